@@ -121,9 +121,9 @@ def main() -> None:
     write_result(
         "collect",
         {
-            "launches_saved_ratio": plan.launches_saved_ratio,
-            "launches": plan.launches,
-            "launches_one_per_config": plan.launches_one_per_config,
+            "launches_saved_ratio": plan["launches_saved_ratio"],
+            "launches": plan["launches"],
+            "launches_one_per_config": plan["launches_one_per_config"],
             "measurements_saved_ratio_at_2pct": figure(
                 "strategies", "measurements_saved_ratio_at_2pct"
             ),

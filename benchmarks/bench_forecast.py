@@ -33,7 +33,7 @@ from dynamiccl.datasets.cells import CELL_COLUMNS, CONFIG_COLUMNS, independent
 from dynamiccl.datasets.rows import config_of, measurements_table
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.forecast.forecast import TABLE, Forecast, Verdict, forecast
+from dynamiccl.evaluate.forecast.forecast import TABLE, Conclusion, Forecast, forecast
 from dynamiccl.evaluate.forecast.gains import Measured
 from dynamiccl.evaluate.forecast.job import job_of
 from dynamiccl.evaluate.forecast.saving import Estimate
@@ -82,7 +82,7 @@ class Judged:
     """One job: forecast and truth, as shares saved."""
 
     kind: str
-    verdict: Verdict
+    verdict: Conclusion
     communication: tuple[Estimate, float]
     step: tuple[Estimate, float] | None
     acts: bool
@@ -91,7 +91,7 @@ class Judged:
     def false_gain(self) -> bool:
         """Whether the forecast is a gain where there is none."""
         told, truth = self.step or self.communication
-        return self.verdict is Verdict.GAIN and truth <= 0.0 < told.low
+        return self.verdict is Conclusion.GAIN and truth <= 0.0 < told.low
 
 
 def holds(pair: tuple[Estimate, float]) -> bool:
@@ -121,14 +121,14 @@ def main() -> None:
         figures[f"forecast_error_{name}_mean"] = float(np.mean(errors))
     every = [each for told in pairs.values() for each in told]
     figures["forecast_coverage"] = float(np.mean([holds(each) for each in every]))
-    for verdict in Verdict:
+    for verdict in Conclusion:
         mine = [j for j in (*sims, *real) if j.verdict is verdict]
         figures[f"forecast_said_{verdict.value.replace('-', '_')}"] = len(mine)
     for name, jobs in (("", sims), ("_measured", real)):
         able = [j for j in jobs if (j.step or j.communication)[1] > WORTH]
         figures[f"forecast_jobs_with_a_gain{name}"] = len(able)
         figures[f"forecast_gains_said{name}"] = (
-            float(np.mean([j.verdict is Verdict.GAIN for j in able])) if able else None
+            float(np.mean([j.verdict is Conclusion.GAIN for j in able])) if able else None
         )
     figures["forecast_false_gains"] = int(sum(j.false_gain for j in (*sims, *real)))
     if TUNING or os.environ.get("VERBOSE"):

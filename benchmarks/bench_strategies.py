@@ -34,13 +34,8 @@ from harness import write_result
 
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.imports import import_files
-from dynamiccl.collect.strategies import Strategy
-from dynamiccl.collect.strategies.adaptive import Adaptive
-from dynamiccl.collect.strategies.belief import current_beliefs
-from dynamiccl.collect.strategies.exhaustive import Exhaustive
-from dynamiccl.collect.strategies.random_share import RandomShare
-from dynamiccl.collect.strategies.strategy import Outcome, group_by_task
-from dynamiccl.collect.sweep import StrategySettings, parse_sweep
+from dynamiccl.collect.strategies import Outcome, Strategy, beliefs, make_strategy, tasks_of
+from dynamiccl.collect.sweep import BudgetSettings, StrategySettings, parse_sweep
 from dynamiccl.datasets.cells import independent, quiet
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.store import read
@@ -100,7 +95,7 @@ class World:
     def table(self, history: Sequence[Outcome]) -> dict[tuple[Setting, int], Config]:
         """The config that the belief would take for each task, ABSTAIN where it is not sure."""
         table = {trial.task: ABSTAIN for trial in self.trials}
-        for belief in current_beliefs(group_by_task(self.trials), history, seed=0):
+        for belief in beliefs(tasks_of(self.trials), history, seed=0):
             if (index := belief.decision(StrategySettings().confidence)) is not None:
                 table[belief.trials[index].task] = belief.trials[index].config
         return table
@@ -126,6 +121,15 @@ class World:
             keys[trial.task, trial.config] = trial.key
         taken = self.table(history)
         return np.array([self.truth[keys[t, c]] / best[t] - 1.0 for t, c in taken.items()])
+
+
+def strategy_of(world: World, kind: str, seed: int = 0, **more: float | None) -> Strategy:
+    """A strategy on a world's trials; `more` is of its settings, or the budget."""
+    file = parse_sweep(SWEEP, where="benchmark").file
+    budget = BudgetSettings.model_validate({"max_measurements": more.pop("budget", None)})
+    chosen = StrategySettings.model_validate({"kind": kind, "seed": seed, **more})
+    update = {"name": "bench", "cycles": CYCLES, "strategy": chosen, "budget": budget}
+    return make_strategy(file.model_copy(update=update), world.trials)
 
 
 def simulated_world() -> World:
@@ -183,11 +187,7 @@ def simulated_figures() -> dict[str, float | int | str]:
     figures["adaptive_chosen"] = len(chosen)
     figures["adaptive_chosen_in_one_round"] = float(np.mean([n == 1 for n, _ in chosen]))
     figures["adaptive_chosen_slower"] = sum(ratio > 1.0 for _, ratio in chosen)
-    strategies = [Exhaustive("bench", world.trials, cycles=CYCLES, seed=s) for s in SEEDS]
-    regrets = [
-        float(world.regret(world.history(one, s)).mean())
-        for s, one in zip(SEEDS, strategies, strict=True)
-    ]
+    regrets = exhaustive_regrets(world)
     figures["exhaustive_regret"], figures["exhaustive_regret_half_ci95"] = interval(regrets)
     figures["abstain_regret"] = float(world.regret(()).mean())
     return figures
@@ -195,9 +195,15 @@ def simulated_figures() -> dict[str, float | int | str]:
 
 def adaptive_history(world: World, seed: int, budget: int | None) -> list[Outcome]:
     """The measurements of an adaptive sweep."""
-    settings = StrategySettings(kind="adaptive", seed=seed)
-    strategy = Adaptive("bench", world.trials, settings, max_measurements=budget)
-    return world.history(strategy, seed)
+    return world.history(strategy_of(world, "adaptive", seed, budget=budget), seed)
+
+
+def exhaustive_regrets(world: World) -> list[float]:
+    """Mean true regret of an exhaustive sweep, by seed."""
+    return [
+        float(world.regret(world.history(strategy_of(world, "exhaustive", seed), seed)).mean())
+        for seed in SEEDS
+    ]
 
 
 def adaptive_run(world: World, seed: int, budget: int | None) -> tuple[int, float]:
@@ -211,14 +217,14 @@ def random_run(world: World, seed: int, budget: int) -> float:
     tasks = len({trial.task for trial in world.trials})
     candidates = len(world.trials) - tasks
     share = (budget / CYCLES - 2 * tasks) / candidates
-    strategy = RandomShare("bench", world.trials, cycles=CYCLES, share=share, seed=seed)
+    strategy = strategy_of(world, "random", seed, share=share)
     return float(world.regret(world.history(strategy, seed)).mean())
 
 
 def slowest_round_s() -> float:
     """The longest `next_picks` of one sweep over the simulated grid, in seconds."""
     world = simulated_world()
-    strategy = Adaptive("bench", world.trials, StrategySettings(kind="adaptive"))
+    strategy = strategy_of(world, "adaptive")
     slowest = 0.0
 
     class Timed:
@@ -295,14 +301,7 @@ def replayed_figures(folder: Path) -> dict[str, float | int | str]:
     tasks = len({trial.task for trial in world.trials})
     full = CYCLES * (len(world.trials) + tasks)
     runs = [adaptive_run(world, seed, None) for seed in SEEDS]
-    exhaustive = [
-        float(
-            world.regret(
-                world.history(Exhaustive("bench", world.trials, cycles=CYCLES, seed=s), s)
-            ).mean()
-        )
-        for s in SEEDS
-    ]
+    exhaustive = exhaustive_regrets(world)
     mean, half = interval([regret for _, regret in runs])
     return {
         "replay_files": len(files),

@@ -151,15 +151,14 @@ def figures(data: Path = DATA) -> dict[str, float | int | str | None]:
     found: dict[str, float | int | str | None] = {}
     for fit in fits(data):
         name = _key(fit.file.name)
-        errors = fitting.errors_of(fitting.large(fit))
-        if not errors["cells"]:
-            continue
+        said = fitting.to_json(fit)
+        errors = said["held_out_above_1mib"]
         found[f"fit_median_error_{name}"] = errors["median"]
         found[f"fit_p90_error_{name}"] = errors["p90"]
         found[f"repeat_noise_{name}"] = errors["noise"]
         found[f"fit_held_out_cells_{name}"] = errors["cells"]
-        found[f"fit_reaches_bar_{name}"] = int(not fitting.misses(fit))
-        for size, part in fitting.grouped(fit)["by_size"].items():
+        found[f"fit_reaches_bar_{name}"] = int(not said["misses"])
+        for size, part in said["by_size"].items():
             found[f"fit_median_error_{name}_{_key(size)}"] = part["median"]
             found[f"fit_p90_error_{name}_{_key(size)}"] = part["p90"]
     for name, errors in unseen(data):
@@ -189,13 +188,11 @@ def main() -> None:
     """Fit, judge, print."""
     console, table, details = Console(), _table(), []
     for fit in fits():
-        errors = fitting.errors_of(fitting.large(fit))
-        if not errors["cells"]:
-            continue
-        missed = fitting.misses(fit)
+        said = fitting.to_json(fit)
+        errors, missed = said["held_out_above_1mib"], said["misses"]
         bar = "missed" if missed else "reached"
         table.add_row(*_row(f"{fit.file.name}, held out, above 1 MiB", errors, bar))
-        for size, part in fitting.grouped(fit)["by_size"].items():
+        for size, part in said["by_size"].items():
             table.add_row(*_row(f"  {size}", part))
         details += [f"{fit.file.name}: {line}" for line in missed]
     for name, errors in unseen():

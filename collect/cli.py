@@ -3,38 +3,32 @@
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Column, Table
+from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.checks import exit_code, render
 from dynamiccl.collect import compare as comparing
 from dynamiccl.collect import describe as describing
 from dynamiccl.collect import fit_simulator as fitting
-from dynamiccl.collect.doctor.context import context_of
-from dynamiccl.collect.doctor.examine import run_checks
-from dynamiccl.collect.doctor.inside import check_inside
+from dynamiccl.collect.checks import ANY_SWEEP, Needs, check_inside, sweep_checks
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
-from dynamiccl.collect.plan import make_plan, shapes_command, show_plan
-from dynamiccl.collect.run import RunSummary
+from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
 from dynamiccl.collect.start import (
     RUNNERS,
     RunOptions,
-    Submission,
     launcher_of,
     start_sweep,
     submit_sweep,
 )
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
-from dynamiccl.machine import ThisMachine
+from dynamiccl.doctor import Machine, report, run_checks
 from dynamiccl.simulator import options as simulating
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
@@ -43,13 +37,12 @@ from dynamiccl.simulator.systems import PARAMETRIC, find_system
 from dynamiccl.simulator.workloads import make_workload
 
 app = typer.Typer(
-    help="Sweep nccl-tests over NCCL's configs, or import measurements.",
-    **cli.APPLICATION,
+    help="Sweep nccl-tests over NCCL's configs, or import measurements.", **cli.APPLICATION
 )
 _stderr = Console(stderr=True)
 _stdout = Console()
-#: Columns of a table that is no terminal's; exit code where something surely got slower.
-_WIDTH, _SLOWER = 100, 1
+#: Exit code where something surely got slower.
+_SLOWER = 1
 
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
@@ -60,6 +53,12 @@ _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The swee
 def main() -> None:
     """Entry point of `dynamiccl-collect`."""
     cli.run(partial(app, standalone_mode=False))
+
+
+def _print(*lines: str, console: Console = _stdout) -> None:
+    """Lines as they are, however long."""
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command("plan")
@@ -73,9 +72,9 @@ def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
     with _stderr.status("planning"):
         plan = make_plan(load_sweep(sweep_file))
     if as_json:
-        cli.print_json(plan.to_json())
+        cli.print_json(plan)
     else:
-        show_plan(plan, _stdout)
+        _print(*plan_lines(plan))
 
 
 @app.command("run")
@@ -83,10 +82,7 @@ def run_command(
     sweep_file: _SweepFile,
     out: _Out,
     runner: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNERS)}.")] = "nccl-tests",
-    launcher: Annotated[
-        str | None,
-        typer.Option(help=f"One of {', '.join(LAUNCHERS)}; default: the sweep file's."),
-    ] = None,
+    launcher: Annotated[str | None, typer.Option(help=f"One of {', '.join(LAUNCHERS)}.")] = None,
     nccl_tests_dir: Annotated[
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
     ] = None,
@@ -131,46 +127,31 @@ def run_command(
         batch_script=batch_script,
     )
     if find_launcher(launcher_of(sweep.file, launcher).kind).is_batch:
-        _show_submission(submit_sweep(sweep, options), as_json=as_json)
+        submitted = submit_sweep(sweep, options)
+        job = f"job {submitted.job}: {submitted.state}" if submitted.job else submitted.state
+        if as_json:
+            cli.print_json({**asdict(submitted), "script": str(submitted.script)})
+            return
+        _print(
+            f"{job}; {submitted.trials_done} of {submitted.trials} trials done in "
+            f"{submitted.launches_done} launches; the same command shows progress, "
+            f"{submitted.script.with_suffix('')}-*.out is its log"
+        )
         return
     summary = start_sweep(sweep, options, console=_stderr)
-    _show_run(summary, out, as_json=as_json)
+    if as_json:
+        cli.print_json({**asdict(summary), "out": str(out)})
+    else:
+        by_status = ", ".join(f"{count} {name}" for name, count in summary.rows_by_status.items())
+        endings = {"budget": "the budget is spent", "interrupted": "stopped; go on with --resume"}
+        _print(
+            f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} "
+            f"trials in {summary.launches_run} launches; {summary.launches_skipped} were there "
+            f"already; {endings.get(summary.ended, summary.ended)} -> {out}"
+        )
     if summary.ended == "interrupted":
         # A script's next step needs a complete sweep.
         raise typer.Exit(cli.INTERRUPTED)
-
-
-def _show_run(summary: RunSummary, out: Path, *, as_json: bool) -> None:
-    if as_json:
-        cli.print_json({**asdict(summary), "out": str(out)})
-        return
-    by_status = ", ".join(f"{count} {name}" for name, count in summary.rows_by_status.items())
-    endings = {
-        "done": "done",
-        "budget": "the budget is spent",
-        "interrupted": "stopped; go on with --resume",
-    }
-    _stdout.print(
-        f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} trials in "
-        f"{summary.launches_run} launches; {summary.launches_skipped} were there already; "
-        f"{endings[summary.ended]} -> {out}",
-        soft_wrap=True,
-        highlight=False,
-    )
-
-
-def _show_submission(found: Submission, *, as_json: bool) -> None:
-    if as_json:
-        cli.print_json({**asdict(found), "script": str(found.script)})
-        return
-    job = f"job {found.job}: {found.state}" if found.job else found.state
-    _stdout.print(
-        f"{job}; {found.trials_done} of {found.trials} trials done in {found.launches_done} "
-        f"launches; the same command shows progress, {found.script.with_suffix('')}-*.out is its "
-        "log",
-        soft_wrap=True,
-        highlight=False,
-    )
 
 
 @app.command("doctor")
@@ -192,16 +173,12 @@ def doctor_command(
 
     Example: dynamiccl-collect doctor examples/slurm_h100.toml --nccl-tests-dir nccl-tests/build
     """
-    file = None if sweep_file is None else load_sweep(sweep_file).file
-    context = context_of(file, nccl_tests_dir=nccl_tests_dir, out=out, inside=inside)
-    checks = run_checks(ThisMachine(), context)
-    if file is not None and sweep_file is not None and file.launcher.container and not inside:
-        checks += check_inside(sweep_file, file.launcher, nccl_tests_dir)
-    if as_json:
-        cli.print_json([asdict(check) for check in checks])
-    else:
-        _stdout.print(render(checks), soft_wrap=True, highlight=False, markup=False)
-    raise typer.Exit(exit_code(checks))
+    sweep = ANY_SWEEP if sweep_file is None else load_sweep(sweep_file).file
+    needs = Needs(sweep=sweep, nccl_tests_dir=nccl_tests_dir, out=out, inside=inside)
+    checks = run_checks(Machine(), sweep_checks(needs))
+    if sweep_file is not None and needs.is_outside:
+        checks += check_inside(sweep_file, needs)
+    raise typer.Exit(report(checks, as_json=as_json))
 
 
 app.command("import")(import_command)
@@ -232,11 +209,10 @@ def jobs_command(
 
     Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
     """
+    kinds = workload or simulating.DEFAULT_WORKLOADS
     order = RecordSettings(
         system=find_system(system),
-        workload=make_workload(
-            workload or simulating.DEFAULT_WORKLOADS, Group(nodes, ranks_per_node)
-        ),
+        workload=make_workload(kinds, Group(nodes, ranks_per_node)),
         scenario=find_scenario(scenario),
         exploration=Exploration(explore, hold),
         jobs=jobs,
@@ -250,7 +226,7 @@ def jobs_command(
     if as_json:
         cli.print_json({"calls": jobs * calls, "parts": [str(path) for path in parts]})
         return
-    _stdout.print(f"{jobs * calls} calls of {jobs} jobs -> {out}", soft_wrap=True, highlight=False)
+    _print(f"{jobs * calls} calls of {jobs} jobs -> {out}")
 
 
 @app.command("describe")
@@ -270,21 +246,15 @@ def describe_command(
     calls, logged = describing.describe_calls(directory), describing.describe_logged(directory)
     has_rows = describing.has_measurements(directory, [*calls, *logged])
     summaries = describing.describe(directory) if has_rows else []
-    drawn = (
-        []
-        if plots is None or not summaries
-        else describing.plot_systems(store.read(directory), plots)
-    )
+    drawn: list[Path] = []
+    if plots is not None and summaries:
+        drawn = describing.plot_systems(store.read(directory), plots)
     if as_json:
-        documents = describing.to_json(summaries, calls)
-        cli.print_json(
-            documents
-            if plots is None
-            else {"systems": documents, "plots": [str(path) for path in drawn]}
-        )
+        found = describing.to_json(summaries, calls)
+        with_plots = {"systems": found, "plots": [str(path) for path in drawn]}
+        cli.print_json(found if plots is None else with_plots)
         return
-    for path in drawn:
-        _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
+    _print(*(f"drawn: {path}" for path in drawn), console=_stderr)
     for summary in summaries:
         mark = " (simulated)" if summary["simulated"] else ""
         table = Table(title=f"{summary['system']}{mark}", show_header=False, title_justify="left")
@@ -293,8 +263,7 @@ def describe_command(
         for name, value in describing.lines(summary):
             table.add_row(name, value)
         _stdout.print(table)
-    for line in (*map(describing.calls_line, calls), *logged):
-        _stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+    _print(*map(describing.calls_line, calls), *logged)
 
 
 @app.command("compare")
@@ -319,20 +288,10 @@ def compare_command(
     if as_json:
         cli.print_json({"old": str(old), "new": str(new), **found})
     else:
-        _show_comparison(found)
+        for change in found["changes"]:
+            _print("  ".join(comparing.row(change)))
+        _print(*comparing.sentences(found))
     raise typer.Exit(_SLOWER if found["is_slower"] else 0)
-
-
-def _show_comparison(found: dict[str, Any]) -> None:
-    console = _stdout if _stdout.is_terminal else Console(width=max(_stdout.width, _WIDTH))
-    whole = [Column(name, no_wrap=True) for name in ("sizes", "change")]
-    table = Table("collective", "config", *whole, "what", box=SIMPLE_HEAD, pad_edge=False)
-    for change in found["changes"]:
-        table.add_row(*comparing.row(change))
-    if found["changes"]:
-        console.print(table)
-    for line in comparing.sentences(found):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 app.command("shapes")(shapes_command)
@@ -341,25 +300,16 @@ app.command("shapes")(shapes_command)
 @app.command("fit-simulator")
 def fit_command(
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="A data directory.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="SYSTEM.toml", help="System file to write.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="SYSTEM.toml", help="System file to write.")],
     base: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE",
-            help=f"Description to start from: {', '.join(PARAMETRIC)}, or a system file.",
-        ),
+        str, typer.Option(help=f"Where to start: {', '.join(PARAMETRIC)}, or a system file.")
     ],
     system: Annotated[
         list[str] | None,
-        typer.Option(help="System of the data, where the description names none; repeatable."),
+        typer.Option(help="System of the data, where base names none; repeatable."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the fitted system; default: the base's.")
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw the held-out errors into DIR.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
@@ -371,24 +321,13 @@ def fit_command(
 
     Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
     """
-    with _stderr.status("reading") as status:
-        fit = fitting.fit_to_file(
-            data,
-            out,
-            base=base,
-            systems=system or (),
-            name=name,
-            progress=status.update,
-        )
-    drawn = [] if plots is None else [fitting.plot_errors(fit, plots)]
+    with _stderr.status("fitting"):
+        fit = fitting.fit_to_file(data, out, base=base, systems=system or (), name=name)
     if as_json:
-        document = {**fitting.to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
-        cli.print_json(document)
+        cli.print_json({**fitting.to_json(fit), "out": str(out)})
         return
-    for path in drawn:
-        _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
     fitting.show(fit, _stdout)
-    _stdout.print(f"{fit.file.name} -> {out}", soft_wrap=True, highlight=False)
+    _print(f"{fit.file.name} -> {out}")
 
 
 if __name__ == "__main__":

@@ -1,28 +1,45 @@
-"""Starts interference beside a launch, waits until it is under way, and ends it afterwards.
+"""Interference beside a launch: starts it on the nodes, waits until it is under way, ends it.
 
-`cpu` and `gemm` are a program of ours on each node (stress.py). `traffic` is an endless second
-nccl-tests on GPUs that the trial leaves free; its level is the share of 32 channels that it may use
-(NCCL_MAX_CTAS): with Ring, bandwidth at large sizes grows about linearly with them. Measured on
-eight B300 at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca): 29, 59, 117, 231, 427 and 625 GB/s with 1,
-2, 4, 8, 16 and 32 channels. It has GPUs, ranks and a communicator of its own, and meets the trial
-on NVSwitch, PCIe and NICs only. The launcher starts it, like a trial, but in the user's environment
-without our tuner.
+    python -m dynamiccl.collect.disturb cpu --level 0.5
+    python -m dynamiccl.collect.disturb gemm --level 0.5
+
+are two kinds, on the node where they run: busy for `level` of the time, in stretches of about
+10 ms. They print `ready` when all are busy, and end as sampler.Ending says.
+
+`cpu`: busy processes on `level` x the cores that it may use, so the launcher must not bind it to a
+few of them (`srun --cpu-bind=none`): one on each of so many cores, and for a fraction of a core one
+that rests in between.
+
+`gemm`: square matrix products on all GPUs that CUDA shows, by torch. Collectives slow down beside
+compute by other amounts for other configs, so that the best one alone need not be the best one in
+training (AutoCCL, NSDI'25; Lagom, arXiv 2602.20656).
+
+`traffic` is an endless second nccl-tests on GPUs that the trial leaves free; its level is the share
+of 32 channels that it may use (NCCL_MAX_CTAS): with Ring, bandwidth at large sizes grows about
+linearly with them. Measured on eight B300 at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca): 29, 59, 117,
+231, 427 and 625 GB/s with 1, 2, 4, 8, 16 and 32 channels. It meets the trial on NVSwitch, PCIe and
+NICs only, and runs in the user's environment without our tuner.
 """
 
+import argparse
+import ctypes
+import multiprocessing
+import os
+import platform
 import re
-import subprocess
+import signal
 import sys
-import threading
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
-from dynamiccl.collect.ending import HELLO
+from dynamiccl import cli
 from dynamiccl.collect.grid import REAL, Setting
-from dynamiccl.collect.nodes import Nodes
+from dynamiccl.collect.nodes import Companion, Nodes
+from dynamiccl.collect.sampler import Ending
 from dynamiccl.datasets.schema import QUIET
-from dynamiccl.errors import InvalidSweep, MachineError, UnknownName, UserError
+from dynamiccl.errors import InvalidSweep, MachineError, UnknownName
 
 #: Importing torch from a slow disk takes a minute, and so does NCCL's start on many nodes.
 READY_S: Final = 300.0
@@ -34,8 +51,38 @@ _ROW: Final = re.compile(r"^(?!\s*#).*?(?:^|[>:\]\s])\d+\s+\d+\s+[a-z]\w*\s+\w+\
 _ALL_CHANNELS: Final = 32
 #: Large enough that bandwidth, not latency, is what is taken away.
 _SIZE: Final = "64M"
-_KEPT_LINES: Final = 20
-_END_S: Final = 10.0
+#: Length of a busy stretch, in seconds: shorter than a launch, longer than the clock's grain.
+BUSY_S: Final = 0.01
+#: PR_SET_PDEATHSIG (linux/prctl.h).
+_SET_DEATH_SIGNAL: Final = 1
+#: Edge of the matrices: 8192 fills an H100 for about 2 ms (1.1 TFLOP); a CPU gets less to do.
+_EDGE: Final = {"cuda": 8192, "cpu": 256}
+
+
+class Disturbance:
+    """A running interference process, or none."""
+
+    def __init__(self, kind: str) -> None:
+        """Begin with none."""
+        self.kind = kind
+        self.program: Companion | None = None
+        self.num_ready = 0
+
+    @property
+    def lost(self) -> str | None:
+        """Why it ended before it was told to; None while it runs.
+
+        Ask after a trial: what was measured after it ended was measured without interference.
+        """
+        if self.program is None or (status := self.program.process.poll()) is None:
+            return None
+        said = self.program.last_words or "none"
+        return f"interference '{self.kind}' ended with status {status}; its last output: {said}"
+
+    def hear(self, line: str) -> None:
+        """Count the processes that are under way."""
+        form = _ROW if self.kind == "traffic" else _READY
+        self.num_ready += form.search(line) is not None
 
 
 class Disturber:
@@ -47,52 +94,49 @@ class Disturber:
         self._num_gpus = num_gpus
 
     @contextmanager
-    def disturb(self, setting: Setting, program: str) -> Iterator["Disturbance"]:
+    def disturb(self, setting: Setting, program: str) -> Iterator[Disturbance]:
         """Disturb what runs inside the `with`; nothing for a setting that runs alone.
 
         `program` is the path of the benchmark that traffic comes from, which is the launch's own.
 
         Raises MachineError when it does not get under way within READY_S, UnknownName for a kind
-        that is no process, UserError for a level that is no share, InvalidSweep where traffic has
-        no GPU. When it ends too early nothing is raised: ask `Disturbance.lost`.
+        that is no process, InvalidSweep where traffic has no GPU. When it ends too early nothing is
+        raised: ask `Disturbance.lost`.
         """
-        beside = setting.interference
-        if beside.kind == QUIET:
-            yield Disturbance(beside.kind)
+        found = Disturbance(setting.interference.kind)
+        if found.kind == QUIET:
+            yield found
             return
         argv, ranks = self._argv(setting, program)
-        process = self._nodes.start(argv, setting.hosts, ranks_per_node=ranks)
-        try:
-            disturbance = Disturbance(beside.kind, process)
-        except BaseException:
-            self._nodes.end(process)
-            raise
+        started = self._nodes.start(argv, setting.hosts, found.hear, ranks_per_node=ranks)
+        found.program = started
         try:
             # Traffic prints for all its ranks together.
-            count = 1 if beside.kind == "traffic" else setting.hosts
-            disturbance.await_ready(count, READY_S)
-            yield disturbance
+            count = 1 if found.kind == "traffic" else setting.hosts
+            if not started.wait_for(lambda: found.num_ready >= count, READY_S):
+                raise MachineError(
+                    found.lost
+                    or f"interference '{found.kind}' was not ready after {READY_S:g} s "
+                    f"({found.num_ready} of {count} processes were); its last output: "
+                    f"{started.last_words or 'none'}"
+                )
+            yield found
         finally:
-            self._nodes.end(process)
-            disturbance.close()
+            started.end()
 
     def _argv(self, setting: Setting, program: str) -> tuple[list[str], int]:
         """What disturbs, and its ranks on each node."""
         kind, level = setting.interference.kind, setting.interference.level
         if kind not in REAL:
             raise UnknownName("interference", kind, REAL, where="a sweep of real processes")
-        if not 0 < level <= 1:
-            raise UserError(
-                f"the level of '{kind}' is {level:g}; give a share above 0 and at most 1"
-            )
         if kind != "traffic":
-            stress = ("-m", "dynamiccl.collect.stress", kind, "--level", f"{level:g}")
-            return [sys.executable, *stress], 1
+            words = ("-m", "dynamiccl.collect.disturb", kind, "--level", f"{level:g}")
+            return [sys.executable, *words], 1
         used = setting.ranks_per_host
         if self._num_gpus is None:
             raise MachineError(
                 "interference 'traffic' runs on the GPUs that a trial leaves free, and nobody "
-                "knows how many the nodes have: is the NVIDIA driver there (nvidia-smi)?"
+                "knows how many the nodes have: does NVML answer there (dynamiccl-collect doctor)?"
             )
         spare = self._num_gpus - used
         if spare < 1:
@@ -101,91 +145,133 @@ class Disturber:
                 f"ranks per node use all {self._num_gpus}; take groups with fewer ranks_per_node"
             )
         ranks, gpus = (1, spare) if self._nodes.one_process else (spare, 1)
-        return traffic_argv(program, level, first_device=used, gpus_per_process=gpus), ranks
+        channels = max(1, round(level * _ALL_CHANNELS))
+        # `-N 0` never ends; `-c 0` since checking would pause the traffic.
+        return [
+            *("env", "-u", "NCCL_MIN_CTAS", f"NCCL_MAX_CTAS={channels}"),
+            *(f"NCCL_TESTS_DEVICE={used}", program, "-b", _SIZE, "-e", _SIZE, "-g", str(gpus)),
+            *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
+        ], ranks
 
 
-def traffic_argv(
-    program: str, level: float, *, first_device: int, gpus_per_process: int
-) -> list[str]:
-    """Argument vector of the traffic (pure); it is under way with its first result row.
+# --- The programs ---
 
-    `-N 0` never ends; `-c 0` since checking would pause the traffic.
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Keep cores or GPUs busy until SIGTERM; raises MachineError where that cannot be."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("kind", choices=("cpu", "gemm"))
+    parser.add_argument("--level", type=float, required=True, help="share of cores or time, 0..1")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of gemm")
+    options = parser.parse_args(arguments)
+    if not 0 < options.level <= 1:
+        parser.error(f"--level is {options.level:g}; give a share above 0 and at most 1")
+    if options.kind == "cpu":
+        _stress_cores(options.level)
+    else:
+        _stress_gpus(options.level, options.device)
+
+
+def repeat(work: Callable[[], object], level: float, rest: Callable[[float], object]) -> None:
+    """Alternate `work` and `rest(seconds)`, busy for `level` of the time, until a rest is True."""
+    while True:
+        began = time.perf_counter()
+        work()
+        if rest((time.perf_counter() - began) * (1.0 / level - 1.0)):
+            return
+
+
+def shares(level: float, cores: int) -> tuple[float, ...]:
+    """The share of a core that each process takes: whole ones, then at most one part.
+
+    >>> shares(0.75, 2)
+    (1.0, 0.5)
     """
-    channels = max(1, round(level * _ALL_CHANNELS))
-    return [
-        *("env", "-u", "NCCL_MIN_CTAS", f"NCCL_MAX_CTAS={channels}"),
-        f"NCCL_TESTS_DEVICE={first_device}",
-        program,
-        *("-b", _SIZE, "-e", _SIZE, "-g", str(gpus_per_process)),
-        *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
-    ]
+    wanted = level * cores
+    whole = int(wanted + 1e-9)
+    part = wanted - whole
+    return (1.0,) * whole + ((part,) if part > 1e-9 else ())
 
 
-class Disturbance:
-    """A running interference process, or none."""
+def _stress_cores(level: float) -> None:
+    ending, fork = Ending(), multiprocessing.get_context("fork")
+    parts = shares(level, len(os.sched_getaffinity(0)))
+    workers = [fork.Process(target=_work, args=(part, os.getpid()), daemon=True) for part in parts]
+    try:
+        for worker in workers:
+            worker.start()
+        print("ready", flush=True)  # noqa: T201 - for whoever started it
+        while not ending.wait(1.0):
+            pass
+    finally:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.kill()
+                worker.join()
 
-    def __init__(self, kind: str, process: subprocess.Popen[bytes] | None = None) -> None:
-        """Take the process; its output is read from now on, so that it never blocks on a pipe."""
-        self.kind = kind
-        self._process = process
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._ready_line = _ROW if kind == "traffic" else _READY
-        self._ready = 0
-        self._heard = threading.Condition()
-        self._mute = False
-        self._reader: threading.Thread | None = None
-        if process is not None:
-            self._reader = threading.Thread(target=self._read, args=(process,), daemon=True)
-            self._reader.start()
-            assert process.stdin is not None
-            # So that it ends when we do. One that has ended already does not get ready.
-            with suppress(BrokenPipeError):
-                process.stdin.write(HELLO)
-                process.stdin.flush()
 
-    @property
-    def lost(self) -> str | None:
-        """Why it ended before it was told to; None while it runs.
+def _work(share: float, parent: int) -> None:
+    """Busy loop of one process; never returns, ends with its parent."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() == parent:  # else it was gone before we could say so
+        repeat(_spin, share, _rest)
 
-        Ask after a trial: what was measured after it ended was measured without interference.
-        """
-        if self._process is None or (status := self._process.poll()) is None:
-            return None
-        return f"interference '{self.kind}' ended with status {status}; {self._last_words()}"
 
-    def close(self) -> None:
-        """Read what a process that has ended left in its pipe."""
-        if self._reader is not None:
-            # A process that it left behind may hold the pipe open: then the thread stays with it.
-            self._reader.join(timeout=_END_S)
+def _rest(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
 
-    def await_ready(self, count: int, timeout_s: float) -> None:
-        """Return when `count` processes said that they are under way; raises MachineError."""
-        with self._heard:
-            self._heard.wait_for(lambda: self._ready >= count or self._mute, timeout_s)
-            if self._ready >= count:
-                return
-        if self._process is not None and self._mute:
-            # It closed its output: it is ending, and its status says why.
-            self._process.wait(timeout=_END_S)
+
+def _spin() -> None:
+    until = time.thread_time() + BUSY_S
+    while time.thread_time() < until:
+        pass
+
+
+def _stress_gpus(level: float, kind: str) -> None:
+    try:
+        import torch
+    except ImportError as error:
         raise MachineError(
-            self.lost
-            or f"interference '{self.kind}' was not ready after {timeout_s:g} s ({self._ready} of "
-            f"{count} processes were); {self._last_words()}"
+            "interference 'gemm' needs torch on every node; pip install 'dynamiccl[train]'"
+        ) from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise MachineError(
+            f"interference 'gemm' finds no CUDA device on {platform.node()} (torch "
+            f"{torch.__version__}); it needs a GPU, a driver and a torch built for CUDA"
         )
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    dtype = torch.bfloat16 if kind == "cuda" else torch.float32
+    edge = _EDGE[kind]
 
-    def _last_words(self) -> str:
-        return f"its last output: {' | '.join(self._lines) or 'none'}"
+    def multiply(times: int) -> None:
+        for _ in range(times):
+            for a, b, out in matrices:
+                torch.mm(a, b, out=out)
+        for gpu in range(count if kind == "cuda" else 0):
+            torch.cuda.synchronize(gpu)
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        with process.stdout as lines:
-            for raw in lines:
-                line = raw.decode(errors="replace").rstrip()
-                with self._heard:
-                    self._lines.append(line)
-                    self._ready += self._ready_line.search(line) is not None
-                    self._heard.notify_all()
-        with self._heard:
-            self._mute = True
-            self._heard.notify_all()
+    ending = Ending()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            devices = [torch.device(kind, index) for index in range(count)]
+            matrices = [
+                [torch.ones((edge, edge), dtype=dtype, device=device) for _ in range(3)]
+                for device in devices
+            ]
+            multiply(1)  # loads the kernels
+            began = time.perf_counter()
+            multiply(1)
+            batch = max(1, round(BUSY_S / (time.perf_counter() - began)))
+            multiply(batch)
+            print("ready", flush=True)  # noqa: T201 - for whoever started it
+            repeat(lambda: multiply(batch), level, ending.wait)
+    except RuntimeError as error:  # CUDA out of memory, a lost GPU
+        raise MachineError(f"interference 'gemm' on {platform.node()}: {error}") from error
+
+
+if __name__ == "__main__":
+    cli.run(main)

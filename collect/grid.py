@@ -1,79 +1,58 @@
 """The grid of a sweep: its sizes, the communicators of a launch, and its points, the trials (pure).
 
-nccl-tests walks sizes from `-b` to `-e` by a factor (`-f`) or a step; any other list of sizes needs
-more processes. So the ladder's sizes within an octave are sixteenths of a power of two, which
-double exactly, and `walks` cuts any list into as few walks as it can.
+nccl-tests walks sizes from `-b` to `-e` by a factor (`-f`); any other list of sizes needs more
+processes. So the ladder's sizes within an octave are sixteenths of a power of two, which double
+exactly, and `walks` cuts any list into as few walks as it can.
 """
 
 import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations_with_replacement
 from typing import Final, Self
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
-from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
+from dynamiccl.nccl import Collective, Config
 from dynamiccl.sizes import MAX_SIZE_BITS
 
-#: Kinds of interference that are real processes (disturb.py).
+#: Kinds of interference: real processes (disturb.py), and the simulator's own, whose level is a
+#: slowdown and not a share.
 REAL: Final = ("cpu", "gemm", "traffic")
-#: Kinds of the simulator: their level is a slowdown, not a share.
 SIMULATED: Final = ("congestion",)
-KINDS: Final = (QUIET, *REAL, *SIMULATED)
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNITS: Final = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10, "": 1}
 #: Sixteenths of a power of two that lie in each quarter-octave bin (`dynamiccl.sizes`).
 _SIXTEENTHS: Final = {1: (16,), 2: (16, 23), 4: (16, 19, 23, 27)}
-#: Factors by which a walk may pass sizes that nobody wants.
-_CLOSING_FACTORS: Final = (2, 4)
 #: nccl-tests rounds the share of each rank down to so many bytes (`src/all_gather.cu`, v2.19.6).
 RANK_GRAIN_BYTES: Final = 16
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter, Collective.AlltoAll})
 #: Bytes of one element, by nccl-tests' spelling (`-d`).
-DATATYPE_BYTES: Final = (
-    {"int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
-    | {"half": 2, "float": 4, "double": 8, "bfloat16": 2}
-    | {"f8e4m3": 1, "f8e5m2": 1}
-)
-_OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
+DATATYPE_BYTES: Final = {
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+} | {"half": 2, "float": 4, "double": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1}
+#: What makes the colour of a process out of its number.
+_SPLITS: Final[Mapping[str, Callable[[int, int], int]]] = {
     "AND": operator.and_,
     "OR": operator.or_,
     "MOD": operator.mod,
     "DIV": operator.floordiv,
 }
-_SYMBOLS: Final = {"&": "AND", "|": "OR", "%": "MOD", "/": "DIV"}
-_SPLIT: Final = re.compile(
-    r"\s*(AND|OR|MOD|DIV|[&|%/])\s*(0x[0-9a-f]+|0b[01]+|0|[1-9]\d*)\s*", re.I
-)
-#: A colour is an `int` of C.
-_MOST_COLOUR: Final = (1 << 31) - 1
+_SPLIT: Final = re.compile(r"(AND|OR|MOD|DIV) (0x[0-9a-f]{1,7}|0|[1-9]\d{0,8})")
 
 
 def parse_size(value: object) -> int:
-    """Read a byte count: an integer, or text with a binary K, M, G or T as nccl-tests takes it.
-
-    >>> parse_size("64K"), parse_size(12)
-    (65536, 12)
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
+    """Read a byte count: an integer, or text with a binary K, M, G or T as nccl-tests takes it."""
     match = _SIZE.fullmatch(str(value).strip())
     if not match or int(match[1]) == 0:
         raise ValueError(f"'{value}' is no size; write 4096, '64K', '16M' or '1G'")
-    return int(match[1]) * _UNITS[match[2].upper()]
-
-
-def size_text(size_bytes: int) -> str | int:
-    """A byte count as a sweep file writes it, with a unit where it is whole units.
-
-    >>> size_text(4096), size_text(1000)
-    ('4K', 1000)
-    """
-    unit = next(u for u, factor in _UNITS.items() if not size_bytes % factor)
-    return f"{size_bytes // _UNITS[unit]}{unit}" if unit and size_bytes else size_bytes
+    return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
 
 
 def octave_ladder(low_bytes: int, high_bytes: int, steps_per_octave: int) -> tuple[int, ...]:
@@ -90,26 +69,19 @@ def octave_ladder(low_bytes: int, high_bytes: int, steps_per_octave: int) -> tup
         for exponent in range(MAX_SIZE_BITS)
         for first in _SIXTEENTHS[steps_per_octave]
     )
-    return tuple(
-        sixteenth // 16
-        for sixteenth in sixteenths
-        if sixteenth % (16 * RANK_GRAIN_BYTES) == 0 and low_bytes <= sixteenth // 16 <= high_bytes
-    )
+    sizes = (s // 16 for s in sixteenths if s % (16 * RANK_GRAIN_BYTES) == 0)
+    return tuple(size for size in sizes if low_bytes <= size <= high_bytes)
 
 
 def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ...]:
-    """Sizes as `-b low -e high -f factor` walks them.
-
-    >>> factor_ladder(1000, 9000, 3)
-    (1000, 3000, 9000)
-    """
+    """Sizes as `-b low -e high -f factor` walks them."""
     sizes = [low_bytes]
     while sizes[-1] * factor <= high_bytes:
         sizes.append(sizes[-1] * factor)
     return tuple(sizes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Chain:
     """Sizes that one nccl-tests process walks: each `factor` times the one before."""
 
@@ -123,12 +95,8 @@ class Chain:
         return (*walk, "-f", str(self.factor)) if len(self.sizes) > 1 else walk
 
 
-def chains(sizes: Iterable[int]) -> tuple[Chain, ...]:
-    """Cut sizes into walks by a factor, each time the longest that is left.
-
-    >>> [chain.sizes for chain in chains([4, 8, 16, 12, 24, 100])]
-    [(4, 8, 16), (12, 24), (100,)]
-    """
+def chains(sizes: Iterable[int]) -> list[Chain]:
+    """Cut sizes into walks by a factor, each time the longest that is left."""
     left = set(sizes)
     cut: list[Chain] = []
     while left:
@@ -143,37 +111,34 @@ def chains(sizes: Iterable[int]) -> tuple[Chain, ...]:
                 longest = Chain(tuple(walk), factor)
         cut.append(longest)
         left -= {*longest.sizes}
-    return tuple(sorted(cut, key=lambda chain: chain.sizes))
+    return sorted(cut)
 
 
-def walks(sizes: Iterable[int]) -> tuple[Chain, ...]:
+def walks(sizes: Iterable[int]) -> list[Chain]:
     """Cut sizes into walks, gaps filled where that saves processes: a start costs more than a gap.
 
-    A strategy that has settled some sizes leaves gaps. They are walked over, at most as many as
-    there are sizes wanted.
+    A strategy that has settled some sizes leaves gaps. They are walked over by a factor of 2 or 4,
+    at most as many as there are sizes wanted.
 
     >>> [walk.sizes for walk in walks([4, 16, 32])]
     [(4, 8, 16, 32)]
     """
     wanted = sorted(set(sizes))
-    cuts = [chains(wanted), *(_closed(wanted, factor) for factor in _CLOSING_FACTORS)]
+    cuts = [chains(wanted)]
+    for factor in (2, 4):
+        families: dict[int, list[int]] = defaultdict(list)
+        for size in wanted:
+            root = size
+            while root % factor == 0:
+                root //= factor
+            families[root].append(size)
+        cut: list[Chain] = []
+        for members in families.values():
+            whole = factor_ladder(members[0], members[-1], factor)
+            fits = len(whole) <= 2 * len(members)
+            cut += [Chain(whole, factor)] if fits else chains(members)
+        cuts.append(sorted(cut))
     return min(cuts, key=lambda cut: (len(cut), sum(len(chain.sizes) for chain in cut)))
-
-
-def _closed(sizes: Sequence[int], factor: int) -> tuple[Chain, ...]:
-    """Walks by `factor` through all sizes that it connects."""
-    families: dict[int, list[int]] = defaultdict(list)
-    for size in sizes:
-        root = size
-        while root % factor == 0:
-            root //= factor
-        families[root].append(size)
-    cut: list[Chain] = []
-    for members in families.values():
-        whole = factor_ladder(members[0], members[-1], factor)
-        fits = len(whole) <= 2 * len(members)
-        cut += [Chain(whole, factor)] if fits else chains(members)
-    return tuple(sorted(cut, key=lambda chain: chain.sizes))
 
 
 def benchmark_bytes(collective: Collective, size_bytes: int, ranks: int, datatype: str) -> int:
@@ -181,9 +146,6 @@ def benchmark_bytes(collective: Collective, size_bytes: int, ranks: int, datatyp
 
     `src/all_gather.cu`, `src/all_reduce.cu` at nccl-tests v2.19.6: the share of one rank is rounded
     down to 16 bytes where each rank has one, else the size to whole elements.
-
-    >>> benchmark_bytes(Collective.AllGather, 1024, 3, "float")
-    1008
     """
     per_rank = collective in _PER_RANK
     grain = RANK_GRAIN_BYTES * ranks if per_rank else DATATYPE_BYTES[datatype]
@@ -219,20 +181,17 @@ class Split:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what nccl-tests reads; raises ValueError.
+        """Read one of nccl-tests' spellings; raises ValueError.
 
-        >>> Split.parse("MOD 8").text, Split.parse("&0x7").text
+        >>> Split.parse("MOD 8").text, Split.parse("AND 7").text
         ('MOD 8', 'AND 0x7')
         """
         match = _SPLIT.fullmatch(text)
-        value = int(match[2], 0) if match else 0
-        if match is None or value > _MOST_COLOUR:
+        split = cls(match[1], int(match[2], 0)) if match else cls("MOD", 0)
+        if split.operation in {"MOD", "DIV"} and not split.value:
             raise ValueError(
                 f"'{text}' is no split; write AND, OR, MOD or DIV and a number, like 'MOD 8'"
             )
-        split = cls(_SYMBOLS.get(match[1], match[1].upper()), value)
-        if split.operation in {"MOD", "DIV"} and not value:
-            raise ValueError(f"'{text}' divides by 0; give a number of processes")
         return split
 
     @property
@@ -241,6 +200,7 @@ class Split:
         is_mask = self.operation in {"AND", "OR"}
         return f"{self.operation} {self.value:#x}" if is_mask else f"{self.operation} {self.value}"
 
+    @cache  # noqa: B019 - a sweep has few, and each row asks
     def comms(self, num_nodes: int, ranks_per_node: int, *, spare: bool = False) -> Comms:
         """The communicators of a job of so many nodes, one process for each GPU, node by node.
 
@@ -250,31 +210,24 @@ class Split:
         >>> Split.parse("MOD 8").comms(4, 8).members[1]
         (1, 9, 17, 25)
         """
-        return _comms(self, num_nodes, ranks_per_node, spare)
-
-
-@cache
-def _comms(split: Split, num_nodes: int, ranks_per_node: int, spare: bool) -> Comms:
-    colour, job = _OPERATIONS[split.operation], f"{num_nodes}x{ranks_per_node}"
-    groups: dict[int, list[int]] = defaultdict(list)
-    for process in range(num_nodes * ranks_per_node):
-        groups[colour(process, split.value)].append(process)
-    several = [group for group in groups.values() if len(group) > 1 or not spare]
-    # Of each, its ranks on each of its nodes: (8, 8) is two nodes of eight.
-    spread = {tuple(Counter(p // ranks_per_node for p in group).values()) for group in several}
-    if len(spread) != 1 or len({*next(iter(spread))}) != 1:
-        listed = ", ".join(f"{n} of {k}" for k, n in sorted(Counter(map(len, several)).items()))
-        raise ValueError(
-            f"split '{split.text}' makes no equal communicators of {job} processes "
-            f"({listed or 'none'} ranks); give one that shares nodes out evenly, like "
-            f"'MOD {ranks_per_node}' or 'DIV {ranks_per_node}'"
-        )
-    if len(several) < 2 and not spare:
-        raise ValueError(f"split '{split.text}' leaves the {job} processes one communicator")
-    (on_nodes,) = spread
-    if on_nodes == (1,):
-        raise ValueError(f"split '{split.text}' leaves each of the {job} processes alone")
-    return Comms(len(on_nodes), on_nodes[0], tuple(map(tuple, several)))
+        colour, job = _SPLITS[self.operation], f"{num_nodes}x{ranks_per_node}"
+        groups: dict[int, list[int]] = defaultdict(list)
+        for process in range(num_nodes * ranks_per_node):
+            groups[colour(process, self.value)].append(process)
+        several = [group for group in groups.values() if len(group) > 1 or not spare]
+        # Of each, its ranks on each of its nodes: (8, 8) is two nodes of eight.
+        spread = {tuple(Counter(p // ranks_per_node for p in group).values()) for group in several}
+        if len(spread) != 1 or len({*next(iter(spread))}) != 1:
+            raise ValueError(
+                f"split '{self.text}' makes no equal communicators of {job} processes; share nodes "
+                f"out evenly, as 'MOD {ranks_per_node}' or 'DIV {ranks_per_node}' does"
+            )
+        if len(several) < 2 and not spare:
+            raise ValueError(f"split '{self.text}' leaves the {job} processes one communicator")
+        (on_nodes,) = spread
+        if on_nodes == (1,):
+            raise ValueError(f"split '{self.text}' leaves each of the {job} processes alone")
+        return Comms(len(on_nodes), on_nodes[0], tuple(map(tuple, several)))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -377,13 +330,3 @@ class Trial:
     def key(self) -> str:  # asked for many times in planning
         """Stable, readable id within a sweep, the same for all repeats."""
         return f"{self.setting.key}:{self.size_bytes}:{self.config.key}"
-
-
-def trial_of(setting: Setting, size_bytes: int, config: Config, nccl: NcclVersion | None) -> Trial:
-    """The trial, with the reason where NCCL cannot run it; `nccl`: None = any release."""
-    reason = (
-        invalid_reason(config, setting.collective, version=nccl, num_nodes=setting.num_nodes)
-        if setting.benchmark_bytes(size_bytes)
-        else f"{size_bytes} bytes leave nothing to each of {setting.num_ranks} ranks"
-    )
-    return Trial(setting, size_bytes, config, reason)

@@ -28,7 +28,7 @@ from dynamiccl.collect.disturb import Disturber
 from dynamiccl.collect.facts import hosts_of
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings, Ranks
-from dynamiccl.collect.nodes import Nodes, NoWatch, SiteFacts, Watch
+from dynamiccl.collect.nodes import Nodes, SiteFacts, Watch
 from dynamiccl.collect.output import rank_lines
 from dynamiccl.collect.process import Finished, Interrupt, Limits, Line, run_process
 from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, Row, Skips, lost_row
@@ -131,7 +131,7 @@ class NcclTestsRunner:
     ) -> None:
         """Start nothing yet; `watch` tells how healthy the nodes were, `facts` what they have."""
         self._file, self._site = file, site
-        self._interrupt, self._watch = interrupt or Interrupt(), watch or NoWatch()
+        self._interrupt, self._watch = interrupt or Interrupt(), watch or Watch()
         self._launcher = launchers.find_launcher(site.launcher.kind)
         known = facts or SiteFacts({}, None)
         self._disturber = Disturber(Nodes(site.launcher), known.num_gpus)
@@ -360,7 +360,7 @@ class NcclTestsRunner:
     ) -> tuple[tuple[Trial, tuple[Row, ...]], ...]:
         stretches = ran.stretches_of(len(blocks))
         healths = self._watch.health(stretches)
-        if unwell := sum(bool(health.throttled or health.ecc_errors) for health in healths):
+        if unwell := sum(bool(health["throttled"] or health["ecc_errors"]) for health in healths):
             _log.warning(
                 "%s: heat, power or memory errors of GPUs in %d of %d blocks: not used",
                 *(launch.id, unwell, len(healths)),
@@ -373,7 +373,7 @@ class NcclTestsRunner:
                 "hosts": hosts,
                 "partial_launch": len(blocks) < len(grid.blocks),
                 "timestamp": datetime.fromtimestamp(stretches[number][0], UTC),
-                **healths[number].row_columns(),
+                **healths[number],
                 **verdicts[number],
             }
             if "status" in base:

@@ -34,7 +34,7 @@ from dynamiccl.datasets.schema import COSTS, DECISIONS
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.simulator.group import Line
+from dynamiccl.simulator.group import CostLine
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
 _RANKS: Final = re.compile(r"\bnranks (\d{1,7})\b", re.IGNORECASE)
@@ -244,7 +244,7 @@ def _count(word: str) -> int | None:
     return int(word) if re.fullmatch(r"[0-9]{1,9}", word) else None
 
 
-def as_logged(lines: Mapping[Cell, Line]) -> dict[Cell, Cost]:
+def as_logged(lines: Mapping[Cell, CostLine]) -> dict[Cell, Cost]:
     """The cost table as NCCL prints it, with one decimal."""
     return {
         cell: Cost(round(line.latency_us, 1), round(line.algbw_gbytes_per_s, 1), None)

@@ -32,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.journal import Journal, Record, Shard, counts_as_picked, open_journal
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, deal, grouped, lost_row, trial_row
-from dynamiccl.collect.strategies.strategy import Outcome, Strategy, outcome_of
+from dynamiccl.collect.strategies import Outcome, Strategy, outcome_of
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.schema import Status
 from dynamiccl.errors import MachineError
@@ -365,9 +365,9 @@ class _Run:
                 num_failed += not skipped
         paid, is_picked = kept, launch.mode not in _NOT_PICKED
         if is_picked and self._left < math.inf:
-            left = int(self._left) - num_failed
-            paid = kept[: max(0, left)]
-            while len(paid) > 1 and self._num_blocks(launch, paid) > left:
+            most = int(self._left) - num_failed
+            paid = kept[: max(0, most)]
+            while len(paid) > 1 and self._num_blocks(launch, paid) > most:
                 paid.pop()
         done, began_s = launch, time.monotonic()
         if paid:

@@ -1,4 +1,4 @@
-"""The health sampler: one process per node beside the trials, prints a reading every PERIOD_S.
+"""The health sampler: one process on each node beside the trials, a reading every PERIOD_S.
 
     python -m dynamiccl.collect.sampler
 
@@ -11,63 +11,49 @@ prints one line of JSON every PERIOD_S, which the launcher brings to whoever sta
 heat or power slows it (SLOWED), and its uncorrected memory errors since the driver loaded; null =
 it does not tell. Without a driver, nvidia-ml-py or permission the lists are empty. Of each port of
 an RDMA device there is what it lost or sent again and what was held back for congestion, since its
-driver loaded.
+driver loaded (/sys/class/infiniband/DEVICE/ports/N: Linux,
+Documentation/ABI/stable/sysfs-class-infiniband). One lost packet may be counted at both ends and
+under several names, so a sum says whether, and not how many.
 
-    /sys/class/infiniband/DEVICE/ports/N/hw_counters/NAME      the driver's own names, below
-    /sys/class/infiniband/DEVICE/ports/N/counters/NAME         the port's, InfiniBand and RoCE
-
-(Linux, Documentation/ABI/stable/sysfs-class-infiniband). Names differ from driver to driver; those
-of a driver that is not here count nothing. One lost packet may be counted at both ends and under
-several names, so a sum says whether, and not how many.
-
-It is a process of its own so that it never delays a trial: it runs at low priority and holds no
-lock that a trial waits for. It ends as ending.py says.
+It is a process of its own, at low priority, so that it never delays a trial.
 """
 
 import argparse
 import json
 import os
 import platform
+import select
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntFlag
 from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import cli
-from dynamiccl.collect.ending import Ending
+from dynamiccl.errors import MachineError
 
 SYSFS: Final = Path("/sys")
 PERIOD_S: Final = 0.2
+#: What a starter writes to say: end when this input does.
+HELLO: Final = b"\n"
+#: How often the parent is looked for, in seconds.
+_LOOK_S: Final = 1.0
 #: Below the trials and everything else of the user's.
 _NICENESS: Final = 10
-#: Newer drivers first.
-_REASONS: Final = (
-    ("nvmlDeviceGetCurrentClocksEventReasons",),
-    ("nvmlDeviceGetCurrentClocksThrottleReasons",),
-)
-#: NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC (nvml.h).
-_ECC_ERRORS: Final = (("nvmlDeviceGetTotalEccErrors", 1, 0),)
-#: Lost, out of order, sent again, or broken on the way. Kernel 6.12, drivers/infiniband/hw.
+#: Arguments of nvmlDeviceGetTotalEccErrors: NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC.
+_UNCORRECTED_SINCE_LOADED: Final = (1, 0)
+#: Lost, out of order, sent again, or broken on the way (Linux 6.12, drivers/infiniband/hw:
+#: mlx5/counters.c, and efa/efa_verbs.c in the last line). Other drivers' names count nothing.
 RETRIES: Final = (
-    # mlx5/counters.c; rx_icrc_encapsulated: a checksum that was wrong.
     *("out_of_sequence", "packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err"),
     *("rnr_nak_retry_err", "roce_adp_retrans", "roce_adp_retrans_to", "rx_icrc_encapsulated"),
-    # bnxt_re/hw_counters.c
-    *("to_retransmits", "seq_err_naks_rcvd", "rnr_naks_rcvd", "missing_resp", "oos_drop_count"),
-    # irdma/verbs.c, and its names before and after 6.16
-    *("tcpRetransSegs", "RetransSegs", "Nak Sequence Error", "Nak Sequence Error Implied"),
-    *("RTO", "Rcvd Out of order packets", "CRC errors", "RNR received"),
-    # efa/efa_verbs.c
     *("retrans_pkts", "retrans_timeout_events"),
 )
-#: Marked by a switch for congestion, told to the sender, heeded by it.
-CONGESTION: Final = (
-    *("np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled"),
-    *("rx_ecn_marked_pkts", "tx_cnp_pkts", "rx_cnp_pkts"),
-    *("RxECNMrkd", "cnpSent", "cnpHandled"),
-)
+#: Marked by a switch for congestion, told to the sender, heeded by it (mlx5/counters.c).
+CONGESTION: Final = ("np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled")
 #: Of the port itself (drivers/infiniband/core/sysfs.c): bits that fell over, links that did.
 PORT_ERRORS: Final = (
     *("symbol_error", "link_error_recovery", "link_downed"),
@@ -76,33 +62,24 @@ PORT_ERRORS: Final = (
 
 
 class ClockReason(IntFlag):
-    """One bit for each reason (nvml.h, `nvmlClocksEventReason*`, CUDA 12.9 and 13.0)."""
+    """Why a clock is low, without harmless reasons (nvml.h, CUDA 13.0: nvmlClocksEventReason*)."""
 
-    GPU_IDLE = 0x1
     #: The user limited the clock: application clocks, or `nvidia-smi -lgc`.
     APPLICATIONS_CLOCKS_SETTING = 0x2
     #: The driver lowers the clock to keep to the power limit.
     SW_POWER_CAP = 0x4
     #: Hardware lowers it by half or more: heat, or power brake, or peak power.
     HW_SLOWDOWN = 0x8
-    SYNC_BOOST = 0x10
     #: The driver lowers it to keep to the target temperature.
     SW_THERMAL_SLOWDOWN = 0x20
     HW_THERMAL_SLOWDOWN = 0x40
     #: The server's power supply asks for less (a pin of the board).
     HW_POWER_BRAKE_SLOWDOWN = 0x80
-    DISPLAY_CLOCK_SETTING = 0x100
 
 
 #: Slowed by heat or power, so that the same config runs slower than it does on a healthy GPU. Idle
 #: clocks, clocks that the user chose and those of a display are no fault of the trial.
-SLOWED: Final = (
-    ClockReason.SW_POWER_CAP
-    | ClockReason.HW_SLOWDOWN
-    | ClockReason.SW_THERMAL_SLOWDOWN
-    | ClockReason.HW_THERMAL_SLOWDOWN
-    | ClockReason.HW_POWER_BRAKE_SLOWDOWN
-)
+SLOWED: Final = sum(ClockReason) & ~ClockReason.APPLICATIONS_CLOCKS_SETTING
 
 
 def is_slowed(reasons: int) -> bool:
@@ -115,66 +92,90 @@ def is_slowed(reasons: int) -> bool:
 
 
 def reason_names(reasons: int) -> tuple[str, ...]:
-    """The reasons in words, known ones by name and others by their bit.
+    """The known reasons in words.
 
-    >>> reason_names(0x44 | 0x8000)
-    ('sw_power_cap', 'hw_thermal_slowdown', 'bit 0x8000')
+    >>> reason_names(0x44)
+    ('sw_power_cap', 'hw_thermal_slowdown')
     """
-    names = [reason.name.lower() for reason in ClockReason if reasons & reason and reason.name]
-    known = sum(ClockReason)
-    other = reasons & ~known
-    names += [f"bit {1 << i:#x}" for i in range(other.bit_length()) if other >> i & 1]
-    return tuple(names)
+    return tuple(str(one.name).lower() for one in ClockReason if reasons & one)
 
 
-class Refused(Exception):
-    """Raised when NVML is missing or returns an error; the message says why."""
+def load_nvml() -> Any:
+    """Pynvml, initialised; raises MachineError without the package, the driver or the right."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MachineError("no package nvidia-ml-py; pip install 'dynamiccl[telemetry]'") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise MachineError(f"nvmlInit: {error}") from error
+    return pynvml
 
 
-class Nvml:
-    """The library after `nvmlInit`."""
+def ask_gpu(nvml: Any, index: int, function: str, *arguments: Any) -> Any:
+    """What a function of `load_nvml` says of GPU number `index`; None where it refuses."""
+    try:
+        return getattr(nvml, function)(nvml.nvmlDeviceGetHandleByIndex(index), *arguments)
+    except (AttributeError, nvml.NVMLError):  # an older pynvml, or driver
+        return None
+
+
+class Ending:
+    """When a process that runs beside trials must end.
+
+    It ends on SIGTERM or SIGINT (by SystemExit), when its parent is gone (PR_SET_PDEATHSIG would
+    tell of the *thread* that started us, prctl(2)), or when its standard input ends after a HELLO:
+    through srun and mpirun that is the only connection to the starter on another node. An input
+    that ends without HELLO has no meaning: they pass such a one when they have none themselves.
+    """
 
     def __init__(self) -> None:
-        """Import and initialise; raises Refused without the package, the driver or the right."""
-        try:
-            import pynvml
-        except ImportError as error:
-            raise Refused("no package nvidia-ml-py; pip install 'dynamiccl[telemetry]'") from error
-        self._lib: Any = pynvml
-        self.ask("nvmlInit")
-        #: GPUs that the driver shows; a broken one counts, and refuses its handle.
-        self.num_gpus: int = self.ask("nvmlDeviceGetCount")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: sys.exit(0))
+        self._parent = os.getppid()
+        self._is_greeted = False
+        self._poll = select.poll()
+        # A closed one answers POLLNVAL at the first look, and is dropped there.
+        self._poll.register(0, select.POLLIN)
 
-    def handle(self, index: int) -> Any:
-        """NVML's handle of GPU number `index`; raises Refused."""
-        return self.ask("nvmlDeviceGetHandleByIndex", index)
+    def wait(self, seconds: float) -> bool:
+        """Sleep so many seconds, or until the end; returns whether it has come."""
+        until, left_s = time.monotonic() + seconds, seconds
+        while not self._has_come(min(max(left_s, 0.0), _LOOK_S)):
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+        return True
 
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """Call a function of pynvml; raises Refused."""
-        try:
-            return getattr(self._lib, function)(*arguments)
-        except AttributeError as error:
-            raise Refused(f"nvidia-ml-py has no {function}") from error
-        except self._lib.NVMLError as error:
-            raise Refused(f"{function}: {error}") from error
+    def _has_come(self, patience_s: float) -> bool:
+        for file, event in self._poll.poll(patience_s * 1000.0):
+            try:
+                heard = b"" if event & select.POLLNVAL else os.read(file, 4096)
+            except OSError:
+                heard = b""  # a terminal that is not ours to read (EIO), a directory
+            if heard:
+                self._is_greeted = True
+            elif self._is_greeted:
+                return True
+            else:
+                self._poll.unregister(file)
+        return os.getppid() != self._parent
 
-    def close(self) -> None:
-        """Call `nvmlShutdown`."""
-        self.ask("nvmlShutdown")
 
-
-def port_counters(root: Path = SYSFS) -> dict[str, tuple[list[Path], list[Path]]]:
+def port_counters(root: Path = SYSFS) -> dict[str, list[list[Path]]]:
     """DEVICE/PORT -> the files of its retries and of its congestion, of ports that have any."""
-
-    def present(folder: Path, names: Sequence[str]) -> list[Path]:
-        return [path for name in names if (path := folder / name).is_file()]
-
     found = {}
     for port in sorted((root / "class" / "infiniband").glob("*/ports/*")):
-        retries = present(port / "hw_counters", RETRIES) + present(port / "counters", PORT_ERRORS)
-        congestion = present(port / "hw_counters", CONGESTION)
-        if retries or congestion:
-            found[f"{port.parents[1].name}/{port.name}"] = (retries, congestion)
+        folder = port / "hw_counters"
+        retries = [
+            *(folder / name for name in RETRIES),
+            *(port / "counters" / e for e in PORT_ERRORS),
+        ]
+        both = [retries, [folder / name for name in CONGESTION]]
+        files = [[path for path in some if path.is_file()] for some in both]
+        if any(files):
+            found[f"{port.parents[1].name}/{port.name}"] = files
     return found
 
 
@@ -182,11 +183,9 @@ def read_counters(files: Sequence[Path]) -> int | None:
     """The sum of some counters since the driver loaded; None where none can be read."""
     counts = []
     for path in files:
-        try:
+        # The device has just gone, or says "N/A (no PMA)".
+        with suppress(OSError, ValueError):
             counts.append(int(path.read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            # The device has just gone, or says "N/A (no PMA)".
-            continue
     return sum(counts) if counts else None
 
 
@@ -196,51 +195,37 @@ def sampler_argv() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print readings until SIGTERM."""
+    """Print readings until the end."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sysfs", type=Path, default=SYSFS, help="where NICs tell what they count")
-    sysfs = parser.parse_args(arguments).sysfs
+    ports = port_counters(parser.parse_args(arguments).sysfs)
     os.nice(_NICENESS)
-    sampler, nvml = f"{platform.node()}:{os.getpid()}", _nvml()
-    ports = port_counters(sysfs)
-    with Ending() as ending:
-        while True:
-            line = {"sampler": sampler, "time_s": round(time.time(), 4), **_readings(nvml)}
-            line["nics"] = {
-                port: [read_counters(files) for files in both] for port, both in ports.items()
-            }
-            print(json.dumps(line), flush=True)  # noqa: T201 - what it is for
-            if ending.wait(PERIOD_S):
-                return
+    nvml, num_gpus = None, 0
+    # What a node is, asked before a sweep and by the doctor, says why there is none.
+    with suppress(MachineError):
+        nvml = load_nvml()
+        # A GPU that is broken counts, and refuses its handle.
+        num_gpus = nvml.nvmlDeviceGetCount()
+    ending = Ending()
+    while True:
+        line = {"sampler": f"{platform.node()}:{os.getpid()}", "time_s": round(time.time(), 4)}
+        line |= _readings(nvml, num_gpus)
+        line["nics"] = {port: [read_counters(one) for one in both] for port, both in ports.items()}
+        print(json.dumps(line), flush=True)  # noqa: T201 - what it is for
+        if ending.wait(PERIOD_S):
+            return
 
 
-def _nvml() -> Nvml | None:
-    try:
-        return Nvml()
-    except Refused:
-        # What a node is, asked before a sweep and by the doctor, says why.
-        return None
-
-
-def _readings(nvml: Nvml | None) -> dict[str, Any]:
-    if nvml is None:
-        return {"slowed": [], "ecc_errors": []}
-    gpus = range(nvml.num_gpus)
-    reasons = [_ask(nvml, gpu, *_REASONS) for gpu in gpus]
-    return {
-        "slowed": [None if bits is None else is_slowed(bits) for bits in reasons],
-        "ecc_errors": [_ask(nvml, gpu, *_ECC_ERRORS) for gpu in gpus],
-    }
-
-
-def _ask(nvml: Nvml, gpu: int, *ways: tuple[Any, ...]) -> int | None:
-    """The first answer among (function, arguments after the GPU) that NVML supports, else None."""
-    for function, *arguments in ways:
-        try:
-            return int(nvml.ask(function, nvml.handle(gpu), *arguments))
-        except Refused:
-            continue
-    return None
+def _readings(nvml: Any, num_gpus: int) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {"slowed": [], "ecc_errors": []}
+    for gpu in range(num_gpus):
+        bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # an older driver
+            bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
+        found["slowed"].append(None if bits is None else is_slowed(bits))
+        errors = ask_gpu(nvml, gpu, "nvmlDeviceGetTotalEccErrors", *_UNCORRECTED_SINCE_LOADED)
+        found["ecc_errors"].append(errors)
+    return found
 
 
 if __name__ == "__main__":

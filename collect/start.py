@@ -28,7 +28,7 @@ from dynamiccl.collect import journal
 from dynamiccl.collect.journal import Shard, journal_folder, progress_on_disk
 from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import LauncherSettings, find_launcher
-from dynamiccl.collect.nodes import Nodes, NodeWatch, NoWatch, Watch, ask_nodes, environment
+from dynamiccl.collect.nodes import Nodes, NodeWatch, Watch, ask_nodes
 from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.run import Runner, RunSummary, SweepProgress, run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
@@ -146,8 +146,8 @@ def _nccl_tests(
     """The runner of real sweeps, with samplers on its nodes until the stack is closed."""
     nodes = Nodes(site.launcher)
     num_nodes = max(group.hosts for group in file.groups)
-    facts = ask_nodes(nodes, num_nodes, environment())
-    watch: Watch = NoWatch()
+    facts = ask_nodes(nodes, num_nodes, os.environ)
+    watch = Watch()
     if file.telemetry.enabled:
         watch = stack.enter_context(NodeWatch(nodes, num_nodes))
     runner = NcclTestsRunner(file, site, interrupt, watch=watch, facts=facts)

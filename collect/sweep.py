@@ -3,26 +3,24 @@
 A sweep is TOML, checked by Pydantic: an unknown key, a wrong value or a name that NCCL does not
 know ends in one line that names the key, the value and the choices. The grid is collectives x group
 shapes x datatypes x launch profiles x interference x sizes x (NCCL's default + algorithms x
-protocols x channels x chunk sizes), or what `only` names of it; combinations that NCCL cannot run
-are trials too, with the reason, so that nothing is a silent gap.
+protocols x channels x chunk sizes); combinations that NCCL cannot run are trials too, with the
+reason, so that nothing is a silent gap.
 """
 
 import math
-import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
-    PlainSerializer,
     ValidationError,
     field_validator,
     model_validator,
@@ -30,7 +28,7 @@ from pydantic import (
 
 from dynamiccl.collect.grid import (
     DATATYPE_BYTES,
-    KINDS,
+    REAL,
     SIMULATED,
     Comms,
     Interference,
@@ -41,8 +39,6 @@ from dynamiccl.collect.grid import (
     factor_ladder,
     octave_ladder,
     parse_size,
-    size_text,
-    trial_of,
 )
 from dynamiccl.collect.launchers import LAUNCHERS, LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
@@ -56,45 +52,24 @@ from dynamiccl.nccl import (
     Config,
     NcclVersion,
     Protocol,
+    invalid_reason,
 )
 from dynamiccl.simulator.toml_table import Table, one_of, toml_value
 from dynamiccl.sizes import MAX_SIZE_BITS
 
-_AS_TEXT: Final = PlainSerializer(size_text, when_used="json")
-_Size = Annotated[int, BeforeValidator(parse_size), _AS_TEXT]
+_Size = Annotated[int, BeforeValidator(parse_size)]
 #: 0 stands for AUTO.
-_SizeOrAuto = Annotated[int, BeforeValidator(lambda size: size and parse_size(size)), _AS_TEXT]
+_SizeOrAuto = Annotated[int, BeforeValidator(lambda size: size and parse_size(size))]
 #: What a launch profile's `transport` sets (NCCL user guide, `env.rst` at v2.30.7).
 _TRANSPORT_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "P2P": {},
     "SHM": {"NCCL_P2P_DISABLE": "1"},
     "NET": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
 }
-#: Options of nccl-tests (v2.19.6) that `runner.arguments` must leave alone: long name -> short one.
-_OPTIONS: Final = dict(
-    re.findall(
-        r"(\w+) -(\w)",
-        "minbytes -b maxbytes -e stepfactor -f stepbytes -i ngpus -g nthreads -t iters -n check -c "
-        "warmup_iters -w datatype -d run_cycles -N output_file -J per_iter_timing -I "
-        "per_iter_skip -K report_timestamps -S agg_iters -m cudagraph -G local_register -R "
-        "device_implementation -D report_cputime -C op -o root -r help -h",
-    )
-)
-_NOT_0: Final = "(?!0$).*"
-#: Short name -> values that are refused (None: all; all others are the user's own), and why.
-_REFUSED: Final[Mapping[str, tuple[str | None, str]]] = {
-    **dict.fromkeys(
-        "befigtnwcdNJIKS", (None, "is set by the sweep; change the sweep file's own keys")
-    ),
-    "m": (None, "makes one call of many: a row would no longer be calls of one size and config"),
-    "G": (None, "asks for configs while a graph is captured only: no block would have its own"),
-    "h": (None, "prints its help and measures nothing"),
-    "R": ("2", "makes NCCL's symmetric kernels run, and these ask no tuner"),
-    "D": (_NOT_0, "runs a kernel of nccl-tests' own, which asks no tuner"),
-    "C": (_NOT_0, "reports the CPU's time in place of the collective's"),
-    "o": ("all", "measures each size once for every operator: name one of them"),
-    "r": ("-1", "measures each size once for every root: name one of them"),
-}
+#: Options of nccl-tests (v2.19.6, `src/common.cu`) that leave sizes, counts, configs alone -> the
+#: value that does not: all operators or roots are several measurements in one row, and NCCL asks no
+#: tuner about symmetric kernels (`-R 2`).
+_FREE_OPTIONS: Final = dict.fromkeys("aMpTuxyz", "") | {"o": "all", "r": "-1", "R": "2"}
 
 
 class GroupShape(Table):
@@ -115,9 +90,7 @@ class GroupShape(Table):
         if self.num_hosts is not None and ranks % self.num_hosts:
             raise ValueError(f"{ranks} ranks cannot be shared out evenly to {self.num_hosts} hosts")
         if self.split is not None and self.num_hosts not in {None, self.num_nodes}:
-            raise ValueError(
-                "split needs nodes that are hosts, and num_hosts says otherwise; leave it out"
-            )
+            raise ValueError("split needs nodes that are hosts; leave num_hosts out")
         if self.spare and self.split is None:
             raise ValueError("spare is about the processes that a split leaves over; give one")
         self.comms()
@@ -152,11 +125,10 @@ class Sizes(Table):
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
-        ranged = self.min is not None or self.max is not None
-        if ranged == bool(self.list):
-            raise ValueError("give either min and max, or list = [sizes]")
-        if ranged and (self.min is None or self.max is None):
+        if (self.min is None) != (self.max is None):
             raise ValueError(f"{'min' if self.min is None else 'max'} is missing; add it")
+        if (self.min is None) != bool(self.list):
+            raise ValueError("give either min and max, or list = [sizes]")
         if (self.factor is not None) + (self.steps_per_octave is not None) + bool(self.list) > 1:
             raise ValueError("give one of factor, steps_per_octave and list")
         if max(self.list, default=self.max or 0) >> MAX_SIZE_BITS or not self.ladder():
@@ -207,18 +179,16 @@ class ProfileSettings(Table):
 
     def environment(self) -> dict[str, str]:
         """The variables that the profile sets."""
-        found = dict(_TRANSPORT_SETTINGS[self.transport]) if self.transport else {}
-        if self.threads is not None:
-            found["NCCL_NTHREADS"] = str(self.threads)
-        if self.buffer_bytes is not None:
-            found["NCCL_BUFFSIZE"] = str(self.buffer_bytes)
-        return found | self.env
+        threads, buffer_bytes = self.threads or "", self.buffer_bytes or ""
+        given = {"NCCL_NTHREADS": str(threads), "NCCL_BUFFSIZE": str(buffer_bytes)}
+        given |= _TRANSPORT_SETTINGS.get(self.transport or "", {})
+        return {name: value for name, value in given.items() if value} | self.env
 
 
 class InterferenceSettings(Table):
     """What runs beside the collective; `level` is 0..1, for `congestion` any factor from 0 up."""
 
-    kind: Annotated[str, one_of("interference", KINDS)] = QUIET
+    kind: Annotated[str, one_of("interference", (QUIET, *REAL, *SIMULATED))] = QUIET
     level: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
@@ -228,20 +198,6 @@ class InterferenceSettings(Table):
         if self.kind not in SIMULATED and self.level > 1:
             raise ValueError(f"the level of '{self.kind}' is a share from 0 to 1")
         return self
-
-
-class OnlySettings(Table):
-    """Tasks of the grid that are measured in place of all: under NCCL's default, and one config."""
-
-    collective: str
-    num_nodes: int = Field(ge=1)
-    ranks_per_node: int = Field(ge=1)
-    sizes: tuple[_Size, ...] = Field(min_length=1)
-    algorithm: str
-    protocol: str
-    #: 0 stands for AUTO, here and below.
-    num_channels: int = Field(default=0, ge=0)
-    chunk_size: _SizeOrAuto = 0
 
 
 class StrategySettings(Table):
@@ -261,10 +217,9 @@ class StrategySettings(Table):
 
 
 class BudgetSettings(Table):
-    """When to stop early; nothing given = when the sweep is done.
+    """When to stop early, whatever the number of jobs that a sweep takes.
 
-    Of the whole sweep, whatever the number of jobs that it takes. Shards run side by side: each has
-    its share of the measurements, and all of the hours.
+    Of shards each has its share of the measurements, and all of the hours.
     """
 
     max_measurements: int | None = Field(default=None, ge=1)
@@ -298,24 +253,20 @@ class RunnerSettings(Table):
     per_iteration: bool = False
     #: Blocks played in one process at most; a longer schedule is cut by cycles.
     max_blocks: int = Field(default=20_000, ge=1)
-    #: Further options of nccl-tests, e.g. ["-z", "3"]; those that the sweep sets are refused.
+    #: Further options of nccl-tests in their short form, e.g. ["-z", "3"].
     arguments: tuple[str, ...] = ()
 
     @field_validator("arguments")
     @classmethod
     def _leaves_the_sweep_its_own(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
         for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
-            if not word.startswith("-") or word[1:2].isdigit():
-                continue
-            option, value = word[1:2], word[2:]
-            if option == "-":
-                name, _, value = word[2:].partition("=")
-                # getopt_long takes long names cut short.
-                option = next((_OPTIONS[long] for long in _OPTIONS if long.startswith(name)), "")
-            refused, why = _REFUSED.get(option, ("", ""))
-            value = value or following
-            if why and (refused is None or re.fullmatch(refused, value)):
-                raise ValueError(f"'{word}' {f'with {value} ' if refused else ''}{why}")
+            option, value = word[1:2], word[2:] or following
+            is_value = not word.startswith("-") or option.isdigit()
+            if not is_value and _FREE_OPTIONS.get(option, value) == value:
+                raise ValueError(
+                    f"'{word}' would change what is measured, or for whom; take the sweep's own "
+                    f"keys, or one of -{' -'.join(_FREE_OPTIONS)}, without -o all, -r -1 and -R 2"
+                )
         return arguments
 
 
@@ -359,8 +310,8 @@ class SweepFile(Table):
     datatypes: tuple[Annotated[str, one_of("datatype", DATATYPE_BYTES)], ...] = ("float",)
     profiles: tuple[ProfileSettings, ...] = (ProfileSettings(name=DEFAULT_PROFILE),)
     interference: tuple[InterferenceSettings, ...] = (InterferenceSettings(),)
-    #: Nothing of the grid but this, where any is named: what a gate needs of it (`evaluate gate`).
-    only: tuple[OnlySettings, ...] = ()
+    #: Of the grid these trials alone, by key, where any is named (`evaluate gate` writes them).
+    only: tuple[str, ...] = ()
     nccl_version: str | None = None
     #: Repeats: every trial is measured once in a cycle.
     cycles: int = Field(default=5, ge=1)
@@ -391,25 +342,22 @@ def load_sweep(path: Path) -> Sweep:
     if not path.is_file():
         raise MissingPath("sweep file", path, "examples/ holds some to start from")
     try:
-        text = path.read_text(encoding="utf-8")
+        return parse_sweep(path.read_text(encoding="utf-8"), where=path.name)
     except UnicodeDecodeError as error:
         raise InvalidSweep(f"{path.name} is not TOML: {error}") from error
-    return parse_sweep(text, where=path.name)
 
 
 def parse_sweep(text: str, *, where: str) -> Sweep:
     """Check the text of a sweep file and lay out its trials. Raises InvalidSweep."""
     try:
         file = SweepFile.model_validate(tomllib.loads(text))
-        for kind, name in (("sweep", file.name), ("system", file.system)):
-            check_slug(name, kind)
+        check_slug(file.name, "sweep")
+        check_slug(file.system, "system")
         return Sweep(file, text, _trials(file, where))
     except tomllib.TOMLDecodeError as error:
         raise InvalidSweep(f"{where} is not TOML: {error}") from error
     except ValidationError as error:
         raise InvalidSweep(_explain(error, where)) from error
-    except InvalidSweep:
-        raise
     except DynamicclError as error:
         raise InvalidSweep(str(error)) from error
 
@@ -418,12 +366,12 @@ def sweep_text(file: SweepFile, *, head: str = "") -> str:
     """The settings as TOML, those at their default left out; `head` stands above as a comment."""
     entries = file.model_dump(mode="json", exclude_defaults=True)
     # `sizes` stands on a line of its own among the keys.
-    tables = {key for key, value in entries.items() if isinstance(value, dict) and key != "sizes"}
+    tables = {key: entries.pop(key) for key in [*entries] if isinstance(entries[key], dict)}
+    entries |= {"sizes": tables.pop("sizes")}
     lines = [f"# {line}".rstrip() for line in head.splitlines()]
-    lines += [f"{key} = {toml_value(entries[key])}" for key in entries if key not in tables]
-    for key in (key for key in entries if key in tables):
-        lines += ["", f"[{key}]"]
-        lines += [f"{name} = {toml_value(value)}" for name, value in entries[key].items()]
+    lines += [f"{key} = {toml_value(value)}" for key, value in entries.items()]
+    for key, table in tables.items():
+        lines += ["", f"[{key}]", *(f"{name} = {toml_value(table[name])}" for name in table)]
     return "\n".join(lines) + "\n"
 
 
@@ -431,52 +379,48 @@ def _explain(error: ValidationError, where: str) -> str:
     errors = error.errors()
     # A misspelt key is why its right spelling is missing: say the cause.
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    key = ".".join(str(part) for part in first["loc"]) or "the file"
-    message = f"{where}: {key}: {first['msg']}"
-    if first["type"] == "extra_forbidden":
-        table: type[BaseModel] = SweepFile
-        for part in first["loc"][:-1]:
-            table = _table(table, str(part))
-        return f"{message}; known keys are {', '.join(table.model_fields)}"
+    message = f"{where}: {'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
     if first["type"] == "missing":
         return f"{message}; add it"
-    return f"{message} (got {first['input']!r})"
-
-
-def _table(outer: type[BaseModel], key: str) -> type[BaseModel]:
-    """The table under a key of a table; the table itself for an index in a list of tables."""
-    field = outer.model_fields.get(key)
-    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-    return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), outer)
+    if first["type"] != "extra_forbidden":
+        return f"{message} (got {first['input']!r})"
+    table: type[BaseModel] = SweepFile
+    for part in first["loc"][:-1]:  # an index in a list of tables stays at its table
+        field = table.model_fields.get(str(part))
+        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+        inner = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+        table = inner[0] if inner else table
+    return f"{message}; known keys are {', '.join(table.model_fields)}"
 
 
 def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
-    configs = [ABSTAIN, *_forced(file, where)]
     nccl = _version(file, where)
-    only = _only(file, where)
-    trials = tuple(
-        trial_of(setting, size, config, nccl)
-        for setting in _settings(file, where)
-        if not (file.only and setting.split)
-        for size in file.sizes.ladder()
-        for config in (configs if setting.collective.tunable else [ABSTAIN])
-        if not file.only
-        or (setting.collective, setting.num_nodes, setting.ranks_per_node, size, config) in only
-    )
-    for key, count in Counter(trial.key for trial in trials).items():
-        if count > 1:
-            raise InvalidSweep(
-                f"{where}: trial {key} is declared twice; name every collective, group, datatype, "
-                "profile, interference, algorithm, protocol, channel count and chunk size once"
-            )
-    return trials
-
-
-def _forced(file: SweepFile, where: str) -> list[Config]:
     algorithms = [Algorithm.parse(a, where=f"{where}: algorithms") for a in file.algorithms]
     protocols = [Protocol.parse(p, where=f"{where}: protocols") for p in file.protocols]
     grid = product(algorithms, protocols, file.num_channels, file.chunk_sizes)
-    return [Config(a, p, channels or None, chunk or None) for a, p, channels, chunk in grid]
+    forced = [Config(a, p, channels or None, chunk or None) for a, p, channels, chunk in grid]
+    trials = []
+    for setting in _settings(file, where):
+        configs = [ABSTAIN, *(forced if setting.collective.tunable else ())]
+        for size, config in product(file.sizes.ladder(), configs):
+            reason = invalid_reason(
+                config, setting.collective, version=nccl, num_nodes=setting.num_nodes
+            )
+            if not setting.benchmark_bytes(size):
+                reason = f"{size} bytes leave nothing to each of {setting.num_ranks} ranks"
+            trials.append(Trial(setting, size, config, reason))
+    counts = Counter(trial.key for trial in trials)
+    if twice := [key for key, count in counts.items() if count > 1]:
+        raise InvalidSweep(
+            f"{where}: trial {twice[0]} is declared twice; name every collective, group, datatype, "
+            "profile, interference, algorithm, protocol, channel count and chunk size once"
+        )
+    if missing := [key for key in file.only if key not in counts]:
+        raise InvalidSweep(
+            f"{where}: only: the grid has no trial {missing[0]}; add what it needs to the file's "
+            "own keys, or remove it"
+        )
+    return tuple(trial for trial in trials if not file.only or trial.key in file.only)
 
 
 def _version(file: SweepFile, where: str) -> NcclVersion | None:
@@ -492,66 +436,19 @@ def _version(file: SweepFile, where: str) -> NcclVersion | None:
     return version
 
 
-def _settings(file: SweepFile, where: str) -> list[Setting]:
+def _settings(file: SweepFile, where: str) -> Iterator[Setting]:
     collectives = [Collective.parse(c, where=f"{where}: collectives") for c in file.collectives]
     profiles = [
-        LaunchProfile(profile.name, tuple(sorted(profile.environment().items())))
-        for profile in file.profiles
+        LaunchProfile(check_slug(one.name, "profile"), tuple(sorted(one.environment().items())))
+        for one in file.profiles
     ]
-    for profile in profiles:
-        check_slug(profile.name, "profile")
-    return [
-        Setting(
-            collective,
-            shape.num_nodes,
-            shape.ranks_per_node,
-            datatype,
-            profile,
-            Interference(beside.kind, beside.level),
-            num_hosts=group.num_nodes if group.split else group.num_hosts or 0,
-            split=group.split or "",
-            spare=group.spare,
-            num_processes=group.num_nodes * group.ranks_per_node if group.split else 0,
-        )
-        for collective in collectives
-        for group, shape in ((group, group.comms() or group) for group in file.groups)
-        for datatype in file.datatypes
-        for profile in profiles
-        for beside in file.interference
-    ]
-
-
-def _only(file: SweepFile, where: str) -> set[tuple[object, ...]]:
-    """The tasks and configs that `only` leaves: (collective, nodes, ranks per node, size, config).
-
-    Raises UnknownName, and InvalidSweep for what the grid does not hold.
-    """
-    groups = {(g.num_nodes, g.ranks_per_node) for g in file.groups if g.split is None}
-    collectives = {Collective.parse(c, where=f"{where}: collectives") for c in file.collectives}
-    sizes = set(file.sizes.ladder())
-    wanted: set[tuple[object, ...]] = set()
-    for index, one in enumerate(file.only):
-        place = f"{where}: only.{index}"
-        collective = Collective.parse(one.collective, where=f"{place}: collective")
-        config = Config(
-            Algorithm.parse(one.algorithm, where=f"{place}: algorithm"),
-            Protocol.parse(one.protocol, where=f"{place}: protocol"),
-            one.num_channels or None,
-            one.chunk_size or None,
-        )
-        shape = (one.num_nodes, one.ranks_per_node)
-        for what, value, is_held in (
-            ("collective", collective.wire, collective in collectives),
-            ("group", f"{one.num_nodes}x{one.ranks_per_node}", shape in groups),
-            ("algorithm", one.algorithm, one.algorithm in file.algorithms),
-            ("protocol", one.protocol, one.protocol in file.protocols),
-            ("channel count", one.num_channels, one.num_channels in file.num_channels),
-            ("chunk size", one.chunk_size, one.chunk_size in file.chunk_sizes),
-            *(("size", size, size in sizes) for size in one.sizes),
-        ):
-            if not is_held:
-                raise InvalidSweep(
-                    f"{place}: the grid has no {what} {value}; add it to the file's own keys"
-                )
-        wanted |= {(collective, *shape, size, c) for size in one.sizes for c in (ABSTAIN, config)}
-    return wanted
+    beside = [Interference(one.kind, one.level) for one in file.interference]
+    for collective, group in product(collectives, file.groups):
+        shape = group.comms() or group
+        rest: dict[str, Any] = {"num_hosts": group.num_hosts or 0}
+        if group.split is not None:
+            processes = group.num_nodes * group.ranks_per_node
+            rest = {"num_hosts": group.num_nodes, "num_processes": processes}
+            rest |= {"split": group.split, "spare": group.spare}
+        for fixed in product(file.datatypes, profiles, beside):
+            yield Setting(collective, shape.num_nodes, shape.ranks_per_node, *fixed, **rest)

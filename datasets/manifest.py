@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.provenance import file_sha256
-from dynamiccl.datasets.splits import Parts
+from dynamiccl.datasets.splits import Splits
 from dynamiccl.errors import (
     ArtifactMismatch,
     CorruptFile,
@@ -121,7 +121,7 @@ class Manifest:
     #: `system/sweep/run` of all that was trained, validated and tested on: not fresh to a gate.
     runs: list[str] = field(default_factory=list)
     #: What of the data was for training and for validation; the rest is for test.
-    parts: Parts = field(default_factory=Parts)
+    parts: Splits = field(default_factory=Splits)
     #: What `trigger.json` of its run says of the Trigger agent; None: there is none.
     trigger: dict[str, Any] | None = None
     #: Where a policy that looks at NCCL's costs could have tables, too (datasets/carried.py).

@@ -46,7 +46,7 @@ _LEAST: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Splits:
     """How one data set is split: its training and validation parts; all else is for test."""
 
     by: SplitBy = SplitBy.SIZE
@@ -108,7 +108,7 @@ class Parts:
 
 def with_split(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows with `bin` and `split`: kept if present, else assigned by the usual split."""
-    return frame if "split" in frame.columns else Parts().assign(frame)
+    return frame if "split" in frame.columns else Splits().assign(frame)
 
 
 def _with_bins(frame: pl.DataFrame) -> pl.DataFrame:

@@ -3,7 +3,7 @@
     gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809
 
 The plugin takes it inside a job (`serve/plugin/identity/fingerprint.cpp`), a sweep keeps all but
-the NCCL version beside what it measured (`collect/node_facts.py`), and an artifact lists those
+the NCCL version beside what it measured (`collect/nodes.py`), and an artifact lists those
 that its tables were measured on. Equal texts are the same kind of machine.
 """
 

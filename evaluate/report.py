@@ -16,7 +16,7 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
-from dynamiccl.datasets.splits import Parts, Split
+from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate.blocks import FigureBlock, Section
@@ -178,10 +178,10 @@ def make_report(
     return report
 
 
-def _parts(learned: Mapping[str, Parts], frame: pl.DataFrame) -> Parts:
+def _parts(learned: Mapping[str, Splits], frame: pl.DataFrame) -> Splits:
     """How the data are split: as the policies had them."""
     if not learned:
-        return Parts.of(tuned(usable(frame)))
+        return Splits.of(tuned(usable(frame)))
     (first, found), *others = learned.items()
     for name, other in others:
         if other != found:

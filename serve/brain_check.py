@@ -21,7 +21,7 @@ from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, TRIGGER_NAME, M
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.brain_history import BrainConfig, Task
+from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, ScriptedTrigger
 
@@ -88,7 +88,7 @@ def check_trigger(directory: Path, *, seed: int = 0) -> None:
 
 def watched_questions(
     trigger: ScriptedTrigger, random: np.random.Generator, count: int
-) -> Iterator[tuple[list[Task], npt.NDArray[np.float64]]]:
+) -> Iterator[tuple[list[KeyCalls], npt.NDArray[np.float64]]]:
     """Questions about a few keys of a job that slows down, and the interference (N, K) of each.
 
     Between two questions there are none to more calls than a window holds, whose configs change.
@@ -111,7 +111,7 @@ def watched_questions(
         tasks = []
         for key in range(_WATCHED_KEYS):
             calls = told[key][-WINDOW_LENGTH:]
-            tasks.append(Task(Collective.AllReduce, key, tuple(calls), len(told[key])))
+            tasks.append(KeyCalls(Collective.AllReduce, key, tuple(calls), len(told[key])))
             if calls:
                 wanted[key, -len(calls) :] = levels[key][-len(calls) :]
         yield tasks, wanted

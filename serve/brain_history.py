@@ -21,7 +21,7 @@ class BrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class KeyCalls:
     """One task key of a communicator, (collective, size bin), and its latest calls.
 
     Raises ValueError for what no communicator has.
@@ -48,6 +48,6 @@ class History:
     """A communicator's task keys with their latest calls."""
 
     #: Task keys with at least one timed call.
-    tasks: tuple[Task, ...]
+    tasks: tuple[KeyCalls, ...]
     #: In force now; None while NCCL's own choice stands everywhere.
     table: DecisionTable | None

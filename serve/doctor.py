@@ -1,56 +1,49 @@
-"""Checks whether NCCL on this machine loads the plugin, and whether it acts (read-only)."""
+"""Checks whether NCCL on this machine loads the plugin, and whether it acts (read-only).
 
+Before a job of several nodes every rank may say what it has (`rank_line`, one line `rank N {...}`),
+and a single process compares the lines (`compare`). In the job the ranks compare the same values
+once more, when they agree.
+"""
+
+import json
 import os
+import platform
 import re
 import stat
-import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.checks import Check, fail, ok, unknown, warn
 from dynamiccl.datasets.manifest import KILL_NAME
-from dynamiccl.errors import DynamicclError, PluginError
-from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
-from dynamiccl.machine import Machine
-from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
-from dynamiccl.nccl_setup import (
+from dynamiccl.datasets.provenance import file_sha256
+from dynamiccl.doctor import (
     ROLES,
-    Origin,
-    OtherPlugin,
+    Check,
+    CheckStatus,
+    Examine,
+    Machine,
     Role,
-    find_displaced,
+    check_plugin,
+    check_settings,
     find_other_plugin,
-    is_efficiency_policy,
-    is_new_enqueue,
+    judge,
 )
-from dynamiccl.nccl_setup import nccl_settings as settings_of
-from dynamiccl.serve.artifact import Artifact, TableInfo, open_artifact
+from dynamiccl.errors import DynamicclError, MachineError, PluginError, UserError
+from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
+from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
+from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.environment import DEFAULT_MODE, NEXT_TUNER
-from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.this_machine import NcclLibrary, ask_probe, nccl_libraries
+from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
 
-#: First NCCL release that takes each profiler ABI (`src/plugin/profiler.cc` and forebears).
-PROFILER_ABI_SINCE: Final = {
-    4: NcclVersion(2, 27),
-    5: NcclVersion(2, 28),
-    6: NcclVersion(2, 29),
-}
-#: From this release on a tuner's number of channels is an upper bound.
-CHANNELS_ARE_A_BOUND_SINCE: Final = NcclVersion(2, 31)
-#: What the plugin promises to need at most, so that it loads in every container.
-GLIBC_PROMISED: Final = (2, 28)
-#: Loads the plugin as NCCL does (RTLD_NOW | RTLD_LOCAL) in a process that has loaded nothing else.
-ASK_PLUGIN: Final = (
-    "import ctypes, os, sys; so = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_LOCAL); "
-    "print(*[n for n in sys.argv[2:] if hasattr(so, n)])"
-)
+OK, WARN, FAIL, UNKNOWN = CheckStatus
+#: Versions of the profiler ABI that our libraries export (`src/plugin/profiler.cc`: 2.27 to 2.29).
+PROFILER_ABI: Final = (4, 5, 6)
 MIN_KEY_BYTES: Final = 16
 #: How the fingerprint of a machine without a GPU begins.
 _NO_GPU: Final = "gpu=none*0;"
-_BEATS_A_TUNER: Final = ("NCCL_ALGO", "NCCL_PROTO")
-_GLIBC: Final = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,311 +52,271 @@ class Question:
 
     plugin: Path
     artifact: Path | None
+    #: The jobs' libnccl.so.2; None = what is found here.
     nccl: Path | None = None
 
+    @property
+    def symbols(self) -> list[str]:
+        """The interfaces that the plugin must export."""
+        # The tuner hears of no call: it is a profiler only to be told on NCCL 2.27 who it is.
+        profilers = (4,) if self.plugin.name in {TUNER_NAME, VENDOR_NAME} else PROFILER_ABI
+        tuners = [f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE]
+        return tuners + [f"ncclProfiler_v{k}" for k in profilers]
 
-def run_checks(machine: Machine, question: Question) -> list[Check]:
-    """All checks, in the order in which a job would meet the problems."""
-    libraries = nccl_libraries(machine, question.nccl)
+
+def job_checks(question: Question) -> list[Examine]:
+    """The checks of a machine for a job, in the order in which it would meet the problems."""
     return [
-        *check_nccl(libraries),
-        *check_plugin(machine, question.plugin),
-        *(_neighbour(machine, role) for role in ROLES),
-        *check_settings(machine),
-        *check_artifact(machine, question, libraries),
-        check_key(machine),
-        *_sampling(machine),
+        partial(_nccl, question),
+        partial(_plugin, question),
+        _neighbours,
+        check_settings,
+        partial(_artifact, question),
+        _key,
     ]
 
 
-def check_nccl(libraries: list[NcclLibrary]) -> Iterator[Check]:
-    """Which libnccl is found, and which plugin interfaces it supports."""
+def _nccl(question: Question, machine: Machine) -> Iterator[Check]:
+    """Check which libnccl is found, and whether tables act under it."""
+    libraries = nccl_libraries(machine, question.nccl)
+    versions = {str(v) for v in libraries.values() if isinstance(v, NcclVersion)}
     if not libraries:
-        yield unknown(
+        found = "none beside PyTorch, in LD_LIBRARY_PATH or in ldconfig's list"
+        advice = "name the jobs' own with --nccl; a program may also have NCCL linked in"
+        yield Check("libnccl", UNKNOWN, found, advice)
+    for path, version in libraries.items():
+        if isinstance(version, str):
+            yield Check("libnccl", WARN, version, "jobs would fail: name their own with --nccl")
+            continue
+        minor = NcclVersion(version.major, version.minor)
+        abstains = "every job keeps NCCL's own choice:"
+        blind = f"before NCCL {OLDEST_ACTING} a tuner is not told which communicator it is"
+        unread = f"what releases after {NEWEST_ACTING} ask a tuner was not read in their source"
+        several = (
+            f"several versions are here ({', '.join(sorted(versions))}): do jobs load this one?"
+        )
+        yield judge(
             "libnccl",
-            "none beside PyTorch, in LD_LIBRARY_PATH or in ldconfig's list",
-            "name the jobs' own with --nccl; a program may also have NCCL linked in",
-        )
-    for library in libraries:
-        place = f"{library.path} ({library.origin})"
-        if library.version is None:
-            yield warn("libnccl", f"{place} does not load: {library.problem}", "jobs would fail")
-        else:
-            yield _versions(library.version, place)
-    versions = sorted({library.version for library in libraries if library.version is not None})
-    if len(versions) > 1:
-        yield warn(
-            "libnccl",
-            f"several versions: {', '.join(map(str, versions))}",
-            "a fingerprint holds the version: see that jobs and artifact mean the same one",
+            f"NCCL {version}, {path}",
+            (minor < TUNER_ABI_SINCE[2], FAIL, f"tuners need NCCL {TUNER_ABI_SINCE[2]} or later"),
+            (minor < OLDEST_ACTING, WARN, f"{abstains} {blind}"),
+            (minor > NEWEST_ACTING, WARN, f"{abstains} {unread}"),
+            (len(versions) > 1, WARN, several),
         )
 
 
-def _versions(version: NcclVersion, place: str) -> Check:
-    tuner = max((k for k, since in TUNER_ABI_SINCE.items() if since <= version), default=None)
-    profiler = max((k for k, since in PROFILER_ABI_SINCE.items() if since <= version), default=None)
-    found = f"NCCL {version}, {place}"
-    if tuner is None:
-        return fail("libnccl", found, f"tuners need NCCL {TUNER_ABI_SINCE[2]} or later")
-    found += f": takes tuner v{tuner}" + (f" and profiler v{profiler}" if profiler else "")
-    minor = (version.major, version.minor)
-    if minor < (OLDEST_ACTING.major, OLDEST_ACTING.minor):
-        return warn(
-            "libnccl",
-            found,
-            f"before NCCL {OLDEST_ACTING} a tuner is not told which communicator it is: every job "
-            "keeps NCCL's own choice",
-        )
-    if minor > (NEWEST_ACTING.major, NEWEST_ACTING.minor):
-        return warn(
-            "libnccl",
-            found,
-            "what it asks a tuner was not read in its source: every job keeps NCCL's own choice",
-        )
-    return ok("libnccl", found)
+def _plugin(question: Question, machine: Machine) -> Iterator[Check]:
+    yield check_plugin(machine, str(question.plugin.resolve()), question.symbols)
 
 
-def check_plugin(machine: Machine, plugin: Path) -> Iterator[Check]:
-    """Whether the library loads by itself, and which libraries it needs."""
-    if not plugin.is_file():
-        yield fail("plugin", f"none at {plugin}", "build it with 'make plugin', or name --plugin")
-        return
-    # The tuner hears of no call: it is a profiler only to be told on NCCL 2.27 who it is.
-    profilers = (4,) if plugin.name in {TUNER_NAME, VENDOR_NAME} else PROFILER_ABI_SINCE
-    wanted = [
-        *(f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE),
-        *(f"ncclProfiler_v{k}" for k in profilers),
-    ]
-    ran = machine.run(sys.executable, "-c", ASK_PLUGIN, str(plugin.resolve()), *wanted)
-    last = ran.output.strip().rpartition("\n")[2]
-    if not ran.worked:
-        yield fail(
-            "plugin",
-            f"{plugin} does not load: {last or 'no output'}",
-            "NCCL would go on without it and say so in its log only; build it on a machine like "
-            "this: 'make plugin'",
-        )
-        return
-    missing = [name for name in wanted if name not in last.split()]
-    if missing:
-        yield fail("plugin", f"{plugin} lacks {', '.join(missing)}", "build it: 'make plugin'")
-    else:
-        yield ok("plugin", f"{plugin} loads by itself and has all interfaces")
-    yield _needs(plugin)
-
-
-def _needs(plugin: Path) -> Check:
-    data = plugin.read_bytes()
-    versions = {(int(major), int(minor)) for major, minor in _GLIBC.findall(data)}
-    newest = max(versions, default=(2, 0))
-    found = f"needs glibc {newest[0]}.{newest[1]}; here {_own_glibc()}"
-    advice = "a container with an older one does not load it; build it with an unchanged release"
-    if newest > GLIBC_PROMISED:
-        return warn("plugin's needs", found, advice)
-    if b"libstdc++.so" in data:
-        return warn("plugin's needs", f"{found}; and libstdc++", advice)
-    return ok("plugin's needs", f"{found}; no libstdc++")
-
-
-def _own_glibc() -> str:
-    try:
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "unknown").removeprefix("glibc ")
-    except (ValueError, OSError):
-        return "another C library"
-
-
-def _neighbour(machine: Machine, role: Role) -> Check:
-    """Check the plugin of another vendor that NCCL would load in this role now."""
-    name = f"NCCL's {role.name}"
-    found = find_other_plugin(machine, role)
-    if found is None:
-        return ok(name, f"none is set or found; dynamiccl-run sets {role.variable}")
-    if is_ours(found.library):
-        return _ours(machine, role, found)
+def _neighbours(machine: Machine) -> Iterator[Check]:
+    """Check for plugins of others that NCCL would load now, or that ours displaces."""
     mode = machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE)
-    if role.name == "profiler" and mode == DEFAULT_MODE:
-        return ok(
-            name,
-            f"{found.place}; it stays, and on NCCL 2.27, which tells a profiler alone which "
-            "communicator it is, the tuner then leaves all to NCCL",
-        )
-    if found.origin is Origin.SWITCHED_OFF:
-        return warn(name, found.place, f"take {role.variable} out, or start with dynamiccl-run")
-    kept = machine.env.get(NEXT_TUNER)
-    if mode != DEFAULT_MODE:
-        advice = f"mode {mode} calls none but ours, so dynamiccl-run loads nothing beside this one"
-    elif kept:
-        return ok(name, f"{found.place}; asked before ours by {NEXT_TUNER}={kept}")
-    else:
-        advice = f"dynamiccl-run loads {VENDOR_NAME} in its place, which asks it before ours"
-    return warn(name, found.place, advice)
+    for role in ROLES:
+        found = find_other_plugin(machine, role)
+        name = f"NCCL's {role.name}"
+        if found is None:
+            yield Check(name, OK, f"none is set or found; dynamiccl-run sets {role.variable}")
+        elif is_ours(found.library):
+            yield _ours(machine, role, found.library)
+        elif role.name == "profiler" and mode == DEFAULT_MODE:
+            stays = "it stays, and on NCCL 2.27, which tells a profiler alone which communicator"
+            yield Check(name, OK, f"{found.place}; {stays} it is, the tuner leaves all to NCCL")
+        else:
+            kept = mode == DEFAULT_MODE and NEXT_TUNER in machine.env
+            yield judge(
+                name,
+                f"{found.place}; asked before ours ({NEXT_TUNER})" if kept else found.place,
+                (not found.library, WARN, f"take {role.variable} out, or use dynamiccl-run"),
+                (mode != DEFAULT_MODE, WARN, f"mode {mode} calls none but ours: we do not load"),
+                (not kept, WARN, f"dynamiccl-run loads {VENDOR_NAME}, which asks it before ours"),
+            )
 
 
-def _ours(machine: Machine, role: Role, found: OtherPlugin) -> Check:
+def _ours(machine: Machine, role: Role, library: str) -> Check:
     """Check a configured library of ours, and whether it replaces another tuner unasked."""
-    name = f"NCCL's {role.name}"
-    theirs = find_displaced(machine, role)
-    kept = machine.env.get(NEXT_TUNER) and Path(found.library).name == VENDOR_NAME
-    if role.name == "tuner" and theirs is not None and not kept:
-        return warn(
-            name,
-            f"ours, by {found.place}, in place of a tuner: {theirs.place}",
-            f"start with dynamiccl-run without {role.variable}, which has it asked before ours",
-        )
-    return ok(name, f"ours, by {found.place}")
+    theirs = find_other_plugin(machine, role, behind_ours=True)
+    kept = NEXT_TUNER in machine.env and Path(library).name == VENDOR_NAME
+    displaced = role.name == "tuner" and theirs is not None and not kept
+    return judge(
+        f"NCCL's {role.name}",
+        f"ours, {library}" + (f", in place of {theirs.place}" if theirs and displaced else ""),
+        (displaced, WARN, f"use dynamiccl-run without {role.variable}: it has both asked"),
+    )
 
 
-def check_settings(machine: Machine) -> Iterator[Check]:
-    """Check NCCL settings that limit what tables can do."""
-    settings = settings_of(machine)
-    forced = [f"{name}={settings[name][0]}" for name in _BEATS_A_TUNER if name in settings]
-    if forced:
-        yield warn(
-            "NCCL settings",
-            ", ".join(forced),
-            "they beat any tuner: where they rule out what a table says, NCCL's own choice stands",
-        )
-    policy = settings.get("NCCL_CTA_POLICY")
-    if policy and is_efficiency_policy(policy[0]):
-        yield warn(
-            "CTA policy",
-            f"NCCL_CTA_POLICY={policy[0]}",
-            "with any tuner loaded, also one that abstains, NCCL skips this policy's choice of "
-            "NVLS (2.30.7 src/enqueue.cc:2152; from 2.31 on src/tuning/tuning.cc): dynamiccl-run "
-            "loads none",
-        )
-    enqueue = settings.get("NCCL_ENQUEUE_REARCH_ENABLE")
-    if enqueue and is_new_enqueue(enqueue[0]):
-        yield warn(
-            "NCCL settings",
-            f"NCCL_ENQUEUE_REARCH_ENABLE={enqueue[0]}",
-            "from NCCL 2.31 on a tuner's cell then beats symmetric kernels that it is not shown "
-            "(src/tuning/tuning.cc): every job here abstains",
-        )
-
-
-def check_artifact(
-    machine: Machine, question: Question, libraries: list[NcclLibrary]
-) -> Iterator[Check]:
-    """Whether the artifact is valid, trusted by the plugin, and knows this machine."""
+def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
+    """Check whether the artifact is whole, gated, trusted by the plugin, and acts here."""
     artifact = question.artifact
     if artifact is None:
-        yield unknown("artifact", "none named", "add ARTIFACT, or set DYNAMICCL_ARTIFACT")
+        yield Check("artifact", UNKNOWN, "none named", "add ARTIFACT, or set DYNAMICCL_ARTIFACT")
         return
     try:
         opened = open_artifact(artifact)
     except DynamicclError as error:
-        yield fail("artifact", str(error), "until then every job under it abstains")
+        yield Check("artifact", FAIL, str(error), "until then every job under it abstains")
         return
-    yield ok("artifact", f"{artifact}: whole, {opened.index.sha256[:16]}")
-    yield check_gate(opened)
-    yield from check_channels(artifact, opened.tables, libraries)
+    yield Check("artifact", OK, f"{artifact}: whole, {opened.index.sha256[:16]}")
+    acts = any(info.acting for info in opened.tables)
+    yield judge(
+        "gate",
+        opened.in_short,
+        (not opened.is_gated, WARN, "use 'dynamiccl-evaluate gate', and export that"),
+        (not acts, WARN, "jobs run as without it: no gain was shown, or too few were measured"),
+    )
     if (artifact / KILL_NAME).exists():
-        yield warn("kill file", f"{artifact / KILL_NAME} is there", "remove it to use the tables")
-    nccl = next((lib.path for lib in libraries if lib.version is not None), None)
+        found = f"{artifact / KILL_NAME} is there"
+        yield Check("kill file", WARN, found, "remove it to use the tables")
+    nccl = first_that_loads(nccl_libraries(machine, question.nccl))
     try:
         asked = ask_probe(machine, question.plugin, nccl=nccl, artifact=artifact)
     except PluginError as error:
-        yield unknown("machine", str(error))
+        yield Check("machine", UNKNOWN, str(error), "whether tables act here is not known")
         return
-    yield _machine_check(asked, artifact, knows_nccl=nccl is not None)
-
-
-def check_gate(artifact: Artifact) -> Check:
-    """Whether the artifact passed a gate, and whether its tables act anywhere."""
-    if not artifact.is_gated:
-        return warn("gate", artifact.in_short, "use 'dynamiccl-evaluate gate', and export that")
-    if not any(info.acting for info in artifact.tables):
-        advice = "jobs run as without it: fresh runs showed no gain, or too few were measured"
-        return warn("gate", artifact.in_short, advice)
-    return ok("gate", artifact.in_short)
-
-
-def check_channels(
-    artifact: Path, tables: list[TableInfo], libraries: list[NcclLibrary]
-) -> Iterator[Check]:
-    """Whether NCCL accepts the channel counts in the tables.
-
-    From 2.31 on a tuner's number counts only below NCCL's own (`ncclTuningGetChannels`,
-    `src/tuning/tuning_general.cc`).
-    """
-    newest = max((lib.version for lib in libraries if lib.version is not None), default=None)
-    if newest is None or newest < CHANNELS_ARE_A_BOUND_SINCE:
-        return
-    counts = {
-        f"{info.num_nodes} nodes, {info.num_ranks} ranks": int(
-            (DecisionTable.read(artifact / info.path).entries["num_channels"] > 0).sum()
-        )
-        for info in tables
-    }
-    found = "; ".join(f"{count} entries for {shape}" for shape, count in counts.items() if count)
-    if found:
-        yield warn(
-            "channels",
-            f"the tables set a number of channels: {found}",
-            f"NCCL {newest} takes one only where it is below its own: what asks for more runs with "
-            "NCCL's number, so measure this release by itself (docs/plugin.md)",
-        )
-
-
-def _machine_check(asked: dict[str, Any], artifact: Path, *, knows_nccl: bool) -> Check:
-    fingerprint = str(asked["fingerprint"])
-    if "artifact_problem" in asked:
-        return fail(
-            "artifact",
-            f"the plugin refuses {artifact}/plugin.index: {asked['artifact_problem']}",
-            "it must belong to root or to who runs the job, and only the owner may write to it",
-        )
-    if asked["system"] is not None and fingerprint.startswith(_NO_GPU):
-        return unknown(
-            "machine",
-            f"{fingerprint}: known, {asked['system']}; but no GPU is seen here",
-            "run doctor where jobs run, e.g. srun -N1 --gpus=1 dynamiccl-deploy doctor ...",
-        )
-    if asked["system"] is not None:
-        return ok("machine", f"{fingerprint}: known, {asked['system']}")
-    if not knows_nccl:
-        return unknown("machine", fingerprint, "the jobs' NCCL is not known: name it with --nccl")
-    return fail(
+    here, system = str(asked["fingerprint"]), asked.get("system")
+    problem = asked.get("artifact_problem")
+    found = f"{here}: {f'known, {system}' if system else 'unknown to the artifact'}"
+    yield judge(
         "machine",
-        f"{fingerprint}: unknown to the artifact, so every job here abstains",
-        "if its tables were measured on a machine like this: "
-        f"dynamiccl-deploy bind {artifact} --system NAME",
+        f"the plugin refuses {artifact}/plugin.index: {problem}" if problem else found,
+        (bool(problem), FAIL, "it must be root's or the job's user's, who alone may write to it"),
+        (nccl is None, UNKNOWN, "the jobs' NCCL is not known: name it with --nccl"),
+        (
+            system is not None and here.startswith(_NO_GPU),
+            UNKNOWN,
+            "no GPU is seen here: run doctor where jobs run, e.g. under srun -N1 --gpus=1",
+        ),
+        (
+            system is None,
+            FAIL,
+            "every job here abstains; if its tables were measured on a machine like this: "
+            f"dynamiccl-deploy bind {artifact} --system NAME",
+        ),
     )
 
 
-def check_key(machine: Machine) -> Check:
+def _key(machine: Machine) -> Iterator[Check]:
     """Check the shared secret of the job's messages, which several nodes need."""
     name = machine.env.get("DYNAMICCL_KEY_FILE", "")
     if not name:
-        return ok(
-            "key", "DYNAMICCL_KEY_FILE is not set; dynamiccl-run sets it, one node needs none"
-        )
+        found = "DYNAMICCL_KEY_FILE is not set; dynamiccl-run sets it, one node needs none"
+        yield Check("key", OK, found)
+        return
     try:
-        found = Path(name).lstat()
+        at = Path(name).lstat()
     except OSError as error:
-        return fail("key", f"{name}: {error.strerror}", "start jobs with dynamiccl-run")
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in {0, os.geteuid()}:
-        return fail("key", f"{name} is not a file of ours or root's", "a link does not count")
-    if mode not in {0o600, 0o400}:
-        return fail("key", f"{name} has mode {mode:04o}", f"chmod 600 {name}")
-    if found.st_size < MIN_KEY_BYTES:
-        return fail("key", f"{name} has {found.st_size} bytes", f"at least {MIN_KEY_BYTES}")
-    return ok("key", name)
-
-
-def _sampling(machine: Machine) -> Iterator[Check]:
-    """The overhead of GPU timing, if any is configured."""
-    if machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE) == DEFAULT_MODE:
+        yield Check("key", FAIL, f"{name}: {error.strerror}", "start jobs with dynamiccl-run")
         return
-    percent = machine.env.get("DYNAMICCL_SAMPLE_PERCENT", "1")
-    found = f"GPU times are taken of {percent} % of calls"
-    if percent == "0":
-        yield ok("GPU times", "none are taken (DYNAMICCL_SAMPLE_PERCENT=0)")
-        return
-    yield ok(
-        "GPU times",
-        f"{found}, in bursts; a CUDA graph that is captured during one keeps its cost at every "
-        "replay: jobs that capture graphs set DYNAMICCL_SAMPLE_PERCENT=0",
+    mode = stat.S_IMODE(at.st_mode)
+    not_ours = not stat.S_ISREG(at.st_mode) or at.st_uid not in {0, os.geteuid()}
+    yield judge(
+        "key",
+        f"{name}, mode {mode:04o}, {at.st_size} bytes",
+        (not_ours, FAIL, "it must be a file of ours or root's; a link does not count"),
+        (mode not in {0o600, 0o400}, FAIL, f"chmod 600 {name}"),
+        (at.st_size < MIN_KEY_BYTES, FAIL, f"at least {MIN_KEY_BYTES} bytes are needed"),
     )
+
+
+# --- Before a job of several nodes ---
+
+#: As the plugin looks for them, the first that is set counts.
+_RANK: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
+_SIZE: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
+#: What all ranks must have alike.
+COMPARED: Final = ("plugin_version", "plugin_sha256", "loads", "artifact_sha256", "fingerprint")
+_LINE: Final = re.compile(r"\brank (\d+) (\{.*\})\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The values that all ranks share."""
+
+    num_ranks: int
+    artifact_sha256: str
+    system: str
+
+
+def rank_line(machine: Machine, question: Question) -> str:
+    """This rank's line; raises UserError when no launcher tells the rank."""
+    rank, size = _number(machine.env, _RANK), _number(machine.env, _SIZE)
+    if rank is None or size is None:
+        raise UserError(
+            f"no launcher says which rank this is (none of {', '.join(_RANK)} with its size is "
+            "set); run it under srun, mpirun or torchrun"
+        )
+    if question.artifact is None:
+        raise UserError("no artifact to compare: add ARTIFACT, or set DYNAMICCL_ARTIFACT")
+    plugin, nccl = question.plugin, first_that_loads(nccl_libraries(machine, question.nccl))
+    said = ask_probe(machine, plugin, nccl=nccl, artifact=question.artifact)
+    said |= {
+        "host": platform.node(),
+        "num_ranks": size,
+        "plugin_sha256": file_sha256(plugin),
+        "loads": next(_plugin(question, machine)).status is OK,
+    }
+    return f"rank {rank} {json.dumps(said)}"
+
+
+def compare(lines: Iterable[str]) -> Agreed:
+    """Check that all ranks have the same.
+
+    Raises UserError when there is nothing to compare, and MachineError that names the ranks that
+    differ and in what, missing ranks, or that the artifact does not know the machine.
+    """
+    said = _read(lines)
+    if not said:
+        raise UserError(
+            "no line 'rank N {...}' to compare; pipe in what all ranks of "
+            "'dynamiccl-deploy doctor --all-ranks' printed"
+        )
+    num_ranks = int(next(iter(said.values())).get("num_ranks", 0))
+    silent = sorted(set(range(num_ranks)) - said.keys())
+    if silent or len(said) != num_ranks:
+        raise MachineError(
+            f"{len(said)} of {num_ranks} ranks reported; missing: "
+            f"{', '.join(map(str, silent[:8])) or 'one from elsewhere did'}"
+        )
+    differing = "; ".join(text for name in COMPARED if (text := _difference(said, name)))
+    if differing:
+        raise MachineError(f"the ranks are not alike: {differing}")
+    first = said[0]
+    if not first.get("loads"):
+        raise MachineError("the plugin loads on no rank; run 'dynamiccl-deploy doctor' on a node")
+    if "artifact_problem" in first:
+        raise MachineError(f"the plugin refuses the artifact: {first['artifact_problem']}")
+    if first.get("system") is None:
+        raise MachineError(
+            f"all {num_ranks} ranks are alike, and the artifact does not know their machine, so "
+            f"they would abstain: '{first['fingerprint']}'; see 'dynamiccl-deploy bind'"
+        )
+    return Agreed(num_ranks, first["artifact_sha256"], first["system"])
+
+
+def _read(lines: Iterable[str]) -> dict[int, Mapping[str, Any]]:
+    said: dict[int, Mapping[str, Any]] = {}
+    # A launcher may put the rank's label in front, or say something of its own between.
+    for found in filter(None, map(_LINE.search, lines)):
+        try:
+            said[int(found[1])] = dict(json.loads(found[2]))
+        except ValueError as error:
+            raise UserError(f"the line of rank {found[1]} is cut off: {found[2][:120]}") from error
+    return said
+
+
+def _difference(said: Mapping[int, Mapping[str, Any]], name: str) -> str:
+    """Which ranks have which value, where they differ; the smallest group first."""
+    having: dict[str, list[int]] = defaultdict(list)
+    for rank, values in sorted(said.items()):
+        having[str(values.get(name))].append(rank)
+    parts = []
+    for value, ranks in sorted(having.items(), key=lambda item: len(item[1])):
+        hosts = sorted({str(said[rank].get("host", "?")) for rank in ranks})
+        shown = ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
+        parts.append(f"'{value}' on {', '.join(hosts[:3])} (rank {shown})")
+    return f"{name} is {' and '.join(parts)}" if len(parts) > 1 else ""
+
+
+def _number(env: Mapping[str, str], names: Iterable[str]) -> int | None:
+    found = next((env[name] for name in names if env.get(name)), "")
+    return int(found) if found.isdecimal() else None

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.doctor import ROLES, Machine, Role, find_other_plugin
 from dynamiccl.errors import UnknownName
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
-from dynamiccl.machine import Machine
-from dynamiccl.nccl_setup import ROLES, Origin, Role, find_displaced
 from dynamiccl.serve.artifact import Artifact
 
 #: The mode of a job that says none.
@@ -27,7 +26,7 @@ NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobSettings:
     """The artifact, system and mode that a job is to use."""
 
     artifact: Artifact
@@ -44,7 +43,7 @@ class Environment:
     notes: list[str]
 
 
-def job_environment(job: Job, machine: Machine) -> Environment:
+def job_environment(job: JobSettings, machine: Machine) -> Environment:
     """The environment of a job; raises UnknownName for an unknown system or mode."""
     names = job.artifact.index.system_names
     if job.system is not None and job.system not in names:
@@ -60,7 +59,7 @@ def job_environment(job: Job, machine: Machine) -> Environment:
     return Environment(variables, [*_about_artifact(job), *notes])
 
 
-def _libraries(job: Job, machine: Machine) -> tuple[dict[str, str], list[str]]:
+def _libraries(job: JobSettings, machine: Machine) -> tuple[dict[str, str], list[str]]:
     """Which libraries NCCL must load, by variable; and notes."""
     tuner, profiler = ROLES
     folder = job.plugin.resolve().parent
@@ -84,11 +83,11 @@ def _libraries(job: Job, machine: Machine) -> tuple[dict[str, str], list[str]]:
 
 def _displaced(role: Role, machine: Machine) -> str:
     """The library that ours would replace; empty where there is none."""
-    found = find_displaced(machine, role)
+    found = find_other_plugin(machine, role, behind_ours=True)
     return found.library if found is not None else ""
 
 
-def _about_artifact(job: Job) -> Iterator[str]:
+def _about_artifact(job: JobSettings) -> Iterator[str]:
     if job.mode is not None and MODES[job.mode]:
         yield MODES[job.mode]
     if job.mode == "observe":
@@ -109,12 +108,12 @@ def _about_artifact(job: Job) -> Iterator[str]:
         )
 
 
-def _about_neighbour(role: Role, job: Job, machine: Machine) -> Iterator[str]:
+def _about_neighbour(role: Role, job: JobSettings, machine: Machine) -> Iterator[str]:
     """Notes on other vendors' plugins that ours would replace."""
-    found = find_displaced(machine, role)
+    found = find_other_plugin(machine, role, behind_ours=True)
     if found is None:
         return
-    if found.origin is Origin.SWITCHED_OFF:
+    if not found.library:
         yield f"{found.place} now, which these lines replace"
     elif role.name == "tuner" and (job.mode or DEFAULT_MODE) == DEFAULT_MODE:
         if NEXT_TUNER not in machine.env:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from dynamiccl.datasets.provenance import file_sha256
-from dynamiccl.machine import ThisMachine
+from dynamiccl.doctor import Machine
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.this_machine import ask_probe
@@ -68,7 +68,7 @@ def _folder() -> "TemporaryDirectory[str]":
 
 def bind_here(plugin: Path, artifact: Path, system: str, nccl_code: int) -> None:
     """Register this machine, with NCCL version `nccl_code` (0: none), as `system`."""
-    here = str(ask_probe(ThisMachine(), plugin)["fingerprint"]).partition(";nccl=")[0]
+    here = str(ask_probe(Machine(), plugin)["fingerprint"]).partition(";nccl=")[0]
     PluginIndex.read(artifact).bound(system, f"{here};nccl={nccl_code}").write(artifact)
 
 

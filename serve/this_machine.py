@@ -1,4 +1,4 @@
-"""What the plugin finds on this machine: NCCL libraries, and the output of `dynamiccl-probe`.
+"""What jobs find on this machine: NCCL libraries, and the output of `dynamiccl-probe`.
 
 `dynamiccl-probe` is built from the plugin's own code, so that its view of the machine is not
 implemented twice.
@@ -6,37 +6,45 @@ implemented twice.
 
 import importlib.util
 import json
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.errors import MachineError, PluginError, UnknownName
-from dynamiccl.machine import Machine
+from dynamiccl.doctor import Machine, nccl_version, on_the_loaders_path
+from dynamiccl.errors import MachineError, PluginError
 from dynamiccl.nccl import NcclVersion
-from dynamiccl.nccl_setup import ASK_VERSION, on_the_loaders_path
 
 PROBE_NAME: Final = "dynamiccl-probe"
 LIBRARY: Final = "libnccl.so.2"
 
 
-@dataclass(frozen=True, slots=True)
-class NcclLibrary:
-    """A libnccl that a job may load."""
+def nccl_libraries(machine: Machine, named: Path | None = None) -> dict[str, NcclVersion | str]:
+    """Each libnccl that a job may load -> its version, or why it is not known.
 
-    path: str
-    #: Where we came across it.
-    origin: str
-    #: None when it does not load, with the reason in `problem`.
-    version: NcclVersion | None
-    problem: str = ""
+    The one that is named alone; else first that of the wheel beside PyTorch, then the loader's.
+    """
+    found = [] if named is None else [str(named)]
+    if named is None:
+        spec = importlib.util.find_spec("nvidia")
+        for folder in spec.submodule_search_locations or () if spec is not None else ():
+            found += machine.paths(f"{folder}/nccl/lib/{LIBRARY}")
+        found += [path for path in [on_the_loaders_path(machine, LIBRARY)] if path]
+    return {path: nccl_version(machine, path) for path in found}
 
 
-def nccl_libraries(machine: Machine, named: Path | None = None) -> list[NcclLibrary]:
-    """All libnccl found; first the one that a PyTorch job of this environment loads."""
-    places = dict(_places(machine, named))
-    return [_library(machine, path, origin) for path, origin in places.items()]
+def first_that_loads(libraries: dict[str, NcclVersion | str]) -> str | None:
+    """The path of the libnccl that jobs are taken to load; None where none does."""
+    return next((path for path, version in libraries.items() if not isinstance(version, str)), None)
+
+
+def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -> str:
+    """This machine's fingerprint with its jobs' NCCL; raises MachineError."""
+    nccl = first_that_loads(nccl_libraries(machine, named))
+    if nccl is None:
+        raise MachineError(
+            f"no {LIBRARY} that loads, so the fingerprint lacks its version; name the jobs' own "
+            "with --nccl, or give the whole --fingerprint"
+        )
+    return str(ask_probe(machine, plugin, nccl=nccl)["fingerprint"])
 
 
 def ask_probe(
@@ -51,8 +59,7 @@ def ask_probe(
     try:
         return dict(json.loads(line))
     except ValueError:
-        printed = ran.first_line or "nothing"
-        raise PluginError(f"{probe} printed no facts: {printed}") from None
+        raise PluginError(f"{probe} printed no facts: {ran.first_line}") from None
 
 
 def find_probe(plugin: Path) -> Path:
@@ -62,43 +69,3 @@ def find_probe(plugin: Path) -> Path:
         if place.is_file():
             return place
     raise PluginError(f"no {PROBE_NAME} beside {plugin}; build both with 'make plugin'")
-
-
-def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -> str:
-    """This machine's fingerprint with its jobs' NCCL; raises MachineError."""
-    found = [library for library in nccl_libraries(machine, named) if library.version is not None]
-    if not found:
-        raise MachineError(
-            f"no {LIBRARY} that loads, so the fingerprint lacks its version; name the jobs' own "
-            "with --nccl, or give the whole --fingerprint"
-        )
-    return str(ask_probe(machine, plugin, nccl=found[0].path)["fingerprint"])
-
-
-def _places(machine: Machine, named: Path | None) -> Iterator[tuple[str, str]]:
-    """Path and origin of each candidate."""
-    if named is not None:
-        yield str(named), "--nccl"
-        return
-    for folder in _wheel_folders():
-        for path in machine.paths(f"{folder}/nccl/lib/{LIBRARY}"):
-            yield path, "the wheel beside PyTorch"
-    found = on_the_loaders_path(machine, LIBRARY)
-    if found is not None:
-        yield found, "the loader's path"
-
-
-def _wheel_folders() -> list[str]:
-    spec = importlib.util.find_spec("nvidia")
-    return list(spec.submodule_search_locations or ()) if spec is not None else []
-
-
-def _library(machine: Machine, path: str, origin: str) -> NcclLibrary:
-    ran = machine.run(sys.executable, "-c", ASK_VERSION, path)
-    last = ran.output.strip().rpartition("\n")[2]
-    if not ran.worked:
-        return NcclLibrary(path, origin, None, last or "no output")
-    try:
-        return NcclLibrary(path, origin, NcclVersion.parse(last))
-    except UnknownName:
-        return NcclLibrary(path, origin, None, f"it says its version is '{last}'")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array, Observations
 from dynamiccl.datasets.history import Call, CallColumns
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError
-from dynamiccl.serve.brain_history import BrainConfig, Task
+from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.table import ENTRY, DecisionTable
 
 #: What `brain.pt` wants of a call, as float64. An unknown algorithm, protocol, interference or skew
@@ -70,7 +70,7 @@ class ScriptedBrain:
         self._path = path
         self._torch, self._module = _load(path)
 
-    def decide(self, config: BrainConfig, tasks: Sequence[Task]) -> DecisionTable | None:
+    def decide(self, config: BrainConfig, tasks: Sequence[KeyCalls]) -> DecisionTable | None:
         """The table for a history; None where the artifact has none for this shape.
 
         Raises ArtifactMismatch when an entry is one that NCCL cannot run.
@@ -103,7 +103,7 @@ class ScriptedBrain:
             ) from error
 
     def interference(
-        self, tasks: Sequence[Task], rows: npt.NDArray[np.int64]
+        self, tasks: Sequence[KeyCalls], rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
         """(N, K) interference of the calls of N task keys, as the policy sees it; -1: unknown.
 
@@ -114,7 +114,7 @@ class ScriptedBrain:
         known: npt.NDArray[np.float64] = filled.numpy()
         return known
 
-    def _watched(self, tasks: Sequence[Task], rows: npt.NDArray[np.int64]) -> Any:
+    def _watched(self, tasks: Sequence[KeyCalls], rows: npt.NDArray[np.int64]) -> Any:
         """Raw calls, with the interference found by the brain's own Trigger."""
         torch = self._torch
         calls = torch.from_numpy(raw_calls([task.calls for task in tasks]))

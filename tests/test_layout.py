@@ -49,7 +49,7 @@ OWNERS = {
         "serve/ddp",
         "serve/torchscript.py",
         "serve/watcher.py",
-        "collect/stress.py",
+        "collect/disturb.py",
     },
     "d3rlpy": {"train"},
     "mlflow": {"train/tracking.py", "train/experiments.py"},

@@ -71,7 +71,6 @@ ELSEWHERE: Final = {
     r"dynamiccl-train trial": ("tests/cluster/test_study_array.py", "trial"),
     r"dynamiccl-train study": ("tests/train/test_study.py", "study"),
     r"dynamiccl-deploy brain": ("tests/serve/test_brain_server.py", "brain"),
-    r"dynamiccl-deploy doctor --overhead": ("tests/serve/test_overhead.py", "--overhead"),
     r"dynamiccl-collect fit-simulator": ("tests/cli/test_fit_simulator.py", "fit-simulator"),
     r"dynamiccl-train trigger": ("tests/train/trigger/test_fit.py", "trigger"),
 }

@@ -16,7 +16,7 @@ from dynamiccl.datasets.episodes import TrainingSteps, training_steps, with_nois
 from dynamiccl.datasets.features import FEATURES, Observations, cold_observations
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.sequences import CALLS_USED, SequenceCounts, sequence_steps
-from dynamiccl.datasets.splits import Parts, Split, SplitBy
+from dynamiccl.datasets.splits import Split, SplitBy, Splits
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan
 from dynamiccl.errors import NotEnoughData
@@ -35,7 +35,7 @@ class TrainingData:
 
     frame: pl.DataFrame
     #: What of it is for training and for validation.
-    parts: Parts
+    parts: Splits
     catalogue: Catalogue
     profiles: list[str]
     #: NCCL's own cost model, for a recipe that looks at it (datasets/costs.py).
@@ -105,7 +105,7 @@ def load_data(
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
-    parts = Parts.of(tuned(usable(everything)), split)
+    parts = Splits.of(tuned(usable(everything)), split)
     everything = parts.assign(everything)
     frame = tuned(everything)
     timed = usable(frame)

@@ -13,7 +13,7 @@ from dynamiccl.simulator.default.communicator import Overrides
 from dynamiccl.simulator.default.cost_model import CostModel
 from dynamiccl.simulator.default.graph import Machine
 from dynamiccl.simulator.default.machines import find_machine, read_machine
-from dynamiccl.simulator.group import Cell, Group, Line
+from dynamiccl.simulator.group import Cell, CostLine, Group
 from dynamiccl.simulator.parameters import SystemFile
 from dynamiccl.simulator.system import Call
 
@@ -34,7 +34,7 @@ class NcclDecisions:
         """NCCL's predicted times, us."""
         return self._model.cost_table(call)
 
-    def lines(self, group: Group) -> Mapping[Cell, Line]:
+    def lines(self, group: Group) -> Mapping[Cell, CostLine]:
         """NCCL's latency and bandwidth of each cell."""
         return self._model.lines(group)
 

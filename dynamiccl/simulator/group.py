@@ -25,7 +25,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CostLine:
     """NCCL's prediction for one cell: time_us = latency_us + bytes / (1000 x algbw)."""
 
     latency_us: float

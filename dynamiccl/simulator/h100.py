@@ -10,12 +10,11 @@ time_us = latency_us + bytes / (1000 x algbw_gbytes_per_s)
 """
 
 import math
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Final
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import tables
@@ -23,23 +22,15 @@ from dynamiccl.simulator.channels import actual_channels, channel_factor, defaul
 from dynamiccl.simulator.chunks import chunk_factor
 from dynamiccl.simulator.group import GPUS_PER_NODE, Group
 from dynamiccl.simulator.nics import least_transfer_us
-from dynamiccl.simulator.one_node import correction
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.tables import NCCL_VERSION, default_model, read_csv
 
-__all__ = [
-    "ENVIRONMENT",
-    "GPUS_PER_NODE",
-    "NCCL_VERSION",
-    "Group",
-    "cells",
-    "collectives",
-    "cost_table",
-    "default_config",
-    "groups",
-    "predicted_us",
-    "true_us",
-]
+if TYPE_CHECKING:  # it takes most of a start of whoever needs no table
+    import numpy as np
+    import numpy.typing as npt
+
+#: Names of other modules that belong here, too.
+__all__ = ["GPUS_PER_NODE", "NCCL_VERSION", "Group"]
 
 #: Facts of the nodes that the tables describe (DGX H100 class), as measurement columns.
 ENVIRONMENT: Final[Mapping[str, Any]] = {
@@ -58,11 +49,14 @@ ENVIRONMENT: Final[Mapping[str, Any]] = {
 }
 
 
+#: Of the messages of which bandwidths were measured.
+_LARGE_BYTES: Final = 10**9
+
+
 @cache
-def _ramp(table: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _ramp(table: str) -> list[tuple[float, float]]:
     rows = [row for row in read_csv("h100_corrections.csv") if row["table"] == table]
-    log2_bytes = np.log2([float(row["index_value"]) for row in rows])
-    return log2_bytes, np.array([float(row["factor_or_value"]) for row in rows])
+    return [(math.log2(float(r["index_value"])), float(r["factor_or_value"])) for r in rows]
 
 
 def groups() -> list[Group]:
@@ -125,13 +119,14 @@ def default_config(group: Group, collective: Collective, size_bytes: int) -> Con
     return Config(chosen.algorithm, chosen.protocol)
 
 
-def cost_table(group: Group, collective: Collective, size_bytes: int) -> npt.NDArray[np.float32]:
+def cost_table(group: Group, collective: Collective, size_bytes: int) -> "npt.NDArray[np.float32]":
     """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
     return default_model().cost_table(Call(group, collective, size_bytes))
 
 
 def _extra_latency_us(group: Group, collective: Collective) -> float:
-    return correction(collective, group.num_ranks).extra_latency_us if group.num_nodes == 1 else 0.0
+    one_node = group.num_nodes == 1
+    return _correction(collective, group.num_ranks).extra_latency_us if one_node else 0.0
 
 
 def _measured_factor(
@@ -139,14 +134,71 @@ def _measured_factor(
 ) -> float:
     """Measured / modelled bandwidth, interpolated linearly between the fitted sizes."""
     if group.num_nodes == 1:
-        return correction(collective, group.num_ranks).bandwidth_factor
+        return _correction(collective, group.num_ranks).bandwidth_factor
     if algorithm is Algorithm.NVLSTree:
         table = "nvls_tree_ramp"
     elif algorithm is Algorithm.Ring and group.ranks_per_node == GPUS_PER_NODE:
         table = "ring_full_mesh_ramp"
     else:
         return 1.0
-    log2_bytes, factors = _ramp(table)
     log2_per_gpu = math.log2(max(size_bytes / group.num_ranks, 1.0))
     # Beyond the last fitted size the source takes the table's bandwidth as it is.
-    return float(np.interp(log2_per_gpu, log2_bytes, factors, right=1.0))
+    return _interpolated(log2_per_gpu, _ramp(table), beyond=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Correction:
+    """Measured over predicted: a factor of the bandwidth, and a difference of latencies in us."""
+
+    bandwidth_factor: float = 1.0
+    extra_latency_us: float = 0.0
+
+
+@cache
+def _correction(collective: Collective, num_ranks: int) -> _Correction:
+    """The correction for `num_ranks` GPUs of one node; none where nothing was measured.
+
+    What was measured (ORIGIN.md) is a bandwidth of 1 GB messages and a latency for 2, 4 and 8 GPUs,
+    linear between these, for whatever NCCL chose. Nothing tells the cells of a collective apart, so
+    all of them get the same factor and extra latency: those that make the chosen cell's line go
+    through the measured points.
+    """
+    model = default_model().lines(Group(1, num_ranks))
+    lines = [line for cell, line in model.items() if cell[0] is collective]
+    algbw = _points("one_node_algbw").get(collective.wire.lower())
+    latency = _points("one_node_latency").get(collective.wire.lower())
+    if algbw is None or latency is None:
+        return _Correction()
+    large_us = {
+        line: line.latency_us + _LARGE_BYTES / (1000.0 * line.algbw_gbytes_per_s) for line in lines
+    }
+    large = min(lines, key=lambda line: large_us[line])
+    small = min(lines, key=lambda line: line.latency_us)
+    return _Correction(
+        _interpolated(num_ranks, algbw) / large.algbw_gbytes_per_s,
+        _interpolated(num_ranks, latency) - small.latency_us,
+    )
+
+
+@cache
+def _points(table: str) -> Mapping[str, Sequence[tuple[float, float]]]:
+    """(GPU count, value) pairs by collective."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in read_csv("h100_corrections.csv"):
+        if row["table"] == table:
+            pair = (float(row["index_value"]), float(row["factor_or_value"]))
+            points.setdefault(row["applies_to"], []).append(pair)
+    return points
+
+
+def _interpolated(
+    x: float, points: Sequence[tuple[float, float]], *, beyond: float | None = None
+) -> float:
+    """Linear between (x, y) points in order; before them the first y, after them `beyond`."""
+    if beyond is not None and x > points[-1][0]:
+        return beyond
+    after = bisect(points, x, key=lambda point: point[0])
+    if after in {0, len(points)}:
+        return points[max(after - 1, 0)][1]
+    (x0, y0), (x1, y1) = points[after - 1 : after + 1]
+    return (y1 - y0) / (x1 - x0) * (x - x0) + y0

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.contention import Contention
-from dynamiccl.simulator.group import Cell, Group, Line
+from dynamiccl.simulator.group import Cell, CostLine, Group
 from dynamiccl.simulator.parts import Parts
 from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
 from dynamiccl.simulator.tables import default_model
@@ -55,7 +55,7 @@ class H100System:
         """NCCL's own predictions."""
         return default_model().cost_table(call)
 
-    def lines(self, group: Group) -> Mapping[Cell, Line]:
+    def lines(self, group: Group) -> Mapping[Cell, CostLine]:
         """NCCL's latencies and bandwidths."""
         return default_model().lines(group)
 

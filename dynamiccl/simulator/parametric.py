@@ -17,7 +17,7 @@ from dynamiccl.simulator.buffers import (
 )
 from dynamiccl.simulator.contention import Contention
 from dynamiccl.simulator.group import Cell as NcclCell
-from dynamiccl.simulator.group import Group, Line
+from dynamiccl.simulator.group import CostLine, Group
 from dynamiccl.simulator.parameters import (
     CELL_NUMBERS,
     LINK_NUMBERS,
@@ -43,7 +43,7 @@ class Decisions(Protocol):
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
         """The table passed to a tuner, us; -1 = unavailable."""
 
-    def lines(self, group: Group) -> Mapping[NcclCell, Line]:
+    def lines(self, group: Group) -> Mapping[NcclCell, CostLine]:
         """NCCL's latencies and bandwidths."""
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:
@@ -133,7 +133,7 @@ class ParametricSystem:
             table[cell] = costs[cell]
         return table
 
-    def lines(self, group: Group) -> Mapping[NcclCell, Line]:
+    def lines(self, group: Group) -> Mapping[NcclCell, CostLine]:
         """NCCL's latencies and bandwidths, of the cells that the system has."""
         found = self.decisions.lines(group)
         return {cell: line for cell, line in found.items() if cell in self._parameters}

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Transport
 from dynamiccl.nccl import Protocol as NcclProtocol
 from dynamiccl.simulator.contention import Contention
-from dynamiccl.simulator.group import Cell, Group, Line
+from dynamiccl.simulator.group import Cell, CostLine, Group
 from dynamiccl.simulator.parts import Parts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,10 @@ class System(Protocol):
     ) -> Sequence[tuple[Algorithm, NcclProtocol]]:
         """The (algorithm, protocol) pairs that NCCL has, in the order of its cost table."""
 
-    def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
+    def cost_table(self, call: Call) -> "npt.NDArray[np.float32]":
         """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
 
-    def lines(self, group: Group) -> Mapping[Cell, Line]:
+    def lines(self, group: Group) -> Mapping[Cell, CostLine]:
         """Latency and bandwidth of every cell, as NCCL logs them once for each communicator."""
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.simulator.default import CostModel, Overrides, find_machine
-from dynamiccl.simulator.group import GPUS_PER_NODE, Cell, Group, Line
+from dynamiccl.simulator.group import GPUS_PER_NODE, Cell, CostLine, Group
 
 #: The release of the published corrections, and so of the default.
 NCCL_VERSION: Final = NcclVersion(2, 27, 5)
@@ -35,6 +35,6 @@ def default_model(num_channels: int | None = None) -> CostModel:
 
 
 @cache
-def lines() -> Mapping[Group, Mapping[Cell, Line]]:
+def lines() -> Mapping[Group, Mapping[Cell, CostLine]]:
     """NCCL's lines by group, before corrections by size."""
     return {group: default_model().lines(group) for group in groups()}

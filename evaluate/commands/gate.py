@@ -110,14 +110,14 @@ def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float) -
 
 
 def _show_plan(found: "GatePlan") -> None:
-    wide = wide_stdout()
+    wide, plan = wide_stdout(), found.sweep
     lines = [
         f"the policy acts in {found.bins_wanted} size bins; {found.bins_planned} are measured, "
         f"under its config and NCCL's default, {found.cycles} times: about "
         f"{found.expected_to_pass:.0f} would pass",
         *(f"left out {count}: {reason}" for reason, count in found.left_out.items()),
-        f"{found.sweep.hours:.2g} hours, {found.sweep.gpu_hours:.2g} GPU-hours by the model of "
-        f"{found.sweep.model}, {found.sweep.launches} launches",
+        f"{plan['hours']:.2g} hours, {plan['gpu_hours']:.2g} GPU-hours by the model of "
+        f"{plan['model']}, {plan['launches']} launches",
         f"{found.written}: run it with 'dynamiccl-collect run {found.written} --out FRESH_DATA'",
     ]
     for line in lines:

@@ -32,7 +32,7 @@ _UNKNOWN_SLOPE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class AtSize:
     """One measured size of one collective and shape, A configs over R runs."""
 
     size_bytes: int
@@ -67,7 +67,7 @@ class Found:
 
 
 def between(
-    tasks: Sequence[Task], size_bytes: int, configs: Sequence[Config], ran: Choice | None
+    tasks: Sequence[AtSize], size_bytes: int, configs: Sequence[Config], ran: Choice | None
 ) -> Found | str:
     """The gains at a size, or why there are none.
 
@@ -104,7 +104,7 @@ def _octaves(one: float, other: float) -> float:
     return abs(float(np.log2(one / other)))
 
 
-def _near(tasks: Sequence[Task], size_bytes: int) -> list[Task]:
+def _near(tasks: Sequence[AtSize], size_bytes: int) -> list[AtSize]:
     """The measured size of the same bin, else the nearest on each side within reach."""
     same = [task for task in tasks if size_bin(task.size_bytes) == size_bin(size_bytes)]
     if same:
@@ -116,7 +116,7 @@ def _near(tasks: Sequence[Task], size_bytes: int) -> list[Task]:
 
 
 def _of_both(
-    low: Task, high: Task, size_bytes: int, configs: Sequence[Config], ran: Choice | None
+    low: AtSize, high: AtSize, size_bytes: int, configs: Sequence[Config], ran: Choice | None
 ) -> Found:
     """Gains from the sizes on both sides, which the same runs measured."""
     share = _octaves(low.size_bytes, size_bytes) / _octaves(low.size_bytes, high.size_bytes)
@@ -169,7 +169,7 @@ def _action_of(choice: Choice, configs: Sequence[Config], logs: Floats) -> int |
     return min(same, key=lambda action: configs[action].num_channels or 0, default=None)
 
 
-def _slope(tasks: Sequence[Task]) -> float:
+def _slope(tasks: Sequence[AtSize]) -> float:
     """Root mean square change of a gain per octave."""
     squares = []
     for one, other in pairwise(tasks):

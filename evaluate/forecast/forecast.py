@@ -28,7 +28,7 @@ TABLE: Final = "table"
 BEST: Final = "best"
 
 
-class Verdict(StrEnum):
+class Conclusion(StrEnum):
     """The answer: gain, nothing or cannot-tell."""
 
     GAIN = "gain"
@@ -58,7 +58,7 @@ class Arm:
 class Forecast:
     """All results."""
 
-    verdict: Verdict
+    verdict: Conclusion
     #: The verdict as a sentence.
     sentence: str
     weighed: Weighed
@@ -189,7 +189,7 @@ def share_of(weighed: Weighed, kinds: Iterable[int]) -> float:
 
 def judge(
     weighed: Weighed, arm: Arm, least: float, *, modelled: bool = False
-) -> tuple[Verdict, str]:
+) -> tuple[Conclusion, str]:
     """The verdict about an arm, and a sentence for it."""
     has_steps = weighed.job.step_us is not None
     what = "step time" if has_steps else "communication time"
@@ -200,28 +200,28 @@ def judge(
     who = "The policy" if arm.name == POLICY else f"The best table of {known}"
     reach, dark = share_of(weighed, asking), share_of(weighed, arm.unknown)
     if not asking:
-        return Verdict.NOTHING, "Nothing to gain: no call of this job asks a tuner."
+        return Conclusion.NOTHING, "Nothing to gain: no call of this job asks a tuner."
     if has_steps and reach < least:
-        return Verdict.NOTHING, (
+        return Conclusion.NOTHING, (
             f"Nothing to gain: {reach:.1%} {part} that asks a tuner, and no more can be saved."
         )
     if found.low > 0.0 and found.high >= least:
         more = f"; nothing is known of {dark:.0%}" if dark >= least else ""
-        return Verdict.GAIN, f"{who} would save {found.text} of {what}{more}."
+        return Conclusion.GAIN, f"{who} would save {found.text} of {what}{more}."
     if dark >= max(least, _DARK * reach):
-        return Verdict.CANNOT_TELL, (
+        return Conclusion.CANNOT_TELL, (
             f"Cannot tell: {dark:.0%} {part} in calls of which nothing is known "
             f"({_main_reason(weighed, arm)})."
         )
     if found.high > _WIDE * least:
-        return Verdict.CANNOT_TELL, (
+        return Conclusion.CANNOT_TELL, (
             f"Cannot tell: between {found.low:+.1%} and {found.high:+.1%} of {what} would be "
             "saved; measure more runs."
         )
     hides = ""
     if arm.step is not None and arm.communication.low > least:
         hides = f", since compute hides most of the {arm.communication.mean:.0%} of communication"
-    return Verdict.NOTHING, (
+    return Conclusion.NOTHING, (
         f"Nothing to gain: {who[0].lower()}{who[1:]} would save {found.text} of {what}{hides}."
     )
 

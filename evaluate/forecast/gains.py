@@ -18,7 +18,7 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import comparable, independent, quiet, tuned
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import NotEnoughData, UnknownName
-from dynamiccl.evaluate.forecast.between import MIN_RUNS, Task, between
+from dynamiccl.evaluate.forecast.between import MIN_RUNS, AtSize, between
 from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
 
@@ -108,7 +108,7 @@ class Measured:
             log=pl.col("time_us").log(),
             launch=pl.concat_str("sweep", "run", separator="/"),
         ).drop_nulls("action")
-        self._tasks: dict[tuple[str, int, int], list[Task]] = {}
+        self._tasks: dict[tuple[str, int, int], list[AtSize]] = {}
         for key, part in rows.group_by([*_SHAPE, "size_bytes"], maintain_order=True):
             task = _task(part, len(self.catalogue))
             if task is not None:
@@ -186,7 +186,7 @@ def _minor(text: str) -> tuple[int, int]:
     return version.major, version.minor
 
 
-def _task(rows: pl.DataFrame, num_actions: int) -> Task | None:
+def _task(rows: pl.DataFrame, num_actions: int) -> AtSize | None:
     """The gains of one task, paired by run; None without MIN_RUNS runs of NCCL's own choice."""
     rows = rows.with_columns(label=_labels(rows))
     own = rows.filter(action=ABSTAIN_ACTION)
@@ -204,7 +204,7 @@ def _task(rows: pl.DataFrame, num_actions: int) -> Task | None:
         logs[int(str(action)), columns] = pairs["gain"].to_numpy()
     ran = own.select(pl.concat_str("actual_algorithm", "actual_protocol", separator="/"))
     names = {_parsed(name) for name in ran.to_series().drop_nulls().unique()}
-    return Task(
+    return AtSize(
         int(rows["size_bytes"][0]),
         logs,
         runs,
@@ -214,7 +214,7 @@ def _task(rows: pl.DataFrame, num_actions: int) -> Task | None:
     )
 
 
-def _steadied(tasks: Sequence[Task]) -> list[Task]:
+def _steadied(tasks: Sequence[AtSize]) -> list[AtSize]:
     """Tasks with outliers pulled in, and the usual variance between runs.
 
     One launch in a hundred takes twice as long as the others; that says little of its config. Where

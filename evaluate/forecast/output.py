@@ -16,8 +16,8 @@ from dynamiccl.evaluate.forecast.forecast import (
     POLICY,
     TABLE,
     Arm,
+    Conclusion,
     Forecast,
-    Verdict,
     share_of,
 )
 from dynamiccl.evaluate.forecast.job import Kind
@@ -34,7 +34,7 @@ _ARMS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimeShare:
     """A part of the step, or of communication."""
 
     letter: str
@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class KindRow:
     """A table row: one kind of call; shares are of the step, or of communication."""
 
     kind: Kind
@@ -65,7 +65,7 @@ class Line:
         return f"{self.kind.num_nodes} x {self.kind.num_ranks // self.kind.num_nodes}"
 
 
-def parts_of(found: Forecast) -> list[Part]:
+def parts_of(found: Forecast) -> list[TimeShare]:
     """The parts of the step; without steps, of communication."""
     weighed = found.weighed
     asks = [k for k, kind in enumerate(weighed.kinds) if kind.asks]
@@ -93,7 +93,7 @@ def parts_of(found: Forecast) -> list[Part]:
             ("idle", steps.idle_us, "idle"),
         ]
     return [
-        Part("ABCDEF"[i], name, us, us / whole if whole > 0.0 else 0.0, look)
+        TimeShare("ABCDEF"[i], name, us, us / whole if whole > 0.0 else 0.0, look)
         for i, (name, us, look) in enumerate(told)
     ]
 
@@ -116,7 +116,7 @@ def asking_text(found: Forecast) -> str:
     return f"Calls with {moved:.0%} of the job's bytes{words} ask a tuner."
 
 
-def lines_of(found: Forecast) -> list[Line]:
+def lines_of(found: Forecast) -> list[KindRow]:
     """All kinds of calls, largest share of time first."""
     weighed, arm = found.weighed, found.deciding
     whole = weighed.communication_us
@@ -129,7 +129,7 @@ def lines_of(found: Forecast) -> list[Line]:
         gain = None if pick is None else of_calls(weighed, k, pick)
         config = "" if pick is None else pick.config.key
         lines.append(
-            Line(
+            KindRow(
                 kind,
                 float(weighed.kind_us[k]) / whole if whole > 0.0 else 0.0,
                 float(weighed.kind_exposed_us[k]) / whole if has_steps else None,
@@ -145,7 +145,7 @@ def sweep_for(found: Forecast) -> Sweep | None:
     """The sweep that would measure what is not covered; None where not needed or possible."""
     weighed = found.weighed
     kinds = [weighed.kinds[k] for k in found.uncovered]
-    if not kinds and found.verdict is Verdict.CANNOT_TELL:
+    if not kinds and found.verdict is Conclusion.CANNOT_TELL:
         kinds = [kind for kind in weighed.kinds if kind.asks]
     return covering_sweep(kinds, found.system)
 
@@ -186,7 +186,7 @@ def to_json(found: Forecast) -> dict[str, Any]:
     }
 
 
-def _plain(line: Line) -> dict[str, Any]:
+def _plain(line: KindRow) -> dict[str, Any]:
     kind = asdict(line.kind)
     return {
         **kind,
@@ -238,7 +238,7 @@ def _arm_text(arm: Arm, told: Estimate) -> str:
     return told.text if any(pick is not None for pick in arm.picks) else "not known"
 
 
-def _gain_text(line: Line) -> str:
+def _gain_text(line: KindRow) -> str:
     if line.gain is None:
         return line.reason
     return "-" if line.config == _OWN else line.gain.text
@@ -267,7 +267,7 @@ def write(found: Forecast, names: list[str], out: Path) -> Path:
     return write_page(out, "forecast", to_json(found), [], header)
 
 
-def _ends(lines: Sequence[Line]) -> tuple[float, float]:
+def _ends(lines: Sequence[KindRow]) -> tuple[float, float]:
     """Axis limits of gains: all intervals, and at least a little on both sides of 0."""
     gains = [line.gain for line in lines if line.gain is not None]
     low, high = min((g.low for g in gains), default=0.0), max((g.high for g in gains), default=0.0)

@@ -55,7 +55,7 @@ class GatePlan:
             "cycles": self.cycles,
             "expected_to_pass": self.expected_to_pass,
             "left_out": self.left_out,
-            "sweep": self.sweep.to_json(),
+            "sweep": self.sweep,
             "written": str(self.written),
         }
 

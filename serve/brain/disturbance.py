@@ -5,7 +5,7 @@ from dynamiccl.datasets.manifest import TRIGGER_NAME
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain.search_context import num_new_calls
-from dynamiccl.serve.brain_history import Task
+from dynamiccl.serve.brain_history import KeyCalls
 from dynamiccl.serve.search.tuner import is_disturbed
 from dynamiccl.serve.torchscript import ScriptedTrigger
 
@@ -20,7 +20,7 @@ class Disturbance:
         self._seen: dict[tuple[Collective, int], tuple[Call, ...]] = {}
         self._is_disturbed: dict[tuple[Collective, int], bool] = {}
 
-    def has_changed(self, task: Task) -> bool:
+    def has_changed(self, task: KeyCalls) -> bool:
         """Whether new calls show that interference on the task key began or ended."""
         key = (task.collective, task.bin)
         fresh = num_new_calls(self._seen.get(key, ()), task.calls)

@@ -16,7 +16,7 @@ from dynamiccl.datasets.features import WINDOW_LENGTH
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile, DataError
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Collective, Protocol
-from dynamiccl.serve.brain_history import BrainConfig, History, Task
+from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.table import AUTO, MAX_BINS, MAX_FILE_BYTES, DecisionTable
 from dynamiccl.sizes import MAX_SIZE_BITS
 
@@ -149,13 +149,13 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise MessageError(f"a text that is not UTF-8: {error}") from error
 
-    def task(self) -> Task:
+    def task(self) -> KeyCalls:
         collective, index, num_calls = self.unpack(_TASK)
         if not 0 <= num_calls <= WINDOW_LENGTH:
             raise MessageError(f"{num_calls} calls in a window")
         pairs = [self.call() for _ in range(num_calls)]
         calls = tuple(call for call, _ in pairs)
-        return Task(Collective(collective), index, calls, _num_timed([n for _, n in pairs]))
+        return KeyCalls(Collective(collective), index, calls, _num_timed([n for _, n in pairs]))
 
     def call(self) -> tuple[Call, int]:
         """The next call, and its number."""

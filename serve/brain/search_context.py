@@ -14,7 +14,7 @@ from dynamiccl.datasets.manifest import Support
 from dynamiccl.datasets.questions import allowed, table_supports
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact, pick_table
-from dynamiccl.serve.brain_history import BrainConfig, Task
+from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.table import DecisionTable
 
 #: Timed calls with one config before it is judged.
@@ -30,7 +30,7 @@ class SearchContext:
     #: [collective][bin][action] whether it may be played.
     mask: npt.NDArray[np.bool_]
 
-    def holds(self, task: Task) -> bool:
+    def holds(self, task: KeyCalls) -> bool:
         """Whether the table has the task's size bin."""
         return 0 <= task.bin - self.table.first_bin < self.table.num_bins
 
@@ -67,7 +67,7 @@ def open_search_context(artifact: Artifact, config: BrainConfig) -> SearchContex
     return SearchContext(table, support, mask)
 
 
-def in_force(table: DecisionTable | None, task: Task) -> Config:
+def in_force(table: DecisionTable | None, task: KeyCalls) -> Config:
     """The config that the plugin requests for a task now."""
     found = table.at(task.collective, task.bin) if table else None
     return found or ABSTAIN

@@ -32,7 +32,7 @@ from dynamiccl.serve.brain.search_context import (
     num_new_calls,
     open_search_context,
 )
-from dynamiccl.serve.brain_history import BrainConfig, History, Task
+from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.epsilon_greedy import EpsilonGreedy
 from dynamiccl.serve.search.policy_search import PolicySearch, Rules
@@ -93,7 +93,7 @@ class TunerBrain:
         table = self._context.with_configs(chosen, elsewhere=self._from_table)
         return None if table == history.table else table
 
-    def _learn(self, task: Task, context: SearchContext, running: Config) -> None:
+    def _learn(self, task: KeyCalls, context: SearchContext, running: Config) -> None:
         key = (task.collective, task.bin)
         if key not in self._progress:
             self._spaces[key] = self._open_space(task, context, running)
@@ -116,7 +116,7 @@ class TunerBrain:
             self._tuner.tell(key, time_us, progress.playing)
         progress.playing = self._tuner.ask(key)
 
-    def _open_space(self, task: Task, context: SearchContext, running: Config) -> SearchSpace:
+    def _open_space(self, task: KeyCalls, context: SearchContext, running: Config) -> SearchSpace:
         mask = context.mask[task.collective, task.bin - context.table.first_bin]
         last = task.calls[-1]
         ran = Config(last.algorithm, last.protocol, last.num_channels)

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
+from dynamiccl.doctor import Machine
 from dynamiccl.errors import UnknownName
-from dynamiccl.machine import ThisMachine
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.build import find_plugin
 from dynamiccl.serve.commands.options import ArtifactDir, Json, Plugin, stdout
@@ -39,7 +39,7 @@ def bind_command(
     chosen = system or (names[0] if len(names) == 1 else "")
     if chosen not in names:
         raise UnknownName("system", chosen or "(none given)", names, where="--system")
-    machine = fingerprint or own_fingerprint(ThisMachine(), find_plugin(plugin), nccl)
+    machine = fingerprint or own_fingerprint(Machine(), find_plugin(plugin), nccl)
     before = opened.index.systems.get(machine)
     index = opened.index.bound(chosen, machine)
     index.write(artifact)

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
-from dynamiccl.machine import ThisMachine
+from dynamiccl.doctor import Machine
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.build import find_plugin
 from dynamiccl.serve.commands.options import ArtifactDir, Json, Plugin
-from dynamiccl.serve.environment import MODES, Job, job_environment
+from dynamiccl.serve.environment import MODES, JobSettings, job_environment
 
 
 def env_command(
@@ -29,8 +29,8 @@ def env_command(
 
     Example: eval "$(dynamiccl-deploy env out/artifact)"
     """
-    job = Job(open_artifact(artifact), find_plugin(plugin), system=system, mode=mode)
-    found = job_environment(job, ThisMachine())
+    job = JobSettings(open_artifact(artifact), find_plugin(plugin), system=system, mode=mode)
+    found = job_environment(job, Machine())
     for note in found.notes:
         print(f"# {note}", file=sys.stderr)
     if as_json:

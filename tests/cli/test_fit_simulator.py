@@ -24,7 +24,7 @@ def base_fixture(tmp_path: Path) -> Path:
 def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, base: Path, tmp_path: Path) -> None:
     done = shell(*FIT, "--base", base, "--name", "mine", "--out", "mine.toml")
     assert done.code == 0
-    assert "above 1 MiB: median error" in done.out
+    assert "above 1 MiB" in done.out
     assert "mine -> mine.toml" in done.out
     assert find_system(str(tmp_path / "mine.toml")).name == "mine"
     sweep = tmp_path / "on_mine.toml"
@@ -39,14 +39,12 @@ def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, base: Path, tmp_pat
     assert shell("dynamiccl-collect", "plan", sweep, "--json").json["system"] == "mine"
 
 
-def test_json_has_errors_by_size_and_config_and_the_plot(shell: Shell, base: Path) -> None:
-    document = shell(*FIT, "--base", base, "--out", "mine.toml", "--plots", "plots", "--json").json
+def test_json_has_errors_by_size(shell: Shell, base: Path) -> None:
+    document = shell(*FIT, "--base", base, "--out", "mine.toml", "--json").json
     assert document["held_out_above_1mib"]["cells"] == 40
     assert document["misses"] == []
-    assert len(document["by_config"]) == 4
+    assert document["by_size"]["to 64 KiB"]["cells"] == 20
     assert document["out"] == "mine.toml"
-    [plot] = document["plots"]
-    assert Path(plot).read_bytes().startswith(b"\x89PNG")
 
 
 def test_data_that_cannot_tell_is_refused_and_nothing_is_written(
@@ -54,9 +52,7 @@ def test_data_that_cannot_tell_is_refused_and_nothing_is_written(
 ) -> None:
     store_of(tmp_path / "few", rows(sizes=SIZES[:3]))
     command = ("dynamiccl-collect", "fit-simulator", "--data", "few", "--base", base)
-    assert "cannot" in (line := refused(shell(*command, "--out", "mine.toml"), 3)) or (
-        "do not determine" in line
-    )
+    assert "do not determine" in refused(shell(*command, "--out", "mine.toml"), 3)
     assert not (tmp_path / "mine.toml").exists()
 
 

@@ -101,16 +101,16 @@ from tests.cluster.payloads import HANG, python
 settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)
 full = Ranks(("echo", "ran"), num_nodes=2, ranks_per_node=2)
-sampler, up = nodes.start(python(HANG, "beside-mpirun"), 2), 0
+said = []
+sampler = nodes.start(python(HANG, "beside-mpirun"), 2, said.append)
 try:
-    while up < 2 and (line := sampler.stdout.readline()):
-        up += b"row" in line
+    sampler.wait_for(lambda: sum("row" in line for line in said) >= 2, 60)
     done = run_process(command(full, settings), Limits(20, 20))
-    print(sampler.poll() is None, done.returncode, done.output.count("ran"))
+    print(sampler.process.poll() is None, done.returncode, done.output.count("ran"))
     if done.returncode:
         print(done.output)
 finally:
-    nodes.end(sampler)
+    sampler.end()
 """
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ __all__ = ["folder"]
 
 #: A launch of 5 to 21 rows takes some seconds, so that something can happen to it.
 SLOW = {"FAKE_SECONDS_PER_ROW": "0.25"}
+#: Nothing more shall happen to it.
+FAST = {"FAKE_SECONDS_PER_ROW": "0"}
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Batch:
         found: dict[str, Any] = {}
 
         def has_happened() -> bool:
+            time.sleep(1)  # the command takes as much of the machine as the job
             found.update(self.run())
             return happened(found)
 
@@ -145,13 +149,13 @@ def test_where_it_may_not_be_requeued_another_job_follows(batch: Batch) -> None:
 
 
 def test_a_job_that_measured_nothing_ends(batch: Batch) -> None:
-    batch.env["FAKE_INIT_FAILS"] = "1"
-    number = batch.begin(more="")["job"]
+    batch.env = {**FAST, "FAKE_INIT_FAILS": "1"}
+    number = batch.begin()["job"]
     wait_until(lambda: batch.slurm.state(number) == "FAILED", "it failed", 60)
     assert "Restarts=0" in batch.facts(number)
     assert "FAKE_INIT_FAILS" in batch.log()
     assert "no job of it waits or runs" in batch.run(code=2)["said"]
-    del batch.env["FAKE_INIT_FAILS"]
+    batch.env = FAST
     again = batch.run("--resume")["job"]
     assert again != number
     assert batch.numbers() == [number, again]
@@ -165,6 +169,7 @@ def test_scancel_ends_it_cleanly_and_it_is_not_queued_again(batch: Batch) -> Non
     wait_until(lambda: batch.slurm.state(number) == "CANCELLED", "cancelled", 60)
     assert "SIGTERM: stopping after the running trial" in batch.log()
     assert "go on with --resume" in batch.run(code=2)["said"]
+    batch.env = FAST
     batch.run("--resume")
     batch.complete()
 

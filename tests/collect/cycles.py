@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynamiccl.collect.grid import Trial
-from dynamiccl.collect.strategies.strategy import Outcome
+from dynamiccl.collect.strategies import Outcome
 from dynamiccl.nccl import ABSTAIN
 
 

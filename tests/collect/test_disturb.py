@@ -1,27 +1,32 @@
-"""Starting, waiting for and ending a disturbance on local nodes."""
+"""Interference: starting, waiting for and ending it on local nodes, and the programs themselves."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynamiccl.collect import disturb as module
-from dynamiccl.collect.disturb import Disturber, traffic_argv
+from dynamiccl.collect.disturb import Disturber, repeat, shares
 from dynamiccl.collect.grid import Interference, Setting
 from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.nodes import Nodes
-from dynamiccl.errors import InvalidSweep, MachineError, UnknownName, UserError
+from dynamiccl.collect.sampler import HELLO
+from dynamiccl.errors import InvalidSweep, MachineError, UnknownName
 from dynamiccl.nccl import Collective
-from tests.collect.live_processes import await_true, is_running
+from tests.collect.live_processes import PATIENCE_S, await_true, children, cpu_seconds, is_running
 from tests.fakes.nccl_tests.install import install_stand_in
 
 LOCAL = Nodes(LauncherSettings())
 NOTHING = "/no/such/program"
 ROW = "    67108864      16777216     float     sum      -1   274.2  244.7  428.3      0"
-SAYS_READY = "import time; print('ready'); time.sleep(60)"
 
 
 def setting(kind: str = "none", level: float = 0.0, ranks: int = 2, nodes: int = 1) -> Setting:
@@ -34,50 +39,46 @@ class Started(Nodes):
     def __init__(self, code: str = "") -> None:
         super().__init__(LauncherSettings())
         self.code = code
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.pids: list[int] = []
         self.argv: list[str] = []
 
-    def start(self, argv, num_nodes, **more):  # type: ignore[no-untyped-def]
+    def start(self, argv, num_nodes, hear, **more):  # type: ignore[no-untyped-def]
         self.argv = list(argv)
         if self.code:
             argv, num_nodes, more = [sys.executable, "-u", "-c", self.code], 1, {}
-        process = super().start(argv, num_nodes, **more)
-        self.processes.append(process)
-        return process
+        program = super().start(argv, num_nodes, hear, **more)
+        self.pids.append(program.process.pid)
+        return program
 
     def is_running(self) -> bool:
-        return is_running(self.processes[0].pid)
+        return is_running(self.pids[0])
 
 
 def test_setting_that_runs_alone_starts_nothing() -> None:
     nodes = Started()
     with Disturber(nodes, None).disturb(setting(), NOTHING) as disturbance:
         assert disturbance.lost is None
-    assert nodes.processes == []
+    assert nodes.pids == []
 
 
-def test_cpu_stress_runs_while_the_launch_does_and_not_after() -> None:
+def test_stress_runs_while_the_launch_does_and_is_ended_when_that_fails() -> None:
     nodes = Started()
-    with Disturber(nodes, None).disturb(setting("cpu", 0.1), NOTHING) as disturbance:
-        assert nodes.is_running()
-        assert disturbance.lost is None
-    assert not nodes.is_running()
 
+    def fail() -> None:
+        with Disturber(nodes, None).disturb(setting("cpu", 0.1), NOTHING) as disturbance:
+            assert nodes.is_running()
+            assert disturbance.lost is None
+            raise ZeroDivisionError
 
-def test_stress_is_ended_when_the_launch_fails() -> None:
-    nodes = Started()
-    with (
-        pytest.raises(ZeroDivisionError),
-        Disturber(nodes, None).disturb(setting("cpu", 0.1), NOTHING),
-    ):
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert not nodes.is_running()
 
 
 def test_disturbance_that_ends_before_its_time_is_told() -> None:
     nodes = Started()
     with Disturber(nodes, None).disturb(setting("cpu", 0.1), NOTHING) as disturbance:
-        os.kill(nodes.processes[0].pid, 9)
+        os.kill(nodes.pids[0], 9)
         await_true(lambda: disturbance.lost is not None)
         assert str(disturbance.lost).startswith("interference 'cpu' ended with status -9")
 
@@ -88,15 +89,16 @@ def test_traffic_runs_on_the_gpus_that_are_left_free(
     monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.01")
     binary = install_stand_in(tmp_path) / "all_reduce_perf"
     nodes = Started()
-    disturber = Disturber(nodes, 8)
-    with disturber.disturb(setting("traffic", 0.5), str(binary)) as disturbance:
+    with Disturber(nodes, 8).disturb(setting("traffic", 0.5), str(binary)) as disturbance:
         assert disturbance.lost is None
         assert nodes.is_running()
     assert not nodes.is_running()
     # One process drives the six GPUs behind the trial's two.
-    assert "NCCL_TESTS_DEVICE=2" in nodes.argv
-    assert nodes.argv[nodes.argv.index("-g") + 1] == "6"
-    assert "NCCL_MAX_CTAS=16" in nodes.argv
+    assert nodes.argv == [
+        *("env", "-u", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS=16", "NCCL_TESTS_DEVICE=2"),
+        *(str(binary), "-b", "64M", "-e", "64M", "-g", "6"),
+        *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
+    ]
 
 
 def test_traffic_needs_to_know_how_many_gpus_there_are_and_one_to_spare() -> None:
@@ -111,32 +113,38 @@ def test_traffic_needs_to_know_how_many_gpus_there_are_and_one_to_spare() -> Non
         Disturber(LOCAL, 2).disturb(traffic, NOTHING),
     ):
         pass
-
-
-def test_traffic_that_does_not_get_under_way_is_an_error_with_its_words(tmp_path: Path) -> None:
-    broken = tmp_path / "all_reduce_perf"
-    broken.write_text("#!/bin/sh\necho no libnccl here\nexit 3\n")
-    broken.chmod(0o755)
     with (
-        pytest.raises(MachineError, match=r"ended with status 3.*no libnccl here"),
-        Disturber(LOCAL, 8).disturb(setting("traffic", 0.5), str(broken)),
+        pytest.raises(UnknownName, match=r"interference 'congestion'.*cpu, gemm, traffic"),
+        Disturber(LOCAL, None).disturb(setting("congestion", 1.0), NOTHING),
     ):
         pass
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "print('0: ready'); time.sleep(0.3); print('[1,1]<stdout>:ready'); print('not ready yet')",
-        "print('0: ready'); print('not ready yet'); time.sleep(0.3); print('1: ready')",
-    ],
-)
-def test_every_node_must_be_ready_and_a_launcher_may_label_lines(lines: str) -> None:
+def test_every_node_must_be_ready_and_a_launcher_may_label_lines() -> None:
     started = time.monotonic()
-    nodes = Started(f"import time; {lines}; time.sleep(60)")
+    first, last = "print('0: ready'); print('not ready yet')", "print('[1,1]<stdout>:ready')"
+    nodes = Started(f"import time; {first}; time.sleep(0.3); {last}; time.sleep(60)")
     with Disturber(nodes, None).disturb(setting("cpu", 0.5, nodes=2), NOTHING):
         assert time.monotonic() - started > 0.3
     assert not nodes.is_running()
+
+
+def test_traffic_is_ready_with_its_first_row() -> None:
+    started = time.monotonic()
+    said = (
+        *("# nThread 1 nGpus 1", "#  ready", "ready", "#  size  count  type  redop  root  time"),
+        "#  Rank  0 Group  0 Pid  71 on  n1 device  4 [0000:4e:00] NVIDIA H100",
+        "n1: Test NCCL failure common.cu:1005 'internal error'",
+    )
+    row = f"print('0: ' + {ROW!r})"
+    nodes = Started(
+        f"import time; print(*{said!r}, sep='\\n'); time.sleep(0.3); {row}\nwhile True: {row}"
+    )
+    # Its output is endless, and blocks nobody.
+    with Disturber(nodes, 8).disturb(setting("traffic", 0.25, nodes=4), NOTHING):
+        assert time.monotonic() - started > 0.3
+    assert not nodes.is_running()
+    assert "NCCL_MAX_CTAS=8" in nodes.argv
 
 
 def test_one_that_fails_at_once_says_why() -> None:
@@ -159,47 +167,138 @@ def test_one_that_is_never_ready_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
     assert not nodes.is_running()
 
 
-def test_endless_output_does_not_block_it() -> None:
-    nodes = Started(f"while True: print({ROW!r})")
-    with Disturber(nodes, 8).disturb(setting("traffic", 0.5), NOTHING) as disturbance:
-        assert disturbance.lost is None
-    assert not nodes.is_running()
+# --- The programs ---
 
 
-def test_traffic_is_ready_with_its_first_row() -> None:
-    started = time.monotonic()
-    said = (
-        *("# nThread 1 nGpus 1", "#  ready", "ready", "#  size  count  type  redop  root  time"),
-        "#  Rank  0 Group  0 Pid  71 on  n1 device  4 [0000:4e:00] NVIDIA H100",
-        "n1: Test NCCL failure common.cu:1005 'internal error'",
-    )
-    nodes = Started(
-        f"import time; print(*{said!r}, sep='\\n'); time.sleep(0.3); print('0: ' + {ROW!r}); "
-        "time.sleep(60)"
-    )
-    with Disturber(nodes, 8).disturb(setting("traffic", 0.25, nodes=4), NOTHING):
-        assert time.monotonic() - started > 0.3
-    assert nodes.argv == [
-        *("env", "-u", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS=8", "NCCL_TESTS_DEVICE=2"),
-        *(NOTHING, "-b", "64M", "-e", "64M", "-g", "6"),
-        *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
-    ]
+def argv_for(kind: str, level: float) -> list[str]:
+    return [sys.executable, "-m", "dynamiccl.collect.disturb", kind, "--level", f"{level:g}"]
 
 
-@pytest.mark.parametrize(("level", "channels"), [(0.001, 1), (0.5, 16), (1.0, 32)])
-def test_the_level_of_traffic_is_a_share_of_channels(level: float, channels: int) -> None:
-    argv = traffic_argv(NOTHING, level, first_device=4, gpus_per_process=1)
-    assert f"NCCL_MAX_CTAS={channels}" in argv
+GEMM_ON_CPU = [*argv_for("gemm", 0.5), "--device", "cpu"]
 
 
-def test_other_kinds_and_levels_are_refused() -> None:
-    with (
-        pytest.raises(UnknownName, match=r"interference 'congestion'.*cpu, gemm, traffic"),
-        Disturber(LOCAL, None).disturb(setting("congestion", 1.0), NOTHING),
-    ):
-        pass
-    with (
-        pytest.raises(UserError, match=r"level of 'cpu' is 1\.5"),
-        Disturber(LOCAL, None).disturb(setting("cpu", 1.5), NOTHING),
-    ):
-        pass
+@contextmanager
+def disturbing(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A disturbance on one core (others share this machine), busy, surely gone afterwards."""
+    core = min(os.sched_getaffinity(0))
+    with subprocess.Popen(
+        ["taskset", "-c", str(core), *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def states(pid: int) -> set[str]:
+    """The states that a process is seen in: R where it runs or wants to, S where it sleeps."""
+    seen = set()
+    for _ in range(100):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        seen.add(stat.rpartition(")")[2].split()[0])
+        time.sleep(0.005)
+    return seen
+
+
+def test_cpu_stress_takes_its_share_of_a_core() -> None:
+    with disturbing(argv_for("cpu", 0.5)) as child:
+        (worker,) = children(child.pid)
+        used, began = cpu_seconds(worker), time.monotonic()
+        assert states(worker) == {"R", "S"}
+        assert (cpu_seconds(worker) - used) / (time.monotonic() - began) < 0.6
+    with disturbing(argv_for("cpu", 1.0)) as child:
+        (worker,) = children(child.pid)
+        await_true(lambda: cpu_seconds(worker) > 0.05)
+        assert states(worker) == {"R"}
+
+
+def test_gemm_works_without_a_gpu_only_when_told_to() -> None:
+    with disturbing(GEMM_ON_CPU) as child:
+        used = cpu_seconds(child.pid)
+        await_true(lambda: cpu_seconds(child.pid) > used + 0.05)
+
+
+@pytest.mark.parametrize("argv", [argv_for("cpu", 1.0), GEMM_ON_CPU], ids=["cpu", "gemm"])
+def test_it_ends_when_told_and_leaves_nobody(argv: list[str]) -> None:
+    with disturbing(argv) as child:
+        workers = children(child.pid)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(PATIENCE_S) == 0
+        assert not any(is_running(pid) for pid in workers)
+
+
+def test_it_ends_with_its_starter_and_a_killed_one_leaves_nobody() -> None:
+    with disturbing(argv_for("cpu", 1.0)) as child:
+        assert child.stdin is not None
+        child.stdin.write(HELLO.decode())
+        child.stdin.close()
+        assert child.wait(PATIENCE_S) == 0
+    with disturbing(argv_for("cpu", 1.0)) as child:
+        workers = children(child.pid)
+        assert workers
+        child.kill()
+        child.wait(PATIENCE_S)
+        await_true(lambda: not any(is_running(pid) for pid in workers))
+
+
+RUN_GEMM = "from dynamiccl import cli; from dynamiccl.collect import disturb; cli.run(lambda: {})"
+ON_GPU, ON_CPU = (f"disturb.main(['gemm', '--level', '0.5'{word}])" for word in
+                  ("", ", '--device', 'cpu'"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "said"),
+    [
+        ("import sys; sys.modules['torch'] = None", ON_GPU, "pip install 'dynamiccl[train]'"),
+        ("import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''", ON_GPU, "finds no CUDA device on"),
+        (
+            "import torch\ndef broken(*_, **__): raise RuntimeError('out of memory')\n"
+            "torch.mm = broken",
+            ON_CPU,
+            "out of memory",
+        ),
+    ],
+)
+def test_gemm_that_cannot_run_says_why(before: str, call: str, said: str) -> None:
+    argv = [sys.executable, "-c", f"{before}\n{RUN_GEMM.format(call)}"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("level", ["0", "1.5", "-1"])
+def test_levels_out_of_range_are_refused(level: str) -> None:
+    argv = [*argv_for("cpu", 0.5)[:-1], level]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--level" in done.stderr
+
+
+@pytest.mark.parametrize("level", [0.25, 0.5, 1.0])
+def test_rest_makes_the_level_the_share_of_busy_time(
+    level: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 3.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    rests: list[float] = []
+
+    def rest(seconds: float) -> bool:
+        rests.append(seconds)
+        return True
+
+    repeat(lambda: None, level, rest)
+    assert 3.0 / (3.0 + rests[0]) == pytest.approx(level)
+
+
+@given(level=st.floats(0.001, 1.0), cores=st.integers(1, 512))
+def test_shares_of_cores_add_up_to_the_level(level: float, cores: int) -> None:
+    parts = shares(level, cores)
+    assert sum(parts) == pytest.approx(level * cores, abs=1e-6)
+    assert all(0 < part <= 1 for part in parts)
+    assert len(parts) <= cores

@@ -1,13 +1,20 @@
+"""Programs on nodes, and what a node is."""
+
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
-from dynamiccl.collect.nodes import Nodes
+from dynamiccl.collect.nodes import Nodes, SiteFacts, ask_nodes, exclusive, node_facts
+from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import InvalidSweep, MachineError
+from tests.collect import sysfs
 from tests.collect.live_processes import await_true, children, is_running
+from tests.fakes.nvml.build import fake_nvml_env
 
 LOCAL = Nodes(LauncherSettings())
 
@@ -16,12 +23,8 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_node_is_asked_and_answers_line_by_line() -> None:
-    assert LOCAL.ask(python("print('one'); print('two')"), 1) == ["one", "two"]
-    assert LOCAL.ask(python(""), 1) == []
-
-
 def test_answer_that_failed_is_told_with_its_last_words() -> None:
+    assert LOCAL.ask(python("print('one'); print('two')"), 1) == ["one", "two"]
     code = "import sys; [print(i, flush=True) for i in range(9)]; sys.exit('no such device')"
     with pytest.raises(MachineError, match=r"ended with status 1: 7 \| 8 \| no such device"):
         LOCAL.ask(python(code), 1)
@@ -29,15 +32,11 @@ def test_answer_that_failed_is_told_with_its_last_words() -> None:
         LOCAL.ask(["false"], 1)
 
 
-def test_program_that_is_not_there_is_told() -> None:
+def test_program_that_cannot_be_started_is_told() -> None:
     with pytest.raises(MachineError, match="cannot start 'no-such-program'"):
         LOCAL.ask(["no-such-program"], 1)
     with pytest.raises(MachineError, match="cannot start 'no-such-program'"):
-        LOCAL.start(["no-such-program"], 1)
-
-
-def test_local_launcher_reaches_one_node() -> None:
-    assert LOCAL.one_process
+        LOCAL.start(["no-such-program"], 1, print)
     with pytest.raises(InvalidSweep, match="take launcher mpirun, srun or sbatch"):
         LOCAL.ask(["true"], 2)
 
@@ -45,91 +44,245 @@ def test_local_launcher_reaches_one_node() -> None:
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); \
-time.sleep(600)"], start_new_session=False)
+time.sleep(600)"])
 child.wait()
 """
 
 
-def test_started_program_is_ended_with_all_its_children() -> None:
-    process = LOCAL.start(python(PARENT), 1)
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == b"up\n"
-        [child] = children(process.pid)
-        LOCAL.end(process)
-        assert process.returncode is not None
-        await_true(lambda: not is_running(child))
-        assert process.stdout.read() == b""
-    assert process.stdin is not None
-    assert process.stdin.closed
+def test_started_program_is_heard_and_ended_with_all_its_children() -> None:
+    said: list[str] = []
+    program = LOCAL.start(python(PARENT), 1, said.append)
+    assert program.wait_for(lambda: said == ["up"], 20)
+    [child] = children(program.process.pid)
+    program.end()
+    assert program.process.returncode is not None
+    await_true(lambda: not is_running(child))
+    program.end()
+    assert program.last_words == "up"
 
 
-def test_program_hears_us_and_sees_us_go() -> None:
-    process = LOCAL.start(["cat"], 1)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdout:
-        process.stdin.write(b"hello\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"hello\n"
-        process.stdin.close()
-        assert process.wait(timeout=20) == 0
-    LOCAL.end(process)
+def test_program_that_ends_by_itself_is_waited_for_no_longer() -> None:
+    program = LOCAL.start(["true"], 1, print)
+    assert not program.wait_for(lambda: False, 1e6)
+    assert program.process.returncode == 0
+    program.end()
 
 
-def test_program_that_ended_before_it_heard_us_is_ended_all_the_same() -> None:
-    process = LOCAL.start(["true"], 1)
-    assert process.stdin is not None
-    process.stdin.write(b"hello\n")
-    process.wait(timeout=20)
-    LOCAL.end(process)
-    assert process.stdin.closed
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-def test_ending_what_has_ended_is_harmless() -> None:
-    process = LOCAL.start(["true"], 1)
-    process.wait(timeout=20)
-    LOCAL.end(process)
-    LOCAL.end(process)
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-@pytest.fixture
-def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    """A launcher whose srun says how it was called."""
+def test_our_own_programs_run_beside_the_step_and_outside_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = tmp_path / "srun"
     fake.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return Nodes(
-        LauncherSettings(
-            kind="srun",
-            extra_args=("--mpi=pmix",),
-            prefix=("numactl", "-l"),
-            container=ContainerSettings(runtime="pyxis", image="nccl.sqsh"),
-        )
-    )
-
-
-def test_our_own_programs_run_beside_the_step_and_outside_of_its_container(srun: Nodes) -> None:
+    container = ContainerSettings(runtime="pyxis", image="nccl.sqsh")
+    prefix, extra = ("numactl", "-l"), ("--mpi=pmix",)
+    settings = LauncherSettings(kind="srun", extra_args=extra, prefix=prefix, container=container)
+    srun = Nodes(settings)
     words = srun.ask(["asks", "--what", "x y"], 3)
     assert not srun.one_process
     assert words[-3:] == ["asks", "--what", "x y"]
-    assert "--overlap" in words
-    assert "--mpi=pmix" in words
+    assert {"--overlap", "--mpi=pmix", "--cpu-bind=none"} <= set(words)
     assert not [word for word in words if "container" in word or word == "numactl"]
     assert "-N 3 -n 3" in " ".join(words)
+    started: list[str] = []
+    program = srun.start(["traffic"], 2, started.append, ranks_per_node=4)
+    program.wait_for(lambda: False, 20)
+    program.end()
+    assert "-N 2 -n 8" in " ".join(started)
 
 
-def test_ranks_of_their_own_are_started_where_asked_for(srun: Nodes) -> None:
-    process: subprocess.Popen[bytes] = srun.start(["traffic"], 2, ranks_per_node=4)
-    assert process.stdout is not None
-    with process.stdout:
-        words = process.stdout.read().decode().split()
-    process.wait(timeout=20)
-    srun.end(process)
-    assert "-N 2 -n 8" in " ".join(words)
-    assert "--overlap" in words
+# --- What a node is ---
+
+NODE: dict[str, Any] = {
+    "nvml_error": None,
+    "num_gpus": 8,
+    "gpu": "FAKE H100",
+    "driver_version": "999.10",
+    "mig": False,
+    "cpu_vendor": "intel",
+    "nic_kind": "infiniband",
+}
+COLUMNS = {name: NODE[name] for name in NODE if name not in {"nvml_error", "num_gpus"}}
+
+
+class Answers(Nodes):
+    """Nodes that answer what a test says."""
+
+    def __init__(self, *lines: str | dict[str, Any]) -> None:
+        super().__init__(LauncherSettings())
+        self._lines = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+
+    def ask(self, argv: object, num_nodes: int) -> list[str]:  # noqa: ARG002
+        return self._lines
+
+
+def test_nodes_are_asked_and_other_lines_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    assert ask_nodes(Answers("srun: step created", NODE, "", NODE), 2, {}) == SiteFacts(COLUMNS, 8)
+    assert caplog.text == ""
+    assert ask_nodes(Answers("{torn", "{}", "7", NODE), 3, {}).num_gpus == 8
+    assert "only 1 of 3 nodes reported their facts" in caplog.text
+    assert ask_nodes(Answers(), 1, {}) == SiteFacts({}, None)
+
+
+def test_what_nodes_differ_in_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    other = NODE | {"driver_version": "1.0", "nic_kind": None, "num_gpus": 4}
+    found = ask_nodes(Answers(NODE, other), 2, {})
+    assert found.columns.keys() == COLUMNS.keys() - {"driver_version", "nic_kind"}
+    assert found.num_gpus is None
+    assert "the nodes differ in driver_version, nic_kind: not recorded" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [(False, True, True), (None, True, True), (False, None, None), (None, None, None)],
+)
+def test_mig_on_one_node_is_mig(one: bool | None, other: bool | None, both: bool | None) -> None:
+    found = ask_nodes(Answers(NODE | {"mig": one}, NODE | {"mig": other}), 2, {})
+    assert found.columns.get("mig") is both
+
+
+@pytest.mark.parametrize(
+    ("word", "alone"),
+    [("NO", True), ("EXCLUSIVE", True), ("OK", False), ("YES", False), ("USER", False)],
+)
+def test_slurm_says_whether_the_nodes_are_ours_alone(
+    word: str,
+    alone: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake = tmp_path / "scontrol"
+    line = f"JobId=42 JobName=x OverSubscribe={word} Contiguous=0 Licenses=(null)"
+    fake.write_text(f'#!/bin/sh\n[ "$*" = "show job --oneliner 42" ] && echo "{line}"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = ask_nodes(Answers(NODE), 1, {"SLURM_JOB_ID": "42"})
+    assert found.columns["exclusive_node"] is alone
+    assert found.columns["job_id"] == "42"
+    assert ("the nodes are shared with other jobs" in caplog.text) != alone
+    assert exclusive("43") is None
+
+
+def test_job_without_slurms_programs_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = ask_nodes(Answers(NODE), 1, {"SLURM_JOB_ID": "42"})
+    assert "exclusive_node" not in found.columns
+    assert "not known whether the nodes are ours alone: cannot start 'scontrol'" in caplog.text
+
+
+def facts_by(folder: Path, **settings: object) -> dict[str, Any]:
+    """The facts that a process of its own prints, with the fake NVML."""
+    argv = [sys.executable, "-m", "dynamiccl.collect.nodes"]
+    env = fake_nvml_env(folder, **settings)
+    done = subprocess.run(argv, env=env, capture_output=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_nvml_says_what_the_gpus_are(fake_nvml: Path) -> None:
+    facts = facts_by(fake_nvml, gpus=8)
+    wanted = {
+        "nvml_error": None,
+        "num_gpus": 8,
+        "gpu": "FAKE H100",
+        "driver_version": "999.10.fake",
+        "compute_capability": 9.0,
+        "nvlink_generation": 4,
+        "nvlinks_per_gpu": 18,
+        "nvswitch": True,
+        "mig": False,
+    }
+    assert facts == facts | wanted
+    assert facts.keys() - {"nvml_error", "num_gpus"} <= set(MEASUREMENTS.names)
+    assert facts_by(fake_nvml, mig=1)["mig"] is True
+
+
+def test_what_nvml_refuses_is_not_known(fake_nvml: Path) -> None:
+    facts = facts_by(fake_nvml, deny="nvmlDeviceGetMigMode=4,nvmlDeviceGetName=4")
+    assert (facts["mig"], facts["gpu"]) == (None, None)
+    # What a GPU without NVLink answers.
+    facts = facts_by(fake_nvml, deny="nvmlDeviceGetNvLinkState=3")
+    links = (facts["nvlink_generation"], facts["nvlinks_per_gpu"], facts["nvswitch"])
+    assert links == (0, 0, False)
+    facts = facts_by(fake_nvml, deny="nvmlInitWithFlags=4")
+    assert "Insufficient Permissions" in facts["nvml_error"]
+    assert facts["num_gpus"] is None
+    assert "gpu" not in facts
+
+
+def test_node_without_nvml_says_what_to_install_and_what_the_kernel_shows(tmp_path: Path) -> None:
+    for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "4: ACTIVE"), ("mlx5_2", "1: DOWN")):
+        sysfs.infiniband(tmp_path, name, state=state)
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n")
+    code = (
+        "import sys; sys.modules['pynvml'] = None; from pathlib import Path; "
+        "import json; from dynamiccl.collect.nodes import node_facts; "
+        f"where = Path({str(tmp_path)!r}); print(json.dumps(node_facts(where, where)))"
+    )
+    assert json.loads(subprocess.check_output(python(code))) == {
+        "nvml_error": "no package nvidia-ml-py; pip install 'dynamiccl[telemetry]'",
+        "num_gpus": None,
+        "cpu_vendor": "intel",
+        "node_fingerprint": None,
+        "nic_kind": "infiniband",
+        "nic_gbits_per_s": 400.0,
+        "nics_per_node": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "vendor"),
+    [
+        ("vendor_id\t: AuthenticAMD\n", "amd"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", "arm"),
+        ("vendor_id\t: CentaurHauls\n", None),
+    ],
+)
+def test_cpu_vendors(tmp_path: Path, cpuinfo: str, vendor: str | None) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert node_facts(tmp_path / "sys", tmp_path)["cpu_vendor"] == vendor
+
+
+def nics(root: Path) -> tuple[Any, ...]:
+    facts = node_facts(root, root)
+    return facts["nic_kind"], facts["nic_gbits_per_s"], facts["nics_per_node"]
+
+
+def test_kinds_of_rdma_ports_are_told_apart(tmp_path: Path) -> None:
+    sysfs.infiniband(tmp_path, "mlx5_0", state="1: DOWN")
+    assert nics(tmp_path) == (None, None, None)
+    sysfs.efa(tmp_path, "rdmap16s27")
+    assert nics(tmp_path) == ("efa", 100.0, 1)
+    sysfs.infiniband(tmp_path, "mlx5_1", layer="Ethernet")
+    assert nics(tmp_path) == ("roce", 400.0, 1)
+
+
+def test_sockets_are_the_nics_of_a_node_without_rdma(tmp_path: Path) -> None:
+    for name in ("lo", "veth0", "veth1"):
+        sysfs.ethernet(tmp_path, name)
+    assert nics(tmp_path) == ("socket", None, 2)
+    for name, speed in (("eth0", 25000), ("eth1", 100000), ("eth2", -1)):
+        sysfs.ethernet(tmp_path, name, speed=speed, hardware=True)
+    assert nics(tmp_path) == ("socket", 100.0, 1)
+
+
+def gpu(proc: Path, number: int, model: str, *lines: str) -> None:
+    folder = proc / "driver" / "nvidia" / "gpus" / f"0000:{number:02x}:00.0"
+    folder.mkdir(parents=True)
+    text = "\n".join((f"Model: \t\t {model}", "IRQ:   \t\t 42", *lines))
+    (folder / "information").write_text(f"{text}\n")
+
+
+def test_fingerprint_says_what_the_kernel_shows(tmp_path: Path) -> None:
+    for number, excluded in enumerate(("No", "No", "Yes")):
+        gpu(tmp_path, number, "NVIDIA H100 80GB HBM3", f"GPU Excluded:\t {excluded}")
+    sysfs.infiniband(tmp_path, "mlx5_0")
+    (tmp_path / "driver/nvidia/capabilities/gpu2/mig/gi3").mkdir(parents=True)
+    wanted = "gpu=NVIDIA H100 80GB HBM3*2;mig=1;nic=infiniband*1"
+    assert node_facts(tmp_path, tmp_path)["node_fingerprint"] == wanted
+    gpu(tmp_path, 5, "")
+    assert node_facts(tmp_path, tmp_path)["node_fingerprint"] is None

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.plan import (
     GBYTES_PER_S,
     LATENCY_US,
@@ -25,104 +24,49 @@ from dynamiccl.simulator.system import UNTOUCHED, Call
 from dynamiccl.simulator.systems import find_system
 from tests.collect.benchmark.sweeps import sweep
 
-ROOT = Path(__file__).resolve().parents[2]
-
-MIB = 1 << 20
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "slurm_h100.toml"
 TWO_NODES = "[{ num_nodes = 2, ranks_per_node = 8 }]"
-RING = Config(Algorithm.Ring, Protocol.Simple, 2)
 
 
 def plan(**keys: str) -> Plan:
     return make_plan(sweep(**keys))
 
 
-def test_counts_of_a_small_grid_by_hand() -> None:
-    found = plan()
-    # 3 sizes x (default + 2 algorithms x 2 protocols x 2 channel counts), 2 cycles.
-    assert (found.trials, found.feasible, found.infeasible) == (27, 27, {})
-    assert found.rounds == 2
-    # The default twice: 3 sizes x 10 in each cycle.
-    assert found.measurements == 2 * 30
-    # The grid and the untouched default in each cycle; what runs is read back once.
-    assert (found.launches_timed, found.launches_reference, found.launches_read_back) == (2, 2, 1)
-    assert found.launches == 5
-    # 9 configs in each cycle, and 9 read-backs.
-    assert found.launches_one_per_config == 27
-    assert found.launches_saved_ratio == pytest.approx(27 / 5)
-
-
 @pytest.mark.parametrize(
     ("keys", "timed", "reference", "read_back"),
     [
+        # The grid and the untouched default in each cycle; what runs is read back once.
+        ({}, 2, 2, 1),
         ({"runner": '{ mode = "processes" }'}, 2 * 9, 0, 9),
         ({"runner": "{ read_back = false }"}, 2, 2, 0),
-        ({"runner": '{ mode = "processes", read_back = false }', "cycles": "1"}, 9, 0, 0),
         # A profile has a process of its own; the untouched default is one for both.
         ({"profiles": '[{ name = "default" }, { name = "net", transport = "NET" }]'}, 4, 2, 2),
         ({"collectives": '["AlltoAll"]', "algorithms": "[]"}, 2, 0, 0),
         # Four steps an octave are four walks.
         ({"sizes": '{ min = "1M", max = "4M", steps_per_octave = 4 }'}, 8, 8, 4),
+        # 3 sizes x 10 picks at 12 blocks (4 cycles) each: 3 processes; read back 3 x 9: also 3.
+        ({"runner": "{ max_blocks = 12 }"}, 6, 2, 3),
+        ({"strategy": '{ kind = "random", share = 0.25 }'}, 2, 2, 1),
     ],
 )
 def test_processes_by_what_they_are_for(
     keys: dict[str, str], timed: int, reference: int, read_back: int
 ) -> None:
     found = plan(**keys)
-    assert (found.launches_timed, found.launches_reference) == (timed, reference)
-    assert found.launches_read_back == read_back
-    assert found.launches == timed + reference + read_back
+    assert (found["launches_timed"], found["launches_reference"]) == (timed, reference)
+    assert found["launches_read_back"] == read_back
+    assert found["launches"] == timed + reference + read_back
 
 
-def test_grid_beyond_the_most_blocks_needs_more_processes_and_more_time() -> None:
-    one = plan()
-    # 3 sizes x 10 picks at 12 blocks (4 cycles) each: 3 processes; read back 3 x 9: also 3.
-    cut = plan(runner="{ max_blocks = 12 }")
-    assert (cut.launches_timed, cut.launches_reference, cut.launches_read_back) == (6, 2, 3)
-    assert cut.launches == 11
-    assert cut.measurements == one.measurements
-    tiny = plan(runner="{ max_blocks = 1 }")
-    assert tiny.launches_timed == 2 * 10
-    assert tiny.hours > one.hours
-
-
-def test_what_cannot_run_is_left_out_with_its_reason_and_is_no_measurement() -> None:
-    found = plan(algorithms='["Ring", "NVLSTree"]', num_channels="[0]")
-    assert found.infeasible == {
-        "NVLSTree has no LL for AllReduce": 3,
-        "NVLSTree needs more than one node": 3,
-    }
-    assert (found.trials, found.feasible) == (15, 9)
-    assert found.measurements == 2 * 3 * (2 + 2)
-
-
-def test_sweep_in_which_nothing_can_run_has_no_processes() -> None:
-    made = sweep(collectives='["AllGather"]', sizes="{ list = [64] }")
-    found = make_plan(made)
-    assert (found.feasible, found.launches, found.measurements) == (0, 0, 0)
-    assert found.launches_saved_ratio == 1.0
-    assert found.hours == 0
-    assert found.infeasible == {"64 bytes leave nothing to each of 8 ranks": 9}
-    assert make_plan(replace(made, trials=())).launches == 0
-
-
-def test_random_sweep_measures_its_share() -> None:
-    found = plan(strategy='{ kind = "random", share = 0.25 }')
-    assert found.measurements == 2 * 3 * (2 + 2)
-    assert (found.launches_timed, found.launches_reference) == (2, 2)
-
-
-def test_adaptive_plan_is_from_above_and_says_so() -> None:
-    adaptive = '{ kind = "adaptive", max_rounds = 4 }'
-    found = plan(strategy=adaptive)
-    assert found.rounds == 4
-    assert found.measurements > 0
-    assert "adaptive, at most 4 rounds" in plan_lines(found)[0]
-    bounded = plan(strategy=adaptive, budget="{ max_measurements = 7 }")
-    assert bounded.measurements <= 7
-
-
-def test_lines_hold_the_figures() -> None:
-    first, second, third = plan_lines(plan())
+def test_counts_of_a_small_grid_by_hand_and_their_lines() -> None:
+    found = plan()
+    # 3 sizes x (default + 2 algorithms x 2 protocols x 2 channel counts), 2 cycles, the default
+    # twice; 9 configs in each cycle, and 9 read-backs.
+    assert (found["trials"], found["feasible"], found["infeasible"]) == (27, 27, {})
+    assert (found["rounds"], found["measurements"]) == (2, 2 * 30)
+    assert found["launches_one_per_config"] == 27
+    assert found["launches_saved_ratio"] == pytest.approx(27 / 5)
+    first, second, third, *shares = plan_lines(found)
     assert first == (
         "sweep grid on box: 27 feasible trials of 27, exhaustive, 2 rounds, about 60 measurements"
     )
@@ -131,17 +75,29 @@ def test_lines_hold_the_figures() -> None:
         "process for each config would be 27 (5.4 times as many)"
     )
     assert third.startswith("about 0.")
+    assert "of the time: starts of processes" in shares[0]
+    assert sum(one["share"] for one in found["dominates"]) == pytest.approx(1.0, abs=1e-3)
+    assert plan(strategy='{ kind = "random", share = 0.25 }')["measurements"] == 2 * 3 * (2 + 2)
 
 
-def test_plan_is_plain_data() -> None:
-    found = plan()
-    assert found.to_json()["launches"] == found.launches
-    assert found.to_json().keys() == set(Plan.__dataclass_fields__)
+def test_what_cannot_run_is_left_out_with_its_reason_and_is_no_measurement() -> None:
+    found = plan(algorithms='["Ring", "NVLSTree"]', num_channels="[0]")
+    assert found["infeasible"] == {
+        "NVLSTree has no LL for AllReduce": 3,
+        "NVLSTree needs more than one node": 3,
+    }
+    assert (found["trials"], found["feasible"], found["measurements"]) == (15, 9, 2 * 3 * (2 + 2))
+    assert "     3 trials left out: NVLSTree needs more than one node" in plan_lines(found)
+    made = sweep(collectives='["AllGather"]', sizes="{ list = [64] }")
+    none = make_plan(made)
+    assert (none["feasible"], none["launches"], none["measurements"]) == (0, 0, 0)
+    assert (none["launches_saved_ratio"], none["hours"]) == (1.0, 0)
+    assert make_plan(replace(made, trials=()))["launches"] == 0
 
 
 def test_shipped_example_saves_twenty_processes_of_twenty_one() -> None:
-    made = load_sweep(ROOT / "examples" / "slurm_h100.toml")
-    assert make_plan(made).launches_saved_ratio >= 20
+    made = load_sweep(EXAMPLE)
+    assert make_plan(made)["launches_saved_ratio"] >= 20
     assert make_plan(made) == make_plan(made)
 
 
@@ -149,7 +105,7 @@ def test_a_group_far_beyond_the_model_has_no_plan() -> None:
     def group(num_nodes: int) -> str:
         return f"[{{ num_nodes = {num_nodes}, ranks_per_node = 8 }}]"
 
-    assert plan(groups=group(512)).rules  # sixteen times what h100-ib models
+    assert plan(groups=group(512))["rules"]  # sixteen times what h100-ib models
     with pytest.raises(UserError, match="nothing is known of a group of 4000 nodes"):
         plan(groups=group(4000))
 
@@ -168,57 +124,35 @@ def one_config(**keys: str) -> Sweep:
     return sweep(**(plain | keys))
 
 
-def setting_of(made: Sweep) -> Setting:
-    return made.trials[0].setting
-
-
 def test_hours_are_starts_and_the_simulators_times_of_every_call() -> None:
     made = one_config()
     found = make_plan(made)
-    call = Call(Group(2, 8), setting_of(made).collective, 1 << 30)
+    call = Call(Group(2, 8), made.trials[0].setting.collective, 1 << 30)
+    ring = Config(Algorithm.Ring, Protocol.Simple, 2)
     h100 = find_system("h100-ib")
     default_s, ring_s = (
-        h100.parts(call, config, UNTOUCHED).time_us(UNDISTURBED) / 1e6 for config in (ABSTAIN, RING)
+        h100.parts(call, config, UNTOUCHED).time_us(UNDISTURBED) / 1e6 for config in (ABSTAIN, ring)
     )
     # One process plays the config, and NCCL's own choice twice; another one the latter alone.
-    assert (found.launches_timed, found.launches_reference, found.measurements) == (1, 1, 3)
+    assert (found["launches_timed"], found["launches_reference"], found["measurements"]) == (
+        1,
+        1,
+        3,
+    )
     start_s = START_S + 16 * START_S_PER_RANK
     # Two halves of a synchronising, five timed and a checked call; a warm-up of two calls.
     seconds = 2 * (start_s + 2 * default_s) + 2 * 7 * (2 * default_s + ring_s + 2 * default_s)
-    assert found.hours == pytest.approx(seconds / 3600, rel=0.01)
-    assert found.gpu_hours == pytest.approx(16 * found.hours, rel=0.01)
+    assert found["hours"] == pytest.approx(seconds / 3600, rel=0.01)
+    assert found["gpu_hours"] == pytest.approx(16 * found["hours"], rel=0.01)
+    slower = make_plan(one_config(simulator='{ system = "rtx5090-sockets" }'))
+    assert slower["model"] == "rtx5090-sockets"
+    assert slower["hours"] > 2 * found["hours"]
 
 
-def test_one_channel_of_a_large_message_is_what_takes_the_time() -> None:
-    found = make_plan(one_config(num_channels="[1]", sizes='{ min = "8G", max = "8G" }'))
-    assert [*found.dominates][1] == "1 or 2 channels, 1 GiB and above"
-    bounded = make_plan(
-        one_config(
-            num_channels="[0, 1]",
-            sizes='{ min = "8G", max = "8G" }',
-            runner="{ read_back = false }",
-        )
-    )
-    assert "1 or 2 channels, 1 GiB and above" not in bounded.dominates
-    [reason] = bounded.needless
+def test_what_would_not_be_measured_is_told() -> None:
+    slow = one_config(num_channels="[0, 1]", runner="{ read_back = false }")
+    [reason] = make_plan(slow)["needless"]
     assert "(runner.slow_max)" in reason
-
-
-def test_a_slower_machine_takes_longer() -> None:
-    h100, roce = (
-        make_plan(one_config(simulator=f'{{ system = "{name}" }}'))
-        for name in ("h100-ib", "rtx5090-sockets")
-    )
-    assert (h100.model, roce.model) == ("h100-ib", "rtx5090-sockets")
-    assert roce.hours > 2 * h100.hours
-
-
-def test_channels_that_run_alike_are_planned_once() -> None:
-    made = one_config(num_channels="[32, 64]", runner='{ slow_max = "1T" }')
-    found = make_plan(made)
-    assert found.needless == {
-        "NCCL runs as many channels as for another count, which is measured": 1
-    }
 
 
 @pytest.mark.parametrize(
@@ -230,7 +164,7 @@ def test_channels_that_run_alike_are_planned_once() -> None:
         ),
         (
             {"collectives": '["AlltoAll"]'},
-            f"no AlltoAll: {LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s",
+            f"no AlltoAll of 2 x 8: {LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s",
         ),
         ({"algorithms": '["NVLS"]'}, "no NVLS Simple for AllReduce: NCCL's own choice runs there"),
         (
@@ -241,14 +175,14 @@ def test_channels_that_run_alike_are_planned_once() -> None:
 )
 def test_each_rule_that_stands_in_for_a_time_is_told(keys: dict[str, str], rule: str) -> None:
     found = make_plan(one_config(**keys))
-    assert [told for told in found.rules if rule in told]
+    assert [told for told in found["rules"] if rule in told]
     assert any(rule in line for line in plan_lines(found))
 
 
 def test_what_no_model_knows_has_a_latency_and_a_bandwidth() -> None:
     made = one_config(collectives='["AlltoAll"]')
-    times = SettingTimes(find_system("h100-ib"), setting_of(made))
-    assert times.call_us(10 * MIB, ABSTAIN) == LATENCY_US + 10 * MIB / (1000 * GBYTES_PER_S)
+    times = SettingTimes(find_system("h100-ib"), made.trials[0].setting)
+    assert times.call_us(10 << 20, ABSTAIN) == LATENCY_US + (10 << 20) / (1000 * GBYTES_PER_S)
 
 
 def test_an_adaptive_sweeps_hours_are_the_most_that_it_may_take() -> None:
@@ -260,5 +194,9 @@ def test_an_adaptive_sweeps_hours_are_the_most_that_it_may_take() -> None:
         return make_plan(one_config(**keys, algorithms=several, strategy=strategy))
 
     one, two, eight = map(adaptive, (1, 2, 8))
-    assert one.hours < two.hours < eight.hours < 8 * one.hours
-    assert any(line.startswith(f"at most {eight.hours:g} hours") for line in plan_lines(eight))
+    assert one["hours"] < two["hours"] < eight["hours"] < 8 * one["hours"]
+    first, _, hours, *_ = plan_lines(eight)
+    assert "adaptive, at most 8 rounds" in first
+    assert hours.startswith(f"at most {eight['hours']:g} hours")
+    strategy, budget = '{ kind = "adaptive", max_rounds = 4 }', "{ max_measurements = 7 }"
+    assert plan(strategy=strategy, budget=budget)["measurements"] <= 7

@@ -18,7 +18,7 @@ from dynamiccl.collect.journal import Shard, how_it_ended, journal_folder
 from dynamiccl.collect.run import RunSummary, SweepProgress, run_sweep
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, lost_row, trial_row
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.strategies.strategy import Outcome, outcome_of
+from dynamiccl.collect.strategies import Outcome, outcome_of
 from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import Source, Status

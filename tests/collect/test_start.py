@@ -30,8 +30,7 @@ from dynamiccl.collect.start import (
     start_sweep,
     submit_sweep,
 )
-from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.strategies.strategy import Outcome
+from dynamiccl.collect.strategies import Outcome, make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError

@@ -1,5 +1,6 @@
-"""Real samplers of the fake NVML, through the local launcher."""
+"""Health of nodes: verdicts on a stretch of time, and real samplers of the fake NVML."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,14 +8,27 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 from dynamiccl.collect import nodes as watching
+from dynamiccl.collect.describe import lossy_ports
 from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import LauncherSettings
-from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes, NodeWatch, NoWatch, ask_nodes
+from dynamiccl.collect.nodes import (
+    MAX_GAP_S,
+    UNKNOWN,
+    Companion,
+    Nodes,
+    NodeWatch,
+    Watch,
+    add_reading,
+    ask_nodes,
+    health_of,
+    parse_reading,
+)
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
@@ -22,24 +36,142 @@ from tests.collect.benchmark.stand_in import site
 from tests.collect.benchmark.sweeps import sweep
 from tests.collect.cycles import Cycles
 from tests.collect.live_processes import await_true, is_running
-from tests.fakes.nvml.build import build_fake_nvml
+from tests.rows import default, frame
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = Nodes(LauncherSettings())
-HEALTHY = Health(throttled=False, ecc_errors=0)
+Row = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_fake_nvml(tmp_path_factory.mktemp("nvml"))
+def reading(time_s: float, slowed: Sequence[object], ecc_errors: Sequence[object] = ()) -> Row:
+    gpus = {"slowed": [*slowed], "ecc_errors": [*(ecc_errors or [0] * len(slowed))]}
+    return {"sampler": "n1:7", "time_s": time_s, **gpus, "nics": {}}
+
+
+def node(*readings: Row) -> list[Row]:
+    found: list[Row] = []
+    for one in readings:
+        add_reading(found, one)
+    return found
+
+
+def slowed(*values: bool | None) -> list[Row]:
+    """One GPU, read once a second."""
+    return node(*(reading(float(t), [value]) for t, value in enumerate(values)))
+
+
+def throttled(readings: list[Row], begin_s: float, end_s: float) -> bool | None:
+    found: bool | None = health_of([readings], begin_s, end_s)["throttled"]
+    return found
+
+
+def errors(totals: Sequence[int | None], begin_s: float, end_s: float) -> int | None:
+    readings = node(*(reading(float(t), [False], [total]) for t, total in enumerate(totals)))
+    found: int | None = health_of([readings], begin_s, end_s)["ecc_errors"]
+    return found
+
+
+def test_stretch_between_two_readings_is_judged_by_both() -> None:
+    cooling = slowed(False, True, False, False)
+    assert throttled(cooling, 1.2, 1.3) is True
+    assert throttled(cooling, 0.2, 0.3) is True
+    assert throttled(cooling, 2.2, 2.3) is False
+
+
+def test_what_lies_in_a_hole_or_beyond_the_readings_is_not_known() -> None:
+    assert throttled(slowed(True), MAX_GAP_S, MAX_GAP_S + 9) is True
+    assert throttled(slowed(True), MAX_GAP_S + 0.1, MAX_GAP_S + 9) is None
+    assert throttled(slowed(False, False), 0.5, 5.0) is None
+    assert throttled(slowed(False, False), -3.0, 0.5) is None
+    stalled = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
+    assert health_of([stalled], 0.5, 9.5) == UNKNOWN
+    assert throttled(stalled, 9.2, 9.8) is False
+
+
+def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
+    died_hot = node(reading(0.0, [False]), reading(1.0, [True], [2]))
+    assert health_of([died_hot], 0.5, 50.0) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
+    # One GPU of a node is enough; one that does not answer leaves the others unknown.
+    both = node(reading(0.0, [False, False]), reading(1.0, [False, True], [0, 1]))
+    assert health_of([both], 0.2, 0.8) == {**UNKNOWN, "throttled": True, "ecc_errors": 1}
+    silent = node(*(reading(float(t), [False, None], [None, 0]) for t in range(3)))
+    assert health_of([silent], 0.5, 1.5) == UNKNOWN
+    known = node(*(reading(float(t), [True, None], [None, t]) for t in range(3)))
+    assert health_of([known], 0.5, 1.5) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
+
+
+def test_memory_errors_are_those_counted_inside_the_stretch() -> None:
+    totals = (5, 5, 7, 7, 8)
+    assert errors(totals, 1.5, 2.5) == 2
+    assert errors(totals, 2.5, 2.9) == 0
+    assert errors(totals, 0.1, 3.9) == 3
+    # A counter that began anew has counted what it shows.
+    assert errors((5, 5, 1, 1), 0.5, 2.5) == 1
+
+
+def test_bad_node_makes_the_stretch_bad_and_no_node_makes_it_unknown() -> None:
+    fine = slowed(False, False)
+    bad = node(reading(0.0, [False]), reading(1.0, [True], [3]))
+    assert health_of([fine, fine], 0.2, 0.8)["throttled"] is False
+    assert health_of([fine, [], bad], 0.2, 0.8)["throttled"] is True
+    assert health_of([fine, [], bad], 0.2, 0.8)["ecc_errors"] == 3
+    assert health_of([fine, []], 0.2, 0.8) == UNKNOWN
+    without_gpu = node(*(reading(float(t), []) for t in range(3)))
+    assert health_of([without_gpu], 0.5, 1.5) == health_of([], 0.5, 1.5) == UNKNOWN
+
+
+def ports(host: str, *readings: dict[str, list[int | None]]) -> list[Row]:
+    sampler = {"sampler": f"{host}:7", "slowed": [False], "ecc_errors": [0]}
+    times = enumerate(readings)
+    return node(*({**sampler, "time_s": float(t), "nics": nics} for t, nics in times))
+
+
+def test_row_has_what_all_ports_counted_and_names_the_worst() -> None:
+    one = ports("n1", {"a/1": [5, 100]}, {"a/1": [5, 190]}, {"a/1": [9, 190]})
+    other = ports("n2", {"b/1": [0, 0], "c/1": [7, None]}, {"b/1": [3, 5], "c/1": [7, None]})
+    found = health_of([one, other], 0.2, 0.8)
+    assert (found["nic_retries"], found["nic_congestion"]) == (3, 95)
+    assert found["nic_worst"] == "n2 b/1"
+    later = health_of([one], 1.2, 1.8)
+    assert (later["nic_retries"], later["nic_worst"]) == (4, "n1 a/1")
+    quiet = health_of([ports("n1", {"a/1": [9, 1]}, {"a/1": [9, 1]})], 0.2, 0.8)
+    assert (quiet["nic_retries"], quiet["nic_congestion"], quiet["nic_worst"]) == (0, 0, None)
+    assert health_of([one], 5.0, 6.0)["nic_retries"] is None
+    assert health_of([one, []], 2.0, 2.0)["nic_congestion"] is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "srun: step created\n", '{"sampler": "n1:7", "time_s": 1.0, "slowed": [fal', "{}", "7"],
+)
+def test_what_is_no_reading_is_none(line: str) -> None:
+    assert parse_reading(line) is None
+    assert parse_reading(f"0: {json.dumps(reading(5.0, [True]))}") == reading(5.0, [True])
+
+
+@pytest.mark.parametrize(
+    ("bad_rows", "all_rows", "is_named"), [(6, 20, True), (2, 20, False), (6, 6, True)]
+)
+def test_port_is_named_when_it_is_the_worst_again_and_again(
+    bad_rows: int, all_rows: int, is_named: bool
+) -> None:
+    rows = [
+        default(run=f"r{n}", nic_retries=int(n < bad_rows), nic_worst="n3 mlx5_1/1")
+        for n in range(all_rows)
+    ]
+    assert [count for _, count, _ in lossy_ports(frame(*rows))] == [bad_rows] * is_named
+    assert lossy_ports(frame(default())) == []
+
+
+# --- Real samplers ---
 
 
 @pytest.fixture
-def machine(nvml: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def machine(fake_nvml: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Two healthy GPUs, until a test says otherwise."""
     for name in [name for name in os.environ if name.startswith(("NCCL_", "FAKE_", "DYNAMICCL_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return monkeypatch
 
@@ -48,13 +180,8 @@ def watched() -> NodeWatch:
     return NodeWatch(LOCAL, 1)
 
 
-def sampler_pid(watch: NodeWatch) -> int:
-    assert watch._process is not None
-    return watch._process.pid
-
-
-def test_nobody_watches_and_nothing_is_known() -> None:
-    assert NoWatch().health([(0.0, 1.0), (1.0, 2.0)]) == [UNKNOWN, UNKNOWN]
+def of_gpus(healths: list[Row]) -> list[tuple[object, object]]:
+    return [(health["throttled"], health["ecc_errors"]) for health in healths]
 
 
 @pytest.mark.usefixtures("machine")
@@ -63,13 +190,12 @@ def test_healthy_gpus_are_known_to_be_so_until_the_very_end() -> None:
         began = time.time()
         time.sleep(0.05)
         now = time.time()
-        stretches = [(began, began + 0.02), (began + 0.02, now)]
-        assert watch.health(stretches) == [HEALTHY, HEALTHY]
-        # Shorter than the time between two readings.
-        assert watch.health([(now - 0.001, now)]) == [HEALTHY]
+        # The last is shorter than the time between two readings.
+        stretches = [(began, began + 0.02), (began + 0.02, now), (now - 0.001, now)]
+        assert of_gpus(watch.health(stretches)) == [(False, 0)] * 3
         assert watch.health([]) == []
-        assert watch.health([(1.0, 2.0)]) == [UNKNOWN]
-    assert not is_running(sampler_pid(watch))
+        assert watch.health([(1.0, 2.0)]) == Watch().health([(1.0, 2.0)]) == [UNKNOWN]
+    assert not is_running(watch._samplers.process.pid)
 
 
 def test_slow_and_erring_gpu_is_told(machine: pytest.MonkeyPatch) -> None:
@@ -78,27 +204,22 @@ def test_slow_and_erring_gpu_is_told(machine: pytest.MonkeyPatch) -> None:
     machine.setenv("FAKE_NVML_ECC", "2")
     with watched() as watch:
         began = time.time()
-        [found] = watch.health([(began, began + 0.5)])
-    assert found == Health(throttled=True, ecc_errors=2)
+        assert of_gpus(watch.health([(began, began + 0.5)])) == [(True, 2)]
 
 
 class OneOfTwo(Nodes):
     """Two nodes, of which one is never heard of."""
 
-    def start(
-        self, argv: Sequence[str], num_nodes: int, *, ranks_per_node: int = 1
-    ) -> subprocess.Popen[bytes]:
-        return super().start(argv, num_nodes - 1, ranks_per_node=ranks_per_node)
+    def start(self, argv, num_nodes, hear, **more):  # type: ignore[no-untyped-def]
+        return super().start(argv, num_nodes - 1, hear, **more)
 
 
 def test_node_that_is_silent_makes_the_verdict_unknown(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(watching, "_FIRST_READING_S", 0.5)
-    with watched() as one, NodeWatch(OneOfTwo(LauncherSettings()), 2) as two:
+    with NodeWatch(OneOfTwo(LauncherSettings()), 2) as two:
         began = time.time()
         time.sleep(0.1)
-        stretch = (began, time.time())
-        assert one.health([stretch]) == [HEALTHY]
-        assert two.health([stretch]) == [UNKNOWN]
+        assert of_gpus(two.health([(began, time.time())])) == [(None, None)]
 
 
 def test_machine_without_gpus_is_watched_without_a_fuss(
@@ -107,7 +228,7 @@ def test_machine_without_gpus_is_watched_without_a_fuss(
     machine.delenv("LD_LIBRARY_PATH")
     with watched() as watch:
         now = time.time()
-        assert watch.health([(now - 0.1, now)]) == [UNKNOWN]
+        assert of_gpus(watch.health([(now - 0.1, now)])) == [(None, None)]
     assert caplog.text == ""
 
 
@@ -125,35 +246,21 @@ def test_sampler_that_does_not_start_is_told_and_no_error(
     assert "no telemetry: the samplers do not write (no pynvml here)" in caplog.text
 
 
-def test_sampler_that_never_writes_is_waited_for_a_while_and_ended(
-    machine: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_samplers_are_ended_when_the_run_fails_or_their_start_is_interrupted(
+    machine: pytest.MonkeyPatch,
 ) -> None:
-    machine.setattr(watching, "_FIRST_READING_S", 0.2)
-    mark = tmp_path / "pid"
-    code = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    machine.setattr(watching, "sampler_argv", lambda: [sys.executable, "-c", code])
-    with watched():
-        await_true(lambda: mark.is_file() and mark.read_text() != "")
-    assert "no telemetry" in caplog.text
-    assert not is_running(int(mark.read_text()))
-
-
-@pytest.mark.usefixtures("machine")
-def test_samplers_are_ended_when_the_run_fails() -> None:
     with pytest.raises(ZeroDivisionError), watched() as watch:
         raise ZeroDivisionError
-    assert not is_running(sampler_pid(watch))
+    assert not is_running(watch._samplers.process.pid)
 
-
-def test_samplers_are_ended_when_their_start_is_interrupted(machine: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    machine.setattr(NodeWatch, "_await_readings", interrupted)
+    machine.setattr(Companion, "wait_for", interrupted)
     watch = watched()
     with pytest.raises(KeyboardInterrupt), watch:
         pass
-    assert not is_running(sampler_pid(watch))
+    assert not is_running(watch._samplers.process.pid)
 
 
 HARNESS = """
@@ -161,7 +268,7 @@ import time
 from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.nodes import Nodes, NodeWatch
 with NodeWatch(Nodes(LauncherSettings()), 1) as watch:
-    print(watch._process.pid, flush=True)
+    print(watch._samplers.process.pid, flush=True)
     time.sleep(600)
 """
 
@@ -214,12 +321,6 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
     assert rows["mig"].all()
     assert comparable(rows).is_empty()
     assert set(rows["driver_version"]) == {"999.10.fake"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} <= {
-        ".journal",
-        "measurements",
-        "choices",
-        "topology",
-    }
 
 
 @pytest.mark.usefixtures("machine")

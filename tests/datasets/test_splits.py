@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.datasets.splits import Parts, Split, SplitBy, with_split
+from dynamiccl.datasets.splits import Split, SplitBy, Splits, with_split
 from dynamiccl.errors import NotEnoughData, UnknownName
 from dynamiccl.sizes import bin_center_bytes, size_bin
 from tests.rows import default, frame
@@ -63,7 +63,7 @@ def shapes(*groups: tuple[int, int], system: str = "a") -> list[dict[str, object
 def test_powers_of_four_and_six_sizes_are_split_by_turns() -> None:
     for exponents in (range(10, 31, 2), range(20, 26), (12, 16, 20, 24, 26, 28)):
         rows = frame(*(default(size_bytes=1 << k) for k in exponents))
-        parts = Parts.of(rows)
+        parts = Splits.of(rows)
         split = dict(parts.assign(rows).select("size_bytes", "split").iter_rows())
         assert set(split.values()) == {"train", "validation", "test"}
         # The smallest trains, so that nothing is asked below what was learned from.
@@ -72,15 +72,15 @@ def test_powers_of_four_and_six_sizes_are_split_by_turns() -> None:
         assert counts[0] >= max(counts[1:])
     # All powers of two are split as in every release, with the test octaves taken out, too.
     rows = frame(*(default(size_bytes=1 << k) for k in range(10, 31) if k % 4 != 3))
-    assert Parts.of(rows) == Parts()
+    assert Splits.of(rows) == Splits()
     rows = frame(*(default(size_bytes=1 << k) for k in range(10, 31)))
-    assert Parts.of(rows) == Parts()
+    assert Splits.of(rows) == Splits()
 
 
 def test_whole_shapes_are_held_out_and_later_ones_are_for_test() -> None:
     rows = frame(*shapes((8, 8), (2, 8), (4, 8), (16, 8)))
-    parts = Parts.of(rows, "shape")
-    assert parts == Parts(SplitBy.SHAPE, ("2x8", "16x8"), ("4x8",))
+    parts = Splits.of(rows, "shape")
+    assert parts == Splits(SplitBy.SHAPE, ("2x8", "16x8"), ("4x8",))
     assert parts.assign(rows)["split"].to_list() == ["test", "train", "validation", "train"]
     assert parts.assign(frame(*shapes((32, 4))))["split"].to_list() == ["test"]
     assert parts.text() == "every shape but 2x8, 16x8, 4x8"
@@ -88,7 +88,7 @@ def test_whole_shapes_are_held_out_and_later_ones_are_for_test() -> None:
 
 def test_whole_systems_are_held_out() -> None:
     rows = frame(*(each for name in "cab" for each in shapes((2, 8), (4, 8), system=name)))
-    split = Parts.of(rows, "system").assign(rows).select("system", "split").unique()
+    split = Splits.of(rows, "system").assign(rows).select("system", "split").unique()
     assert dict(split.iter_rows()) == {"a": "train", "b": "validation", "c": "test"}
 
 
@@ -96,7 +96,7 @@ def test_whole_runs_are_held_out() -> None:
     rows = frame(
         *(default(run=f"cycle-{k}", size_bytes=size) for k in range(3) for size in (64, 256))
     )
-    split = Parts.of(rows, "run").assign(rows).select("run", "split").unique()
+    split = Splits.of(rows, "run").assign(rows).select("run", "split").unique()
     assert dict(split.iter_rows()) == {
         "cycle-0": "train",
         "cycle-1": "validation",
@@ -106,13 +106,13 @@ def test_whole_runs_are_held_out() -> None:
 
 def test_what_was_assigned_stays() -> None:
     rows = frame(*shapes((2, 8), (4, 8), (8, 8)))
-    assigned = Parts.of(rows, "shape").assign(rows)
+    assigned = Splits.of(rows, "shape").assign(rows)
     assert with_split(assigned) is assigned
 
 
 def test_too_few_to_hold_out_says_how_many_it_takes() -> None:
     rows = frame(*shapes((2, 8), (4, 8)))
     with pytest.raises(NotEnoughData, match=r"holds out shapes, and the data have 2 \(2x8, 4x8\)"):
-        Parts.of(rows, "shape")
+        Splits.of(rows, "shape")
     with pytest.raises(UnknownName, match="size, shape, system, run"):
-        Parts.of(rows, "moon")
+        Splits.of(rows, "moon")

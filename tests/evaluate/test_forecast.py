@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.errors import NotEnoughData, UnknownName
-from dynamiccl.evaluate.forecast.forecast import BEST, POLICY, TABLE, Verdict
+from dynamiccl.evaluate.forecast.forecast import BEST, POLICY, TABLE, Conclusion
 from dynamiccl.evaluate.forecast.gains import Gains, Measured
 from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.evaluate.forecast.output import parts_of, sweep_for, to_json
@@ -23,7 +23,7 @@ def test_exposed_calls_save_their_share_of_the_step() -> None:
     found = against(exposed_job(100.0), sweep(80.0))
     arm = found.arms[TABLE]
     assert arm.step is not None
-    assert found.verdict is Verdict.GAIN
+    assert found.verdict is Conclusion.GAIN
     for told, truth in ((arm.step, 0.04), (arm.communication, 0.2)):
         assert told.low == pytest.approx(truth)
         assert told.mean == pytest.approx(truth)
@@ -41,19 +41,19 @@ def test_a_call_saves_no_more_than_what_is_exposed_of_it() -> None:
     # Both calls are of one group: its 40 us of savings find 20 us that are exposed; and up to a
     # quarter of the hidden time that is saved comes back to compute.
     assert step.high == pytest.approx((20.0 + 0.25 * 0.2 * 180.0) / 1000.0)
-    assert found.verdict is Verdict.NOTHING
+    assert found.verdict is Conclusion.NOTHING
 
 
 def test_hidden_communication_gains_the_step_nothing() -> None:
     found = against(exposed_job(0.0), sweep(50.0))
-    assert found.verdict is Verdict.NOTHING
+    assert found.verdict is Conclusion.NOTHING
     assert found.arms[TABLE].communication.mean == pytest.approx(0.5)
     assert "no more can be saved" in found.sentence
 
 
 def test_configs_that_are_no_faster_are_nothing_to_gain() -> None:
     found = against(exposed_job(100.0), sweep(101.0))
-    assert found.verdict is Verdict.NOTHING
+    assert found.verdict is Conclusion.NOTHING
     picks = found.arms[TABLE].picks
     assert [pick.config for pick in picks if pick is not None] == [ABSTAIN]
 
@@ -64,7 +64,7 @@ def test_a_gain_within_the_noise_is_nothing_to_gain() -> None:
     step = found.arms[TABLE].step
     assert step is not None
     assert step.low < 0.0 < step.high
-    assert found.verdict is Verdict.NOTHING
+    assert found.verdict is Conclusion.NOTHING
 
 
 def test_luck_in_choosing_is_not_taken_for_a_gain() -> None:
@@ -100,7 +100,7 @@ def test_luck_in_choosing_is_not_taken_for_a_gain() -> None:
 )
 def test_calls_that_ask_no_tuner_gain_nothing(columns: dict[str, object], why: str) -> None:
     found = against(exposed_job(100.0, **columns), sweep())
-    assert found.verdict is Verdict.NOTHING
+    assert found.verdict is Conclusion.NOTHING
     assert "no call of this job asks a tuner" in found.sentence
     assert why in found.weighed.kinds[0].why_not
     assert to_json(found)["asks_tuner_share_of_bytes"] == 0.0
@@ -108,7 +108,7 @@ def test_calls_that_ask_no_tuner_gain_nothing(columns: dict[str, object], why: s
 
 def test_sizes_that_were_not_measured_are_said_with_the_sweep_that_covers_them() -> None:
     found = against(exposed_job(100.0, size_bytes=64 * MIB), sweep())
-    assert found.verdict is Verdict.CANNOT_TELL
+    assert found.verdict is Conclusion.CANNOT_TELL
     assert "20% of the step" in found.sentence
     assert "no size within an octave" in found.sentence
     plan = sweep_for(found)
@@ -122,7 +122,7 @@ def test_sizes_that_were_not_measured_are_said_with_the_sweep_that_covers_them()
 
 def test_another_minor_version_of_nccl_covers_nothing() -> None:
     found = against(exposed_job(100.0, nccl_version="2.29.7"), sweep())
-    assert found.verdict is Verdict.CANNOT_TELL
+    assert found.verdict is Conclusion.CANNOT_TELL
     assert "another minor version" in found.sentence
 
 
@@ -131,7 +131,7 @@ def test_a_gain_beside_what_is_not_covered_is_told_with_its_share() -> None:
     other = traced(1, 50.0, num_nodes=1, exposed_us=50.0, collective="AllGather")
     steps = steps_frame(4, 1000.0, communication_us=150.0, exposed_us=150.0, compute_us=850.0)
     found = against(job(stepped([known, other]), steps), sweep())
-    assert found.verdict is Verdict.GAIN
+    assert found.verdict is Conclusion.GAIN
     assert "nothing is known of 5%" in found.sentence
     assert to_json(found)["not_covered_share"] == pytest.approx(0.05)
 
@@ -143,7 +143,7 @@ def test_nodes_that_the_trace_does_not_say_are_asked_for_where_two_shapes_fit() 
         **{n: getattr(unknown.kinds[0], n) for n in Kind.__slots__} | {"num_nodes": None}
     )
     asked = against(unknown, both)
-    assert asked.verdict is Verdict.CANNOT_TELL
+    assert asked.verdict is Conclusion.CANNOT_TELL
     assert "--group, one of 1x8, 2x4" in asked.sentence
     for group, saved in (((1, 8), 0.2), ((2, 4), 0.1)):
         told = against(unknown, both, groups=[group]).arms[TABLE].communication
@@ -155,7 +155,7 @@ def test_nodes_that_the_trace_does_not_say_are_asked_for_where_two_shapes_fit() 
 def test_a_trace_without_steps_is_about_communication_alone() -> None:
     found = against(job([call(i, 100.0, decided=False) for i in range(30)]), sweep())
     assert found.arms[TABLE].step is None
-    assert found.verdict is Verdict.GAIN
+    assert found.verdict is Conclusion.GAIN
     assert found.arms[TABLE].communication.mean == pytest.approx(0.2)
     assert any("communication time only" in note for note in found.notes)
     assert parts_of(found)[0].name == "asks a tuner, and is covered"
@@ -174,7 +174,7 @@ def test_a_policy_that_abstains_is_said_to() -> None:
         return Pick(ABSTAIN, gains.logs[0], gains.runs, gains.sizes, 0.0, 0.0, 0.0, is_close=False)
 
     found = against(exposed_job(100.0), sweep(), policy=abstains)
-    assert found.verdict is Verdict.NOTHING
+    assert found.verdict is Conclusion.NOTHING
     assert "the policy leaves the choice of all these calls to NCCL" in found.notes
 
 
@@ -234,4 +234,4 @@ def test_what_cannot_be_read_is_said_in_one_line() -> None:
         Measured(two, None, None)
     alone = frame(*sweep().filter(pl.col("run") == "cycle-0").to_dicts())
     found = against(exposed_job(100.0), alone)
-    assert found.verdict is Verdict.CANNOT_TELL
+    assert found.verdict is Conclusion.CANNOT_TELL

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dynamiccl.evaluate.forecast.between import Choice, Found, Task, between
+from dynamiccl.evaluate.forecast.between import AtSize, Choice, Found, between
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.rows import MIB
 
@@ -12,13 +12,13 @@ CONFIGS = (ABSTAIN, Config(*TREE), Config(*RING))
 RUNS = ("a", "b", "c")
 
 
-def task(size: int, tree: float, ring: float, ran: Choice | None) -> Task:
+def task(size: int, tree: float, ring: float, ran: Choice | None) -> AtSize:
     """Gains of both configs over NCCL's own choice, the same in all runs."""
     logs = np.repeat([[0.0], [tree], [ring]], len(RUNS), axis=1)
-    return Task(size, logs, RUNS, 100.0, 0.0, ran)
+    return AtSize(size, logs, RUNS, 100.0, 0.0, ran)
 
 
-def found(tasks: list[Task], size: int, ran: Choice | None = None) -> Found:
+def found(tasks: list[AtSize], size: int, ran: Choice | None = None) -> Found:
     answer = between(tasks, size, CONFIGS, ran)
     assert isinstance(answer, Found)
     return answer

@@ -8,7 +8,7 @@ from bench_forecast import table_of
 from forecast_jobs import as_calls, play
 
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.forecast.forecast import TABLE, Verdict, forecast
+from dynamiccl.evaluate.forecast.forecast import TABLE, Conclusion, forecast
 from dynamiccl.evaluate.forecast.gains import Measured
 from dynamiccl.evaluate.forecast.job import job_of
 from dynamiccl.simulator.group import Group
@@ -46,14 +46,14 @@ def known_fixture(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 @pytest.mark.parametrize(
     ("name", "scenario", "verdict"),
     [
-        ("decode", "quiet", Verdict.GAIN),
-        ("decode", "shared-node", Verdict.GAIN),
-        ("lora", "quiet", Verdict.NOTHING),
-        ("ddp", "quiet", Verdict.NOTHING),
+        ("decode", "quiet", Conclusion.GAIN),
+        ("decode", "shared-node", Conclusion.GAIN),
+        ("lora", "quiet", Conclusion.NOTHING),
+        ("ddp", "quiet", Conclusion.NOTHING),
     ],
 )
 def test_the_truth_lies_in_the_interval(
-    name: str, scenario: str, verdict: Verdict, known: Measured
+    name: str, scenario: str, verdict: Conclusion, known: Measured
 ) -> None:
     system = find_system("h100-ib")
     workload = WORKLOADS[name](Group(4, 8))

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from dynamiccl.machine import ThisMachine
+from dynamiccl.doctor import Machine
 from dynamiccl.nccl import Config
 from dynamiccl.serve.loopback import write_bare_artifact
 from dynamiccl.serve.plugin_index import PluginIndex
@@ -55,7 +55,7 @@ def uniform(config: Config, ranks: int) -> DecisionTable:
 def write_bound_artifact(artifact: Path, plugin: Path, config: Config, ranks: int) -> None:
     """An artifact of one table, which knows this machine."""
     write_bare_artifact(artifact, SYSTEM, uniform(config, ranks))
-    fingerprint = own_fingerprint(ThisMachine(), plugin)
+    fingerprint = own_fingerprint(Machine(), plugin)
     PluginIndex.read(artifact).bound(SYSTEM, fingerprint).write(artifact)
 
 

@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Self
 
 from dynamiccl.datasets.history import Call
-from dynamiccl.serve.brain_history import Task
+from dynamiccl.serve.brain_history import KeyCalls
 from dynamiccl.serve.table import DecisionTable
 
 
-def task_line(tasks: Sequence[Task]) -> str:
+def task_line(tasks: Sequence[KeyCalls]) -> str:
     """A history as `ask_brain` reads it."""
     words: list[object] = [len(tasks)]
     for task in tasks:
@@ -68,7 +68,7 @@ class Asking:
         assert self._process.stdout is not None
         return self._process.stdout.readline().removesuffix("\n")
 
-    def table(self, tasks: Sequence[Task]) -> DecisionTable:
+    def table(self, tasks: Sequence[KeyCalls]) -> DecisionTable:
         """The table in its answer; anything else fails the test."""
         answer = self.say(task_line(tasks))
         assert not answer.startswith(("error", "keep")), answer

@@ -10,7 +10,7 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, export_artifact
-from dynamiccl.serve.brain_history import BrainConfig, Task
+from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
@@ -106,12 +106,11 @@ def seal(directory: Path) -> None:
     PluginIndex.of_artifact(directory, table_supports(manifest)).write(directory)
 
 
-def task(size_bytes: int, *times_us: float, collective: Collective = Collective.AllReduce) -> Task:
+def task(size_bytes: int, *us: float, collective: Collective = Collective.AllReduce) -> KeyCalls:
     """A task key with calls of Ring/Simple on 8 channels with these times."""
     from dynamiccl.datasets.history import Call
 
     calls = [
-        Call(size_bytes, time_us, Algorithm.Ring, Protocol.Simple, 8, None, None)
-        for time_us in times_us
+        Call(size_bytes, time_us, Algorithm.Ring, Protocol.Simple, 8, None, None) for time_us in us
     ]
-    return Task(collective, size_bin(size_bytes), tuple(calls))
+    return KeyCalls(collective, size_bin(size_bytes), tuple(calls))

@@ -20,7 +20,7 @@ from dynamiccl.serve.brain.protocol import (
     _Reader,
     _sized,
 )
-from dynamiccl.serve.brain_history import Task
+from dynamiccl.serve.brain_history import KeyCalls
 from dynamiccl.serve.table import AUTO, DecisionTable
 
 
@@ -57,7 +57,7 @@ def decode_answer(data: bytes) -> Answer:
         raise MessageError(str(error)) from error
 
 
-def _numbers(task: Task) -> list[int]:
+def _numbers(task: KeyCalls) -> list[int]:
     """The last byte of each call: its number among the timed ones of its key, or zeros."""
     count = len(task.calls)
     if task.num_timed is None:

@@ -17,7 +17,7 @@ from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, export_artifact, open_artifact, verify_artifact
 from dynamiccl.serve.brain_check import check_brain, random_windows
-from dynamiccl.serve.brain_history import BrainConfig, Task
+from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.brain_module import write_brain
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, raw_calls
@@ -91,9 +91,7 @@ def test_warm_decisions_are_those_of_features_and_policy(
     asked = cold_questions(artifact.manifest, support)
     configs = Catalogue.from_json(artifact.manifest.catalogue).configs
     windows = random_windows(np.random.default_rng(7), NUM_BINS)
-    tasks = [
-        Task(Collective.AllGather, FIRST_BIN + i, tuple(calls)) for i, calls in enumerate(windows)
-    ]
+    tasks = [KeyCalls(Collective.AllGather, FIRST_BIN + i, tuple(w)) for i, w in enumerate(windows)]
     table = brain.decide(CONFIG, tasks)
     assert table is not None
     first = Collective.AllGather * NUM_BINS

@@ -13,7 +13,7 @@ from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.brain.policies import POLICIES, find_policy_maker
-from dynamiccl.serve.brain_history import BrainConfig, History, Task
+from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
@@ -101,7 +101,7 @@ def play(
                     used.num_channels or 8,
                 )
             )
-        window = Task(*KEY, tuple(calls[-8:]))
+        window = KeyCalls(*KEY, tuple(calls[-8:]))
         in_force = brain.decide(CONFIG, History((window,), in_force)) or in_force
         played.append(config)
     return played
@@ -165,7 +165,7 @@ def test_a_tuner_is_told_of_interference(hinted: Artifact, monkeypatch: pytest.M
     found = []
     for index, level in enumerate(told):
         calls = tuple(replace(call, interference=level) for call in task(SIZE, 5, 5.1, 5.2).calls)
-        window = Task(*KEY, tuple(replace(c, time_us=c.time_us + index) for c in calls))
+        window = KeyCalls(*KEY, tuple(replace(c, time_us=c.time_us + index) for c in calls))
         brain.decide(CONFIG, History((window,), None))
         found.append(len(alarms))
     assert found == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]

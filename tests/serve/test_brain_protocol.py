@@ -22,14 +22,14 @@ from dynamiccl.serve.brain.protocol import (
     decode_question,
     encode_answer,
 )
-from dynamiccl.serve.brain_history import BrainConfig, History, Task
+from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.build import SOURCE_DIR
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from tests.serve.leader import decode_answer, encode_question
 from tests.serve.tables import random_table
 
 
-def told_task(task: Task, more: int) -> Task:
+def told_task(task: KeyCalls, more: int) -> KeyCalls:
     """The task with a number of calls that its window can be the end of."""
     count = len(task.calls) + (more if len(task.calls) == WINDOW_LENGTH else 0)
     return replace(task, num_timed=count % 256 if task.calls else None)
@@ -52,7 +52,7 @@ CALLS = st.builds(
     skew_us=st.none() | KNOWN,
 )
 TASKS = st.builds(
-    Task,
+    KeyCalls,
     st.sampled_from(TUNED),
     st.integers(0, MAX_BINS - 1),
     st.lists(CALLS, max_size=8).map(tuple),
@@ -80,7 +80,7 @@ ANSWERS = st.integers(0, 2**64 - 1).flatmap(
 )
 CALL = Call(1 << 20, 50.0, Algorithm.Ring, Protocol.LL, 8)
 QUESTION = Question(
-    7, BrainConfig("/a", "box", 1, 8), History((Task(TUNED[4], 80, (CALL, CALL)),), None)
+    7, BrainConfig("/a", "box", 1, 8), History((KeyCalls(TUNED[4], 80, (CALL, CALL)),), None)
 )
 
 
@@ -169,7 +169,7 @@ def test_limits_are_those_of_the_plugin() -> None:
     header = (SOURCE_DIR / "adaptive" / "brain" / "message.h").read_text()
     assert f"kMaxArtifactBytes = {protocol.MAX_ARTIFACT_BYTES};" in header
     assert f"kMaxSystemBytes = {protocol.MAX_SYSTEM_BYTES};" in header
-    tasks = tuple(Task(c, i, (CALL,) * 8) for c in TUNED for i in range(MAX_BINS))
+    tasks = tuple(KeyCalls(c, i, (CALL,) * 8) for c in TUNED for i in range(MAX_BINS))
     full = Question(
         1, BrainConfig("a" * 4096, "s" * 200, 1, 8), History(tasks, drawn_table(1, MAX_BINS))
     )

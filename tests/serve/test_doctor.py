@@ -1,202 +1,135 @@
 """`dynamiccl-deploy doctor`: findings on recorded machines, and the command on this one."""
 
+import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dynamiccl.checks import Check, Verdict
-from dynamiccl.errors import MachineError, PluginError
+from dynamiccl.doctor import ASK_VERSION, Check, CheckStatus, Machine, ProgramResult, run_checks
+from dynamiccl.errors import MachineError, PluginError, UserError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
-from dynamiccl.machine import ProgramResult, ThisMachine
-from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
-from dynamiccl.nccl_setup import ROLES, find_other_plugin
-from dynamiccl.serve.artifact import TableInfo
-from dynamiccl.serve.doctor import (
-    Question,
-    check_channels,
-    check_key,
-    check_nccl,
-    check_plugin,
-    check_settings,
-    run_checks,
-)
-from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.this_machine import NcclLibrary, ask_probe, nccl_libraries
-from tests.cli.conftest import Shell
-from tests.collect.doctor.recorded import Recorded
+from dynamiccl.serve.doctor import Question, compare, job_checks
+from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.this_machine import ask_probe
+from tests.cli.conftest import Shell, refused
+from tests.recorded import HEALTHY, Recorded, by_name
+
+OK, WARN, FAIL, UNKNOWN = CheckStatus
+NOTHING = Recorded(runs={}, files={}, programs={})
 
 
-def library(text: str, path: str = "/opt/libnccl.so.2") -> NcclLibrary:
-    return NcclLibrary(path, "--nccl", NcclVersion.parse(text))
+def found(machine: Machine, plugin: Path = Path("gone.so"), **question: Any) -> dict[str, Check]:
+    return by_name(machine, job_checks(Question(plugin, question.get("artifact"), Path("/n.so"))))
 
 
 @pytest.mark.parametrize(
     ("version", "status", "said"),
     [
-        ("2.20.5", Verdict.FAIL, "tuners need NCCL 2.21.0"),
-        ("2.21.5", Verdict.WARN, "takes tuner v2"),
-        ("2.26.6", Verdict.WARN, "before NCCL 2.27.0 a tuner is not told which communicator it is"),
-        ("2.27.7", Verdict.OK, "takes tuner v4 and profiler v4"),
-        ("2.28.9", Verdict.OK, "takes tuner v5 and profiler v5"),
-        ("2.29.7", Verdict.OK, "takes tuner v5 and profiler v6"),
-        ("2.30.7", Verdict.OK, "takes tuner v6 and profiler v6"),
-        ("2.31.2", Verdict.WARN, "every job keeps NCCL's own choice"),
-        ("2.32.3", Verdict.WARN, "takes tuner v6 and profiler v6"),
+        ("22005", FAIL, "tuners need NCCL 2.21.0"),
+        ("22105", WARN, "before NCCL 2.27.0 a tuner is not told which communicator it is"),
+        ("22606", WARN, "before NCCL 2.27.0"),
+        ("22707", OK, "NCCL 2.27.7, /n.so"),
+        ("23007", OK, "NCCL 2.30.7, /n.so"),
+        ("23102", WARN, "every job keeps NCCL's own choice"),
+        ("23203", WARN, "was not read in their source"),
     ],
 )
-def test_nccls_release_decides_which_interfaces_it_takes(
-    version: str, status: Verdict, said: str
+def test_tables_act_under_releases_whose_source_was_read(
+    version: str, status: CheckStatus, said: str
 ) -> None:
-    [check] = check_nccl([library(version)])
-    assert check.status is status
-    assert said in check.found + check.advice
+    machine = NOTHING.answering(sys.executable, "-c", ASK_VERSION, "/n.so", output=version)
+    check = found(machine)["libnccl"]
+    assert (check.status, said in check.found + check.advice) == (status, True)
 
 
-def test_nccl_that_is_not_one_is_told() -> None:
-    [none] = check_nccl([])
-    assert none.status is Verdict.UNKNOWN
-    checks = list(check_nccl([library("2.28.9"), library("2.27.5", "/usr/lib/libnccl.so.2")]))
-    assert checks[-1].found == "several versions: 2.27.5, 2.28.9"
-    [broken] = check_nccl([NcclLibrary("/x", "--nccl", None, "libcudart.so.13: cannot open")])
-    assert "libcudart.so.13" in broken.found
-
-
-def test_libraries_are_found_where_jobs_find_them(libnccl: Path) -> None:
-    machine = Recorded(
-        env={"LD_LIBRARY_PATH": f":/nowhere:{libnccl.parent}"}, files={str(libnccl): ""}
-    )
-    [found] = nccl_libraries(machine)
-    assert (found.path, found.origin) == (str(libnccl), "the loader's path")
-    assert found.version is None  # nothing recorded says its version
-    assert found.problem == "no such file or directory"
+def test_libraries_are_found_where_jobs_find_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = job_checks(Question(Path("gone.so"), None))
+    assert by_name(NOTHING, asked)["libnccl"].status is UNKNOWN
+    machine = NOTHING.holding("/a/libnccl.so.2", "").with_env(LD_LIBRARY_PATH=":/nowhere:/a")
+    check = by_name(machine, asked)["libnccl"]
+    assert check.found == "/a/libnccl.so.2 does not load: no such file or directory"
+    wheel = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    wheel.parent.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    for path, version in ((str(wheel), "22809"), ("/a/libnccl.so.2", "22707")):
+        machine = machine.holding(path, "").answering(
+            sys.executable, "-c", ASK_VERSION, path, output=version
+        )
+    [first, second, *_] = run_checks(machine, asked)
+    assert (first.found, second.found) == (f"NCCL 2.28.9, {wheel}", "NCCL 2.27.7, /a/libnccl.so.2")
+    assert "several versions are here (2.27.7, 2.28.9)" in first.advice
 
 
 def test_plugin_is_loaded_alone(plugin_path: Path, tmp_path: Path) -> None:
-    [loads, needs] = check_plugin(ThisMachine(), plugin_path)
-    assert "loads by itself" in loads.found
-    assert needs.status is Verdict.OK
-    [gone] = check_plugin(ThisMachine(), tmp_path / "gone.so")
-    assert gone.status is Verdict.FAIL
-    source = tmp_path / "needy.c"
+    assert found(Machine(), plugin_path)["our plugin"].found == f"{plugin_path} loads by itself"
+    assert "No such file" in found(Machine(), tmp_path / "gone.so")["our plugin"].found
+    source, needy = tmp_path / "needy.c", tmp_path / TUNER_NAME
     source.write_text("int nobody_has_this(void); int call(void) { return nobody_has_this(); }\n")
-    needy = tmp_path / TUNER_NAME
     subprocess.run(["cc", "-shared", "-fPIC", "-o", needy, source], check=True)
-    [broken] = check_plugin(ThisMachine(), needy)
-    assert "undefined symbol: nobody_has_this" in broken.found
-    source.write_text('const char text[] = "GLIBC_2.34"; int ncclTunerPlugin_v4;\n')
+    broken = found(Machine(), needy)["our plugin"]
+    assert (broken.status, "undefined symbol: nobody_has_this" in broken.found) == (FAIL, True)
+    source.write_text("int ncclTunerPlugin_v4;\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", needy, source], check=True)
-    [lacks, new] = check_plugin(ThisMachine(), needy)
-    assert (lacks.status, new.status) == (Verdict.FAIL, Verdict.WARN)
-    assert "lacks ncclTunerPlugin_v2, ncclTunerPlugin_v3, ncclTunerPlugin_v5" in lacks.found
-    assert "needs glibc 2.34" in new.found
+    lacks = found(Machine(), needy)["our plugin"]
+    assert "lacks ncclTunerPlugin_v2, ncclTunerPlugin_v3, ncclTunerPlugin_v5" in lacks.advice
 
 
-def neighbours(machine: Recorded) -> list[Check]:
-    question = Question(Path("gone.so"), None)
-    found = run_checks(machine, question)
-    return [check for check in found if check.name in {"NCCL's tuner", "NCCL's profiler"}]
+OURS, VENDORS = f"/x/{TUNER_NAME}", f"/x/{VENDOR_NAME}"
+STRAY = {"LD_LIBRARY_PATH": "/stray"}
 
 
-def test_neighbours_are_told_with_the_way_to_keep_them() -> None:
-    [tuner, profiler] = neighbours(Recorded(env={"NCCL_TUNER_PLUGIN": "/opt/v.so"}))
-    assert tuner.status is Verdict.WARN
-    assert "which asks it before ours" in tuner.advice
-    assert profiler.status is Verdict.OK
-    kept = {"NCCL_TUNER_PLUGIN": "/opt/v.so", "DYNAMICCL_NEXT_TUNER": "/opt/v.so"}
-    assert neighbours(Recorded(env=kept))[0].status is Verdict.OK
-    theirs = {"NCCL_PROFILER_PLUGIN": "/opt/p.so"}
-    [_, profiler] = neighbours(Recorded(env=theirs))
-    assert profiler.status is Verdict.OK
-    assert "it stays" in profiler.found
-    theirs |= {"DYNAMICCL_MODE": "adaptive"}
-    [_, profiler] = neighbours(Recorded(env=theirs))
-    assert profiler.status is Verdict.WARN
-    assert "mode adaptive calls none but ours" in profiler.advice
-    ours = {"NCCL_TUNER_PLUGIN": f"/x/{TUNER_NAME}", "NCCL_PROFILER_PLUGIN": "none"}
-    [tuner, profiler] = neighbours(Recorded(env=ours | {"DYNAMICCL_MODE": "adaptive"}))
-    assert tuner.found.startswith("ours, by NCCL_TUNER_PLUGIN")
-    assert profiler.status is Verdict.WARN
-
-
-def test_stray_library_is_found() -> None:
-    stray = Recorded(
-        env={"LD_LIBRARY_PATH": "/stray"}, files={"/stray/libnccl-tuner.so": "", "/x": ""}
-    )
-    found = find_other_plugin(stray, ROLES[0])
-    assert found is not None
-    assert found.library == "libnccl-tuner.so"
-    assert "/stray/libnccl-tuner.so, which NCCL loads unasked" in neighbours(stray)[0].found
-
-
-def test_tuner_in_the_network_plugin_is_found_also_behind_ours() -> None:
-    net = "/opt/libnccl-net-ofi.so"
-    machine = Recorded(
-        env={"LD_LIBRARY_PATH": "/opt", "NCCL_NET_PLUGIN": "ib,ofi"},
-        files={net: "", "/opt/libnccl-net-ib.so": ""},
-    ).answering("grep", "-aqE", "ncclTunerPlugin_v[0-9]", net)
-    [tuner, profiler] = neighbours(machine)
-    assert (tuner.status, tuner.found) == (Verdict.WARN, f"inside the network plugin {net}")
-    assert profiler.status is Verdict.OK
-    ours = dict(machine.env) | {"NCCL_TUNER_PLUGIN": f"/x/{TUNER_NAME}"}
-    [tuner, _] = neighbours(replace(machine, env=ours))
-    assert tuner.status is Verdict.WARN
-    assert f"in place of a tuner: inside the network plugin {net}" in tuner.found
-    ours |= {"NCCL_TUNER_PLUGIN": f"/x/{VENDOR_NAME}", "DYNAMICCL_NEXT_TUNER": net}
-    assert neighbours(replace(machine, env=ours))[0].status is Verdict.OK
-
-
-def test_settings_that_weaken_tables_are_told() -> None:
-    assert list(check_settings(Recorded(env={"NCCL_DEBUG": "INFO"}))) == []
-    [forced, policy] = check_settings(
-        Recorded(env={"NCCL_ALGO": "Ring", "NCCL_CTA_POLICY": "EFFICIENCY"})
-    )
-    assert forced.found == "NCCL_ALGO=Ring"
-    assert "skips this policy's choice of NVLS" in policy.advice
-    assert not list(check_settings(Recorded(env={"NCCL_ENQUEUE_REARCH_ENABLE": "0"})))
-    [enqueue] = check_settings(Recorded(env={"NCCL_ENQUEUE_REARCH_ENABLE": "1"}))
-    assert "beats symmetric kernels" in enqueue.advice
+@pytest.mark.parametrize(
+    ("env", "status", "said"),
+    [
+        ({}, OK, "none is set or found"),
+        ({"TUNER_PLUGIN": "/opt/v.so"}, WARN, "asks it before ours"),
+        ({"TUNER_PLUGIN": "/opt/v.so", "NEXT_TUNER": "/opt/v.so"}, OK, "asked before ours"),
+        ({"TUNER_PLUGIN": "none"}, WARN, "take NCCL_TUNER_PLUGIN out"),
+        ({"TUNER_PLUGIN": "/opt/v.so", "MODE": "adaptive"}, WARN, "calls none but ours"),
+        ({"TUNER_PLUGIN": OURS}, OK, f"ours, {OURS}"),
+        ({"TUNER_PLUGIN": OURS} | STRAY, WARN, "in place of /stray/libnccl-tuner.so"),
+        ({"TUNER_PLUGIN": OURS, "NEXT_TUNER": "v.so"} | STRAY, WARN, "in place of /stray"),
+        ({"TUNER_PLUGIN": VENDORS, "NEXT_TUNER": "v.so"} | STRAY, OK, f"ours, {VENDORS}: "),
+        ({"PROFILER_PLUGIN": "/opt/p.so"}, OK, "it stays, and on NCCL 2.27"),
+        ({"PROFILER_PLUGIN": "/opt/p.so", "MODE": "adaptive"}, WARN, "calls none but ours"),
+    ],
+)
+def test_neighbours_are_told_with_the_way_to_keep_them(
+    env: dict[str, str], status: CheckStatus, said: str
+) -> None:
+    before = {"MODE": "DYNAMICCL_", "NEXT_TUNER": "DYNAMICCL_", "LD_LIBRARY_PATH": ""}
+    full = {before.get(name, "NCCL_") + name: value for name, value in env.items()}
+    machine = NOTHING.holding("/stray/libnccl-tuner.so", "").with_env(**full)
+    role = "profiler" if "PROFILER_PLUGIN" in env else "tuner"
+    check = found(machine)[f"NCCL's {role}"]
+    assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
 
 
 def test_key_must_be_a_secret(tmp_path: Path) -> None:
     key = tmp_path / "key"
 
-    def verdict() -> str:
-        check = check_key(Recorded(env={"DYNAMICCL_KEY_FILE": str(key)}))
-        return f"{check.status}: {check.found} {check.advice}"
+    def said(path: Path = key) -> str:
+        check = found(NOTHING.with_env(DYNAMICCL_KEY_FILE=str(path)))["key"]
+        return f"{check.status}: {check.found}: {check.advice}"
 
-    assert check_key(Recorded()).status is Verdict.OK
-    assert verdict().startswith("fail")
+    assert found(NOTHING)["key"].status is OK
+    assert said().startswith("fail")
     key.write_text("x" * 32)
     key.chmod(0o644)
-    assert "mode 0644 chmod 600" in verdict()
+    assert "mode 0644, 32 bytes: chmod 600" in said()
     key.chmod(0o600)
-    assert verdict().startswith("ok")
-    key.write_text("short")
-    assert "has 5 bytes" in verdict()
+    assert said().startswith("ok")
     (tmp_path / "link").symlink_to(key)
-    key = tmp_path / "link"
-    assert "a link does not count" in verdict()
-
-
-def test_sampling_that_is_off_is_said() -> None:
-    env = {"DYNAMICCL_SAMPLE_PERCENT": "0", "DYNAMICCL_MODE": "adaptive"}
-    checks = run_checks(Recorded(env=env), Question(Path("gone"), None))
-    assert checks[-1].found.startswith("none are taken")
-    assert "GPU times" not in {c.name for c in run_checks(Recorded(), Question(Path("gone"), None))}
-
-
-def test_channels_that_a_late_nccl_only_lowers_to_are_told(tmp_path: Path) -> None:
-    configs = [Config(Algorithm.Ring, Protocol.Simple, num_channels=8), None]
-    table = DecisionTable.from_configs([configs] * 5, num_nodes=1, num_ranks=8)
-    (tmp_path / "table").write_bytes(table.to_bytes())
-    tables = [TableInfo("box", 1, 8, "table", entries=10, acting=5)]
-    assert not list(check_channels(tmp_path, tables, [library("2.30.7")]))
-    [told] = check_channels(tmp_path, tables, [library("2.30.7"), library("2.32.3")])
-    assert told.found.endswith("5 entries for 1 nodes, 8 ranks")
-    assert "only where it is below its own" in told.advice
+    assert "a link does not count" in said(tmp_path / "link")
+    key.write_text("short")
+    assert "at least 16 bytes" in said()
 
 
 def test_command_knows_a_bound_machine_and_an_unknown_one(
@@ -208,15 +141,14 @@ def test_command_knows_a_bound_machine_and_an_unknown_one(
     doctor = ("dynamiccl-deploy", "doctor", artifact, *options)
     done = shell(*doctor)
     assert done.code == 4
-    assert "unknown to the artifact, so every job here abstains" in done.out
+    assert "unknown to the artifact\n      -> every job here abstains" in done.out
     assert f"dynamiccl-deploy bind {artifact} --system NAME" in done.out
     assert shell("dynamiccl-deploy", "bind", artifact, *options).code == 0
-    found = {check["name"]: check for check in shell(*doctor, "--json").json}
-    machine = found["machine"]["found"]
+    checks = {check["name"]: check for check in shell(*doctor, "--json").json}
+    machine = checks["machine"]["found"]
     assert "nccl=22809: known, box" in machine
     # What a login node says of itself is no promise for the nodes of a job.
-    assert (found["machine"]["status"] == "unknown") == ("gpu=none*0" in machine)
-    assert found["libnccl"]["found"].startswith("NCCL 2.28.9")
+    assert (checks["machine"]["status"] == "unknown") == ("gpu=none*0" in machine)
     (artifact / "kill").touch()
     assert "WARN  kill file" in shell(*doctor).out
 
@@ -225,13 +157,12 @@ def test_command_without_an_nccl_knows_less(
     artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
     (tmp_path / "libnccl.so.2").write_text("not a library")
-    doctor = ("dynamiccl-deploy", "doctor", artifact, "--plugin", plugin_path)
-    done = shell(*doctor, "--nccl", tmp_path / "libnccl.so.2")
+    options = (artifact, "--plugin", plugin_path, "--nccl", tmp_path / "libnccl.so.2")
+    done = shell("dynamiccl-deploy", "doctor", *options)
     assert done.code == 0
     assert "does not load" in done.out
     assert "the jobs' NCCL is not known" in done.out
-    bind = ("bind", artifact, "--plugin", plugin_path, "--nccl", tmp_path / "libnccl.so.2")
-    assert "give the whole --fingerprint" in shell("dynamiccl-deploy", *bind).err
+    assert "give the whole --fingerprint" in shell("dynamiccl-deploy", "bind", *options).err
 
 
 def test_artifact_that_the_plugin_would_not_trust_is_found(
@@ -248,19 +179,105 @@ def test_artifact_that_the_plugin_would_not_trust_is_found(
 
 def test_probe_that_says_nothing_is_no_answer(plugin_path: Path, tmp_path: Path) -> None:
     probe = str(plugin_path.parent / "dynamiccl-probe")
-    machine = replace(Recorded(), runs={(probe,): ProgramResult(0, "hello\n")})
+    machine = replace(HEALTHY, runs={(probe,): ProgramResult(0, "hello\n")})
     with pytest.raises(PluginError, match="printed no facts: hello"):
         ask_probe(machine, plugin_path)
     with pytest.raises(MachineError, match="no dynamiccl-probe beside"):
         ask_probe(machine, tmp_path / "x.so")
 
 
-@pytest.mark.parametrize("command", ["doctor", "bind", "install", "env"])
-def test_commands_say_how_they_are_used(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dynamiccl.serve.cli", command, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "Example: " in done.stdout
+# --- Before a job of several nodes ---
+
+SAID: dict[str, Any] = {
+    "plugin_version": "0.1.0",
+    "plugin_sha256": "p",
+    "loads": True,
+    "fingerprint": "gpu=H100*8;mig=0;nic=infiniband*8;nccl=22809",
+    "artifact_sha256": "a",
+    "system": "box",
+    "num_ranks": 4,
+}
+
+
+def line(rank: int, **other: Any) -> str:
+    return f"rank {rank} {json.dumps({**SAID, 'host': f'n{rank // 2}', **other})}"
+
+
+def test_ranks_that_are_alike_agree() -> None:
+    noise = ["srun: job 12 queued", "", "1: " + line(1)]
+    agreed = compare([line(3), line(0), *noise, line(2)])
+    assert (agreed.num_ranks, agreed.artifact_sha256, agreed.system) == (4, "a", "box")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"artifact_sha256": "b"}, "artifact_sha256 is 'b' on n1 (rank 3) and 'a' on n0, n1"),
+        ({"fingerprint": "gpu=A100*8"}, "fingerprint is 'gpu=A100*8' on n1 (rank 3)"),
+        ({"loads": False}, "loads is 'False' on n1"),
+        ({"plugin_sha256": "q"}, "plugin_sha256 is 'q'"),
+        ({"plugin_version": "9"}, "plugin_version is '9'"),
+    ],
+)
+def test_one_that_differs_is_named_with_what_it_has(other: dict[str, Any], said: str) -> None:
+    with pytest.raises(MachineError) as error:
+        compare([line(0), line(1), line(2), line(3, **other)])
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"loads": False}, "loads on no rank"),
+        ({"system": None}, "does not know their machine"),
+        ({"artifact_problem": "it is cut off", "artifact_sha256": None}, "it is cut off"),
+    ],
+)
+def test_all_may_be_alike_and_of_no_use(other: dict[str, Any], said: str) -> None:
+    with pytest.raises(MachineError, match=said):
+        compare([line(rank, **other) for rank in range(4)])
+
+
+def test_silent_ranks_are_named_and_other_input_is_refused() -> None:
+    with pytest.raises(MachineError, match="2 of 4 ranks reported; missing: 1, 3"):
+        compare([line(0), line(2)])
+    with pytest.raises(MachineError, match=r"5 of 4 ranks .* one from elsewhere did"):
+        compare([line(rank) for rank in range(5)])
+    with pytest.raises(UserError, match="no line 'rank N"):
+        compare(["hello"])
+    with pytest.raises(UserError, match="line of rank 0 is cut off"):
+        compare(["rank 0 {nonsense}"])
+
+
+def test_each_rank_says_and_one_command_compares(
+    artifact: Path, plugin_path: Path, libnccl: Path, shell: Shell
+) -> None:
+    """Two processes as a launcher starts them, and their lines through a pipe."""
+    options = [str(artifact), "--plugin", str(plugin_path), "--nccl", str(libnccl)]
+    assert shell("dynamiccl-deploy", "bind", *options).code == 0
+    command = [sys.executable, "-m", "dynamiccl.serve.cli", "doctor"]
+    lines = ""
+    for rank in ("0", "1"):
+        env = {**os.environ, "SLURM_PROCID": rank, "SLURM_NTASKS": "2"}
+        ran = subprocess.run(
+            [*command, "--all-ranks", *options], env=env, capture_output=True, text=True, check=True
+        )
+        assert ran.stderr == ""
+        lines += ran.stdout
+    compared = [*command, "--compare", "-"]
+    piped = subprocess.run(compared, input=lines, capture_output=True, text=True, check=True)
+    sha256 = PluginIndex.read(artifact).sha256
+    assert piped.stdout == f"2 ranks are alike: box, artifact {sha256[:16]}\n"
+
+
+def test_rank_outside_of_a_launcher_is_wrong_usage(
+    artifact: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "DYNAMICCL_ARTIFACT"):
+        monkeypatch.delenv(name, raising=False)
+    doctor = ("dynamiccl-deploy", "doctor")
+    assert "no launcher says" in refused(shell(*doctor, "--all-ranks", artifact), 2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "no artifact to compare" in refused(shell(*doctor, "--all-ranks"), 2)
+    assert "give a file, or -" in refused(shell(*doctor, "--compare", "gone"), 2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamiccl import __version__
-from dynamiccl.collect.node_facts import node_facts
+from dynamiccl.collect.nodes import node_facts
 from dynamiccl.fingerprint import check_fingerprint
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME

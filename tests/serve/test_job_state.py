@@ -13,7 +13,7 @@ from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain_check import random_windows
-from dynamiccl.serve.brain_history import Task
+from dynamiccl.serve.brain_history import KeyCalls
 from dynamiccl.serve.table import DecisionTable, entry_of
 from dynamiccl.serve.torchscript import ScriptedBrain
 from dynamiccl.train.encoders import ObservationEncoder, Trunk
@@ -50,7 +50,7 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return make_artifact(tmp_path_factory.mktemp("stateful"), policy)
 
 
-def questions(seed: int, calls: int) -> Iterator[list[Task]]:
+def questions(seed: int, calls: int) -> Iterator[list[KeyCalls]]:
     """What a leader asks until a job has made so many calls: all keys that were called."""
     random = np.random.default_rng(seed)
     told: dict[tuple[Collective, int], list[Call]] = {key: [] for key in KEYS}
@@ -63,7 +63,7 @@ def questions(seed: int, calls: int) -> Iterator[list[Task]]:
             told[key] += new
             made += len(new)
         yield [
-            Task(collective, bin_, tuple(seen[-WINDOW_LENGTH:]), len(seen))
+            KeyCalls(collective, bin_, tuple(seen[-WINDOW_LENGTH:]), len(seen))
             for (collective, bin_), seen in told.items()
             if seen
         ]
@@ -82,7 +82,7 @@ class InPython:
         self.state: State = (zero, zero)
         self.latest: dict[int, tuple[int, int]] = {}
 
-    def decide(self, tasks: list[Task]) -> DecisionTable:
+    def decide(self, tasks: list[KeyCalls]) -> DecisionTable:
         entries = self.table.entries.copy()
         for task in tasks:
             row = int(task.collective) * NUM_BINS + task.bin - FIRST_BIN

@@ -12,7 +12,7 @@ import pytest
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain_check import random_windows
-from dynamiccl.serve.brain_history import Task
+from dynamiccl.serve.brain_history import KeyCalls
 from dynamiccl.serve.build import TORCH_RUNTIME_NAME, find_torch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
@@ -20,11 +20,11 @@ from tests.serve.asking import Asking
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS
 
 
-def random_history(seed: int) -> list[Task]:
+def random_history(seed: int) -> list[KeyCalls]:
     random = np.random.default_rng(seed)
     keys = [(c, b) for c in TUNED for b in range(FIRST_BIN - 3, FIRST_BIN + NUM_BINS + 3)]
     windows = random_windows(random, len(keys))
-    return [Task(c, b, tuple(w)) for (c, b), w in zip(keys, windows, strict=True)]
+    return [KeyCalls(c, b, tuple(w)) for (c, b), w in zip(keys, windows, strict=True)]
 
 
 @pytest.fixture

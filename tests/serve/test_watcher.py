@@ -20,7 +20,7 @@ from dynamiccl.serve.artifact import Artifact, export_artifact, verify_artifact
 from dynamiccl.serve.brain.policies import POLICIES
 from dynamiccl.serve.brain.server import BrainServer
 from dynamiccl.serve.brain_check import check_trigger, watched_questions
-from dynamiccl.serve.brain_history import History, Task
+from dynamiccl.serve.brain_history import History, KeyCalls
 from dynamiccl.serve.brain_module import BrainModule, write_brain
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedTrigger
 from dynamiccl.train.torch_files import save_script
@@ -59,7 +59,7 @@ def watching(
     return export_artifact(policy, tmp_path_factory.mktemp("with") / "artifact", trigger)
 
 
-def questions(trigger: Path, seed: int, count: int) -> Iterator[list[Task]]:
+def questions(trigger: Path, seed: int, count: int) -> Iterator[list[KeyCalls]]:
     """Questions of a job that slows down, about keys that the small artifact has a table for."""
     random = np.random.default_rng(seed)
     for tasks, _ in watched_questions(ScriptedTrigger(trigger), random, count):
@@ -67,7 +67,7 @@ def questions(trigger: Path, seed: int, count: int) -> Iterator[list[Task]]:
 
 
 def level_of_last(brain: ScriptedBrain, calls: list[Call], num_timed: int | None) -> float:
-    task = Task(Collective.AllReduce, 80, tuple(calls), num_timed)
+    task = KeyCalls(Collective.AllReduce, 80, tuple(calls), num_timed)
     return float(brain.interference([task], np.array([80]))[0, -1])
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.datasets.splits import Parts, SplitBy
+from dynamiccl.datasets.splits import SplitBy, Splits
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.train.data import load_data
@@ -34,7 +34,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_shape_that_is_held_out_is_what_the_report_scores(shapes: Path, tmp_path: Path) -> None:
     policy = policy_of(shapes, tmp_path, "gaussian-process", "alpha=0.1", "split=shape")
-    parts = Parts(SplitBy.SHAPE, ("2x8", "16x8"), ("4x8",))
+    parts = Splits(SplitBy.SHAPE, ("2x8", "16x8"), ("4x8",))
     assert Manifest.read(policy).parts == parts
     report = make_report(shapes, [("mine", policy)], tmp_path / "report")
     [system] = report.systems
@@ -56,7 +56,7 @@ def test_neither_steps_nor_validation_see_the_shape_that_is_held_out(shapes: Pat
 def test_a_run_that_is_held_out_asks_every_task_again(tmp_path: Path) -> None:
     data_dir = make_data(tmp_path, SWEEP.replace("cycles = 3", "cycles = 4"))
     data = load_data(data_dir, 0, split="run")
-    assert data.parts == Parts(SplitBy.RUN, ("cycle-0", "cycle-3"), ("cycle-1",))
+    assert data.parts == Splits(SplitBy.RUN, ("cycle-0", "cycle-3"), ("cycle-1",))
     every = load_data(data_dir, 0).frame.select("collective", "size_bytes").n_unique()
     assert data.validation.tasks.height == every
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialResult:
     """The result of a trial."""
 
     number: int
@@ -19,7 +19,7 @@ class Outcome:
 class Backend(Protocol):
     """Runs trials."""
 
-    def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[Outcome]:
+    def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[TrialResult]:
         """Run these trials of the study `run_id`, and yield outcomes as they come.
 
         A failed trial stops no other. `tracking_uri` must mean the same wherever a trial may run.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from dynamiccl.train.fanout.backend import Outcome, trial_arguments
+from dynamiccl.train.fanout.backend import TrialResult, trial_arguments
 from dynamiccl.train.worker import ONE_THREAD, reason
 
 
@@ -19,11 +19,11 @@ class Processes:
     #: Trials at a time.
     jobs: int
 
-    def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[Outcome]:
+    def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[TrialResult]:
         """Run trials, `jobs` at a time; an interrupt ends them, and they can be resumed."""
         processes: dict[int, subprocess.Popen[str]] = {}
 
-        def run_one(number: int) -> Outcome:
+        def run_one(number: int) -> TrialResult:
             process = subprocess.Popen(
                 [sys.executable, *trial_arguments(run_id, str(number), tracking_uri)],
                 env=os.environ | ONE_THREAD,
@@ -34,8 +34,8 @@ class Processes:
             processes[number] = process
             out, error = process.communicate()
             if process.returncode == 0:
-                return Outcome(number, float(json.loads(out)["validation_regret"]), "")
-            return Outcome(number, None, reason(error) or f"ended with {process.returncode}")
+                return TrialResult(number, float(json.loads(out)["validation_regret"]), "")
+            return TrialResult(number, None, reason(error) or f"ended with {process.returncode}")
 
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
@@ -47,10 +47,10 @@ class Processes:
 
 
 def _as_completed(
-    pool: ThreadPoolExecutor, run: Callable[[int], Outcome], numbers: Sequence[int], jobs: int
-) -> Iterator[Outcome]:
+    pool: ThreadPoolExecutor, run: Callable[[int], TrialResult], numbers: Sequence[int], jobs: int
+) -> Iterator[TrialResult]:
     """Outcomes as they come; at most `jobs` trials run, and none is queued."""
-    running: set[Future[Outcome]] = set()
+    running: set[Future[TrialResult]] = set()
     for number in numbers:
         running.add(pool.submit(run, number))
         if len(running) == jobs:

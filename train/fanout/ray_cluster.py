@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dynamiccl.errors import DynamicclError
-from dynamiccl.train.fanout.backend import Outcome
+from dynamiccl.train.fanout.backend import TrialResult
 from dynamiccl.train.ray_join import RayJoin, ray
 from dynamiccl.train.worker import ONE_THREAD
 
@@ -26,12 +26,12 @@ class RayCluster:
     #: Trials at a time; None: as many as the cluster has processors.
     jobs: int | None = None
 
-    def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[Outcome]:
+    def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[TrialResult]:
         """Run trials as tasks; an interrupt ends them, and they can be resumed."""
         with self.cluster.joined():
             yield from self._outcomes(run_id, numbers, tracking_uri)
 
-    def _outcomes(self, run_id: str, numbers: Sequence[int], uri: str) -> Iterator[Outcome]:
+    def _outcomes(self, run_id: str, numbers: Sequence[int], uri: str) -> Iterator[TrialResult]:
         task = ray.remote(num_cpus=1, max_calls=1, max_retries=_RETRIES)(_run_trial)
         running: dict[Any, int] = {}
         left = list(numbers)
@@ -46,10 +46,10 @@ class RayCluster:
                     yield ray.get(reference)
                 except ray.exceptions.RayError as error:
                     # Its worker was lost again and again; a trial's own errors are no exceptions.
-                    yield Outcome(number, None, " ".join(str(error).split()))
+                    yield TrialResult(number, None, " ".join(str(error).split()))
 
 
-def _run_trial(run_id: str, number: int, tracking_uri: str) -> Outcome:
+def _run_trial(run_id: str, number: int, tracking_uri: str) -> TrialResult:
     """The task of a Ray worker."""
     os.environ.update(ONE_THREAD)
     import torch
@@ -58,8 +58,8 @@ def _run_trial(run_id: str, number: int, tracking_uri: str) -> Outcome:
 
     torch.set_num_threads(1)
     try:
-        return Outcome(number, run_trial(run_id, number, tracking_uri).validation_regret, "")
+        return TrialResult(number, run_trial(run_id, number, tracking_uri).validation_regret, "")
     except DynamicclError as error:
-        return Outcome(number, None, str(error))
+        return TrialResult(number, None, str(error))
     except Exception as error:  # stops no other trial, and is told with its number
-        return Outcome(number, None, f"{type(error).__name__}: {error}")
+        return TrialResult(number, None, f"{type(error).__name__}: {error}")

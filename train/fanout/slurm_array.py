@@ -25,7 +25,7 @@ from dynamiccl.slurm import (
     summarise,
 )
 from dynamiccl.train import tracking
-from dynamiccl.train.fanout.backend import Outcome, trial_arguments
+from dynamiccl.train.fanout.backend import TrialResult, trial_arguments
 from dynamiccl.train.study import trial_summary
 from dynamiccl.train.worker import ONE_THREAD, reason
 
@@ -64,7 +64,7 @@ class SlurmArray:
                     "elements run at a time"
                 )
 
-    def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[Outcome]:
+    def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[TrialResult]:
         """Submit an array and follow it to its end; one that is still there is followed first.
 
         Interrupted, it leaves the array to itself, and says how to come back to it.
@@ -110,7 +110,7 @@ class SlurmArray:
 
     def _follow(
         self, queue: SlurmQueue, job: str, run_id: str, waiting: set[int], tracking_uri: str
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[TrialResult]:
         wait_s, shown = self.pace.shortest_s, ""
         try:
             while True:
@@ -151,7 +151,7 @@ class SlurmArray:
 
     def _outcomes(
         self, job: str, run_id: str, over: dict[int, Element | None], tracking_uri: str
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[TrialResult]:
         """Outcomes of ended elements, from the tracking store."""
         deadline = time.monotonic() + self.pace.settle_s
         left = dict(over)
@@ -160,14 +160,14 @@ class SlurmArray:
                 summary = trial_summary(run_id, number, tracking_uri)
                 if summary is not None:
                     del left[number]
-                    yield Outcome(number, summary.validation_regret, "")
+                    yield TrialResult(number, summary.validation_regret, "")
             # One that Slurm saw succeed has written its summary: it is on its way to us.
             late = any(e is None or e.state == "COMPLETED" for e in left.values())
             if not late or time.monotonic() >= deadline:
                 break
             time.sleep(min(self.pace.shortest_s, self.pace.settle_s))
         for number, element in sorted(left.items()):
-            yield Outcome(number, None, self._error(job, run_id, number, element))
+            yield TrialResult(number, None, self._error(job, run_id, number, element))
 
     def _error(self, job: str, run_id: str, number: int, element: Element | None) -> str:
         log = self._folder(run_id) / f"{job}_{number}.out"

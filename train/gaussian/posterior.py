@@ -22,7 +22,7 @@ MAX_POINTS: Final = 768
 _JITTER: Final = 1e-8
 
 
-class Parts:
+class Factors:
     """The distinct tasks and configs of some rows: their covariances factorise."""
 
     def __init__(self, rows: Rows) -> None:
@@ -112,7 +112,7 @@ def inducing_points(kernel: Kernel, rows: Rows, most: int) -> tuple[torch.Tensor
 
     Returns their indices (M,), and their covariance (M, N) with all rows.
     """
-    covariance = Parts(rows).covariance(kernel)
+    covariance = Factors(rows).covariance(kernel)
     if len(rows) <= most:
         every = torch.arange(len(rows))
         return every, covariance(every)
@@ -140,7 +140,7 @@ def fit_kernel(blocks: list[Rows], *, seed: int, steps: int = 60, most: int = 35
     """
     generator = torch.Generator().manual_seed(seed)
     seen = [block.take(torch.randperm(len(block), generator=generator)[:most]) for block in blocks]
-    parts = [(block, Parts(block), torch.arange(len(block))) for block in seen]
+    parts = [(block, Factors(block), torch.arange(len(block))) for block in seen]
     kernel = Kernel()
     optimizer = torch.optim.Adam(kernel.parameters(), lr=0.1)
     for _ in range(steps):

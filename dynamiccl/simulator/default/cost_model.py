@@ -1,10 +1,7 @@
 """NCCL's own choice for a call, from its cost model (`src/graph/tuning.cc`, `src/enqueue.cc`)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final
 
 from dynamiccl.nccl import (
     COST_IGNORE,
@@ -20,20 +17,16 @@ from dynamiccl.nccl import (
 from dynamiccl.nccl_costs import TREE_CORRECTED, plateau, size_correction
 from dynamiccl.simulator.default.bandwidth import algbw_gbytes_per_s
 from dynamiccl.simulator.default.channels import used_channels, used_threads
-from dynamiccl.simulator.default.communicator import (
-    NVLS_KINDS,
-    Communicator,
-    Overrides,
-)
-from dynamiccl.simulator.default.constants import (
-    NVLS_TREE_CORRECTED,
-    Generation,
-    release_of,
-)
+from dynamiccl.simulator.default.communicator import NVLS_KINDS, Communicator, Overrides
+from dynamiccl.simulator.default.constants import NVLS_TREE_CORRECTED, Generation, release_of
 from dynamiccl.simulator.default.graph import Machine, Path
 from dynamiccl.simulator.default.latency import latency_us
-from dynamiccl.simulator.group import Cell, Group, Line
+from dynamiccl.simulator.group import Cell, CostLine, Group
 from dynamiccl.simulator.system import Call
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Pair = tuple[Algorithm, Protocol]
 
@@ -56,7 +49,7 @@ class CostModel:
         self._release = release_of(version)
         self._overrides = overrides or Overrides()
         self._communicators: dict[Group, Communicator] = {}
-        self._lines: dict[Group, Mapping[Cell, Line]] = {}
+        self._lines: dict[Group, Mapping[Cell, CostLine]] = {}
 
     def communicator(self, group: Group) -> Communicator:
         """A group as the model sees it.
@@ -72,12 +65,12 @@ class CostModel:
             self._communicators[group] = comm
         return self._communicators[group]
 
-    def lines(self, group: Group) -> Mapping[Cell, Line]:
+    def lines(self, group: Group) -> Mapping[Cell, CostLine]:
         """Latency and bandwidth of every available cell, before corrections by size."""
         if group not in self._lines:
             comm = self.communicator(group)
             self._lines[group] = {
-                (collective, algorithm, protocol): Line(
+                (collective, algorithm, protocol): CostLine(
                     latency_us(comm, collective, algorithm, protocol),
                     algbw_gbytes_per_s(comm, collective, algorithm, protocol),
                 )
@@ -93,7 +86,7 @@ class CostModel:
         """The (algorithm, protocol) pairs that NCCL has, in the order of its cost table."""
         return [cell[1:] for cell in self.lines(group) if cell[0] is collective]
 
-    def line(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> Line:
+    def line(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> CostLine:
         """Latency and bandwidth of one cell at the call's size.
 
         Raises KeyError for a cell that NCCL lacks.
@@ -106,15 +99,17 @@ class CostModel:
         bandwidth = _correction(comm, algorithm, protocol, call.size_bytes)
         if latency == bandwidth == 1.0:
             return line
-        return Line(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
+        return CostLine(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
 
     def cost_us(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> float:
         """NCCL's predicted time of one cell, us. Raises KeyError for a cell that it lacks."""
         line = self.line(call, algorithm, protocol)
         return line.latency_us + call.size_bytes / (1000.0 * line.algbw_gbytes_per_s)
 
-    def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
+    def cost_table(self, call: Call) -> "npt.NDArray[np.float32]":
         """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
+        import numpy as np  # takes most of a start of whoever needs no table
+
         table = np.full((NUM_ALGORITHMS, NUM_PROTOCOLS), COST_IGNORE, dtype=np.float32)
         for algorithm, protocol in self.cells(call.group, call.collective):
             table[algorithm, protocol] = self.cost_us(call, algorithm, protocol)

@@ -15,7 +15,7 @@ constexpr std::size_t kFingerprintBytes = 201;
 /// Reads the driver's files in /proc and /sys and makes no CUDA call; a driver can take
 /// milliseconds over it, so ask once a process. Returns false when something that is there could
 /// not be read or named, so that a guess never passes for a fact. What NICs are called and how they
-/// are counted is also in collect/node_facts.py: the two must agree.
+/// are counted is also in collect/nodes.py: the two must agree.
 bool take_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept;
 
 /// The fingerprint, taken once a process; "unknown" on failure.

@@ -10,9 +10,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.doctor.inside import check_inside
+from dynamiccl.collect.checks import Needs, check_inside
 from dynamiccl.collect.launch import BINARIES, NcclTestsRunner, Site, find_program
-from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
@@ -151,13 +151,12 @@ def test_what_the_container_cannot_see_is_refused_before_anything_runs(
 
 
 def test_doctor_looks_inside(log: Path, tmp_path: Path) -> None:
-    made = sweep()
-    (tmp_path / "s.toml").write_text(made.text)
     image = install_stand_in(tmp_path / "image")
     mounts = (f"{tmp_path}:/sweep", f"{ROOT}:{ROOT}", f"{sys.prefix}:{sys.prefix}")
-    container = ContainerSettings(runtime="apptainer", image=str(image), mounts=mounts)
-    launcher = LauncherSettings(container=container)
-    checks = check_inside(tmp_path / "s.toml", launcher, Path("/opt/nccl-tests"))
+    made = sweep(launcher=settings(image, *mounts))
+    (tmp_path / "s.toml").write_text(made.text)
+    needs = Needs(sweep=made.file, nccl_tests_dir=Path("/opt/nccl-tests"))
+    checks = check_inside(tmp_path / "s.toml", needs)
     assert len(checks) > 5
     assert all(check.name.startswith("inside the container: ") for check in checks)
     [found] = [check for check in checks if check.name.endswith(": nccl-tests")]
@@ -166,8 +165,8 @@ def test_doctor_looks_inside(log: Path, tmp_path: Path) -> None:
 
 
 def test_doctor_that_cannot_be_seen_inside_says_what_to_mount(log: Path, tmp_path: Path) -> None:
-    container = ContainerSettings(runtime="apptainer", image="nccl.sif", mounts=("/nowhere:/x",))
-    [check] = check_inside(tmp_path / "s.toml", LauncherSettings(container=container), None)
+    needs = Needs(sweep=sweep(launcher=settings(tmp_path, "/nowhere:/x")).file)
+    [check] = check_inside(tmp_path / "s.toml", needs)
     assert check.status == "unknown"
     assert "cannot be seen inside the container" in check.found
     assert not log.exists()

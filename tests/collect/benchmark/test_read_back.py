@@ -107,7 +107,7 @@ def test_json_has_the_digits_and_text_the_release(recorded: Recorded) -> None:
     for one, other in zip(figures(text), figures(json), strict=True):
         for (*_, rough), (*_, fine) in zip(one, other, strict=True):
             assert fine == pytest.approx(rough, rel=0.01)
-    facts = {"gpu": "FAKE H100", "nccl_version": "2.29.7", "nccl_tests_version": "2.19.6"}
+    facts = {"gpu": "FAKE H100", "nccl_version": "2.30.7", "nccl_tests_version": "2.19.6"}
     assert environment_in(json) == environment_in(text) == facts
     assert len(json[0][0]["iteration_times_us"]) == 3
 
@@ -238,7 +238,7 @@ def printed(stand_in: StandIn, settings: Mapping[str, str]) -> list[str]:
         (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 2"}, "4 ranks on 2 hosts"),
         (PAIRS, {"NCCL_TESTS_SPLIT": "DIV 2"}, "2 ranks on 1 hosts"),
         # Without MPI each process is alone.
-        (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 4", "FAKE_NO_MPI": "1"}, "build it with MPI"),
+        (PAIRS, {}, "(8 ranks on 2 hosts); build it with MPI"),
         (LONE, {"NCCL_TESTS_SPLIT": "MOD 4"}, "remove NCCL_TESTS_SPLIT from the environment"),
         (LONE, {"NCCL_TESTS_SPLIT_MASK": "0x3"}, "4 communicators"),
     ],
@@ -351,6 +351,7 @@ def test_what_all_communicators_ran_is_taken(tmp_path: Path) -> None:
 
 #: Dumps of real machines and files that cloud vendors give their users.
 REAL = folder("topologies")
+OCI_DUMP = (REAL / "oci_H100-topology.xml").read_text()
 OCI = {
     "compute_capability": 9.0,
     "nvlinks_per_gpu": 18,

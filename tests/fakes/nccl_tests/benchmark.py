@@ -1,289 +1,181 @@
 """One run of a benchmark program: its call order, its rows, its exit (`src/common.cu`)."""
 
+import math
 import os
+import random
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from dynamiccl.nccl import Collective, NcclVersion
-from tests.fakes.nccl_tests import mischief
-from tests.fakes.nccl_tests.flags import Options
-from tests.fakes.nccl_tests.json_report import JsonReport
-from tests.fakes.nccl_tests.library import Library, NcclFailed
-from tests.fakes.nccl_tests.model import Choice
-from tests.fakes.nccl_tests.report import Report
-from tests.fakes.nccl_tests.rows import Half, Row
-from tests.fakes.nccl_tests.timing import BLOCKING_US, LAUNCH_US, Clock, Place
-from tests.fakes.nccl_tests.world import World
+from dynamiccl.nccl import Collective
+from tests.fakes.nccl_tests.install import PROGRAMS
+from tests.fakes.nccl_tests.nccl import Choice, Nccl, die, hang
+from tests.fakes.nccl_tests.program import Options, Stop
+from tests.fakes.nccl_tests.report import STEP_BYTES, Report, iterations
+from tests.fakes.nccl_tests.tuner import NcclFailed
+from tests.fakes.nccl_tests.world import colours, communicator, slowdowns, world_of
 
-#: `testResult_t`.
-CUDA_ERROR, NCCL_ERROR, TIMEOUT, NOT_IMPLEMENTED = 2, 3, 4, 5
-TYPE_BYTES: Final = {
-    "int8": 1,
-    "uint8": 1,
-    "int32": 4,
-    "uint32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "half": 2,
-    "float": 4,
-    "double": 8,
-    "bfloat16": 2,
-    "f8e4m3": 1,
-    "f8e5m2": 1,
-}
-OPERATIONS: Final = ("sum", "prod", "max", "min", "avg", "mulsum")
-_REDUCTIONS: Final = frozenset(
-    {Collective.AllReduce, Collective.ReduceScatter, Collective.Reduce, Collective.SendRecv}
+#: `testResult_t` of an NCCL call that failed, and the exit status of wrong values.
+_NCCL_ERROR, _WRONG = 3, 7
+_TYPES: Final = (
+    "1 int8 uint8 f8e4m3 f8e5m2",
+    "2 half bfloat16",
+    "4 int32 uint32 float",
+    "8 int64 uint64 double",
 )
+_TYPE_BYTES: Final = {name: int(line[0]) for line in _TYPES for name in line.split()[1:]}
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter, Collective.AlltoAll})
 _ROOTED: Final = frozenset({Collective.Broadcast, Collective.Reduce})
-#: Their in-place halves are timed and not checked.
+#: Collectives without an operation, and those whose in-place halves are timed and not checked.
+_NO_OPERATION: Final = frozenset({Collective.AllGather, Collective.Broadcast, Collective.AlltoAll})
 _NOT_IN_PLACE: Final = frozenset({Collective.AlltoAll, Collective.SendRecv})
 _WRONG_VALUES: Final = 17
-_ERROR_TEXTS: Final = {
-    1: "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
-    2: "unhandled system error (run with NCCL_DEBUG=INFO for details)",
-    3: "internal error - please report this issue to the NCCL developers",
-    4: "invalid argument (run with NCCL_DEBUG=WARN for details)",
-    5: "invalid usage (run with NCCL_DEBUG=WARN for details)",
-    6: "remote process exited or there was a network error",
-}
-
-
-class Failed(Exception):
-    """Raised when a run stops in the middle: exit status, output, origin."""
-
-    def __init__(self, status: int, text: str, places: Sequence[str]) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
-        self.places = tuple(places)
-
-
-@dataclass(frozen=True, slots=True)
-class Test:
-    """A benchmark program on one communicator."""
-
-    collective: Collective
-    program: str
-    options: Options
-    tests: NcclVersion
-    #: All processes, of all communicators.
-    world: World
-    environment: Mapping[str, str]
-    #: By what factor the communicator of each process is slower than the model's.
-    slow: Sequence[float] = (1.0,)
 
 
 class Benchmark:
     """Runs one test, and counts errors for its footer."""
 
     def __init__(
-        self, test: Test, library: Library, report: Report, json_report: JsonReport | None
+        self, arguments: Sequence[str], options: Options, environment: Mapping[str, str]
     ) -> None:
-        """Take everything that is open already."""
-        self._test = test
-        self._options = test.options
-        self._library = library
-        self._report = report
-        self._json = json_report
-        self._clock = Clock(test.environment)
-        self._num_ranks = library.num_ranks
+        """Print the head; `arguments[0]` is the program's path."""
+        program = arguments[0].rpartition("/")[2]
+        self._world = world_of(environment)
+        self._colours = colours(self._world.size, environment)
+        self._slow = slowdowns(self._colours, environment)
+        self._options = options
+        self._environment = environment
+        own = communicator(self._world, self._colours)
+        self._nccl = Nccl(environment, own, options.gpus, self._colours[self._world.rank])
+        self._report = Report(options, program, is_first=self._world.rank == 0)
+        self._collective = PROGRAMS[program]
+        self._type_bytes = _TYPE_BYTES[options.datatype]
         self._busbw: list[float] = []
         self._wrong_halves = 0
-        self._source = f"{test.program.removesuffix('_perf')}.cu"
+        self._noise = float(environment.get("FAKE_NOISE", "0.015"))
+        self._launch = environment.get("FAKE_LAUNCH", f"{os.getpid()}-{time.time_ns()}")
+        self._report.head(arguments, environment, [*self._devices()])
 
-    def run(self) -> int:
-        """Everything from the communicators to the footer; returns the exit status.
-
-        Raises Failed.
-        """
+    def run(self) -> None:
+        """Everything from the communicators to the footer. Raises Stop where it fails."""
         options, report = self._options, self._report
-        self._check_memory()
         try:
-            self._library.connect()
+            self._nccl.connect()
         except NcclFailed as error:
-            raise self._nccl_failure(error, "common.cu:222", ["common.cu:1620"]) from error
+            raise self._failure(error, "common.cu:222") from error
         sys.stdout.flush()
         report.table_head()
-        if self._json is not None:
-            self._json.results()
-        for datatype in self._datatypes():
-            for operation in self._operations():
-                for root in self._roots():
-                    self._time_test(datatype, operation, root)
-        self._library.finish()
-        least = float(self._test.environment.get("NCCL_TESTS_MIN_BW", "-1"))
-        busbw = sum(self._busbw) / len(self._busbw) if self._busbw else float("nan")
-        last_error = self._library.log.last_error
-        memory = "Initialization 1.2 GB | User-Allocated 128 MB | Collective 0.00 B | Total  1.3 GB"
-        report.foot(self._wrong_halves, busbw, least, memory if options.memory else None)
-        report.last_error(last_error)
-        if self._json is not None:
-            self._json.foot(self._wrong_halves, busbw, least, last_error)
-        return self._status(busbw, least)
-
-    def _status(self, busbw: float, least: float) -> int:
-        if not (self._wrong_halves or busbw < 0.9 * least):
-            return 0
-        tests = self._test.tests
-        if tests < NcclVersion(2, 17):
-            return 1
-        return 6 if tests < NcclVersion(2, 17, 8) else 7
-
-    def _check_memory(self) -> None:
-        if "FAKE_OOM" in self._test.environment:
-            self._library.log.fail("Cuda failure 2 'out of memory'", "allocator.cc:46")
-            error = NcclFailed(1)
-            raise self._nccl_failure(error, "common.cu:1107", ["common.cu:1643"]) from error
-
-    def _datatypes(self) -> list[str]:
-        if self._options.datatype == "all":
-            fp8 = self._library.version >= NcclVersion(2, 24) and self._test.tests.minor >= 16
-            return [name for name in TYPE_BYTES if fp8 or not name.startswith("f8")]
-        return [self._options.datatype]
-
-    def _operations(self) -> list[str]:
-        if self._test.collective not in _REDUCTIONS:
-            return ["none"]
-        return list(OPERATIONS) if self._options.operation == "all" else [self._options.operation]
-
-    def _roots(self) -> Iterator[int]:
-        if self._test.collective not in _ROOTED:
-            yield -1
-        elif self._options.root == -1:
-            yield from range(self._num_ranks)
-        else:
-            yield self._options.root
-
-    def _time_test(self, datatype: str, operation: str, root: int) -> None:
-        options = self._options
-        for size in self._warm_up_sizes():
-            row = self._row(size, datatype, operation, root)
+        # The warm-up doubles the size, whatever the factor of the walk is.
+        for size in self._sizes(2):
             for _ in range(options.warmup):
-                self._call(row, place="common.cu:928")
+                self._call(self._entry(size)["count"])
         cycle = 0
         while options.cycles == 0 or cycle < options.cycles:
-            for size in self._sizes():
-                row = self._row(size, datatype, operation, root)
-                self._report.row_start(row)
-                if self._json is not None:
-                    self._json.row_start(row)
-                time.sleep(float(self._test.environment.get("FAKE_SECONDS_PER_ROW", "0")))
-                for in_place in (False, True):
-                    self._half(row, cycle, in_place)
-                self._report.row_end()
-                if self._json is not None:
-                    self._json.row_end(options.iterations)
+            for size in self._sizes(options.factor):
+                entry = self._entry(size)
+                time.sleep(float(self._environment.get("FAKE_SECONDS_PER_ROW", "0")))
+                for name in ("out_of_place", "in_place"):
+                    self._measure(entry, name, cycle)
+                report.row(entry)
             cycle += 1
+        self._nccl.finish()
+        report.foot(self._wrong_halves, sum(self._busbw) / len(self._busbw))
+        if self._wrong_halves:
+            raise Stop(_WRONG, self._origin())
 
-    def _warm_up_sizes(self) -> Iterator[int]:
-        options = self._options
-        if self._test.tests < NcclVersion(2, 16):
-            yield from (options.max_bytes, options.min_bytes)
-            return
-        size = options.min_bytes
-        while size <= options.max_bytes:
+    def _devices(self) -> Iterator[dict[str, Any]]:
+        """A record for each rank, as JSON has them."""
+        gpus, world = self._options.gpus, self._world
+        for process, host in enumerate(world.hosts):
+            local = world.hosts[:process].count(host)
+            local = world.local_rank if process == world.rank else local
+            first = int(self._environment.get("NCCL_TESTS_DEVICE", local * gpus))
+            for device in range(first, first + gpus):
+                yield {
+                    "rank": process * gpus + device - first,
+                    "group": self._colours[process],
+                    # Other processes' ids are made up: only they know them.
+                    "pid": os.getpid() + process - world.rank,
+                    "hostname": host,
+                    "device": device,
+                    "device_hex": f"0000:{0x10 * (device + 1):02x}:00",
+                    "device_info": "FAKE H100",
+                }
+
+    def _sizes(self, factor: int) -> Iterator[int]:
+        size = self._options.min_bytes
+        while size <= self._options.max_bytes:
             yield size
-            if size == 0:
-                return  # the real one never gets out of here
-            size *= 2
+            size = size * factor if factor > 1 else size + STEP_BYTES
 
-    def _sizes(self) -> Iterator[int]:
-        options = self._options
-        size = options.min_bytes
-        while size <= options.max_bytes:
-            yield size
-            larger = size * options.step_factor
-            size = larger if options.step_factor > 1 else size + options.step_bytes
-
-    def _row(self, size: int, datatype: str, operation: str, root: int) -> Row:
-        type_bytes = TYPE_BYTES[datatype]
+    def _entry(self, size: int) -> dict[str, Any]:
+        """What a row is about, as JSON names it: NCCL's count, and the larger buffer's size."""
+        collective, type_bytes, ranks = self._collective, self._type_bytes, 1
         count = size // type_bytes
-        if self._test.collective not in _PER_RANK:
-            return Row(count * type_bytes, count, datatype, operation, root)
-        share = count // self._num_ranks & ~(16 // type_bytes - 1)
-        return Row(share * type_bytes * self._num_ranks, share, datatype, operation, root)
+        if collective in _PER_RANK:
+            ranks = self._nccl.num_ranks
+            count = count // ranks & ~(16 // type_bytes - 1)
+        return {
+            "size": count * type_bytes * ranks,
+            "count": count,
+            "type": self._options.datatype,
+            "redop": "none" if collective in _NO_OPERATION else "sum",
+            "root": f"{0 if collective in _ROOTED else -1:6d}",
+        }
 
-    def _call(self, row: Row, *, place: str, repeat: int = 1) -> Choice | None:
-        """One call (or a group of them) by every thread of this process."""
-        type_bytes = TYPE_BYTES[row.datatype]
+    def _call(self, count: int) -> Choice | None:
+        """One call by every GPU of this process. Raises Stop."""
         try:
-            return self._library.collective(
-                self._test.collective, row.count, type_bytes, row.datatype, repeat
-            )
+            return self._nccl.call(self._collective, count * self._type_bytes)
         except NcclFailed as error:
-            alone = self._options.gpus == 1
-            inner = [f"{self._source}:507"] if alone else []
-            first, *rest = [*inner, "common.cu:597" if alone else "common.cu:619"]
-            raise self._nccl_failure(
-                error, first, [*rest, place, f"{self._source}:574", "common.cu:972"]
-            ) from error
+            raise self._failure(error, "common.cu:619") from error
 
-    def _half(self, row: Row, cycle: int, in_place: bool) -> None:
-        options, environment = self._options, self._test.environment
-        collective = self._test.collective
-        choice = self._call(row, place="common.cu:702")
+    def _measure(self, entry: dict[str, Any], name: str, cycle: int) -> None:
+        """Add one half to a row: the figures of one buffer or two."""
+        options, collective, size = self._options, self._collective, entry["size"]
+        choice = self._call(entry["count"])
         for iteration in range(options.iterations):
-            choice = self._call(row, place="common.cu:734", repeat=options.aggregated)
-            if iteration == 0:
-                self._misbehave(choice)
-        checked = options.check > 0 and not (in_place and collective in _NOT_IN_PLACE)
+            choice = self._call(entry["count"])
+            if iteration == 0 and self._is_told("FAKE_CRASH", choice):
+                die(signal.SIGSEGV)
+            if iteration == 0 and self._is_told("FAKE_HANG", choice):
+                hang()
         wrong = None
-        if checked:
-            wrong = 0
-            if mischief.wants(environment, "FAKE_WRONG", collective, choice):
-                wrong = _WRONG_VALUES * self._num_ranks
-                self._wrong_halves += 1
+        if options.check and not (name == "in_place" and collective in _NOT_IN_PLACE):
+            is_wrong = self._is_told("FAKE_WRONG", choice)
+            wrong = float(_WRONG_VALUES * self._nccl.num_ranks * is_wrong)
+            self._wrong_halves += is_wrong
         for _ in range(1 if wrong else options.check):
-            self._call(row, place="common.cu:817")
-        half = self._timed(row, choice, Place(cycle, row.size_bytes, in_place, str(choice)), wrong)
-        self._busbw.append(half.busbw)
-        self._report.half(half)
-        if self._json is not None:
-            self._json.half(half, cpu_time=bool(options.cpu_time))
+            self._call(entry["count"])
+        draws = random.Random(f"{self._launch}|{cycle}|{size}|{name}|{choice}")
 
-    def _timed(self, row: Row, choice: Choice | None, place: Place, wrong: int | None) -> Half:
-        options = self._options
-        quiet_us = self._library.model.time_us(self._test.collective, row.size_bytes, choice)
-        quiet_us += BLOCKING_US if options.blocking else 0.0
-        # Nothing but -a says whose time is printed, and by default it is the mean of all ranks.
-        quiet_us *= sum(self._test.slow) / len(self._test.slow)
-        time_us = self._clock.measured_us(quiet_us, place)
-        algbw = row.size_bytes / (1000.0 * time_us)
-        iterations = None
+        def noisy(time_us: float) -> float:
+            return time_us * math.exp(draws.gauss(0.0, self._noise))
+
+        own_us = self._nccl.time_us(collective, size, choice)
+        # By default the mean of all ranks is printed, whatever communicator they are of.
+        time_us = noisy(own_us * sum(self._slow) / len(self._slow))
+        algbw = size / (1000.0 * time_us)
+        self._busbw.append(algbw * collective.bus_factor(self._nccl.num_ranks))
+        figures = {"time": time_us, "alg_bw": algbw, "bus_bw": self._busbw[-1]}
+        entry[name] = {**{key: round(figures[key], 6) for key in figures}, "nwrong": wrong}
         if options.per_iteration:
-            iterations = self._clock.iterations(
-                time_us, place, options.iterations, self._test.slow, options.skip
-            )
-        shown_us = LAUNCH_US if options.cpu_time else time_us
-        busbw = algbw * self._test.collective.bus_factor(self._num_ranks)
-        return Half(place.in_place, shown_us, algbw, busbw, wrong, iterations)
+            each = [
+                [noisy(own_us * slow) for _ in range(options.iterations)] for slow in self._slow
+            ]
+            entry[f"{name}_per_iter"] = iterations(each)
 
-    def _misbehave(self, choice: Choice | None) -> None:
-        environment, collective = self._test.environment, self._test.collective
-        if mischief.wants(environment, "FAKE_CRASH", collective, choice):
-            mischief.die(mischief.SEGMENTATION_FAULT)
-        if mischief.wants(environment, "FAKE_HANG", collective, choice):
-            if not self._options.timeout_s:
-                mischief.hang()
-            time.sleep(self._options.timeout_s)
-            host = self._test.world.host
-            text = f"{host}: Test timeout ({self._options.timeout_s}s) common.cu:523\n"
-            raise Failed(TIMEOUT, text, ["common.cu:939", "common.cu:972", "common.cu:1768"])
+    def _is_told(self, name: str, choice: Choice | None) -> bool:
+        """Whether FAKE_HANG, FAKE_CRASH or FAKE_WRONG names this call."""
+        return self._environment.get(name) in ({"ABSTAIN"} if choice is None else choice.keys)
 
-    def _nccl_failure(self, error: NcclFailed, place: str, places: Sequence[str]) -> Failed:
-        said = _ERROR_TEXTS.get(error.result, "unknown result code")
-        text = f"{self._test.world.host}: Test NCCL failure {place} '{said} / "
-        return Failed(NCCL_ERROR, f"{text}{self._library.log.last_error}'\n", places)
+    def _failure(self, error: NcclFailed, place: str) -> Stop:
+        """What a process prints of its failure, from the inside out."""
+        host, last = self._world.host, self._nccl.log.last_error
+        said = f"{host}: Test NCCL failure {place} '{error} / {last}'\n"
+        return Stop(_NCCL_ERROR, said + self._origin())
 
-
-def print_failure(failed: Failed, test: Test) -> None:
-    """The lines of a failure, on every process that has it, from the inside out."""
-    sys.stdout.write(failed.text)
-    last = ["common.cu:1454"] if test.tests >= NcclVersion(2, 17) else []
-    for place in [*failed.places, *last]:
-        sys.stdout.write(f" .. {test.world.host} pid {os.getpid()}: Test failure {place}\n")
+    def _origin(self) -> str:
+        return f" .. {self._world.host} pid {os.getpid()}: Test failure common.cu:1454\n"

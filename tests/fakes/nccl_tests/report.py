@@ -1,187 +1,143 @@
-"""The text that nccl-tests prints, release by release (`src/common.cu`, later `src/util.cu`)."""
+"""What nccl-tests 2.19.6 prints and what its `-J` writes (`src/common.cu`, `src/util.cu`).
 
+The JSON is version 3, with what we read of it; tests/data/nccl_tests_v3.json has it whole. Booleans
+are strings in it, and the root is padded. It is written row by row: a crash leaves it cut off.
+"""
+
+import json
+import math
 import sys
-from collections.abc import Sequence
-from datetime import datetime
-from typing import Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
-from dynamiccl.nccl import NcclVersion
-from tests.fakes.nccl_tests.flags import Options
-from tests.fakes.nccl_tests.numbers import narrow, old_time
-from tests.fakes.nccl_tests.rows import Half, Iterations, Row
+from tests.fakes.nccl_tests.program import Options
 
-#: What cudaDeviceProp.name holds.
-DEVICE_NAME: Final = "FAKE H100"
-_TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
-_SPLIT_UTIL: Final = NcclVersion(2, 17, 3)
-_STAMPED: Final = NcclVersion(2, 17, 8)
-_UNITS: Final = ("(us)", "(GB/s)", "(GB/s)", "")
-_PER_ITERATION: Final = ("i_min", "i_max", "i_p99", "i_cv%")
-_PER_ITERATION_UNITS: Final = ("(us)", "(us)", "(us)", "(%)")
-
-
-def now() -> str:
-    """The local time as nccl-tests writes it."""
-    return datetime.now().astimezone().strftime(_TIME_FORMAT)
+#: Releases: of nccl-tests, and NCCL's 2.30.7 as NCCL_VERSION_CODE.
+_TESTS, _NCCL = "2.19.6", 23007
+#: A step without a factor.
+STEP_BYTES: Final = 1 << 20
+#: What -I adds to each half of a row: name, unit, and the key in JSON.
+_EACH: Final = (
+    ("i_min", "(us)", "min_us"),
+    ("i_max", "(us)", "max_us"),
+    ("i_p99", "(us)", "p99_us"),
+    ("i_cv%", "(%)", "cv_pct"),
+)
 
 
 class Report:
-    """Standard output of one process; only rank 0's main thread writes to it."""
+    """Text and JSON of one process; only the first one of a job prints and writes."""
 
-    def __init__(self, options: Options, tests: NcclVersion, program: str, *, main: bool) -> None:
-        """Take what shapes the output."""
+    def __init__(self, options: Options, program: str, *, is_first: bool) -> None:
+        """Open the JSON where it is asked for. Raises FileExistsError for a file that is there."""
         self._options = options
-        self._tests = tests
         self._program = program
-        self._main = main
+        self._is_first = is_first
+        self._comma = ""
+        self._json = None
+        if is_first and options.json_path:
+            self._json = Path(options.json_path).open("x", encoding="ascii")  # noqa: SIM115
+            self._print(f"# Writing JSON output to {options.json_path}\n")
 
-    def write(self, text: str) -> None:
-        """Print, on the main rank only."""
-        if self._main:
-            sys.stdout.write(text)
-
-    def head(self, nccl_code: int) -> None:
-        """The lines above the devices."""
+    def head(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        devices: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """The lines up to the devices; `devices` has one for each rank, as JSON names them."""
         o = self._options
-        if self._tests >= _STAMPED:
-            version = f"nccl-headers={nccl_code} nccl-library={nccl_code}"
-            self.write(f"# nccl-tests version {self._tests} {version}\n")
-        if self._tests >= NcclVersion(2, 16):
-            self.write(f"# Collective test starting: {self._program}\n")
-        step = f"{o.step_factor}(factor)" if o.step_factor > 1 else f"{o.step_bytes}(bytes)"
-        unalign = f" unalign: {o.unalign}" if self._tests >= NcclVersion(2, 18, 2) else ""
-        self.write(
-            f"# nThread {o.threads} nGpus {o.gpus} minBytes {o.min_bytes} maxBytes {o.max_bytes} "
-            f"step: {step} warmup iters: {o.warmup} iters: {o.iterations} agg iters: "
-            f"{o.aggregated} validation: {o.check} graph: {o.graph}{unalign}\n"
+        step = f"{o.factor}(factor)" if o.factor > 1 else f"{STEP_BYTES}(bytes)"
+        self._print(
+            f"# nccl-tests version {_TESTS} nccl-headers={_NCCL} nccl-library={_NCCL}\n"
+            f"# Collective test starting: {self._program}\n"
+            f"# nThread 1 nGpus {o.gpus} minBytes {o.min_bytes} maxBytes {o.max_bytes} "
+            f"step: {step} warmup iters: {o.warmup} iters: {o.iterations} agg iters: 1 "
+            f"validation: {o.check} graph: 0 unalign: 0\n"
         )
-        self.write("".join(f"# {line} \n" for line in self._modes()) + "#\n# Using devices\n")
-
-    def devices(self, rank: int, host: str, devices: Sequence[int], pid: int, colour: int) -> str:
-        """One line for each GPU of a process; returned too, since JSON is parsed from it."""
-        lines = []
-        for index, device in enumerate(devices):
-            bus = f"{0x10 * (device + 1):02x}"
-            pci = f"[0x{bus}]" if self._tests < NcclVersion(2, 16) else f"[0000:{bus}:00]"
-            lines.append(
-                f"#  Rank {rank + index:2d} Group {colour:2d} Pid {pid:6d} on {host:>10} device "
-                f"{device:2d} {pci} {DEVICE_NAME}\n"
+        if o.per_iteration:
+            how = "CUDA event timing; i_* uses max over process rows"
+            self._print(f"# Per-Iteration Report: {how} \n")
+        self._print("#\n# Using devices\n")
+        for one in devices:
+            self._print(
+                "#  Rank {rank:2d} Group {group:2d} Pid {pid:6d} on {hostname:>10} device "
+                "{device:2d} [{device_hex}] {device_info}\n".format(**one)
             )
-        self.write("".join(lines))
-        return lines[0]
+        config = {"nthreads": 1, "ngpus": o.gpus, "aggregated_iterations": 1, "graph": 0}
+        content = {
+            "version": 3,
+            "args": [*arguments],
+            "env": [f"{name}={value}" for name, value in environment.items()],
+            "nccl_version": _NCCL,
+            # The first GPU of each process.
+            "config": {**config, "blocking_collectives": "false", "devices": devices[:: o.gpus]},
+        }
+        self._write(json.dumps(content)[:-1])
 
     def table_head(self) -> None:
-        """The three lines above the rows."""
-        o = self._options
-        time = "cputime" if o.cpu_time else "time"
-        start = " ".join((f"# {'':>10}", *(f" {'':>{w}}" for w in (12, 8, 6, 6))))
-        if o.per_iteration:
-            gap = " " * 32
-            place = f"              out-of-place (+ per-iteration){gap}in-place (+ per-iteration)"
-        else:
-            place = "           out-of-place                       in-place          "
-        self.write(f"#\n{start}{place}\n")
-        names = ("size", "count", "type", "redop", "root")
-        half = (time, "algbw", "busbw", "#wrong")
-        self.write(self._names(names, half, _PER_ITERATION, "timestamp"))
-        units = ("(B)", "(elements)", "", "", "")
-        self.write(self._names(units, _UNITS, _PER_ITERATION_UNITS, _TIME_FORMAT))
+        start = f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}"
+        units = f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}"
+        half = f"  {'time':>7}  {'algbw':>6}  {'busbw':>6}  #wrong"
+        unit = f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}{'':8}"
+        titles = f"{'':11}out-of-place{'':23}in-place{'':10}"
+        if self._options.per_iteration:
+            named = " (+ per-iteration)"
+            titles = f"{'':14}out-of-place{named}{'':32}in-place{named}"
+            half += "".join(f"  {name:>7}" for name, _, _ in _EACH)
+            unit += "".join(f"  {text:>7}" for _, text, _ in _EACH)
+        self._print(f"#\n# {'':50}{titles}\n{start}{half}{half} \n{units}{unit}{unit} \n")
+        self._write(',"results":[')
 
-    def row_start(self, row: Row) -> None:
-        """Size, count, type, operation and root."""
-        self.write(
-            f"{row.size_bytes:12d}  {row.count:12d}  {row.datatype:>8}  {row.operation:>6}  "
-            f"{row.root:6d}"
+    def row(self, entry: Mapping[str, Any]) -> None:
+        """One row, both of its halves, as JSON has it."""
+        text = "{size:12d}  {count:12d}  {type:>8}  {redop:>6}  {root}".format(**entry)
+        for name in ("out_of_place", "in_place"):
+            half, each = entry[name], entry.get(f"{name}_per_iter")
+            wrong = "N/A" if half["nwrong"] is None else f"{half['nwrong']:g}"
+            columns = [narrow(half["time"], 7), narrow(half["alg_bw"], 6)]
+            columns += [narrow(half["bus_bw"], 6), f"{wrong:>6}"]
+            columns += [narrow(each[key], 7) for _, _, key in _EACH] if each else []
+            text += "".join(f"  {column}" for column in columns)
+        self._print(f"{text}\n")
+        self._write(self._comma + json.dumps(entry))
+        self._comma = ","
+
+    def foot(self, wrong_halves: int, busbw: float) -> None:
+        verdict, okay = ("FAILED", "false") if wrong_halves else ("OK", "true")
+        self._print(
+            f"# Out of bounds values : {wrong_halves} {verdict}\n"
+            f"# Avg bus bandwidth    : {busbw:g} \n#\n"
+            f"# Collective test concluded: {self._program}\n#\n\n"
         )
+        foot = {"out_of_bounds": {"count": wrong_halves, "okay": okay}}
+        foot["average_bus_bandwidth"] = {"bandwidth": busbw, "okay": "unchecked"}
+        self._write(f"],{json.dumps(foot)[1:]}")
 
-    def half(self, half: Half) -> None:
-        """One half of a row."""
-        wide = self._tests >= _SPLIT_UTIL
-        if wide:
-            time = narrow(half.time_us, 7, self._tests)
-            bandwidths = [narrow(bw, 6, self._tests) for bw in (half.algbw, half.busbw)]
-        else:
-            time = old_time(half.time_us)
-            bandwidths = [f"{bw:6.2f}" for bw in (half.algbw, half.busbw)]
-        width = 6 if wide else 5
-        wrong = "N/A" if half.wrong is None else f"{float(half.wrong):g}"
-        self.write(f"  {time}  {bandwidths[0]}  {bandwidths[1]}  {wrong:>{width}}")
-        if half.iterations is not None:
-            self._iterations(half.iterations)
-        if half.in_place and self._options.timestamps:
-            self.write(f"{now():>21}")
+    def _print(self, text: str) -> None:
+        if self._is_first:
+            sys.stdout.write(text)
 
-    def row_end(self) -> None:
-        """The end of a row."""
-        self.write("\n")
-
-    def foot(self, errors: int, busbw: float, min_busbw: float, memory: str | None) -> None:
-        """Everything below the rows, up to what NCCL calls its last error."""
-        bound = "" if min_busbw == -1 else "FAILED" if busbw < 0.9 * min_busbw else "OK"
-        width = 20 if self._tests >= _STAMPED else 0
-        wrong = "FAILED" if errors else "OK"
-        self.write(f"# {'Out of bounds values':<{width}} : {errors} {wrong}\n")
-        title = "Avg bus bandwidth" if width else "Avg bus bandwidth   "
-        self.write(f"# {title:<{width}} : {busbw:g} {bound}\n#\n")
-        if self._tests >= NcclVersion(2, 16):
-            self.write(f"# Collective test concluded: {self._program}\n")
-        if self._tests >= _STAMPED:
-            if memory is not None:
-                self.write(f"# {'GPU memory usage':<20} : {memory}\n")
-            self.write("#\n")
-
-    def last_error(self, error: str) -> None:
-        """NCCL's last error, or an empty line."""
-        marked = f"# error: {error}\n" if error and self._tests >= _SPLIT_UTIL else f"{error}\n"
-        self.write(marked)
-
-    def _modes(self) -> list[str]:
-        o = self._options
-        modes = []
-        if o.blocking:
-            modes.append(f"Blocking Enabled: {_blocking(o.blocking, self._tests)}")
-        if o.per_iteration:
-            text = "Per-Iteration Report: CUDA event timing; i_* uses max over process rows"
-            modes.append(text + (f"; summary skips first {o.skip} iterations" if o.skip else ""))
-        if o.parallel_init:
-            modes.append("Parallel Init Enabled: threads call into NcclInitRank concurrently")
-        return modes
-
-    def _names(
-        self,
-        start: Sequence[str],
-        half: Sequence[str],
-        per_iteration: Sequence[str],
-        stamp: str,
-    ) -> str:
-        line = f"# {start[0]:>10}"
-        line += "".join(f"  {name:>{w}}" for name, w in zip(start[1:], (12, 8, 6, 6), strict=True))
-        for _ in range(2):
-            line += f"  {half[0]:>7}  {half[1]:>6}  {half[2]:>6}{self._wrong(half[3])}"
-            if self._options.per_iteration:
-                line += "".join(f"  {name:>7}" for name in per_iteration)
-        if self._tests >= _STAMPED:
-            line += f" {stamp:>19}" if self._options.timestamps else " "
-        return f"{line}\n"
-
-    def _wrong(self, name: str) -> str:
-        """The fourth column's name: it was out of line with its numbers until 2.17.8."""
-        if name:
-            return f"  {name}" if self._tests >= _SPLIT_UTIL else f" {name}"
-        return " " * (8 if self._tests >= _STAMPED else 7)
-
-    def _iterations(self, iterations: Iterations) -> None:
-        columns = (iterations.min_us, iterations.max_us, iterations.p99_us, iterations.cv_percent)
-        self.write("".join(f"  {narrow(value, 7, self._tests)}" for value in columns))
+    def _write(self, text: str) -> None:
+        if self._json is not None:
+            self._json.write(text)
 
 
-def _blocking(mode: int, tests: NcclVersion) -> str:
-    if tests < NcclVersion(2, 19, 2):
-        if mode == 1 or tests < NcclVersion(2, 18, 2):
-            return "wait for completion and barrier after each collective"
-        return "wait for completion after each collective (no barrier)"
-    if mode == 1:
-        return "wait and barrier after each inner iteration (-m)"
-    if mode == 2:
-        return "wait after each inner iteration (-m), no barrier"
-    return "wait and barrier after each outer iteration (-n); time excludes barrier"
+def iterations(processes_us: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What `-I` tells of times of shape [process][iteration]: of each iteration the longest one."""
+    slowest = [*map(max, zip(*processes_us, strict=True))]
+    times, count = sorted(slowest), len(slowest)
+    mean = sum(times) / count
+    deviation = math.sqrt(sum((time - mean) ** 2 for time in times) / count)
+    found = {"skipped_iterations": 0, "min_us": times[0], "max_us": times[-1], "avg_us": mean}
+    found |= {"p99_us": times[-(-count * 99 // 100) - 1], "stdev_us": deviation}
+    several = {"per_process_max_times_us": processes_us} if len(processes_us) > 1 else {}
+    return {**found, "cv_pct": 100.0 * deviation / mean, "times_us": slowest, **several}
+
+
+def narrow(value: float, width: int) -> str:
+    """A number with as many decimals as fit (`getFloatStr`)."""
+    forms = (f"{value:{width}.{digits}f}" for digits in (2, 1, 0))
+    last = f"{value:{width}.{1 if width >= 7 else 0}e}"
+    return next((form for form in forms if len(form) <= width), last)

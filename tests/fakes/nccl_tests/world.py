@@ -1,25 +1,36 @@
-"""Rank and size of this process, from a launcher's environment variables."""
+"""The processes of a launch: what its launcher says of them, and who shares a communicator."""
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+#: `NCCL_TESTS_SPLIT` (`src/common.cu`, run): looked for in this order, by name or symbol.
+_OPERATIONS: Final[tuple[tuple[str, Callable[[int, int], int]], ...]] = (
+    ("AND|&", lambda process, value: process & value),
+    ("OR|[|]", lambda process, value: process | value),
+    ("MOD|%", lambda process, value: process % value),
+    ("DIV|/", lambda process, value: process // value),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Processes of the job step: `hosts` names the node of each."""
+    """Processes of a job step or of a communicator; `hosts` names the node of each."""
 
     rank: int
-    size: int
-    local_rank: int
     hosts: tuple[str, ...]
+    local_rank: int = 0
     #: NCCL_HOSTID is set: NCCL takes each process for a node (`src/misc/utils.cc`, getHostHash).
     has_host_id: bool = False
 
     @property
+    def size(self) -> int:
+        return len(self.hosts)
+
+    @property
     def host(self) -> str:
-        """Where this process runs."""
         return self.hosts[self.rank]
 
     @property
@@ -29,68 +40,71 @@ class World:
 
 
 def world_of(environment: Mapping[str, str]) -> World:
-    """Open MPI's variables first, then PMIx's and Slurm's; a single process without any.
+    """Open MPI's variables first, then PMIx's and Slurm's; a single process without any."""
 
-    A program that was built without MPI looks at none of them.
-    """
-    if "FAKE_NO_MPI" in environment:
-        return World(0, 1, 0, (own_host(environment),), "NCCL_HOSTID" in environment)
-    rank = _first(environment, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID") or 0
-    size = max(_size(environment), rank + 1)
-    nodes = _first(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES") or 1
-    local_size = _first(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") or -(-size // min(nodes, size))
-    local_rank = _first(environment, "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-    hosts = tuple(_host(environment, rank, process, local_size) for process in range(size))
-    local = rank % local_size if local_rank is None else local_rank
-    return World(rank, size, local, hosts, "NCCL_HOSTID" in environment)
+    def first(*names: str) -> int | None:
+        return next((int(environment[name]) for name in names if environment.get(name)), None)
 
-
-def own_host(environment: Mapping[str, str]) -> str:
-    """Name of this node, up to its first dot, as nccl-tests prints it.
-
-    Several slurmd of one machine share its host name and differ by their node names.
-    """
-    return (environment.get("SLURMD_NODENAME") or os.uname().nodename).partition(".")[0]
-
-
-def _size(environment: Mapping[str, str]) -> int:
-    found = _first(environment, "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_SIZE")
-    if found is not None:
-        return found
-    if "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment:
-        return 1  # a batch script itself: SLURM_NTASKS is what the job asked for
-    return _first(environment, "SLURM_NTASKS") or 1
+    # Several slurmd of one machine share its host name and differ by their node names.
+    own = (environment.get("SLURMD_NODENAME") or os.uname().nodename).partition(".")[0]
+    rank = first("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID") or 0
+    size = first("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_SIZE")
+    # Of a batch script itself, SLURM_NTASKS is what its job asked for.
+    if size is None and not ("SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment):
+        size = first("SLURM_NTASKS")
+    size = max(size or 1, rank + 1)
+    nodes = first("SLURM_STEP_NUM_NODES", "SLURM_NNODES") or 1
+    on_one = first("OMPI_COMM_WORLD_LOCAL_SIZE") or -(-size // min(nodes, size))
+    here = rank // on_one
+    named = dict(enumerate(_node_names(environment.get("SLURM_STEP_NODELIST", "")))) | {here: own}
+    hosts = (named.get(process // on_one, f"{own}-n{process // on_one}") for process in range(size))
+    told = first("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+    local_rank = rank % on_one if told is None else told
+    return World(rank, tuple(hosts), local_rank, "NCCL_HOSTID" in environment)
 
 
-def _host(environment: Mapping[str, str], rank: int, process: int, local_size: int) -> str:
-    here, there = rank // local_size, process // local_size
-    own = own_host(environment)
-    if here == there:
-        return own
-    named = expand_nodes(environment.get("SLURM_STEP_NODELIST", ""))
-    return named[there] if there < len(named) else f"{own}-n{there}"
-
-
-def expand_nodes(text: str) -> list[str]:
-    """Node names of Slurm's compact list.
-
-    >>> expand_nodes("a[01-03,7],b")
-    ['a01', 'a02', 'a03', 'a7', 'b']
-    """
+def _node_names(text: str) -> list[str]:
+    """Node names of Slurm's compact list, `a[01-03,7],b`."""
     names: list[str] = []
     for prefix, inside in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?", text):
-        if not inside:
-            names.append(prefix)
-        for part in filter(None, inside.split(",")):
+        for part in inside.split(","):
             low, _, high = part.partition("-")
-            span = range(int(low), int(high or low) + 1)
-            names += [f"{prefix}{number:0{len(low)}d}" for number in span]
+            numbers = range(int(low), int(high or low) + 1) if low else ()
+            names += [f"{prefix}{number:0{len(low)}d}" for number in numbers] or [prefix]
     return names
 
 
-def _first(environment: Mapping[str, str], *names: str) -> int | None:
-    for name in names:
-        value = environment.get(name, "")
-        if value.isdecimal():
-            return int(value)
-    return None
+def colours(size: int, environment: Mapping[str, str]) -> list[int]:
+    """The colour of each process; those of one colour make a communicator.
+
+    The mask is read first. What is no operation with a number leaves all processes one colour.
+    """
+    mask = environment.get("NCCL_TESTS_SPLIT_MASK")
+    if mask is not None:
+        return [process & int(mask, 16) for process in range(size)]
+    split = environment.get("NCCL_TESTS_SPLIT", "")
+    for operation, colour in _OPERATIONS:
+        found = re.match(rf"(?:{operation})\s*(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)", split, re.I)
+        if found is not None:
+            return [colour(process, int(found[1], 0)) for process in range(size)]
+    return [0] * size
+
+
+def communicator(world: World, colour_of: list[int]) -> World:
+    """The processes of one's own colour, as one's communicator sees them."""
+    members = [p for p in range(world.size) if colour_of[p] == colour_of[world.rank]]
+    hosts = tuple(world.hosts[process] for process in members)
+    return replace(world, rank=members.index(world.rank), hosts=hosts)
+
+
+def slowdowns(colour_of: list[int], environment: Mapping[str, str]) -> list[float]:
+    """By what factor the communicator of each process is slower: FAKE_SLOW.
+
+    A communicator waits for its slowest process.
+    """
+    slow: dict[int, float] = {}
+    for part in filter(None, environment.get("FAKE_SLOW", "").split(",")):
+        process, _, factor = part.partition(":")
+        colour = colour_of[int(process)]
+        slow[colour] = max(slow.get(colour, 1.0), float(factor))
+    return [slow.get(colour, 1.0) for colour in colour_of]

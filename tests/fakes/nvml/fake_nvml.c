@@ -53,12 +53,6 @@ Return nvmlSystemGetDriverVersion(char* text, unsigned size) {
   return OK;
 }
 
-Return nvmlSystemGetCudaDriverVersion_v2(int* version) {
-  CHECKED("nvmlSystemGetCudaDriverVersion_v2");
-  *version = 13000;
-  return OK;
-}
-
 Return nvmlDeviceGetCount_v2(unsigned* count) {
   CHECKED("nvmlDeviceGetCount_v2");
   *count = (unsigned)number("FAKE_NVML_GPUS", 2);
@@ -118,20 +112,6 @@ Return nvmlDeviceGetCudaComputeCapability(Device device, int* major, int* minor)
   CHECKED("nvmlDeviceGetCudaComputeCapability");
   *major = 9;
   *minor = 0;
-  return OK;
-}
-
-Return nvmlDeviceGetPersistenceMode(Device device, unsigned* mode) {
-  (void)device;
-  CHECKED("nvmlDeviceGetPersistenceMode");
-  *mode = 1;
-  return OK;
-}
-
-Return nvmlDeviceGetEccMode(Device device, unsigned* current, unsigned* pending) {
-  (void)device;
-  CHECKED("nvmlDeviceGetEccMode");
-  *current = *pending = 1;
   return OK;
 }
 

@@ -10,7 +10,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.brain.policies import POLICIES
 from dynamiccl.serve.brain.server import BrainServer
-from dynamiccl.serve.brain_history import BrainConfig, History, Task
+from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
 from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
@@ -99,7 +99,7 @@ def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
         assert len(used) >= 5
 
 
-def ran_ring_simple(shown: History, task: Task) -> bool:
+def ran_ring_simple(shown: History, task: KeyCalls) -> bool:
     """Whether the last call of a task key, as its ranks ran it, was Ring/Simple."""
     return any(
         (call.algorithm, call.protocol) == (Algorithm.Ring, Protocol.Simple)

@@ -1,0 +1,310 @@
+"""`dynamiccl-collect doctor`: what each check says of a recorded machine."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamiccl.collect import checks
+from dynamiccl.collect.checks import ANY_SWEEP, Needs, smi
+from dynamiccl.collect.nodes import node_argv
+from dynamiccl.collect.sweep import SweepFile
+from dynamiccl.doctor import ASK_PLUGIN, ASK_VERSION, Check, CheckStatus, Machine
+from tests import recorded
+from tests.recorded import BINARY, CLOCK, GPU, HEALTHY, IB, LIBRARY, Recorded
+
+OK, WARN, FAIL, UNKNOWN = CheckStatus
+
+
+def sweep(**tables: Any) -> Needs:
+    """A sweep that differs in these tables from the one without a file."""
+    given = ANY_SWEEP.model_dump(exclude_unset=True) | tables
+    return Needs(sweep=SweepFile.model_validate(given))
+
+
+def found(machine: Machine, needs: Needs = Needs()) -> dict[str, Check]:  # noqa: B008
+    return recorded.by_name(machine, checks.sweep_checks(needs))
+
+
+FORCED = sweep(runner={"mode": "sweep"})
+PROCESSES_ONLY = sweep(runner={"mode": "processes"})
+EIGHT = sweep(groups=[{"num_nodes": 1, "ranks_per_node": 8}])
+MPIRUN = sweep(launcher={"kind": "mpirun"})
+SRUN = sweep(launcher={"kind": "srun"}, groups=[{"num_nodes": 4, "ranks_per_node": 8}])
+
+
+def test_a_healthy_node_needs_no_advice() -> None:
+    in_job = HEALTHY.with_env(SLURM_JOB_ID="77")
+    for each in (found(HEALTHY), found(HEALTHY, MPIRUN), found(in_job, SRUN)):
+        assert {check.name: check.advice for check in each.values() if check.status != OK} == {}
+
+
+def test_an_answer_that_is_missing_is_never_a_crash() -> None:
+    nothing: dict[str, Any] = {"/dev/shm": None, ".": None}
+    machine = Recorded(runs={}, files={}, programs={}, free=nothing)
+    for kind in ("local", "mpirun", "srun", "sbatch"):
+        assert found(machine, sweep(launcher={"kind": kind}))["nccl-tests"].status is FAIL
+        container = {"runtime": "pyxis", "image": "x.sqsh"}
+        outside = sweep(launcher={"kind": kind, "container": container})
+        assert found(machine, outside)["container"].status is FAIL
+        # What the host has says nothing about the image.
+        assert not {"nccl-tests", "libnccl"} & found(machine, outside).keys()
+        assert "nccl-tests" in found(machine, replace(outside, inside=True))
+
+
+# --- nccl-tests and NCCL ---
+
+
+def test_missing_binaries_are_named() -> None:
+    needs = sweep(collectives=["AllReduce", "Broadcast", "Scatter"])
+    check = found(HEALTHY, needs)["nccl-tests"]
+    assert (check.status, check.found) == (FAIL, "no binary for Broadcast, Scatter in PATH")
+    assert "--nccl-tests-dir" in check.advice
+    there, elsewhere = (Needs(nccl_tests_dir=Path(p)) for p in ("/opt/nccl-tests", "/else"))
+    assert found(HEALTHY, there)["nccl-tests"].found == BINARY
+    assert found(HEALTHY, elsewhere)["nccl-tests"].status is FAIL
+
+
+def test_a_binary_with_mpi_is_taken_where_ranks_are_processes() -> None:
+    both = replace(HEALTHY, programs={**HEALTHY.programs, "all_reduce_perf_mpi": "/opt/mpi/ar"})
+    both = both.answering("/opt/mpi/ar", "-h", output=recorded.HELP)
+    assert found(both, MPIRUN)["nccl-tests"].found == "/opt/mpi/ar"
+    assert found(both)["nccl-tests"].found == BINARY
+    plain = HEALTHY.answering("ldd", BINARY, output=recorded.LDD.replace("libmpi", "libm"))
+    assert found(plain, MPIRUN)["nccl-tests with MPI"].status is FAIL
+    assert "nccl-tests with MPI" not in found(plain)
+
+
+@pytest.mark.parametrize(
+    ("needs", "status"), [(FORCED, FAIL), (Needs(), WARN), (PROCESSES_ONLY, OK)]
+)
+def test_many_configs_in_a_process_need_a_cost_table(needs: Needs, status: CheckStatus) -> None:
+    old = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output="22105\n")
+    assert found(old, needs)["libnccl"].status is status
+
+
+@pytest.mark.parametrize("option", ["-N", "-J"])
+def test_a_release_that_lacks_an_option_is_a_failure(option: str) -> None:
+    old = HEALTHY.answering(BINARY, "-h", output=recorded.HELP.replace(f"[{option},", "["))
+    check = found(old)["nccl-tests"]
+    assert (check.status, f"has no {option}" in check.found) == (FAIL, True)
+    assert "2.17.3" in check.advice
+
+
+def test_a_binary_that_does_not_start_is_quoted() -> None:
+    said = "error while loading shared libraries: libcudart.so.12: cannot open"
+    check = found(HEALTHY.answering(BINARY, "-h", output=said, status=127))["nccl-tests"]
+    assert check.status is FAIL
+    assert "libcudart" in check.found
+    assert "LD_LIBRARY_PATH" in check.advice
+
+
+def test_nccl_is_the_one_that_the_benchmark_loads() -> None:
+    ask = (sys.executable, "-c", ASK_VERSION)
+    assert found(HEALTHY)["libnccl"].found == f"NCCL 2.29.7, {LIBRARY}"
+    lost = HEALTHY.answering("ldd", BINARY, output="\tlibnccl.so.2 => not found\n")
+    assert found(lost)["libnccl"].status is FAIL
+    said = "Traceback (most recent call last):\nOSError: libcudart.so.12: cannot open\n"
+    broken = HEALTHY.answering(*ask, LIBRARY, output=said, status=1)
+    assert found(broken)["libnccl"].found == (
+        f"{LIBRARY} does not load: OSError: libcudart.so.12: cannot open"
+    )
+    inside = HEALTHY.answering("ldd", BINARY, output="\tnot a dynamic executable\n", status=1)
+    assert found(inside)["libnccl"].status is UNKNOWN
+    bare = HEALTHY.without("all_reduce").answering(*ask, "libnccl.so.2", output="22907\n")
+    assert found(bare)["libnccl"].found == "NCCL 2.29.7, libnccl.so.2"
+
+
+@pytest.mark.parametrize(("code", "status"), [("22907", FAIL), ("23007", OK), ("what", FAIL)])
+def test_chunk_sizes_need_nccl_2_30(code: str, status: CheckStatus) -> None:
+    machine = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output=f"{code}\n")
+    assert found(machine, sweep(chunk_sizes=[0, "256K"]))["libnccl"].status is status
+
+
+def test_another_tuner_is_part_of_the_untouched_default_alone() -> None:
+    check = found(HEALTHY.with_env(NCCL_TUNER_PLUGIN="aws"))["other tuner"]
+    assert (check.status, check.found) == (WARN, "NCCL_TUNER_PLUGIN=aws (environment)")
+    assert found(HEALTHY.with_env(NCCL_TUNER_PLUGIN="None"))["other tuner"].status is OK
+
+
+@pytest.mark.parametrize(("needs", "status"), [(FORCED, FAIL), (Needs(), WARN)])
+def test_our_plugin_must_load(needs: Needs, status: CheckStatus) -> None:
+    ask = (sys.executable, "-c", ASK_PLUGIN, recorded.PLUGIN, *recorded.TUNERS)
+    said = "OSError: /lib/libc.so.6: version `GLIBC_2.38' not found"
+    check = found(HEALTHY.answering(*ask, output=said, status=1), needs)["our plugin"]
+    assert (check.status, "GLIBC_2.38" in check.found) == (status, True)
+    check = found(HEALTHY.answering(*ask, output="ncclTunerPlugin_v2"), needs)["our plugin"]
+    assert (check.status, "ncclTunerPlugin_v6" in check.advice) == (status, True)
+    assert "our plugin" not in found(HEALTHY, PROCESSES_ONLY)
+
+
+@pytest.mark.parametrize(("needs", "status"), [(Needs(), FAIL), (PROCESSES_ONLY, WARN)])
+def test_a_forced_algorithm_beats_a_tuner(needs: Needs, status: CheckStatus) -> None:
+    machine = HEALTHY.with_env(NCCL_MAX_CTAS="8").holding("/etc/nccl.conf", "NCCL_PROTO=LL\n")
+    said = found(machine, needs)
+    assert (said["NCCL_PROTO"].status, said["NCCL_MAX_CTAS"].status) == (status, WARN)
+
+
+# --- GPUs ---
+
+
+GPUS, CLOCKS = smi("gpu", checks.GPU_FACTS), smi("gpu", checks.CLOCKS)
+APPS = smi("compute-apps", checks.PROCESSES)
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "said"),
+    [
+        (8 * [GPU], OK, "8 x NVIDIA H100 80GB HBM3, driver 580.65.06"),
+        (4 * [GPU], FAIL, "8 ranks per node"),
+        ([*7 * [GPU], GPU.replace("H100", "H200")], WARN, "slowest"),
+        ([*7 * [GPU], GPU.replace(" 0\n", " 2\n")], FAIL, "gpu7: 2"),
+        ([*7 * [GPU], GPU.replace("Disabled", "Enabled")], WARN, "MIG"),
+        (8 * [GPU.replace("Disabled, 0", "[N/A], [N/A]")], OK, "8 x"),
+    ],
+)
+def test_gpus_are_enough_alike_and_healthy(
+    lines: list[str], status: CheckStatus, said: str
+) -> None:
+    check = found(HEALTHY.answering(*GPUS, output="".join(lines)), EIGHT)["GPUs"]
+    assert check.status is status
+    assert said in check.found + check.advice
+
+
+def test_no_gpu_fails_except_on_a_login_node() -> None:
+    said = "No devices were found\n"
+    bare = HEALTHY.answering(*GPUS, output=said, status=6)
+    assert (found(bare)["GPUs"].status, found(bare)["GPUs"].found) == (FAIL, said.strip())
+    login = found(bare, sweep(launcher={"kind": "sbatch"}))["GPUs"]
+    assert (login.status, "srun -N1" in login.advice) == (UNKNOWN, True)
+    assert found(bare.with_env(SLURM_JOB_ID="77"), SRUN)["GPUs"].status is FAIL
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "status", "said"),
+    [
+        (CLOCK, 0, OK, "1980 of 1980 MHz"),
+        ("1410, 1980, 0x0000000000000002, 0\n", 0, OK, "1410 of 1980 MHz"),
+        ("345, 1980, 0x0000000000000001, 0\n", 0, WARN, "nvidia-smi -lgc"),
+        ("900, 1980, 0x0000000000000040, 99\n", 0, WARN, "slowed by hw_thermal_slowdown"),
+        ("1980, 1980, 0x0000000000000000, 97\n", 0, UNKNOWN, "idle GPUs show"),
+        ("[N/A], [N/A], [N/A], [N/A]\n", 0, UNKNOWN, "idle GPUs show"),
+        # A driver that knows other words is no failure.
+        ('Field "clocks_throttle_reasons.active" is not a valid field\n', 2, UNKNOWN, "Field"),
+    ],
+)
+def test_clocks_are_locked_fall_when_idle_or_are_slowed(
+    last: str, code: int, status: CheckStatus, said: str
+) -> None:
+    lines = last if code else 7 * CLOCK + last
+    check = found(HEALTHY.answering(*CLOCKS, output=lines, status=code))["clocks"]
+    assert (check.status, said in check.found + check.advice) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "status", "text"),
+    [
+        ("4242, python, 61234\n", 0, FAIL, "4242 (python, 61234 MiB)"),
+        ("11, /usr/bin/nvidia-cuda-mps-server, 30\n", 0, OK, "none"),
+        ("Insufficient Permissions\n", 4, UNKNOWN, "Insufficient Permissions"),
+    ],
+)
+def test_another_job_on_the_gpus_fails(
+    said: str, code: int, status: CheckStatus, text: str
+) -> None:
+    check = found(HEALTHY.answering(*APPS, output=said, status=code))["other jobs on the GPUs"]
+    assert (check.status, check.found) == (status, text)
+
+
+# --- Between nodes, and the host ---
+
+
+def scontrol(said: str) -> Recorded:
+    in_job = HEALTHY.with_env(SLURM_JOB_ID="77")
+    return in_job.answering("scontrol", "show", "job", "77", output=said)
+
+
+def sinfo(said: str, code: int) -> Recorded:
+    return HEALTHY.answering("sinfo", "-h", "-o", "%P %a %D", output=said, status=code)
+
+
+def mpirun(said: str, code: int | None) -> Recorded:
+    return HEALTHY.answering("mpirun", "--version", output=said, status=code)
+
+
+def synchronised(said: str) -> Recorded:
+    return HEALTHY.answering("timedatectl", "show", "-p", "NTPSynchronized", "--value", output=said)
+
+
+def free(place: str, mib: int | None) -> Recorded:
+    return replace(HEALTHY, free={**HEALTHY.free, place: mib if mib is None else mib << 20})
+
+
+def runtime(name: str) -> Needs:
+    return sweep(launcher={"kind": "srun", "container": {"runtime": name, "image": "x"}})
+
+
+ONE_DOWN = HEALTHY.holding(f"{IB}/mlx5_1/ports/1/state", "1: DOWN\n")
+ALL_DOWN = ONE_DOWN.holding(f"{IB}/mlx5_0/ports/1/state", "1: DOWN\n")
+ONE_SLOW = HEALTHY.holding(f"{IB}/mlx5_1/ports/1/rate", "200 Gb/sec (4X HDR)\n")
+NO_RDMA = HEALTHY.without("infiniband")
+LIMITED = recorded.LIMITS.replace("unlimited", "8388608")
+HYDRA = "HYDRA build details:\n    Version:   4.1.2\n"
+GOVERNOR = "/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor"
+ANY = Needs()
+NODE, NO_DRIVER = node_argv(), '{"nvml_error": "Not Loaded"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "needs", "status", "said"),
+    [
+        ("NICs", HEALTHY, ANY, OK, "mlx5_0 ACTIVE 400 Gb/sec (4X NDR), mlx5_1 ACTIVE 400"),
+        ("NICs", ONE_DOWN, ANY, WARN, "mlx5_1 DOWN"),
+        ("NICs", ONE_SLOW, ANY, WARN, "NCCL_IB_HCA"),
+        ("NICs", ALL_DOWN, ANY, FAIL, "subnet manager"),
+        ("NICs", NO_RDMA, ANY, OK, "no InfiniBand"),
+        ("NICs", NO_RDMA, SRUN, WARN, "TCP sockets"),
+        ("GPUDirect RDMA", HEALTHY.holding("/proc/modules", "efa 1 0\n"), ANY, OK, "efa"),
+        ("GPUDirect RDMA", HEALTHY.holding("/proc/modules", "gdrdrv 1 0\n"), ANY, WARN, "GDRDMA"),
+        ("locked memory", HEALTHY.holding("/proc/self/limits", LIMITED), ANY, WARN, "8388608"),
+        ("locked memory", HEALTHY.holding("/proc/self/limits", ""), ANY, WARN, "not known"),
+        ("MPI", mpirun("mpirun (PRRTE/Open MPI) 5.0.3\n", 0), MPIRUN, OK, "5.0.3"),
+        ("MPI", mpirun(HYDRA, 0), MPIRUN, FAIL, "HYDRA"),
+        ("MPI", mpirun("mpirun: No such file", None), MPIRUN, FAIL, "No such file"),
+        ("clock", synchronised("no\n"), MPIRUN, WARN, "chrony"),
+        ("clock", synchronised("System has not been booted"), MPIRUN, UNKNOWN, "booted"),
+        ("container", HEALTHY, runtime("pyxis"), OK, "pyxis"),
+        ("container", HEALTHY.answering("srun", "--help"), runtime("pyxis"), FAIL, "install pyxis"),
+        ("container", HEALTHY, runtime("apptainer"), OK, "apptainer"),
+        ("container", HEALTHY, runtime("enroot"), FAIL, "install enroot"),
+        ("Slurm", sinfo("gpu* down 64\n", 0), SRUN, FAIL, "gpu* down 64"),
+        ("Slurm", sinfo("Unable to contact slurm controller\n", 1), SRUN, FAIL, "Unable"),
+        ("Slurm allocation", HEALTHY, SRUN, FAIL, "salloc -N 4"),
+        ("Slurm allocation", scontrol("NumNodes=4 OverSubscribe=NO"), SRUN, OK, "job 77"),
+        ("Slurm allocation", scontrol("NumNodes=2 OverSubscribe=NO"), SRUN, FAIL, "wants 4 nodes"),
+        ("Slurm allocation", scontrol("NumNodes=4-8 OverSubscribe=OK"), SRUN, WARN, "--exclusive"),
+        ("Slurm allocation", scontrol("Invalid job id"), SRUN, UNKNOWN, "Invalid job id"),
+        ("CPU governor", HEALTHY.holding(GOVERNOR, "powersave\n"), ANY, WARN, "powersave on 1"),
+        ("CPU governor", HEALTHY.without("governor"), ANY, UNKNOWN, "the kernel does not show it"),
+        ("/dev/shm", free("/dev/shm", None), ANY, FAIL, "/dev/shm is not there"),
+        ("/dev/shm", free("/dev/shm", 64), ANY, WARN, "--shm-size=1g"),
+        ("disk", free(".", 50), ANY, FAIL, "--out"),
+        ("disk", free(".", 1024), ANY, WARN, "1.0 GiB free in ."),
+        ("telemetry", HEALTHY.answering(*NODE, output=NO_DRIVER), ANY, WARN, '"Not Loaded"'),
+        ("telemetry", HEALTHY.answering(*NODE, output="a\nImportError: x"), ANY, WARN, "Error: x"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_fix(
+    name: str, machine: Recorded, needs: Needs, status: CheckStatus, said: str
+) -> None:
+    check = found(machine, needs)[name]
+    assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
+
+
+def test_what_a_sweep_does_not_need_is_not_asked() -> None:
+    assert not {"MPI", "clock", "Slurm", "Slurm allocation", "container"} & found(HEALTHY).keys()
+    assert "GPUDirect RDMA" not in found(NO_RDMA)
+    assert "Slurm allocation" not in found(HEALTHY, sweep(launcher={"kind": "sbatch"}))
+    assert "telemetry" not in found(HEALTHY, sweep(telemetry={"enabled": False}))

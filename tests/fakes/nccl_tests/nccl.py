@@ -1,0 +1,351 @@
+"""NCCL 2.30.7 as a benchmark sees it: communicators, a decision for every call, and its log.
+
+Order and errors are NCCL's (`src/init.cc`, `src/enqueue.cc`, `src/graph/tuning.cc`): a tuner is
+asked by every rank for every call, its error fails the call, and ranks that decide differently wait
+for each other for ever. What kills NCCL kills this process, by the same signal. Costs and times are
+the simulator's; what it does not know of (transports, AlltoAll, SendRecv) is made up.
+"""
+
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import threading
+from array import array
+from collections.abc import Mapping
+from ctypes import c_void_p
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Final, NoReturn, TextIO
+
+from dynamiccl.nccl import COST_IGNORE, MAX_CHANNELS, Algorithm, Collective, Config, Protocol
+from dynamiccl.simulator import h100
+from dynamiccl.simulator.channels import actual_channels, communicator_channels
+from dynamiccl.simulator.chunks import actual_chunk_bytes, default_chunk_bytes
+from dynamiccl.simulator.tables import lines
+from tests.fakes.nccl_tests.tuner import INTERNAL_ERROR, INVALID_USAGE, NcclFailed, Tuner, load
+from tests.fakes.nccl_tests.world import World
+
+_CELLS: Final = tuple((a, p) for a in Algorithm for p in Protocol)
+_PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
+#: Variables that NCCL says it found set; after a number comes a full stop (`src/misc/param.cc`).
+_TEXTS: Final = ("NCCL_P2P_DISABLE", "NCCL_NET", "NCCL_HOSTID", "NCCL_PROTO", "NCCL_ALGO")
+_NUMBERS: Final = ("NCCL_SHM_DISABLE", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
+#: Times as long as over NVLink and InfiniBand; made up.
+_SHARED_MEMORY, _SOCKET = 3.0, 8.0
+#: A real machine of the kind, and real search results (tests/data/README.md).
+_DUMPS: Final = {
+    "NCCL_TOPO_DUMP_FILE": "oci_H100-topology.xml",
+    "NCCL_GRAPH_DUMP_FILE": "azure_ncv4-graph.xml",
+}
+_REAL: Final = Path(__file__).parents[2] / "data" / "topologies"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The config of one call."""
+
+    algorithm: Algorithm
+    protocol: Protocol
+    #: Channels really used, and as asked for by a plugin (None: NCCL's own number).
+    num_channels: int
+    asked_channels: int | None
+    #: Whether anybody but NCCL decided anything.
+    requested: bool
+    chunk_bytes: int | None = None
+
+    @property
+    def keys(self) -> set[str]:
+        """The Config keys that this is an answer to."""
+        numbers = (None, self.num_channels, self.asked_channels)
+        keys = {Config(self.algorithm, self.protocol, number).key for number in numbers}
+        return keys if self.requested else keys | {"ABSTAIN"}
+
+
+class Log:
+    """NCCL's log of one process: levels, subsystems, files and prefixes (`src/debug.cc`)."""
+
+    def __init__(self, environment: Mapping[str, str], host: str) -> None:
+        """Open the file that the environment asks for, else log to stdout."""
+        level = environment.get("NCCL_DEBUG", "").upper()
+        self._warns, self._informs = level in {"WARN", "INFO"}, level == "INFO"
+        self._subsystems = environment.get("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV").split(",")
+        self._prefix = f"{host}:{os.getpid()}:{threading.get_native_id()} "
+        self._file: TextIO = sys.stdout
+        #: What `ncclGetLastError` returns.
+        self.last_error = ""
+        name = environment.get("NCCL_DEBUG_FILE", "")
+        if self._warns and name:
+            name = name.replace("%h", host).replace("%p", str(os.getpid()))
+            self._file = Path(name).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115
+
+    def wants(self, *subsystems: str) -> bool:
+        return self._informs and any(name in self._subsystems for name in (*subsystems, "ALL"))
+
+    def say(self, text: str, *subsystems: str, device: int = 0) -> None:
+        """Log one line, when the level and one of the subsystems are on."""
+        if self.wants(*subsystems):
+            self._file.write(f"{self._prefix}[{device}] NCCL INFO {text}\n")
+
+    def version(self) -> None:
+        if self._warns:
+            prefix = f"{self._prefix}[0] NCCL INFO " if self._informs else ""
+            self._file.write(f"{prefix}NCCL version 2.30.7+cuda12.9\n")
+
+    def fail(self, text: str, where: str) -> None:
+        self.last_error = text
+        if self._warns:
+            self._file.write(f"\n{self._prefix}[0] {where} NCCL WARN {text}\n")
+
+
+class Nccl:
+    """NCCL in one process that holds `local_ranks` of the communicator's ranks."""
+
+    def __init__(
+        self, environment: Mapping[str, str], world: World, local_ranks: int, colour: int
+    ) -> None:
+        """Open the log; communicators come with `connect`.
+
+        `world` has the processes of one communicator, which `colour` tells from others of the job.
+        """
+        self.num_ranks = world.size * local_ranks
+        self.log = Log(environment, world.host)
+        self._environment = environment
+        self._world = world
+        self._local_ranks = local_ranks
+        self._comm_id = 0xDC00 + colour
+        self._group = nearest_group(world.num_nodes, self.num_ranks // world.num_nodes)
+        self._allowed: set[tuple[Algorithm, Protocol]] = set()
+        self._forced = not environment.keys().isdisjoint({"NCCL_ALGO", "NCCL_PROTO"})
+        self._nvlink = environment.get("NCCL_P2P_DISABLE", "0") == "0"
+        self._tuner: Tuner | None = None
+        self._costs = cache(self._predicted)
+        self._choice = cache(self._chosen)
+
+    def connect(self) -> None:
+        """Make the communicators of this process's ranks. Raises NcclFailed."""
+        values, log, rank = self._environment, self.log, self._world.rank
+        if rank == 0:
+            log.version()
+        for name in filter(values.get, (*_TEXTS, *_NUMBERS)):
+            end = "." if name in _NUMBERS else ""
+            log.say(f"{name} set by environment to {values[name]}{end}", "ENV")
+        algorithms = self._listed("NCCL_ALGO", {a.wire for a in Algorithm})
+        protocols = self._listed("NCCL_PROTO", {p.wire for p in Protocol})
+        self._allowed = {(a, p) for a, p in _CELLS if a.wire in algorithms and p.wire in protocols}
+        if "FAKE_INIT_FAILS" in values:
+            log.fail("FAKE_INIT_FAILS is set", "init.cc:1")
+            raise NcclFailed(INTERNAL_ERROR)
+        self._say_comms()
+        self._tuner = load(values.get("NCCL_TUNER_PLUGIN"), log.say)
+        if self._tuner is not None and self.num_ranks > 1:
+            for _ in range(self._local_ranks):
+                self._tuner.add_context(self._comm_id, self.num_ranks, self._world.num_nodes)
+        self._say_tables()
+        for name in filter(values.get, _DUMPS if rank == 0 else ()):
+            shutil.copyfile(_REAL / _DUMPS[name], values[name])
+
+    def call(self, collective: Collective, printed: int) -> Choice | None:
+        """One call of this process's ranks; None where NCCL has nothing to decide.
+
+        `printed` bytes are one rank's for AllGather and ReduceScatter. Raises NcclFailed.
+        """
+        if not collective.tunable or self.num_ranks == 1:
+            return None
+        whole = printed * (self.num_ranks if collective in _PER_RANK else 1)
+        choice = self._decide(collective, whole)
+        if self._world.rank == 0 and self.log.wants("TUNING"):
+            config = f"Algo {_upper(choice.algorithm)} proto {_upper(choice.protocol)}"
+            channels = f"channel{{Lo..Hi}}={{0..{choice.num_channels - 1}}}"
+            self.log.say(f"{collective.wire}: {printed} Bytes -> {config} {channels}", "TUNING")
+        return choice
+
+    def time_us(self, collective: Collective, size_bytes: int, choice: Choice | None) -> float:
+        """Noise-free time of one call; `choice` is None where NCCL makes none."""
+        if choice is None:
+            # One hop of a ring.
+            line = lines()[self._group][Collective.Broadcast, Algorithm.Ring, Protocol.Simple]
+            time_us = line.latency_us + size_bytes / (1000.0 * line.algbw_gbytes_per_s)
+        else:
+            time_us = h100.true_us(
+                *(self._group, collective, choice.algorithm, choice.protocol, size_bytes),
+                num_channels=choice.num_channels,
+                chunk_bytes=choice.chunk_bytes,
+                max_channels=choice.num_channels,
+            )
+        return time_us * self._transport_factor()
+
+    def finish(self) -> None:
+        if self._tuner is not None:
+            self._tuner.finalize()
+
+    def _listed(self, name: str, known: set[str]) -> set[str]:
+        """What NCCL_ALGO or NCCL_PROTO leaves: a list of names, or after ^ all others."""
+        text = self._environment.get(name, "^")
+        named = {token.lower() for token in text.lstrip("^").split(",") if token}
+        for token in named - {one.lower() for one in known}:
+            said = f'Unrecognized element token "{token}" when parsing "{text}"'
+            self.log.fail(said, "graph/tuning.cc:356")
+            raise NcclFailed(INVALID_USAGE)
+        return {one for one in known if (one.lower() in named) != text.startswith("^")}
+
+    def _transport_factor(self) -> float:
+        """How many times as long everything takes as over NVLink and InfiniBand."""
+        shared = self._environment.get("NCCL_SHM_DISABLE", "0") == "0"
+        socket = self._environment.get("NCCL_NET", "").lower() == "socket"
+        if not (self._nvlink or shared) or (socket and self._group.num_nodes > 1):
+            return _SOCKET
+        return 1.0 if self._nvlink else _SHARED_MEMORY
+
+    def _opened(self, algorithm: Algorithm) -> int:
+        """Channels of the communicator for an algorithm."""
+        values = self._environment
+        most = values.get("NCCL_MAX_CTAS") or values.get("NCCL_MAX_NCHANNELS") or MAX_CHANNELS
+        own = min(communicator_channels(self._group, algorithm), int(most))
+        return max(own, int(values.get("NCCL_MIN_CTAS", 1)))
+
+    def _has(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> bool:
+        """Whether NCCL has that cell here and the environment allows it."""
+        cell = (algorithm, protocol)
+        over_nvlink = protocol is Protocol.LL128 or algorithm.wire.startswith("NVLS")
+        known = cell in self._allowed and cell in h100.cells(self._group, collective)
+        return known and (self._nvlink or not over_nvlink)
+
+    def _predicted(self, collective: Collective, size_bytes: int) -> tuple[float, ...]:
+        """What NCCL hands to a tuner: predicted us of each cell, -1 where it is not available."""
+        costs = array("f", [COST_IGNORE] * len(_CELLS))
+        for number, cell in enumerate(_CELLS):
+            if self._has(collective, *cell):
+                costs[number] = h100.predicted_us(self._group, collective, *cell, size_bytes)
+        return tuple(costs)
+
+    def _decide(self, collective: Collective, size_bytes: int) -> Choice:
+        call, tuner = (collective, size_bytes), self._tuner
+        if tuner is None:
+            return self._choice(*call, self._costs(*call), 0)
+        answers = [
+            self._choice(*call, *tuner.ask(context, *call, self._costs(*call)))
+            for context in tuner.contexts
+        ]
+        # All ranks are asked for the choice before any is asked for a chunk.
+        chosen = [
+            self._with_chunk(*call, choice, context)
+            for context, choice in zip(tuner.contexts, answers, strict=True)
+        ]
+        if len(set(chosen)) > 1:
+            hang()
+        return chosen[0]
+
+    def _chosen(
+        self, collective: Collective, size_bytes: int, told: tuple[float, ...], channels: int
+    ) -> Choice:
+        """The first of the cheapest cells, with the channels asked for. Raises NcclFailed."""
+        known = self._costs(collective, size_bytes)
+        # The number lies in a signed byte; none, or less than none, is divided by.
+        asked = (channels + 128) % 256 - 128
+        # Nor does NCCL look whether it has a cell at all.
+        unknown = any(before < 0 <= after for before, after in zip(known, told, strict=True))
+        if unknown or (channels and asked <= 0):
+            die(signal.SIGFPE)
+        costs = {cell: cost for cell, cost in zip(_CELLS, told, strict=True) if cost >= 0}
+        if not costs:
+            text = f"No algorithm/protocol available for function {collective.wire}."
+            for name in ("NCCL_ALGO", "NCCL_PROTO"):
+                if name in self._environment:
+                    text += f" {name} was set to {self._environment[name]}."
+            self.log.fail(text, "enqueue.cc:1970")
+            raise NcclFailed(INVALID_USAGE if self._forced else INTERNAL_ERROR)
+        algorithm, protocol = min(costs, key=lambda cell: costs[cell])
+        used = actual_channels(
+            *(self._group, collective, algorithm, protocol, size_bytes, asked or None),
+            max_channels=self._opened(algorithm),
+        )
+        requested = self._forced or asked > 0 or known != told
+        return Choice(algorithm, protocol, used, asked or None, requested)
+
+    def _with_chunk(
+        self, collective: Collective, size_bytes: int, choice: Choice, context: c_void_p
+    ) -> Choice:
+        """The choice with the chunk that the plugin wants for a channel's part of the call."""
+        assert self._tuner is not None
+        own = default_chunk_bytes(collective, choice.algorithm)
+        part = (collective, -(-size_bytes // choice.num_channels))
+        cell = (choice.algorithm, choice.protocol)
+        wanted = self._tuner.chunk_bytes(context, part, cell, own)
+        if wanted == own or choice.protocol is not Protocol.Simple:
+            return choice
+        chunk = actual_chunk_bytes(collective, choice.algorithm, wanted)
+        return replace(choice, chunk_bytes=chunk, requested=True)
+
+    def _say_comms(self) -> None:
+        """What is logged about the communicator for every rank of this process."""
+        for device in range(self._local_ranks):
+            rank = self._world.rank * self._local_ranks + device
+            comm = f"comm 0x{0x55D0_0000_0000 + 0x10000 * device:x} rank {rank}"
+            begun = f"{comm} nranks {self.num_ranks} cudaDev {device} commId 0x{self._comm_id:x}"
+            shape = f"{comm} nRanks {self.num_ranks} nNodes {self._world.num_nodes} MNNVL 0"
+            for text in (f"ncclCommInitRankConfig {begun} - Init START", shape):
+                self.log.say(text, "INIT", device=device)
+
+    def _say_tables(self) -> None:
+        """The model's latencies and bandwidths, in blocks of three algorithms, by rank 0."""
+        if self._world.rank or not self.log.wants("TUNING"):
+            return
+        names = list(Algorithm)
+        for block in (names[:3], names[3:6], names[6:]):
+            cells = [(algorithm, protocol) for algorithm in block for protocol in Protocol]
+            heads = "".join(f" {'':14}   {a.wire:>14}   {'':14} |" for a in block)
+            self.log.say(f"  Algorithm   |{heads}", "TUNING")
+            # Three algorithms' protocols stand above the last block, too.
+            protocols = "".join(f" {p.wire:>14} |" for p in Protocol)
+            self.log.say(f"  Protocol    |{protocols * 3}", "TUNING")
+            threads = "".join(f" {_threads(*cell):14d} |" for cell in cells)
+            self.log.say(f" Max NThreads |{threads}", "TUNING")
+            for collective in filter(lambda one: one.tunable, Collective):
+                costs = "".join(self._cell(collective, *cell) for cell in cells)
+                self.log.say(f"{collective.wire:>13} |{costs}", "TUNING")
+
+    def _cell(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> str:
+        line = lines()[self._group].get((collective, algorithm, protocol))
+        taken = line is not None and self._has(collective, algorithm, protocol)
+        latency_us = line.latency_us if line else 0.0
+        return f"{latency_us:8.1f}/{line.algbw_gbytes_per_s if line and taken else 0.0:6.1f} |"
+
+
+def nearest_group(num_nodes: int, ranks_per_node: int) -> h100.Group:
+    """The group of the simulator that is most like a shape, nodes before ranks."""
+    return min(
+        h100.groups(),
+        key=lambda group: (
+            (group.num_nodes == 1) != (num_nodes == 1),
+            abs(group.num_nodes - num_nodes),
+            abs(group.ranks_per_node - ranks_per_node),
+        ),
+    )
+
+
+def _upper(member: Algorithm | Protocol) -> str:
+    """`ncclAlgoToString` and `ncclProtoToString`."""
+    return re.sub(r"(?<=[a-zS])(?=[A-Z][a-z])", "_", member.wire).upper()
+
+
+def _threads(algorithm: Algorithm, protocol: Protocol) -> int:
+    if algorithm in {Algorithm.Tree, Algorithm.Ring}:
+        return 640 if protocol is Protocol.LL128 else 512
+    return 640 if protocol is Protocol.Simple and algorithm is not Algorithm.PAT else 0
+
+
+def hang() -> NoReturn:
+    while True:
+        signal.pause()
+
+
+def die(number: signal.Signals) -> NoReturn:
+    """End by a signal to oneself, without a core file; buffered output is lost."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    hang()

@@ -1,0 +1,180 @@
+"""The engine of the doctors, the real machine, and NCCL's set-up on a recorded one."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.doctor import (
+    ROLES,
+    Check,
+    CheckStatus,
+    Machine,
+    ProgramResult,
+    Role,
+    check_settings,
+    find_other_plugin,
+    judge,
+    nccl_settings,
+    report,
+)
+from dynamiccl.libraries import TUNER_NAME
+from tests.recorded import HEALTHY, Recorded, by_name
+
+HERE = Machine()
+OK, WARN, FAIL, UNKNOWN = CheckStatus
+TUNER, PROFILER = ROLES
+
+
+def test_the_first_rule_that_holds_decides() -> None:
+    rules = ((False, FAIL, "a"), (True, WARN, "b"), (True, FAIL, "c"))
+    assert judge("x", "found", *rules) == Check("x", WARN, "found", "b")
+    assert judge("x", "found", rules[0]) == Check("x", OK, "found")
+
+
+@pytest.mark.parametrize(("worst", "code"), [(OK, 0), (WARN, 0), (UNKNOWN, 0), (FAIL, 4)])
+def test_only_a_failed_check_fails_the_command(
+    worst: CheckStatus, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [Check("a", OK, "x"), Check("b", worst, "y", "z")]
+    assert report(checks, as_json=True) == code
+    [_, second] = json.loads(capsys.readouterr().out)
+    assert second == {"name": "b", "status": str(worst), "found": "y", "advice": "z"}
+
+
+def test_advice_stands_under_its_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = [Check("clocks", WARN, "not locked", "lock them"), Check("key", UNKNOWN, "no word")]
+    assert report(checks, as_json=False) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "WARN  clocks: not locked",
+        "      -> lock them",
+        "?     key: no word",
+        "0 ok, 1 warnings, 0 failed, 1 unknown",
+    ]
+
+
+# --- The real machine, asked for things that every machine has ---
+
+
+def test_a_program_gets_no_input_speaks_english_and_both_outputs_come_back() -> None:
+    code = "import os, sys; print(sys.stdin.read() == '', os.environ['LC_ALL'], flush=True); "
+    code += "print('err', file=sys.stderr); sys.exit(3)"
+    assert HERE.run(sys.executable, "-c", code) == ProgramResult(3, "True C\nerr\n")
+
+
+def test_a_program_that_is_not_there_or_hangs_is_an_answer() -> None:
+    gone = HERE.run("no-such-program")
+    assert gone == ProgramResult(None, "no-such-program: No such file or directory")
+    hung = HERE.run(sys.executable, "-c", "import time; time.sleep(60)", limit_s=0.1)
+    assert (hung, hung.worked) == (ProgramResult(None, "no end after 0.1 s"), False)
+
+
+def test_files_and_programs_are_found(tmp_path: Path) -> None:
+    (tmp_path / "b.conf").write_text("x")
+    (tmp_path / "a.conf").write_bytes(b"\xff")
+    assert HERE.paths(f"{tmp_path}/*.conf") == [f"{tmp_path}/a.conf", f"{tmp_path}/b.conf"]
+    texts = [HERE.read(f"{tmp_path}/{name}") for name in ("b.conf", "a.conf", "none", ".")]
+    assert texts == ["x", "\ufffd", None, None]
+    program = tmp_path / "all_reduce_perf"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert HERE.which("sh") is not None
+    assert HERE.which("all_reduce_perf", str(tmp_path)) == str(program)
+    assert HERE.which("sh", str(tmp_path)) is None
+    # Room is that of the folder that will be made.
+    assert (HERE.free_bytes(str(tmp_path / "a" / "b")) or 0) > 0
+
+
+# --- NCCL's set-up ---
+
+
+def test_settings_have_nccls_precedence() -> None:
+    machine = (
+        HEALTHY.with_env(NCCL_IB_HCA="mlx5", HOME="/root")
+        .holding("~/.nccl.conf", "# ours\nNCCL_DEBUG = WARN\nNCCL_IB_HCA=mlx4\n")
+        .holding("/etc/nccl.conf", "NCCL_DEBUG=INFO\nNCCL_NET=IB\n")
+        .holding("/opt/nccl.conf", "NCCL_ALGO=Ring\n")
+    )
+    [check] = check_settings(machine)
+    assert check.status is OK
+    assert check.found == (
+        "NCCL_IB_HCA=mlx5 (environment); NCCL_DEBUG=WARN (~/.nccl.conf); NCCL_NET=IB "
+        "(/etc/nccl.conf)"
+    )
+    other = machine.with_env(NCCL_CONF_FILE="/opt/nccl.conf")
+    assert nccl_settings(other)["NCCL_ALGO"] == ("Ring", "/opt/nccl.conf")
+    assert nccl_settings(other)["NCCL_DEBUG"] == ("INFO", "/etc/nccl.conf")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("NCCL_ALGO", "Ring", "beats any tuner"),
+        ("NCCL_MAX_NCHANNELS", "8", "limits the channels"),
+        *(("NCCL_CTA_POLICY", value, "choice of NVLS") for value in ("1", "3", "efficiency")),
+        *(("NCCL_CTA_POLICY", value, "") for value in ("0", "2", "DEFAULT")),
+        ("NCCL_ENQUEUE_REARCH_ENABLE", "1", "beats symmetric kernels"),
+        ("NCCL_ENQUEUE_REARCH_ENABLE", "0", ""),
+        ("NCCL_DEBUG", "INFO", ""),
+    ],
+)
+def test_settings_that_overrule_a_tuner_are_told(name: str, value: str, said: str) -> None:
+    checks = by_name(HEALTHY.with_env(**{name: value}), [check_settings])
+    assert checks["NCCL settings"].found == f"{name}={value} (environment)"
+    assert (name in checks) == bool(said)
+    assert not said or said in checks[name].advice
+
+
+def place(machine: Recorded) -> tuple[str, str]:
+    """The other tuner, and where it was found."""
+    found = find_other_plugin(machine, TUNER, behind_ours=True)
+    return ("nothing", "") if found is None else (found.library, found.place)
+
+
+def test_a_tuner_is_named_by_the_environment_or_a_file() -> None:
+    assert place(HEALTHY) == ("nothing", "")
+    named = HEALTHY.with_env(NCCL_TUNER_PLUGIN="aws")
+    assert place(named) == ("aws", "NCCL_TUNER_PLUGIN=aws (environment)")
+    in_file = HEALTHY.holding("/etc/nccl.conf", "NCCL_TUNER_PLUGIN=libnccl-ocituner.so\n")
+    assert "/etc/nccl.conf" in place(in_file)[1]
+    assert place(HEALTHY.with_env(NCCL_TUNER_PLUGIN="None")) == ("", "NCCL_TUNER_PLUGIN=None")
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_stray_library_is_picked_up_unasked(role: Role) -> None:
+    path = f"/opt/vendor/{role.library}"
+    on_path = HEALTHY.holding(path, "ELF").with_env(LD_LIBRARY_PATH="/empty::/opt/vendor")
+    cached = HEALTHY.answering(
+        "/sbin/ldconfig", "-p", output=f"\t{role.library} (libc6,x86-64) => {path}\n"
+    )
+    for machine in (on_path, cached):
+        found = find_other_plugin(machine, role)
+        assert found is not None
+        assert (found.library, found.place) == (role.library, f"{path}, which NCCL loads unasked")
+
+
+@pytest.mark.parametrize(
+    ("value", "library"),
+    [
+        ("", "/opt/net/libnccl-net.so"),
+        ("ib,ofi", "/opt/net/libnccl-net-ofi.so"),
+        ("libnccl-net-x.so", "/opt/net/libnccl-net-x.so"),
+        ("/opt/else/own.so", "/opt/else/own.so"),
+    ],
+)
+def test_a_network_plugin_may_bring_a_tuner(value: str, library: str) -> None:
+    machine = (
+        HEALTHY.holding(library, "ELF")
+        .with_env(LD_LIBRARY_PATH="/opt/net", NCCL_NET_PLUGIN=value)
+        .answering("grep", "-aqE", "ncclTunerPlugin_v[0-9]", library)
+    )
+    assert place(machine)[1] == f"inside the network plugin {library}"
+    assert find_other_plugin(machine, PROFILER) is None
+    assert place(machine.with_env(NCCL_NET_PLUGIN="none")) == ("nothing", "")
+    # It is found also behind a library of ours.
+    ours = machine.with_env(NCCL_TUNER_PLUGIN=f"/x/{TUNER_NAME}")
+    assert place(ours)[1] == f"inside the network plugin {library}"
+    seen = find_other_plugin(ours, TUNER)
+    assert seen is not None
+    assert seen.library == f"/x/{TUNER_NAME}"
