@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from dynamiccl.collect.launch import BINARIES, directory_inside
 from dynamiccl.collect.launchers import LAUNCHERS, Ranks, command, map_into_container
 from dynamiccl.collect.nodes import node_argv
 from dynamiccl.collect.process import Limits, run_process
-from dynamiccl.collect.programs import BINARIES, directory_inside
 from dynamiccl.collect.sampler import ClockReason, is_slowed, reason_names
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
 from dynamiccl.doctor import (
@@ -112,12 +112,12 @@ def _benchmark(needs: Needs, machine: Machine) -> Iterator[Check]:
         yield Check(name, FAIL, where, advice)
         return
     ran = machine.run(path, "-h")
-    has_cycles = "[-N," in ran.output
+    lacks = [option for option in ("-N", "-J") if f"[{option}," not in ran.output]
     yield judge(
         name,
-        path if has_cycles else f"{path} -h has no -N: {ran.first_line}",
+        f"{path} -h has no {', '.join(lacks)}: {ran.first_line}" if lacks else path,
         ("[-b," not in ran.output, FAIL, "run it by hand: does LD_LIBRARY_PATH lack a library?"),
-        (needs.plays and not has_cycles, needs.unable, "build nccl-tests 2.13 or later"),
+        (bool(lacks), FAIL, "build nccl-tests 2.17.3 or later"),
     )
     if needs.is_distributed and "libmpi" not in machine.run("ldd", path).output:
         advice = "each process is a group of its own: build with MPI=1, or launcher.kind = 'local'"

@@ -4,9 +4,8 @@
         lock, owner          held while a run lives
         sweep.json           which grid this is
         rounds.jsonl         the trials of each round, written before it starts
-        segment-000000.jsonl one line for each launch that ended
-        segment-000000.cut   the same after its rows became a Parquet part: of each row only what
-                             a resume asks for
+        segment-000000.jsonl one line for each launch that ended, with all its rows; when these are
+                             a Parquet part, of each row only what a resume asks for
         complete             how the sweep ended
 
 A launch is in the journal with all its rows, or it runs again: its line is on disk (fsync) before
@@ -17,24 +16,22 @@ which: no row is lost and none is there twice.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.runner import Launch, LaunchMode
+from dynamiccl.collect.schedule import Launch, LaunchMode
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.cells import UNWELL_COLUMNS, usable
 from dynamiccl.datasets.provenance import run_record
@@ -42,33 +39,17 @@ from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import Status
 from dynamiccl.datasets.store import part_provenance, sweep_folder, sweep_parts, write_part
 from dynamiccl.errors import CorruptFile, MachineError, UserError
+from dynamiccl.slurm import hold
 
-_log = logging.getLogger(__name__)
-
-_JOURNAL: Final = ".journal"
-_CUT: Final = ".cut"
-_COMPLETE: Final = "complete"
-#: Changes with the layout of a round's launches, and of the journal (3: rows stand by trial).
-_FORMAT: Final = "3"
+#: Changes with the layout of a round's launches, and of the journal (4: segments keep their name).
+_FORMAT: Final = "4"
 #: What a launch's rows keep of themselves once they are in a part.
 _ASKED_FOR: Final = ("status", "time_us", "in_place", *UNWELL_COLUMNS)
-#: Errors by which a file system says that it has no locks: Lustre without `-o flock` ENOSYS, NFS
-#: without a lock manager ENOLCK.
-_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 #: Rows with equal values here share a noise band: one setting in one round.
 _BAND_KEY: Final = (
-    "round",
-    "collective",
-    "num_nodes",
-    "ranks_per_node",
-    "num_comms",
-    "comm_split",
-    "datatype",
-    "launch_profile",
-    "interference_kind",
-    "interference_level",
-)
-_BAND_QUANTILE: Final = 0.9
+    "round", "collective", "num_nodes", "ranks_per_node", "num_comms", "comm_split", "datatype",
+    "launch_profile", "interference_kind", "interference_level",
+)  # fmt: skip
 
 Record = dict[str, Any]
 
@@ -85,16 +66,12 @@ class Shard:
         digest = hashlib.sha256(setting.key.encode()).digest()
         return int.from_bytes(digest[:8], "little") % self.count == self.index
 
-    @property
-    def suffix(self) -> str:
-        """Suffix of the journal's folder."""
-        return "" if self.count == 1 else f".shard-{self.index}-of-{self.count}"
-
 
 def journal_folder(sweep: Sweep, out: Path, shard: Shard) -> Path:
     """Path of the journal of a sweep or of one of its shards."""
-    name = f"sweep={sweep.file.name}{shard.suffix}"
-    return out / _JOURNAL / f"system={sweep.file.system}" / name
+    share = "" if shard.count == 1 else f".shard-{shard.index}-of-{shard.count}"
+    file = sweep.file
+    return out / ".journal" / f"system={file.system}" / f"sweep={file.name}{share}"
 
 
 @contextmanager
@@ -109,22 +86,24 @@ def open_journal(
 ) -> Iterator["Journal"]:
     """Hold the journal of a sweep, or of one of its shards, in the data directory `out`.
 
-    Args:
-        sweep: the grid.
-        out: the data directory, which is there.
-        runner: name of what measures.
-        shard: whose journal it is.
-        resume: go on with what is there, instead of refusing to add to it.
-        take_over: from a run that may still live, where the file system knows no locks.
-
-    Raises UserError: another run lives, the sweep was begun and `resume` is False, or it is another
-    grid, or of a release with another journal.
+    `runner` is the name of what measures; the others are as in `run_sweep`. Raises UserError:
+    another run lives, the sweep was begun and `resume` is False, or what is there is of another
+    grid or release.
     """
     folder = journal_folder(sweep, out, shard or Shard())
-    _refuse_orphans(sweep, out, folder)
+    parts = sweep_parts(out, sweep.file.system, sweep.file.name)
+    if parts and not any(folder.parent.glob(f"sweep={sweep.file.name}*/sweep.json")):
+        raise UserError(
+            f"{sweep_folder(out, sweep.file.system, sweep.file.name)} already holds {len(parts)} "
+            "parts of this sweep and no journal says what they are; take another --out or name"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_sweep(folder, take_over=take_over):
+    with hold(folder, take_over=take_over):
         yield Journal(sweep, out, folder, runner, resume=resume)
+
+
+def _entry(trial: Trial) -> list[Any]:
+    return [trial.key, trial.repeat, trial.probability]
 
 
 class Journal:
@@ -134,21 +113,36 @@ class Journal:
         """Check the grid, read the records, and finish what a crash cut short."""
         self._sweep, self._out, self._folder, self._runner = sweep, out, folder, runner
         keys = "\n".join(trial.key for trial in sweep.trials)
-        self._grid = {"trials": _digest(keys), "runner": runner, "layout": _FORMAT}
+        grid = {"trials": _digest(keys), "runner": runner, "layout": _FORMAT}
+        path = folder / "sweep.json"
+        if not path.is_file():
+            _write_atomically(path, json.dumps(grid))
+        elif not resume:
+            raise UserError(
+                f"{folder} says that this sweep was begun here; go on with --resume, or take "
+                "another --out or name"
+            )
+        elif (found := _loads(path.read_text(encoding="utf-8"), path)) != grid:
+            differs = ", ".join(name for name in grid if found.get(name) != grid[name])
+            raise UserError(
+                f"{path} is of a sweep of this name with another {differs} (trials: the file was "
+                "edited, or --limit differs; layout: another release began it, and finishes it); "
+                "give the new grid another name, or take another --out"
+            )
         #: Its name in the provenance of its parts.
-        self._identity = _digest(f"{folder.name}:{self._grid}")[:16]
-        self._segment = 0
+        self._identity = _digest(f"{folder.name}:{grid}")[:16]
+        #: Launches that are in no part yet.
         self._open: list[Record] = []
         #: {"round", "trials": [[key, repeat, probability]], "retry"} of each round begun.
-        self.rounds: list[Record] = []
+        self.rounds: list[Record] = list(_lines(folder / "rounds.jsonl"))
         #: Launch id -> its record, as `commit` writes it; rows are cut when they are in a part.
         self.launches: dict[str, Record] = {}
-        self._check_grid(resume=resume)
-        self._read()
+        self._segment = 0
+        self._read_segments()
 
     def begin_round(self, trials: Sequence[Trial], *, is_retry: bool = False) -> None:
         """Write down a round's trials before it starts. Raises MachineError on a full disk."""
-        record: Record = {"round": len(self.rounds), "trials": [entry_of(one) for one in trials]}
+        record: Record = {"round": len(self.rounds), "trials": [_entry(one) for one in trials]}
         if is_retry:
             record["retry"] = True
         _append(self._folder / "rounds.jsonl", record)
@@ -165,13 +159,13 @@ class Journal:
                 [trial.key, trial.repeat, [_known(row) for row in rows]]
                 for trial, rows in launch.measured
             ],
-            "left": [entry_of(trial) for trial in launch.left],
+            "left": [_entry(trial) for trial in launch.left],
             "facts": dict(launch.facts),
         }
         if launch.culprit is not None:
             trial, row = launch.culprit
             record["culprit"] = [trial.key, row["status"], row["reason"]]
-        _append(self._path(self._segment), record)
+        _append(self._path, record)
         self._open.append(record)
         self.launches[launch.id] = record
         return record
@@ -179,95 +173,56 @@ class Journal:
     def close_segment(self) -> None:
         """Make a Parquet part of the rows since the last one. Raises MachineError."""
         if self._open:
-            self._write_part(self._open)
-            self._cut(self._open)
+            self._write_part()
+            self._cut()
 
     def complete(self, ended: str) -> None:
         """Record that the sweep with this text has ended: "done", or out of "budget"."""
         text = f"{_digest(self._sweep.text)}\n{ended}\n"
-        _write_atomically(self._folder / _COMPLETE, text)
+        _write_atomically(self._folder / "complete", text)
 
-    def _check_grid(self, *, resume: bool) -> None:
-        path = self._folder / "sweep.json"
-        if not path.is_file():
-            _write_atomically(path, json.dumps(self._grid))
-            return
-        if not resume:
-            raise begun_here(path.parent)
-        found = _loads(path.read_text(encoding="utf-8"), path)
-        if found.get("layout") != _FORMAT:
-            raise UserError(
-                f"{path} is of a sweep that another release began, and only that one can go on "
-                "with it; finish it there, or begin anew under another name or --out"
-            )
-        if found != self._grid:
-            raise UserError(
-                f"{path} was made by a sweep of this name with other trials (the file was edited, "
-                "or --limit differs); give the new grid another name, or take another --out"
-            )
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"segment-{self._segment:06d}.jsonl"
 
-    def _read(self) -> None:
-        self.rounds = list(_lines(self._folder / "rounds.jsonl"))
-        for path in sorted(self._folder.glob(f"segment-*{_CUT}")):
-            # A crash may have left the whole lines beside what was cut of them.
-            path.with_suffix(".jsonl").unlink(missing_ok=True)
-            self.launches |= {record["launch"]: record for record in _lines(path)}
-            self._segment = _number(path) + 1
-        in_parts = self._segments_in_parts()
-        for path in sorted(self._folder.glob("segment-*.jsonl")):
-            self._segment = _number(path)
-            records = list(_lines(path))
-            self.launches |= {record["launch"]: record for record in records}
-            if self._segment not in in_parts:
-                self._write_part(records)
-            self._cut(records)
-
-    def _segments_in_parts(self) -> set[int]:
+    def _read_segments(self) -> None:
         file = self._sweep.file
         parts = map(part_provenance, sweep_parts(self._out, file.system, file.name))
-        return {int(one["segment"]) for one in parts if one.get("journal") == self._identity}
+        in_parts = {int(one["segment"]) for one in parts if one.get("journal") == self._identity}
+        for path in sorted(self._folder.glob("segment-*.jsonl")):
+            self._segment = int(path.stem.removeprefix("segment-"))
+            self._open = list(_lines(path))
+            self.launches |= {record["launch"]: record for record in self._open}
+            if all(record.get("in_part") for record in self._open):
+                self._open, self._segment = [], self._segment + 1
+                continue
+            if self._segment not in in_parts:
+                self._write_part()
+            self._cut()
 
-    def _write_part(self, records: Sequence[Record]) -> None:
-        rows = [row for record in records for _, _, rows in record["measured"] for row in rows]
+    def _write_part(self) -> None:
+        rows = [row for record in self._open for _, _, rows in record["measured"] for row in rows]
         if not rows:
             return
-        provenance = run_record(
-            "run",
-            sweep_file=self._sweep.text,
-            journal=self._identity,
-            segment=self._segment,
-            runner=self._runner,
-        )
+        whose = {"journal": self._identity, "segment": self._segment, "runner": self._runner}
+        provenance = run_record("run", sweep_file=self._sweep.text, **whose)
         table = with_noise_band(measurements_table(map(_with_time, rows)))
         try:
             write_part(self._out, table, provenance=provenance)
         except OSError as error:
-            raise MachineError(
-                f"cannot write a part into {self._out}: {error}; everything measured is in the "
-                "journal: make room and go on with --resume"
-            ) from error
+            raise _full(self._out, error) from error
 
-    def _cut(self, records: Sequence[Record]) -> None:
+    def _cut(self) -> None:
         """Keep of a segment, whose rows are in a part now, what a resume asks for."""
-        for record in records:
+        for record in self._open:
+            record["in_part"] = True
             for measured in record["measured"]:
                 # A night of whole rows would fill the memory.
                 measured[2] = [
                     {name: row[name] for name in _ASKED_FOR if name in row} for row in measured[2]
                 ]
-        path = self._path(self._segment)
-        _write_atomically(path.with_suffix(_CUT), "".join(_line(record) for record in records))
-        path.unlink(missing_ok=True)
-        self._segment += 1
-        self._open = []
-
-    def _path(self, segment: int) -> Path:
-        return self._folder / f"segment-{segment:06d}.jsonl"
-
-
-def entry_of(trial: Trial) -> list[Any]:
-    """A trial of the sweep as plain data."""
-    return [trial.key, trial.repeat, trial.probability]
+        _write_atomically(self._path, "".join(map(_line, self._open)))
+        self._open, self._segment = [], self._segment + 1
 
 
 def counts_as_picked(record: Record) -> bool:
@@ -275,59 +230,36 @@ def counts_as_picked(record: Record) -> bool:
     return record["mode"] not in {LaunchMode.REFERENCE.value, LaunchMode.READ_BACK.value}
 
 
-def begun_here(folder: Path) -> UserError:
-    """The error that the sweep was begun already."""
-    return UserError(
-        f"{folder} says that this sweep was begun here; go on with --resume, or take another "
-        "--out or name"
-    )
-
-
 def how_it_ended(folder: Path, text: str) -> str | None:
     """How the sweep with this text ended: done, budget; None while work is left.
 
     With a larger budget it is another text.
     """
-    path = folder / _COMPLETE
+    path = folder / "complete"
     words = path.read_text(encoding="utf-8").split() if path.is_file() else []
     return words[1] if len(words) == 2 and words[0] == _digest(text) else None
 
 
 def begin_again(folder: Path) -> None:
     """Forget that the sweep ended, so that more can be measured."""
-    (folder / _COMPLETE).unlink(missing_ok=True)
+    (folder / "complete").unlink(missing_ok=True)
 
 
-class Progress(NamedTuple):
-    """What has been committed."""
+def progress_on_disk(folder: Path) -> tuple[int, int]:
+    """How far the sweep of a journal is, as another process sees it.
 
-    #: That ended and measured something: neither stopped before a first row, nor all infeasible.
-    launches: int
-    #: Picked trials with rows that are not all `infeasible`.
-    measured: int
-    infeasible: int
-
-
-def progress_on_disk(folder: Path) -> Progress:
-    """How far the sweep of a journal is, as another process sees it."""
-    found: dict[int, list[str]] = {}
-    for path in folder.glob("segment-*"):
-        with suppress(FileNotFoundError):  # cut at this moment
-            whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-            # A segment that is being cut has two files for a moment: it counts once.
-            lines = whole.splitlines()
-            found[_number(path)] = max(found.get(_number(path), []), lines, key=len)
-    launches = measured = infeasible = 0
-    for record in (_loads(line, folder) for lines in found.values() for line in lines):
-        picked = record["measured"] if counts_as_picked(record) else []
-        lost = sum(
-            all(row.get("status") == Status.INFEASIBLE.value for row in rows)
-            for _, _, rows in picked
-        )
-        launches += not record["left"] and (not picked or lost < len(picked))
-        measured += len(picked) - lost
-        infeasible += lost
-    return Progress(launches, measured, infeasible)
+    Returns how many launches measured something or read back what runs, and how many picked trials
+    have rows.
+    """
+    launches = trials = 0
+    for path in folder.glob("segment-*.jsonl"):
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        for record in (_loads(line, path) for line in whole.splitlines()):
+            rows = [row for _, _, rows in record["measured"] for row in rows]
+            is_new = any(row.get("status") != Status.INFEASIBLE.value for row in rows)
+            launches += is_new or not (rows or record["left"])
+            trials += len(record["measured"]) if counts_as_picked(record) else 0
+    return launches, trials
 
 
 def with_noise_band(table: pa.Table) -> pa.Table:
@@ -339,21 +271,16 @@ def with_noise_band(table: pa.Table) -> pa.Table:
     sizes and pairs of slower / faster - 1. Null where no size has a pair.
     """
     frame = pl.DataFrame(table)
-    defaults = usable(frame).filter(
-        pl.col("is_default") & ~pl.col("in_place").fill_null(value=False)
-    )
-    per_size = (
-        defaults.group_by([*_BAND_KEY, "size_bytes"])
-        .agg(pl.col("time_us"))
-        .filter(pl.col("time_us").list.len() >= 2)
-    )
+    is_pair = pl.col("is_default") & ~pl.col("in_place").fill_null(value=False)
     bands = (
-        per_size.with_columns(
-            spread=pl.col("time_us").map_elements(_pairs, return_dtype=pl.List(pl.Float64))
-        )
-        .explode("spread")
+        usable(frame)
+        .filter(is_pair)
+        .group_by([*_BAND_KEY, "size_bytes"])
+        .agg(pl.col("time_us"))
+        .with_columns(pl.col("time_us").map_elements(_spreads, return_dtype=pl.List(pl.Float64)))
+        .explode("time_us")
         .group_by(_BAND_KEY)
-        .agg(_band=pl.col("spread").quantile(_BAND_QUANTILE))
+        .agg(_band=pl.col("time_us").quantile(0.9))
     )
     found = frame.select(_BAND_KEY).join(
         bands, on=_BAND_KEY, how="left", nulls_equal=True, maintain_order="left"
@@ -362,91 +289,14 @@ def with_noise_band(table: pa.Table) -> pa.Table:
     return table.set_column(index, table.schema.field(index), found["_band"].to_arrow())
 
 
-def _pairs(times_us: pl.Series) -> list[float]:
+def _spreads(times_us: pl.Series) -> list[float]:
     times = np.sort(times_us.to_numpy())
     ratios = times[None, :] / times[:, None]
-    spreads: list[float] = (ratios[np.triu_indices(len(times), k=1)] - 1.0).tolist()
-    return spreads
+    found: list[float] = (ratios[np.triu_indices(len(times), k=1)] - 1.0).tolist()
+    return found
 
 
-@contextmanager
-def lock_sweep(folder: Path, *, take_over: bool) -> Iterator[None]:
-    """Hold a lock while a run lives, so that a sweep has one run at a time.
-
-    `flock` where the file system knows it: the kernel releases that when a run dies. Elsewhere a
-    file that one process alone can create names the owner, and stays when the owner dies: the same
-    Slurm job, started anew, takes it over, and others do with `take_over`.
-
-    Raises UserError when another run lives, or may live.
-    """
-    mine = f"process {os.getpid()} on {os.uname().nodename}"
-    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
-    with (folder / "lock").open("a+b", buffering=0) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            owner = lock.read().decode(errors="replace").strip() or "another process"
-            raise UserError(
-                f"{owner} is running this sweep into this directory already; wait for it, stop it, "
-                "or take another --out"
-            ) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            _log.info("no locks in %s (%s): an owner file instead", folder, error.strerror)
-        else:
-            lock.truncate(0)
-            lock.write(f"{mine}\n".encode())
-            yield
-            return
-    path = folder / "owner"
-    text = _own(path, mine, take_over=take_over)
-    try:
-        yield
-    finally:
-        if _text(path) == text:
-            path.unlink(missing_ok=True)
-
-
-def _own(path: Path, process: str, *, take_over: bool) -> str:
-    """Make the owner's file ours; returns what is in it."""
-    #   SLURM_RESTART_COUNT  Slurm: how often the job was requeued.
-    restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    job = os.environ.get("SLURM_JOB_ID")
-    text = json.dumps({"job": job, "restart": restart, "process": process})
-    while not _create(path, text):
-        found = _text(path)
-        if found is None:
-            continue  # given back just now
-        owner = {"process": "another process"}
-        with suppress(json.JSONDecodeError):  # cut short by a full disk, say
-            owner |= json.loads(found)
-        is_ours = job is not None and owner.get("job") == job
-        if not take_over and not (is_ours and int(owner.get("restart", 0)) < restart):
-            raise UserError(
-                f"{owner['process']} (job {owner.get('job')}) may be running this sweep: {path} is "
-                "its, and there are no locks here that would tell; wait for it, or where you know "
-                "that it is gone, add --take-over"
-            )
-        _log.warning("taking this sweep over from %s", owner["process"])
-        _write_atomically(path, text)
-        break
-    return text
-
-
-def _refuse_orphans(sweep: Sweep, out: Path, journal: Path) -> None:
-    """Raise UserError for parts of this name that the journal does not know."""
-    folder = sweep_folder(out, sweep.file.system, sweep.file.name)
-    orphans = sweep_parts(out, sweep.file.system, sweep.file.name)
-    name = f"sweep={sweep.file.name}"
-    shards = journal.parent.glob(f"{name}.shard-*/sweep.json")
-    known = [journal.parent / name / "sweep.json", *shards]
-    if orphans and not any(path.is_file() for path in known):
-        raise UserError(
-            f"{folder} already holds {len(orphans)} parts of sweep '{sweep.file.name}' and no "
-            "journal says what they are; take another --out or name"
-        )
+# --- Files ---
 
 
 def _known(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -467,28 +317,19 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _number(path: Path) -> int:
-    return int(path.stem.removeprefix("segment-"))
-
-
 def _loads(line: str, path: Path) -> Record:
     try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
+        return dict(json.loads(line))
+    except (ValueError, TypeError) as error:
         raise CorruptFile(
             f"{path} is damaged: {error}; the parts that are written are whole, so move the "
             "journal away and give the rest another name"
         ) from error
-    if not isinstance(found, dict):
-        raise CorruptFile(f"{path} is damaged: a record is {found!r}")
-    return found
 
 
 def _lines(path: Path) -> Iterator[Record]:
     """The records of a file; a last line without newline is torn and is cut away."""
-    if not path.is_file():
-        return
-    content = path.read_bytes()
+    content = path.read_bytes() if path.is_file() else b""
     whole = content.rfind(b"\n") + 1
     if whole != len(content):
         os.truncate(path, whole)
@@ -502,40 +343,17 @@ def _line(record: Record) -> str:
 
 def _append(path: Path, record: Record) -> None:
     line = _line(record).encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    try:
-        before = os.fstat(descriptor).st_size
+    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
+    with path.open("ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
         try:
             written = 0
             while written < len(line):
-                written += os.write(descriptor, line[written:])
-            os.fsync(descriptor)
+                written += os.write(file.fileno(), line[written:])
+            os.fsync(file.fileno())
         except OSError as error:
-            os.ftruncate(descriptor, before)
+            file.truncate(before)
             raise _full(path, error) from error
-    finally:
-        os.close(descriptor)
-
-
-def _create(path: Path, text: str) -> bool:
-    """Write a file that is not there yet; False when it is."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except FileExistsError:
-        return False
-    try:
-        os.write(descriptor, text.encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None
 
 
 def _write_atomically(path: Path, text: str) -> None:

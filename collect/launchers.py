@@ -9,7 +9,7 @@ srun    a step of the current Slurm allocation. Output keeps srun's line bufferi
         --unbuffered lines of several ranks mix. Variables go through srun's own environment:
         `--export=NAME=VALUE` cuts values at commas. How ranks find each other is the cluster's
         matter: for Open MPI, put `--mpi=pmix` into extra_args
-sbatch  srun, inside the batch job that runs the sweep (`sbatch.py`)
+sbatch  srun, inside the batch job that runs the sweep (`start.py`)
 
 Containers: Pyxis is a plugin of srun, and its options are srun's (github.com/NVIDIA/pyxis, wiki
 "Usage"). Enroot (github.com/NVIDIA/enroot, doc/cmd/start.md; its hook 50-slurm-pmi.sh lets ranks
@@ -44,7 +44,6 @@ class ContainerSettings(Table):
 class LauncherSettings(Table):
     """The `[launcher]` table of a sweep file; all options are passed through as written."""
 
-    #: One of `LAUNCHERS`, which a sweep file is checked against.
     kind: str = "local"
     extra_args: tuple[str, ...] = ()
     #: Words before the benchmark on every rank, e.g. numactl.
@@ -67,7 +66,7 @@ class Ranks:
     env: Mapping[str, str] = field(default_factory=dict)
     num_nodes: int = 1
     ranks_per_node: int = 1
-    #: Variables that must be absent on every rank.
+    #: What must be absent on every rank.
     unset: tuple[str, ...] = ()
     #: Whether it runs beside another step of the same allocation.
     overlap: bool = False
@@ -85,7 +84,7 @@ class Command:
 
     @property
     def text(self) -> str:
-        """The equivalent POSIX shell line, for logs and `plan`."""
+        """The equivalent POSIX shell line, for logs and messages."""
         changes = [word for name in self.unset for word in ("-u", name)]
         changes += [f"{name}={value}" for name, value in sorted(self.env.items())]
         return shlex.join([*(["env"] if changes else []), *changes, *self.argv])
@@ -97,8 +96,7 @@ def _local(ranks: Ranks, settings: LauncherSettings) -> Command:
             f"launcher 'local' takes no extra_args ({' '.join(settings.extra_args)}); words before "
             "the benchmark go into launcher.prefix"
         )
-    rank = _in_container(ranks, settings)
-    return Command(rank.argv, rank.env, ranks.unset)
+    return Command(*_in_container(ranks, settings), ranks.unset)
 
 
 #: Options of mpirun that say where ranks are bound.
@@ -107,7 +105,7 @@ _BINDING: Final = {"--bind-to", "-bind-to", "--cpu-set", "--rankfile", "-rf", "-
 
 def _mpirun(ranks: Ranks, settings: LauncherSettings) -> Command:
     # Ranks on other nodes get their node's environment, so the rank itself unsets variables.
-    rank = _in_container(ranks, settings, unset=True)
+    rank, env = _in_container(ranks, settings, unset=True)
     argv = (
         "mpirun",
         # Open MPI refuses to run as root without this option.
@@ -117,17 +115,17 @@ def _mpirun(ranks: Ranks, settings: LauncherSettings) -> Command:
         # Open MPI 4 binds up to two ranks to one core each, which would make NCCL's proxy threads
         # and the benchmark share it.
         *([] if _BINDING & set(settings.extra_args) else ["--bind-to", "none"]),
-        *_each("-x", [f"{name}={rank.env[name]}" for name in sorted(rank.env)]),
+        *_each("-x", [f"{name}={env[name]}" for name in sorted(env)]),
         *settings.extra_args,
-        *rank.argv,
+        *rank,
     )
     # Inside an allocation mpirun starts its daemons by srun, as a step that would wait for others.
     beside = {"SLURM_OVERLAP": "1"} if ranks.overlap else {}
-    return Command(argv, {**rank.env, **beside}, ranks.unset)
+    return Command(argv, {**env, **beside}, ranks.unset)
 
 
 def _srun(ranks: Ranks, settings: LauncherSettings) -> Command:
-    rank = _in_container(ranks, settings)
+    rank, env = _in_container(ranks, settings)
     argv = (
         "srun",
         *("-N", str(ranks.num_nodes), "-n", str(ranks.num_nodes * ranks.ranks_per_node)),
@@ -137,11 +135,11 @@ def _srun(ranks: Ranks, settings: LauncherSettings) -> Command:
         # A rank that dies leaves the others waiting for it.
         "--kill-on-bad-exit=1",
         *(["--overlap"] if ranks.overlap else []),
-        *rank.srun_options,
+        *_pyxis_options(env, settings.container),
         *settings.extra_args,
-        *rank.argv,
+        *rank,
     )
-    return Command(argv, rank.env, ranks.unset)
+    return Command(argv, env, ranks.unset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,39 +179,30 @@ def find_launcher(name: str) -> Launcher:
 def command(ranks: Ranks, settings: LauncherSettings) -> Command:
     """What to start for `ranks` under the launcher that `settings.kind` names.
 
-    Raises:
-        UnknownName: there is no such launcher.
-        InvalidSweep: the launcher cannot start such ranks; the message says which can.
-        ValueError: a variable is both set and unset.
+    Raises UnknownName, and InvalidSweep where the launcher cannot start such ranks.
     """
     launcher, container = find_launcher(settings.kind), settings.container
     if ranks.num_nodes > 1 and not launcher.needs_mpi:
         raise InvalidSweep(
             f"launcher '{settings.kind}' starts one process on this machine, but a group has "
-            f"num_nodes = {ranks.num_nodes}; take launcher {_those(lambda one: one.needs_mpi)}, or "
-            "groups of one node"
+            f"num_nodes = {ranks.num_nodes}; take launcher mpirun, srun or sbatch, or groups of "
+            "one node"
         )
     if container is not None and container.runtime == "pyxis" and not launcher.is_slurm:
         raise InvalidSweep(
             f"container runtime 'pyxis' is a plugin of srun and does not work with launcher "
-            f"'{settings.kind}'; take launcher {_those(lambda one: one.is_slurm)}, or runtime "
-            "enroot or apptainer"
+            f"'{settings.kind}'; take launcher srun or sbatch, or runtime enroot or apptainer"
         )
-    if both := sorted(set(ranks.env) & set(ranks.unset)):
-        raise ValueError(f"ranks cannot have {', '.join(both)} both set and unset")
     return launcher.command(ranks, settings)
 
 
 def map_into_container(path: str, container: ContainerSettings | None) -> str:
     """Where an absolute path of the host lies inside the container; the innermost mount counts.
 
-    Raises:
-        InvalidSweep: the path is not absolute, or lies under no mount.
+    Raises InvalidSweep for a path under no mount.
     """
     if container is None:
         return path
-    if not path.startswith("/"):
-        raise InvalidSweep(f"'{path}' must be absolute to be mapped into a container")
     host = PurePosixPath(posixpath.normpath(path))
     ends = [(*mount.split(":"), "")[:2] for mount in container.mounts]
     places = [(posixpath.normpath(source), target or source) for source, target in ends]
@@ -228,20 +217,13 @@ def map_into_container(path: str, container: ContainerSettings | None) -> str:
     return posixpath.normpath(posixpath.join(target, host.relative_to(source)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    """What every rank runs, and what must be set where it starts, outside of a container."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    srun_options: tuple[str, ...] = ()
-
-
-def _in_container(ranks: Ranks, settings: LauncherSettings, *, unset: bool = False) -> _Rank:
-    """A rank's command: variables to drop, prefix and program, inside its container.
+def _in_container(
+    ranks: Ranks, settings: LauncherSettings, *, unset: bool = False
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """What every rank runs inside its container, and the variables set where it starts, outside.
 
     `unset`: the launcher hands ranks another environment than our own, so that each drops variables
-    itself. An image's variables always need it.
+    itself. An image's variables always need it. Pyxis needs no words here: it is options of srun.
     """
     env = {**settings.env, **ranks.env}
     env = {name: value for name, value in env.items() if name not in ranks.unset}
@@ -250,22 +232,22 @@ def _in_container(ranks: Ranks, settings: LauncherSettings, *, unset: bool = Fal
     if ranks.unset and (unset or container is not None):
         drop = ("env", *_each("-u", ranks.unset))
     argv = (*drop, *settings.prefix, *ranks.argv)
-    if container is None:
-        return _Rank(argv, env)
-    if container.runtime == "pyxis":
-        return _Rank(argv, env, _pyxis_options(env, container))
+    if container is None or container.runtime == "pyxis":
+        return argv, env
     if container.runtime == "enroot":
         mounts = _each("-m", container.mounts)
         variables = _each("-e", [f"{name}={env[name]}" for name in sorted(env)])
-        return _Rank(("enroot", "start", "--rw", *mounts, *variables, container.image, *argv), env)
+        return ("enroot", "start", "--rw", *mounts, *variables, container.image, *argv), env
     # Set under this prefix a variable wins over what the image sets, and PATH and LD_LIBRARY_PATH
     # arrive too. The option --env would cut values at commas.
     inside = {f"APPTAINERENV_{name}": value for name, value in env.items()}
     binds = _each("--bind", container.mounts)
-    return _Rank(("apptainer", "exec", "--nv", *binds, container.image, *argv), {**env, **inside})
+    return ("apptainer", "exec", "--nv", *binds, container.image, *argv), {**env, **inside}
 
 
-def _pyxis_options(env: Mapping[str, str], container: ContainerSettings) -> tuple[str, ...]:
+def _pyxis_options(env: Mapping[str, str], container: ContainerSettings | None) -> tuple[str, ...]:
+    if container is None or container.runtime != "pyxis":
+        return ()
     # By name the image is imported once on a node and not for each launch; the first one makes it.
     digest = hashlib.sha256(container.image.encode()).hexdigest()[:8]
     options = [f"--container-image={container.image}", f"--container-name=dynamiccl-{digest}"]
@@ -279,8 +261,3 @@ def _pyxis_options(env: Mapping[str, str], container: ContainerSettings) -> tupl
 
 def _each(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
-
-
-def _those(can: Callable[[Launcher], bool]) -> str:
-    *some, last = (name for name, launcher in LAUNCHERS.items() if can(launcher))
-    return f"{', '.join(some)} or {last}"

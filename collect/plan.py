@@ -30,11 +30,11 @@ from rich.console import Console
 from dynamiccl import cli
 from dynamiccl.collect.grid import RANK_GRAIN_BYTES, SIMULATED, Setting, Trial, octave_ladder
 from dynamiccl.collect.nccl_log import as_logged, write_costs
-from dynamiccl.collect.programs import Program
-from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.collect.schedule import (
     HALVES,
     Grid,
+    Launch,
+    LaunchMode,
     Skips,
     calls_of,
     deal,
@@ -65,8 +65,6 @@ GBYTES_PER_S: Final = 10.0
 _RULE: Final = f"{LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s for each call"
 #: A group lends its times to groups of so many times its nodes at most.
 _MOST_TIMES_NODES: Final = 16
-#: 2.17.3 or later, whose warm-up is known.
-_PROGRAM: Final = Program("nccl-tests", frozenset("J"))
 _stdout = Console()
 
 
@@ -190,7 +188,7 @@ class _Planner:
     def seconds(self, launch: Launch, grid: Grid) -> Iterator[tuple[str, float]]:
         """What a process does, and the seconds that it takes."""
         setting, times = launch.setting, self._times_of(launch.setting)
-        calls = calls_of(launch, _PROGRAM, self._file)
+        calls = calls_of(launch, self._file)
         yield "starts of processes", START_S + START_S_PER_RANK * _num_processes(setting)
         # A schedule leaves the warm-up to NCCL; what is forced by environment is so from the start.
         warmed = ABSTAIN if launch.is_scheduled else launch.trials[0].config

@@ -8,9 +8,9 @@ mpirun gives each local rank a group of its own.
 
 import logging
 import os
-import select
 import signal
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from queue import Empty, Full, Queue
 from types import FrameType
 from typing import IO, Any, Final, Self
 
@@ -26,19 +27,20 @@ from dynamiccl.errors import MachineError
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between looks at the clock, the leader and the interrupt while no output comes.
+#: Seconds between looks at the clock, the leader and the interrupt while no output comes, and at
+#: what is about to end.
 _LOOK_S: Final = 0.05
-#: The same at what is about to end: processes, and a leader whose output is closed.
 _SHORT_LOOK_S: Final = 0.005
 #: Seconds that output may still come after the leader's end, from a child that holds the pipe.
 _LINGER_S: Final = 0.5
 #: Seconds that the kernel may take to end what got SIGKILL, before we stop waiting.
 _KILLED_S: Final = 5.0
-_CHUNK_BYTES: Final = 1 << 16
 #: Lines of output that are kept; the callback sees all of them.
 KEPT_LINES: Final = 200_000
-#: Bytes of a line that are kept; a runaway log must not fill our memory.
+#: A longer line is handed on in pieces, and more lines wait in the pipe; a runaway log must not
+#: fill our memory.
 MAX_LINE_BYTES: Final = 1 << 20
+_WAITING_LINES: Final = 10_000
 
 
 class Interrupt:
@@ -51,8 +53,7 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self.requested = False
-        self.forced = False
+        self.requested = self.forced = False
         #: Name of the first signal; empty before it.
         self.cause = ""
         self._before: dict[signal.Signals, Any] = {}
@@ -65,7 +66,6 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._before.clear()
 
     def check(self) -> None:
         """Raise KeyboardInterrupt when the user wants to stop at once."""
@@ -86,10 +86,9 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of output, without its end."""
+    """One line of output without its end, which arrived so many seconds after the epoch."""
 
     text: str
-    #: When its end arrived, in seconds since the epoch.
     arrived_s: float
 
 
@@ -140,36 +139,27 @@ def run_process(
 ) -> Finished:
     """Run a program to its end, or end it with all its children when it hangs.
 
-    Args:
-        command: what to start.
-        limits: when it counts as hung.
-        on_line: called with every line of stdout and stderr; returns whether it is progress.
-        interrupt: ends the program on a second Ctrl-C.
+    `on_line` is called with every line of stdout and stderr, and returns whether it is progress.
 
-    Raises:
-        KeyboardInterrupt: a second Ctrl-C came; no process of the program is left.
-        MachineError: the program cannot be started.
+    Raises MachineError when the program cannot be started, and KeyboardInterrupt on a second
+    Ctrl-C; then no process of the program is left.
     """
     leader = start_session(command, subprocess.PIPE)
-    started = time.monotonic()
-    assert leader.stdout is not None
-    with leader.stdout as pipe:
-        output = LineReader(pipe, on_line)
-        try:
-            reason = _follow(leader, output, limits, interrupt)
-            if reason is None:
-                # A child of the leader may hold the pipe open for ever.
-                output.drain(_LINGER_S)
-                _end_what_is_left(leader, limits.grace_s)
-            else:
-                end_session(leader, limits.grace_s, meanwhile=output.read)
-            output.drain(0.0)
-            output.finish()
-        except BaseException:
-            end_session(leader, limits.grace_s, meanwhile=output.next_chunk)
-            raise
-    returncode = leader.returncode if reason is None else None
-    return Finished(returncode, reason, tuple(output.lines), time.monotonic() - started)
+    started, output = time.monotonic(), _Output(leader, on_line)
+    try:
+        reason = _follow(leader, output, limits, interrupt)
+        if reason is None:
+            output.hand_on(_LINGER_S)
+        # Whether it ended by itself or not: what it left running, too.
+        end_session(leader, limits.grace_s, meanwhile=output.hand_on)
+        output.hand_on(_LINGER_S)
+    except BaseException:
+        end_session(leader, limits.grace_s)
+        raise
+    finally:
+        output.close()
+    code = leader.returncode if reason is None else None
+    return Finished(code, reason, tuple(output.lines), time.monotonic() - started)
 
 
 def start_session(
@@ -177,8 +167,7 @@ def start_session(
 ) -> subprocess.Popen[bytes]:
     """Start a command as leader of a new session, with stdout and stderr together in `output`.
 
-    Raises:
-        MachineError: the program is not there or cannot be executed.
+    Raises MachineError when the program is not there or cannot be executed.
     """
     kept = {name: value for name, value in os.environ.items() if name not in command.unset}
     try:
@@ -202,48 +191,28 @@ def end_session(
 ) -> None:
     """End the whole session: SIGTERM to its group, after `grace_s` seconds SIGKILL to all of it.
 
-    Args:
-        leader: started by `start_session`, not yet waited for; it is reaped here.
-        grace_s: seconds for srun or mpirun to end ranks on other nodes.
-        meanwhile: called while waiting, e.g. to read output that would block the leader.
-
-    An exception meanwhile (a third Ctrl-C) cuts the grace short.
+    The leader is reaped here. `meanwhile` is called while waiting, e.g. to read output that would
+    block the leader. An exception meanwhile (a third Ctrl-C) cuts the grace short.
     """
     if leader.returncode is not None:
         return  # reaped: its number may be somebody else's by now
     try:
-        _end_members(leader.pid, grace_s, meanwhile)
-    finally:
-        leader.wait()
-
-
-def _end_what_is_left(leader: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Reap a leader that has ended by itself, and end what it left running in its group."""
-    leader.wait()
-    with suppress(ProcessLookupError):
-        os.killpg(leader.pid, 0)
-        if left := _members(leader.pid):
-            _log.warning("process %d ended but left %s running: ending them", leader.pid, left)
-            _end_members(leader.pid, grace_s, lambda: None)
-
-
-def _end_members(session: int, grace_s: float, meanwhile: Callable[[], object]) -> None:
-    try:
         # What has ended between our look and now is what we want; so below.
         with suppress(ProcessLookupError):
-            os.killpg(session, signal.SIGTERM)
+            os.killpg(leader.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        while _members(session) and time.monotonic() < deadline:
+        while _members(leader.pid) and time.monotonic() < deadline:
             meanwhile()
             time.sleep(_SHORT_LOOK_S)
     finally:
         # Again and again, since a process may start another one between our look and its end.
         deadline = time.monotonic() + _KILLED_S
-        while (members := _members(session)) and time.monotonic() < deadline:
+        while (members := _members(leader.pid)) and time.monotonic() < deadline:
             for pid in members:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_SHORT_LOOK_S)
+        leader.wait()
 
 
 def _has_ended(leader: subprocess.Popen[bytes]) -> bool:
@@ -254,9 +223,7 @@ def _has_ended(leader: subprocess.Popen[bytes]) -> bool:
 def _members(session: int) -> list[int]:
     """Living processes of a session, from /proc/PID/stat (proc(5): fields 3 state, 6 session)."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
             text = (entry / "stat").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
@@ -269,16 +236,13 @@ def _members(session: int) -> list[int]:
 
 
 def _follow(
-    leader: subprocess.Popen[bytes],
-    output: "LineReader",
-    limits: Limits,
-    interrupt: Interrupt | None,
+    leader: subprocess.Popen[bytes], output: "_Output", limits: Limits, interrupt: Interrupt | None
 ) -> StopReason | None:
     """Read until the program ends (None), hangs or is interrupted."""
     reason = StopReason.STARTUP
     deadline = time.monotonic() + limits.startup_s + limits.more_s()
     while not _has_ended(leader):
-        output.read(_LOOK_S)
+        output.hand_on(_LOOK_S)
         if output.progressed:
             output.progressed, reason = False, StopReason.STALLED
             deadline = time.monotonic() + limits.stall_s + limits.more_s()
@@ -289,71 +253,48 @@ def _follow(
     return None
 
 
-class LineReader:
-    """Reads a pipe without blocking for long, and hands on its lines.
+class _Output:
+    """Hands on the lines of a program; a thread reads them, so that it never blocks on a pipe.
 
-    Bytes that are no UTF-8 become U+FFFD. What a line has beyond `max_bytes` is dropped and
-    counted.
+    A child that the program left behind may hold the pipe open: then the thread stays with it.
     """
 
-    def __init__(
-        self, pipe: IO[bytes], on_line: Callable[[Line], bool], max_bytes: int = MAX_LINE_BYTES
-    ) -> None:
-        """Hand lines of the pipe to `on_line`, which returns whether one is progress."""
+    def __init__(self, leader: subprocess.Popen[bytes], on_line: Callable[[Line], bool]) -> None:
         self.lines: deque[Line] = deque(maxlen=KEPT_LINES)
         self.progressed = False
-        self._pipe = pipe
         self._on_line = on_line
-        self._max = max_bytes
-        self._kept, self._dropped = bytearray(), 0
-        self._is_open = True
-        self._poll = select.poll()
-        self._poll.register(pipe, select.POLLIN)
+        self._read: Queue[Line | None] = Queue(_WAITING_LINES)
+        self._is_closed = False
+        assert leader.stdout is not None
+        threading.Thread(target=self._follow, args=(leader.stdout,), daemon=True).start()
 
-    def next_chunk(self, wait_s: float = 0.0) -> bytes:
-        """What arrives within so many seconds; empty where nothing does."""
-        if not self._is_open:
-            # Most programs end right after their output does.
-            time.sleep(min(wait_s, _SHORT_LOOK_S))
-            return b""
-        if not self._poll.poll(1000 * wait_s):
-            return b""
-        chunk = os.read(self._pipe.fileno(), _CHUNK_BYTES)
-        self._is_open = bool(chunk)
-        return chunk
+    def hand_on(self, wait_s: float = _SHORT_LOOK_S) -> None:
+        """Hand on the lines that arrive within so many seconds; returns early after the last."""
+        deadline = time.monotonic() + wait_s
+        with suppress(Empty):
+            while (left_s := deadline - time.monotonic()) > 0:
+                line = self._read.get(timeout=left_s)
+                if line is None:
+                    self._put(None)
+                    time.sleep(min(left_s, _SHORT_LOOK_S))
+                    return
+                self.lines.append(line)
+                self.progressed |= self._on_line(line)
 
-    def read(self, wait_s: float = 0.0) -> bool:
-        """Hand on the lines that the next chunk completes; returns whether there was one."""
-        chunk = self.next_chunk(wait_s)
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            self._keep(end)
-            self._end_line()
-        self._keep(rest)
-        return bool(chunk)
+    def close(self) -> None:
+        """Read no more."""
+        self._is_closed = True
 
-    def drain(self, wait_s: float) -> None:
-        """Read for a moment, as long as something arrives each `wait_s` seconds."""
-        deadline = time.monotonic() + _LINGER_S
-        while self.read(wait_s) and time.monotonic() < deadline:
-            pass
+    def _follow(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while (raw := pipe.readline(MAX_LINE_BYTES)) and not self._is_closed:
+                # A pseudo-terminal (srun --unbuffered) ends lines with a carriage return too.
+                text = raw.removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace")
+                self._put(Line(text, time.time()))
+        self._put(None)
 
-    def finish(self) -> None:
-        """Hand on a last line without newline."""
-        if self._kept or self._dropped:
-            self._end_line()
-
-    def _keep(self, piece: bytes) -> None:
-        kept = piece[: self._max - len(self._kept)]
-        self._kept += kept
-        self._dropped += len(piece) - len(kept)
-
-    def _end_line(self) -> None:
-        # A pseudo-terminal (srun --unbuffered) ends lines with a carriage return too.
-        text = self._kept.removesuffix(b"\r").decode(errors="replace")
-        if self._dropped:
-            text += f" [{self._dropped} more bytes]"
-        self._kept, self._dropped = bytearray(), 0
-        line = Line(text, time.time())
-        self.lines.append(line)
-        self.progressed |= self._on_line(line)
+    def _put(self, line: Line | None) -> None:
+        while not self._is_closed:
+            with suppress(Full):
+                self._read.put(line, timeout=_LOOK_S)
+                return

@@ -1,9 +1,9 @@
 """Reads what a launch printed, logged and dumped: rows of its blocks, and what really ran.
 
     read_rows      the benchmark's text and JSON -> the halves of each block
-    wrong_comms, of_members    several communicators at once: are they the right ones, whose times
+    wrong_comms    several communicators at once: are they the right ones
     choices_of     NCCL's log of a read-back launch -> the config that ran in each block
-    keep_set_up    NCCL's topology, graphs and cost table, once for each group
+    keep_set_up    NCCL's topology and cost table
 
 Text is what survives a crash, JSON has the digits: JSON is taken when it is whole and holds every
 row of the text, the text otherwise. A row that cannot be read, or of a size that is not the next of
@@ -11,10 +11,9 @@ the walk, ends what is believed: the blocks from there on count as not reached, 
 """
 
 import re
-import shutil
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,13 +21,12 @@ from dynamiccl.collect.grid import DATATYPE_BYTES, Setting
 from dynamiccl.collect.nccl_log import NcclLog, logged_calls, write_costs
 from dynamiccl.collect.nccl_tests import parse_json, parse_text
 from dynamiccl.collect.output import RankLine, rank_lines
-from dynamiccl.collect.runner import Launch, trial_row
-from dynamiccl.collect.schedule import GRAPH_NAME, TOPOLOGY_NAME, Choice, Grid
+from dynamiccl.collect.schedule import TOPOLOGY_NAME, Choice, Grid, Launch, trial_row
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective
 
-#: Matches lines of Slurm and of Open MPI.
+#: Lines of Slurm and of Open MPI, which end the other ranks and tell each of them.
 _LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
 #: A row: size, count, type, redop, root, and then times.
 _ROW: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+\w+\s+-?\d+\s+[\d.]")
@@ -38,43 +36,25 @@ _TAIL: Final = re.compile(rf"(?:^|\s)(?:{'|'.join(DATATYPE_BYTES)})\s+\w+\s+-?\d
 #: the runner knows all others.
 _OF_A_LAUNCH: Final = ("gpu", "nccl_version", "nccl_tests_version")
 _OF_A_HALF: Final = (
-    "source",
-    "size_bytes",
-    "in_place",
-    "time_us",
-    "algbw_gbytes_per_s",
-    "busbw_gbytes_per_s",
-    "wrong_values",
-    "status",
-    "statistic",
-    "time_min_us",
-    "time_max_us",
-    "time_p99_us",
-    "time_cv_percent",
-    "iteration_times_us",
-    "process_times_us",
-)
+    "source", "size_bytes", "in_place", "time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s",
+    "wrong_values", "status", "statistic", "time_min_us", "time_max_us", "time_p99_us",
+    "time_cv_percent", "iteration_times_us", "process_times_us",
+)  # fmt: skip
 _KEPT: Final = frozenset((*_OF_A_LAUNCH, *_OF_A_HALF))
 _IMPOSSIBLE: Final = re.compile(r"no algorithm/protocol available", re.IGNORECASE)
 _FAILURE: Final = re.compile(
     r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
 )
-_NO_TIMES: Final = (
-    "processes are left over, whose times are in the mean, and nccl-tests prints no per-process "
-    "times: that needs 2.19.2 or later (-I -J)"
-)
-#: As `schedule.environment` names the ranks' logs.
-_LOGS: Final = "nccl.*.log"
 _CALL: Final = re.compile(r" Bytes -> ")
 #: PCI class of an NVSwitch as NVLink target (`src/graph/xml.h`).
 _NVSWITCH_CLASS: Final = "0x068000"
 #: NVLink generation by the GPU's compute capability: Volta 2, Ampere 3, Hopper 4, Blackwell 5.
-_NVLINK_GENERATION: Final[Mapping[int, int]] = {7: 2, 8: 3, 9: 4, 10: 5}
+_NVLINK_GENERATION: Final = {7: 2, 8: 3, 9: 4, 10: 5}
 _CPU_VENDORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "": "arm"}
 #: NCCL writes a NIC's speed in Mbit/s.
 _MBITS_PER_GBIT: Final = 1000.0
 
-Row = dict[str, Any]
+_Row = dict[str, Any]
 
 
 # --- What it printed ---
@@ -87,14 +67,11 @@ def is_row(line: str) -> bool:
 
 def read_rows(
     lines: Sequence[str], json: Path, *, collective: Collective, sizes: Sequence[int]
-) -> list[list[Row]]:
+) -> list[list[_Row]]:
     """The rows of each block of a launch, in order: out-of-place, and in-place where there is one.
 
-    Args:
-        lines: everything printed.
-        json: where JSON was asked for; it need not be there.
-        collective: which one it is.
-        sizes: sizes of one walk in bytes, as printed.
+    `lines` is everything printed, `json` where JSON was asked for (it need not be there), `sizes`
+    are those of one walk in bytes, as printed.
     """
     blocks = _believed(_text_blocks(lines, collective), sizes)
     from_json = _believed(_json_blocks(json, collective), sizes)
@@ -108,25 +85,22 @@ def read_rows(
     return from_json
 
 
-def environment_in(blocks: Sequence[Sequence[Row]]) -> Row:
+def environment_in(blocks: Sequence[Sequence[_Row]]) -> _Row:
     """The environment columns that the benchmark's output names."""
     known = blocks[0][0] if blocks else {}
     return {name: known[name] for name in _OF_A_LAUNCH if known.get(name)}
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The error lines of a failed benchmark, else its last lines.
+    """The error lines of a failed benchmark, else its last lines, and a launcher's first.
 
-    A launcher ends the other ranks and tells each of them: of its lines only the first counts,
-    which names the node that failed.
+    That one names the node that failed.
     """
     told = [line.strip() for line in lines if line.strip() and not is_row(line)]
     launchers = [line for line in told if _LAUNCHERS.match(line)]
-    own = [line for line in told if not _LAUNCHERS.match(line)]
-    failures = [line for line in own if _FAILURE.search(line)]
     # Comment lines are the table's header, which does not explain a failure.
-    plain = [line for line in own if not line.startswith("#")]
-    words = (failures or plain)[-3:]
+    own = [line for line in told if not _LAUNCHERS.match(line) and not line.startswith("#")]
+    words = ([line for line in own if _FAILURE.search(line)] or own)[-3:]
     words += launchers[:1] if words else launchers[:3]
     return " | ".join(words)[:600] or "no output"
 
@@ -136,11 +110,11 @@ def is_impossible(lines: Sequence[str]) -> bool:
     return any(_IMPOSSIBLE.search(line) for line in lines)
 
 
-def _text_blocks(lines: Sequence[str], collective: Collective) -> list[list[Row] | None]:
+def _text_blocks(lines: Sequence[str], collective: Collective) -> list[list[_Row] | None]:
     text = "\n".join(lines)
     parsed = parse_text(text, where="output", collective=collective)
     # An unreadable row (torn, or without a time) still takes its place in the walk over sizes.
-    by_line: dict[int, list[Row] | None] = {
+    by_line: dict[int, list[_Row] | None] = {
         number: []
         for number, line in enumerate(text.splitlines(), 1)
         if is_row(line) or _TAIL.search(line)
@@ -154,25 +128,23 @@ def _text_blocks(lines: Sequence[str], collective: Collective) -> list[list[Row]
     return [by_line[number] for number in sorted(by_line)]
 
 
-def _json_blocks(path: Path, collective: Collective) -> list[list[Row] | None]:
-    if not path.is_file():
-        return []
+def _json_blocks(path: Path, collective: Collective) -> list[list[_Row]]:
     try:
-        halves = parse_json(path, collective)
+        halves = parse_json(path, collective) if path.is_file() else ()
     except DataError:
         return []  # cut off by a crash: the text has what was measured
-    blocks: list[list[Row] | None] = []
+    blocks: list[list[_Row]] = []
     for half in halves:
         if not half["in_place"]:
             blocks.append([])
-        if blocks and blocks[-1] is not None:
+        if blocks:
             blocks[-1].append({name: half[name] for name in half if name in _KEPT})
     return blocks
 
 
-def _believed(blocks: Sequence[list[Row] | None], sizes: Sequence[int]) -> list[list[Row]]:
+def _believed(blocks: Sequence[list[_Row] | None], sizes: Sequence[int]) -> list[list[_Row]]:
     """The blocks before the first one that is torn or not of the expected size."""
-    good: list[list[Row]] = []
+    good: list[list[_Row]] = []
     for number, block in enumerate(blocks):
         if not block or block[0]["size_bytes"] != sizes[number % len(sizes)]:
             break
@@ -191,52 +163,25 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
     groups: dict[int, list[RankLine]] = defaultdict(list)
     for line in rank_lines(lines):
         groups[line.group].append(line)
-    comms = setting.comms
-    if comms is None:
+    if setting.comms is None:
         if len(groups) < 2:
             return None
         return (
             f"nccl-tests made {len(groups)} communicators of the ranks in place of one; remove "
             "NCCL_TESTS_SPLIT from the environment, and use split in the sweep file"
         )
-    found = {tuple(sorted(line.rank for line in group)) for group in groups.values()}
-    if not groups or not set(comms.members) <= found:
-        return (
-            f"nccl-tests made other communicators than split '{setting.split}' asks for (groups "
-            f"of {', '.join(map(str, sorted({len(each) for each in found}))) or 'no'} ranks); it "
-            "needs nccl-tests 2.14 or later, built with MPI"
-        )
-    # Ranks that do not lie node by node make communicators of another shape.
-    hosts = {line.rank: line.host for group in groups.values() for line in group}
-    for members in comms.members:
-        if len({hosts[process] for process in members}) != comms.num_nodes:
-            return (
-                f"ranks {', '.join(map(str, members[:4]))} of one communicator are not on "
-                f"{comms.num_nodes} of {setting.hosts} hosts: ranks must be started node by node "
-                "(srun --distribution=block, mpirun --map-by ppr)"
-            )
-    return None
-
-
-def of_members(block: Sequence[Row], setting: Setting) -> str | None:
-    """Make a block's times those of whole communicators, without ranks that belong to none.
-
-    nccl-tests prints the mean over all ranks, these included. Changes the rows in place; returns
-    why it cannot, or None.
-    """
-    comms = setting.comms
-    if comms is None or not setting.spare:
+    found = {
+        tuple(sorted(line.rank for line in group)): len({line.host for line in group})
+        for group in groups.values()
+    }
+    nodes = {found.get(members) for members in setting.comms.members}
+    if nodes == {setting.comms.num_nodes}:
         return None
-    if not all(half.get("process_times_us") for half in block):
-        return _NO_TIMES
-    processes = [process for members in comms.members for process in members]
-    for half in block:
-        times_us = half["process_times_us"]
-        time_us = sum(times_us[process] for process in processes) / len(processes)
-        for name in ("algbw_gbytes_per_s", "busbw_gbytes_per_s"):
-            half[name] *= half["time_us"] / time_us
-        half["time_us"] = time_us
-    return None
+    return (
+        f"nccl-tests made other communicators than split '{setting.split}' asks for "
+        f"({', '.join(f'{len(group)} ranks on {on} hosts' for group, on in found.items())}); build "
+        "it with MPI, and start ranks node by node (srun --distribution=block, mpirun --map-by ppr)"
+    )
 
 
 # --- What ran ---
@@ -245,10 +190,11 @@ def of_members(block: Sequence[Row], setting: Setting) -> str | None:
 def comm_logs(folder: Path) -> list[list[str]]:
     """NCCL's log lines in a launch's folder, one list for each communicator.
 
-    Each rank writes a file of its own. The first rank of a communicator logs its calls: where one
-    file does, all of them are one log; where several do, there are several communicators.
+    Each rank writes a file of its own (`schedule.environment`), and the first rank of a
+    communicator logs its calls.
     """
-    files = [path.read_text(errors="replace").splitlines() for path in sorted(folder.glob(_LOGS))]
+    paths = sorted(folder.glob("nccl.*.log"))
+    files = [path.read_text(errors="replace").splitlines() for path in paths]
     told = [lines for lines in files if any(logged_calls(lines))]
     return told if len(told) > 1 else [[line for lines in files for line in lines]]
 
@@ -293,56 +239,28 @@ def choices_of(
 
 
 def keep_set_up(
-    out: Path,
-    file: SweepFile,
-    launch: Launch,
-    folder: Path,
-    log: Sequence[str],
-    said: Sequence[str],
-) -> Row:
-    """Keep NCCL's dumps and cost table, each once for each group; returns topology columns.
+    out: Path, file: SweepFile, launch: Launch, folder: Path, log: Sequence[str], said: list[str]
+) -> _Row:
+    """Keep NCCL's cost table, if `log` and what it `said` hold just one; returns topology columns.
 
-    `NCCL_TOPO_DUMP_FILE` and `NCCL_GRAPH_DUMP_FILE` are XML (`src/graph/xml.cc`, v2.30.7), the
-    inputs of NCCL's cost model; the TUNING section of the `log` holds the cost tables it made of
-    them. All three are kept as they are: OUT/topology/system=NAME/GROUP/. The cost table becomes a
-    part of `costs`, if what was logged or `said` holds just one.
+    The TUNING section of the `log` holds the cost tables; `NCCL_TOPO_DUMP_FILE` is XML
+    (`src/graph/xml.cc`, v2.30.7). The table becomes a part of `costs`.
     """
-    keep_dumps(out, file.system, launch.setting, folder, log)
-    nccl, set_up = NcclLog(), list(_without_calls((*log, *said)))
+    nccl, set_up = NcclLog(), [line for line in (*log, *said) if not _CALL.search(line)]
     for line in set_up:
         nccl.note(line)
     table = nccl.cost_table()
     if table is not None:
         known = trial_row(file, launch, launch.trials[0])
         gpus = {rank.gpu for rank in rank_lines(set_up) if rank.gpu}
-        for name, values in (("gpu", gpus), ("nccl_version", nccl.versions)):
-            known[name] = values.pop() if len(values) == 1 else None
+        for column, values in (("gpu", gpus), ("nccl_version", nccl.versions)):
+            known[column] = values.pop() if len(values) == 1 else None
         write_costs(out, table, known, program="run")
-    dump = folder / TOPOLOGY_NAME
-    return topology_features(dump.read_text(errors="replace")) if dump.is_file() else {}
+    path = folder / TOPOLOGY_NAME
+    return topology_features(path.read_text(errors="replace")) if path.is_file() else {}
 
 
-def keep_dumps(out: Path, system: str, setting: Setting, folder: Path, log: Sequence[str]) -> None:
-    """Copy a launch's dumps and the head of NCCL's log beside the data, unless already there."""
-    shape = f"{setting.num_nodes}x{setting.ranks_per_node}"
-    words = [setting.collective.wire.lower(), shape, setting.profile.name]
-    place = out / "topology" / f"system={system}" / "-".join(words)
-    lines = _without_calls(log)
-    # A failed launch may leave no dump: keep nothing, so that the next launch's dump is kept.
-    if place.is_dir() or not lines:
-        return
-    hidden = place.with_name(f".writing-{place.name}")
-    shutil.rmtree(hidden, ignore_errors=True)
-    hidden.mkdir(parents=True)
-    for name in (TOPOLOGY_NAME, GRAPH_NAME):
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, hidden / name)
-    head = "".join(f"{line}\n" for line in lines)
-    (hidden / "nccl.log").write_text(head, encoding="utf-8")
-    hidden.rename(place)
-
-
-def topology_features(xml: str) -> Row:
+def topology_features(xml: str) -> _Row:
     """Topology columns of an XML dump; unknown ones are left out, {} if it is no dump."""
     try:
         system = ET.fromstring(xml.strip())
@@ -350,7 +268,7 @@ def topology_features(xml: str) -> Row:
         return {}
     if system.tag != "system":
         return {}
-    found: Row = {}
+    found: _Row = {}
     gpu = next(system.iter("gpu"), None)
     if gpu is not None:
         links = list(gpu.iter("nvlink"))
@@ -383,8 +301,3 @@ def _nic_kind(name: str) -> str | None:
     if "efa" in name or "rdmap" in name:
         return "efa"
     return "socket" if re.match(r"(eth|en|lo|bond|ib\d)", name) else None
-
-
-def _without_calls(log: Iterable[str]) -> list[str]:
-    """NCCL's log without the per-call lines: set-up and cost tables."""
-    return [line for line in log if not _CALL.search(line)]

@@ -1,8 +1,8 @@
 """Runs a sweep: rounds of launches, each launch committed to the journal, a Parquet part a round.
 
-The strategy picks trials, round by round; the runner lays out the launches of a round and runs them
-in random order, so that slow drift of the machine affects all configs and their default alike. The
-measurements of a round have the same `run`: they are correlated, those of different rounds are
+The *strategy* picks trials, round by round; the *runner* lays out the launches of a round and runs
+them in random order, so that slow drift of the machine affects all configs and their default alike.
+The measurements of a round have the same `run`: they are correlated, those of different rounds are
 independent.
 
 What goes wrong:
@@ -20,22 +20,95 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.journal import Journal, Record, Shard, counts_as_picked, open_journal
-from dynamiccl.collect.progress import SweepProgress
-from dynamiccl.collect.runner import Launch, LaunchMode, Row, Runner, lost_row, trial_row
+from dynamiccl.collect.schedule import Launch, LaunchMode, Row, deal, grouped, lost_row, trial_row
 from dynamiccl.collect.strategies import Outcome, Strategy, outcome_of
-from dynamiccl.collect.sweep import BudgetSettings, Sweep
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.schema import Status
 from dynamiccl.errors import MachineError
 from dynamiccl.nccl import ABSTAIN, Config
 
 _log = logging.getLogger(__name__)
+
+#: Launches that nobody picked, and no budget counts.
+_NOT_PICKED: Final = frozenset({LaunchMode.REFERENCE, LaunchMode.READ_BACK})
+
+
+class Runner(Protocol):
+    """Measures trials: a failed attempt is a row with a status and a reason, never missing."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line; a sweep is resumed with the same runner only."""
+
+    def check(self, trials: Sequence[Trial]) -> None:
+        """Refuse a sweep that it cannot measure, before anything runs: UserError, MachineError."""
+
+    def launches(self, number: int, trials: Sequence[Trial]) -> Sequence[Launch]:
+        """The launches of round `number`: a pure function of it and of what was learnt."""
+
+    def reason_to_skip(self, trial: Trial) -> str | None:
+        """Why this trial need not be measured, or None when it must be."""
+
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+        """Run one launch; `progress` gets the number of trials done since its last call."""
+
+    def learn(self, facts: Mapping[str, Any]) -> None:
+        """Take in the facts of an earlier launch of this sweep (read-back, environment)."""
+
+    def environment(self) -> Row:
+        """Environment columns known so far, for rows of attempts that start no process."""
+
+
+class SweepProgress:
+    """A progress bar on a terminal, silent elsewhere; a context manager."""
+
+    def __init__(
+        self,
+        name: str,
+        console: Console | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """The bar of sweep `name`; `stopping` tells whether to stop after the running launch."""
+        self.stopping = stopping
+        is_shown = console is not None and console.is_terminal
+        self._bar = Progress(
+            *("{task.description}", BarColumn(bar_width=None), MofNCompleteColumn()),
+            *("{task.fields[failed]} failed", TimeRemainingColumn()),
+            console=console,
+            transient=True,
+            disable=not is_shown,
+            expand=True,
+        )
+        self._task = self._bar.add_task(name, total=None, failed=0)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self, trials: int) -> None:
+        """Add trials that are done in a running launch."""
+        self._bar.advance(self._task, trials)
+
+    def update(self, expected: int, outcomes: Sequence[Outcome]) -> None:
+        """Show what has been committed, of so many trials as far as known."""
+        failed = sum(outcome.failed for outcome in outcomes)
+        # What fills gaps of a launch was not expected.
+        done = min(len(outcomes), expected)
+        self._bar.update(self._task, total=expected, completed=done, failed=failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +150,8 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
         progress: is told of what is done and asked whether to stop.
         shard: this process's share of the launches.
 
-    Raises:
-        UserError: the sweep is in `out` already and `resume` is False, or with other trials, or
-            another run of it lives.
-        MachineError: the disk is full, or a launch could not be started at all.
+    Raises UserError as `open_journal` does, and MachineError: the disk is full, or a launch could
+    not be started at all.
     """
     shard = shard or Shard()
     runner.check(sweep.trials)
@@ -107,22 +178,21 @@ class _Run:
         progress: SweepProgress,
         shard: Shard,
     ) -> None:
-        self._sweep = sweep
-        self._strategy = strategy
-        self._runner = runner
-        self._journal = journal
-        self._progress = progress
-        self._shard = shard
+        self._sweep, self._strategy, self._runner = sweep, strategy, runner
+        self._journal, self._progress, self._shard = journal, progress, shard
         self._by_key = {trial.key: trial for trial in (*_references(sweep), *sweep.trials)}
-        self._budget = _Budget(sweep.file.budget, shard)
+        most, count = sweep.file.budget.max_measurements, shard.count
+        #: What is left of the budget: the shard's part of the measurements, and all of the seconds
+        #: inside launches, of all jobs of the sweep.
+        self._left = math.inf if most is None else most // count + (shard.index < most % count)
+        self._seconds_left = sweep.file.budget.max_seconds
         self._quarantine = _Quarantine()
+        self._expected = strategy.expected_picks()
         self._outcomes: list[Outcome] = []
         self._statuses: Counter[str] = Counter()
         self._skipped = self._launched = 0
         self._may_retry = False
-        #: By whether the plugin applies the configs: a launch that never began with the seconds
-        #: that it took, and the last one that did begin.
-        self._set_aside: dict[bool, tuple[Launch, float]] = {}
+        #: The last launch that began, by whether the plugin applies the configs.
         self._began: dict[bool, Launch] = {}
 
     def go(self, *, retry: bool) -> RunSummary:
@@ -130,8 +200,7 @@ class _Run:
         self._may_retry = retry
         for record in self._journal.launches.values():
             self._remember(record)
-        self._progress.expect(self._strategy.expected_picks())
-        self._progress.advance(len(self._outcomes))
+        self._progress.update(self._expected, self._outcomes)
         ended, number = "done", 0
         while ended == "done" and (trials := self._trials_of(number)) is not None:
             try:
@@ -141,15 +210,9 @@ class _Run:
                 raise
             self._journal.close_segment()
             number += ended == "done"
-        return RunSummary(
-            len(self._sweep.trials),
-            number,
-            self._launched,
-            self._skipped,
-            self._statuses.total(),
-            dict(self._statuses),
-            ended,
-        )
+        written, statuses = self._statuses.total(), dict(self._statuses)
+        counts = (len(self._sweep.trials), number, self._launched, self._skipped)
+        return RunSummary(*counts, written, statuses, ended)
 
     # --- Which trials ---
 
@@ -157,10 +220,12 @@ class _Run:
         """The trials of a round: the journal's, the strategy's, or what failed; None at the end."""
         rounds = self._journal.rounds
         if number == len(rounds):
-            picks = self._ask_strategy()
+            history = self._history()
+            own = sum("retry" not in record for record in rounds)
+            picks = self._strategy.next_picks(own, history)
             if picks is not None:
                 self._journal.begin_round(picks)
-            elif self._may_retry and (failed := self._failed()):
+            elif self._may_retry and (failed := self._failed(history)):
                 self._journal.begin_round(failed, is_retry=True)
                 self._quarantine = _Quarantine()
                 self._may_retry = False
@@ -172,39 +237,32 @@ class _Run:
         key, repeat, probability = entry
         return replace(self._by_key[key], repeat=repeat, probability=probability)
 
-    def _ask_strategy(self) -> Sequence[Trial] | None:
-        """What the strategy picks next.
+    def _history(self) -> list[Outcome]:
+        """The outcomes so far by the strategy's own rounds: a retry belongs to the one before.
 
-        It counts its own rounds alone; what a retry brought belongs to the round before it.
+        A failure that a later round tried once more is left out.
         """
-        retries = [at for at, record in enumerate(self._journal.rounds) if "retry" in record]
-        history = [
-            replace(outcome, round=outcome.round - sum(at <= outcome.round for at in retries))
-            for outcome in self._that_count()
-        ]
-        return self._strategy.next_picks(len(self._journal.rounds) - len(retries), history)
-
-    def _failed(self) -> list[Trial]:
-        """Each trial that failed, as often as it did."""
-        failed = Counter(outcome.trial_key for outcome in self._that_count() if outcome.failed)
-        return [
-            replace(self._by_key[key], repeat=repeat)
-            for key, count in failed.items()
-            for repeat in range(count)
-        ]
-
-    def _that_count(self) -> list[Outcome]:
-        """The outcomes so far, without failures that a later round tried once more."""
+        rounds = self._journal.rounds
+        own = list(accumulate(int("retry" not in record) for record in rounds))
         tried_in = {
             key: number
-            for number, record in enumerate(self._journal.rounds)
+            for number, record in enumerate(rounds)
             if "retry" in record
             for key, *_ in record["trials"]
         }
         return [
-            outcome
+            replace(outcome, round=own[outcome.round] - 1)
             for outcome in self._outcomes
             if not (outcome.failed and outcome.round < tried_in.get(outcome.trial_key, -1))
+        ]
+
+    def _failed(self, history: Sequence[Outcome]) -> list[Trial]:
+        """Each trial that failed, as often as it did."""
+        failed = Counter(outcome.trial_key for outcome in history if outcome.failed)
+        return [
+            replace(self._by_key[key], repeat=repeat)
+            for key, count in failed.items()
+            for repeat in range(count)
         ]
 
     # --- A round ---
@@ -212,30 +270,44 @@ class _Run:
     def _round(self, number: int, trials: Sequence[Trial]) -> str:
         """Run those launches of a round that are not done; returns "done", or why it stopped."""
         waiting = self._lay_out(number, trials)
-        while waiting or self._set_aside:
-            launch = self._next(waiting) if waiting else None
-            record = self._journal.launches.get(launch.id) if launch else None
-            if launch is not None and record is not None:
+        #: What never began, and its seconds. It is in no journal: after a stop it runs again.
+        aside: tuple[Launch, float] | None = None
+        while waiting or aside:
+            launch, is_probe = self._next(waiting, aside[0] if aside else None)
+            if record := self._journal.launches.get(launch.id):
                 self._skipped += 1
-            elif (why := self._reason_to_stop()) != "done":
-                return why  # what is set aside is in no journal, and runs again
-            elif launch is None:
-                waiting += self._try_nccls_choice()
+                waiting[:0] = self._rest(launch, record)
                 continue
-            else:
-                done, seconds = self._measure(launch)
-                if done.never_began:
-                    self._put_aside(done, seconds)
-                    continue
-                waiting[:0] = self._fail_set_aside(done) if done.began else ()
-                record = self._commit(done, seconds)
-            waiting[:0] = self._rest(launch, record)
+            if (why := self._reason_to_stop()) != "done":
+                return why
+            done, seconds = self._measure(launch)
+            if done.never_began or (is_probe and not done.began):
+                aside = self._set_aside(aside, done, seconds)
+                continue
+            if done.began:
+                self._began[done.is_scheduled] = done
+            if aside and done.began and done.is_scheduled == aside[0].is_scheduled:
+                waiting[:0] = self._rest(aside[0], self._commit(*aside))
+                aside = None
+            if not is_probe:
+                waiting[:0] = self._rest(launch, self._commit(done, seconds))
         return "done"
 
     def _reason_to_stop(self) -> str:
         if self._progress.stopping():
             return "interrupted"
-        return "budget" if self._budget.is_spent else "done"
+        return "budget" if self._left <= 0 or self._seconds_left <= 0 else "done"
+
+    def _set_aside(
+        self, aside: tuple[Launch, float] | None, launch: Launch, seconds: float
+    ) -> tuple[Launch, float]:
+        """What never began first; raises MachineError where another one does not either."""
+        if aside is None or self._progress.stopping():
+            return aside or (launch, seconds)
+        raise MachineError(
+            f"{aside[0].id} did not start, twice: {aside[0].never_began}; no config is marked as "
+            "failed, and measurements are kept: fix it, and continue with --resume"
+        )
 
     def _lay_out(self, number: int, trials: Sequence[Trial]) -> list[Launch]:
         """This shard's launches of a round, in an order seeded by the round."""
@@ -244,27 +316,29 @@ class _Run:
         random.Random(f"{self._sweep.file.name}:{number}").shuffle(launches)
         # What must be known before rows are written comes first, whatever the order.
         launches.sort(key=lambda launch: launch.mode is not LaunchMode.READ_BACK)
-        infeasible: dict[Setting, list[Trial]] = {}
-        for trial in trials:
-            if trial.infeasible is not None:
-                infeasible.setdefault(trial.setting, []).append(trial)
+        infeasible = grouped((t for t in trials if t.infeasible), lambda trial: trial.setting)
         not_run = [
-            Launch(
-                f"{number}:{setting.key}:infeasible",
-                number,
-                setting,
-                LaunchMode.SIMULATED,
-                tuple(of_setting),
-            )
-            for setting, of_setting in infeasible.items()
+            Launch(f"{number}:{s.key}:infeasible", number, s, LaunchMode.SIMULATED, tuple(held))
+            for s, held in infeasible.items()
         ]
         return [one for one in (*not_run, *launches) if self._shard.holds(one.setting)]
 
-    def _next(self, waiting: list[Launch]) -> Launch:
-        """The next launch, of another setting than what never began if any is: it tells more."""
-        aside = {launch.setting for launch, _ in self._set_aside.values()}
-        others = (at for at, launch in enumerate(waiting) if launch.setting not in aside)
-        return waiting.pop(next(others, 0))
+    def _next(self, waiting: list[Launch], aside: Launch | None) -> tuple[Launch, bool]:
+        """The next launch, and whether it is NCCL's own choice of which no row is kept.
+
+        Where one never began: one of the same kind, of another setting if any is, which tells more.
+        """
+        if aside is None:
+            return waiting.pop(0), False
+        alike = [launch for launch in waiting if launch.is_scheduled == aside.is_scheduled]
+        alike.sort(key=lambda launch: launch.setting == aside.setting)
+        if alike:
+            waiting.remove(alike[0])
+            return alike[0], False
+        known = self._began.get(aside.is_scheduled, aside)
+        default = Trial(known.setting, known.trials[0].size_bytes, ABSTAIN)
+        mode = LaunchMode.SWEEP if aside.is_scheduled else LaunchMode.REFERENCE
+        return replace(known.again([default]), id=f"{aside.id}:probe", mode=mode), True
 
     def _rest(self, launch: Launch, record: Record) -> list[Launch]:
         """The launch that goes on with what another one left, if it left anything."""
@@ -277,7 +351,7 @@ class _Run:
         """Run a launch without the trials that are not tried; returns it and its seconds."""
         kept: list[Trial] = []
         lost: list[tuple[Trial, tuple[Row, ...]]] = []
-        num_tried = 0
+        num_failed = 0
         for trial in launch.trials:
             skipped = trial.infeasible or self._runner.reason_to_skip(trial)
             reason = skipped or self._quarantine.reason(trial)
@@ -286,60 +360,61 @@ class _Run:
             elif launch.mode is not LaunchMode.READ_BACK:
                 # Of a read-back the row comes from the launch that would have timed it.
                 status = Status.INFEASIBLE if skipped else Status.FAILED
-                row = trial_row(self._sweep.file, launch, trial)
-                row |= dict(self._runner.environment())
+                row = {**trial_row(self._sweep.file, launch, trial), **self._runner.environment()}
                 lost.append((trial, (lost_row(row, status, reason),)))
-                num_tried += not skipped
-        self._progress.advance(len(lost))
-        paid = self._paid(launch, kept, num_tried)
+                num_failed += not skipped
+        paid, is_picked = kept, launch.mode not in _NOT_PICKED
+        if is_picked and self._left < math.inf:
+            most = int(self._left) - num_failed
+            paid = kept[: max(0, most)]
+            while len(paid) > 1 and self._num_blocks(launch, paid) > most:
+                paid.pop()
         done, began_s = launch, time.monotonic()
         if paid:
             self._launched += 1
-            # Nobody picked the reference default, nor what fills gaps: the bar expects neither.
-            expected = 0 if launch.mode is LaunchMode.REFERENCE else len(paid)
-
-            def advance(trials: int) -> None:
-                nonlocal expected
-                told = min(trials, expected)
-                expected -= told
-                self._progress.advance(told)
-
+            # Of what nobody picked the bar expects nothing.
+            advance = self._progress.advance if is_picked else lambda _: None
             done = self._runner.run(replace(launch, trials=tuple(paid)), advance)
         left = (*done.left, *kept[len(paid) :])
         done = replace(done, measured=(*lost, *done.measured), left=left)
         return done, time.monotonic() - began_s
 
-    def _paid(self, launch: Launch, trials: Sequence[Trial], num_tried: int) -> Sequence[Trial]:
-        """The trials of a launch that the budget pays for, beside `num_tried` others."""
-        if launch.mode in {LaunchMode.REFERENCE, LaunchMode.READ_BACK}:
-            return trials
-        left = self._budget.left - num_tried
-        # A single trial needs nothing that fills gaps.
-        allowed = int(max(0, min(left, len(trials))))
-        while allowed > 1 and (
-            self._runner.measurements(replace(launch, trials=tuple(trials[:allowed]))) > left
-        ):
-            allowed -= 1
-        return trials[:allowed]
+    def _num_blocks(self, launch: Launch, trials: Sequence[Trial]) -> int:
+        """What a launch of these trials measures, with what fills the gaps of its walk."""
+        if launch.mode is LaunchMode.SIMULATED:
+            return len(trials)
+        most = self._sweep.file.runner.max_blocks
+        return len(deal(replace(launch, trials=tuple(trials)), max_blocks=most).blocks)
 
     def _commit(self, launch: Launch, seconds: float) -> Record:
-        """Write a launch that ended to the journal, and take in what it brought."""
-        launch = self._with_culprit(launch)
+        """Write a launch that ended to the journal, and take in what it brought.
+
+        A config that ended it has a row if it has ended one before.
+        """
+        if launch.culprit is not None:
+            trial, row = launch.culprit
+            is_second = self._quarantine.is_second(launch.mode, trial, row["status"])
+            what = "" if is_second else ", which runs once more"
+            _log.warning("%s ended in %s (%s)%s", launch.id, trial.config.key, row["reason"], what)
+            if is_second:
+                left = tuple(one for one in launch.left if one is not trial)
+                rows = () if launch.mode is LaunchMode.READ_BACK else ((trial, (row,)),)
+                launch = replace(launch, left=left, measured=(*launch.measured, *rows))
         record = self._journal.commit(launch, seconds)
-        for outcome in self._remember(record):
-            if outcome.trial_key in self._by_key:
-                self._progress.outcome(self._by_key[outcome.trial_key], outcome)
-        rows = (row for _, rows in launch.measured for row in rows)
-        self._statuses.update(str(row.get("status", Status.OK.value)) for row in rows)
+        self._remember(record)
+        self._progress.update(self._expected, self._outcomes)
+        rows_of_all = (row for _, rows in launch.measured for row in rows)
+        self._statuses.update(str(row.get("status", Status.OK.value)) for row in rows_of_all)
         return record
 
-    def _remember(self, record: Record) -> list[Outcome]:
-        """Take in a launch of the journal; returns the outcomes of what was picked."""
-        number, outcomes = record["round"], []
+    def _remember(self, record: Record) -> None:
+        """Take in a launch of the journal."""
+        number = record["round"]
         if counts_as_picked(record):
-            outcomes = [outcome_of(key, number, rows) for key, _, rows in record["measured"]]
-            self._outcomes += outcomes
-        self._budget.add(sum(not one.infeasible for one in outcomes), record["seconds"])
+            found = [outcome_of(key, number, rows) for key, _, rows in record["measured"]]
+            self._outcomes += found
+            self._left -= sum(not one.infeasible for one in found)
+        self._seconds_left -= record["seconds"]
         retries = (at for at, one in enumerate(self._journal.rounds) if "retry" in one)
         if "culprit" in record and number >= max(retries, default=0):
             key, status, reason = record["culprit"]
@@ -347,59 +422,6 @@ class _Run:
                 self._quarantine.add(record["mode"], self._by_key[key], status, reason)
         if record["facts"]:
             self._runner.learn(record["facts"])
-        return outcomes
-
-    # --- What hung, crashed, or never began ---
-
-    def _with_culprit(self, launch: Launch) -> Launch:
-        """A launch that a config ended: a row of that config, if it has ended one before."""
-        if launch.culprit is None:
-            return launch
-        trial, row = launch.culprit
-        said = (launch.id, trial.config.key, row["reason"])
-        if not self._quarantine.is_second(launch.mode, trial, row["status"]):
-            _log.warning("%s ended in %s (%s), which runs once more", *said)
-            return launch
-        _log.warning("%s ended in %s once more (%s)", *said)
-        left = tuple(one for one in launch.left if one is not trial)
-        if launch.mode is LaunchMode.READ_BACK:
-            return replace(launch, left=left)
-        return replace(launch, left=left, measured=(*launch.measured, (trial, (row,))))
-
-    def _put_aside(self, launch: Launch, seconds: float) -> None:
-        """Keep a launch that never began; raises MachineError for the second one in a row."""
-        if launch.is_scheduled in self._set_aside:
-            raise _never_began(launch)
-        self._set_aside[launch.is_scheduled] = launch, seconds
-
-    def _fail_set_aside(self, began: Launch) -> list[Launch]:
-        """Mark the configs of what never began as failed, since another launch has begun."""
-        self._began[began.is_scheduled] = began
-        if began.is_scheduled not in self._set_aside:
-            return []
-        failed, seconds = self._set_aside.pop(began.is_scheduled)
-        return self._rest(failed, self._commit(failed, seconds))
-
-    def _try_nccls_choice(self) -> list[Launch]:
-        """Let NCCL's own choice run where no other launch is left, and no row of it be kept."""
-        failed, _ = next(iter(self._set_aside.values()))
-        known = self._began.get(failed.is_scheduled, failed)
-        default = Trial(known.setting, known.trials[0].size_bytes, ABSTAIN)
-        mode = LaunchMode.SWEEP if failed.is_scheduled else LaunchMode.REFERENCE
-        asked = replace(known.again([default]), mode=mode)
-        done = self._runner.run(asked, lambda _: None)
-        if done.began:
-            return self._fail_set_aside(done)
-        if self._progress.stopping():
-            return []
-        raise _never_began(failed)
-
-
-def _never_began(launch: Launch) -> MachineError:
-    return MachineError(
-        f"{launch.id} did not start, twice: {launch.never_began}; no config is marked as failed, "
-        "and measurements are kept: fix it, and continue with --resume"
-    )
 
 
 class _Quarantine:
@@ -432,28 +454,6 @@ class _Quarantine:
         if trial.size_bytes < size_bytes:
             return None
         return f"not tried: {trial.config.key} {why} at {size_bytes} bytes"
-
-
-class _Budget:
-    """The budget of one shard of a sweep, added up over all of its jobs."""
-
-    def __init__(self, settings: BudgetSettings, shard: Shard) -> None:
-        """An equal part of the measurements, and all of the seconds inside launches."""
-        most, count = settings.max_measurements, shard.count
-        of_shard = math.inf if most is None else most // count + (shard.index < most % count)
-        #: Measurements that are left.
-        self.left = of_shard
-        self._seconds_left = settings.max_seconds
-
-    def add(self, measured: int, seconds: float) -> None:
-        """Count what a launch took."""
-        self.left -= measured
-        self._seconds_left -= seconds
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether no further launch may begin."""
-        return self.left <= 0 or self._seconds_left <= 0
 
 
 def _references(sweep: Sweep) -> Iterator[Trial]:

@@ -1,8 +1,9 @@
-"""What nccl-tests processes measure, in which order, and what the plugin says of it.
+"""What a sweep's processes measure, in which order, and what the plugin says of it.
 
-One process measures all configs of a setting: nccl-tests walks its sizes once in each cycle of
-`-N`, and the plugin plays a schedule. A *block* is one (cycle, size), all calls of which get one
-config. From the trials of a round to a verdict on each block:
+A *launch* is one process and the trials that it measures; it comes back with the rows of each. It
+is what is committed: its rows are in the journal, or it runs again. One process of nccl-tests
+measures all configs of a setting: it walks its sizes once in each cycle of `-N`, and the plugin
+plays a schedule. A *block* is one (cycle, size), all calls of which get one config.
 
     lay_out      trials of a round -> launches
     deal         trials of a launch -> blocks
@@ -12,29 +13,25 @@ config. From the trials of a round to a verdict on each block:
 """
 
 import random
-import subprocess
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from dynamiccl.collect.grid import Chain, LaunchProfile, Setting, Trial, walks
-from dynamiccl.collect.programs import Program
-from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.collect.sweep import SweepFile
-from dynamiccl.datasets.schema import DEFAULT_PROFILE, Status
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
 from dynamiccl.errors import DataError
-from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Config, Protocol
 from dynamiccl.schedule import BlockState, PlayReport, Schedule
 
-#: Files of a launch in its folder.
+#: Files of a launch in its folder; each rank has a log of its own: host and process id.
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 JSON_NAME: Final = "rows.json"
 TOPOLOGY_NAME: Final = "topology.xml"
-GRAPH_NAME: Final = "graph.xml"
-#: Each rank has a log of its own: host and process id.
 _LOG_NAME: Final = "nccl.%h.%p.log"
 #: Out-of-place and in-place: every benchmark that NCCL asks a tuner about runs both.
 HALVES: Final = 2
@@ -50,22 +47,119 @@ _PLAIN_BYTES_PER_S: Final = 1e9
 CONFIG_VARIABLES: Final = ("NCCL_ALGO", "NCCL_PROTO")
 #: Variables that only our launches may set.
 PLUGIN_VARIABLES: Final = (
-    "DYNAMICCL_MODE",
-    "DYNAMICCL_SCHEDULE",
-    "DYNAMICCL_SCHEDULE_HASH",
-    "DYNAMICCL_SWEEP_REPORT",
-)
+    "DYNAMICCL_MODE", "DYNAMICCL_SCHEDULE", "DYNAMICCL_SCHEDULE_HASH", "DYNAMICCL_SWEEP_REPORT",
+)  # fmt: skip
 #: How nccl-tests makes several communicators (v2.14 to v2.19.6, `src/common.cu`, run).
 _SPLIT: Final = "NCCL_TESTS_SPLIT"
 _SPLIT_MASK: Final = "NCCL_TESTS_SPLIT_MASK"
-#: How long the plugin's report may take over a network file system, and between two looks at it.
-REPORT_S: Final = 45.0
+#: Seconds between two looks at a report that is awaited.
 _LOOK_S: Final = 0.2
-#: Local file systems by `stat -f` (coreutils, `src/stat.c`): a write is seen at once.
-_LOCAL: Final = frozenset(("ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlayfs"))
+
+#: A measurement as column -> value; columns that are missing take the schema's neutral value.
+Row = Mapping[str, Any]
 #: What NCCL ran, as plain data: algorithm, protocol, channels (None before NCCL 2.24).
 Choice = list[str | int | None]
 _Key = TypeVar("_Key", bound=Hashable)
+
+
+# --- A launch, and rows of it ---
+
+
+class LaunchMode(StrEnum):
+    """How a launch sets the config.
+
+    reference  the user's untouched environment, nothing of ours loaded: the reference default
+    sweep      the plugin applies a schedule: many configs in one process
+    forced     one config, forced by environment
+    read-back  as sweep or forced, untimed: NCCL's log says what really runs
+    simulated  no process at all
+    """
+
+    REFERENCE = "reference"
+    SWEEP = "sweep"
+    FORCED = "forced"
+    READ_BACK = "read-back"
+    SIMULATED = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One process (or its simulation), the trials that it measures, and what came of them."""
+
+    #: Unique within the sweep; laying out a round again gives the same ids.
+    id: str
+    round: int
+    setting: Setting
+    mode: LaunchMode
+    trials: tuple[Trial, ...]
+    #: Whether the plugin applies the configs; else a single config is forced by environment.
+    is_scheduled: bool = False
+
+    # What follows is empty until it has run.
+
+    #: The rows of each trial: one for each buffer placement, or one with the failure.
+    measured: tuple[tuple[Trial, tuple[Row, ...]], ...] = ()
+    #: Trials to run again: a config hung or crashed before them, or a stop was requested.
+    left: tuple[Trial, ...] = ()
+    #: The trial at which it hung or crashed, and the row that says so; it is in `left`, too.
+    culprit: tuple[Trial, Row] | None = None
+    #: New facts about the setting, as plain data (read-back results, environment columns).
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether it reached a config.
+    began: bool = False
+    #: Why it reached none, where its configs or the machine may be to blame.
+    never_began: str = ""
+
+    @property
+    def run(self) -> str:
+        """The `run` column of its rows, one for each round: noise within a run is correlated."""
+        return f"cycle-{self.round}"
+
+    def again(self, trials: Sequence[Trial]) -> "Launch":
+        """A further launch of the same kind, for trials that this one left."""
+        name = f"{self.id}~"
+        return Launch(name, self.round, self.setting, self.mode, tuple(trials), self.is_scheduled)
+
+
+def trial_row(file: SweepFile, launch: Launch, trial: Trial) -> dict[str, Any]:
+    """The identity, workload and requested-config columns of one attempt."""
+    setting, config = launch.setting, trial.config
+    # With our plugin loaded, which displaces a vendor's, NCCL's own choice is a default of its
+    # profile; only a launch without us gives the untouched one.
+    ours = launch.mode is LaunchMode.SWEEP or setting.profile.name != DEFAULT_PROFILE
+    return {
+        "system": file.system,
+        "sweep": file.name,
+        "run": launch.run,
+        "repeat": trial.repeat,
+        "round": launch.round,
+        "launch": launch.id,
+        "collective": setting.collective.wire,
+        "size_bytes": trial.size_bytes,
+        "datatype": setting.datatype,
+        "num_ranks": setting.num_ranks,
+        "num_nodes": setting.num_nodes,
+        "num_hosts": setting.hosts,
+        "ranks_per_node": setting.ranks_per_node,
+        "num_comms": None if setting.comms is None else setting.comms.count,
+        "comm_split": setting.split or None,
+        "launch_profile": setting.profile.name,
+        "interference_kind": setting.interference.kind,
+        "interference_level": setting.interference.level,
+        "default_scope": (DefaultScope.PROFILE if ours else DefaultScope.UNTOUCHED).value,
+        "is_default": config == ABSTAIN,
+        "requested_algorithm": config.algorithm.wire if config.algorithm is not None else None,
+        "requested_protocol": config.protocol.wire if config.protocol is not None else None,
+        "requested_num_channels": config.num_channels,
+        "requested_chunk_bytes": config.chunk_bytes,
+        "behaviour_probability": trial.probability,
+    }
+
+
+def lost_row(row: Row, status: Status, reason: str) -> dict[str, Any]:
+    """The row of an attempt that gave no time, with the reason."""
+    why = {"status": status.value, "reason": reason, "statistic": Statistic.NONE.value}
+    return {**row, **why}
 
 
 # --- The launches of a round ---
@@ -79,38 +173,41 @@ def lay_out(
     must_read_back: Callable[[Trial], bool],
     small_bytes: int = 0,
 ) -> tuple[Launch, ...]:
-    """The launches of round `number` (pure).
+    """The launches that measure the feasible `trials` of round `number` (pure).
 
-    Args:
-        number: of the round.
-        trials: what is to be measured; feasible ones only.
-        plays_schedules: whether a plugin can play many configs in one process.
-        must_read_back: whether it is still to be found out what really runs for a trial.
-        small_bytes: up to this size messages are timed in a process of their own, with more calls
-            (`-n` holds for all that a process walks).
+    `plays_schedules`: a plugin can play many configs in one process; `must_read_back`: whether it
+    is still to be found out what really runs for a trial. Messages up to `small_bytes` are timed in
+    a process of their own, with more calls (`-n` holds for all that a process walks).
     """
-    by_setting = _grouped(trials, lambda trial: trial.setting)
     found: list[Launch] = []
-    for setting, of_setting in by_setting:
+    #: Sizes whose default is to be measured in a process without us, and settings that have one.
+    untouched: dict[Setting, set[int]] = {}
+    there: set[Setting] = set()
+    for setting, of_setting in grouped(trials, lambda trial: trial.setting).items():
         once = {trial.key: replace(trial, repeat=0, probability=None) for trial in of_setting}
         is_tuned = setting.collective.tunable
         unknown = [trial for trial in once.values() if is_tuned and must_read_back(trial)]
-        base = Launch(f"{number}:{setting.key}", number, setting, LaunchMode.FORCED, ())
+        timed = Launch(f"{number}:{setting.key}", number, setting, LaunchMode.FORCED, ())
         if plays_schedules and is_tuned:
-            base = replace(base, mode=LaunchMode.SWEEP, is_scheduled=True)
-            found += _walked(base, "sweep", of_setting, small_bytes)
-            found += _walked(replace(base, mode=LaunchMode.READ_BACK), "read-back", unknown)
-            continue
-        for config, alike in _grouped(of_setting, lambda trial: trial.config):
-            found += _walked(base, config.key, alike, small_bytes)
-        base = replace(base, mode=LaunchMode.READ_BACK)
-        for config, alike in _grouped(unknown, lambda trial: trial.config):
-            found += _walked(base, f"read-back:{config.key}", alike)
-    for setting, sizes in _untouched(by_setting, plays_schedules=plays_schedules).items():
+            timed = replace(timed, mode=LaunchMode.SWEEP, is_scheduled=True)
+            found += _walked(timed, "sweep", of_setting, small_bytes)
+            back = replace(timed, mode=LaunchMode.READ_BACK)
+            found += _walked(back, "read-back", unknown)
+        else:
+            there.add(setting)
+            back = replace(timed, mode=LaunchMode.READ_BACK)
+            for config, alike in grouped(of_setting, lambda trial: trial.config).items():
+                found += _walked(timed, config.key, alike, small_bytes)
+            for config, alike in grouped(unknown, lambda trial: trial.config).items():
+                found += _walked(back, f"read-back:{config.key}", alike)
+        if timed.is_scheduled or setting.profile.name != DEFAULT_PROFILE:
+            sizes = untouched.setdefault(replace(setting, profile=LaunchProfile()), set())
+            sizes |= {trial.size_bytes for trial in of_setting}
+    for setting in (one for one in untouched if one not in there):
         base = Launch(f"{number}:{setting.key}", number, setting, LaunchMode.REFERENCE, ())
         defaults = [
             Trial(setting, size, ABSTAIN, repeat=repeat)
-            for size in sorted(sizes)
+            for size in sorted(untouched[setting])
             for repeat in range(REFERENCE_REPEATS)
         ]
         found += _walked(base, "reference", defaults, small_bytes)
@@ -121,41 +218,20 @@ def _walked(
     base: Launch, name: str, trials: Sequence[Trial], small_bytes: int = 0
 ) -> Iterator[Launch]:
     """A launch like `base` for each walk over sizes, small ones and large ones apart."""
-    small = [trial for trial in trials if trial.size_bytes <= small_bytes]
-    large = [trial for trial in trials if trial.size_bytes > small_bytes]
-    for part in (small, large):
+    parts = grouped(trials, lambda trial: trial.size_bytes > small_bytes)
+    for _, part in sorted(parts.items()):
         for walk in walks(trial.size_bytes for trial in part):
             held = tuple(trial for trial in part if trial.size_bytes in walk.sizes)
             place = f"{name}:{walk.sizes[0]}-{walk.sizes[-1]}"
             yield replace(base, id=f"{base.id}:{place}", trials=held)
 
 
-def _untouched(
-    by_setting: Iterable[tuple[Setting, Sequence[Trial]]], *, plays_schedules: bool
-) -> dict[Setting, set[int]]:
-    """The settings, and sizes, whose default must be measured in a process of its own.
-
-    A process without our plugin, in the untouched environment, is the reference already.
-    """
-    wanted: dict[Setting, set[int]] = {}
-    there: set[Setting] = set()
-    for setting, trials in by_setting:
-        scheduled = plays_schedules and setting.collective.tunable
-        if not scheduled:
-            there.add(setting)
-        if scheduled or setting.profile.name != DEFAULT_PROFILE:
-            untouched = replace(setting, profile=LaunchProfile())
-            wanted.setdefault(untouched, set()).update(trial.size_bytes for trial in trials)
-    return {setting: sizes for setting, sizes in wanted.items() if setting not in there}
-
-
-def _grouped(
-    trials: Iterable[Trial], key: Callable[[Trial], _Key]
-) -> list[tuple[_Key, list[Trial]]]:
+def grouped(trials: Iterable[Trial], key: Callable[[Trial], _Key]) -> dict[_Key, list[Trial]]:
+    """The trials by a key, in the order in which it first comes."""
     groups: dict[_Key, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(key(trial), []).append(trial)
-    return list(groups.items())
+    return groups
 
 
 # --- The blocks of a launch ---
@@ -176,11 +252,6 @@ class Grid:
     def blocks(self) -> tuple[Trial, ...]:
         """All blocks in the order in which nccl-tests prints their rows."""
         return tuple(trial for cycle in self.cycles for trial in cycle)
-
-    @property
-    def configs(self) -> tuple[tuple[Config, ...], ...]:
-        """The schedule of configs; shape [cycle][size]."""
-        return tuple(tuple(trial.config for trial in cycle) for cycle in self.cycles)
 
     def asked_from(self, block: int, launch: Launch) -> list[Trial]:
         """Trials of `launch` in the blocks from `block` on, without those that only fill gaps."""
@@ -212,24 +283,18 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
         ]
     cycles = tuple(tuple(hand[cycle] for hand in hands) for cycle in range(depth))
     used = {id(trial) for cycle in cycles for trial in cycle}
-    return Grid(
-        chain,
-        tuple(map(launch.setting.benchmark_bytes, chain.sizes)),
-        cycles,
-        tuple(trial for trial in launch.trials if id(trial) not in used),
-    )
+    left_over = tuple(trial for trial in launch.trials if id(trial) not in used)
+    return Grid(chain, tuple(map(launch.setting.benchmark_bytes, chain.sizes)), cycles, left_over)
 
 
 def slow_seconds(grid: Grid, calls_per_half: int) -> list[float]:
     """Seconds that each block may take, in row order, at the least bandwidth of any cluster."""
     return [
-        HALVES
-        * calls_per_half
-        * size
+        HALVES * calls_per_half * size
         / (_SLOW_BYTES_PER_S if is_slow(trial.config) else _PLAIN_BYTES_PER_S)
         for cycle in grid.cycles
         for trial, size in zip(cycle, grid.benchmark_bytes, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def is_slow(config: Config) -> bool:
@@ -245,8 +310,7 @@ def is_slow(config: Config) -> bool:
 # --- What a launch starts ---
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(NamedTuple):
     """Iterations of the benchmark: `-n`, `-w` and `-c`."""
 
     iterations: int
@@ -264,35 +328,27 @@ def small_bytes(file: SweepFile) -> int:
     return file.small_max if file.small_iterations > file.iterations else 0
 
 
-def calls_of(launch: Launch, program: Program, file: SweepFile) -> Calls:
-    """The iteration counts of this launch.
-
-    What a warm-up calls differs between releases before 2.16.9, which their help text does not
-    tell; where calls are counted there is none then, and the synchronising calls connect.
-    """
-    read_back = launch.mode is LaunchMode.READ_BACK
+def calls_of(launch: Launch, file: SweepFile) -> Calls:
+    """The iteration counts of this launch."""
+    if launch.mode is LaunchMode.READ_BACK:
+        return Calls(1, 1, 0)
     is_small = all(trial.size_bytes <= small_bytes(file) for trial in launch.trials)
     iterations = file.small_iterations if is_small else file.iterations
-    calls = Calls(1, 1, 0) if read_back else Calls(iterations, file.warmup_iterations, 1)
-    counted = read_back or launch.is_scheduled
-    return calls if program.warms_up_each_size or not counted else replace(calls, warmup=0)
+    return Calls(iterations, file.warmup_iterations, 1)
 
 
 def arguments(
-    program: Program, launch: Launch, grid: Grid, file: SweepFile, *, gpus: int, folder: Path
+    program: str, launch: Launch, grid: Grid, file: SweepFile, *, gpus: int, folder: Path
 ) -> tuple[str, ...]:
-    """The benchmark's argument vector: `gpus` of each process, JSON to `folder` where it can."""
-    calls = calls_of(launch, program, file)
-    timed = launch.mode is not LaunchMode.READ_BACK
-    argv = [program.path, *grid.chain.arguments, "-g", str(gpus)]
+    """The benchmark's argument vector: `gpus` of each process, JSON to `folder`."""
+    calls = calls_of(launch, file)
+    argv = [program, *grid.chain.arguments, "-g", str(gpus)]
     argv += ["-n", str(calls.iterations), "-w", str(calls.warmup), "-c", str(calls.checks)]
-    argv += ["-d", launch.setting.datatype]
-    argv += file.runner.arguments
+    argv += ["-d", launch.setting.datatype, *file.runner.arguments]
     if len(grid.cycles) > 1:
         argv += ["-N", str(len(grid.cycles))]
-    if timed and program.has_iteration_times and file.runner.per_iteration:
-        argv += ["-I", "1"]
-    if timed and program.has_json:
+    if launch.mode is not LaunchMode.READ_BACK:
+        argv += ["-I", "1"] if file.runner.per_iteration else []
         argv += ["-J", str(folder / JSON_NAME)]
     return tuple(argv)
 
@@ -335,7 +391,6 @@ def environment(
         # Each communicator would write its dump to the same file.
         if not split:
             found["NCCL_TOPO_DUMP_FILE"] = str(folder / TOPOLOGY_NAME)
-            found["NCCL_GRAPH_DUMP_FILE"] = str(folder / GRAPH_NAME)
     return found, (*unset, *mask)
 
 
@@ -344,7 +399,7 @@ def forced_config(config: Config) -> dict[str, str]:
 
     NCCL user guide (`env.rst`, v2.30.7): NCCL_ALGO, NCCL_PROTO; NCCL_MIN_CTAS = NCCL_MAX_CTAS.
     """
-    forced: dict[str, str] = {}
+    forced = {}
     if config.algorithm is not None:
         forced["NCCL_ALGO"] = config.algorithm.wire
     if config.protocol is not None:
@@ -364,7 +419,7 @@ def schedule_of(setting: Setting, grid: Grid, calls: Calls) -> Schedule:
         halves=HALVES,
         calls_per_half=calls.per_half,
         sizes=grid.benchmark_bytes,
-        cycles=grid.configs,
+        cycles=tuple(tuple(trial.config for trial in cycle) for cycle in grid.cycles),
     )
 
 
@@ -373,8 +428,6 @@ def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, in
 
     nccl-tests v2.16.9 to v2.19.6 `src/common.cu`, TimeTest: whatever the factor of the walk is.
     """
-    if calls.warmup == 0:
-        return ()
     runs = []
     size = grid.chain.sizes[0]
     while size <= grid.chain.sizes[-1]:
@@ -386,16 +439,26 @@ def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, in
 # --- What the plugin's report says ---
 
 
-def judge(launch: Launch, folder: Path, num_rows: int) -> list[dict[str, Any]]:
+def judge(
+    launch: Launch, folder: Path, num_rows: int, patience_s: float = 0.0
+) -> list[dict[str, Any]]:
     """For each of the first blocks the columns that tell whether its times are its config's.
 
-    `status` and `reason` are there where they are not. Without a schedule the config is forced by
-    environment, which NCCL obeys or refuses. With one, the plugin's report tells which configs were
-    applied: the times of a block that it does not confirm are not used.
+    `status` and `reason` are there where they are not: where the plugin's report does not confirm a
+    block. Without a schedule the config is forced by environment, which NCCL obeys or refuses.
+
+    A report that does not cover the last row is waited for, up to `patience_s`: a client of a
+    network file system may write the mapped pages of an ended process 30 s after its end
+    (`vm.dirty_expire_centisecs`), and ours looks again only after its attribute cache has expired
+    (nfs(5), `acregmax`).
     """
     if not launch.is_scheduled:
         return [{} for _ in range(num_rows)]
+    deadline = time.monotonic() + patience_s
     played = read_report(folder)
+    while num_rows and not _tells_of(played, num_rows) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+        played = read_report(folder)
     if isinstance(played, str):
         reason = f"the plugin wrote no report, so the configs are not known: {played}"
         return [failed(reason) for _ in range(num_rows)]
@@ -405,27 +468,6 @@ def judge(launch: Launch, folder: Path, num_rows: int) -> list[dict[str, Any]]:
 def failed(reason: str) -> dict[str, Any]:
     """The columns of a block whose times are not its config's."""
     return {"status": Status.FAILED.value, "reason": reason}
-
-
-def await_report(launch: Launch, folder: Path, num_rows: int, patience_s: float) -> None:
-    """Wait until the plugin's report covers the last row; the file is re-read each time.
-
-    A client of a network file system may write the mapped pages of an ended process as late as 30 s
-    after its end (`vm.dirty_expire_centisecs`), and ours looks at the server again only after its
-    attribute cache has expired (nfs(5), `acregmax`).
-    """
-    deadline = time.monotonic() + patience_s
-    while launch.is_scheduled and num_rows and not _tells_of(read_report(folder), num_rows):
-        if time.monotonic() >= deadline:
-            return
-        time.sleep(_LOOK_S)
-
-
-def is_local(path: Path) -> bool:
-    """Whether a path lies on a local file system; False when that is not known."""
-    asked = ("stat", "--file-system", "--format=%T", str(path))
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return done.stdout.strip() in _LOCAL
 
 
 def has_begun(launch: Launch, folder: Path) -> bool:
@@ -463,11 +505,9 @@ def _verdict(played: PlayReport, number: int) -> dict[str, Any]:
     if state is BlockState.UNAVAILABLE:
         reason = "NCCL's cost table has no such cell here"
         return {"status": Status.INFEASIBLE.value, "reason": reason}
-    if state is BlockState.MIXED:
-        return failed("the plugin could play it in some of its calls only")
     stopped = played.stopped_at_call
-    where = "" if stopped is None else f" (it stopped at call {stopped})"
-    return failed(f"the plugin did not play this block{where}")
+    where = "" if stopped is None else f"; it stopped at call {stopped}"
+    return failed(f"the plugin did not play all calls of this block ({state.name}{where})")
 
 
 # --- Which trials need no block ---
@@ -479,36 +519,31 @@ class Skips:
     def __init__(self, slow_max_bytes: int, trials: Iterable[Trial] = ()) -> None:
         """Take up to which size the slowest configs are measured, and the sweep's trials."""
         self._slow_max_bytes = slow_max_bytes
+        several = (t for t in trials if t.config.num_channels and t.infeasible is None)
         #: Trials that differ in the number of channels only.
-        self._families: dict[tuple[Any, ...], list[Trial]] = {}
-        for trial in trials:
-            if trial.config.num_channels is not None and trial.infeasible is None:
-                self._families.setdefault(_family(trial), []).append(trial)
+        self._families = grouped(several, _family)
 
     def reason(self, trial: Trial, choices: Mapping[str, Choice | None]) -> str | None:
         """Why a trial is skipped, or None; `choices`: trial key -> what NCCL runs for it."""
-        if is_slow(trial.config) and trial.size_bytes > self._slow_max_bytes:
-            return (
-                f"left out above {self._slow_max_bytes} bytes, where LL and up to two channels "
-                "take long and do not win (runner.slow_max)"
-            )
+        most = self._slow_max_bytes
+        if is_slow(trial.config) and trial.size_bytes > most:
+            why = "where LL and up to two channels take long and do not win (runner.slow_max)"
+            return f"left out above {most} bytes, {why}"
         choice = choices.get(trial.key)
-        family = self._families.get(_family(trial))
-        if choice is None or family is None or trial.config.num_channels is None:
+        if choice is None or trial.config.num_channels is None:
             return None
-        alike = [other for other in family if choices.get(other.key) == choice]
-        channels = choice[2]
+        family = self._families.get(_family(trial), [trial])
+        alike = [other for other in family if choices.get(other.key) == choice] or [trial]
+        # The count that really runs is the one that is measured, else the least.
+        first = min(
+            alike, key=lambda t: (t.config.num_channels != choice[2], t.config.num_channels or 0)
+        )
+        return (
+            None
+            if first is trial or first.key == trial.key
+            else f"NCCL runs it as {first.config.key}, which is measured"
+        )
 
-        def is_worse(other: Trial) -> tuple[bool, int]:
-            count = other.config.num_channels or 0
-            return count != channels, count
 
-        first = min(alike, key=is_worse)
-        if first.key == trial.key:
-            return None
-        return f"NCCL runs it as {first.config.key}, which is measured"
-
-
-def _family(trial: Trial) -> tuple[Setting, int, Algorithm | None, Protocol | None, int | None]:
-    config = trial.config
-    return (*trial.task, config.algorithm, config.protocol, config.chunk_bytes)
+def _family(trial: Trial) -> tuple[Hashable, ...]:
+    return (*trial.task, replace(trial.config, num_channels=None))

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dynamiccl.collect.grid import SIMULATED, Interference, LaunchProfile, Setting, Trial
 from dynamiccl.collect.nccl_log import as_logged, write_costs
 from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.runner import Launch, LaunchMode, Row, lost_row, trial_row
+from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import SweepFile, parse_sweep
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
@@ -22,14 +21,12 @@ from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
 from dynamiccl.simulator.parametric import ParametricSystem
 from dynamiccl.simulator.parts import QUIET as NOTHING_BESIDE
-from dynamiccl.simulator.parts import Parts, Surroundings
+from dynamiccl.simulator.parts import Surroundings
 from dynamiccl.simulator.system import UNTOUCHED, Call, System
 from dynamiccl.simulator.system import Launch as LaunchSettings
 from dynamiccl.simulator.systems import find_system
 
-_THREADS = "NCCL_NTHREADS"
-_NO_P2P = "NCCL_P2P_DISABLE"
-_NO_SHM = "NCCL_SHM_DISABLE"
+_THREADS, _NO_P2P, _NO_SHM = "NCCL_NTHREADS", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"
 _MODELLED = (_THREADS, _NO_P2P, _NO_SHM)
 
 
@@ -52,21 +49,17 @@ class SimulatorRunner:
     def __init__(
         self, file: SweepFile, out: Path | None = None, system: System | None = None
     ) -> None:
-        """Load the sweep's simulated system.
+        """Load the sweep's simulated system, or take `system`. Raises UnknownName.
 
-        NCCL's cost tables are written to the data set `out`, as those of a real job are. `system`
-        replaces the one that the settings name. Raises UnknownName for an unknown one.
+        NCCL's cost tables are written to the data set `out`, as those of a real job are.
         """
-        settings = file.simulator
+        knobs = file.simulator
         self._file = file
         self._out = out
-        self._system = find_system(settings.system) if system is None else system
+        self._system = find_system(knobs.system) if system is None else system
         self._kept: set[tuple[Group, str]] = set()
         self._noise = Noise(
-            settings.seed,
-            settings.noise_sigma,
-            settings.tail_probability,
-            settings.drift_sigma,
+            knobs.seed, knobs.noise_sigma, knobs.tail_probability, knobs.drift_sigma
         )
 
     def check(self, trials: Sequence[Trial]) -> None:
@@ -76,23 +69,11 @@ class SimulatorRunner:
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
         """One launch for each setting of the round."""
-        by_setting: dict[Setting, list[Trial]] = {}
-        for trial in trials:
-            by_setting.setdefault(trial.setting, []).append(trial)
+        by_setting = grouped(trials, lambda trial: trial.setting)
         return tuple(
-            Launch(
-                f"{number}:{setting.key}",
-                number,
-                setting,
-                LaunchMode.SIMULATED,
-                tuple(by_setting[setting]),
-            )
-            for setting in sorted(by_setting)
+            Launch(f"{number}:{s.key}", number, s, LaunchMode.SIMULATED, tuple(by_setting[s]))
+            for s in sorted(by_setting)
         )
-
-    def measurements(self, launch: Launch) -> int:
-        """One for each trial."""
-        return len(launch.trials)
 
     def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
         """None: a simulated measurement costs nothing."""
@@ -141,7 +122,20 @@ class SimulatorRunner:
         except KeyError:
             reason = f"NCCL has no {trial.config.key} for this group"
             return lost_row(row, Status.INFEASIBLE, reason)
-        times_us, processes_us = self._times(launch, trial, parts)
+        comms = setting.comms
+        processes = setting.hosts * setting.ranks_per_host
+        members = (range(processes),) if comms is None else comms.members
+        name = trial.key + (f"#{trial.repeat}" if trial.repeat else "")
+        factors = np.array([self._noise.factor(launch.run, name)])
+        if comms is not None:
+            factors = self._noise.factors(launch.run, name, comms.count)
+        #: Microseconds of each communicator, and of each process (None: in no communicator).
+        times_us = parts.time_us(surroundings_of(setting.interference)) * factors
+        of_processes = dict.fromkeys(range(processes), None) | {
+            process: time_us
+            for ranks, time_us in zip(members, times_us.tolist(), strict=True)
+            for process in ranks
+        }
         time_us = float(np.mean(times_us))
         algbw = trial.size_bytes / (1000.0 * time_us)
         return {
@@ -155,28 +149,10 @@ class SimulatorRunner:
             "algbw_gbytes_per_s": algbw,
             "busbw_gbytes_per_s": algbw * setting.collective.bus_factor(setting.num_ranks),
             "wrong_values": 0,
-            "process_times_us": processes_us if self._file.runner.per_iteration else None,
+            "process_times_us": [*of_processes.values()]
+            if self._file.runner.per_iteration
+            else None,
         }
-
-    def _times(
-        self, launch: Launch, trial: Trial, parts: Parts
-    ) -> tuple[npt.NDArray[np.float64], list[float | None]]:
-        """(communicators,) us of each, and us of each process (None: in no communicator)."""
-        setting = launch.setting
-        comms, processes = setting.comms, setting.hosts * setting.ranks_per_host
-        members = (tuple(range(processes)),) if comms is None else comms.members
-        quiet_us = parts.time_us(surroundings_of(setting.interference))
-        name = trial.key + (f"#{trial.repeat}" if trial.repeat else "")
-        if comms is None:
-            factors = np.array([self._noise.factor(launch.run, name)])
-        else:
-            factors = self._noise.factors(launch.run, name, comms.count)
-        times_us = quiet_us * factors
-        by_process: list[float | None] = [None] * processes
-        for ranks, time_us in zip(members, times_us.tolist(), strict=True):
-            for process in ranks:
-                by_process[process] = time_us
-        return times_us, by_process
 
 
 def launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
@@ -230,12 +206,14 @@ def _check(setting: Setting, system: System) -> None:
             f"the simulator has no group of {setting.num_nodes} nodes x "
             f"{setting.ranks_per_node} ranks; choose from {shapes}"
         )
-    if setting.collective not in system.collectives():
-        names = ", ".join(c.wire for c in system.collectives())
-        raise InvalidSweep(f"the simulator has no {setting.collective.wire}; choose from {names}")
+    kinds = (QUIET, *SIMULATED)
+    collectives = [collective.wire for collective in system.collectives()]
+    for what, value, choices in (
+        ("", setting.collective.wire, collectives),
+        ("interference ", setting.interference.kind, kinds),
+    ):
+        if value not in choices:
+            raise InvalidSweep(
+                f"the simulator has no {what}{value}; choose from {', '.join(choices)}"
+            )
     launch_of(setting.profile, system)
-    if setting.interference.kind not in (QUIET, *SIMULATED):
-        raise InvalidSweep(
-            f"the simulator has no interference '{setting.interference.kind}'; choose from "
-            f"{', '.join((QUIET, *SIMULATED))}"
-        )

@@ -1,8 +1,21 @@
-"""`dynamiccl-collect run`: from the command's options to a sweep that runs, or is submitted."""
+"""`dynamiccl-collect run`: from the command's options to a sweep that runs, or is submitted.
+
+As a Slurm batch job it queues itself again while work is left:
+
+    OUT/.slurm/NAME.sbatch    the script; it resumes the sweep, so it may run any number of times
+    OUT/.slurm/NAME-JOB.out   what the job printed
+    OUT/.slurm/NAME.jobs/1    numbers of the jobs of the first submission; 2 of the next, and so on
+
+`submit_sweep` returns as soon as Slurm has the job; nobody watches it. Slurm sends SIGUSR1 to the
+batch shell before the time limit (`--signal=B:USR1@120`). The shell replaces itself by the sweep
+(`exec`), which so gets the signal itself, finishes its trial, stops, and queues the job again. A
+shell that forwards signals by `trap` may lose one that comes just before its `wait`.
+"""
 
 import logging
 import os
 import re
+import shlex
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,35 +24,28 @@ from typing import Final
 
 from rich.console import Console
 
-from dynamiccl.collect.journal import (
-    Shard,
-    begin_again,
-    how_it_ended,
-    journal_folder,
-    progress_on_disk,
-)
-from dynamiccl.collect.launch import NcclTestsRunner
+from dynamiccl.collect import journal
+from dynamiccl.collect.journal import Shard, journal_folder, progress_on_disk
+from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import LauncherSettings, find_launcher
 from dynamiccl.collect.nodes import Nodes, NodeWatch, Watch, ask_nodes
 from dynamiccl.collect.process import Interrupt
-from dynamiccl.collect.programs import Site
-from dynamiccl.collect.progress import SweepProgress
-from dynamiccl.collect.run import RunSummary, run_sweep
-from dynamiccl.collect.runner import Runner
-from dynamiccl.collect.sbatch import BatchJob, find_job, queue_again, script_path, submit
+from dynamiccl.collect.run import Runner, RunSummary, SweepProgress, run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep, SweepFile
-from dynamiccl.errors import MachineError, MissingPath, UnknownName, UserError
-from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME, built
+from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError
+from dynamiccl.libraries import SWEEP_NAME, built
+from dynamiccl.slurm import BatchScript, SlurmQueue, bare_option, option_name, quoted
 
 _log = logging.getLogger(__name__)
 
 #: What may measure a sweep.
 RUNNERS: Final = ("nccl-tests", "simulator")
-#: What Slurm sends before a time limit (`sbatch.batch_script`).
+#: What Slurm sends before a time limit.
 _WARNING: Final = "SIGUSR1"
 _SHARD: Final = re.compile(r"(\d+)/([1-9]\d*)")
+_QUEUE: Final = SlurmQueue("correct launcher.sbatch_header or the sweep's groups")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +71,7 @@ class RunOptions:
 class Submission:
     """A sweep's batch job, and how far it is."""
 
-    #: None = none is needed.
+    #: None = none is needed; several of an array whose elements were submitted again: "77,81".
     job: str | None
     #: Of the job, as Slurm says; without a job how the sweep ended: done or budget.
     state: str
@@ -76,6 +82,9 @@ class Submission:
     launches_done: int
 
 
+# --- Here ---
+
+
 def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSummary:
     """Run a sweep here; raises what `run_sweep` and its parts raise.
 
@@ -83,32 +92,26 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
     after something was measured: before the time limit, or when the machine failed.
     """
     shard = parse_shard(options.shard)
-    _check_runner(options.runner)
-    launcher = launcher_of(sweep.file, options.launcher)
-    _refuse_shards(sweep, shard.count)
+    _check(sweep, options, shard.count)
     folder = journal_folder(sweep, options.out, shard)
-    measured = _measured(folder)
+    launches, _ = progress_on_disk(folder)
     interrupt = Interrupt()
     try:
         with interrupt, ExitStack() as stack:
             site = Site(
-                out=options.out,
-                work=folder / "work",
-                nccl_tests_dir=options.nccl_tests_dir,
-                plugin=find_plugin(sweep.file),
-                launcher=launcher,
-            )
-            runner: Runner = (
-                _nccl_tests(sweep.file, site, interrupt, stack)
-                if options.runner == NcclTestsRunner.name
-                else SimulatorRunner(sweep.file, options.out)
-            )
-            progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
-            summary = run_sweep(
-                sweep,
-                make_strategy(sweep.file, sweep.trials),
-                runner,
                 options.out,
+                folder / "work",
+                options.nccl_tests_dir,
+                find_plugin(sweep.file),
+                launcher_of(sweep.file, options.launcher),
+            )
+            runner: Runner = SimulatorRunner(sweep.file, options.out)
+            if options.runner == NcclTestsRunner.name:
+                runner = _nccl_tests(sweep.file, site, interrupt, stack)
+            progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
+            strategy = make_strategy(sweep.file, sweep.trials)
+            summary = run_sweep(
+                *(sweep, strategy, runner, options.out),
                 resume=options.resume or options.retry_failed,
                 retry_failed=options.retry_failed,
                 take_over=options.take_over,
@@ -116,108 +119,25 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
                 shard=shard,
             )
     except MachineError as error:
-        if options.batch_script is not None and _measured(folder) != measured:
+        if options.batch_script is not None and progress_on_disk(folder)[0] > launches:
             _log.warning("%s", error)
-            queue_again(options.batch_script, os.environ)
+            _queue_again(options.batch_script)
         raise
     # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
     warned = summary.ended == "interrupted" and interrupt.cause == _WARNING
     if options.batch_script is None or not warned:
         return summary
-    if _measured(folder) == measured:
+    if progress_on_disk(folder)[0] == launches:
         raise MachineError(
             "the time limit came before anything was measured, so the job is not queued again: "
             "give it more in launcher.sbatch_header (--time), then --resume"
         )
-    queue_again(options.batch_script, os.environ)
+    _queue_again(options.batch_script)
     return summary
 
 
-def submit_sweep(sweep: Sweep, options: RunOptions) -> Submission:
-    """Submit the sweep as a Slurm batch job, unless its job waits or runs, or it is complete.
-
-    Raises:
-        UserError: it was begun, no job of it is there, and neither `resume` nor `retry_failed` is
-            set; or `retry_failed` while its job is there.
-        InvalidSweep, MachineError: as `sbatch.submit`.
-    """
-    _check_runner(options.runner)
-    if options.shard is not None:
-        raise UserError("--shard is a process's; the elements of a batch job are launcher.array")
-    launcher = launcher_of(sweep.file, options.launcher)
-    _refuse_shards(sweep, launcher.array)
-    shards = [Shard(index, launcher.array) for index in range(launcher.array)]
-    folders = [journal_folder(sweep, options.out, shard) for shard in shards]
-    script = script_path(options.out, sweep.file.name)
-    job = find_job(script)
-    if job is not None and options.retry_failed:
-        raise UserError(
-            f"job {job.number} of this sweep is {job.state}: give --retry-failed when it has ended"
-        )
-    ended = {how_it_ended(folder, sweep.text) for folder in folders}
-    if job is None and (None in ended or options.retry_failed):
-        if any(f.is_dir() for f in folders) and not (options.resume or options.retry_failed):
-            raise UserError(
-                f"{folders[0].parent} says that this sweep was begun here, work is left, and no "
-                f"job of it waits or runs (what it said: {script.with_suffix('')}-*.out); go on "
-                "with --resume, or take another --out or name"
-            )
-        for folder in folders if options.retry_failed else ():
-            begin_again(folder)
-        job = submit(_batch_job(sweep, options, launcher, script))
-    progress = [progress_on_disk(folder) for folder in folders]
-    trials = make_strategy(sweep.file, sweep.trials).expected_picks()
-    done = sum(one.measured + one.infeasible for one in progress)
-    return Submission(
-        job=None if job is None else job.number,
-        state=job.state if job is not None else "budget" if "budget" in ended else "done",
-        script=script,
-        trials=trials,
-        # What follows a launch that was cut off measures NCCL's default once more.
-        trials_done=min(done, trials),
-        launches_done=sum(one.launches for one in progress),
-    )
-
-
-def _batch_job(
-    sweep: Sweep, options: RunOptions, launcher: LauncherSettings, script: Path
-) -> BatchJob:
-    paths = [str(options.sweep_file.absolute()), "--out", str(options.out.absolute())]
-    words = ["--launcher", "srun", "--resume", "--runner", options.runner]
-    if options.nccl_tests_dir is not None:
-        words += ["--nccl-tests-dir", str(options.nccl_tests_dir.absolute())]
-    if options.limit is not None:
-        words += ["--limit", str(options.limit)]
-    if options.retry_failed:
-        words.append("--retry-failed")
-    words += ["--batch-script", str(script)]
-    return BatchJob(
-        script=script,
-        command=(sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", *paths, *words),
-        num_nodes=max(group.hosts for group in sweep.file.groups),
-        ranks_per_node=max(group.ranks_per_host for group in sweep.file.groups),
-        header=launcher.sbatch_header,
-        array=launcher.array,
-    )
-
-
-def _measured(folder: Path) -> tuple[int, int]:
-    """What grows with each launch that measures something."""
-    found = progress_on_disk(folder)
-    return found.launches, found.measured
-
-
-def _refuse_shards(sweep: Sweep, count: int) -> None:
-    if count > 1 and sweep.file.strategy.kind == "adaptive":
-        raise UserError(
-            "an adaptive sweep cannot be cut into shards: each would know a part of the history "
-            "only; take strategy.kind = 'exhaustive' or 'random', or launcher.array = 1"
-        )
-
-
-def _check_runner(name: str) -> None:
-    if name not in RUNNERS:
-        raise UnknownName("runner", name, RUNNERS)
+def _queue_again(script: Path) -> None:
+    _log.warning("work is left: %s", BatchScript(script, _QUEUE).submit_again(os.environ))
 
 
 def _nccl_tests(
@@ -236,22 +156,29 @@ def _nccl_tests(
     return runner
 
 
+def _check(sweep: Sweep, options: RunOptions, num_shards: int) -> None:
+    if options.runner not in RUNNERS:
+        raise UnknownName("runner", options.runner, RUNNERS)
+    if num_shards > 1 and sweep.file.strategy.kind == "adaptive":
+        raise UserError(
+            "an adaptive sweep cannot be cut into shards: each would know a part of the history "
+            "only; take strategy.kind = 'exhaustive' or 'random', or launcher.array = 1"
+        )
+
+
 def launcher_of(file: SweepFile, name: str | None) -> LauncherSettings:
     """The sweep's launcher, of another kind when the command line names one.
 
-    Raises UnknownName with the choices.
+    Raises UnknownName for a launcher that there is not.
     """
-    if name is None:
-        return file.launcher
-    find_launcher(name)
-    return file.launcher.model_copy(update={"kind": name})
+    find_launcher(name or file.launcher.kind)
+    return file.launcher if name is None else file.launcher.model_copy(update={"kind": name})
 
 
 def find_plugin(file: SweepFile) -> Path | None:
-    """Path of the sweep plugin: `runner.plugin` of the sweep file, else our build, else None.
+    """The tuner plugin that plays schedules: the named one, our build, or None.
 
-    Raises MissingPath when the named file does not exist, and UserError when it is the plugin for
-    jobs.
+    Raises MissingPath for a named one that is not there.
     """
     if file.runner.plugin is None:
         ours = built(SWEEP_NAME)
@@ -260,11 +187,6 @@ def find_plugin(file: SweepFile) -> Path | None:
     if not named.is_file():
         raise MissingPath(
             "tuner plugin", named, "build it with 'make plugin', or correct runner.plugin"
-        )
-    if named.name in JOB_NAMES:
-        raise UserError(
-            f"runner.plugin is {named}, which is for jobs and plays no schedule; name "
-            f"{SWEEP_NAME} beside it"
         )
     return named.resolve()
 
@@ -281,3 +203,105 @@ def parse_shard(text: str | None) -> Shard:
     if match is None or int(match[1]) >= int(match[2]):
         raise UserError(f"--shard '{text}' is no share; write I/N with I from 0 to N-1, like 0/4")
     return Shard(int(match[1]), int(match[2]))
+
+
+# --- As a batch job ---
+
+
+def submit_sweep(sweep: Sweep, options: RunOptions) -> Submission:
+    """Submit the sweep as a Slurm batch job, unless its job waits or runs, or it is complete.
+
+    Of calls at the same time one submits: the one that creates the file for the job's number.
+    Raises UserError, InvalidSweep for a header line that sbatch cannot take, and MachineError where
+    the job is refused or Slurm does not answer.
+    """
+    launcher = launcher_of(sweep.file, options.launcher)
+    _check(sweep, options, launcher.array)
+    if options.shard is not None:
+        raise UserError("--shard is a process's; the elements of a batch job are launcher.array")
+    shards = [Shard(index, launcher.array) for index in range(launcher.array)]
+    folders = [journal_folder(sweep, options.out, shard) for shard in shards]
+    script = script_path(options.out, sweep.file.name)
+    text = batch_script(sweep, options, launcher, script)
+    batch = BatchScript(script, _QUEUE)
+    job = batch.find()
+    if job is not None and options.retry_failed:
+        raise UserError(
+            f"job {job[0]} of this sweep is {job[1]}: give --retry-failed when it has ended"
+        )
+    ended = {journal.how_it_ended(folder, sweep.text) for folder in folders}
+    if job is None and (None in ended or options.retry_failed):
+        if any(f.is_dir() for f in folders) and not (options.resume or options.retry_failed):
+            raise UserError(
+                f"{folders[0].parent} says that this sweep was begun here, work is left, and no "
+                f"job of it waits or runs (what it said: {script.with_suffix('')}-*.out); go on "
+                "with --resume, or take another --out or name"
+            )
+        for folder in folders if options.retry_failed else ():
+            journal.begin_again(folder)
+        job = batch.submit(text)
+    number, state = job or (None, "budget" if "budget" in ended else "done")
+    progress = [progress_on_disk(folder) for folder in folders]
+    trials = make_strategy(sweep.file, sweep.trials).expected_picks()
+    return Submission(
+        job=number,
+        state=state,
+        script=script,
+        trials=trials,
+        # What follows a launch that was cut off measures NCCL's default once more.
+        trials_done=min(sum(done for _, done in progress), trials),
+        launches_done=sum(launches for launches, _ in progress),
+    )
+
+
+def script_path(out: Path, name: str) -> Path:
+    """Path of the batch script of the sweep called `name`; its stem is a valid job name."""
+    return out.absolute() / ".slurm" / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}.sbatch"
+
+
+def batch_script(
+    sweep: Sweep, options: RunOptions, launcher: LauncherSettings, script: Path
+) -> str:
+    """The text of the batch script (pure): our options, the user's, which win, and the command.
+
+    Raises InvalidSweep for a header line that is no option, or that sets the array.
+    """
+    for line in launcher.sbatch_header:
+        if option_name(line) in {None, "array"}:
+            raise InvalidSweep(
+                f"sbatch_header line '{line}' is no option of sbatch that a sweep can have; write "
+                'one option a line, e.g. "--time=02:00:00", and --array as launcher.array'
+            )
+    argv = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run"]
+    argv += [str(options.sweep_file.absolute()), "--out", str(options.out.absolute())]
+    argv += ["--launcher", "srun", "--resume", "--runner", options.runner]
+    if options.nccl_tests_dir is not None:
+        argv += ["--nccl-tests-dir", str(options.nccl_tests_dir.absolute())]
+    if options.limit is not None:
+        argv += ["--limit", str(options.limit)]
+    if options.retry_failed:
+        argv.append("--retry-failed")
+    command = shlex.join([*argv, "--batch-script", str(script)])
+    # sbatch reads a percent sign in a file name as a pattern.
+    log = str(script.with_suffix("")).replace("%", "%%")
+    lines = [
+        f"--job-name={script.stem}",
+        f"--nodes={max(group.hosts for group in sweep.file.groups)}",
+        f"--ntasks-per-node={max(group.ranks_per_host for group in sweep.file.groups)}",
+        f"--output={quoted(log + ('-%A_%a.out' if launcher.array > 1 else '-%j.out'))}",
+        # A job that is queued again keeps its number, and its log goes on.
+        "--open-mode=append",
+        "--signal=B:USR1@120",
+        "--requeue",
+    ]
+    if launcher.array > 1:
+        lines.append(f"--array=0-{launcher.array - 1}")
+        command += f' --shard "$SLURM_ARRAY_TASK_ID/{launcher.array}"'
+    # Of an option that is given twice sbatch takes the last.
+    lines += map(bare_option, launcher.sbatch_header)
+    head = "".join(f"#SBATCH {line}\n" for line in lines)
+    return (
+        f"#!/bin/bash\n{head}\n"
+        "# Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.\n"
+        f"exec {command}\n"
+    )

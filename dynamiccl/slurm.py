@@ -1,16 +1,29 @@
-"""Slurm by its commands sbatch, squeue and scontrol; needs no accounting database."""
+"""Slurm by its commands sbatch, squeue and scontrol; needs no accounting database.
 
+Also a lock that a job which Slurm starts anew gets back where the file system has none (`hold`).
+"""
+
+import errno
+import fcntl
+import json
+import logging
 import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.errors import MachineError
+from dynamiccl.errors import MachineError, UserError
 
+_log = logging.getLogger(__name__)
+
+#: Errors by which a file system says that it has no locks: Lustre without `-o flock` ENOSYS, NFS
+#: without a lock manager ENOLCK.
+_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 #: States in which an element will not run any more (squeue(1), "JOB STATE CODES"). Every other
 #: state, those of releases to come included, counts as alive.
 ENDED_STATES: Final = frozenset(
@@ -132,6 +145,98 @@ class SlurmQueue:
         return parse_queue(done.stdout)
 
 
+@dataclass(frozen=True, slots=True)
+class BatchScript:
+    """A batch script that is in the queue at most once, by the numbers of its jobs.
+
+    `NAME.jobs/1` beside it holds numbers of the jobs of the first submission, 2 of the next, and so
+    on; of calls at the same time one submits: the one that creates the file.
+    """
+
+    path: Path
+    queue: SlurmQueue
+
+    def find(self) -> tuple[str, str] | None:
+        """Number and state of the job that waits or runs; None where all have ended.
+
+        Of an array whose elements were submitted again the number is several: "77,81". Raises
+        MachineError where Slurm does not answer, and UserError while another call submits.
+        """
+        submission = self._submissions()
+        if submission == 0:
+            return None
+        file, numbers = self._numbers(submission), list[str]()
+        with suppress(FileNotFoundError):  # refused at this moment
+            numbers = file.read_text(encoding="utf-8").split()
+        if not numbers:
+            raise _being_submitted(file)
+        # Another cluster, or the same one years later, may know another job by this number.
+        known = self.queue.elements(",".join(numbers))
+        alive = tuple(one for one in known if one.script == str(self.path) and not one.ended)
+        if not alive:
+            return None
+        jobs = dict.fromkeys(element.id.partition("_")[0] for element in alive)
+        return ",".join(jobs), summarise(alive)
+
+    def submit(self, text: str) -> tuple[str, str]:
+        """Write the script and submit it, unless a job of it is there: then that one.
+
+        Raises as `find` and `SlurmQueue.submit` do.
+        """
+        # Before the look at the queue: where another call submits meanwhile, this file is there.
+        file = self._numbers(self._submissions() + 1)
+        if there := self.find():
+            return there
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file.touch(exist_ok=False)
+        except FileExistsError as error:
+            raise _being_submitted(file) from error
+        try:
+            self.path.write_text(text, encoding="utf-8")
+            number = self.queue.submit(self.path)
+        except NoAnswer:
+            raise  # it may be in the queue
+        except (OSError, MachineError):
+            file.unlink()
+            raise
+        file.write_text(f"{number}\n", encoding="utf-8")
+        return number, "submitted"
+
+    def submit_again(self, environ: Mapping[str, str]) -> str:
+        """Have Slurm run the job that we are in again; where that is refused, another one after it.
+
+        In an array only this element is queued again. Slurm ends this process soon after. `environ`
+        is the job's environment. Returns what was done; raises MachineError.
+        """
+        number, options = environ["SLURM_JOB_ID"], []
+        if "SLURM_ARRAY_JOB_ID" in environ:
+            # The number of the last element is that of the whole array.
+            task = environ["SLURM_ARRAY_TASK_ID"]
+            number, options = f"{environ['SLURM_ARRAY_JOB_ID']}_{task}", [f"--array={task}"]
+        refusal = self.queue.requeue(number)
+        if refusal is None:
+            return f"queueing job {number} again"
+        follower = self.queue.submit(self.path, f"--dependency=afterany:{number}", *options)
+        with self._numbers(self._submissions()).open("a", encoding="utf-8") as file:
+            file.write(f"{follower}\n")
+        return f"job {follower} follows, since Slurm says: {refusal}"
+
+    def _numbers(self, submission: int) -> Path:
+        return self.path.with_suffix(".jobs") / str(submission)
+
+    def _submissions(self) -> int:
+        folder = self.path.with_suffix(".jobs")
+        return max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
+
+
+def _being_submitted(file: Path) -> UserError:
+    return UserError(
+        f"another call is submitting this sweep: {file} waits for its job's number; look again, or "
+        "where no call is, write the number that `squeue --me` shows into it, or remove it"
+    )
+
+
 def parse_queue(text: str) -> tuple[Element, ...]:
     """Read squeue's lines in our format (pure)."""
     found = []
@@ -139,6 +244,90 @@ def parse_queue(text: str) -> tuple[Element, ...]:
         number, state, reason, nodes, script = line.strip().split("|", 4)
         found.append(Element(number, state, reason, nodes, script))
     return tuple(found)
+
+
+@contextmanager
+def hold(folder: Path, *, take_over: bool) -> Iterator[None]:
+    """Hold a lock in `folder` while a run lives, so that what it makes has one run at a time.
+
+    `flock` where the file system knows it: the kernel releases that when a run dies. Elsewhere a
+    file that one process alone can create names the owner, and stays when the owner dies: the same
+    Slurm job, started anew, takes it over, and others do with `take_over`.
+
+    Raises UserError when another run lives, or may live.
+    """
+    me = f"process {os.getpid()} on {os.uname().nodename}"
+    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
+    with (folder / "lock").open("a+b", buffering=0) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            owner = lock.read().decode(errors="replace").strip() or "another process"
+            raise UserError(
+                f"{owner} is running this sweep into this directory already; wait for it, stop it, "
+                "or take another --out"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        else:
+            lock.truncate(0)
+            lock.write(f"{me}\n".encode())
+            yield
+            return
+    path = folder / "owner"
+    mine = _own(path, me, take_over=take_over)
+    try:
+        yield
+    finally:
+        if _text(path) == mine:
+            path.unlink(missing_ok=True)
+
+
+def _own(path: Path, process: str, *, take_over: bool) -> str:
+    """Make the owner's file ours; returns what is in it."""
+    #   SLURM_RESTART_COUNT  Slurm: how often the job was requeued.
+    restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    job = os.environ.get("SLURM_JOB_ID")
+    text = json.dumps({"job": job, "restart": restart, "process": process})
+    while True:
+        with suppress(FileExistsError):
+            _create(path, text)
+            return text
+        found = _text(path)
+        if found is None:
+            continue  # given back just now
+        owner = {"process": "another process"}
+        with suppress(json.JSONDecodeError):  # cut short by a full disk, say
+            owner |= json.loads(found)
+        is_ours = job is not None and owner.get("job") == job
+        if not take_over and not (is_ours and int(owner.get("restart", 0)) < restart):
+            raise UserError(
+                f"{owner['process']} (job {owner.get('job')}) may be running this sweep: {path} is "
+                "its, and there are no locks here that would tell; wait for it, or where you know "
+                "that it is gone, add --take-over"
+            )
+        _log.warning("taking this sweep over from %s", owner["process"])
+        hidden = path.with_name(f".writing-{path.name}")
+        hidden.unlink(missing_ok=True)
+        _create(hidden, text)
+        hidden.replace(path)
+        return text
+
+
+def _create(path: Path, text: str) -> None:
+    """Write a file that is not there yet, to the disk."""
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _text(path: Path) -> str | None:
+    with suppress(FileNotFoundError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return None
 
 
 def _words(done: Captured) -> str:

@@ -31,6 +31,7 @@ HELP = """\
 USAGE: all_reduce_perf
 \t[-b,--minbytes <min size in bytes>]
 \t[-N,--run_cycles <cycle count> run & print each cycle. default: 1; 0=infinite]
+\t[-J,--output_file <file> write output to filepath, if accessible.]
 \t[-h,--help]
 """
 LDD = f"""\

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.sbatch import script_path
+from dynamiccl.collect.start import script_path
 from dynamiccl.datasets import store
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_sweeps import check, command, environment, folder, write

@@ -80,14 +80,17 @@ def test_a_binary_with_mpi_is_taken_where_ranks_are_processes() -> None:
 @pytest.mark.parametrize(
     ("needs", "status"), [(FORCED, FAIL), (Needs(), WARN), (PROCESSES_ONLY, OK)]
 )
-def test_many_configs_in_a_process_need_cycles_and_a_cost_table(
-    needs: Needs, status: CheckStatus
-) -> None:
-    old = HEALTHY.answering(BINARY, "-h", output=recorded.HELP.replace("[-N,", "["))
-    check = found(old, needs)["nccl-tests"]
-    assert (check.status, "2.13" in check.advice) == (status, status is not OK)
+def test_many_configs_in_a_process_need_a_cost_table(needs: Needs, status: CheckStatus) -> None:
     old = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output="22105\n")
     assert found(old, needs)["libnccl"].status is status
+
+
+@pytest.mark.parametrize("option", ["-N", "-J"])
+def test_a_release_that_lacks_an_option_is_a_failure(option: str) -> None:
+    old = HEALTHY.answering(BINARY, "-h", output=recorded.HELP.replace(f"[{option},", "["))
+    check = found(old)["nccl-tests"]
+    assert (check.status, f"has no {option}" in check.found) == (FAIL, True)
+    assert "2.17.3" in check.advice
 
 
 def test_a_binary_that_does_not_start_is_quoted() -> None:

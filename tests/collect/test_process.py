@@ -3,13 +3,10 @@
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dynamiccl.collect.launchers import Command
 from dynamiccl.collect.process import (
@@ -18,7 +15,6 @@ from dynamiccl.collect.process import (
     Interrupt,
     Limits,
     Line,
-    LineReader,
     StopReason,
     run_process,
 )
@@ -46,23 +42,6 @@ def is_running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in {"Z", "X"}
-
-
-def test_lines_of_both_streams_arrive_with_their_time() -> None:
-    seen: list[Line] = []
-
-    def on_line(line: Line) -> bool:
-        seen.append(line)
-        return True
-
-    before = time.time()
-    done = run_process(shell("echo one; sleep 0.2; echo two >&2; exit 3"), LIMITS, on_line)
-    assert (done.returncode, done.reason) == (3, None)
-    assert texts(done) == ["one", "two"] == [line.text for line in seen]
-    assert done.output == "one\ntwo\n"
-    first, second = (line.arrived_s for line in seen)
-    assert before <= first <= second - 0.15
-    assert done.seconds >= 0.1
 
 
 PYTHON = f"exec {sys.executable} -c"
@@ -115,13 +94,6 @@ def test_lines_that_are_no_progress_do_not_put_off_a_stall() -> None:
     assert texts(done).count("noise") > 3
 
 
-def test_progress_keeps_a_slow_program_alive() -> None:
-    # Longer in all than the limit, and each pause far below it.
-    script = "for i in $(seq 12); do echo $i; sleep 0.2; done"
-    done = run_process(shell(script), Limits(startup_s=10, stall_s=2))
-    assert (done.returncode, len(done.lines)) == (0, 12)
-
-
 def test_a_step_that_takes_long_may() -> None:
     script = "echo 1; echo 2; sleep 2; echo 3; sleep 60"
     rows: list[str] = []
@@ -135,14 +107,6 @@ def test_a_step_that_takes_long_may() -> None:
     done = run_process(shell(script), limits, take)
     assert done.reason == StopReason.STALLED
     assert rows == ["1", "2", "3"]
-
-
-def test_a_stalled_program_may_say_its_last_words() -> None:
-    script = "trap 'echo bye; exit 1' TERM; echo row; while :; do sleep 0.05; done"
-    done = run_process(shell(script), Limits(startup_s=20, stall_s=0.2))
-    # The shell may speak of its killed `sleep` in between.
-    assert (texts(done)[0], texts(done)[-1]) == ("row", "bye")
-    assert done.returncode is None
 
 
 def test_a_program_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -189,22 +153,10 @@ def test_a_grandchild_that_left_the_session_and_floods_the_pipe_does_not_hold_us
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_very_long_line_is_cut_and_the_rest_counted() -> None:
-    code = f"print('a' * {3 * MAX_LINE_BYTES}); print('next')"
+def test_a_very_long_line_comes_in_pieces() -> None:
+    code = f"print('a' * {MAX_LINE_BYTES + 5}); print('next')"
     done = run_process(python(code), LIMITS)
-    assert [len(text) > 100 for text in texts(done)] == [True, False]
-    assert texts(done)[0].endswith(f"a [{2 * MAX_LINE_BYTES} more bytes]")
-    assert texts(done)[1] == "next"
-
-
-def test_an_error_in_the_callback_leaves_no_process(tmp_path: Path) -> None:
-    def fails(_: Line) -> bool:
-        raise OSError(28, "No space left on device")
-
-    command = shell(f"echo $$ > {tmp_path}/pid; while :; do echo x; sleep 0.02; done")
-    with pytest.raises(OSError, match="No space left"):
-        run_process(command, LIMITS, fails)
-    assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
+    assert [len(text) for text in texts(done)] == [MAX_LINE_BYTES, 5, 4]
 
 
 def test_the_first_signal_lets_the_trial_finish() -> None:
@@ -257,52 +209,3 @@ def test_only_a_person_insists() -> None:
         assert interrupt.forced
         with pytest.raises(KeyboardInterrupt):
             interrupt.check()
-
-
-def test_handlers_are_given_back() -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = [signal.getsignal(number) for number in numbers]
-    with Interrupt():
-        assert [signal.getsignal(number) for number in numbers] != before
-    assert [signal.getsignal(number) for number in numbers] == before
-
-
-def test_it_runs_in_a_thread_too() -> None:
-    found: list[Finished] = []
-    thread = threading.Thread(target=lambda: found.append(run_process(shell("echo x"), LIMITS)))
-    thread.start()
-    thread.join(20)
-    assert texts(found[0]) == ["x"]
-
-
-PIECES = st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", b"\r\n", b"a\nb", b"\xc3"]))
-
-
-def split(chunks: list[bytes], max_bytes: int) -> list[str]:
-    read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as pipe:
-        reader = LineReader(pipe, lambda _: True, max_bytes)
-        for chunk in chunks:
-            os.write(write_end, chunk)
-            assert reader.read() == bool(chunk)
-        os.close(write_end)
-        reader.drain(0.0)
-        reader.finish()
-    return [line.text for line in reader.lines]
-
-
-@given(PIECES, st.integers(1, 30))
-def test_how_bytes_are_cut_into_chunks_does_not_matter(chunks: list[bytes], most: int) -> None:
-    assert split(chunks, most) == split([b"".join(chunks)], most)
-
-
-@given(st.lists(st.text(st.characters(exclude_characters="\n\r", codec="utf-8"))))
-def test_text_comes_back_as_it_was(lines: list[str]) -> None:
-    assert split(["".join(f"{line}\n" for line in lines).encode()], 1 << 20) == lines
-
-
-@given(st.lists(st.integers(0, 40)), st.integers(1, 20))
-def test_what_is_dropped_is_counted(lengths: list[int], most: int) -> None:
-    whole = b"".join(b"a" * length + b"\n" for length in lengths)
-    wanted = ["a" * n if n <= most else f"{'a' * most} [{n - most} more bytes]" for n in lengths]
-    assert split([whole], most) == wanted

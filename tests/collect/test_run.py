@@ -1,5 +1,6 @@
 """The run loop: rounds, resume, budget, quarantine, retry, and what never begins."""
 
+import io
 import json
 import time
 from collections import Counter
@@ -10,17 +11,17 @@ from typing import Any
 
 import polars as pl
 import pytest
+from rich.console import Console
 
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import Shard, how_it_ended, journal_folder
-from dynamiccl.collect.progress import SweepProgress
-from dynamiccl.collect.run import RunSummary, run_sweep
-from dynamiccl.collect.runner import Launch, LaunchMode, Row, Runner, lost_row, trial_row
+from dynamiccl.collect.run import RunSummary, SweepProgress, run_sweep
+from dynamiccl.collect.schedule import Launch, LaunchMode, Row, lost_row, trial_row
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.strategies import Outcome
+from dynamiccl.collect.strategies import Outcome, outcome_of
 from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets import store
-from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Source, Status
+from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError, UserError
 from dynamiccl.nccl import ABSTAIN
 from tests.collect.cycles import Cycles
@@ -49,7 +50,7 @@ def run(
     made: Sweep | None = None,
     *,
     resume: bool = False,
-    runner: Runner | None = None,
+    runner: Any = None,
     **more: Any,
 ) -> RunSummary:
     made = made or sweep()
@@ -92,19 +93,22 @@ class Progress(SweepProgress):
     """Keeps what it is told, and says stop after so many outcomes."""
 
     def __init__(self, stop_after: int = 10**9) -> None:
-        super().__init__("grid", stopping=lambda: len(self.outcomes) >= stop_after)
+        super().__init__("grid", stopping=lambda: self.new >= stop_after)
         self.expected = self.advanced = 0
         self.outcomes: list[Outcome] = []
+        self.old: int | None = None
 
-    def expect(self, trials: int) -> None:
-        self.expected = trials
+    @property
+    def new(self) -> int:
+        """Outcomes of this run."""
+        return len(self.outcomes) - (self.old or 0)
 
     def advance(self, trials: int) -> None:
         self.advanced += trials
 
-    def outcome(self, trial: Trial, outcome: Outcome) -> None:
-        assert trial.key == outcome.trial_key
-        self.outcomes.append(outcome)
+    def update(self, expected: int, outcomes: Sequence[Outcome]) -> None:
+        self.expected, self.outcomes = expected, list(outcomes)
+        self.old = len(outcomes) if self.old is None else self.old
 
 
 # --- Rounds and parts ---
@@ -126,43 +130,12 @@ def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     assert all(pl.read_parquet(path)["run"].n_unique() == 1 for path in parts(tmp_path))
 
 
-def test_default_requests_nothing_and_says_what_ran(tmp_path: Path) -> None:
-    run(tmp_path)
-    rows = store.read(tmp_path).filter("is_default")
-    assert rows.height == 3 * 2 * 3 * 2
-    assert rows.select(pl.all_horizontal(pl.col(REQUESTED_COLUMNS).is_null()).all()).item()
-    assert rows["actual_algorithm"].null_count() == rows["actual_protocol"].null_count() == 0
-    assert rows["verified"].all()
-
-
-def test_provenance_holds_the_sweep_and_the_runner(tmp_path: Path) -> None:
-    run(tmp_path)
-    record = store.provenance_of(tmp_path)[0]
-    assert record["sweep_file"] == TEXT
-    assert (record["tool"], record["runner"]) == ("run", "simulator")
-    assert {"git_commit", "host", "python", "dynamiccl_version"} <= record.keys()
-
-
-def test_another_sweep_or_system_in_the_same_directory_is_not_in_the_way(tmp_path: Path) -> None:
-    run(tmp_path)
-    run(tmp_path, sweep(TEXT.replace('"grid"', '"other"')))
-    run(tmp_path, sweep(TEXT.replace('"sim"', '"other"')))
-    assert store.read(tmp_path).height == 3 * (3 * PICKS + INFEASIBLE)
-
-
 def test_progress_is_told_of_every_pick(tmp_path: Path) -> None:
     progress = Progress()
     run(tmp_path, progress=progress)
-    assert progress.expected == progress.advanced == 3 * PICKS + INFEASIBLE
-    assert len(progress.outcomes) == 3 * PICKS + INFEASIBLE
+    assert progress.expected == len(progress.outcomes) == 3 * PICKS + INFEASIBLE
+    assert progress.advanced == 3 * PICKS
     assert sum(not outcome.ok for outcome in progress.outcomes) == INFEASIBLE
-
-
-def test_shards_share_the_launches_and_together_are_the_sweep(tmp_path: Path) -> None:
-    for index in range(2):
-        run(tmp_path / "shards", shard=Shard(index, 2), resume=True)
-    run(tmp_path / "whole")
-    assert figures(tmp_path / "shards") == figures(tmp_path / "whole")
 
 
 # --- Resume ---
@@ -189,50 +162,13 @@ def test_resume_gives_the_figures_of_an_uninterrupted_run(stop: int, tmp_path: P
     assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
 
 
-def test_round_that_was_begun_is_not_picked_again(tmp_path: Path) -> None:
-    made = sweep()
-    with pytest.raises(Interrupted):
-        run(tmp_path, made, runner=StopsAfter(made, 0))
-    strategy = Cycles(made.trials, 3)
-    run_sweep(made, strategy, SimulatorRunner(made.file), tmp_path, resume=True)
-    # Round 0 was written down; the later ones know all outcomes of those before.
-    assert strategy.asked[3:] == [(1, 36), (2, 63), (3, 90)]
-
-
-def test_outcomes_are_the_same_after_a_resume(tmp_path: Path) -> None:
-    """They are read from the rows: of the journal while a round lasts, of what is left later."""
-    made = sweep()
-
-    class Keeps(Cycles):
-        known: list[Outcome]
-
-        def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
-            self.known = list(history)
-            return super().next_picks(number, history)
-
-    whole = Keeps(made.trials, 3)
-    run_sweep(made, whole, SimulatorRunner(made.file), tmp_path, resume=False)
-    again = Keeps(made.trials, 3)
-    run_sweep(made, again, SimulatorRunner(made.file), tmp_path, resume=True)
-    assert len(whole.known) == 3 * PICKS + INFEASIBLE
-    assert again.known == whole.known
-
-
-def test_more_cycles_are_added_to_those_that_are_there(tmp_path: Path) -> None:
-    run(tmp_path)
-    longer = sweep(TEXT.replace("cycles = 3", "cycles = 5"))
-    assert run(tmp_path, longer, resume=True).launches_run == 4
-    run(tmp_path / "whole", longer)
-    assert figures(tmp_path) == figures(tmp_path / "whole")
-
-
 def test_asked_to_stop_it_finishes_the_launch_and_writes_a_part(tmp_path: Path) -> None:
     summary = run(tmp_path, progress=Progress(stop_after=20))
     assert (summary.ended, summary.rounds_done) == ("interrupted", 0)
     assert len(parts(tmp_path)) == 1
     again = Progress()
     assert run(tmp_path, resume=True, progress=again).ended == "done"
-    assert again.advanced == 3 * PICKS + INFEASIBLE
+    assert len(again.outcomes) == 3 * PICKS + INFEASIBLE
     run(tmp_path / "whole")
     assert figures(tmp_path) == figures(tmp_path / "whole")
 
@@ -241,11 +177,11 @@ def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path)
     whole = sweep()
     run(tmp_path / "a", Sweep(whole.file, whole.text, whole.trials[:2]))
     before = parts(tmp_path / "a")
-    with pytest.raises(UserError, match="other trials"):
+    with pytest.raises(UserError, match="with another trials"):
         run(tmp_path / "a", whole, resume=True)
     path = tmp_path / "a" / ".journal" / "system=sim" / "sweep=grid" / "sweep.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "layout": "2"}))
-    with pytest.raises(UserError, match=r"another release began.*; finish it there, or begin anew"):
+    with pytest.raises(UserError, match=r"another release began it, and finishes"):
         run(tmp_path / "a", resume=True)
     assert parts(tmp_path / "a") == before
     (tmp_path / "b").mkdir()
@@ -393,29 +329,12 @@ def test_all_that_failed_is_measured_in_one_more_round(failed: Path) -> None:
     assert again.launches_run == 0
 
 
-def test_config_that_fails_again_is_in_quarantine_again(failed: Path) -> None:
-    made = sweep(ONE)
-    again = Flaky(made)
-    run(failed, made, runner=again, resume=True, retry_failed=True)
-    assert 1 <= again.tried[f"AllReduce:2x8:{2 << 20}:Ring/Simple"] <= 2
-    assert run(failed, made, runner=Flaky(made), resume=True).launches_run == 0
-
-
 def test_retry_that_was_killed_goes_on_with_a_plain_resume(failed: Path) -> None:
     made = sweep(ONE)
     with pytest.raises(Interrupted):
         run(failed, made, runner=StopsAfter(made, 0, "flaky"), resume=True, retry_failed=True)
     assert run(failed, made, runner=Flaky(made, mended=True), resume=True).ended == "done"
     assert store.read(failed).filter(pl.col("run") == "cycle-3").height >= FAILED
-
-
-def test_what_is_left_of_the_sweep_comes_before_the_retry(tmp_path: Path) -> None:
-    made = sweep(ONE)
-    run(tmp_path, made, runner=Flaky(made), progress=Progress(stop_after=4))
-    mended = Flaky(made, mended=True)
-    run(tmp_path, made, runner=mended, resume=True, retry_failed=True)
-    rounds = store.read(tmp_path)["run"].unique().sort().to_list()
-    assert rounds in (["cycle-0", "cycle-1", "cycle-2"], [f"cycle-{n}" for n in range(4)])
 
 
 def test_strategy_counts_its_own_rounds_and_forgets_what_was_mended(failed: Path) -> None:
@@ -481,32 +400,6 @@ def test_the_hours_of_a_sweeps_jobs_add_up(tmp_path: Path) -> None:
     assert jobs > 1
     assert len(launches) <= 4
     assert how_it_ended(folder, short.text.replace("0.0003", "8")) is None
-
-
-def test_shards_share_the_measurements(tmp_path: Path) -> None:
-    small = sweep(TEXT + "[budget]\nmax_measurements = 21")
-    counts = [
-        run(tmp_path, small, shard=Shard(index, 2), resume=True).rows_by_status["ok"]
-        for index in range(2)
-    ]
-    assert counts == [11, 10]
-
-
-def test_what_fills_gaps_is_paid_too(tmp_path: Path) -> None:
-    class Filled(SimulatorRunner):
-        """Each launch of two trials or more measures the first once more, to fill a gap."""
-
-        def measurements(self, launch: Launch) -> int:
-            return len(launch.trials) + (len(launch.trials) > 1)
-
-        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
-            done = super().run(launch, progress)
-            more = done.measured[:1] if len(launch.trials) > 1 else ()
-            return replace(done, measured=(*done.measured, *more))
-
-    small = sweep(TEXT + "[budget]\nmax_measurements = 40")
-    summary = run(tmp_path, small, runner=Filled(small.file))
-    assert (summary.ended, summary.rows_by_status["ok"]) == ("budget", 40)
 
 
 # --- Launches that never begin ---
@@ -602,6 +495,46 @@ def test_reference_is_no_pick_of_the_strategy(tmp_path: Path) -> None:
     strategy = Cycles(made.trials, 3)
     runner = WithReference(made.file)
     run_sweep(made, strategy, runner, tmp_path, resume=False, progress=progress)
-    assert len(progress.outcomes) == progress.advanced == progress.expected
+    assert len(progress.outcomes) == progress.expected
     assert strategy.asked[-1] == (3, 3 * 15 + 3)
     assert store.read(tmp_path).height == 3 * 15 + 3 + 3 * 6
+
+
+# --- What a person sees, and what a strategy is told ---
+
+
+def test_bar_says_done_failed_and_left_on_a_terminal_alone() -> None:
+    def drawn(*, terminal: bool) -> str:
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=terminal, width=160, color_system=None)
+        with SweepProgress("night", console) as progress:
+            # What cannot run is no failure.
+            outcomes = [Outcome("a", 0, 1.0, ok=True), Outcome("b", 0, None, ok=False)]
+            lost = Outcome("c", 0, None, ok=False, infeasible=True)
+            progress.update(40, [*outcomes, lost])
+            progress.advance(3)
+        return screen.getvalue()
+
+    assert "night" in drawn(terminal=True)
+    assert "6/40 1 failed" in drawn(terminal=True)
+    assert drawn(terminal=False).strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcome"),
+    [
+        # The time is that of the out-of-place half, where there is one.
+        ([{"time_us": 7.0, "in_place": True}, {"time_us": 5.0, "in_place": False}], (5.0, True)),
+        ([{"time_us": 7.0, "in_place": True}], (7.0, True)),
+        # The time of GPUs that are not well is none, and no failure.
+        ([{"time_us": 5.0, "throttled": True}], (None, True)),
+        ([{"time_us": 5.0, "ecc_errors": 1}], (None, True)),
+        ([{"time_us": 5.0}, {"time_us": 7.0, "status": "wrong_values"}], (None, False)),
+        ([{"status": "timed_out"}], (None, False)),
+        ([{"status": "infeasible"}], (None, False, True)),
+    ],
+)
+def test_outcome_of_a_trial_is_read_from_its_rows(
+    rows: list[dict[str, Any]], outcome: tuple[Any, ...]
+) -> None:
+    assert outcome_of("key", 3, rows) == Outcome("key", 3, *outcome)

@@ -1,28 +1,32 @@
-"""From the command's options to a sweep: shards, launchers, runners, the plugin."""
+"""From the command's options to a sweep that runs or is submitted (real Slurm: tests/cluster)."""
 
 import io
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from dynamiccl import slurm
 from dynamiccl.collect import start as start_module
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import Shard
 from dynamiccl.collect.run import RunSummary
-from dynamiccl.collect.runner import Launch
-from dynamiccl.collect.sbatch import script_path
+from dynamiccl.collect.schedule import Launch
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.start import (
     RunOptions,
+    Submission,
+    batch_script,
     find_plugin,
     launcher_of,
     parse_shard,
+    script_path,
     start_sweep,
     submit_sweep,
 )
@@ -30,9 +34,9 @@ from dynamiccl.collect.strategies import Outcome, make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError
-from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME
+from dynamiccl.libraries import SWEEP_NAME
+from dynamiccl.slurm import BatchScript
 from tests.collect.benchmark.sweeps import sweep
-from tests.collect.test_sbatch import Played
 
 NOWHERE = Console(file=io.StringIO())
 
@@ -47,15 +51,15 @@ def start(made: Sweep, folder: Path, **more: Any) -> RunSummary:
     return start_sweep(made, options(folder, **more), console=NOWHERE)
 
 
-@pytest.mark.parametrize(
-    ("text", "shard"),
-    [(None, Shard()), ("0/1", Shard()), ("0/4", Shard(0, 4)), ("11/12", Shard(11, 12))],
-)
+# --- Here ---
+
+
+@pytest.mark.parametrize(("text", "shard"), [(None, Shard()), ("11/12", Shard(11, 12))])
 def test_shard_is_read(text: str | None, shard: Shard) -> None:
     assert parse_shard(text) == shard
 
 
-@pytest.mark.parametrize("text", ["", "1", "4/4", "5/4", "-1/4", "0/0", "1/04x", "a/b", "1/2/3"])
+@pytest.mark.parametrize("text", ["", "1", "4/4", "-1/4", "0/0", "a/b", "1/2/3"])
 def test_what_is_no_shard_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(UserError, match=r"is no share; write I/N with I from 0 to N-1, like 0/4"):
         parse_shard(text)
@@ -66,19 +70,8 @@ def test_launcher_is_the_sweeps_or_the_one_that_is_named() -> None:
     assert launcher_of(made.file, None) == made.file.launcher
     named = launcher_of(made.file, "srun")
     assert (named.kind, named.extra_args) == ("srun", ("--bind-to", "none"))
-    assert made.file.launcher.kind == "mpirun"
     with pytest.raises(UnknownName, match=r"'qsub'.*local, mpirun, srun, sbatch"):
         launcher_of(made.file, "qsub")
-
-
-def test_simulated_sweep_runs_and_goes_on(tmp_path: Path) -> None:
-    summary = start(sweep(), tmp_path)
-    assert (summary.ended, summary.rounds_done) == ("done", 2)
-    assert store.read(tmp_path / "out").height == 2 * 3 * 10
-    with pytest.raises(UserError, match="go on with --resume"):
-        start(sweep(), tmp_path)
-    again = start(sweep(), tmp_path, resume=True)
-    assert (again.rows_written, again.launches_skipped) == (0, 2)
 
 
 def test_shards_share_the_settings_and_nothing_is_measured_twice(tmp_path: Path) -> None:
@@ -91,67 +84,220 @@ def test_shards_share_the_settings_and_nothing_is_measured_twice(tmp_path: Path)
     assert shared.equals(store.read(tmp_path / "one" / "out").select(key).sort(key))
 
 
-ADAPTIVE = '{ kind = "adaptive" }'
-
-
-@pytest.mark.parametrize(
-    ("keys", "more"), [({}, {"shard": "0/2"}), ({"launcher": "{ array = 4 }"}, {})]
-)
-def test_adaptive_sweep_is_not_cut_into_shards(
-    keys: dict[str, str], more: dict[str, str], tmp_path: Path
-) -> None:
-    run = partial(start_sweep, console=NOWHERE) if more else submit_sweep
+def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
+    made = sweep(strategy='{ kind = "adaptive" }', launcher="{ array = 4 }")
     with pytest.raises(UserError, match=r"each would know a part of the history only; take strat"):
-        run(sweep(strategy=ADAPTIVE, **keys), options(tmp_path, **more))
+        start(made, tmp_path, shard="0/2")
+    with pytest.raises(UserError, match=r"launcher\.array = 1"):
+        submit_sweep(made, options(tmp_path))
     assert not (tmp_path / "out").exists()
 
 
-def test_array_means_nothing_to_a_launcher_without_a_queue(tmp_path: Path) -> None:
-    made = sweep(strategy=ADAPTIVE, launcher="{ array = 4 }", budget="{ max_measurements = 20 }")
-    assert start(made, tmp_path).ended in {"done", "budget"}
+def test_what_cannot_start_is_told_and_nothing_is_begun(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"'mpi-bench'.*nccl-tests, simulator"):
+        start(sweep(), tmp_path, runner="mpi-bench")
+    real = {"runner": "nccl-tests", "nccl_tests_dir": tmp_path}
+    with pytest.raises(MachineError, match=r"no executable all_reduce_perf"):
+        start(sweep(), tmp_path, **real)
+    with pytest.raises(InvalidSweep, match=r"take launcher mpirun, srun or sbatch"):
+        start(sweep(groups="[{ num_nodes = 2, ranks_per_node = 8 }]"), tmp_path, **real)
+    with pytest.raises(MissingPath, match=r"gone\.so.*make plugin"):
+        start(sweep(runner='{ plugin = "gone.so" }'), tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_takes_the_library_that_it_names(tmp_path: Path) -> None:
+    named = tmp_path / SWEEP_NAME
+    file = sweep(runner=f'{{ plugin = "{named}" }}').file
+    with pytest.raises(MissingPath, match=r"runner\.plugin"):
+        find_plugin(file)
+    named.touch()
+    assert find_plugin(file) == named
+
+
+# --- As a batch job ---
+
+OUT = Path("/data/100% mine")
+WHOLE = f"""\
+#!/bin/bash
+#SBATCH --job-name=grid
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --output="/data/100%% mine/.slurm/grid-%j.out"
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --time=02:00:00
+#SBATCH --gpus-per-node=8
+
+# Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.
+exec {sys.executable} -P -m dynamiccl.collect.cli run '/my sweep.toml' --out '/data/100% mine' \
+--launcher srun --resume --runner nccl-tests --limit 9 --retry-failed \
+--batch-script '/data/100% mine/.slurm/grid.sbatch'
+"""
+
+
+def script_of(*header: str, array: int = 1) -> str:
+    made = sweep()
+    wanted = RunOptions(sweep_file=Path("/my sweep.toml"), out=OUT, limit=9, retry_failed=True)
+    changes = {"sbatch_header": header, "array": array}
+    launcher = made.file.launcher.model_copy(update=changes)
+    return batch_script(made, wanted, launcher, script_path(OUT, "grid"))
+
+
+def test_whole_script_and_that_of_an_array() -> None:
+    assert script_of("--time=02:00:00", "#SBATCH --gpus-per-node=8") == WHOLE
+    assert script_path(OUT, "h100 night/1") == OUT / ".slurm" / "h100-night-1.sbatch"
+    text = script_of(array=3)
+    assert "#SBATCH --array=0-2\n" in text
+    assert "/.slurm/grid-%A_%a.out" in text
+    assert text.endswith(' --shard "$SLURM_ARRAY_TASK_ID/3"\n')
+
+
+@pytest.mark.parametrize("line", ["time=1", "module load nccl", "--a\nrm -rf /", "-a 1"])
+def test_a_line_that_is_no_option_or_sets_the_array_is_refused(line: str) -> None:
+    with pytest.raises(InvalidSweep, match=r"one option a line, .* as launcher\.array"):
+        script_of(line)
+
+
+#: Ready, then waits for two signals, says which, and ends in its own way.
+CHILD = """
+import signal, sys, time
+seen = []
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: seen.append(signal.Signals(number).name))
+print("ready", flush=True)
+while len(seen) < 2:
+    time.sleep(0.01)
+print(*sorted(seen), flush=True)
+sys.exit(7)
+"""
+
+
+def test_signals_to_the_batch_shell_reach_the_sweep_and_its_exit_code_is_the_jobs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    head, _, _ = script_of().rpartition("exec ")
+    script = tmp_path / "job.sh"
+    script.write_text(f"{head}exec {sys.executable} {tmp_path}/child.py\n")
+    with subprocess.Popen(["bash", str(script)], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "ready\n"
+        shell.send_signal(signal.SIGUSR1)
+        shell.send_signal(signal.SIGTERM)
+        assert shell.stdout.read() == "SIGTERM SIGUSR1\n"
+    assert shell.returncode == 7
+
+
+class Played:
+    """Slurm's commands as shell scripts on PATH, and what they were asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "asked").touch()
+        self.script = script_path(folder / "out", "grid")
+        self.command("sbatch", "echo $((76 + $(grep -c sbatch asked)))")
+        self.command("scontrol", "exit 0")
+        self.state("77|PENDING|Priority|")
+
+    def command(self, name: str, script: str) -> None:
+        path = self.folder / name
+        head = f'#!/bin/sh\ncd {self.folder}; echo "{name} $*" >> asked\n'
+        path.write_text(f"{head}{script}\n")
+        path.chmod(0o755)
+
+    def state(self, *lines: str, script: Path | None = None) -> None:
+        shown = "\n".join(f"{line}|{script or self.script}" for line in lines)
+        self.command("squeue", f"cat <<'E'\n{shown}\nE")
+
+    def asked(self, name: str) -> list[str]:
+        lines = (self.folder / "asked").read_text().splitlines()
+        return [line for line in lines if line.startswith(name)]
+
+    def numbers(self, submission: int) -> str:
+        return (self.script.with_suffix(".jobs") / str(submission)).read_text()
+
+    def submit(self, **more: Any) -> Submission:
+        return submit_sweep(sweep(), options(self.folder, **more))
 
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    found = Played(tmp_path)
-    found.job = replace(found.job, script=script_path(tmp_path / "out", "grid"))
-    found.state("77|PENDING|Priority|")
-    found.command("scontrol", "exit 0")
-    return found
+    return Played(tmp_path)
 
 
 def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, wanted = sweep(), options(tmp_path)
-    first = submit_sweep(made, wanted)
+    made = sweep()
+    first = played.submit()
     assert (first.job, first.state, first.trials, first.trials_done) == ("77", "submitted", 60, 0)
-    (line,) = [line for line in first.script.read_text().splitlines() if line.startswith("exec ")]
-    assert line.endswith(
-        f" run {tmp_path}/s.toml --out {tmp_path}/out --launcher srun --resume "
-        f"--runner simulator --batch-script {first.script}"
-    )
+    assert first.script.read_text().startswith("#!/bin/bash\n#SBATCH --job-name=grid\n")
     picks = Warned(made, 1)
     monkeypatch.setattr(start_module, "make_strategy", lambda *_: picks)
-    start_sweep(made, wanted, console=NOWHERE)
-    again = submit_sweep(made, wanted)
+    start(made, tmp_path)
+    again = played.submit()
     assert (again.job, again.state) == ("77", "PENDING (Priority)")
     assert (again.trials_done, again.launches_done) == (30, 1)
     with pytest.raises(UserError, match=r"is PENDING .Priority.: give --retry-failed when it has"):
-        submit_sweep(made, options(tmp_path, retry_failed=True))
+        played.submit(retry_failed=True)
     played.state("77|COMPLETED|None|n1")
     with pytest.raises(
         UserError, match=r"no job of it waits or runs .*/grid-\*\.out\); go on with -"
     ):
-        submit_sweep(made, wanted)
-    assert submit_sweep(made, options(tmp_path, resume=True)).job == "78"
-    start_sweep(made, options(tmp_path, resume=True), console=NOWHERE)
-    done = submit_sweep(made, wanted)
+        played.submit()
+    assert played.submit(resume=True).job == "78"
+    start(made, tmp_path, resume=True)
+    done = played.submit()
     assert (done.job, done.state, done.trials_done) == (None, "done", 60)
     assert len(played.asked("sbatch")) == 2
-    assert submit_sweep(made, options(tmp_path, retry_failed=True)).job == "79"
+    assert played.submit(retry_failed=True).job == "79"
+
+
+def test_of_many_calls_at_once_one_submits(played: Played) -> None:
+    played.command("sbatch", "sleep 0.5; echo 77")
+
+    def one(_: int) -> str:
+        try:
+            return str(played.submit().job)
+        except UserError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        said = sorted(pool.map(one, range(8)))
+    assert said[0] == "77"
+    assert all("another call is submitting this sweep" in words for words in said[1:])
+    assert played.asked("sbatch") == [f"sbatch --parsable {played.script}"]
+
+
+@pytest.mark.parametrize("gone", ["77|CANCELLED|None|n1", "", "another's script"])
+def test_a_job_that_is_gone_is_submitted_anew(gone: str, played: Played) -> None:
+    played.submit()
+    if gone == "another's script":
+        played.state("77|RUNNING|None|n1", script=Path("/elsewhere/s.sbatch"))
+    elif gone:
+        played.state(gone)
+    else:
+        played.command("squeue", "echo 'error: Invalid job id specified' >&2; exit 1")
+    assert played.submit().job == "78"
+    assert (played.numbers(1), played.numbers(2)) == ("77\n", "78\n")
+
+
+def test_a_job_that_is_refused_can_be_submitted_later_and_one_that_may_be_there_not(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.command("sbatch", "echo 'invalid partition' >&2; exit 1")
+    with pytest.raises(MachineError, match=r"invalid partition; correct launcher\.sbatch_header"):
+        played.submit()
+    monkeypatch.setattr(slurm, "_ANSWER_S", 0.3)
+    played.command("sbatch", "exec sleep 60")
+    with pytest.raises(MachineError, match="no answer from 'sbatch"):
+        played.submit()
+    with pytest.raises(UserError, match=r"jobs/1 waits for its job's number; .*squeue --me"):
+        played.submit()
 
 
 class Warned:
@@ -182,21 +328,21 @@ def test_a_job_is_queued_again_where_its_time_limit_left_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, script = sweep(), played.job.script
+    made = sweep()
     warned = Warned(made, number, name)
     monkeypatch.setattr(start_module, "make_strategy", lambda *_: warned)
-    start_sweep(made, options(tmp_path, batch_script=script), console=NOWHERE)
+    start(made, tmp_path, batch_script=played.script)
     assert played.asked("scontrol") == ["scontrol requeue 77"] * queued
 
 
 def test_a_job_that_measured_nothing_ends_with_the_error(
     played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, wanted = sweep(), options(tmp_path, batch_script=played.job.script, resume=True)
+    made = sweep()
     warned = Warned(made, 0)
     monkeypatch.setattr(start_module, "make_strategy", lambda *_: warned)
     with pytest.raises(MachineError, match=r"before anything was measured.*--time"):
-        start_sweep(made, wanted, console=NOWHERE)
+        start(made, tmp_path, batch_script=played.script)
     assert played.asked("scontrol") == []
 
 
@@ -212,32 +358,27 @@ def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
     run = SimulatorRunner.run
     monkeypatch.setattr(SimulatorRunner, "run", fails)
     with pytest.raises(MachineError, match="no node answers"):
-        start_sweep(sweep(), options(tmp_path, batch_script=played.job.script), console=NOWHERE)
+        start(sweep(), tmp_path, batch_script=played.script)
     assert played.asked("scontrol") == ["scontrol requeue 77"] * number
 
 
-def test_what_cannot_start_is_told_and_nothing_is_begun(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"'mpi-bench'.*nccl-tests, simulator"):
-        start(sweep(), tmp_path, runner="mpi-bench")
-    real = {"runner": "nccl-tests", "nccl_tests_dir": tmp_path}
-    with pytest.raises(MachineError, match=r"no executable all_reduce_perf"):
-        start(sweep(), tmp_path, **real)
-    with pytest.raises(InvalidSweep, match=r"take launcher mpirun, srun or sbatch"):
-        start(sweep(groups="[{ num_nodes = 2, ranks_per_node = 8 }]"), tmp_path, **real)
-    with pytest.raises(MissingPath, match=r"gone\.so.*make plugin"):
-        start(sweep(runner='{ plugin = "gone.so" }'), tmp_path)
-    assert not (tmp_path / "out").exists()
+ARRAY = {"SLURM_JOB_ID": "79", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "2"}
 
 
-def test_a_sweep_takes_the_library_that_it_names(tmp_path: Path) -> None:
-    named = tmp_path / SWEEP_NAME
-    file = sweep(runner=f'{{ plugin = "{named}" }}').file
-    with pytest.raises(MissingPath, match=r"runner\.plugin"):
-        find_plugin(file)
-    named.touch()
-    assert find_plugin(file) == named
-    for name in JOB_NAMES:
-        (tmp_path / name).touch()
-        job = sweep(runner=f'{{ plugin = "{tmp_path / name}" }}').file
-        with pytest.raises(UserError, match=f"for jobs and plays no schedule; name {SWEEP_NAME}"):
-            find_plugin(job)
+@pytest.mark.parametrize(
+    ("environ", "name", "more"),
+    [({"SLURM_JOB_ID": "77"}, "77", ""), (ARRAY, "77_2", " --array=2")],
+)
+def test_where_slurm_refuses_to_requeue_another_job_follows(
+    environ: dict[str, str], name: str, more: str, played: Played
+) -> None:
+    played.submit()
+    played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
+    BatchScript(played.script, start_module._QUEUE).submit_again(environ)
+    assert played.asked("scontrol") == [f"scontrol requeue {name}"]
+    wanted = f"sbatch --parsable --dependency=afterany:{name}{more} {played.script}"
+    assert played.asked("sbatch")[1:] == [wanted]
+    assert played.numbers(1) == "77\n78\n"
+    played.state("77_0|RUNNING|None|n1", "77_2|COMPLETED|None|n2", "78_2|PENDING|Dependency|")
+    found = played.submit()
+    assert (found.job, found.state) == ("77,78", "1 PENDING (Dependency), 1 RUNNING on n1")

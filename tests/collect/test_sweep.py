@@ -16,7 +16,7 @@ from dynamiccl.collect.grid import (
     parse_size,
     walks,
 )
-from dynamiccl.collect.runner import trial_row
+from dynamiccl.collect.schedule import trial_row
 from dynamiccl.collect.sweep import Sizes, Sweep, load_sweep, parse_sweep, sweep_text
 from dynamiccl.errors import InvalidSweep, MissingPath
 from dynamiccl.nccl import ABSTAIN, Collective

@@ -8,12 +8,10 @@ import polars as pl
 from rich.console import Console
 
 from dynamiccl.collect.journal import Shard, journal_folder
-from dynamiccl.collect.launch import NcclTestsRunner
+from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.process import Interrupt
-from dynamiccl.collect.programs import Site
-from dynamiccl.collect.progress import SweepProgress
-from dynamiccl.collect.run import RunSummary, run_sweep
+from dynamiccl.collect.run import RunSummary, SweepProgress, run_sweep
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from tests.collect.cycles import Cycles

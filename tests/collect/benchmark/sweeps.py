@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dynamiccl.collect.grid import Trial
-from dynamiccl.collect.runner import Launch, LaunchMode
+from dynamiccl.collect.schedule import Launch, LaunchMode
 from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.nccl import ABSTAIN
 

@@ -6,12 +6,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
-from tests.collect.benchmark.stand_in import rows, run, site, statuses, wanted
+from tests.collect.benchmark.stand_in import rows, run, statuses, wanted
 from tests.collect.benchmark.sweeps import sweep
 
 
@@ -73,14 +71,12 @@ def test_default_is_measured_untouched_and_in_its_profile(
     assert times["net", "profile"] > 1.3 * times["default", "profile"]  # type: ignore[operator]
 
 
-def test_set_up_is_kept_and_its_features_are_columns(tmp_path: Path, sweep_path: Path) -> None:
+def test_cost_table_and_topology_are_kept(tmp_path: Path, sweep_path: Path) -> None:
     made = sweep(cycles="1", runner="{ per_iteration = true }")
     run(made, tmp_path, sweep_path)
-    kept = tmp_path / "out" / "topology" / "system=box" / "allreduce-1x8-default"
-    assert {path.name for path in kept.iterdir()} == {"topology.xml", "graph.xml", "nccl.log"}
-    log = (kept / "nccl.log").read_text()
-    assert "Algorithm" in log
-    assert " Bytes -> " not in log
+    costs = store.read(tmp_path / "out", "costs")
+    assert "AllReduce" in costs["collective"]
+    assert set(costs["gpu"]) == {"FAKE H100"}
     found = rows(tmp_path).filter(pl.col("status") == "ok")
     facts = ("nvswitch", "nvlink_generation", "compute_capability", "cpu_vendor", "nics_per_node")
     assert found.select(facts).unique().rows() == [(True, 4, 9.0, "intel", 16)]
@@ -149,40 +145,9 @@ def test_chunk_sizes_are_played_where_nccl_asks_for_them(tmp_path: Path, sweep_p
     assert left["actual_chunk_bytes"].null_count() == left.height
 
 
-@pytest.mark.parametrize("kind", [pytest.param("random", marks=pytest.mark.soak), "adaptive"])
-def test_what_is_picked_is_played_and_its_probability_recorded(
-    kind: str, tmp_path: Path, sweep_path: Path
-) -> None:
-    made = sweep(
-        strategy=f'{{ kind = "{kind}", max_rounds = 2 }}',
-        sizes='{ min = "64K", max = "8M" }',
-        num_channels="[0, 2, 4, 8]",
-        cycles="3",
-    )
-    where = site(made, tmp_path, sweep_path)
-    strategy = make_strategy(made.file, made.trials)
-    runner = NcclTestsRunner(made.file, where)
-    assert run_sweep(made, strategy, runner, where.out, resume=False).ended == "done"
-    found = rows(tmp_path).filter(~pl.col("in_place").fill_null(value=False))
-    forced = found.filter(~pl.col("is_default"), pl.col("status") == "ok")
-    assert forced["verified"].all()
-    odds = forced["behaviour_probability"]
-    assert odds.null_count() == 0
-    assert ((odds > 0) & (odds <= 1)).all()
-    # Less than the whole grid in every round, and the default pair in each.
-    assert (forced.group_by("round").len()["len"] < 8 * 16).all()
-    pairs = found.filter("is_default", pl.col("default_scope") == "profile", pl.col("repeat") < 2)
-    tasks = found.group_by("round").agg(
-        pl.col("size_bytes").filter(~pl.col("is_default")).n_unique()
-    )
-    assert pairs.height >= 2 * tasks["size_bytes"].sum()
-
-
-def test_too_many_blocks_are_played_in_further_launches(tmp_path: Path, sweep_path: Path) -> None:
-    made = sweep(cycles="1", runner="{ max_blocks = 10 }")
-    summary = run(made, tmp_path, sweep_path)
-    found = rows(tmp_path)
-    assert statuses(found) == {"ok": 2 * 3 * (2 + 10)}
-    assert wanted(found)["verified"].all()
-    # Ten trials of each of three sizes, three cycles at a time; nine to be read back.
-    assert summary.launches_run == 4 + 3 + 1
+def test_what_fills_gaps_is_paid_by_the_budget_too(tmp_path: Path, sweep_path: Path) -> None:
+    made = sweep(cycles="4", budget="{ max_measurements = 35 }", runner="{ read_back = false }")
+    assert run(made, tmp_path, sweep_path).ended == "budget"
+    timed = rows(tmp_path).filter(pl.col("default_scope") == "profile")
+    # Each measurement is two rows: in place and out of place.
+    assert 2 * 30 < timed.height <= 2 * 35

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.process import Interrupt
-from dynamiccl.collect.progress import SweepProgress
+from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, lost, rows, run, site, statuses
 from tests.collect.benchmark.sweeps import sweep
@@ -105,18 +104,6 @@ def test_forced_combination_that_nccl_refuses_is_infeasible(tmp_path: Path) -> N
 # --- Launches that never begin ---
 
 
-@pytest.mark.parametrize("mode", ["read-back", "sweep", "reference"])
-def test_launch_that_never_began_is_started_once_more(
-    mode: str, tmp_path: Path, sweep_path: Path
-) -> None:
-    once = lost(tmp_path, mode, [1])
-    summary = run(sweep(cycles="1", runner=PATIENT), tmp_path, sweep_path, loses=once)
-    assert summary.launches_run == 3
-    found = rows(tmp_path)
-    assert statuses(found).keys() == {"ok"}
-    assert found.filter(~pl.col("is_default"))["verified"].all()
-
-
 def test_launch_that_never_began_twice_is_failed_when_the_next_one_begins(
     tmp_path: Path, sweep_path: Path
 ) -> None:
@@ -130,14 +117,6 @@ def test_launch_that_never_began_twice_is_failed_when_the_next_one_begins(
     assert bad.height == 3 * 10
     good = found.filter(pl.col("status") == "ok")
     assert set(good["datatype"]) != set(bad["datatype"])
-
-
-def test_where_no_launch_is_left_nccls_own_choice_under_the_plugin_tells(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    twice = lost(tmp_path, "sweep", [1, 2])
-    summary = run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path, loses=twice)
-    assert summary.rows_by_status == {"ok": 2 * 3 * 2, "failed": 3 * 10}
 
 
 def test_node_that_goes_in_the_night_marks_nothing(tmp_path: Path, sweep_path: Path) -> None:
@@ -168,15 +147,6 @@ def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="the configs are not known"):
         run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, broken)
     assert "sweep" not in "".join(rows(tmp_path)["launch"])
-
-
-def test_a_folder_that_nfs_keeps_hinders_no_later_launch(
-    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank that has not ended yet has a file open there, and the folder stays."""
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
-    monkeypatch.setenv("FAKE_CRASH", "Tree/LL/4ch")
-    assert run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path).ended == "done"
 
 
 # --- Stops and kills ---
@@ -260,19 +230,6 @@ def test_interrupting_the_sweep_twice_ends_the_benchmark(tmp_path: Path, sweep_p
     assert wait_for(lambda: not children(programs))
 
 
-def test_stopped_sweep_ends_with_the_code_of_an_interrupt(tmp_path: Path, sweep_path: Path) -> None:
-    command, programs = command_of_a_sweep(tmp_path, sweep_path)
-    environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "0.1"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
-    ) as process:
-        assert wait_for(lambda: bool(children(programs)))
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert b"stopped; go on with --resume" in said
-
-
 def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -303,7 +260,10 @@ def children(programs: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"interference": '[{ kind = "congestion", level = 0.5 }]'}, "is for the simulator"),
+        (
+            {"interference": '[{ kind = "congestion", level = 0.5 }]'},
+            "'congestion' cannot run",
+        ),
         (
             {"groups": "[{ num_nodes = 2, ranks_per_node = 8 }]"},
             "take launcher mpirun, srun or sbatch",

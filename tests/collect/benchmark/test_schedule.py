@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
-from typing import Any
 
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.grid import Setting, Trial, benchmark_bytes
-from dynamiccl.collect.programs import Program
-from dynamiccl.collect.runner import Launch, LaunchMode
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.schedule import (
     CONFIG_VARIABLES,
     PLUGIN_VARIABLES,
@@ -25,15 +22,15 @@ from dynamiccl.collect.schedule import (
     Calls,
     Choice,
     Grid,
+    Launch,
+    LaunchMode,
     Skips,
     arguments,
-    await_report,
     calls_of,
     deal,
     environment,
     forced_config,
     has_begun,
-    is_local,
     judge,
     lay_out,
     read_report,
@@ -42,7 +39,8 @@ from dynamiccl.collect.schedule import (
     small_bytes,
     warmup_of,
 )
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.collect.sweep import Sweep
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, PlayReport, Schedule
 from tests.collect.benchmark.stand_in import rows, run
 from tests.collect.benchmark.sweeps import feasible, launch_of, picked, sweep
@@ -75,42 +73,6 @@ def test_one_process_measures_the_grid_and_one_the_untouched_default() -> None:
     assert Counter(t.size_bytes for t in reference.trials) == {1 << k: 2 for k in (20, 21, 22)}
 
 
-def test_without_a_plugin_each_config_has_its_process_and_the_default_is_the_reference() -> None:
-    launches = lay(plays=False)
-    assert modes(launches) == {"forced": 1 + 8}
-    assert all(len({trial.config for trial in launch.trials}) == 1 for launch in launches)
-
-
-def test_read_back_comes_once_for_what_is_unknown() -> None:
-    assert modes(lay(plays=False, read_back=True)) == {"forced": 9, "read-back": 9}
-    launches = lay(plays=True, read_back=True)
-    assert modes(launches) == {"sweep": 1, "reference": 1, "read-back": 1}
-    [back] = [launch for launch in launches if launch.mode is LaunchMode.READ_BACK]
-    assert Counter(trial.repeat for trial in back.trials) == {0: 3 * 9}
-
-
-def test_profile_has_its_own_process_and_profiles_share_one_reference() -> None:
-    launches = lay(plays=True, profiles=NET)
-    assert modes(launches) == {"sweep": 1, "reference": 1}
-    for launch in launches:
-        untouched = launch.mode is LaunchMode.REFERENCE
-        assert launch.setting.profile.name == ("default" if untouched else "net")
-    assert modes(lay(plays=False, profiles=NET)) == {"forced": 9, "reference": 1}
-    both = f'[{{ name = "default" }}, {NET[1:]}'
-    assert modes(lay(plays=True, profiles=both)) == {"sweep": 2, "reference": 1}
-    assert modes(lay(plays=False, profiles=both)) == {"forced": 18}
-
-
-def test_sizes_that_no_walk_joins_need_more_processes() -> None:
-    launches = lay(plays=True, sizes='{ min = "1M", max = "4M", steps_per_octave = 4 }')
-    assert modes(launches) == {"sweep": 4, "reference": 4}
-
-
-def test_collective_that_nobody_tunes_is_run_as_it_is() -> None:
-    [launch] = lay(plays=True, read_back=True, collectives='["AlltoAll"]', algorithms="[]")
-    assert (launch.mode, launch.is_scheduled) == (LaunchMode.FORCED, False)
-
-
 def test_every_pick_is_in_one_timed_launch_and_ids_are_unique() -> None:
     trials = picked(sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]'))
     for plays in (True, False):
@@ -122,26 +84,6 @@ def test_every_pick_is_in_one_timed_launch_and_ids_are_unique() -> None:
 
 
 # --- The blocks of a launch ---
-
-
-def test_every_trial_has_a_block_and_each_cycle_walks_all_sizes() -> None:
-    launch = launch_of(TRIALS, repeats=2)
-    grid = deal(launch, max_blocks=1000)
-    assert grid.chain.sizes == (1 << 20, 1 << 21, 1 << 22)
-    assert len(grid.cycles) == 2 * 9
-    for cycle in grid.cycles:
-        assert [trial.size_bytes for trial in cycle] == list(grid.chain.sizes)
-    assert Counter(grid.blocks) == Counter(launch.trials)
-    assert grid.left_over == ()
-
-
-def test_order_is_shuffled_within_a_size_and_the_same_again() -> None:
-    launch = launch_of(TRIALS)
-    grid = deal(launch, max_blocks=1000)
-    orders = [[config.key for config in column] for column in zip(*grid.configs, strict=True)]
-    assert orders[0] != orders[1]
-    assert grid == deal(launch, max_blocks=1000)
-    assert deal(replace(launch, id="1:x"), max_blocks=1000).cycles != grid.cycles
 
 
 def test_gaps_are_filled_with_further_repeats_of_the_default() -> None:
@@ -157,23 +99,6 @@ def test_gaps_are_filled_with_further_repeats_of_the_default() -> None:
     fillers = set(more.blocks) - set(launch.trials)
     assert len(set(grid.blocks)) == len(grid.blocks)
     assert not fillers & set(grid.blocks)
-
-
-def test_gap_of_a_forced_launch_is_filled_with_its_own_config() -> None:
-    ring = [trial for trial in TRIALS if trial.config.key == "Ring/LL"]
-    trials = (*ring, *(replace(trial, repeat=1) for trial in ring[1:]))
-    grid = deal(replace(launch_of(ring, scheduled=False), trials=trials), max_blocks=1000)
-    assert {config.key for cycle in grid.configs for config in cycle} == {"Ring/LL"}
-    assert len(set(grid.blocks)) == len(grid.blocks) == 6
-
-
-def test_size_that_was_settled_is_walked_over_with_the_default() -> None:
-    outer = [trial for trial in TRIALS if trial.size_bytes != 1 << 21]
-    more = feasible(sweep(sizes='{ list = ["8M"] }'))
-    grid = deal(launch_of([*outer, *more]), max_blocks=1000)
-    assert grid.chain.sizes == (1 << 20, 1 << 21, 1 << 22, 1 << 23)
-    assert {cycle[1].config for cycle in grid.cycles} == {ABSTAIN}
-    assert grid.left_over == ()
 
 
 @given(data=st.data(), count=st.integers(1, 40), limit=st.integers(1, 60))
@@ -206,40 +131,23 @@ def test_large_messages_of_slow_configs_have_longer_before_they_count_as_hung() 
 
 # --- What a launch starts ---
 
-OLD = Program("/opt/all_reduce_perf", frozenset("tgbeifnmwNpcodrzyTGCaRh"))
-NEW = Program("/opt/all_reduce_perf", OLD.options | frozenset("JSIKxDVMu"))
+
+def test_command_line_of_a_sweep_and_of_a_read_back() -> None:
+    def line(mode: LaunchMode, made: Sweep = IN_NET) -> str:
+        launch = launch_of(NET_TRIALS, mode)
+        grid = deal(launch, max_blocks=1000)
+        return " ".join(arguments("x_perf", launch, grid, made.file, gpus=8, folder=WORK))
+
+    walk = "x_perf -b 1048576 -e 4194304 -f 2 -g 8"
+    assert line(LaunchMode.SWEEP) == f"{walk} -n 5 -w 2 -c 1 -d float -N 9 -J /w/rows.json"
+    assert line(LaunchMode.READ_BACK) == f"{walk} -n 1 -w 1 -c 0 -d float -N 9"
+    single = sweep(runner='{ per_iteration = true, arguments = ["-z", "3"] }')
+    assert line(LaunchMode.SWEEP, single).endswith("-d float -z 3 -N 9 -I 1 -J /w/rows.json")
+
+
 IN_NET = sweep(profiles=NET)
 NET_TRIALS = feasible(IN_NET)
 WORK = Path("/w")
-
-
-def line(program: Program, launch: Launch, *, gpus: int = 8, made: Any = IN_NET) -> str:
-    grid = deal(launch, max_blocks=1000)
-    return " ".join(arguments(program, launch, grid, made.file, gpus=gpus, folder=WORK))
-
-
-def test_command_line_of_a_sweep() -> None:
-    launch = launch_of(NET_TRIALS)
-    assert line(NEW, launch) == (
-        "/opt/all_reduce_perf -b 1048576 -e 4194304 -f 2 -g 8 -n 5 -w 2 -c 1 -d float -N 9 "
-        "-J /w/rows.json"
-    )
-    # An old release gets no option that it has not, and no warm-up where calls are counted.
-    assert line(OLD, launch, gpus=1) == (
-        "/opt/all_reduce_perf -b 1048576 -e 4194304 -f 2 -g 1 -n 5 -w 0 -c 1 -d float -N 9"
-    )
-    assert " -w 2 " in line(OLD, launch_of(NET_TRIALS[:1], LaunchMode.FORCED, scheduled=False))
-    single = sweep(runner='{ per_iteration = true, arguments = ["-z", "3"] }')
-    assert " -I 1 " in line(NEW, launch, made=single)
-    assert " -I " not in line(OLD, launch, made=single)
-    assert " -z 3 " in line(OLD, launch, made=single)
-
-
-def test_read_back_makes_few_calls_and_asks_for_no_times() -> None:
-    back = launch_of(NET_TRIALS, LaunchMode.READ_BACK)
-    assert line(NEW, back).endswith("-n 1 -w 1 -c 0 -d float -N 9")
-    assert calls_of(back, NEW, IN_NET.file).per_half == 2
-    assert calls_of(launch_of(NET_TRIALS), NEW, IN_NET.file).per_half == 1 + 5 + 1
 
 
 def test_small_messages_get_more_calls_in_a_process_of_their_own() -> None:
@@ -252,13 +160,12 @@ def test_small_messages_get_more_calls_in_a_process_of_their_own() -> None:
         small_bytes=small_bytes(made.file),
     )
     calls = {
-        tuple(sorted({trial.size_bytes for trial in launch.trials})): calls_of(
-            launch, NEW, made.file
-        ).iterations
+        tuple(sorted({one.size_bytes for one in launch.trials})): calls_of(launch, made.file)
         for launch in launches
         if launch.mode is LaunchMode.SWEEP
     }
-    assert calls == {(1 << 10, 256 << 10): 200, (512 << 10,): 5}
+    counts = {sizes: found.iterations for sizes, found in calls.items()}
+    assert counts == {(1 << 10, 256 << 10): 200, (512 << 10,): 5}
     many = sweep(iterations="500", sizes='{ min = "64K", max = "1M" }').file
     assert small_bytes(many) == 0
 
@@ -276,20 +183,6 @@ def test_sweep_loads_the_plugin_in_its_profile() -> None:
         "DYNAMICCL_SWEEP_REPORT": "/w/report",
     }
     assert unset == CONFIG_VARIABLES
-
-
-def test_reference_is_the_untouched_environment_whatever_its_trials_say() -> None:
-    launch = launch_of(NET_TRIALS, LaunchMode.REFERENCE, scheduled=False)
-    assert environment(launch, WORK, "", "") == ({}, PLUGIN_VARIABLES)
-
-
-def test_read_back_has_a_log_and_dumps() -> None:
-    found, _ = environment(launch_of(NET_TRIALS, LaunchMode.READ_BACK), WORK, "/p/lib.so", "00ff")
-    assert found["NCCL_DEBUG_SUBSYS"] == "INIT,ENV,TUNING"
-    assert found["NCCL_DEBUG_FILE"] == "/w/nccl.%h.%p.log"
-    assert found["NCCL_TOPO_DUMP_FILE"] == "/w/topology.xml"
-    assert found["NCCL_GRAPH_DUMP_FILE"] == "/w/graph.xml"
-    assert found["DYNAMICCL_MODE"] == "sweep"
 
 
 def test_forced_launch_leaves_no_other_choice_in_the_environment() -> None:
@@ -338,15 +231,6 @@ def dealt(**keys: str) -> tuple[Setting, Grid]:
     return launch.setting, deal(launch, max_blocks=1000)
 
 
-def test_schedule_is_the_grid() -> None:
-    setting, grid = dealt()
-    made = schedule_of(setting, grid, CALLS)
-    assert made.collective is Collective.AllReduce
-    assert (made.num_ranks, made.num_nodes, made.halves) == (8, 1, 2)
-    assert made.calls_per_half == 1 + 3 + 1
-    assert (made.sizes, made.cycles) == (grid.benchmark_bytes, grid.configs)
-
-
 @pytest.mark.parametrize(
     ("sizes", "ladder"),
     [
@@ -362,30 +246,6 @@ def test_warm_up_doubles_from_the_first_size_to_the_last(
 ) -> None:
     setting, grid = dealt(sizes=sizes)
     assert warmup_of(setting, grid, CALLS) == tuple((size, 2) for size in ladder)
-    assert warmup_of(setting, grid, Calls(3, 0, 1)) == ()
-
-
-@given(
-    collective=st.sampled_from([c for c in Collective if c.tunable]),
-    first=st.integers(256, 1 << 20),
-    factor=st.integers(2, 5),
-    count=st.integers(1, 5),
-)
-@settings(deadline=None, max_examples=50)
-def test_any_walk_makes_a_schedule_that_the_plugin_takes(
-    collective: Collective, first: int, factor: int, count: int
-) -> None:
-    setting = Setting(collective, 1, 8)
-    trials = [Trial(setting, first * factor**power, Config()) for power in range(count)]
-    grid = deal(launch_of(trials, repeats=2), max_blocks=100)
-    made = schedule_of(setting, grid, CALLS)
-    assert all(calls == 2 for _, calls in made.warmup)
-    assert made.warmup[0][0] == made.sizes[0]
-    # Sizes are rounded as the benchmark does.
-    assert made.sizes == tuple(
-        benchmark_bytes(collective, size, 8, "float") for size in grid.chain.sizes
-    )
-    assert made.num_calls == 2 * len(made.warmup) + 2 * 5 * len(grid.blocks)
 
 
 @pytest.mark.parametrize(
@@ -460,20 +320,11 @@ def leave(
     return folder
 
 
-def test_played_and_abstained_blocks_are_fine(tmp_path: Path) -> None:
-    assert judge(LAUNCH, leave(tmp_path, [PLAYED, ABSTAINED]), 2) == [FINE, FINE]
-    assert judge(LAUNCH, tmp_path, 0) == []
-    # A launch without a schedule needs no report.
-    assert judge(FORCED, tmp_path / "none", 2) == [{}, {}]
-    assert not has_begun(FORCED, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("state", "status", "reason"),
     [
         (BlockState.UNAVAILABLE, "infeasible", "NCCL's cost table has no such cell here"),
-        (BlockState.MIXED, "failed", "the plugin could play it in some of its calls only"),
-        (BlockState.NOT_REACHED, "failed", "the plugin did not play this block"),
+        (BlockState.MIXED, "failed", "the plugin did not play all calls of this block (MIXED)"),
     ],
 )
 def test_times_of_a_block_that_was_not_played_are_not_its_configs(
@@ -481,11 +332,6 @@ def test_times_of_a_block_that_was_not_played_are_not_its_configs(
 ) -> None:
     verdicts = judge(LAUNCH, leave(tmp_path, [PLAYED, state, PLAYED]), 3)
     assert verdicts == [FINE, {"status": status, "reason": reason}, FINE]
-
-
-def test_where_it_stopped_is_said(tmp_path: Path) -> None:
-    [_, lost] = judge(LAUNCH, leave(tmp_path, [PLAYED], stopped=77), 2)
-    assert lost["reason"] == "the plugin did not play this block (it stopped at call 77)"
 
 
 def test_without_a_whole_report_nobody_knows_what_was_played(tmp_path: Path) -> None:
@@ -511,32 +357,18 @@ def test_report_on_another_schedule_or_of_more_calls_is_none(tmp_path: Path) -> 
     assert {one["status"] for one in judge(LAUNCH, tmp_path, 3)} == {"failed"}
 
 
-def test_launch_has_begun_when_its_first_block_was_reached(tmp_path: Path) -> None:
-    assert not has_begun(LAUNCH, leave(tmp_path))
-    for state in (PLAYED, ABSTAINED, BlockState.UNAVAILABLE, BlockState.MIXED):
-        assert has_begun(LAUNCH, leave(tmp_path, [state]))
-
-
 def test_report_that_comes_late_is_waited_for_and_a_whole_one_is_not(tmp_path: Path) -> None:
     leave(tmp_path, [PLAYED])
     late = Timer(0.3, leave, (tmp_path, [PLAYED, PLAYED]))
     late.start()
-    await_report(LAUNCH, tmp_path, 2, patience_s=60)
+    assert judge(LAUNCH, tmp_path, 2, 60) == [FINE, FINE]
     late.join()
-    assert judge(LAUNCH, tmp_path, 2) == [FINE, FINE]
     for rows_printed in (0, 1):
-        await_report(LAUNCH, tmp_path, rows_printed, patience_s=math.inf)
-    await_report(FORCED, tmp_path, 2, patience_s=math.inf)
+        judge(LAUNCH, tmp_path, rows_printed, math.inf)
     # One that says why it stops does not grow; one that does not come is judged as it is.
-    await_report(LAUNCH, leave(tmp_path, [PLAYED], stopped=9), 5, patience_s=math.inf)
-    await_report(LAUNCH, leave(tmp_path, [PLAYED]), 2, patience_s=0)
-    assert ["status" in verdict for verdict in judge(LAUNCH, tmp_path, 2)] == [False, True]
-
-
-def test_file_system_is_local_or_not_known(tmp_path: Path) -> None:
-    assert is_local(Path("/dev/shm"))
-    assert not is_local(Path("/proc"))
-    assert not is_local(tmp_path / "none")
+    judge(LAUNCH, leave(tmp_path, [PLAYED], stopped=9), 5, math.inf)
+    verdicts = judge(LAUNCH, leave(tmp_path, [PLAYED]), 2)
+    assert ["status" in verdict for verdict in verdicts] == [False, True]
 
 
 # --- Which trials need no block ---
@@ -556,25 +388,6 @@ def why(config: str, size_bytes: int = 1 << 20, **ran: int | None) -> str | None
         for name, got in ran.items()
     }
     return Skips(64 << 20, CHANNELS.trials).reason(trial(config, size_bytes), choices)
-
-
-@pytest.mark.parametrize(
-    ("config", "slow"),
-    [
-        ("Ring/LL", True),
-        ("Ring/LL/32ch", True),
-        ("Ring/Simple/1ch", True),
-        ("Ring/Simple/8ch", False),
-        ("Ring/Simple", False),
-        ("ABSTAIN", False),
-    ],
-)
-def test_slowest_configs_are_left_out_above_a_size(config: str, slow: bool) -> None:
-    reason = why(config, 256 << 20)
-    assert (reason is not None) == slow
-    assert reason is None or "runner.slow_max" in reason
-    assert why(config) is None
-    assert Skips(16 << 30).reason(trial(config, 256 << 20), {}) is None
 
 
 def test_channel_counts_that_run_alike_are_measured_once() -> None:
