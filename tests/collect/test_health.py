@@ -83,9 +83,10 @@ def test_a_second_launch_that_was_fast_clears_a_pair() -> None:
     assert examine(both, least=0.05).is_well
 
 
-def test_what_was_not_measured_is_said() -> None:
-    assert "of two nodes, which end of a slow pair is slow" in check(2).cannot_tell
-    assert any("NICs and cables" in text for text in check(1).cannot_tell)
+def test_what_was_not_measured_has_no_noise() -> None:
+    alone = check(1)
+    assert alone.noise_between is None
+    assert alone.noise_inside is not None
 
 
 def test_hosts_have_their_names() -> None:
@@ -111,20 +112,6 @@ def test_launch_that_hung_is_a_finding_and_not_well() -> None:
     none = lost.with_columns(process_times_us=pl.lit(None, dtype=pl.List(pl.Float64)))
     with pytest.raises(NotEnoughData, match="9 rows failed: no new row for 120 s"):
         examine(none, least=0.05)
-
-
-def test_process_that_others_wait_for_is_named() -> None:
-    on_time = {"hosts": "n[1-2]", "num_ranks": 4}
-    late = [
-        default(100.0, run=f"r{n}", process_times_us=[100.0, 101.0, 80.0, 100.0 + n], **on_time)
-        for n in range(5)
-    ]
-    assert named(examine(frame(*late), least=0.05)) == [("late", "n2 process 0")]
-    even = [
-        default(100.0, run=f"r{n}", process_times_us=[100.0, 101.0, 99.0, 100.0 + n], **on_time)
-        for n in range(5)
-    ]
-    assert examine(frame(*even), least=0.05).is_well
 
 
 def test_nic_whose_counters_rise_is_named() -> None:
@@ -185,6 +172,4 @@ def test_a_call_on_two_sets_of_hosts_says_nothing_of_either() -> None:
     with pytest.raises(NotEnoughData, match="3 sets of hosts or more"):
         examine(two, least=0.05)
     both = pl.concat([two.with_columns(sweep=pl.lit("two")), rows(4)])
-    assert any(
-        "fewer than 3 sets of hosts" in text for text in examine(both, least=0.05).cannot_tell
-    )
+    assert examine(both, least=0.05).not_compared == 2
