@@ -109,7 +109,7 @@ def trace_file(path: Path) -> TraceFile | None:
     if source is None and _NOT_READ.search(head):
         what = "an execution trace, or a dump of PyTorch's Flight Recorder"
         raise OutputError(f"{path} is {what}, which is not read; {_READ}")
-    return source and TraceFile(path, source)
+    return None if source is None else TraceFile(path, source)
 
 
 def source_of(head: bytes) -> CallSource | None:
@@ -255,8 +255,9 @@ def read_inspector(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The records of a dump of NCCL's Inspector, as `read_kineto`'s, and no steps.
 
-    JSON lines of formats 4.0 to 4.3, and RCCL's of the same plugin; lines that cannot be are
-    rejected in `report`, by number, and a dump that is cut off is its failure.
+    JSON lines of formats 4.0 to 4.3; of messages between two ranks, which ask no tuner, the number
+    is told. Lines that cannot be are rejected in `report`, by number, and a dump that is cut off is
+    its failure.
 
     4.0    each line has header, metadata and one record (NCCL 2.28.3 on).
     4.1    a line of `dump_stats` comes before the records of a dump.
@@ -264,8 +265,7 @@ def read_inspector(
     4.3    only `dump_stats` has header and metadata; exactly as many bare records as it says
            follow. What a header says never holds beyond its dump.
 
-    Sources: NVIDIA/nccl plugins/profiler/inspector (inspector_json.cc, inspector_json_reader.py)
-    and ROCm/rocm-systems projects/rccl/plugins/profiler/inspector.
+    Source: NVIDIA/nccl plugins/profiler/inspector (inspector_json.cc, inspector_json_reader.py).
     """
     found: list[dict[str, Any]] = []
     dump: dict[str, Any] = {}
@@ -310,20 +310,18 @@ def _announced(document: Mapping[str, Any]) -> int:
 
 
 def _inspected(
-    document: Mapping[str, Any],
-    header: object,
-    line: int,
-    report: FileReport,
+    document: Mapping[str, Any], header: object, line: int, report: FileReport
 ) -> list[dict[str, Any]]:
     """The record of one call, or none, with the reason in `report`."""
-    report.rows_read += 1
-    prefix = "coll" if "coll_perf" in document else "p2p"
-    perf, comm = mapping(document[f"{prefix}_perf"]), mapping(header)
-    size, number_of_call = (whole(perf.get(f"{prefix}_{n}")) for n in ("msg_size_bytes", "sn"))
-    rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks"))
+    perf, comm = mapping(document.get("coll_perf")), mapping(header)
     # `Send` and `Recv` are collectives to some releases.
-    is_message = prefix == "p2p" or perf.get("coll") in ("Send", "Recv")
-    collective = "SendRecv" if is_message else _wire(perf.get("coll"), Collective, report)
+    if "p2p_perf" in document or perf.get("coll") in ("Send", "Recv"):
+        report.drop("a message between two ranks")
+        return []
+    report.rows_read += 1
+    size, sequence = whole(perf.get("coll_msg_size_bytes")), whole(perf.get("coll_sn"))
+    rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks"))
+    collective = _wire(perf.get("coll"), Collective, report)
     if not size or size >> MAX_SIZE_BITS:
         report.drop("size 0" if size == 0 else "size out of range or missing")
         return []
@@ -331,16 +329,16 @@ def _inspected(
         what = "collective not known" if collective is None else "rank out of range, or missing"
         report.reject(line, what, str(document))
         return []
-    time_us = number(perf.get(f"{prefix}_exec_time_us")) or None
+    time_us = number(perf.get("coll_exec_time_us")) or None
     ident = re.fullmatch(r"(?:0x)?0*([1-9a-f][0-9a-f]{0,15})", str(comm.get("id")).lower())
-    has_key = ident and number_of_call is not None and not is_message
-    clock = "gpu" if "gpu" in str(perf.get(f"{prefix}_timing_source")).lower() else "cpu"
+    has_key = ident and sequence is not None
+    clock = "gpu" if "gpu" in str(perf.get("coll_timing_source")).lower() else "cpu"
     record = {
         "rank": rank,
-        "key": f"{ident[1]} {collective} {number_of_call}" if ident and has_key else None,
+        "key": f"{ident[1]} {collective} {sequence}" if ident and has_key else None,
         "comm": ident and ident[1].zfill(16),
         "group": text(comm.get("comm_name")),
-        "sequence": None if is_message else number_of_call,
+        "sequence": sequence,
         "collective": collective,
         "size_bytes": size * _parts(collective, perf, size, num_ranks),
         "num_ranks": num_ranks,
@@ -348,7 +346,6 @@ def _inspected(
         "asks_tuner": Collective.parse(collective).tunable and num_ranks > 1,
         "actual_algorithm": _wire(perf.get("coll_algo"), Algorithm, report),
         "actual_protocol": _wire(perf.get("coll_proto"), Protocol, report),
-        "actual_num_channels": _channels(perf),
         "time_us": time_us,
         "timing_source": clock if time_us else None,
     }
@@ -378,12 +375,3 @@ def _parts(collective: str, perf: Mapping[str, Any], size: int, num_ranks: int) 
         return 1
     parts = gbytes_per_s * 1e3 * time_us / size
     return 1 if 0.5 < parts < math.sqrt(num_ranks) else num_ranks
-
-
-def _channels(perf: Mapping[str, Any]) -> int | None:
-    """Number of channels: RCCL counts them, NCCL's verbose dumps list one event for each."""
-    traces = mapping(perf.get("event_trace_sn") or perf.get("event_trace_ts"))
-    events = traces.get("kernel_events")
-    listed = map(mapping, events if isinstance(events, list) else [])
-    channels = {whole(each.get("channel_id")) for each in listed} - {None}
-    return whole(perf.get("coll_n_channels")) or len(channels) or None
