@@ -1,6 +1,5 @@
 """Chrome traces of PyTorch's profiler: arguments, sizes, steps, and what a kernel's name says."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -196,22 +195,6 @@ def test_a_trace_that_does_not_decode_is_refused_with_the_place(tmp_path: Path) 
         path.write_text(damaged)
         with pytest.raises(CorruptFile, match=rf"t\.json is damaged: .* line {line} column"):
             read(path)
-
-
-def test_another_layout_of_the_same_events_gives_the_same(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.step(1, 0.0, 900.0)
-    for number in range(5):
-        chrome.compute(100.0 * number, 60.0)
-        chrome.event("python_function", "run()\n  }", 100.0 * number, 1.0)
-        chrome.collective(100.0 * number + 50, 30.0)
-    path = chrome.write(tmp_path / "a.json")
-    other = tmp_path / "b.json"
-    other.write_text(json.dumps(json.loads(path.read_text())))
-    first, second = read(path), read(other)
-    assert first.calls.num_rows == 5
-    assert first.calls.drop_columns("source_file").equals(second.calls.drop_columns("source_file"))
-    assert first.steps.drop_columns("source_file").equals(second.steps.drop_columns("source_file"))
 
 
 def test_nodes_that_the_caller_knows_hold_for_groups_of_the_whole_job(tmp_path: Path) -> None:
