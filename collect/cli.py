@@ -239,7 +239,7 @@ def describe_command(
 ) -> None:
     """Describe a data set: systems, sizes, configs, repeats, coverage, noise.
 
-    With --plots also the best config by size and its gain over NCCL's default.
+    With --plots also a map of the best config by size, and of its gain over NCCL's default.
 
     Example: dynamiccl-collect describe out/data --plots out/plots
     """
