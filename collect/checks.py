@@ -13,7 +13,7 @@ from typing import Final
 from dynamiccl.collect.launch import BINARIES
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.nodes import node_argv
-from dynamiccl.collect.sampler import SET_BY_USER, is_slowed
+from dynamiccl.collect.sampler import is_slowed
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
 from dynamiccl.doctor import (
     ROLES,
@@ -173,12 +173,10 @@ GPU_FACTS: Final = (
     *("name", "driver_version", "mig.mode.current"),
     "ecc.errors.uncorrected.volatile.total",
 )
-CLOCKS: Final = ("clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active", "utilization.gpu")
+CLOCKS: Final = ("clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active")
 PROCESSES: Final = ("pid", "process_name", "used_memory")
 #: Shares GPUs for us, and is no job.
 _SERVER: Final = "nvidia-cuda-mps-server"
-#: An idle GPU that runs this share of its top clock does not lower it: somebody fixed it.
-_HELD: Final = 0.75
 
 
 def smi(kind: str, facts: Sequence[str]) -> tuple[str, ...]:
@@ -217,28 +215,17 @@ def _gpus(needs: Needs, machine: Machine) -> Iterator[Check]:
 
 
 def _clocks(_: Needs, machine: Machine) -> Iterator[Check]:
-    """Check that clocks are steady: neither slowed nor falling when idle."""
+    """Check that neither heat nor power slows a GPU."""
     rows, problem = _ask(machine, "gpu", CLOCKS)
     bits = [int(row[2], 16) if row[2].startswith("0x") else 0 for row in rows]
     slowed = [f"gpu{i}" for i, reasons in enumerate(bits) if is_slowed(reasons)]
-    held = [_is_held(row, reasons) for row, reasons in zip(rows, bits, strict=True)]
     shown = ", ".join(f"{row[0]} of {row[1]} MHz" for row in rows)
     yield judge(
         "clocks",
         problem or (f"{shown}; slowed by heat or power: {', '.join(slowed)}" if slowed else shown),
+        (not rows, UNKNOWN, "look at 'nvidia-smi -q -d PERFORMANCE' by hand"),
         (bool(slowed), WARN, "see to cooling and power: rows measured like this are flagged"),
-        (False in held, WARN, "the first calls of a launch run slower: 'nvidia-smi -lgc MHZ'"),
-        (not rows or None in held, UNKNOWN, "idle GPUs show whether clocks are locked"),
     )
-
-
-def _is_held(row: Sequence[str], reasons: int) -> bool | None:
-    """Whether a GPU's clock is fixed; None when it is busy, as any clock is high then."""
-    if reasons & SET_BY_USER:
-        return True
-    if not (row[0].isdecimal() and row[1].isdecimal() and row[3] == "0"):
-        return None
-    return int(row[0]) >= _HELD * int(row[1])
 
 
 def _other_processes(_: Needs, machine: Machine) -> Iterator[Check]:

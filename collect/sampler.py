@@ -64,8 +64,6 @@ PORT_ERRORS: Final = (
 #: config by heat or power: software's power cap, a hardware slow-down by half or more, software's
 #: and hardware's thermal ones, the power supply's brake. Idle clocks and a display's are no fault.
 SLOWED: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
-#: The bit of clocks that the user limited: application clocks, or `nvidia-smi -lgc`.
-SET_BY_USER: Final = 0x2
 
 
 def is_slowed(reasons: int) -> bool:

@@ -45,7 +45,7 @@ LDCONFIG = """\
 \tlibc.so.6 (libc6,x86-64, OS ABI: Linux 3.2.0) => /lib/x86_64-linux-gnu/libc.so.6
 """
 GPU = "NVIDIA H100 80GB HBM3, 580.65.06, Disabled, 0\n"
-CLOCK = "1980, 1980, 0x0000000000000001, 0\n"
+CLOCK = "1980, 1980, 0x0000000000000001\n"
 RUNS: Mapping[tuple[str, ...], str] = {
     (BINARY, "-h"): HELP,
     ("ldd", BINARY): LDD,
