@@ -196,6 +196,9 @@ def jobs_command(
     explore: Annotated[
         float, typer.Option(help="Share of calls with a config drawn at random.", min=0, max=1)
     ] = 0.3,
+    hold: Annotated[
+        float, typer.Option(help="Calls of a task key that a draw lasts on average.", min=1)
+    ] = 1.0,
     seed: Annotated[int, typer.Option(help="Of surroundings, noise and draws.")] = 0,
     name: Annotated[str, typer.Option(help="The sweep that the calls belong to.")] = "jobs",
     as_json: _Json = False,
@@ -209,7 +212,7 @@ def jobs_command(
         system=find_system(system),
         workload=make_workload(kinds, Group(nodes, ranks_per_node)),
         scenario=find_scenario(scenario),
-        exploration=Exploration(explore),
+        exploration=Exploration(explore, hold),
         jobs=jobs,
         calls=calls,
         seed=seed,
