@@ -29,6 +29,7 @@ A bandwidth of 0.0 means that NCCL does not take the cell, or that it is below 0
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -101,7 +102,7 @@ _COST_CELL: Final = re.compile(r"\s*(\d+\.\d)/\s*(\d+\.\d) \|")
 _COST_PROTOCOLS: Final = (Protocol.LL, Protocol.LL128, Protocol.Simple)
 
 #: A name whose digits may count: `nid007106`, `gpu-3`, `n12.cluster`.
-_COUNTED_HOST: Final = re.compile(r"(.*?)(\d{1,9})(\D*)")
+_COUNTED_HOST: Final = re.compile(r"(.*?)(\d{0,9})(\D*)", re.DOTALL)
 #: One host, or a range of them: `n[01-04,7].cluster`.
 _LISTED_HOST: Final = re.compile(r"([^,\[\]]+)(?:\[([\d,-]*)\])?([^,\[\]]*)(?:,|$)")
 
@@ -481,26 +482,19 @@ def host_list(hosts: Iterable[str]) -> str:
     >>> host_list(["n01", "n02", "n03", "n07", "login", "n7"])
     'n[01-03],n07,login,n7'
     """
-    ranges: list[tuple[str, str, str, int]] = []
-    for host in dict.fromkeys(hosts):
-        match = _COUNTED_HOST.fullmatch(host)
-        head, digits, tail = match.groups() if match else (host, "", "")
-        last = ranges[-1] if ranges else ("", "", "", 0)
-        follows = (
-            digits != ""
-            and (head, tail, len(digits)) == (last[0], last[2], len(last[1]))
-            and int(digits) == int(last[1]) + last[3]
-        )
-        if follows:
-            ranges[-1] = (head, last[1], tail, last[3] + 1)
-        else:
-            ranges.append((head, digits, tail, 1))
-    return ",".join(
-        f"{head}{first}{tail}"
-        if count == 1
-        else f"{head}[{first}-{int(first) + count - 1:0{len(first)}d}]{tail}"
-        for head, first, tail, count in ranges
-    )
+    names = [_COUNTED_HOST.fullmatch(host) for host in dict.fromkeys(hosts)]
+    parts = enumerate(name.groups() for name in names if name is not None)
+
+    def run_of(part: tuple[int, tuple[str, ...]]) -> tuple[str, str, int, int]:
+        place, (head, digits, tail) = part
+        return head, tail, len(digits), int(digits or 0) - place
+
+    told: list[str] = []
+    for (head, tail, _, _), alike in groupby(parts, run_of):
+        numbers = [digits for _, (_, digits, _) in alike]
+        number = numbers[0] if len(numbers) == 1 else f"[{numbers[0]}-{numbers[-1]}]"
+        told.append(f"{head}{number}{tail}")
+    return ",".join(told)
 
 
 def expand_hosts(text: str) -> list[str]:

@@ -15,25 +15,21 @@ The rows of a launch of ours stay dicts (`parse_text`, `parse_json`). Those of a
 become columns a chunk at a time (`read_file`), since there may be millions.
 """
 
-import json
-import math
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import polars as pl
 import pyarrow as pa
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dynamiccl.collect.nccl_log import (
     add_settings,
     collective_of_program,
     cost_rows,
-    kept,
     requested_by,
 )
 from dynamiccl.collect.output import (
@@ -44,14 +40,15 @@ from dynamiccl.collect.output import (
     Row,
     Run,
     TextRuns,
-    Torn,
+    first_problem,
     hosts_of,
+    read_json,
 )
 from dynamiccl.datasets.rows import columns_table, trial_id
 from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE, QUIET, DefaultScope, Source, Status
-from dynamiccl.errors import CorruptFile, OutputError, UnknownName
+from dynamiccl.datasets.store import check_slug
+from dynamiccl.errors import MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.sizes import MAX_SIZE_BITS
 
 #: Rows of one table, by the kind of table; parts of a data set.
 Part = tuple[str, pa.Table]
@@ -132,6 +129,59 @@ class ImportOptions:
     systems_file: Path | None = None
 
 
+class _System(BaseModel):
+    """Facts of one system; None = unknown. Names and units are those of the schema's columns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    #: New hive directory, where the one in the data is unwieldy.
+    name: str | None = None
+    compute_capability: float | None = Field(default=None, ge=3.0, le=100.0)
+    nvlink_generation: int | None = Field(default=None, ge=0, le=100)
+    nvlinks_per_gpu: int | None = Field(default=None, ge=0, le=1000)
+    nvswitch: bool | None = None
+    nic_kind: Literal["infiniband", "roce", "efa", "socket", "none"] | None = None
+    nic_gbits_per_s: float | None = Field(default=None, ge=0.0)
+    nics_per_node: int | None = Field(default=None, ge=0)
+    cpu_vendor: Literal["intel", "amd", "arm"] | None = None
+
+
+class _Systems(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    systems: dict[str, _System] = {}
+
+
+def load_systems(path: Path | None) -> Callable[[str], dict[str, Any]]:
+    """Read a systems file; returns what gives the columns of a system, a new name among them.
+
+        [systems."b300-nvlink"]
+        name = "b300"                  # optional: rename the system
+        compute_capability = 10.3
+        nvswitch = true
+        nic_kind = "none"
+
+    Raises MissingPath, and UserError with table, key, value and choices.
+    """
+    if path is None:
+        return lambda system: {"system": system}
+    if not path.is_file():
+        raise MissingPath("systems file", path, "write one with a [systems.NAME] table")
+    try:
+        tables = _Systems.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).systems
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not TOML: {error}; correct that line") from error
+    except ValidationError as error:
+        keys = ", ".join(_System.model_fields)
+        raise UserError(
+            f"{path}: {first_problem(error)}; write tables [systems.NAME] with any of {keys}"
+        ) from error
+    known = {name: table.model_dump(exclude_none=True) for name, table in tables.items()}
+    for name, facts in known.items():
+        facts["system"] = check_slug(facts.pop("name", name), "system")
+    return lambda system: {"system": system, **known.get(system, {})}
+
+
 # --- Outputs of launches, and files to import ---
 
 
@@ -169,7 +219,7 @@ def parse_json(path: Path, collective: Collective) -> list[Row]:
     rows, run = read_json(path, report)
     if report.rejected:
         raise OutputError(str(report.rejected[0]))
-    return _as_dicts(rows, [run], report, collective)
+    return _as_dicts(_gathered([rows]), [run], report, collective)
 
 
 def _as_dicts(
@@ -192,7 +242,7 @@ def read_file(
     """
     if report.format == Source.NCCL_TESTS_JSON.value:
         rows, run = read_json(path, report)
-        yield from _parts(rows, [run], base, options, report)
+        yield from _parts(_gathered([rows]), [run], base, options, report)
         return
     text_runs = TextRuns(report)
     with path.open(encoding="utf-8", errors="replace") as lines:
@@ -207,7 +257,7 @@ def read_file(
 def _no_row(path: Path, runs: Iterable[Run], report: FileReport) -> str:
     failures = [run.failure for run in runs if run.failure is not None]
     if failures:
-        _, number, line = min(failures)
+        number, line = min(failures)
         return f"{path}:{number}: no benchmark row; the run failed: {line[:300]}"
     if report.rejected:
         return f"{path} holds no whole benchmark row; first of the torn ones: {report.rejected[0]}"
@@ -348,7 +398,7 @@ class _Facts:
         for run in runs:
             if not run.rows:
                 if run.began and run.failure is not None:
-                    _, number, line = run.failure
+                    number, line = run.failure
                     self._remark(f"line {number}: a run failed before its first row: {line[:200]}")
                 continue
             is_alone = rows[RUN].min() == rows[RUN].max() == run.number
@@ -566,177 +616,3 @@ def _choices_of_runs(
         "actual_num_channels": pl.Int64,
     }
     return pl.DataFrame(found, schema=schema, orient="row")
-
-
-# --- JSON ---
-
-
-def _finite(value: object) -> object:
-    """None for what nccl-tests writes in place of a number that is none."""
-    if value in {"nan", "-nan", "inf", "-inf", "N/A"}:
-        return None
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-_Number = Annotated[float | None, BeforeValidator(_finite)]
-#: Columns by the keys of a half, and of its figures per iteration (-I).
-_JSON_HALF: Final = {
-    "time": "time_us",
-    "alg_bw": "algbw_gbytes_per_s",
-    "bus_bw": "busbw_gbytes_per_s",
-}
-_JSON_EACH: Final = {
-    "min_us": "time_min_us",
-    "max_us": "time_max_us",
-    "p99_us": "time_p99_us",
-    "cv_pct": "time_cv_percent",
-}
-_FIGURE: Final = TypeAdapter[float | None](_Number)
-_TIMES: Final = TypeAdapter[list[float | None] | None](list[_Number] | None)
-_TIMES_OF_PROCESSES: Final = TypeAdapter[list[list[float | None]]](list[list[_Number]])
-
-
-class _Result(BaseModel):
-    size: int = Field(ge=0, lt=1 << MAX_SIZE_BITS)
-    type: str | None = None
-    redop: str | None = None
-    root: int | None = Field(default=None, ge=-1, lt=1 << 30)
-    out_of_place: dict[str, _Number] | None = None
-    out_of_place_per_iter: dict[str, Any] = {}
-    in_place: dict[str, _Number] | None = None
-    in_place_per_iter: dict[str, Any] = {}
-
-
-class _Config(BaseModel):
-    nthreads: int = Field(default=1, le=1024)
-    ngpus: int = Field(default=1, le=1024)
-    aggregated_iterations: int = 1
-    graph: int = 0
-    unalign: int = 0
-    blocking_collectives: bool = False
-    devices: list[dict[str, Any] | None] = []
-
-
-class _Document(BaseModel):
-    version: Literal[1, 2, 3]
-    args: list[str] = []
-    env: list[str] = []
-    nccl_version: int | str = ""
-    config: _Config = _Config()
-    results: list[Any]
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first of a document's errors, on one line: the key, what is wrong, the value."""
-    [first, *_] = error.errors()
-    key = ".".join(str(part) for part in first["loc"]) or "all of it"
-    told = f"{key}: {first['msg'].removeprefix('Value error, ')}"
-    return told if first["type"] == "missing" else f"{told} (got '{str(first['input'])[:60]}')"
-
-
-def read_json(path: Path, report: FileReport) -> tuple[pl.DataFrame, Run]:
-    """The rows of nccl-tests' JSON output (`-J`, since 2.17.3), versions 1 to 3, and their run.
-
-    Written after the format in nccl-tests' sources (`src/util.cu`, 2.17.3 to 2.19.6): booleans are
-    the strings "true" and "false", a number that is not one is "nan", and a crash leaves the text
-    cut off.
-
-    Raises CorruptFile with the byte offset when the text is cut off or no JSON, and OutputError
-    when it is another kind of JSON or a version that is not known.
-    """
-    document = _json_document(path)
-    run, rows = _json_run(document), list[Row]()
-    for number, result in enumerate(document.results):
-        try:
-            halves = _json_halves(_Result.model_validate(result))
-        except (ValidationError, Torn) as error:
-            why = first_problem(error) if isinstance(error, ValidationError) else str(error)
-            report.reject(number + 1, f"results[{number}]: {why}", json.dumps(result)[:200])
-            continue
-        report.rows_read += 1
-        run.rows += 1
-        if not halves:
-            report.drop("size 0" if result["size"] == 0 else "no time")
-        rows += halves
-    return _gathered([rows]), run
-
-
-def _json_document(path: Path) -> _Document:
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    try:
-        return _Document.model_validate(json.loads(text, strict=False))
-    except json.JSONDecodeError as error:
-        offset = len(text[: error.pos].encode())
-        raise CorruptFile(
-            f"{path} is not whole JSON: {error.msg} at byte {offset} of {len(text.encode())}; a "
-            "crashed benchmark leaves it cut off: import its text output instead"
-        ) from error
-    except RecursionError as error:
-        raise CorruptFile(f"{path} is nested too deeply to be a benchmark's output") from error
-    except ValidationError as error:
-        raise OutputError(
-            f"{path} is no JSON of nccl-tests, version 1 to 3: {first_problem(error)}; import the "
-            "text output instead"
-        ) from error
-
-
-def _json_run(document: _Document) -> Run:
-    """What the document says of its run, by the lines that the text has in its place."""
-    run, config = Run(0), document.config
-    lines = [
-        f"Collective test starting: {' '.join(document.args[:1])}",
-        f"nThread 1 nGpus 1 minBytes agg iters: {config.aggregated_iterations} "
-        f"graph: {config.graph} unalign: {config.unalign}",
-        "Blocking Enabled" if config.blocking_collectives else "",
-    ]
-    for each in filter(None, config.devices):
-        where = f"on {each.get('hostname')} device {each.get('device')} [{each.get('device_hex')}]"
-        rank = f"Rank {each.get('rank')} Group {each.get('group', 0)}"
-        lines.append(f"{rank} {where} {each.get('device_info', '')}")
-    for line in lines:
-        run.note(line, 0)
-    if len(run.ranks) == 1:
-        # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
-        only, count = run.ranks[0], config.nthreads * config.ngpus
-        run.ranks = [only._replace(rank=i, device=only.device + i) for i in range(count)]
-    # `env` is the whole environment of whoever ran it: only the listed settings are kept.
-    environment = [item.partition("=") for item in document.env]
-    run.settings = kept((name, value) for name, _, value in environment)
-    with suppress(UnknownName):
-        run.nccl.versions.add(str(NcclVersion.parse(document.nccl_version)))
-    return run
-
-
-def _json_halves(result: _Result) -> list[Row]:
-    halves: list[Row] = []
-    for in_place, timing, each in (
-        (False, result.out_of_place or {}, result.out_of_place_per_iter),
-        (True, result.in_place or {}, result.in_place_per_iter),
-    ):
-        if "cpu_time" in timing:
-            raise Torn("cpu_time (-C) is the cost of the launch and not the time of the call")
-        time_us, wrong = timing.get("time") or 0.0, timing.get("nwrong")
-        if time_us <= 0.0 or not result.size:
-            continue
-        processes = each.get("per_process_max_times_us") or []
-        known = [
-            [time for time in times if time is not None]
-            for times in _TIMES_OF_PROCESSES.validate_python(processes)
-        ]
-        half = {
-            RUN: 0,
-            "source_line": None,
-            "size_bytes": result.size,
-            "datatype": result.type,
-            "reduction_op": result.redop,
-            "root": result.root,
-            "in_place": in_place,
-            **{column: timing.get(key) for key, column in _JSON_HALF.items()},
-            "wrong_values": int(wrong) if wrong is not None and 0 <= wrong < 1 << 62 else None,
-            **{name: _FIGURE.validate_python(each.get(key)) for key, name in _JSON_EACH.items()},
-            "iteration_times_us": _TIMES.validate_python(each.get("times_us")),
-            # The mean time of each process over its iterations.
-            "process_times_us": [mean(times) if times else None for times in known] or None,
-        }
-        halves.append(half)
-    return halves

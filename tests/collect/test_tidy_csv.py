@@ -5,8 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.collect.tidy_csv import COLUMNS
+from dynamiccl.collect.imports import CSV_COLUMNS, ImportOptions, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from tests.published import sweep
@@ -46,8 +45,10 @@ ROW = {
 
 
 def write(path: Path, *changes: dict[str, str]) -> Path:
-    lines = [",".join(COLUMNS)]
-    lines += [",".join(f'"{({**ROW, **change})[name]}"' for name in COLUMNS) for change in changes]
+    lines = [",".join(CSV_COLUMNS)]
+    lines += [
+        ",".join(f'"{({**ROW, **change})[name]}"' for name in CSV_COLUMNS) for change in changes
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -216,4 +217,6 @@ def test_short_line_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "s.csv", {})
     path.write_text(path.read_text() + "a,b\n")
     summary = import_files([path], tmp_path / "out")
-    assert summary.rejected[0].reason == f"2 cells where the header names {len(COLUMNS)} columns"
+    assert (
+        summary.rejected[0].reason == f"2 cells where the header names {len(CSV_COLUMNS)} columns"
+    )
