@@ -197,12 +197,13 @@ def import_files(
     summary = ImportSummary()
     inputs = _inputs(paths, summary.skipped)
     if not inputs:
+        named = ", ".join(map(str, paths)) or "no file to import"
         found = (
             f"{len(summary.skipped)} files of other kinds" if summary.skipped else "no file at all"
         )
         raise UserError(
-            f"{', '.join(map(str, paths)) or 'no file to import'}: {found}, and no nccl-tests "
-            "output, CSV, calls file or trace; name files, or the directory that holds them"
+            f"{named}: {found}, and no nccl-tests output, CSV, calls file or trace; name files, or "
+            "the directory that holds them"
         )
     unknown = [item.path for item in inputs if item.format != CSV]
     if options.system is None and unknown:
@@ -401,7 +402,6 @@ def _statistic(text: str) -> str:
 
 
 _Count = Annotated[int | None, Field(ge=1, lt=1 << MAX_SIZE_BITS)]
-_Figure = Annotated[float | None, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class _Record(BaseModel):
@@ -428,7 +428,7 @@ class _Record(BaseModel):
     repeat: int | None = Field(default=None, ge=0, lt=1 << 31)
     statistic: Annotated[str, _parsed(_statistic)] = Statistic.MEAN.value
     time_us: Annotated[float | None, Field(gt=0.0, allow_inf_nan=False)] = None
-    busbw_gbytes_per_s: _Figure = None
+    busbw_gbytes_per_s: Annotated[float | None, Field(ge=0.0, allow_inf_nan=False)] = None
     is_default: bool | None = None
     note: str = ""
 
@@ -455,7 +455,6 @@ _OUTCOMES: Final = (
     (r"(?i)\bhang|\bhung|timeout|timed out", Status.TIMED_OUT),
     (r"(?i)\bcrash", Status.FAILED),
     (r"(?i)\binvalid|infeasible", Status.INFEASIBLE),
-    (r"(?i)\bwrong", Status.WRONG_VALUES),
 )
 
 

@@ -131,14 +131,6 @@ def sets_variables(line: str) -> bool:
     return "NCCL_" in line and _SETS.search(line[prompt.end() if prompt else 0 :]) is not None
 
 
-def collective_of_program(program: str) -> Collective | None:
-    """Collective of a program name; None for those that are not in NCCL's API (hypercube)."""
-    try:
-        return Collective.parse(program)
-    except UnknownName:
-        return None
-
-
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
     """The variables on the list; without a value where it is not a plain one."""
     return {
@@ -305,17 +297,15 @@ class LoggedCall:
 
 def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
     """The calls of a log, in order."""
-    yield from filter(None, map(_logged_call, lines))
+    return filter(None, map(_logged_call, lines))
 
 
 def _logged_call(line: str) -> LoggedCall | None:
     if " Bytes -> " not in line:
         return None
     match = _CALL.search(line)
-    if match is None:
-        return None
-    collective = _named(Collective, match["func"]) if match["func"] else None
-    if match["func"] and collective is None:
+    collective = named(Collective, match["func"]) if match and match["func"] else None
+    if match is None or (match["func"] and collective is None):
         return None
     per_rank = match["low"] is not None and collective in _PER_RANK
     return LoggedCall(collective, int(match["size"]), per_rank, _choice(match))
@@ -324,8 +314,8 @@ def _logged_call(line: str) -> LoggedCall | None:
 def _choice(match: re.Match[str]) -> Choice | None:
     if match["other"] or match["special"]:
         return None
-    algorithm = _named(Algorithm, match["algorithm"])
-    protocol = _named(Protocol, match["protocol"])
+    algorithm = named(Algorithm, match["algorithm"])
+    protocol = named(Protocol, match["protocol"])
     if algorithm is None or protocol is None:
         return None
     if match["low"] is None:
@@ -334,7 +324,7 @@ def _choice(match: re.Match[str]) -> Choice | None:
     return Choice(algorithm.wire, protocol.wire, count) if count > 0 else None
 
 
-def _named(kind: type[_Kind], text: str) -> _Kind | None:
+def named(kind: type[_Kind], text: str) -> _Kind | None:
     """The member of that name or number; None for one of a later NCCL, or what is none."""
     try:
         return kind(int(text)) if text.isdecimal() else kind.parse(text.strip())
@@ -417,7 +407,7 @@ class NcclLog:
     def _note_cost(self, text: str) -> None:
         if names := _COST_ALGORITHMS.match(text):
             self._algorithms = [
-                _named(Algorithm, name) for name in names[1].split("|") if name.strip()
+                named(Algorithm, name) for name in names[1].split("|") if name.strip()
             ]
             self._threads = []
             # Each communicator begins with the first block.
@@ -428,7 +418,7 @@ class NcclLog:
             words = threads[1].replace("|", " ").split()
             self._threads = [int(w) if re.fullmatch(r"[0-9]{1,9}", w) else None for w in words]
         elif (row := _COST_ROW.match(text)) and self.costs:
-            collective = _named(Collective, row[1])
+            collective = named(Collective, row[1])
             if collective is not None:
                 self._take_costs(collective, row[2])
 

@@ -11,8 +11,7 @@ collective comes from, in this order:
 3. the option `collective`, unless the columns contradict it: then the run is refused;
 4. the name of the file, when it contains exactly one collective's name. This is reported.
 
-The rows of a launch of ours stay dicts (`parse_text`, `parse_json`). Those of a file to import
-become columns a chunk at a time (`read_file`), since there may be millions.
+Rows become columns a chunk at a time, since there may be millions.
 """
 
 import re
@@ -20,7 +19,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -28,15 +27,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dynamiccl.collect.nccl_log import (
     add_settings,
-    collective_of_program,
     cost_rows,
+    named,
     requested_by,
 )
 from dynamiccl.collect.output import (
     PER_ITERATION,
     RUN,
     FileReport,
-    Rejected,
     Row,
     Run,
     TextRuns,
@@ -182,54 +180,7 @@ def load_systems(path: Path | None) -> Callable[[str], dict[str, Any]]:
     return lambda system: {"system": system, **known.get(system, {})}
 
 
-# --- Outputs of launches, and files to import ---
-
-
-class TextOutput(NamedTuple):
-    """Measurements of one output, one dict a row, and the rejected lines."""
-
-    rows: list[Row]
-    rejected: tuple[Rejected, ...]
-    remarks: tuple[str, ...]
-
-
-def parse_text(text: str, *, where: str, collective: Collective | None = None) -> TextOutput:
-    """Read output that is at hand; one dict for each half of a row. Never raises for bad text.
-
-    `where` names the output in reports. `collective` is what was started, for output that does not
-    name its own. Identity columns (system, run, trial, ...) are the caller's to fill.
-
-    >>> row = "1024 256 float sum -1 10.0 0.10 0.10 0 N/A N/A N/A N/A"
-    >>> parse_text(row, where="doc", collective=Collective.AllReduce).rows[0]["time_us"]
-    10.0
-    """
-    report = FileReport(path=where, format=Source.NCCL_TESTS_TEXT.value, most_rejected=len(text))
-    text_runs = TextRuns(report)
-    rows = _gathered(text_runs.rows(text.splitlines()))
-    found = _as_dicts(rows, text_runs.runs, report, collective)
-    return TextOutput(found, tuple(report.rejected), tuple(report.remarks))
-
-
-def parse_json(path: Path, collective: Collective) -> list[Row]:
-    """The rows of a JSON file of the caller's own launch, as of `parse_text`.
-
-    Raises as `read_json`, and OutputError where a result cannot be read.
-    """
-    report = FileReport(path=str(path), format=Source.NCCL_TESTS_JSON.value)
-    rows, run = read_json(path, report)
-    if report.rejected:
-        raise OutputError(str(report.rejected[0]))
-    return _as_dicts(_gathered([rows]), [run], report, collective)
-
-
-def _as_dicts(
-    rows: pl.DataFrame, runs: Sequence[Run], report: FileReport, started: Collective | None
-) -> list[Row]:
-    """The rows with all that is known of their runs."""
-    known = _Facts(ImportOptions(), report, started).of_runs(rows, runs)
-    facts = {number: {"source": report.format, **each} for number, each in known.items()}
-    found = _with_facts(rows, facts, _choices_of_runs(runs, facts, report)).drop(RUN).to_dicts()
-    return [{name: value for name, value in row.items() if value is not None} for row in found]
+# --- One file ---
 
 
 def read_file(
@@ -241,8 +192,8 @@ def read_file(
     what `read_json` raises.
     """
     if report.format == Source.NCCL_TESTS_JSON.value:
-        rows, run = read_json(path, report)
-        yield from _parts(_gathered([rows]), [run], base, options, report)
+        halves, run = read_json(path, report)
+        yield from _parts(_gathered([halves]), [run], base, options, report)
         return
     text_runs = TextRuns(report)
     with path.open(encoding="utf-8", errors="replace") as lines:
@@ -330,31 +281,23 @@ def with_trials(
     return rows.join(cells, on=by, how="left", nulls_equal=True, maintain_order="left")
 
 
-def _with_facts(
-    rows: pl.DataFrame, known: Mapping[int, Row], choices: pl.DataFrame
-) -> pl.DataFrame:
-    """The rows of known runs, with the columns of their run and what NCCL ran."""
+def _table(rows: pl.DataFrame, known: Mapping[int, Row], choices: pl.DataFrame) -> pa.Table:
+    """Measurements of some rows, with the columns of their run and what NCCL ran."""
+    quiet = {"interference_kind": QUIET, "interference_level": 0.0}
+    rows = with_trials(rows, _CELL, lambda cell: {**known[cell[RUN]], **cell, **quiet})
     told = [{RUN: number, **facts} for number, facts in known.items()]
-    schema = {RUN: pl.UInt32}
-    of_runs = pl.DataFrame(told, schema_overrides=schema, infer_schema_length=None)
-    of_runs = of_runs if told else pl.DataFrame(schema=schema)
+    of_runs = pl.DataFrame(told, schema_overrides={RUN: pl.UInt32}, infer_schema_length=None)
     whole = rows.join(of_runs, on=RUN, how="inner", maintain_order="left")
     whole = whole.join(choices, on=[RUN, "size_bytes"], how="left", maintain_order="left")
     is_wrong = pl.col("wrong_values").fill_null(0) > 0
     ok, wrong = pl.lit(Status.OK.value), pl.lit(Status.WRONG_VALUES.value)
-    return whole.with_columns(
+    whole = whole.with_columns(
         pl.col(pl.Categorical).cast(pl.String),
         *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
         verified=pl.col("actual_algorithm").is_not_null(),
         status=pl.when(is_wrong).then(wrong).otherwise(ok),
+        interference_level=0.0,
     )
-
-
-def _table(rows: pl.DataFrame, known: Mapping[int, Row], choices: pl.DataFrame) -> pa.Table:
-    """Measurements of some rows, with the columns that all rows of their run share."""
-    quiet = {"interference_kind": QUIET, "interference_level": 0.0}
-    rows = with_trials(rows, _CELL, lambda cell: {**known[cell[RUN]], **cell, **quiet})
-    whole = _with_facts(rows, known, choices).with_columns(interference_level=0.0)
     return as_measurements(whole.drop(RUN))
 
 
@@ -382,14 +325,11 @@ class _Facts:
     """The columns that all rows of a run share.
 
     A run that cannot be told what it is of is left out, and the report counts its rows; so it is
-    with one that failed before its first. `started` is what the caller ran, for output that does
-    not name it.
+    with one that failed before its first.
     """
 
-    def __init__(
-        self, options: ImportOptions, report: FileReport, started: Collective | None = None
-    ) -> None:
-        self._options, self._report, self._started = options, report, started
+    def __init__(self, options: ImportOptions, report: FileReport) -> None:
+        self._options, self._report = options, report
         self._remark = report.remark
 
     def of_runs(self, rows: pl.DataFrame, runs: Iterable[Run]) -> dict[int, Row]:
@@ -407,7 +347,7 @@ class _Facts:
                 continue
             told = _evidence(mine)
             found = self._collective(run, told)
-            if max(run.marks.values(), default=1) > 1 and self._started is None:
+            if max(run.marks.values(), default=1) > 1:
                 found = "several processes wrote into one output: import that of each by itself"
             if isinstance(found, Collective):
                 known[run.number] = self.facts(run, told, found)
@@ -427,8 +367,10 @@ class _Facts:
                 "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
                 "forced with the options algorithm, protocol, num_channels)"
             )
+        out_of_bounds = None
         if run.out_of_bounds:
-            self._remark(f"a run reports {run.out_of_bounds} values out of bounds (FAILED)")
+            out_of_bounds = f"the run reports {run.out_of_bounds} values out of bounds"
+            self._remark(out_of_bounds)
         return {
             "collective": None if collective is None else collective.wire,
             "gpu": self._one({r.gpu for r in run.ranks if r.gpu}, "GPU model") or self._options.gpu,
@@ -441,9 +383,7 @@ class _Facts:
             "num_nodes": num_nodes,
             "hosts": hosts_of(run.ranks) if len({r.group for r in run.ranks}) == 1 else None,
             "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
-            "reason": f"the run reports {run.out_of_bounds} values out of bounds"
-            if run.out_of_bounds
-            else None,
+            "reason": out_of_bounds,
         }
 
     def _collective(self, run: Run, of_rows: Row) -> Collective | str:
@@ -452,23 +392,21 @@ class _Facts:
         asked = None if option is None else Collective.parse(option)
         program = run.program or (min(run.commands) if len(run.commands) == 1 else None)
         if program is not None:
-            named = collective_of_program(program)
-            if named is None:
+            told = named(Collective, program)
+            if told is None:
                 return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
-            if asked not in {None, named}:
-                self._remark(f"the output says {named.wire}; the option's {asked} was not used")
-            return named
-        if self._started is not None:
-            return self._started
+            if asked not in {None, told}:
+                self._remark(f"the output says {told.wire}; the option's {asked} was not used")
+            return told
         possible = _by_columns(of_rows)
         if asked is not None:
             names = _listed(possible) or "no collective with such bandwidths"
             contradicted = f"the columns are of {names}, not of {asked.wire}: correct --collective"
             return asked if asked in possible else contradicted
         names_in_file = {m[1] for m in _IN_FILE_NAME.finditer(Path(self._report.path).name.lower())}
-        told = {Collective.parse(name) for name in names_in_file}.intersection(possible)
-        if len(possible) == 1 or (len(told) == len(names_in_file) == 1):
-            [found] = possible if len(possible) == 1 else told
+        fitting = {Collective.parse(name) for name in names_in_file}.intersection(possible)
+        if len(possible) == 1 or (len(fitting) == len(names_in_file) == 1):
+            [found] = possible if len(possible) == 1 else fitting
             how = "follows from the columns" if len(possible) == 1 else "taken from the file's name"
             self._remark(f"collective {found.wire} {how}")
             return found

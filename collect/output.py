@@ -110,7 +110,7 @@ class Rejected(NamedTuple):
         return f"{self.path}:{self.line}: {self.reason}: '{self.excerpt}'"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class FileReport:
     """What became of one file's rows; filled while it is read."""
 
