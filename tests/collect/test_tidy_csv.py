@@ -130,19 +130,12 @@ def test_time_is_derived_from_bus_bandwidth(tmp_path: Path) -> None:
     assert row["time_derived"] is True
 
 
-def test_bandwidth_of_zero_has_no_time(tmp_path: Path) -> None:
-    row = load(tmp_path, {"time_us": "", "busbw_gbytes_per_s": "0"}).row(0, named=True)
-    assert (row["time_us"], row["time_derived"], row["status"]) == (None, False, "ok")
-
-
 @pytest.mark.parametrize(
     ("note", "status"),
     [
         ("no result: HANG (>30s timeout)", "timed_out"),
         ("no result: Message truncation crash", "failed"),
         ("invalid usage", "infeasible"),
-        ("wrong values", "wrong_values"),
-        ("no result: NCCL internal error", "failed"),
     ],
 )
 def test_attempt_without_a_result(note: str, status: str, tmp_path: Path) -> None:
@@ -155,13 +148,9 @@ def test_attempt_without_a_result(note: str, status: str, tmp_path: Path) -> Non
     ("column", "value", "message"),
     [
         ("algorithm", "mscclpp kernel 1", "unknown algorithm 'mscclpp kernel 1'; choose from Tree"),
-        ("statistic", "target", "'target' is none of mean, "),
         ("collective", "alreduce", "did you mean 'AllReduce'"),
-        ("size_bytes", "1e6", "size_bytes: Input should be a valid integer"),
         ("size_bytes", "", "size_bytes: Field required"),
-        ("size_bytes", "9" * 25, "less than"),
         ("num_nodes", "0", "num_nodes: Input should be greater than or equal to 1 (got '0')"),
-        ("time_us", "fast", "time_us: Input should be a valid number"),
         ("time_us", "nan", "finite number"),
         ("time_us", "0", "greater than 0"),
         ("in_place", "maybe", "in_place: Input should be a valid boolean"),
