@@ -77,10 +77,6 @@ _ASSIGNED: Final = re.compile(
 #: What is between two commands of a line, and in no quotation.
 _BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
 _EXPORTS: Final = frozenset({"export", "declare", "typeset", "setenv"})
-#: A line that sets variables for what comes.
-_SETS: Final = re.compile(
-    r"(?:^|[;&|]\s*)(?:NCCL_\w+=|(?:export|declare|typeset|setenv|unset|unsetenv)\s.*NCCL_)"
-)
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
 _RANKS: Final = re.compile(r"\bnranks (\d{1,7})\b", re.IGNORECASE)
@@ -123,12 +119,6 @@ def program_in(line: str) -> str | None:
         return None
     match = _PROGRAM.search(line)
     return match.group(1) if match else None
-
-
-def sets_variables(line: str) -> bool:
-    """Whether a line of a shell, or of what `env` prints, sets NCCL_* variables for what comes."""
-    prompt = _PROMPT.match(line)
-    return "NCCL_" in line and _SETS.search(line[prompt.end() if prompt else 0 :]) is not None
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:

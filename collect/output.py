@@ -29,7 +29,6 @@ from dynamiccl.collect.nccl_log import (
     host_list,
     kept,
     program_in,
-    sets_variables,
 )
 from dynamiccl.errors import CorruptFile, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
@@ -447,7 +446,7 @@ class TextRuns:
         elif program_in(text) is not None:
             self._shell.read(text)
             self._next(if_so=run.began or run.ended)
-        elif sets_variables(text):
+        elif "NCCL_" in text:
             self._shell.read(text)
         elif "out-of-place" in text:
             self._heading = text
