@@ -30,7 +30,6 @@ from dynamiccl.collect.process import Finished
 from dynamiccl.collect.read_back import read_rows
 from dynamiccl.collect.start import RunOptions, start_sweep
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
-from dynamiccl.nccl import Collective
 from dynamiccl.serve.build import build_plugin
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -87,7 +86,7 @@ def rows_per_s() -> tuple[float, int]:
     """Rows parsed from text each second, and the number of rows."""
     lines = [_row(size) for _ in range(CYCLES) for size in SIZES]
     began = time.perf_counter()
-    blocks = read_rows(lines, Path("absent"), collective=Collective.AllReduce, sizes=SIZES)
+    blocks = read_rows(lines, Path("absent"), sizes=SIZES)
     seconds = time.perf_counter() - began
     rows = sum(len(block) for block in blocks)
     assert rows == 2 * len(lines)

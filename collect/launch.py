@@ -310,9 +310,8 @@ class NcclTestsRunner:
         self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran", alone: str | None
     ) -> Launch:
         """The rows of a launch; `alone` says why what was to run beside it did not."""
-        json, collective = folder / schedule.JSON_NAME, launch.setting.collective
-        sizes = grid.benchmark_bytes
-        blocks = read_back.read_rows(ran.texts, json, collective=collective, sizes=sizes)
+        json = folder / schedule.JSON_NAME
+        blocks = read_back.read_rows(ran.texts, json, sizes=grid.benchmark_bytes)
         blocks = blocks[: len(grid.blocks)]
         facts = {"environment": found} if (found := read_back.environment_in(blocks)) else {}
         self.learn(facts)

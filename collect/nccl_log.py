@@ -29,6 +29,7 @@ A bandwidth of 0.0 means that NCCL does not take the cell, or that it is below 0
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -76,10 +77,6 @@ _ASSIGNED: Final = re.compile(
 #: What is between two commands of a line, and in no quotation.
 _BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
 _EXPORTS: Final = frozenset({"export", "declare", "typeset", "setenv"})
-#: A line that sets variables for what comes.
-_SETS: Final = re.compile(
-    r"(?:^|[;&|]\s*)(?:NCCL_\w+=|(?:export|declare|typeset|setenv|unset|unsetenv)\s.*NCCL_)"
-)
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
 _RANKS: Final = re.compile(r"\bnranks (\d{1,7})\b", re.IGNORECASE)
@@ -101,7 +98,7 @@ _COST_CELL: Final = re.compile(r"\s*(\d+\.\d)/\s*(\d+\.\d) \|")
 _COST_PROTOCOLS: Final = (Protocol.LL, Protocol.LL128, Protocol.Simple)
 
 #: A name whose digits may count: `nid007106`, `gpu-3`, `n12.cluster`.
-_COUNTED_HOST: Final = re.compile(r"(.*?)(\d{1,9})(\D*)")
+_COUNTED_HOST: Final = re.compile(r"(.*?)(\d{0,9})(\D*)", re.DOTALL)
 #: One host, or a range of them: `n[01-04,7].cluster`.
 _LISTED_HOST: Final = re.compile(r"([^,\[\]]+)(?:\[([\d,-]*)\])?([^,\[\]]*)(?:,|$)")
 
@@ -122,20 +119,6 @@ def program_in(line: str) -> str | None:
         return None
     match = _PROGRAM.search(line)
     return match.group(1) if match else None
-
-
-def sets_variables(line: str) -> bool:
-    """Whether a line of a shell, or of what `env` prints, sets NCCL_* variables for what comes."""
-    prompt = _PROMPT.match(line)
-    return "NCCL_" in line and _SETS.search(line[prompt.end() if prompt else 0 :]) is not None
-
-
-def collective_of_program(program: str) -> Collective | None:
-    """Collective of a program name; None for those that are not in NCCL's API (hypercube)."""
-    try:
-        return Collective.parse(program)
-    except UnknownName:
-        return None
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
@@ -304,17 +287,15 @@ class LoggedCall:
 
 def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
     """The calls of a log, in order."""
-    yield from filter(None, map(_logged_call, lines))
+    return filter(None, map(_logged_call, lines))
 
 
 def _logged_call(line: str) -> LoggedCall | None:
     if " Bytes -> " not in line:
         return None
     match = _CALL.search(line)
-    if match is None:
-        return None
-    collective = _named(Collective, match["func"]) if match["func"] else None
-    if match["func"] and collective is None:
+    collective = named(Collective, match["func"]) if match and match["func"] else None
+    if match is None or (match["func"] and collective is None):
         return None
     per_rank = match["low"] is not None and collective in _PER_RANK
     return LoggedCall(collective, int(match["size"]), per_rank, _choice(match))
@@ -323,8 +304,8 @@ def _logged_call(line: str) -> LoggedCall | None:
 def _choice(match: re.Match[str]) -> Choice | None:
     if match["other"] or match["special"]:
         return None
-    algorithm = _named(Algorithm, match["algorithm"])
-    protocol = _named(Protocol, match["protocol"])
+    algorithm = named(Algorithm, match["algorithm"])
+    protocol = named(Protocol, match["protocol"])
     if algorithm is None or protocol is None:
         return None
     if match["low"] is None:
@@ -333,7 +314,7 @@ def _choice(match: re.Match[str]) -> Choice | None:
     return Choice(algorithm.wire, protocol.wire, count) if count > 0 else None
 
 
-def _named(kind: type[_Kind], text: str) -> _Kind | None:
+def named(kind: type[_Kind], text: str) -> _Kind | None:
     """The member of that name or number; None for one of a later NCCL, or what is none."""
     try:
         return kind(int(text)) if text.isdecimal() else kind.parse(text.strip())
@@ -416,7 +397,7 @@ class NcclLog:
     def _note_cost(self, text: str) -> None:
         if names := _COST_ALGORITHMS.match(text):
             self._algorithms = [
-                _named(Algorithm, name) for name in names[1].split("|") if name.strip()
+                named(Algorithm, name) for name in names[1].split("|") if name.strip()
             ]
             self._threads = []
             # Each communicator begins with the first block.
@@ -427,7 +408,7 @@ class NcclLog:
             words = threads[1].replace("|", " ").split()
             self._threads = [int(w) if re.fullmatch(r"[0-9]{1,9}", w) else None for w in words]
         elif (row := _COST_ROW.match(text)) and self.costs:
-            collective = _named(Collective, row[1])
+            collective = named(Collective, row[1])
             if collective is not None:
                 self._take_costs(collective, row[2])
 
@@ -481,26 +462,19 @@ def host_list(hosts: Iterable[str]) -> str:
     >>> host_list(["n01", "n02", "n03", "n07", "login", "n7"])
     'n[01-03],n07,login,n7'
     """
-    ranges: list[tuple[str, str, str, int]] = []
-    for host in dict.fromkeys(hosts):
-        match = _COUNTED_HOST.fullmatch(host)
-        head, digits, tail = match.groups() if match else (host, "", "")
-        last = ranges[-1] if ranges else ("", "", "", 0)
-        follows = (
-            digits != ""
-            and (head, tail, len(digits)) == (last[0], last[2], len(last[1]))
-            and int(digits) == int(last[1]) + last[3]
-        )
-        if follows:
-            ranges[-1] = (head, last[1], tail, last[3] + 1)
-        else:
-            ranges.append((head, digits, tail, 1))
-    return ",".join(
-        f"{head}{first}{tail}"
-        if count == 1
-        else f"{head}[{first}-{int(first) + count - 1:0{len(first)}d}]{tail}"
-        for head, first, tail, count in ranges
-    )
+    names = [_COUNTED_HOST.fullmatch(host) for host in dict.fromkeys(hosts)]
+    parts = enumerate(name.groups() for name in names if name is not None)
+
+    def run_of(part: tuple[int, tuple[str, ...]]) -> tuple[str, str, int, int]:
+        place, (head, digits, tail) = part
+        return head, tail, len(digits), int(digits or 0) - place
+
+    told: list[str] = []
+    for (head, tail, _, _), alike in groupby(parts, run_of):
+        numbers = [digits for _, (_, digits, _) in alike]
+        number = numbers[0] if len(numbers) == 1 else f"[{numbers[0]}-{numbers[-1]}]"
+        told.append(f"{head}{number}{tail}")
+    return ",".join(told)
 
 
 def expand_hosts(text: str) -> list[str]:

@@ -11,47 +11,42 @@ collective comes from, in this order:
 3. the option `collective`, unless the columns contradict it: then the run is refused;
 4. the name of the file, when it contains exactly one collective's name. This is reported.
 
-The rows of a launch of ours stay dicts (`parse_text`, `parse_json`). Those of a file to import
-become columns a chunk at a time (`read_file`), since there may be millions.
+Rows become columns a chunk at a time, since there may be millions.
 """
 
-import json
-import math
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import polars as pl
 import pyarrow as pa
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dynamiccl.collect.nccl_log import (
     add_settings,
-    collective_of_program,
     cost_rows,
-    kept,
+    named,
     requested_by,
 )
 from dynamiccl.collect.output import (
     PER_ITERATION,
     RUN,
     FileReport,
-    Rejected,
     Row,
     Run,
     TextRuns,
-    Torn,
+    first_problem,
     hosts_of,
+    read_json,
 )
 from dynamiccl.datasets.rows import columns_table, trial_id
 from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE, QUIET, DefaultScope, Source, Status
-from dynamiccl.errors import CorruptFile, OutputError, UnknownName
+from dynamiccl.datasets.store import check_slug
+from dynamiccl.errors import MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.sizes import MAX_SIZE_BITS
 
 #: Rows of one table, by the kind of table; parts of a data set.
 Part = tuple[str, pa.Table]
@@ -132,54 +127,60 @@ class ImportOptions:
     systems_file: Path | None = None
 
 
-# --- Outputs of launches, and files to import ---
+class _System(BaseModel):
+    """Facts of one system; None = unknown. Names and units are those of the schema's columns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    #: New hive directory, where the one in the data is unwieldy.
+    name: str | None = None
+    compute_capability: float | None = Field(default=None, ge=3.0, le=100.0)
+    nvlink_generation: int | None = Field(default=None, ge=0, le=100)
+    nvlinks_per_gpu: int | None = Field(default=None, ge=0, le=1000)
+    nvswitch: bool | None = None
+    nic_kind: Literal["infiniband", "roce", "efa", "socket", "none"] | None = None
+    nic_gbits_per_s: float | None = Field(default=None, ge=0.0)
+    nics_per_node: int | None = Field(default=None, ge=0)
+    cpu_vendor: Literal["intel", "amd", "arm"] | None = None
 
 
-class TextOutput(NamedTuple):
-    """Measurements of one output, one dict a row, and the rejected lines."""
+class _Systems(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
-    rows: list[Row]
-    rejected: tuple[Rejected, ...]
-    remarks: tuple[str, ...]
+    systems: dict[str, _System] = {}
 
 
-def parse_text(text: str, *, where: str, collective: Collective | None = None) -> TextOutput:
-    """Read output that is at hand; one dict for each half of a row. Never raises for bad text.
+def load_systems(path: Path | None) -> Callable[[str], dict[str, Any]]:
+    """Read a systems file; returns what gives the columns of a system, a new name among them.
 
-    `where` names the output in reports. `collective` is what was started, for output that does not
-    name its own. Identity columns (system, run, trial, ...) are the caller's to fill.
+        [systems."b300-nvlink"]
+        name = "b300"                  # optional: rename the system
+        compute_capability = 10.3
+        nvswitch = true
+        nic_kind = "none"
 
-    >>> row = "1024 256 float sum -1 10.0 0.10 0.10 0 N/A N/A N/A N/A"
-    >>> parse_text(row, where="doc", collective=Collective.AllReduce).rows[0]["time_us"]
-    10.0
+    Raises MissingPath, and UserError with table, key, value and choices.
     """
-    report = FileReport(path=where, format=Source.NCCL_TESTS_TEXT.value, most_rejected=len(text))
-    text_runs = TextRuns(report)
-    rows = _gathered(text_runs.rows(text.splitlines()))
-    found = _as_dicts(rows, text_runs.runs, report, collective)
-    return TextOutput(found, tuple(report.rejected), tuple(report.remarks))
+    if path is None:
+        return lambda system: {"system": system}
+    if not path.is_file():
+        raise MissingPath("systems file", path, "write one with a [systems.NAME] table")
+    try:
+        tables = _Systems.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).systems
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not TOML: {error}; correct that line") from error
+    except ValidationError as error:
+        keys = ", ".join(_System.model_fields)
+        raise UserError(
+            f"{path}: {first_problem(error)}; write tables [systems.NAME] with any of {keys}"
+        ) from error
+    known = {name: table.model_dump(exclude_none=True) for name, table in tables.items()}
+    for name, facts in known.items():
+        facts["system"] = check_slug(facts.pop("name", name), "system")
+    return lambda system: {"system": system, **known.get(system, {})}
 
 
-def parse_json(path: Path, collective: Collective) -> list[Row]:
-    """The rows of a JSON file of the caller's own launch, as of `parse_text`.
-
-    Raises as `read_json`, and OutputError where a result cannot be read.
-    """
-    report = FileReport(path=str(path), format=Source.NCCL_TESTS_JSON.value)
-    rows, run = read_json(path, report)
-    if report.rejected:
-        raise OutputError(str(report.rejected[0]))
-    return _as_dicts(rows, [run], report, collective)
-
-
-def _as_dicts(
-    rows: pl.DataFrame, runs: Sequence[Run], report: FileReport, started: Collective | None
-) -> list[Row]:
-    """The rows with all that is known of their runs."""
-    known = _Facts(ImportOptions(), report, started).of_runs(rows, runs)
-    facts = {number: {"source": report.format, **each} for number, each in known.items()}
-    found = _with_facts(rows, facts, _choices_of_runs(runs, facts, report)).drop(RUN).to_dicts()
-    return [{name: value for name, value in row.items() if value is not None} for row in found]
+# --- One file ---
 
 
 def read_file(
@@ -191,8 +192,8 @@ def read_file(
     what `read_json` raises.
     """
     if report.format == Source.NCCL_TESTS_JSON.value:
-        rows, run = read_json(path, report)
-        yield from _parts(rows, [run], base, options, report)
+        halves, run = read_json(path, report)
+        yield from _parts(_gathered([halves]), [run], base, options, report)
         return
     text_runs = TextRuns(report)
     with path.open(encoding="utf-8", errors="replace") as lines:
@@ -207,7 +208,7 @@ def read_file(
 def _no_row(path: Path, runs: Iterable[Run], report: FileReport) -> str:
     failures = [run.failure for run in runs if run.failure is not None]
     if failures:
-        _, number, line = min(failures)
+        number, line = min(failures)
         return f"{path}:{number}: no benchmark row; the run failed: {line[:300]}"
     if report.rejected:
         return f"{path} holds no whole benchmark row; first of the torn ones: {report.rejected[0]}"
@@ -280,31 +281,23 @@ def with_trials(
     return rows.join(cells, on=by, how="left", nulls_equal=True, maintain_order="left")
 
 
-def _with_facts(
-    rows: pl.DataFrame, known: Mapping[int, Row], choices: pl.DataFrame
-) -> pl.DataFrame:
-    """The rows of known runs, with the columns of their run and what NCCL ran."""
+def _table(rows: pl.DataFrame, known: Mapping[int, Row], choices: pl.DataFrame) -> pa.Table:
+    """Measurements of some rows, with the columns of their run and what NCCL ran."""
+    quiet = {"interference_kind": QUIET, "interference_level": 0.0}
+    rows = with_trials(rows, _CELL, lambda cell: {**known[cell[RUN]], **cell, **quiet})
     told = [{RUN: number, **facts} for number, facts in known.items()]
-    schema = {RUN: pl.UInt32}
-    of_runs = pl.DataFrame(told, schema_overrides=schema, infer_schema_length=None)
-    of_runs = of_runs if told else pl.DataFrame(schema=schema)
+    of_runs = pl.DataFrame(told, schema_overrides={RUN: pl.UInt32}, infer_schema_length=None)
     whole = rows.join(of_runs, on=RUN, how="inner", maintain_order="left")
     whole = whole.join(choices, on=[RUN, "size_bytes"], how="left", maintain_order="left")
     is_wrong = pl.col("wrong_values").fill_null(0) > 0
     ok, wrong = pl.lit(Status.OK.value), pl.lit(Status.WRONG_VALUES.value)
-    return whole.with_columns(
+    whole = whole.with_columns(
         pl.col(pl.Categorical).cast(pl.String),
         *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
         verified=pl.col("actual_algorithm").is_not_null(),
         status=pl.when(is_wrong).then(wrong).otherwise(ok),
+        interference_level=0.0,
     )
-
-
-def _table(rows: pl.DataFrame, known: Mapping[int, Row], choices: pl.DataFrame) -> pa.Table:
-    """Measurements of some rows, with the columns that all rows of their run share."""
-    quiet = {"interference_kind": QUIET, "interference_level": 0.0}
-    rows = with_trials(rows, _CELL, lambda cell: {**known[cell[RUN]], **cell, **quiet})
-    whole = _with_facts(rows, known, choices).with_columns(interference_level=0.0)
     return as_measurements(whole.drop(RUN))
 
 
@@ -332,14 +325,11 @@ class _Facts:
     """The columns that all rows of a run share.
 
     A run that cannot be told what it is of is left out, and the report counts its rows; so it is
-    with one that failed before its first. `started` is what the caller ran, for output that does
-    not name it.
+    with one that failed before its first.
     """
 
-    def __init__(
-        self, options: ImportOptions, report: FileReport, started: Collective | None = None
-    ) -> None:
-        self._options, self._report, self._started = options, report, started
+    def __init__(self, options: ImportOptions, report: FileReport) -> None:
+        self._options, self._report = options, report
         self._remark = report.remark
 
     def of_runs(self, rows: pl.DataFrame, runs: Iterable[Run]) -> dict[int, Row]:
@@ -348,7 +338,7 @@ class _Facts:
         for run in runs:
             if not run.rows:
                 if run.began and run.failure is not None:
-                    _, number, line = run.failure
+                    number, line = run.failure
                     self._remark(f"line {number}: a run failed before its first row: {line[:200]}")
                 continue
             is_alone = rows[RUN].min() == rows[RUN].max() == run.number
@@ -357,7 +347,7 @@ class _Facts:
                 continue
             told = _evidence(mine)
             found = self._collective(run, told)
-            if max(run.marks.values(), default=1) > 1 and self._started is None:
+            if max(run.marks.values(), default=1) > 1:
                 found = "several processes wrote into one output: import that of each by itself"
             if isinstance(found, Collective):
                 known[run.number] = self.facts(run, told, found)
@@ -377,8 +367,10 @@ class _Facts:
                 "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
                 "forced with the options algorithm, protocol, num_channels)"
             )
+        out_of_bounds = None
         if run.out_of_bounds:
-            self._remark(f"a run reports {run.out_of_bounds} values out of bounds (FAILED)")
+            out_of_bounds = f"the run reports {run.out_of_bounds} values out of bounds"
+            self._remark(out_of_bounds)
         return {
             "collective": None if collective is None else collective.wire,
             "gpu": self._one({r.gpu for r in run.ranks if r.gpu}, "GPU model") or self._options.gpu,
@@ -391,9 +383,7 @@ class _Facts:
             "num_nodes": num_nodes,
             "hosts": hosts_of(run.ranks) if len({r.group for r in run.ranks}) == 1 else None,
             "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
-            "reason": f"the run reports {run.out_of_bounds} values out of bounds"
-            if run.out_of_bounds
-            else None,
+            "reason": out_of_bounds,
         }
 
     def _collective(self, run: Run, of_rows: Row) -> Collective | str:
@@ -402,23 +392,21 @@ class _Facts:
         asked = None if option is None else Collective.parse(option)
         program = run.program or (min(run.commands) if len(run.commands) == 1 else None)
         if program is not None:
-            named = collective_of_program(program)
-            if named is None:
+            told = named(Collective, program)
+            if told is None:
                 return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
-            if asked not in {None, named}:
-                self._remark(f"the output says {named.wire}; the option's {asked} was not used")
-            return named
-        if self._started is not None:
-            return self._started
+            if asked not in {None, told}:
+                self._remark(f"the output says {told.wire}; the option's {asked} was not used")
+            return told
         possible = _by_columns(of_rows)
         if asked is not None:
             names = _listed(possible) or "no collective with such bandwidths"
             contradicted = f"the columns are of {names}, not of {asked.wire}: correct --collective"
             return asked if asked in possible else contradicted
         names_in_file = {m[1] for m in _IN_FILE_NAME.finditer(Path(self._report.path).name.lower())}
-        told = {Collective.parse(name) for name in names_in_file}.intersection(possible)
-        if len(possible) == 1 or (len(told) == len(names_in_file) == 1):
-            [found] = possible if len(possible) == 1 else told
+        fitting = {Collective.parse(name) for name in names_in_file}.intersection(possible)
+        if len(possible) == 1 or (len(fitting) == len(names_in_file) == 1):
+            [found] = possible if len(possible) == 1 else fitting
             how = "follows from the columns" if len(possible) == 1 else "taken from the file's name"
             self._remark(f"collective {found.wire} {how}")
             return found
@@ -566,177 +554,3 @@ def _choices_of_runs(
         "actual_num_channels": pl.Int64,
     }
     return pl.DataFrame(found, schema=schema, orient="row")
-
-
-# --- JSON ---
-
-
-def _finite(value: object) -> object:
-    """None for what nccl-tests writes in place of a number that is none."""
-    if value in {"nan", "-nan", "inf", "-inf", "N/A"}:
-        return None
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-_Number = Annotated[float | None, BeforeValidator(_finite)]
-#: Columns by the keys of a half, and of its figures per iteration (-I).
-_JSON_HALF: Final = {
-    "time": "time_us",
-    "alg_bw": "algbw_gbytes_per_s",
-    "bus_bw": "busbw_gbytes_per_s",
-}
-_JSON_EACH: Final = {
-    "min_us": "time_min_us",
-    "max_us": "time_max_us",
-    "p99_us": "time_p99_us",
-    "cv_pct": "time_cv_percent",
-}
-_FIGURE: Final = TypeAdapter[float | None](_Number)
-_TIMES: Final = TypeAdapter[list[float | None] | None](list[_Number] | None)
-_TIMES_OF_PROCESSES: Final = TypeAdapter[list[list[float | None]]](list[list[_Number]])
-
-
-class _Result(BaseModel):
-    size: int = Field(ge=0, lt=1 << MAX_SIZE_BITS)
-    type: str | None = None
-    redop: str | None = None
-    root: int | None = Field(default=None, ge=-1, lt=1 << 30)
-    out_of_place: dict[str, _Number] | None = None
-    out_of_place_per_iter: dict[str, Any] = {}
-    in_place: dict[str, _Number] | None = None
-    in_place_per_iter: dict[str, Any] = {}
-
-
-class _Config(BaseModel):
-    nthreads: int = Field(default=1, le=1024)
-    ngpus: int = Field(default=1, le=1024)
-    aggregated_iterations: int = 1
-    graph: int = 0
-    unalign: int = 0
-    blocking_collectives: bool = False
-    devices: list[dict[str, Any] | None] = []
-
-
-class _Document(BaseModel):
-    version: Literal[1, 2, 3]
-    args: list[str] = []
-    env: list[str] = []
-    nccl_version: int | str = ""
-    config: _Config = _Config()
-    results: list[Any]
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first of a document's errors, on one line: the key, what is wrong, the value."""
-    [first, *_] = error.errors()
-    key = ".".join(str(part) for part in first["loc"]) or "all of it"
-    told = f"{key}: {first['msg'].removeprefix('Value error, ')}"
-    return told if first["type"] == "missing" else f"{told} (got '{str(first['input'])[:60]}')"
-
-
-def read_json(path: Path, report: FileReport) -> tuple[pl.DataFrame, Run]:
-    """The rows of nccl-tests' JSON output (`-J`, since 2.17.3), versions 1 to 3, and their run.
-
-    Written after the format in nccl-tests' sources (`src/util.cu`, 2.17.3 to 2.19.6): booleans are
-    the strings "true" and "false", a number that is not one is "nan", and a crash leaves the text
-    cut off.
-
-    Raises CorruptFile with the byte offset when the text is cut off or no JSON, and OutputError
-    when it is another kind of JSON or a version that is not known.
-    """
-    document = _json_document(path)
-    run, rows = _json_run(document), list[Row]()
-    for number, result in enumerate(document.results):
-        try:
-            halves = _json_halves(_Result.model_validate(result))
-        except (ValidationError, Torn) as error:
-            why = first_problem(error) if isinstance(error, ValidationError) else str(error)
-            report.reject(number + 1, f"results[{number}]: {why}", json.dumps(result)[:200])
-            continue
-        report.rows_read += 1
-        run.rows += 1
-        if not halves:
-            report.drop("size 0" if result["size"] == 0 else "no time")
-        rows += halves
-    return _gathered([rows]), run
-
-
-def _json_document(path: Path) -> _Document:
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    try:
-        return _Document.model_validate(json.loads(text, strict=False))
-    except json.JSONDecodeError as error:
-        offset = len(text[: error.pos].encode())
-        raise CorruptFile(
-            f"{path} is not whole JSON: {error.msg} at byte {offset} of {len(text.encode())}; a "
-            "crashed benchmark leaves it cut off: import its text output instead"
-        ) from error
-    except RecursionError as error:
-        raise CorruptFile(f"{path} is nested too deeply to be a benchmark's output") from error
-    except ValidationError as error:
-        raise OutputError(
-            f"{path} is no JSON of nccl-tests, version 1 to 3: {first_problem(error)}; import the "
-            "text output instead"
-        ) from error
-
-
-def _json_run(document: _Document) -> Run:
-    """What the document says of its run, by the lines that the text has in its place."""
-    run, config = Run(0), document.config
-    lines = [
-        f"Collective test starting: {' '.join(document.args[:1])}",
-        f"nThread 1 nGpus 1 minBytes agg iters: {config.aggregated_iterations} "
-        f"graph: {config.graph} unalign: {config.unalign}",
-        "Blocking Enabled" if config.blocking_collectives else "",
-    ]
-    for each in filter(None, config.devices):
-        where = f"on {each.get('hostname')} device {each.get('device')} [{each.get('device_hex')}]"
-        rank = f"Rank {each.get('rank')} Group {each.get('group', 0)}"
-        lines.append(f"{rank} {where} {each.get('device_info', '')}")
-    for line in lines:
-        run.note(line, 0)
-    if len(run.ranks) == 1:
-        # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
-        only, count = run.ranks[0], config.nthreads * config.ngpus
-        run.ranks = [only._replace(rank=i, device=only.device + i) for i in range(count)]
-    # `env` is the whole environment of whoever ran it: only the listed settings are kept.
-    environment = [item.partition("=") for item in document.env]
-    run.settings = kept((name, value) for name, _, value in environment)
-    with suppress(UnknownName):
-        run.nccl.versions.add(str(NcclVersion.parse(document.nccl_version)))
-    return run
-
-
-def _json_halves(result: _Result) -> list[Row]:
-    halves: list[Row] = []
-    for in_place, timing, each in (
-        (False, result.out_of_place or {}, result.out_of_place_per_iter),
-        (True, result.in_place or {}, result.in_place_per_iter),
-    ):
-        if "cpu_time" in timing:
-            raise Torn("cpu_time (-C) is the cost of the launch and not the time of the call")
-        time_us, wrong = timing.get("time") or 0.0, timing.get("nwrong")
-        if time_us <= 0.0 or not result.size:
-            continue
-        processes = each.get("per_process_max_times_us") or []
-        known = [
-            [time for time in times if time is not None]
-            for times in _TIMES_OF_PROCESSES.validate_python(processes)
-        ]
-        half = {
-            RUN: 0,
-            "source_line": None,
-            "size_bytes": result.size,
-            "datatype": result.type,
-            "reduction_op": result.redop,
-            "root": result.root,
-            "in_place": in_place,
-            **{column: timing.get(key) for key, column in _JSON_HALF.items()},
-            "wrong_values": int(wrong) if wrong is not None and 0 <= wrong < 1 << 62 else None,
-            **{name: _FIGURE.validate_python(each.get(key)) for key, name in _JSON_EACH.items()},
-            "iteration_times_us": _TIMES.validate_python(each.get("times_us")),
-            # The mean time of each process over its iterations.
-            "process_times_us": [mean(times) if times else None for times in known] or None,
-        }
-        halves.append(half)
-    return halves

@@ -1,4 +1,4 @@
-"""Reads the text that nccl-tests prints: rows of its tables, and what the lines around them say.
+"""Reads what nccl-tests writes, text or JSON: rows, and what is said around them.
 
     size count type [redop] [root] | time algbw busbw [#wrong] [4 of -I] | the same in place | [-S]
 
@@ -9,21 +9,28 @@ reported and nothing of it is taken: half a row joined with half of another woul
 that nobody made.
 """
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from dynamiccl.collect.nccl_log import (
     NcclLog,
     Settings,
     Shell,
     host_list,
+    kept,
     program_in,
-    sets_variables,
 )
+from dynamiccl.errors import CorruptFile, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.sizes import MAX_SIZE_BITS
 
@@ -47,16 +54,22 @@ _COLUMNS: Final = {
     "i_cv%": "time_cv_percent",
 }
 _LEADING: Final = frozenset({"size_bytes", "count", "datatype", "reduction_op", "root"})
-#: What every half begins with, and what may follow.
 _FIGURES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
-_CHECKS: Final = ((), ("wrong_values",), ("error",))
 PER_ITERATION: Final = ("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent")
+#: The halves that there are; the columns per iteration are those of -I.
+_HALVES: Final = (
+    _FIGURES,
+    (*_FIGURES, "error"),
+    (*_FIGURES, "wrong_values"),
+    (*_FIGURES, "wrong_values", *PER_ITERATION),
+)
 _TODAY: Final = "size count type redop root" + 2 * " time algbw busbw #wrong"
 #: How a row begins, also where it is glued to another program's line, and how its rest does.
 _TYPE: Final = r"(?:u?int(?:8|32|64)|char|int|half|float|double|bfloat16|fp?8_?e\dm\d)"
 _MEANT_AS_ROW: Final = re.compile(
     rf"(?:^|\s)(?:[\d_]+\s+[\d_]+\s+{_TYPE}(?=\s|$)|{_TYPE}\s+(?:[a-z]+\s+)?(?:-?\d+\s+)?[\d.]+\s)"
 )
+_NUMBER: Final = re.compile(r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf)")
 _RANK: Final = re.compile(
     r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+\d{1,9})?\s+on\s+(\S+)"
     r"\s+device\s+(\d{1,4})\s+\[([^\]]*)\]\s*(.*\S)?"
@@ -68,10 +81,10 @@ _USUAL: Final = {"agg iters": "1", "graph": "0", "unalign": "0"}
 _LIBRARY: Final = re.compile(r"nccl-tests version (\S+)(?:.*nccl-library=(\d{4,6}))?")
 _OUT_OF_BOUNDS: Final = re.compile(r"Out of bounds values\s*: (\d{1,18})")
 _TAILS: Final = ("Out of bounds", "Avg bus bandwidth", "Collective test concluded")
-#: What ends a run without a tail, and what else a failed one says.
+#: What ends a run without a tail.
 _ENDS: Final = ("Test NCCL failure", "Test CUDA failure", "Test failure", "Segmentation fault")
-_TELLING: Final = (*_ENDS, "no algorithm/protocol")
-_FAILURES: Final = (*_TELLING, "NCCL WARN", "NCCL failure", "NCCL error", "MPI_ABORT")
+#: What a failed run says; warnings of NCCL's are no failure yet.
+_FAILURES: Final = (*_ENDS, "no algorithm/protocol", "MPI_ABORT")
 #: srun -l, mpirun --tag-output (with and without a date, with and without a rank), MPICH
 #: -prepend-rank, `kubectl logs --timestamps` and `--prefix`, container runtimes' own log files.
 _PREFIX: Final = re.compile(
@@ -96,7 +109,7 @@ class Rejected(NamedTuple):
         return f"{self.path}:{self.line}: {self.reason}: '{self.excerpt}'"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class FileReport:
     """What became of one file's rows; filled while it is read."""
 
@@ -148,12 +161,9 @@ class Torn(ValueError):
 
 
 class Layout(NamedTuple):
-    """Where the columns of a row are: its first half, the words before it (-1: nowhere)."""
+    """Where the columns of a row are: those before its first half, and its halves."""
 
-    first_half: int
-    datatype: int
-    reduction_op: int
-    root: int
+    leading: tuple[str, ...]
     #: Whether a half is in place (None = the output does not say), and its columns.
     halves: tuple[tuple[bool | None, tuple[str, ...]], ...]
 
@@ -176,34 +186,15 @@ def layouts_of_header(line: str, heading: str) -> dict[int, Layout] | None:
     starts = [i for i, name in enumerate(found) if name == "time_us"][:2] or [len(found)]
     leading = found[: starts[0]]
     parts = [found[a:b] for a, b in zip(starts, [*starts[1:], len(found)], strict=True)]
-    if not {*leading} <= _LEADING or not all(map(_is_half, parts)):
+    if not {*leading} <= _LEADING or any(part not in _HALVES for part in parts):
         return {}
     out, inside = "out-of-place" in heading, "in-place" in heading
     places = (False, True) if len(parts) == 2 else (None if out == inside else inside,)
     halves = tuple(zip(places, parts, strict=True))
     # A time stamp at the end is two tokens.
-    width = len(found) + 2 * is_stamped
+    width = len(found) + 2 * is_stamped - len(leading)
     blank = tuple(name for name in leading if name != "reduction_op")
-    return {
-        width - len(leading) + len(names): Layout(
-            first_half=len(names),
-            datatype=_place(names, "datatype"),
-            reduction_op=_place(names, "reduction_op"),
-            root=_place(names, "root"),
-            halves=halves,
-        )
-        for names in (blank, leading)
-    }
-
-
-def _place(names: Sequence[str], name: str) -> int:
-    return names.index(name) if name in names else -1
-
-
-def _is_half(names: Sequence[str]) -> bool:
-    each = names[4:]
-    is_known = names[:3] == _FIGURES and names[3:4] in _CHECKS
-    return is_known and each in ((), PER_ITERATION)
+    return {width + len(names): Layout(names, halves) for names in (blank, leading)}
 
 
 _HEADERLESS: Final = layouts_of_header(_TODAY, "") or {}
@@ -220,11 +211,14 @@ def looks_like_row(text: str) -> bool:
 
 def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list[Row]:
     """The halves of a row that hold a time. Raises ValueError with the reason to reject it."""
-    size, start = int(tokens[0]), layout.first_half
-    datatype = tokens[layout.datatype] if layout.datatype >= 0 else None
-    redop = tokens[layout.reduction_op] if layout.reduction_op >= 0 else None
-    root = int(tokens[layout.root]) if layout.root >= 0 else None
-    _check_leading(size, datatype, redop, root)
+    size, start = int(tokens[0]), len(layout.leading)
+    leading = dict(zip(layout.leading, tokens, strict=False))
+    datatype, redop = leading.get("datatype"), leading.get("reduction_op")
+    root = int(leading["root"]) if "root" in leading else None
+    if size >> MAX_SIZE_BITS or not (root is None or -1 <= root < 1 << 30):
+        raise Torn(f"torn row: {size} bytes, root {root}")
+    if not (datatype or "_").isidentifier() or not (redop or "_").isidentifier():
+        raise Torn("torn row: no word where a type or operation stands")
     rows: list[Row] = []
     for in_place, names in layout.halves:
         half = tokens[start : start + len(names)]
@@ -236,7 +230,6 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
             continue
         if size and not plausible(size, time_us, algbw, busbw):
             raise Torn(f"{size} bytes in {time_us} us are not {algbw} GB/s (busbw {busbw})")
-        wrong = half[3] if "wrong_values" in names else "N/A"
         row = {
             RUN: run,
             "source_line": line,
@@ -248,19 +241,12 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
             "time_us": time_us,
             "algbw_gbytes_per_s": algbw,
             "busbw_gbytes_per_s": busbw,
-            "wrong_values": 0 if wrong == "0" else _wrong(wrong),
+            "wrong_values": _wrong(half[3]) if "wrong_values" in names else None,
         }
         if len(names) > 4:
             row |= {name: float(text) for name, text in zip(names[4:], half[4:], strict=True)}
         rows.append(row)
     return rows
-
-
-def _check_leading(size: int, datatype: str | None, redop: str | None, root: int | None) -> None:
-    if size >> MAX_SIZE_BITS or not (root is None or -1 <= root < 1 << 30):
-        raise Torn(f"torn row: {size} bytes, root {root}")
-    if not (datatype or "_").isidentifier() or not (redop or "_").isidentifier():
-        raise Torn("torn row: no word where a type or operation stands")
 
 
 def _wrong(token: str) -> int | None:
@@ -345,8 +331,8 @@ class Run:
     words: set[str] = field(default_factory=set)
     nccl: NcclLog = field(default_factory=NcclLog)
     out_of_bounds: int = 0
-    #: (whether there may be a more telling line, line number, text) of what says that it failed.
-    failure: tuple[bool, int, str] | None = None
+    #: Line number and text of what first says that it failed.
+    failure: tuple[int, str] | None = None
 
     @property
     def began(self) -> bool:
@@ -355,9 +341,8 @@ class Run:
 
     def note(self, line: str, number: int) -> None:
         """Take in the facts of a line that is not a row."""
-        if any(mark in line for mark in _FAILURES):
-            told = (not any(mark in line for mark in _TELLING), number, line.strip())
-            self.failure = min(self.failure or told, told)
+        if self.failure is None and any(mark in line for mark in _FAILURES):
+            self.failure = (number, line.strip())
         if "NCCL" in line:
             self.nccl.note(line)
         if "NCCL INFO" not in line:
@@ -461,7 +446,7 @@ class TextRuns:
         elif program_in(text) is not None:
             self._shell.read(text)
             self._next(if_so=run.began or run.ended)
-        elif sets_variables(text):
+        elif "NCCL_" in text:
             self._shell.read(text)
         elif "out-of-place" in text:
             self._heading = text
@@ -491,16 +476,8 @@ def _header_mark(text: str) -> str | None:
 
 def _is_piece(tokens: Sequence[str]) -> bool:
     """Whether a line under column names may be a piece of a row: its first columns, or its last."""
-    begins = len(tokens) > 1 and all(token.isdecimal() for token in tokens[:2])
-    return begins or (len(tokens) > 1 and all(map(_is_number, tokens)))
-
-
-def _is_number(token: str) -> bool:
-    try:
-        float(token)
-    except ValueError:
-        return False
-    return True
+    begins = all(token.isdecimal() for token in tokens[:2])
+    return len(tokens) > 1 and (begins or all(map(_NUMBER.fullmatch, tokens)))
 
 
 def without_prefix(line: str) -> str:
@@ -511,3 +488,182 @@ def without_prefix(line: str) -> str:
     """
     match = _PREFIX.match(line)
     return line[match.end() :] if match else line
+
+
+# --- JSON ---
+
+
+def _finite(value: object) -> object:
+    """None for what nccl-tests writes in place of a number that is none."""
+    if value in {"nan", "-nan", "inf", "-inf", "N/A"}:
+        return None
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_Number = Annotated[float | None, BeforeValidator(_finite)]
+
+
+class _Half(BaseModel):
+    time: _Number = None
+    alg_bw: _Number = None
+    bus_bw: _Number = None
+    nwrong: _Number = None
+    cpu_time: _Number = None
+
+
+class _EachIteration(BaseModel):
+    """What -I adds to a half."""
+
+    min_us: _Number = None
+    max_us: _Number = None
+    p99_us: _Number = None
+    cv_pct: _Number = None
+    times_us: list[_Number] | None = None
+    per_process_max_times_us: list[list[_Number]] | None = None
+
+
+class _Result(BaseModel):
+    size: int = Field(ge=0, lt=1 << MAX_SIZE_BITS)
+    type: str | None = None
+    redop: str | None = None
+    root: int | None = Field(default=None, ge=-1, lt=1 << 30)
+    out_of_place: _Half | None = None
+    out_of_place_per_iter: _EachIteration = _EachIteration()
+    in_place: _Half | None = None
+    in_place_per_iter: _EachIteration = _EachIteration()
+
+
+class _Config(BaseModel):
+    nthreads: int = Field(default=1, le=1024)
+    ngpus: int = Field(default=1, le=1024)
+    aggregated_iterations: int = 1
+    graph: int = 0
+    unalign: int = 0
+    blocking_collectives: bool = False
+    devices: list[dict[str, Any] | None] = []
+
+
+class _Document(BaseModel):
+    version: Literal[1, 2, 3]
+    args: list[str] = []
+    env: list[str] = []
+    nccl_version: int | str = ""
+    config: _Config = _Config()
+    results: list[Any]
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of a document's errors, on one line: the key, what is wrong, the value."""
+    [first, *_] = error.errors()
+    key = ".".join(str(part) for part in first["loc"]) or "all of it"
+    told = f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    return told if first["type"] == "missing" else f"{told} (got '{str(first['input'])[:60]}')"
+
+
+def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
+    """The rows of nccl-tests' JSON output (`-J`, since 2.17.3), versions 1 to 3, and their run.
+
+    Written after the format in nccl-tests' sources (`src/util.cu`, 2.17.3 to 2.19.6): booleans are
+    the strings "true" and "false", a number that is not one is "nan", and a crash leaves the text
+    cut off.
+
+    Raises CorruptFile with the byte offset when the text is cut off or no JSON, and OutputError
+    when it is another kind of JSON or a version that is not known.
+    """
+    document = _json_document(path)
+    run, rows = _json_run(document), list[Row]()
+    for number, result in enumerate(document.results):
+        try:
+            halves = _json_halves(_Result.model_validate(result))
+        except (ValidationError, Torn) as error:
+            why = first_problem(error) if isinstance(error, ValidationError) else str(error)
+            report.reject(number + 1, f"results[{number}]: {why}", json.dumps(result)[:200])
+            continue
+        report.rows_read += 1
+        run.rows += 1
+        if not halves:
+            report.drop("size 0" if result["size"] == 0 else "no time")
+        rows += halves
+    return rows, run
+
+
+def _json_document(path: Path) -> _Document:
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    try:
+        return _Document.model_validate(json.loads(text, strict=False))
+    except json.JSONDecodeError as error:
+        offset = len(text[: error.pos].encode())
+        raise CorruptFile(
+            f"{path} is not whole JSON: {error.msg} at byte {offset} of {len(text.encode())}; a "
+            "crashed benchmark leaves it cut off: import its text output instead"
+        ) from error
+    except RecursionError as error:
+        raise CorruptFile(f"{path} is nested too deeply to be a benchmark's output") from error
+    except ValidationError as error:
+        raise OutputError(
+            f"{path} is no JSON of nccl-tests, version 1 to 3: {first_problem(error)}; import the "
+            "text output instead"
+        ) from error
+
+
+def _json_run(document: _Document) -> Run:
+    """What the document says of its run, by the lines that the text has in its place."""
+    run, config = Run(0), document.config
+    lines = [
+        f"Collective test starting: {' '.join(document.args[:1])}",
+        f"nThread 1 nGpus 1 minBytes agg iters: {config.aggregated_iterations} "
+        f"graph: {config.graph} unalign: {config.unalign}",
+        "Blocking Enabled" if config.blocking_collectives else "",
+    ]
+    for each in filter(None, config.devices):
+        where = f"on {each.get('hostname')} device {each.get('device')} [{each.get('device_hex')}]"
+        rank = f"Rank {each.get('rank')} Group {each.get('group', 0)}"
+        lines.append(f"{rank} {where} {each.get('device_info', '')}")
+    for line in lines:
+        run.note(line, 0)
+    if len(run.ranks) == 1:
+        # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
+        only, count = run.ranks[0], config.nthreads * config.ngpus
+        run.ranks = [only._replace(rank=i, device=only.device + i) for i in range(count)]
+    # `env` is the whole environment of whoever ran it: only the listed settings are kept.
+    environment = [item.partition("=") for item in document.env]
+    run.settings = kept((name, value) for name, _, value in environment)
+    with suppress(UnknownName):
+        run.nccl.versions.add(str(NcclVersion.parse(document.nccl_version)))
+    return run
+
+
+def _json_halves(result: _Result) -> list[Row]:
+    halves: list[Row] = []
+    for in_place, half, each in (
+        (False, result.out_of_place or _Half(), result.out_of_place_per_iter),
+        (True, result.in_place or _Half(), result.in_place_per_iter),
+    ):
+        if "cpu_time" in half.model_fields_set:
+            raise Torn("cpu_time (-C) is the cost of the launch and not the time of the call")
+        if not half.time or half.time < 0.0 or not result.size:
+            continue
+        wrong, figures = half.nwrong, (each.min_us, each.max_us, each.p99_us, each.cv_pct)
+        known = [
+            [time for time in times if time is not None]
+            for times in each.per_process_max_times_us or []
+        ]
+        row = {
+            RUN: 0,
+            "source_line": None,
+            "size_bytes": result.size,
+            "datatype": result.type,
+            "reduction_op": result.redop,
+            "root": result.root,
+            "in_place": in_place,
+            "time_us": half.time,
+            "algbw_gbytes_per_s": half.alg_bw,
+            "busbw_gbytes_per_s": half.bus_bw,
+            "wrong_values": int(wrong) if wrong is not None and 0 <= wrong < 1 << 62 else None,
+            **dict(zip(PER_ITERATION, figures, strict=True)),
+            "iteration_times_us": each.times_us,
+            # The mean time of each process over its iterations.
+            "process_times_us": [mean(times) if times else None for times in known] or None,
+        }
+        halves.append(row)
+    return halves

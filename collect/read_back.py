@@ -10,21 +10,30 @@ row of the text, the text otherwise. A row that cannot be read, or of a size tha
 the walk, ends what is believed: the blocks from there on count as not reached, and run again.
 """
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dynamiccl.collect.grid import DATATYPE_BYTES, Setting
 from dynamiccl.collect.nccl_log import NcclLog, logged_calls, write_costs
-from dynamiccl.collect.nccl_tests import parse_json, parse_text
-from dynamiccl.collect.output import RankLine, rank_lines
+from dynamiccl.collect.output import (
+    RUN,
+    FileReport,
+    RankLine,
+    Row,
+    Run,
+    TextRuns,
+    rank_lines,
+    read_json,
+)
 from dynamiccl.collect.schedule import TOPOLOGY_NAME, Choice, Grid, Launch, trial_row
 from dynamiccl.collect.sweep import SweepFile
+from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import DataError
-from dynamiccl.nccl import Collective
 
 #: Lines of Slurm and of Open MPI, which end the other ranks and tell each of them.
 _LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
@@ -36,11 +45,10 @@ _TAIL: Final = re.compile(rf"(?:^|\s)(?:{'|'.join(DATATYPE_BYTES)})\s+\w+\s+-?\d
 #: the runner knows all others.
 _OF_A_LAUNCH: Final = ("gpu", "nccl_version", "nccl_tests_version")
 _OF_A_HALF: Final = (
-    "source", "size_bytes", "in_place", "time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s",
-    "wrong_values", "status", "statistic", "time_min_us", "time_max_us", "time_p99_us",
-    "time_cv_percent", "iteration_times_us", "process_times_us",
+    "size_bytes", "in_place", "time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s",
+    "wrong_values", "time_min_us", "time_max_us", "time_p99_us", "time_cv_percent",
+    "iteration_times_us", "process_times_us",
 )  # fmt: skip
-_KEPT: Final = frozenset((*_OF_A_LAUNCH, *_OF_A_HALF))
 _IMPOSSIBLE: Final = re.compile(r"no algorithm/protocol available", re.IGNORECASE)
 _FAILURE: Final = re.compile(
     r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
@@ -54,9 +62,6 @@ _CPU_VENDORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "": "arm"
 #: NCCL writes a NIC's speed in Mbit/s.
 _MBITS_PER_GBIT: Final = 1000.0
 
-_Row = dict[str, Any]
-
-
 # --- What it printed ---
 
 
@@ -65,16 +70,14 @@ def is_row(line: str) -> bool:
     return _ROW.match(line) is not None
 
 
-def read_rows(
-    lines: Sequence[str], json: Path, *, collective: Collective, sizes: Sequence[int]
-) -> list[list[_Row]]:
+def read_rows(lines: Sequence[str], json: Path, *, sizes: Sequence[int]) -> list[list[Row]]:
     """The rows of each block of a launch, in order: out-of-place, and in-place where there is one.
 
     `lines` is everything printed, `json` where JSON was asked for (it need not be there), `sizes`
     are those of one walk in bytes, as printed.
     """
-    blocks = _believed(_text_blocks(lines, collective), sizes)
-    from_json = _believed(_json_blocks(json, collective), sizes)
+    blocks = _believed(_text_blocks(lines), sizes)
+    from_json = _believed(_json_blocks(json), sizes)
     if not from_json or len(from_json) < len(blocks):
         return blocks
     # The JSON output has no release of nccl-tests.
@@ -85,7 +88,7 @@ def read_rows(
     return from_json
 
 
-def environment_in(blocks: Sequence[Sequence[_Row]]) -> _Row:
+def environment_in(blocks: Sequence[Sequence[Row]]) -> Row:
     """The environment columns that the benchmark's output names."""
     known = blocks[0][0] if blocks else {}
     return {name: known[name] for name in _OF_A_LAUNCH if known.get(name)}
@@ -110,41 +113,58 @@ def is_impossible(lines: Sequence[str]) -> bool:
     return any(_IMPOSSIBLE.search(line) for line in lines)
 
 
-def _text_blocks(lines: Sequence[str], collective: Collective) -> list[list[_Row] | None]:
-    text = "\n".join(lines)
-    parsed = parse_text(text, where="output", collective=collective)
+def _text_blocks(lines: Sequence[str]) -> list[list[Row] | None]:
+    lines = "\n".join(lines).splitlines()
+    report = FileReport("output", Source.NCCL_TESTS_TEXT.value, most_rejected=len(lines))
+    found = TextRuns(report)
+    halves = [half for row in found.rows(lines) for half in row]
     # An unreadable row (torn, or without a time) still takes its place in the walk over sizes.
-    by_line: dict[int, list[_Row] | None] = {
-        number: []
-        for number, line in enumerate(text.splitlines(), 1)
-        if is_row(line) or _TAIL.search(line)
+    by_line: dict[int, list[Row] | None] = {
+        number: [] for number, line in enumerate(lines, 1) if is_row(line) or _TAIL.search(line)
     }
-    for half in parsed.rows:
+    for half in halves:
         block = by_line.setdefault(half["source_line"], [])
         if block is not None:
-            block.append({name: half[name] for name in half if name in _KEPT})
-    for reject in parsed.rejected:
+            block.append(_measured(half, found.runs[half[RUN]], report.format))
+    for reject in report.rejected:
         by_line[reject.line] = None
     return [by_line[number] for number in sorted(by_line)]
 
 
-def _json_blocks(path: Path, collective: Collective) -> list[list[_Row]]:
+def _json_blocks(path: Path) -> list[list[Row]]:
+    if not path.is_file():
+        return []
+    report = FileReport(str(path), Source.NCCL_TESTS_JSON.value)
     try:
-        halves = parse_json(path, collective) if path.is_file() else ()
+        halves, run = read_json(path, report)
     except DataError:
         return []  # cut off by a crash: the text has what was measured
-    blocks: list[list[_Row]] = []
-    for half in halves:
+    blocks: list[list[Row]] = []
+    for half in halves if not report.num_rejected else ():
         if not half["in_place"]:
             blocks.append([])
         if blocks:
-            blocks[-1].append({name: half[name] for name in half if name in _KEPT})
+            blocks[-1].append(_measured(half, run, report.format))
     return blocks
 
 
-def _believed(blocks: Sequence[list[_Row] | None], sizes: Sequence[int]) -> list[list[_Row]]:
+def _measured(half: Row, run: Run, source: str) -> Row:
+    """What is kept of a half and of its run; what two lines say differently is not known."""
+    status = Status.WRONG_VALUES if half["wrong_values"] else Status.OK
+    told = ({line.gpu for line in run.ranks if line.gpu}, run.nccl.versions, run.tests_versions)
+    facts = {
+        name: next(iter(values))
+        for name, values in zip(_OF_A_LAUNCH, told, strict=True)
+        if len(values) == 1
+    }
+    kept = {name: half[name] for name in _OF_A_HALF if half.get(name) is not None}
+    numbers = {k: v for k, v in kept.items() if not isinstance(v, float) or math.isfinite(v)}
+    return {"source": source, "status": status.value, **facts, **numbers}
+
+
+def _believed(blocks: Sequence[list[Row] | None], sizes: Sequence[int]) -> list[list[Row]]:
     """The blocks before the first one that is torn or not of the expected size."""
-    good: list[list[_Row]] = []
+    good: list[list[Row]] = []
     for number, block in enumerate(blocks):
         if not block or block[0]["size_bytes"] != sizes[number % len(sizes)]:
             break
@@ -240,7 +260,7 @@ def choices_of(
 
 def keep_set_up(
     out: Path, file: SweepFile, launch: Launch, folder: Path, log: Sequence[str], said: list[str]
-) -> _Row:
+) -> Row:
     """Keep NCCL's cost table, if `log` and what it `said` hold just one; returns topology columns.
 
     The TUNING section of the `log` holds the cost tables; `NCCL_TOPO_DUMP_FILE` is XML
@@ -260,7 +280,7 @@ def keep_set_up(
     return topology_features(path.read_text(errors="replace")) if path.is_file() else {}
 
 
-def topology_features(xml: str) -> _Row:
+def topology_features(xml: str) -> Row:
     """Topology columns of an XML dump; unknown ones are left out, {} if it is no dump."""
     try:
         system = ET.fromstring(xml.strip())
@@ -268,7 +288,7 @@ def topology_features(xml: str) -> _Row:
         return {}
     if system.tag != "system":
         return {}
-    found: _Row = {}
+    found: Row = {}
     gpu = next(system.iter("gpu"), None)
     if gpu is not None:
         links = list(gpu.iter("nvlink"))

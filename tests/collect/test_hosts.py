@@ -3,15 +3,15 @@
 import pytest
 
 from dynamiccl.collect.nccl_log import expand_hosts, host_list
-from dynamiccl.collect.nccl_tests import TextOutput, parse_text
 from dynamiccl.collect.output import hosts_of, rank_lines
+from tests.collect.parsed import Parsed, parse
 
 ROW = (
     "1048576  262144  float  sum  -1  100.0  10.49  {busbw:.2f}  0  102.0  10.28  {in_place:.2f}  0"
 )
 
 
-def output(hosts: int, per_host: int, bus_id: str) -> TextOutput:
+def output(hosts: int, per_host: int, bus_id: str) -> Parsed:
     """What ranks of GH200 nodes print: each sees one GPU, device 0."""
     ranks = hosts * per_host
     factor = 2 * (ranks - 1) / ranks
@@ -22,7 +22,7 @@ def output(hosts: int, per_host: int, bus_id: str) -> TextOutput:
         for rank in range(ranks)
     ]
     lines.append(ROW.format(busbw=10.49 * factor, in_place=10.28 * factor))
-    return parse_text("\n".join(lines), where="gh200.log")
+    return parse("\n".join(lines))
 
 
 def test_hosts_of_gpus_with_bus_ids_of_their_own_are_nodes() -> None:

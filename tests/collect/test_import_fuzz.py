@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.nccl_tests import parse_text
 from tests.collect.damage import survives
+from tests.collect.parsed import parse
 from tests.published import folder
 
 LOGS = folder("logs")
@@ -75,7 +75,7 @@ _TOKENS = st.sampled_from(_WORDS.split())
 @RELAXED
 @given(lines=st.lists(st.lists(_TOKENS, min_size=1, max_size=22), max_size=12))
 def test_any_words_of_the_format(lines: list[list[str]]) -> None:
-    output = parse_text("\n".join(map(" ".join, lines)), where="doc")
+    output = parse("\n".join(map(" ".join, lines)))
     assert all(row["size_bytes"] > 0 and row["time_us"] > 0 for row in output.rows)
 
 
@@ -90,7 +90,7 @@ def test_what_was_printed_is_read(size: int, time: float, wrong: int | None) -> 
     check = "N/A" if wrong is None else str(wrong)
     half = f"{time:.2f} {algbw:.2f} {algbw * 1.75:.2f} {check}"
     text = f"# Collective test starting: all_reduce_perf\n{size} {size} int8 sum -1 {half} {half}"
-    first, second = parse_text(text, where="doc").rows
+    first, second = parse(text).rows
     assert first["size_bytes"] == second["size_bytes"] == size
     assert first["time_us"] == float(f"{time:.2f}")
     assert first.get("wrong_values") == wrong

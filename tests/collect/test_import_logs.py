@@ -155,18 +155,3 @@ def test_error_column_is_no_count_of_wrong_values(tmp_path: Path) -> None:
     assert frame["wrong_values"].null_count() == 60
     assert frame["root"].null_count() == 60
     assert frame["cuda_version"].unique().to_list() == ["11.2"]
-
-
-def test_unchecked_half_keeps_its_time(tmp_path: Path) -> None:
-    frame = load("playground_a100_sendrecv.log", tmp_path)
-    wrong = frame.filter(pl.col("in_place"))["wrong_values"]
-    assert wrong.null_count() == 4
-    assert frame.filter(~pl.col("in_place"))["wrong_values"].to_list() == [0, 0, 0, 0]
-
-
-def test_runs_of_one_file_are_runs(tmp_path: Path) -> None:
-    frame = load("ebpf_allgather_three_runs_in_one_file.log", tmp_path)
-    assert frame["run"].n_unique() == 3
-    assert frame["repeat"].unique().to_list() == [0]
-    first = frame.filter(pl.col("size_bytes") == 1_048_576, ~pl.col("in_place"))["time_us"]
-    assert first.to_list() == [2189.16, 4468.53, 2188.98]

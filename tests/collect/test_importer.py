@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.imports import ImportOptions, import_files, load_systems
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.collect.nccl_tests import load_systems
 from dynamiccl.datasets import store
 from dynamiccl.errors import MissingPath, UserError
 

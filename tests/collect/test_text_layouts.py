@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
-from dynamiccl.collect.nccl_tests import TextOutput, parse_text
 from dynamiccl.collect.output import without_prefix
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
+from tests.collect.parsed import Parsed, parse
 from tests.published import folder, published
 
 START = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
@@ -28,11 +28,7 @@ OLD = "#  size count type {}time algbw busbw error time algbw busbw error\n"
 AMBIGUOUS = "1048576 32768 float none -1 100.0 10.49 9.18 0 102.0 10.28 9.00 0\n"
 
 
-def parse(text: str, collective: Collective | None = None) -> TextOutput:
-    return parse_text(text, where="doc.txt", collective=collective)
-
-
-def times(output: TextOutput) -> list[float]:
+def times(output: Parsed) -> list[float]:
     return [row["time_us"] for row in output.rows]
 
 
@@ -222,9 +218,6 @@ def test_collective_that_is_not_known_or_contradicted_is_refused(tmp_path: Path)
     assert "columns are of AllReduce, not of Broadcast: correct --collective" in found
     found = refusal(WHOLE.replace("all_reduce_perf", "hypercube_perf"), tmp_path)
     assert "'hypercube' is no collective of NCCL's" in found
-    # Who started the program is believed: its columns may be of a release that nobody knows yet.
-    started = parse(NAMES + ROW_1M, Collective.Broadcast)
-    assert {row["collective"] for row in started.rows} == {"Broadcast"}
 
 
 def test_requested_config_from_command_and_log() -> None:

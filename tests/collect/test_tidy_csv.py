@@ -5,8 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.collect.tidy_csv import COLUMNS
+from dynamiccl.collect.imports import CSV_COLUMNS, ImportOptions, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from tests.published import sweep
@@ -46,8 +45,10 @@ ROW = {
 
 
 def write(path: Path, *changes: dict[str, str]) -> Path:
-    lines = [",".join(COLUMNS)]
-    lines += [",".join(f'"{({**ROW, **change})[name]}"' for name in COLUMNS) for change in changes]
+    lines = [",".join(CSV_COLUMNS)]
+    lines += [
+        ",".join(f'"{({**ROW, **change})[name]}"' for name in CSV_COLUMNS) for change in changes
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -129,19 +130,12 @@ def test_time_is_derived_from_bus_bandwidth(tmp_path: Path) -> None:
     assert row["time_derived"] is True
 
 
-def test_bandwidth_of_zero_has_no_time(tmp_path: Path) -> None:
-    row = load(tmp_path, {"time_us": "", "busbw_gbytes_per_s": "0"}).row(0, named=True)
-    assert (row["time_us"], row["time_derived"], row["status"]) == (None, False, "ok")
-
-
 @pytest.mark.parametrize(
     ("note", "status"),
     [
         ("no result: HANG (>30s timeout)", "timed_out"),
         ("no result: Message truncation crash", "failed"),
         ("invalid usage", "infeasible"),
-        ("wrong values", "wrong_values"),
-        ("no result: NCCL internal error", "failed"),
     ],
 )
 def test_attempt_without_a_result(note: str, status: str, tmp_path: Path) -> None:
@@ -154,13 +148,9 @@ def test_attempt_without_a_result(note: str, status: str, tmp_path: Path) -> Non
     ("column", "value", "message"),
     [
         ("algorithm", "mscclpp kernel 1", "unknown algorithm 'mscclpp kernel 1'; choose from Tree"),
-        ("statistic", "target", "'target' is none of mean, "),
         ("collective", "alreduce", "did you mean 'AllReduce'"),
-        ("size_bytes", "1e6", "size_bytes: Input should be a valid integer"),
         ("size_bytes", "", "size_bytes: Field required"),
-        ("size_bytes", "9" * 25, "less than"),
         ("num_nodes", "0", "num_nodes: Input should be greater than or equal to 1 (got '0')"),
-        ("time_us", "fast", "time_us: Input should be a valid number"),
         ("time_us", "nan", "finite number"),
         ("time_us", "0", "greater than 0"),
         ("in_place", "maybe", "in_place: Input should be a valid boolean"),
@@ -216,4 +206,6 @@ def test_short_line_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "s.csv", {})
     path.write_text(path.read_text() + "a,b\n")
     summary = import_files([path], tmp_path / "out")
-    assert summary.rejected[0].reason == f"2 cells where the header names {len(COLUMNS)} columns"
+    assert (
+        summary.rejected[0].reason == f"2 cells where the header names {len(CSV_COLUMNS)} columns"
+    )

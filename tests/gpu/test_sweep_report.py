@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynamiccl.collect.nccl_tests import parse_text
 from dynamiccl.collect.schedule import REPORT_NAME, SCHEDULE_NAME, read_report
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import Schedule
+from tests.collect.parsed import parse
 from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN, plain_environment
 from tests.gpu.paired import Shift
 
@@ -108,7 +108,7 @@ def run(folder: Path, binaries: Path, group: Group, plugin: Path, *, reports: bo
         assert not isinstance(played, str), played
         assert played.calls == schedule.num_calls
         assert played.stopped_at_call is None
-    rows = parse_text(done.stdout, where="all_reduce_perf").rows
+    rows = parse(done.stdout).rows
     assert len(rows) == schedule.num_blocks * schedule.halves, done.stdout
     return np.log([row["time_us"] for row in rows])
 

@@ -22,7 +22,6 @@ from dynamiccl.collect.read_back import (
     wrong_comms,
 )
 from dynamiccl.collect.schedule import Choice, Grid, LaunchMode, deal
-from dynamiccl.nccl import Collective
 from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
 from tests.fakes.nccl_tests.install import install_stand_in
 from tests.fakes.running import StandIn
@@ -61,7 +60,7 @@ class Recorded:
         if json is not None:
             path.write_text(json)
         printed = self.lines if lines is None else lines
-        return read_rows(printed, path, collective=Collective.AllReduce, sizes=sizes)
+        return read_rows(printed, path, sizes=sizes)
 
 
 def record(folder: Path, *more: str, sizes: Sequence[int] = SIZES, **settings: str) -> Recorded:

@@ -1,0 +1,36 @@
+"""What the import makes of a text: rows as dicts, remarks and refused lines."""
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dynamiccl.collect.nccl_tests import ImportOptions, read_file
+from dynamiccl.collect.output import FileReport, Rejected
+from dynamiccl.datasets.schema import Source
+from dynamiccl.errors import OutputError
+from dynamiccl.nccl import Collective
+
+
+class Parsed(NamedTuple):
+    """Rows with the columns that are known of them."""
+
+    rows: list[dict[str, Any]]
+    rejected: Sequence[Rejected]
+    remarks: Sequence[str]
+
+
+def parse(text: str, collective: Collective | None = None) -> Parsed:
+    """Rows of a text; `collective` is the option for one that does not name its own."""
+    options = ImportOptions(system="s", collective=None if collective is None else collective.wire)
+    report = FileReport("doc.txt", Source.NCCL_TESTS_TEXT.value)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "doc.txt"
+        path.write_text(text)
+        with suppress(OutputError):
+            for _, table in read_file(path, {"system": "s", "run": "doc"}, options, report):
+                rows += table.to_pylist()
+    known = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return Parsed(known, report.rejected, report.remarks)
