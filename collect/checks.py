@@ -269,6 +269,12 @@ def _network(needs: Needs, machine: Machine) -> Iterator[Check]:
     advice = "data goes through host memory, unless DMA-BUF works (open kernel modules, Linux "
     advice += "5.12): 'modprobe nvidia_peermem', or look for GDRDMA in NCCL's log"
     yield judge("GPUDirect RDMA", peers or "no module", (not peers, WARN, advice))
+    limits = machine.read("/proc/self/limits") or ""
+    limit = re.search(r"^Max locked memory\s+(\S+)", limits, re.MULTILINE)
+    found = limit.group(1) if limit else "not known"
+    advice = "RDMA pins its buffers, or fails: 'ulimit -l unlimited', in containers '--ulimit "
+    advice += "memlock=-1', under Slurm PropagateResourceLimitsExcept=MEMLOCK"
+    yield judge("locked memory", found, (found != "unlimited", WARN, advice))
 
 
 def _launcher(needs: Needs, machine: Machine) -> Iterator[Check]:

@@ -45,6 +45,7 @@ LDCONFIG = """\
 \tlibc.so.6 (libc6,x86-64, OS ABI: Linux 3.2.0) => /lib/x86_64-linux-gnu/libc.so.6
 """
 GPU = "NVIDIA H100 80GB HBM3, 580.65.06, Disabled, 0\n"
+LIMITS = "Max locked memory         unlimited            unlimited            bytes\n"
 CLOCK = "1980, 1980, 0x0000000000000001\n"
 RUNS: Mapping[tuple[str, ...], str] = {
     (BINARY, "-h"): HELP,
@@ -64,6 +65,7 @@ FILES: Mapping[str, str] = {
     **{f"{IB}/mlx5_{k}/ports/1/state": "4: ACTIVE\n" for k in (0, 1)},
     **{f"{IB}/mlx5_{k}/ports/1/rate": "400 Gb/sec (4X NDR)\n" for k in (0, 1)},
     "/proc/modules": "nvidia_peermem 16384 0 - Live 0x0\nmlx5_core 2420736 1 mlx5_ib, Live 0x0\n",
+    "/proc/self/limits": LIMITS,
 }
 PROGRAMS = {"all_reduce_perf": BINARY, "apptainer": "/usr/bin/apptainer"}
 

@@ -234,6 +234,7 @@ ONE_DOWN = HEALTHY.holding(f"{IB}/mlx5_1/ports/1/state", "1: DOWN\n")
 ALL_DOWN = ONE_DOWN.holding(f"{IB}/mlx5_0/ports/1/state", "1: DOWN\n")
 ONE_SLOW = HEALTHY.holding(f"{IB}/mlx5_1/ports/1/rate", "200 Gb/sec (4X HDR)\n")
 NO_RDMA = HEALTHY.without("infiniband")
+LIMITED = recorded.LIMITS.replace("unlimited", "8388608")
 HYDRA = "HYDRA build details:\n    Version:   4.1.2\n"
 ANY = Needs()
 NODE, NO_DRIVER = node_argv(), '{"nvml_error": "Not Loaded"}\n'
@@ -250,6 +251,8 @@ NODE, NO_DRIVER = node_argv(), '{"nvml_error": "Not Loaded"}\n'
         ("NICs", NO_RDMA, SRUN, WARN, "TCP sockets"),
         ("GPUDirect RDMA", HEALTHY.holding("/proc/modules", "efa 1 0\n"), ANY, OK, "efa"),
         ("GPUDirect RDMA", HEALTHY.holding("/proc/modules", "gdrdrv 1 0\n"), ANY, WARN, "GDRDMA"),
+        ("locked memory", HEALTHY.holding("/proc/self/limits", LIMITED), ANY, WARN, "8388608"),
+        ("locked memory", HEALTHY.holding("/proc/self/limits", ""), ANY, WARN, "not known"),
         ("MPI", mpirun("mpirun (PRRTE/Open MPI) 5.0.3\n", 0), MPIRUN, OK, "5.0.3"),
         ("MPI", mpirun(HYDRA, 0), MPIRUN, FAIL, "HYDRA"),
         ("MPI", mpirun("mpirun: No such file", None), MPIRUN, FAIL, "No such file"),
