@@ -12,9 +12,8 @@ srun    a step of the current Slurm allocation. Output keeps srun's line bufferi
 sbatch  srun, inside the batch job that runs the sweep (`start.py`)
 
 Containers: Pyxis is a plugin of srun, and its options are srun's (github.com/NVIDIA/pyxis, wiki
-"Usage"). Enroot (github.com/NVIDIA/enroot, doc/cmd/start.md; its hook 50-slurm-pmi.sh lets ranks
-find each other) and Apptainer (apptainer.org, user guide: "Bind Paths and Mounts", "Environment and
-Metadata") are programs before every rank.
+"Usage"). Apptainer (apptainer.org, user guide: "Bind Paths and Mounts", "Environment and Metadata")
+is a program before every rank.
 """
 
 import hashlib
@@ -35,7 +34,7 @@ from dynamiccl.simulator.toml_table import Table
 class ContainerSettings(Table):
     """The container that every rank runs in."""
 
-    runtime: Literal["pyxis", "enroot", "apptainer"]
+    runtime: Literal["pyxis", "apptainer"]
     image: str
     #: `host:container[:options]`, as the runtime writes it.
     mounts: tuple[str, ...] = ()
@@ -191,7 +190,7 @@ def command(ranks: Ranks, settings: LauncherSettings) -> Command:
     if container is not None and container.runtime == "pyxis" and not launcher.is_slurm:
         raise InvalidSweep(
             f"container runtime 'pyxis' is a plugin of srun and does not work with launcher "
-            f"'{settings.kind}'; take launcher srun or sbatch, or runtime enroot or apptainer"
+            f"'{settings.kind}'; take launcher srun or sbatch, or runtime apptainer"
         )
     return launcher.command(ranks, settings)
 
@@ -234,10 +233,6 @@ def _in_container(
     argv = (*drop, *settings.prefix, *ranks.argv)
     if container is None or container.runtime == "pyxis":
         return argv, env
-    if container.runtime == "enroot":
-        mounts = _each("-m", container.mounts)
-        variables = _each("-e", [f"{name}={env[name]}" for name in sorted(env)])
-        return ("enroot", "start", "--rw", *mounts, *variables, container.image, *argv), env
     # Set under this prefix a variable wins over what the image sets, and PATH and LD_LIBRARY_PATH
     # arrive too. The option --env would cut values at commas.
     inside = {f"APPTAINERENV_{name}": value for name, value in env.items()}

@@ -77,9 +77,9 @@ class Nodes:
         if done.returncode != 0:
             raise MachineError(
                 f"the nodes do not answer: '{started.text}' ended with status {done.returncode}: "
-                f"{' | '.join(line.text for line in done.lines[-3:]) or 'no output'}"
+                f"{' | '.join(done.lines[-3:]) or 'no output'}"
             )
-        return [line.text for line in done.lines]
+        return list(done.lines)
 
     def start(
         self,

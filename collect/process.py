@@ -8,17 +8,15 @@ mpirun gives each local rank a group of its own.
 
 import logging
 import os
+import select
 import signal
 import subprocess
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from queue import Empty, Full, Queue
 from types import FrameType
 from typing import IO, Any, Final, Self
 
@@ -37,10 +35,12 @@ _LINGER_S: Final = 0.5
 _KILLED_S: Final = 5.0
 #: Lines of output that are kept; the callback sees all of them.
 KEPT_LINES: Final = 200_000
-#: A longer line is handed on in pieces, and more lines wait in the pipe; a runaway log must not
-#: fill our memory.
+#: A longer line is handed on in pieces: a runaway log must not fill our memory.
 MAX_LINE_BYTES: Final = 1 << 20
-_WAITING_LINES: Final = 10_000
+
+#: Takes a line without its end and when it arrived, in seconds since the epoch; tells whether it is
+#: progress.
+OnLine = Callable[[str, float], bool]
 
 
 class Interrupt:
@@ -85,14 +85,6 @@ class Interrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of output without its end, which arrived so many seconds after the epoch."""
-
-    text: str
-    arrived_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """Timeouts after which a program counts as hung, in seconds."""
 
@@ -106,49 +98,39 @@ class Limits:
     more_s: Callable[[], float] = lambda: 0.0
 
 
-class StopReason(StrEnum):
-    """Why we ended a program."""
-
-    STARTUP = "startup"
-    STALLED = "stalled"
-
-
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Exit status, output and stop reason of a program."""
+    """Exit status and output of a program."""
 
-    #: As a shell counts: negative = ended by that signal; None = ended by us.
+    #: As a shell counts: negative = ended by that signal; None = it hung, and we ended it.
     returncode: int | None
-    #: Why it was ended by us; None = it ended by itself.
-    reason: StopReason | None
     #: The last `KEPT_LINES` lines.
-    lines: tuple[Line, ...]
-    seconds: float
+    lines: tuple[str, ...]
 
     @property
     def output(self) -> str:
         """The lines as one text."""
-        return "".join(f"{line.text}\n" for line in self.lines)
+        return "".join(f"{line}\n" for line in self.lines)
 
 
 def run_process(
     command: Command,
     limits: Limits,
-    on_line: Callable[[Line], bool] = lambda _: True,
+    on_line: OnLine = lambda *_: True,
     interrupt: Interrupt | None = None,
 ) -> Finished:
     """Run a program to its end, or end it with all its children when it hangs.
 
-    `on_line` is called with every line of stdout and stderr, and returns whether it is progress.
+    `on_line` takes every line of stdout and stderr.
 
     Raises MachineError when the program cannot be started, and KeyboardInterrupt on a second
     Ctrl-C; then no process of the program is left.
     """
     leader = start_session(command, subprocess.PIPE)
-    started, output = time.monotonic(), _Output(leader, on_line)
+    output = _Output(leader, on_line)
     try:
-        reason = _follow(leader, output, limits, interrupt)
-        if reason is None:
+        is_hung = _follow(leader, output, limits, interrupt)
+        if not is_hung:
             output.hand_on(_LINGER_S)
         # Whether it ended by itself or not: what it left running, too.
         end_session(leader, limits.grace_s, meanwhile=output.hand_on)
@@ -157,9 +139,8 @@ def run_process(
         end_session(leader, limits.grace_s)
         raise
     finally:
-        output.close()
-    code = leader.returncode if reason is None else None
-    return Finished(code, reason, tuple(output.lines), time.monotonic() - started)
+        output.pipe.close()
+    return Finished(None if is_hung else leader.returncode, tuple(output.lines))
 
 
 def start_session(
@@ -237,64 +218,51 @@ def _members(session: int) -> list[int]:
 
 def _follow(
     leader: subprocess.Popen[bytes], output: "_Output", limits: Limits, interrupt: Interrupt | None
-) -> StopReason | None:
-    """Read until the program ends (None), hangs or is interrupted."""
-    reason = StopReason.STARTUP
+) -> bool:
+    """Read until the program ends or is interrupted; returns True when it hangs."""
     deadline = time.monotonic() + limits.startup_s + limits.more_s()
     while not _has_ended(leader):
         output.hand_on(_LOOK_S)
         if output.progressed:
-            output.progressed, reason = False, StopReason.STALLED
+            output.progressed = False
             deadline = time.monotonic() + limits.stall_s + limits.more_s()
         if interrupt is not None:
             interrupt.check()
         if time.monotonic() >= deadline:
-            return reason
-    return None
+            return True
+    return False
 
 
 class _Output:
-    """Hands on the lines of a program; a thread reads them, so that it never blocks on a pipe.
+    """Hands on the lines of a program, whose pipe somebody that it left behind may hold open."""
 
-    A child that the program left behind may hold the pipe open: then the thread stays with it.
-    """
-
-    def __init__(self, leader: subprocess.Popen[bytes], on_line: Callable[[Line], bool]) -> None:
-        self.lines: deque[Line] = deque(maxlen=KEPT_LINES)
+    def __init__(self, leader: subprocess.Popen[bytes], on_line: OnLine) -> None:
+        assert leader.stdout is not None
+        self.pipe = leader.stdout
+        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.progressed = False
         self._on_line = on_line
-        self._read: Queue[Line | None] = Queue(_WAITING_LINES)
-        self._is_closed = False
-        assert leader.stdout is not None
-        threading.Thread(target=self._follow, args=(leader.stdout,), daemon=True).start()
+        #: Of the line that has no end yet.
+        self._rest = b""
 
     def hand_on(self, wait_s: float = _SHORT_LOOK_S) -> None:
         """Hand on the lines that arrive within so many seconds; returns early after the last."""
         deadline = time.monotonic() + wait_s
-        with suppress(Empty):
-            while (left_s := deadline - time.monotonic()) > 0:
-                line = self._read.get(timeout=left_s)
-                if line is None:
-                    self._put(None)
-                    time.sleep(min(left_s, _SHORT_LOOK_S))
-                    return
-                self.lines.append(line)
-                self.progressed |= self._on_line(line)
-
-    def close(self) -> None:
-        """Read no more."""
-        self._is_closed = True
-
-    def _follow(self, pipe: IO[bytes]) -> None:
-        with pipe:
-            while (raw := pipe.readline(MAX_LINE_BYTES)) and not self._is_closed:
-                # A pseudo-terminal (srun --unbuffered) ends lines with a carriage return too.
-                text = raw.removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace")
-                self._put(Line(text, time.time()))
-        self._put(None)
-
-    def _put(self, line: Line | None) -> None:
-        while not self._is_closed:
-            with suppress(Full):
-                self._read.put(line, timeout=_LOOK_S)
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not select.select([self.pipe], [], [], left_s)[0]:
                 return
+            read = os.read(self.pipe.fileno(), MAX_LINE_BYTES)
+            *whole, self._rest = (self._rest + read).split(b"\n")
+            if self._rest and (not read or len(self._rest) > MAX_LINE_BYTES):
+                whole, self._rest = [*whole, self._rest], b""
+            for raw in whole:
+                self._take(raw)
+            if not read:
+                time.sleep(min(left_s, _SHORT_LOOK_S))
+                return
+
+    def _take(self, raw: bytes) -> None:
+        # A pseudo-terminal (srun --unbuffered) ends lines with a carriage return too.
+        text = raw.removesuffix(b"\r").decode(errors="replace")
+        self.lines.append(text)
+        self.progressed |= self._on_line(text, time.time())

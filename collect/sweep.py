@@ -234,8 +234,6 @@ class BudgetSettings(Table):
 class RunnerSettings(Table):
     """How nccl-tests is run."""
 
-    #: One process for the whole grid (`sweep`), or one for each config (`processes`).
-    mode: Literal["auto", "sweep", "processes"] = "auto"
     #: The tuner plugin that plays the schedule; default: where `make plugin` puts it.
     plugin: str | None = None
     #: NCCL may take a minute to start on 512 GPUs.
