@@ -14,9 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.launch import BINARIES, directory_inside
-from dynamiccl.collect.launchers import LAUNCHERS, Ranks, command, map_into_container
+from dynamiccl.collect.launchers import (
+    LAUNCHERS,
+    Limits,
+    Ranks,
+    command,
+    map_into_container,
+    run_process,
+)
 from dynamiccl.collect.nodes import node_argv
-from dynamiccl.collect.process import Limits, run_process
 from dynamiccl.collect.sampler import ClockReason, is_slowed, reason_names
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
 from dynamiccl.doctor import (
@@ -87,11 +93,10 @@ def sweep_checks(needs: Needs) -> list[Examine]:
 
 
 def _binary(needs: Needs, machine: Machine, collective: str) -> str | None:
-    """Path of the binary that a launch would use; MPI builds first where ranks are processes."""
+    """Path of the binary that a launch would use."""
     name = BINARIES.get(Collective.parse(collective))
-    names = [] if name is None else sorted([name, f"{name}_mpi"], reverse=needs.is_distributed)
     folder = None if needs.nccl_tests_dir is None else str(needs.nccl_tests_dir)
-    return next((path for path in (machine.which(n, folder) for n in names) if path), None)
+    return None if name is None else machine.which(name, folder)
 
 
 def _benchmark(needs: Needs, machine: Machine) -> Iterator[Check]:

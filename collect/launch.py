@@ -26,10 +26,17 @@ from typing import Any, Final
 from dynamiccl.collect import launchers, read_back, schedule
 from dynamiccl.collect.disturb import Disturber
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings, Ranks
+from dynamiccl.collect.launchers import (
+    ContainerSettings,
+    Finished,
+    Interrupt,
+    LauncherSettings,
+    Limits,
+    Ranks,
+    run_process,
+)
 from dynamiccl.collect.nodes import Nodes, SiteFacts, Watch
 from dynamiccl.collect.output import hosts_of, rank_lines
-from dynamiccl.collect.process import Finished, Interrupt, Limits, run_process
 from dynamiccl.collect.run import Runner
 from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, Row, lost_row
 from dynamiccl.collect.sweep import RunnerSettings, SweepFile
@@ -39,7 +46,7 @@ from dynamiccl.nccl import TUNER_ABI_SINCE, Collective, NcclVersion
 
 _log = logging.getLogger(__name__)
 
-#: Names of the nccl-tests binaries (v2.19.6, `src/`); builds with MPI may end in `_mpi`.
+#: Names of the nccl-tests binaries (v2.19.6, `src/`).
 BINARIES: Final[Mapping[Collective, str]] = {
     Collective.AllReduce: "all_reduce_perf",
     Collective.AllGather: "all_gather_perf",
@@ -90,11 +97,8 @@ def find_program(collective: Collective, site: Site) -> str:
     name, place = BINARIES[collective], site.nccl_tests_dir
     if site.launcher.container is not None:
         return f"{directory_inside(place, site.launcher.container)}/{name}" if place else name
-    names = [name, f"{name}_mpi"]
-    if launchers.find_launcher(site.launcher.kind).needs_mpi:
-        names.reverse()
     where = None if place is None else str(place.resolve())
-    found = next(filter(None, (shutil.which(one, path=where) for one in names)), None)
+    found = shutil.which(name, path=where)
     if found is None:
         raise MachineError(
             f"no executable {name} in {where or 'PATH'}; build nccl-tests (MPI=1 where ranks are "

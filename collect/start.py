@@ -27,9 +27,8 @@ from rich.console import Console
 from dynamiccl.collect import journal
 from dynamiccl.collect.journal import Shard, journal_folder, progress_on_disk
 from dynamiccl.collect.launch import NcclTestsRunner, Site
-from dynamiccl.collect.launchers import LauncherSettings, find_launcher
+from dynamiccl.collect.launchers import Interrupt, LauncherSettings, find_launcher
 from dynamiccl.collect.nodes import Nodes, NodeWatch, Watch, ask_nodes
-from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.run import Runner, RunSummary, SweepProgress, run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy

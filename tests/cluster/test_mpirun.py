@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import Command, LauncherSettings, Ranks, command
-from dynamiccl.collect.process import Finished, Limits, run_process
+from dynamiccl.collect.launchers import (
+    Command,
+    Finished,
+    LauncherSettings,
+    Limits,
+    Ranks,
+    command,
+    run_process,
+)
 from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
@@ -96,7 +103,7 @@ def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
 BESIDE = """
 from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
 from dynamiccl.collect.nodes import Nodes
-from dynamiccl.collect.process import Limits, run_process
+from dynamiccl.collect.launchers import Limits, run_process
 from tests.cluster.payloads import HANG, python
 settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)

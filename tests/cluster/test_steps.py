@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import Command, LauncherSettings, Ranks, command
-from dynamiccl.collect.process import Limits, end_session, run_process, start_session
+from dynamiccl.collect.launchers import (
+    Command,
+    LauncherSettings,
+    Limits,
+    Ranks,
+    command,
+    end_session,
+    run_process,
+    start_session,
+)
 from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
 

@@ -66,11 +66,7 @@ def test_missing_binaries_are_named() -> None:
     assert found(HEALTHY, elsewhere)["nccl-tests"].status is FAIL
 
 
-def test_a_binary_with_mpi_is_taken_where_ranks_are_processes() -> None:
-    both = replace(HEALTHY, programs={**HEALTHY.programs, "all_reduce_perf_mpi": "/opt/mpi/ar"})
-    both = both.answering("/opt/mpi/ar", "-h", output=recorded.HELP)
-    assert found(both, MPIRUN)["nccl-tests"].found == "/opt/mpi/ar"
-    assert found(both)["nccl-tests"].found == BINARY
+def test_ranks_that_are_processes_need_a_binary_with_mpi() -> None:
     plain = HEALTHY.answering("ldd", BINARY, output=recorded.LDD.replace("libmpi", "libm"))
     assert found(plain, MPIRUN)["nccl-tests with MPI"].status is FAIL
     assert "nccl-tests with MPI" not in found(plain)

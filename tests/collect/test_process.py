@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import Command
-from dynamiccl.collect.process import (
+from dynamiccl.collect.launchers import (
     MAX_LINE_BYTES,
+    Command,
     Interrupt,
     Limits,
     run_process,

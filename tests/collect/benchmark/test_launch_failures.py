@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.process import Interrupt
+from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, lost, rows, run, site, statuses
