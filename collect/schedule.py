@@ -24,7 +24,7 @@ from dynamiccl.collect.grid import Chain, LaunchProfile, Setting, Trial, walks
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
 from dynamiccl.errors import DataError
-from dynamiccl.nccl import ABSTAIN, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Protocol
 from dynamiccl.schedule import BlockState, PlayReport, Schedule
 
 #: Files of a launch in its folder; each rank has a log of its own: host and process id.
@@ -287,16 +287,6 @@ def slow_seconds(grid: Grid, calls_per_half: int) -> list[float]:
     return [calls * size / _SLOW_BYTES_PER_S for _ in grid.cycles for size in grid.benchmark_bytes]
 
 
-def is_slow(config: Config) -> bool:
-    """Whether a config is slow for large messages: LL, or one or two channels.
-
-    In the published sweeps LL takes more than twice the best config's time from 4 MiB on (33 cells)
-    and four times from 16 MiB on (23); so do up to two channels over NVLink from 4 MiB on (16; over
-    sockets 1.36 times, 8).
-    """
-    return config.protocol is Protocol.LL or 0 < (config.num_channels or 0) <= 2
-
-
 # --- What a launch starts ---
 
 
@@ -489,9 +479,15 @@ def needs_plugin(trials: Iterable[Trial]) -> bool:
 
 
 def too_slow(trial: Trial, file: SweepFile) -> str | None:
-    """Why a trial is left out, or None."""
-    most = file.runner.slow_max
-    if not is_slow(trial.config) or trial.size_bytes <= most:
+    """Why a trial is left out, or None: LL, or one or two channels, with large messages.
+
+    In the published sweeps LL takes more than twice the best config's time from 4 MiB on (33 cells)
+    and four times from 16 MiB on (23); so do up to two channels over NVLink from 4 MiB on (16; over
+    sockets 1.36 times, 8).
+    """
+    most, config = file.runner.slow_max, trial.config
+    is_slow = config.protocol is Protocol.LL or 0 < (config.num_channels or 0) <= 2
+    if not is_slow or trial.size_bytes <= most:
         return None
     why = "where LL and up to two channels take long and do not win (runner.slow_max)"
     return f"left out above {most} bytes, {why}"

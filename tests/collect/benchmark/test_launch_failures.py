@@ -121,18 +121,6 @@ def test_node_that_goes_in_the_night_marks_nothing(tmp_path: Path, sweep_path: P
     assert statuses(rows(tmp_path)).keys() == {"ok"}
 
 
-def test_benchmark_that_never_begins_under_the_plugin_ends_the_sweep_and_marks_nothing(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    made = sweep(cycles="1", runner=TIMED_ONLY)
-    broken = '[ -z "$DYNAMICCL_MODE" ] || export FAKE_INIT_FAILS=1'
-    with pytest.raises(MachineError, match=r"did not start, twice: exit code 3: .*--resume"):
-        run(made, tmp_path, sweep_path, loses=broken)
-    assert statuses(rows(tmp_path)).keys() <= {"ok"}
-    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
-    assert statuses(rows(tmp_path)).keys() == {"ok"}
-
-
 def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
     broken = tmp_path / "libbroken.so"
     broken.write_text("no library")
