@@ -32,7 +32,8 @@ import numpy.typing as npt
 from harness import OUT, write_result
 from learning_figures import parallel
 from learning_scenarios import NCCL, OURS, RULE, gain_row, play_place
-from scenario_places import EVERY, JOBS, SWEEP, trained
+from scenario_places import JOBS, SWEEP, trained
+from scenario_places import PLACES as ALL_PLACES
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.train.data import TrainingData, load_data
@@ -100,7 +101,7 @@ def _played(folder: Path, seeds: Sequence[int], recipes: Sequence[str]) -> Times
     jobs = []
     for seed in seeds:
         for index, place in enumerate(PLACES):
-            settings = [f"places={EVERY[place].text}", f"steps={STEPS}"]
+            settings = [f"places={ALL_PLACES[place].text}", f"steps={STEPS}"]
             others = {name: partial(_trained, name, settings, seed) for name in recipes}
             jobs.append((folder / f"{index}-{seed}", place, seed, others))
     found: Times = {}

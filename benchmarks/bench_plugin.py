@@ -32,11 +32,9 @@ switch (agreement/rules.h): 16 ms at that pace. The median of 11 jobs, with the 
 
 `rss_adaptive_mib`: its private pages with one communicator and no brain, the larger of two ranks;
 `rss_adaptive_64_mib` with 64, `rss_adaptive_worker_mib` for a rank with a brain that does not lead.
-`record_*`: bench_record.cpp. `policy_*`: bench_policy.py;
-null where torch is not installed. Writes out/bench/plugin.json.
+`record_*`: bench_record.cpp. Writes out/bench/plugin.json.
 """
 
-import importlib.util
 import json
 import os
 import re
@@ -57,7 +55,7 @@ from dynamiccl.serve.table import MAX_BINS, DecisionTable
 
 NUM_RANKS, NUM_NODES = 16, 2
 SYSTEM = "bench"
-#: Written by dynamiccl.serve.vocabulary.
+#: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
 AGREEMENT_RANKS: Final = 16
 AGREEMENT_JOBS: Final = 11
@@ -206,21 +204,10 @@ def measure_creation(build_dir: Path) -> dict[str, float]:
     }
 
 
-def measure_policy(build_dir: Path) -> dict[str, float | None]:
-    """Figures of the leader's policy; null without torch."""
-    if importlib.util.find_spec("torch") is None:
-        print("policy_step_ms is null: torch is not installed")
-        return {"policy_step_ms": None}
-    import bench_policy
-
-    return {**bench_policy.measure(build_dir, bench_policy.SWEPT)}
-
-
 def main() -> None:
     """Build, measure, write."""
-    has_torch = importlib.util.find_spec("torch") is not None
     build_dir = build_plugin(
-        Path("out/bench-plugin"), tests=True, torch=has_torch, targets=("all", "benchmarks")
+        Path("out/bench-plugin"), tests=True, targets=("all", "benchmarks")
     ).parent.resolve()
     figures: dict[str, float | int | str | None] = {
         **measure_tuner(build_dir),
@@ -228,7 +215,6 @@ def main() -> None:
         **measure_creation(build_dir),
         **measure_agreement(build_dir),
         **figures_of([str(build_dir / "bench_record"), str(build_dir / ADAPTIVE_NAME)], {}),
-        **measure_policy(build_dir),
     }
     write_result("plugin", figures)
 

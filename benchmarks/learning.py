@@ -8,10 +8,9 @@ Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `worlds
 no function of NCCL's costs, `networks`, recipes of networks there (learning_perturbed.py);
 `few-shot`, a new system probe by probe (learning_few_shot.py); `narrow`, logs of a table in use
 (learning_narrow.py); `real`, measured sweeps (learning_real.py); `ope`, off-policy estimates
-(learning_ope.py); `sequences`, the ablation (learning_sequences.py); `scenarios`, surroundings that
-change on several systems, against rules and a filter (learning_scenarios.py); `agents`, whole jobs
-in a changing world (learning_agents.py); `replay` and `gate`, what
-bench_replay.py and bench_gate.py print.
+(learning_ope.py); `scenarios`, surroundings that change on several systems, against rules and a
+filter (learning_scenarios.py); `agents`, whole jobs in a changing world (learning_agents.py);
+`gate`, what bench_gate.py prints.
 
 Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
 `p95_regret`, `ratio_to_default` and `share_worse_than_default`, each with `_lo` and `_hi` (95 %).
@@ -37,7 +36,6 @@ from learning_ope import ope_figures
 from learning_perturbed import network_figures, perturbed_figures
 from learning_real import real_sets
 from learning_scenarios import scenario_figures
-from learning_sequences import ablation
 from learning_tables import cell, columns_of
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +45,7 @@ from dynamiccl.train.recipes import RECIPES, make_recipe
 
 SEEDS: Final = 5
 #: Parts that take half an hour each or more: with FULL=1, or by name.
-LONG: Final = ("grid", "sequences", "scenarios", "agents")
+LONG: Final = ("grid", "scenarios", "agents")
 #: Of each kind of world; and on how many networks are trained, and shapes left out. The first of
 #: `make bench-learning`, which is to end within the hour, and the others of a part by its name.
 QUICK_DRAWS: Final = 2, 1, 1
@@ -86,11 +84,9 @@ def main() -> None:
         "narrow": narrow_figures,
         "real": lambda out: real_sets(out, [chosen(), "gaussian-process"], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
-        "sequences": lambda out: ablation(out, SEEDS),
         "scenarios": scenario_figures,
         "agents": lambda out: agents(out, SEEDS, OUT / "agents"),
-        "replay": lambda _: printed("replay", "bench_replay.py"),
-        "gate": lambda _: printed("gate", "bench_gate.py"),
+        "gate": lambda _: printed_by_gate(),
     }
     asked = sys.argv[1:] or [name for name in parts if FULL or name not in LONG]
     unknown = set(asked) - set(parts)
@@ -118,12 +114,11 @@ def _quiet_recipes() -> list[str]:
     return [k for k, each in made.items() if not (each.level_threshold or each.places)]
 
 
-def printed(name: str, script: str) -> dict[str, Any]:
-    """The results that another benchmark wrote."""
-    subprocess.run([sys.executable, HERE / script], check=True, stdout=subprocess.DEVNULL)
-    read: dict[str, Any] = json.loads((OUT / f"{name}.json").read_text(encoding="utf-8"))
-    wanted = ("sampling_speedup", "steps_speedup", "gate_", "ungated_")
-    return {key: value for key, value in read.items() if key.startswith(wanted)}
+def printed_by_gate() -> dict[str, Any]:
+    """The results that bench_gate.py wrote."""
+    subprocess.run([sys.executable, HERE / "bench_gate.py"], check=True, stdout=subprocess.DEVNULL)
+    read: dict[str, Any] = json.loads((OUT / "gate.json").read_text(encoding="utf-8"))
+    return {key: value for key, value in read.items() if key.startswith(("gate_", "ungated_"))}
 
 
 def show(figures: dict[str, Any]) -> None:

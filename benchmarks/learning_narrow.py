@@ -4,25 +4,19 @@ The system is that of the grid, three shapes of it. A table was made from one no
 over powers of four; then it ran: 40 times of each task, of which 95 % are of what the table says
 and the rest of any config. Policies learn from these times alone, and are judged by times without
 noise on the test sizes. Intervals are Student's over seeds.
-
-Beside it stands what the log itself would say of each policy: fitted Q evaluation (learning_fqe.py)
-of its choices at the log's own sizes, and what these truly come to, both as time over NCCL's.
 """
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
 from learning_figures import Figures, parallel, student
-from learning_fqe import fitted_value
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import tuned, usable
-from dynamiccl.datasets.features import WINDOW_LENGTH
 from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.schema import MEASUREMENTS, TASK_COLUMNS
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
@@ -30,7 +24,6 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import part_paths, read, write_part
 from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours, NearestSize
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy, NcclDefault, Policy
-from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
@@ -39,7 +32,6 @@ SEEDS: Final = 3
 TIMES: Final = 40
 NOISE: Final = 0.03
 EXPLORED: Final = 0.05
-FQE_STEPS: Final = 3_000
 _ONE_STEP: Final = ("gamma=0", "num_steps=1", "entropy_start=0", "steps=2000")
 ARMS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "DDQN": ("ddqn-dueling", _ONE_STEP),
@@ -69,7 +61,7 @@ EXACT: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0\n"
 
 
 def narrow_figures(out: Path, seeds: int = SEEDS) -> dict[str, Any]:
-    """Regret, share slower, and claimed and true times of all rows."""
+    """Regret, share slower and gain kept of all rows."""
     found: dict[str, list[dict[str, float]]] = {}
     jobs = [(out / f"seed-{seed}", seed) for seed in range(seeds)]
     for _, rows in parallel(_simple, jobs):
@@ -105,22 +97,7 @@ def _arm(folder: Path, seed: int, arm: str) -> dict[str, float]:
     done = fit(folder / "log", made, experiment="narrow", tracking_uri=uri, seed=seed)
     policy = TorchPolicy.load(Path(done.run_directory) / "policy")
     truth, _, catalogue = _grids(folder)
-    learned = LearnedPolicy(policy, catalogue, arm)
-    return _judged(truth, learned.choose(truth)) | _valued(folder, seed, policy, learned)
-
-
-def _valued(
-    folder: Path, seed: int, policy: TorchPolicy, learned: LearnedPolicy
-) -> dict[str, float]:
-    """Time / NCCL's default at the log's own sizes: estimated by FQE, and true."""
-    takes_costs = policy.manifest.cost_table() is not None
-    steps = load_data(folder / "log", seed, with_costs=takes_costs).training.steps
-    cold = replace(steps, windows=np.full((len(steps), WINDOW_LENGTH), -1))
-    found = -fitted_value(policy, cold, gamma=0.0, seed=seed, gradient_steps=FQE_STEPS)
-    frame = tuned(read(folder / "truth"))
-    truth = task_grid(frame, Catalogue.from_frame(usable(frame)), [Split.TRAIN])
-    ratio = truth.chosen_us(learned.choose(truth)) / truth.default_us
-    return {"fitted_time": found, "true_time": float(ratio.mean())}
+    return _judged(truth, LearnedPolicy(policy, catalogue, arm).choose(truth))
 
 
 def _make_logs(folder: Path, seed: int) -> None:

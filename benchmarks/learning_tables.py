@@ -32,17 +32,6 @@ WORLDS: Final = {
     "slower than default": ("share_worse", True),
     "gain kept": ("gain_kept", True),
 }
-NARROW: Final = {
-    **WORLDS,
-    "time over NCCL's at the log's sizes": ("true_time", False),
-    "fitted to the log": ("fitted_time", False),
-}
-CALLS: Final = {
-    **COLUMNS,
-    "switches / 1,000 calls": ("switches_per_1000_calls", False),
-    "calls to adapt": ("adaptation_calls", False),
-    "never adapted": ("never_adapted", True),
-}
 JOBS: Final = {
     "communication, s a job": ("seconds", False),
     "over NCCL's choice": ("over_default", True),
@@ -131,10 +120,10 @@ def table(name: str, found: Mapping[str, Any]) -> str:
 def columns_of(
     data_set: str, rows: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, tuple[str, bool]]:
-    """The columns of a data set: sweeps, worlds, calls, whole jobs, or scenarios."""
+    """The columns of a data set: sweeps, worlds, whole jobs, or scenarios."""
     if data_set.startswith("scenarios, "):
         return scenario_columns(rows)
-    kinds = {"calls": CALLS, "jobs": JOBS, "worlds": WORLDS, "narrow": NARROW}
+    kinds = {"jobs": JOBS, "worlds": WORLDS, "narrow": WORLDS}
     return kinds.get(data_set.rpartition(", ")[2], COLUMNS)
 
 

@@ -60,16 +60,6 @@ PLACES: Final = {
         "h100-ib", Group(2, 8), Group(4, 8), ("decode",), "congested", "inter"
     ),
 }
-#: Systems of one group, so that none is beside it; for online_ablations.py.
-SMALL: Final = {
-    "gb10 4x1, decode and lora, congested": Place(
-        "gb10-roce", Group(4, 1), Group(4, 1), ("decode", "lora"), "congested", "inter"
-    ),
-    "rtx5090 2x1, decode and lora, congested": Place(
-        "rtx5090-sockets", Group(2, 1), Group(2, 1), ("decode", "lora"), "congested", "inter"
-    ),
-}
-EVERY: Final = PLACES | SMALL
 CALLS: Final = 30_000
 JOBS: Final = 8
 #: Octaves of the recorded sizes; workloads have others, too.
@@ -105,7 +95,7 @@ def shifted(scenario: Scenario) -> Scenario:
 
 def setting_of(name: str) -> Setting:
     """The setting of a place."""
-    place = EVERY[name]
+    place = PLACES[name]
     return Setting(
         system=find_system(place.system),
         workload=make_workload(place.workloads, place.shape),
@@ -126,7 +116,7 @@ def prepare_place(folder: Path, name: str, seed: int) -> Setting:
 
 def sweep_place(data: Path, name: str, seed: int) -> None:
     """Sweep a place in quiet, for its calls, into a data directory."""
-    place, setting = EVERY[name], setting_of(name)
+    place, setting = PLACES[name], setting_of(name)
     collectives = list(dict.fromkeys(call.collective.wire for call in setting.workload.calls))
     groups = dict.fromkeys([*(call.group for call in setting.workload.calls), place.beside])
     listed = ", ".join(
@@ -165,14 +155,9 @@ def train_trigger(setting: Setting, folder: Path, seed: int) -> None:
 
 
 def trained(data: Path, name: str, settings: Sequence[str], seed: int) -> TorchPolicy:
-    """A recipe's policy on a data set."""
-    return TorchPolicy.load(run_of(data, name, settings, seed) / "policy")
-
-
-def run_of(data: Path, name: str, settings: Sequence[str], seed: int) -> Path:
-    """Directory of a recipe's run on a data set; its MLflow store is a new one beside the data."""
+    """A recipe's policy on a data set; its MLflow store is a new one beside the data."""
     with tempfile.NamedTemporaryFile(dir=data.parent, suffix=".db", delete=False) as store:
         uri = f"sqlite:///{store.name}"
     recipe = make_recipe(name, settings)
     done = fit(data, recipe, experiment="scenarios", tracking_uri=uri, seed=seed)
-    return Path(done.run_directory)
+    return TorchPolicy.load(Path(done.run_directory) / "policy")

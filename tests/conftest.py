@@ -15,6 +15,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 # Fixtures for every test.
+from tests.data_sets import SWEEP, make_data
 from tests.data_sets import data_dir as data_dir  # noqa: PLC0414
 from tests.once import once
 from tests.plugin_build import adaptive_path as adaptive_path  # noqa: PLC0414
@@ -152,3 +153,21 @@ def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained
     store = once(tmp_path_factory, "trained", train)
     found = json.loads((store / "summary.json").read_text())
     return Trained(data_dir, Path(found["run_directory"]), found["run_id"], uri_of(store))
+
+
+@pytest.fixture(scope="session")
+def gated_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained policy, gated by fresh simulated runs."""
+
+    def gate(folder: Path) -> None:
+        from dynamiccl.datasets.store import read
+        from dynamiccl.evaluate.gate.gate import pass_gate
+        from dynamiccl.evaluate.gate.gated import write_gated
+        from dynamiccl.train.policy import TorchPolicy
+
+        text = SWEEP.replace('name = "tiny"', 'name = "fresh"').replace("cycles = 3", "cycles = 8")
+        fresh = make_data(folder / "fresh", text.replace("seed = 3", "seed = 11"))
+        gated = pass_gate(TorchPolicy.load(trained.policy), read(fresh), known=read(trained.data))
+        write_gated(gated, trained.policy, folder / "gated")
+
+    return once(tmp_path_factory, "gated", gate) / "gated"

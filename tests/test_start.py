@@ -25,6 +25,7 @@ from dynamiccl.serve.artifact import Artifact
 from tests.cli.conftest import MODULES
 from tests.cli.in_process import run
 from tests.data_sets import with_few_channels
+from tests.stores import new_store
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
@@ -36,7 +37,7 @@ import json, os, pathlib, subprocess
 plugin = os.environ.get("NCCL_TUNER_PLUGIN") or os.environ.get("NCCL_PROFILER_PLUGIN")
 acted = 0
 if plugin:
-    job = ["--ranks", "16", "--nodes", "2", "--calls", "1500", "--rate", "1500"]
+    job = ["--ranks", "16", "--nodes", "2", "--calls", "1000", "--rate", "1500"]
     command = [os.environ["PLAY_JOB"], plugin, *job]
     played = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert not (played["disagreements"] or played["errors"] or played["abnormal_exits"]), played
@@ -169,6 +170,7 @@ def test_my_own_idea(user: User, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
+    new_store(tmp_path)
     home = User(tmp_path, user.environment)
     for name in ("examples", "datasets"):
         (tmp_path / name).symlink_to(ROOT / name)

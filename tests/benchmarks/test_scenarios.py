@@ -8,11 +8,8 @@ from scenario_places import PLACES, shifted
 from scenario_rivals import (
     Filter,
     Levels,
-    Random,
-    Reopening,
     Rule,
     RuleSettings,
-    best_settings,
     true_tables,
 )
 
@@ -21,7 +18,6 @@ from dynamiccl.evaluate.simulate.lineup import (
     NCCL,
     Contender,
     Setting,
-    search_spaces,
     simple_contenders,
 )
 from dynamiccl.evaluate.simulate.players import Player
@@ -87,30 +83,6 @@ def test_a_rule_that_stays_for_a_while_does_not_flap(rows: dict[str, Contender])
 
         changes[hold] = played(replace(rows[DELAYED], make=made)).changes.sum()
     assert 0 < changes[4_000] < changes[0] / 2
-
-
-def test_settings_are_those_of_the_fastest_pilot() -> None:
-    assert best_settings(lambda s: abs(s.threshold - 0.3) + s.hold_calls) == RuleSettings(0.3, 0)
-
-
-def test_random_takes_what_there_is(rows: dict[str, Contender]) -> None:
-    total = played(replace(rows[DELAYED], make=Random))
-    assert total.total_us.sum() > played(rows[NCCL]).total_us.sum()
-
-
-def test_a_search_forgets_what_an_alarm_made_old(rows: dict[str, Contender]) -> None:
-    spaces = search_spaces(rows[NCCL].world)
-    search = Reopening(lambda key: spaces[key], seed=0)
-    for _ in range(300):
-        action = search.ask(0)
-        search.tell(0, 100.0 + action, action)
-    settled = {search.ask(0)}
-    search.alarm(0)
-    for _ in range(30):
-        action = search.ask(0)
-        settled.add(action)
-        search.tell(0, 100.0 + action, action)
-    assert len(settled) > 1
 
 
 def test_a_shifted_scenario_is_stronger_and_faster() -> None:

@@ -3,10 +3,8 @@
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -133,27 +131,3 @@ def test_what_may_not_be_read_or_written_is_named(line: str, closed: str, tmp_pa
     assert told.startswith("error: ")
     assert closed in told
     assert any(word in told.lower() for word in ("permission", "read-only", "not readable"))
-
-
-@pytest.mark.usefixtures("data")
-def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
-    """The other commands: tests/train/test_interrupted.py."""
-    line = "fit --data data --set steps=90000 --set hidden_sizes=8"
-    running = subprocess.Popen(
-        [str(PROGRAMS / "dynamiccl-train"), *line.split()],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"},
-    )
-    until = time.monotonic() + 120
-    while not list(tmp_path.rglob("begun.json")):
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    os.kill(running.pid, signal.SIGINT)
-    _, told = running.communicate(timeout=60)
-    assert running.returncode == 130, told
-    assert "Traceback" not in told
-    assert "--resume" in told.strip().splitlines()[-1]

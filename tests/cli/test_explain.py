@@ -4,36 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.gate.gate import pass_gate
-from dynamiccl.evaluate.gate.gated import write_gated
-from dynamiccl.train.policy import TorchPolicy
 from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
-from tests.data_sets import SWEEP, make_data
 
 ASK = ("--collective", "AllReduce", "--ranks", 32, "--nodes", 4)
 
 
-@pytest.fixture(name="gated", scope="module")
-def gated_fixture(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("explain")
-    text = SWEEP.replace('name = "tiny"', 'name = "fresh"').replace("cycles = 3", "cycles = 8")
-    data = make_data(folder / "fresh", text.replace("seed = 3", "seed = 11"))
-    write_gated(
-        pass_gate(TorchPolicy.load(trained.policy), read(data)), trained.policy, folder / "gated"
-    )
-    return folder / "gated"
-
-
-def test_it_says_what_the_table_says(gated: Path, shell: Shell, tmp_path: Path) -> None:
-    export = ("dynamiccl-deploy", "export", gated, "--out", tmp_path / "artifact")
+def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Path) -> None:
+    export = ("dynamiccl-deploy", "export", gated_dir, "--out", tmp_path / "artifact")
     assert shell(*export).code == 0
     table = ("dynamiccl-deploy", "table", tmp_path / "artifact", "--ranks", 32, "--nodes", 4)
     rows = shell(*table).json["decisions"]["AllReduce"]
     said = set()
-    for row in rows[::3]:
-        ask = ("dynamiccl-evaluate", "explain", gated, *ASK, "--size", row["size_bytes"], "--json")
+    for row in rows[::5]:
+        ask = (
+            "dynamiccl-evaluate",
+            "explain",
+            gated_dir,
+            *ASK,
+            "--size",
+            row["size_bytes"],
+            "--json",
+        )
         found = shell(*ask).json
         assert found["chosen"] == (row["config"] or "ABSTAIN")
         assert (found["first_byte"], found["last_byte"]) == (row["first_byte"], row["last_byte"])
@@ -47,9 +39,9 @@ def test_it_says_what_the_table_says(gated: Path, shell: Shell, tmp_path: Path) 
 
 
 def test_people_read_margin_noise_gate_and_reason(
-    gated: Path, trained: Trained, shell: Shell
+    gated_dir: Path, trained: Trained, shell: Shell
 ) -> None:
-    ask = ("dynamiccl-evaluate", "explain", gated, *ASK, "--size", "4M")
+    ask = ("dynamiccl-evaluate", "explain", gated_dir, *ASK, "--size", "4M")
     told = shell(*ask).out
     assert "predicted time over NCCL's" in told
     assert "margin " in told

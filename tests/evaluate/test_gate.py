@@ -23,7 +23,7 @@ from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
 from dynamiccl.evaluate.gate.cells import Verdict
 from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, passing
 from dynamiccl.evaluate.gate.gate import Gated, pass_gate
-from dynamiccl.evaluate.gate.gated import gate_rows, read_gated, refusals, write_gated
+from dynamiccl.evaluate.gate.gated import gate_rows, read_gated, refusals
 from dynamiccl.evaluate.policies import let_through
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
@@ -247,17 +247,6 @@ def test_runs_that_were_trained_on_are_refused(trained: Trained) -> None:
     old.manifest.runs.clear()
     with pytest.raises(UserError, match="train it again"):
         pass_gate(old, frame(*rows))  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def gated_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained policy, gated by fresh simulated runs."""
-    folder = tmp_path_factory.mktemp("gate")
-    text = SWEEP.replace('name = "tiny"', 'name = "fresh"').replace("cycles = 3", "cycles = 8")
-    fresh = make_data(folder / "fresh", text.replace("seed = 3", "seed = 11"))
-    gated = pass_gate(TorchPolicy.load(trained.policy), read(fresh), known=read(trained.data))
-    write_gated(gated, trained.policy, folder / "gated")
-    return folder / "gated"
 
 
 def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(

@@ -3,7 +3,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.errors import CorruptFile, InvalidSweep
@@ -60,21 +60,22 @@ def schedules(draw: st.DrawFn) -> Schedule:
     collective = draw(st.sampled_from([one for one in Collective if one.tunable]))
     num_nodes = draw(st.integers(1, 600))
     size = st.integers(1, (1 << 62) - 1)
-    sizes = draw(st.lists(size, min_size=1, max_size=6))
-    some = draw(st.lists(configs(collective, num_nodes), min_size=1, max_size=8))
+    sizes = draw(st.lists(size, min_size=1, max_size=4))
+    some = draw(st.lists(configs(collective, num_nodes), min_size=1, max_size=4))
     cycle = st.tuples(*[st.sampled_from(some)] * len(sizes))
     return Schedule(
         collective=collective,
         num_ranks=num_nodes * draw(st.integers(1, 72)),
         num_nodes=num_nodes,
-        warmup=tuple(draw(st.lists(st.tuples(size, st.integers(1, 1 << 24)), max_size=6))),
+        warmup=tuple(draw(st.lists(st.tuples(size, st.integers(1, 1 << 24)), max_size=3))),
         halves=draw(st.integers(1, 2)),
         calls_per_half=draw(st.integers(1, 1 << 24)),
         sizes=tuple(sizes),
-        cycles=tuple(draw(st.lists(cycle, min_size=1, max_size=9))),
+        cycles=tuple(draw(st.lists(cycle, min_size=1, max_size=4))),
     )
 
 
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(schedule=schedules())
 def test_round_trip(schedule: Schedule) -> None:
     data = schedule.to_bytes()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets.features import TUNED, WINDOW_LENGTH
@@ -69,7 +69,7 @@ QUESTIONS = st.builds(
         st.integers(1, 2**20),
         st.integers(1, 2**30),
     ),
-    st.builds(History, st.lists(TOLD_TASKS, max_size=20).map(tuple), st.none() | TABLES),
+    st.builds(History, st.lists(TOLD_TASKS, max_size=4).map(tuple), st.none() | TABLES),
 )
 ANSWERS = st.integers(0, 2**64 - 1).flatmap(
     lambda number: (
@@ -89,6 +89,7 @@ def body(message: bytes) -> bytes:
     return message[4:]
 
 
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(QUESTIONS)
 def test_question_is_read_as_it_was_written(question: Question) -> None:
     assert decode_question(body(encode_question(question))) == question
@@ -107,6 +108,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
         decode_answer(data)
 
 
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(QUESTIONS, st.data())
 def test_damaged_question_is_refused_or_another_question(
     question: Question, data: st.DataObject

@@ -112,26 +112,27 @@ class InPython:
         )
 
 
-def test_python_brain_and_plugin_keep_the_same_state_over_10_000_calls(
-    stateful: Artifact, torch_build_dir: Path
+@pytest.mark.parametrize("calls", [800, pytest.param(5_000, marks=pytest.mark.soak)])
+def test_python_brain_and_plugin_keep_the_same_state_for_a_whole_job(
+    calls: int, stateful: Artifact, torch_build_dir: Path
 ) -> None:
-    """Two jobs of 5,000 calls each: each begins from zero. Floats of other libraries may tie."""
+    """Two jobs: each begins from zero. Floats of other libraries may tie."""
     differing, asked, remembered = np.zeros(2), 0, 0
     for job in range(2):
         brain, python = ScriptedBrain(stateful.directory / "brain.pt"), InPython(stateful)
         with Asking(torch_build_dir, "torch", stateful.directory) as leader:
             assert leader.table([]) == brain.decide(CONFIG, []) == python.table
-            for tasks in questions(job, 5_000):
+            for tasks in questions(job, calls):
                 expected = python.decide(tasks)
                 found = [brain.decide(CONFIG, tasks), leader.table(tasks)]
                 asked += 1
                 for index, table in enumerate(found):
                     assert table is not None
                     differing[index] += (table.entries != expected.entries).sum()
-                if asked % 100 == 0:  # the same question to a brain that has heard nothing else
+                if asked % 20 == 0:  # the same question to a brain that has heard nothing else
                     alone = ScriptedBrain(stateful.directory / "brain.pt")
                     remembered += int(alone.decide(CONFIG, tasks) != expected)
-    assert asked > 300
+    assert asked > calls / 17
     assert remembered > 0, "the state changes no decision: the test shows nothing"
     assert (differing <= 0.001 * asked * len(KEYS)).all(), differing
 
@@ -140,7 +141,7 @@ def test_what_was_asked_before_without_a_new_call_leaves_the_state_alone(
     stateful: Artifact,
 ) -> None:
     once, often = (ScriptedBrain(stateful.directory / "brain.pt") for _ in range(2))
-    for tasks in questions(1, 600):
+    for tasks in questions(1, 300):
         for _ in range(3):
             often.decide(CONFIG, tasks)
         assert once.decide(CONFIG, tasks) is not None

@@ -105,13 +105,13 @@ def test_imitation_with_actions_as_inputs_does_what_the_data_did(data_dir: Path)
     steps = data.training.steps
     taken = int(np.flatnonzero((steps.tasks.mask > 0.5).all(axis=0))[-1])
     steps = replace(steps, action=np.full_like(steps.action, taken))
-    recipe = make_recipe("bc", ["action_inputs=true", "hidden_sizes=16", "learning_rate=0.01"])
+    recipe = make_recipe("bc", ["action_inputs=true", "hidden_sizes=16", "learning_rate=0.02"])
     actions = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost=True)
     algorithm = make_algorithm(recipe, steps, actions=actions)
     (imitator,) = members_of(algorithm)
     assert isinstance(imitator.head, ActionHead)
     replay = Replay(steps, 64, seed=0)
-    for _ in range(150):
+    for _ in range(80):
         algorithm.update(replay.sample())
     module = PolicyModule([cast(Member, imitator)], 0.0, 0.0, is_unanimous=False).eval()
     chosen, _ = forward(module, data.observations, data.validation.mask)
@@ -120,7 +120,7 @@ def test_imitation_with_actions_as_inputs_does_what_the_data_did(data_dir: Path)
 
 
 def test_a_run_beats_the_default_and_its_policy_is_whole(data_dir: Path, tmp_path: Path) -> None:
-    few = ["steps=400", "steps_per_epoch=200", "num_members=2", "learning_rate=0.003"]
+    few = ["steps=200", "steps_per_epoch=100", "num_members=2", "learning_rate=0.005"]
     recipe = make_recipe("ddqn-actions", [*few])
     done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
     assert done.validation_regret < done.validation_default_regret / 2

@@ -13,12 +13,15 @@ import pytest
 
 from dynamiccl.train.commands import options
 from tests.conftest import Trained
+from tests.stores import new_store
 
 ROOT = Path(__file__).parents[2]
 
 
 def interrupted(command: list[str], ready: str, folder: Path) -> str:
     """Start a command, send SIGINT once it wrote a file like `ready`; its last line on stderr."""
+    if not (folder / "mlflow.db").exists():
+        new_store(folder)
     before = time.time()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", *command],
@@ -28,7 +31,7 @@ def interrupted(command: list[str], ready: str, folder: Path) -> str:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not any(path.stat().st_mtime > before for path in folder.rglob(ready)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

@@ -26,8 +26,10 @@ def slow(algorithm: Algorithm, protocol: Protocol, factor: float) -> tuple[str, 
 
 @pytest.mark.parametrize(
     ("algorithm", "protocol"),
-    [(Algorithm.Ring, Protocol.LL128), (Algorithm.NVLS, Protocol.Simple)],
-    ids=["ours-is-slow", "own-is-slow"],
+    [
+        pytest.param(Algorithm.Ring, Protocol.LL128, id="ours-is-slow", marks=pytest.mark.soak),
+        pytest.param(Algorithm.NVLS, Protocol.Simple, id="own-is-slow"),
+    ],
 )
 def test_choices_are_withdrawn_where_they_are_slower_and_nowhere_else(
     algorithm: Algorithm, protocol: Protocol, play_job: Player, four_ranks: Setting
@@ -112,14 +114,14 @@ def test_what_stops_cost_keeps_probes_away(
     metrics.mkdir()
     chosen = {"DYNAMICCL_METRICS_DIR": str(metrics), "DYNAMICCL_PROBE_CALLS": "64"}
     played = play_job(
-        *at(3900, f"sh=cp -r {metrics} {kept}"),
+        *at(2300, f"sh=cp -r {metrics} {kept}"),
         environment=four_ranks.environment()
         | GUARDED
         | chosen
         | {"DYNAMICCL_STOP_PERCENT": percent},
         ranks=4,
         rate=500,
-        calls=4000,
+        calls=2400,
         jitter_us=1000,
         max_group=1,
     )
