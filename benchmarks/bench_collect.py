@@ -25,8 +25,8 @@ from harness import OUT, write_result
 from rich.console import Console
 
 from dynamiccl.collect import launch
+from dynamiccl.collect.launchers import Finished
 from dynamiccl.collect.plan import make_plan
-from dynamiccl.collect.process import Finished
 from dynamiccl.collect.read_back import read_rows
 from dynamiccl.collect.start import RunOptions, start_sweep
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
@@ -58,8 +58,9 @@ def overhead_ms() -> tuple[float, int]:
 
     def timed(*arguments: Any, **more: Any) -> Finished:
         nonlocal inside
+        began = time.perf_counter()
         finished = real(*arguments, **more)
-        inside += finished.seconds
+        inside += time.perf_counter() - began
         return finished
 
     # The one place where a benchmark's process is waited for.

@@ -64,13 +64,9 @@ class Needs:
 
     @property
     def plays(self) -> bool:
-        """Whether one process is to measure many configs, as our plugin plays them."""
-        return self.sweep.runner.mode != "processes"
-
-    @property
-    def unable(self) -> CheckStatus:
-        """The verdict where that cannot be: one process for each config may stand in for it."""
-        return FAIL if self.sweep.runner.mode == "sweep" else WARN
+        """Whether configs are to be measured, which our plugin plays."""
+        tuned = any(Collective.parse(name).tunable for name in self.sweep.collectives)
+        return tuned and bool(self.sweep.algorithms)
 
 
 def sweep_checks(needs: Needs) -> list[Examine]:
@@ -84,11 +80,10 @@ def sweep_checks(needs: Needs) -> list[Examine]:
 
 
 def _binary(needs: Needs, machine: Machine, collective: str) -> str | None:
-    """Path of the binary that a launch would use; MPI builds first where ranks are processes."""
+    """Path of the binary that a launch would use."""
     name = BINARIES.get(Collective.parse(collective))
-    names = [] if name is None else sorted([name, f"{name}_mpi"], reverse=needs.is_distributed)
     folder = None if needs.nccl_tests_dir is None else str(needs.nccl_tests_dir)
-    return next((path for path in (machine.which(n, folder) for n in names) if path), None)
+    return None if name is None else machine.which(name, folder)
 
 
 def _benchmark(needs: Needs, machine: Machine) -> Iterator[Check]:
@@ -145,7 +140,7 @@ def _library(needs: Needs, machine: Machine) -> Iterator[Check]:
         name,
         f"NCCL {version}, {path}",
         (no_chunks, FAIL, f"chunk_sizes need NCCL {chunks}; leave them at [0]"),
-        (too_old, needs.unable, f"many configs in one process need NCCL {costs} or later"),
+        (too_old, FAIL, f"a sweep of configs needs NCCL {costs} or later"),
     )
 
 
@@ -160,8 +155,8 @@ def _plugins(needs: Needs, machine: Machine) -> Iterator[Check]:
     if needs.plays:
         plugin = needs.sweep.runner.plugin or str(built(SWEEP_NAME))
         check = check_plugin(machine, plugin, [f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE])
-        advice = f"{check.advice} as runner.plugin; without it one process measures one config"
-        yield check if check.status is OK else replace(check, status=needs.unable, advice=advice)
+        advice = f"{check.advice} as runner.plugin; a sweep of configs needs it"
+        yield check if check.status is OK else replace(check, status=FAIL, advice=advice)
     for check in check_settings(machine):
         forced = needs.plays and check.name in {"NCCL_ALGO", "NCCL_PROTO"}
         yield replace(check, status=FAIL) if forced else check

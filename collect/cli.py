@@ -128,14 +128,15 @@ def run_command(
     )
     if find_launcher(launcher_of(sweep.file, launcher).kind).is_batch:
         submitted = submit_sweep(sweep, options)
-        job = f"job {submitted.job}: {submitted.state}" if submitted.job else submitted.state
+        job, state = submitted["job"], submitted["state"]
         if as_json:
-            cli.print_json({**asdict(submitted), "script": str(submitted.script)})
+            cli.print_json(submitted)
             return
         _print(
-            f"{job}; {submitted.trials_done} of {submitted.trials} trials done in "
-            f"{submitted.launches_done} launches; the same command shows progress, "
-            f"{submitted.script.with_suffix('')}-*.out is its log"
+            f"{f'job {job}: {state}' if job else state}; {submitted['trials_done']} of "
+            f"{submitted['trials']} trials done in {submitted['launches_done']} launches; the same "
+            "command shows progress, its log is beside the script "
+            f"{submitted['script']} (-*.out)"
         )
         return
     summary = start_sweep(sweep, options, console=_stderr)

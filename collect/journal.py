@@ -31,7 +31,7 @@ import polars as pl
 import pyarrow as pa
 
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.schedule import Launch, LaunchMode
+from dynamiccl.collect.schedule import NOT_PICKED, Launch
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.cells import UNWELL_COLUMNS, usable
 from dynamiccl.datasets.provenance import run_record
@@ -41,8 +41,8 @@ from dynamiccl.datasets.store import part_provenance, sweep_folder, sweep_parts,
 from dynamiccl.errors import CorruptFile, MachineError, UserError
 from dynamiccl.slurm import hold
 
-#: Changes with the layout of a round's launches, and of the journal (4: segments keep their name).
-_FORMAT: Final = "4"
+#: Changes with the layout of a round's launches, and of the journal (5: none forces one config).
+_FORMAT: Final = "5"
 #: What a launch's rows keep of themselves once they are in a part.
 _ASKED_FOR: Final = ("status", "time_us", "in_place", *UNWELL_COLUMNS)
 #: Rows with equal values here share a noise band: one setting in one round.
@@ -225,11 +225,6 @@ class Journal:
         self._open, self._segment = [], self._segment + 1
 
 
-def counts_as_picked(record: Record) -> bool:
-    """Whether the rows of a launch are of trials that the strategy picked."""
-    return record["mode"] not in {LaunchMode.REFERENCE.value, LaunchMode.READ_BACK.value}
-
-
 def how_it_ended(folder: Path, text: str) -> str | None:
     """How the sweep with this text ended: done, budget; None while work is left.
 
@@ -258,7 +253,7 @@ def progress_on_disk(folder: Path) -> tuple[int, int]:
             rows = [row for _, _, rows in record["measured"] for row in rows]
             is_new = any(row.get("status") != Status.INFEASIBLE.value for row in rows)
             launches += is_new or not (rows or record["left"])
-            trials += len(record["measured"]) if counts_as_picked(record) else 0
+            trials += len(record["measured"]) if record["mode"] not in NOT_PICKED else 0
     return launches, trials
 
 

@@ -26,11 +26,19 @@ from typing import Any, Final
 from dynamiccl.collect import launchers, read_back, schedule
 from dynamiccl.collect.disturb import Disturber
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings, Ranks
+from dynamiccl.collect.launchers import (
+    ContainerSettings,
+    Finished,
+    Interrupt,
+    LauncherSettings,
+    Limits,
+    Ranks,
+    run_process,
+)
 from dynamiccl.collect.nodes import Nodes, SiteFacts, Watch
 from dynamiccl.collect.output import hosts_of, rank_lines
-from dynamiccl.collect.process import Finished, Interrupt, Limits, Line, run_process
-from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, Row, Skips, lost_row
+from dynamiccl.collect.run import Runner
+from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, Row, lost_row
 from dynamiccl.collect.sweep import RunnerSettings, SweepFile
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError
@@ -38,7 +46,7 @@ from dynamiccl.nccl import TUNER_ABI_SINCE, Collective, NcclVersion
 
 _log = logging.getLogger(__name__)
 
-#: Names of the nccl-tests binaries (v2.19.6, `src/`); builds with MPI may end in `_mpi`.
+#: Names of the nccl-tests binaries (v2.19.6, `src/`).
 BINARIES: Final[Mapping[Collective, str]] = {
     Collective.AllReduce: "all_reduce_perf",
     Collective.AllGather: "all_gather_perf",
@@ -54,9 +62,6 @@ _FOLDER: Final = "launch-"
 _REPORT_S: Final = 45.0
 #: Local file systems by `stat -f` (coreutils, `src/stat.c`): a write is seen at once.
 _LOCAL: Final = frozenset(("ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlayfs"))
-#: What nccl-tests prints below its rows (v2.13 to v2.19.6, `src/common.cu`), and how near the end.
-_FOOTER: Final = "# Avg bus bandwidth"
-_FOOTER_LINES: Final = 50
 _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 #: Exit codes after SIGTERM or SIGKILL, as seen by us and as reported by a launcher.
 _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 15, 128 + 9})
@@ -75,7 +80,7 @@ class Site:
     work: Path
     #: Where the binaries are; None = PATH.
     nccl_tests_dir: Path | None
-    #: What plays schedules; None = nothing does.
+    #: What plays schedules; None = there is none.
     plugin: Path | None
     launcher: LauncherSettings
 
@@ -92,11 +97,8 @@ def find_program(collective: Collective, site: Site) -> str:
     name, place = BINARIES[collective], site.nccl_tests_dir
     if site.launcher.container is not None:
         return f"{directory_inside(place, site.launcher.container)}/{name}" if place else name
-    names = [name, f"{name}_mpi"]
-    if launchers.find_launcher(site.launcher.kind).needs_mpi:
-        names.reverse()
     where = None if place is None else str(place.resolve())
-    found = next(filter(None, (shutil.which(one, path=where) for one in names)), None)
+    found = shutil.which(name, path=where)
     if found is None:
         raise MachineError(
             f"no executable {name} in {where or 'PATH'}; build nccl-tests (MPI=1 where ranks are "
@@ -114,7 +116,7 @@ def directory_inside(directory: Path, container: ContainerSettings) -> str:
         return str(directory)
 
 
-class NcclTestsRunner:
+class NcclTestsRunner(Runner):
     """Runs nccl-tests through a launcher."""
 
     name = "nccl-tests"
@@ -136,20 +138,18 @@ class NcclTestsRunner:
         self._disturber = Disturber(Nodes(site.launcher), known.num_gpus)
         self._environment = dict(known.columns)
         self._choices: dict[str, Choice | None] = {}
-        self._skips = Skips(file.runner.slow_max)
         self._programs: dict[Collective, str] = {}
         self._plays = False
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Find the binaries and choose the mode; raises for trials that cannot be measured here."""
-        self._skips = Skips(self._file.runner.slow_max, trials)
-        self._plays = self._can_play()
-        if not self._plays and any(trial.config.chunk_bytes for trial in trials):
-            raise InvalidSweep("chunk_sizes need the sweep mode: NCCL has no variable for them")
+        """Find binaries and plugin; raises for trials that cannot be measured here."""
+        self._plays = schedule.needs_plugin(trials)
         for setting in dict.fromkeys(trial.setting for trial in trials):
             self._check_setting(setting)
             if setting.collective not in self._programs:
                 self._programs[setting.collective] = find_program(setting.collective, self._site)
+        if self._plays:
+            self._check_plugin()
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
         """The launches that measure the trials of a round."""
@@ -163,8 +163,8 @@ class NcclTestsRunner:
         )
 
     def reason_to_skip(self, trial: Trial) -> str | None:
-        """Why a trial is skipped (too slow to win, same as another), or None."""
-        return self._skips.reason(trial, self._choices)
+        """Why a trial is too slow to win, or None."""
+        return schedule.too_slow(trial, self._file)
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         """Run one launch, and once more where it reached no config at all."""
@@ -198,20 +198,19 @@ class NcclTestsRunner:
 
     # --- What can be measured here ---
 
-    def _can_play(self) -> bool:
-        """Whether the plugin can play a schedule of configs in one process."""
-        mode, version = self._file.runner.mode, self._file.nccl_version
-        oldest = TUNER_ABI_SINCE[3]
-        obstacle = ""
+    def _check_plugin(self) -> None:
+        """Raise MachineError where the plugin cannot play a schedule of configs."""
+        version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[3]
         if self._site.plugin is None:
-            obstacle = "there is no tuner plugin; build it with 'make plugin', or set runner.plugin"
-        elif version is not None and NcclVersion.parse(version) < oldest:
-            obstacle = f"it needs NCCL {oldest} and this is {version}"
-        if obstacle and mode == "sweep":
-            raise MachineError(f"runner mode 'sweep' cannot work: {obstacle}")
-        if obstacle and mode == "auto":
-            _log.warning("one process for each config: %s", obstacle)
-        return not obstacle and mode != "processes"
+            raise MachineError(
+                "a sweep of configs needs the sweep plugin, and there is none: build it with 'make "
+                "plugin', or set runner.plugin (NCCL's own choice alone, algorithms = [], does not)"
+            )
+        if version is not None and NcclVersion.parse(version) < oldest:
+            raise MachineError(
+                f"a sweep of configs needs NCCL {oldest} or later, and nccl_version is {version}; "
+                "take a newer NCCL, or measure its own choice alone: algorithms = []"
+            )
 
     def _check_setting(self, setting: Setting) -> None:
         """Raise InvalidSweep for a setting that cannot be started here."""
@@ -229,7 +228,7 @@ class NcclTestsRunner:
             )
         launchers.command(Ranks(("true",), {}, setting.hosts, setting.ranks_per_host), launcher)
         launchers.map_into_container(str(self._site.work.resolve()), container)
-        if self._plays:
+        if self._plays and self._site.plugin is not None:
             launchers.map_into_container(str(self._site.plugin), container)
 
     # --- One process ---
@@ -271,11 +270,11 @@ class NcclTestsRunner:
         _log.debug("%s", started.text)
         ran = _Ran(time.time(), schedule.slow_seconds(grid, calls.per_half), self._file.runner)
 
-        def take(line: Line) -> bool:
-            ran.texts.append(line.text)
-            if not read_back.is_row(line.text):
+        def take(text: str, arrived_s: float) -> bool:
+            ran.texts.append(text)
+            if not read_back.is_row(text):
                 return False
-            ran.row_times.append(line.arrived_s)
+            ran.row_times.append(arrived_s)
             progress(1)
             if self._interrupt.requested:
                 raise _Enough
@@ -327,8 +326,9 @@ class NcclTestsRunner:
         began = schedule.has_begun(launch, folder) if launch.is_scheduled else reached > 0
         left = (*rest, *grid.left_over)
         done = replace(launch, measured=measured, left=left, facts=facts, began=began)
-        # If all rows were printed, one was torn by another rank's output: what follows runs again.
-        if rest and not (ran.was_stopped or (reached and ran.came_to_its_end)):
+        # Where it ended well, another rank's output tore a row: what follows runs again.
+        ended_well = ran.finished is not None and ran.finished.returncode == 0
+        if rest and not (ran.was_stopped or (reached and ended_well)):
             culprit = grid.blocks[reached]
             status, reason = ran.what_happened()
 
@@ -463,11 +463,6 @@ class _Ran:
         row = len(self.row_times)
         return self.slow_s[row] if row < len(self.slow_s) else 0.0
 
-    @property
-    def came_to_its_end(self) -> bool:
-        """Whether the benchmark printed its final summary."""
-        return any(text.startswith(_FOOTER) for text in self.texts[-_FOOTER_LINES:])
-
     def stretches_of(self, num_rows: int) -> list[tuple[float, float]]:
         """(begin, end) in Unix seconds of each of the first rows, from the row before it on.
 
@@ -481,7 +476,7 @@ class _Ran:
         """Status and reason for the config that was running when it ended early."""
         assert self.finished is not None, "a launch that was told to stop has no culprit"
         words = read_back.last_words(self.texts)
-        if self.finished.reason is not None:
+        if self.finished.returncode is None:
             limit_s, what = self.settings.startup_timeout_s, "row within"
             if self.row_times:
                 limit_s, what = self.settings.stall_timeout_s, "new row for"

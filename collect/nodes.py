@@ -32,8 +32,16 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from dynamiccl import cli
-from dynamiccl.collect.launchers import LauncherSettings, Ranks, command, find_launcher
-from dynamiccl.collect.process import Limits, end_session, run_process, start_session
+from dynamiccl.collect.launchers import (
+    LauncherSettings,
+    Limits,
+    Ranks,
+    command,
+    end_session,
+    find_launcher,
+    run_process,
+    start_session,
+)
 from dynamiccl.collect.sampler import HELLO, SYSFS, ask_gpu, load_nvml, sampler_argv
 from dynamiccl.errors import MachineError
 from dynamiccl.fingerprint import node_part
@@ -77,9 +85,9 @@ class Nodes:
         if done.returncode != 0:
             raise MachineError(
                 f"the nodes do not answer: '{started.text}' ended with status {done.returncode}: "
-                f"{' | '.join(line.text for line in done.lines[-3:]) or 'no output'}"
+                f"{' | '.join(done.lines[-3:]) or 'no output'}"
             )
-        return [line.text for line in done.lines]
+        return list(done.lines)
 
     def start(
         self,

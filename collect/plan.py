@@ -35,11 +35,12 @@ from dynamiccl.collect.schedule import (
     Grid,
     Launch,
     LaunchMode,
-    Skips,
     calls_of,
     deal,
     lay_out,
+    needs_plugin,
     small_bytes,
+    too_slow,
     warmup_of,
 )
 from dynamiccl.collect.strategies import make_strategy
@@ -72,10 +73,7 @@ Plan = dict[str, Any]
 
 
 def make_plan(sweep: Sweep) -> Plan:
-    """Plan a sweep as if the plugin could play schedules and each round were like the first.
-
-    Channel counts that NCCL turns out to run as another one are counted, though a sweep leaves them
-    out once it has read back what runs.
+    """Plan a sweep as if each round were like the first.
 
     Raises UserError where nothing is known of a group so large, or of the simulated system.
     """
@@ -85,13 +83,18 @@ def make_plan(sweep: Sweep) -> Plan:
     trials = tuple(trial for trial in asked if trial.infeasible is None)
     is_adaptive = file.strategy.kind == "adaptive"
     rounds = file.strategy.max_rounds if is_adaptive else file.cycles
-    processes = planner.processes(trials, plays=file.runner.mode != "processes")
+    processes = planner.processes(trials)
     by_mode = Counter(launch.mode for launch, _ in processes)
     read_backs = by_mode[LaunchMode.READ_BACK]
     # What runs is read back once.
     total = read_backs + (len(processes) - read_backs) * rounds
-    single = [launch.mode for launch, _ in planner.processes(trials, plays=False)]
-    total_single = sum(1 if mode is LaunchMode.READ_BACK else rounds for mode in single)
+    # NCCL's own choice in its profile is the reference too, where that is the untouched one.
+    total_single = sum(
+        len({trial.config for trial in launch.trials})
+        * (1 if launch.mode is LaunchMode.READ_BACK else rounds)
+        for launch, _ in processes
+        if launch.mode is not LaunchMode.REFERENCE
+    )
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
     feasible = [trial for trial in sweep.trials if trial.infeasible is None]
     skipped = Counter(why for t in feasible if (why := planner.reason_to_skip(t)) is not None)
@@ -120,7 +123,7 @@ def make_plan(sweep: Sweep) -> Plan:
         "rounds": rounds,
         "measurements": max(0, expected - reasons.total()) if is_adaptive else rounds * needed,
         "launches": total,
-        "launches_timed": rounds * (by_mode[LaunchMode.SWEEP] + by_mode[LaunchMode.FORCED]),
+        "launches_timed": rounds * (by_mode[LaunchMode.SWEEP] + by_mode[LaunchMode.PLAIN]),
         "launches_reference": rounds * by_mode[LaunchMode.REFERENCE],
         "launches_read_back": read_backs,
         # What one process for each config would start, its own read-backs included.
@@ -157,23 +160,23 @@ class _Planner:
         self.model = find_system(sweep.file.simulator.system)
         self._file = sweep.file
         self._times: dict[Setting, SettingTimes] = {}
-        self._skips = Skips(sweep.file.runner.slow_max)
+        self._plays = needs_plugin(sweep.trials)
 
     def rules(self) -> list[str]:
         """The rules that stood in where the model has no time, each once."""
         return list(dict.fromkeys(rule for times in self._times.values() for rule in times.rules))
 
     def reason_to_skip(self, trial: Trial) -> str | None:
-        """Why a trial is skipped, before any was read back; or None."""
-        return self._skips.reason(trial, {})
+        """Why a trial is left out, or None."""
+        return too_slow(trial, self._file)
 
-    def processes(self, trials: Sequence[Trial], *, plays: bool) -> list[tuple[Launch, Grid]]:
-        """The processes of a round and their walks; `plays`: many configs in one process."""
+    def processes(self, trials: Sequence[Trial]) -> list[tuple[Launch, Grid]]:
+        """The processes of a round and their walks."""
         found = []
         for launch in lay_out(
             0,
             trials,
-            plays_schedules=plays,
+            plays_schedules=self._plays,
             must_read_back=lambda _: self._file.runner.read_back,
             small_bytes=small_bytes(self._file),
         ):
@@ -189,10 +192,8 @@ class _Planner:
         setting, times = launch.setting, self._times_of(launch.setting)
         calls = calls_of(launch, self._file)
         yield "starts of processes", START_S + START_S_PER_RANK * _num_processes(setting)
-        # A schedule leaves the warm-up to NCCL; what is forced by environment is so from the start.
-        warmed = ABSTAIN if launch.is_scheduled else launch.trials[0].config
         for size, count in warmup_of(setting, grid, calls):
-            yield "warm-up", count * times.call_us(size, warmed) / 1e6
+            yield "warm-up", count * times.call_us(size, ABSTAIN) / 1e6
         what = "reading back" if launch.mode is LaunchMode.READ_BACK else "measurements"
         for trial, size in zip(grid.blocks, cycle(grid.benchmark_bytes), strict=False):
             yield what, HALVES * calls.per_half * times.call_us(size, trial.config) / 1e6

@@ -24,14 +24,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
-from dynamiccl.collect.journal import Journal, Record, Shard, counts_as_picked, open_journal
-from dynamiccl.collect.schedule import Launch, LaunchMode, Row, deal, grouped, lost_row, trial_row
+from dynamiccl.collect.journal import Journal, Record, Shard, open_journal
+from dynamiccl.collect.schedule import (
+    NOT_PICKED,
+    Launch,
+    LaunchMode,
+    Row,
+    grouped,
+    lost_row,
+    trial_row,
+)
 from dynamiccl.collect.strategies import Outcome, Strategy, outcome_of
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.schema import Status
@@ -39,9 +47,6 @@ from dynamiccl.errors import MachineError
 from dynamiccl.nccl import ABSTAIN, Config
 
 _log = logging.getLogger(__name__)
-
-#: Launches that nobody picked, and no budget counts.
-_NOT_PICKED: Final = frozenset({LaunchMode.REFERENCE, LaunchMode.READ_BACK})
 
 
 class Runner(Protocol):
@@ -57,8 +62,9 @@ class Runner(Protocol):
     def launches(self, number: int, trials: Sequence[Trial]) -> Sequence[Launch]:
         """The launches of round `number`: a pure function of it and of what was learnt."""
 
-    def reason_to_skip(self, trial: Trial) -> str | None:
-        """Why this trial need not be measured, or None when it must be."""
+    def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
+        """Why this trial need not be measured, or None when it must be, as here."""
+        return None
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         """Run one launch; `progress` gets the number of trials done since its last call."""
@@ -363,12 +369,10 @@ class _Run:
                 row = {**trial_row(self._sweep.file, launch, trial), **self._runner.environment()}
                 lost.append((trial, (lost_row(row, status, reason),)))
                 num_failed += not skipped
-        paid, is_picked = kept, launch.mode not in _NOT_PICKED
+        paid, is_picked = kept, launch.mode not in NOT_PICKED
         if is_picked and self._left < math.inf:
             most = int(self._left) - num_failed
             paid = kept[: max(0, most)]
-            while len(paid) > 1 and self._num_blocks(launch, paid) > most:
-                paid.pop()
         done, began_s = launch, time.monotonic()
         if paid:
             self._launched += 1
@@ -378,13 +382,6 @@ class _Run:
         left = (*done.left, *kept[len(paid) :])
         done = replace(done, measured=(*lost, *done.measured), left=left)
         return done, time.monotonic() - began_s
-
-    def _num_blocks(self, launch: Launch, trials: Sequence[Trial]) -> int:
-        """What a launch of these trials measures, with what fills the gaps of its walk."""
-        if launch.mode is LaunchMode.SIMULATED:
-            return len(trials)
-        most = self._sweep.file.runner.max_blocks
-        return len(deal(replace(launch, trials=tuple(trials)), max_blocks=most).blocks)
 
     def _commit(self, launch: Launch, seconds: float) -> Record:
         """Write a launch that ended to the journal, and take in what it brought.
@@ -410,7 +407,7 @@ class _Run:
     def _remember(self, record: Record) -> None:
         """Take in a launch of the journal."""
         number = record["round"]
-        if counts_as_picked(record):
+        if record["mode"] not in NOT_PICKED:
             found = [outcome_of(key, number, rows) for key, _, rows in record["measured"]]
             self._outcomes += found
             self._left -= sum(not one.infeasible for one in found)

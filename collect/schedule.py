@@ -9,7 +9,7 @@ plays a schedule. A *block* is one (cycle, size), all calls of which get one con
     deal         trials of a launch -> blocks
     arguments, environment, schedule_of   what a launch starts
     judge        what the plugin's report says of each block
-    Skips        which trials need no block
+    too_slow     which trials are left out
 """
 
 import random
@@ -24,7 +24,7 @@ from dynamiccl.collect.grid import Chain, LaunchProfile, Setting, Trial, walks
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
 from dynamiccl.errors import DataError
-from dynamiccl.nccl import ABSTAIN, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Protocol
 from dynamiccl.schedule import BlockState, PlayReport, Schedule
 
 #: Files of a launch in its folder; each rank has a log of its own: host and process id.
@@ -39,10 +39,9 @@ HALVES: Final = 2
 REFERENCE_REPEATS: Final = 2
 #: Repeat numbers of a continuing launch's fillers start above those of the launch it continues.
 _FILLERS_OF_A_LAUNCH: Final = 1_000_000
-#: Algorithm bandwidths that are slow for any cluster: one channel of LL over two nodes of H100
-#: makes 1.5 GB/s, so that 44 calls of 4 GiB take 126 s and are no hang.
-_SLOW_BYTES_PER_S: Final = 0.25e9
-_PLAIN_BYTES_PER_S: Final = 1e9
+#: Algorithm bandwidth that is slow for any cluster: one channel of LL over two nodes of H100 makes
+#: 1.5 GB/s, so that 44 calls of 4 GiB take 126 s and are no hang.
+_SLOW_BYTES_PER_S: Final = 0.5e9
 #: Variables that override the requested config (`src/graph/tuning.cc` reads them first).
 CONFIG_VARIABLES: Final = ("NCCL_ALGO", "NCCL_PROTO")
 #: Variables that only our launches may set.
@@ -70,16 +69,20 @@ class LaunchMode(StrEnum):
 
     reference  the user's untouched environment, nothing of ours loaded: the reference default
     sweep      the plugin applies a schedule: many configs in one process
-    forced     one config, forced by environment
-    read-back  as sweep or forced, untimed: NCCL's log says what really runs
+    plain      NCCL's own choice in its profile, without the plugin
+    read-back  as sweep or plain, untimed: NCCL's log says what really runs
     simulated  no process at all
     """
 
     REFERENCE = "reference"
     SWEEP = "sweep"
-    FORCED = "forced"
+    PLAIN = "plain"
     READ_BACK = "read-back"
     SIMULATED = "simulated"
+
+
+#: Launches that no strategy picked, and no budget counts.
+NOT_PICKED: Final = frozenset({LaunchMode.REFERENCE, LaunchMode.READ_BACK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Launch:
     setting: Setting
     mode: LaunchMode
     trials: tuple[Trial, ...]
-    #: Whether the plugin applies the configs; else a single config is forced by environment.
+    #: Whether the plugin applies the configs; else NCCL chooses.
     is_scheduled: bool = False
 
     # What follows is empty until it has run.
@@ -175,8 +178,8 @@ def lay_out(
 ) -> tuple[Launch, ...]:
     """The launches that measure the feasible `trials` of round `number` (pure).
 
-    `plays_schedules`: a plugin can play many configs in one process; `must_read_back`: whether it
-    is still to be found out what really runs for a trial. Messages up to `small_bytes` are timed in
+    `plays_schedules`: the plugin plays configs (`needs_plugin`); `must_read_back`: whether it is
+    still to be found out what really runs for a trial. Messages up to `small_bytes` are timed in
     a process of their own, with more calls (`-n` holds for all that a process walks).
     """
     found: list[Launch] = []
@@ -187,19 +190,13 @@ def lay_out(
         once = {trial.key: replace(trial, repeat=0, probability=None) for trial in of_setting}
         is_tuned = setting.collective.tunable
         unknown = [trial for trial in once.values() if is_tuned and must_read_back(trial)]
-        timed = Launch(f"{number}:{setting.key}", number, setting, LaunchMode.FORCED, ())
+        timed = Launch(f"{number}:{setting.key}", number, setting, LaunchMode.PLAIN, ())
         if plays_schedules and is_tuned:
             timed = replace(timed, mode=LaunchMode.SWEEP, is_scheduled=True)
-            found += _walked(timed, "sweep", of_setting, small_bytes)
-            back = replace(timed, mode=LaunchMode.READ_BACK)
-            found += _walked(back, "read-back", unknown)
         else:
             there.add(setting)
-            back = replace(timed, mode=LaunchMode.READ_BACK)
-            for config, alike in grouped(of_setting, lambda trial: trial.config).items():
-                found += _walked(timed, config.key, alike, small_bytes)
-            for config, alike in grouped(unknown, lambda trial: trial.config).items():
-                found += _walked(back, f"read-back:{config.key}", alike)
+        found += _walked(timed, timed.mode.value, of_setting, small_bytes)
+        found += _walked(replace(timed, mode=LaunchMode.READ_BACK), "read-back", unknown)
         if timed.is_scheduled or setting.profile.name != DEFAULT_PROFILE:
             sizes = untouched.setdefault(replace(setting, profile=LaunchProfile()), set())
             sizes |= {trial.size_bytes for trial in of_setting}
@@ -262,8 +259,7 @@ class Grid:
 def deal(launch: Launch, *, max_blocks: int) -> Grid:
     """Deal the trials of a launch to cycles; the order of a size is seeded by its id (pure).
 
-    Sizes with fewer trials than others, or none, get the launch's one config once more, or NCCL's
-    default, which sharpens the noise band.
+    Sizes with fewer trials than others, or none, get NCCL's default, which sharpens the noise band.
     """
     chain = max(walks(trial.size_bytes for trial in launch.trials), key=lambda c: len(c.sizes))
     hands = []
@@ -272,13 +268,11 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
         random.Random(f"{launch.id}:{size}").shuffle(hand)
         hands.append(hand)
     depth = min(max(map(len, hands)), max(1, max_blocks // len(chain.sizes)))
-    configs = {trial.config for trial in launch.trials}
-    config = next(iter(configs)) if len(configs) == 1 else ABSTAIN
-    known = (trial.repeat for trial in launch.trials if trial.config == config)
+    known = (trial.repeat for trial in launch.trials if trial.config == ABSTAIN)
     first = max(known, default=-1) + 1 + launch.id.count("~") * _FILLERS_OF_A_LAUNCH
     for hand, size in zip(hands, chain.sizes, strict=True):
         hand += [
-            Trial(launch.setting, size, config, repeat=first + number)
+            Trial(launch.setting, size, ABSTAIN, repeat=first + number)
             for number in range(depth - len(hand))
         ]
     cycles = tuple(tuple(hand[cycle] for hand in hands) for cycle in range(depth))
@@ -289,22 +283,8 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
 
 def slow_seconds(grid: Grid, calls_per_half: int) -> list[float]:
     """Seconds that each block may take, in row order, at the least bandwidth of any cluster."""
-    return [
-        HALVES * calls_per_half * size
-        / (_SLOW_BYTES_PER_S if is_slow(trial.config) else _PLAIN_BYTES_PER_S)
-        for cycle in grid.cycles
-        for trial, size in zip(cycle, grid.benchmark_bytes, strict=True)
-    ]  # fmt: skip
-
-
-def is_slow(config: Config) -> bool:
-    """Whether a config is slow for large messages: LL, or one or two channels.
-
-    In the published sweeps LL takes more than twice the best config's time from 4 MiB on (33 cells)
-    and four times from 16 MiB on (23); so do up to two channels over NVLink from 4 MiB on (16; over
-    sockets 1.36 times, 8).
-    """
-    return config.protocol is Protocol.LL or 0 < (config.num_channels or 0) <= 2
+    calls = HALVES * calls_per_half
+    return [calls * size / _SLOW_BYTES_PER_S for _ in grid.cycles for size in grid.benchmark_bytes]
 
 
 # --- What a launch starts ---
@@ -359,7 +339,7 @@ def environment(
     """The variables that a launch sets and those that it removes, by its mode.
 
     A reference launch is the user's own environment and nothing else. `folder` and `plugin` are as
-    the ranks see them; `schedule_hash` is empty for a launch that forces its one config.
+    the ranks see them; `schedule_hash` is empty for a launch without the plugin.
     """
     split = {_SPLIT: launch.setting.split} if launch.setting.split else {}
     # NCCL_TESTS_SPLIT_MASK is read first, and would take precedence.
@@ -376,12 +356,7 @@ def environment(
             "DYNAMICCL_SCHEDULE_HASH": schedule_hash,
             "DYNAMICCL_SWEEP_REPORT": str(folder / REPORT_NAME),
         }
-        unset: tuple[str, ...] = CONFIG_VARIABLES
-    else:
-        forced = forced_config(launch.trials[0].config)
-        found |= forced
-        others = (name for name in CONFIG_VARIABLES if forced and name not in forced)
-        unset = (*PLUGIN_VARIABLES, *others)
+    unset = CONFIG_VARIABLES if schedule_hash else PLUGIN_VARIABLES
     if launch.mode is LaunchMode.READ_BACK:
         found |= {
             "NCCL_DEBUG": "INFO",
@@ -392,21 +367,6 @@ def environment(
         if not split:
             found["NCCL_TOPO_DUMP_FILE"] = str(folder / TOPOLOGY_NAME)
     return found, (*unset, *mask)
-
-
-def forced_config(config: Config) -> dict[str, str]:
-    """The variables that force a config on a process; none for NCCL's default.
-
-    NCCL user guide (`env.rst`, v2.30.7): NCCL_ALGO, NCCL_PROTO; NCCL_MIN_CTAS = NCCL_MAX_CTAS.
-    """
-    forced = {}
-    if config.algorithm is not None:
-        forced["NCCL_ALGO"] = config.algorithm.wire
-    if config.protocol is not None:
-        forced["NCCL_PROTO"] = config.protocol.wire
-    if config.num_channels is not None:
-        forced["NCCL_MIN_CTAS"] = forced["NCCL_MAX_CTAS"] = str(config.num_channels)
-    return forced
 
 
 def schedule_of(setting: Setting, grid: Grid, calls: Calls) -> Schedule:
@@ -445,7 +405,7 @@ def judge(
     """For each of the first blocks the columns that tell whether its times are its config's.
 
     `status` and `reason` are there where they are not: where the plugin's report does not confirm a
-    block. Without a schedule the config is forced by environment, which NCCL obeys or refuses.
+    block. Without a schedule NCCL chose, as it was asked to.
 
     A report that does not cover the last row is waited for, up to `patience_s`: a client of a
     network file system may write the mapped pages of an ended process 30 s after its end
@@ -513,37 +473,21 @@ def _verdict(played: PlayReport, number: int) -> dict[str, Any]:
 # --- Which trials need no block ---
 
 
-class Skips:
-    """Which trials of a sweep are skipped: too slow to win, or the same as another one."""
-
-    def __init__(self, slow_max_bytes: int, trials: Iterable[Trial] = ()) -> None:
-        """Take up to which size the slowest configs are measured, and the sweep's trials."""
-        self._slow_max_bytes = slow_max_bytes
-        several = (t for t in trials if t.config.num_channels and t.infeasible is None)
-        #: Trials that differ in the number of channels only.
-        self._families = grouped(several, _family)
-
-    def reason(self, trial: Trial, choices: Mapping[str, Choice | None]) -> str | None:
-        """Why a trial is skipped, or None; `choices`: trial key -> what NCCL runs for it."""
-        most = self._slow_max_bytes
-        if is_slow(trial.config) and trial.size_bytes > most:
-            why = "where LL and up to two channels take long and do not win (runner.slow_max)"
-            return f"left out above {most} bytes, {why}"
-        choice = choices.get(trial.key)
-        if choice is None or trial.config.num_channels is None:
-            return None
-        family = self._families.get(_family(trial), [trial])
-        alike = [other for other in family if choices.get(other.key) == choice] or [trial]
-        # The count that really runs is the one that is measured, else the least.
-        first = min(
-            alike, key=lambda t: (t.config.num_channels != choice[2], t.config.num_channels or 0)
-        )
-        return (
-            None
-            if first is trial or first.key == trial.key
-            else f"NCCL runs it as {first.config.key}, which is measured"
-        )
+def needs_plugin(trials: Iterable[Trial]) -> bool:
+    """Whether anything but NCCL's own choice is to be measured."""
+    return any(trial.config != ABSTAIN for trial in trials)
 
 
-def _family(trial: Trial) -> tuple[Hashable, ...]:
-    return (*trial.task, replace(trial.config, num_channels=None))
+def too_slow(trial: Trial, file: SweepFile) -> str | None:
+    """Why a trial is left out, or None: LL, or one or two channels, with large messages.
+
+    In the published sweeps LL takes more than twice the best config's time from 4 MiB on (33 cells)
+    and four times from 16 MiB on (23); so do up to two channels over NVLink from 4 MiB on (16; over
+    sockets 1.36 times, 8).
+    """
+    most, config = file.runner.slow_max, trial.config
+    is_slow = config.protocol is Protocol.LL or 0 < (config.num_channels or 0) <= 2
+    if not is_slow or trial.size_bytes <= most:
+        return None
+    why = "where LL and up to two channels take long and do not win (runner.slow_max)"
+    return f"left out above {most} bytes, {why}"

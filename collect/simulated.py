@@ -10,7 +10,7 @@ import numpy as np
 
 from dynamiccl.collect.grid import SIMULATED, Interference, LaunchProfile, Setting, Trial
 from dynamiccl.collect.nccl_log import as_logged, write_costs
-from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.run import Runner, run_sweep
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import SweepFile, parse_sweep
@@ -41,7 +41,7 @@ def simulate(text: str, out: Path, system: System | None = None) -> Path:
     return out
 
 
-class SimulatorRunner:
+class SimulatorRunner(Runner):
     """Measures on a simulated system; needs no GPU, no NCCL and no network."""
 
     name = "simulator"
@@ -74,10 +74,6 @@ class SimulatorRunner:
             Launch(f"{number}:{s.key}", number, s, LaunchMode.SIMULATED, tuple(by_setting[s]))
             for s in sorted(by_setting)
         )
-
-    def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
-        """None: a simulated measurement costs nothing."""
-        return None
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         """Simulate one call for each trial; out-of-place only."""

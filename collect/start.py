@@ -20,16 +20,15 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
 from dynamiccl.collect import journal
 from dynamiccl.collect.journal import Shard, journal_folder, progress_on_disk
 from dynamiccl.collect.launch import NcclTestsRunner, Site
-from dynamiccl.collect.launchers import LauncherSettings, find_launcher
+from dynamiccl.collect.launchers import Interrupt, LauncherSettings, find_launcher
 from dynamiccl.collect.nodes import Nodes, NodeWatch, Watch, ask_nodes
-from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.run import Runner, RunSummary, SweepProgress, run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
@@ -67,19 +66,8 @@ class RunOptions:
     batch_script: Path | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A sweep's batch job, and how far it is."""
-
-    #: None = none is needed; several of an array whose elements were submitted again: "77,81".
-    job: str | None
-    #: Of the job, as Slurm says; without a job how the sweep ended: done or budget.
-    state: str
-    script: Path
-    #: That the strategy expects, and that are measured or infeasible.
-    trials: int
-    trials_done: int
-    launches_done: int
+#: A sweep's batch job and how far it is, as `run --json` prints it (`submit_sweep`).
+Submission = dict[str, Any]
 
 
 # --- Here ---
@@ -211,6 +199,9 @@ def parse_shard(text: str | None) -> Shard:
 def submit_sweep(sweep: Sweep, options: RunOptions) -> Submission:
     """Submit the sweep as a Slurm batch job, unless its job waits or runs, or it is complete.
 
+    Returns job (null = none is needed; several of an array whose elements were submitted again:
+    "77,81"), state (of the job, as Slurm says; without one how the sweep ended: done or budget),
+    script, trials (that the strategy expects), trials_done (measured or infeasible), launches_done.
     Of calls at the same time one submits: the one that creates the file for the job's number.
     Raises UserError, InvalidSweep for a header line that sbatch cannot take, and MachineError where
     the job is refused or Slurm does not answer.
@@ -243,15 +234,15 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> Submission:
     number, state = job or (None, "budget" if "budget" in ended else "done")
     progress = [progress_on_disk(folder) for folder in folders]
     trials = make_strategy(sweep.file, sweep.trials).expected_picks()
-    return Submission(
-        job=number,
-        state=state,
-        script=script,
-        trials=trials,
+    return {
+        "job": number,
+        "state": state,
+        "script": str(script),
+        "trials": trials,
         # What follows a launch that was cut off measures NCCL's default once more.
-        trials_done=min(sum(done for _, done in progress), trials),
-        launches_done=sum(launches for launches, _ in progress),
-    )
+        "trials_done": min(sum(done for _, done in progress), trials),
+        "launches_done": sum(launches for launches, _ in progress),
+    }
 
 
 def script_path(out: Path, name: str) -> Path:

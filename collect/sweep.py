@@ -225,15 +225,13 @@ class BudgetSettings(Table):
 class RunnerSettings(Table):
     """How nccl-tests is run."""
 
-    #: One process for the whole grid (`sweep`), or one for each config (`processes`).
-    mode: Literal["auto", "sweep", "processes"] = "auto"
     #: The tuner plugin that plays the schedule; default: where `make plugin` puts it.
     plugin: str | None = None
     #: NCCL may take a minute to start on 512 GPUs.
     startup_timeout_s: float = Field(default=300, gt=0)
     #: So long without a new row, and the config in play counts as hung.
     stall_timeout_s: float = Field(default=120, gt=0)
-    #: LL and up to two channels are measured up to this size (benchmark/grid.py says why).
+    #: LL and up to two channels are measured up to this size (schedule.too_slow says why).
     slow_max: _Size = 64 << 20
     #: A launch that reached none of its configs is tried once more, so long afterwards.
     retry_after_s: float = Field(default=10, ge=0)

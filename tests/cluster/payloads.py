@@ -5,7 +5,7 @@ import re
 import sys
 from typing import Any
 
-from dynamiccl.collect.process import Finished
+from dynamiccl.collect.launchers import Finished
 
 #: Says on one line where and who a rank is, and what it finds under the variables that it is told.
 REPORT = """

@@ -28,8 +28,7 @@ def found(machine: Machine, needs: Needs = Needs()) -> dict[str, Check]:  # noqa
     return recorded.by_name(machine, checks.sweep_checks(needs))
 
 
-FORCED = sweep(runner={"mode": "sweep"})
-PROCESSES_ONLY = sweep(runner={"mode": "processes"})
+DEFAULT_ONLY = sweep(algorithms=[])
 EIGHT = sweep(groups=[{"num_nodes": 1, "ranks_per_node": 8}])
 MPIRUN = sweep(launcher={"kind": "mpirun"})
 SRUN = sweep(launcher={"kind": "srun"}, groups=[{"num_nodes": 4, "ranks_per_node": 8}])
@@ -68,19 +67,13 @@ def test_missing_binaries_are_named() -> None:
     assert found(HEALTHY, elsewhere)["nccl-tests"].status is FAIL
 
 
-def test_a_binary_with_mpi_is_taken_where_ranks_are_processes() -> None:
-    both = replace(HEALTHY, programs={**HEALTHY.programs, "all_reduce_perf_mpi": "/opt/mpi/ar"})
-    both = both.answering("/opt/mpi/ar", "-h", output=recorded.HELP)
-    assert found(both, MPIRUN)["nccl-tests"].found == "/opt/mpi/ar"
-    assert found(both)["nccl-tests"].found == BINARY
+def test_ranks_that_are_processes_need_a_binary_with_mpi() -> None:
     plain = HEALTHY.answering("ldd", BINARY, output=recorded.LDD.replace("libmpi", "libm"))
     assert found(plain, MPIRUN)["nccl-tests with MPI"].status is FAIL
     assert "nccl-tests with MPI" not in found(plain)
 
 
-@pytest.mark.parametrize(
-    ("needs", "status"), [(FORCED, FAIL), (Needs(), WARN), (PROCESSES_ONLY, OK)]
-)
+@pytest.mark.parametrize(("needs", "status"), [(Needs(), FAIL), (DEFAULT_ONLY, OK)])
 def test_many_configs_in_a_process_need_a_cost_table(needs: Needs, status: CheckStatus) -> None:
     old = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output="22105\n")
     assert found(old, needs)["libnccl"].status is status
@@ -130,18 +123,17 @@ def test_another_tuner_is_part_of_the_untouched_default_alone() -> None:
     assert found(HEALTHY.with_env(NCCL_TUNER_PLUGIN="None"))["other tuner"].status is OK
 
 
-@pytest.mark.parametrize(("needs", "status"), [(FORCED, FAIL), (Needs(), WARN)])
-def test_our_plugin_must_load(needs: Needs, status: CheckStatus) -> None:
+def test_our_plugin_must_load() -> None:
     ask = (sys.executable, "-c", ASK_PLUGIN, recorded.PLUGIN, *recorded.TUNERS)
     said = "OSError: /lib/libc.so.6: version `GLIBC_2.38' not found"
-    check = found(HEALTHY.answering(*ask, output=said, status=1), needs)["our plugin"]
-    assert (check.status, "GLIBC_2.38" in check.found) == (status, True)
-    check = found(HEALTHY.answering(*ask, output="ncclTunerPlugin_v2"), needs)["our plugin"]
-    assert (check.status, "ncclTunerPlugin_v6" in check.advice) == (status, True)
-    assert "our plugin" not in found(HEALTHY, PROCESSES_ONLY)
+    check = found(HEALTHY.answering(*ask, output=said, status=1))["our plugin"]
+    assert (check.status, "GLIBC_2.38" in check.found) == (FAIL, True)
+    check = found(HEALTHY.answering(*ask, output="ncclTunerPlugin_v2"))["our plugin"]
+    assert (check.status, "ncclTunerPlugin_v6" in check.advice) == (FAIL, True)
+    assert "our plugin" not in found(HEALTHY, DEFAULT_ONLY)
 
 
-@pytest.mark.parametrize(("needs", "status"), [(Needs(), FAIL), (PROCESSES_ONLY, WARN)])
+@pytest.mark.parametrize(("needs", "status"), [(Needs(), FAIL), (DEFAULT_ONLY, WARN)])
 def test_a_forced_algorithm_beats_a_tuner(needs: Needs, status: CheckStatus) -> None:
     machine = HEALTHY.with_env(NCCL_MAX_CTAS="8").holding("/etc/nccl.conf", "NCCL_PROTO=LL\n")
     said = found(machine, needs)

@@ -97,12 +97,6 @@ LINES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         f"{ENV} {SRUN} {PYXIS} --container-mounts=/home/me:/work,/scratch:/scratch:ro "
         f"--container-env=NCCL_ALGO,NCCL_PROTO --mpi=pmix {DROP} numactl all_reduce_perf -g 1",
     ),
-    "enroot under srun": (
-        RANKS,
-        {"kind": "srun", "container": container("enroot")},
-        f"{ENV} {SRUN} enroot start --rw -m /home/me:/work -m /scratch:/scratch:ro "
-        f"-e NCCL_ALGO={ALGO} -e NCCL_PROTO=LL nccl.sqsh {DROP} all_reduce_perf -g 1",
-    ),
     "apptainer under mpirun": (
         RANKS,
         {"kind": "mpirun", "container": container("apptainer")},
@@ -161,4 +155,4 @@ def test_a_path_under_no_mount_is_an_error_with_the_fix(path: str) -> None:
         "/scratch:/scratch:ro.; add"
     )
     with pytest.raises(InvalidSweep, match=wanted):
-        map_into_container(path, container("enroot"))
+        map_into_container(path, container("apptainer"))

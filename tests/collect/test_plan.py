@@ -37,7 +37,7 @@ def plan(**keys: str) -> Plan:
     [
         # The grid and the untouched default in each cycle; what runs is read back once.
         ({}, 2, 2, 1),
-        ({"runner": '{ mode = "processes" }'}, 2 * 9, 0, 9),
+        ({"algorithms": "[]"}, 2, 0, 1),
         ({"runner": "{ read_back = false }"}, 2, 2, 0),
         # A profile has a process of its own; the untouched default is one for both.
         ({"profiles": '[{ name = "default" }, { name = "net", transport = "NET" }]'}, 4, 2, 2),

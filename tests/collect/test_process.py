@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import Command
-from dynamiccl.collect.process import (
+from dynamiccl.collect.launchers import (
     MAX_LINE_BYTES,
-    Finished,
+    Command,
     Interrupt,
     Limits,
-    Line,
-    StopReason,
     run_process,
 )
 from dynamiccl.errors import MachineError
@@ -29,10 +26,6 @@ def shell(script: str) -> Command:
 
 def python(code: str) -> Command:
     return Command((sys.executable, "-c", code))
-
-
-def texts(done: Finished) -> list[str]:
-    return [line.text for line in done.lines]
 
 
 def is_running(pid: int) -> bool:
@@ -71,7 +64,7 @@ def test_exit_code_and_lines(case: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("KEPT", "k")
     monkeypatch.setenv("GONE", "g")
     done = run_process(Command(("sh", "-c", script), {"ADDED": "a,b c"}, ("GONE",)), LIMITS)
-    assert (done.returncode, done.reason, texts(done)) == (code, None, lines)
+    assert (done.returncode, list(done.lines)) == (code, lines)
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
@@ -81,31 +74,31 @@ def test_a_program_that_is_not_there_is_named() -> None:
 
 def test_silence_before_the_first_progress_is_a_startup_timeout() -> None:
     limits = Limits(startup_s=2, stall_s=60)
-    done = run_process(shell("echo hello; sleep 60"), limits, lambda _: False)
-    assert (done.returncode, done.reason, texts(done)) == (None, StopReason.STARTUP, ["hello"])
+    done = run_process(shell("echo hello; sleep 60"), limits, lambda *_: False)
+    assert (done.returncode, list(done.lines)) == (None, ["hello"])
 
 
 def test_lines_that_are_no_progress_do_not_put_off_a_stall() -> None:
     # It ends by itself some time, so that noise that counts fails the test instead of hanging it.
     script = "echo row; for i in $(seq 2000); do echo noise; sleep 0.02; done"
     limits = Limits(startup_s=60, stall_s=2)
-    done = run_process(shell(script), limits, lambda line: line.text == "row")
-    assert done.reason == StopReason.STALLED
-    assert texts(done).count("noise") > 3
+    done = run_process(shell(script), limits, lambda text, _: text == "row")
+    assert done.returncode is None
+    assert list(done.lines).count("noise") > 3
 
 
 def test_a_step_that_takes_long_may() -> None:
     script = "echo 1; echo 2; sleep 2; echo 3; sleep 60"
     rows: list[str] = []
 
-    def take(line: Line) -> bool:
-        rows.append(line.text)
+    def take(text: str, _: float) -> bool:
+        rows.append(text)
         return True
 
     # 20 s more for what follows the second row.
     limits = Limits(startup_s=20, stall_s=0.5, more_s=lambda: 20 if len(rows) == 2 else 0)
     done = run_process(shell(script), limits, take)
-    assert done.reason == StopReason.STALLED
+    assert done.returncode is None
     assert rows == ["1", "2", "3"]
 
 
@@ -113,8 +106,8 @@ def test_a_program_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Pa
     script = f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/child; echo $$; wait; sleep 300"
     done = run_process(shell(script), Limits(startup_s=20, stall_s=0.2, grace_s=0.3))
     child = int((tmp_path / "child").read_text(encoding="utf-8"))
-    assert done.reason == StopReason.STALLED
-    assert not is_running(int(done.lines[0].text))
+    assert done.returncode is None
+    assert not is_running(int(done.lines[0]))
     assert not is_running(child)
 
 
@@ -129,14 +122,14 @@ def test_children_in_other_groups_are_killed_too() -> None:
         "time.sleep(300)\n"
     )
     done = run_process(python(code), Limits(startup_s=20, stall_s=0.2, grace_s=0.2))
-    assert not is_running(int(done.lines[0].text))
+    assert not is_running(int(done.lines[0]))
 
 
 def test_a_grandchild_that_holds_the_pipe_does_not_hold_us() -> None:
     done = run_process(shell("sleep 300 & echo $!; exit 0"), LIMITS)
     # Held, it would have been stopped as stalled.
-    assert (done.returncode, done.reason) == (0, None)
-    assert not is_running(int(done.lines[0].text))
+    assert done.returncode == 0
+    assert not is_running(int(done.lines[0]))
 
 
 def test_a_grandchild_that_left_the_session_and_floods_the_pipe_does_not_hold_us(
@@ -145,7 +138,7 @@ def test_a_grandchild_that_left_the_session_and_floods_the_pipe_does_not_hold_us
     script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec yes' & sleep 0.2; exit 4"
     done = run_process(shell(script), LIMITS)
     try:
-        assert (done.returncode, done.reason) == (4, None)
+        assert done.returncode == 4
     finally:
         # It left our session, so it is the test's to end (a closed pipe may have done it).
         pid = int((tmp_path / "pid").read_text(encoding="utf-8"))
@@ -154,9 +147,10 @@ def test_a_grandchild_that_left_the_session_and_floods_the_pipe_does_not_hold_us
 
 
 def test_a_very_long_line_comes_in_pieces() -> None:
-    code = f"print('a' * {MAX_LINE_BYTES + 5}); print('next')"
-    done = run_process(python(code), LIMITS)
-    assert [len(text) for text in texts(done)] == [MAX_LINE_BYTES, 5, 4]
+    done = run_process(python(f"print('a' * {3 * MAX_LINE_BYTES}); print('next')"), LIMITS)
+    assert len(done.lines) > 2
+    assert max(map(len, done.lines)) < 2 * MAX_LINE_BYTES
+    assert "".join(done.lines) == "a" * 3 * MAX_LINE_BYTES + "next"
 
 
 def test_the_first_signal_lets_the_trial_finish() -> None:
@@ -165,7 +159,7 @@ def test_the_first_signal_lets_the_trial_finish() -> None:
             shell(f"kill -USR1 {os.getpid()}; sleep 0.2; echo done"), LIMITS, interrupt=interrupt
         )
         assert (interrupt.requested, interrupt.cause) == (True, "SIGUSR1")
-    assert (done.returncode, texts(done)) == (0, ["done"])
+    assert (done.returncode, list(done.lines)) == (0, ["done"])
 
 
 # KeyboardInterrupt may come between an open() and its `with`: such a file is closed by nobody.

@@ -234,14 +234,19 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
 ) -> None:
     made = sweep()
     first = played.submit()
-    assert (first.job, first.state, first.trials, first.trials_done) == ("77", "submitted", 60, 0)
-    assert first.script.read_text().startswith("#!/bin/bash\n#SBATCH --job-name=grid\n")
+    assert (first["job"], first["state"], first["trials"], first["trials_done"]) == (
+        "77",
+        "submitted",
+        60,
+        0,
+    )
+    assert Path(first["script"]).read_text().startswith("#!/bin/bash\n#SBATCH --job-name=grid\n")
     picks = Warned(made, 1)
     monkeypatch.setattr(start_module, "make_strategy", lambda *_: picks)
     start(made, tmp_path)
     again = played.submit()
-    assert (again.job, again.state) == ("77", "PENDING (Priority)")
-    assert (again.trials_done, again.launches_done) == (30, 1)
+    assert (again["job"], again["state"]) == ("77", "PENDING (Priority)")
+    assert (again["trials_done"], again["launches_done"]) == (30, 1)
     with pytest.raises(UserError, match=r"is PENDING .Priority.: give --retry-failed when it has"):
         played.submit(retry_failed=True)
     played.state("77|COMPLETED|None|n1")
@@ -249,12 +254,12 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
         UserError, match=r"no job of it waits or runs .*/grid-\*\.out\); go on with -"
     ):
         played.submit()
-    assert played.submit(resume=True).job == "78"
+    assert played.submit(resume=True)["job"] == "78"
     start(made, tmp_path, resume=True)
     done = played.submit()
-    assert (done.job, done.state, done.trials_done) == (None, "done", 60)
+    assert (done["job"], done["state"], done["trials_done"]) == (None, "done", 60)
     assert len(played.asked("sbatch")) == 2
-    assert played.submit(retry_failed=True).job == "79"
+    assert played.submit(retry_failed=True)["job"] == "79"
 
 
 def test_of_many_calls_at_once_one_submits(played: Played) -> None:
@@ -262,7 +267,7 @@ def test_of_many_calls_at_once_one_submits(played: Played) -> None:
 
     def one(_: int) -> str:
         try:
-            return str(played.submit().job)
+            return str(played.submit()["job"])
         except UserError as error:
             return str(error)
 
@@ -282,7 +287,7 @@ def test_a_job_that_is_gone_is_submitted_anew(gone: str, played: Played) -> None
         played.state(gone)
     else:
         played.command("squeue", "echo 'error: Invalid job id specified' >&2; exit 1")
-    assert played.submit().job == "78"
+    assert played.submit()["job"] == "78"
     assert (played.numbers(1), played.numbers(2)) == ("77\n", "78\n")
 
 
@@ -381,4 +386,4 @@ def test_where_slurm_refuses_to_requeue_another_job_follows(
     assert played.numbers(1) == "77\n78\n"
     played.state("77_0|RUNNING|None|n1", "77_2|COMPLETED|None|n2", "78_2|PENDING|Dependency|")
     found = played.submit()
-    assert (found.job, found.state) == ("77,78", "1 PENDING (Dependency), 1 RUNNING on n1")
+    assert (found["job"], found["state"]) == ("77,78", "1 PENDING (Dependency), 1 RUNNING on n1")

@@ -218,12 +218,6 @@ def _plain(directory: Path) -> Any:
     }
 
 
-def _processes(directory: Path) -> Any:
-    """A process for each config, forced by NCCL's own variables."""
-    bench = Bench(directory, runner={"mode": '"processes"'}, algorithms='["Ring"]')
-    return {"summary": bench.run(), "rows": bench.rows(), "launches": bench.launches()}
-
-
 def _mpirun(directory: Path) -> Any:
     """Four processes under Open MPI, in one communicator and in two at once."""
     if shutil.which("mpirun") is None:
@@ -254,13 +248,6 @@ def _crashed(directory: Path) -> Any:
         "failed": failed,
         "rows": bench.disturbed_rows(),
     }
-
-
-def _crashed_processes(directory: Path) -> Any:
-    """Without the plugin a config that crashes ends a process of its own before any row."""
-    runner = {"mode": '"processes"', "retry_after_s": "0"}
-    bench = Bench(directory, runner=runner, algorithms='["Ring"]')
-    return {"summary": bench.run(FAKE_CRASH="Ring/LL/4ch"), "rows": bench.rows()}
 
 
 def _hung(directory: Path) -> Any:
@@ -359,10 +346,8 @@ _MAKERS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "random": partial(_simulated, _RANDOM),
     "adaptive": partial(_simulated, _ADAPTIVE),
     "plain": _plain,
-    "processes": _processes,
     "mpirun": _mpirun,
     "crashed": _crashed,
-    "crashed_processes": _crashed_processes,
     "hung": _hung,
     "no_machine": _no_machine,
     "shards": _shards,

@@ -42,7 +42,6 @@ warmup_iterations = 2
 
 [runner]
 plugin = "{plugin}"
-mode = "{mode}"
 stall_timeout_s = 120
 
 [launcher]
@@ -54,9 +53,9 @@ env = {{ NCCL_TESTS_DEVICE = "0", {sockets_only} }}
 SOCKETS = ", ".join(f'{name} = "{value}"' for name, value in SOCKETS_ONLY.items())
 
 
-def collect(folder: Path, binaries: Path, plugin: Path, ranks: int, mode: str) -> pl.DataFrame:
+def collect(folder: Path, binaries: Path, plugin: Path, ranks: int) -> pl.DataFrame:
     sweep = folder / "sweep.toml"
-    text = SWEEP.format(ranks=ranks, plugin=plugin, mode=mode, sockets_only=SOCKETS)
+    text = SWEEP.format(ranks=ranks, plugin=plugin, sockets_only=SOCKETS)
     sweep.write_text(text, encoding="utf-8")
     command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(sweep)]
     command += ["--out", str(folder / "data"), "--nccl-tests-dir", str(binaries)]
@@ -76,7 +75,7 @@ def collect(folder: Path, binaries: Path, plugin: Path, ranks: int, mode: str) -
 def test_sweep_in_one_process_is_played_and_read_back(
     ranks: int, tmp_path: Path, binaries: Path, sweep_path: Path
 ) -> None:
-    found = collect(tmp_path, binaries, sweep_path, ranks, "sweep")
+    found = collect(tmp_path, binaries, sweep_path, ranks)
     timed = found.filter(pl.col("status") == "ok")
     forced = timed.filter(~pl.col("is_default"))
     assert forced.height > 0
@@ -94,13 +93,3 @@ def test_sweep_in_one_process_is_played_and_read_back(
     shutil.rmtree(kept, ignore_errors=True)
     if not STAND_IN:
         shutil.copytree(tmp_path / "data", kept, ignore=shutil.ignore_patterns(".journal"))
-
-
-def test_configs_forced_by_environment_run_as_asked(
-    tmp_path: Path, binaries: Path, sweep_path: Path
-) -> None:
-    found = collect(tmp_path, binaries, sweep_path, 2, "processes")
-    forced = found.filter(~pl.col("is_default"), pl.col("status") == "ok")
-    assert forced.height > 0
-    assert forced["verified"].all()
-    assert (forced["requested_algorithm"] == forced["actual_algorithm"]).all()

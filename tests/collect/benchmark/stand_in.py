@@ -9,8 +9,7 @@ from rich.console import Console
 
 from dynamiccl.collect.journal import Shard, journal_folder
 from dynamiccl.collect.launch import NcclTestsRunner, Site
-from dynamiccl.collect.launchers import LauncherSettings
-from dynamiccl.collect.process import Interrupt
+from dynamiccl.collect.launchers import Interrupt, LauncherSettings
 from dynamiccl.collect.run import RunSummary, SweepProgress, run_sweep
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.process import Interrupt
+from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, lost, rows, run, site, statuses
@@ -93,14 +93,6 @@ def test_wrong_values_belong_to_their_config_alone(
     assert (found.filter(pl.col("status") == "ok")["wrong_values"] == 0).all()
 
 
-def test_forced_combination_that_nccl_refuses_is_infeasible(tmp_path: Path) -> None:
-    made = sweep(cycles="1", algorithms='["CollNetDirect"]', protocols='["Simple"]')
-    run(made, tmp_path, None)
-    refused = rows(tmp_path).filter(~pl.col("is_default"))
-    assert statuses(refused) == {"infeasible": 3 * 2}
-    assert all("algorithm/protocol available" in reason for reason in refused["reason"])
-
-
 # --- Launches that never begin ---
 
 
@@ -125,18 +117,6 @@ def test_node_that_goes_in_the_night_marks_nothing(tmp_path: Path, sweep_path: P
     with pytest.raises(MachineError, match=r"did not start, twice: exit code 1: NCCL went away.*"):
         run(made, tmp_path, sweep_path, loses=gone)
     assert statuses(rows(tmp_path)).keys() == {"ok"}
-    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
-    assert statuses(rows(tmp_path)).keys() == {"ok"}
-
-
-def test_benchmark_that_never_begins_under_the_plugin_ends_the_sweep_and_marks_nothing(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    made = sweep(cycles="1", runner=TIMED_ONLY)
-    broken = '[ -z "$DYNAMICCL_MODE" ] || export FAKE_INIT_FAILS=1'
-    with pytest.raises(MachineError, match=r"did not start, twice: exit code 3: .*--resume"):
-        run(made, tmp_path, sweep_path, loses=broken)
-    assert statuses(rows(tmp_path)).keys() <= {"ok"}
     assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
     assert statuses(rows(tmp_path)).keys() == {"ok"}
 
@@ -268,7 +248,6 @@ def children(programs: Path) -> list[int]:
             {"groups": "[{ num_nodes = 2, ranks_per_node = 8 }]"},
             "take launcher mpirun, srun or sbatch",
         ),
-        ({"chunk_sizes": "[0, 65536]"}, "chunk_sizes need the sweep mode"),
         (
             {"groups": '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'},
             "shares out processes, and launcher 'local'",
@@ -278,15 +257,19 @@ def children(programs: Path) -> list[int]:
 def test_what_cannot_be_measured_here_is_refused(
     keys: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    made = sweep(**keys)
+    made = sweep(algorithms="[]", **keys)
     with pytest.raises(InvalidSweep, match=said):
         NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
 
 
-def test_sweep_mode_that_cannot_work_says_why(tmp_path: Path, sweep_path: Path) -> None:
-    made = sweep(runner='{ mode = "sweep" }')
-    with pytest.raises(MachineError, match="there is no tuner plugin; build it with"):
+def test_configs_without_a_plugin_that_can_play_them_are_refused(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    made = sweep()
+    with pytest.raises(MachineError, match="needs the sweep plugin, and there is none: build it"):
         NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
-    old = sweep(runner='{ mode = "sweep" }', nccl_version='"2.21.5"')
-    with pytest.raises(MachineError, match=r"it needs NCCL 2\.22\.\d and this is 2\.21\.5"):
+    old = sweep(nccl_version='"2.21.5"')
+    with pytest.raises(
+        MachineError, match=r"needs NCCL 2\.22\.\d or later, and nccl_version is 2\."
+    ):
         NcclTestsRunner(old.file, site(old, tmp_path, sweep_path)).check(old.trials)

@@ -22,8 +22,8 @@ from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in
 
 
-def find(directory: Path | None, collective: Collective, *, kind: str = "local") -> str:
-    where = Site(Path(), Path(), directory, None, LauncherSettings(kind=kind))
+def find(directory: Path | None, collective: Collective) -> str:
+    where = Site(Path(), Path(), directory, None, LauncherSettings())
     return find_program(collective, where)
 
 
@@ -36,14 +36,6 @@ def test_every_binary_is_found_and_a_collective_without_one_is_refused(
     without = next(c for c in Collective if c not in BINARIES)
     with pytest.raises(InvalidSweep, match=f"no nccl-tests binary for {without.wire}; choose from"):
         find(built, without)
-    # Where ranks are processes of their own a build with MPI is the likelier one.
-    (built / "reduce_perf").rename(built / "reduce_perf_mpi")
-    shutil.copy(built / "broadcast_perf", built / "broadcast_perf_mpi")
-    for kind, suffix in (("local", ""), ("mpirun", "_mpi")):
-        assert find(built, Collective.Broadcast, kind=kind) == str(
-            built / f"broadcast_perf{suffix}"
-        )
-        assert find(built, Collective.Reduce, kind=kind) == str(built / "reduce_perf_mpi")
     monkeypatch.setenv("PATH", f"{built}:/usr/bin:/bin")
     assert find(None, Collective.AllReduce) == str(built / "all_reduce_perf")
 

@@ -388,7 +388,3 @@ AZURE_NCV4 = {
 )
 def test_features_of_real_machines(name: str, features: dict[str, Any]) -> None:
     assert topology_features((REAL / name).read_text()) == features
-
-
-def node(inside: str, cpu: str = "") -> str:
-    return f'<system version="1"><cpu numaid="0" {cpu}>{inside}</cpu></system>'
