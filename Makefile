@@ -52,7 +52,7 @@ check-style: install
 	$(BIN)/ruff check .
 	$(BIN)/vulture
 	$(BIN)/clang-format --style=file:serve/plugin/.clang-format --dry-run --Werror $(CPP)
-	$(BIN)/python -m dynamiccl.serve.vocabulary --check
+	$(BIN)/python -m tests.vocabulary --check
 
 check-types: install
 	$(BIN)/mypy

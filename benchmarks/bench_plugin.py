@@ -55,7 +55,7 @@ from dynamiccl.serve.table import MAX_BINS, DecisionTable
 
 NUM_RANKS, NUM_NODES = 16, 2
 SYSTEM = "bench"
-#: Written by dynamiccl.serve.vocabulary.
+#: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
 AGREEMENT_RANKS: Final = 16
 AGREEMENT_JOBS: Final = 11

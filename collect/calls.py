@@ -1,13 +1,11 @@
 """The table of calls, made of what ranks recorded; and the calls files of the plugin (`.dcc`).
 
 A calls file (`serve/plugin/profiler/calls_file.h`) has 512 bytes of header, then entries of 80
-bytes, each with a checksum of its own: where a process was killed, one torn entry is lost. All
-records are first spilled into buckets on disk, those of one call into the same, and then joined a
-bucket at a time: memory does not grow with the data.
+bytes, each with a checksum of its own: where a process was killed, one torn entry is lost. The
+records of all ranks are joined in memory.
 """
 
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -59,12 +57,7 @@ DATATYPES: Final = (
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
     *("half", "float", "double", "bfloat16", "f8e4m3", "f8e5m2"),
 )
-_BUCKET_BYTES: Final = 24 << 20
-_MAX_BUCKETS: Final = 512
-#: Calls whose numbers agree but for these bits share a bucket, so that parts hold runs of calls.
-_SEQUENCE_SHIFT: Final = np.uint64(12)
-_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-_SPILLED: Final = np.dtype([("record", RECORD), ("source", "<u4")])
+_SOURCED: Final = np.dtype([("record", RECORD), ("source", "<u4")])
 _CALL: Final = ("comm_id", "collective", "sequence", "captured", "replay")
 _CONFIG: Final = (
     *("size_bytes", "num_ranks", "num_nodes"),
@@ -122,39 +115,38 @@ def calls_table(calls: pl.DataFrame) -> pa.Table:
 
 def read_calls(
     files: Sequence[tuple[Path, FileReport]], base: Mapping[str, Any], errors: list[DataError]
-) -> Iterator[pa.Table]:
-    """Yield the calls of all ranks' files, joined, as tables of schema CALLS.
+) -> pa.Table:
+    """The calls of all ranks' files, joined, as a table of schema CALLS.
 
     `base` has the columns that hold for all rows, `system` and `sweep` among them. A file that
     gives nothing has its error in its report and in `errors`.
     """
-    size = sum(path.stat().st_size for path, _ in files)
-    with tempfile.TemporaryDirectory(prefix="dynamiccl-calls-") as folder:
-        buckets = [
-            Path(folder) / f"bucket-{number:04}"
-            for number in range(min(_MAX_BUCKETS, size // _BUCKET_BYTES + 1))
-        ]
-        environments: list[dict[str, Any]] = []
-        for source, (path, report) in enumerate(files):
-            environments.append({})
-            try:
-                told = _environment(read_header(path))
-                job = told.pop("job")
-                run = slug(job) if job else str(base["sweep"])
-                # What the caller says of the system wins over what the plugin saw of one machine.
-                environments[-1] = {"run": run, **told, **base}
-                for records in read_records(path, report):
-                    _spill(_sound(records, report), source, buckets)
-                if not report.rows_read and report.rejected:
-                    raise OutputError(f"{path} holds no usable entry; {report.rejected[0]}")
-            except DataError as error:
-                report.failure = str(error)
-                errors.append(error)
-        for bucket in filter(Path.exists, buckets):
-            table, duplicates = _joined(np.fromfile(bucket, _SPILLED), environments)
-            for source, count in duplicates.items():
-                files[source][1].duplicates += count
-            yield table
+    found = [np.empty(0, _SOURCED)]
+    environments: list[dict[str, Any]] = []
+    for source, (path, report) in enumerate(files):
+        environments.append({})
+        try:
+            told = _environment(read_header(path))
+            job = told.pop("job")
+            run = slug(job) if job else str(base["sweep"])
+            # What the caller says of the system wins over what the plugin saw of one machine.
+            environments[-1] = {"run": run, **told, **base}
+            for records in read_records(path, report):
+                sound = _sound(records, report)
+                found.append(np.empty(len(sound), _SOURCED))
+                found[-1]["record"], found[-1]["source"] = sound, source
+            if not report.rows_read and report.rejected:
+                raise OutputError(f"{path} holds no usable entry; {report.rejected[0]}")
+        except DataError as error:
+            report.failure = str(error)
+            errors.append(error)
+    records = np.concatenate(found)
+    if not len(records):
+        return CALLS.empty_table()
+    table, duplicates = _joined(records, environments)
+    for source, count in duplicates.items():
+        files[source][1].duplicates += count
+    return table
 
 
 def read_header(path: Path) -> np.void:
@@ -266,28 +258,16 @@ def _sound(records: npt.NDArray[np.void], report: FileReport) -> npt.NDArray[np.
     return records[good]
 
 
-def _spill(records: npt.NDArray[np.void], source: int, buckets: Sequence[Path]) -> None:
-    """Append the records of a file to the buckets, all of one call to the same."""
-    spilled = np.empty(len(records), dtype=_SPILLED)
-    spilled["record"], spilled["source"] = records, source
-    run = (records["sequence"] >> _SEQUENCE_SHIFT) * np.uint64(8) + records["collective"]
-    mixed = (records["comm_id"] ^ (run * _MIX)) * _MIX
-    numbers = (mixed >> np.uint64(40)) % np.uint64(len(buckets))
-    for number in np.unique(numbers):
-        with buckets[int(number)].open("ab") as file:
-            file.write(spilled[numbers == number].tobytes())
-
-
 def _joined(
-    spilled: npt.NDArray[np.void], environments: Sequence[Mapping[str, Any]]
+    sourced: npt.NDArray[np.void], environments: Sequence[Mapping[str, Any]]
 ) -> tuple[pa.Table, dict[int, int]]:
     """The calls of some records, and for each source how many records were duplicates.
 
     `environments` has the columns that all rows of each file share.
     """
-    columns = {name: np.ascontiguousarray(spilled["record"][name]) for name in RECORD.names or ()}
+    columns = {name: np.ascontiguousarray(sourced["record"][name]) for name in RECORD.names or ()}
     duration_us = (pl.col("stop_ns") - pl.col("start_ns")) / 1e3
-    records = pl.DataFrame({**columns, "source": spilled["source"]}).with_columns(
+    records = pl.DataFrame({**columns, "source": sourced["source"]}).with_columns(
         captured=pl.col("flags") & FLAG_CAPTURED > 0,
         time_us=pl.when(pl.col("stop_ns") > 0).then(duration_us),
     )

@@ -3,21 +3,17 @@
 What the start of a sweep refuses by itself, with the fix, is not repeated here.
 """
 
-import json
 import re
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.collect.launch import BINARIES, directory_inside
-from dynamiccl.collect.launchers import LAUNCHERS, Ranks, command, map_into_container
+from dynamiccl.collect.launch import BINARIES
+from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.nodes import node_argv
-from dynamiccl.collect.process import Limits, run_process
-from dynamiccl.collect.sampler import ClockReason, is_slowed, reason_names
+from dynamiccl.collect.sampler import is_slowed
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
 from dynamiccl.doctor import (
     ROLES,
@@ -31,7 +27,6 @@ from dynamiccl.doctor import (
     judge,
     nccl_version,
 )
-from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.libraries import SWEEP_NAME, built
 from dynamiccl.nccl import TUNER_ABI_SINCE, Collective
 
@@ -54,8 +49,6 @@ class Needs:
     sweep: SweepFile = ANY_SWEEP
     #: Folder of the nccl-tests binaries; None = PATH.
     nccl_tests_dir: Path | None = None
-    #: The data directory.
-    out: Path = Path()
     #: Whether we are in the sweep's container already.
     inside: bool = False
 
@@ -83,7 +76,7 @@ class Needs:
 def sweep_checks(needs: Needs) -> list[Examine]:
     """The checks of a machine for a sweep."""
     software = (_benchmark, _library, _plugins)
-    hardware = (_gpus, _clocks, _other_processes, _network, _cluster, _slurm, _host)
+    hardware = (_gpus, _clocks, _other_processes, _network, _launcher, _host)
     return [partial(examine, needs) for examine in (*software, *hardware)]
 
 
@@ -100,9 +93,11 @@ def _binary(needs: Needs, machine: Machine, collective: str) -> str | None:
 
 def _benchmark(needs: Needs, machine: Machine) -> Iterator[Check]:
     """Check the binaries of the sweep's collectives, one of them for its options and for MPI."""
-    if needs.is_outside:
-        return
     name = "nccl-tests"
+    if needs.is_outside:
+        advice = "start this doctor in the container, with --inside"
+        yield Check(name, UNKNOWN, "it is the container's, and so is NCCL", advice)
+        return
     found = {each: _binary(needs, machine, each) for each in needs.sweep.collectives}
     missing = [each for each, path in found.items() if path is None]
     path = next(iter(found.values()))
@@ -178,12 +173,10 @@ GPU_FACTS: Final = (
     *("name", "driver_version", "mig.mode.current"),
     "ecc.errors.uncorrected.volatile.total",
 )
-CLOCKS: Final = ("clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active", "utilization.gpu")
+CLOCKS: Final = ("clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active")
 PROCESSES: Final = ("pid", "process_name", "used_memory")
 #: Shares GPUs for us, and is no job.
 _SERVER: Final = "nvidia-cuda-mps-server"
-#: An idle GPU that runs this share of its top clock does not lower it: somebody fixed it.
-_HELD: Final = 0.75
 
 
 def smi(kind: str, facts: Sequence[str]) -> tuple[str, ...]:
@@ -222,28 +215,17 @@ def _gpus(needs: Needs, machine: Machine) -> Iterator[Check]:
 
 
 def _clocks(_: Needs, machine: Machine) -> Iterator[Check]:
-    """Check that clocks are steady: neither slowed nor falling when idle."""
+    """Check that neither heat nor power slows a GPU."""
     rows, problem = _ask(machine, "gpu", CLOCKS)
     bits = [int(row[2], 16) if row[2].startswith("0x") else 0 for row in rows]
-    slowed = {name for reasons in bits if is_slowed(reasons) for name in reason_names(reasons)}
-    held = [_is_held(row, reasons) for row, reasons in zip(rows, bits, strict=True)]
+    slowed = [f"gpu{i}" for i, reasons in enumerate(bits) if is_slowed(reasons)]
     shown = ", ".join(f"{row[0]} of {row[1]} MHz" for row in rows)
     yield judge(
         "clocks",
-        problem or (f"{shown}; slowed by {', '.join(sorted(slowed))}" if slowed else shown),
+        problem or (f"{shown}; slowed by heat or power: {', '.join(slowed)}" if slowed else shown),
+        (not rows, UNKNOWN, "look at 'nvidia-smi -q -d PERFORMANCE' by hand"),
         (bool(slowed), WARN, "see to cooling and power: rows measured like this are flagged"),
-        (False in held, WARN, "the first calls of a launch run slower: 'nvidia-smi -lgc MHZ'"),
-        (not rows or None in held, UNKNOWN, "idle GPUs show whether clocks are locked"),
     )
-
-
-def _is_held(row: Sequence[str], reasons: int) -> bool | None:
-    """Whether a GPU's clock is fixed; None when it is busy, as any clock is high then."""
-    if reasons & ClockReason.APPLICATIONS_CLOCKS_SETTING:
-        return True
-    if not (row[0].isdecimal() and row[1].isdecimal() and row[3] == "0"):
-        return None
-    return int(row[0]) >= _HELD * int(row[1])
 
 
 def _other_processes(_: Needs, machine: Machine) -> Iterator[Check]:
@@ -287,46 +269,16 @@ def _network(needs: Needs, machine: Machine) -> Iterator[Check]:
     advice = "data goes through host memory, unless DMA-BUF works (open kernel modules, Linux "
     advice += "5.12): 'modprobe nvidia_peermem', or look for GDRDMA in NCCL's log"
     yield judge("GPUDirect RDMA", peers or "no module", (not peers, WARN, advice))
-    limits = machine.read("/proc/self/limits") or ""
-    limit = re.search(r"^Max locked memory\s+(\S+)", limits, re.MULTILINE)
-    found = limit.group(1) if limit else "not known"
-    advice = "RDMA pins its buffers, or fails: 'ulimit -l unlimited', in containers '--ulimit "
-    advice += "memlock=-1', under Slurm PropagateResourceLimitsExcept=MEMLOCK"
-    yield judge("locked memory", found, (found != "unlimited", WARN, advice))
 
 
-def _cluster(needs: Needs, machine: Machine) -> Iterator[Check]:
-    """Check what starts ranks, and whether nodes agree on the time."""
-    launcher = needs.sweep.launcher
-    if launcher.kind == "mpirun":
+def _launcher(needs: Needs, machine: Machine) -> Iterator[Check]:
+    """Check Open MPI, or the Slurm allocation that we are in."""
+    if needs.sweep.launcher.kind == "mpirun":
         ran = machine.run("mpirun", "--version")
         advice = "load Open MPI, whose options are written, or take launcher.kind = 'srun'"
         yield judge("MPI", ran.first_line, ("Open MPI" not in ran.output, FAIL, advice))
-    if launcher.container is not None and needs.is_outside:
-        runtime = launcher.container.runtime
-        known = runtime == "pyxis" and "--container-image" in machine.run("srun", "--help").output
-        missing = machine.which(runtime) is None and not known
-        advice = f"install {runtime}, or load its module"
-        yield judge("container", runtime, (missing, FAIL, advice))
-    if needs.is_distributed:
-        said = machine.run("timedatectl", "show", "-p", "NTPSynchronized", "--value").first_line
-        advice = "readings of nodes are matched by time of day: run chrony or ntpd on all"
-        yield judge(
-            "clock",
-            f"NTPSynchronized: {said}",
-            (said not in {"yes", "no"}, UNKNOWN, advice),
-            (said == "no", WARN, advice),
-        )
-
-
-def _slurm(needs: Needs, machine: Machine) -> Iterator[Check]:
-    """Check Slurm, and the allocation that we are in."""
     if not LAUNCHERS[needs.sweep.launcher.kind].is_slurm:
         return
-    ran = machine.run("sinfo", "-h", "-o", "%P %a %D")
-    advice = "is this a node of the cluster, and the controller up (scontrol ping, sinfo -R)?"
-    partitions = "; ".join(ran.output.splitlines())
-    yield judge("Slurm", partitions, (not ran.worked or " up " not in ran.output, FAIL, advice))
     job, wanted = machine.env.get("SLURM_JOB_ID"), max(g.hosts for g in needs.sweep.groups)
     if job is None and needs.sweep.launcher.kind == "sbatch":
         return
@@ -349,22 +301,16 @@ def _slurm(needs: Needs, machine: Machine) -> Iterator[Check]:
 
 
 def _host(needs: Needs, machine: Machine) -> Iterator[Check]:
-    """Check CPU clocks, shared memory, room for the data, and whether NVML answers."""
-    pattern = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
-    governors = Counter((machine.read(path) or "?").strip() for path in machine.paths(pattern))
-    shown = ", ".join(f"{name} on {count} CPUs" for name, count in governors.items())
-    slow = set(governors) != {"performance"}
-    yield judge(
-        "CPU governor",
-        shown or "the kernel does not show it",
-        (not shown, UNKNOWN, "usual in virtual machines: nothing to do"),
-        (slow, WARN, "small messages wait: 'cpupower frequency-set -g performance' (root)"),
-    )
+    """Check shared memory, and whether NVML answers."""
+    free = machine.free_bytes("/dev/shm")
     advice = "NCCL's SHM transport takes about 10 MiB a channel and peer, and fails without: give "
     advice += "a container '--shm-size=1g' or more, or remove what is left (/dev/shm/nccl-*)"
-    yield _room(machine, "/dev/shm", "/dev/shm", _GIB, advice)
-    advice = "a full disk stops a run: make room, or take another --out"
-    yield _room(machine, "disk", str(needs.out), 2 * _GIB, advice)
+    yield judge(
+        "/dev/shm",
+        "it is not there" if free is None else f"{free / _GIB:.1f} GiB free",
+        (free is None, FAIL, advice),
+        ((free or 0) < _GIB, WARN, advice),
+    )
     if needs.sweep.telemetry.enabled:
         ran = machine.run(*node_argv())
         said = re.search(r'"nvml_error": (null|".*?")', ran.output)
@@ -374,42 +320,3 @@ def _host(needs: Needs, machine: Machine) -> Iterator[Check]:
             "NVML answers" if answers else said.group(1) if said else ran.last_line,
             (not answers, WARN, "throttling and memory errors will not be noticed"),
         )
-
-
-def _room(machine: Machine, name: str, place: str, wanted_bytes: int, advice: str) -> Check:
-    free = machine.free_bytes(place)
-    if free is None:
-        return Check(name, FAIL, f"{place} is not there", advice)
-    none, few = free < wanted_bytes / 20, free < wanted_bytes
-    found = f"{free / _GIB:.1f} GiB free in {place}"
-    return judge(name, found, (none, FAIL, advice), (few, WARN, advice))
-
-
-# --- Inside the sweep's container ---
-
-#: A first start pulls the image.
-_PULL_S: Final = 900.0
-
-
-def check_inside(sweep_file: Path, needs: Needs) -> list[Check]:
-    """Run this doctor in the container on one node, and return what it found.
-
-    The sweep must lie under a mount, as our Python must; nccl-tests may lie in the image.
-    """
-    name, container = "inside the container", needs.sweep.launcher.container
-    try:
-        python = map_into_container(sys.executable, container)
-        sweep = map_into_container(str(sweep_file.resolve()), container)
-        argv = [python, "-P", "-m", "dynamiccl.collect.cli", "doctor", sweep, "--inside", "--json"]
-        if needs.nccl_tests_dir is not None and container is not None:
-            argv += ["--nccl-tests-dir", directory_inside(needs.nccl_tests_dir, container)]
-        started = command(Ranks(tuple(argv)), needs.sweep.launcher)
-        done = run_process(started, Limits(_PULL_S, _PULL_S))
-    except (InvalidSweep, MachineError) as error:
-        advice = "mount the sweep and our virtual environment, or start the container by hand"
-        return [Check(name, UNKNOWN, str(error), advice)]
-    found = re.search(r"^\[$.*^\]$", done.output, re.MULTILINE | re.DOTALL)
-    if found is None:
-        said = " | ".join(done.output.strip().splitlines()[-3:]) or "nothing"
-        return [Check(name, FAIL, f"output of doctor: {said}", f"try: {started.text}")]
-    return [Check(**{**one, "name": f"{name}: {one['name']}"}) for one in json.loads(found[0])]

@@ -14,7 +14,7 @@ from dynamiccl import cli
 from dynamiccl.collect import compare as comparing
 from dynamiccl.collect import describe as describing
 from dynamiccl.collect import fit_simulator as fitting
-from dynamiccl.collect.checks import ANY_SWEEP, Needs, check_inside, sweep_checks
+from dynamiccl.collect.checks import ANY_SWEEP, Needs, sweep_checks
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
@@ -162,23 +162,21 @@ def doctor_command(
     nccl_tests_dir: Annotated[
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Data directory that will be written.")] = Path(),
-    inside: Annotated[bool, typer.Option("--inside", hidden=True)] = False,
+    inside: Annotated[
+        bool, typer.Option("--inside", help="This is the sweep's container already.")
+    ] = False,
     as_json: _Json = False,
 ) -> None:
     """Check this machine before a sweep: what would fail, mislead or cost time, with fixes.
 
-    With a container in the sweep's launcher it looks inside the container too. Exit code 4 when a
-    check failed.
+    Of a container it knows nothing: start it in there too, with --inside. Exit code 4 when a check
+    failed.
 
     Example: dynamiccl-collect doctor examples/slurm_h100.toml --nccl-tests-dir nccl-tests/build
     """
     sweep = ANY_SWEEP if sweep_file is None else load_sweep(sweep_file).file
-    needs = Needs(sweep=sweep, nccl_tests_dir=nccl_tests_dir, out=out, inside=inside)
-    checks = run_checks(Machine(), sweep_checks(needs))
-    if sweep_file is not None and needs.is_outside:
-        checks += check_inside(sweep_file, needs)
-    raise typer.Exit(report(checks, as_json=as_json))
+    needs = Needs(sweep=sweep, nccl_tests_dir=nccl_tests_dir, inside=inside)
+    raise typer.Exit(report(run_checks(Machine(), sweep_checks(needs)), as_json=as_json))
 
 
 app.command("import")(import_command)
@@ -239,7 +237,7 @@ def describe_command(
 ) -> None:
     """Describe a data set: systems, sizes, configs, repeats, coverage, noise.
 
-    With --plots also the best config by size and its gain over NCCL's default.
+    With --plots also a map of the best config by size, and of its gain over NCCL's default.
 
     Example: dynamiccl-collect describe out/data --plots out/plots
     """

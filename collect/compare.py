@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.collect.describe import size_label
 from dynamiccl.datasets.cells import CONFIG_COLUMNS, comparable, independent, quiet
 from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.store import provenance_of
 from dynamiccl.errors import NotEnoughData
+from dynamiccl.sizes import size_label
 
 #: What may be false of what is found, and how often; the least change that counts.
 LEVEL, LEAST, _SHUFFLES = 0.01, 0.01, 100
@@ -212,11 +212,8 @@ def _changes(cells: pl.DataFrame, common: float) -> Iterator[dict[str, Any]]:
     """Neighbouring sizes of a config that changed alike, and those where NCCL chooses otherwise."""
     in_range = (pl.col("sign") == 0) & (pl.col("change") * pl.col("whole") > -pl.col("usual"))
     rows = cells.with_columns(sign=pl.when(in_range).then("whole").otherwise("sign")).to_dicts()
-    signs: dict[tuple[Any, ...], dict[str, float]] = {}
     for cell in rows:
         cell["name"] = OWN_CHOICE if cell["is_default"] else config_of(cell).key
-        cell["signs"] = signs.setdefault(tuple(cell[c] for c in TASK), {})
-        cell["signs"][cell["name"]] = cell["sign"]
     for (_, sign, told), group in groupby(rows, lambda c: (c["line"], c["sign"], _why(c))):
         (is_other, why), part = told, list(group)
         first, errors = part[0], [c["usual" if len(part) > 2 else "error"] for c in part]
@@ -249,9 +246,7 @@ def _why(cell: dict[str, Any]) -> tuple[bool, str]:
     if old == new:
         more = f"{'more' if int(now) > int(channels) else 'fewer'} channels than before"
         return True, f"{old} with {now} channels, before {channels}" if cell["is_default"] else more
-    twins = {cell["signs"].get(name) for name in (old, f"{old}/{channels}ch")} - {None}
-    told = "takes longer, too" if 1.0 in twins else "takes what it took"
-    return True, f"runs {new}, before {old}" + (f", which {told}" if twins else "")
+    return True, f"runs {new}, before {old}"
 
 
 def sweep_settings(data: Path) -> dict[str, list[Any]]:

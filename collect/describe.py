@@ -28,6 +28,7 @@ from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS, Source, Status
 from dynamiccl.datasets.store import part_paths, read, scan, slug
 from dynamiccl.errors import MachineError, NotEnoughData
+from dynamiccl.sizes import size_label
 
 #: Tasks that differ in their size only: one line of a plot.
 FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
@@ -232,19 +233,6 @@ def _bands(rows: pl.DataFrame) -> pl.DataFrame:
     return joined.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
 
 
-def size_label(size_bytes: int) -> str:
-    """A byte count with a binary unit.
-
-    >>> size_label(1 << 20), size_label(1472)
-    ('1M', '1.44K')
-    """
-    for exponent, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
-        if size_bytes >= 1 << exponent:
-            amount = size_bytes / (1 << exponent)
-            return f"{amount:.{4 if amount >= 999.5 else 3}g}{unit}"
-    return str(size_bytes)
-
-
 def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     """Draw one PNG for each system of a data set; return their paths.
 
@@ -263,7 +251,7 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     paths = []
     for (system,), part in found.group_by("system", maintain_order=True):
         paths.append(folder / f"{slug(str(system))}.png")
-        title = f"{system}: best measured config by message size, and its gain"
+        title = f"{system}: best measured config by message size"
         draw_system(title, part, figure.Figure).savefig(paths[-1], dpi=120)
     return paths
 
@@ -271,30 +259,16 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
 def draw_system(
     title: str, part: pl.DataFrame, kind: Any, inches_per_size: float = _INCHES_PER_SIZE
 ) -> Any:
-    """A figure of class `kind` of one system's `crossovers`: a map above the lines of its gains."""
-    families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:MOST_FAMILIES]
-    sizes = sorted(part["size_bytes"].unique())
-    height = 3.6 + _INCHES_PER_ROW * len(families)
-    figure = kind(
-        figsize=(max(8.0, 2.6 + inches_per_size * len(sizes)), height), layout="constrained"
-    )
-    rows, lines = figure.subplots(
-        2, 1, height_ratios=[_INCHES_PER_ROW * len(families) + 0.6, 2.6], sharex=True
-    )
-    if title:
-        figure.suptitle(title, fontsize=11)
-    _crossover_map(rows, families, sizes)
-    _gains(lines, families, sizes)
-    ticks = range(0, len(sizes), max(1, len(sizes) // 24))
-    lines.set_xticks([*ticks], [size_label(sizes[i]) for i in ticks], fontsize=8, rotation=60)
-    lines.set_xlabel("message size")
-    lines.set_xlim(-0.5, len(sizes) - 0.5)
-    return figure
-
-
-def _crossover_map(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[int]) -> None:
+    """A map of class `kind` of one system's `crossovers`: families by message size."""
     import matplotlib as mpl
 
+    families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:MOST_FAMILIES]
+    sizes = sorted(part["size_bytes"].unique())
+    size = max(8.0, 2.6 + inches_per_size * len(sizes)), 1.8 + _INCHES_PER_ROW * len(families)
+    figure = kind(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    if title:
+        figure.suptitle(title, fontsize=11)
     tasks = [(row, task) for row, each in enumerate(families) for task in each.to_dicts()]
     names = sorted({_kind(task) for _, task in tasks} - {_DEFAULT})
     palette = mpl.colormaps["tab20"]
@@ -303,16 +277,20 @@ def _crossover_map(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[
     for row, task in tasks:
         name, column = _kind(task), sizes.index(task["size_bytes"])
         axes.barh(row, 1.0, left=column - 0.5, color=colours[name], edgecolor="white")
-        if name != _DEFAULT and "ch" in task["best"]:
-            channels = task["best"].partition("ch")[0].rpartition("/")[2]
-            axes.text(column, row, channels, ha="center", va="center", fontsize=7, color="#111111")
+        if name != _DEFAULT and task["gain"] is not None:
+            percent = f"{100 * task['gain']:.0f}"
+            axes.text(column, row, percent, ha="center", va="center", fontsize=7, color="#111111")
     axes.set_yticks(range(len(families)), _family_names(families), fontsize=8)
     axes.invert_yaxis()
+    ticks = range(0, len(sizes), max(1, len(sizes) // 24))
+    axes.set_xticks([*ticks], [size_label(sizes[i]) for i in ticks], fontsize=8, rotation=60)
+    axes.set_xlabel("message size; number in a field = % of gain over NCCL's default")
+    axes.set_xlim(-0.5, len(sizes) - 0.5)
     # Empty bars stand in the legend for the colours.
     handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in colours.items()]
     place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "ncols": min(6, len(handles))}
-    title = "number in a field = channels"
-    axes.legend(handles=handles, fontsize=7, title=title, title_fontsize=7, **place)
+    axes.legend(handles=handles, fontsize=7, **place)
+    return figure
 
 
 def _kind(task: Mapping[str, Any]) -> str:
@@ -321,21 +299,6 @@ def _kind(task: Mapping[str, Any]) -> str:
     if task["default_us"] is not None and not beaten:
         return _DEFAULT
     return "/".join(task["best"].split("/")[:2])
-
-
-def _gains(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[int]) -> None:
-    band = max((b for f in families for b in f["noise_band"].drop_nulls()), default=None)
-    if band is not None:
-        label = f"noise band ({band:.1%})"
-        axes.axhspan(0, 100 * band, color="#888888", alpha=0.15, linewidth=0, label=label)
-    axes.axhline(0, color="#888888", linewidth=0.8)
-    for name, family in zip(_family_names(families), families, strict=True):
-        known = family.drop_nulls("gain")
-        places = [sizes.index(size) for size in known["size_bytes"]]
-        axes.plot(places, 100 * known["gain"], marker=".", linewidth=1.2, label=name)
-    axes.set_ylabel("gain over NCCL's default (%)")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _family_names(families: Sequence[pl.DataFrame]) -> list[str]:

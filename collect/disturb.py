@@ -36,7 +36,7 @@ from typing import Final
 
 from dynamiccl import cli
 from dynamiccl.collect.grid import REAL, Setting
-from dynamiccl.collect.nodes import Companion, Nodes
+from dynamiccl.collect.nodes import Nodes
 from dynamiccl.collect.sampler import Ending
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep, MachineError, UnknownName
@@ -59,32 +59,6 @@ _SET_DEATH_SIGNAL: Final = 1
 _EDGE: Final = {"cuda": 8192, "cpu": 256}
 
 
-class Disturbance:
-    """A running interference process, or none."""
-
-    def __init__(self, kind: str) -> None:
-        """Begin with none."""
-        self.kind = kind
-        self.program: Companion | None = None
-        self.num_ready = 0
-
-    @property
-    def lost(self) -> str | None:
-        """Why it ended before it was told to; None while it runs.
-
-        Ask after a trial: what was measured after it ended was measured without interference.
-        """
-        if self.program is None or (status := self.program.process.poll()) is None:
-            return None
-        said = self.program.last_words or "none"
-        return f"interference '{self.kind}' ended with status {status}; its last output: {said}"
-
-    def hear(self, line: str) -> None:
-        """Count the processes that are under way."""
-        form = _ROW if self.kind == "traffic" else _READY
-        self.num_ready += form.search(line) is not None
-
-
 class Disturber:
     """Disturbs launches on the nodes that a launcher reaches."""
 
@@ -94,33 +68,44 @@ class Disturber:
         self._num_gpus = num_gpus
 
     @contextmanager
-    def disturb(self, setting: Setting, program: str) -> Iterator[Disturbance]:
+    def disturb(self, setting: Setting, program: str) -> Iterator[Callable[[], str | None]]:
         """Disturb what runs inside the `with`; nothing for a setting that runs alone.
 
         `program` is the path of the benchmark that traffic comes from, which is the launch's own.
+        The function that is given tells why the disturbance ended too early, None while it runs:
+        ask after a trial, as what was measured later was measured without interference.
 
         Raises MachineError when it does not get under way within READY_S, UnknownName for a kind
-        that is no process, InvalidSweep where traffic has no GPU. When it ends too early nothing is
-        raised: ask `Disturbance.lost`.
+        that is no process, InvalidSweep where traffic has no GPU.
         """
-        found = Disturbance(setting.interference.kind)
-        if found.kind == QUIET:
-            yield found
+        kind = setting.interference.kind
+        if kind == QUIET:
+            yield lambda: None
             return
+        # Traffic prints for all its ranks together.
+        form, count = (_ROW, 1) if kind == "traffic" else (_READY, setting.hosts)
+        ready: list[str] = []
         argv, ranks = self._argv(setting, program)
-        started = self._nodes.start(argv, setting.hosts, found.hear, ranks_per_node=ranks)
-        found.program = started
+        started = self._nodes.start(
+            argv,
+            setting.hosts,
+            lambda line: ready.append(line) if len(ready) < count and form.search(line) else None,
+            ranks_per_node=ranks,
+        )
+
+        def lost() -> str | None:
+            status, said = started.process.poll(), started.last_words or "none"
+            told = f"interference '{kind}' ended with status {status}; its last output: {said}"
+            return None if status is None else told
+
         try:
-            # Traffic prints for all its ranks together.
-            count = 1 if found.kind == "traffic" else setting.hosts
-            if not started.wait_for(lambda: found.num_ready >= count, READY_S):
+            if not started.wait_for(lambda: len(ready) >= count, READY_S):
                 raise MachineError(
-                    found.lost
-                    or f"interference '{found.kind}' was not ready after {READY_S:g} s "
-                    f"({found.num_ready} of {count} processes were); its last output: "
-                    f"{started.last_words or 'none'}"
+                    lost()
+                    or f"interference '{kind}' was not ready after {READY_S:g} s ({len(ready)} of "
+                    f"{count} processes were); its last output: {started.last_words or 'none'}"
                 )
-            yield found
+            yield lost
         finally:
             started.end()
 
@@ -181,21 +166,10 @@ def repeat(work: Callable[[], object], level: float, rest: Callable[[float], obj
             return
 
 
-def shares(level: float, cores: int) -> tuple[float, ...]:
-    """The share of a core that each process takes: whole ones, then at most one part.
-
-    >>> shares(0.75, 2)
-    (1.0, 0.5)
-    """
-    wanted = level * cores
-    whole = int(wanted + 1e-9)
-    part = wanted - whole
-    return (1.0,) * whole + ((part,) if part > 1e-9 else ())
-
-
 def _stress_cores(level: float) -> None:
     ending, fork = Ending(), multiprocessing.get_context("fork")
-    parts = shares(level, len(os.sched_getaffinity(0)))
+    whole, part = divmod(level * len(os.sched_getaffinity(0)) + 1e-9, 1.0)
+    parts = [1.0] * int(whole) + ([part] if part > 1e-6 else [])
     workers = [fork.Process(target=_work, args=(part, os.getpid()), daemon=True) for part in parts]
     try:
         for worker in workers:

@@ -373,7 +373,7 @@ def errors_of(held_out: Sequence[Cell]) -> dict[str, Any]:
 
 
 def to_json(fit: Fit) -> dict[str, Any]:
-    """The report as a JSON document; the bars hold above 1 MiB, where `worst` are, too.
+    """The report as a JSON document; the bars hold above 1 MiB.
 
     `misses` are the bars that are missed, as lines of text; empty when all are met.
     """
@@ -392,18 +392,11 @@ def to_json(fit: Fit) -> dict[str, Any]:
         for name, bar in bars.items()
         if large and errors[name] > bar
     ]
-    worst = sorted(large, key=lambda cell: -abs(np.log1p(cell.error)))[:10]
     return {
         "system": fit.file.name,
         "held_out_above_1mib": errors if large else None,
         "misses": misses if large else ["no cell above 1 MiB was held out"],
         "by_size": {name: errors_of(group) for name, group in groups.items()},
-        "worst": [
-            {"config": cell.label, "runs": cell.key, "num_channels": cell.work.num_channels}
-            | {"size_bytes": cell.call.size_bytes}
-            | {"measured_us": cell.time_us, "predicted_us": cell.predicted_us}
-            for cell in worst
-        ],
         "left_out": fit.left_out,
         "at_bound": fit.at_bound,
     }

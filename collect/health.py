@@ -47,7 +47,7 @@ _BELOW_MEDIAN: Final = 0.158655
 _ENOUGH: Final = 4
 #: So many sets of hosts, one after the other, show which of them is slow.
 _SETS: Final = 3
-#: In so many rows, and most of them, a process is late, or a port the worst, before it is named.
+#: In so many rows, and most of them, a port is the worst before it is named.
 _OFTEN: Final = 3
 _TASK: Final = (
     *("system", "collective", "datatype", "size_bytes", "in_place", "num_nodes", "num_ranks"),
@@ -67,7 +67,7 @@ _FloatArray = npt.NDArray[np.float64]
 class Finding:
     """One slow part."""
 
-    #: gpu, nic, node, link, pair, late, counters or failed.
+    #: gpu, nic, node, link, pair, counters or failed.
     kind: str
     where: str
     #: By which share of the time it is slower than its like, and by how many sigmas of noise.
@@ -81,7 +81,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is slow, and what these measurements cannot tell."""
+    """What is slow, and what it was found in."""
 
     nodes: int
     communicators: int
@@ -92,7 +92,8 @@ class Report:
     noise_inside: float | None
     noise_between: float | None
     findings: tuple[Finding, ...]
-    cannot_tell: tuple[str, ...]
+    #: Launches of one communicator whose call ran on too few other sets of hosts.
+    not_compared: int
 
     @property
     def is_well(self) -> bool:
@@ -149,10 +150,9 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
 
     Raises NotEnoughData where no communicator can be compared with others.
     """
-    comms, cannot_tell = _read(frame)
-    late, late_rows = _late_processes(frame, least)
+    comms, not_compared = _read(frame)
     unfit = _unfit(frame)
-    if not comms and not late_rows:
+    if not comms:
         first = f" ({unfit[0].rows} rows failed: {unfit[0].note})" if unfit else ""
         raise NotEnoughData(
             f"no row knows its hosts, or its processes' times, and has others like it{first}; "
@@ -166,15 +166,7 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
     # What a GPU or node explains that is slow inside is none between nodes.
     explained = {one.where for one in slow_inside}
     slow_between = [o for o in slow_between if explained.isdisjoint(o.where.split(" - "))]
-    findings = [*slow_inside, *slow_between, *unfit, *late]
-    if not between:
-        cannot_tell.append("nothing was measured between nodes: NICs and cables are not judged")
-    elif len({host for comm in between for host in comm.hosts}) == 2:
-        cannot_tell.append("of two nodes, which end of a slow pair is slow")
-    if not inside:
-        cannot_tell.append("nothing was measured inside nodes: NVLink and PCIe are not judged")
-    if findings and any(comm.launches < 2 for comm in comms):
-        cannot_tell.append("whether it is the hardware's or this launch's alone, until a second")
+    findings = [*slow_inside, *slow_between, *unfit]
     return Report(
         nodes=len({host for comm in comms for host in comm.hosts}),
         communicators=len(comms),
@@ -183,12 +175,12 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
         noise_inside=noise_inside,
         noise_between=noise_between,
         findings=tuple(sorted(findings, key=lambda one: (-(one.slower or 0.0), one.where))),
-        cannot_tell=tuple(cannot_tell),
+        not_compared=not_compared,
     )
 
 
-def _read(frame: pl.DataFrame) -> tuple[list[_Comm], list[str]]:
-    """The communicators of a data set, and remarks on what has nothing to be compared with."""
+def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
+    """The communicators of a data set, and how many launches have no like to be compared with."""
     has_times = pl.col("process_times_us").is_not_null() & pl.col("num_hosts").is_not_null()
     is_alone = pl.col("comm_split").is_null() & pl.col("hosts").is_not_null()
     rows = (
@@ -200,7 +192,7 @@ def _read(frame: pl.DataFrame) -> tuple[list[_Comm], list[str]]:
         )
     )
     if rows.is_empty():
-        return [], []
+        return [], 0
     numbered: dict[_Part, int] = {}
     lines = [
         (row["launch"], row["task"], number, numbered.setdefault(members, len(numbered)),
@@ -230,10 +222,9 @@ def _read(frame: pl.DataFrame) -> tuple[list[_Comm], list[str]]:
         .agg(pl.col("excess").min(), pl.col("spread").median(), pl.col("rows").sum(), pl.len())
     )
     lost = told.filter(pl.col("excess").is_null())["launch"].n_unique()
-    remarks = [f"{lost} launches: the same call ran on fewer than {_SETS} sets of hosts"]
     parts = [*numbered]
     comms = [_Comm(parts[comm], *told) for comm, *told in found.iter_rows()]
-    return sorted(comms, key=lambda one: one.members), remarks if lost else []
+    return sorted(comms, key=lambda one: one.members), lost
 
 
 def _communicators(row: Mapping[str, Any]) -> Iterator[tuple[_Part, float]]:
@@ -339,34 +330,6 @@ def _finding(part: _Part, comms: Sequence[_Comm], excess: float, noise: float) -
     return Finding(kind, where, expm1(excess), excess / noise, len(comms), rows, note)
 
 
-def _late_processes(frame: pl.DataFrame, least: float) -> tuple[list[Finding], int]:
-    """The processes that others wait for in most rows, and the rows that could show them.
-
-    The kernel of a process that comes late finds all others ready and is short, while theirs last
-    as long as they wait: it is late by the median of all processes / its own time.
-    """
-    times = pl.col("process_times_us")
-    is_one = pl.col("num_comms").is_null() & (times.list.len() >= 3)
-    ok = pl.col("status") == Status.OK.value
-    rows = frame.filter(ok & is_one & pl.col("hosts").is_not_null()).with_columns(
-        process=times.list.arg_min(),
-        processes=times.list.len(),
-        lag=times.list.median() / times.list.min() - 1.0,
-    )
-    of = pl.len().over("hosts", "processes")
-    late = rows.with_columns(of=of).filter(pl.col("lag") > least)
-    late = late.group_by("hosts", "processes", "process", "of").agg(
-        pl.len(), pl.col("lag").median()
-    )
-    often = late.filter((pl.col("len") >= _OFTEN) & (pl.col("len") > pl.col("of") / 2))
-    found = []
-    for hosts, processes, process, _, count, lag in often.iter_rows():
-        host, number = _places(hosts, len(expand_hosts(hosts)), processes)[process]
-        note = "the others wait for it: its GPU, its CPU or what else runs there"
-        found.append(Finding("late", f"{host} process {number}", lag, None, 1, count, note))
-    return found, rows.height
-
-
 def lossy_ports(frame: pl.DataFrame) -> list[tuple[str, int, int]]:
     """NIC ports that lose packets again and again, by the samplers' counters; often none.
 
@@ -411,10 +374,13 @@ def _listed(members: _Part) -> str:
 
 
 def _show(report: Report, out: Console) -> None:
-    told = {"inside": report.noise_inside, "between": report.noise_between}
-    noise = ", ".join(f"{text} {share:.1%}" for text, share in told.items() if share is not None)
+    told = {"inside nodes": report.noise_inside, "between nodes": report.noise_between}
+    noise = ", ".join(
+        f"{place} {'not measured' if share is None else f'{share:.1%}'}"
+        for place, share in told.items()
+    )
     out.print(f"{report.nodes} nodes: {report.communicators} communicators in {report.rows} rows")
-    out.print(f"slow: {report.least:.0%} slower, and beyond noise ({noise or 'not known'})")
+    out.print(f"slow: {report.least:.0%} slower, and beyond noise ({noise})")
     for one in report.findings:
         slower = "" if one.slower is None else f" {one.slower:.0%}"
         slower += "" if one.z is None else f" (z {one.z:.0f})"
@@ -423,5 +389,6 @@ def _show(report: Report, out: Console) -> None:
         out.print(text, markup=False)
     if report.is_well:
         out.print("nothing is slow")
-    for remark in report.cannot_tell:
-        out.print(f"unknown: {remark}", markup=False)
+    if report.not_compared:
+        few = f"the same call ran on fewer than {_SETS} sets of hosts"
+        out.print(f"not compared: {report.not_compared} launches: {few}")

@@ -43,7 +43,7 @@ from dynamiccl.collect.nccl_tests import (
 )
 from dynamiccl.collect.output import FileReport, Rejected, looks_like_row
 from dynamiccl.collect.tidy_csv import is_tidy_csv, read_tidy_csv
-from dynamiccl.collect.traces import TraceFile, read_files, trace_files
+from dynamiccl.collect.traces import TraceFile, read_files, trace_file
 from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.datasets.store import check_slug, part_paths, slug, write_part
@@ -138,8 +138,7 @@ class _Input:
     format: str
     sha256: str
     report: FileReport
-    #: Of a trace, or an archive of them, what is in it.
-    traces: tuple[TraceFile, ...] = ()
+    trace: TraceFile | None = None
     #: Why it cannot be read, where that is known from its beginning.
     problem: DataError | None = None
 
@@ -259,8 +258,8 @@ def import_files(
         except DataError as error:
             item.report.failure = str(error)
             errors.append(error)
-    # A trace has reports of its own, one for each member of an archive.
-    summary.files = [item.report for item in inputs if not item.traces or item.report.remarks]
+    # A trace has a report of its own.
+    summary.files = [item.report for item in inputs if not item.trace or item.report.remarks]
     jobs = [item for item in inputs if fresh[item.sha256] is item and item.format in _JOINED]
     if jobs:
         _import_jobs(jobs, options, columns_of, out_dir, summary, errors)
@@ -292,7 +291,7 @@ def _input(path: Path) -> _Input:
     """Recognise a file by its first bytes."""
     if not path.is_file():
         raise MissingPath("file to import", path, "check the name")
-    traces: tuple[TraceFile, ...] = ()
+    trace: TraceFile | None = None
     problem = None
     try:
         with path.open("rb") as file:
@@ -303,16 +302,16 @@ def _input(path: Path) -> _Input:
             kind = _CALLS
         else:
             try:
-                traces = tuple(trace_files(path))
+                trace = trace_file(path)
             except DataError as error:
                 problem = error
             is_csv = is_tidy_csv(text.split("\n", 1)[0])
             found = JSON if text.startswith("{") else CSV if is_csv else TEXT
-            kind = _TRACE if traces or problem else found
+            kind = _TRACE if trace or problem else found
         sha256 = file_sha256(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-    return _Input(path, kind, sha256, FileReport(path=str(path), format=kind), traces, problem)
+    return _Input(path, kind, sha256, FileReport(path=str(path), format=kind), trace, problem)
 
 
 def _has_output(path: Path) -> bool:
@@ -391,9 +390,8 @@ def _import_jobs(
             write_part(out_dir, table, kind=kind, provenance=_record(items))
 
     if files := [(item.path, item.report) for item in items if item.format == _CALLS]:
-        for table in read_calls(files, base, errors):
-            write("calls", table)
-    if found := [trace for item in items for trace in item.traces]:
+        write("calls", read_calls(files, base, errors))
+    if found := [item.trace for item in items if item.trace]:
         group = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
         traces = read_files(found, {**base, "run": base["sweep"], **group})
         write("calls", traces.calls)
@@ -443,7 +441,7 @@ def import_command(
     A directory stands for all such files below it; what is none of them is named and left alone. A
     CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s (docs/collect.md).
 
-    Traces are those of PyTorch's profiler and dumps of NCCL's Inspector (.json, .json.gz, .tar.gz).
+    Traces are those of PyTorch's profiler and dumps of NCCL's Inspector (.json, .json.gz).
     What is what, the content tells.
 
     The calls files (.dcc) or traces of all ranks of a job belong into one import: the time of a

@@ -5,19 +5,17 @@ its own arguments, or in those of what launched it: the operation `record_param_
 traces, the annotation `nccl:all_reduce` in which, on the same thread, the launch with the kernel's
 correlation lies. What ran no kernel (a copy engine, another backend) is no call here.
 
-A trace of gigabytes has millions of events: it is read event by event, kernels and launches are
-kept as three numbers each, and only what communicates with its text.
+Events are looked at while the JSON is decoded: kernels that compute and launches are kept as three
+numbers each, only what communicates with its text. A trace takes about twice its size in memory.
 """
 
-import codecs
 import json
 import math
 import re
-import zlib
 from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -28,6 +26,7 @@ import polars as pl
 
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.call_columns import CallSource
+from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import Collective
 
 _FloatArray = npt.NDArray[np.float64]
@@ -50,22 +49,6 @@ _LOOKED_AT: Final = (
     *("Out msg nelems", "Group size", "dtype", "Seq", "Process Group Name"),
     *("Process Group Description", "Process Group Ranks"),
 )
-#: PyTorch's profiler writes a fixed layout: a line break cannot be inside a JSON string, and only
-#: an event's own closing brace follows a line break and two blanks. So events that are not wanted
-#: are passed over without decoding them.
-_WANTED: Final = (
-    r'X",\s+"cat": "(?:kernel"|user_annotation",\s+"name": "(?:ProfilerStep|nccl:)'
-    rf'|cpu_op",\s+"name": "record_param|cuda_(?:runtime|driver)",\s+"name": "{_LAUNCHES})'
-)
-_NOT_WANTED: Final = re.compile(
-    rf'[ \t\r\n,]*+(?:\{{\n    "ph": "(?!{_WANTED})[^\n]*+(?:\n(?!  \}})[^\n]*+)*+\n  \}},\n  )*+'
-    r"[ \t\r\n,]*+"
-)
-_BEFORE_EVENTS: Final = re.compile(r',?\s*"traceEvents"\s*:\s*\[')
-_CHUNK_BYTES: Final = 1 << 20
-#: Characters of one event beyond which a file is taken for damaged.
-_MAX_EVENT_CHARS: Final = 16 << 20
-_DECODE: Final = json.JSONDecoder(strict=False).raw_decode
 #: nccl-tests' element types and their bytes, by PyTorch's names (c10/core/ScalarType.h, and the C++
 #: names of older traces). NCCL has no bool: PyTorch sends bytes (c10d/NCCLUtils.hpp).
 _TYPES: Final = {
@@ -156,8 +139,8 @@ def read_kineto(
 
     A record has columns of `calls`, of this rank alone, and `rank`, `world_size`, `timestamp_us`,
     `key` (which the records of all ranks have in common) and `stream` (instead: what the call is
-    the n-th of). `num_ranks` holds where the trace tells none. What cannot be read is rejected in
-    `report`.
+    the n-th of). `num_ranks` holds where the trace tells none. Raises CorruptFile where the trace
+    does not decode.
     """
     trace = _Trace(stream, name, report, num_ranks)
     launched = [trace.launch(kernel) for kernel in trace.kernels]
@@ -177,46 +160,6 @@ def read_kineto(
     return calls, trace.step_rows()
 
 
-def _chunks(stream: BinaryIO, report: FileReport) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    try:
-        while raw := stream.read(_CHUNK_BYTES):
-            yield decoder.decode(raw)
-    except (OSError, EOFError, zlib.error) as error:
-        report.remark(f"cannot be read to its end: {error}")
-
-
-def _events(stream: BinaryIO, head: dict[str, Any], report: FileReport) -> Iterator[dict[str, Any]]:
-    """Yield a trace's events, read in chunks; `head` gets what stands before them.
-
-    Where something does not decode, that and what follows is rejected in `report`, by line.
-    """
-    chunks, text, at, line = _chunks(stream, report), "", 0, 1
-    try:
-        while not (before := _BEFORE_EVENTS.search(text)):
-            # What is so long has none.
-            text += next(chunks if len(text) < _MAX_EVENT_CHARS else iter(()))
-        head |= mapping(json.loads(text[: before.start()] + "}"))
-        at = before.end()
-        while True:
-            passed = _NOT_WANTED.match(text, at)
-            at = passed.end() if passed else at
-            try:
-                event, at = _DECODE(text, at)
-                yield mapping(event)
-            except json.JSONDecodeError:
-                if text.startswith("]", at) or len(text) - at > _MAX_EVENT_CHARS:
-                    break
-                line += text.count("\n", 0, at)
-                text, at = text[at:], 0
-                text += next(chunks)
-    except (StopIteration, ValueError, RecursionError):
-        pass  # rejected below
-    if not text.startswith("]", at):
-        line += text.count("\n", 0, at)
-        report.reject(line, "what follows does not decode, and is not read", text[at : at + 80])
-
-
 class _Trace:
     """The events of one trace that matter, and what they say of a kernel."""
 
@@ -228,11 +171,12 @@ class _Trace:
         # Kernels that compute: begin and end in us, GPU. Calls that start something on a GPU:
         # correlation, us, thread.
         self._numbers = {"compute": array("d"), "launch": array("d")}
-        head: dict[str, Any] = {}
-        for event in _events(stream, head, report):
-            kind = _kind_of(str(event.get("cat")), str(event.get("name", "")))
-            if kind and event.get("ph") == "X" and not self._add(kind, event):
-                report.drop("an event without a time")
+        self._report = report
+        data = stream.read().decode("utf-8", errors="replace")
+        try:
+            head = mapping(json.loads(data, strict=False, object_hook=self._seen))
+        except (ValueError, RecursionError) as error:
+            raise CorruptFile(f"it does not decode, and nothing of it is read: {error}") from error
         self._head, self._num_ranks = head, num_ranks
         self._info = mapping(head.get("distributedInfo"))
         self._base_us = (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
@@ -253,12 +197,19 @@ class _Trace:
             for span in self._spans["step"]
         )
 
-    def _add(self, kind: str, event: Mapping[str, Any]) -> bool:
-        """Keep an event; False for one without a time."""
+    def _seen(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Keep of an event what matters; an object that is none stays as it is."""
+        if "ph" not in event:
+            return event
+        name = str(event.get("name", ""))
+        kind = _kind_of(str(event.get("cat")), name)
+        if not kind or event["ph"] != "X":
+            return None
         start_us, duration_us = number(event.get("ts")), number(event.get("dur", 0.0))
         if start_us is None or duration_us is None or duration_us < 0:
-            return False
-        name, told = str(event.get("name")), mapping(event.get("args"))
+            self._report.drop("an event without a time")
+            return None
+        told = mapping(event.get("args"))
         end_us, gpu = start_us + duration_us, whole(told.get("device")) or 0
         thread = (str(event.get("pid")), str(event.get("tid")))
         where = self._threads.setdefault(thread, len(self._threads))
@@ -275,7 +226,7 @@ class _Trace:
                 kept.setdefault("Collective name", name)
             span = _Span(start_us, end_us, duration_us, name, where, kept, correlation)
             self._spans[kind].append(span)
-        return True
+        return None
 
     def launch(self, kernel: _Span) -> tuple[float, list[_Span]]:
         """When a kernel was launched, in which operation and annotation, the inner one first.

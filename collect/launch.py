@@ -84,7 +84,7 @@ def find_program(collective: Collective, site: Site) -> str:
     """The binary of a collective as the site's ranks see it, inside a container if there is one.
 
     Raises InvalidSweep for a collective without a binary, and MachineError when it is not there.
-    Of a container nothing is known before a launch: `doctor` looks inside.
+    Of a container nothing is known before a launch: `doctor --inside` looks.
     """
     if collective not in BINARIES:
         choices = ", ".join(c.wire for c in BINARIES)
@@ -244,9 +244,9 @@ class NcclTestsRunner:
             ran = self._start(launch, grid, folder, lambda _: None)
             return self._read_back(launch, grid, folder, ran)
         program = self._programs[launch.setting.collective]
-        with self._disturber.disturb(launch.setting, program) as disturbance:
+        with self._disturber.disturb(launch.setting, program) as lost:
             ran = self._start(launch, grid, folder, progress)
-            alone = disturbance.lost
+            alone = lost()
         return self._timed(launch, grid, folder, ran, alone)
 
     def _start(

@@ -7,18 +7,18 @@ rule stands in, and is in the plan:
   sixteen times its nodes; to a larger one nothing is lent, and there is no plan;
 * a collective that the model lacks, or a kind of group, takes 50 us and 10 GB/s;
 * a config for which NCCL has no cell takes what NCCL's own choice takes, since that runs then;
-* a launch profile that is not modelled takes the times of the untouched environment, and what runs
-  beside on purpose slows nothing, but for the simulator's own congestion.
+
+A launch profile takes the times of the untouched environment, and what runs beside slows nothing.
 
 Also here: the sweep that a gate needs; and `shapes`, NCCL's modelled cost tables of shapes that
 nobody has measured (3,330 recorded costs of 2.27 to 2.30 come out of it, dynamiccl/simulator/
 ORIGIN.md). A log of such a job is better: `dynamiccl-collect import` takes NCCL's costs from any.
 """
 
-import contextlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, product
 from pathlib import Path
@@ -28,7 +28,7 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
-from dynamiccl.collect.grid import RANK_GRAIN_BYTES, SIMULATED, Setting, Trial, octave_ladder
+from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, Trial, octave_ladder
 from dynamiccl.collect.nccl_log import as_logged, write_costs
 from dynamiccl.collect.schedule import (
     HALVES,
@@ -42,16 +42,15 @@ from dynamiccl.collect.schedule import (
     small_bytes,
     warmup_of,
 )
-from dynamiccl.collect.simulated import launch_of, surroundings_of
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sizes, Sweep, SweepFile, parse_sweep, sweep_text
-from dynamiccl.datasets.schema import DEFAULT_PROFILE, MODELLED_SWEEP, QUIET
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, MODELLED_SWEEP
 from dynamiccl.datasets.store import check_slug
-from dynamiccl.errors import InvalidSweep, MissingPath, UserError
+from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.nccl import ABSTAIN, Collective, Config, NcclVersion
 from dynamiccl.simulator.default import CostModel, find_machine, machine_names, read_machine
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parts import Parts
+from dynamiccl.simulator.parts import QUIET
 from dynamiccl.simulator.system import UNTOUCHED, Call, System
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
@@ -209,10 +208,9 @@ class SettingTimes:
 
     def __init__(self, system: System, setting: Setting) -> None:
         """Find the modelled shape that stands for the setting's; UserError without a near one."""
-        self._system, self._setting, self._launch = system, setting, UNTOUCHED
+        self._system, self._setting = system, setting
         self._group = _nearest(system, setting)
-        self._around = surroundings_of(setting.interference)
-        self._parts: dict[tuple[int, Config], Parts | None] = {}
+        self._times: dict[tuple[int, Config], float | None] = {}
         #: Rules that stood in, each once, in order.
         self.rules: dict[str, None] = {}
         shape, collective = (setting.num_nodes, setting.ranks_per_node), setting.collective.wire
@@ -222,38 +220,30 @@ class SettingTimes:
         if self._group != Group(*shape):
             lent = f"{self._group.num_nodes} x {self._group.ranks_per_node}"
             self._note(f"has no group of {shape[0]} x {shape[1]}: the times of {lent}")
-        try:
-            self._launch = launch_of(setting.profile, system)
-        except InvalidSweep:
-            name = setting.profile.name
-            self._note(f"does not model the profile '{name}': the times of the untouched one")
-        if setting.interference.kind not in {QUIET, *SIMULATED}:
-            self._note(f"does not model what '{setting.interference.kind}' beside slows")
 
     def call_us(self, size_bytes: int, config: Config) -> float:
         """Microseconds of a call of `size_bytes` (NCCL's nBytes) under `config`, without noise."""
-        parts = self.parts(size_bytes, config)
-        if parts is None and self._group is not None:
-            parts = self.parts(size_bytes, ABSTAIN)
+        time_us = self._known_us(size_bytes, config)
+        if time_us is None and self._group is not None:
+            time_us = self._known_us(size_bytes, ABSTAIN)
             words = (w.wire for w in (config.algorithm, config.protocol) if w is not None)
             self._note(
                 f"has no {' '.join(words)} for {self._setting.collective.wire}: NCCL's own choice "
                 "runs there"
             )
-        if parts is None:
-            return LATENCY_US + size_bytes / (1000.0 * GBYTES_PER_S)
-        return parts.time_us(self._around)
+        return LATENCY_US + size_bytes / (1000.0 * GBYTES_PER_S) if time_us is None else time_us
 
-    def parts(self, size_bytes: int, config: Config) -> Parts | None:
-        """The config that runs and its time in parts; None where the model has no cell."""
+    def _known_us(self, size_bytes: int, config: Config) -> float | None:
+        """The model's time; None where it has no cell."""
         key = size_bytes, config
-        if key not in self._parts:
-            self._parts[key] = None
+        if key not in self._times:
+            self._times[key] = None
             if self._group is not None and size_bytes > 0:
                 call = Call(self._group, self._setting.collective, size_bytes)
-                with contextlib.suppress(KeyError):
-                    self._parts[key] = self._system.parts(call, config, self._launch)
-        return self._parts[key]
+                with suppress(KeyError):
+                    parts = self._system.parts(call, config, UNTOUCHED)
+                    self._times[key] = parts.time_us(QUIET)
+        return self._times[key]
 
     def _note(self, rule: str) -> None:
         self.rules[f"{self._system.name} {rule}"] = None
@@ -293,8 +283,9 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plan['launches_read_back']} to read back what runs; one process for each config would "
         f"be {plan['launches_one_per_config']} ({plan['launches_saved_ratio']:g} times as many)",
         f"{most or 'about '}{plan['hours']:g} hours, {plan['gpu_hours']:g} GPU-hours: times of the "
-        f"simulator's system {plan['model']}; yours may differ: name another with [simulator] "
-        f"system; {START_S:g} s and {START_S_PER_RANK:g} s a rank for each start are a guess",
+        f"simulator's system {plan['model']}, in an untouched environment, alone; yours may "
+        f"differ: name another with [simulator] system; {START_S:g} s and {START_S_PER_RANK:g} s a "
+        "rank for each start are a guess",
         *(f"not in the model: {rule}" for rule in plan["rules"]),
         *(f"{one['share']:6.0%} of the time: {one['what']}" for one in plan["dominates"]),
     ]

@@ -28,7 +28,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import IntFlag
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,25 +60,10 @@ PORT_ERRORS: Final = (
 )
 
 
-class ClockReason(IntFlag):
-    """Why a clock is low, without harmless reasons (nvml.h, CUDA 13.0: nvmlClocksEventReason*)."""
-
-    #: The user limited the clock: application clocks, or `nvidia-smi -lgc`.
-    APPLICATIONS_CLOCKS_SETTING = 0x2
-    #: The driver lowers the clock to keep to the power limit.
-    SW_POWER_CAP = 0x4
-    #: Hardware lowers it by half or more: heat, or power brake, or peak power.
-    HW_SLOWDOWN = 0x8
-    #: The driver lowers it to keep to the target temperature.
-    SW_THERMAL_SLOWDOWN = 0x20
-    HW_THERMAL_SLOWDOWN = 0x40
-    #: The server's power supply asks for less (a pin of the board).
-    HW_POWER_BRAKE_SLOWDOWN = 0x80
-
-
-#: Slowed by heat or power, so that the same config runs slower than it does on a healthy GPU. Idle
-#: clocks, clocks that the user chose and those of a display are no fault of the trial.
-SLOWED: Final = sum(ClockReason) & ~ClockReason.APPLICATIONS_CLOCKS_SETTING
+#: Bits of NVML's reasons for a low clock (nvml.h, CUDA 13.0: nvmlClocksEventReason*) that slow a
+#: config by heat or power: software's power cap, a hardware slow-down by half or more, software's
+#: and hardware's thermal ones, the power supply's brake. Idle clocks and a display's are no fault.
+SLOWED: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
 
 def is_slowed(reasons: int) -> bool:
@@ -89,15 +73,6 @@ def is_slowed(reasons: int) -> bool:
     (False, True)
     """
     return bool(reasons & SLOWED)
-
-
-def reason_names(reasons: int) -> tuple[str, ...]:
-    """The known reasons in words.
-
-    >>> reason_names(0x44)
-    ('sw_power_cap', 'hw_thermal_slowdown')
-    """
-    return tuple(str(one.name).lower() for one in ClockReason if reasons & one)
 
 
 def load_nvml() -> Any:

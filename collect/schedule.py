@@ -344,7 +344,7 @@ def arguments(
     calls = calls_of(launch, file)
     argv = [program, *grid.chain.arguments, "-g", str(gpus)]
     argv += ["-n", str(calls.iterations), "-w", str(calls.warmup), "-c", str(calls.checks)]
-    argv += ["-d", launch.setting.datatype, *file.runner.arguments]
+    argv += ["-d", launch.setting.datatype]
     if len(grid.cycles) > 1:
         argv += ["-N", str(len(grid.cycles))]
     if launch.mode is not LaunchMode.READ_BACK:

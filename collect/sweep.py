@@ -66,10 +66,6 @@ _TRANSPORT_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "SHM": {"NCCL_P2P_DISABLE": "1"},
     "NET": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
 }
-#: Options of nccl-tests (v2.19.6, `src/common.cu`) that leave sizes, counts, configs alone -> the
-#: value that does not: all operators or roots are several measurements in one row, and NCCL asks no
-#: tuner about symmetric kernels (`-R 2`).
-_FREE_OPTIONS: Final = dict.fromkeys("aMpTuxyz", "") | {"o": "all", "r": "-1", "R": "2"}
 
 
 class GroupShape(Table):
@@ -152,8 +148,6 @@ class ProfileSettings(Table):
 
     name: str
     transport: Literal["P2P", "SHM", "NET"] | None = None
-    threads: Literal[64, 128, 256, 512] | None = None
-    buffer_bytes: _Size | None = None
     env: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("env")
@@ -179,10 +173,7 @@ class ProfileSettings(Table):
 
     def environment(self) -> dict[str, str]:
         """The variables that the profile sets."""
-        threads, buffer_bytes = self.threads or "", self.buffer_bytes or ""
-        given = {"NCCL_NTHREADS": str(threads), "NCCL_BUFFSIZE": str(buffer_bytes)}
-        given |= _TRANSPORT_SETTINGS.get(self.transport or "", {})
-        return {name: value for name, value in given.items() if value} | self.env
+        return {**_TRANSPORT_SETTINGS.get(self.transport or "", {}), **self.env}
 
 
 class InterferenceSettings(Table):
@@ -253,21 +244,6 @@ class RunnerSettings(Table):
     per_iteration: bool = False
     #: Blocks played in one process at most; a longer schedule is cut by cycles.
     max_blocks: int = Field(default=20_000, ge=1)
-    #: Further options of nccl-tests in their short form, e.g. ["-z", "3"].
-    arguments: tuple[str, ...] = ()
-
-    @field_validator("arguments")
-    @classmethod
-    def _leaves_the_sweep_its_own(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
-        for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
-            option, value = word[1:2], word[2:] or following
-            is_value = not word.startswith("-") or option.isdigit()
-            if not is_value and _FREE_OPTIONS.get(option, value) == value:
-                raise ValueError(
-                    f"'{word}' would change what is measured, or for whom; take the sweep's own "
-                    f"keys, or one of -{' -'.join(_FREE_OPTIONS)}, without -o all, -r -1 and -R 2"
-                )
-        return arguments
 
 
 class SweepLauncher(LauncherSettings):

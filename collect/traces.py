@@ -1,8 +1,7 @@
 """Traces that a job left: PyTorch's profiler (`kineto.py`) and dumps of NCCL's Inspector.
 
-A trace is recognised by what it holds and never by its name; of an archive nothing is unpacked on
-disk. The traces of all ranks of a job become the tables `calls` and `steps`; what they do not tell
-is null, never guessed.
+A trace is recognised by what it holds and never by its name. The traces of all ranks of a job
+become the tables `calls` and `steps`; what they do not tell is null, never guessed.
 
 Ranks are joined by what names a call for all of them: the communicator's id and NCCL's number, or
 the process group and PyTorch's number. Older traces have neither; their calls are joined by order
@@ -14,11 +13,9 @@ import json
 import logging
 import math
 import re
-import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -49,8 +46,8 @@ _NOT_READ: Final = re.compile(
     rb"|^\x80[\x02-\x05](?s:.*)(?:pg_config|comm_lib_version|nccl_version)"
 )
 _READ: Final = "traces of PyTorch's profiler (Kineto) and dumps of NCCL's Inspector are read"
-#: What a damaged compressed file or archive raises.
-_DAMAGED: Final = (gzip.BadGzipFile, tarfile.TarError, EOFError, zlib.error)
+#: What a damaged compressed file raises.
+_DAMAGED: Final = (gzip.BadGzipFile, EOFError, zlib.error)
 #: A record of one rank: columns of `calls`, and what joins it to those of the others.
 _RECORD: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     **dict(pl.DataFrame(CALLS.empty_table()).schema),
@@ -72,26 +69,10 @@ _TOLD: Final = (
 
 
 class TraceFile(NamedTuple):
-    """One trace: a file, or a member of an archive; None is the file itself."""
+    """One trace, which is recognised."""
 
     path: Path
-    member: str | None
     source: CallSource
-
-    @property
-    def name(self) -> str:
-        """`file`, or `archive:member`."""
-        return str(self.path) if self.member is None else f"{self.path}:{self.member}"
-
-    @contextmanager
-    def open(self) -> Iterator[BinaryIO]:
-        """The trace's bytes, decompressed as they are read; raises OSError."""
-        with self.path.open("rb") as file:
-            if self.member is None:
-                yield _decompressed(file)
-                return
-            with tarfile.open(fileobj=file, mode="r:*") as archive:
-                yield _decompressed(cast("BinaryIO", archive.extractfile(self.member)))
 
 
 @dataclass(slots=True)
@@ -101,7 +82,7 @@ class Traces:
     #: Of schemas CALLS and STEPS.
     calls: pa.Table
     steps: pa.Table
-    #: One for each trace, members of archives too.
+    #: One for each trace.
     reports: list[FileReport]
     #: Records of ranks that the calls are made of.
     records: int
@@ -111,31 +92,24 @@ class Traces:
     errors: list[DataError] = field(default_factory=list)
 
 
-def trace_files(path: Path) -> list[TraceFile]:
-    """The traces in a file or archive; empty when there is none.
+def trace_file(path: Path) -> TraceFile | None:
+    """The trace that a file is, or None.
 
-    Raises CorruptFile for an archive that does not open, OutputError for traces of a format that is
-    known and not read, and OSError where it cannot be read.
+    Raises CorruptFile for a damaged one, OutputError for archives and for traces of a format that
+    is known and not read, and OSError where it cannot be read.
     """
-    heads: dict[str | None, bytes] = {}
     try:
         with path.open("rb") as file:
-            heads[None] = _decompressed(file).read(_SNIFF_BYTES)
-        if heads[None][257:262] == b"ustar":
-            with tarfile.open(path, mode="r:*") as archive:
-                files = [member for member in archive if member.isfile()]
-                streams = {f.name: cast("BinaryIO", archive.extractfile(f)) for f in files}
-                heads = {n: _decompressed(s).read(_SNIFF_BYTES) for n, s in streams.items()}
+            head = _decompressed(file).read(_SNIFF_BYTES)
     except _DAMAGED as error:
-        raise CorruptFile(_damaged(path, error)) from error
-    kinds = {member: source_of(head) for member, head in heads.items()}
-    found = [TraceFile(path, member, kind) for member, kind in kinds.items() if kind is not None]
-    for member, head in heads.items():
-        if not found and _NOT_READ.search(head):
-            name = path if member is None else f"{path}:{member}"
-            what = "an execution trace, or a dump of PyTorch's Flight Recorder"
-            raise OutputError(f"{name} is {what}, which is not read; {_READ}")
-    return sorted(found, key=lambda each: each.name)
+        raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
+    if head[257:262] == b"ustar":
+        raise OutputError(f"{path} is an archive, which is not read; unpack it (tar xf)")
+    source = source_of(head)
+    if source is None and _NOT_READ.search(head):
+        what = "an execution trace, or a dump of PyTorch's Flight Recorder"
+        raise OutputError(f"{path} is {what}, which is not read; {_READ}")
+    return None if source is None else TraceFile(path, source)
 
 
 def source_of(head: bytes) -> CallSource | None:
@@ -150,12 +124,6 @@ def source_of(head: bytes) -> CallSource | None:
     return next((source for source, pattern in _KINDS if re.search(pattern, told)), None)
 
 
-def _damaged(path: Path, error: Exception) -> str:
-    # tarfile says on further lines what each way to open the archive met.
-    reason = str(error).partition("\n")[0].rstrip(":")
-    return f"{path} is damaged: {reason}; copy it again"
-
-
 def _decompressed(stream: BinaryIO) -> BinaryIO:
     is_gzip = stream.read(2) == b"\x1f\x8b"
     stream.seek(0)
@@ -165,7 +133,7 @@ def _decompressed(stream: BinaryIO) -> BinaryIO:
 def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
     """Read the traces of one job; those of all ranks belong into one call.
 
-    `paths` are trace files, archives of them, or directories, of which other files are left alone.
+    `paths` are trace files or directories, of which other files are left alone.
     `known` holds columns of `calls` that the caller knows, `num_ranks` and `num_nodes` where traces
     do not tell. What single traces do wrong stands in `errors` and in their reports; the first is
     raised where nothing was read. Raises MissingPath, and OutputError where none is a trace.
@@ -178,10 +146,10 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
         below = sorted(each for each in path.rglob("*") if each.is_file())
         for file in below if path.is_dir() else [path]:
             try:
-                found += trace_files(file)
+                trace = trace_file(file)
+                found += [] if trace is None else [trace]
             except DataError as error:
-                if file == path or isinstance(error, CorruptFile):
-                    errors.append(error)
+                errors.append(error)
     if not found and not errors:
         raise OutputError(f"{', '.join(map(str, paths))}: no trace that is known; {_READ}")
     traces = read_files(found, {"system": system, "sweep": sweep, "run": sweep, **known})
@@ -191,35 +159,31 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
     return traces
 
 
-def read_files(
-    files: Sequence[TraceFile],
-    base: Mapping[str, Any],
-    progress: Callable[[int, int], None] | None = None,
-) -> Traces:
+def read_files(files: Sequence[TraceFile], base: Mapping[str, Any]) -> Traces:
     """Read the traces of one job that are recognised already.
 
     `base` holds the columns of all rows: `system`, `sweep`, `run`, and known numbers of ranks and
-    nodes. `progress` is told of traces done, and of all.
+    nodes.
     """
-    reports = [FileReport(path=file.name, format=file.source.value) for file in files]
+    reports = [FileReport(path=str(file.path), format=file.source.value) for file in files]
     records = [pl.DataFrame(schema=_RECORD)]
     steps: list[dict[str, Any]] = []
-    for done, (file, report) in enumerate(zip(files, reports, strict=True), 1):
+    for file, report in zip(files, reports, strict=True):
+        read = read_kineto if file.source is CallSource.KINETO else read_inspector
         try:
-            with file.open() as stream:
-                calls, rows = _READERS[file.source](
-                    stream, file.name, report, base.get("num_ranks")
+            with file.path.open("rb") as stream:
+                calls, rows = read(
+                    _decompressed(stream), report.path, report, base.get("num_ranks")
                 )
-            records.append(pl.DataFrame(calls, schema=_RECORD))
-            steps += rows
-            if report.rejected and not calls and not rows and report.failure is None:
-                report.failure = f"{file.name} holds no usable record; {report.rejected[0]}"
-            elif not calls:
-                report.remark("no collective in it")
-        except _DAMAGED as error:
-            report.failure = _damaged(file.path, error)
-        if progress is not None:
-            progress(done, len(files))
+        except (CorruptFile, *_DAMAGED) as error:
+            report.failure = f"{file.path} is damaged: {error}; copy it again"
+            continue
+        records.append(pl.DataFrame(calls, schema=_RECORD))
+        steps += rows
+        if report.rejected and not calls and not rows and report.failure is None:
+            report.failure = f"{file.path} holds no usable record; {report.rejected[0]}"
+        elif not calls:
+            report.remark("no collective in it")
     errors: list[DataError] = [CorruptFile(each.failure) for each in reports if each.failure]
     made = pl.concat(records)
     # A part of the job may lie on fewer nodes than the job.
@@ -291,8 +255,9 @@ def read_inspector(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The records of a dump of NCCL's Inspector, as `read_kineto`'s, and no steps.
 
-    JSON lines of formats 4.0 to 4.3, and RCCL's of the same plugin; lines that cannot be are
-    rejected in `report`, by number, and a dump that is cut off is its failure.
+    JSON lines of formats 4.0 to 4.3; of messages between two ranks, which ask no tuner, the number
+    is told. Lines that cannot be are rejected in `report`, by number, and a dump that is cut off is
+    its failure.
 
     4.0    each line has header, metadata and one record (NCCL 2.28.3 on).
     4.1    a line of `dump_stats` comes before the records of a dump.
@@ -300,8 +265,7 @@ def read_inspector(
     4.3    only `dump_stats` has header and metadata; exactly as many bare records as it says
            follow. What a header says never holds beyond its dump.
 
-    Sources: NVIDIA/nccl plugins/profiler/inspector (inspector_json.cc, inspector_json_reader.py)
-    and ROCm/rocm-systems projects/rccl/plugins/profiler/inspector.
+    Source: NVIDIA/nccl plugins/profiler/inspector (inspector_json.cc, inspector_json_reader.py).
     """
     found: list[dict[str, Any]] = []
     dump: dict[str, Any] = {}
@@ -346,20 +310,18 @@ def _announced(document: Mapping[str, Any]) -> int:
 
 
 def _inspected(
-    document: Mapping[str, Any],
-    header: object,
-    line: int,
-    report: FileReport,
+    document: Mapping[str, Any], header: object, line: int, report: FileReport
 ) -> list[dict[str, Any]]:
     """The record of one call, or none, with the reason in `report`."""
-    report.rows_read += 1
-    prefix = "coll" if "coll_perf" in document else "p2p"
-    perf, comm = mapping(document[f"{prefix}_perf"]), mapping(header)
-    size, number_of_call = (whole(perf.get(f"{prefix}_{n}")) for n in ("msg_size_bytes", "sn"))
-    rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks"))
+    perf, comm = mapping(document.get("coll_perf")), mapping(header)
     # `Send` and `Recv` are collectives to some releases.
-    is_message = prefix == "p2p" or perf.get("coll") in ("Send", "Recv")
-    collective = "SendRecv" if is_message else _wire(perf.get("coll"), Collective, report)
+    if "p2p_perf" in document or perf.get("coll") in ("Send", "Recv"):
+        report.drop("a message between two ranks")
+        return []
+    report.rows_read += 1
+    size, sequence = whole(perf.get("coll_msg_size_bytes")), whole(perf.get("coll_sn"))
+    rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks"))
+    collective = _wire(perf.get("coll"), Collective, report)
     if not size or size >> MAX_SIZE_BITS:
         report.drop("size 0" if size == 0 else "size out of range or missing")
         return []
@@ -367,16 +329,16 @@ def _inspected(
         what = "collective not known" if collective is None else "rank out of range, or missing"
         report.reject(line, what, str(document))
         return []
-    time_us = number(perf.get(f"{prefix}_exec_time_us")) or None
+    time_us = number(perf.get("coll_exec_time_us")) or None
     ident = re.fullmatch(r"(?:0x)?0*([1-9a-f][0-9a-f]{0,15})", str(comm.get("id")).lower())
-    has_key = ident and number_of_call is not None and not is_message
-    clock = "gpu" if "gpu" in str(perf.get(f"{prefix}_timing_source")).lower() else "cpu"
+    has_key = ident and sequence is not None
+    clock = "gpu" if "gpu" in str(perf.get("coll_timing_source")).lower() else "cpu"
     record = {
         "rank": rank,
-        "key": f"{ident[1]} {collective} {number_of_call}" if ident and has_key else None,
+        "key": f"{ident[1]} {collective} {sequence}" if ident and has_key else None,
         "comm": ident and ident[1].zfill(16),
         "group": text(comm.get("comm_name")),
-        "sequence": None if is_message else number_of_call,
+        "sequence": sequence,
         "collective": collective,
         "size_bytes": size * _parts(collective, perf, size, num_ranks),
         "num_ranks": num_ranks,
@@ -384,7 +346,6 @@ def _inspected(
         "asks_tuner": Collective.parse(collective).tunable and num_ranks > 1,
         "actual_algorithm": _wire(perf.get("coll_algo"), Algorithm, report),
         "actual_protocol": _wire(perf.get("coll_proto"), Protocol, report),
-        "actual_num_channels": _channels(perf),
         "time_us": time_us,
         "timing_source": clock if time_us else None,
     }
@@ -414,15 +375,3 @@ def _parts(collective: str, perf: Mapping[str, Any], size: int, num_ranks: int) 
         return 1
     parts = gbytes_per_s * 1e3 * time_us / size
     return 1 if 0.5 < parts < math.sqrt(num_ranks) else num_ranks
-
-
-def _channels(perf: Mapping[str, Any]) -> int | None:
-    """Number of channels: RCCL counts them, NCCL's verbose dumps list one event for each."""
-    traces = mapping(perf.get("event_trace_sn") or perf.get("event_trace_ts"))
-    events = traces.get("kernel_events")
-    listed = map(mapping, events if isinstance(events, list) else [])
-    channels = {whole(each.get("channel_id")) for each in listed} - {None}
-    return whole(perf.get("coll_n_channels")) or len(channels) or None
-
-
-_READERS: Final = {CallSource.KINETO: read_kineto, CallSource.INSPECTOR: read_inspector}

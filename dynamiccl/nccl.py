@@ -1,7 +1,7 @@
 """NCCL's names, numbers and validity rules, by NCCL version.
 
 This module is the one table: Python reads it directly, and `serve/plugin/vocabulary.h` is generated
-from it (`python -m dynamiccl.serve.vocabulary`), so that the two languages cannot drift apart.
+from it (`python -m tests.vocabulary`), so that the two languages cannot drift apart.
 Paths such as `src/enqueue.cc` are in NVIDIA/nccl at v2.30.7-1 unless a tag is given.
 """
 

@@ -49,3 +49,16 @@ def bin_first_byte(index: int) -> int:
     edge = EDGES_Q32[quarter - 1] if quarter else EDGES_Q32[-1]
     shift = 32 - (octave if quarter else octave - 1)
     return -(-edge >> shift) if shift >= 0 else edge << -shift
+
+
+def size_label(size_bytes: int) -> str:
+    """A byte count with a binary unit.
+
+    >>> size_label(1 << 20), size_label(1472)
+    ('1M', '1.44K')
+    """
+    for exponent, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
+        if size_bytes >= 1 << exponent:
+            amount = size_bytes / (1 << exponent)
+            return f"{amount:.{4 if amount >= 999.5 else 3}g}{unit}"
+    return str(size_bytes)

@@ -51,9 +51,16 @@ def main() -> None:
     folder = WHOLE if WHOLE.is_dir() else EXCERPTS
     started = time.monotonic()
     for job, what, name, known in JOBS:
-        files = [str(path) for path in sorted(folder.iterdir()) if path.name.startswith(name)]
-        found = command("import", *files, "--out", str(out / "data"), "--system", "published",
-                        "--sweep", job, *known)  # fmt: skip
+        files = [path for path in sorted(folder.iterdir()) if path.name.startswith(name)]
+        for path in files:
+            unpacked = out / "traces" / job
+            if path.name.endswith(".tar.gz"):
+                shutil.unpack_archive(path, unpacked, filter="data")
+            else:
+                unpacked.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, unpacked)
+        found = command("import", str(out / "traces" / job), "--out", str(out / "data"),
+                        "--system", "published", "--sweep", job, *known)  # fmt: skip
         console.print(
             f"{what}: {found['calls_written']} calls from {found['rank_records']} records of "
             f"ranks, {found['calls_timed']} with a time, {found['steps_written']} steps",

@@ -4,6 +4,7 @@ All of it lies beside the checkout of whoever has it (`../shared/data`). What it
 pass on, and a test wants, is in tests/data too, so that a clone tests it; the rest is skipped.
 """
 
+import tarfile
 from pathlib import Path
 from typing import Final
 
@@ -32,3 +33,13 @@ def sweep(name: str) -> Path:
     """A tidy CSV of measured times; skips the test where it is not here."""
     shipped = SAMPLE / name
     return shipped if shipped.is_file() else published(WHOLE / "sweeps" / name)
+
+
+def unpacked(path: Path, folder: Path) -> Path:
+    """The directory below `folder` that an archive is unpacked into; another file itself."""
+    if not path.name.endswith(".tar.gz"):
+        return path
+    below = folder / "unpacked" / path.name
+    with tarfile.open(path) as archive:
+        archive.extractall(below, filter="data")
+    return below

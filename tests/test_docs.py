@@ -28,6 +28,7 @@ def test_the_page_of_variables_names_what_the_product_reads_and_nothing_else() -
     for path in (path for top in PRODUCT for path in (ROOT / top).rglob("*")):
         place = str(path.relative_to(ROOT))
         is_code = path.suffix in {".py", ".cpp", ".h"} or place.startswith("serve/launch/")
+        is_code &= path.suffix != ".pyc"
         if path.is_file() and is_code and not re.match(r"serve/plugin/(tests|bench|fuzz)/", place):
             read |= set(re.findall(r'(?:"|\$\{?)(DYNAMICCL_[A-Z_]+)\b', path.read_text("utf-8")))
     of_tests = {name for name in read if name.startswith("DYNAMICCL_TEST_")}

@@ -18,8 +18,8 @@ def best_config_map(system: str, found: pl.DataFrame) -> FigureBlock | None:
     inches = column_inches(part["size_bytes"].n_unique())
     svg = svg_text(draw_system("", part, Figure, inches))
     note = (
-        "All measured sizes. Above: the fastest measured config, grey where NCCL's own choice is "
-        "as fast within the noise. Below: its gain over NCCL's own choice, default / best - 1."
+        "All measured sizes. The fastest measured config, grey where NCCL's own choice is as fast "
+        "within the noise; the number is its gain over NCCL's own choice, default / best - 1, in %."
     )
     if families > MOST_FAMILIES:
         note += f" The first {MOST_FAMILIES} of {families} rows."

@@ -18,10 +18,10 @@ from dynamiccl.evaluate.figures.drawing import (
     DARK,
     column_inches,
     family_title,
-    size_label,
     svg_text,
 )
 from dynamiccl.evaluate.policies import Actions
+from dynamiccl.sizes import size_label
 
 #: Changes of time, in per cent, at which the colours end.
 _MOST: Final = 30.0

@@ -9,6 +9,8 @@ import matplotlib as mpl
 import polars as pl
 from matplotlib.figure import Figure
 
+from dynamiccl.sizes import size_label
+
 mpl.use("Agg")
 #: Lines are told apart by dashes and markers, not by colour alone.
 _DASHES: Final = ("-", "--", "-.", ":")
@@ -35,22 +37,6 @@ def column_inches(count: int) -> float:
     (0.34, 0.24)
     """
     return 0.34 if count <= 28 else 0.24
-
-
-def size_label(size_bytes: int) -> str:
-    """A byte count with a binary unit.
-
-    >>> size_label(1 << 20), size_label(1448), size_label(1518500250)
-    ('1M', '1.4K', '1.4G')
-    """
-    for exponent, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
-        if size_bytes >= 1 << exponent:
-            return (
-                f"{size_bytes / (1 << exponent):.3g}".replace(".0", "") + unit
-                if (size_bytes % (1 << exponent) == 0)
-                else f"{size_bytes / (1 << exponent):.1f}{unit}"
-            )
-    return str(size_bytes)
 
 
 def size_labels(tasks: pl.DataFrame) -> list[str]:

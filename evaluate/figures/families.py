@@ -15,11 +15,11 @@ from dynamiccl.evaluate.figures.drawing import (
     DARK,
     column_inches,
     line_style,
-    size_label,
     size_labels,
     svg_text,
 )
 from dynamiccl.evaluate.policies import Actions
+from dynamiccl.sizes import size_label
 
 #: Slowdown at which the colours end; a worse config is not told apart from this.
 _WORST: Final = 4.0

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.families import rows_by_family
-from dynamiccl.evaluate.figures.drawing import line_style, size_label, svg_text
+from dynamiccl.evaluate.figures.drawing import line_style, svg_text
 from dynamiccl.evaluate.policies import Actions
-from dynamiccl.sizes import BINS_PER_OCTAVE
+from dynamiccl.sizes import BINS_PER_OCTAVE, size_label
 
 
 def regret_by_octave(

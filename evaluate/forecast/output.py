@@ -9,7 +9,6 @@ import numpy as np
 
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.evaluate.blocks import TableBlock
-from dynamiccl.evaluate.figures.drawing import size_label
 from dynamiccl.evaluate.forecast.covering import covering_sweep
 from dynamiccl.evaluate.forecast.forecast import (
     BEST,
@@ -24,6 +23,7 @@ from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.evaluate.forecast.saving import Estimate, of_calls
 from dynamiccl.evaluate.page import write_page
 from dynamiccl.nccl import ABSTAIN
+from dynamiccl.sizes import size_label
 
 _OWN: Final = "NCCL's own"
 _ARMS: Final = {

@@ -6,9 +6,9 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from dynamiccl.evaluate.figures.drawing import DARK, size_label, svg_text
+from dynamiccl.evaluate.figures.drawing import DARK, svg_text
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
-from dynamiccl.sizes import BINS_PER_OCTAVE
+from dynamiccl.sizes import BINS_PER_OCTAVE, size_label
 
 _LETTERS: Final = {
     Verdict.PASSED: "P",

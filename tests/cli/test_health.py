@@ -21,7 +21,7 @@ def test_the_example_measures_a_cluster_whose_health_is_exit_code_0(shell: Shell
     assert done.code == 0, done.err
     assert "4 nodes: 80 communicators in 100 rows" in done.out
     assert "nothing is slow" in done.out
-    assert "unknown" not in done.out
+    assert "not measured" not in done.out
 
 
 def test_slow_nic_is_exit_code_1_text_and_json(shell: Shell, tmp_path: Path) -> None:
@@ -37,5 +37,4 @@ def test_slow_nic_is_exit_code_1_text_and_json(shell: Shell, tmp_path: Path) -> 
     again = shell("dynamiccl-collect", "health", "data")
     assert again.code == 1
     assert re.search(r"nic: node2 GPU 1 (?:4[5-9]|5[0-4])% \(z \d+\)", again.out)
-    assert "until a second" in " ".join(again.out.split())
     assert max(map(len, again.out.splitlines())) <= 100

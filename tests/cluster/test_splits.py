@@ -99,4 +99,3 @@ def test_the_example_for_health_names_the_slow_gpus_pairs(slurm: Slurm, folder: 
     # It has one partner inside its node of two GPUs, and one on the other nodes.
     assert (pair.kind, pair.where) == ("pair", "n3 GPU 0-1")
     assert (link.kind, link.where) == ("link", "n1 - n3 GPU 1")
-    assert not any("until a second" in text for text in report.cannot_tell)

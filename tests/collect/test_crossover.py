@@ -5,8 +5,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.describe import crossovers, plot_systems, size_label
+from dynamiccl.collect.describe import crossovers, plot_systems
 from dynamiccl.errors import MachineError, NotEnoughData
+from dynamiccl.sizes import size_label
 from tests.rows import MIB, default, forced, frame
 
 

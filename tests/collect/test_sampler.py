@@ -55,8 +55,7 @@ def first(folder: Path, **settings: object) -> tuple[list[bool | None], list[int
         (0x8, True),
         (0x20, True),
         (0x80, True),
-        (0x10, False),
-        (0x100, False),
+        (0x110, False),
     ],
 )
 def test_only_heat_and_power_count_as_throttling(bits: int, verdict: bool) -> None:
@@ -80,7 +79,7 @@ def test_what_is_denied_is_not_known(fake_nvml: Path) -> None:
     assert first(fake_nvml, gpus=1, deny=f"{newer}=13", reasons="0x40") == ([True], [0])
 
 
-@pytest.mark.parametrize("code", [4, 9, 12])
+@pytest.mark.parametrize("code", [4, 9])
 def test_no_driver_or_no_right_is_no_gpu(fake_nvml: Path, code: int) -> None:
     assert first(fake_nvml, deny=f"nvmlInitWithFlags={code}") == ([], [])
 

@@ -133,7 +133,10 @@ def test_every_shipped_system_runs(name: str) -> None:
 @pytest.mark.parametrize(
     ("profile", "said"),
     [
-        ('{ name = "big", buffer_bytes = "8M" }', r"sets NCCL_BUFFSIZE, which .* not model"),
+        (
+            '{ name = "big", env = { NCCL_BUFFSIZE = "8388608" } }',
+            r"sets NCCL_BUFFSIZE, which .* not model",
+        ),
         (
             '{ name = "odd", env = { NCCL_NTHREADS = "many" } }',
             r"profile 'odd': invalid literal for int\(\) with base 10: 'many'",

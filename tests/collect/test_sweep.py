@@ -62,7 +62,6 @@ def group(words: str) -> str:
         ),
         (group("num_nodes = 1, ranks_per_node = 8, num_hosts = 3"), "8 ranks cannot be shared out"),
         (group('num_nodes = 4, ranks_per_node = 8, split = "MOD 7"'), "no equal communicators"),
-        (group('num_nodes = 4, ranks_per_node = 8, split = "MOD 1"'), "one communicator"),
         (group('num_nodes = 4, ranks_per_node = 8, split = "DIV 1"'), "alone"),
         (
             group('num_nodes = 1, ranks_per_node = 8, num_hosts = 2, split = "DIV 2"'),
@@ -73,33 +72,24 @@ def group(words: str) -> str:
         ('protocols = ["LL127"]', "choose from LL, LL128, Simple"),
         ('sizes = { min = "1.5M", max = "4M" }', "'1.5M' is no size; write 4096, '64K', '16M'"),
         ('sizes = { min = "8M", max = "4M" }', "ladder lies from 8388608 to 4194304 bytes"),
-        ('sizes = { min = "1M", max = "9999999T" }', "less than 2^62 bytes"),
         ('sizes = { min = "1M" }', "sizes: Value error, max is missing; add it"),
         ("sizes = { list = [64], min = 1, max = 2 }", "give either min and max, or list"),
         ("sizes = { min = 1, max = 8, factor = 2, steps_per_octave = 1 }", "give one of factor"),
-        ("sizes = { min = 1, max = 8, steps_per_octave = 3 }", "Input should be 1, 2 or 4 (got 3)"),
         ('datatypes = ["flot"]', "unknown datatype 'flot'; choose from int8, uint8"),
-        ('[[profiles]]\nname = "x y"', "profile name 'x y' cannot be a directory name"),
         ('[[profiles]]\nname = "a"\nenv = { FOO = "1" }', "'FOO' is no NCCL_* variable"),
         ('[[profiles]]\nname = "a"\nenv = { NCCL_ALGO = "Ring" }', "use algorithms and protocols"),
         (
             '[[profiles]]\nname = "a"\nenv = { NCCL_SYM_NOWIN_ENABLE = "1" }',
             "symmetric kernels run, and these ask no tuner",
         ),
-        ('[[profiles]]\nname = "default"\nthreads = 64', "is the user's untouched environment"),
+        (
+            '[[profiles]]\nname = "default"\ntransport = "SHM"',
+            "is the user's untouched environment",
+        ),
         ('[[interference]]\nkind = "cpu"\nlevel = 2', "the level of 'cpu' is a share"),
         ('[[interference]]\nkind = "noise"', "unknown interference 'noise'; choose from none, "),
-        ('[runner]\narguments = ["-m", "4"]', "'-m' would change what is measured"),
-        (
-            '[runner]\narguments = ["-R2"]',
-            "one of -a -M -p -T -u -x -y -z -o -r -R, without -o all",
-        ),
-        ('[runner]\narguments = ["-z", "3", "--iter=50"]', "'--iter=50' would change"),
+        ('[runner]\narguments = ["-z"]', "runner.arguments: Extra inputs are not permitted"),
         ('[launcher]\nkind = "pbs"', "unknown launcher 'pbs'; choose from local, mpirun, srun, sb"),
-        (
-            '[launcher]\ncontainer = { runtime = "pyxis", image = "x", mount = [] }',
-            "launcher.container.mount: Extra inputs are not permitted; known keys are runtime,",
-        ),
         ("cycles = 0", "cycles: Input should be greater than or equal to 1 (got 0)"),
         ('nccl_version = "2.99"', "nccl_version: NCCL 2.99.0 is newer than the newest whose"),
         ("cycels = 5", "cycels: Extra inputs are not permitted; known keys are name, system"),
@@ -202,8 +192,8 @@ def test_channel_count_and_chunk_size_0_are_auto() -> None:
 
 def test_profile_is_its_settings_and_part_of_the_trial() -> None:
     trials = parse(
-        'profiles = [{ name = "default" }, { name = "net", transport = "NET", threads = 256, '
-        'buffer_bytes = "1M", env = { NCCL_NET = "Socket" } }]',
+        'profiles = [{ name = "default" }, { name = "net", transport = "NET", '
+        'env = { NCCL_NTHREADS = "256" } }]',
         'interference = [{ kind = "none" }, { kind = "congestion", level = 2.0 }]',
     ).trials
     profiles = {trial.setting.profile.name: trial.setting.profile for trial in trials}
@@ -212,8 +202,6 @@ def test_profile_is_its_settings_and_part_of_the_trial() -> None:
         "NCCL_P2P_DISABLE": "1",
         "NCCL_SHM_DISABLE": "1",
         "NCCL_NTHREADS": "256",
-        "NCCL_BUFFSIZE": "1048576",
-        "NCCL_NET": "Socket",
     }
     assert len({trial.key for trial in trials}) == len(trials) == 2 * 2 * 3 * 22
 
@@ -252,7 +240,7 @@ def test_split_makes_communicators_of_one_shape(
     assert Split.parse(text).text == text
 
 
-@pytest.mark.parametrize("text", ["XOR 3", "MOD", "MOD 0", "DIV 08", "MOD 8 8", "%8", "8", ""])
+@pytest.mark.parametrize("text", ["XOR 3", "MOD 0", "DIV 08", "MOD 8 8", ""])
 def test_what_nccl_tests_would_not_split_by_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no split; write AND, OR, MOD or DIV"):
         Split.parse(text)
@@ -333,8 +321,3 @@ def test_benchmark_rounds_down_to_whole_shares(size: int, ranks: int, datatype: 
     assert gather % (16 * ranks) == 0
     reduce = benchmark_bytes(Collective.AllReduce, size, ranks, datatype)
     assert 0 <= size - reduce < DATATYPE_BYTES[datatype]
-
-
-def test_options_that_change_no_row_are_the_users_own() -> None:
-    words = ("-R", "1", "-o", "max", "-r", "3", "-z3", "-a", "3")
-    assert parse(f"[runner]\narguments = {list(words)}").file.runner.arguments == words

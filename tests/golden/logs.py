@@ -10,7 +10,7 @@ import pytest
 from tests.golden.command import dynamiccl
 from tests.golden.frames import equal_frames, gathered, tables
 from tests.golden.golden import Golden
-from tests.published import COPIES, SAMPLE, WHOLE
+from tests.published import COPIES, SAMPLE, WHOLE, unpacked
 
 #: Rows in the order of their lines.
 _ORDER: Final = (
@@ -66,7 +66,7 @@ def _alone(folder: Path, *patterns: str, but: Path | None = None) -> Callable[[P
             pytest.skip(f"{folder} is not here")
         found = sorted(path for pattern in patterns for path in folder.glob(pattern))
         wanted = [path for path in found if but is None or not (but / path.name).is_file()]
-        return _each(directory, {path.name: [path] for path in wanted})
+        return _each(directory, {path.name: [unpacked(path, directory)] for path in wanted})
 
     return make
 

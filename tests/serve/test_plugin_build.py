@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamiccl import libraries
 from dynamiccl.errors import MissingPath, PluginError
 from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.serve import build
@@ -65,6 +66,7 @@ def test_missing_plugin_says_how_to_build_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(libraries, "BUILD_DIR", Path("nowhere"))  # `make plugin` may have run here
     with pytest.raises(MissingPath, match="make plugin"):
         build.find_plugin()
     with pytest.raises(MissingPath, match=r"elsewhere\.so"):

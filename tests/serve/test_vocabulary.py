@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.errors import UserError
-from dynamiccl.serve import vocabulary
+from tests import vocabulary
 
 
 def test_committed_header_is_what_would_be_generated() -> None:
@@ -17,7 +17,7 @@ def test_stale_header_fails_and_names_the_command(tmp_path: Path) -> None:
     vocabulary.write(header)
     vocabulary.check(header)
     header.write_text(header.read_text().replace("kMaxChannels = 64", "kMaxChannels = 63"))
-    with pytest.raises(UserError, match=r"stale; run 'python -m dynamiccl\.serve\.vocabulary'"):
+    with pytest.raises(UserError, match=r"stale; run 'python -m tests\.vocabulary'"):
         vocabulary.check(header)
 
 
@@ -28,7 +28,7 @@ def test_missing_header_is_stale(tmp_path: Path) -> None:
 
 def test_check_command_ends_well_on_the_committed_header() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dynamiccl.serve.vocabulary", "--check"],
+        [sys.executable, "-m", "tests.vocabulary", "--check"],
         capture_output=True,
         text=True,
         check=False,

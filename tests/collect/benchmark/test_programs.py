@@ -10,7 +10,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.checks import Needs, check_inside
 from dynamiccl.collect.launch import BINARIES, NcclTestsRunner, Site, find_program
 from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.run import run_sweep
@@ -147,26 +146,4 @@ def test_what_the_container_cannot_see_is_refused_before_anything_runs(
     made = sweep(cycles="1", launcher=settings(tmp_path), interference=traffic)
     with pytest.raises(InvalidSweep, match="'traffic' cannot run here"):
         run(made, tmp_path, sweep_path)
-    assert not log.exists()
-
-
-def test_doctor_looks_inside(log: Path, tmp_path: Path) -> None:
-    image = install_stand_in(tmp_path / "image")
-    mounts = (f"{tmp_path}:/sweep", f"{ROOT}:{ROOT}", f"{sys.prefix}:{sys.prefix}")
-    made = sweep(launcher=settings(image, *mounts))
-    (tmp_path / "s.toml").write_text(made.text)
-    needs = Needs(sweep=made.file, nccl_tests_dir=Path("/opt/nccl-tests"))
-    checks = check_inside(tmp_path / "s.toml", needs)
-    assert len(checks) > 5
-    assert all(check.name.startswith("inside the container: ") for check in checks)
-    [found] = [check for check in checks if check.name.endswith(": nccl-tests")]
-    assert (found.status, found.found) == ("ok", "/opt/nccl-tests/all_reduce_perf")
-    assert "doctor /sweep/s.toml" in log.read_text()
-
-
-def test_doctor_that_cannot_be_seen_inside_says_what_to_mount(log: Path, tmp_path: Path) -> None:
-    needs = Needs(sweep=sweep(launcher=settings(tmp_path, "/nowhere:/x")).file)
-    [check] = check_inside(tmp_path / "s.toml", needs)
-    assert check.status == "unknown"
-    assert "cannot be seen inside the container" in check.found
     assert not log.exists()

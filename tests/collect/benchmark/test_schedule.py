@@ -141,8 +141,8 @@ def test_command_line_of_a_sweep_and_of_a_read_back() -> None:
     walk = "x_perf -b 1048576 -e 4194304 -f 2 -g 8"
     assert line(LaunchMode.SWEEP) == f"{walk} -n 5 -w 2 -c 1 -d float -N 9 -J /w/rows.json"
     assert line(LaunchMode.READ_BACK) == f"{walk} -n 1 -w 1 -c 0 -d float -N 9"
-    single = sweep(runner='{ per_iteration = true, arguments = ["-z", "3"] }')
-    assert line(LaunchMode.SWEEP, single).endswith("-d float -z 3 -N 9 -I 1 -J /w/rows.json")
+    single = sweep(runner="{ per_iteration = true }")
+    assert line(LaunchMode.SWEEP, single).endswith("-d float -N 9 -I 1 -J /w/rows.json")
 
 
 IN_NET = sweep(profiles=NET)

@@ -11,7 +11,6 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect import calls as calls_files
 from dynamiccl.collect.calls import ENTRY, HEADER, read_header
 from dynamiccl.collect.cli import app
 from dynamiccl.collect.describe import describe, describe_calls, to_json
@@ -139,20 +138,6 @@ def test_replays_of_a_captured_call_are_matched_by_their_number(tmp_path: Path) 
     assert captured["ranks_seen"].to_list() == [2, 2, 2]
     assert captured["timestamp"].dt.epoch("us").to_list() == [10, 20, 30]
     assert (calls.height, summary.duplicates) == (4, 0)
-
-
-def test_many_buckets_give_the_same_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for rank in (0, 1):
-        records = [
-            record(i, rank, 20.0 + i % 7, comm_id=comm) for comm in (5, 6) for i in range(9000)
-        ]
-        write(tmp_path / "in", records, rank=rank)
-    few, _ = take(tmp_path / "in", tmp_path / "few")
-    monkeypatch.setattr(calls_files, "_BUCKET_BYTES", 300_000)
-    many, summary = take(tmp_path / "in", tmp_path / "many")
-    assert many.equals(few)
-    assert summary.calls_timed == 18_000
-    assert len(store.part_paths(tmp_path / "many", "calls")) > 3
 
 
 def test_impossible_records_are_dropped_with_a_reason(tmp_path: Path) -> None:

@@ -5,18 +5,17 @@ import json
 import re
 from pathlib import Path
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.collect.damage import survives
 from tests.collect.traces.made import Chrome, inspector_line
 from tests.collect.traces.test_inspector import dump_of_4_3
-from tests.published import COPIES
 
 RELAXED = settings(
     deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-KINDS = ("inspector", "inspector-4.3", "kineto", "kineto.gz", "tar")
+KINDS = ("inspector", "inspector-4.3", "kineto", "kineto.gz")
 
 
 def content(kind: str, folder: Path) -> bytes:
@@ -30,8 +29,6 @@ def content(kind: str, folder: Path) -> bytes:
             chrome.collective(100.0 * number + 50, 30.0)
         data = chrome.write(path).read_bytes()
         return gzip.compress(data, mtime=0) if kind.endswith("gz") else data
-    if kind == "tar":
-        return (COPIES / "traces" / "param_dlrm_kineto_excerpt.tar.gz").read_bytes()
     lines = [inspector_line(0, n, 5.0) for n in range(3)]
     lines = dump_of_4_3(4, announced=4) if kind == "inspector-4.3" else lines
     return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
@@ -43,7 +40,6 @@ def content(kind: str, folder: Path) -> bytes:
     flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=20),
     kept=st.floats(0, 1),
 )
-@example(kind="tar", flips=[(0.028156410789865312, 8)], kept=1.0)  # of many lines, by tarfile
 def test_flipped_bytes_and_a_lost_end(
     kind: str, flips: list[tuple[float, int]], kept: float, tmp_path: Path
 ) -> None:

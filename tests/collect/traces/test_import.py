@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.traces import source_of, trace_files
+from dynamiccl.collect.traces import source_of
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from tests.cli.conftest import Shell, refused, shell_fixture
@@ -37,11 +37,11 @@ def kineto(path: Path, rank: int) -> Path:
 
 @pytest.fixture(name="job")
 def job_fixture(tmp_path: Path) -> Path:
-    """A directory as people have it: ranks in an archive and beside it, and other things."""
+    """A directory as people have it: traces of all ranks, and other things."""
     job = tmp_path / "job"
     job.mkdir()
-    with tarfile.open(job / "rank0.tar.gz", "w:gz") as archive:
-        archive.add(kineto(tmp_path / "worker0.json", 0), "traces/worker0.json")
+    with tarfile.open(job / "old.tar.gz", "w:gz") as archive:
+        archive.add(kineto(job / "rank0.json", 0), "traces/worker0.json")
     kineto(job / "rank1.json.gz", 1)
     write_lines(job / "inspector.log", *(inspector_line(rank, 0, 9.0) for rank in (0, 1)))
     (job / "nccl_trace_rank_0").write_bytes(RECORDER_DUMP)
@@ -59,6 +59,7 @@ def test_a_directory_of_all_kinds_is_one_import(job: Path, shell: Shell, tmp_pat
         assert [len(each) for each in parts] == [1, 1]
     assert "2 calls from 4 records of ranks (2 with a time), 2 steps written" in done.out
     assert "notes.txt: left alone" in done.err
+    assert "old.tar.gz: left alone, an archive, which is not read; unpack it" in done.err
     assert f"nccl_trace_rank_0: left alone, {WHAT}" in done.err
     assert f"et.json.gz: left alone, {WHAT}" in done.err
     calls = store.read(tmp_path / "data", "calls").sort("source")
@@ -123,22 +124,12 @@ def test_a_format_that_is_not_read_is_named_with_those_that_are(
     (tmp_path / name).write_bytes(data)
     line = refused(shell(COLLECT, "import", name, "--out", "data", "--system", "box"), 3)
     assert f"{name} is {WHAT}, which is not read; {READ}" in line
-    (tmp_path / "all").mkdir()
-    with tarfile.open(tmp_path / "all" / "ranks.tar", "w") as archive:
-        archive.add(tmp_path / name, f"in/{name}")
-    with pytest.raises(OutputError, match=f"ranks.tar:in/{name} is {WHAT}"):
-        read(tmp_path / "all" / "ranks.tar")
+
+
+def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a job\n")
     with pytest.raises(OutputError, match="no trace that is known"):
-        read(tmp_path / "all")
-
-
-def test_members_of_an_archive_are_read_where_they_are(tmp_path: Path) -> None:
-    path = COPIES / "traces" / "param_dlrm_kineto_excerpt.tar.gz"
-    members = [each.member or "" for each in trace_files(path)]
-    assert len(members) == 8
-    assert all("worker" in name for name in members)
-    found = read(path)
-    assert [report.path for report in found.reports] == [f"{path}:{name}" for name in members]
-    plain = tmp_path / "plain.tar"
-    plain.write_bytes(gzip.decompress(path.read_bytes()))
-    assert read(plain).calls.num_rows == found.calls.num_rows
+        read(tmp_path)
+    shutil.copy(EXECUTION_TRACE, tmp_path / "et.json.gz")
+    with pytest.raises(OutputError, match=WHAT):
+        read(tmp_path)

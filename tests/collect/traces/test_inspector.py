@@ -1,4 +1,4 @@
-"""Dumps of the Inspector, 4.0 to 4.3 and RCCL's: what joins, and where one is cut off."""
+"""Dumps of the Inspector, 4.0 to 4.3: what joins, and where one is cut off."""
 
 import json
 from pathlib import Path
@@ -38,16 +38,18 @@ def test_a_call_of_which_a_rank_is_missing_has_an_upper_bound_and_no_time(tmp_pa
     assert "missing" in next(iter(found.untimed))
 
 
-def test_format_4_2_tells_algorithm_and_protocol_and_a_verbose_dump_channels(
-    tmp_path: Path,
+@pytest.mark.parametrize("algorithm", ["NVLS_TREE", "HierarchicalDirect"])
+def test_format_4_2_tells_algorithm_and_protocol_if_they_are_nccls(
+    algorithm: str, tmp_path: Path
 ) -> None:
-    told: dict[str, Any] = {"coll_algo": "NVLS_TREE", "coll_proto": "SIMPLE"}
-    events = {"kernel_events": [{"channel_id": n, "kernel_start_sn": 1} for n in range(4)]}
-    told["event_trace_sn"] = events
+    told: dict[str, Any] = {"coll_algo": algorithm, "coll_proto": "SIMPLE"}
     lines = [inspector_line(rank, 0, 5.0, version="v4.2", **told) for rank in (0, 1)]
-    [call] = calls_of(write_lines(tmp_path / "a.log", *lines)).to_dicts()
-    assert (call["actual_algorithm"], call["actual_protocol"]) == ("NVLSTree", "Simple")
-    assert call["actual_num_channels"] == 4
+    found = read(write_lines(tmp_path / "a.log", *lines))
+    [call] = found.calls.to_pylist()
+    is_nccls = algorithm == "NVLS_TREE"
+    assert call["actual_algorithm"] == ("NVLSTree" if is_nccls else None)
+    assert call["actual_protocol"] == "Simple"
+    assert any("none of NCCL's" in each for each in found.reports[0].remarks) != is_nccls
 
 
 @pytest.mark.parametrize(
@@ -73,20 +75,14 @@ def test_a_part_of_one_rank_is_told_as_nccls_whole_buffer(
     assert calls_of(write_lines(tmp_path / "a.log", line))["size_bytes"].to_list() == [size_bytes]
 
 
-def test_messages_between_two_ranks_ask_no_tuner(tmp_path: Path) -> None:
+def test_messages_between_two_ranks_are_counted(tmp_path: Path) -> None:
     line = inspector_line(0, 0, 5.0)
     line.pop("coll_perf")
-    line["p2p_perf"] = {
-        "p2p": "Send",
-        "p2p_sn": 3,
-        "p2p_peer": 1,
-        "p2p_msg_size_bytes": 64,
-        "p2p_exec_time_us": 7,
-        "p2p_timing_source": "kernel_gpu",
-    }
-    [call] = calls_of(write_lines(tmp_path / "a.log", line)).to_dicts()
-    assert (call["collective"], call["asks_tuner"], call["sequence"]) == ("SendRecv", False, None)
-    assert (call["time_us"], call["time_at_most_us"]) == (None, 7.0)
+    line["p2p_perf"] = {"p2p": "Send", "p2p_sn": 3, "p2p_msg_size_bytes": 64}
+    lines = (inspector_line(0, 0, 5.0), line, inspector_line(0, 1, 5.0, coll="Recv"))
+    found = read(write_lines(tmp_path / "a.log", *lines))
+    assert found.calls["collective"].to_pylist() == ["AllReduce"]
+    assert found.reports[0].dropped == {"a message between two ranks": 2}
 
 
 def dump_of_4_3(records: int, *, announced: int, rank: int = 0) -> list[dict[str, Any]]:
@@ -145,31 +141,13 @@ def test_dump_stats_of_4_1_are_no_call(tmp_path: Path) -> None:
     assert (found.calls.num_rows, found.errors, found.reports[0].rejected) == (1, [], [])
 
 
-@pytest.mark.parametrize("algorithm", ["Ring", "HierarchicalDirect"])
-def test_rccls_records_have_channels_and_a_name_only_if_it_is_ours(
-    algorithm: str, tmp_path: Path
-) -> None:
-    perf = {
-        "coll": "AllReduce",
-        "coll_sn": 4,
-        "coll_msg_size_bytes": 4096,
-        "coll_proto": "Simple",
-        "coll_algo": algorithm,
-        "coll_n_channels": 6,
-        "coll_exec_time_us": 7.25,
-        "coll_timing_source": "gpu_globaltimer",
-        "decomposition": {},
-    }
-    lines = [{"header": {"rank": r, "n_ranks": 2}, "coll_perf": perf} for r in (0, 1)]
-    found = read(write_lines(tmp_path / "a.log", *lines))
-    calls = found.calls.to_pylist()
-    assert [call["actual_num_channels"] for call in calls] == [6, 6]
-    assert calls[0]["actual_algorithm"] == ("Ring" if algorithm == "Ring" else None)
-    # It names no communicator: which call of the other rank it is, nobody knows.
-    assert [call["time_us"] for call in calls] == [None, None]
-    assert (calls[0]["time_at_most_us"], calls[0]["timing_source"]) == (7.25, "gpu")
-    remarks = found.reports[0].remarks
-    assert any("none of NCCL's" in each for each in remarks) == (algorithm != "Ring")
+def test_a_record_without_a_communicator_is_joined_to_none(tmp_path: Path) -> None:
+    lines = [inspector_line(rank, 4, 7.25) for rank in (0, 1)]
+    for line in lines:
+        line["header"].pop("id")
+    calls = calls_of(write_lines(tmp_path / "a.log", *lines))
+    assert calls["time_us"].to_list() == [None, None]
+    assert calls["time_at_most_us"].to_list() == [7.25, 7.25]
 
 
 def test_the_same_record_twice_is_one_and_numbers_are_of_a_communicator(tmp_path: Path) -> None:

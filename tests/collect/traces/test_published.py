@@ -6,14 +6,7 @@ import polars as pl
 import pytest
 
 from tests.collect.traces.made import calls_of, read
-from tests.published import COPIES, WHOLE
-
-
-def sample(name: str) -> Path:
-    """A whole trace, or the excerpt of it that ships."""
-    whole = WHOLE / "traces" / name
-    stem, suffix = name.split(".", 1)
-    return whole if whole.is_file() else COPIES / "traces" / f"{stem}_excerpt.{suffix}"
+from tests.published import COPIES, WHOLE, unpacked
 
 
 @pytest.fixture(name="resnet", params=["whole", "excerpt"])
@@ -62,8 +55,11 @@ def test_the_whole_trace_says_how_much_communication_is_exposed() -> None:
     assert (steps.select(busy).to_series() - steps["step_us"]).abs().max() < 0.01  # type: ignore[operator]
 
 
-def test_dlrms_ranks_join_by_order_where_their_number_is_told() -> None:
-    found = read(sample("param_dlrm_kineto.tar.gz"), num_ranks=8)
+def test_dlrms_ranks_join_by_order_where_their_number_is_told(tmp_path: Path) -> None:
+    whole = WHOLE / "traces" / "param_dlrm_kineto.tar.gz"
+    excerpt = COPIES / "traces" / "param_dlrm_kineto_excerpt.tar.gz"
+    job = unpacked(whole if whole.is_file() else excerpt, tmp_path)
+    found = read(job, num_ranks=8)
     calls = pl.DataFrame(found.calls)
     assert found.records == 64
     assert calls["ranks_timed"].to_list() == [8] * 8
@@ -72,6 +68,6 @@ def test_dlrms_ranks_join_by_order_where_their_number_is_told() -> None:
     assert reduced["time_us"].to_list() == [86.0, 20.0, 69.0]
     assert found.steps["rank"].to_pylist() == [*range(8)]
     # Alone, nothing says how many ranks a group has.
-    alone = calls_of(sample("param_dlrm_kineto.tar.gz"))
+    alone = calls_of(job)
     assert set(alone["collective"]) == {"AllReduce", "AlltoAll"}
     assert (alone["size_bytes"].null_count(), alone["num_ranks"].null_count()) == (0, 64)
