@@ -37,7 +37,7 @@ import json, os, pathlib, subprocess
 plugin = os.environ.get("NCCL_TUNER_PLUGIN") or os.environ.get("NCCL_PROFILER_PLUGIN")
 acted = 0
 if plugin:
-    job = ["--ranks", "16", "--nodes", "2", "--calls", "1000", "--rate", "1500"]
+    job = ["--ranks", "16", "--nodes", "2", "--calls", "1500", "--rate", "1500"]
     command = [os.environ["PLAY_JOB"], plugin, *job]
     played = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert not (played["disagreements"] or played["errors"] or played["abnormal_exits"]), played
