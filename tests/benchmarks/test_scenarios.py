@@ -1,25 +1,12 @@
-"""Rules, a filter, and a search that reopens, where surroundings change."""
+"""A filter that knows the scenario, where surroundings change, and what a shift changes."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from scenario_places import PLACES, shifted
-from scenario_rivals import (
-    Filter,
-    Levels,
-    Rule,
-    RuleSettings,
-    true_tables,
-)
+from scenario_rivals import Filter, Levels
 
-from dynamiccl.evaluate.simulate.lineup import (
-    DELAYED,
-    NCCL,
-    Contender,
-    Setting,
-    simple_contenders,
-)
+from dynamiccl.evaluate.simulate.lineup import DELAYED, NCCL, Contender, Setting, simple_contenders
 from dynamiccl.evaluate.simulate.players import Player
 from dynamiccl.evaluate.simulate.rollout import Totals, roll_out
 from dynamiccl.simulator.group import Group
@@ -60,29 +47,6 @@ def test_a_filter_that_leaves_one_key_where_it_feels_gains_most_of_what_can_be_g
     mine = played(replace(rows[DELAYED], make=made)).total_us.sum()
     assert known < 0.97 * usual
     assert (usual - mine) > 0.6 * (usual - known)
-
-
-def test_the_sentinel_feels_what_it_watches(rows: dict[str, Contender]) -> None:
-    world = rows[NCCL].world
-    found = Levels.of(world, SETTING.scenario).sentinel(world)
-    assert found is not None
-    key, action = found
-    assert world.host_share[key, action] == 1.0
-    nvls = int(np.flatnonzero(world.host_share[0] == 0.0)[0])
-    assert action != nvls
-
-
-def test_a_rule_that_stays_for_a_while_does_not_flap(rows: dict[str, Contender]) -> None:
-    tables = true_tables(rows[NCCL].world, "host")
-    assert (tables.quiet != tables.disturbed).any()
-    changes = {}
-    for hold in (0, 4_000):
-
-        def made(env: CollectiveEnv, _seed: int, hold: int = hold) -> Player:
-            return Rule(env, tables, RuleSettings(hold_calls=hold))
-
-        changes[hold] = played(replace(rows[DELAYED], make=made)).changes.sum()
-    assert 0 < changes[4_000] < changes[0] / 2
 
 
 def test_a_shifted_scenario_is_stronger_and_faster() -> None:

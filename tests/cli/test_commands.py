@@ -144,16 +144,6 @@ def test_limit_takes_the_first_trials(sweep: Path, shell: Shell) -> None:
     assert json.loads(done.out)["rows_written"] == 2 * 4  # two configs, and the default twice
 
 
-def test_import_and_describe(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "all_reduce.log").write_text(LOG_ROW)
-    done = shell(
-        "dynamiccl-collect", "import", "all_reduce.log", "--out", "o", "--system", "box", "--json"
-    )
-    assert json.loads(done.out)["measurements_written"] == 2
-    [system] = shell("dynamiccl-collect", "describe", "o", "--json").json
-    assert (system["rows"], system["min_size_bytes"]) == (2, 1 << 20)
-
-
 def test_recipes_are_listed(shell: Shell) -> None:
     recipes = shell("dynamiccl-train", "list", "--json").json
     assert {"ddqn-dueling", "drqn-lstm", "cql", "bc", "gaussian-process"} <= {
