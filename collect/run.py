@@ -36,6 +36,7 @@ from dynamiccl.collect.schedule import (
     Launch,
     LaunchMode,
     Row,
+    deal,
     grouped,
     lost_row,
     trial_row,
@@ -373,6 +374,8 @@ class _Run:
         if is_picked and self._left < math.inf:
             most = int(self._left) - num_failed
             paid = kept[: max(0, most)]
+            while len(paid) > 1 and self._num_blocks(launch, paid) > most:
+                paid.pop()
         done, began_s = launch, time.monotonic()
         if paid:
             self._launched += 1
@@ -382,6 +385,13 @@ class _Run:
         left = (*done.left, *kept[len(paid) :])
         done = replace(done, measured=(*lost, *done.measured), left=left)
         return done, time.monotonic() - began_s
+
+    def _num_blocks(self, launch: Launch, trials: Sequence[Trial]) -> int:
+        """What a launch of these trials measures, with what fills the gaps of its walk."""
+        if launch.mode is LaunchMode.SIMULATED:
+            return len(trials)
+        most = self._sweep.file.runner.max_blocks
+        return len(deal(replace(launch, trials=tuple(trials)), max_blocks=most).blocks)
 
     def _commit(self, launch: Launch, seconds: float) -> Record:
         """Write a launch that ended to the journal, and take in what it brought.

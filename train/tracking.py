@@ -77,8 +77,7 @@ class Run:
 
     def has_metric(self, name: str, step: int) -> bool:
         """Whether a metric was logged for a step."""
-        history = self._client.get_metric_history(self.run_id, name)
-        return any(metric.step == step for metric in history)
+        return step in self.history(name)
 
     @uninterrupted()
     def set_tags(self, tags: Mapping[str, str]) -> None:
@@ -89,7 +88,13 @@ class Run:
     @uninterrupted()
     def log_data(self, folder: str, digest: str) -> None:
         """Log the data directory that the run learns from, by its hash, as MLflow's data set."""
-        self._client.log_inputs(self.run_id, [data_set_input(folder, digest)])
+        inputs = [data_set_input(folder, digest)]
+        try:
+            self._client.log_inputs(self.run_id, inputs)
+        except MlflowException:
+            # MLflow 3 looks for the data set and then inserts it: another trial of the study may
+            # have come between (UNIQUE constraint). Now it is there; another error comes again.
+            self._client.log_inputs(self.run_id, inputs)
 
     def describe(self, text: str) -> None:
         """Set the description that MLflow shows beside the run."""
@@ -123,10 +128,7 @@ class Run:
 
 
 def open_run(
-    tracking_uri: str,
-    experiment: str,
-    run_name: str,
-    tags: Mapping[str, str] = NO_TAGS,
+    tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
 ) -> Run:
     """Start a run that somebody ends later; raises UserError when the URI cannot be used."""
     check_writable(tracking_uri)
@@ -147,10 +149,7 @@ def reopen_run(tracking_uri: str, run_id: str) -> Run:
 
 @contextmanager
 def start_run(
-    tracking_uri: str,
-    experiment: str,
-    run_name: str,
-    tags: Mapping[str, str] = NO_TAGS,
+    tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
 ) -> Iterator[Run]:
     """Start a run and end it as FINISHED, or as FAILED when the body raises.
 
