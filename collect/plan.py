@@ -97,10 +97,10 @@ def make_plan(sweep: Sweep) -> Plan:
     )
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
     feasible = [trial for trial in sweep.trials if trial.infeasible is None]
-    skipped = Counter(why for t in feasible if (why := planner.reason_to_skip(t)) is not None)
+    skipped = Counter(why for t in feasible if (why := too_slow(t, file)) is not None)
     # A strategy picks what cannot run once, so that it becomes a row.
     expected = strategy.expected_picks()
-    needed = sum(planner.reason_to_skip(trial) is None for trial in trials)
+    needed = sum(too_slow(trial, file) is None for trial in trials)
     # Later rounds of an adaptive sweep are smaller than the first.
     share = min(1.0, expected / (rounds * len(trials))) if is_adaptive and trials else 1.0
     seconds: dict[str, float] = defaultdict(float)
@@ -166,10 +166,6 @@ class _Planner:
         """The rules that stood in where the model has no time, each once."""
         return list(dict.fromkeys(rule for times in self._times.values() for rule in times.rules))
 
-    def reason_to_skip(self, trial: Trial) -> str | None:
-        """Why a trial is left out, or None."""
-        return too_slow(trial, self._file)
-
     def processes(self, trials: Sequence[Trial]) -> list[tuple[Launch, Grid]]:
         """The processes of a round and their walks."""
         found = []
@@ -180,7 +176,7 @@ class _Planner:
             must_read_back=lambda _: self._file.runner.read_back,
             small_bytes=small_bytes(self._file),
         ):
-            left = tuple(t for t in launch.trials if self.reason_to_skip(t) is None)
+            left = tuple(t for t in launch.trials if too_slow(t, self._file) is None)
             while left:  # what the blocks of one process cannot hold goes to another one
                 part = replace(launch, trials=left)
                 found.append((part, deal(part, max_blocks=self._file.runner.max_blocks)))
