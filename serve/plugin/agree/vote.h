@@ -14,6 +14,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
 
 namespace dynamiccl {
 
@@ -78,7 +80,7 @@ struct Reply {
 };
 static_assert(sizeof(Reply) == 192, "no gaps: it is sent as it lies in memory");
 
-/// A time limit in milliseconds; each is a thousandth of it in tests that say so.
+/// Time limits in milliseconds.
 struct Limits {
   /// All ranks may take so long to vote, from the first vote on: 10 s, and 1 s for each 1,000 ranks
   /// (10,000 loads of a library from NFS).
@@ -89,6 +91,20 @@ struct Limits {
   /// together.
   std::uint64_t answer_ms = 300'000;
 };
+
+/// Those of a job; in tests all of them are to 10 s as DYNAMICCL_TEST_LIMIT_MS is.
+inline Limits limits_of_job() noexcept {
+  Limits limits;
+#ifdef DYNAMICCL_TESTS
+  if (const char* text = std::getenv("DYNAMICCL_TEST_LIMIT_MS")) {
+    const std::uint64_t base = std::strtoull(text, nullptr, 10);
+    for (std::uint64_t* limit : {&limits.vote_ms, &limits.ask_ms, &limits.answer_ms}) {
+      *limit = *limit * base / 10'000;
+    }
+  }
+#endif
+  return limits;
+}
 
 inline constexpr std::uint64_t vote_limit_ms(const Limits& limits,
                                              std::uint32_t num_ranks) noexcept {
