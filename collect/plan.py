@@ -31,7 +31,6 @@ from dynamiccl import cli
 from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, Trial, octave_ladder
 from dynamiccl.collect.nccl_log import as_logged, write_costs
 from dynamiccl.collect.schedule import (
-    HALVES,
     Grid,
     Launch,
     LaunchMode,
@@ -39,9 +38,8 @@ from dynamiccl.collect.schedule import (
     deal,
     lay_out,
     needs_plugin,
-    small_bytes,
-    too_slow,
     warmup_of,
+    without_slow,
 )
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sizes, Sweep, SweepFile, parse_sweep, sweep_text
@@ -78,7 +76,8 @@ def make_plan(sweep: Sweep) -> Plan:
     Raises UserError where nothing is known of a group so large, or of the simulated system.
     """
     file, planner = sweep.file, _Planner(sweep)
-    strategy = make_strategy(file, sweep.trials)
+    known = without_slow(sweep).trials
+    strategy = make_strategy(file, known)
     asked = strategy.next_picks(0, ()) or ()
     trials = tuple(trial for trial in asked if trial.infeasible is None)
     is_adaptive = file.strategy.kind == "adaptive"
@@ -96,11 +95,9 @@ def make_plan(sweep: Sweep) -> Plan:
         if launch.mode is not LaunchMode.REFERENCE
     )
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
-    feasible = [trial for trial in sweep.trials if trial.infeasible is None]
-    skipped = Counter(why for t in feasible if (why := too_slow(t, file)) is not None)
+    left_out = Counter(trial.infeasible for trial in known if trial.infeasible is not None)
     # A strategy picks what cannot run once, so that it becomes a row.
     expected = strategy.expected_picks()
-    needed = sum(too_slow(trial, file) is None for trial in trials)
     # Later rounds of an adaptive sweep are smaller than the first.
     share = min(1.0, expected / (rounds * len(trials))) if is_adaptive and trials else 1.0
     seconds: dict[str, float] = defaultdict(float)
@@ -115,13 +112,15 @@ def make_plan(sweep: Sweep) -> Plan:
         "system": file.system,
         "strategy": file.strategy.kind,
         "trials": len(sweep.trials),
-        "feasible": len(feasible),
+        "feasible": len(sweep.trials) - reasons.total(),
         # Trials that cannot run, and those that are not measured, by reason.
         "infeasible": dict(sorted(reasons.items())),
-        "needless": dict(sorted(skipped.items())),
+        "needless": dict(sorted((left_out - reasons).items())),
         # Of an adaptive sweep the most that it may take: rounds, measurements and hours.
         "rounds": rounds,
-        "measurements": max(0, expected - reasons.total()) if is_adaptive else rounds * needed,
+        "measurements": max(0, expected - left_out.total())
+        if is_adaptive
+        else rounds * len(trials),
         "launches": total,
         "launches_timed": rounds * (by_mode[LaunchMode.SWEEP] + by_mode[LaunchMode.PLAIN]),
         "launches_reference": rounds * by_mode[LaunchMode.REFERENCE],
@@ -164,19 +163,13 @@ class _Planner:
 
     def rules(self) -> list[str]:
         """The rules that stood in where the model has no time, each once."""
-        return list(dict.fromkeys(rule for times in self._times.values() for rule in times.rules))
+        return sorted({rule for times in self._times.values() for rule in times.rules})
 
     def processes(self, trials: Sequence[Trial]) -> list[tuple[Launch, Grid]]:
         """The processes of a round and their walks."""
         found = []
-        for launch in lay_out(
-            0,
-            trials,
-            plays_schedules=self._plays,
-            must_read_back=lambda _: self._file.runner.read_back,
-            small_bytes=small_bytes(self._file),
-        ):
-            left = tuple(t for t in launch.trials if too_slow(t, self._file) is None)
+        for launch in lay_out(0, trials, self._file, plays_schedules=self._plays):
+            left = launch.trials
             while left:  # what the blocks of one process cannot hold goes to another one
                 part = replace(launch, trials=left)
                 found.append((part, deal(part, max_blocks=self._file.runner.max_blocks)))
@@ -192,7 +185,7 @@ class _Planner:
             yield "warm-up", count * times.call_us(size, ABSTAIN) / 1e6
         what = "reading back" if launch.mode is LaunchMode.READ_BACK else "measurements"
         for trial, size in zip(grid.blocks, cycle(grid.benchmark_bytes), strict=False):
-            yield what, HALVES * calls.per_half * times.call_us(size, trial.config) / 1e6
+            yield what, calls.per_block * times.call_us(size, trial.config) / 1e6
 
     def _times_of(self, setting: Setting) -> "SettingTimes":
         if setting not in self._times:

@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dynamiccl.collect import launch
 from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.run import SweepProgress
@@ -73,7 +74,7 @@ def test_config_in_play_when_something_went_once_runs_again(
         "echo NCCL went away; exit 1", "export FAKE_CRASH=Ring/Simple/4ch"
     )
     summary = run(sweep(cycles="1", runner=PATIENT), tmp_path, sweep_path, loses=once)
-    assert summary.launches_run == 3 + 1
+    assert summary["launches_run"] == 3 + 1
     found = rows(tmp_path)
     assert statuses(found).keys() == {"ok"}
     assert found.filter(~pl.col("is_default"))["verified"].all()
@@ -101,7 +102,7 @@ def test_launch_that_never_began_twice_is_failed_when_the_next_one_begins(
 ) -> None:
     twice = lost(tmp_path, "sweep", [1, 2])
     made = sweep(cycles="1", datatypes='["float", "half"]', runner=TIMED_ONLY)
-    assert run(made, tmp_path, sweep_path, loses=twice).ended == "done"
+    assert run(made, tmp_path, sweep_path, loses=twice)["ended"] == "done"
     found = rows(tmp_path).filter(pl.col("default_scope") == "profile")
     bad = found.filter(pl.col("status") == "failed")
     assert set(bad["reason"]) == {"exit code 1: NCCL went away"}
@@ -117,11 +118,14 @@ def test_node_that_goes_in_the_night_marks_nothing(tmp_path: Path, sweep_path: P
     with pytest.raises(MachineError, match=r"did not start, twice: exit code 1: NCCL went away.*"):
         run(made, tmp_path, sweep_path, loses=gone)
     assert statuses(rows(tmp_path)).keys() == {"ok"}
-    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
+    assert run(made, tmp_path, sweep_path, resume=True)["ended"] == "done"
     assert statuses(rows(tmp_path)).keys() == {"ok"}
 
 
-def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
+def test_plugin_that_does_not_load_is_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_REPORT_S", 0.5)  # for its report it is not worth waiting
     broken = tmp_path / "libbroken.so"
     broken.write_text("no library")
     with pytest.raises(MachineError, match="the configs are not known"):
@@ -144,13 +148,13 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched, Interrupt() as interrupt:
-        patched.setattr(SweepProgress, "advance", stop_at_the_tenth_row)
+        patched.setattr(SweepProgress, "measured", stop_at_the_tenth_row)
         first = run(made, tmp_path, sweep_path, interrupt=interrupt)
-    assert first.ended == "interrupted"
+    assert first["ended"] == "interrupted"
     before = rows(tmp_path)
     assert 0 < before.height < 2 * 3 * 12
     monkeypatch.delenv("FAKE_SECONDS_PER_ROW")
-    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
+    assert run(made, tmp_path, sweep_path, resume=True)["ended"] == "done"
     after = rows(tmp_path)
     # A launch that was cut short leaves gaps, which further repeats of the default fill.
     assert after.filter(pl.col("repeat") < 2).height == 2 * 3 * 12
@@ -178,7 +182,7 @@ def test_killed_launch_runs_again_and_nothing_is_twice(tmp_path: Path, sweep_pat
         assert wait_for(lambda: bool(list(tmp_path.glob(f"{FOLDERS}/report*"))), 60)
         process.send_signal(signal.SIGKILL)
     assert list(tmp_path.glob(FOLDERS))
-    assert run(sweep(), tmp_path, sweep_path, resume=True).ended == "done"
+    assert run(sweep(), tmp_path, sweep_path, resume=True)["ended"] == "done"
     run(sweep(), tmp_path / "whole", sweep_path)
     found, whole = rows(tmp_path), rows(tmp_path / "whole")
     assert not found["partial_launch"].any()
