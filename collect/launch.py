@@ -41,7 +41,7 @@ from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, Row, lo
 from dynamiccl.collect.sweep import RunnerSettings, SweepFile
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError
-from dynamiccl.nccl import TUNER_ABI_SINCE, Collective, NcclVersion
+from dynamiccl.nccl import ABSTAIN, TUNER_ABI_SINCE, Collective, NcclVersion
 
 _log = logging.getLogger(__name__)
 
@@ -130,20 +130,30 @@ class NcclTestsRunner(Runner):
         self._launcher = launchers.find_launcher(site.launcher.kind)
         known = facts or SiteFacts({}, None)
         self._disturber = Disturber(Nodes(site.launcher), known.num_gpus)
-        self._environment = dict(known.columns)
+        source = Source.NCCL_TESTS_TEXT.value
+        self._environment = {"source": source, "nccl_version": file.nccl_version, **known.columns}
         self._choices: dict[str, Choice | None] = {}
         self._programs: dict[Collective, str] = {}
         self._plays = False
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Find binaries and plugin; raises for trials that cannot be measured here."""
-        self._plays = schedule.needs_plugin(trials)
+        self._plays = any(trial.config != ABSTAIN for trial in trials)
         for setting in dict.fromkeys(trial.setting for trial in trials):
             self._check_setting(setting)
             if setting.collective not in self._programs:
                 self._programs[setting.collective] = find_program(setting.collective, self._site)
-        if self._plays:
-            self._check_plugin()
+        version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[3]
+        if self._plays and self._site.plugin is None:
+            raise MachineError(
+                "a sweep of configs needs the sweep plugin, and there is none: build it with 'make "
+                "plugin', or set runner.plugin (NCCL's own choice alone, algorithms = [], does not)"
+            )
+        if self._plays and version is not None and NcclVersion.parse(version) < oldest:
+            raise MachineError(
+                f"a sweep of configs needs NCCL {oldest} or later, and nccl_version is {version}; "
+                "take a newer NCCL, or measure its own choice alone: algorithms = []"
+            )
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
         """The launches that measure the trials of a round."""
@@ -169,33 +179,12 @@ class NcclTestsRunner(Runner):
 
     def environment(self) -> Row:
         """The environment columns known so far."""
-        known = {
-            "source": Source.NCCL_TESTS_TEXT.value,
-            "timestamp": datetime.now(UTC),
-            "nccl_version": self._file.nccl_version,
-        }
-        return {**known, **self._environment}
+        return {**self._environment, "timestamp": datetime.now(UTC)}
 
     def close(self) -> None:
         """Remove the folders of launches, of killed runs too: rows are in the journal by now."""
         for folder in self._site.work.glob(f"{_FOLDER}*"):
             shutil.rmtree(folder, ignore_errors=True)
-
-    # --- What can be measured here ---
-
-    def _check_plugin(self) -> None:
-        """Raise MachineError where the plugin cannot play a schedule of configs."""
-        version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[3]
-        if self._site.plugin is None:
-            raise MachineError(
-                "a sweep of configs needs the sweep plugin, and there is none: build it with 'make "
-                "plugin', or set runner.plugin (NCCL's own choice alone, algorithms = [], does not)"
-            )
-        if version is not None and NcclVersion.parse(version) < oldest:
-            raise MachineError(
-                f"a sweep of configs needs NCCL {oldest} or later, and nccl_version is {version}; "
-                "take a newer NCCL, or measure its own choice alone: algorithms = []"
-            )
 
     def _check_setting(self, setting: Setting) -> None:
         """Raise InvalidSweep for a setting that cannot be started here."""
@@ -304,14 +293,14 @@ class NcclTestsRunner(Runner):
         patience_s = 0.0 if wrong else _REPORT_S
         verdicts, began = schedule.judge(launch, folder, len(blocks), patience_s)
         if wrong is not None:
-            verdicts = [schedule.failed(wrong) for _ in blocks]
+            verdicts = [{"status": Status.FAILED.value, "reason": wrong}] * len(blocks)
         measured = self._rows(launch, grid, ran, blocks, verdicts, hosts)
         rest = grid.asked_from(len(blocks), launch)
         left = (*rest, *grid.left_over)
         done = replace(launch, measured=measured, left=left, facts=facts, began=began)
         # Where it ended well, another rank's output tore a row: what follows runs again.
-        ended_well = ran.finished is not None and ran.finished.returncode == 0
-        if rest and not (ran.was_stopped or (blocks and ended_well)):
+        is_torn = bool(blocks) and ran.finished is not None and ran.finished.returncode == 0
+        if rest and ran.finished is not None and not is_torn:
             status, reason = ran.what_happened()
 
             def lost(trial: Trial) -> dict[str, Any]:
@@ -324,7 +313,7 @@ class NcclTestsRunner(Runner):
                 # It never started, or has a single config: trying again would not help.
                 rows = tuple((trial, (lost(trial),)) for trial in rest)
                 done = replace(done, measured=(*measured, *rows), left=grid.left_over)
-        if began or ran.was_stopped or alone is not None or read_back.is_impossible(ran.texts):
+        if began or ran.finished is None or alone is not None or read_back.is_impossible(ran.texts):
             return done
         why = verdicts[0]["reason"] if verdicts else ran.what_happened()[1]
         return replace(done, never_began=why)
@@ -421,11 +410,6 @@ class _Ran:
     #: How it ended; None when it was told to stop.
     finished: Finished | None = None
 
-    @property
-    def was_stopped(self) -> bool:
-        """Whether it ended early because a stop was requested."""
-        return self.finished is None
-
     def more_s(self) -> float:
         """Seconds added to the time limit for the row that is awaited."""
         return self.slow_s[len(self.row_times) % len(self.slow_s)]
@@ -435,9 +419,8 @@ class _Ran:
 
         A row that was not seen to arrive (another rank spoke on its line) takes the last one's.
         """
-        seen = list(pairwise([self.began_s, *self.row_times]))[:num_rows]
-        last = seen[-1] if seen else (self.began_s, self.began_s)
-        return seen + [last] * (num_rows - len(seen))
+        seen = list(pairwise([self.began_s, *self.row_times])) or [(self.began_s, self.began_s)]
+        return [seen[min(row, len(seen) - 1)] for row in range(num_rows)]
 
     def what_happened(self) -> tuple[Status, str]:
         """Status and reason for the config that was running when it ended early."""

@@ -37,7 +37,6 @@ from dynamiccl.collect.schedule import (
     calls_of,
     deal,
     lay_out,
-    needs_plugin,
     warmup_of,
     without_slow,
 )
@@ -159,7 +158,7 @@ class _Planner:
         self.model = find_system(sweep.file.simulator.system)
         self._file = sweep.file
         self._times: dict[Setting, SettingTimes] = {}
-        self._plays = needs_plugin(sweep.trials)
+        self._plays = any(trial.config != ABSTAIN for trial in sweep.trials)
 
     def rules(self) -> list[str]:
         """The rules that stood in where the model has no time, each once."""

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,9 +56,8 @@ Summary = dict[str, Any]
 class Runner(Protocol):
     """Measures trials: a failed attempt is a row with a status and a reason, never missing."""
 
-    @property
-    def name(self) -> str:
-        """The name on the command line; a sweep is resumed with the same runner only."""
+    #: The name on the command line; a sweep is resumed with the same runner only.
+    name: str
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Refuse a sweep that it cannot measure, before anything runs: UserError, MachineError."""
@@ -127,16 +125,10 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     Returns how many trials there are, rounds are done, launches ran and were there already, and
     rows were written, by status, too; and how it `ended`: done, budget or interrupted.
 
-    Args:
-        sweep: the grid.
-        strategy: what picks from it.
-        runner: what measures.
-        out: data directory; made when missing.
-        resume: go on with what is in `out`, instead of refusing to add to it.
-        retry_failed: measure once more, at the end, what failed.
-        take_over: from a run that may still live, where the file system knows no locks.
-        progress: is told of what is done and asked whether to stop.
-        shard: this process's share of the launches.
+    `out` is made when missing; `resume` goes on with what is in it, instead of refusing to add to
+    it, and `take_over` takes it from a run that may still live, where the file system knows no
+    locks. `retry_failed` measures once more, at the end, what failed. `progress` is told of what is
+    done and asked whether to stop; `shard` is this process's share of the launches.
 
     Raises UserError as `open_journal` does, and MachineError: the disk is full, or a launch could
     not be started at all.
@@ -192,7 +184,14 @@ class _Run:
     def go(self, *, retry: bool) -> Summary:
         """Run all rounds, those that the journal has and those that are left."""
         self._may_retry = retry
-        self._recall()
+        retries = [at for at, one in enumerate(self._journal.rounds) if "retry" in one]
+        for record in self._journal.launches.values():
+            self._remember(record)
+            key, status, reason = record.get("culprit", ("", "", ""))
+            # A retry begins without a quarantine.
+            if key in self._by_key and record["round"] >= max(retries, default=0):
+                self._quarantine.add(record["mode"], self._by_key[key], status, reason)
+        self._progress.committed(self._expected, self._outcomes)
         ended, number = "done", 0
         while ended == "done" and (trials := self._trials_of(number)) is not None:
             try:
@@ -212,30 +211,26 @@ class _Run:
             "ended": ended,
         }
 
-    def _recall(self) -> None:
-        """Take in the launches of earlier runs."""
-        retries = [at for at, one in enumerate(self._journal.rounds) if "retry" in one]
-        for record in self._journal.launches.values():
-            self._remember(record)
-            key, status, reason = record.get("culprit", ("", "", ""))
-            # A retry begins without a quarantine.
-            if key in self._by_key and record["round"] >= max(retries, default=0):
-                self._quarantine.add(record["mode"], self._by_key[key], status, reason)
-        self._progress.committed(self._expected, self._outcomes)
-
     # --- Which trials ---
 
     def _trials_of(self, number: int) -> Sequence[Trial] | None:
         """The trials of a round: the journal's, the strategy's, or what failed; None at the end."""
         rounds = self._journal.rounds
         if number == len(rounds):
-            history = self._history()
             own = sum("retry" not in record for record in rounds)
-            picks = self._strategy.next_picks(own, history)
+            picks = self._strategy.next_picks(own, self._outcomes)
+            failed = Counter(one.trial_key for one in self._outcomes if one.failed)
             if picks is not None:
                 self._journal.begin_round(picks)
-            elif self._may_retry and (failed := self._failed(history)):
-                self._journal.begin_round(failed, is_retry=True)
+            elif self._may_retry and failed:
+                # Each trial as often as it failed.
+                again = [
+                    replace(self._by_key[key], repeat=repeat)
+                    for key, count in failed.items()
+                    if key in self._by_key  # what filled a gap is no trial of the sweep
+                    for repeat in range(count)
+                ]
+                self._journal.begin_round(again, is_retry=True)
                 self._quarantine = _Quarantine()
                 self._may_retry = False
             else:
@@ -245,34 +240,6 @@ class _Run:
     def _trial(self, entry: Sequence[Any]) -> Trial:
         key, repeat, probability = entry
         return replace(self._by_key[key], repeat=repeat, probability=probability)
-
-    def _history(self) -> list[Outcome]:
-        """The outcomes so far by the strategy's own rounds: a retry belongs to the one before.
-
-        A failure that a later round tried once more is left out.
-        """
-        rounds = self._journal.rounds
-        own = list(accumulate("retry" not in record for record in rounds))
-        tried_in = {
-            key: number
-            for number, record in enumerate(rounds)
-            if "retry" in record
-            for key, *_ in record["trials"]
-        }
-        return [
-            replace(outcome, round=own[outcome.round] - 1)
-            for outcome in self._outcomes
-            if not (outcome.failed and outcome.round < tried_in.get(outcome.trial_key, -1))
-        ]
-
-    def _failed(self, history: Sequence[Outcome]) -> list[Trial]:
-        """Each trial that failed, as often as it did."""
-        failed = Counter(outcome.trial_key for outcome in history if outcome.failed)
-        return [
-            replace(self._by_key[key], repeat=repeat)
-            for key, count in failed.items()
-            for repeat in range(count)
-        ]
 
     # --- A round ---
 
@@ -411,7 +378,15 @@ class _Run:
     def _remember(self, record: Record) -> None:
         """Take in a launch of the journal."""
         if record["mode"] not in NOT_PICKED:
-            found = [outcome_of(key, record["round"], rows) for key, _, rows in record["measured"]]
+            # A strategy counts its own rounds: a retry belongs to the one before.
+            rounds = self._journal.rounds[: record["round"] + 1]
+            own = sum("retry" not in one for one in rounds) - 1
+            found = [outcome_of(key, own, rows) for key, _, rows in record["measured"]]
+            if "retry" in rounds[-1]:
+                again = {one.trial_key for one in found}
+                self._outcomes = [
+                    one for one in self._outcomes if not (one.failed and one.trial_key in again)
+                ]
             self._outcomes += found
             self._left -= sum(not one.infeasible for one in found)
         self._seconds_left -= record["seconds"]

@@ -178,9 +178,9 @@ def lay_out(
 ) -> tuple[Launch, ...]:
     """The launches that measure the feasible `trials` of round `number` (pure).
 
-    `plays_schedules`: the plugin plays configs (`needs_plugin`); `known`: keys of the trials whose
-    config has been read back. Small messages are timed in a process of their own, with more calls
-    (`-n` holds for all that a process walks).
+    `plays_schedules`: the plugin plays configs, so not all is NCCL's own choice; `known`: keys of
+    the trials whose config has been read back. Small messages are timed in a process of their own,
+    with more calls (`-n` holds for all that a process walks).
     """
     found: list[Launch] = []
     small_bytes = _small_bytes(file)
@@ -418,20 +418,18 @@ def judge(
     if not launch.is_scheduled:
         return [{} for _ in range(num_rows)], num_rows > 0
     deadline = time.monotonic() + patience_s
-    played = read_report(folder)
-    while num_rows and not _tells_of(played, num_rows) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+    while True:
         played = read_report(folder)
+        states = () if isinstance(played, str) else played.states
+        reached = sum(state is not BlockState.NOT_REACHED for state in states)
+        is_over = not isinstance(played, str) and played.stopped_at_call is not None
+        if reached >= num_rows or is_over or time.monotonic() >= deadline:
+            break
+        time.sleep(_LOOK_S)
     if isinstance(played, str):
         reason = f"the plugin wrote no report, so the configs are not known: {played}"
-        return [failed(reason) for _ in range(num_rows)], False
-    began = played.states[0] is not BlockState.NOT_REACHED
-    return [_verdict(played, number) for number in range(num_rows)], began
-
-
-def failed(reason: str) -> dict[str, Any]:
-    """The columns of a block whose times are not its config's."""
-    return {"status": Status.FAILED.value, "reason": reason}
+        return [{"status": Status.FAILED.value, "reason": reason}] * num_rows, False
+    return [_verdict(played, number) for number in range(num_rows)], reached > 0
 
 
 def read_report(folder: Path) -> PlayReport | str:
@@ -449,13 +447,6 @@ def read_report(folder: Path) -> PlayReport | str:
     return played
 
 
-def _tells_of(played: PlayReport | str, num_rows: int) -> bool:
-    if isinstance(played, str):
-        return False
-    last = played.states[min(num_rows, len(played.states)) - 1]
-    return played.stopped_at_call is not None or last is not BlockState.NOT_REACHED
-
-
 def _verdict(played: PlayReport, number: int) -> dict[str, Any]:
     state = played.states[number]
     if state in {BlockState.PLAYED, BlockState.ABSTAINED}:
@@ -465,15 +456,11 @@ def _verdict(played: PlayReport, number: int) -> dict[str, Any]:
         return {"status": Status.INFEASIBLE.value, "reason": reason}
     stopped = played.stopped_at_call
     where = "" if stopped is None else f"; it stopped at call {stopped}"
-    return failed(f"the plugin did not play all calls of this block ({state.name}{where})")
+    reason = f"the plugin did not play all calls of this block ({state.name}{where})"
+    return {"status": Status.FAILED.value, "reason": reason}
 
 
 # --- Which trials need no block ---
-
-
-def needs_plugin(trials: Iterable[Trial]) -> bool:
-    """Whether anything but NCCL's own choice is to be measured."""
-    return any(trial.config != ABSTAIN for trial in trials)
 
 
 def without_slow(sweep: Sweep) -> Sweep:
