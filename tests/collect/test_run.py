@@ -16,7 +16,7 @@ from rich.console import Console
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import Shard, how_it_ended, journal_folder
 from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
-from dynamiccl.collect.schedule import Launch, LaunchMode, Row, lost_row, trial_row
+from dynamiccl.collect.schedule import Launch, LaunchMode, Row, deal, lost_row, trial_row
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import Outcome, outcome_of
 from dynamiccl.collect.sweep import Sweep, parse_sweep
@@ -359,6 +359,23 @@ def test_measurements_end_the_run_and_more_of_them_go_on(tmp_path: Path) -> None
     run(tmp_path / "whole")
     names = ("trial", "run", "repeat", "round", "status", "time_us")
     assert figures(tmp_path, names) == figures(tmp_path / "whole", names)
+
+
+def test_what_fills_the_gaps_of_a_walk_is_paid_too(tmp_path: Path) -> None:
+    class Fills(SimulatorRunner):
+        def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
+            laid = super().launches(number, trials)
+            return tuple(replace(launch, mode=LaunchMode.SWEEP) for launch in laid)
+
+        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+            grid = deal(launch, max_blocks=1000)
+            done = super().run(replace(launch, trials=grid.blocks), progress)
+            return replace(done, left=grid.left_over)
+
+    # Eight picks would take three sizes three times.
+    small = sweep(ONE + "[budget]\nmax_measurements = 8")
+    summary = run(tmp_path, small, runner=Fills(small.file))
+    assert (summary["ended"], summary["rows_by_status"]["ok"]) == ("budget", 8)
 
 
 def test_the_hours_of_a_sweeps_jobs_add_up(tmp_path: Path) -> None:

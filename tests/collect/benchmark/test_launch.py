@@ -1,16 +1,23 @@
 """The real runner on the stand-in: real processes, the real plugin, times of the simulator."""
 
+import io
 import platform
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
+from rich.console import Console
 
+from dynamiccl.collect import launch
+from dynamiccl.collect.launchers import Command, Finished, Limits
+from dynamiccl.collect.start import RunOptions, start_sweep
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
 from tests.collect.benchmark.stand_in import rows, run, statuses, wanted
 from tests.collect.benchmark.sweeps import sweep
+from tests.fakes.nccl_tests.install import install_stand_in
 
 
 def test_whole_grid_in_one_process_is_measured_verified_and_true(
@@ -85,6 +92,38 @@ def test_cost_table_and_topology_are_kept(tmp_path: Path, sweep_path: Path) -> N
     assert set(found["iteration_times_us"].list.len()) == {5}
     assert set(found["nccl_tests_version"]) == {"2.19.6"}
     assert set(found["gpu"]) == {"FAKE H100"}
+
+
+def test_what_takes_long_and_does_not_win_is_not_started(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    real = launch.run_process
+
+    def run_process(command: Command, limits: Limits, *more: Any) -> Finished:
+        asked.append(limits.more_s())
+        return real(command, limits, *more)
+
+    monkeypatch.setattr(launch, "run_process", run_process)
+    made = sweep(
+        algorithms='["Ring"]',
+        num_channels="[0]",
+        sizes='{ list = ["1M", "4M"] }',
+        runner=f'{{ plugin = "{sweep_path}", slow_max = "2M", read_back = false }}',
+    )
+    bin_folder = install_stand_in(tmp_path / "bin")
+    options = RunOptions(
+        sweep_file=tmp_path / "s.toml", out=tmp_path / "out", nccl_tests_dir=bin_folder
+    )
+    start_sweep(made, options, console=Console(file=io.StringIO()))
+    found = rows(tmp_path)
+    [reason] = found.filter(pl.col("status") == "infeasible")["reason"]
+    assert "(runner.slow_max)" in reason
+    ok = wanted(found).group_by("requested_protocol", "size_bytes").len().sort(pl.all())
+    # Both halves in two cycles.
+    assert ok.rows() == [("LL", 1 << 20, 4), ("Simple", 1 << 20, 4), ("Simple", 4 << 20, 4)]
+    # A first row may take longer by two halves of seven calls at 0.5 GB/s.
+    assert asked == [pytest.approx(14 * (1 << 20) / 0.5e9)] * 4
 
 
 def test_nccls_own_choice_alone_needs_no_plugin(tmp_path: Path) -> None:
