@@ -255,7 +255,7 @@ class _Run:
             done, seconds = self._measure(launch)
             if done.began:
                 self._began[done.is_scheduled] = done
-                if aside and done.is_scheduled == aside[0].is_scheduled:
+                if aside:
                     waiting[:0] = self._commit(*aside)
                     aside = None
             elif done.never_began or is_probe:

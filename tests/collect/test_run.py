@@ -321,7 +321,9 @@ def test_retry_that_was_killed_goes_on_with_a_plain_resume(failed: Path) -> None
     with pytest.raises(Interrupted):
         run(failed, made, runner=StopsAfter(made, 0, "flaky"), resume=True, retry_failed=True)
     assert run(failed, made, runner=Flaky(made, mended=True), resume=True)["ended"] == "done"
-    assert store.read(failed).filter(pl.col("run") == "cycle-3").height >= FAILED
+    again = store.read(failed).filter(pl.col("run") == "cycle-3", ~pl.col("is_default"))
+    # What was kept out before the retry is tried.
+    assert again["status"].to_list() == ["ok"] * FAILED
 
 
 def test_strategy_counts_its_own_rounds_and_forgets_what_was_mended(failed: Path) -> None:
@@ -467,10 +469,43 @@ def test_machine_that_went_marks_nothing(text: str, tmp_path: Path) -> None:
     assert figures(tmp_path) == figures(tmp_path / "whole")
 
 
-def test_a_stop_leaves_what_was_set_aside_to_the_next_run(tmp_path: Path) -> None:
+def test_probe_that_does_not_begin_whatever_it_says_is_the_second(tmp_path: Path) -> None:
+    made = sweep(ONE)
+
+    class Silent(Dead):
+        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+            return launch if launch.id.endswith(":probe") else super().run(launch, progress)
+
+    with pytest.raises(MachineError, match="did not start, twice: gone"):
+        run(tmp_path, made, runner=Silent(made, lambda _: True))
+
+
+def test_next_after_one_that_never_began_is_of_another_setting(tmp_path: Path) -> None:
+    made = sweep()
+    tried: list[Launch] = []
+
+    class Pairs(Dead):
+        def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
+            return tuple(
+                replace(launch, id=f"{launch.id}:{part}", trials=launch.trials[part::2])
+                for launch in super().launches(number, trials)
+                for part in range(2)
+            )
+
+    def is_dead(launch: Launch) -> bool:
+        tried.append(launch)
+        return len(tried) == 1
+
+    assert run(tmp_path, made, runner=Pairs(made, is_dead))["ended"] == "done"
+    assert tried[0].setting != tried[1].setting
+    assert len(tried) == 3 * 4
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_stop_leaves_what_was_set_aside_to_the_next_run(number: int, tmp_path: Path) -> None:
     made = sweep(ONE)
     progress = Progress()
-    progress.stopping = lambda: bool(tried)
+    progress.stopping = lambda: len(tried) >= number
     tried: list[str] = []
 
     def is_dead(launch: Launch) -> bool:
@@ -480,7 +515,7 @@ def test_a_stop_leaves_what_was_set_aside_to_the_next_run(tmp_path: Path) -> Non
     assert (
         run(tmp_path, made, runner=Dead(made, is_dead), progress=progress)["ended"] == "interrupted"
     )
-    assert len(tried) == 1
+    assert len(tried) == number
     run(tmp_path, made, resume=True)
     assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
 

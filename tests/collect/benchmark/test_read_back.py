@@ -145,8 +145,10 @@ def test_row_without_a_time_keeps_its_place(one_size: Recorded) -> None:
     assert one_size.read(lines, sizes=(1024,)) == whole[:1]
     # JSON that lacks a time has no other place to keep.
     content = json.loads(one_size.json)
-    for half in ("out_of_place", "in_place"):
-        content["results"][1][half]["time"] = 0
+    content["results"][1]["out_of_place"]["time"] = 0
+    halves = one_size.read(json=json.dumps(content), sizes=(1024,))
+    assert [len(block) for block in halves] == [2, 1, 2]
+    content["results"][1]["in_place"]["time"] = 0
     assert one_size.read(lines, json.dumps(content), sizes=(1024,)) == whole[:1]
 
 

@@ -325,7 +325,7 @@ def test_report_that_comes_late_is_waited_for_and_a_whole_one_is_not(tmp_path: P
     late.start()
     assert judge(LAUNCH, tmp_path, 2, 60) == ([FINE, FINE], True)
     late.join()
-    for rows_printed in (0, 1):
+    for rows_printed in (0, 1, 2):
         judge(LAUNCH, tmp_path, rows_printed, math.inf)
     # One that says why it stops does not grow; one that does not come is judged as it is.
     judge(LAUNCH, leave(tmp_path, [PLAYED], stopped=9), 5, math.inf)
