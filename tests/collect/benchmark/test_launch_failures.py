@@ -8,13 +8,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 from dynamiccl.collect import launch
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.launchers import Interrupt
+from dynamiccl.collect.launchers import Command, Finished, Interrupt, Limits, OnLine
+from dynamiccl.collect.output import looks_like_row
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, lost, rows, run, site, statuses
@@ -92,6 +94,28 @@ def test_wrong_values_belong_to_their_config_alone(
     assert (wrong["wrong_values"] > 0).all()
     assert all(reason.endswith(" wrong values") for reason in wrong["reason"])
     assert (found.filter(pl.col("status") == "ok")["wrong_values"] == 0).all()
+
+
+def test_row_that_another_rank_tore_runs_again_with_what_follows(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, numbers = launch.run_process, {True: itertools.count(), False: itertools.count()}
+
+    def run_process(command: Command, limits: Limits, on_line: OnLine, *more: Any) -> Finished:
+        def line(text: str, arrived_s: float) -> bool:
+            tears = looks_like_row(text) and next(numbers["DYNAMICCL_MODE" in command.env]) == 4
+            return on_line(text[:40] if tears else text, arrived_s)
+
+        done = real(command, limits, line, *more)
+        Path(command.argv[command.argv.index("-J") + 1]).unlink()  # it would have the row
+        return done
+
+    monkeypatch.setattr(launch, "run_process", run_process)
+    summary = run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path)
+    assert summary["launches_run"] == 2 + 2
+    found = rows(tmp_path)
+    assert statuses(found).keys() == {"ok"}
+    assert found.filter(pl.col("repeat") < 2).height == 2 * 3 * (8 + 2 + 2)
 
 
 # --- Launches that never begin ---
