@@ -35,6 +35,8 @@ def test_whole_grid_in_one_process_is_measured_verified_and_true(
     assert ok["aa_noise_band"].min() > 0  # type: ignore[operator]
     assert set(ok["hosts"]) == {platform.node().partition(".")[0]}
     assert not found["partial_launch"].any()
+    # Each block began when the one before it had ended.
+    assert ok.group_by("launch").agg(pl.col("timestamp").n_unique())["timestamp"].min() > 1  # type: ignore[operator]
     forced = wanted(found)
     assert forced["verified"].all()
     assert (forced["requested_algorithm"] == forced["actual_algorithm"]).all()

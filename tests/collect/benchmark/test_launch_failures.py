@@ -136,6 +136,20 @@ def test_launch_that_never_began_twice_is_failed_when_the_next_one_begins(
     assert set(good["datatype"]) != set(bad["datatype"])
 
 
+def test_what_cannot_be_read_back_is_measured_and_not_verified(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    twice = lost(tmp_path, "read-back", [1, 2])
+    made = sweep(cycles="1", datatypes='["float", "half"]', runner=PATIENT)
+    # One never begins, and is not tried a third time.
+    assert run(made, tmp_path, sweep_path, loses=twice)["launches_run"] == 2 + 2 * 2
+    forced = rows(tmp_path).filter(~pl.col("is_default"))
+    assert statuses(forced) == {"ok": 2 * 2 * 3 * 8}
+    verified = forced.select("datatype", "verified").unique()
+    assert verified.height == 2
+    assert set(verified["verified"]) == {True, False}
+
+
 def test_node_that_goes_in_the_night_marks_nothing(tmp_path: Path, sweep_path: Path) -> None:
     made = sweep(cycles="2", runner=TIMED_ONLY)
     gone = lost(tmp_path, "any", range(3, 100))
