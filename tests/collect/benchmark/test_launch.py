@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from dynamiccl.collect import launch
+from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.launchers import Command, Finished, Limits
 from dynamiccl.collect.start import RunOptions, start_sweep
 from dynamiccl.datasets import store
@@ -100,11 +100,10 @@ def test_what_takes_long_and_does_not_win_is_not_started(
     tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
-    real = launch.run_process
 
     def run_process(command: Command, limits: Limits, *more: Any) -> Finished:
         asked.append(limits.more_s())
-        return real(command, limits, *more)
+        return launchers.run_process(command, limits, *more)
 
     monkeypatch.setattr(launch, "run_process", run_process)
     made = sweep(

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect import launch
+from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import Command, Finished, Interrupt, Limits, OnLine
 from dynamiccl.collect.output import looks_like_row
@@ -99,14 +99,14 @@ def test_wrong_values_belong_to_their_config_alone(
 def test_row_that_another_rank_tore_runs_again_with_what_follows(
     tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, numbers = launch.run_process, {True: itertools.count(), False: itertools.count()}
+    numbers = {True: itertools.count(), False: itertools.count()}
 
     def run_process(command: Command, limits: Limits, on_line: OnLine, *more: Any) -> Finished:
         def line(text: str, arrived_s: float) -> bool:
             tears = looks_like_row(text) and next(numbers["DYNAMICCL_MODE" in command.env]) == 4
             return on_line(text[:40] if tears else text, arrived_s)
 
-        done = real(command, limits, line, *more)
+        done = launchers.run_process(command, limits, line, *more)
         Path(command.argv[command.argv.index("-J") + 1]).unlink()  # it would have the row
         return done
 
