@@ -404,9 +404,7 @@ class NcclTestsRunner(Runner):
             warmup_calls=sum(count for _, count in schedule.warmup_of(launch.setting, grid, calls)),
             calls_per_block=2 * calls.per_half,
         )
-        features = read_back.keep_set_up(
-            self._site.out, self._file, launch, folder, logs[0], ran.texts
-        )
+        read_back.keep_costs(self._site.out, self._file, launch, (*logs[0], *ran.texts))
         if ran.was_stopped:
             return replace(launch, left=launch.trials)
         rest = grid.asked_from(len(found), launch)
@@ -428,7 +426,7 @@ class NcclTestsRunner(Runner):
         for trial, choice, verdict in zip(grid.blocks, found, verdicts, strict=False):
             if "status" not in verdict:
                 choices[trial.key] = choice
-        done = replace(done, facts={"read_back": choices, "environment": features})
+        done = replace(done, facts={"read_back": choices})
         if went_wrong and not done.began and not read_back.is_impossible(ran.texts):
             return replace(done, never_began=ran.what_happened()[1])
         return done
