@@ -139,6 +139,8 @@ def test_traffic_is_ready_with_its_first_row() -> None:
         assert time.monotonic() - started > 0.3
     assert not nodes.is_running()
     assert "NCCL_MAX_CTAS=8" in nodes.argv
+    with disturb(nodes, 8, setting("traffic", 0.01), NOTHING):
+        assert "NCCL_MAX_CTAS=1" in nodes.argv
 
 
 def test_one_that_fails_at_once_says_why() -> None:

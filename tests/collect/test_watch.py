@@ -84,11 +84,15 @@ def test_stretch_between_two_readings_is_judged_by_both() -> None:
     assert throttled(cooling, 1.2, 1.3) is True
     assert throttled(cooling, 0.2, 0.3) is True
     assert throttled(cooling, 2.2, 2.3) is False
+    assert throttled(cooling, 2.0, 3.0) is False
 
 
 def test_what_lies_in_a_hole_or_beyond_the_readings_is_not_known() -> None:
     assert throttled(slowed(True), MAX_GAP_S, MAX_GAP_S + 9) is True
     assert throttled(slowed(True), MAX_GAP_S + 0.1, MAX_GAP_S + 9) is None
+    later = node(reading(9.0, [True]))
+    assert throttled(later, 5.0, 9.0 - MAX_GAP_S) is True
+    assert throttled(later, 5.0, 8.9 - MAX_GAP_S) is None
     assert throttled(slowed(False, False), 0.5, 5.0) is None
     assert throttled(slowed(False, False), -3.0, 0.5) is None
     stalled = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
