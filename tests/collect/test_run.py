@@ -152,16 +152,6 @@ def test_sweep_that_is_there_is_not_run_again(tmp_path: Path) -> None:
     assert (figures(tmp_path), parts(tmp_path)) == (before, files)
 
 
-@pytest.mark.parametrize("stop", [0, PICKS // 2, PICKS, 2 * PICKS, 3 * PICKS - 1])
-def test_resume_gives_the_figures_of_an_uninterrupted_run(stop: int, tmp_path: Path) -> None:
-    made = sweep()
-    with pytest.raises(Interrupted):
-        run(tmp_path / "broken", made, runner=StopsAfter(made, stop))
-    run(tmp_path / "broken", resume=True)
-    run(tmp_path / "whole")
-    assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
-
-
 def test_asked_to_stop_it_finishes_the_launch_and_writes_a_part(tmp_path: Path) -> None:
     summary = run(tmp_path, progress=Progress(stop_after=20))
     assert (summary["ended"], summary["rounds_done"]) == ("interrupted", 0)
@@ -197,22 +187,16 @@ def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path)
 # --- Configs that hang or crash ---
 
 
-class Flaky:
+class Flaky(SimulatorRunner):
     """A machine on which Ring/Simple hangs from 2 MiB on; what comes after it is not reached."""
 
     name = "flaky"
 
     def __init__(self, made: Sweep, *, mended: bool = False, hangs: int = 10**9) -> None:
-        self._file = made.file
+        super().__init__(made.file)
         self._hangs = 0 if mended else hangs
         self.tried: Counter[str] = Counter()
         self.learnt: list[Any] = []
-
-    def check(self, trials: Sequence[Trial]) -> None:
-        pass
-
-    def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
-        return SimulatorRunner(self._file).launches(number, trials)
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:  # noqa: ARG002
         done: list[tuple[Trial, tuple[Row, ...]]] = []

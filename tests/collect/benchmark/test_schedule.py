@@ -32,11 +32,9 @@ from dynamiccl.collect.schedule import (
     without_slow,
 )
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.nccl import ABSTAIN, Config
-from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, PlayReport, Schedule
+from dynamiccl.nccl import ABSTAIN
+from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, Schedule
 from tests.collect.benchmark.sweeps import feasible, launch_of, picked, sweep
-from tests.fakes.nccl_tests.install import install_stand_in
-from tests.fakes.running import StandIn
 
 TRIALS = feasible(sweep())
 NET = '[{ name = "net", transport = "NET" }]'
@@ -202,48 +200,6 @@ def test_warm_up_doubles_from_the_first_size_to_the_last(
 ) -> None:
     setting, grid = dealt(sizes=sizes)
     assert warmup_of(setting, grid, CALLS) == tuple((size, 2) for size in ladder)
-
-
-@pytest.mark.parametrize(
-    ("keys", "program"),
-    [
-        ({"sizes": '{ min = "64K", max = "1M", factor = 4 }'}, "all_reduce_perf"),
-        (
-            {
-                "collectives": '["AllGather"]',
-                "algorithms": '["Ring"]',
-                "sizes": "{ list = [1000] }",
-            },
-            "all_gather_perf",
-        ),
-    ],
-)
-def test_benchmark_makes_just_these_calls(
-    keys: dict[str, str], program: str, tmp_path: Path, sweep_path: Path
-) -> None:
-    """The plugin counts the calls of a real process, and plays every block."""
-    setting, grid = dealt(**keys)
-    made = schedule_of(setting, grid, CALLS)
-    (tmp_path / SCHEDULE_NAME).write_bytes(made.to_bytes())
-    counts = ("-g", "8", "-n", "3", "-w", "2", "-c", "1", "-N", str(len(grid.cycles)))
-    StandIn(install_stand_in(tmp_path / "bin")).output(
-        program,
-        *grid.chain.arguments,
-        *counts,
-        settings={
-            "NCCL_TUNER_PLUGIN": str(sweep_path),
-            "DYNAMICCL_MODE": "sweep",
-            "DYNAMICCL_SCHEDULE": str(tmp_path / SCHEDULE_NAME),
-            "DYNAMICCL_SCHEDULE_HASH": made.content_hash,
-            "DYNAMICCL_SWEEP_REPORT": str(tmp_path / REPORT_NAME),
-        },
-    )
-    report = PlayReport.from_bytes((tmp_path / REPORT_NAME).read_bytes())
-    assert report.calls == made.num_calls
-    assert report.stopped_at_call is None
-    assert BlockState.NOT_REACHED not in report.states
-    for trial, state in zip(grid.blocks, report.states, strict=True):
-        assert (state is BlockState.ABSTAINED) == (trial.config == Config())
 
 
 # --- What the report says ---
