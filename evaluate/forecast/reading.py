@@ -43,6 +43,8 @@ def read_job(paths: Sequence[Path], ranks_per_node: int | None = None) -> Job:
             files.append(path)
     if files:
         traces = read_traces(files, system=_NAME, sweep=_NAME)
+        if traces.errors and not traces.calls.num_rows and not traces.steps.num_rows:
+            raise traces.errors[0]
         tables["calls"].append(pl.DataFrame(traces.calls))
         tables["steps"].append(pl.DataFrame(traces.steps))
         notes += [f"not read: {error}" for error in traces.errors]

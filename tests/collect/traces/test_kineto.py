@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.kineto import comm_kernel
+from dynamiccl.collect.traces import comm_kernel
 from dynamiccl.errors import CorruptFile
 from tests.collect.traces.made import Chrome, calls_of, read
 
@@ -193,7 +193,7 @@ def test_a_trace_that_does_not_decode_is_refused_with_the_place(tmp_path: Path) 
     line = text.count("\n", 0, text.index('"broken"')) + 1
     for damaged in (text.replace('"broken"', '"bro"ken"'), text[: text.index('"broken"') + 30]):
         path.write_text(damaged)
-        with pytest.raises(CorruptFile, match=rf"t\.json is damaged: .* line {line} column"):
+        with pytest.raises(CorruptFile, match=rf"t\.json is damaged: .* line {line}; copy"):
             read(path)
 
 
