@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import polars.selectors as cs
 import pyarrow as pa
 
 from dynamiccl.collect.output import FileReport
@@ -77,10 +78,15 @@ _CONFIG: Final = (
     *("size_bytes", "num_ranks", "num_nodes"),
     *("algorithm", "protocol", "num_channels", "datatype"),
 )
+#: What the join of a call's ranks tells, and no rank.
+_JOINED: Final = (
+    *("time_at_most_us", "skew_us", "ranks_per_node"),
+    *("ranks_seen", "ranks_timed", "ranks_agree"),
+)
 #: A record of one rank in a trace: columns of `calls`, what joins it to those of the others (`key`,
 #: else its place among the records of one `stream`), and the ranks of its job.
 RANK_RECORD: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
-    **dict(pl.DataFrame(CALLS.empty_table()).schema),
+    **dict(pl.DataFrame(CALLS.empty_table()).drop(_JOINED).schema),
     **dict.fromkeys(("key", "stream"), pl.String),
     **dict.fromkeys(("rank", "world_size"), pl.Int64),
 }
@@ -88,37 +94,31 @@ _TRACE_CONFIG: Final = (
     *("collective", "size_bytes", "datatype"),
     *("actual_algorithm", "actual_protocol", "actual_num_channels"),
 )
-#: What not just any rank of a call in a trace may tell.
-_NOT_TOLD: Final = (
-    *("source", "size_bytes", "timestamp", "exposed_us", "timing_source", "time_us", "ranks_agree"),
-    *("time_at_most_us", "skew_us", "ranks_per_node", "ranks_seen", "ranks_timed"),
-)
+#: Columns of which the most or the least of all ranks holds. In an all-to-all of unequal parts
+#: ranks send as much as they like; `cpu` comes before `gpu`.
+_MOST: Final = ("size_bytes", "incomplete", "probe")
+_LEAST: Final = ("timestamp", "exposed_us", "timing_source")
 
 
-def join_ranks(
-    records: pl.DataFrame,
-    key: Sequence[str],
-    *,
-    told: Sequence[str],
-    agreed: Sequence[str],
-    **more: pl.Expr,
-) -> pl.DataFrame:
+def join_ranks(records: pl.DataFrame, key: Sequence[str], agreed: Sequence[str]) -> pl.DataFrame:
     """One row a call, of the records that its ranks made: those whose columns `key` are equal.
 
-    `records` has `time_us` (of this rank, null where unknown), `num_ranks` and `num_nodes`. A
-    call's columns are `told` by the first rank that knows, and `more` aggregates; `ranks_agree`
-    where those of `agreed` are equal. A rank's time includes waiting for the others, so the least
-    is the call's, once all ranks are known.
+    `records` has `time_us` (of this rank, null where unknown), `num_ranks` and `num_nodes`. Of
+    other columns the first rank that knows tells; `ranks_agree` where those of `agreed` are equal,
+    where null is a value too. A rank's time includes waiting for the others, so the least is the
+    call's, once all ranks are known.
     """
     time = pl.col("time_us")
+    told = pl.exclude(*key, "time_us", *_MOST, *_LEAST)
     calls = records.group_by(key, maintain_order=True).agg(
-        pl.col(told).first(ignore_nulls=True),
+        told.first(ignore_nulls=True),
+        cs.by_name(_MOST, require_all=False).max(),
+        cs.by_name(_LEAST, require_all=False).min(),
         ranks_seen=pl.len(),
         ranks_timed=time.count(),
         time_at_most_us=time.min(),
         slowest_us=time.max(),
-        ranks_agree=pl.all_horizontal(map(_is_one, agreed)),
-        **more,
+        ranks_agree=pl.all_horizontal(pl.col(agreed).n_unique() == 1),
     )
     is_known = pl.col("ranks_timed") == pl.col("num_ranks")
     least, ranks, nodes = pl.col("time_at_most_us"), pl.col("num_ranks"), pl.col("num_nodes")
@@ -126,14 +126,6 @@ def join_ranks(
         time_us=pl.when(is_known).then(least),
         skew_us=pl.when(is_known).then(pl.col("slowest_us") - least),
         ranks_per_node=pl.when(ranks % nodes == 0).then(ranks // nodes),
-    )
-
-
-def _is_one(column: str) -> pl.Expr:
-    """Whether all values are equal; null is a value too."""
-    value = pl.col(column)
-    return (value.null_count() == pl.len()) | (
-        (value.null_count() == 0) & (value.min() == value.max())
     )
 
 
@@ -161,18 +153,8 @@ def join_traces(
         .unique(["source", "key", "rank"], keep="first", maintain_order=True)
     )
     fixed = {n: pl.lit(v) for n, v in base.items() if n not in {"num_ranks", "num_nodes"}}
-    calls = join_ranks(
-        single.sort("rank", maintain_order=True, nulls_last=True),
-        ["source", "key"],
-        told=[name for name in CALLS.names if name not in _NOT_TOLD],
-        agreed=_TRACE_CONFIG,
-        # Ranks send as much as they like in an all-to-all of unequal parts: the most of it.
-        size_bytes=pl.col("size_bytes").max(),
-        timestamp=pl.col("timestamp").min(),
-        exposed_us=pl.col("exposed_us").min(),
-        # `cpu` comes before `gpu`.
-        timing_source=pl.col("timing_source").min(),
-    )
+    ordered = single.sort("rank", maintain_order=True, nulls_last=True)
+    calls = join_ranks(ordered, ["source", "key"], _TRACE_CONFIG)
     few = "the traces of other ranks are missing, or have other calls"
     is_open = pl.col("num_ranks").is_null()
     why = pl.when(is_open).then(pl.lit("their number of ranks is not known")).otherwise(pl.lit(few))
@@ -322,25 +304,20 @@ def _fnv1a(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 
 def _joined(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The calls that records of all ranks make, and by `source` how many records were twice."""
-    duration_us = (pl.col("stop_ns") - pl.col("start_ns")) / 1e3
-    flags, at = pl.col("flags"), pl.col("enqueued_ns").min() // 1000
+    flags, duration_us = pl.col("flags"), (pl.col("stop_ns") - pl.col("start_ns")) / 1e3
+    at = pl.from_epoch(pl.col("enqueued_ns") // 1000, time_unit="us")
     records = records.with_columns(
         captured=flags & FLAG_CAPTURED > 0,
+        incomplete=flags & FLAG_INCOMPLETE > 0,
+        probe=flags & FLAG_PROBE > 0,
         time_us=pl.when(pl.col("stop_ns") > 0).then(duration_us),
+        timestamp=at.dt.replace_time_zone("UTC"),
     )
     key = ("comm_id", "collective", "sequence", "captured", "rank")
     # A replay does not move NCCL's number: the n-th of one rank is the n-th of the others.
     numbered = records.with_columns(replay=pl.int_range(pl.len(), dtype=pl.UInt32).over(key))
     is_first = pl.col("captured") | (pl.col("replay") == 0)
-    calls = join_ranks(
-        numbered.filter(is_first).sort(*_CALL, "rank"),
-        _CALL,
-        told=(*_CONFIG, "num_warps", "table", "decided", "source"),
-        agreed=_CONFIG,
-        timestamp=pl.from_epoch(at, time_unit="us").dt.replace_time_zone("UTC"),
-        incomplete=(flags & FLAG_INCOMPLETE > 0).any(),
-        probe=(flags & FLAG_PROBE > 0).any(),
-    )
+    calls = join_ranks(numbered.filter(is_first).sort(*_CALL, "rank"), _CALL, _CONFIG)
     named = calls.with_columns(
         comm=pl.col("comm_id").map_elements("{:016x}".format, return_dtype=pl.String),
         collective=_named("collective", [c.wire for c in Collective if c.tunable]),
