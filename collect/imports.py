@@ -356,8 +356,8 @@ def _import_jobs(
     if files := [(item.path, item.report) for item in items if item.format == _CALLS]:
         write("calls", read_calls(files, base, errors))
     if found := [item.path for item in items if item.trace]:
-        group = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
-        traces = read_traces(found, **base, **group)
+        shape = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
+        traces = read_traces(found, **{**base, **shape})
         write("calls", traces.calls)
         write("steps", traces.steps)
         summary.files += traces.reports

@@ -18,14 +18,13 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
@@ -37,7 +36,6 @@ from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.sizes import MAX_SIZE_BITS
 
-_FloatArray = npt.NDArray[np.float64]
 _Rows = list[dict[str, Any]]
 #: A trace is recognised by so many characters, and one of PyTorch's decoded in slices of so many.
 _BEGINNING: Final = 1 << 16
@@ -102,9 +100,6 @@ class Traces:
     errors: list[DataError]
 
 
-# --- Files ---
-
-
 def trace_source(path: Path) -> CallSource | None:
     """The kind of trace that a file is, by its beginning; None for other files.
 
@@ -146,8 +141,7 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
         named = ", ".join(map(str, paths))
         raise OutputError(f"{named}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
     reports = [FileReport(path=str(path), format=source.value) for path, source in found.items()]
-    records: _Rows = []
-    steps: _Rows = []
+    records, steps = _Rows(), _Rows()
     for path, report in zip(found, reports, strict=True):
         calls, rows = _read(path, report, base.get("num_ranks"))
         same = {"source": report.format, "source_file": report.path}
@@ -252,11 +246,11 @@ def _inspected(
         report.drop("a message between two ranks")
         return []
     report.rows_read += 1
-    size, sequence = whole(perf.get("coll_msg_size_bytes")), whole(perf.get("coll_sn"))
-    rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks"))
+    size, sequence = whole(perf.get("coll_msg_size_bytes")) or 0, whole(perf.get("coll_sn"))
+    rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks")) or 0
     collective = _wire(perf.get("coll"), Collective, report)
-    is_rank = rank is not None and num_ranks is not None and rank < num_ranks
-    if not (collective and size and size >> MAX_SIZE_BITS == 0 and is_rank):
+    is_size = 0 < size < 1 << MAX_SIZE_BITS
+    if collective is None or not is_size or rank is None or rank >= num_ranks:
         why = "its collective, size or rank is missing, not known or out of range"
         report.reject(line, why, str(document))
         return []
@@ -265,7 +259,7 @@ def _inspected(
     name = ident[1].zfill(16) if ident else None
     clock = "gpu" if "gpu" in str(perf.get("coll_timing_source")).lower() else "cpu"
     # A record has one rank's count times the element, which of these is a part of NCCL's nBytes
-    # (`inspectorComputeCollBw` in inspector.cc).
+    # (`inspectorComputeOpBw` in inspector.cc).
     parts = num_ranks if collective in {"AllGather", "ReduceScatter"} else 1
     record = {
         "rank": rank,
@@ -300,7 +294,6 @@ def _wire(
 # --- PyTorch's profiler ---
 
 
-@cache
 def comm_kernel(name: str) -> tuple[Collective | None, bool | None] | None:
     """A communication kernel's collective, and whether NCCL asks a tuner; None for others.
 
@@ -360,28 +353,32 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
         # A slice has other columns than the file, and the same lines.
         where = str(error).partition(" column")[0]
         raise CorruptFile(f"it does not decode, and nothing of it is read: {where}") from error
-    spans["kernel"].sort(key=itemgetter(0))
+    info = mapping(head.get("distributedInfo"))
+    rank, base_us = whole(info.get("rank")), (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
     marks = sorted((s.start_us, s.end_us, int(s.name.rpartition("#")[2])) for s in spans["step"])
+    kernels = sorted(spans["kernel"], key=itemgetter(0))
+    gpus = {kernel.where for kernel in kernels}
+    computes = {n: _running([each for each in spans["compute"] if each.where == n]) for n in gpus}
     launched = _launched(spans)
-    found = [launched.get(k.correlation, (k.start_us, [])) for k in spans["kernel"]]
-    kernels = Counter(id(around[0]) for _, around in found if around)
+    found = [launched.get(kernel.correlation, (kernel.start_us, [])) for kernel in kernels]
+    shares = Counter(id(around[0]) for _, around in found if around)
     calls = []
-    exposed = _exposed_us(spans["kernel"], spans["compute"]).tolist()
-    for kernel, (moment_us, around), exposed_us in zip(
-        spans["kernel"], found, exposed, strict=True
-    ):
-        call = _call(head, kernel, around, num_ranks) | {"exposed_us": exposed_us}
+    for kernel, (moment_us, around) in zip(kernels, found, strict=True):
+        call = _call(head, kernel, around, num_ranks)
         at = (number for begin_us, end_us, number in marks if begin_us <= moment_us <= end_us)
         call["step"] = next(at, None) if marks else 0
-        has_stream = marks and call["stream"] and call["step"] is not None
-        call["stream"] = f"{call['stream']} {call['step']}" if has_stream else None
-        if around and kernels[id(around[0])] > 1:
+        is_placed = marks and call["step"] is not None and call["stream"]
+        call["stream"] = f"{call['stream']} {call['step']}" if is_placed else None
+        hidden_us = computes[kernel.where](kernel.end_us) - computes[kernel.where](kernel.start_us)
+        call["exposed_us"] = max(kernel.duration_us - hidden_us, 0.0)
+        if around and shares[id(around[0])] > 1:
             # Several kernels of one operation share what it sent: how, nobody tells.
             call["size_bytes"] = call["key"] = None
             report.remark("several kernels of one operation: their sizes are not known")
-        calls.append(call)
+        calls.append(call | {"rank": rank, "timestamp": round(base_us + kernel.start_us)})
     report.rows_read += len(calls)
-    return calls, _steps(head, spans, marks)
+    steps = _steps(marks, spans["compute"], kernels, base_us)
+    return calls, [step | {"rank": rank} for step in steps]
 
 
 def _decoded(file: TextIO, seen: Callable[[Any], None]) -> dict[str, Any]:
@@ -418,10 +415,9 @@ def _decoded(file: TextIO, seen: Callable[[Any], None]) -> dict[str, Any]:
 
 def _keep(event: object, spans: Mapping[str, list[_Span]], report: FileReport) -> None:
     """Keep of an event what matters."""
-    if not isinstance(event, dict) or event.get("ph") != "X":
-        return
+    event = mapping(event)
     name = str(event.get("name", ""))
-    kind = _kind_of(str(event.get("cat")), name)
+    kind = _kind_of(str(event.get("cat")), name) if event.get("ph") == "X" else ""
     if not kind:
         return
     start_us, duration_us = number(event.get("ts")), number(event.get("dur", 0.0))
@@ -475,11 +471,9 @@ def _call(
     name, sequence = text(told.get("Process Group Name")), whole(told.get("Seq"))
     group = _one_of(info.get("pg_config"), "pg_name", name)
     members = _ranks(told.get("Process Group Ranks")) or _ranks(group.get("ranks"))
-    size = whole(told.get("Group size")) or whole(group.get("pg_size"))
-    num_ranks = size or num_ranks
+    num_ranks = whole(told.get("Group size")) or whole(group.get("pg_size")) or num_ranks
     world_size = whole(info.get("world_size"))
     lane = members or ("all" if num_ranks and num_ranks == world_size else name)
-    labels = [each for each in (name, text(told.get("Process Group Description"))) if each]
     # Sends and receives count otherwise on either end.
     has_key = name and sequence and ran not in {None, Collective.SendRecv}
     datatype, size_bytes = _message(told, ran, num_ranks)
@@ -487,14 +481,13 @@ def _call(
     major, minor = whole(gpu.get("computeMajor")), whole(gpu.get("computeMinor"))
     version = re.match(r"\d+\.\d+\.\d+", str(info.get("nccl_version")))
     return {
-        "rank": whole(info.get("rank")),
         "nccl_version": version and version[0],
         "key": f"{name} {members} {sequence} {ran}" if has_key else None,
         "stream": lane and str(lane),
-        "group": ":".join(labels) or None,
+        "group": ":".join(filter(None, (name, text(told.get("Process Group Description")))))
+        or None,
         "group_ranks": members,
         "group_sequence": sequence,
-        "timestamp": round(_base_us(head) + kernel.start_us),
         "gpu": text(gpu.get("name")),
         "compute_capability": None if major is None else float(f"{major}.{minor or 0}"),
         "collective": None if ran is None else ran.wire,
@@ -512,40 +505,42 @@ def _call(
     }
 
 
-def _exposed_us(kernels: Sequence[_Span], compute: Sequence[_Span]) -> _FloatArray:
-    """(N,) us of each of N communication kernels in which its GPU computed nothing."""
-    exposed, gpus = np.array([(each.duration_us, each.where) for each in kernels]).reshape(-1, 2).T
-    for gpu in np.unique(gpus):
-        begin, end = _bounds([each for each in kernels if each.where == gpu]).T
-        busy = _union(_bounds([each for each in compute if each.where == gpu]))
-        exposed[gpus == gpu] -= _within(busy, begin, end)
-    return exposed.clip(min=0.0)
-
-
 def _steps(
-    head: Mapping[str, Any],
-    spans: Mapping[str, Sequence[_Span]],
     marks: Sequence[tuple[float, float, int]],
+    compute: Sequence[_Span],
+    kernels: Sequence[_Span],
+    base_us: float,
 ) -> _Rows:
     """Rows of `steps`: one for each ProfilerStep, else one for the whole trace.
 
     Kernels count where they ran, not where they were launched: what runs on into the next step is
     that one's. Without any kernel (the GPU was not traced) only the step's length is known.
     """
-    compute, communication = (_union(_bounds(spans[kind])) for kind in ("compute", "kernel"))
-    busy = _union(np.concatenate([compute, communication]))
-    if not marks and len(busy):
-        marks = [(float(busy[0, 0]), float(busy[-1, 1]), 0)]
-    begin, end, numbers = np.array(marks).reshape(-1, 3).T
-    columns = {"step": numbers.astype(np.int64), "step_us": end - begin}
-    columns["timestamp"] = np.rint(_base_us(head) + begin).astype(np.int64)
-    if len(busy):
-        compute_us, busy_us = _within(compute, begin, end), _within(busy, begin, end)
-        columns |= {"compute_us": compute_us, "exposed_us": busy_us - compute_us}
-        columns["communication_us"] = _within(communication, begin, end)
-        columns["idle_us"] = np.maximum(end - begin - busy_us, 0.0)
-    rank = whole(mapping(head.get("distributedInfo")).get("rank"))
-    return [{"rank": rank, **row} for row in pl.DataFrame(columns).to_dicts()]
+    ran = [*compute, *kernels]
+    if ran and not marks:
+        marks = [(min(each.start_us for each in ran), max(each.end_us for each in ran), 0)]
+    before = [_running(each) for each in (compute, kernels, ran)]
+    rows: _Rows = []
+    for begin, end, number in marks:
+        row = {"step": number, "timestamp": round(base_us + begin), "step_us": end - begin}
+        if ran:
+            compute_us, communication_us, busy_us = (each(end) - each(begin) for each in before)
+            row |= {"compute_us": compute_us, "communication_us": communication_us}
+            row |= {"exposed_us": busy_us - compute_us, "idle_us": max(end - begin - busy_us, 0.0)}
+        rows.append(row)
+    return rows
+
+
+def _running(spans: Sequence[_Span]) -> Callable[[float], float]:
+    """A function of a moment, in us: for how many before it at least one of the spans ran."""
+    pairs = np.array(sorted(span[:2] for span in spans) or [(0.0, 0.0)])
+    starts, ends = pairs[:, 0], np.maximum.accumulate(pairs[:, 1])
+    is_first = np.append(True, starts[1:] > ends[:-1])
+    starts, ends = starts[is_first], ends[np.append(is_first[1:], True)]
+    bounds = np.column_stack([starts, ends]).ravel()
+    # Between the bounds of one stretch in proportion.
+    before = np.repeat(np.append(0.0, np.cumsum(ends - starts)), 2)[1:-1]
+    return lambda moment_us: float(np.interp(moment_us, bounds, before))
 
 
 def _message(
@@ -572,41 +567,11 @@ def _message(
     return datatype, whole((elements or 0) * bytes_each) or None if ran is not None else None
 
 
-def _bounds(spans: Sequence[_Span]) -> _FloatArray:
-    """(N, 2) us: begin and end of N spans."""
-    return np.array([span[:2] for span in spans], dtype=np.float64).reshape(-1, 2)
-
-
-def _union(intervals: _FloatArray) -> _FloatArray:
-    """(M, 2) us: the union of (N, 2) intervals, which come in any order."""
-    starts, ends = intervals[np.argsort(intervals[:, 0], kind="stable")].T
-    ends = np.maximum.accumulate(ends)
-    is_first = np.append(True, starts[1:] > ends[:-1])[: len(starts)]
-    is_last = np.append(is_first[1:], True)[: len(starts)]
-    return np.column_stack([starts[is_first], ends[is_last]])
-
-
-def _within(union: _FloatArray, begin: _FloatArray, end: _FloatArray) -> _FloatArray:
-    """(N,) us of a union of intervals that lie between each `begin` and `end`."""
-    if not len(union):
-        return np.zeros(len(begin))
-    # What of the union lies before each of its bounds, and between these in proportion.
-    before = np.repeat(np.append(0.0, np.cumsum(union[:, 1] - union[:, 0])), 2)[1:-1]
-    bounds = union.ravel()
-    found: _FloatArray = np.interp(end, bounds, before) - np.interp(begin, bounds, before)
-    return found
-
-
 def _ranks(value: object) -> tuple[int, ...] | None:
     """`[0, 1]`, as a list or as text; None where it is shortened (`[0, 1, ..., 63]`) or empty."""
     told = str(value).strip("[]()")
     is_whole = re.fullmatch(r"\d{1,9}(?:, ?\d{1,9})*", told)
     return tuple(map(int, told.split(","))) if is_whole else None
-
-
-def _base_us(head: Mapping[str, Any]) -> float:
-    """What a trace's moments begin at, us since 1970."""
-    return (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
 
 
 def _one_of(objects: object, name: str, value: object) -> dict[str, Any]:
@@ -617,14 +582,14 @@ def _one_of(objects: object, name: str, value: object) -> dict[str, Any]:
 
 def whole(value: object) -> int | None:
     """A JSON value if it is a non-negative integer that a column holds, else None."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
-    return value if is_whole else None
+    return value if type(value) is int and 0 <= value < 1 << 62 else None
 
 
 def number(value: object) -> float | None:
     """A JSON value if it is a finite number of less than 10^17 (us until year 5138), else None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < 1e17 else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < 1e17 else None
 
 
 def text(value: object) -> str | None:
