@@ -4,10 +4,9 @@ A trace is recognised by what it holds and never by its name. The traces of all 
 become the tables `calls` and `steps`; what they do not tell is null, never guessed.
 
 A communication kernel of a Kineto trace tells channels (blocks of its grid), threads and time. What
-it sent stands in its own arguments, or in those of what launched it: the operation
-`record_param_comms` or, in older traces, the annotation `nccl:all_reduce` in which, on the same
-thread, the launch with the kernel's correlation lies. What ran no kernel (a copy engine, another
-backend) is no call here.
+it sent stands in its own arguments or in those of the operation `record_param_comms` or, in older
+traces, of the annotation `nccl:all_reduce` in which, on the same thread, its launch lies. What ran
+no kernel (a copy engine, another backend) is no call here.
 """
 
 import gzip
@@ -16,7 +15,8 @@ import math
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -45,8 +45,6 @@ _KINDS: Final = (
     (CallSource.KINETO, r'(?s)"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProperties"'),
     (CallSource.INSPECTOR, r'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'),
 )
-#: What a damaged compressed file raises.
-_DAMAGED: Final = (gzip.BadGzipFile, EOFError, zlib.error)
 
 #: From NCCL 2.19 `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, before `ncclKernel_AllReduce_..`; on
 #: symmetric memory 2.27 `ncclSymDevKernel_`, 2.28 on `ncclSymkDevKernel_`
@@ -106,11 +104,8 @@ def trace_source(path: Path) -> CallSource | None:
     Raises CorruptFile for a damaged one, OutputError for an archive, and OSError where it cannot be
     read.
     """
-    try:
-        with _opened(path) as file:
-            head = file.read(_BEGINNING)
-    except _DAMAGED as error:
-        raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
+    with _opened(path) as file:
+        head = file.read(_BEGINNING)
     if head[257:262] == "ustar":
         raise OutputError(f"{path} is an archive, which is not read; unpack it (tar xf)")
     if not head.lstrip().startswith("{"):
@@ -118,13 +113,17 @@ def trace_source(path: Path) -> CallSource | None:
     return next((source for source, pattern in _KINDS if re.search(pattern, head)), None)
 
 
-def _opened(path: Path) -> TextIO:
-    """The text of a file, which gzip may have packed."""
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """The text of a file, which gzip may have packed. Raises CorruptFile for a damaged one."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
-    if is_gzip:
-        return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
-    return path.open(encoding="utf-8-sig", errors="replace")
+    opener: Callable[..., TextIO] = gzip.open if is_gzip else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", errors="replace") as unpacked:
+            yield unpacked
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
 
 
 def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
@@ -133,7 +132,7 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
     `paths` are trace files or directories, of which other files are left alone.
     `known` holds columns of `calls` that the caller knows, `num_ranks` and `num_nodes` where traces
     do not tell. What single traces do wrong stands in `errors` and in their reports. Raises
-    OutputError where none is a trace, and OSError.
+    OutputError where none is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
     found, errors = _recognised(paths)
@@ -160,10 +159,9 @@ def _recognised(paths: Sequence[Path]) -> tuple[dict[Path, CallSource], list[Dat
     """The traces among files and directories, and what is wrong with others."""
     found, errors = {}, []
     for path in paths:
-        below = sorted(each for each in path.rglob("*") if each.is_file())
-        for file in below if path.is_dir() else [path]:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             try:
-                if source := trace_source(file):
+                if file.is_file() and (source := trace_source(file)):
                     found[file] = source
             except DataError as error:
                 errors.append(error)
@@ -178,17 +176,14 @@ def _read(path: Path, report: FileReport, num_ranks: int | None) -> tuple[_Rows,
                 calls, steps = _read_kineto(file, report, num_ranks)
             else:
                 calls, steps = _read_inspector(file, report), []
-    except (CorruptFile, *_DAMAGED) as error:
-        report.failure = f"{path} is damaged: {error}; copy it again"
+    except CorruptFile as error:
+        report.failure = str(error)
         return [], []
     if not calls and report.failure is None:
         report.remark("no collective in it")
         if report.rejected and not steps:
             report.failure = f"{path} holds no usable record; {report.rejected[0]}"
     return calls, steps
-
-
-# --- NCCL's Inspector ---
 
 
 def _read_inspector(file: TextIO, report: FileReport) -> _Rows:
@@ -207,6 +202,8 @@ def _read_inspector(file: TextIO, report: FileReport) -> _Rows:
     left = 0
     # A last dump of nothing ends the one before.
     for line, raw in enumerate(chain(file, ['{"dump_stats": {}}']), 1):
+        if raw.isspace():
+            continue
         document = _object(raw)
         if "dump_stats" in document:
             if left:
@@ -291,9 +288,6 @@ def _wire(
         return None
 
 
-# --- PyTorch's profiler ---
-
-
 def comm_kernel(name: str) -> tuple[Collective | None, bool | None] | None:
     """A communication kernel's collective, and whether NCCL asks a tuner; None for others.
 
@@ -351,8 +345,10 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
         head = _decoded(file, lambda event: _keep(event, spans, report))
     except (ValueError, RecursionError) as error:
         # A slice has other columns than the file, and the same lines.
-        where = str(error).partition(" column")[0]
-        raise CorruptFile(f"it does not decode, and nothing of it is read: {where}") from error
+        why = str(error).partition(" column")[0]
+        raise CorruptFile(
+            f"{report.path} is damaged, it does not decode: {why}; copy it again"
+        ) from error
     info = mapping(head.get("distributedInfo"))
     rank, base_us = whole(info.get("rank")), (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
     marks = sorted((s.start_us, s.end_us, int(s.name.rpartition("#")[2])) for s in spans["step"])
@@ -403,8 +399,7 @@ def _decoded(file: TextIO, seen: Callable[[Any], None]) -> dict[str, Any]:
         except ValueError:
             lines += rest.count("\n", 0, at)
             rest = rest[at:]
-            is_over = rest.startswith("]") or len(rest) > _SLICE
-            more = "" if is_over else file.read(_SLICE)
+            more = file.read(_SLICE) if len(rest) <= _SLICE and rest[:1] != "]" else ""
             rest += more
     document = mapping(decoder.decode(head + "\n" * lines + rest + file.read()))
     events = document.get("traceEvents")
@@ -474,6 +469,7 @@ def _call(
     num_ranks = whole(told.get("Group size")) or whole(group.get("pg_size")) or num_ranks
     world_size = whole(info.get("world_size"))
     lane = members or ("all" if num_ranks and num_ranks == world_size else name)
+    labels = filter(None, (name, text(told.get("Process Group Description"))))
     # Sends and receives count otherwise on either end.
     has_key = name and sequence and ran not in {None, Collective.SendRecv}
     datatype, size_bytes = _message(told, ran, num_ranks)
@@ -484,8 +480,7 @@ def _call(
         "nccl_version": version and version[0],
         "key": f"{name} {members} {sequence} {ran}" if has_key else None,
         "stream": lane and str(lane),
-        "group": ":".join(filter(None, (name, text(told.get("Process Group Description")))))
-        or None,
+        "group": ":".join(labels) or None,
         "group_ranks": members,
         "group_sequence": sequence,
         "gpu": text(gpu.get("name")),
@@ -587,9 +582,8 @@ def whole(value: object) -> int | None:
 
 def number(value: object) -> float | None:
     """A JSON value if it is a finite number of less than 10^17 (us until year 5138), else None."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if abs(value) < 1e17 else None
+    told = value if isinstance(value, int | float) and not isinstance(value, bool) else math.inf
+    return float(told) if abs(told) < 1e17 else None
 
 
 def text(value: object) -> str | None:
