@@ -34,7 +34,6 @@ from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import STEPS
 from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.sizes import MAX_SIZE_BITS
 
 _Rows = list[dict[str, Any]]
 #: A trace is recognised by so many characters, and one of PyTorch's decoded in slices of so many.
@@ -243,11 +242,13 @@ def _inspected(
         report.drop("a message between two ranks")
         return []
     report.rows_read += 1
-    size, sequence = whole(perf.get("coll_msg_size_bytes")) or 0, whole(perf.get("coll_sn"))
     rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks")) or 0
-    collective = _wire(perf.get("coll"), Collective, report)
-    is_size = 0 < size < 1 << MAX_SIZE_BITS
-    if collective is None or not is_size or rank is None or rank >= num_ranks:
+    collective, sequence = _wire(perf.get("coll"), Collective, report), whole(perf.get("coll_sn"))
+    # A record has one rank's count times the element, which of these is a part of NCCL's nBytes
+    # (`inspectorComputeOpBw` in inspector.cc).
+    parts = num_ranks if collective in {"AllGather", "ReduceScatter"} else 1
+    size_bytes = whole((whole(perf.get("coll_msg_size_bytes")) or 0) * parts)
+    if collective is None or not size_bytes or rank is None or rank >= num_ranks:
         why = "its collective, size or rank is missing, not known or out of range"
         report.reject(line, why, str(document))
         return []
@@ -255,9 +256,6 @@ def _inspected(
     ident = re.fullmatch(r"(?:0x)?0*([1-9a-f][0-9a-f]{0,15})", str(comm.get("id")).lower())
     name = ident[1].zfill(16) if ident else None
     clock = "gpu" if "gpu" in str(perf.get("coll_timing_source")).lower() else "cpu"
-    # A record has one rank's count times the element, which of these is a part of NCCL's nBytes
-    # (`inspectorComputeOpBw` in inspector.cc).
-    parts = num_ranks if collective in {"AllGather", "ReduceScatter"} else 1
     record = {
         "rank": rank,
         "key": f"{name} {collective} {sequence}" if name and sequence is not None else None,
@@ -265,7 +263,7 @@ def _inspected(
         "group": text(comm.get("comm_name")),
         "sequence": sequence,
         "collective": collective,
-        "size_bytes": size * parts,
+        "size_bytes": size_bytes,
         "num_ranks": num_ranks,
         "num_nodes": whole(comm.get("nnodes")) or None,
         "asks_tuner": Collective.parse(collective).tunable and num_ranks > 1,

@@ -146,6 +146,33 @@ def test_a_record_without_a_communicator_is_joined_to_none(tmp_path: Path) -> No
     assert calls["time_at_most_us"].to_list() == [7.25, 7.25]
 
 
+@pytest.mark.parametrize(
+    ("header", "record"),
+    [
+        ({"n_ranks": 0}, {}),
+        ({"rank": 2}, {}),
+        ({"rank": -1}, {}),
+        ({}, {"coll_msg_size_bytes": 0}),
+        ({}, {"coll_msg_size_bytes": 1 << 62}),
+        ({}, {"coll_msg_size_bytes": 1 << 61, "coll": "AllGather"}),
+        ({}, {"coll": "AllToAllW"}),
+    ],
+)
+def test_a_record_that_cannot_be_is_rejected_with_its_line(
+    header: dict[str, Any], record: dict[str, Any], tmp_path: Path
+) -> None:
+    wrong = inspector_line(0, 0, 5.0, header=header, **record)
+    good = inspector_line(0, 1 << 62, 6.0)
+    with (tmp_path / "a.log").open("w") as file:
+        file.write(f"{json.dumps(wrong)}\n\n{json.dumps(good)}\n")
+    found = read(tmp_path / "a.log")
+    # A number that no column holds is not known.
+    [call] = found.calls.to_pylist()
+    assert (call["time_at_most_us"], call["sequence"], call["num_ranks"]) == (6.0, None, 2)
+    [rejected] = found.reports[0].rejected
+    assert (rejected.line, "missing, not known or out of range" in rejected.reason) == (1, True)
+
+
 def test_the_same_record_twice_is_one_and_numbers_are_of_a_communicator(tmp_path: Path) -> None:
     lines = [
         inspector_line(rank, 0, 5.0, header={"id": comm}, coll=coll)

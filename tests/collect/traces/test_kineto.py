@@ -23,6 +23,8 @@ def one_call(
 ) -> dict[str, Any]:
     chrome = Chrome()
     chrome.collective(100.0, 50.0, kernel, own=own, told=told)
+    # Around the launch, too, and says nothing of it.
+    chrome.event("cpu_op", "aten::copy_", 91.0, 5.0, **{"Collective name": "barrier", "Seq": 7})
     [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
     return call
 
@@ -36,6 +38,7 @@ def test_a_kernel_has_its_own_arguments_or_those_of_what_launched_it(
     assert [call[name] for name in told] == ["AllReduce", 4000, "float", 8, 544]
     assert (call["group"], call["group_ranks"], call["num_ranks"]) == ("0:default_pg", [0, 1], 2)
     assert (call["time_at_most_us"], call["timing_source"]) == (50.0, "gpu")
+    assert call["group_sequence"] is None
     assert (call["gpu"], call["nccl_version"]) == ("H100", "2.27.5")
     # The trace's base and 100 us.
     assert call["timestamp"].timestamp() == pytest.approx(1_700_000_000.0001)
@@ -73,7 +76,7 @@ def test_several_kernels_of_one_operation_share_a_size_that_nobody_knows(tmp_pat
 
 def test_a_kernel_that_nothing_launched_keeps_what_it_is(tmp_path: Path) -> None:
     chrome = Chrome()
-    chrome.event("kernel", _NAME, 10.0, 5.0, device=0, correlation=9)
+    chrome.event("kernel", _NAME, 10.0, 5.0, device=0, correlation=9, grid=[])
     [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
     assert (call["collective"], call["size_bytes"], call["asks_tuner"]) == ("AllReduce", None, True)
 
