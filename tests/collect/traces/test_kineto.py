@@ -24,7 +24,8 @@ def one_call(
     chrome = Chrome()
     chrome.collective(100.0, 50.0, kernel, own=own, told=told)
     # Around the launch, too, and says nothing of it.
-    chrome.event("cpu_op", "aten::copy_", 91.0, 5.0, **{"Collective name": "barrier", "Seq": 7})
+    other: dict[str, Any] = {"Collective name": "barrier", "Seq": 7}
+    chrome.event("cpu_op", "aten::copy_", 91.0, 5.0, **other)
     [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
     return call
 
