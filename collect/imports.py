@@ -42,7 +42,8 @@ from dynamiccl.collect.nccl_tests import (
     with_trials,
 )
 from dynamiccl.collect.output import FileReport, Rejected, first_problem, looks_like_row
-from dynamiccl.collect.traces import TraceFile, read_files, trace_file
+from dynamiccl.collect.traces import read_traces, trace_source
+from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.rows import TRIAL_COLUMNS
 from dynamiccl.datasets.schema import (
@@ -100,7 +101,7 @@ class _Input:
     format: str
     sha256: str
     report: FileReport
-    trace: TraceFile | None = None
+    trace: CallSource | None = None
     #: Why it cannot be read, where that is known from its beginning.
     problem: DataError | None = None
 
@@ -254,7 +255,7 @@ def _input(path: Path) -> _Input:
     """Recognise a file by its first bytes."""
     if not path.is_file():
         raise MissingPath("file to import", path, "check the name")
-    trace: TraceFile | None = None
+    trace: CallSource | None = None
     problem = None
     try:
         with path.open("rb") as file:
@@ -265,7 +266,7 @@ def _input(path: Path) -> _Input:
             kind = _CALLS
         else:
             try:
-                trace = trace_file(path)
+                trace = trace_source(path)
             except DataError as error:
                 problem = error
             looks_csv = is_csv(text.split("\n", 1)[0])
@@ -354,13 +355,14 @@ def _import_jobs(
 
     if files := [(item.path, item.report) for item in items if item.format == _CALLS]:
         write("calls", read_calls(files, base, errors))
-    if found := [item.trace for item in items if item.trace]:
-        group = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
-        traces = read_files(found, {**base, "run": base["sweep"], **group})
+    if found := [item.path for item in items if item.trace]:
+        shape = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
+        traces = read_traces(found, **{**base, **shape})
         write("calls", traces.calls)
         write("steps", traces.steps)
         summary.files += traces.reports
-        summary.rank_records, summary.steps_written = traces.records, traces.steps.num_rows
+        summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
+        summary.steps_written = traces.steps.num_rows
         summary.untimed = dict(traces.untimed.most_common())
         errors += traces.errors
 
