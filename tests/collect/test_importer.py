@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.collect.nccl_tests import load_systems
 from dynamiccl.datasets import store
 from dynamiccl.errors import MissingPath, UserError
 
@@ -71,23 +71,25 @@ def test_output_needs_a_system(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("option", "value", "message"),
     [
-        ImportOptions(system="a b"),
-        ImportOptions(system="s", sweep="/"),
-        ImportOptions(system="s", collective="allreduc"),
-        ImportOptions(system="s", algorithm="Rings"),
-        ImportOptions(system="s", protocol="LL12"),
-        ImportOptions(system="s", nccl_version="x"),
-        ImportOptions(system="s", num_nodes=0),
+        ("system", "a b", "system name 'a b' cannot be a directory name"),
+        ("sweep", "/", "sweep name '/' cannot be a directory name"),
+        ("collective", "allreduc", "unknown collective 'allreduc'.*did you mean 'AllReduce'"),
+        ("algorithm", "Rings", "unknown algorithm 'Rings'"),
+        ("protocol", "LL12", "unknown protocol 'LL12'"),
+        ("nccl_version", "x", "unknown NCCL version 'x'"),
     ],
 )
-def test_wrong_option_stops_before_anything(
-    options: ImportOptions, log: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError):
-        import_files([log], tmp_path / "out", options=options)
-    assert not (tmp_path / "out").exists()
+def test_wrong_option_is_named_with_the_choices(option: str, value: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ImportOptions(**{option: value})  # type: ignore[arg-type]
+
+
+def test_counts_begin_at_one() -> None:
+    assert ImportOptions(num_nodes=1).num_nodes == 1
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        ImportOptions(num_nodes=0)
 
 
 def test_missing_and_no_file(tmp_path: Path) -> None:
@@ -122,16 +124,16 @@ def test_systems_file_sets_topology_and_name(log: Path, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[systems.s]\nnvlink = 5", r"systems\.s\.nvlink: Extra .*with any of name, compute_cap"),
-        ("[machines.s]", "machines: Extra inputs"),
+        ("[machines.s]", r"machines.*should be 'systems'"),
         ("[systems.s]\nnvswitch = 1", "nvswitch: Input should be a valid boolean"),
         ('[systems.s]\nnic_kind = "token ring"', r"nic_kind: .*\(got 'token ring'\)"),
         ('[systems.s]\nname = "a b"', "cannot be a directory name"),
         ("[systems]\ns = 3", r"write tables \[systems\.NAME\]"),
-        ("[systems.s", "is not TOML"),
+        ("[systems.s", "no TOML: Expected"),
     ],
 )
 def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "systems.toml"
     path.write_text(text)
     with pytest.raises(UserError, match=message):
-        load_systems(path)
+        ImportOptions(systems_file=path)
