@@ -1,10 +1,9 @@
 """`dynamiccl-collect import`: other people's measurements into the Parquet store.
 
-A file is recognised by what it holds (`_kind`) and read into tables. It becomes parts of its own,
-which depend on nothing but the file, the options and this program: a file imported twice by one
-release is there once, and a bad file among good ones costs nothing but itself. Calls files and
-traces are the exception: those of all ranks are joined, so all that are named together make parts
-together.
+A file is recognised by what it holds (`_kind`). It becomes parts of its own, which depend on
+nothing but the file, the options and this program: a file imported twice by one release is there
+once, and a bad file among good ones costs nothing but itself. Calls files and traces of all ranks
+are joined, so all that are named together make parts together.
 
 Nothing is lost silently: a row that was read is written, dropped with a reason, counted as a
 duplicate, or rejected with its file, line and text.
@@ -14,8 +13,9 @@ import csv
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -23,20 +23,17 @@ from typing import Annotated, Any, Final
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
-from rich.console import Console
+from pydantic import BeforeValidator, Field, ValidationError
 
 from dynamiccl import cli
 from dynamiccl.collect.calls import MAGIC, SUFFIX, read_calls
 from dynamiccl.collect.nccl_tests import (
     CHUNK_ROWS,
-    AlgorithmName,
     CollectiveName,
     Count,
     ImportOptions,
-    NcclRelease,
+    Known,
     Part,
-    ProtocolName,
     ranks_per_node,
     read_file,
 )
@@ -44,54 +41,46 @@ from dynamiccl.collect.output import FileReport, Rejected, Row, first_problem, l
 from dynamiccl.collect.traces import TraceFile, read_files, trace_file
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.provenance import file_sha256, program_record
-from dynamiccl.datasets.rows import measurements_table, trial_id
-from dynamiccl.datasets.schema import (
-    DEFAULT_PROFILE,
-    MEASUREMENTS,
-    QUIET,
-    DefaultScope,
-    Source,
-    Statistic,
-    Status,
-)
+from dynamiccl.datasets.rows import measurements_table, scope_of, trial_id
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
 from dynamiccl.datasets.store import part_paths, slug, write_part
 from dynamiccl.errors import DataError, MissingPath, OutputError, UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.sizes import MAX_SIZE_BITS
 
-__all__ = ["ImportFailed", "ImportOptions", "ImportSummary", "import_files"]
+__all__ = ["ImportOptions", "ImportSummary", "import_files"]
 
 TEXT: Final = Source.NCCL_TESTS_TEXT.value
 JSON: Final = Source.NCCL_TESTS_JSON.value
 CSV: Final = Source.TIDY_CSV.value
 #: Kinds of which all files are read together; traces have the name of their source.
 _CALLS: Final = "calls"
-_JOINED: Final = (_CALLS, CallSource.KINETO.value, CallSource.INSPECTOR.value)
+_TRACES: Final = (CallSource.KINETO.value, CallSource.INSPECTOR.value)
 _SNIFF_BYTES: Final = 65_536
 #: Lines of each kind that people are shown; all are in --json.
 _SHOWN: Final = 20
 #: Totals that are sums over the files.
 _SUMS: Final = ("rows_read", "measurements_written", "duplicates", "num_rejected", "already_there")
-_stderr = Console(stderr=True)
-_stdout = Console()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ImportSummary:
     """What became of every row: totals, each file's report, and what many files make together."""
 
-    files: list[FileReport]
+    files: list[FileReport] = field(default_factory=list)
     #: Files of directories that are not read -> what they are.
-    skipped: dict[str, str]
-    rows_read: int
-    measurements_written: int
-    dropped: int
-    duplicates: int
-    num_rejected: int
+    skipped: dict[str, str] = field(default_factory=dict)
+    #: Why files gave nothing.
+    errors: list[DataError] = field(default_factory=list)
+    rows_read: int = 0
+    measurements_written: int = 0
+    dropped: int = 0
+    duplicates: int = 0
+    num_rejected: int = 0
     #: The first rejected lines of each file.
-    rejected: list[Rejected]
+    rejected: list[Rejected] = field(default_factory=list)
     #: Measurements of those written that an earlier import had written, too.
-    already_there: int
+    already_there: int = 0
     #: Calls of jobs, one for all ranks, and those of them whose time is known from all ranks.
     calls_written: int = 0
     calls_timed: int = 0
@@ -101,15 +90,20 @@ class ImportSummary:
     #: Why calls of traces have no time -> calls.
     untimed: dict[str, int] = field(default_factory=dict)
 
+    def add_up(self) -> None:
+        """Count the rows of all files; joined calls belong to no single file."""
+        for name in _SUMS:
+            setattr(self, name, sum(getattr(report, name) for report in self.files))
+        self.dropped = sum(sum(report.dropped.values()) for report in self.files)
+        self.rejected = [line for report in self.files for line in report.rejected]
+
     @property
     def written(self) -> str:
         """What was written, in words."""
         joined = f" from {self.rank_records} records of ranks" if self.rank_records else ""
-        counts = {
-            f"calls{joined} ({self.calls_timed} with a time)": self.calls_written,
-            "steps": self.steps_written,
-            "of NCCL's costs": sum(report.costs for report in self.files),
-        }
+        calls = f"calls{joined} ({self.calls_timed} with a time)"
+        costs = sum(report.costs for report in self.files)
+        counts = {calls: self.calls_written, "steps": self.steps_written, "of NCCL's costs": costs}
         others = [f", {number} {what}" for what, number in counts.items() if number]
         return f"{self.measurements_written} measurements{''.join(others)} written"
 
@@ -122,62 +116,43 @@ class ImportSummary:
         return {**found, "rejected": [line._asdict() for line in self.rejected]}
 
 
-class ImportFailed(OutputError):
-    """Raised when files gave no row; `summary` has what the others gave."""
-
-    def __init__(self, errors: Sequence[DataError], summary: ImportSummary) -> None:
-        """Make a message with each failure, and what was written nevertheless."""
-        super().__init__("; ".join([*map(str, errors), f"of the others {summary.written}"]))
-        self.summary = summary
-
-
 def import_files(
     paths: Sequence[Path], out_dir: Path, *, options: ImportOptions | None = None
 ) -> ImportSummary:
     """Import `paths` into `out_dir`, and report what became of every row.
 
-    A directory stands for the files of known kinds below it.
-    Raises UserError before anything is read when the options cannot work, and OutputError, which
-    names the files, after all are written when some gave no row. A single file raises its own
-    error, which may be a CorruptFile.
+    A directory stands for the files of known kinds below it. Raises UserError where it is not known
+    of which system a file is, and OutputError, which names the files, after all are written when
+    some gave no row. A single file raises its own error, which may be a CorruptFile.
     """
-    options = options or ImportOptions()
-    skipped: dict[str, str] = {}
-    errors: list[DataError] = []
-    reports = _recognised(paths, skipped, errors)
-    _check(paths, reports, skipped, options)
-    there = set(part_paths(out_dir)) if out_dir.is_dir() else set()
+    options, summary = options or ImportOptions(), ImportSummary()
+    reports = _recognised(paths, summary)
+    _check(paths, reports, options)
+    seen = set(part_paths(out_dir)) if out_dir.is_dir() else set()
     fresh = [report for report in reports if report.format and not report.remarks]
+    jobs = [report for report in fresh if report.format in {_CALLS, *_TRACES}]
     for report in fresh:
         try:
-            if report.format not in _JOINED:
-                _write_file(report, options, out_dir, there)
+            if report.format not in {_CALLS, *_TRACES}:
+                _write_file(report, options, out_dir, seen)
         except DataError as error:
             report.failure = str(error)
-            errors.append(error)
-    jobs = [report for report in fresh if report.format in _JOINED]
+            summary.errors.append(error)
     # A trace that is read has a report of its own.
-    files = [each for each in reports if each not in jobs or each.format == _CALLS]
-    found = _write_jobs(jobs, options, out_dir, files, errors) if jobs else {}
-    found |= {name: sum(getattr(report, name) for report in files) for name in _SUMS}
-    summary = ImportSummary(
-        files=files,
-        skipped=skipped,
-        dropped=sum(sum(report.dropped.values()) for report in files),
-        rejected=[line for report in files for line in report.rejected],
-        **found,
-    )
-    if errors:
-        raise errors[0] if len(reports) == 1 else ImportFailed(errors, summary)
+    summary.files += [each for each in reports if each.format not in _TRACES or each.remarks]
+    if jobs:
+        _write_jobs(jobs, options, out_dir, summary)
+    summary.add_up()
+    if errors := summary.errors:
+        told = "; ".join([*map(str, errors), f"of the others {summary.written}"])
+        raise errors[0] if len(reports) == 1 else OutputError(told)
     return summary
 
 
-def _recognised(
-    paths: Sequence[Path], skipped: dict[str, str], errors: list[DataError]
-) -> list[FileReport]:
-    """A report for each file to read; `skipped` gets those of directories that are not.
+def _recognised(paths: Sequence[Path], summary: ImportSummary) -> list[FileReport]:
+    """A report for each file to read; without a format for one that cannot be read.
 
-    One that cannot be read has no format; one whose bytes are those of another has a remark.
+    One whose bytes are those of another has a remark. What directories hold beside is skipped.
     """
     reports: list[FileReport] = []
     first: dict[str, Path] = {}
@@ -192,10 +167,10 @@ def _recognised(
                     report.remark(f"the same bytes as {same}; not taken twice")
             except DataError as error:
                 if isinstance(error, OutputError) and file != path:
-                    skipped[str(file)] = str(error).removeprefix(f"{file} is ")
+                    summary.skipped[str(file)] = str(error).removeprefix(f"{file} is ")
                     continue
                 report.failure = str(error)
-                errors.append(error)
+                summary.errors.append(error)
             reports.append(report)
     return reports
 
@@ -217,7 +192,7 @@ def _kind(path: Path, *, is_named: bool) -> str:
     text = head.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
     if text.startswith("{"):
         return JSON
-    if is_csv(text.split("\n", 1)[0]):
+    if path.suffix == ".csv" or "size_bytes" in text.split("\n", 1)[0]:
         return CSV
     with path.open(encoding="utf-8", errors="replace") as lines:
         if is_named or any("NCCL INFO" in line or looks_like_row(line) for line in lines):
@@ -225,19 +200,13 @@ def _kind(path: Path, *, is_named: bool) -> str:
     raise OutputError(f"{path} is no kind that is known")
 
 
-def _check(
-    paths: Sequence[Path],
-    reports: Sequence[FileReport],
-    skipped: Mapping[str, str],
-    options: ImportOptions,
-) -> None:
+def _check(paths: Sequence[Path], reports: Sequence[FileReport], options: ImportOptions) -> None:
     """Raise UserError where there is nothing to read, or it is not known of which system it is."""
     if not reports:
         named = ", ".join(map(str, paths)) or "no file to import"
-        found = f"{len(skipped)} files of other kinds" if skipped else "no file at all"
         raise UserError(
-            f"{named}: {found}, and no nccl-tests output, CSV, calls file or trace; name files, or "
-            "the directory that holds them"
+            f"{named}: no nccl-tests output, CSV, calls file or trace; name files, or the "
+            "directory that holds them"
         )
     unknown = [report.path for report in reports if report.format not in {"", CSV}]
     if options.system is None and unknown:
@@ -246,9 +215,7 @@ def _check(
         )
 
 
-def _write_file(
-    report: FileReport, options: ImportOptions, out_dir: Path, there: Collection[Path]
-) -> None:
+def _write_file(report: FileReport, options: ImportOptions, out_dir: Path, seen: set[Path]) -> None:
     """Write what a file tells that is read by itself; raises DataError where that is nothing."""
     path = Path(report.path)
     if report.format == CSV:
@@ -264,7 +231,7 @@ def _write_file(
         if kind == "measurements":
             report.measurements_written += table.num_rows
             wrong += pc.sum(pc.equal(table["status"], Status.WRONG_VALUES.value)).as_py()
-            again = [pq.read_metadata(part).num_rows for part in parts if part in there]
+            again = [pq.read_metadata(part).num_rows for part in parts if part in seen]
             report.already_there += sum(again)
     if wrong:
         report.remark(f"{wrong} measurements had wrong values: kept as such, and nothing uses them")
@@ -280,36 +247,28 @@ def _provenance(reports: Sequence[FileReport]) -> dict[str, Any]:
 
 
 def _write_jobs(
-    reports: Sequence[FileReport],
-    options: ImportOptions,
-    out_dir: Path,
-    files: list[FileReport],
-    errors: list[DataError],
-) -> dict[str, Any]:
-    """Write the calls and steps of the recorder's files, and of the traces, of all ranks.
-
-    Returns counts of the summary; the reports of traces are added to `files`.
-    """
+    reports: Sequence[FileReport], options: ImportOptions, out_dir: Path, summary: ImportSummary
+) -> None:
+    """Write the calls and steps of the recorder's files, and of the traces, of all ranks."""
     known = options.model_dump(include={"gpu", "nccl_version"}, exclude_none=True)
     base = {**options.columns(Path(reports[0].path)), **known}
     group = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
     recorded = [(Path(each.path), each) for each in reports if each.format == _CALLS]
-    calls = read_calls(recorded, base, errors)
+    calls = read_calls(recorded, base, summary.errors)
     others = [each for each in reports if each.format != _CALLS]
     found = [TraceFile(Path(each.path), CallSource(each.format)) for each in others]
     traces = read_files(found, {**base, "run": base["sweep"], **group})
-    files += traces.reports
-    errors += traces.errors
+    summary.files += traces.reports
+    summary.errors += traces.errors
+    provenance = _provenance(reports)
     for kind, table in (("calls", calls), ("calls", traces.calls), ("steps", traces.steps)):
         if table.num_rows:
-            write_part(out_dir, table, kind=kind, provenance=_provenance(reports))
-    return {
-        "calls_written": calls.num_rows + traces.calls.num_rows,
-        "calls_timed": sum(pc.count(each["time_us"]).as_py() for each in (calls, traces.calls)),
-        "rank_records": traces.records,
-        "steps_written": traces.steps.num_rows,
-        "untimed": dict(traces.untimed.most_common()),
-    }
+            write_part(out_dir, table, kind=kind, provenance=provenance)
+        if kind == "calls":
+            summary.calls_written += table.num_rows
+            summary.calls_timed += table.num_rows - table["time_us"].null_count
+    summary.rank_records, summary.steps_written = traces.records, traces.steps.num_rows
+    summary.untimed = dict(traces.untimed.most_common())
 
 
 # --- CSV sweeps: one measurement a row, one column a fact, as published sweeps are tidied ---
@@ -324,16 +283,10 @@ def _write_jobs(
 #   that is printed as 0 has no time, and stays a row without one.
 
 
-def _statistic(text: str) -> str:
-    if re.fullmatch(r"mean_of_\d+_runs", text):
-        return Statistic.MEAN_OF_RUNS.value
-    names = [each.value for each in Statistic if each is not Statistic.TARGET]
-    if text not in names:
-        raise ValueError(f"'{text}' is none of {', '.join(names)}: no measurement")
-    return text
+_of_runs: Final = partial(re.sub, r"mean_of_\d+_runs", Statistic.MEAN_OF_RUNS.value)
 
 
-class _Record(BaseModel):
+class _Record(Known):
     """The cells of one record; an empty one, or one of a column that is not there, is the default.
 
     The defaults are one quiet run in the untouched environment.
@@ -341,46 +294,31 @@ class _Record(BaseModel):
 
     source: str | None = None
     system: str
-    gpu: str | None = None
-    num_nodes: Count | None = None
     ranks_per_node: Count | None = None
-    nccl_version: NcclRelease | None = None
     collective: CollectiveName
     size_bytes: int = Field(ge=0, lt=1 << MAX_SIZE_BITS)
-    algorithm: AlgorithmName | None = None
-    protocol: ProtocolName | None = None
-    num_channels: Count | None = None
     mode: str = "isolated"
     launch_profile: str = DEFAULT_PROFILE
     in_place: bool | None = None
     run: str = "csv"
     repeat: int | None = Field(default=None, ge=0, lt=1 << 31)
-    statistic: Annotated[str, AfterValidator(_statistic)] = Statistic.MEAN.value
+    statistic: Annotated[Statistic, BeforeValidator(_of_runs)] = Statistic.MEAN
     time_us: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     busbw_gbytes_per_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     is_default: bool | None = None
     note: str = ""
 
 
-#: Every column, in the usual order.
+#: Every column that there may be.
 CSV_COLUMNS: Final = tuple(_Record.model_fields)
 #: One of these is needed, too.
 _CSV_TIMES: Final = ("time_us", "busbw_gbytes_per_s")
 #: What the caller may know of all rows.
 _CSV_KNOWN: Final = {"system", "gpu", "num_nodes", "nccl_version", "launch_profile"}
-_CSV_NAME: Final = re.compile(r"[A-Za-z_][\w ()/.%-]{0,40}")
+#: What is no column of the schema, or another.
+_CSV_OTHER: Final = {"system", "algorithm", "protocol", "num_channels", "mode", "repeat", "note"}
 #: How a note says that an attempt ended by its time limit.
 _HANG: Final = re.compile(r"(?i)\bhang|\bhung|timeout|timed out")
-
-
-def is_csv(first_line: str) -> bool:
-    """Whether a line is the header of a CSV file, supported or not.
-
-    >>> is_csv("size,collective,us"), is_csv("n1:7:7 [0] NCCL INFO Using a, b, c")
-    (True, False)
-    """
-    names = [name.strip().strip('"') for name in first_line.split(",")]
-    return len(names) >= 3 and all(map(_CSV_NAME.fullmatch, names))
 
 
 def _read_csv(path: Path, options: ImportOptions, report: FileReport) -> Iterator[Part]:
@@ -390,7 +328,7 @@ def _read_csv(path: Path, options: ImportOptions, report: FileReport) -> Iterato
     """
     rows: list[Row] = []
     repeats: defaultdict[tuple[Any, ...], set[int]] = defaultdict(set)
-    for line, record in _records(path, options, report):
+    for line, record in _records(options, report):
         row = {**options.columns(path, record.system), **_measurement(record)}
         row |= {"source_file": str(path), "source_line": line, "trial": trial_id(row)}
         config = (record.algorithm, record.protocol, record.num_channels)
@@ -413,20 +351,18 @@ def _read_csv(path: Path, options: ImportOptions, report: FileReport) -> Iterato
         yield "measurements", measurements_table(rows)
 
 
-def _records(
-    path: Path, options: ImportOptions, report: FileReport
-) -> Iterator[tuple[int, _Record]]:
+def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, _Record]]:
     """All records, and the line that each ends on; wrong ones are rejected."""
     # What the caller knows is for cells that are empty.
     known = {
         "ranks_per_node": ranks_per_node(options.num_ranks, options.num_nodes),
         **options.model_dump(include=_CSV_KNOWN, exclude_none=True),
     }
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+    with Path(report.path).open(encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file)
         try:
             names = [name.strip() for name in next(reader, [])]
-            _check_names(path, names, options, report)
+            _check_names(names, options, report)
             for cells in filter(None, reader):
                 report.rows_read += 1
                 try:
@@ -438,7 +374,9 @@ def _records(
                 yield reader.line_num, record
         except csv.Error as error:
             line = reader.line_num
-            raise OutputError(f"{path}:{line}: no CSV: {error}; correct that line") from error
+            raise OutputError(
+                f"{report.path}:{line}: no CSV: {error}; correct that line"
+            ) from error
 
 
 def _record(names: Sequence[str], cells: Sequence[str], known: Mapping[str, Any]) -> _Record:
@@ -448,20 +386,16 @@ def _record(names: Sequence[str], cells: Sequence[str], known: Mapping[str, Any]
     return _Record.model_validate({**known, **texts})
 
 
-def _check_names(
-    path: Path, names: Sequence[str], options: ImportOptions, report: FileReport
-) -> None:
+def _check_names(names: Sequence[str], options: ImportOptions, report: FileReport) -> None:
     """Refuse columns that are missing or unknown; say what is assumed in place of others."""
-    missing = [name for name in ("size_bytes", "collective") if name not in names]
-    if options.system is None and "system" not in names:
-        missing.append("system (or --system)")
-    if not set(_CSV_TIMES) & set(names):
-        missing.append(" or ".join(_CSV_TIMES))
+    needed = (("size_bytes",), ("collective",), ("system", "--system"), _CSV_TIMES)
+    there = {*names, "--system" if options.system else None}
+    missing = [" or ".join(each) for each in needed if there.isdisjoint(each)]
     odd = [name for name in names if name not in CSV_COLUMNS or names.count(name) > 1]
     if missing or odd:
         raise OutputError(
-            f"{path}:1: no column {', '.join(missing) or '(all are there)'}; unknown or repeated "
-            f"column {', '.join(odd) or '(none)'}; it has {', '.join(names)}, and a sweep may have "
+            f"{report.path}:1: no column {', '.join(missing) or '-'}; unknown or repeated column "
+            f"{', '.join(odd) or '-'}; it has {', '.join(names)}, and a sweep may have "
             f"{', '.join(CSV_COLUMNS)}: add, rename or remove what is wrong"
         )
     lacking = [n for n in ("mode", "launch_profile", "run", "statistic") if n not in names]
@@ -474,16 +408,15 @@ def _check_names(
 
 def _measurement(record: _Record) -> Row:
     """The columns of a record; see the decisions on top."""
-    same = record.model_dump(include=set(MEASUREMENTS.names), exclude={"system", "repeat"})
     nodes, per_node = record.num_nodes, record.ranks_per_node
     num_ranks = nodes * per_node if nodes and per_node else None
-    is_untouched, is_quiet = record.launch_profile == DEFAULT_PROFILE, record.mode == "isolated"
+    is_quiet = record.mode == "isolated"
     return {
-        **same,
+        **record.model_dump(exclude=_CSV_OTHER),
         "source": CSV,
         "system_description": record.system,
         "num_ranks": num_ranks,
-        "default_scope": (DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE).value,
+        "default_scope": scope_of(record.launch_profile),
         "interference_kind": QUIET if is_quiet else record.mode,
         "interference_level": 0.0 if is_quiet else None,
         "reason": record.note or None,
@@ -498,12 +431,9 @@ def _config(record: _Record) -> Row:
     names = {"algorithm": record.algorithm, "protocol": record.protocol}
     is_default = record.is_default
     if is_default is None:
-        is_default = not any(names.values()) and channels is None
+        is_default = not any([*names.values(), channels])
     is_limit = "upper limit" in note
-    if is_default:
-        is_forced = "channels" in note and "requested" in note
-    else:
-        is_forced = not is_limit and "channels: read back" not in note
+    is_forced = "requested" in note if is_default else not (is_limit or "read back" in note)
     asked, ran = ({}, names) if is_default else (names, {})
     return {
         "is_default": is_default and not (is_forced and channels),
@@ -522,13 +452,13 @@ def _figures(record: _Record, num_ranks: int | None) -> Row:
         algbw = record.size_bytes / (time_us * 1e3)
     elif busbw is None:
         status = Status.TIMED_OUT if _HANG.search(record.note) else Status.FAILED
-        statistic = Statistic.NONE.value
+        statistic = Statistic.NONE
     elif num_ranks and (factor := Collective.parse(record.collective).bus_factor(num_ranks)):
         algbw = busbw / factor or None
         time_us = algbw and record.size_bytes / (algbw * 1e3)
     return {
         "status": status.value,
-        "statistic": statistic,
+        "statistic": statistic.value,
         "time_us": time_us,
         "time_derived": record.time_us is None and algbw is not None,
         "algbw_gbytes_per_s": algbw,
@@ -539,62 +469,38 @@ def _figures(record: _Record, num_ranks: int | None) -> Row:
 
 
 def import_command(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE_OR_DIR...",
-            help="Logs, JSON, CSV, calls files, traces; or directories of them.",
-        ),
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE_OR_DIR...")],
     out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
     system: Annotated[str | None, typer.Option(help="Name of the system measured.")] = None,
     sweep: Annotated[str | None, typer.Option(help="Name of this import.")] = None,
-    systems: Annotated[Path | None, typer.Option(help="TOML with facts of systems.")] = None,
-    collective: Annotated[str | None, typer.Option(help="Collective, where unknown.")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Ranks, where unknown.", min=1)] = None,
-    nodes: Annotated[int | None, typer.Option(help="NCCL's nNodes, where unknown.", min=1)] = None,
-    nccl_version: Annotated[str | None, typer.Option(help="NCCL release, where unknown.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU model, where unknown.")] = None,
-    launch_profile: Annotated[
-        str | None, typer.Option(help="Name of the launch-time settings, where unknown.")
-    ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Requested algorithm, if hidden.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="Requested protocol, if hidden.")] = None,
-    channels: Annotated[
-        int | None, typer.Option(help="Requested channel count, if hidden.", min=1)
-    ] = None,
+    systems_file: Annotated[Path | None, typer.Option("--systems", help="TOML of systems.")] = None,
+    collective: Annotated[str | None, typer.Option(help="What was measured.")] = None,
+    num_ranks: Annotated[int | None, typer.Option("--ranks", help="Of the job.", min=1)] = None,
+    num_nodes: Annotated[int | None, typer.Option("--nodes", help="NCCL's nNodes.", min=1)] = None,
+    nccl_version: Annotated[str | None, typer.Option(help="NCCL release.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU model.")] = None,
+    launch_profile: Annotated[str | None, typer.Option(help="Name of launch settings.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Forced algorithm.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="Forced protocol.")] = None,
+    num_channels: Annotated[int | None, typer.Option("--channels", help="Forced.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")] = False,
 ) -> None:
     """Read nccl-tests outputs (text, -J JSON), CSV sweeps, what the plugin recorded, and traces.
 
     A directory stands for all such files below it; what is none of them is named and left alone. A
-    CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s (docs/collect.md).
-
-    Traces are those of PyTorch's profiler and dumps of NCCL's Inspector (.json, .json.gz).
-    What is what, the content tells.
-
-    The calls files (.dcc) or traces of all ranks of a job belong into one import: the time of a
-    call is known only with all its ranks.
+    CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s (docs/collect.md). Traces
+    are those of PyTorch's profiler and dumps of NCCL's Inspector (.json, .json.gz). The calls files
+    (.dcc) or traces of all ranks of a job belong into one import: the time of a call is known only
+    with all its ranks. Options say what the files do not.
 
     Example: dynamiccl-collect import all_reduce.log --out out/data --system mycluster
     Example: dynamiccl-collect import rank*.json.gz --out out/data --system mycluster
     """
+    # Each option but the last two is a field of the record.
+    told = locals()
     cli.configure_logging(verbose=verbose)
-    options = ImportOptions(
-        system=system,
-        sweep=sweep,
-        collective=collective,
-        num_ranks=ranks,
-        num_nodes=nodes,
-        nccl_version=nccl_version,
-        gpu=gpu,
-        launch_profile=launch_profile,
-        algorithm=algorithm,
-        protocol=protocol,
-        num_channels=channels,
-        systems_file=systems,
-    )
+    options = ImportOptions(**{name: told[name] for name in ImportOptions.model_fields})
     kept = f"what was read so far is in {out}; the same command goes on, and takes nothing twice"
     with cli.interruptible(lambda: kept):
         summary = import_files(files, out, options=options)
@@ -617,12 +523,10 @@ def _show(summary: ImportSummary, out: Path) -> None:
     lines += [f"{path}: left alone, {what}" for path, what in summary.skipped.items()]
     lines += [f"{count} calls without a time: {why}" for why, count in summary.untimed.items()]
     for line in lines:
-        _stderr.print(line, markup=False, soft_wrap=True, highlight=False)
+        typer.echo(line, err=True)
     there = f"; {summary.already_there} were there already" if summary.already_there else ""
-    _stdout.print(
+    typer.echo(
         f"{summary.rows_read} rows read, {summary.written}{there}, "
         f"{summary.dropped} dropped, {summary.duplicates} duplicates, "
-        f"{summary.num_rejected} rejected -> {out}",
-        soft_wrap=True,
-        highlight=False,
+        f"{summary.num_rejected} rejected -> {out}"
     )

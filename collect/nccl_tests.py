@@ -38,16 +38,8 @@ from dynamiccl.collect.output import (
     hosts_of,
     read_json,
 )
-from dynamiccl.datasets.rows import columns_table, trial_id
-from dynamiccl.datasets.schema import (
-    COSTS,
-    DEFAULT_PROFILE,
-    MEASUREMENTS,
-    QUIET,
-    DefaultScope,
-    Source,
-    Status,
-)
+from dynamiccl.datasets.rows import columns_table, scope_of, trial_id
+from dynamiccl.datasets.schema import COSTS, MEASUREMENTS, QUIET, Source, Status
 from dynamiccl.datasets.store import check_slug, slug
 from dynamiccl.errors import MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
@@ -73,10 +65,7 @@ _COLUMNS: Final = (
     *("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_values"),
 )
 _OPTIONAL: Final = (*PER_ITERATION, "iteration_times_us", "process_times_us")
-_CHOICE: Final = (
-    *(RUN, "size_bytes"),
-    *("actual_algorithm", "actual_protocol", "actual_num_channels"),
-)
+_CHOICE: Final = (RUN, "size_bytes", "actual_algorithm", "actual_protocol", "actual_num_channels")
 _BANDWIDTHS: Final = ("algbw_gbytes_per_s", "busbw_gbytes_per_s")
 #: Columns that an output may fill with what is no number.
 _FINITE: Final = (*_BANDWIDTHS, *PER_ITERATION)
@@ -105,62 +94,53 @@ _IN_FILE_NAME: Final = re.compile(
 # --- What the caller knows ---
 
 
-def _wire(kind: type[Algorithm | Collective | Protocol], text: str) -> str:
-    return kind.parse(text).wire
-
-
-#: Names as people write them, in NCCL's spelling; others raise UnknownName.
-CollectiveName = Annotated[str, AfterValidator(partial(_wire, Collective))]
-AlgorithmName = Annotated[str, AfterValidator(partial(_wire, Algorithm))]
-ProtocolName = Annotated[str, AfterValidator(partial(_wire, Protocol))]
-NcclRelease = Annotated[str, AfterValidator(lambda text: str(NcclVersion.parse(text)))]
+CollectiveName = Annotated[str, AfterValidator(lambda text: Collective.parse(text).wire)]
 Count = Annotated[int, Field(ge=1, lt=1 << MAX_SIZE_BITS)]
 _System = Annotated[str, AfterValidator(partial(check_slug, what="system"))]
-_Sweep = Annotated[str, AfterValidator(partial(check_slug, what="sweep"))]
 
 
-class ImportOptions(BaseModel):
+class Known(BaseModel):
+    """What a CSV, or the caller, says of rows; a name that is none of NCCL's raises UnknownName."""
+
+    gpu: str | None = None
+    num_nodes: Count | None = None
+    nccl_version: Annotated[str, AfterValidator(lambda t: str(NcclVersion.parse(t)))] | None = None
+    collective: CollectiveName | None = None
+    #: What was requested of NCCL.
+    algorithm: Annotated[str, AfterValidator(lambda t: Algorithm.parse(t).wire)] | None = None
+    protocol: Annotated[str, AfterValidator(lambda t: Protocol.parse(t).wire)] | None = None
+    num_channels: Count | None = None
+
+
+class ImportOptions(Known):
     """What the caller knows about the files. What a file itself says wins, except where noted.
 
-    Raises UserError for names that are not known and ValidationError for numbers below 1.
+    Raises UserError for wrong names and systems files, ValidationError for numbers below 1.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: Hive directory. Benchmark output does not name its system, so it is required for it;
-    #: for CSV it replaces the file's own `system` column.
+    #: Hive directory. Benchmark output does not name it; of a CSV it replaces the `system` column.
     system: _System | None = None
     #: Hive directory; None = the folder of a benchmark output, the stem of a CSV file.
-    sweep: _Sweep | None = None
-    collective: CollectiveName | None = None
+    sweep: Annotated[str, AfterValidator(partial(check_slug, what="sweep"))] | None = None
     num_ranks: Count | None = None
-    #: NCCL's nNodes. Wins over the number of host names (NVL72, NCCL_HOSTID), not over NCCL's log.
-    num_nodes: Count | None = None
-    nccl_version: NcclRelease | None = None
-    gpu: str | None = None
     #: Replaces the profile that is derived from NCCL_* settings shown in the output.
     launch_profile: str | None = None
-    #: What was requested of NCCL, for output that does not show it.
-    algorithm: AlgorithmName | None = None
-    protocol: ProtocolName | None = None
-    num_channels: Count | None = None
     #: TOML file with facts of known systems.
     systems_file: Path | None = None
-    _systems: dict[str, Row] = {}
+    _facts: dict[str, Row] = {}
 
     def model_post_init(self, _context: object) -> None:
-        """Read the systems file; raises as `load_systems`."""
-        self._systems = load_systems(self.systems_file)
+        """Read the systems file."""
+        self._facts = load_systems(self.systems_file)
 
     def columns(self, path: Path, described: str = "") -> Row:
         """System, sweep and facts of the system, of all rows of a file, or of a CSV's system."""
         system = self.system or slug(described)
         folder = path.stem if described else path.resolve().parent.name
-        return {
-            "system": system,
-            "sweep": self.sweep or slug(folder),
-            **self._systems.get(system, {}),
-        }
+        facts = {"system": system, **self._facts.get(system, {})}
+        return {"sweep": self.sweep or slug(folder), **facts}
 
 
 class _SystemFacts(BaseModel):
@@ -258,11 +238,7 @@ def _frame(rows: list[Row]) -> pl.DataFrame:
 
 
 def _parts(
-    rows: pl.DataFrame,
-    runs: Sequence[Run],
-    base: Row,
-    options: ImportOptions,
-    report: FileReport,
+    rows: pl.DataFrame, runs: Sequence[Run], base: Row, options: ImportOptions, report: FileReport
 ) -> Iterator[Part]:
     """Yield the measurements of one output in tables of at most `_PART_ROWS` rows, and its costs.
 
@@ -288,8 +264,7 @@ def _parts(
     rows = rows.with_columns(repeat=pl.int_range(pl.len()).over(_CELL))
     ran = pl.DataFrame(choices, schema={name: _TYPES[name] for name in _CHOICE}, orient="row")
     for part in rows.iter_slices(_PART_ROWS):
-        if part.height:
-            yield "measurements", _table(part, known, ran)
+        yield "measurements", _table(part, known, ran)
     if costs:
         report.costs = len(costs)
         yield "costs", pa.Table.from_pylist(costs, schema=COSTS)
@@ -312,8 +287,7 @@ def _costs(run: Run, facts: Row, report: FileReport) -> list[Row]:
     if table and facts["is_default"]:
         return cost_rows(table, facts)
     if run.nccl.costs:
-        forced = "it is of what was forced, not NCCL's own"
-        why = forced if table else "communicators logged different ones"
+        why = "it is of what was forced, not NCCL's own" if table else "communicators differ"
         report.remark(f"NCCL's cost table left out: {why}")
     return []
 
@@ -331,14 +305,17 @@ def _table(rows: pl.DataFrame, known: Mapping[int, Row], ran: pl.DataFrame) -> p
     whole = whole.join(ran, on=[RUN, "size_bytes"], how="left", maintain_order="left")
     is_wrong = pl.col("wrong_values").fill_null(0) > 0
     ok, wrong = pl.lit(Status.OK.value), pl.lit(Status.WRONG_VALUES.value)
-    arrow = whole.with_columns(
-        pl.col(pl.Categorical).cast(pl.String),
-        *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
-        verified=pl.col("actual_algorithm").is_not_null(),
-        status=pl.when(is_wrong).then(wrong).otherwise(ok),
-    ).to_arrow()
-    names = (name for name in arrow.column_names if name != RUN)
-    return columns_table({name: arrow[name] for name in names}, arrow.num_rows)
+    arrow = (
+        whole.drop(RUN)
+        .with_columns(
+            pl.col(pl.Categorical).cast(pl.String),
+            *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
+            verified=pl.col("actual_algorithm").is_not_null(),
+            status=pl.when(is_wrong).then(wrong).otherwise(ok),
+        )
+        .to_arrow()
+    )
+    return columns_table({name: arrow[name] for name in arrow.column_names}, arrow.num_rows)
 
 
 # --- What is known of a run ---
@@ -380,10 +357,9 @@ class _Facts:
                 "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
                 "forced with the options algorithm, protocol, num_channels)"
             )
-        wrong = run.out_of_bounds
-        reason = f"the run reports {wrong} values out of bounds" if wrong else None
-        if reason:
-            self._remark(reason)
+        wrong = f"the run reports {run.out_of_bounds} values out of bounds"
+        if run.out_of_bounds:
+            self._remark(wrong)
         return {
             "collective": None if self.collective is None else self.collective.wire,
             "gpu": self._one({r.gpu for r in ranks if r.gpu}, "GPU model") or options.gpu,
@@ -396,7 +372,7 @@ class _Facts:
             "num_nodes": num_nodes,
             "hosts": hosts_of(ranks) if len({r.group for r in ranks}) == 1 else None,
             "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
-            "reason": reason,
+            "reason": wrong if run.out_of_bounds else None,
         }
 
     def _collective(self, rows: Row) -> Collective | str:
@@ -434,26 +410,22 @@ class _Facts:
         found: int | None = len(ranks) or self._one(run.nccl.num_ranks, "number of ranks")
         found = found or self._options.num_ranks
         if found is None:
-            self._remark("number of ranks not known: the output lists none; say --ranks, --nodes")
+            why = "not known: the output lists none; say --ranks, --nodes"
         elif not is_whole or len({line.group for line in run.ranks}) > 1:
-            why = "the list of ranks is not complete, or of several communicators"
-            self._remark(f"number of ranks left out: {why}")
+            why = "left out: the list of ranks is not complete, or of several communicators"
         elif rows and collective is not None and not _ratio_fits(rows, collective, found):
             algbw, busbw = (rows[name] for name in _BANDWIDTHS)
             expected = algbw * collective.bus_factor(found)
-            self._remark(
-                f"number of ranks left out: {found} would make busbw {expected:.2f} of algbw "
-                f"{algbw}, and the output says {busbw}"
-            )
+            why = f"left out: {found} would make busbw {expected:.2f} of algbw {algbw}, not {busbw}"
         else:
             return found
+        self._remark(f"number of ranks {why}")
         return None
 
     def _num_nodes(self, num_ranks: int | None) -> int | None:
-        """NCCL's nNodes: from its log, from the caller, or the number of hosts.
+        """NCCL's nNodes: from its log, from the caller (NVL72, NCCL_HOSTID), or by the hosts.
 
-        Ranks that seem to share a GPU have host ids of their own (NCCL_HOSTID), or each sees its
-        own GPU only: then hosts may not be nodes.
+        Ranks that seem to share a GPU have host ids of their own, or each sees its own GPU only.
         """
         ranks = self._run.ranks
         told: int | None = self._one(self._run.nccl.num_nodes, "number of nodes")
@@ -474,9 +446,8 @@ class _Facts:
         """The requested config and the profile, as shell, NCCL's log, or else the caller say."""
         settings = dict(self._run.settings)
         add_settings(settings, self._run.nccl.settings)
-        for name, value in settings.items():
-            if value is None:
-                self._remark(f"{name} cannot be read, or is two things: the config is not known")
+        for name in (name for name, value in settings.items() if value is None):
+            self._remark(f"{name} cannot be read, or is two things: the config is not known")
         # The costs of a job's log are of all collectives; AllReduce stands for them.
         asked_of = Collective.AllReduce if self.collective is None else self.collective
         columns = requested_by(settings, asked_of, sorted(self._run.words))
@@ -485,9 +456,7 @@ class _Facts:
             if told and not columns[f"requested_{name}"]:
                 columns |= {f"requested_{name}": told, "is_default": False}
         profile = self._options.launch_profile or columns["launch_profile"]
-        is_untouched = profile == DEFAULT_PROFILE
-        scope = DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE
-        return {**columns, "launch_profile": profile, "default_scope": scope.value}
+        return {**columns, "launch_profile": profile, "default_scope": scope_of(profile)}
 
     def _one(self, values: Collection[Any], what: str) -> Any:
         """The one value; None where there is none, or several, which the report says."""
@@ -527,8 +496,7 @@ def _by_columns(rows: Row) -> list[Collective]:
     if rows["has_root"] and operations == {None}:
         # Older columns, when nothing but Broadcast had a root and no operation.
         found = (Collective.Broadcast,)
-    ranks = range(1, _ALIKE_RANKS)
-    return [each for each in found if any(_ratio_fits(rows, each, count) for count in ranks)]
+    return [c for c in found if any(_ratio_fits(rows, c, n) for n in range(1, _ALIKE_RANKS))]
 
 
 def _ratio_fits(rows: Row, collective: Collective, num_ranks: int) -> bool:

@@ -59,6 +59,12 @@ def trial_id(row: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def scope_of(launch_profile: str) -> str:
+    """The default that rows of a launch profile are compared with, where it is the user's own."""
+    is_untouched = launch_profile == DEFAULT_PROFILE
+    return (DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE).value
+
+
 def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Build a measurements table; a missing column takes its neutral value or null.
 

@@ -35,7 +35,7 @@ def test_a_directory_stands_for_the_files_in_it(shell: Shell, tmp_path: Path) ->
     assert told.out.startswith("2 rows read, 3 measurements written")
     assert "logs/notes.txt: left alone, no kind that is known" in told.err
     (tmp_path / "empty").mkdir()
-    assert "empty: no file at all" in refused(shell(*IMPORT, "empty"), 2)
+    assert "empty: no nccl-tests output, CSV," in refused(shell(*IMPORT, "empty"), 2)
 
 
 def test_columns_that_contradict_the_option_are_refused(shell: Shell, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.output import without_prefix
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
@@ -269,7 +269,7 @@ def test_one_bad_file_among_two_is_named(tmp_path: Path) -> None:
     good.write_text(WHOLE)
     bad.write_text("nothing\n")
     with pytest.raises(
-        ImportFailed, match=r"bad\.log holds no row.*of the others 4 measurements written"
+        OutputError, match=r"bad\.log holds no row.*of the others 4 measurements written"
     ):
         import_files([bad, good], tmp_path / "out", options=ImportOptions(system="s"))
     assert store.read(tmp_path / "out").height == 4

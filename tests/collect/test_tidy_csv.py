@@ -179,7 +179,7 @@ def test_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> 
         import_files([path], tmp_path / "out")
     said = str(caught.value)
     assert "unknown or repeated column message, latency" in said
-    assert "no column size_bytes, system (or --system), time_us or busbw_gbytes_per_s;" in said
+    assert "no column size_bytes, system or --system, time_us or busbw_gbytes_per_s;" in said
     assert "it has message, collective, latency" in said
 
 
