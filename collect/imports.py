@@ -482,7 +482,9 @@ def import_command(
     launch_profile: Annotated[str | None, typer.Option(help="Name of launch settings.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Forced algorithm.")] = None,
     protocol: Annotated[str | None, typer.Option(help="Forced protocol.")] = None,
-    num_channels: Annotated[int | None, typer.Option("--channels", help="Forced.", min=1)] = None,
+    num_channels: Annotated[
+        int | None, typer.Option("--channels", help="Forced number of channels.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")] = False,
 ) -> None:

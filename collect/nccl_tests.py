@@ -17,7 +17,7 @@ Rows become columns a chunk at a time, since there may be millions.
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -115,7 +115,7 @@ class Known(BaseModel):
 class ImportOptions(Known):
     """What the caller knows about the files. What a file itself says wins, except where noted.
 
-    Raises UserError for wrong names and systems files, ValidationError for numbers below 1.
+    Raises UserError for names that are not known, and ValidationError for numbers below 1.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -129,17 +129,17 @@ class ImportOptions(Known):
     launch_profile: str | None = None
     #: TOML file with facts of known systems.
     systems_file: Path | None = None
-    _facts: dict[str, Row] = {}
 
-    def model_post_init(self, _context: object) -> None:
-        """Read the systems file."""
-        self._facts = load_systems(self.systems_file)
+    @cached_property
+    def facts(self) -> dict[str, Row]:
+        """What the systems file says, by the name of the system; raises as `load_systems`."""
+        return load_systems(self.systems_file)
 
     def columns(self, path: Path, described: str = "") -> Row:
         """System, sweep and facts of the system, of all rows of a file, or of a CSV's system."""
         system = self.system or slug(described)
         folder = path.stem if described else path.resolve().parent.name
-        facts = {"system": system, **self._facts.get(system, {})}
+        facts = {"system": system, **self.facts.get(system, {})}
         return {"sweep": self.sweep or slug(folder), **facts}
 
 

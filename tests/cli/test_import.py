@@ -42,3 +42,14 @@ def test_columns_that_contradict_the_option_are_refused(shell: Shell, tmp_path: 
     (tmp_path / "a.log").write_text(LOG_ROW)
     line = refused(shell(*IMPORT, "a.log", "--collective", "broadcast"), 3)
     assert "a.log holds no usable row: the columns are of AllReduce, not of Broadcast" in line
+
+
+def test_only_the_first_lines_are_shown(shell: Shell, tmp_path: Path) -> None:
+    names = ["a", "aa", "aaa", "aaaa", "aaaaa"]
+    for name in names:
+        rows = "".join(f"allreduce,{size},100\n" for size in (len(name), *"vwxyz"))
+        (tmp_path / f"{name}.csv").write_text(f"collective,size_bytes,time_us\n{rows}")
+    told = shell(*IMPORT, *(f"{name}.csv" for name in names))
+    assert "5 measurements written, 0 dropped, 0 duplicates, 25 rejected" in told.out
+    assert told.err.count(": size_bytes: Input should be a valid integer") == 20
+    assert told.err.endswith("... and 6 more (with --json)\n")

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.collect.nccl_tests import load_systems
 from dynamiccl.datasets import store
 from dynamiccl.errors import MissingPath, UserError
 
@@ -108,6 +109,15 @@ def test_summary_is_json(log: Path, tmp_path: Path) -> None:
     assert document["files"][0]["rejected"] == 0
 
 
+def test_a_systems_file_that_is_wrong_or_missing_stops_before_anything(
+    log: Path, tmp_path: Path
+) -> None:
+    options = ImportOptions(system="s", systems_file=tmp_path / "gone.toml")
+    with pytest.raises(MissingPath, match=r"no systems file at .*gone\.toml"):
+        import_files([log], tmp_path / "out", options=options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_systems_file_sets_topology_and_name(log: Path, tmp_path: Path) -> None:
     systems = tmp_path / "systems.toml"
     systems.write_text(
@@ -136,4 +146,4 @@ def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "systems.toml"
     path.write_text(text)
     with pytest.raises(UserError, match=message):
-        ImportOptions(systems_file=path)
+        load_systems(path)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamiccl.collect import nccl_tests
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.output import without_prefix
 from dynamiccl.datasets import store
@@ -262,6 +263,19 @@ def test_half_without_a_time_gives_no_measurement() -> None:
     assert times(parse(NAMES + row)) == [100.0]
     one_gpu = "4194304 1048576 float sum -1 5.60 748.98 0.00 0 0.10 43046 0.00 N/A\n"
     assert times(parse(NAMES + one_gpu, Collective.AllReduce)) == [5.6, 0.1]
+
+
+def test_long_outputs_become_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.log").write_text(WHOLE * 2)
+    monkeypatch.setattr(nccl_tests, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(nccl_tests, "_PART_ROWS", 5)
+    options = ImportOptions(system="s")
+    summary = import_files([tmp_path / "a.log"], tmp_path / "out", options=options)
+    rows = store.read(tmp_path / "out").sort("run", "source_line", "in_place")
+    assert (len(summary.files[0].parts), summary.measurements_written) == (2, 8)
+    assert rows["time_us"].to_list() == [100.0, 102.0, 150.0, 151.0] * 2
+    assert [run[-2:] for run in rows["run"].unique(maintain_order=True)] == [".1", ".2"]
+    assert rows["repeat"].to_list() == [0] * 8
 
 
 def test_one_bad_file_among_two_is_named(tmp_path: Path) -> None:

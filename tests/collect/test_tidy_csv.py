@@ -5,6 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dynamiccl.collect import imports
 from dynamiccl.collect.imports import CSV_COLUMNS, ImportOptions, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
@@ -155,6 +156,7 @@ def test_attempt_without_a_result(note: str, status: str, tmp_path: Path) -> Non
         ("time_us", "0", "greater than 0"),
         ("in_place", "maybe", "in_place: Input should be a valid boolean"),
         ("nccl_version", "new", "unknown NCCL version"),
+        ("statistic", "target", "statistic: Input should be 'mean', 'median'"),
     ],
 )
 def test_refused_cell(column: str, value: str, message: str, tmp_path: Path) -> None:
@@ -165,6 +167,43 @@ def test_row_printed_twice_counts_once(tmp_path: Path) -> None:
     path = write(tmp_path / "s.csv", {}, {"time_us": "101"}, {"repeat": "1"})
     summary = import_files([path], tmp_path / "out")
     assert (summary.duplicates, summary.measurements_written) == (1, 2)
+
+
+def test_a_row_without_a_repeat_is_the_next_one(tmp_path: Path) -> None:
+    changes = ({"repeat": ""}, {"repeat": "0"}, {"repeat": "2"}, {"repeat": ""}, {"run": "other"})
+    summary = import_files([write(tmp_path / "s.csv", *changes)], tmp_path / "out")
+    rows = store.read(tmp_path / "out").sort("source_line")
+    assert (summary.duplicates, summary.rows_read) == (1, 5)
+    assert rows["repeat"].to_list() == [0, 2, 3, 0]
+
+
+def test_size_0_is_dropped_and_a_bandwidth_of_0_has_no_time(tmp_path: Path) -> None:
+    nothing = {"time_us": "", "busbw_gbytes_per_s": "0"}
+    summary = import_files([write(tmp_path / "s.csv", {"size_bytes": "0"}, nothing)], tmp_path)
+    [row] = store.read(tmp_path).to_dicts()
+    assert (summary.dropped, summary.files[0].dropped) == (1, {"size 0": 1})
+    assert (row["status"], row["time_us"], row["algbw_gbytes_per_s"]) == ("ok", None, None)
+    assert "bandwidth of 0 or an unknown number of ranks" in summary.files[0].remarks[0]
+
+
+def test_what_the_caller_knows_is_for_empty_cells(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv", {"gpu": "", "launch_profile": ""}, {"size_bytes": "2097152"})
+    options = ImportOptions(system="mine", gpu="H200", launch_profile="tuned")
+    import_files([path], tmp_path / "out", options=options)
+    rows = store.read(tmp_path / "out").sort("source_line")
+    assert rows["gpu"].to_list() == ["H200", "H100"]
+    assert rows["launch_profile"].to_list() == ["tuned", "default"]
+    assert rows["default_scope"].to_list() == ["profile", "untouched"]
+    assert rows["system"].unique().to_list() == ["mine"]
+
+
+def test_long_files_become_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "CHUNK_ROWS", 2)
+    changes = [{"repeat": str(number)} for number in range(5)]
+    path = write(tmp_path / "s.txt", *changes)
+    summary = import_files([path], tmp_path / "out")
+    assert (len(summary.files[0].parts), summary.measurements_written) == (3, 5)
+    assert sorted(store.read(tmp_path / "out")["repeat"]) == [0, 1, 2, 3, 4]
 
 
 def test_a_record_has_the_line_that_it_ends_on(tmp_path: Path) -> None:
