@@ -58,12 +58,10 @@ def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
 
 def import_sweeps(data: Path) -> list[str]:
     """Import the measured sweeps; files that hold no measurements."""
-    source = SWEEPS if SWEEPS.is_dir() else SAMPLE
-    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
     refused: list[str] = []
-    for path in sorted(source.glob("*.csv")):
+    for path in sorted((SWEEPS if SWEEPS.is_dir() else SAMPLE).glob("*.csv")):
         try:
-            import_files([path], data, options=options)
+            import_files([path], data, options=ImportOptions(systems_file=SAMPLE / "systems.toml"))
         except OutputError:  # one file holds targets, not measurements
             refused.append(path.name)
     return refused

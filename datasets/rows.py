@@ -22,20 +22,9 @@ from dynamiccl.datasets.schema import (
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
 TRIAL_COLUMNS: Final = (
-    "system",
-    "gpu",
-    "nccl_version",
-    "collective",
-    "size_bytes",
-    "datatype",
-    "num_nodes",
-    "num_ranks",
-    "in_place",
-    "launch_profile",
-    "interference_kind",
-    "interference_level",
-    "is_default",
-    *REQUESTED_COLUMNS,
+    *("system", "gpu", "nccl_version", "collective", "size_bytes", "datatype"),
+    *("num_nodes", "num_ranks", "in_place", "launch_profile"),
+    *("interference_kind", "interference_level", "is_default", *REQUESTED_COLUMNS),
 )
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "run": "single",

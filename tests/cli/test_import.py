@@ -38,12 +38,6 @@ def test_a_directory_stands_for_the_files_in_it(shell: Shell, tmp_path: Path) ->
     assert "empty: no nccl-tests output, CSV," in refused(shell(*IMPORT, "empty"), 2)
 
 
-def test_columns_that_contradict_the_option_are_refused(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_text(LOG_ROW)
-    line = refused(shell(*IMPORT, "a.log", "--collective", "broadcast"), 3)
-    assert "a.log holds no usable row: the columns are of AllReduce, not of Broadcast" in line
-
-
 def test_only_the_first_lines_are_shown(shell: Shell, tmp_path: Path) -> None:
     names = ["a", "aa", "aaa", "aaaa", "aaaaa"]
     for name in names:

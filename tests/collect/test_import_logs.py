@@ -147,10 +147,3 @@ def test_values_of_a_row(tmp_path: Path) -> None:
     assert (out["gpu"], out["num_hosts"]) == ("NVIDIA GH200 120GB", 2)
     assert (out["datatype"], out["reduction_op"], out["root"]) == ("float", "sum", -1)
     assert out["source_line"] == 20
-
-
-def test_error_column_is_no_count_of_wrong_values(tmp_path: Path) -> None:
-    frame = load("aws_efa_eks_p4d_tag_output_info_mixed.log", tmp_path)
-    assert frame["wrong_values"].null_count() == 60
-    assert frame["root"].null_count() == 60
-    assert frame["cuda_version"].unique().to_list() == ["11.2"]

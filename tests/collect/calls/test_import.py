@@ -214,10 +214,7 @@ def test_bad_file_among_good_ones_costs_only_itself(tmp_path: Path) -> None:
     write(tmp_path / "in", [record(0, 0)])
     (tmp_path / "in" / "foreign.dcc").write_bytes(b"something else")
     (tmp_path / "in" / "note.txt").write_text("not looked at")
-    with pytest.raises(
-        OutputError,
-        match=r"foreign\.dcc is not a calls file.*of the others 0 measurements, 1 calls",
-    ):
+    with pytest.raises(OutputError, match=r"foreign\.dcc is not a calls file.* 1 calls \(0 with"):
         take(tmp_path / "in", tmp_path / "out")
     assert store.read(tmp_path / "out", "calls").height == 1
 
