@@ -205,8 +205,7 @@ def _check(paths: Sequence[Path], reports: Sequence[FileReport], options: Import
     if not reports:
         named = ", ".join(map(str, paths)) or "no file to import"
         raise UserError(
-            f"{named}: no nccl-tests output, CSV, calls file or trace; name files, or the "
-            "directory that holds them"
+            f"{named}: no nccl-tests output, CSV, calls file or trace; name other files"
         )
     unknown = [report.path for report in reports if report.format not in {"", CSV}]
     if options.system is None and unknown:
@@ -429,11 +428,11 @@ def _config(record: _Record) -> Row:
     """The requested and the actual config."""
     note, channels = record.note.lower(), record.num_channels
     names = {"algorithm": record.algorithm, "protocol": record.protocol}
-    is_default = record.is_default
-    if is_default is None:
-        is_default = not any([*names.values(), channels])
+    is_auto = channels is None and not any(names.values())
+    is_default = is_auto if record.is_default is None else record.is_default
     is_limit = "upper limit" in note
-    is_forced = "requested" in note if is_default else not (is_limit or "read back" in note)
+    is_said = "channels" in note and "requested" in note
+    is_forced = is_said if is_default else not (is_limit or "channels: read back" in note)
     asked, ran = ({}, names) if is_default else (names, {})
     return {
         "is_default": is_default and not (is_forced and channels),
@@ -453,7 +452,7 @@ def _figures(record: _Record, num_ranks: int | None) -> Row:
     elif busbw is None:
         status = Status.TIMED_OUT if _HANG.search(record.note) else Status.FAILED
         statistic = Statistic.NONE
-    elif num_ranks and (factor := Collective.parse(record.collective).bus_factor(num_ranks)):
+    elif num_ranks and (factor := Collective[record.collective].bus_factor(num_ranks)):
         algbw = busbw / factor or None
         time_us = algbw and record.size_bytes / (algbw * 1e3)
     return {

@@ -101,15 +101,18 @@ def test_row_of_its_own(tmp_path: Path) -> None:
 
 
 def test_default_row_keeps_what_was_read_back_as_actual(tmp_path: Path) -> None:
-    row = load(tmp_path, {"is_default": "true", "launch_profile": "buff8m"}).row(0, named=True)
+    change = {"is_default": "true", "launch_profile": "buff8m", "note": "requested size 1000000"}
+    row = load(tmp_path, change).row(0, named=True)
     assert row["requested_algorithm"] is None
     assert (row["actual_algorithm"], row["actual_num_channels"]) == ("Ring", 16)
     assert (row["is_default"], row["verified"], row["default_scope"]) == (True, False, "profile")
 
 
-def test_upper_limit_of_channels_is_no_request(tmp_path: Path) -> None:
-    row = load(tmp_path, {"note": "channels = upper limit"}).row(0, named=True)
-    assert (row["requested_num_channels"], row["actual_num_channels"]) == (None, None)
+def test_notes_tell_whether_channels_were_requested(tmp_path: Path) -> None:
+    limit, back, other = "channels = upper limit", "channels: read back", "algorithm read back"
+    rows = load(tmp_path, *({"note": note, "run": note} for note in (limit, back, other)))
+    assert rows["requested_num_channels"].to_list() == [None, None, 16]
+    assert rows["actual_num_channels"].to_list() == [None, 16, None]
 
 
 def test_time_is_derived_from_bus_bandwidth(tmp_path: Path) -> None:
