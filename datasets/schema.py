@@ -74,7 +74,6 @@ class Statistic(StrEnum):
     SINGLE = "single"
     MEAN_OF_RUNS = "mean_of_runs"
     MAX_OF_HALVES = "max_of_oop_ip"
-    TARGET = "target"
     NONE = "none"
 
 

@@ -1,17 +1,16 @@
 """Layouts known from public issues, in text of our own making: numbers are invented."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
+from dynamiccl.collect import nccl_tests
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.output import without_prefix
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
 from tests.collect.parsed import Parsed, parse
-from tests.published import folder, published
 
 START = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
 RANKS = "".join(
@@ -40,13 +39,6 @@ def refusal(text: str, folder: Path, name: str = "run1.log", **options: str) -> 
         import_files([log], folder / "out", options=ImportOptions(system="s", **options))  # type: ignore[arg-type]
     assert not (folder / "out").exists()
     return str(caught.value)
-
-
-def test_whole_output_has_two_rows_a_line() -> None:
-    output = parse(WHOLE)
-    assert times(output) == [100.0, 102.0, 150.0, 151.0]
-    assert [row["in_place"] for row in output.rows] == [False, True, False, True]
-    assert {(row["num_ranks"], row["gpu"]) for row in output.rows} == {(8, "H100")}
 
 
 @pytest.mark.parametrize(
@@ -185,15 +177,6 @@ def test_collective_follows_from_the_columns(columns: str, row: str, expected: s
     assert f"collective {expected} follows from the columns" in output.remarks
 
 
-@pytest.mark.parametrize("name", ["broadcast", "reduce", "allreduce"])
-def test_real_logs_without_a_name_are_known_by_their_columns(name: str, tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    shutil.copy(published(folder("logs") / f"superbenchmark_{name}.log"), log)
-    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
-    found = store.read(tmp_path / "out")["collective"].str.to_lowercase().unique()
-    assert found.to_list() == [name]
-
-
 @pytest.mark.parametrize(
     ("name", "option", "expected"),
     [
@@ -264,10 +247,15 @@ def test_half_without_a_time_gives_no_measurement() -> None:
     assert times(parse(NAMES + one_gpu, Collective.AllReduce)) == [5.6, 0.1]
 
 
-def test_one_bad_file_among_two_is_named(tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.log", tmp_path / "bad.log"
-    good.write_text(WHOLE)
-    bad.write_text("nothing\n")
-    with pytest.raises(ImportFailed, match=r"bad\.log holds no row.*4 measurements of 1 other"):
-        import_files([bad, good], tmp_path / "out", options=ImportOptions(system="s"))
-    assert store.read(tmp_path / "out").height == 4
+def test_long_outputs_become_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.log").write_text(WHOLE * 2)
+    monkeypatch.setattr(nccl_tests, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(nccl_tests, "_PART_ROWS", 5)
+    summary = import_files(
+        [tmp_path / "a.log"], tmp_path / "out", options=ImportOptions(system="s")
+    )
+    rows = store.read(tmp_path / "out").sort("run", "source_line", "in_place")
+    assert (len(summary.files[0].parts), summary.measurements_written) == (2, 8)
+    assert rows["time_us"].to_list() == [100.0, 102.0, 150.0, 151.0] * 2
+    assert [run[-2:] for run in rows["run"].unique(maintain_order=True)] == [".1", ".2"]
+    assert rows["repeat"].to_list() == [0] * 8

@@ -87,7 +87,7 @@ def test_one_bad_trace_among_good_ones_costs_itself(
     bad.write_bytes(gzip.compress(lines.encode())[:kept])
     line = refused(shell(COLLECT, "import", job, "--out", "data", "--system", "box"), 3)
     assert "rank_1.log.gz" in line
-    assert "2 calls are written" in line
+    assert "of the others 0 measurements, 2 calls" in line
     assert store.read(tmp_path / "data", "calls").height == 2
 
 
