@@ -41,7 +41,7 @@ from dynamiccl.collect.nccl_tests import (
     read_file,
     with_trials,
 )
-from dynamiccl.collect.output import FileReport, Rejected, first_problem, looks_like_row
+from dynamiccl.collect.output import MEANT_AS_ROW, FileReport, Rejected, first_problem
 from dynamiccl.collect.traces import TraceFile, read_files, trace_file
 from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.rows import TRIAL_COLUMNS
@@ -161,7 +161,6 @@ class ImportSummary:
         found = dataclasses.asdict(self)
         for report in found["files"]:
             report["rejected"] = report.pop("num_rejected")
-            del report["most_rejected"]
         return {**found, "rejected": [line._asdict() for line in self.rejected]}
 
 
@@ -280,7 +279,7 @@ def _input(path: Path) -> _Input:
 def _has_output(path: Path) -> bool:
     """Whether a text file of a directory is a benchmark's output or NCCL's log."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        return any("NCCL INFO" in line or looks_like_row(line) for line in file)
+        return any("NCCL INFO" in line or MEANT_AS_ROW.search(line) for line in file)
 
 
 def _import_one(

@@ -75,7 +75,7 @@ def test_todays_columns_need_no_header_and_others_do(tmp_path: Path) -> None:
     row = parse(OLD.format("") + older, Collective.AllGather).rows[0]
     assert (row["time_us"], row["busbw_gbytes_per_s"]) == (29122.0, 129.05)
     assert not {"wrong_values", "root"} & row.keys()
-    assert "the header is none that is known" in refusal(older, tmp_path)
+    assert "the header names none that is known" in refusal(older, tmp_path)
 
 
 def test_milliseconds_of_2018_and_cpu_times_are_refused() -> None:
