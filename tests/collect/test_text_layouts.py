@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
-from dynamiccl.collect.output import without_prefix
+from dynamiccl.collect.output import layouts_of_header, without_prefix
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
@@ -130,6 +130,29 @@ def test_row_with_words_of_another_rank_inside_gives_no_row(word: str) -> None:
     output = parse(NAMES + ROW_1M + torn, Collective.AllReduce)
     assert times(output) == [100.0, 102.0]
     assert len(output.rejected) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "other"),
+    [
+        ("float", "1.5"),
+        ("sum", "1.5"),
+        ("-1", "-2"),
+        ("2097152", str(1 << 62)),
+        ("24.47  0", "1 -1"),
+        ("24.47", "29.60"),
+    ],
+)
+def test_row_with_another_value_in_a_column_gives_no_row(word: str, other: str) -> None:
+    output = parse(NAMES + ROW_1M + ROW_2M.replace(word, other, 1), Collective.AllReduce)
+    assert times(output) == [100.0, 102.0]
+    assert len(output.rejected) == 1
+
+
+def test_columns_that_are_not_known_make_no_layout() -> None:
+    half = "time algbw busbw"
+    for names in (f"size seed {half}", f"size {half} jitter", f"size {half} {half} {half}"):
+        assert layouts_of_header(names) == {}
 
 
 def test_time_stamps_and_per_iteration_columns() -> None:
