@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
-from dynamiccl.collect.output import layouts_of_header, without_prefix
+from dynamiccl.collect.output import layouts_of_header, plausible, without_prefix
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
@@ -147,6 +147,12 @@ def test_row_with_another_value_in_a_column_gives_no_row(word: str, other: str) 
     output = parse(NAMES + ROW_1M + ROW_2M.replace(word, other, 1), Collective.AllReduce)
     assert times(output) == [100.0, 102.0]
     assert len(output.rejected) == 1
+
+
+def test_bandwidth_of_one_digit_need_not_be_near() -> None:
+    """From 10^5 GB/s on: 134,218 GB/s are printed as 1e+05, 120,000 not as 2e+05."""
+    assert plausible(1 << 30, 8.0, 1e5, 0.0)
+    assert not plausible(1 << 30, 8.9478, 2e5, 0.0)
 
 
 def test_columns_that_are_not_known_make_no_layout() -> None:
