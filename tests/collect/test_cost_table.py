@@ -92,6 +92,8 @@ def test_real_log_gives_its_table(tmp_path: Path) -> None:
     log = published(LOGS / "ebpf_broadcast_default_v2.18.nccl_debug.log")
     options = ImportOptions(system="lab", num_ranks=2, num_nodes=1)
     summary = import_files([log], tmp_path, options=options)
+    assert summary.measurements_written == 0
+    assert "what NCCL logs of its costs is taken" in summary.files[0].remarks[0]
     costs = store.read(tmp_path, "costs")
     # Seven algorithms with three protocols, five collectives.
     assert costs.height == summary.to_json()["files"][0]["costs"] == 7 * 3 * 5
