@@ -30,11 +30,11 @@ from rich.console import Console
 
 from dynamiccl import cli
 from dynamiccl.collect.grid import Split
-from dynamiccl.collect.nccl_log import expand_hosts, host_list
 from dynamiccl.collect.strategies import MAD_TO_SIGMA
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Status
 from dynamiccl.errors import NotEnoughData
+from dynamiccl.slurm import expand_hosts, host_list
 
 #: Checks of a healthy cluster that find something, at most, were noise normal.
 _FALSE_ALARMS: Final = 0.01

@@ -37,7 +37,7 @@ from dynamiccl.collect.nccl_tests import (
     ranks_per_node,
     read_file,
 )
-from dynamiccl.collect.output import FileReport, Rejected, Row, first_problem, looks_like_row
+from dynamiccl.collect.output import MEANT_AS_ROW, FileReport, Rejected, Row, first_problem
 from dynamiccl.collect.traces import read_traces, trace_source
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.provenance import file_sha256, program_record
@@ -112,7 +112,6 @@ class ImportSummary:
         found = dataclasses.asdict(self)
         for report in found["files"]:
             report["rejected"] = report.pop("num_rejected")
-            del report["most_rejected"]
         return {**found, "rejected": [line._asdict() for line in self.rejected]}
 
 
@@ -195,7 +194,7 @@ def _kind(path: Path, *, is_named: bool) -> str:
     if path.suffix == ".csv" or "size_bytes" in text.split("\n", 1)[0]:
         return CSV
     with path.open(encoding="utf-8", errors="replace") as lines:
-        if is_named or any("NCCL INFO" in line or looks_like_row(line) for line in lines):
+        if is_named or any("NCCL INFO" in line or MEANT_AS_ROW.search(line) for line in lines):
             return TEXT
     raise OutputError(f"{path} is no kind that is known")
 

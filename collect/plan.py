@@ -29,7 +29,7 @@ from rich.console import Console
 
 from dynamiccl import cli
 from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, Trial, octave_ladder
-from dynamiccl.collect.nccl_log import as_logged, write_costs
+from dynamiccl.collect.nccl_log import write_costs
 from dynamiccl.collect.schedule import (
     HALVES,
     Grid,
@@ -391,5 +391,5 @@ def shapes_command(
             "ranks_per_node": shape.ranks_per_node,
             "launch_profile": DEFAULT_PROFILE,
         }
-        [path] = write_costs(out, as_logged(lines), known, program="shapes")
+        [path] = write_costs(out, lines, known, program="shapes")
         _stdout.print(f"{text}: {len(lines)} costs in {path}", soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dynamiccl.collect.grid import SIMULATED, Interference, LaunchProfile, Setting, Trial
-from dynamiccl.collect.nccl_log import as_logged, write_costs
+from dynamiccl.collect.nccl_log import write_costs
 from dynamiccl.collect.run import Runner, run_sweep
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
 from dynamiccl.collect.strategies import make_strategy
@@ -106,7 +106,7 @@ class SimulatorRunner(Runner):
             return
         self._kept.add(place)
         known = {**trial_row(self._file, launch, launch.trials[0]), **self.environment()}
-        write_costs(self._out, as_logged(self._system.lines(group)), known, program="run")
+        write_costs(self._out, self._system.lines(group), known, program="run")
 
     def _measure(self, launch: Launch, trial: Trial) -> Row:
         setting = launch.setting

@@ -104,15 +104,6 @@ def test_output_without_a_row_is_an_error_that_says_why(name: str, tmp_path: Pat
     assert name in str(caught.value)
 
 
-def test_log_of_nccl_alone_gives_its_cost_model(tmp_path: Path) -> None:
-    summary = import_files([published(LOGS / COMPANION)], tmp_path, options=OPTIONS)
-    assert summary.measurements_written == 0
-    taken, ranks = summary.files[0].remarks
-    assert "what NCCL logs of its costs is taken" in taken
-    assert "number of ranks not known" in ranks
-    assert store.read(tmp_path, "costs").height == 7 * 3 * 5
-
-
 def test_bad_files_do_not_cost_the_good_ones(tmp_path: Path) -> None:
     paths = sorted(LOGS.iterdir())
     here = {path.name for path in paths}

@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.collect import nccl_tests
 from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.collect.output import without_prefix
+from dynamiccl.collect.output import layouts_of_header, plausible, without_prefix
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
@@ -44,6 +44,7 @@ def refusal(text: str, folder: Path, name: str = "run1.log", **options: str) -> 
 @pytest.mark.parametrize(
     "prefix",
     [
+        "",
         " 0: ",
         "[0] ",
         "        [1,0]<stdout>: ",
@@ -56,7 +57,10 @@ def refusal(text: str, folder: Path, name: str = "run1.log", **options: str) -> 
 )
 def test_launcher_prefixes_come_off(prefix: str) -> None:
     text = "".join(prefix + line + "\n" for line in WHOLE.splitlines())
-    assert times(parse(text)) == [100.0, 102.0, 150.0, 151.0]
+    output = parse(text)
+    assert times(output) == [100.0, 102.0, 150.0, 151.0]
+    assert [row["in_place"] for row in output.rows] == [False, True, False, True]
+    assert {(row["num_ranks"], row["gpu"]) for row in output.rows} == {(8, "H100")}
     line = "[1622510346.876958] [g0185:1:0] ucp UCX  WARN x"
     assert without_prefix(line) == line
 
@@ -67,7 +71,7 @@ def test_todays_columns_need_no_header_and_others_do(tmp_path: Path) -> None:
     row = parse(OLD.format("") + older, Collective.AllGather).rows[0]
     assert (row["time_us"], row["busbw_gbytes_per_s"]) == (29122.0, 129.05)
     assert not {"wrong_values", "root"} & row.keys()
-    assert "the header is none that is known" in refusal(older, tmp_path)
+    assert "the header names none that is known" in refusal(older, tmp_path)
 
 
 def test_milliseconds_of_2018_and_cpu_times_are_refused() -> None:
@@ -122,6 +126,29 @@ def test_row_with_words_of_another_rank_inside_gives_no_row(word: str) -> None:
     output = parse(NAMES + ROW_1M + torn, Collective.AllReduce)
     assert times(output) == [100.0, 102.0]
     assert len(output.rejected) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["float:1.5", "sum:1.5", "-1:-2", f"2097152:{1 << 62}", "24.47  0:24.47 -1", "24.47:29.60"],
+)
+def test_row_with_another_value_in_a_column_gives_no_row(change: str) -> None:
+    word, _, other = change.partition(":")
+    output = parse(NAMES + ROW_1M + ROW_2M.replace(word, other, 1), Collective.AllReduce)
+    assert times(output) == [100.0, 102.0]
+    assert len(output.rejected) == 1
+
+
+def test_bandwidth_of_one_digit_need_not_be_near() -> None:
+    """From 10^5 GB/s on: 134,218 GB/s are printed as 1e+05, 120,000 not as 2e+05."""
+    assert plausible(1 << 30, 8.0, 1e5, 0.0)
+    assert not plausible(1 << 30, 8.9478, 2e5, 0.0)
+
+
+def test_columns_that_are_not_known_make_no_layout() -> None:
+    half = "time algbw busbw"
+    for names in (f"size seed {half}", f"size {half} jitter", f"size {half} {half} {half}"):
+        assert layouts_of_header(names) == {}
 
 
 def test_time_stamps_and_per_iteration_columns() -> None:
