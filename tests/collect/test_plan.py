@@ -11,7 +11,7 @@ from dynamiccl.collect.plan import (
     START_S,
     START_S_PER_RANK,
     Plan,
-    SettingTimes,
+    call_times,
     make_plan,
     plan_lines,
 )
@@ -175,8 +175,9 @@ def test_each_rule_that_stands_in_for_a_time_is_told(keys: dict[str, str], rule:
 
 def test_what_no_model_knows_has_a_latency_and_a_bandwidth() -> None:
     made = one_config(collectives='["AlltoAll"]')
-    times = SettingTimes(find_system("h100-ib"), made.trials[0].setting)
-    assert times.call_us(10 << 20, ABSTAIN) == LATENCY_US + (10 << 20) / (1000 * GBYTES_PER_S)
+    call_us = call_times(find_system("h100-ib"), {})
+    expected_us = LATENCY_US + (10 << 20) / (1000 * GBYTES_PER_S)
+    assert call_us(made.trials[0].setting, 10 << 20, ABSTAIN) == expected_us
 
 
 def test_an_adaptive_sweeps_hours_are_the_most_that_it_may_take() -> None:
