@@ -242,25 +242,25 @@ def describe_command(
 
     Example: dynamiccl-collect describe out/data --plots out/plots
     """
-    summaries = describing.describe(directory)
+    found = describing.describe(directory)
+    measured = [one for one in found if "rows" in one]
     drawn: list[Path] = []
-    if plots is not None and summaries:
+    if plots is not None and measured:
         drawn = describing.plot_systems(store.read(directory), plots)
     if as_json:
-        found = describing.to_json(summaries, describing.describe_calls(directory))
         with_plots = {"systems": found, "plots": [str(path) for path in drawn]}
         cli.print_json(found if plots is None else with_plots)
         return
     _print(*(f"drawn: {path}" for path in drawn), console=_stderr)
-    for summary in summaries:
-        mark = " (simulated)" if summary["simulated"] else ""
-        table = Table(title=f"{summary['system']}{mark}", show_header=False, title_justify="left")
+    for one in measured:
+        mark = " (simulated)" if one["simulated"] else ""
+        table = Table(title=f"{one['system']}{mark}", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(overflow="fold")
-        for name, value in describing.lines(summary):
-            table.add_row(name, value)
+        for line in describing.lines(one).items():
+            table.add_row(*line)
         _stdout.print(table)
-    _print(*describing.other_lines(directory))
+    _print(*describing.other_lines(directory, found))
 
 
 @app.command("compare")

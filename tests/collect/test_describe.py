@@ -81,7 +81,7 @@ def test_each_system_is_described_apart(tmp_path: Path) -> None:
 def test_noise_without_repeats_is_unknown(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(), forced("Ring"))["box"]
     assert found["noise_median"] is None
-    assert dict(lines(found))["noise band"].startswith("unknown: no cell has two independent")
+    assert lines(found)["noise band"].startswith("unknown: no cell has two independent")
 
 
 def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
 
 
 def test_lines_name_what_people_ask_for(tmp_path: Path) -> None:
-    text = dict(lines(summaries(tmp_path, default(), default(repeat=1), forced("Ring"))["box"]))
+    text = lines(summaries(tmp_path, default(), default(repeat=1), forced("Ring"))["box"])
     assert text["GPU"] == "H100; nodes x ranks per node: 1x8"
     assert text["rows"] == "3 (3 ok); 3 with a time, left out: none"
     assert text["verified"] == "0% of the rows that worked"
@@ -109,7 +109,7 @@ def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
     assert (found["box"]["rows"], found["box"]["rows_with_time"]) == (6, 2)
     assert found["box"]["rows_left_out"] == {"throttled": 3, "ecc_errors": 1}
     assert (found["box"]["num_configs"], found["box"]["noise_band"]) == (1, None)
-    text = dict(lines(found["box"]))["rows"]
+    text = lines(found["box"])["rows"]
     assert text == "6 (6 ok); 2 with a time, left out: 3 throttled, 1 ecc_errors"
 
 
