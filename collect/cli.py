@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from dynamiccl import cli
@@ -29,12 +28,8 @@ from dynamiccl.collect.start import (
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.doctor import Machine, report, run_checks
-from dynamiccl.simulator import options as simulating
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
-from dynamiccl.simulator.scenario import find_scenario
-from dynamiccl.simulator.systems import PARAMETRIC, find_system
-from dynamiccl.simulator.workloads import make_workload
+from dynamiccl.simulator.record_jobs import jobs_command
+from dynamiccl.simulator.systems import PARAMETRIC
 
 app = typer.Typer(
     help="Sweep nccl-tests over NCCL's configs, or import measurements.", **cli.APPLICATION
@@ -182,50 +177,7 @@ def doctor_command(
 
 app.command("import")(import_command)
 app.command("health")(health_command)
-
-
-@app.command("jobs")
-def jobs_command(
-    out: _Out,
-    system: simulating.SystemOption = simulating.DEFAULT_SYSTEM,
-    scenario: simulating.ScenarioOption = simulating.DEFAULT_SCENARIO,
-    workload: simulating.WorkloadOption = None,
-    nodes: simulating.NodesOption = 4,
-    ranks_per_node: simulating.RanksPerNodeOption = 8,
-    jobs: Annotated[int, typer.Option(help="How many jobs.", min=1)] = 8,
-    calls: simulating.CallsOption = 10_000,
-    explore: Annotated[
-        float, typer.Option(help="Share of calls with a config drawn at random.", min=0, max=1)
-    ] = 0.3,
-    hold: Annotated[
-        float, typer.Option(help="Calls of a task key that a draw lasts on average.", min=1)
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of surroundings, noise and draws.")] = 0,
-    name: Annotated[str, typer.Option(help="The sweep that the calls belong to.")] = "jobs",
-    as_json: _Json = False,
-) -> None:
-    """Simulate jobs and write what the plugin would have recorded of their calls.
-
-    Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
-    """
-    kinds = workload or simulating.DEFAULT_WORKLOADS
-    order = RecordSettings(
-        system=find_system(system),
-        workload=make_workload(kinds, Group(nodes, ranks_per_node)),
-        scenario=find_scenario(scenario),
-        exploration=Exploration(explore, hold),
-        jobs=jobs,
-        calls=calls,
-        seed=seed,
-        name=store.check_slug(name, "name"),
-    )
-    with Progress(console=_stderr, transient=True, disable=not _stderr.is_terminal) as progress:
-        bar = progress.add_task("calls", total=calls)
-        parts = record_jobs(order, out, lambda count: progress.advance(bar, count))
-    if as_json:
-        cli.print_json({"calls": jobs * calls, "parts": [str(path) for path in parts]})
-        return
-    _print(f"{jobs * calls} calls of {jobs} jobs -> {out}")
+app.command("jobs")(jobs_command)
 
 
 @app.command("describe")
@@ -320,10 +272,11 @@ def fit_command(
     """
     with _stderr.status("fitting"):
         fit = fitting.fit_to_file(data, out, base=base, systems=system or (), name=name)
+    said = fitting.to_json(fit)
     if as_json:
-        cli.print_json({**fitting.to_json(fit), "out": str(out)})
+        cli.print_json({**said, "out": str(out)})
         return
-    fitting.show(fit, _stdout)
+    fitting.show(said, _stdout)
     _print(f"{fit.file.name} -> {out}")
 
 

@@ -27,7 +27,7 @@ from dynamiccl.datasets.cells import (
 from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS, Source, Status
 from dynamiccl.datasets.store import part_paths, read, scan, slug
-from dynamiccl.errors import MachineError, NotEnoughData
+from dynamiccl.errors import NotEnoughData
 from dynamiccl.sizes import size_label
 
 #: Tasks that differ in their size only: one line of a plot.
@@ -213,14 +213,10 @@ def _bands(rows: pl.DataFrame) -> pl.DataFrame:
 def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     """Draw one PNG for each system of a data set; return their paths.
 
-    Raises MachineError without matplotlib, NotEnoughData when no task has a time.
+    Raises ModuleNotFoundError without matplotlib, NotEnoughData when no task has a time.
     """
-    try:
-        from matplotlib import figure
-    except ImportError as error:
-        raise MachineError(
-            "plots need matplotlib; pip install 'dynamiccl[plot]', or leave --plots away"
-        ) from error
+    from matplotlib.figure import Figure
+
     found = crossovers(frame)
     if found.is_empty():
         raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
@@ -229,7 +225,7 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     for (system,), part in found.group_by("system", maintain_order=True):
         paths.append(folder / f"{slug(str(system))}.png")
         title = f"{system}: best measured config by message size"
-        draw_system(title, part, figure.Figure).savefig(paths[-1], dpi=120)
+        draw_system(title, part, Figure).savefig(paths[-1], dpi=120)
     return paths
 
 

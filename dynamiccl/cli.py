@@ -22,10 +22,11 @@ _EXTRAS: Final = {
     "d3rlpy": "train",
     "gym_notices": "train",
     "jinja2": "evaluate",
-    "matplotlib": "train",
+    "matplotlib": "plot",
     "mlflow": "train",
     "optuna": "optuna",
     "ray": "ray",
+    "scipy": "train",
     "torch": "train",
 }
 INTERRUPTED: Final = Interrupted.exit_code
