@@ -10,21 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.collect import compare as comparing
-from dynamiccl.collect import describe as describing
-from dynamiccl.collect import fit_simulator as fitting
+from dynamiccl.collect import compare, describe, fit_simulator, start
 from dynamiccl.collect.checks import ANY_SWEEP, Needs, sweep_checks
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
 from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
-from dynamiccl.collect.start import (
-    RUNNERS,
-    RunOptions,
-    launcher_of,
-    start_sweep,
-    submit_sweep,
-)
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.doctor import Machine, report, run_checks
@@ -76,7 +67,7 @@ def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
 def run_command(
     sweep_file: _SweepFile,
     out: _Out,
-    runner: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNERS)}.")] = "nccl-tests",
+    runner: Annotated[str, typer.Option(help=f"One of {', '.join(start.RUNNERS)}.")] = "nccl-tests",
     launcher: Annotated[str | None, typer.Option(help=f"One of {', '.join(LAUNCHERS)}.")] = None,
     nccl_tests_dir: Annotated[
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
@@ -108,7 +99,7 @@ def run_command(
     sweep = load_sweep(sweep_file)
     if limit is not None:
         sweep = Sweep(sweep.file, sweep.text, sweep.trials[:limit])
-    options = RunOptions(
+    options = start.RunOptions(
         sweep_file=sweep_file,
         out=out,
         runner=runner,
@@ -121,8 +112,8 @@ def run_command(
         shard=shard,
         batch_script=batch_script,
     )
-    if find_launcher(launcher_of(sweep.file, launcher).kind).is_batch:
-        submitted = submit_sweep(sweep, options)
+    if find_launcher(start.launcher_of(sweep.file, launcher).kind).is_batch:
+        submitted = start.submit_sweep(sweep, options)
         job, state = submitted["job"], submitted["state"]
         if as_json:
             cli.print_json(submitted)
@@ -134,7 +125,7 @@ def run_command(
             f"{submitted['script']} (-*.out)"
         )
         return
-    summary = start_sweep(sweep, options, console=_stderr)
+    summary = start.start_sweep(sweep, options, console=_stderr)
     if as_json:
         cli.print_json({**asdict(summary), "out": str(out)})
     else:
@@ -194,11 +185,11 @@ def describe_command(
 
     Example: dynamiccl-collect describe out/data --plots out/plots
     """
-    found = describing.describe(directory)
+    found = describe.describe(directory)
     measured = [one for one in found if "rows" in one]
     drawn: list[Path] = []
     if plots is not None and measured:
-        drawn = describing.plot_systems(store.read(directory), plots)
+        drawn = describe.plot_systems(store.read(directory), plots)
     if as_json:
         with_plots = {"systems": found, "plots": [str(path) for path in drawn]}
         cli.print_json(found if plots is None else with_plots)
@@ -209,10 +200,10 @@ def describe_command(
         table = Table(title=f"{one['system']}{mark}", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(overflow="fold")
-        for line in describing.lines(one).items():
+        for line in describe.lines(one).items():
             table.add_row(*line)
         _stdout.print(table)
-    _print(*describing.other_lines(directory, found))
+    _print(*describe.other_lines(directory, found))
 
 
 @app.command("compare")
@@ -231,15 +222,15 @@ def compare_command(
     """
     for directory in (old, new):
         store.part_paths(directory)
-    found = comparing.compare(store.read(old), store.read(new))
-    settings = [comparing.sweep_settings(directory) for directory in (old, new)]
-    found["other_changes"] += comparing.differing(*settings)
+    found = compare.compare(store.read(old), store.read(new))
+    settings = [compare.sweep_settings(directory) for directory in (old, new)]
+    found["other_changes"] += compare.differing(*settings)
     if as_json:
         cli.print_json({"old": str(old), "new": str(new), **found})
     else:
         for change in found["changes"]:
-            _print("  ".join(comparing.row(change)))
-        _print(*comparing.sentences(found))
+            _print("  ".join(compare.row(change)))
+        _print(*compare.sentences(found))
     raise typer.Exit(_SLOWER if found["is_slower"] else 0)
 
 
@@ -271,12 +262,12 @@ def fit_command(
     Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
     """
     with _stderr.status("fitting"):
-        fit = fitting.fit_to_file(data, out, base=base, systems=system or (), name=name)
-    said = fitting.to_json(fit)
+        fit = fit_simulator.fit_to_file(data, out, base=base, systems=system or (), name=name)
+    said = fit_simulator.to_json(fit)
     if as_json:
         cli.print_json({**said, "out": str(out)})
         return
-    fitting.show(said, _stdout)
+    fit_simulator.show(said, _stdout)
     _print(f"{fit.file.name} -> {out}")
 
 

@@ -11,19 +11,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.datasets.cells import (
-    CONFIG_COLUMNS,
-    NOISE_KEY,
-    REPEAT_COLUMNS,
-    cell_times,
-    comparable,
-    left_out,
-    left_out_text,
-    noise_bands,
-    quiet,
-    tuned,
-    usable,
-)
+from dynamiccl.datasets import cells
+from dynamiccl.datasets.cells import CONFIG_COLUMNS, NOISE_KEY, quiet, tuned, usable
 from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS, Source, Status
 from dynamiccl.datasets.store import part_paths, read, scan, slug
@@ -64,7 +53,7 @@ def describe(directory: Path) -> list[dict[str, Any]]:
         bands = {
             name: (band, median)
             for rows in (quiet(frame), quiet(tuned(frame)))
-            for name, band, median in noise_bands(rows).iter_rows()
+            for name, band, median in cells.noise_bands(rows).iter_rows()
         }
         for (name,), part in frame.group_by("system", maintain_order=True):
             found[str(name)] = _summary(part, *bands.get(name, (None, None)))
@@ -84,7 +73,7 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         default=pl.col("is_default").any(),
     )
     repeats = timed.group_by([*TASK_COLUMNS, *CONFIG_COLUMNS]).agg(
-        n=pl.struct(REPEAT_COLUMNS).n_unique()
+        n=pl.struct(cells.REPEAT_COLUMNS).n_unique()
     )
     sources = sorted(part["source"].unique())
     shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())
@@ -98,7 +87,7 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         "rows": part.height,
         "rows_with_time": timed.height,
         "rows_by_status": dict(part["status"].value_counts().sort("status").iter_rows()),
-        "rows_left_out": left_out(part),
+        "rows_left_out": cells.left_out(part),
         "min_size_bytes": part["size_bytes"].min(),
         "max_size_bytes": part["size_bytes"].max(),
         "num_sizes": part["size_bytes"].n_unique(),
@@ -164,7 +153,7 @@ def lines(one: Mapping[str, Any]) -> dict[str, str]:
         "source": one["source"],
         "collectives": ", ".join(one["collectives"]),
         "rows": f"{one['rows']} ({by_status}); {one['rows_with_time']} with a time, "
-        f"left out: {left_out_text(one['rows_left_out'])}",
+        f"left out: {cells.left_out_text(one['rows_left_out'])}",
         "sizes": f"{one['num_sizes']}, {one['min_size_bytes']} to {one['max_size_bytes']} bytes",
         "forced configs": str(one["num_configs"]),
         "tasks": f"{one['tasks']}; default measured in {one['tasks_with_default']}, two forced "
@@ -182,12 +171,12 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     `default_us` (null when not measured), `gain` (default / best - 1), `noise_band` (null when
     unknown), `beyond_noise`.
     """
-    rows = comparable(usable(quiet(tuned(frame))))
-    cells = cell_times(rows)
-    default = cells.filter("is_default").select(*TASK_COLUMNS, default_us="time_us")
+    rows = cells.comparable(usable(quiet(tuned(frame))))
+    times = cells.cell_times(rows)
+    default = times.filter("is_default").select(*TASK_COLUMNS, default_us="time_us")
     best = (
         # Of equal times the default's comes first, then the one that is first by name.
-        cells.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
+        times.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
         .group_by(TASK_COLUMNS, maintain_order=True)
         .agg(pl.col("time_us").first().alias("best_us"), pl.col(list(CONFIG_COLUMNS)).first())
     )
@@ -205,7 +194,7 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
 def _bands(rows: pl.DataFrame) -> pl.DataFrame:
     """One noise band for each NOISE_KEY: from A/A pairs where there are any, else from repeats."""
     measured = rows.group_by(NOISE_KEY).agg(_aa=pl.col("aa_noise_band").median())
-    repeats = noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
+    repeats = cells.noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
     joined = measured.join(repeats, on=NOISE_KEY, how="left", nulls_equal=True)
     return joined.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
 

@@ -29,7 +29,7 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
-from dynamiccl.collect.grid import Split
+from dynamiccl.collect.grid import communicators
 from dynamiccl.collect.nccl_log import expand_hosts, host_list
 from dynamiccl.collect.strategies import MAD_TO_SIGMA
 from dynamiccl.datasets import store
@@ -234,8 +234,7 @@ def _communicators(row: Mapping[str, Any]) -> Iterator[tuple[_Part, float]]:
         yield tuple((host, -1) for host in expand_hosts(hosts)), row["time_us"]
         return
     where = _places(hosts, count, len(times_us))
-    comms = Split.parse(row["comm_split"]).comms(count, len(times_us) // count, spare=True)
-    for each in comms.members:
+    for each in communicators(row["comm_split"], count, len(times_us) // count, spare=True):
         # Both ends of a call count alike; a rank of no communicator is never asked for.
         yield tuple(where[n] for n in each), fmean(times_us[n] for n in each)
 

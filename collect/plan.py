@@ -29,21 +29,10 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
+from dynamiccl.collect import schedule
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.nccl_log import as_logged, write_costs
-from dynamiccl.collect.schedule import (
-    HALVES,
-    Grid,
-    Launch,
-    LaunchMode,
-    calls_of,
-    deal,
-    lay_out,
-    needs_plugin,
-    small_bytes,
-    too_slow,
-    warmup_of,
-)
+from dynamiccl.collect.schedule import Grid, Launch, LaunchMode
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep, SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MODELLED_SWEEP
@@ -106,8 +95,8 @@ def make_plan(sweep: Sweep) -> Plan:
     total, total_seconds = launches.total(), sum(seconds.values())
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
     feasible = [trial for trial in sweep.trials if trial.infeasible is None]
-    skipped = Counter(why for t in feasible if (why := too_slow(t, file)) is not None)
-    needed = sum(too_slow(trial, file) is None for trial in trials)
+    skipped = Counter(why for t in feasible if (why := schedule.too_slow(t, file)) is not None)
+    needed = sum(schedule.too_slow(trial, file) is None for trial in trials)
     return {
         "sweep": file.name,
         "system": file.system,
@@ -154,17 +143,17 @@ def _num_processes(setting: Setting) -> int:
 def _processes(sweep: Sweep, trials: Sequence[Trial]) -> Iterator[tuple[Launch, Grid]]:
     """The processes of a round and their walks, as the sweep's runner would lay them out."""
     file = sweep.file
-    for launch in lay_out(
+    for launch in schedule.lay_out(
         0,
         trials,
-        plays_schedules=needs_plugin(sweep.trials),
+        plays_schedules=schedule.needs_plugin(sweep.trials),
         must_read_back=lambda _: file.runner.read_back,
-        small_bytes=small_bytes(file),
+        small_bytes=schedule.small_bytes(file),
     ):
-        left = tuple(t for t in launch.trials if too_slow(t, file) is None)
+        left = tuple(t for t in launch.trials if schedule.too_slow(t, file) is None)
         while left:  # what the blocks of one process cannot hold goes to another one
             part = replace(launch, trials=left)
-            grid = deal(part, max_blocks=file.runner.max_blocks)
+            grid = schedule.deal(part, max_blocks=file.runner.max_blocks)
             yield part, grid
             left = grid.left_over
 
@@ -173,13 +162,13 @@ def _seconds(
     launch: Launch, grid: Grid, file: SweepFile, call_us: CallTimes
 ) -> Iterator[tuple[str, float]]:
     """What a process does, and the seconds that it takes."""
-    setting, calls = launch.setting, calls_of(launch, file)
+    setting, calls = launch.setting, schedule.calls_of(launch, file)
     yield "starts of processes", START_S + START_S_PER_RANK * _num_processes(setting)
-    for size, count in warmup_of(setting, grid, calls):
+    for size, count in schedule.warmup_of(setting, grid, calls):
         yield "warm-up", count * call_us(setting, size, ABSTAIN) / 1e6
     what = "reading back" if launch.mode is LaunchMode.READ_BACK else "measurements"
     for trial, size in zip(grid.blocks, cycle(grid.benchmark_bytes), strict=False):
-        yield what, HALVES * calls.per_half * call_us(setting, size, trial.config) / 1e6
+        yield what, schedule.HALVES * calls.per_half * call_us(setting, size, trial.config) / 1e6
 
 
 def call_times(system: System, rules: dict[str, None]) -> CallTimes:

@@ -144,7 +144,7 @@ def trial_row(file: SweepFile, launch: Launch, trial: Trial) -> dict[str, Any]:
         "num_nodes": setting.num_nodes,
         "num_hosts": setting.hosts,
         "ranks_per_node": setting.ranks_per_node,
-        "num_comms": None if setting.comms is None else setting.comms.count,
+        "num_comms": None if setting.comms is None else len(setting.comms),
         "comm_split": setting.split or None,
         "launch_profile": setting.profile.name,
         "interference_kind": setting.interference.kind,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -26,20 +26,8 @@ from pydantic import (
     model_validator,
 )
 
-from dynamiccl.collect.grid import (
-    DATATYPE_BYTES,
-    REAL,
-    SIMULATED,
-    Comms,
-    Interference,
-    LaunchProfile,
-    Setting,
-    Split,
-    Trial,
-    factor_ladder,
-    octave_ladder,
-    parse_size,
-)
+from dynamiccl.collect import grid
+from dynamiccl.collect.grid import Interference, LaunchProfile, Setting, Trial, parse_size
 from dynamiccl.collect.launchers import LAUNCHERS, LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.datasets.store import check_slug
@@ -76,7 +64,7 @@ class GroupShape(Table):
     #: Hosts that it is started on, where NCCL counts others: a whole NVL72 is one node to it.
     num_hosts: int | None = Field(default=None, ge=1)
     #: Several communicators at once: the shape is the job's, and nccl-tests splits it.
-    split: Annotated[str, AfterValidator(lambda text: Split.parse(text).text)] | None = None
+    split: Annotated[str, AfterValidator(grid.split_text)] | None = None
     #: Whether the split may leave single processes over, which have nobody to talk to.
     spare: bool = False
 
@@ -89,15 +77,17 @@ class GroupShape(Table):
             raise ValueError("split needs nodes that are hosts; leave num_hosts out")
         if self.spare and self.split is None:
             raise ValueError("spare is about the processes that a split leaves over; give one")
-        self.comms()
+        self.communicator()
         return self
 
-    def comms(self) -> Comms | None:
-        """The communicators that the split makes; None without a split."""
+    def communicator(self) -> tuple[int, int]:
+        """Nodes of a communicator, and its ranks on each."""
+        shape = self.num_nodes, self.ranks_per_node
         if self.split is None:
-            return None
-        shape = (self.num_nodes, self.ranks_per_node)
-        return Split.parse(self.split).comms(*shape, spare=self.spare)
+            return shape
+        ranks = grid.communicators(self.split, *shape, spare=self.spare)[0]
+        nodes = len({rank // self.ranks_per_node for rank in ranks})
+        return nodes, len(ranks) // nodes
 
     @property
     def hosts(self) -> int:
@@ -139,8 +129,9 @@ class Sizes(Table):
         if self.min is None or self.max is None:
             return tuple(sorted(set(self.list)))
         if self.factor is not None:
-            return factor_ladder(self.min, self.max, self.factor) if self.min <= self.max else ()
-        return octave_ladder(self.min, self.max, self.steps_per_octave or 1)
+            whole = self.min <= self.max
+            return grid.factor_ladder(self.min, self.max, self.factor) if whole else ()
+        return grid.octave_ladder(self.min, self.max, self.steps_per_octave or 1)
 
 
 class ProfileSettings(Table):
@@ -179,14 +170,14 @@ class ProfileSettings(Table):
 class InterferenceSettings(Table):
     """What runs beside the collective; `level` is 0..1, for `congestion` any factor from 0 up."""
 
-    kind: Annotated[str, one_of("interference", (QUIET, *REAL, *SIMULATED))] = QUIET
+    kind: Annotated[str, one_of("interference", (QUIET, *grid.REAL, *grid.SIMULATED))] = QUIET
     level: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _level_fits(self) -> Self:
         if (self.kind == QUIET) != (self.level == 0):
             raise ValueError("kind 'none' has level 0, and every other kind a level above 0")
-        if self.kind not in SIMULATED and self.level > 1:
+        if self.kind not in grid.SIMULATED and self.level > 1:
             raise ValueError(f"the level of '{self.kind}' is a share from 0 to 1")
         return self
 
@@ -281,7 +272,7 @@ class SweepFile(Table):
     num_channels: tuple[int, ...] = (0,)
     #: 0 stands for AUTO; others need NCCL 2.30 and the sweep mode.
     chunk_sizes: tuple[_SizeOrAuto, ...] = (0,)
-    datatypes: tuple[Annotated[str, one_of("datatype", DATATYPE_BYTES)], ...] = ("float",)
+    datatypes: tuple[Annotated[str, one_of("datatype", grid.DATATYPE_BYTES)], ...] = ("float",)
     profiles: tuple[ProfileSettings, ...] = (ProfileSettings(name=DEFAULT_PROFILE),)
     interference: tuple[InterferenceSettings, ...] = (InterferenceSettings(),)
     #: Of the grid these trials alone, by key, where any is named (`evaluate gate` writes them).
@@ -371,8 +362,8 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
     nccl = _version(file, where)
     algorithms = [Algorithm.parse(a, where=f"{where}: algorithms") for a in file.algorithms]
     protocols = [Protocol.parse(p, where=f"{where}: protocols") for p in file.protocols]
-    grid = product(algorithms, protocols, file.num_channels, file.chunk_sizes)
-    forced = [Config(a, p, channels or None, chunk or None) for a, p, channels, chunk in grid]
+    knobs = product(algorithms, protocols, file.num_channels, file.chunk_sizes)
+    forced = [Config(a, p, channels or None, chunk or None) for a, p, channels, chunk in knobs]
     trials = []
     for setting in _settings(file, where):
         configs = [ABSTAIN, *(forced if setting.collective.tunable else ())]
@@ -418,11 +409,6 @@ def _settings(file: SweepFile, where: str) -> Iterator[Setting]:
     ]
     beside = [Interference(one.kind, one.level) for one in file.interference]
     for collective, group in product(collectives, file.groups):
-        shape = group.comms() or group
-        rest: dict[str, Any] = {"num_hosts": group.num_hosts or 0}
-        if group.split is not None:
-            processes = group.num_nodes * group.ranks_per_node
-            rest = {"num_hosts": group.num_nodes, "num_processes": processes}
-            rest |= {"split": group.split, "spare": group.spare}
+        shape = (*group.communicator(), group.hosts, group.ranks_per_host)
         for fixed in product(file.datatypes, profiles, beside):
-            yield Setting(collective, shape.num_nodes, shape.ranks_per_node, *fixed, **rest)
+            yield Setting(collective, *shape, *fixed, group.split or "", group.spare)

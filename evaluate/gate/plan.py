@@ -172,7 +172,7 @@ def _fresh_sweep(
         if shape != (hope.support.num_nodes, hope.support.ranks_per_node):
             continue
         collective = Collective.parse(hope.cell.collective)
-        setting = Setting(collective, *shape, datatype, num_hosts=group.num_hosts or 0)
+        setting = Setting(collective, *shape, group.hosts, group.ranks_per_host, datatype)
         for size in _sizes_in(hope.cell.bin, setting):
             sizes.add(size)
             for config in (ABSTAIN, configs[hope.cell.action]):

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from dynamiccl.collect.grid import (
     DATATYPE_BYTES,
     Setting,
-    Split,
-    benchmark_bytes,
     chains,
+    communicators,
     factor_ladder,
     parse_size,
+    split_text,
     walks,
 )
 from dynamiccl.collect.schedule import trial_row
@@ -233,24 +233,24 @@ def test_hosts_may_differ_from_what_nccl_counts_as_nodes() -> None:
 def test_split_makes_communicators_of_one_shape(
     text: str, shape: tuple[int, int], second: tuple[int, ...]
 ) -> None:
-    comms = Split.parse(text).comms(4, 8)
-    assert (comms.num_nodes, comms.ranks_per_node) == shape
-    assert comms.members[1] == second
-    assert sorted(process for each in comms.members for process in each) == [*range(32)]
-    assert Split.parse(text).text == text
+    setting = setting_of(f"num_nodes = 4, ranks_per_node = 8, split = '{text}'")
+    assert (setting.num_nodes, setting.ranks_per_node, setting.split) == (*shape, text)
+    assert setting.comms is not None
+    assert setting.comms[1] == second
+    assert sorted(process for each in setting.comms for process in each) == [*range(32)]
 
 
 @pytest.mark.parametrize("text", ["XOR 3", "MOD 0", "DIV 08", "MOD 8 8", ""])
 def test_what_nccl_tests_would_not_split_by_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no split; write AND, OR, MOD or DIV"):
-        Split.parse(text)
+        split_text(text)
 
 
 def test_single_processes_may_be_left_over_where_that_is_said() -> None:
-    pairs = Split.parse("AND 0x17")
+    job = ("AND 0x17", 3, 8)
     with pytest.raises(ValueError, match=r"'AND 0x17' makes no equal .*'DIV 8'"):
-        pairs.comms(3, 8)
-    assert pairs.comms(3, 8, spare=True).members == tuple((k, k + 8) for k in range(8))
+        communicators(*job)
+    assert communicators(*job, spare=True) == tuple((k, k + 8) for k in range(8))
 
 
 def test_group_of_a_split_is_the_communicator_and_its_launch_the_job() -> None:
@@ -316,8 +316,10 @@ def test_walks_pass_every_size_once_and_are_not_more_than_chains(sizes: set[int]
     datatype=st.sampled_from(sorted(DATATYPE_BYTES)),
 )
 def test_benchmark_rounds_down_to_whole_shares(size: int, ranks: int, datatype: str) -> None:
-    gather = benchmark_bytes(Collective.AllGather, size, ranks, datatype)
+    gather, reduce = (
+        Setting(collective, 1, ranks, 1, ranks, datatype).benchmark_bytes(size)
+        for collective in (Collective.AllGather, Collective.AllReduce)
+    )
     assert 0 <= size - gather < 16 * ranks
     assert gather % (16 * ranks) == 0
-    reduce = benchmark_bytes(Collective.AllReduce, size, ranks, datatype)
     assert 0 <= size - reduce < DATATYPE_BYTES[datatype]
