@@ -16,7 +16,7 @@ from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
 from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
-from dynamiccl.collect.sweep import Sweep, load_sweep
+from dynamiccl.collect.sweep import load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.doctor import Machine, report, run_checks
 from dynamiccl.simulator.record_jobs import jobs_command
@@ -79,7 +79,6 @@ def run_command(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take the lock from a dead run.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(help="Only the first N trials.", min=1)] = None,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Run only this share of the launches.")
     ] = None,
@@ -97,8 +96,6 @@ def run_command(
     """
     cli.configure_logging(verbose=verbose)
     sweep = load_sweep(sweep_file)
-    if limit is not None:
-        sweep = Sweep(sweep.file, sweep.text, sweep.trials[:limit])
     options = start.RunOptions(
         sweep_file=sweep_file,
         out=out,
@@ -108,7 +105,6 @@ def run_command(
         resume=resume,
         retry_failed=retry_failed,
         take_over=take_over,
-        limit=limit,
         shard=shard,
         batch_script=batch_script,
     )
