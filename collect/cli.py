@@ -27,9 +27,6 @@ app = typer.Typer(
 )
 _stderr = Console(stderr=True)
 _stdout = Console()
-#: Exit code where something surely got slower.
-_SLOWER = 1
-
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
 _Out = Annotated[Path, typer.Option("--out", help="Data directory to add to.")]
@@ -216,18 +213,14 @@ def compare_command(
 
     Example: dynamiccl-collect compare before after
     """
-    for directory in (old, new):
-        store.part_paths(directory)
     found = compare.compare(store.read(old), store.read(new))
     settings = [compare.sweep_settings(directory) for directory in (old, new)]
     found["other_changes"] += compare.differing(*settings)
     if as_json:
         cli.print_json({"old": str(old), "new": str(new), **found})
     else:
-        for change in found["changes"]:
-            _print("  ".join(compare.row(change)))
-        _print(*compare.sentences(found))
-    raise typer.Exit(_SLOWER if found["is_slower"] else 0)
+        _print(*compare.lines(found))
+    raise typer.Exit(1 if found["is_slower"] else 0)
 
 
 app.command("shapes")(shapes_command)
@@ -263,8 +256,7 @@ def fit_command(
     if as_json:
         cli.print_json({**said, "out": str(out)})
         return
-    fit_simulator.show(said, _stdout)
-    _print(f"{fit.file.name} -> {out}")
+    _print(*fit_simulator.lines(said), f"{fit.file.name} -> {out}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ the numbers that are written come from all of them.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -20,8 +20,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from rich.console import Console
-from rich.table import Table
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import pair_spread, quiet, tuned, usable
@@ -393,19 +391,16 @@ def to_json(fit: Fit) -> dict[str, Any]:
     }
 
 
-def show(said: Mapping[str, Any], console: Console) -> None:
-    """Print the held-out errors, missed bars and what was left out of `to_json`."""
-    table = Table(title="held-out sizes", title_justify="left")
-    for heading in ("", "cells", "median error", "90th percentile", "repeat noise"):
-        table.add_column(heading, justify="left" if not heading else "right")
+def lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """The document of `to_json` for people: held-out errors, missed bars, what was left out."""
     large = said["held_out_above_1mib"]
     for name, one in {**said["by_size"], **({"above 1 MiB": large} if large else {})}.items():
         shares = (one[key] for key in ("median", "p90", "noise"))
-        words = ("-" if share is None else f"{share:.1%}" for share in shares)
-        table.add_row(name, str(one["cells"]), *words)
-    console.print(table)
-    lines = [f"missed: {line}" for line in said["misses"]]
-    lines += [f"left out, {count} cells: {reason}" for reason, count in said["left_out"].items()]
-    lines += [f"at a bound of its range: {name}" for name in said["at_bound"]]
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        median, p90, noise = ("-" if share is None else f"{share:.1%}" for share in shares)
+        yield (
+            f"{name}: {one['cells']} held-out cells, median error {median}, 90th percentile {p90}, "
+            f"repeats differ by {noise}"
+        )
+    yield from (f"missed: {line}" for line in said["misses"])
+    yield from (f"left out, {count} cells: {reason}" for reason, count in said["left_out"].items())
+    yield from (f"at a bound of its range: {name}" for name in said["at_bound"])

@@ -44,6 +44,8 @@ _SPLITS: Final[Mapping[str, Callable[[int, int], int]]] = {
     "MOD": operator.mod,
     "DIV": operator.floordiv,
 }
+#: Sizes that one nccl-tests process walks: each a factor times the one before.
+Walk = tuple[int, ...]
 _SPLIT: Final = re.compile(r"(AND|OR|MOD|DIV) (0x[0-9a-f]{1,7}|0|[1-9]\d{0,8})")
 
 
@@ -81,46 +83,37 @@ def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ..
     return tuple(sizes)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Chain:
-    """Sizes that one nccl-tests process walks: each `factor` times the one before."""
-
-    sizes: tuple[int, ...]
-    factor: int
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The `-b -e -f` of the walk."""
-        walk = ("-b", str(self.sizes[0]), "-e", str(self.sizes[-1]))
-        return (*walk, "-f", str(self.factor)) if len(self.sizes) > 1 else walk
+def walk_arguments(walk: Walk) -> tuple[str, ...]:
+    """The `-b -e -f` of a walk."""
+    ends = ("-b", str(walk[0]), "-e", str(walk[-1]))
+    return (*ends, "-f", str(walk[1] // walk[0])) if len(walk) > 1 else ends
 
 
-def chains(sizes: Iterable[int]) -> list[Chain]:
+def chains(sizes: Iterable[int]) -> list[Walk]:
     """Cut sizes into walks by a factor, each time the longest that is left."""
     left = set(sizes)
-    cut: list[Chain] = []
+    cut: list[Walk] = []
     while left:
-        longest = Chain((), 2)
+        longest: Walk = ()
         for start, other in combinations_with_replacement(sorted(left), 2):
             # The factor that leads to any other size is a ratio of two of them.
             factor = other // start if other > start else 2
             walk = [start]
             while walk[-1] * factor in left and other % start == 0:
                 walk.append(walk[-1] * factor)
-            if len(walk) > len(longest.sizes):
-                longest = Chain(tuple(walk), factor)
+            longest = max(longest, tuple(walk), key=len)
         cut.append(longest)
-        left -= {*longest.sizes}
+        left -= {*longest}
     return sorted(cut)
 
 
-def walks(sizes: Iterable[int]) -> list[Chain]:
+def walks(sizes: Iterable[int]) -> list[Walk]:
     """Cut sizes into walks, gaps filled where that saves processes: a start costs more than a gap.
 
     A strategy that has settled some sizes leaves gaps. They are walked over by a factor of 2 or 4,
     at most as many as there are sizes wanted.
 
-    >>> [walk.sizes for walk in walks([4, 16, 32])]
+    >>> walks([4, 16, 32])
     [(4, 8, 16, 32)]
     """
     wanted = sorted(set(sizes))
@@ -132,13 +125,12 @@ def walks(sizes: Iterable[int]) -> list[Chain]:
             while root % factor == 0:
                 root //= factor
             families[root].append(size)
-        cut: list[Chain] = []
+        cut: list[Walk] = []
         for members in families.values():
             whole = factor_ladder(members[0], members[-1], factor)
-            fits = len(whole) <= 2 * len(members)
-            cut += [Chain(whole, factor)] if fits else chains(members)
+            cut += [whole] if len(whole) <= 2 * len(members) else chains(members)
         cuts.append(sorted(cut))
-    return min(cuts, key=lambda cut: (len(cut), sum(len(chain.sizes) for chain in cut)))
+    return min(cuts, key=lambda cut: (len(cut), sum(map(len, cut))))
 
 
 def parse_split(text: str) -> tuple[str, int]:

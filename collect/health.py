@@ -83,6 +83,8 @@ class Finding:
 class Report:
     """What is slow, and what it was found in."""
 
+    #: Whether nothing is.
+    is_well: bool
     nodes: int
     communicators: int
     rows: int
@@ -94,11 +96,6 @@ class Report:
     findings: tuple[Finding, ...]
     #: Launches of one communicator whose call ran on too few other sets of hosts.
     not_compared: int
-
-    @property
-    def is_well(self) -> bool:
-        """Whether nothing is slow."""
-        return not self.findings
 
 
 class _Comm(NamedTuple):
@@ -137,7 +134,7 @@ def health_command(
     """
     report = examine(store.read(data), least=least)
     if as_json:
-        cli.print_json({"is_well": report.is_well, **asdict(report)})
+        cli.print_json(asdict(report))
     else:
         _show(report, Console(width=100, highlight=False))
     if not report.is_well:
@@ -168,6 +165,7 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
     slow_between = [o for o in slow_between if explained.isdisjoint(o.where.split(" - "))]
     findings = [*slow_inside, *slow_between, *unfit]
     return Report(
+        is_well=not findings,
         nodes=len({host for comm in comms for host in comm.hosts}),
         communicators=len(comms),
         rows=frame.height,

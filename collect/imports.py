@@ -41,7 +41,7 @@ from dynamiccl.collect.nccl_tests import (
     read_file,
     with_trials,
 )
-from dynamiccl.collect.output import FileReport, Rejected, first_problem, looks_like_row
+from dynamiccl.collect.output import FileReport, Rejected, looks_like_row
 from dynamiccl.collect.traces import TraceFile, read_files, trace_file
 from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.rows import TRIAL_COLUMNS
@@ -57,6 +57,7 @@ from dynamiccl.datasets.schema import (
 from dynamiccl.datasets.store import check_slug, part_paths, slug, write_part
 from dynamiccl.errors import DataError, MissingPath, OutputError, UnknownName, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 __all__ = ["ImportFailed", "ImportOptions", "ImportSummary", "import_files"]

@@ -38,7 +38,6 @@ from dynamiccl.collect.output import (
     Row,
     Run,
     TextRuns,
-    first_problem,
     hosts_of,
     read_json,
 )
@@ -47,6 +46,7 @@ from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE, QUIET, DefaultScop
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.simulator.toml_table import first_problem
 
 #: Rows of one table, by the kind of table; parts of a data set.
 Part = tuple[str, pa.Table]

@@ -7,18 +7,16 @@ protocols x channels x chunk sizes); combinations that NCCL cannot run are trial
 reason, so that nothing is a silent gap.
 """
 
-import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     Field,
     ValidationError,
@@ -28,7 +26,7 @@ from pydantic import (
 
 from dynamiccl.collect import grid
 from dynamiccl.collect.grid import Interference, LaunchProfile, Setting, Trial, parse_size
-from dynamiccl.collect.launchers import LAUNCHERS, LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
@@ -42,7 +40,7 @@ from dynamiccl.nccl import (
     Protocol,
     invalid_reason,
 )
-from dynamiccl.simulator.toml_table import Table, one_of, toml_value
+from dynamiccl.simulator.toml_table import Table, first_problem, one_of, toml_value
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 _Size = Annotated[int, BeforeValidator(parse_size)]
@@ -207,11 +205,6 @@ class BudgetSettings(Table):
     max_measurements: int | None = Field(default=None, ge=1)
     max_hours: float | None = Field(default=None, gt=0)
 
-    @property
-    def max_seconds(self) -> float:
-        """The time limit in seconds; infinite without one."""
-        return math.inf if self.max_hours is None else self.max_hours * 3600
-
 
 class RunnerSettings(Table):
     """How nccl-tests is run."""
@@ -233,12 +226,6 @@ class RunnerSettings(Table):
     per_iteration: bool = False
     #: Blocks played in one process at most; a longer schedule is cut by cycles.
     max_blocks: int = Field(default=20_000, ge=1)
-
-
-class SweepLauncher(LauncherSettings):
-    """The `[launcher]` table, with its kind checked."""
-
-    kind: Annotated[str, one_of("launcher", LAUNCHERS)] = "local"
 
 
 class TelemetrySettings(Table):
@@ -288,7 +275,7 @@ class SweepFile(Table):
     strategy: StrategySettings = StrategySettings()
     budget: BudgetSettings = BudgetSettings()
     runner: RunnerSettings = RunnerSettings()
-    launcher: SweepLauncher = SweepLauncher()
+    launcher: LauncherSettings = LauncherSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     simulator: SimulatorSettings = SimulatorSettings()
 
@@ -322,7 +309,7 @@ def parse_sweep(text: str, *, where: str) -> Sweep:
     except tomllib.TOMLDecodeError as error:
         raise InvalidSweep(f"{where} is not TOML: {error}") from error
     except ValidationError as error:
-        raise InvalidSweep(_explain(error, where)) from error
+        raise InvalidSweep(f"{where}: {first_problem(error)}") from error
     except DynamicclError as error:
         raise InvalidSweep(str(error)) from error
 
@@ -338,24 +325,6 @@ def sweep_text(file: SweepFile, *, head: str = "") -> str:
     for key, table in tables.items():
         lines += ["", f"[{key}]", *(f"{name} = {toml_value(table[name])}" for name in table)]
     return "\n".join(lines) + "\n"
-
-
-def _explain(error: ValidationError, where: str) -> str:
-    errors = error.errors()
-    # A misspelt key is why its right spelling is missing: say the cause.
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    message = f"{where}: {'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
-    if first["type"] == "missing":
-        return f"{message}; add it"
-    if first["type"] != "extra_forbidden":
-        return f"{message} (got {first['input']!r})"
-    table: type[BaseModel] = SweepFile
-    for part in first["loc"][:-1]:  # an index in a list of tables stays at its table
-        field = table.model_fields.get(str(part))
-        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-        inner = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
-        table = inner[0] if inner else table
-    return f"{message}; known keys are {', '.join(table.model_fields)}"
 
 
 def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
