@@ -30,6 +30,9 @@ _stdout = Console()
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
 _Out = Annotated[Path, typer.Option("--out", help="Data directory to add to.")]
+_NcclTestsDir = Annotated[
+    Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
+]
 _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The sweep file.")]
 
 
@@ -66,9 +69,7 @@ def run_command(
     out: _Out,
     runner: Annotated[str, typer.Option(help=f"One of {', '.join(start.RUNNERS)}.")] = "nccl-tests",
     launcher: Annotated[str | None, typer.Option(help=f"One of {', '.join(LAUNCHERS)}.")] = None,
-    nccl_tests_dir: Annotated[
-        Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
-    ] = None,
+    nccl_tests_dir: _NcclTestsDir = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Continue, and measure failed trials once more.")
@@ -139,9 +140,7 @@ def doctor_command(
     sweep_file: Annotated[
         Path | None, typer.Argument(metavar="[SWEEP.toml]", help="The sweep that is to run.")
     ] = None,
-    nccl_tests_dir: Annotated[
-        Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
-    ] = None,
+    nccl_tests_dir: _NcclTestsDir = None,
     inside: Annotated[
         bool, typer.Option("--inside", help="This is the sweep's container already.")
     ] = False,
@@ -180,9 +179,7 @@ def describe_command(
     """
     found = describe.describe(directory)
     measured = [one for one in found if "rows" in one]
-    drawn: list[Path] = []
-    if plots is not None and measured:
-        drawn = describe.plot_systems(store.read(directory), plots)
+    drawn = describe.plot_systems(store.read(directory), plots) if plots and measured else []
     if as_json:
         with_plots = {"systems": found, "plots": [str(path) for path in drawn]}
         cli.print_json(found if plots is None else with_plots)

@@ -25,8 +25,6 @@ FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_byt
 MOST_FAMILIES: Final = 24
 _DEFAULT: Final = "default, or within noise"
 _DEFAULT_COLOUR: Final = "#d9d9d9"
-_INCHES_PER_ROW: Final = 0.42
-_INCHES_PER_SIZE: Final = 0.36
 #: What is told of the recorded calls of a system.
 _RECORDED: Final = {
     "calls": pl.len(),
@@ -218,15 +216,13 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     return paths
 
 
-def draw_system(
-    title: str, part: pl.DataFrame, kind: Any, inches_per_size: float = _INCHES_PER_SIZE
-) -> Any:
+def draw_system(title: str, part: pl.DataFrame, kind: Any, inches_per_size: float = 0.36) -> Any:
     """A map of class `kind` of one system's `crossovers`: families by message size."""
     import matplotlib as mpl
 
     families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:MOST_FAMILIES]
     sizes = sorted(part["size_bytes"].unique())
-    size = max(8.0, 2.6 + inches_per_size * len(sizes)), 1.8 + _INCHES_PER_ROW * len(families)
+    size = max(8.0, 2.6 + inches_per_size * len(sizes)), 1.8 + 0.42 * len(families)
     figure = kind(figsize=size, layout="constrained")
     axes = figure.subplots()
     if title:

@@ -371,11 +371,9 @@ def _listed(members: _Part) -> str:
 
 
 def _show(report: Report, out: Console) -> None:
-    told = {"inside nodes": report.noise_inside, "between nodes": report.noise_between}
-    noise = ", ".join(
-        f"{place} {'not measured' if share is None else f'{share:.1%}'}"
-        for place, share in told.items()
-    )
+    shares = (report.noise_inside, report.noise_between)
+    inside, between = ("not measured" if one is None else f"{one:.1%}" for one in shares)
+    noise = f"inside nodes {inside}, between nodes {between}"
     out.print(f"{report.nodes} nodes: {report.communicators} communicators in {report.rows} rows")
     out.print(f"slow: {report.least:.0%} slower, and beyond noise ({noise})")
     for one in report.findings:

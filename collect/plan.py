@@ -15,13 +15,13 @@ costs of 2.27 to 2.30 come out of it, dynamiccl/simulator/ORIGIN.md). A log of s
 `dynamiccl-collect import` takes NCCL's costs from any.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import cycle
+from math import log2
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -213,17 +213,15 @@ def _nearest(system: System, setting: Setting) -> Group | None:
     """The setting's shape in the model, or the nearest one of its kind; None without one."""
     if setting.collective not in system.collectives():
         return None
-    asked = Group(setting.num_nodes, setting.ranks_per_node)
-
-    def apart(group: Group) -> float:
-        nodes = math.log2(group.num_nodes / asked.num_nodes)
-        return abs(nodes) + abs(math.log2(group.ranks_per_node / asked.ranks_per_node))
-
-    alike = [g for g in system.groups() if (g.num_nodes > 1) == (asked.num_nodes > 1)]
-    found = min(alike, key=apart, default=None)
-    if found is not None and asked.num_nodes > _MOST_TIMES_NODES * found.num_nodes:
+    nodes, ranks = setting.num_nodes, setting.ranks_per_node
+    found = min(
+        (g for g in system.groups() if (g.num_nodes > 1) == (nodes > 1)),
+        key=lambda g: abs(log2(g.num_nodes / nodes)) + abs(log2(g.ranks_per_node / ranks)),
+        default=None,
+    )
+    if found is not None and nodes > _MOST_TIMES_NODES * found.num_nodes:
         raise UserError(
-            f"nothing is known of a group of {asked.num_nodes} nodes: the largest that "
+            f"nothing is known of a group of {nodes} nodes: the largest that "
             f"{system.name} models has {found.num_nodes}, and hours made of its times would mean "
             f"nothing; plan for up to {_MOST_TIMES_NODES * found.num_nodes} nodes, or name another "
             "[simulator] system"

@@ -15,14 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from dynamiccl.collect import grid
 from dynamiccl.collect.grid import Interference, LaunchProfile, Setting, Trial, parse_size
@@ -139,20 +132,15 @@ class ProfileSettings(Table):
     transport: Literal["P2P", "SHM", "NET"] | None = None
     env: dict[str, str] = Field(default_factory=dict)
 
-    @field_validator("env")
-    @classmethod
-    def _is_nccls(cls, env: dict[str, str]) -> dict[str, str]:
-        for name, value in env.items():
+    @model_validator(mode="after")
+    def _sets_what_is_not_the_sweeps(self) -> Self:
+        for name, value in self.env.items():
             if not name.startswith("NCCL_"):
                 raise ValueError(f"'{name}' is no NCCL_* variable; [launcher] env takes others")
             if name in {"NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN", "NCCL_DEBUG"}:
                 raise ValueError(f"'{name}' is the sweep's own; use algorithms and protocols")
             if name == "NCCL_SYM_NOWIN_ENABLE" and value != "0":
                 raise ValueError(f"'{name}' makes symmetric kernels run, and these ask no tuner")
-        return env
-
-    @model_validator(mode="after")
-    def _default_is_untouched(self) -> Self:
         if self.name == DEFAULT_PROFILE and self.environment():
             raise ValueError(
                 f"the profile '{DEFAULT_PROFILE}' is the user's untouched environment; give a "
@@ -328,7 +316,13 @@ def sweep_text(file: SweepFile, *, head: str = "") -> str:
 
 
 def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
-    nccl = _version(file, where)
+    nccl = None if file.nccl_version is None else NcclVersion.parse(file.nccl_version)
+    if nccl is not None and (nccl.major, nccl.minor) > (NEWEST_KNOWN.major, NEWEST_KNOWN.minor):
+        raise InvalidSweep(
+            f"{where}: nccl_version: NCCL {nccl} is newer than the newest whose rules are known "
+            f"here, {NEWEST_KNOWN.major}.{NEWEST_KNOWN.minor}; leave the key out, and what runs is "
+            "read from NCCL's log"
+        )
     algorithms = [Algorithm.parse(a, where=f"{where}: algorithms") for a in file.algorithms]
     protocols = [Protocol.parse(p, where=f"{where}: protocols") for p in file.protocols]
     knobs = product(algorithms, protocols, file.num_channels, file.chunk_sizes)
@@ -355,19 +349,6 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
             "own keys, or remove it"
         )
     return tuple(trial for trial in trials if not file.only or trial.key in file.only)
-
-
-def _version(file: SweepFile, where: str) -> NcclVersion | None:
-    if file.nccl_version is None:
-        return None
-    version = NcclVersion.parse(file.nccl_version)
-    if (version.major, version.minor) > (NEWEST_KNOWN.major, NEWEST_KNOWN.minor):
-        raise InvalidSweep(
-            f"{where}: nccl_version: NCCL {version} is newer than the newest whose rules are known "
-            f"here, {NEWEST_KNOWN.major}.{NEWEST_KNOWN.minor}; leave the key out, and what runs is "
-            "read from NCCL's log"
-        )
-    return version
 
 
 def _settings(file: SweepFile, where: str) -> Iterator[Setting]:

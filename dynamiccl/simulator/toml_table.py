@@ -26,9 +26,9 @@ class Table(BaseModel):
         # Before all else: a misspelt key is why its right spelling is missing.
         for key in table if isinstance(table, Mapping) else ():
             if key not in cls.model_fields:
-                known = ", ".join(cls.model_fields)
-                text = f"unknown key '{key}'; known keys are {known}"
-                raise PydanticCustomError(_UNKNOWN_KEY, "{text}", {"text": text})
+                told = {"key": key, "known": ", ".join(cls.model_fields)}
+                text = "unknown key '{key}'; known keys are {known}"
+                raise PydanticCustomError(_UNKNOWN_KEY, text, told)
         return table
 
 
