@@ -35,18 +35,10 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     found = summaries(tmp_path, *rows)["box"]
     assert (found["rows"], found["rows_with_time"]) == (9, 7)
     assert found["rows_by_status"] == {"failed": 1, "infeasible": 1, "ok": 7}
-    assert (found["min_size_bytes"], found["max_size_bytes"], found["num_sizes"]) == (
-        64,
-        1 << 22,
-        3,
-    )
-    assert found["num_configs"] == 3
-    assert (found["tasks"], found["tasks_with_default"], found["tasks_with_two_forced"]) == (
-        3,
-        2,
-        2,
-    )
-    assert found["tasks_scorable"] == 1
+    sizes = (found["min_size_bytes"], found["max_size_bytes"], found["num_sizes"])
+    assert sizes == (64, 1 << 22, 3)
+    assert (found["num_configs"], found["tasks"], found["tasks_scorable"]) == (3, 3, 1)
+    assert (found["tasks_with_default"], found["tasks_with_two_forced"]) == (2, 2)
     assert found["cells_repeated"] == 1
     assert found["verified_share"] == pytest.approx(2 / 7)
     assert found["shapes"] == ["1x8", "2x8"]
@@ -86,12 +78,8 @@ def test_noise_without_repeats_is_unknown(tmp_path: Path) -> None:
 
 def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(None, status="failed"))["box"]
-    assert (found["rows"], found["rows_with_time"], found["tasks"], found["num_configs"]) == (
-        1,
-        0,
-        0,
-        0,
-    )
+    counts = (found["rows"], found["rows_with_time"], found["tasks"], found["num_configs"])
+    assert counts == (1, 0, 0, 0)
     assert (found["verified_share"], found["tasks_scorable"]) == (0.0, 0)
 
 

@@ -64,6 +64,7 @@ def group(words: str) -> str:
         (group("num_nodes = 1, ranks_per_node = 8, num_hosts = 3"), "8 ranks cannot be shared out"),
         (group('num_nodes = 4, ranks_per_node = 8, split = "MOD 7"'), "no equal communicators"),
         (group('num_nodes = 4, ranks_per_node = 8, split = "DIV 1"'), "alone"),
+        (group('num_nodes = 4, ranks_per_node = 8, split = "DIV 32"'), "one communicator"),
         (
             group('num_nodes = 1, ranks_per_node = 8, num_hosts = 2, split = "DIV 2"'),
             "nodes that are hosts",
