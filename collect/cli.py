@@ -11,14 +11,14 @@ from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.collect import compare, describe, fit_simulator, start
-from dynamiccl.collect.checks import ANY_SWEEP, Needs, sweep_checks
+from dynamiccl.collect.checks import ANY_SWEEP, check_for_sweep
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
 from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
 from dynamiccl.collect.sweep import load_sweep
 from dynamiccl.datasets import store
-from dynamiccl.doctor import Machine, report, run_checks
+from dynamiccl.doctor import Machine, report
 from dynamiccl.simulator.record_jobs import jobs_command
 from dynamiccl.simulator.systems import PARAMETRIC
 
@@ -154,8 +154,8 @@ def doctor_command(
     Example: dynamiccl-collect doctor examples/slurm_h100.toml --nccl-tests-dir nccl-tests/build
     """
     sweep = ANY_SWEEP if sweep_file is None else load_sweep(sweep_file).file
-    needs = Needs(sweep=sweep, nccl_tests_dir=nccl_tests_dir, inside=inside)
-    raise typer.Exit(report(run_checks(Machine(), sweep_checks(needs)), as_json=as_json))
+    checks = check_for_sweep(Machine(), sweep, nccl_tests_dir, inside=inside)
+    raise typer.Exit(report([*checks], as_json=as_json))
 
 
 app.command("import")(import_command)
