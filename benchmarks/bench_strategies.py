@@ -274,10 +274,11 @@ def _trial_of(row: Mapping[str, object]) -> Trial:
     # What a setting has no field for goes into the profile's name: it only has to be told apart.
     rest = [c for c in TASK_COLUMNS if c not in {"collective", "size_bytes", "datatype"}]
     name = "|".join(str(row[column]) for column in rest)
+    shape = int(str(row["num_nodes"])), int(str(row["ranks_per_node"]))
     setting = Setting(
         Collective.parse(str(row["collective"])),
-        int(str(row["num_nodes"])),
-        int(str(row["ranks_per_node"])),
+        *shape,
+        *shape,
         str(row["datatype"]),
         LaunchProfile(name),
     )

@@ -37,7 +37,7 @@ from dynamiccl.collect.nccl_tests import (
     ranks_per_node,
     read_file,
 )
-from dynamiccl.collect.output import MEANT_AS_ROW, FileReport, Rejected, Row, first_problem
+from dynamiccl.collect.output import MEANT_AS_ROW, FileReport, Rejected, Row
 from dynamiccl.collect.traces import read_traces, trace_source
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.provenance import file_sha256, program_record
@@ -46,6 +46,7 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic,
 from dynamiccl.datasets.store import part_paths, slug, write_part
 from dynamiccl.errors import DataError, MissingPath, OutputError, UnknownName, UserError
 from dynamiccl.nccl import Collective
+from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 __all__ = ["ImportOptions", "ImportSummary", "import_files"]

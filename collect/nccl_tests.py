@@ -34,7 +34,6 @@ from dynamiccl.collect.output import (
     Row,
     Run,
     TextRuns,
-    first_problem,
     hosts_of,
     read_json,
 )
@@ -43,6 +42,7 @@ from dynamiccl.datasets.schema import COSTS, MEASUREMENTS, QUIET, Source, Status
 from dynamiccl.datasets.store import check_slug, slug
 from dynamiccl.errors import MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 #: Rows of one table, by the kind of table; parts of a data set.

@@ -25,6 +25,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from dynamiccl.collect.nccl_log import NcclLog, Settings, Shell, kept, program_in
 from dynamiccl.errors import CorruptFile, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
+from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
 from dynamiccl.slurm import host_list
 
@@ -486,14 +487,6 @@ class _Document(BaseModel):
     nccl_version: int | str = ""
     config: _Config = _Config()
     results: list[Any]
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first of a document's errors, on one line: the key, what is wrong, the value."""
-    [first, *_] = error.errors()
-    key = ".".join(str(part) for part in first["loc"]) or "all of it"
-    told = f"{key}: {first['msg'].removeprefix('Value error, ')}"
-    return told if first["type"] == "missing" else f"{told} (got '{str(first['input'])[:60]}')"
 
 
 def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:

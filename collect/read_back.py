@@ -176,8 +176,8 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
         tuple(sorted(line.rank for line in group)): len({line.host for line in group})
         for group in groups.values()
     }
-    nodes = {found.get(members) for members in setting.comms.members}
-    if nodes == {setting.comms.num_nodes}:
+    nodes = {found.get(members) for members in setting.comms}
+    if nodes == {setting.num_nodes}:
         return None
     return (
         f"nccl-tests made other communicators than split '{setting.split}' asks for "

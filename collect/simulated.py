@@ -120,11 +120,11 @@ class SimulatorRunner(Runner):
             return lost_row(row, Status.INFEASIBLE, reason)
         comms = setting.comms
         processes = setting.hosts * setting.ranks_per_host
-        members = (range(processes),) if comms is None else comms.members
+        members = (range(processes),) if comms is None else comms
         name = trial.key + (f"#{trial.repeat}" if trial.repeat else "")
         factors = np.array([self._noise.factor(launch.run, name)])
         if comms is not None:
-            factors = self._noise.factors(launch.run, name, comms.count)
+            factors = self._noise.factors(launch.run, name, len(comms))
         #: Microseconds of each communicator, and of each process (None: in no communicator).
         times_us = parts.time_us(surroundings_of(setting.interference)) * factors
         of_processes = dict.fromkeys(range(processes), None) | {

@@ -101,7 +101,7 @@ def test_real_log_gives_its_table(tmp_path: Path) -> None:
     [cell] = costs.filter(**kind).rows(named=True)
     names = ("latency_us", "bandwidth_gbytes_per_s", "num_ranks")
     assert [cell[name] for name in names] == [36.4, 2.4, 2]
-    assert other_lines(tmp_path) == ["lab: 105 cells of NCCL's own cost model"]
+    assert other_lines(tmp_path, ()) == ["lab: 105 cells of NCCL's own cost model"]
 
 
 def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> Non
     assert costs.height == 2 * 6
     facts = ("num_ranks", "num_nodes", "ranks_per_node", "gpu", "launch_profile")
     assert costs.select(facts).unique().rows() == [(16, 2, 8, "H100", "default")]
-    assert other_lines(tmp_path / "out") == ["lab: 12 cells of NCCL's own cost model"]
+    assert other_lines(tmp_path / "out", ()) == ["lab: 12 cells of NCCL's own cost model"]
     path.write_text(said)
     with pytest.raises(OutputError, match="no row of nccl-tests"):
         import_files([path], tmp_path / "none", options=ImportOptions(system="lab"))

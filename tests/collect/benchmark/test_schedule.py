@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.grid import Setting
+from dynamiccl.collect.grid import Setting, walk_arguments
 from dynamiccl.collect.schedule import (
     CONFIG_VARIABLES,
     REPORT_NAME,
@@ -104,7 +104,7 @@ def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, lim
     kept = Counter(grid.blocks) & Counter(chosen)
     assert kept + Counter(grid.left_over) == Counter(chosen)
     assert kept, "a launch must make progress"
-    assert len(grid.cycles) <= max(1, limit // len(grid.chain.sizes))
+    assert len(grid.cycles) <= max(1, limit // len(grid.walk))
     assert len(set(grid.blocks)) == len(grid.blocks)
 
 
@@ -234,7 +234,7 @@ def test_benchmark_makes_just_these_calls(
     counts = ("-g", "8", "-n", "3", "-w", "2", "-c", "1", "-N", str(len(grid.cycles)))
     StandIn(install_stand_in(tmp_path / "bin")).output(
         program,
-        *grid.chain.arguments,
+        *walk_arguments(grid.walk),
         *counts,
         settings={
             "NCCL_TUNER_PLUGIN": str(sweep_path),
