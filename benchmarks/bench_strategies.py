@@ -95,9 +95,9 @@ class World:
     def table(self, history: Sequence[Outcome]) -> dict[tuple[Setting, int], Config]:
         """The config that the belief would take for each task, ABSTAIN where it is not sure."""
         table = {trial.task: ABSTAIN for trial in self.trials}
-        for belief in beliefs(tasks_of(self.trials), history, seed=0):
+        for _, trials, belief in beliefs(tasks_of(self.trials), history, seed=0):
             if (index := belief.decision(StrategySettings().confidence)) is not None:
-                table[belief.trials[index].task] = belief.trials[index].config
+                table[trials[index].task] = trials[index].config
         return table
 
     def chosen(self, history: Sequence[Outcome]) -> list[tuple[int, float]]:

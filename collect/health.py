@@ -29,9 +29,9 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
+from dynamiccl.belief import MAD_TO_SIGMA
 from dynamiccl.collect.grid import Split
 from dynamiccl.collect.nccl_log import expand_hosts, host_list
-from dynamiccl.collect.strategies import MAD_TO_SIGMA
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Status
 from dynamiccl.errors import NotEnoughData
