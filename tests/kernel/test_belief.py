@@ -1,7 +1,7 @@
 """The belief on log times that follow a known law: what it doubts, fills in, and decides."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from dynamiccl.belief import (
     Kernel,
     Surface,
     Task,
+    Times,
     beliefs,
     cell_of,
     cells_of,
@@ -92,17 +93,18 @@ def test_without_a_default_or_a_leader_the_policy_takes_all_alike(
 def task_of(size: int, seed: int = 0) -> Task:
     """Two subspaces of three configs each, ids are (size, name)."""
     places = [np.array([float(size), knob, AUTO]) for knob in (0.0, 1.0, 2.0)]
-    subspaces = {
+    subspaces: dict[Hashable, dict[Hashable, Floats]] = {
         name: {(size, f"{name}{i}"): place for i, place in enumerate(places)} for name in "ab"
     }
     return Task(float(size), subspaces, (size, "default"), seed)
 
 
-TASKS = [task_of(size) for size in (16, 17, 18)]
+SIZES = (16, 17, 18)
+TASKS = [task_of(size) for size in SIZES]
 #: All configs but those of `b`, which nobody measured, and 16's last of `a`; two rounds.
-TIMES = {
+TIMES: Times = {
     (size, name): [(n, level + 0.1 * size + 0.001 * (n + size % 2)) for n in (0, 1)]
-    for size in (16, 17, 18)
+    for size in SIZES
     for name, level in (("a0", 1.2), ("a1", 1.0), ("a2", 1.1), ("default", 1.15))
     if (size, name) != (16, "a2")
 }
@@ -131,7 +133,7 @@ def test_a_default_that_failed_or_that_one_round_measured_proves_nothing() -> No
     assert math.isnan(lost.observed[-1])
     assert math.isnan(lost.draws[:, -1].min())
     assert [lost.decision(0.9), *(found.decision(0.9) for found in rest)] == [None, *taken[1:]]
-    once = {key: [(0, of[0][1])] * 2 if "default" in key else of for key, of in TIMES.items()}
+    once: Times = {**TIMES, **{(size, "default"): [(0, 1.15 + 0.1 * size)] * 2 for size in SIZES}}
     (found, *_) = beliefs(TASKS, once, set())
     assert found.decision(0.9) is None
     assert np.isfinite(found.draws).all()
@@ -158,7 +160,7 @@ def test_noise_is_that_of_near_sizes_where_they_say_enough() -> None:
             Task(size, {"s": {(size, i): np.zeros(3) for i in range(pairs)}}, None, 0)
             for size in (10.0, 20.0)
         ]
-        times = {
+        times: Times = {
             (size, i): [(0, 1.0), (1, 1.0 + apart)]
             for size, apart in ((10.0, 0.02), (20.0, 0.2))
             for i in range(pairs)

@@ -27,6 +27,7 @@ from dynamiccl.schedule import (
     PlayReport,
     Schedule,
     fnv1a,
+    totals_of,
 )
 
 RING = Config(Algorithm.Ring, Protocol.LL128, 8)
@@ -75,14 +76,50 @@ def schedules(draw: st.DrawFn) -> Schedule:
     )
 
 
+def decoded(data: bytes) -> Schedule:
+    """The schedule of a file's bytes, by the layout that is written down."""
+    assert struct.unpack("<Q", data[-8:]) == (fnv1a(data[:-8]),)
+    fields = struct.unpack_from("<8sI9i", data)
+    assert fields[:2] == (b"DCSCHED\0", 1)
+    nodes, ranks, collective, halves, calls, num_runs, num_sizes, num_cycles, num_configs = fields[
+        2:
+    ]
+    runs = struct.unpack_from(f"<{2 * num_runs}Q", data, 48)
+    sizes = struct.unpack_from(f"<{num_sizes}Q", data, at := 48 + 16 * num_runs)
+    at += 8 * num_sizes
+    configs = [
+        Config(
+            None if algorithm == -1 else Algorithm(algorithm),
+            None if protocol == -1 else Protocol(protocol),
+            channels or None,
+            chunk_bytes or None,
+        )
+        for algorithm, protocol, channels, _, chunk_bytes in struct.iter_unpack(
+            "<4bi", data[at : at + 8 * num_configs]
+        )
+    ]
+    blocks = struct.unpack(f"<{num_cycles * num_sizes}H", data[at + 8 * num_configs : -8])
+    played = [configs[block] for block in blocks]
+    return Schedule(
+        collective=Collective(collective),
+        num_ranks=ranks,
+        num_nodes=nodes,
+        warmup=tuple(zip(runs[::2], runs[1::2], strict=True)),
+        halves=halves,
+        calls_per_half=calls,
+        sizes=sizes,
+        cycles=tuple(
+            tuple(played[first : first + num_sizes]) for first in range(0, len(played), num_sizes)
+        ),
+    )
+
+
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(schedule=schedules())
 def test_round_trip(schedule: Schedule) -> None:
     data = schedule.to_bytes()
-    again = Schedule.from_bytes(data)
-    assert again == schedule
-    assert again.to_bytes() == data
-    assert again.content_hash == schedule.content_hash
+    assert decoded(data) == schedule
+    assert totals_of(data)[0] == schedule.content_hash
 
 
 def test_layout_is_what_is_written_down() -> None:
@@ -100,7 +137,7 @@ def test_layout_is_what_is_written_down() -> None:
 
 def test_counts_follow_the_benchmark() -> None:
     assert GOOD.num_blocks == 6
-    assert GOOD.num_calls == 10 + 6 * 2 * 22
+    assert totals_of(GOOD.to_bytes()) == (GOOD.content_hash, 10 + 6 * 2 * 22)
 
 
 def test_a_large_grid_stays_small() -> None:
@@ -164,39 +201,15 @@ def test_what_cannot_be_played_is_refused(changes: dict[str, Any], reason: str) 
 def test_flipped_bit_is_found(byte: int, bit: int) -> None:
     data = bytearray(GOOD.to_bytes())
     data[byte % len(data)] ^= 1 << bit
-    with pytest.raises(CorruptFile, match="write it again"):
-        Schedule.from_bytes(bytes(data))
+    with pytest.raises(CorruptFile, match="its checksum does not match"):
+        totals_of(bytes(data))
 
 
 def test_every_truncation_is_found() -> None:
     data = GOOD.to_bytes()
     for size in range(len(data)):
-        with pytest.raises(CorruptFile, match=r"x/schedule is not a usable schedule"):
-            Schedule.from_bytes(data[:size], where="x/schedule")
-
-
-@pytest.mark.parametrize(
-    ("offset", "value", "reason"),
-    [
-        (8, 2, "format version 1"),
-        (20, 99, "99 is not a valid Collective"),
-        (20, 5, "no tuner about SendRecv"),
-        (24, 0, "halves 0"),
-        (32, -1, "do not fit its header"),
-        (36, 0, "do not fit its header"),
-        (44, 1 << 30, "do not fit its header"),
-        (96, 9, "9 is not a valid Algorithm"),
-        (104, 0x0100FFFF, "a config acts"),
-        (120, 1, "not in the order"),
-        (120, 7, "out of range"),
-    ],
-)
-def test_numbers_outside_the_vocabulary_are_found(offset: int, value: int, reason: str) -> None:
-    data = bytearray(GOOD.to_bytes())
-    struct.pack_into("<i", data, offset, value)
-    sealed = bytes(data[:-8]) + struct.pack("<Q", fnv1a(bytes(data[:-8])))
-    with pytest.raises(CorruptFile, match=reason):
-        Schedule.from_bytes(sealed)
+        with pytest.raises(CorruptFile, match=r"x/schedule is damaged"):
+            totals_of(data[:size], where="x/schedule")
 
 
 def report_bytes(*, states: bytes = b"\1\2", stopped: int = 0, blocks: int = 2) -> bytes:
@@ -212,13 +225,11 @@ def test_report_of_an_orderly_end() -> None:
     assert report.schedule_hash == "00000000000000ab"
     assert report.calls == 77
     assert report.stopped_at_call is None
-    assert report.expected_bytes is None
 
 
 def test_report_of_a_mismatch() -> None:
     report = PlayReport.from_bytes(report_bytes(stopped=77))
     assert report.stopped_at_call == 77
-    assert (report.expected_bytes, report.found_bytes, report.found_collective) == (1024, 512, 2)
 
 
 @pytest.mark.parametrize(
