@@ -154,26 +154,30 @@ def test_a_cell_is_a_median_with_the_noise_of_its_size_or_its_own() -> None:
 
 
 def test_noise_is_that_of_near_sizes_where_they_say_enough() -> None:
-    def variances(pairs: int) -> tuple[float, ...]:
-        """Of a cell at 2^10 and one at 2^20: of `pairs` each, 0.02 and 0.2 apart."""
+    def variances(*sizes: tuple[float, int, float]) -> list[float]:
+        """Of a cell of each log2 size, where so many are measured in pairs so far apart."""
         tasks = [
             Task(size, {"s": {(size, i): np.zeros(3) for i in range(pairs)}}, None, 0)
-            for size in (10.0, 20.0)
+            for size, pairs, _ in sizes
         ]
         times: Times = {
             (size, i): [(0, 1.0), (1, 1.0 + apart)]
-            for size, apart in ((10.0, 0.02), (20.0, 0.2))
+            for size, pairs, apart in sizes
             for i in range(pairs)
         }
         cells = cells_of(tasks, times)
-        return cells[10.0, 0][1], cells[20.0, 0][1]
+        return [cells[size, 0][1] for size, *_ in sizes]
 
     def variance(apart: float) -> float:
         return (1.4826 * apart / math.sqrt(2)) ** 2 / 2
 
-    assert variances(12) == pytest.approx((variance(0.02), variance(0.2)))
-    low, high = variances(11)
-    assert low == pytest.approx(high)
+    quiet, loud = variance(0.02), variance(0.2)
+    assert variances((10.0, 12, 0.02), (20.0, 13, 0.2)) == pytest.approx([quiet, loud])
+    assert variances((10.0, 11, 0.02), (20.0, 13, 0.2)) == pytest.approx([loud, loud])
+    near = variances((10.0, 6, 0.02), (11.5, 6, 0.02), (20.0, 13, 0.2))
+    assert near == pytest.approx([quiet, quiet, loud])
+    far = variances((10.0, 6, 0.02), (11.6, 6, 0.02), (20.0, 13, 0.2))
+    assert far == pytest.approx([loud, loud, loud])
     single = Task(10.0, {"s": {"x": np.zeros(3)}}, None, 0)
     assert cells_of([single], {"x": [(0, 1.0)]})["x"] == pytest.approx((1.0, 0.03**2, 1))
     same = cells_of([single], {"x": [(0, 1.0), (1, 1.0)]})["x"]
