@@ -199,6 +199,11 @@ def test_a_slow_round_is_found_and_neither_noise_nor_slow_calls_are_taken_for_it
     found = round_drift(drifting([0.0, 0.2, 0.0, 0.05], 20, 0.01))
     assert found[1] - found[0] == pytest.approx(0.2, abs=0.02)
     assert found[3] - found[2] == pytest.approx(0.05, abs=0.02)
+    # Tasks that are settled have no later rounds.
+    every = drifting([0.0, 0.2, 0.0, 0.3, 0.0], 20, 0.005)
+    settled = [[pair for pair in task if pair[0] < 2 or at < 12] for at, task in enumerate(every)]
+    found = round_drift(settled)
+    assert [found[n] - found[0] for n in (1, 3)] == pytest.approx([0.2, 0.3], abs=0.01)
     # The median over eight tasks scatters by this much; the lower of a pair by 0.83 of one.
     by_noise = 0.83 * 0.05 * math.sqrt(math.pi / 2 / 8)
     quiet = [round_drift(drifting([0.0] * 6, 8, 0.05, seed)) for seed in range(40)]
