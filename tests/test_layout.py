@@ -181,13 +181,11 @@ def test_heavy_packages_are_imported_by_their_owner_only(path: Path) -> None:
 
 
 def test_kernel_imports_the_standard_library_only() -> None:
-    """And the belief numpy, which nothing loads that does not ask for a belief."""
     for path in sources():
         if part_of(path) == "kernel":
             tops = {name.split(".")[0] for name in imports(path)} - {"dynamiccl"}
-            numpy = {"numpy"} if path.name == "belief.py" else set()
-            assert tops <= set(sys.stdlib_module_names) | numpy, path
-            assert path.name == "belief.py" or "dynamiccl.belief" not in imports(path), path
+            beyond = tops - set(sys.stdlib_module_names)
+            assert beyond <= ({"numpy"} if path.name == "belief.py" else set()), path
 
 
 def test_no_room_grows_beyond_its_lines(capsys: pytest.CaptureFixture[str]) -> None:

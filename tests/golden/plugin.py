@@ -258,17 +258,13 @@ def of_sweep(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
         for collective in TUNED:
             random = Random(f"{SEED} {collective.wire}")
             schedule = random_schedule(random, collective, chunks=version >= 6)
-            folder = directory / f"v{version}-{collective.wire}"
-            folder.mkdir(parents=True)
-            environment = stage(folder, schedule)
+            environment = stage(directory / f"v{version}-{collective.wire}", schedule)
             with plugin.communicator(8, 1, version=version, environment=environment) as player:
-                for call in benchmark_calls(schedule):
+                for size_bytes in [call.size_bytes for call in benchmark_calls(schedule)]:
                     costs = random_costs(random)
                     costs[costs == 0] = 1  # so that setting a cell to 0 shows
                     pipe_ops, reg_buff = random.choice([1, 1, 2]), random.randrange(2)
-                    question = Question(
-                        collective, call.size_bytes, pipe_ops, reg_buff, False, costs
-                    )
+                    question = Question(collective, size_bytes, pipe_ops, reg_buff, False, costs)
                     answers.append(asked(player, version, question))
             report = Path(environment["DYNAMICCL_SWEEP_REPORT"] or "").read_bytes()
             states.update(state.name for state in PlayReport.from_bytes(report).states)
