@@ -254,15 +254,12 @@ def test_a_slow_outlier_is_doubted_and_a_fast_one_and_repeats_are_not() -> None:
 
 def test_the_chosen_kernel_fills_gaps() -> None:
     seen = rows(PLACES[::3], sigma=0.01)
-    kernel = choose_kernel([seen])
-    mean, sigma, draws = posterior(Surface(kernel, seen), PLACES)
+    mean, sigma, draws = posterior(Surface(choose_kernel([seen]), seen), PLACES)
     error = mean - hockney(PLACES)
     assert np.sqrt((error**2).mean()) < 0.05
     assert 0.2 < np.sqrt((error**2 / sigma**2).mean()) < 2.5
     assert draws.mean(axis=0) == pytest.approx(mean, abs=0.02)
     assert draws.std(axis=0) == pytest.approx(sigma, rel=0.3)
-    # Whatever the machine's speed is.
-    assert choose_kernel([seen + np.array([0.0, 0.0, 0.0, 5.0, 0.0, 0.0])]) == kernel
 
 
 def test_auto_is_like_auto_at_other_sizes_and_like_no_number() -> None:
