@@ -29,8 +29,8 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
+from dynamiccl.belief import MAD_TO_SIGMA
 from dynamiccl.collect.grid import communicators
-from dynamiccl.collect.strategies import MAD_TO_SIGMA
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Status
 from dynamiccl.errors import NotEnoughData

@@ -25,7 +25,7 @@ from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Protocol
-from dynamiccl.schedule import BlockState, PlayReport, Schedule
+from dynamiccl.schedule import BlockState, PlayReport, Schedule, totals_of
 
 #: Files of a launch in its folder; each rank has a log of its own: host and process id.
 SCHEDULE_NAME: Final = "schedule"
@@ -435,15 +435,15 @@ def has_begun(launch: Launch, folder: Path) -> bool:
 def read_report(folder: Path) -> PlayReport | str:
     """The plugin's report of the schedule in `folder`, or the reason why there is none."""
     try:
-        schedule = Schedule.from_bytes((folder / SCHEDULE_NAME).read_bytes())
+        content_hash, num_calls = totals_of((folder / SCHEDULE_NAME).read_bytes())
         played = PlayReport.from_bytes((folder / REPORT_NAME).read_bytes())
     except (OSError, DataError) as error:
         return str(error)
-    if played.schedule_hash != schedule.content_hash:
-        return f"it is about the schedule {played.schedule_hash}, not {schedule.content_hash}"
-    if played.calls > schedule.num_calls:
+    if played.schedule_hash != content_hash:
+        return f"it is about the schedule {played.schedule_hash}, not {content_hash}"
+    if played.calls > num_calls:
         # With one size only, the plugin cannot notice a missing or additional block.
-        return f"the benchmark made {played.calls} calls and not {schedule.num_calls}"
+        return f"the benchmark made {played.calls} calls and not {num_calls}"
     return played
 
 
