@@ -35,7 +35,7 @@ from dynamiccl.collect.launchers import (
     run_process,
 )
 from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes
-from dynamiccl.collect.output import hosts_of, looks_like_row, rank_lines
+from dynamiccl.collect.output import MEANT_AS_ROW, hosts_of, rank_lines
 from dynamiccl.collect.run import Runner
 from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, Row, lost_row
 from dynamiccl.collect.sweep import RunnerSettings, SweepFile
@@ -248,7 +248,7 @@ class NcclTestsRunner(Runner):
 
         def take(text: str, arrived_s: float) -> bool:
             ran.texts.append(text)
-            if not looks_like_row(text):
+            if not MEANT_AS_ROW.search(text):
                 return False
             ran.row_times.append(arrived_s)
             progress(1)

@@ -58,7 +58,7 @@ class ContainerSettings(Table):
 class LauncherSettings(Table):
     """The `[launcher]` table of a sweep file; all options are passed through as written."""
 
-    kind: str = "local"
+    kind: Literal["local", "mpirun", "srun", "sbatch"] = "local"
     extra_args: tuple[str, ...] = ()
     #: Words before the benchmark on every rank, e.g. numactl.
     prefix: tuple[str, ...] = ()

@@ -21,13 +21,13 @@ from typing import Final
 from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.nccl_log import NcclLog, logged_calls, write_costs
 from dynamiccl.collect.output import (
+    MEANT_AS_ROW,
     RUN,
     FileReport,
     RankLine,
     Row,
     Run,
     TextRuns,
-    looks_like_row,
     rank_lines,
     read_json,
 )
@@ -76,7 +76,7 @@ def last_words(lines: Sequence[str]) -> str:
 
     That one names the node that failed.
     """
-    told = [line.strip() for line in lines if line.strip() and not looks_like_row(line)]
+    told = [line.strip() for line in lines if line.strip() and not MEANT_AS_ROW.search(line)]
     launchers = [line for line in told if _LAUNCHERS.match(line)]
     # Comment lines are the table's header, which does not explain a failure.
     own = [line for line in told if not _LAUNCHERS.match(line) and not line.startswith("#")]
@@ -91,17 +91,13 @@ def is_impossible(lines: Sequence[str]) -> bool:
 
 
 def _text_blocks(lines: Sequence[str]) -> tuple[list[list[Row]], Row]:
-    report = FileReport("output", Source.NCCL_TESTS_TEXT.value, most_rejected=len(lines))
+    report = FileReport("output", Source.NCCL_TESTS_TEXT.value)
     found = TextRuns(report)
-    halves = [half for row in found.rows(lines) for half in row]
     # A row that cannot be read (torn, or without a time) still takes its place in the walk.
-    places = {number for number, line in enumerate(lines, 1) if looks_like_row(line)}
-    places |= {half["source_line"] for half in halves}
-    places |= {rejected.line for rejected in report.rejected}
-    blocks: dict[int, list[Row]] = {number: [] for number in sorted(places)}
-    for half in halves:
-        blocks[half["source_line"]].append(_measured(half, report.format))
-    return list(blocks.values()), _told(found.runs[halves[0][RUN]]) if halves else {}
+    rows = list(found.rows(lines))
+    first = next((half for row in rows for half in row), None)
+    told = _told(found.runs[first[RUN]]) if first else {}
+    return [[_measured(half, report.format) for half in row] for row in rows], told
 
 
 def _json_blocks(path: Path) -> tuple[list[list[Row]], Row]:
@@ -169,8 +165,8 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
         tuple(sorted(line.rank for line in group)): len({line.host for line in group})
         for group in groups.values()
     }
-    nodes = {found.get(members) for members in setting.comms.members}
-    if nodes == {setting.comms.num_nodes}:
+    nodes = {found.get(members) for members in setting.comms}
+    if nodes == {setting.num_nodes}:
         return None
     return (
         f"nccl-tests made other communicators than split '{setting.split}' asks for "

@@ -61,7 +61,6 @@ class RunOptions:
     resume: bool = False
     retry_failed: bool = False
     take_over: bool = False
-    limit: int | None = None
     shard: str | None = None
     #: Inside a batch job: its script, for queueing it again.
     batch_script: Path | None = None
@@ -270,8 +269,6 @@ def batch_script(
     argv += ["--launcher", "srun", "--resume", "--runner", options.runner]
     if options.nccl_tests_dir is not None:
         argv += ["--nccl-tests-dir", str(options.nccl_tests_dir.absolute())]
-    if options.limit is not None:
-        argv += ["--limit", str(options.limit)]
     if options.retry_failed:
         argv.append("--retry-failed")
     command = shlex.join([*argv, "--batch-script", str(script)])

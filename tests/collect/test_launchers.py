@@ -13,7 +13,7 @@ from dynamiccl.collect.launchers import (
     command,
     map_into_container,
 )
-from dynamiccl.errors import InvalidSweep, UnknownName
+from dynamiccl.errors import InvalidSweep
 
 PERF = ("all_reduce_perf", "-g", "1")
 ALGO = "allreduce:ring,tree"
@@ -120,7 +120,6 @@ def test_command_line(case: str) -> None:
         (ONE, {"kind": "local", "extra_args": ["--mpi=pmix"]}, InvalidSweep, r"\(--mpi=pmix\); wo"),
         (ONE, {"kind": "local", "container": container("pyxis")}, InvalidSweep, "srun or sbatch,"),
         (ONE, {"kind": "mpirun", "container": container("pyxis")}, InvalidSweep, "'mpirun'; take"),
-        (ONE, {"kind": "pbs"}, UnknownName, "'pbs'; choose from local, mpirun, srun, sbatch"),
     ],
 )
 def test_what_a_launcher_cannot_start_is_refused_with_the_fix(

@@ -132,14 +132,14 @@ WHOLE = f"""\
 
 # Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.
 exec {sys.executable} -P -m dynamiccl.collect.cli run '/my sweep.toml' --out '/data/100% mine' \
---launcher srun --resume --runner nccl-tests --limit 9 --retry-failed \
+--launcher srun --resume --runner nccl-tests --retry-failed \
 --batch-script '/data/100% mine/.slurm/grid.sbatch'
 """
 
 
 def script_of(*header: str, array: int = 1) -> str:
     made = sweep()
-    wanted = RunOptions(sweep_file=Path("/my sweep.toml"), out=OUT, limit=9, retry_failed=True)
+    wanted = RunOptions(sweep_file=Path("/my sweep.toml"), out=OUT, retry_failed=True)
     changes = {"sbatch_header": header, "array": array}
     launcher = made.file.launcher.model_copy(update=changes)
     return batch_script(made, wanted, launcher, script_path(OUT, "grid"))

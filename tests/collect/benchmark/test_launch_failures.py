@@ -16,7 +16,7 @@ import pytest
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import Command, Finished, Interrupt, Limits, OnLine
-from dynamiccl.collect.output import looks_like_row
+from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, lost, rows, run, site, statuses
@@ -103,7 +103,9 @@ def test_row_that_another_rank_tore_runs_again_with_what_follows(
 
     def run_process(command: Command, limits: Limits, on_line: OnLine, *more: Any) -> Finished:
         def line(text: str, arrived_s: float) -> bool:
-            tears = looks_like_row(text) and next(numbers["DYNAMICCL_MODE" in command.env]) == 4
+            tears = (
+                MEANT_AS_ROW.search(text) and next(numbers["DYNAMICCL_MODE" in command.env]) == 4
+            )
             return on_line(text[:40] if tears else text, arrived_s)
 
         done = launchers.run_process(command, limits, line, *more)

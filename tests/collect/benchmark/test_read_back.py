@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect.grid import Setting
-from dynamiccl.collect.output import looks_like_row
+from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.read_back import (
     choices_of,
     comm_logs,
@@ -43,7 +43,7 @@ class Recorded:
     @property
     def rows(self) -> list[int]:
         """Numbers of the lines that are rows."""
-        return [number for number, line in enumerate(self.lines) if looks_like_row(line)]
+        return [number for number, line in enumerate(self.lines) if MEANT_AS_ROW.search(line)]
 
     def read(
         self,

@@ -33,7 +33,7 @@ from dynamiccl.collect.schedule import (
 )
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.nccl import ABSTAIN
-from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, Schedule
+from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, Schedule, totals_of
 from tests.collect.benchmark.sweeps import feasible, launch_of, picked, sweep
 
 TRIALS = feasible(sweep())
@@ -101,7 +101,7 @@ def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, lim
     kept = Counter(grid.blocks) & Counter(chosen)
     assert kept + Counter(grid.left_over) == Counter(chosen)
     assert kept, "a launch must make progress"
-    assert len(grid.cycles) <= max(1, limit // len(grid.chain.sizes))
+    assert len(grid.cycles) <= max(1, limit // len(grid.walk))
     assert len(set(grid.blocks)) == len(grid.blocks)
 
 
@@ -207,6 +207,7 @@ def test_warm_up_doubles_from_the_first_size_to_the_last(
 LAUNCH = launch_of(TRIALS)
 PLAIN = launch_of(TRIALS[:1], LaunchMode.PLAIN, scheduled=False)
 SCHEDULE = schedule_of(LAUNCH.setting, deal(LAUNCH, max_blocks=1000), Calls(5, 2, 1))
+TOTAL_CALLS = totals_of(SCHEDULE.to_bytes())[1]
 PLAYED, ABSTAINED = BlockState.PLAYED, BlockState.ABSTAINED
 FINE = {"actual_chunk_bytes": None}
 
@@ -267,9 +268,9 @@ def test_report_on_another_schedule_or_of_more_calls_is_none(tmp_path: Path) -> 
     leave(tmp_path, [PLAYED] * 3, schedule=other)
     for verdict in judge(LAUNCH, tmp_path, 9)[0]:
         assert f"it is about the schedule {other.content_hash}" in verdict["reason"]
-    leave(tmp_path, [PLAYED] * 3, calls=SCHEDULE.num_calls)
+    leave(tmp_path, [PLAYED] * 3, calls=TOTAL_CALLS)
     assert judge(LAUNCH, tmp_path, 3) == ([FINE] * 3, True)
-    leave(tmp_path, [PLAYED] * 3, calls=SCHEDULE.num_calls + 1)
+    leave(tmp_path, [PLAYED] * 3, calls=TOTAL_CALLS + 1)
     assert "calls and not" in str(read_report(tmp_path))
     assert {one["status"] for one in judge(LAUNCH, tmp_path, 3)[0]} == {"failed"}
 
