@@ -110,16 +110,13 @@ def test_what_takes_long_and_does_not_win_is_not_started(
         sizes='{ list = ["1M", "4M"] }',
         runner=f'{{ plugin = "{sweep_path}", slow_max = "2M", read_back = false }}',
     )
-    bin_folder = install_stand_in(tmp_path / "bin")
-    options = RunOptions(
-        sweep_file=tmp_path / "s.toml", out=tmp_path / "out", nccl_tests_dir=bin_folder
-    )
+    programs, out = install_stand_in(tmp_path / "bin"), tmp_path / "out"
+    options = RunOptions(sweep_file=tmp_path / "s.toml", out=out, nccl_tests_dir=programs)
     start_sweep(made, options, console=Console(file=io.StringIO()))
     found = rows(tmp_path)
     [reason] = found.filter(pl.col("status") == "infeasible")["reason"]
     assert "(runner.slow_max)" in reason
     ok = wanted(found).group_by("requested_protocol", "size_bytes").len().sort(pl.all())
-    # Both halves in two cycles.
     assert ok.rows() == [("LL", 1 << 20, 4), ("Simple", 1 << 20, 4), ("Simple", 4 << 20, 4)]
     # A first row may take longer by two halves of seven calls at 0.5 GB/s.
     assert asked == [pytest.approx(14 * (1 << 20) / 0.5e9)] * 4
@@ -173,6 +170,8 @@ def test_chunk_sizes_are_played_where_nccl_asks_for_them(tmp_path: Path, sweep_p
         protocols='["Simple"]',
         num_channels="[0]",
         chunk_sizes='[0, "64K", "256K"]',
+        # Whatever the walk does, the warm-up doubles.
+        sizes='{ min = "1M", max = "16M", factor = 4 }',
         cycles="1",
     )
     run(made, tmp_path, sweep_path)

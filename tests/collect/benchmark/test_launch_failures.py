@@ -103,10 +103,9 @@ def test_row_that_another_rank_tore_runs_again_with_what_follows(
 
     def run_process(command: Command, limits: Limits, on_line: OnLine, *more: Any) -> Finished:
         def line(text: str, arrived_s: float) -> bool:
-            tears = (
-                MEANT_AS_ROW.search(text) and next(numbers["DYNAMICCL_MODE" in command.env]) == 4
-            )
-            return on_line(text[:40] if tears else text, arrived_s)
+            if MEANT_AS_ROW.search(text) and next(numbers["DYNAMICCL_MODE" in command.env]) == 4:
+                text = text[:40]
+            return on_line(text, arrived_s)
 
         done = launchers.run_process(command, limits, line, *more)
         Path(command.argv[command.argv.index("-J") + 1]).unlink()  # it would have the row

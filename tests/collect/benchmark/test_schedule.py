@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.schedule import (
     CONFIG_VARIABLES,
     REPORT_NAME,
     SCHEDULE_NAME,
     Calls,
-    Grid,
     LaunchMode,
     arguments,
     calls_of,
@@ -28,7 +26,6 @@ from dynamiccl.collect.schedule import (
     lay_out,
     read_report,
     schedule_of,
-    warmup_of,
     without_slow,
 )
 from dynamiccl.collect.sweep import Sweep
@@ -38,7 +35,6 @@ from tests.collect.benchmark.sweeps import feasible, launch_of, picked, sweep
 
 TRIALS = feasible(sweep())
 NET = '[{ name = "net", transport = "NET" }]'
-CALLS = Calls(iterations=3, warmup=2, checks=1)
 
 # --- The launches of a round ---
 
@@ -175,31 +171,6 @@ def test_split_is_set_on_every_rank_and_its_mask_is_not(mode: LaunchMode) -> Non
     assert "NCCL_TESTS_SPLIT_MASK" in unset
     alone = launch_of(TRIALS[:1], mode, scheduled=False)
     assert "NCCL_TESTS_SPLIT" not in environment(alone, WORK, "", "")[0]
-
-
-# --- The schedule ---
-
-
-def dealt(**keys: str) -> tuple[Setting, Grid]:
-    launch = launch_of(feasible(sweep(**keys)))
-    return launch.setting, deal(launch, max_blocks=1000)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "ladder"),
-    [
-        ('{ min = "1K", max = "8K" }', (1024, 2048, 4096, 8192)),
-        # The ladder doubles whatever the walk does.
-        ('{ min = "1K", max = "16K", factor = 4 }', (1024, 2048, 4096, 8192, 16384)),
-        ("{ min = 1024, max = 9216, factor = 3 }", (1024, 2048, 4096, 8192)),
-        ("{ list = [1024] }", (1024,)),
-    ],
-)
-def test_warm_up_doubles_from_the_first_size_to_the_last(
-    sizes: str, ladder: tuple[int, ...]
-) -> None:
-    setting, grid = dealt(sizes=sizes)
-    assert warmup_of(setting, grid, CALLS) == tuple((size, 2) for size in ladder)
 
 
 # --- What the report says ---
