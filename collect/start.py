@@ -29,7 +29,8 @@ from dynamiccl.collect.journal import Shard, journal_folder, progress_on_disk
 from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import Interrupt, LauncherSettings, find_launcher
 from dynamiccl.collect.nodes import Nodes, ask_nodes, watch_health
-from dynamiccl.collect.run import Runner, RunSummary, SweepProgress, run_sweep
+from dynamiccl.collect.run import Runner, Summary, SweepProgress, run_sweep
+from dynamiccl.collect.schedule import without_slow
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep, SweepFile
@@ -72,7 +73,7 @@ Submission = dict[str, Any]
 # --- Here ---
 
 
-def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSummary:
+def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> Summary:
     """Run a sweep here; raises what `run_sweep` and its parts raise.
 
     With `options.batch_script` it is inside a batch job, which is queued again where work is left
@@ -94,6 +95,7 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
             )
             runner: Runner = SimulatorRunner(sweep.file, options.out)
             if options.runner == NcclTestsRunner.name:
+                sweep = without_slow(sweep)
                 runner = _nccl_tests(sweep.file, site, interrupt, stack)
             progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
             strategy = make_strategy(sweep.file, sweep.trials)
@@ -111,7 +113,7 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
             _queue_again(options.batch_script)
         raise
     # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
-    warned = summary.ended == "interrupted" and interrupt.cause == _WARNING
+    warned = summary["ended"] == "interrupted" and interrupt.cause == _WARNING
     if options.batch_script is None or not warned:
         return summary
     if progress_on_disk(folder)[0] == launches:
