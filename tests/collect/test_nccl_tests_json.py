@@ -74,6 +74,16 @@ def test_version_3_with_one_half(tmp_path: Path) -> None:
     assert (row["nccl_version"], row["launch_profile"]) == ("2.30.7", "blocking")
 
 
+def test_what_a_config_leaves_out_is_the_usual(tmp_path: Path) -> None:
+    import_files([changed(tmp_path, config={})], tmp_path / "out", options=SYSTEM)
+    row = store.read(tmp_path / "out").row(0, named=True)
+    assert (row["launch_profile"], row["is_default"], row["num_ranks"]) == ("default", True, None)
+    unusual = {"graph": 1, "unalign": 1, "aggregated_iterations": 2}
+    import_files([changed(tmp_path, config=unusual)], tmp_path / "other", options=SYSTEM)
+    [profile] = store.read(tmp_path / "other")["launch_profile"].unique()
+    assert profile == "agg_iters=2,graph=1,unalign=1"
+
+
 def test_cut_off_json_names_the_byte(tmp_path: Path) -> None:
     path = tmp_path / "crashed.json"
     path.write_bytes((DATA / "nccl_tests_v3.json").read_bytes()[:700])
