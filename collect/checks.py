@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.launch import BINARIES
-from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.nodes import node_argv
 from dynamiccl.collect.sampler import is_slowed
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
@@ -55,7 +54,7 @@ class Needs:
     @property
     def is_distributed(self) -> bool:
         """Whether ranks are processes of their own, started by MPI or Slurm."""
-        return LAUNCHERS[self.sweep.launcher.kind].needs_mpi
+        return self.sweep.launcher.is_distributed
 
     @property
     def is_outside(self) -> bool:
@@ -278,7 +277,7 @@ def _launcher(needs: Needs, machine: Machine) -> Iterator[Check]:
         ran = machine.run("mpirun", "--version")
         advice = "load Open MPI, whose options are written, or take launcher.kind = 'srun'"
         yield judge("MPI", ran.first_line, ("Open MPI" not in ran.output, FAIL, advice))
-    if not LAUNCHERS[needs.sweep.launcher.kind].is_slurm:
+    if not needs.sweep.launcher.is_slurm:
         return
     job, wanted = machine.env.get("SLURM_JOB_ID"), max(g.hosts for g in needs.sweep.groups)
     if job is None and needs.sweep.launcher.kind == "sbatch":

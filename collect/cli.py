@@ -17,15 +17,9 @@ from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.checks import ANY_SWEEP, Needs, sweep_checks
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
-from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
+from dynamiccl.collect.launchers import LauncherKind
 from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
-from dynamiccl.collect.start import (
-    RUNNERS,
-    RunOptions,
-    launcher_of,
-    start_sweep,
-    submit_sweep,
-)
+from dynamiccl.collect.start import RunnerName, RunOptions, start_sweep, submit_sweep
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.doctor import Machine, report, run_checks
@@ -81,8 +75,10 @@ def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
 def run_command(
     sweep_file: _SweepFile,
     out: _Out,
-    runner: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNERS)}.")] = "nccl-tests",
-    launcher: Annotated[str | None, typer.Option(help=f"One of {', '.join(LAUNCHERS)}.")] = None,
+    runner: Annotated[RunnerName, typer.Option(help="What measures.")] = "nccl-tests",
+    launcher: Annotated[
+        LauncherKind | None, typer.Option(help="What starts ranks; default the sweep file's.")
+    ] = None,
     nccl_tests_dir: Annotated[
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
     ] = None,
@@ -111,13 +107,15 @@ def run_command(
     """
     cli.configure_logging(verbose=verbose)
     sweep = load_sweep(sweep_file)
-    if limit is not None:
-        sweep = Sweep(sweep.file, sweep.text, sweep.trials[:limit])
+    file = sweep.file
+    if launcher is not None:
+        settings = file.launcher.model_copy(update={"kind": launcher})
+        file = file.model_copy(update={"launcher": settings})
+    sweep = Sweep(file, sweep.text, sweep.trials[:limit])
     options = RunOptions(
         sweep_file=sweep_file,
         out=out,
         runner=runner,
-        launcher=launcher,
         nccl_tests_dir=nccl_tests_dir,
         resume=resume,
         retry_failed=retry_failed,
@@ -126,7 +124,7 @@ def run_command(
         shard=shard,
         batch_script=batch_script,
     )
-    if find_launcher(launcher_of(sweep.file, launcher).kind).is_batch:
+    if sweep.file.launcher.kind == "sbatch":
         submitted = submit_sweep(sweep, options)
         job, state = submitted["job"], submitted["state"]
         if as_json:

@@ -133,7 +133,6 @@ class NcclTestsRunner(Runner):
         """Start nothing yet; `watch` tells how healthy the nodes were, `facts` what they have."""
         self._file, self._site = file, site
         self._interrupt, self._watch = interrupt or Interrupt(), watch or Watch()
-        self._launcher = launchers.find_launcher(site.launcher.kind)
         known = facts or SiteFacts({}, None)
         self._disturber = Disturber(Nodes(site.launcher), known.num_gpus)
         self._environment = dict(known.columns)
@@ -221,7 +220,7 @@ class NcclTestsRunner(Runner):
                 f"interference kind '{kind}' cannot run here; choose from none, cpu, gemm, or, "
                 "outside of a container, traffic"
             )
-        if setting.split and not self._launcher.needs_mpi:
+        if setting.split and not launcher.is_distributed:
             raise InvalidSweep(
                 f"split '{setting.split}' shares out processes, and launcher '{launcher.kind}' "
                 "starts one for all GPUs; take mpirun, srun or sbatch"
@@ -261,7 +260,7 @@ class NcclTestsRunner(Runner):
             (folder / schedule.SCHEDULE_NAME).write_bytes(played.to_bytes())
             digest = played.content_hash
             plugin = launchers.map_into_container(str(self._site.plugin), container)
-        gpus = 1 if self._launcher.needs_mpi else setting.ranks_per_host
+        gpus = 1 if self._site.launcher.is_distributed else setting.ranks_per_host
         program = self._programs[setting.collective]
         argv = schedule.arguments(program, launch, grid, self._file, gpus=gpus, folder=inside)
         env, unset = schedule.environment(launch, inside, plugin, digest)
@@ -280,10 +279,8 @@ class NcclTestsRunner(Runner):
                 raise _Enough
             return True
 
-        settings = self._file.runner
-        limits = Limits(
-            settings.startup_timeout_s, settings.stall_timeout_s, self._launcher.grace_s, ran.more_s
-        )
+        settings, grace_s = self._file.runner, self._site.launcher.grace_s
+        limits = Limits(settings.startup_timeout_s, settings.stall_timeout_s, grace_s, ran.more_s)
         try:
             finished = run_process(started, limits, take, self._interrupt)
         except _Enough:

@@ -38,7 +38,6 @@ from dynamiccl.collect.launchers import (
     Ranks,
     command,
     end_session,
-    find_launcher,
     run_process,
     start_session,
 )
@@ -64,7 +63,7 @@ class Nodes:
     def __init__(self, launcher: LauncherSettings) -> None:
         """Take the sweep's launcher."""
         extra = launcher.extra_args
-        if find_launcher(launcher.kind).is_slurm:
+        if launcher.is_slurm:
             # Bound to the one core of its task, CPU stress would leave all others alone.
             extra = (*extra, "--cpu-bind=none")
         changes = {"container": None, "prefix": (), "extra_args": extra}
@@ -73,7 +72,7 @@ class Nodes:
     @property
     def one_process(self) -> bool:
         """Whether all ranks of a node are one process."""
-        return not find_launcher(self._launcher.kind).needs_mpi
+        return not self._launcher.is_distributed
 
     def ask(self, argv: Sequence[str], num_nodes: int) -> list[str]:
         """Run a program once on each node; returns its output lines, in any order.

@@ -40,7 +40,7 @@ from dynamiccl.collect.grid import (
     octave_ladder,
     parse_size,
 )
-from dynamiccl.collect.launchers import LAUNCHERS, LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
@@ -244,12 +244,6 @@ class RunnerSettings(Table):
     max_blocks: int = Field(default=20_000, ge=1)
 
 
-class SweepLauncher(LauncherSettings):
-    """The `[launcher]` table, with its kind checked."""
-
-    kind: Annotated[str, one_of("launcher", LAUNCHERS)] = "local"
-
-
 class TelemetrySettings(Table):
     """Whether samplers watch the health of the GPUs while trials run."""
 
@@ -297,7 +291,7 @@ class SweepFile(Table):
     strategy: StrategySettings = StrategySettings()
     budget: BudgetSettings = BudgetSettings()
     runner: RunnerSettings = RunnerSettings()
-    launcher: SweepLauncher = SweepLauncher()
+    launcher: LauncherSettings = LauncherSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     simulator: SimulatorSettings = SimulatorSettings()
 

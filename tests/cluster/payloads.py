@@ -50,10 +50,14 @@ def python(source: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", source, *arguments)
 
 
+def text_of(done: Finished) -> str:
+    return "".join(f"{line}\n" for line in done.lines)
+
+
 def reports(done: Finished) -> list[dict[str, Any]]:
     """The output of REPORT's ranks, by rank; mpirun may put two on one line."""
-    assert done.returncode == 0, done.output
-    decoder, text, found = json.JSONDecoder(), done.output.strip(), []
+    assert done.returncode == 0, text_of(done)
+    decoder, text, found = json.JSONDecoder(), text_of(done).strip(), []
     while text:
         report, end = decoder.raw_decode(text)
         found.append(report)
@@ -63,5 +67,5 @@ def reports(done: Finished) -> list[dict[str, Any]]:
 
 def meetings(done: Finished) -> list[str]:
     """The ranks that met in MEET, sorted."""
-    assert done.returncode == 0, done.output
-    return sorted(re.findall(r"rank \d+ of \d+", done.output))
+    assert done.returncode == 0, text_of(done)
+    return sorted(re.findall(r"rank \d+ of \d+", text_of(done)))

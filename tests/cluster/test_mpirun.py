@@ -14,7 +14,7 @@ from dynamiccl.collect.launchers import (
     command,
     run_process,
 )
-from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports
+from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports, text_of
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
 
@@ -62,7 +62,7 @@ def test_ranks_meet_on_this_machine() -> None:
 def test_ranks_that_hang_leave_no_process() -> None:
     done = run(Ranks(python(HANG, "hangs-here"), ranks_per_node=4), LOCAL, Limits(30, 4))
     assert done.returncode is None
-    assert done.output.count("row") == 4
+    assert text_of(done).count("row") == 4
     assert not processes_with("hangs-here")
 
 
@@ -104,7 +104,7 @@ BESIDE = """
 from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
 from dynamiccl.collect.nodes import Nodes
 from dynamiccl.collect.launchers import Limits, run_process
-from tests.cluster.payloads import HANG, python
+from tests.cluster.payloads import HANG, python, text_of
 settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)
 full = Ranks(("echo", "ran"), num_nodes=2, ranks_per_node=2)
@@ -113,9 +113,9 @@ sampler = nodes.start(python(HANG, "beside-mpirun"), 2, said.append)
 try:
     sampler.wait_for(lambda: sum("row" in line for line in said) >= 2, 60)
     done = run_process(command(full, settings), Limits(20, 20))
-    print(sampler.process.poll() is None, done.returncode, done.output.count("ran"))
+    print(sampler.process.poll() is None, done.returncode, text_of(done).count("ran"))
     if done.returncode:
-        print(done.output)
+        print(text_of(done))
 finally:
     sampler.end()
 """
@@ -128,5 +128,5 @@ def test_one_mpirun_runs_beside_another_in_an_allocation(slurm: Slurm) -> None:
     environment = {"PYTHONPATH": str(Path.cwd()), "TMPDIR": str(scratch)}
     driver = Command(python(BESIDE), environment)
     done = run_process(inside(slurm, driver, 2), LIMITS)
-    assert done.output == "True 0 4\n"
+    assert text_of(done) == "True 0 4\n"
     wait_until(lambda: not slurm.processes_with("beside-mpirun"), "samplers gone", 10)

@@ -16,7 +16,7 @@ from dynamiccl.collect.launchers import (
     run_process,
     start_session,
 )
-from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports
+from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports, text_of
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -95,7 +95,7 @@ def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(
     limits = Limits(startup_s=30, stall_s=4)
     done = run_process(allocation.inside(command(ranks, SRUN)), limits)
     assert done.returncode is None
-    assert done.output.count("row\n") == 2 * NODES
+    assert text_of(done).count("row\n") == 2 * NODES
     wait_until(lambda: not slurm.processes_with("stalls-here"), "all ranks gone", 10)
     again = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
     assert len(reports(run_process(allocation.inside(command(again, SRUN)), LIMITS))) == 16
@@ -115,7 +115,7 @@ def test_a_killed_step_has_lost_no_row_(
     argv = ("awk", 'BEGIN { print "row"; fflush(); while (1) system("sleep 0.1") }')
     ranks = Ranks(argv, num_nodes=2, ranks_per_node=1)
     done = run_process(allocation.inside(command(ranks, SRUN)), Limits(30, 4))
-    assert (done.returncode, done.output.count("row\n")) == (None, 2)
+    assert (done.returncode, text_of(done).count("row\n")) == (None, 2)
 
 
 def test_a_rank_that_dies_ends_the_step(slurm: Slurm, allocation: Allocation) -> None:
@@ -150,6 +150,6 @@ def test_ranks_meet_by_pmix_under_srun(allocation: Allocation) -> None:
     made = LauncherSettings(kind="srun", extra_args=("--mpi=pmix",))
     ranks = Ranks(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
     done = run_process(allocation.inside(command(ranks, made)), LIMITS)
-    if "can not load PMIx library" in done.output:
+    if "can not load PMIx library" in text_of(done):
         pytest.skip("Slurm finds no libpmix.so (Debian: apt-get install libpmix-dev)")
     assert meetings(done) == [f"rank {i} of 4" for i in range(4)]

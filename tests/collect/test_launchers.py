@@ -13,7 +13,7 @@ from dynamiccl.collect.launchers import (
     command,
     map_into_container,
 )
-from dynamiccl.errors import InvalidSweep, UnknownName
+from dynamiccl.errors import InvalidSweep
 
 PERF = ("all_reduce_perf", "-g", "1")
 ALGO = "allreduce:ring,tree"
@@ -114,19 +114,18 @@ def test_command_line(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "settings", "error", "words"),
+    ("ranks", "settings", "words"),
     [
-        (RANKS, {"kind": "local"}, InvalidSweep, r"num_nodes = 2; take launcher mpirun, srun or s"),
-        (ONE, {"kind": "local", "extra_args": ["--mpi=pmix"]}, InvalidSweep, r"\(--mpi=pmix\); wo"),
-        (ONE, {"kind": "local", "container": container("pyxis")}, InvalidSweep, "srun or sbatch,"),
-        (ONE, {"kind": "mpirun", "container": container("pyxis")}, InvalidSweep, "'mpirun'; take"),
-        (ONE, {"kind": "pbs"}, UnknownName, "'pbs'; choose from local, mpirun, srun, sbatch"),
+        (RANKS, {"kind": "local"}, "num_nodes = 2; take launcher mpirun, srun or sbatch"),
+        (ONE, {"kind": "local", "extra_args": ["--mpi=pmix"]}, r"\(--mpi=pmix\); words before"),
+        (ONE, {"kind": "local", "container": container("pyxis")}, "take launcher srun or sbatch,"),
+        (ONE, {"kind": "mpirun", "container": container("pyxis")}, "'mpirun'; take"),
     ],
 )
 def test_what_a_launcher_cannot_start_is_refused_with_the_fix(
-    ranks: Ranks, settings: dict[str, Any], error: type[Exception], words: str
+    ranks: Ranks, settings: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(error, match=words):
+    with pytest.raises(InvalidSweep, match=words):
         made(ranks, **settings)
 
 
