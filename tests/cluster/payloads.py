@@ -5,7 +5,7 @@ import re
 import sys
 from typing import Any
 
-from dynamiccl.collect.launchers import Finished
+from dynamiccl.collect.launchers import Command, Finished, Limits, run_process
 
 #: Says on one line where and who a rank is, and what it finds under the variables that it is told.
 REPORT = """
@@ -48,6 +48,20 @@ time.sleep(600)
 
 def python(source: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", source, *arguments)
+
+
+def run_until_silent(made: Command, rows: int) -> Finished:
+    """Run what prints so many rows and then hangs; a second after the last it counts as hung."""
+    seen: list[str] = []
+
+    def take(text: str, _: float) -> bool:
+        seen.append(text)
+        return True
+
+    def more_s() -> float:
+        return 30.0 if "".join(seen).count("row") < rows else 0.0
+
+    return run_process(made, Limits(30, 1, more_s=more_s), take)
 
 
 def text_of(done: Finished) -> str:

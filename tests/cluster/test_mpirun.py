@@ -14,7 +14,16 @@ from dynamiccl.collect.launchers import (
     command,
     run_process,
 )
-from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports, text_of
+from tests.cluster.payloads import (
+    HANG,
+    MEET,
+    REPORT,
+    meetings,
+    python,
+    reports,
+    run_until_silent,
+    text_of,
+)
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
 
@@ -60,7 +69,8 @@ def test_ranks_meet_on_this_machine() -> None:
 
 
 def test_ranks_that_hang_leave_no_process() -> None:
-    done = run(Ranks(python(HANG, "hangs-here"), ranks_per_node=4), LOCAL, Limits(30, 4))
+    ranks = Ranks(python(HANG, "hangs-here"), ranks_per_node=4)
+    done = run_until_silent(command(ranks, LOCAL), 4)
     assert done.returncode is None
     assert text_of(done).count("row") == 4
     assert not processes_with("hangs-here")

@@ -16,7 +16,17 @@ from dynamiccl.collect.launchers import (
     run_process,
     start_session,
 )
-from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports, text_of
+from tests.cluster.payloads import (
+    CHATTER,
+    HANG,
+    MEET,
+    REPORT,
+    meetings,
+    python,
+    reports,
+    run_until_silent,
+    text_of,
+)
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -92,8 +102,7 @@ def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(
     slurm: Slurm, allocation: Allocation
 ) -> None:
     ranks = Ranks(python(HANG, "stalls-here"), num_nodes=NODES, ranks_per_node=2)
-    limits = Limits(startup_s=30, stall_s=4)
-    done = run_process(allocation.inside(command(ranks, SRUN)), limits)
+    done = run_until_silent(allocation.inside(command(ranks, SRUN)), 2 * NODES)
     assert done.returncode is None
     assert text_of(done).count("row\n") == 2 * NODES
     wait_until(lambda: not slurm.processes_with("stalls-here"), "all ranks gone", 10)
@@ -108,13 +117,11 @@ def test_lines_of_several_ranks_arrive_whole(allocation: Allocation) -> None:
     assert len(whole) == len(done.lines) == 2 * NODES * 300
 
 
-def test_a_killed_step_has_lost_no_row_(
-    allocation: Allocation,
-) -> None:
+def test_a_killed_step_has_lost_no_row(allocation: Allocation) -> None:
     # Line by line, as nccl-tests prints (v2.19.6 `src/common.cu`, main).
     argv = ("awk", 'BEGIN { print "row"; fflush(); while (1) system("sleep 0.1") }')
     ranks = Ranks(argv, num_nodes=2, ranks_per_node=1)
-    done = run_process(allocation.inside(command(ranks, SRUN)), Limits(30, 4))
+    done = run_until_silent(allocation.inside(command(ranks, SRUN)), 2)
     assert (done.returncode, text_of(done).count("row\n")) == (None, 2)
 
 
