@@ -268,12 +268,11 @@ def with_noise_band(table: pa.Table) -> pa.Table:
     )
     times = ("time_us", "time_us_right")
     ratio = pl.max_horizontal(times) / pl.min_horizontal(times)
-    bands = pairs.group_by(_BAND_KEY).agg(_band=(ratio - 1.0).quantile(0.9))
-    found = frame.select(_BAND_KEY).join(
+    bands = pairs.group_by(_BAND_KEY).agg(aa_noise_band=(ratio - 1.0).quantile(0.9))
+    found = frame.drop("aa_noise_band").join(
         bands, on=_BAND_KEY, how="left", nulls_equal=True, maintain_order="left"
     )
-    index = table.schema.get_field_index("aa_noise_band")
-    return table.set_column(index, table.schema.field(index), found["_band"].to_arrow())
+    return found.select(table.column_names).to_arrow().cast(table.schema)
 
 
 # --- Files ---

@@ -108,19 +108,15 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to start on this machine: an argument vector, and changes to our environment."""
+    """What to start on this machine: an argument vector, and what is set over our environment."""
 
     argv: tuple[str, ...]
-    #: Set in the environment of the started process, over what is there.
     env: Mapping[str, str] = field(default_factory=dict)
-    #: Taken out of the environment of the started process.
-    unset: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """The equivalent POSIX shell line, for logs and messages."""
-        changes = [word for name in self.unset for word in ("-u", name)]
-        changes += [f"{name}={value}" for name, value in sorted(self.env.items())]
+        changes = [f"{name}={value}" for name, value in sorted(self.env.items())]
         return shlex.join([*(["env"] if changes else []), *changes, *self.argv])
 
 
@@ -130,7 +126,7 @@ def _local(ranks: Ranks, settings: LauncherSettings) -> Command:
             f"launcher 'local' takes no extra_args ({' '.join(settings.extra_args)}); words before "
             "the benchmark go into launcher.prefix"
         )
-    return Command(*_in_container(ranks, settings), ranks.unset)
+    return Command(*_in_container(ranks, settings))
 
 
 #: Options of mpirun that say where ranks are bound.
@@ -138,8 +134,7 @@ _BINDING: Final = {"--bind-to", "-bind-to", "--cpu-set", "--rankfile", "-rf", "-
 
 
 def _mpirun(ranks: Ranks, settings: LauncherSettings) -> Command:
-    # Ranks on other nodes get their node's environment, so the rank itself unsets variables.
-    rank, env = _in_container(ranks, settings, unset=True)
+    rank, env = _in_container(ranks, settings)
     argv = (
         "mpirun",
         # Open MPI refuses to run as root without this option.
@@ -155,7 +150,7 @@ def _mpirun(ranks: Ranks, settings: LauncherSettings) -> Command:
     )
     # Inside an allocation mpirun starts its daemons by srun, as a step that would wait for others.
     beside = {"SLURM_OVERLAP": "1"} if ranks.overlap else {}
-    return Command(argv, {**env, **beside}, ranks.unset)
+    return Command(argv, {**env, **beside})
 
 
 def _srun(ranks: Ranks, settings: LauncherSettings) -> Command:
@@ -173,7 +168,7 @@ def _srun(ranks: Ranks, settings: LauncherSettings) -> Command:
         *settings.extra_args,
         *rank,
     )
-    return Command(argv, env, ranks.unset)
+    return Command(argv, env)
 
 
 _COMMANDS: Final = {"local": _local, "mpirun": _mpirun, "srun": _srun, "sbatch": _srun}
@@ -218,19 +213,17 @@ def map_into_container(path: str, container: ContainerSettings | None) -> str:
 
 
 def _in_container(
-    ranks: Ranks, settings: LauncherSettings, *, unset: bool = False
+    ranks: Ranks, settings: LauncherSettings
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """What every rank runs inside its container, and the variables set where it starts, outside.
 
-    `unset`: the launcher hands ranks another environment than our own, so that each drops variables
-    itself. An image's variables always need it. Pyxis needs no words here: it is options of srun.
+    Each drops variables itself: mpirun's ranks on other nodes have their node's, an image its own.
+    Pyxis needs no words here: it is options of srun.
     """
     env = {**settings.env, **ranks.env}
     env = {name: value for name, value in env.items() if name not in ranks.unset}
     container = settings.container
-    drop: tuple[str, ...] = ()
-    if ranks.unset and (unset or container is not None):
-        drop = ("env", *_each("-u", ranks.unset))
+    drop = ("env", *_each("-u", ranks.unset)) if ranks.unset else ()
     argv = (*drop, *settings.prefix, *ranks.argv)
     if container is None or container.runtime == "pyxis":
         return argv, env
@@ -418,11 +411,10 @@ def start_session(
 
     Raises MachineError when the program is not there or cannot be executed.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in command.unset}
     try:
         return subprocess.Popen(
             command.argv,
-            env={**kept, **command.env},
+            env={**os.environ, **command.env},
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,

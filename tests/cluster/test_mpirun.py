@@ -86,7 +86,7 @@ def test_a_killed_mpirun_leaves_no_process() -> None:
 def inside(slurm: Slurm, made: Command, nodes: int) -> Command:
     salloc = ("salloc", "--quiet", f"-N{nodes}", "--ntasks-per-node=2")
     argv = tuple(slurm.wrap([*salloc, *made.argv]))
-    return Command(argv, {**slurm.variables, **made.env}, made.unset)
+    return Command(argv, {**slurm.variables, **made.env})
 
 
 def test_ranks_meet_across_the_nodes_of_an_allocation(slurm: Slurm) -> None:

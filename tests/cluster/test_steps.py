@@ -53,7 +53,7 @@ class Allocation:
 
     def inside(self, made: Command) -> Command:
         where = {**self._slurm.variables, "SLURM_JOB_ID": self.job}
-        return Command(tuple(self._slurm.wrap(made.argv)), {**made.env, **where}, made.unset)
+        return Command(tuple(self._slurm.wrap(made.argv)), {**made.env, **where})
 
 
 @pytest.fixture

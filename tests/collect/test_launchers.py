@@ -20,8 +20,8 @@ ALGO = "allreduce:ring,tree"
 RANKS = Ranks(PERF, {"NCCL_PROTO": "LL", "NCCL_ALGO": ALGO}, 2, 8, unset=("NCCL_TUNER_PLUGIN",))
 ONE = Ranks(("x",))
 MOUNTS = ("/home/me:/work", "/scratch:/scratch:ro")
-#: How a command line begins: what is set and absent in our own environment.
-ENV = f"env -u NCCL_TUNER_PLUGIN NCCL_ALGO={ALGO} NCCL_PROTO=LL"
+#: How a command line begins: what is set in our own environment; and the rank: what is absent.
+ENV = f"env NCCL_ALGO={ALGO} NCCL_PROTO=LL"
 DROP = "env -u NCCL_TUNER_PLUGIN"
 SRUN = "srun -N 2 -n 16 --ntasks-per-node=8 --export=ALL --kill-on-bad-exit=1"
 SRUN_ONE = "srun -N 1 -n 1 --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=1"
@@ -72,13 +72,13 @@ LINES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
     "mpirun beside another may share its nodes": (
         Ranks(("x",), {"A": "1"}, 2, unset=("B",), overlap=True),
         {"kind": "mpirun"},
-        "env -u B A=1 SLURM_OVERLAP=1 mpirun -np 2 --map-by ppr:1:node --bind-to none -x A=1 "
+        "env A=1 SLURM_OVERLAP=1 mpirun -np 2 --map-by ppr:1:node --bind-to none -x A=1 "
         "env -u B x",
     ),
     "srun": (
         RANKS,
         {"kind": "srun", "extra_args": ["--mpi=pmix"], "prefix": ["numactl", "-l"]},
-        f"{ENV} {SRUN} --mpi=pmix numactl -l all_reduce_perf -g 1",
+        f"{ENV} {SRUN} --mpi=pmix {DROP} numactl -l all_reduce_perf -g 1",
     ),
     "a step beside another overlaps": (
         Ranks(("x",), num_nodes=1, overlap=True),
@@ -100,7 +100,7 @@ LINES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
     "apptainer under mpirun": (
         RANKS,
         {"kind": "mpirun", "container": container("apptainer")},
-        f"env -u NCCL_TUNER_PLUGIN APPTAINERENV_NCCL_ALGO={ALGO} APPTAINERENV_NCCL_PROTO=LL "
+        f"env APPTAINERENV_NCCL_ALGO={ALGO} APPTAINERENV_NCCL_PROTO=LL "
         f"NCCL_ALGO={ALGO} NCCL_PROTO=LL {MPIRUN} --bind-to none -x APPTAINERENV_NCCL_ALGO={ALGO} "
         f"-x APPTAINERENV_NCCL_PROTO=LL {PASSED} {APPTAINER} {DROP} all_reduce_perf -g 1",
     ),

@@ -12,7 +12,10 @@ from dynamiccl.collect.launchers import (
     MAX_LINE_BYTES,
     Command,
     Interrupt,
+    LauncherSettings,
     Limits,
+    Ranks,
+    command,
     run_process,
 )
 from dynamiccl.errors import MachineError
@@ -41,7 +44,7 @@ PYTHON = f"exec {sys.executable} -c"
 #: What a shell script makes of itself: its exit code, and the lines that we see.
 SCRIPTS = {
     "a signal is a negative exit code": ("kill -SEGV $$", -signal.SIGSEGV, []),
-    "variables are added and taken": ("echo $KEPT-$ADDED-${GONE-absent}", 0, ["k-a,b c-absent"]),
+    "variables are added": ("echo $KEPT-$ADDED", 0, ["k-a,b c"]),
     "no output is no line": ("exit 0", 0, []),
     "a last line without newline": ("printf 'a\\n\\nb'", 0, ["a", "", "b"]),
     "bytes that are no text": (
@@ -62,9 +65,16 @@ SCRIPTS = {
 def test_exit_code_and_lines(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script, code, lines = SCRIPTS[case]
     monkeypatch.setenv("KEPT", "k")
-    monkeypatch.setenv("GONE", "g")
-    done = run_process(Command(("sh", "-c", script), {"ADDED": "a,b c"}, ("GONE",)), LIMITS)
+    done = run_process(Command(("sh", "-c", script), {"ADDED": "a,b c"}), LIMITS)
     assert (done.returncode, list(done.lines)) == (code, lines)
+
+
+def test_a_rank_here_has_its_variables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GONE", "g")
+    argv = ("sh", "-c", "echo $A-${GONE-absent}")
+    settings = LauncherSettings(env={"A": "theirs", "GONE": "g"}, prefix=("nice",))
+    done = run_process(command(Ranks(argv, {"A": "ours"}, unset=("GONE",)), settings), LIMITS)
+    assert done.lines == ("ours-absent",)
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
