@@ -19,7 +19,7 @@ from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LauncherKind
 from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
-from dynamiccl.collect.start import RunnerName, RunOptions, start_sweep, submit_sweep
+from dynamiccl.collect.start import WHOLE, RunnerName, RunOptions, start_sweep, submit_sweep
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.doctor import Machine, report, run_checks
@@ -91,8 +91,8 @@ def run_command(
     ] = False,
     limit: Annotated[int | None, typer.Option(help="Only the first N trials.", min=1)] = None,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Run only this share of the launches.")
-    ] = None,
+        str, typer.Option(metavar="I/N", help="Run only this share of the launches.")
+    ] = WHOLE,
     batch_script: Annotated[Path | None, typer.Option(hidden=True)] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,

@@ -144,8 +144,7 @@ class Journal:
     def begin_round(self, trials: Sequence[Trial], *, is_retry: bool = False) -> None:
         """Write down a round's trials before it starts. Raises MachineError on a full disk."""
         record: Record = {"round": len(self.rounds), "trials": [_entry(one) for one in trials]}
-        if is_retry:
-            record["retry"] = True
+        record |= {"retry": True} if is_retry else {}
         _append(self._folder / "rounds.jsonl", record)
         self.rounds.append(record)
 

@@ -11,6 +11,7 @@ the sweep's to find out (run.py).
 """
 
 import logging
+import shlex
 import shutil
 import signal
 import subprocess
@@ -266,7 +267,7 @@ class NcclTestsRunner(Runner):
         env, unset = schedule.environment(launch, inside, plugin, digest)
         ranks = Ranks(argv, env, setting.hosts, setting.ranks_per_host, unset=unset)
         started = launchers.command(ranks, self._site.launcher)
-        _log.debug("%s", started.text)
+        _log.debug("%s", shlex.join(started))
         ran = _Ran(time.time(), schedule.slow_seconds(grid, calls.per_half), self._file.runner)
 
         def take(text: str, arrived_s: float) -> bool:

@@ -1,6 +1,6 @@
 """Launchers: what to start on this machine for a program that runs as ranks on nodes; running it.
 
-`command` goes from `Ranks` and the sweep's `[launcher]` to a `Command`, which `run_process` runs.
+`command` makes an argument vector of `Ranks` and the sweep's `[launcher]`; `run_process` runs it.
 
 local   the program itself: one process that drives all GPUs (`-g N` of nccl-tests)
 mpirun  Open MPI 4 and 5. It forwards output in chunks, not lines, so two ranks may share a line:
@@ -83,10 +83,7 @@ class LauncherSettings(Table):
 
     @property
     def grace_s(self) -> float:
-        """Seconds that it takes to end ranks which do not end by themselves.
-
-        Slurm sends SIGKILL 30 s after SIGTERM (slurm.conf, KillWait), and srun waits 2 s for that.
-        """
+        """Seconds to end ranks: Slurm's SIGKILL comes after 30 (KillWait), srun waits 2 more."""
         return 40.0 if self.is_slurm else 5.0
 
 
@@ -106,34 +103,24 @@ class Ranks:
     overlap: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What to start on this machine: an argument vector, and what is set over our environment."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        """The equivalent POSIX shell line, for logs and messages."""
-        changes = [f"{name}={value}" for name, value in sorted(self.env.items())]
-        return shlex.join([*(["env"] if changes else []), *changes, *self.argv])
+#: An argument vector, and what must be set where it starts.
+_Command = tuple[tuple[str, ...], dict[str, str]]
 
 
-def _local(ranks: Ranks, settings: LauncherSettings) -> Command:
+def _local(ranks: Ranks, settings: LauncherSettings) -> _Command:
     if settings.extra_args:
         raise InvalidSweep(
             f"launcher 'local' takes no extra_args ({' '.join(settings.extra_args)}); words before "
             "the benchmark go into launcher.prefix"
         )
-    return Command(*_in_container(ranks, settings))
+    return _in_container(ranks, settings)
 
 
 #: Options of mpirun that say where ranks are bound.
 _BINDING: Final = {"--bind-to", "-bind-to", "--cpu-set", "--rankfile", "-rf", "--cpu-list"}
 
 
-def _mpirun(ranks: Ranks, settings: LauncherSettings) -> Command:
+def _mpirun(ranks: Ranks, settings: LauncherSettings) -> _Command:
     rank, env = _in_container(ranks, settings)
     argv = (
         "mpirun",
@@ -150,10 +137,10 @@ def _mpirun(ranks: Ranks, settings: LauncherSettings) -> Command:
     )
     # Inside an allocation mpirun starts its daemons by srun, as a step that would wait for others.
     beside = {"SLURM_OVERLAP": "1"} if ranks.overlap else {}
-    return Command(argv, {**env, **beside})
+    return argv, {**env, **beside}
 
 
-def _srun(ranks: Ranks, settings: LauncherSettings) -> Command:
+def _srun(ranks: Ranks, settings: LauncherSettings) -> _Command:
     rank, env = _in_container(ranks, settings)
     argv = (
         "srun",
@@ -168,14 +155,14 @@ def _srun(ranks: Ranks, settings: LauncherSettings) -> Command:
         *settings.extra_args,
         *rank,
     )
-    return Command(argv, env)
+    return argv, env
 
 
 _COMMANDS: Final = {"local": _local, "mpirun": _mpirun, "srun": _srun, "sbatch": _srun}
 
 
-def command(ranks: Ranks, settings: LauncherSettings) -> Command:
-    """What to start for `ranks`; raises InvalidSweep where the launcher cannot start such ranks."""
+def command(ranks: Ranks, settings: LauncherSettings) -> tuple[str, ...]:
+    """What to start on this machine for `ranks`; InvalidSweep where the launcher cannot do that."""
     container = settings.container
     if ranks.num_nodes > 1 and not settings.is_distributed:
         raise InvalidSweep(
@@ -188,7 +175,9 @@ def command(ranks: Ranks, settings: LauncherSettings) -> Command:
             f"container runtime 'pyxis' is a plugin of srun and does not work with launcher "
             f"'{settings.kind}'; take launcher srun or sbatch, or runtime apptainer"
         )
-    return _COMMANDS[settings.kind](ranks, settings)
+    argv, env = _COMMANDS[settings.kind](ranks, settings)
+    changes = [f"{name}={value}" for name, value in sorted(env.items())]
+    return ("env", *changes, *argv) if changes else argv
 
 
 def map_into_container(path: str, container: ContainerSettings | None) -> str:
@@ -212,9 +201,7 @@ def map_into_container(path: str, container: ContainerSettings | None) -> str:
     return posixpath.normpath(posixpath.join(target, host.relative_to(source)))
 
 
-def _in_container(
-    ranks: Ranks, settings: LauncherSettings
-) -> tuple[tuple[str, ...], dict[str, str]]:
+def _in_container(ranks: Ranks, settings: LauncherSettings) -> _Command:
     """What every rank runs inside its container, and the variables set where it starts, outside.
 
     Each drops variables itself: mpirun's ranks on other nodes have their node's, an image its own.
@@ -224,7 +211,10 @@ def _in_container(
     env = {name: value for name, value in env.items() if name not in ranks.unset}
     container = settings.container
     drop = ("env", *_each("-u", ranks.unset)) if ranks.unset else ()
-    argv = (*drop, *settings.prefix, *ranks.argv)
+    argv = (*settings.prefix, *ranks.argv)
+    if "=" in argv[0]:
+        raise InvalidSweep(f"'{argv[0]}' would be taken for a variable: give its path no '='")
+    argv = (*drop, *argv)
     if container is None or container.runtime == "pyxis":
         return argv, env
     # Set under this prefix a variable wins over what the image sets, and PATH and LD_LIBRARY_PATH
@@ -330,7 +320,7 @@ class Finished:
 
 
 def run_process(
-    command: Command,
+    argv: Sequence[str],
     limits: Limits,
     on_line: Callable[[str, float], bool] = lambda *_: True,
     interrupt: Interrupt | None = None,
@@ -343,7 +333,7 @@ def run_process(
     Raises MachineError when the program cannot be started, and KeyboardInterrupt on a second
     Ctrl-C; then no process of the program is left.
     """
-    leader = start_session(command, subprocess.PIPE)
+    leader = start_session(argv, subprocess.PIPE)
     output = _Output(leader, on_line)
     is_hung, deadline = False, time.monotonic() + limits.startup_s + limits.more_s()
     # Without reaping it: so its number stays its own until all of its session has ended.
@@ -382,10 +372,7 @@ class _Output:
         self._rest = b""
 
     def hand_on(self, wait_s: float = _LOOK_S) -> bool:
-        """Hand on the lines that arrive within so many seconds; returns early after the last.
-
-        Returns whether one of them was progress.
-        """
+        """Hand on the lines of so many seconds, or to the last; returns whether one is progress."""
         progressed, until = False, time.monotonic() + wait_s
         while (left_s := until - time.monotonic()) > 0:
             if not select.select([self.pipe], [], [], left_s)[0]:
@@ -405,7 +392,7 @@ class _Output:
 
 
 def start_session(
-    command: Command, output: int | IO[bytes], *, stdin: int = subprocess.DEVNULL
+    argv: Sequence[str], output: int | IO[bytes], *, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
     """Start a command as leader of a new session, with stdout and stderr together in `output`.
 
@@ -413,8 +400,7 @@ def start_session(
     """
     try:
         return subprocess.Popen(
-            command.argv,
-            env={**os.environ, **command.env},
+            argv,
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -422,8 +408,8 @@ def start_session(
         )
     except OSError as error:
         raise MachineError(
-            f"cannot start '{command.argv[0]}': {error.strerror}; install it, or correct its path "
-            f"(whole command: {command.text})"
+            f"cannot start '{argv[0]}': {error.strerror}; install it, or correct its path (whole "
+            f"command: {shlex.join(argv)})"
         ) from error
 
 

@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -83,8 +84,8 @@ class Nodes:
         done = run_process(started, Limits(_ANSWER_S, _ANSWER_S))
         if done.returncode != 0:
             raise MachineError(
-                f"the nodes do not answer: '{started.text}' ended with status {done.returncode}: "
-                f"{' | '.join(done.lines[-3:]) or 'no output'}"
+                f"the nodes do not answer: '{shlex.join(started)}' ended with status "
+                f"{done.returncode}: {' | '.join(done.lines[-3:]) or 'no output'}"
             )
         return list(done.lines)
 

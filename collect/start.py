@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 #: What may measure a sweep.
 RunnerName = Literal["nccl-tests", "simulator"]
+#: The share of a sweep that is all of it.
+WHOLE: Final = "0/1"
 #: What Slurm sends before a time limit.
 _WARNING: Final = "SIGUSR1"
 _FIX: Final = "correct launcher.sbatch_header or the sweep's groups"
@@ -58,12 +60,9 @@ class RunOptions:
     retry_failed: bool = False
     take_over: bool = False
     limit: int | None = None
-    shard: str | None = None
+    shard: str = WHOLE
     #: Inside a batch job: its script, for queueing it again.
     batch_script: Path | None = None
-
-
-# --- Here ---
 
 
 def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSummary:
@@ -122,9 +121,8 @@ def _nccl_tests(
     nodes = Nodes(site.launcher)
     num_nodes = max(group.hosts for group in file.groups)
     facts = ask_nodes(nodes, num_nodes, os.environ)
-    watch = Watch()
-    if file.telemetry.enabled:
-        watch = stack.enter_context(NodeWatch(nodes, num_nodes))
+    is_watched = file.telemetry.enabled
+    watch = stack.enter_context(NodeWatch(nodes, num_nodes)) if is_watched else Watch()
     runner = NcclTestsRunner(file, site, interrupt, watch=watch, facts=facts)
     # After an error the last launch may not be in the journal yet.
     stack.push(lambda error, *_: runner.close() if error is None else None)
@@ -140,10 +138,7 @@ def _check_shards(sweep: Sweep, count: int) -> None:
 
 
 def find_plugin(file: SweepFile) -> Path | None:
-    """The tuner plugin that plays schedules: the named one, our build, or None.
-
-    Raises MissingPath for a named one that is not there.
-    """
+    """The tuner plugin that plays schedules: the named one (or MissingPath), our build, or None."""
     named = file.runner.plugin
     path = built(SWEEP_NAME) if named is None else Path(named).expanduser()
     if path.is_file():
@@ -153,14 +148,12 @@ def find_plugin(file: SweepFile) -> Path | None:
     raise MissingPath("tuner plugin", path, "build it with 'make plugin', or correct runner.plugin")
 
 
-def parse_shard(text: str | None) -> Shard:
+def parse_shard(text: str) -> Shard:
     """Read `I/N`, the share I of N counted from 0. Raises UserError.
 
     >>> parse_shard("1/4")
     Shard(index=1, count=4)
     """
-    if text is None:
-        return Shard()
     match = re.fullmatch(r"(\d+)/([1-9]\d*)", text)
     if match is None or int(match[1]) >= int(match[2]):
         raise UserError(f"--shard '{text}' is no share; write I/N with I from 0 to N-1, like 0/4")
@@ -176,13 +169,12 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
     Returns job (null = none is needed; several of an array whose elements were submitted again:
     "77,81"), state (of the job, as Slurm says; without one how the sweep ended: done or budget),
     script, trials (that the strategy expects), trials_done (measured or infeasible), launches_done.
-    Of calls at the same time one submits: the one that creates the file for the job's number.
     Raises UserError, InvalidSweep for a header line that sbatch cannot take, and MachineError where
     the job is refused or Slurm does not answer.
     """
     array = sweep.file.launcher.array
     _check_shards(sweep, array)
-    if options.shard is not None:
+    if options.shard != WHOLE:
         raise UserError("--shard is a process's; the elements of a batch job are launcher.array")
     folders = [journal_folder(sweep, options.out, Shard(index, array)) for index in range(array)]
     script = script_path(options.out, sweep.file.name)
@@ -239,12 +231,10 @@ def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
     argv = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run"]
     argv += [str(options.sweep_file.absolute()), "--out", str(options.out.absolute())]
     argv += ["--launcher", "srun", "--resume", "--runner", options.runner]
-    if options.nccl_tests_dir is not None:
-        argv += ["--nccl-tests-dir", str(options.nccl_tests_dir.absolute())]
-    if options.limit is not None:
-        argv += ["--limit", str(options.limit)]
-    if options.retry_failed:
-        argv.append("--retry-failed")
+    programs, limit = options.nccl_tests_dir, options.limit
+    argv += [] if programs is None else ["--nccl-tests-dir", str(programs.absolute())]
+    argv += [] if limit is None else ["--limit", str(limit)]
+    argv += ["--retry-failed"] if options.retry_failed else []
     command = shlex.join([*argv, "--batch-script", str(script)])
     # sbatch reads a percent sign in a file name as a pattern.
     log = str(script.with_suffix("")).replace("%", "%%")

@@ -3,9 +3,10 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from dynamiccl.collect.launchers import Command, Finished, Limits, run_process
+from dynamiccl.collect.launchers import Finished, Limits, run_process
 
 #: Says on one line where and who a rank is, and what it finds under the variables that it is told.
 REPORT = """
@@ -50,7 +51,7 @@ def python(source: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", source, *arguments)
 
 
-def run_until_silent(made: Command, rows: int) -> Finished:
+def run_until_silent(made: Sequence[str], rows: int) -> Finished:
     """Run what prints so many rows and then hangs; a second after the last it counts as hung."""
     seen: list[str] = []
 

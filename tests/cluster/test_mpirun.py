@@ -1,12 +1,12 @@
 """Open MPI for real: on this machine alone, and inside an allocation."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dynamiccl.collect.launchers import (
-    Command,
     Finished,
     LauncherSettings,
     Limits,
@@ -83,10 +83,10 @@ def test_a_killed_mpirun_leaves_no_process() -> None:
     assert not processes_with("killed-here")
 
 
-def inside(slurm: Slurm, made: Command, nodes: int) -> Command:
+def inside(slurm: Slurm, made: Sequence[str], nodes: int) -> list[str]:
     salloc = ("salloc", "--quiet", f"-N{nodes}", "--ntasks-per-node=2")
-    argv = tuple(slurm.wrap([*salloc, *made.argv]))
-    return Command(argv, {**slurm.variables, **made.env})
+    variables = [f"{name}={value}" for name, value in slurm.variables.items()]
+    return slurm.wrap(["env", *variables, *salloc, *made])
 
 
 def test_ranks_meet_across_the_nodes_of_an_allocation(slurm: Slurm) -> None:
@@ -135,8 +135,7 @@ def test_one_mpirun_runs_beside_another_in_an_allocation(slurm: Slurm) -> None:
     # A folder of its own: daemons of an earlier mpirun may still be removing the one of all.
     scratch = slurm.root / "beside"
     scratch.mkdir(exist_ok=True)
-    environment = {"PYTHONPATH": str(Path.cwd()), "TMPDIR": str(scratch)}
-    driver = Command(python(BESIDE), environment)
+    driver = ("env", f"PYTHONPATH={Path.cwd()}", f"TMPDIR={scratch}", *python(BESIDE))
     done = run_process(inside(slurm, driver, 2), LIMITS)
     assert text_of(done) == "True 0 4\n"
     wait_until(lambda: not slurm.processes_with("beside-mpirun"), "samplers gone", 10)

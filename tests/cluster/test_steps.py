@@ -1,13 +1,12 @@
 """Steps on a real Slurm: what our srun and mpirun command lines do."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from dynamiccl.collect.launchers import (
-    Command,
     LauncherSettings,
     Limits,
     Ranks,
@@ -51,9 +50,10 @@ class Allocation:
         granted = slurm.run(["salloc", "--no-shell", f"-N{NODES}", f"-n{NODES * CPUS}"]).stderr
         self.job = granted.split("job allocation ")[-1].split()[0]
 
-    def inside(self, made: Command) -> Command:
+    def inside(self, made: Sequence[str]) -> list[str]:
         where = {**self._slurm.variables, "SLURM_JOB_ID": self.job}
-        return Command(tuple(self._slurm.wrap(made.argv)), {**made.env, **where})
+        variables = [f"{name}={value}" for name, value in where.items()]
+        return self._slurm.wrap(["env", *variables, *made])
 
 
 @pytest.fixture
