@@ -14,7 +14,7 @@ from dynamiccl import cli
 from dynamiccl.collect import compare as comparing
 from dynamiccl.collect import describe as describing
 from dynamiccl.collect import fit_simulator as fitting
-from dynamiccl.collect.checks import ANY_SWEEP, Needs, sweep_checks
+from dynamiccl.collect.checks import ANY_SWEEP, check_for_sweep
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LauncherKind
@@ -22,7 +22,7 @@ from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
 from dynamiccl.collect.start import WHOLE, RunnerName, RunOptions, start_sweep, submit_sweep
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
-from dynamiccl.doctor import Machine, report, run_checks
+from dynamiccl.doctor import Machine, report
 from dynamiccl.simulator import options as simulating
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
@@ -174,8 +174,8 @@ def doctor_command(
     Example: dynamiccl-collect doctor examples/slurm_h100.toml --nccl-tests-dir nccl-tests/build
     """
     sweep = ANY_SWEEP if sweep_file is None else load_sweep(sweep_file).file
-    needs = Needs(sweep=sweep, nccl_tests_dir=nccl_tests_dir, inside=inside)
-    raise typer.Exit(report(run_checks(Machine(), sweep_checks(needs)), as_json=as_json))
+    checks = check_for_sweep(Machine(), sweep, nccl_tests_dir, inside=inside)
+    raise typer.Exit(report([*checks], as_json=as_json))
 
 
 app.command("import")(import_command)

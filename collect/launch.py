@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.collect import launchers, read_back, schedule
-from dynamiccl.collect.disturb import Disturber
+from dynamiccl.collect.disturb import disturb
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.launchers import (
     ContainerSettings,
@@ -36,7 +36,7 @@ from dynamiccl.collect.launchers import (
     Ranks,
     run_process,
 )
-from dynamiccl.collect.nodes import Nodes, SiteFacts, Watch
+from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes
 from dynamiccl.collect.output import hosts_of, rank_lines
 from dynamiccl.collect.run import Runner
 from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, Row, lost_row
@@ -128,15 +128,15 @@ class NcclTestsRunner(Runner):
         site: Site,
         interrupt: Interrupt | None = None,
         *,
-        watch: Watch | None = None,
-        facts: SiteFacts | None = None,
+        health: Health | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start nothing yet; `watch` tells how healthy the nodes were, `facts` what they have."""
+        """Start nothing yet; `health` tells how well the nodes were, `facts` what they have."""
         self._file, self._site = file, site
-        self._interrupt, self._watch = interrupt or Interrupt(), watch or Watch()
-        known = facts or SiteFacts({}, None)
-        self._disturber = Disturber(Nodes(site.launcher), known.num_gpus)
-        self._environment = dict(known.columns)
+        self._interrupt, self._health = interrupt or Interrupt(), health
+        self._environment = dict(facts or {})
+        #: Of each node; no column of a measurement.
+        self._num_gpus: int | None = self._environment.pop("num_gpus", None)
         self._choices: dict[str, Choice | None] = {}
         self._programs: dict[Collective, str] = {}
         self._plays = False
@@ -243,7 +243,8 @@ class NcclTestsRunner(Runner):
             ran = self._start(launch, grid, folder, lambda _: None)
             return self._read_back(launch, grid, folder, ran)
         program = self._programs[launch.setting.collective]
-        with self._disturber.disturb(launch.setting, program) as lost:
+        nodes = Nodes(self._site.launcher)
+        with disturb(nodes, self._num_gpus, launch.setting, program) as lost:
             ran = self._start(launch, grid, folder, progress)
             alone = lost()
         return self._timed(launch, grid, folder, ran, alone)
@@ -355,7 +356,7 @@ class NcclTestsRunner(Runner):
         hosts: str | None,
     ) -> tuple[tuple[Trial, tuple[Row, ...]], ...]:
         stretches = ran.stretches_of(len(blocks))
-        healths = self._watch.health(stretches)
+        healths = self._health(stretches) if self._health else [UNKNOWN] * len(stretches)
         if unwell := sum(bool(health["throttled"] or health["ecc_errors"]) for health in healths):
             _log.warning(
                 "%s: heat, power or memory errors of GPUs in %d of %d blocks: not used",
@@ -402,9 +403,7 @@ class NcclTestsRunner(Runner):
             warmup_calls=sum(count for _, count in schedule.warmup_of(launch.setting, grid, calls)),
             calls_per_block=2 * calls.per_half,
         )
-        features = read_back.keep_set_up(
-            self._site.out, self._file, launch, folder, logs[0], ran.texts
-        )
+        read_back.keep_costs(self._site.out, self._file, launch, (*logs[0], *ran.texts))
         if ran.was_stopped:
             return replace(launch, left=launch.trials)
         rest = grid.asked_from(len(found), launch)
@@ -426,7 +425,7 @@ class NcclTestsRunner(Runner):
         for trial, choice, verdict in zip(grid.blocks, found, verdicts, strict=False):
             if "status" not in verdict:
                 choices[trial.key] = choice
-        done = replace(done, facts={"read_back": choices, "environment": features})
+        done = replace(done, facts={"read_back": choices})
         if went_wrong and not done.began and not read_back.is_impossible(ran.texts):
             return replace(done, never_began=ran.what_happened()[1])
         return done

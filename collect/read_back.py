@@ -1,9 +1,9 @@
-"""Reads what a launch printed, logged and dumped: rows of its blocks, and what really ran.
+"""Reads what a launch printed and logged: rows of its blocks, and what really ran.
 
     read_rows      the benchmark's text and JSON -> the halves of each block
     wrong_comms    several communicators at once: are they the right ones
     choices_of     NCCL's log of a read-back launch -> the config that ran in each block
-    keep_set_up    NCCL's topology and cost table
+    keep_costs     NCCL's cost table
 
 Text is what survives a crash, JSON has the digits: JSON is taken when it is whole and holds every
 row of the text, the text otherwise. A row that cannot be read, or of a size that is not the next of
@@ -12,8 +12,7 @@ the walk, ends what is believed: the blocks from there on count as not reached, 
 
 import math
 import re
-import xml.etree.ElementTree as ET
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -30,7 +29,7 @@ from dynamiccl.collect.output import (
     rank_lines,
     read_json,
 )
-from dynamiccl.collect.schedule import TOPOLOGY_NAME, Choice, Grid, Launch, trial_row
+from dynamiccl.collect.schedule import Choice, Grid, Launch, trial_row
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import DataError
@@ -54,13 +53,6 @@ _FAILURE: Final = re.compile(
     r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
 )
 _CALL: Final = re.compile(r" Bytes -> ")
-#: PCI class of an NVSwitch as NVLink target (`src/graph/xml.h`).
-_NVSWITCH_CLASS: Final = "0x068000"
-#: NVLink generation by the GPU's compute capability: Volta 2, Ampere 3, Hopper 4, Blackwell 5.
-_NVLINK_GENERATION: Final = {7: 2, 8: 3, 9: 4, 10: 5}
-_CPU_VENDORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "": "arm"}
-#: NCCL writes a NIC's speed in Mbit/s.
-_MBITS_PER_GBIT: Final = 1000.0
 
 # --- What it printed ---
 
@@ -255,18 +247,12 @@ def choices_of(
     return [block[0] if all(one == block[0] for one in block) else None for block in blocks]
 
 
-# --- What is kept of a group's set-up ---
+# --- NCCL's own costs ---
 
 
-def keep_set_up(
-    out: Path, file: SweepFile, launch: Launch, folder: Path, log: Sequence[str], said: list[str]
-) -> Row:
-    """Keep NCCL's cost table, if `log` and what it `said` hold just one; returns topology columns.
-
-    The TUNING section of the `log` holds the cost tables; `NCCL_TOPO_DUMP_FILE` is XML
-    (`src/graph/xml.cc`, v2.30.7). The table becomes a part of `costs`.
-    """
-    nccl, set_up = NcclLog(), [line for line in (*log, *said) if not _CALL.search(line)]
+def keep_costs(out: Path, file: SweepFile, launch: Launch, log: Sequence[str]) -> None:
+    """Keep the cost table of a log's TUNING section as a part of `costs`, if it holds just one."""
+    nccl, set_up = NcclLog(), [line for line in log if not _CALL.search(line)]
     for line in set_up:
         nccl.note(line)
     table = nccl.cost_table()
@@ -276,48 +262,3 @@ def keep_set_up(
         for column, values in (("gpu", gpus), ("nccl_version", nccl.versions)):
             known[column] = values.pop() if len(values) == 1 else None
         write_costs(out, table, known, program="run")
-    path = folder / TOPOLOGY_NAME
-    return topology_features(path.read_text(errors="replace")) if path.is_file() else {}
-
-
-def topology_features(xml: str) -> Row:
-    """Topology columns of an XML dump; unknown ones are left out, {} if it is no dump."""
-    try:
-        system = ET.fromstring(xml.strip())
-    except ET.ParseError:
-        return {}
-    if system.tag != "system":
-        return {}
-    found: Row = {}
-    gpu = next(system.iter("gpu"), None)
-    if gpu is not None:
-        links = list(gpu.iter("nvlink"))
-        count, sm = sum(_whole(link, "count") for link in links), _whole(gpu, "sm")
-        found["compute_capability"] = sm / 10 if sm else None
-        found["nvlinks_per_gpu"] = count
-        found["nvlink_generation"] = _NVLINK_GENERATION.get(sm // 10) if count else 0
-        found["nvswitch"] = any(link.get("tclass") == _NVSWITCH_CLASS for link in links)
-    nets = list(system.iter("net"))
-    if nets:
-        speeds = Counter(_whole(net, "speed") for net in nets)
-        kinds = {_nic_kind(net.get("name", "")) for net in nets}
-        found["nic_gbits_per_s"] = speeds.most_common(1)[0][0] / _MBITS_PER_GBIT or None
-        found["nics_per_node"] = len(nets)
-        found["nic_kind"] = kinds.pop() if len(kinds) == 1 else None
-    vendors = {cpu.get("vendor") for cpu in system.iter("cpu")} - {None}
-    if len(vendors) == 1:
-        found["cpu_vendor"] = _CPU_VENDORS.get(str(vendors.pop()))
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _whole(element: ET.Element, name: str) -> int:
-    """A non-negative count, else 0: the file may come from a user's NCCL_TOPO_FILE."""
-    text = element.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() else 0
-
-
-def _nic_kind(name: str) -> str | None:
-    """NIC kind by NCCL's device name; an mlx5 port (InfiniBand or RoCE) is not told apart."""
-    if "efa" in name or "rdmap" in name:
-        return "efa"
-    return "socket" if re.match(r"(eth|en|lo|bond|ib\d)", name) else None

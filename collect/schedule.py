@@ -31,7 +31,6 @@ from dynamiccl.schedule import BlockState, PlayReport, Schedule
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 JSON_NAME: Final = "rows.json"
-TOPOLOGY_NAME: Final = "topology.xml"
 _LOG_NAME: Final = "nccl.%h.%p.log"
 #: Out-of-place and in-place: every benchmark that NCCL asks a tuner about runs both.
 HALVES: Final = 2
@@ -363,9 +362,6 @@ def environment(
             "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
             "NCCL_DEBUG_FILE": str(folder / _LOG_NAME),
         }
-        # Each communicator would write its dump to the same file.
-        if not split:
-            found["NCCL_TOPO_DUMP_FILE"] = str(folder / TOPOLOGY_NAME)
     return found, (*unset, *mask)
 
 

@@ -28,7 +28,7 @@ from dynamiccl.collect import journal
 from dynamiccl.collect.journal import Shard, journal_folder, progress_on_disk
 from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import Interrupt
-from dynamiccl.collect.nodes import Nodes, NodeWatch, Watch, ask_nodes
+from dynamiccl.collect.nodes import Nodes, ask_nodes, watch_health
 from dynamiccl.collect.run import Runner, RunSummary, SweepProgress, run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
@@ -122,8 +122,8 @@ def _nccl_tests(
     num_nodes = max(group.hosts for group in file.groups)
     facts = ask_nodes(nodes, num_nodes, os.environ)
     is_watched = file.telemetry.enabled
-    watch = stack.enter_context(NodeWatch(nodes, num_nodes)) if is_watched else Watch()
-    runner = NcclTestsRunner(file, site, interrupt, watch=watch, facts=facts)
+    health = stack.enter_context(watch_health(nodes, num_nodes)) if is_watched else None
+    runner = NcclTestsRunner(file, site, interrupt, health=health, facts=facts)
     # After an error the last launch may not be in the journal yet.
     stack.push(lambda error, *_: runner.close() if error is None else None)
     return runner

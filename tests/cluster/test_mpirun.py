@@ -119,15 +119,12 @@ settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)
 full = Ranks(("echo", "ran"), num_nodes=2, ranks_per_node=2)
 said = []
-sampler = nodes.start(python(HANG, "beside-mpirun"), 2, said.append)
-try:
+with nodes.start(python(HANG, "beside-mpirun"), 2, said.append) as sampler:
     sampler.wait_for(lambda: sum("row" in line for line in said) >= 2, 60)
     done = run_process(command(full, settings), Limits(20, 20))
     print(sampler.process.poll() is None, done.returncode, text_of(done).count("ran"))
     if done.returncode:
         print(text_of(done))
-finally:
-    sampler.end()
 """
 
 

@@ -71,15 +71,13 @@ def test_default_is_measured_untouched_and_in_its_profile(
     assert times["net", "profile"] > 1.3 * times["default", "profile"]  # type: ignore[operator]
 
 
-def test_cost_table_and_topology_are_kept(tmp_path: Path, sweep_path: Path) -> None:
+def test_cost_table_is_kept(tmp_path: Path, sweep_path: Path) -> None:
     made = sweep(cycles="1", runner="{ per_iteration = true }")
     run(made, tmp_path, sweep_path)
     costs = store.read(tmp_path / "out", "costs")
     assert "AllReduce" in costs["collective"]
     assert set(costs["gpu"]) == {"FAKE H100"}
     found = rows(tmp_path).filter(pl.col("status") == "ok")
-    facts = ("nvswitch", "nvlink_generation", "compute_capability", "cpu_vendor", "nics_per_node")
-    assert found.select(facts).unique().rows() == [(True, 4, 9.0, "intel", 16)]
     # Times of single iterations come from JSON, the release from the text.
     assert set(found["source"]) == {"nccl-tests-json"}
     assert set(found["iteration_times_us"].list.len()) == {5}

@@ -18,14 +18,12 @@ from dynamiccl.collect.read_back import (
     is_row,
     last_words,
     read_rows,
-    topology_features,
     wrong_comms,
 )
 from dynamiccl.collect.schedule import Choice, Grid, LaunchMode, deal
 from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
 from tests.fakes.nccl_tests.install import install_stand_in
 from tests.fakes.running import StandIn
-from tests.published import folder
 
 SIZES = (1024, 2048, 4096)
 CYCLES = 3
@@ -344,47 +342,3 @@ def test_what_all_communicators_ran_is_taken(tmp_path: Path) -> None:
     other = [*walk()[:-CALLS], *(line.replace("RING", "TREE") for line in walk()[-CALLS:])]
     (tmp_path / "nccl.n2.8.log").write_text("\n".join(other))
     assert ran(*comm_logs(tmp_path)) == [*EVERY[:-1], None]
-
-
-# --- The topology ---
-
-#: Dumps of real machines and files that cloud vendors give their users.
-REAL = folder("topologies")
-OCI_DUMP = (REAL / "oci_H100-topology.xml").read_text()
-OCI = {
-    "compute_capability": 9.0,
-    "nvlinks_per_gpu": 18,
-    "nvlink_generation": 4,
-    "nvswitch": True,
-    "nics_per_node": 16,
-    "cpu_vendor": "intel",
-}
-AZURE_NCV4 = {
-    "compute_capability": 8.0,
-    "nvlinks_per_gpu": 12,
-    "nvlink_generation": 3,
-    "nvswitch": False,
-    "nic_gbits_per_s": 100.0,
-    "nics_per_node": 1,
-    "nic_kind": "socket",
-    "cpu_vendor": "amd",
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "features"),
-    [
-        ("oci_H100-topology.xml", {**OCI, "nic_gbits_per_s": 180.0}),
-        ("oci_H100-topology-kubernetes.xml", {**OCI, "nic_gbits_per_s": 200.0}),
-        ("azure_ncv4-topo.xml", AZURE_NCV4),
-        ("azurehpc_nc48v4-topo.xml", AZURE_NCV4),
-        # What a vendor prepares names CPUs and slots; NCCL fills in GPUs and networks.
-        ("aws_p4d-24xl-topo.xml", {"cpu_vendor": "intel"}),
-        ("azure_ndv4-topo.xml", {"cpu_vendor": "amd"}),
-        ("aws_g5.48xl-topo.xml", {}),
-        # The other dump: of graphs.
-        ("azure_ncv4-graph.xml", {}),
-    ],
-)
-def test_features_of_real_machines(name: str, features: dict[str, Any]) -> None:
-    assert topology_features((REAL / name).read_text()) == features
