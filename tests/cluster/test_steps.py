@@ -79,12 +79,6 @@ def test_ranks_are_laid_out_node_by_node(slurm: Slurm, allocation: Allocation) -
     assert [r["host"] for r in reports(done)] == [node for node in slurm.nodes for _ in "ab"]
 
 
-def test_a_part_of_the_allocation_is_enough(allocation: Allocation) -> None:
-    ranks = Ranks(python(REPORT), num_nodes=2, ranks_per_node=3)
-    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
-    assert len(reports(done)) == 6
-
-
 def test_unset_variables_are_absent_on_every_rank(
     allocation: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,6 @@
 """Whole sweeps through real Slurm and real Open MPI: the stand-in, the plugin, the command line."""
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,27 +148,6 @@ def test_sweep_inside_an_allocation(
     slurm.run([*salloc, *command(folder)], environment(), timeout_s=120)
     found = check(folder)
     assert set(found["exclusive_node"].drop_nulls()) == {True}
-
-
-def test_mpirun_on_this_machine(folder: Path, sweep_path: Path) -> None:
-    """Two ranks a process apart on one host; without Slurm, as on a workstation."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed")
-    path = write(folder, sweep_path, "mpirun", more='extra_args = ["--oversubscribe"]')
-    path.write_text(path.read_text().replace("num_nodes = 2", "num_nodes = 1"))
-    kept = {n: v for n, v in os.environ.items() if not n.startswith(("SLURM_", "OMPI_", "PMIX_"))}
-    done = subprocess.run(
-        command(folder),
-        env={**kept, **environment()},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = store.read(folder / "out").filter(pl.col("status") == "ok")
-    assert found.select("num_nodes", "ranks_per_node").unique().rows() == [(1, 2)]
-    assert found.filter(~pl.col("is_default"))["verified"].all()
 
 
 #: What stands where a benchmark did: it dies on one node of two, as long as that one is broken.

@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.errors import MachineError, UserError
-from dynamiccl.slurm import (
-    Element,
-    bare_option,
-    elements,
-    option_name,
-    quoted,
-    submit,
-    summarise,
-)
+from dynamiccl.slurm import Element, bare_option, elements, option_name, quoted, submit, summarise
 from dynamiccl.train import tracking
 from dynamiccl.train.fanout.backend import TrialResult, trial_arguments
 from dynamiccl.train.study import trial_summary
