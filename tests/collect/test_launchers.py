@@ -130,6 +130,10 @@ def test_what_a_launcher_cannot_start_is_refused_with_the_fix(
         made(ranks, **settings)
 
 
+def test_slurm_may_take_its_kill_wait_to_end_ranks() -> None:
+    assert [LauncherSettings(kind=kind).grace_s for kind in ("mpirun", "sbatch")] == [5.0, 40.0]
+
+
 @pytest.mark.parametrize(
     ("path", "inside"),
     [

@@ -80,6 +80,8 @@ def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
         start(made, tmp_path, shard="0/2")
     with pytest.raises(UserError, match=r"launcher\.array = 1"):
         submit_sweep(made, options(tmp_path))
+    with pytest.raises(UserError, match=r"the elements of a batch job are launcher\.array"):
+        submit_sweep(sweep(), options(tmp_path, shard="0/2"))
     assert not (tmp_path / "out").exists()
 
 
