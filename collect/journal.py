@@ -127,7 +127,7 @@ class Journal:
             differs = ", ".join(name for name in grid if found.get(name) != grid[name])
             raise UserError(
                 f"{path} is of a sweep of this name with another {differs} (trials: the file was "
-                "edited, or --limit differs; layout: another release began it, and finishes it); "
+                "edited; layout: another release began it, and finishes it); "
                 "give the new grid another name, or take another --out"
             )
         #: Its name in the provenance of its parts.

@@ -35,12 +35,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import FrameType
-from typing import IO, Annotated, Any, Final, Literal, Self, get_args
+from typing import IO, Any, Final, Literal, Self
 
 from pydantic import Field
 
 from dynamiccl.errors import InvalidSweep, MachineError
-from dynamiccl.simulator.toml_table import Table, one_of
+from dynamiccl.simulator.toml_table import Table
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class ContainerSettings(Table):
 class LauncherSettings(Table):
     """The `[launcher]` table of a sweep file; all options are passed through as written."""
 
-    kind: Annotated[str, one_of("launcher", get_args(LauncherKind))] = "local"
+    kind: LauncherKind = "local"
     extra_args: tuple[str, ...] = ()
     #: Words before the benchmark on every rank, e.g. numactl.
     prefix: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.collect.grid import DATATYPE_BYTES, Setting
+from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.nccl_log import NcclLog, logged_calls, write_costs
 from dynamiccl.collect.output import (
     RUN,
@@ -38,8 +38,6 @@ from dynamiccl.errors import DataError
 _LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
 #: A row: size, count, type, redop, root, and then times.
 _ROW: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+\w+\s+-?\d+\s+[\d.]")
-#: The rest of a row from the type on, where another rank's output overwrote its beginning.
-_TAIL: Final = re.compile(rf"(?:^|\s)(?:{'|'.join(DATATYPE_BYTES)})\s+\w+\s+-?\d+\s+[\d.]")
 #: Columns of the benchmark's output that hold for a whole launch, and those of a half of a block;
 #: the runner knows all others.
 _OF_A_LAUNCH: Final = ("gpu", "nccl_version", "nccl_tests_version")
@@ -105,22 +103,14 @@ def is_impossible(lines: Sequence[str]) -> bool:
     return any(_IMPOSSIBLE.search(line) for line in lines)
 
 
-def _text_blocks(lines: Sequence[str]) -> list[list[Row] | None]:
-    lines = "\n".join(lines).splitlines()
-    report = FileReport("output", Source.NCCL_TESTS_TEXT.value, most_rejected=len(lines))
+def _text_blocks(lines: Sequence[str]) -> list[list[Row]]:
+    report = FileReport("output", Source.NCCL_TESTS_TEXT.value)
     found = TextRuns(report)
-    halves = [half for row in found.rows(lines) for half in row]
     # An unreadable row (torn, or without a time) still takes its place in the walk over sizes.
-    by_line: dict[int, list[Row] | None] = {
-        number: [] for number, line in enumerate(lines, 1) if is_row(line) or _TAIL.search(line)
-    }
-    for half in halves:
-        block = by_line.setdefault(half["source_line"], [])
-        if block is not None:
-            block.append(_measured(half, found.runs[half[RUN]], report.format))
-    for reject in report.rejected:
-        by_line[reject.line] = None
-    return [by_line[number] for number in sorted(by_line)]
+    blocks = list(found.rows("\n".join(lines).splitlines()))
+    return [
+        [_measured(half, found.runs[half[RUN]], report.format) for half in row] for row in blocks
+    ]
 
 
 def _json_blocks(path: Path) -> list[list[Row]]:
@@ -154,7 +144,7 @@ def _measured(half: Row, run: Run, source: str) -> Row:
     return {"source": source, "status": status.value, **facts, **numbers}
 
 
-def _believed(blocks: Sequence[list[Row] | None], sizes: Sequence[int]) -> list[list[Row]]:
+def _believed(blocks: Sequence[list[Row]], sizes: Sequence[int]) -> list[list[Row]]:
     """The blocks before the first one that is torn or not of the expected size."""
     good: list[list[Row]] = []
     for number, block in enumerate(blocks):
@@ -186,8 +176,8 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
         tuple(sorted(line.rank for line in group)): len({line.host for line in group})
         for group in groups.values()
     }
-    nodes = {found.get(members) for members in setting.comms.members}
-    if nodes == {setting.comms.num_nodes}:
+    nodes = {found.get(members) for members in setting.comms}
+    if nodes == {setting.num_nodes}:
         return None
     return (
         f"nccl-tests made other communicators than split '{setting.split}' asks for "

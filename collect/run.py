@@ -192,7 +192,8 @@ class _Run:
         #: What is left of the budget: the shard's part of the measurements, and all of the seconds
         #: inside launches, of all jobs of the sweep.
         self._left = math.inf if most is None else most // count + (shard.index < most % count)
-        self._seconds_left = sweep.file.budget.max_seconds
+        hours = sweep.file.budget.max_hours
+        self._seconds_left = math.inf if hours is None else hours * 3600
         self._quarantine = _Quarantine()
         self._expected = strategy.expected_picks()
         self._outcomes: list[Outcome] = []

@@ -115,7 +115,8 @@ def outlives(parent: int, seconds: float) -> bool:
 
     PR_SET_PDEATHSIG would tell of the *thread* that started us (prctl(2)).
     """
-    time.sleep(max(seconds, 0.0))
+    if seconds > 0:
+        time.sleep(seconds)
     return os.getppid() != parent
 
 

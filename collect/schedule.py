@@ -20,12 +20,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from dynamiccl.collect.grid import Chain, LaunchProfile, Setting, Trial, walks
+from dynamiccl.collect.grid import LaunchProfile, Setting, Trial, Walk, walk_arguments, walks
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Protocol
-from dynamiccl.schedule import BlockState, PlayReport, Schedule
+from dynamiccl.schedule import BlockState, PlayReport, Schedule, totals_of
 
 #: Files of a launch in its folder; each rank has a log of its own: host and process id.
 SCHEDULE_NAME: Final = "schedule"
@@ -143,7 +143,7 @@ def trial_row(file: SweepFile, launch: Launch, trial: Trial) -> dict[str, Any]:
         "num_nodes": setting.num_nodes,
         "num_hosts": setting.hosts,
         "ranks_per_node": setting.ranks_per_node,
-        "num_comms": None if setting.comms is None else setting.comms.count,
+        "num_comms": None if setting.comms is None else len(setting.comms),
         "comm_split": setting.split or None,
         "launch_profile": setting.profile.name,
         "interference_kind": setting.interference.kind,
@@ -217,8 +217,8 @@ def _walked(
     parts = grouped(trials, lambda trial: trial.size_bytes > small_bytes)
     for _, part in sorted(parts.items()):
         for walk in walks(trial.size_bytes for trial in part):
-            held = tuple(trial for trial in part if trial.size_bytes in walk.sizes)
-            place = f"{name}:{walk.sizes[0]}-{walk.sizes[-1]}"
+            held = tuple(trial for trial in part if trial.size_bytes in walk)
+            place = f"{name}:{walk[0]}-{walk[-1]}"
             yield replace(base, id=f"{base.id}:{place}", trials=held)
 
 
@@ -235,10 +235,10 @@ def grouped(trials: Iterable[Trial], key: Callable[[Trial], _Key]) -> dict[_Key,
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The blocks of one process: `cycles[c][s]` is measured in cycle c at `chain.sizes[s]`."""
+    """The blocks of one process: `cycles[c][s]` is measured in cycle c at `walk[s]`."""
 
-    chain: Chain
-    #: What nccl-tests prints as size, and NCCL's nBytes; shape as `chain.sizes`.
+    walk: Walk
+    #: What nccl-tests prints as size, and NCCL's nBytes; shape as `walk`.
     benchmark_bytes: tuple[int, ...]
     cycles: tuple[tuple[Trial, ...], ...]
     #: Trials of the launch that did not fit (another walk, or too many blocks).
@@ -260,16 +260,16 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
 
     Sizes with fewer trials than others, or none, get NCCL's default, which sharpens the noise band.
     """
-    chain = max(walks(trial.size_bytes for trial in launch.trials), key=lambda c: len(c.sizes))
+    walk = max(walks(trial.size_bytes for trial in launch.trials), key=len)
     hands = []
-    for size in chain.sizes:
+    for size in walk:
         hand = [trial for trial in launch.trials if trial.size_bytes == size]
         random.Random(f"{launch.id}:{size}").shuffle(hand)
         hands.append(hand)
-    depth = min(max(map(len, hands)), max(1, max_blocks // len(chain.sizes)))
+    depth = min(max(map(len, hands)), max(1, max_blocks // len(walk)))
     known = (trial.repeat for trial in launch.trials if trial.config == ABSTAIN)
     first = max(known, default=-1) + 1 + launch.id.count("~") * _FILLERS_OF_A_LAUNCH
-    for hand, size in zip(hands, chain.sizes, strict=True):
+    for hand, size in zip(hands, walk, strict=True):
         hand += [
             Trial(launch.setting, size, ABSTAIN, repeat=first + number)
             for number in range(depth - len(hand))
@@ -277,7 +277,7 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
     cycles = tuple(tuple(hand[cycle] for hand in hands) for cycle in range(depth))
     used = {id(trial) for cycle in cycles for trial in cycle}
     left_over = tuple(trial for trial in launch.trials if id(trial) not in used)
-    return Grid(chain, tuple(map(launch.setting.benchmark_bytes, chain.sizes)), cycles, left_over)
+    return Grid(walk, tuple(map(launch.setting.benchmark_bytes, walk)), cycles, left_over)
 
 
 def slow_seconds(grid: Grid, calls_per_half: int) -> list[float]:
@@ -321,7 +321,7 @@ def arguments(
 ) -> tuple[str, ...]:
     """The benchmark's argument vector: `gpus` of each process, JSON to `folder`."""
     calls = calls_of(launch, file)
-    argv = [program, *grid.chain.arguments, "-g", str(gpus)]
+    argv = [program, *walk_arguments(grid.walk), "-g", str(gpus)]
     argv += ["-n", str(calls.iterations), "-w", str(calls.warmup), "-c", str(calls.checks)]
     argv += ["-d", launch.setting.datatype]
     if len(grid.cycles) > 1:
@@ -385,8 +385,8 @@ def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, in
     nccl-tests v2.16.9 to v2.19.6 `src/common.cu`, TimeTest: whatever the factor of the walk is.
     """
     runs = []
-    size = grid.chain.sizes[0]
-    while size <= grid.chain.sizes[-1]:
+    size = grid.walk[0]
+    while size <= grid.walk[-1]:
         runs.append((setting.benchmark_bytes(size), calls.warmup))
         size *= 2
     return tuple(runs)
@@ -435,15 +435,15 @@ def has_begun(launch: Launch, folder: Path) -> bool:
 def read_report(folder: Path) -> PlayReport | str:
     """The plugin's report of the schedule in `folder`, or the reason why there is none."""
     try:
-        schedule = Schedule.from_bytes((folder / SCHEDULE_NAME).read_bytes())
+        content_hash, num_calls = totals_of((folder / SCHEDULE_NAME).read_bytes())
         played = PlayReport.from_bytes((folder / REPORT_NAME).read_bytes())
     except (OSError, DataError) as error:
         return str(error)
-    if played.schedule_hash != schedule.content_hash:
-        return f"it is about the schedule {played.schedule_hash}, not {schedule.content_hash}"
-    if played.calls > schedule.num_calls:
+    if played.schedule_hash != content_hash:
+        return f"it is about the schedule {played.schedule_hash}, not {content_hash}"
+    if played.calls > num_calls:
         # With one size only, the plugin cannot notice a missing or additional block.
-        return f"the benchmark made {played.calls} calls and not {schedule.num_calls}"
+        return f"the benchmark made {played.calls} calls and not {num_calls}"
     return played
 
 

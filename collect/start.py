@@ -59,7 +59,6 @@ class RunOptions:
     resume: bool = False
     retry_failed: bool = False
     take_over: bool = False
-    limit: int | None = None
     shard: str = WHOLE
     #: Inside a batch job: its script, for queueing it again.
     batch_script: Path | None = None
@@ -231,9 +230,8 @@ def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
     argv = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run"]
     argv += [str(options.sweep_file.absolute()), "--out", str(options.out.absolute())]
     argv += ["--launcher", "srun", "--resume", "--runner", options.runner]
-    programs, limit = options.nccl_tests_dir, options.limit
+    programs = options.nccl_tests_dir
     argv += [] if programs is None else ["--nccl-tests-dir", str(programs.absolute())]
-    argv += [] if limit is None else ["--limit", str(limit)]
     argv += ["--retry-failed"] if options.retry_failed else []
     command = shlex.join([*argv, "--batch-script", str(script)])
     # sbatch reads a percent sign in a file name as a pattern.

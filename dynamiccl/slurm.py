@@ -1,6 +1,7 @@
 """Slurm by its commands sbatch, squeue and scontrol; needs no accounting database.
 
-Also a lock that a job which Slurm starts anew gets back where the file system has none (`hold`).
+Also a lock that a job which Slurm starts anew gets back where the file system has none (`hold`),
+and lists of hosts as Slurm writes them.
 """
 
 import errno
@@ -11,9 +12,11 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +38,9 @@ _SHORT: Final = {"J": "job-name", "N": "nodes", "o": "output", "a": "array"}
 #: Options of which one replaces the other.
 _SAME: Final = {"no-requeue": "requeue"}
 _OPTION: Final = re.compile(r"--([a-z0-9-]+)(?:[= ]|$)|-([A-Za-z])")
+#: A host whose number may count (`nid007106`, `gpu-3`, `n12.cluster`); one of a list, or a range.
+_COUNTED_HOST: Final = re.compile(r"(.*?)(\d{0,9})(\D*)\Z", re.DOTALL)
+_LISTED_HOST: Final = re.compile(r"([^,\[\]]+)(?:\[([\d,-]*)\])?([^,\[\]]*)(?:,|$)")
 #: Seconds that a busy controller may take to answer (its own MessageTimeout is 10 by default).
 _ANSWER_S: Final = 60.0
 #: Variables that tell clients where Slurm is (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
@@ -348,3 +354,37 @@ def capture(
 
 def _words(done: subprocess.CompletedProcess[str]) -> str:
     return " | ".join((done.stderr or done.stdout).strip().splitlines()) or "no message"
+
+
+def host_list(hosts: Iterable[str]) -> str:
+    """The hosts as Slurm lists them, each once; runs of consecutive numbers become a range.
+
+    >>> host_list(["n01", "n02", "n03", "n07", "login", "n7"])
+    'n[01-03],n07,login,n7'
+    """
+    told, numbered = list[str](), list[tuple[tuple[str, str, int, int], str]]()
+    for place, host in enumerate(dict.fromkeys(hosts)):
+        head, digits, tail = _COUNTED_HOST.findall(host)[0]
+        numbered.append(((head, tail, len(digits), int(digits or 0) - place), digits))
+    for (head, tail, *_), alike in groupby(numbered, itemgetter(0)):
+        numbers = [digits for _, digits in alike]
+        number = numbers[0] if len(numbers) == 1 else f"[{numbers[0]}-{numbers[-1]}]"
+        told.append(f"{head}{number}{tail}")
+    return ",".join(told)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of such a list, in order.
+
+    >>> expand_hosts('n[01-03,7],login')
+    ['n01', 'n02', 'n03', 'n7', 'login']
+    """
+    names: list[str] = []
+    for head, inside, tail in _LISTED_HOST.findall(text):
+        if not inside:
+            names.append(head + tail)
+        for part in filter(None, inside.split(",")):
+            low, _, high = part.partition("-")
+            numbers = range(int(low), int(high or low) + 1)
+            names += [f"{head}{number:0{len(low)}d}{tail}" for number in numbers]
+    return names

@@ -28,7 +28,8 @@ ROW = "    67108864      16777216     float     sum      -1   274.2  244.7  428.
 
 
 def setting(kind: str = "none", level: float = 0.0, ranks: int = 2, nodes: int = 1) -> Setting:
-    return Setting(Collective.AllReduce, nodes, ranks, interference=Interference(kind, level))
+    shape = nodes, ranks, nodes, ranks
+    return Setting(Collective.AllReduce, *shape, interference=Interference(kind, level))
 
 
 class Started(Nodes):

@@ -122,14 +122,14 @@ WHOLE = f"""\
 
 # Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.
 exec {sys.executable} -P -m dynamiccl.collect.cli run '/my sweep.toml' --out '/data/100% mine' \
---launcher srun --resume --runner nccl-tests --limit 9 --retry-failed \
+--launcher srun --resume --runner nccl-tests --retry-failed \
 --batch-script '/data/100% mine/.slurm/grid.sbatch'
 """
 
 
 def script_of(*header: str, array: int = 1) -> str:
     table = f"{{ sbatch_header = {json.dumps(header)}, array = {array} }}"
-    wanted = RunOptions(sweep_file=Path("/my sweep.toml"), out=OUT, limit=9, retry_failed=True)
+    wanted = RunOptions(sweep_file=Path("/my sweep.toml"), out=OUT, retry_failed=True)
     return batch_script(sweep(launcher=table), wanted, script_path(OUT, "grid"))
 
 

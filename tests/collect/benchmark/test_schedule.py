@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.grid import Setting
+from dynamiccl.collect.grid import Setting, walk_arguments
 from dynamiccl.collect.schedule import (
     CONFIG_VARIABLES,
     REPORT_NAME,
@@ -36,7 +36,14 @@ from dynamiccl.collect.schedule import (
 )
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.nccl import ABSTAIN, Config
-from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, PlayReport, Schedule
+from dynamiccl.schedule import (
+    REPORT_MAGIC,
+    REPORT_VERSION,
+    BlockState,
+    PlayReport,
+    Schedule,
+    totals_of,
+)
 from tests.collect.benchmark.sweeps import feasible, launch_of, picked, sweep
 from tests.fakes.nccl_tests.install import install_stand_in
 from tests.fakes.running import StandIn
@@ -104,7 +111,7 @@ def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, lim
     kept = Counter(grid.blocks) & Counter(chosen)
     assert kept + Counter(grid.left_over) == Counter(chosen)
     assert kept, "a launch must make progress"
-    assert len(grid.cycles) <= max(1, limit // len(grid.chain.sizes))
+    assert len(grid.cycles) <= max(1, limit // len(grid.walk))
     assert len(set(grid.blocks)) == len(grid.blocks)
 
 
@@ -234,7 +241,7 @@ def test_benchmark_makes_just_these_calls(
     counts = ("-g", "8", "-n", "3", "-w", "2", "-c", "1", "-N", str(len(grid.cycles)))
     StandIn(install_stand_in(tmp_path / "bin")).output(
         program,
-        *grid.chain.arguments,
+        *walk_arguments(grid.walk),
         *counts,
         settings={
             "NCCL_TUNER_PLUGIN": str(sweep_path),
@@ -245,7 +252,7 @@ def test_benchmark_makes_just_these_calls(
         },
     )
     report = PlayReport.from_bytes((tmp_path / REPORT_NAME).read_bytes())
-    assert report.calls == made.num_calls
+    assert report.calls == totals_of(made.to_bytes())[1]
     assert report.stopped_at_call is None
     assert BlockState.NOT_REACHED not in report.states
     for trial, state in zip(grid.blocks, report.states, strict=True):
@@ -257,6 +264,7 @@ def test_benchmark_makes_just_these_calls(
 LAUNCH = launch_of(TRIALS)
 PLAIN = launch_of(TRIALS[:1], LaunchMode.PLAIN, scheduled=False)
 SCHEDULE = schedule_of(LAUNCH.setting, deal(LAUNCH, max_blocks=1000), Calls(5, 2, 1))
+TOTAL_CALLS = totals_of(SCHEDULE.to_bytes())[1]
 PLAYED, ABSTAINED = BlockState.PLAYED, BlockState.ABSTAINED
 FINE = {"actual_chunk_bytes": None}
 
@@ -312,9 +320,9 @@ def test_report_on_another_schedule_or_of_more_calls_is_none(tmp_path: Path) -> 
     leave(tmp_path, [PLAYED] * 3, schedule=other)
     for verdict in judge(LAUNCH, tmp_path, 9):
         assert f"it is about the schedule {other.content_hash}" in verdict["reason"]
-    leave(tmp_path, [PLAYED] * 3, calls=SCHEDULE.num_calls)
+    leave(tmp_path, [PLAYED] * 3, calls=TOTAL_CALLS)
     assert judge(LAUNCH, tmp_path, 3) == [FINE] * 3
-    leave(tmp_path, [PLAYED] * 3, calls=SCHEDULE.num_calls + 1)
+    leave(tmp_path, [PLAYED] * 3, calls=TOTAL_CALLS + 1)
     assert "calls and not" in str(read_report(tmp_path))
     assert {one["status"] for one in judge(LAUNCH, tmp_path, 3)} == {"failed"}
 
