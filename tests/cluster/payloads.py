@@ -51,28 +51,22 @@ def python(source: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", source, *arguments)
 
 
-def run_until_silent(made: Sequence[str], rows: int) -> Finished:
+def stall(argv: Sequence[str], rows: int) -> Finished:
     """Run what prints so many rows and then hangs; a second after the last it counts as hung."""
-    seen: list[str] = []
+    left = rows
 
     def take(text: str, _: float) -> bool:
-        seen.append(text)
-        return True
+        nonlocal left
+        left -= text.count("row")
+        return left <= 0
 
-    def more_s() -> float:
-        return 30.0 if "".join(seen).count("row") < rows else 0.0
-
-    return run_process(made, Limits(30, 1, more_s=more_s), take)
-
-
-def text_of(done: Finished) -> str:
-    return "".join(f"{line}\n" for line in done.lines)
+    return run_process(argv, Limits(60, 1), take)
 
 
 def reports(done: Finished) -> list[dict[str, Any]]:
     """The output of REPORT's ranks, by rank; mpirun may put two on one line."""
-    assert done.returncode == 0, text_of(done)
-    decoder, text, found = json.JSONDecoder(), text_of(done).strip(), []
+    assert done.returncode == 0, done.lines
+    decoder, text, found = json.JSONDecoder(), "\n".join(done.lines).strip(), []
     while text:
         report, end = decoder.raw_decode(text)
         found.append(report)
@@ -82,5 +76,5 @@ def reports(done: Finished) -> list[dict[str, Any]]:
 
 def meetings(done: Finished) -> list[str]:
     """The ranks that met in MEET, sorted."""
-    assert done.returncode == 0, text_of(done)
-    return sorted(re.findall(r"rank \d+ of \d+", text_of(done)))
+    assert done.returncode == 0, done.lines
+    return sorted(re.findall(r"rank \d+ of \d+", "\n".join(done.lines)))

@@ -15,16 +15,7 @@ from dynamiccl.collect.launchers import (
     command,
     run_process,
 )
-from tests.cluster.payloads import (
-    HANG,
-    MEET,
-    REPORT,
-    meetings,
-    python,
-    reports,
-    run_until_silent,
-    text_of,
-)
+from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
 
@@ -56,16 +47,11 @@ def test_variables_arrive_unchanged_on_every_rank(monkeypatch: pytest.MonkeyPatc
     assert all(report["env"] == {**HARD, "NCCL_TUNER_PLUGIN": None} for report in found)
 
 
-def test_ranks_meet_on_this_machine() -> None:
-    done = run(Ranks(python(MEET), ranks_per_node=4), LOCAL)
-    assert meetings(done) == [f"rank {i} of 4" for i in range(4)]
-
-
 def test_ranks_that_hang_leave_no_process() -> None:
     ranks = Ranks(python(HANG, "hangs-here"), ranks_per_node=4)
-    done = run_until_silent(command(ranks, LOCAL), 4)
+    done = stall(command(ranks, LOCAL), 4)
     assert done.returncode is None
-    assert text_of(done).count("row") == 4
+    assert "".join(done.lines).count("row") == 4
     assert not is_left("hangs-here")
 
 
@@ -107,7 +93,7 @@ BESIDE = """
 from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
 from dynamiccl.collect.nodes import Nodes
 from dynamiccl.collect.launchers import Limits, run_process
-from tests.cluster.payloads import HANG, python, text_of
+from tests.cluster.payloads import HANG, python
 settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)
 full = Ranks(("echo", "ran"), num_nodes=2, ranks_per_node=2)
@@ -115,9 +101,9 @@ said = []
 with nodes.start(python(HANG, "beside-mpirun"), 2, said.append) as sampler:
     sampler.wait_for(lambda: sum("row" in line for line in said) >= 2, 60)
     done = run_process(command(full, settings), Limits(20, 20))
-    print(sampler.process.poll() is None, done.returncode, text_of(done).count("ran"))
+    print(sampler.process.poll() is None, done.returncode, "".join(done.lines).count("ran"))
     if done.returncode:
-        print(text_of(done))
+        print(*done.lines)
 """
 
 
@@ -127,5 +113,5 @@ def test_one_mpirun_runs_beside_another_in_an_allocation(slurm: Slurm) -> None:
     scratch.mkdir(exist_ok=True)
     driver = ("env", f"PYTHONPATH={Path.cwd()}", f"TMPDIR={scratch}", *python(BESIDE))
     done = run_process(inside(slurm, driver, 2), LIMITS)
-    assert text_of(done) == "True 0 4\n"
+    assert done.lines == ("True 0 4",)
     wait_until(lambda: not slurm.processes_with("beside-mpirun"), "samplers gone", 10)

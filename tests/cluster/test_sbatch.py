@@ -15,17 +15,9 @@ from dynamiccl.collect.journal import COMPLETE, progress_on_disk
 from dynamiccl.collect.start import script_path
 from dynamiccl.datasets import store
 from tests.cluster.slurm import Slurm, wait_until
-from tests.cluster.test_sweeps import (
-    SMALL,
-    SMALL_PICKS,
-    check_picks,
-    command,
-    environment,
-    folder,
-)
+from tests.cluster.test_sweeps import SMALL, SMALL_PICKS, check_picks, command, environment
 
 pytestmark = pytest.mark.cluster
-__all__ = ["folder"]
 
 
 @dataclass

@@ -10,10 +10,9 @@ from dynamiccl.collect.health import examine
 from dynamiccl.collect.sweep import GroupShape, Sizes, load_sweep, sweep_text
 from dynamiccl.datasets import store
 from tests.cluster.slurm import Slurm
-from tests.cluster.test_sweeps import environment, folder
+from tests.cluster.test_sweeps import environment
 
 pytestmark = pytest.mark.cluster
-__all__ = ["folder"]
 ROOT = Path(__file__).resolve().parents[2]
 
 SWEEP = """

@@ -15,17 +15,7 @@ from dynamiccl.collect.launchers import (
     run_process,
     start_session,
 )
-from tests.cluster.payloads import (
-    CHATTER,
-    HANG,
-    MEET,
-    REPORT,
-    meetings,
-    python,
-    reports,
-    run_until_silent,
-    text_of,
-)
+from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -96,9 +86,9 @@ def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(
     slurm: Slurm, allocation: Allocation
 ) -> None:
     ranks = Ranks(python(HANG, "stalls-here"), num_nodes=NODES, ranks_per_node=2)
-    done = run_until_silent(allocation.inside(command(ranks, SRUN)), 2 * NODES)
+    done = stall(allocation.inside(command(ranks, SRUN)), 2 * NODES)
     assert done.returncode is None
-    assert text_of(done).count("row\n") == 2 * NODES
+    assert done.lines.count("row") == 2 * NODES
     wait_until(lambda: not slurm.processes_with("stalls-here"), "all ranks gone", 10)
     again = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
     assert len(reports(run_process(allocation.inside(command(again, SRUN)), LIMITS))) == 16
@@ -115,8 +105,8 @@ def test_a_killed_step_has_lost_no_row(allocation: Allocation) -> None:
     # Line by line, as nccl-tests prints (v2.19.6 `src/common.cu`, main).
     argv = ("awk", 'BEGIN { print "row"; fflush(); while (1) system("sleep 0.1") }')
     ranks = Ranks(argv, num_nodes=2, ranks_per_node=1)
-    done = run_until_silent(allocation.inside(command(ranks, SRUN)), 2)
-    assert (done.returncode, text_of(done).count("row\n")) == (None, 2)
+    done = stall(allocation.inside(command(ranks, SRUN)), 2)
+    assert (done.returncode, done.lines.count("row")) == (None, 2)
 
 
 def test_a_rank_that_dies_ends_the_step(slurm: Slurm, allocation: Allocation) -> None:
@@ -151,6 +141,6 @@ def test_ranks_meet_by_pmix_under_srun(allocation: Allocation) -> None:
     made = LauncherSettings(kind="srun", extra_args=("--mpi=pmix",))
     ranks = Ranks(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
     done = run_process(allocation.inside(command(ranks, made)), LIMITS)
-    if "can not load PMIx library" in text_of(done):
+    if any("can not load PMIx library" in line for line in done.lines):
         pytest.skip("Slurm finds no libpmix.so (Debian: apt-get install libpmix-dev)")
     assert meetings(done) == [f"rank {i} of 4" for i in range(4)]

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -12,7 +11,6 @@ from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
 from tests.cluster.slurm import Slurm
-from tests.fakes.nccl_tests.install import install_stand_in
 
 pytestmark = pytest.mark.cluster
 
@@ -67,13 +65,6 @@ kind = "{launcher}"
 #: Measurements of a cycle and a collective: 2 sizes x (the default twice, Ring x 2 protocols, the
 #: reference default twice).
 SMALL_PICKS = 2 * (2 + 2 + 2)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    install_stand_in(tmp_path / "bin")
-    yield tmp_path
-    shutil.rmtree(tmp_path / "out" / ".journal", ignore_errors=True)
 
 
 def write(folder: Path, plugin: Path, launcher: str, *, more: str = "") -> Path:
@@ -151,10 +142,11 @@ def test_sweep_inside_an_allocation(
 
 
 #: What stands where a benchmark did: it dies on one node of two, as long as that one is broken.
-#: Ranks on the other node wait for those that died, as in MPI_Init, until srun ends them.
+#: Ranks on the other node are up and wait for those, as in MPI_Init, until srun ends them.
 BROKEN_NODE = """#!/bin/sh
 if [ "${{SLURM_STEP_NUM_TASKS:-1}}" -gt 1 ] && [ -e "{folder}/broken" ]; then
-  [ "$SLURM_NODEID" = 1 ] || exec sleep 60
+  [ "$SLURM_NODEID" = 1 ] || {{ touch "{folder}/$SLURM_STEP_ID"; exec sleep 60; }}
+  while [ ! -e "{folder}/$SLURM_STEP_ID" ]; do sleep 0.1; done; sleep 0.2
   echo "NVML: Driver/library version mismatch" >&2
   exit 3
 fi

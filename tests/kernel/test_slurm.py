@@ -108,11 +108,6 @@ def test_a_state_is_alive_unless_it_is_known_to_be_the_end(state: str, *, ended:
     assert Element("1", state, "None", "", "s").ended is ended
 
 
-def test_capture_takes_both_streams() -> None:
-    done = capture(("sh", "-c", "echo out; echo err >&2; exit 6"), timeout_s=20)
-    assert (done.returncode, done.stdout, done.stderr) == (6, "out\n", "err\n")
-
-
 def test_capture_names_what_is_missing_or_silent() -> None:
     with pytest.raises(MachineError, match="cannot start 'no-squeue'"):
         capture(("no-squeue",), timeout_s=20)
