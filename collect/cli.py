@@ -1,6 +1,5 @@
 """`dynamiccl-collect`: the command line that measures, imports and describes data."""
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -126,16 +125,18 @@ def run_command(
         return
     summary = start.start_sweep(sweep, options, console=_stderr)
     if as_json:
-        cli.print_json({**asdict(summary), "out": str(out)})
+        cli.print_json({**summary, "out": str(out)})
     else:
-        by_status = ", ".join(f"{count} {name}" for name, count in summary.rows_by_status.items())
+        by_status = summary["rows_by_status"].items()
+        told = ", ".join(f"{count} {name}" for name, count in by_status) or "nothing new"
         endings = {"budget": "the budget is spent", "interrupted": "stopped; go on with --resume"}
+        ended = endings.get(summary["ended"], summary["ended"])
         _print(
-            f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} "
-            f"trials in {summary.launches_run} launches; {summary.launches_skipped} were there "
-            f"already; {endings.get(summary.ended, summary.ended)} -> {out}"
+            f"{summary['rows_written']} rows ({told}) of {summary['trials']} trials in "
+            f"{summary['launches_run']} launches; {summary['launches_skipped']} were there "
+            f"already; {ended} -> {out}"
         )
-    if summary.ended == "interrupted":
+    if summary["ended"] == "interrupted":
         # A script's next step needs a complete sweep.
         raise typer.Exit(cli.INTERRUPTED)
 

@@ -32,7 +32,7 @@ from typing import Final
 from dynamiccl import cli
 from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.nodes import Nodes
-from dynamiccl.collect.read_back import is_row
+from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.sampler import end_with_starter, outlives
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep, MachineError
@@ -71,7 +71,7 @@ def disturb(
     ready: list[str] = []
 
     def hear(line: str) -> None:
-        if len(ready) < count and (is_row(line) or line == _READY):
+        if len(ready) < count and (MEANT_AS_ROW.search(line) or line == _READY):
             ready.append(line)
 
     with nodes.start(argv, setting.hosts, hear, ranks_per_node=ranks) as started:

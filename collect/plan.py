@@ -70,7 +70,8 @@ def make_plan(sweep: Sweep) -> Plan:
     """
     file, rules = sweep.file, dict[str, None]()
     model = find_system(file.simulator.system)
-    strategy = make_strategy(file, sweep.trials)
+    known = schedule.without_slow(sweep).trials
+    strategy = make_strategy(file, known)
     asked = strategy.next_picks(0, ()) or ()
     trials = tuple(trial for trial in asked if trial.infeasible is None)
     is_adaptive = file.strategy.kind == "adaptive"
@@ -94,21 +95,20 @@ def make_plan(sweep: Sweep) -> Plan:
             gpu_seconds += share * times * spent_s * _num_processes(launch.setting)
     total, total_seconds = launches.total(), sum(seconds.values())
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
-    feasible = [trial for trial in sweep.trials if trial.infeasible is None]
-    skipped = Counter(why for t in feasible if (why := schedule.too_slow(t, file)) is not None)
-    needed = sum(schedule.too_slow(trial, file) is None for trial in trials)
+    left_out = Counter(trial.infeasible for trial in known if trial.infeasible is not None)
+    measured = max(0, expected - left_out.total()) if is_adaptive else rounds * len(trials)
     return {
         "sweep": file.name,
         "system": file.system,
         "strategy": file.strategy.kind,
         "trials": len(sweep.trials),
-        "feasible": len(feasible),
+        "feasible": len(sweep.trials) - reasons.total(),
         # Trials that cannot run, and those that are not measured, by reason.
         "infeasible": dict(sorted(reasons.items())),
-        "needless": dict(sorted(skipped.items())),
+        "needless": dict(sorted((left_out - reasons).items())),
         # Of an adaptive sweep the most that it may take: rounds, measurements and hours.
         "rounds": rounds,
-        "measurements": max(0, expected - reasons.total()) if is_adaptive else rounds * needed,
+        "measurements": measured,
         "launches": total,
         "launches_timed": launches[LaunchMode.SWEEP] + launches[LaunchMode.PLAIN],
         "launches_reference": launches[LaunchMode.REFERENCE],
@@ -125,7 +125,7 @@ def make_plan(sweep: Sweep) -> Plan:
         ],
         # The simulated system whose times were taken, and what stood in where it has none.
         "model": model.name,
-        "rules": [*rules],
+        "rules": sorted(rules),
         # The sweep file's own limit, of which the hours above know nothing.
         "max_hours": file.budget.max_hours,
     }
@@ -143,14 +143,9 @@ def _num_processes(setting: Setting) -> int:
 def _processes(sweep: Sweep, trials: Sequence[Trial]) -> Iterator[tuple[Launch, Grid]]:
     """The processes of a round and their walks, as the sweep's runner would lay them out."""
     file = sweep.file
-    for launch in schedule.lay_out(
-        0,
-        trials,
-        plays_schedules=schedule.needs_plugin(sweep.trials),
-        must_read_back=lambda _: file.runner.read_back,
-        small_bytes=schedule.small_bytes(file),
-    ):
-        left = tuple(t for t in launch.trials if schedule.too_slow(t, file) is None)
+    plays = any(trial.config != ABSTAIN for trial in sweep.trials)
+    for launch in schedule.lay_out(0, trials, file, plays_schedules=plays):
+        left = launch.trials
         while left:  # what the blocks of one process cannot hold goes to another one
             part = replace(launch, trials=left)
             grid = schedule.deal(part, max_blocks=file.runner.max_blocks)
@@ -168,7 +163,7 @@ def _seconds(
         yield "warm-up", count * call_us(setting, size, ABSTAIN) / 1e6
     what = "reading back" if launch.mode is LaunchMode.READ_BACK else "measurements"
     for trial, size in zip(grid.blocks, cycle(grid.benchmark_bytes), strict=False):
-        yield what, schedule.HALVES * calls.per_half * call_us(setting, size, trial.config) / 1e6
+        yield what, calls.per_block * call_us(setting, size, trial.config) / 1e6
 
 
 def call_times(system: System, rules: dict[str, None]) -> CallTimes:

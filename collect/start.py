@@ -29,7 +29,8 @@ from dynamiccl.collect.journal import Shard, journal_folder, progress_on_disk
 from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.nodes import Nodes, ask_nodes, watch_health
-from dynamiccl.collect.run import Runner, RunSummary, SweepProgress, run_sweep
+from dynamiccl.collect.run import Runner, Summary, SweepProgress, run_sweep
+from dynamiccl.collect.schedule import without_slow
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep, SweepFile
@@ -64,7 +65,7 @@ class RunOptions:
     batch_script: Path | None = None
 
 
-def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSummary:
+def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> Summary:
     """Run a sweep here; raises what `run_sweep` and its parts raise.
 
     With `options.batch_script` it is inside a batch job, which is queued again where work is left
@@ -80,6 +81,7 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
             plugin = find_plugin(sweep.file)
             runner: Runner = SimulatorRunner(sweep.file, options.out)
             if options.runner == NcclTestsRunner.name:
+                sweep = without_slow(sweep)
                 work, programs = folder / "work", options.nccl_tests_dir
                 site = Site(options.out, work, programs, plugin, sweep.file.launcher)
                 runner = _nccl_tests(sweep.file, site, interrupt, stack)
@@ -98,7 +100,7 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
             _queue_again(options.batch_script)
         raise
     # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
-    warned = summary.ended == "interrupted" and interrupt.cause == _WARNING
+    warned = summary["ended"] == "interrupted" and interrupt.cause == _WARNING
     if options.batch_script is not None and warned:
         if progress_on_disk(folder)[0] == launches:
             raise MachineError(

@@ -203,7 +203,7 @@ class RunnerSettings(Table):
     startup_timeout_s: float = Field(default=300, gt=0)
     #: So long without a new row, and the config in play counts as hung.
     stall_timeout_s: float = Field(default=120, gt=0)
-    #: LL and up to two channels are measured up to this size (schedule.too_slow says why).
+    #: LL and up to two channels are measured up to this size (schedule.without_slow says why).
     slow_max: _Size = 64 << 20
     #: A launch that reached none of its configs is tried once more, so long afterwards.
     retry_after_s: float = Field(default=10, ge=0)

@@ -148,8 +148,7 @@ def test_elements_of_an_array_share_a_sweep_that_is_submitted_once(batch: Batch)
     batch.warn(f"{first}_1")
     wait_until(lambda: len(batch.numbers()[0].split()) == 2, "its follower is submitted", 60)
     assert batch.complete()["job_id"].n_unique() == 3
-    (numbers,) = batch.numbers()
-    follower = numbers.split()[1]
+    follower = batch.numbers()[0].split()[1]
     jobs = (f"{first}_0", f"{first}_1", f"{follower}_1")
     assert set(batch.logs()) == {f"grid-{job}.out" for job in jobs}
 

@@ -165,8 +165,9 @@ def test_a_node_whose_launches_always_die_ends_the_sweep_until_it_is_mended(
         program.chmod(0o755)
     (folder / "broken").touch()
     values = {"launcher": "srun", "plugin": sweep_path, "more": ""}
-    text = SMALL.format(cycles=1, collectives='["AllReduce"]', **values)
-    (folder / "sweep.toml").write_text(text)
+    (folder / "sweep.toml").write_text(
+        SMALL.format(cycles=1, collectives='["AllReduce"]', **values)
+    )
     salloc = ["salloc", "-N2", "--ntasks-per-node=2", "--exclusive"]
     done = slurm.run([*salloc, *command(folder)], environment(), timeout_s=120, check=False)
     assert done.returncode == 4, done.stderr

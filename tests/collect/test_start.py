@@ -17,7 +17,7 @@ from dynamiccl import slurm
 from dynamiccl.collect import start as start_module
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import Shard
-from dynamiccl.collect.run import RunSummary
+from dynamiccl.collect.run import Summary
 from dynamiccl.collect.schedule import Launch
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.start import (
@@ -46,7 +46,7 @@ def options(folder: Path, **more: Any) -> RunOptions:
     )
 
 
-def start(made: Sweep, folder: Path, **more: Any) -> RunSummary:
+def start(made: Sweep, folder: Path, **more: Any) -> Summary:
     return start_sweep(made, options(folder, **more), console=NOWHERE)
 
 
@@ -68,7 +68,7 @@ def test_shards_share_the_settings_and_nothing_is_measured_twice(tmp_path: Path)
     made = sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]')
     done = [start(made, tmp_path, shard=f"{index}/3") for index in range(3)]
     whole = start(made, tmp_path / "one")
-    assert sum(part.rows_written for part in done) == whole.rows_written
+    assert sum(part["rows_written"] for part in done) == whole["rows_written"]
     key = ["trial", "run", "repeat", "time_us"]
     shared = store.read(tmp_path / "out").select(key).sort(key)
     assert shared.equals(store.read(tmp_path / "one" / "out").select(key).sort(key))
