@@ -164,10 +164,8 @@ def test_a_node_whose_launches_always_die_ends_the_sweep_until_it_is_mended(
         program.write_text(BROKEN_NODE.format(folder=folder))
         program.chmod(0o755)
     (folder / "broken").touch()
-    values = {"launcher": "srun", "plugin": sweep_path, "more": ""}
-    (folder / "sweep.toml").write_text(
-        SMALL.format(cycles=1, collectives='["AllReduce"]', **values)
-    )
+    values = {"launcher": "srun", "plugin": sweep_path, "collectives": '["AllReduce"]', "more": ""}
+    (folder / "sweep.toml").write_text(SMALL.format(cycles=1, **values))
     salloc = ["salloc", "-N2", "--ntasks-per-node=2", "--exclusive"]
     done = slurm.run([*salloc, *command(folder)], environment(), timeout_s=120, check=False)
     assert done.returncode == 4, done.stderr
