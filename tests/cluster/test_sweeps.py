@@ -146,9 +146,9 @@ def test_sweep_inside_an_allocation(
 BROKEN_NODE = """#!/bin/sh
 if [ "${{SLURM_STEP_NUM_TASKS:-1}}" -gt 1 ] && [ -e "{folder}/broken" ]; then
   [ "$SLURM_NODEID" = 1 ] || {{ touch "{folder}/$SLURM_STEP_ID"; exec sleep 60; }}
-  while [ ! -e "{folder}/$SLURM_STEP_ID" ]; do sleep 0.1; done; sleep 0.2
+  while [ ! -e "{folder}/$SLURM_STEP_ID" ]; do sleep 0.1; done
   echo "NVML: Driver/library version mismatch" >&2
-  exit 3
+  sleep 0.5; exit 3  # srun may lose what a rank says as it dies
 fi
 exec "{folder}/good/${{0##*/}}" "$@"
 """
