@@ -11,7 +11,6 @@ from typing import Final
 
 from dynamiccl import doctor
 from dynamiccl.collect.launch import BINARIES
-from dynamiccl.collect.launchers import find_launcher
 from dynamiccl.collect.nodes import NODE_ARGV
 from dynamiccl.collect.sampler import SLOWED
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
@@ -41,7 +40,7 @@ def check_for_sweep(
     """Check a machine for a sweep.
 
     `nccl_tests_dir` has the binaries (None = PATH); `inside`: we are in the sweep's container.
-    Raises UnknownName for a launcher or collective that there is not.
+    Raises UnknownName for a collective that there is not.
     """
     # Whether configs are to be measured, which our plugin plays.
     plays = any(Collective.parse(name).tunable for name in sweep.collectives)
@@ -82,7 +81,7 @@ def _benchmark(
             ("[-b," not in ran.output, FAIL, broken),
             (bool(lacks), FAIL, "build nccl-tests 2.17.3 or later"),
         )
-        if find_launcher(sweep.launcher.kind).needs_mpi and "libmpi" not in linked:
+        if sweep.launcher.is_distributed and "libmpi" not in linked:
             advice = "each process is a group of its own: build with MPI=1, or take kind = 'local'"
             yield Check(f"{name} with MPI", FAIL, f"{path} is not linked to an MPI library", advice)
     library = re.search(r"libnccl\.so\S*\s+=>\s+(not found|\S+)", linked)
@@ -157,7 +156,7 @@ def _gpus(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
     found = f"{len(rows)} x {', '.join(dict.fromkeys(names))}, driver {', '.join({*drivers})}"
     found += f", uncorrected memory errors ({', '.join(broken)})" if broken else ""
     wanted = max(group.ranks_per_host for group in sweep.groups)
-    distributed = find_launcher(sweep.launcher.kind).needs_mpi
+    distributed = sweep.launcher.is_distributed
     login = not rows and distributed and "SLURM_JOB_ID" not in machine.env
     yield judge(
         "GPUs",
@@ -228,8 +227,8 @@ def _network(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
 
 def _host(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
     """Check that we are in a Slurm job where srun needs one, shared memory, and NVML."""
-    launcher, job = find_launcher(sweep.launcher.kind), machine.env.get("SLURM_JOB_ID")
-    if launcher.is_slurm and not launcher.is_batch:
+    job = machine.env.get("SLURM_JOB_ID")
+    if sweep.launcher.kind == "srun":
         wanted = max(group.hosts for group in sweep.groups)
         advice = f"'salloc -N {wanted} --exclusive', or launcher.kind = 'sbatch'"
         yield judge("Slurm allocation", job or "none", (job is None, FAIL, advice))

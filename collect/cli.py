@@ -13,9 +13,9 @@ from dynamiccl.collect import compare, describe, fit_simulator, start
 from dynamiccl.collect.checks import ANY_SWEEP, check_for_sweep
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
-from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
+from dynamiccl.collect.launchers import LauncherKind
 from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
-from dynamiccl.collect.sweep import load_sweep
+from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.doctor import Machine, report
 from dynamiccl.simulator.record_jobs import jobs_command
@@ -66,8 +66,10 @@ def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
 def run_command(
     sweep_file: _SweepFile,
     out: _Out,
-    runner: Annotated[str, typer.Option(help=f"One of {', '.join(start.RUNNERS)}.")] = "nccl-tests",
-    launcher: Annotated[str | None, typer.Option(help=f"One of {', '.join(LAUNCHERS)}.")] = None,
+    runner: Annotated[start.RunnerName, typer.Option(help="What measures.")] = "nccl-tests",
+    launcher: Annotated[
+        LauncherKind | None, typer.Option(help="What starts ranks; default the sweep file's.")
+    ] = None,
     nccl_tests_dir: _NcclTestsDir = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     retry_failed: Annotated[
@@ -77,8 +79,8 @@ def run_command(
         bool, typer.Option("--take-over", help="Take the lock from a dead run.")
     ] = False,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Run only this share of the launches.")
-    ] = None,
+        str, typer.Option(metavar="I/N", help="Run only this share of the launches.")
+    ] = start.WHOLE,
     batch_script: Annotated[Path | None, typer.Option(hidden=True)] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,
@@ -93,11 +95,14 @@ def run_command(
     """
     cli.configure_logging(verbose=verbose)
     sweep = load_sweep(sweep_file)
+    if launcher is not None:
+        settings = sweep.file.launcher.model_copy(update={"kind": launcher})
+        file = sweep.file.model_copy(update={"launcher": settings})
+        sweep = Sweep(file, sweep.text, sweep.trials)
     options = start.RunOptions(
         sweep_file=sweep_file,
         out=out,
         runner=runner,
-        launcher=launcher,
         nccl_tests_dir=nccl_tests_dir,
         resume=resume,
         retry_failed=retry_failed,
@@ -105,7 +110,7 @@ def run_command(
         shard=shard,
         batch_script=batch_script,
     )
-    if find_launcher(start.launcher_of(sweep.file, launcher).kind).is_batch:
+    if sweep.file.launcher.kind == "sbatch":
         submitted = start.submit_sweep(sweep, options)
         job, state = submitted["job"], submitted["state"]
         if as_json:

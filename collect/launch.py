@@ -11,6 +11,7 @@ the sweep's to find out (run.py).
 """
 
 import logging
+import shlex
 import shutil
 import signal
 import tempfile
@@ -127,7 +128,6 @@ class NcclTestsRunner(Runner):
         """Start nothing yet; `health` tells how well the nodes were, `facts` what they have."""
         self._file, self._site = file, site
         self._interrupt, self._health = interrupt or Interrupt(), health
-        self._launcher = launchers.find_launcher(site.launcher.kind)
         known = {"source": Source.NCCL_TESTS_TEXT.value, "nccl_version": file.nccl_version}
         self._environment: dict[str, Any] = {**known, **(facts or {})}
         #: Of each node; no column of a measurement.
@@ -195,7 +195,7 @@ class NcclTestsRunner(Runner):
                 f"interference kind '{kind}' cannot run here; choose from none, cpu, gemm, or, "
                 "outside of a container, traffic"
             )
-        if setting.split and not self._launcher.needs_mpi:
+        if setting.split and not launcher.is_distributed:
             raise InvalidSweep(
                 f"split '{setting.split}' shares out processes, and launcher '{launcher.kind}' "
                 "starts one for all GPUs; take mpirun, srun or sbatch"
@@ -236,14 +236,14 @@ class NcclTestsRunner(Runner):
             (folder / schedule.SCHEDULE_NAME).write_bytes(played.to_bytes())
             digest = played.content_hash
             plugin = launchers.map_into_container(str(self._site.plugin), container)
-        gpus = 1 if self._launcher.needs_mpi else setting.ranks_per_host
+        gpus = 1 if self._site.launcher.is_distributed else setting.ranks_per_host
         program = self._programs[setting.collective]
         argv = schedule.arguments(program, launch, grid, self._file, gpus=gpus, folder=inside)
         env, unset = schedule.environment(launch, inside, plugin, digest)
         ranks = Ranks(argv, env, setting.hosts, setting.ranks_per_host, unset=unset)
         started = launchers.command(ranks, self._site.launcher)
-        _log.debug("%s", started.text)
-        settings = self._file.runner
+        _log.debug("%s", shlex.join(started))
+        settings, grace_s = self._file.runner, self._site.launcher.grace_s
         ran = _Ran(time.time(), [calls.slow_s(size) for size in grid.benchmark_bytes], settings)
 
         def take(text: str, arrived_s: float) -> bool:
@@ -256,9 +256,7 @@ class NcclTestsRunner(Runner):
                 raise _Enough
             return True
 
-        limits = Limits(
-            settings.startup_timeout_s, settings.stall_timeout_s, self._launcher.grace_s, ran.more_s
-        )
+        limits = Limits(settings.startup_timeout_s, settings.stall_timeout_s, grace_s, ran.more_s)
         try:
             finished = run_process(started, limits, take, self._interrupt)
         except _Enough:

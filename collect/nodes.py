@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -53,14 +54,14 @@ class Nodes:
 
     def __init__(self, settings: launchers.LauncherSettings) -> None:
         """Take the sweep's launcher."""
-        launcher, extra = launchers.find_launcher(settings.kind), settings.extra_args
-        if launcher.is_slurm:
+        extra = settings.extra_args
+        if settings.is_slurm:
             # Bound to the one core of its task, CPU stress would leave all others alone.
             extra = (*extra, "--cpu-bind=none")
         changes = {"container": None, "prefix": (), "extra_args": extra}
         self._launcher = settings.model_copy(update=changes)
         #: Whether all ranks of a node are one process.
-        self.one_process = not launcher.needs_mpi
+        self.one_process = not settings.is_distributed
 
     def ask(self, argv: Sequence[str], num_nodes: int) -> list[str]:
         """Run a program once on each node; returns its output lines, in any order.
@@ -104,10 +105,10 @@ class Nodes:
 class Companion:
     """A program on the nodes, beside the launches; a thread hands on what it says."""
 
-    def __init__(self, started: launchers.Command, hear: Callable[[str], object]) -> None:
+    def __init__(self, argv: Sequence[str], hear: Callable[[str], object]) -> None:
         """Start it."""
-        self.text = started.text
-        self.process = launchers.start_session(started, subprocess.PIPE, stdin=subprocess.PIPE)
+        self.text = shlex.join(argv)
+        self.process = launchers.start_session(argv, subprocess.PIPE, stdin=subprocess.PIPE)
         self._lines: deque[str] = deque(maxlen=20)
         self.reader = threading.Thread(target=self._read, args=(hear,), daemon=True)
         self.reader.start()

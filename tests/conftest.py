@@ -44,6 +44,9 @@ GROUPS = {
     # Two workers import what training needs (torch's compiler, MLflow, Matplotlib): 10 s of CPU
     # each; on one of them both together would be the last to end.
     "train": ("train/",),
+    # Areas of goldens (`group_of`).
+    "test_golden[sweeps": (),
+    "test_golden[jobs": (),
     "evaluate": ("evaluate/", "benchmarks/"),
     # Jobs of up to 16 processes each: two at once would be late for each other's limits.
     "jobs": ("serve/jobs/",),

@@ -253,7 +253,7 @@ def _crashed(directory: Path) -> Any:
 def _hung(directory: Path) -> Any:
     """A config that hangs twice is kept out from that size on."""
     # Not read back: a launch without times prints nothing before it hangs.
-    runner = {"startup_timeout_s": "20", "stall_timeout_s": "8", "read_back": "false"}
+    runner = {"startup_timeout_s": "10", "stall_timeout_s": "4", "read_back": "false"}
     bench = Bench(directory, runner=runner, algorithms='["Ring"]')
     return {
         "ended": bench.run(FAKE_HANG="Ring/Simple/4ch")["ended"],

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from dynamiccl.collect import launch, launchers
-from dynamiccl.collect.launchers import Command, Finished, Limits
+from dynamiccl.collect.launchers import Finished, Limits
 from dynamiccl.collect.start import RunOptions, start_sweep
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
@@ -99,9 +99,9 @@ def test_what_takes_long_and_does_not_win_is_not_started(
 ) -> None:
     asked: list[float] = []
 
-    def run_process(command: Command, limits: Limits, *more: Any) -> Finished:
+    def run_process(argv: Any, limits: Limits, *more: Any) -> Finished:
         asked.append(limits.more_s())
-        return launchers.run_process(command, limits, *more)
+        return launchers.run_process(argv, limits, *more)
 
     monkeypatch.setattr(launch, "run_process", run_process)
     made = sweep(

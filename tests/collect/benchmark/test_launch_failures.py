@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.launchers import Command, Finished, Interrupt, Limits, OnLine
+from dynamiccl.collect.launchers import Finished, Interrupt, Limits
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
@@ -101,14 +101,14 @@ def test_row_that_another_rank_tore_runs_again_with_what_follows(
 ) -> None:
     numbers = {True: itertools.count(), False: itertools.count()}
 
-    def run_process(command: Command, limits: Limits, on_line: OnLine, *more: Any) -> Finished:
+    def run_process(argv: Sequence[str], limits: Limits, on_line: Any, *more: Any) -> Finished:
         def line(text: str, arrived_s: float) -> bool:
-            if MEANT_AS_ROW.search(text) and next(numbers["DYNAMICCL_MODE" in command.env]) == 4:
+            if MEANT_AS_ROW.search(text) and next(numbers["DYNAMICCL_MODE=sweep" in argv]) == 4:
                 text = text[:40]
-            return on_line(text, arrived_s)
+            return bool(on_line(text, arrived_s))
 
-        done = launchers.run_process(command, limits, line, *more)
-        Path(command.argv[command.argv.index("-J") + 1]).unlink()  # it would have the row
+        done = launchers.run_process(argv, limits, line, *more)
+        Path(argv[argv.index("-J") + 1]).unlink()  # it would have the row
         return done
 
     monkeypatch.setattr(launch, "run_process", run_process)
