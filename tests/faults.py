@@ -42,8 +42,8 @@ _PAIRS: Final = (
     (ast.FloorDiv, ast.Mod),
 )
 _SWAPPED: Final[dict[type, Any]] = {**dict(_PAIRS), **{b: a for a, b in _PAIRS}}
-#: Keywords whose change changes nothing that a test could see.
-_SEEN_BY_NOBODY: Final = {"strict", "frozen", "slots", "kw_only"}
+#: Keywords whose change changes nothing that a test could see, or only at times.
+_SEEN_BY_NOBODY: Final = {"strict", "frozen", "slots", "kw_only", "maintain_order"}
 _WORKERS: Final = "-n2"
 
 
