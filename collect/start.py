@@ -97,7 +97,7 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> Summa
     except MachineError as error:
         if options.batch_script is not None and progress_on_disk(folder)[0] > launches:
             _log.warning("%s", error)
-            _queue_again(options.batch_script)
+            BatchScript(options.batch_script, _FIX).submit_again(os.environ)
         raise
     # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
     warned = summary["ended"] == "interrupted" and interrupt.cause == _WARNING
@@ -107,12 +107,8 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> Summa
                 "the time limit came before anything was measured, so the job is not queued again: "
                 "give it more in launcher.sbatch_header (--time), then --resume"
             )
-        _queue_again(options.batch_script)
+        BatchScript(options.batch_script, _FIX).submit_again(os.environ)
     return summary
-
-
-def _queue_again(script: Path) -> None:
-    _log.warning("work is left: %s", BatchScript(script, _FIX).submit_again(os.environ))
 
 
 def _nccl_tests(

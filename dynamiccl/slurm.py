@@ -186,25 +186,26 @@ class BatchScript:
         file.write_text(f"{number}\n", encoding="utf-8")
         return number, "submitted"
 
-    def submit_again(self, environ: Mapping[str, str]) -> str:
+    def submit_again(self, environ: Mapping[str, str]) -> None:
         """Have Slurm run the job that we are in again; where that is refused, another one after it.
 
-        In an array only this element is queued again. Slurm ends this process soon after. `environ`
-        is the job's environment. Returns what was done; raises MachineError.
+        In an array only this element is queued again. Slurm ends this process soon after, so it is
+        logged before. `environ` is the job's environment. Raises MachineError.
         """
         number, options = environ["SLURM_JOB_ID"], []
         if "SLURM_ARRAY_JOB_ID" in environ:
             # The number of the last element is that of the whole array.
             task = environ["SLURM_ARRAY_TASK_ID"]
             number, options = f"{environ['SLURM_ARRAY_JOB_ID']}_{task}", [f"--array={task}"]
+        _log.warning("work is left: queueing job %s again", number)
         refusal = requeue(number)
         if refusal is None:
-            return f"queueing job {number} again"
+            return
         options = [f"--dependency=afterany:{number}", *options]
         follower = submit(self.path, *options, fix=self.fix)
         with self._numbers(self._submissions()).open("a", encoding="utf-8") as file:
             file.write(f"{follower}\n")
-        return f"job {follower} follows, since Slurm says: {refusal}"
+        _log.warning("job %s follows in its place, since Slurm says: %s", follower, refusal)
 
     def _numbers(self, submission: int) -> Path:
         return self.path.with_suffix(".jobs") / str(submission)
