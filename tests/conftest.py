@@ -34,6 +34,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 #: Files that one worker runs. The longest files have an entry too: groups are begun in this order.
 GROUPS = {
+    # Jobs of up to 16 processes each: two at once would be late for each other's limits.
+    "jobs": ("serve/jobs/",),
     "start": ("test_start",),
     "slurm": (
         "cluster/test_steps",
@@ -48,8 +50,6 @@ GROUPS = {
     "test_golden[sweeps": (),
     "test_golden[jobs": (),
     "evaluate": ("evaluate/", "benchmarks/"),
-    # Jobs of up to 16 processes each: two at once would be late for each other's limits.
-    "jobs": ("serve/jobs/",),
     "pages": ("test_pages",),
     "runner": ("collect/benchmark/test_launch",),
 }
