@@ -20,7 +20,7 @@ from typing import Any, Final
 import polars as pl
 from harness import write_result
 
-from dynamiccl.collect.grid import Split
+from dynamiccl.collect.grid import communicators
 from dynamiccl.collect.health import Report, examine
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import GroupShape, Sweep, load_sweep, parse_sweep, sweep_text
@@ -50,13 +50,13 @@ def sweep_of(nodes: int, gpus: int, seed: int = 0, **noise: float) -> Sweep:
     """The example's sweep of a cluster, each launch once; `gpus` is a power of two."""
     ranks = nodes * gpus
     bits = (ranks - 1).bit_length()
-    splits = [Split("AND", (1 << bits) - 1 - (1 << bit)) for bit in range(bits)]
+    splits = [f"AND {(1 << bits) - 1 - (1 << bit):#x}" for bit in range(bits)]
     if nodes & (nodes - 1):
-        splits += [Split("MOD", apart * gpus) for apart in range((nodes + 1) // 2, nodes)]
+        splits += [f"MOD {apart * gpus}" for apart in range((nodes + 1) // 2, nodes)]
     groups = [
-        GroupShape(num_nodes=nodes, ranks_per_node=gpus, split=split.text, spare=spare)
+        GroupShape(num_nodes=nodes, ranks_per_node=gpus, split=split, spare=spare)
         for split in splits
-        for spare in (2 * split.comms(nodes, gpus, spare=True).count < ranks,)
+        for spare in (2 * len(communicators(split, nodes, gpus, spare=True)) < ranks,)
     ]
     file = load_sweep(EXAMPLE).file
     simulator = file.simulator.model_copy(update={"seed": seed, **noise})
@@ -76,9 +76,8 @@ def rows(nodes: int, *slow: str, gpus: int = GPUS, seed: int = 0, **noise: float
         found += [dict(row) for _, of_trial in measured for row in of_trial]
     for row in found:
         hosts = row["num_hosts"]
-        comms = Split.parse(row["comm_split"]).comms(hosts, gpus, spare=True)
         times_us = [*row["process_times_us"]]
-        for members in comms.members:
+        for members in communicators(row["comm_split"], hosts, gpus, spare=True):
             factor = max((slowdown(part, members, gpus) for part in slow), default=1.0)
             for process in members:
                 times_us[process] *= factor

@@ -35,8 +35,8 @@ from search_warm import WarmStart, learn
 from search_world import Task, by_system, running
 
 from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.belief import Prior
 from dynamiccl.serve.search.policy_search import PolicySearch
-from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.tuner import Tuner
 from dynamiccl.simulator.systems import SYSTEMS
 

@@ -1,45 +1,34 @@
 """Measurements that the adaptive strategy saves for a table of equal regret.
 
-    python benchmarks/bench_strategies.py [FOLDER_OF_TIDY_CSV]
+    python benchmarks/bench_strategies.py
 
-*Simulated*: AllReduce, AllGather and ReduceScatter on 4 x 8 simulated H100, 4 KiB to 4 GiB in two
-steps per octave, every (algorithm, protocol) of the model with AUTO and 10 channel counts: 33 to 77
-configs a task. The exhaustive sweep measures each three times and the default twice as often; all
-of it counts, for every strategy. Regret is of the noise-free times: that of the config in the table
-over that of the best config (the default included), minus one, mean over tasks. Six seeds, each
-with noise and draws of its own; intervals are Student's t, 95 %. `measurements_saved_ratio_at_2pct`
-is exhaustive over adaptive measurements for the smallest budget tried whose interval ends below
-2 %. Of what adaptive chooses, over all seeds: `adaptive_chosen_in_one_round` is the share that one
-round alone measured, and `adaptive_chosen_slower` what is truly slower than NCCL's default.
-
-*Replayed*: published sweeps, each cell's median taken as its true time, its repeats drawn again at
-random (where there is one only, with the scatter of the system's other cells). Tasks with a default
-and two forced configs or more; these grids are small, so there is little to save.
+AllReduce, AllGather and ReduceScatter on 4 x 8 simulated H100, 4 KiB to 4 GiB in two steps per
+octave, every (algorithm, protocol) of the model with AUTO and 10 channel counts: 33 to 77 configs a
+task. The exhaustive sweep measures each three times and the default twice as often; all of it
+counts, for every strategy. Regret is of the noise-free times: that of the config in the table over
+that of the best config (the default included), minus one, mean over tasks. Six seeds, each with
+noise and draws of its own; intervals are Student's t, 95 %. `measurements_saved_ratio_at_2pct` is
+exhaustive over adaptive measurements for the smallest budget tried whose interval ends below 2 %.
+Of what adaptive chooses, over all seeds: `adaptive_chosen_in_one_round` is the share that one round
+alone measured, and `adaptive_chosen_slower` what is truly slower than NCCL's default.
 
 Writes out/bench/strategies.json.
 """
 
 import math
-import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from harness import write_result
 
-from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
-from dynamiccl.collect.imports import import_files
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies import Outcome, Strategy, beliefs, make_strategy, tasks_of
 from dynamiccl.collect.sweep import BudgetSettings, StrategySettings, parse_sweep
-from dynamiccl.datasets.cells import independent, quiet
-from dynamiccl.datasets.schema import TASK_COLUMNS
-from dynamiccl.datasets.store import read
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.noise import Noise
 
@@ -50,9 +39,6 @@ T_95: Final = 2.571
 #: Budgets that are tried, as shares 1 / n of the exhaustive sweep.
 SHARES: Final = (8, 10, 12, 14, 16, 20)
 BAR_REGRET: Final = 0.02
-ROOT: Final = Path(__file__).resolve().parents[1]
-#: Where published sweeps are looked for; the second is shipped.
-DATA: Final = (ROOT.parent / "shared" / "data" / "sweeps", ROOT / "datasets" / "sample")
 SWEEP: Final = """
 name = "strategies"
 system = "h100-ib-simulated"
@@ -67,27 +53,21 @@ nccl_version = "2.27.5"
 
 @dataclass(frozen=True)
 class World:
-    """Trials, their true times in us, and noise factors by trial key."""
+    """Trials, and their true times in us by trial key."""
 
     trials: tuple[Trial, ...]
     truth: Mapping[str, float]
-    #: None: the simulator's noise.
-    scatter: Mapping[str, Sequence[float]] | None = None
 
     def history(self, strategy: Strategy, seed: int) -> list[Outcome]:
         """Measure the picks of a strategy until it is done."""
         defaults = parse_sweep(SWEEP, where="benchmark").file.simulator
         noise = Noise(seed, defaults.noise_sigma, defaults.tail_probability, defaults.drift_sigma)
-        random = np.random.default_rng(seed)
         history: list[Outcome] = []
         number = 0
         while (picks := strategy.next_picks(number, history)) is not None:
             for pick in picks:
                 key = pick.key
-                if self.scatter is None:
-                    factor = noise.factor(f"cycle-{number}", f"{key}#{pick.repeat}")
-                else:
-                    factor = float(random.choice(self.scatter[key]))
+                factor = noise.factor(f"cycle-{number}", f"{key}#{pick.repeat}")
                 history.append(Outcome(key, number, self.truth[key] * factor, ok=True))
             number += 1
         return history
@@ -95,9 +75,9 @@ class World:
     def table(self, history: Sequence[Outcome]) -> dict[tuple[Setting, int], Config]:
         """The config that the belief would take for each task, ABSTAIN where it is not sure."""
         table = {trial.task: ABSTAIN for trial in self.trials}
-        for belief in beliefs(tasks_of(self.trials), history, seed=0):
+        for _, trials, belief in beliefs(tasks_of(self.trials), history, seed=0):
             if (index := belief.decision(StrategySettings().confidence)) is not None:
-                table[belief.trials[index].task] = belief.trials[index].config
+                table[trials[index].task] = trials[index].config
         return table
 
     def chosen(self, history: Sequence[Outcome]) -> list[tuple[int, float]]:
@@ -241,92 +221,9 @@ def slowest_round_s() -> float:
     return slowest
 
 
-def replayed_world(files: Sequence[Path]) -> World:
-    """Published sweeps: cell medians as the truth, their repeats as the scatter."""
-    with tempfile.TemporaryDirectory() as folder:
-        import_files(files, Path(folder))
-        frame = independent(quiet(read(Path(folder))))
-    times: dict[Trial, list[float]] = defaultdict(list)
-    system = {}
-    for row in frame.iter_rows(named=True):
-        trial = _trial_of(row)
-        times[trial].append(row["time_us"])
-        system[trial] = row["system"]
-    forced: dict[tuple[Setting, int], int] = defaultdict(int)
-    has_default = {trial.task for trial in times if trial.config == ABSTAIN}
-    for trial in times:
-        forced[trial.task] += trial.config != ABSTAIN
-    kept = [t for t in times if forced[t.task] >= 2 and t.task in has_default]
-    truth = {trial: float(np.median(times[trial])) for trial in kept}
-    ratios = {trial: [value / truth[trial] for value in times[trial]] for trial in kept}
-    pooled: dict[str, list[float]] = defaultdict(list)
-    for trial in kept:
-        if len(ratios[trial]) > 1:
-            pooled[system[trial]] += ratios[trial]
-    scatter = {
-        trial.key: ratios[trial] if len(ratios[trial]) > 1 else pooled[system[trial]] or [1.0]
-        for trial in kept
-    }
-    return World(tuple(kept), {trial.key: truth[trial] for trial in kept}, scatter)
-
-
-def _trial_of(row: Mapping[str, object]) -> Trial:
-    # What a setting has no field for goes into the profile's name: it only has to be told apart.
-    rest = [c for c in TASK_COLUMNS if c not in {"collective", "size_bytes", "datatype"}]
-    name = "|".join(str(row[column]) for column in rest)
-    setting = Setting(
-        Collective.parse(str(row["collective"])),
-        int(str(row["num_nodes"])),
-        int(str(row["ranks_per_node"])),
-        str(row["datatype"]),
-        LaunchProfile(name),
-    )
-    if row["is_default"]:
-        return Trial(setting, int(str(row["size_bytes"])), ABSTAIN)
-    algorithm, protocol = row["requested_algorithm"], row["requested_protocol"]
-    channels = row["requested_num_channels"]
-    config = Config(
-        Algorithm.parse(str(algorithm)) if algorithm else None,
-        Protocol.parse(str(protocol)) if protocol else None,
-        int(str(channels)) if channels else None,
-    )
-    return Trial(setting, int(str(row["size_bytes"])), config)
-
-
-def replayed_figures(folder: Path) -> dict[str, float | int | str]:
-    """What adaptive saves on published sweeps, and what both tables lose."""
-    # The targets there are not NCCL's.
-    files = [p for p in sorted(folder.glob("*.csv")) if "targets" not in p.name]
-    world = replayed_world(files)
-    tasks = len({trial.task for trial in world.trials})
-    full = CYCLES * (len(world.trials) + tasks)
-    runs = [adaptive_run(world, seed, None) for seed in SEEDS]
-    exhaustive = exhaustive_regrets(world)
-    mean, half = interval([regret for _, regret in runs])
-    return {
-        "replay_files": len(files),
-        "replay_tasks": tasks,
-        "replay_configs_per_task_mean": len(world.trials) / tasks - 1,
-        "replay_exhaustive_measurements": full,
-        "replay_saved_ratio": full / float(np.mean([count for count, _ in runs])),
-        "replay_adaptive_regret": mean,
-        "replay_adaptive_regret_half_ci95": half,
-        "replay_exhaustive_regret": float(np.mean(exhaustive)),
-        "replay_abstain_regret": float(world.regret(()).mean()),
-    }
-
-
 def main() -> None:
-    """Simulate, replay, report."""
-    given = [Path(argument) for argument in sys.argv[1:]]
-    folder = next((path for path in (*given, *DATA) if path.is_dir()), None)
-    figures = simulated_figures()
-    figures["slowest_next_picks_s"] = slowest_round_s()
-    if folder is None:
-        figures["replay_skipped"] = f"no such folder: {', '.join(map(str, (*given, *DATA)))}"
-    else:
-        figures |= replayed_figures(folder)
-    write_result("strategies", figures)
+    """Simulate and report."""
+    write_result("strategies", simulated_figures() | {"slowest_next_picks_s": slowest_round_s()})
 
 
 if __name__ == "__main__":

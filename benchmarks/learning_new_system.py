@@ -21,8 +21,7 @@ from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.train.cautious.tasks import Rows
-from dynamiccl.train.gaussian.kernel import Kernel
-from dynamiccl.train.gaussian.posterior import Posterior, fit_kernel
+from dynamiccl.train.gaussian import Kernel, Posterior, fit_kernel
 
 Floats = npt.NDArray[np.float64]
 

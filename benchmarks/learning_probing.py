@@ -30,7 +30,7 @@ from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key, State
 from dynamiccl.train.cautious.caution import MIN_GAIN
 from dynamiccl.train.cautious.tasks import Rows
-from dynamiccl.train.gaussian.posterior import Posterior
+from dynamiccl.train.gaussian import Posterior
 
 Actions = npt.NDArray[np.int64]
 CAUTION: Final = 2.0

@@ -14,13 +14,13 @@ import polars as pl
 from learning_figures import Figures, of_crossfit, over_replicates, parallel
 from sweeps import without
 
-from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.errors import NotEnoughData
+from dynamiccl.errors import NotEnoughData, OutputError
 from dynamiccl.evaluate.crossfit import cross_fit, has_runs
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import OPTIMISTIC, Summary, summarise
@@ -58,13 +58,13 @@ def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
 
 def import_sweeps(data: Path) -> list[str]:
     """Import the measured sweeps; files that hold no measurements."""
-    source = SWEEPS if SWEEPS.is_dir() else SAMPLE
-    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
-    try:
-        import_files(sorted(source.glob("*.csv")), data, options=options)
-    except ImportFailed as failed:  # one file holds targets, not measurements; the rest is written
-        return [Path(r.path).name for r in failed.summary.files if not r.measurements_written]
-    return []
+    refused: list[str] = []
+    for path in sorted((SWEEPS if SWEEPS.is_dir() else SAMPLE).glob("*.csv")):
+        try:
+            import_files([path], data, options=ImportOptions(systems_file=SAMPLE / "systems.toml"))
+        except OutputError:  # one file holds targets, not measurements
+            refused.append(path.name)
+    return refused
 
 
 def _train(data: Path, name: str, recipe: str, seed: int) -> Path:

@@ -37,8 +37,8 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.belief import Prior
 from dynamiccl.serve.search.policy_search import PolicySearch
-from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.space import DEFAULT, Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Tuner
 

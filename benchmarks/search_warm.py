@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from search_world import Task
 
-from dynamiccl.serve.search.prior import Prior
+from dynamiccl.serve.search.belief import Prior
 from dynamiccl.serve.search.space import Choice
 
 #: Configs of a task that are learned from; more of the fast ones, since these are searched for.

@@ -3,16 +3,22 @@
 A calls file (`serve/plugin/profiler/calls_file.h`) has 512 bytes of header, then entries of 80
 bytes, each with a checksum of its own: where a process was killed, one torn entry is lost. The
 records of all ranks are joined in memory.
+
+Ranks are joined by what names a call for all of them: the communicator's id and NCCL's number, or
+the process group and PyTorch's number. Older traces have neither; their calls are joined by order
+within a training step, and only where the ranks have the same collectives in the same order there.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import polars.selectors as cs
 import pyarrow as pa
 
 from dynamiccl.collect.output import FileReport
@@ -49,7 +55,6 @@ FLAG_CAPTURED: Final = 1
 FLAG_INCOMPLETE: Final = 2
 FLAG_PROBE: Final = 4
 
-_CHUNK_ENTRIES: Final = 65_536
 _FNV_OFFSET: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
 #: `ncclDataType_t`, as nccl-tests prints it.
@@ -57,38 +62,63 @@ DATATYPES: Final = (
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
     *("half", "float", "double", "bfloat16", "f8e4m3", "f8e5m2"),
 )
-_SOURCED: Final = np.dtype([("record", RECORD), ("source", "<u4")])
+#: What a record must hold, by what is said of those that do not.
+_CHECKS: Final = {
+    "collective not known": pl.col("collective") < NUM_TUNED_COLLECTIVES,
+    "size 0 or out of range": pl.col("size_bytes").is_between(1, (1 << MAX_SIZE_BITS) - 1),
+    "rank out of range": (pl.col("rank") >= 0)
+    & (pl.col("rank") < pl.col("num_ranks"))
+    & (pl.col("num_nodes") > 0),
+    # Both are 0 where no time was taken.
+    "GPU times out of order": ((pl.col("start_ns") == 0) & (pl.col("stop_ns") == 0))
+    | ((pl.col("start_ns") > 0) & (pl.col("start_ns") < pl.col("stop_ns"))),
+}
 _CALL: Final = ("comm_id", "collective", "sequence", "captured", "replay")
 _CONFIG: Final = (
     *("size_bytes", "num_ranks", "num_nodes"),
     *("algorithm", "protocol", "num_channels", "datatype"),
 )
+#: What the join of a call's ranks tells, and no rank.
+_JOINED: Final = (
+    *("time_at_most_us", "skew_us", "ranks_per_node"),
+    *("ranks_seen", "ranks_timed", "ranks_agree"),
+)
+#: A record of one rank in a trace: columns of `calls`, what joins it to those of the others (`key`,
+#: else its place among the records of one `stream`), and the ranks of its job.
+RANK_RECORD: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    **dict(pl.DataFrame(CALLS.empty_table()).drop(_JOINED).schema),
+    **dict.fromkeys(("key", "stream"), pl.String),
+    **dict.fromkeys(("rank", "world_size"), pl.Int64),
+}
+_TRACE_CONFIG: Final = (
+    *("collective", "size_bytes", "datatype"),
+    *("actual_algorithm", "actual_protocol", "actual_num_channels"),
+)
+#: Columns of which the most or the least of all ranks holds. In an all-to-all of unequal parts
+#: ranks send as much as they like; `cpu` comes before `gpu`.
+_MOST: Final = ("size_bytes", "incomplete", "probe")
+_LEAST: Final = ("timestamp", "exposed_us", "timing_source")
 
 
-def join_ranks(
-    records: pl.DataFrame,
-    key: Sequence[str],
-    *,
-    told: Sequence[str],
-    agreed: Sequence[str],
-    **more: pl.Expr,
-) -> pl.DataFrame:
+def join_ranks(records: pl.DataFrame, key: Sequence[str], agreed: Sequence[str]) -> pl.DataFrame:
     """One row a call, of the records that its ranks made: those whose columns `key` are equal.
 
-    `records` has `time_us` (of this rank, null where unknown), `num_ranks` and `num_nodes`. A
-    call's columns are `told` by the first rank that knows, and `more` aggregates; `ranks_agree`
-    where those of `agreed` are equal. A rank's time includes waiting for the others, so the least
-    is the call's, once all ranks are known.
+    `records` has `time_us` (of this rank, null where unknown), `num_ranks` and `num_nodes`. Of
+    other columns the first rank that knows tells; `ranks_agree` where those of `agreed` are equal,
+    where null is a value too. A rank's time includes waiting for the others, so the least is the
+    call's, once all ranks are known.
     """
     time = pl.col("time_us")
+    told = pl.exclude(*key, "time_us", *_MOST, *_LEAST)
     calls = records.group_by(key, maintain_order=True).agg(
-        pl.col(told).first(ignore_nulls=True),
+        told.first(ignore_nulls=True),
+        cs.by_name(_MOST, require_all=False).max(),
+        cs.by_name(_LEAST, require_all=False).min(),
         ranks_seen=pl.len(),
         ranks_timed=time.count(),
         time_at_most_us=time.min(),
         slowest_us=time.max(),
-        ranks_agree=pl.all_horizontal(map(_is_one, agreed)),
-        **more,
+        ranks_agree=pl.all_horizontal(pl.col(agreed).n_unique() == 1),
     )
     is_known = pl.col("ranks_timed") == pl.col("num_ranks")
     least, ranks, nodes = pl.col("time_at_most_us"), pl.col("num_ranks"), pl.col("num_nodes")
@@ -99,18 +129,57 @@ def join_ranks(
     )
 
 
-def _is_one(column: str) -> pl.Expr:
-    """Whether all values are equal; null is a value too."""
-    value = pl.col(column)
-    return (value.null_count() == pl.len()) | (
-        (value.null_count() == 0) & (value.min() == value.max())
-    )
-
-
 def calls_table(calls: pl.DataFrame) -> pa.Table:
     """The frame as a table of schema CALLS; columns that it lacks are null, others go."""
     absent = [pl.lit(None).alias(name) for name in CALLS.names if name not in calls.columns]
     return calls.with_columns(absent).select(CALLS.names).to_arrow().cast(CALLS)
+
+
+def join_traces(
+    records: pl.DataFrame, base: Mapping[str, Any]
+) -> tuple[pa.Table, Counter[str], int]:
+    """The calls of the traces of a job, why some have no time, and how many records were twice.
+
+    `records` has the columns RANK_RECORD. `base` has columns of all rows, which win over what
+    traces tell; its `num_ranks` and `num_nodes` hold where they tell nothing.
+    """
+    # A part of the job may lie on fewer nodes than the job.
+    world_size = pl.coalesce("world_size", pl.lit(base.get("num_ranks"), pl.Int64))
+    is_world = pl.lit(base.get("num_nodes") == 1) | (pl.col("num_ranks") == world_size)
+    nodes = pl.when(is_world).then(pl.lit(base.get("num_nodes"), pl.Int64))
+    single = (
+        _keyed(records)
+        .with_columns(num_nodes=pl.coalesce("num_nodes", nodes))
+        .unique(["source", "key", "rank"], keep="first", maintain_order=True)
+    )
+    fixed = {n: pl.lit(v) for n, v in base.items() if n not in {"num_ranks", "num_nodes"}}
+    ordered = single.sort("rank", maintain_order=True, nulls_last=True)
+    calls = join_ranks(ordered, ["source", "key"], _TRACE_CONFIG)
+    few = "the traces of other ranks are missing, or have other calls"
+    is_open = pl.col("num_ranks").is_null()
+    why = pl.when(is_open).then(pl.lit("their number of ranks is not known")).otherwise(pl.lit(few))
+    untimed = Counter(calls.filter(pl.col("time_us").is_null()).select(why).to_series().to_list())
+    calls = calls.with_columns(**fixed).sort("timestamp", maintain_order=True)
+    return calls_table(calls), untimed, records.height - single.height
+
+
+def _keyed(records: pl.DataFrame) -> pl.DataFrame:
+    """Give each record a `key` that the records of the same call have in common.
+
+    The n-th call of a stream is that of each rank, where all ranks made the same calls in it.
+    """
+    stream = ["source", "stream"]
+    made = pl.struct("collective", "datatype", "group_sequence")
+    numbered = records.with_row_index("alone").with_columns(
+        place=pl.int_range(pl.len()).over(*stream, "rank")
+    )
+    is_same = (made.n_unique() == 1).over(*stream, "place")
+    is_same &= pl.len().over(*stream, "place") == pl.col("rank").n_unique().over(stream)
+    numbered = numbered.with_columns(is_same=is_same)
+    alike = pl.col("is_same").all().over(stream)
+    in_stream = pl.when(alike).then(pl.format("{} {}", "stream", "place"))
+    shared = pl.when(pl.col("rank").is_not_null()).then(pl.coalesce("key", in_stream))
+    return numbered.with_columns(key=pl.coalesce(shared, pl.format("record {}", "alone")))
 
 
 def read_calls(
@@ -121,32 +190,35 @@ def read_calls(
     `base` has the columns that hold for all rows, `system` and `sweep` among them. A file that
     gives nothing has its error in its report and in `errors`.
     """
-    found = [np.empty(0, _SOURCED)]
+    records: list[pl.DataFrame] = []
     environments: list[dict[str, Any]] = []
     for source, (path, report) in enumerate(files):
-        environments.append({})
         try:
             told = _environment(read_header(path))
-            job = told.pop("job")
-            run = slug(job) if job else str(base["sweep"])
-            # What the caller says of the system wins over what the plugin saw of one machine.
-            environments[-1] = {"run": run, **told, **base}
-            for records in read_records(path, report):
-                sound = _sound(records, report)
-                found.append(np.empty(len(sound), _SOURCED))
-                found[-1]["record"], found[-1]["source"] = sound, source
-            if not report.rows_read and report.rejected:
+            found = pl.DataFrame(read_records(path, report))
+            if found.is_empty() and report.rejected:
                 raise OutputError(f"{path} holds no usable entry; {report.rejected[0]}")
         except DataError as error:
             report.failure = str(error)
             errors.append(error)
-    records = np.concatenate(found)
-    if not len(records):
+            continue
+        for reason, holds in _CHECKS.items():
+            sound = found.filter(holds)
+            if sound.height < found.height:
+                report.drop(reason, found.height - sound.height)
+            found = sound
+        records.append(found.with_columns(source=pl.lit(source)))
+        run = slug(told["run"]) if told["run"] else base["sweep"]
+        # What the caller says of the system wins over what the plugin saw of one machine.
+        environments.append({"source": source, **told, "run": run, **base})
+    if not sum(map(len, records)):
         return CALLS.empty_table()
-    table, duplicates = _joined(records, environments)
-    for source, count in duplicates.items():
+    calls, twice = _joined(pl.concat(records))
+    for source, count in twice.iter_rows():
         files[source][1].duplicates += count
-    return table
+    known = pl.DataFrame(environments, infer_schema_length=None)
+    calls = calls.join(known, on="source", how="left", maintain_order="left")
+    return calls_table(calls.with_columns(source=pl.lit(CallSource.PLUGIN.value)))
 
 
 def read_header(path: Path) -> np.void:
@@ -158,8 +230,7 @@ def read_header(path: Path) -> np.void:
     if len(raw) < HEADER.itemsize:
         raise CorruptFile(f"{path} ends at byte {len(raw)}, within its header")
     header: np.void = np.frombuffer(raw, dtype=HEADER)[0]
-    checked = np.frombuffer(raw, dtype=np.uint8)[np.newaxis, : -HEADER["checksum"].itemsize]
-    if int(_fnv1a(checked)[0]) != int(header["checksum"]):
+    if int(_fnv1a(np.frombuffer(raw, np.uint8)[np.newaxis, :-8])[0]) != int(header["checksum"]):
         raise CorruptFile(f"{path} is damaged: the checksum of its header is wrong")
     layout = (int(header["version"]), int(header["header_bytes"]), int(header["entry_bytes"]))
     if layout != (VERSION, HEADER.itemsize, ENTRY.itemsize):
@@ -171,7 +242,7 @@ def read_header(path: Path) -> np.void:
 
 
 def _environment(header: np.void) -> dict[str, Any]:
-    """The schema's environment columns that a header and its fingerprint tell, and the `job`."""
+    """The columns of `calls` that a header and its fingerprint tell; None what they do not."""
     job, fingerprint, plugin, mode = (
         bytes(header[name]).decode("utf-8", errors="replace")
         for name in ("job", "fingerprint", "plugin_version", "mode")
@@ -179,13 +250,13 @@ def _environment(header: np.void) -> dict[str, Any]:
     facts = dict(part.split("=", 1) for part in fingerprint.split(";") if "=" in part)
     gpu, _, _ = facts.get("gpu", "").rpartition("*")
     kind, _, nics = facts.get("nic", "").rpartition("*")
-    code = int(header["nccl_version"]) or facts.get("nccl", "")
     try:
+        code = int(header["nccl_version"]) or facts.get("nccl", "")
         nccl_version = str(NcclVersion.parse(code))
     except UnknownName:
         nccl_version = None
     return {
-        "job": job,
+        "run": job,
         "node_fingerprint": fingerprint.partition(";nccl=")[0] or None,
         "gpu": gpu if gpu not in {"", "none"} else None,
         "mig": {"0": False, "1": True}.get(facts.get("mig", "")),
@@ -197,37 +268,30 @@ def _environment(header: np.void) -> dict[str, Any]:
     }
 
 
-def read_records(path: Path, report: FileReport) -> Iterator[npt.NDArray[np.void]]:
-    """The records of a file with a good header, a chunk at a time.
+def read_records(path: Path, report: FileReport) -> npt.NDArray[np.void]:
+    """(N,) The records of a file with a good header.
 
     Entries whose checksum is wrong, and a torn one at the end, are rejected in `report` with their
     number and their place in the file.
     """
-    with path.open("rb") as file:
-        file.seek(HEADER.itemsize)
-        entries_before = dropped = 0
-        while raw := file.read(_CHUNK_ENTRIES * ENTRY.itemsize):
-            count, torn = divmod(len(raw), ENTRY.itemsize)
-            entries = np.frombuffer(raw, dtype=ENTRY, count=count)
-            octets = np.frombuffer(raw, dtype=np.uint8, count=count * ENTRY.itemsize)
-            rows = octets.reshape(count, ENTRY.itemsize)
-            sums = _fnv1a(rows[:, : -ENTRY["checksum"].itemsize]).astype(np.uint32)
-            good = sums == entries["checksum"]
-            for index in np.flatnonzero(~good):
-                _reject(report, entries_before + int(index), rows[index].tobytes(), "is damaged")
-            if torn:
-                _reject(report, entries_before + count, raw[-torn:], f"is torn after {torn} bytes")
-            report.rows_read += int(good.sum())
-            dropped += int(entries["dropped"][good].sum())
-            yield entries["record"][good]
-            entries_before += count
-    if dropped:
+    raw = path.read_bytes()[HEADER.itemsize :]
+    count, torn = divmod(len(raw), ENTRY.itemsize)
+    entries = np.frombuffer(raw, dtype=ENTRY, count=count)
+    rows = np.frombuffer(raw, dtype=np.uint8, count=len(raw) - torn).reshape(-1, ENTRY.itemsize)
+    good = _fnv1a(rows[:, :-4]).astype(np.uint32) == entries["checksum"]
+    wrong = [(int(index), "is damaged") for index in np.flatnonzero(~good)]
+    for index, reason in [*wrong, (count, f"is torn after {torn} bytes")][
+        : len(wrong) + bool(torn)
+    ]:
+        begin = index * ENTRY.itemsize
+        excerpt = raw[begin : begin + ENTRY.itemsize].hex(" ", 8)
+        place = HEADER.itemsize + begin
+        report.reject(index + 1, f"the entry at byte {place} {reason}", excerpt)
+    report.rows_read += int(good.sum())
+    if dropped := int(entries["dropped"][good].sum()):
         report.remark(f"{dropped} calls were not recorded: the plugin's ring was full")
-
-
-def _reject(report: FileReport, index: int, raw: bytes, reason: str) -> None:
-    place = HEADER.itemsize + index * ENTRY.itemsize
-    report.reject(index + 1, f"the entry at byte {place} {reason}", raw.hex(" ", 8))
+    records: npt.NDArray[np.void] = entries["record"][good]
+    return records
 
 
 def _fnv1a(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
@@ -238,84 +302,40 @@ def _fnv1a(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     return digests
 
 
-def _sound(records: npt.NDArray[np.void], report: FileReport) -> npt.NDArray[np.void]:
-    """The records that pass the checks; others are dropped with the reason."""
-    times = (records["start_ns"] == 0) & (records["stop_ns"] == 0)
-    times |= (records["start_ns"] > 0) & (records["start_ns"] < records["stop_ns"])
-    ranks = (records["rank"] >= 0) & (records["rank"] < records["num_ranks"])
-    sizes = records["size_bytes"]
-    checks = {
-        "collective not known": records["collective"] < NUM_TUNED_COLLECTIVES,
-        "size 0 or out of range": (sizes > 0) & (sizes >> np.uint64(MAX_SIZE_BITS) == 0),
-        "rank out of range": ranks & (records["num_nodes"] > 0),
-        "GPU times out of order": times,
-    }
-    good = np.ones(len(records), dtype=np.bool_)
-    for reason, holds in checks.items():
-        if failed := int((good & ~holds).sum()):
-            report.drop(reason, failed)
-        good &= holds
-    return records[good]
-
-
-def _joined(
-    sourced: npt.NDArray[np.void], environments: Sequence[Mapping[str, Any]]
-) -> tuple[pa.Table, dict[int, int]]:
-    """The calls of some records, and for each source how many records were duplicates.
-
-    `environments` has the columns that all rows of each file share.
-    """
-    columns = {name: np.ascontiguousarray(sourced["record"][name]) for name in RECORD.names or ()}
-    duration_us = (pl.col("stop_ns") - pl.col("start_ns")) / 1e3
-    records = pl.DataFrame({**columns, "source": sourced["source"]}).with_columns(
-        captured=pl.col("flags") & FLAG_CAPTURED > 0,
+def _joined(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The calls that records of all ranks make, and by `source` how many records were twice."""
+    flags, duration_us = pl.col("flags"), (pl.col("stop_ns") - pl.col("start_ns")) / 1e3
+    at = pl.from_epoch(pl.col("enqueued_ns") // 1000, time_unit="us")
+    records = records.with_columns(
+        captured=flags & FLAG_CAPTURED > 0,
+        incomplete=flags & FLAG_INCOMPLETE > 0,
+        probe=flags & FLAG_PROBE > 0,
         time_us=pl.when(pl.col("stop_ns") > 0).then(duration_us),
+        timestamp=at.dt.replace_time_zone("UTC"),
     )
     key = ("comm_id", "collective", "sequence", "captured", "rank")
     # A replay does not move NCCL's number: the n-th of one rank is the n-th of the others.
     numbered = records.with_columns(replay=pl.int_range(pl.len(), dtype=pl.UInt32).over(key))
     is_first = pl.col("captured") | (pl.col("replay") == 0)
-    twice = numbered.filter(~is_first).group_by("source").len()
-    told = pl.DataFrame(
-        [{"number": index, **environment} for index, environment in enumerate(environments)],
-        schema_overrides={"number": pl.UInt32, "mig": pl.Boolean, "nics_per_node": pl.Int64},
-        infer_schema_length=None,
-    )
-    flags, at = pl.col("flags"), pl.col("enqueued_ns").min() // 1000
-    calls = join_ranks(
-        numbered.filter(is_first).sort(*_CALL, "rank"),
-        _CALL,
-        told=(*_CONFIG, "num_warps", "table", "decided", "source"),
-        agreed=_CONFIG,
-        timestamp=pl.from_epoch(at, time_unit="us").dt.replace_time_zone("UTC"),
-        incomplete=(flags & FLAG_INCOMPLETE > 0).any(),
-        probe=(flags & FLAG_PROBE > 0).any(),
-    ).join(told, left_on="source", right_on="number", how="left", maintain_order="left")
-    rows = calls.with_columns(
-        comm=pl.col("comm_id").map_batches(_hexadecimal, return_dtype=pl.String),
+    calls = join_ranks(numbered.filter(is_first).sort(*_CALL, "rank"), _CALL, _CONFIG)
+    named = calls.with_columns(
+        comm=pl.col("comm_id").map_elements("{:016x}".format, return_dtype=pl.String),
         collective=_named("collective", [c.wire for c in Collective if c.tunable]),
         datatype=_named("datatype", DATATYPES),
         actual_algorithm=_named("algorithm", [a.wire for a in Algorithm]),
         actual_protocol=_named("protocol", [p.wire for p in Protocol]),
         decided=pl.col("decided") != 0,
         sampled=(pl.col("ranks_timed") > 0) | pl.col("incomplete"),
-        source=pl.lit(CallSource.PLUGIN.value),
         asks_tuner=pl.lit(value=True),
         timing_source=pl.when(pl.col("ranks_timed") > 0).then(pl.lit("gpu")),
         actual_num_channels="num_channels",
         actual_num_warps="num_warps",
         graph_captured="captured",
     )
-    return calls_table(rows), dict(twice.iter_rows())
+    return named, numbered.filter(~is_first).group_by("source").len()
 
 
 def _named(column: str, names: Sequence[str]) -> pl.Expr:
     """The name of each code; null for codes without one."""
     codes = dict(enumerate(names))
     return pl.col(column).replace_strict(codes, default=None, return_dtype=pl.String)
-
-
-def _hexadecimal(ids: pl.Series) -> pl.Series:
-    # By way of the few distinct ones: Polars cannot format hexadecimal numbers.
-    texts = {value: f"{value:016x}" for value in ids.unique()}
-    return ids.replace_strict(texts, return_dtype=pl.String)

@@ -1,52 +1,37 @@
 """`dynamiccl-collect`: the command line that measures, imports and describes data."""
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.collect import compare as comparing
-from dynamiccl.collect import describe as describing
-from dynamiccl.collect import fit_simulator as fitting
-from dynamiccl.collect.checks import ANY_SWEEP, Needs, sweep_checks
+from dynamiccl.collect import compare, describe, fit_simulator, start
+from dynamiccl.collect.checks import ANY_SWEEP, check_for_sweep
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
-from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
+from dynamiccl.collect.launchers import LauncherKind
 from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
-from dynamiccl.collect.start import (
-    RUNNERS,
-    RunOptions,
-    launcher_of,
-    start_sweep,
-    submit_sweep,
-)
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
-from dynamiccl.doctor import Machine, report, run_checks
-from dynamiccl.simulator import options as simulating
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
-from dynamiccl.simulator.scenario import find_scenario
-from dynamiccl.simulator.systems import PARAMETRIC, find_system
-from dynamiccl.simulator.workloads import make_workload
+from dynamiccl.doctor import Machine, report
+from dynamiccl.simulator.record_jobs import jobs_command
+from dynamiccl.simulator.systems import PARAMETRIC
 
 app = typer.Typer(
     help="Sweep nccl-tests over NCCL's configs, or import measurements.", **cli.APPLICATION
 )
 _stderr = Console(stderr=True)
 _stdout = Console()
-#: Exit code where something surely got slower.
-_SLOWER = 1
-
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
 _Out = Annotated[Path, typer.Option("--out", help="Data directory to add to.")]
+_NcclTestsDir = Annotated[
+    Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
+]
 _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The sweep file.")]
 
 
@@ -81,11 +66,11 @@ def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
 def run_command(
     sweep_file: _SweepFile,
     out: _Out,
-    runner: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNERS)}.")] = "nccl-tests",
-    launcher: Annotated[str | None, typer.Option(help=f"One of {', '.join(LAUNCHERS)}.")] = None,
-    nccl_tests_dir: Annotated[
-        Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
+    runner: Annotated[start.RunnerName, typer.Option(help="What measures.")] = "nccl-tests",
+    launcher: Annotated[
+        LauncherKind | None, typer.Option(help="What starts ranks; default the sweep file's.")
     ] = None,
+    nccl_tests_dir: _NcclTestsDir = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Continue, and measure failed trials once more.")
@@ -93,10 +78,9 @@ def run_command(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take the lock from a dead run.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(help="Only the first N trials.", min=1)] = None,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Run only this share of the launches.")
-    ] = None,
+        str, typer.Option(metavar="I/N", help="Run only this share of the launches.")
+    ] = start.WHOLE,
     batch_script: Annotated[Path | None, typer.Option(hidden=True)] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,
@@ -111,23 +95,23 @@ def run_command(
     """
     cli.configure_logging(verbose=verbose)
     sweep = load_sweep(sweep_file)
-    if limit is not None:
-        sweep = Sweep(sweep.file, sweep.text, sweep.trials[:limit])
-    options = RunOptions(
+    if launcher is not None:
+        settings = sweep.file.launcher.model_copy(update={"kind": launcher})
+        file = sweep.file.model_copy(update={"launcher": settings})
+        sweep = Sweep(file, sweep.text, sweep.trials)
+    options = start.RunOptions(
         sweep_file=sweep_file,
         out=out,
         runner=runner,
-        launcher=launcher,
         nccl_tests_dir=nccl_tests_dir,
         resume=resume,
         retry_failed=retry_failed,
         take_over=take_over,
-        limit=limit,
         shard=shard,
         batch_script=batch_script,
     )
-    if find_launcher(launcher_of(sweep.file, launcher).kind).is_batch:
-        submitted = submit_sweep(sweep, options)
+    if sweep.file.launcher.kind == "sbatch":
+        submitted = start.submit_sweep(sweep, options)
         job, state = submitted["job"], submitted["state"]
         if as_json:
             cli.print_json(submitted)
@@ -139,18 +123,20 @@ def run_command(
             f"{submitted['script']} (-*.out)"
         )
         return
-    summary = start_sweep(sweep, options, console=_stderr)
+    summary = start.start_sweep(sweep, options, console=_stderr)
     if as_json:
-        cli.print_json({**asdict(summary), "out": str(out)})
+        cli.print_json({**summary, "out": str(out)})
     else:
-        by_status = ", ".join(f"{count} {name}" for name, count in summary.rows_by_status.items())
+        by_status = summary["rows_by_status"].items()
+        told = ", ".join(f"{count} {name}" for name, count in by_status) or "nothing new"
         endings = {"budget": "the budget is spent", "interrupted": "stopped; go on with --resume"}
+        ended = endings.get(summary["ended"], summary["ended"])
         _print(
-            f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} "
-            f"trials in {summary.launches_run} launches; {summary.launches_skipped} were there "
-            f"already; {endings.get(summary.ended, summary.ended)} -> {out}"
+            f"{summary['rows_written']} rows ({told}) of {summary['trials']} trials in "
+            f"{summary['launches_run']} launches; {summary['launches_skipped']} were there "
+            f"already; {ended} -> {out}"
         )
-    if summary.ended == "interrupted":
+    if summary["ended"] == "interrupted":
         # A script's next step needs a complete sweep.
         raise typer.Exit(cli.INTERRUPTED)
 
@@ -160,9 +146,7 @@ def doctor_command(
     sweep_file: Annotated[
         Path | None, typer.Argument(metavar="[SWEEP.toml]", help="The sweep that is to run.")
     ] = None,
-    nccl_tests_dir: Annotated[
-        Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
-    ] = None,
+    nccl_tests_dir: _NcclTestsDir = None,
     inside: Annotated[
         bool, typer.Option("--inside", help="This is the sweep's container already.")
     ] = False,
@@ -176,56 +160,13 @@ def doctor_command(
     Example: dynamiccl-collect doctor examples/slurm_h100.toml --nccl-tests-dir nccl-tests/build
     """
     sweep = ANY_SWEEP if sweep_file is None else load_sweep(sweep_file).file
-    needs = Needs(sweep=sweep, nccl_tests_dir=nccl_tests_dir, inside=inside)
-    raise typer.Exit(report(run_checks(Machine(), sweep_checks(needs)), as_json=as_json))
+    checks = check_for_sweep(Machine(), sweep, nccl_tests_dir, inside=inside)
+    raise typer.Exit(report([*checks], as_json=as_json))
 
 
 app.command("import")(import_command)
 app.command("health")(health_command)
-
-
-@app.command("jobs")
-def jobs_command(
-    out: _Out,
-    system: simulating.SystemOption = simulating.DEFAULT_SYSTEM,
-    scenario: simulating.ScenarioOption = simulating.DEFAULT_SCENARIO,
-    workload: simulating.WorkloadOption = None,
-    nodes: simulating.NodesOption = 4,
-    ranks_per_node: simulating.RanksPerNodeOption = 8,
-    jobs: Annotated[int, typer.Option(help="How many jobs.", min=1)] = 8,
-    calls: simulating.CallsOption = 10_000,
-    explore: Annotated[
-        float, typer.Option(help="Share of calls with a config drawn at random.", min=0, max=1)
-    ] = 0.3,
-    hold: Annotated[
-        float, typer.Option(help="Calls of a task key that a draw lasts on average.", min=1)
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of surroundings, noise and draws.")] = 0,
-    name: Annotated[str, typer.Option(help="The sweep that the calls belong to.")] = "jobs",
-    as_json: _Json = False,
-) -> None:
-    """Simulate jobs and write what the plugin would have recorded of their calls.
-
-    Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
-    """
-    kinds = workload or simulating.DEFAULT_WORKLOADS
-    order = RecordSettings(
-        system=find_system(system),
-        workload=make_workload(kinds, Group(nodes, ranks_per_node)),
-        scenario=find_scenario(scenario),
-        exploration=Exploration(explore, hold),
-        jobs=jobs,
-        calls=calls,
-        seed=seed,
-        name=store.check_slug(name, "name"),
-    )
-    with Progress(console=_stderr, transient=True, disable=not _stderr.is_terminal) as progress:
-        bar = progress.add_task("calls", total=calls)
-        parts = record_jobs(order, out, lambda count: progress.advance(bar, count))
-    if as_json:
-        cli.print_json({"calls": jobs * calls, "parts": [str(path) for path in parts]})
-        return
-    _print(f"{jobs * calls} calls of {jobs} jobs -> {out}")
+app.command("jobs")(jobs_command)
 
 
 @app.command("describe")
@@ -242,25 +183,23 @@ def describe_command(
 
     Example: dynamiccl-collect describe out/data --plots out/plots
     """
-    summaries = describing.describe(directory)
-    drawn: list[Path] = []
-    if plots is not None and summaries:
-        drawn = describing.plot_systems(store.read(directory), plots)
+    found = describe.describe(directory)
+    measured = [one for one in found if "rows" in one]
+    drawn = describe.plot_systems(store.read(directory), plots) if plots and measured else []
     if as_json:
-        found = describing.to_json(summaries, describing.describe_calls(directory))
         with_plots = {"systems": found, "plots": [str(path) for path in drawn]}
         cli.print_json(found if plots is None else with_plots)
         return
     _print(*(f"drawn: {path}" for path in drawn), console=_stderr)
-    for summary in summaries:
-        mark = " (simulated)" if summary["simulated"] else ""
-        table = Table(title=f"{summary['system']}{mark}", show_header=False, title_justify="left")
+    for one in measured:
+        mark = " (simulated)" if one["simulated"] else ""
+        table = Table(title=f"{one['system']}{mark}", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(overflow="fold")
-        for name, value in describing.lines(summary):
-            table.add_row(name, value)
+        for line in describe.lines(one).items():
+            table.add_row(*line)
         _stdout.print(table)
-    _print(*describing.other_lines(directory))
+    _print(*describe.other_lines(directory, found))
 
 
 @app.command("compare")
@@ -277,18 +216,14 @@ def compare_command(
 
     Example: dynamiccl-collect compare before after
     """
-    for directory in (old, new):
-        store.part_paths(directory)
-    found = comparing.compare(store.read(old), store.read(new))
-    settings = [comparing.sweep_settings(directory) for directory in (old, new)]
-    found["other_changes"] += comparing.differing(*settings)
+    found = compare.compare(store.read(old), store.read(new))
+    settings = [compare.sweep_settings(directory) for directory in (old, new)]
+    found["other_changes"] += compare.differing(*settings)
     if as_json:
         cli.print_json({"old": str(old), "new": str(new), **found})
     else:
-        for change in found["changes"]:
-            _print("  ".join(comparing.row(change)))
-        _print(*comparing.sentences(found))
-    raise typer.Exit(_SLOWER if found["is_slower"] else 0)
+        _print(*compare.lines(found))
+    raise typer.Exit(1 if found["is_slower"] else 0)
 
 
 app.command("shapes")(shapes_command)
@@ -319,12 +254,12 @@ def fit_command(
     Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
     """
     with _stderr.status("fitting"):
-        fit = fitting.fit_to_file(data, out, base=base, systems=system or (), name=name)
+        fit = fit_simulator.fit_to_file(data, out, base=base, systems=system or (), name=name)
+    said = fit_simulator.to_json(fit)
     if as_json:
-        cli.print_json({**fitting.to_json(fit), "out": str(out)})
+        cli.print_json({**said, "out": str(out)})
         return
-    fitting.show(fit, _stdout)
-    _print(f"{fit.file.name} -> {out}")
+    _print(*fit_simulator.lines(said), f"{fit.file.name} -> {out}")
 
 
 if __name__ == "__main__":

@@ -266,16 +266,13 @@ def differing(old: Mapping[str, list[Any]], new: Mapping[str, list[Any]]) -> lis
     return told
 
 
-def row(change: dict[str, Any]) -> tuple[str, ...]:
-    """A change as text: collective and group, config, sizes, change, why."""
-    group = f"{change['collective']} {change['num_nodes']}x{change['ranks_per_node']}"
-    sizes = dict.fromkeys(size_label(change[end]) for end in ("first_bytes", "last_bytes"))
-    told = _percent(change) + ("" if change["is_confirmed"] else " ?")
-    return group, change["config"], " to ".join(sizes), told, change["why"]
-
-
-def sentences(found: dict[str, Any]) -> Iterator[str]:
-    """What else there is to say."""
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Each change (collective and group, config, sizes, change, why), and what else is to say."""
+    for each in found["changes"]:
+        group = f"{each['collective']} {each['num_nodes']}x{each['ranks_per_node']}"
+        sizes = dict.fromkeys(size_label(each[end]) for end in ("first_bytes", "last_bytes"))
+        told = _percent(each) + ("" if each["is_confirmed"] else " ?")
+        yield "  ".join((group, each["config"], " to ".join(sizes), told, each["why"]))
     for each in found["other_changes"]:
         yield f"{each['name']}: {each['old']} -> {each['new']}"
     for each in found["systems"]:

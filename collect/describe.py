@@ -11,23 +11,12 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.datasets.cells import (
-    CONFIG_COLUMNS,
-    NOISE_KEY,
-    REPEAT_COLUMNS,
-    cell_times,
-    comparable,
-    left_out,
-    left_out_text,
-    noise_bands,
-    quiet,
-    tuned,
-    usable,
-)
+from dynamiccl.datasets import cells
+from dynamiccl.datasets.cells import CONFIG_COLUMNS, NOISE_KEY, quiet, tuned, usable
 from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS, Source, Status
 from dynamiccl.datasets.store import part_paths, read, scan, slug
-from dynamiccl.errors import MachineError, NotEnoughData
+from dynamiccl.errors import NotEnoughData
 from dynamiccl.sizes import size_label
 
 #: Tasks that differ in their size only: one line of a plot.
@@ -36,31 +25,42 @@ FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_byt
 MOST_FAMILIES: Final = 24
 _DEFAULT: Final = "default, or within noise"
 _DEFAULT_COLOUR: Final = "#d9d9d9"
-_INCHES_PER_ROW: Final = 0.42
-_INCHES_PER_SIZE: Final = 0.36
+#: What is told of the recorded calls of a system.
+_RECORDED: Final = {
+    "calls": pl.len(),
+    "calls_timed": pl.col("time_us").count(),
+    "communicators": pl.col("comm").drop_nulls().n_unique(),
+    "sources": pl.col("source").unique().sort(),
+}
 
 
 def describe(directory: Path) -> list[dict[str, Any]]:
-    """The JSON document of each system with measurements; [] where there are other tables alone.
+    """The JSON document of each system with measurements, or with `recorded` calls.
 
-    Raises what `datasets.store.read` raises.
+    Raises what `datasets.store.read` raises, where no other table is there either.
     `noise_*` are unitless spreads between independent repeats, null where unknown; `rows_left_out`
     counts rows with a time that nothing uses, by the column that says why: the GPUs were unwell.
+    Of `recorded`, `calls_timed` have a time that is known from all ranks; `communicators` are those
+    that a call names, which traces of PyTorch do not; `sources` are of `CallSource`.
     """
+    found: dict[str, dict[str, Any]] = {}
     others = ("calls", "costs", "steps")
-    if not part_paths(directory) and any(part_paths(directory, kind) for kind in others):
-        return []
-    frame = read(directory)
-    # The band of what a tuner decides, as in reports; of all rows where that is nothing.
-    bands = {
-        name: (band, median)
-        for rows in (quiet(frame), quiet(tuned(frame)))
-        for name, band, median in noise_bands(rows).iter_rows()
-    }
-    return [
-        _summary(part, *bands.get(str(key[0]), (None, None)))
-        for key, part in frame.group_by("system", maintain_order=True)
-    ]
+    if part_paths(directory) or not any(part_paths(directory, kind) for kind in others):
+        frame = read(directory)
+        # The band of what a tuner decides, as in reports; of all rows where that is nothing.
+        bands = {
+            name: (band, median)
+            for rows in (quiet(frame), quiet(tuned(frame)))
+            for name, band, median in cells.noise_bands(rows).iter_rows()
+        }
+        for (name,), part in frame.group_by("system", maintain_order=True):
+            found[str(name)] = _summary(part, *bands.get(name, (None, None)))
+    if part_paths(directory, "calls"):
+        per_system = scan(directory, "calls").group_by("system").agg(**_RECORDED)
+        for counts in per_system.sort("system").collect().to_dicts():
+            name = counts.pop("system")
+            found.setdefault(name, {"system": name})["recorded"] = counts
+    return [*found.values()]
 
 
 def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         default=pl.col("is_default").any(),
     )
     repeats = timed.group_by([*TASK_COLUMNS, *CONFIG_COLUMNS]).agg(
-        n=pl.struct(REPEAT_COLUMNS).n_unique()
+        n=pl.struct(cells.REPEAT_COLUMNS).n_unique()
     )
     sources = sorted(part["source"].unique())
     shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())
@@ -85,9 +85,9 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         "rows": part.height,
         "rows_with_time": timed.height,
         "rows_by_status": dict(part["status"].value_counts().sort("status").iter_rows()),
-        "rows_left_out": left_out(part),
-        "min_size_bytes": part.select(pl.col("size_bytes").min()).item(),
-        "max_size_bytes": part.select(pl.col("size_bytes").max()).item(),
+        "rows_left_out": cells.left_out(part),
+        "min_size_bytes": part["size_bytes"].min(),
+        "max_size_bytes": part["size_bytes"].max(),
         "num_sizes": part["size_bytes"].n_unique(),
         "num_configs": timed.filter(forced).select(CONFIG_COLUMNS).n_unique(),
         "tasks": tasks.height,
@@ -101,33 +101,16 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
     }
 
 
-def describe_calls(directory: Path) -> list[dict[str, Any]]:
-    """Counts of the recorded calls of every system; [] for none. Raises as `store.scan`.
-
-    `calls_timed` have a time that is known from all ranks; `communicators` are those that a call
-    names, which traces of PyTorch do not; `sources` are of `CallSource`.
-    """
-    if not part_paths(directory, "calls"):
-        return []
-    counts = {
-        "calls": pl.len(),
-        "calls_timed": pl.col("time_us").count(),
-        "communicators": pl.col("comm").drop_nulls().n_unique(),
-        "sources": pl.col("source").unique().sort(),
-    }
-    per_system = scan(directory, "calls").group_by("system").agg(**counts)
-    return per_system.sort("system").collect().to_dicts()
-
-
-def other_lines(directory: Path) -> list[str]:
-    """Lines of text on what is no measurement: calls, NCCL's logged costs, steps.
+def other_lines(directory: Path, systems: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of text on what is no measurement: calls of `systems`, NCCL's logged costs, steps.
 
     Raises what `store.scan` does.
     """
     lines = [
-        f"{calls['system']}: {calls['calls']} calls of {calls['communicators']} communicators, "
+        f"{one['system']}: {calls['calls']} calls of {calls['communicators']} communicators, "
         f"{calls['calls_timed']} with a time from all ranks ({', '.join(calls['sources'])})"
-        for calls in describe_calls(directory)
+        for one in systems
+        if (calls := one.get("recorded")) is not None
     ]
     if part_paths(directory, "costs"):
         counts = scan(directory, "costs").group_by("system").len().sort("system").collect()
@@ -154,20 +137,8 @@ def _steps(steps: pl.LazyFrame) -> list[str]:
     return lines
 
 
-def to_json(
-    summaries: list[dict[str, Any]], calls: Sequence[dict[str, Any]] = ()
-) -> list[dict[str, Any]]:
-    """The summaries; a system that has calls has them as `recorded`."""
-    documents = {summary["system"]: dict(summary) for summary in summaries}
-    for recorded in calls:
-        counts = {name: value for name, value in recorded.items() if name != "system"}
-        system = recorded["system"]
-        documents.setdefault(system, {"system": system})["recorded"] = counts
-    return list(documents.values())
-
-
-def lines(one: dict[str, Any]) -> list[tuple[str, str]]:
-    """One system as (name, text) pairs to print."""
+def lines(one: Mapping[str, Any]) -> dict[str, str]:
+    """The measurements of one system as text to print, by name."""
     by_status = ", ".join(f"{n} {name}" for name, n in one["rows_by_status"].items())
     noise = "unknown: no cell has two independent repeats"
     if one["noise_band"] is not None:
@@ -175,12 +146,12 @@ def lines(one: dict[str, Any]) -> list[tuple[str, str]]:
             f"{one['noise_band']:.2%} (nine in ten configs repeat within it; half within "
             f"{one['noise_median']:.2%})"
         )
-    told = {
+    return {
         "GPU": f"{one['gpu']}; nodes x ranks per node: {', '.join(one['shapes'])}",
         "source": one["source"],
         "collectives": ", ".join(one["collectives"]),
         "rows": f"{one['rows']} ({by_status}); {one['rows_with_time']} with a time, "
-        f"left out: {left_out_text(one['rows_left_out'])}",
+        f"left out: {cells.left_out_text(one['rows_left_out'])}",
         "sizes": f"{one['num_sizes']}, {one['min_size_bytes']} to {one['max_size_bytes']} bytes",
         "forced configs": str(one["num_configs"]),
         "tasks": f"{one['tasks']}; default measured in {one['tasks_with_default']}, two forced "
@@ -189,7 +160,6 @@ def lines(one: dict[str, Any]) -> list[tuple[str, str]]:
         "verified": f"{one['verified_share']:.0%} of the rows that worked",
         "noise band": noise,
     }
-    return list(told.items())
 
 
 def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
@@ -199,36 +169,30 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     `default_us` (null when not measured), `gain` (default / best - 1), `noise_band` (null when
     unknown), `beyond_noise`.
     """
-    rows = comparable(usable(quiet(tuned(frame))))
-    cells = cell_times(rows)
-    default = cells.filter("is_default").select(*TASK_COLUMNS, default_us="time_us")
+    rows = cells.comparable(usable(quiet(tuned(frame))))
+    times = cells.cell_times(rows)
+    default = times.filter("is_default").select(*TASK_COLUMNS, default_us="time_us")
     best = (
         # Of equal times the default's comes first, then the one that is first by name.
-        cells.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
+        times.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
         .group_by(TASK_COLUMNS, maintain_order=True)
         .agg(pl.col("time_us").first().alias("best_us"), pl.col(list(CONFIG_COLUMNS)).first())
     )
     # The default of a task's profile is what the job would get otherwise.
     joined = best.join(default, on=TASK_COLUMNS, how="left", nulls_equal=True)
     joined = joined.join(_bands(rows), on=NOISE_KEY, how="left", nulls_equal=True)
+    config = pl.struct(list(CONFIG_COLUMNS))
+    key = config.map_elements(lambda row: config_of(row).key, return_dtype=pl.String)
     gain = pl.col("default_us") / pl.col("best_us") - 1.0
-    return (
-        joined.with_columns(
-            best=pl.struct(list(CONFIG_COLUMNS)).map_elements(
-                lambda row: config_of(row).key, return_dtype=pl.String
-            ),
-            gain=gain,
-        )
-        .with_columns(beyond_noise=pl.col("gain") > pl.col("noise_band").fill_null(0.0))
-        .drop(list(CONFIG_COLUMNS))
-        .sort(*FAMILY_COLUMNS, "size_bytes")
-    )
+    beyond = gain > pl.col("noise_band").fill_null(0.0)
+    judged = joined.with_columns(best=key, gain=gain, beyond_noise=beyond)
+    return judged.drop(list(CONFIG_COLUMNS)).sort(*FAMILY_COLUMNS, "size_bytes")
 
 
 def _bands(rows: pl.DataFrame) -> pl.DataFrame:
     """One noise band for each NOISE_KEY: from A/A pairs where there are any, else from repeats."""
     measured = rows.group_by(NOISE_KEY).agg(_aa=pl.col("aa_noise_band").median())
-    repeats = noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
+    repeats = cells.noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
     joined = measured.join(repeats, on=NOISE_KEY, how="left", nulls_equal=True)
     return joined.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
 
@@ -236,14 +200,10 @@ def _bands(rows: pl.DataFrame) -> pl.DataFrame:
 def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     """Draw one PNG for each system of a data set; return their paths.
 
-    Raises MachineError without matplotlib, NotEnoughData when no task has a time.
+    Raises ModuleNotFoundError without matplotlib, NotEnoughData when no task has a time.
     """
-    try:
-        from matplotlib import figure
-    except ImportError as error:
-        raise MachineError(
-            "plots need matplotlib; pip install 'dynamiccl[plot]', or leave --plots away"
-        ) from error
+    from matplotlib.figure import Figure
+
     found = crossovers(frame)
     if found.is_empty():
         raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
@@ -252,19 +212,17 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     for (system,), part in found.group_by("system", maintain_order=True):
         paths.append(folder / f"{slug(str(system))}.png")
         title = f"{system}: best measured config by message size"
-        draw_system(title, part, figure.Figure).savefig(paths[-1], dpi=120)
+        draw_system(title, part, Figure).savefig(paths[-1], dpi=120)
     return paths
 
 
-def draw_system(
-    title: str, part: pl.DataFrame, kind: Any, inches_per_size: float = _INCHES_PER_SIZE
-) -> Any:
+def draw_system(title: str, part: pl.DataFrame, kind: Any, inches_per_size: float = 0.36) -> Any:
     """A map of class `kind` of one system's `crossovers`: families by message size."""
     import matplotlib as mpl
 
     families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:MOST_FAMILIES]
     sizes = sorted(part["size_bytes"].unique())
-    size = max(8.0, 2.6 + inches_per_size * len(sizes)), 1.8 + _INCHES_PER_ROW * len(families)
+    size = max(8.0, 2.6 + inches_per_size * len(sizes)), 1.8 + 0.42 * len(families)
     figure = kind(figsize=size, layout="constrained")
     axes = figure.subplots()
     if title:
@@ -303,16 +261,11 @@ def _kind(task: Mapping[str, Any]) -> str:
 
 def _family_names(families: Sequence[pl.DataFrame]) -> list[str]:
     """Collective and shape of each family, and whatever else they differ in."""
-    tasks = [family.row(0, named=True) for family in families]
-    named = ("system", "collective", "num_nodes", "ranks_per_node")
-    others = [name for name in FAMILY_COLUMNS if name not in named]
+    firsts = [family.row(0, named=True) for family in families]
+    tasks = [{n: "?" if value is None else value for n, value in one.items()} for one in firsts]
+    shown = {"system", "collective", "num_nodes", "ranks_per_node"}
+    others = [name for name in FAMILY_COLUMNS if name not in shown]
     varied = [name for name in others if len({task[name] for task in tasks}) > 1]
-    return [
-        " ".join(
-            (
-                f"{task['collective']} {task['num_nodes'] or '?'}x{task['ranks_per_node'] or '?'}",
-                *(f"{name} {'?' if task[name] is None else task[name]}" for name in varied),
-            )
-        )
-        for task in tasks
-    ]
+    names = ["{collective} {num_nodes}x{ranks_per_node}".format(**task) for task in tasks]
+    more = [[f"{name} {task[name]}" for name in varied] for task in tasks]
+    return [" ".join([name, *words]) for name, words in zip(names, more, strict=True)]

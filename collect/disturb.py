@@ -1,14 +1,13 @@
 """Interference beside a launch: starts it on the nodes, waits until it is under way, ends it.
 
-    python -m dynamiccl.collect.disturb cpu --level 0.5
-    python -m dynamiccl.collect.disturb gemm --level 0.5
+    python -m dynamiccl.collect.disturb cpu 0.5
+    python -m dynamiccl.collect.disturb gemm 0.5
 
-are two kinds, on the node where they run: busy for `level` of the time, in stretches of about
-10 ms. They print `ready` when all are busy, and end as sampler.Ending says.
+are two kinds, on the node where they run, with their level: busy for so much of the time.
+They print `ready` when all are busy, and end with their starter (sampler.py).
 
-`cpu`: busy processes on `level` x the cores that it may use, so the launcher must not bind it to a
-few of them (`srun --cpu-bind=none`): one on each of so many cores, and for a fraction of a core one
-that rests in between.
+`cpu`: busy processes on `level` x the cores that it may use, of which one may rest in between. The
+launcher must not bind it to a few of them (`srun --cpu-bind=none`).
 
 `gemm`: square matrix products on all GPUs that CUDA shows, by torch. Collectives slow down beside
 compute by other amounts for other configs, so that the best one alone need not be the best one in
@@ -21,190 +20,138 @@ linearly with them. Measured on eight B300 at 128 MiB (eunomia-bpf/nccl-eBPF @14
 NICs only, and runs in the user's environment without our tuner.
 """
 
-import argparse
-import ctypes
 import multiprocessing
 import os
 import platform
-import re
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from dynamiccl import cli
-from dynamiccl.collect.grid import REAL, Setting
+from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.nodes import Nodes
-from dynamiccl.collect.sampler import Ending
+from dynamiccl.collect.output import MEANT_AS_ROW
+from dynamiccl.collect.sampler import end_with_starter, outlives
 from dynamiccl.datasets.schema import QUIET
-from dynamiccl.errors import InvalidSweep, MachineError, UnknownName
+from dynamiccl.errors import InvalidSweep, MachineError
 
 #: Importing torch from a slow disk takes a minute, and so does NCCL's start on many nodes.
 READY_S: Final = 300.0
-#: A launcher may label each line with its rank.
-_READY: Final = re.compile(r"(?:^|[\s:>\]])ready$")
-#: A row of results: size, count, type, ... (nccl-tests writes comments with '#').
-_ROW: Final = re.compile(r"^(?!\s*#).*?(?:^|[>:\]\s])\d+\s+\d+\s+[a-z]\w*\s+\w+\s+-?\d+\s+[\d.]")
+_READY: Final = "ready"
 #: Channels at level 1; NCCL takes fewer where the communicator has fewer.
 _ALL_CHANNELS: Final = 32
-#: Large enough that bandwidth, not latency, is what is taken away.
-_SIZE: Final = "64M"
-#: Length of a busy stretch, in seconds: shorter than a launch, longer than the clock's grain.
-BUSY_S: Final = 0.01
-#: PR_SET_PDEATHSIG (linux/prctl.h).
-_SET_DEATH_SIGNAL: Final = 1
-#: Edge of the matrices: 8192 fills an H100 for about 2 ms (1.1 TFLOP); a CPU gets less to do.
-_EDGE: Final = {"cuda": 8192, "cpu": 256}
 
 
-class Disturber:
-    """Disturbs launches on the nodes that a launcher reaches."""
+@contextmanager
+def disturb(
+    nodes: Nodes, num_gpus: int | None, setting: Setting, program: str
+) -> Iterator[Callable[[], str | None]]:
+    """Disturb what runs inside the `with`; nothing for a setting that runs alone.
 
-    def __init__(self, nodes: Nodes, num_gpus: int | None) -> None:
-        """Take the nodes, and how many GPUs each of them has (None: not known)."""
-        self._nodes = nodes
-        self._num_gpus = num_gpus
+    `num_gpus` is how many each node has (None: not known), `program` the path of the benchmark that
+    traffic comes from, which is the launch's own. The function that is given tells why the
+    disturbance ended too early, None while it runs: ask after a trial, as what was measured later
+    was measured without interference.
 
-    @contextmanager
-    def disturb(self, setting: Setting, program: str) -> Iterator[Callable[[], str | None]]:
-        """Disturb what runs inside the `with`; nothing for a setting that runs alone.
+    Raises MachineError when it does not get under way within READY_S, InvalidSweep where traffic
+    has no GPU.
+    """
+    kind, level = setting.interference.kind, setting.interference.level
+    if kind == QUIET:
+        yield lambda: None
+        return
+    # Each node's process says that it is ready; traffic prints rows for all its ranks together.
+    count, ranks = setting.hosts, 1
+    argv = [sys.executable, "-m", "dynamiccl.collect.disturb", kind, f"{level:g}"]
+    if kind == "traffic":
+        count = 1
+        argv, ranks = _traffic(nodes, num_gpus, setting, program)
+    ready: list[str] = []
 
-        `program` is the path of the benchmark that traffic comes from, which is the launch's own.
-        The function that is given tells why the disturbance ended too early, None while it runs:
-        ask after a trial, as what was measured later was measured without interference.
+    def hear(line: str) -> None:
+        if len(ready) < count and (MEANT_AS_ROW.search(line) or line == _READY):
+            ready.append(line)
 
-        Raises MachineError when it does not get under way within READY_S, UnknownName for a kind
-        that is no process, InvalidSweep where traffic has no GPU.
-        """
-        kind = setting.interference.kind
-        if kind == QUIET:
-            yield lambda: None
-            return
-        # Traffic prints for all its ranks together.
-        form, count = (_ROW, 1) if kind == "traffic" else (_READY, setting.hosts)
-        ready: list[str] = []
-        argv, ranks = self._argv(setting, program)
-        started = self._nodes.start(
-            argv,
-            setting.hosts,
-            lambda line: ready.append(line) if len(ready) < count and form.search(line) else None,
-            ranks_per_node=ranks,
-        )
+    with nodes.start(argv, setting.hosts, hear, ranks_per_node=ranks) as started:
 
         def lost() -> str | None:
-            status, said = started.process.poll(), started.last_words or "none"
+            status, said = started.process.poll(), started.last_words
             told = f"interference '{kind}' ended with status {status}; its last output: {said}"
             return None if status is None else told
 
-        try:
-            if not started.wait_for(lambda: len(ready) >= count, READY_S):
-                raise MachineError(
-                    lost()
-                    or f"interference '{kind}' was not ready after {READY_S:g} s ({len(ready)} of "
-                    f"{count} processes were); its last output: {started.last_words or 'none'}"
-                )
-            yield lost
-        finally:
-            started.end()
+        if not started.wait_for(lambda: len(ready) >= count, READY_S):
+            slow = f"interference '{kind}' was not ready after {READY_S:g} s ({len(ready)} of "
+            slow += f"{count} processes were); its last output: {started.last_words}"
+            raise MachineError(lost() or slow)
+        yield lost
 
-    def _argv(self, setting: Setting, program: str) -> tuple[list[str], int]:
-        """What disturbs, and its ranks on each node."""
-        kind, level = setting.interference.kind, setting.interference.level
-        if kind not in REAL:
-            raise UnknownName("interference", kind, REAL, where="a sweep of real processes")
-        if kind != "traffic":
-            words = ("-m", "dynamiccl.collect.disturb", kind, "--level", f"{level:g}")
-            return [sys.executable, *words], 1
-        used = setting.ranks_per_host
-        if self._num_gpus is None:
-            raise MachineError(
-                "interference 'traffic' runs on the GPUs that a trial leaves free, and nobody "
-                "knows how many the nodes have: does NVML answer there (dynamiccl-collect doctor)?"
-            )
-        spare = self._num_gpus - used
-        if spare < 1:
-            raise InvalidSweep(
-                f"interference 'traffic' needs GPUs that the trial leaves free, and {used} "
-                f"ranks per node use all {self._num_gpus}; take groups with fewer ranks_per_node"
-            )
-        ranks, gpus = (1, spare) if self._nodes.one_process else (spare, 1)
-        channels = max(1, round(level * _ALL_CHANNELS))
-        # `-N 0` never ends; `-c 0` since checking would pause the traffic.
-        return [
-            *("env", "-u", "NCCL_MIN_CTAS", f"NCCL_MAX_CTAS={channels}"),
-            *(f"NCCL_TESTS_DEVICE={used}", program, "-b", _SIZE, "-e", _SIZE, "-g", str(gpus)),
-            *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
-        ], ranks
+
+def _traffic(
+    nodes: Nodes, num_gpus: int | None, setting: Setting, program: str
+) -> tuple[list[str], int]:
+    """The argument vector of endless traffic on spare GPUs, and its ranks on each node."""
+    used = setting.ranks_per_host
+    if num_gpus is None or num_gpus <= used:
+        have = num_gpus or "nobody knows how many (does NVML answer there?)"
+        raise InvalidSweep(
+            f"interference 'traffic' needs GPUs that the trial leaves free; {used} ranks per node "
+            f"use one each, of {have}; take groups with fewer ranks_per_node"
+        )
+    spare = num_gpus - used
+    ranks, gpus = (1, spare) if nodes.one_process else (spare, 1)
+    channels = max(1, round(setting.interference.level * _ALL_CHANNELS))
+    # A size at which bandwidth is taken away, not latency. `-N 0` never ends; `-c 0` since checking
+    # would pause the traffic.
+    return [
+        *("env", "-u", "NCCL_MIN_CTAS", f"NCCL_MAX_CTAS={channels}"),
+        *(f"NCCL_TESTS_DEVICE={used}", program, "-b", "64M", "-e", "64M", "-g", str(gpus)),
+        *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
+    ], ranks
 
 
 # --- The programs ---
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Keep cores or GPUs busy until SIGTERM; raises MachineError where that cannot be."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("kind", choices=("cpu", "gemm"))
-    parser.add_argument("--level", type=float, required=True, help="share of cores or time, 0..1")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of gemm")
-    options = parser.parse_args(arguments)
-    if not 0 < options.level <= 1:
-        parser.error(f"--level is {options.level:g}; give a share above 0 and at most 1")
-    if options.kind == "cpu":
-        _stress_cores(options.level)
-    else:
-        _stress_gpus(options.level, options.device)
+def main() -> None:
+    """Keep cores or GPUs busy until the end; raises MachineError where that cannot be."""
+    kind, level = sys.argv[1:]
+    {"cpu": stress_cores, "gemm": stress_gpus}[kind](float(level))
 
 
-def repeat(work: Callable[[], object], level: float, rest: Callable[[float], object]) -> None:
-    """Alternate `work` and `rest(seconds)`, busy for `level` of the time, until a rest is True."""
-    while True:
+def repeat(work: Callable[[], object], level: float, parent: int) -> None:
+    """Alternate `work` and rest, busy for `level` of the time, while `parent` lives."""
+    rest_s = 0.0
+    while not outlives(parent, rest_s):
         began = time.perf_counter()
         work()
-        if rest((time.perf_counter() - began) * (1.0 / level - 1.0)):
-            return
+        rest_s = (time.perf_counter() - began) * (1.0 / level - 1.0)
 
 
-def _stress_cores(level: float) -> None:
-    ending, fork = Ending(), multiprocessing.get_context("fork")
+def stress_cores(level: float) -> None:
+    """Keep `level` of the cores busy."""
+    fork, parent = multiprocessing.get_context("fork"), os.getppid()
     whole, part = divmod(level * len(os.sched_getaffinity(0)) + 1e-9, 1.0)
-    parts = [1.0] * int(whole) + ([part] if part > 1e-6 else [])
-    workers = [fork.Process(target=_work, args=(part, os.getpid()), daemon=True) for part in parts]
-    try:
-        for worker in workers:
-            worker.start()
-        print("ready", flush=True)  # noqa: T201 - for whoever started it
-        while not ending.wait(1.0):
-            pass
-    finally:
-        for worker in workers:
-            if worker.pid is not None:
-                worker.kill()
-                worker.join()
-
-
-def _work(share: float, parent: int) -> None:
-    """Busy loop of one process; never returns, ends with its parent."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() == parent:  # else it was gone before we could say so
-        repeat(_spin, share, _rest)
-
-
-def _rest(seconds: float) -> None:
-    if seconds > 0:
-        time.sleep(seconds)
+    for share in [1.0] * int(whole) + ([part] if part > 1e-6 else []):
+        # They end with us, killed ones too, as the last argument says.
+        fork.Process(target=repeat, args=(_spin, share, os.getpid()), daemon=True).start()
+    end_with_starter()
+    print(_READY, flush=True)  # noqa: T201 - for whoever started it
+    while not outlives(parent, 1.0):
+        pass
 
 
 def _spin() -> None:
-    until = time.thread_time() + BUSY_S
+    # Shorter than a launch, longer than the clock's grain.
+    until = time.thread_time() + 0.01
     while time.thread_time() < until:
         pass
 
 
-def _stress_gpus(level: float, kind: str) -> None:
+def stress_gpus(level: float, kind: str = "cuda") -> None:
+    """Keep all GPUs busy for `level` of the time, or this core (`kind` cpu)."""
+    parent = os.getppid()
     try:
         import torch
     except ImportError as error:
@@ -216,33 +163,27 @@ def _stress_gpus(level: float, kind: str) -> None:
             f"interference 'gemm' finds no CUDA device on {platform.node()} (torch "
             f"{torch.__version__}); it needs a GPU, a driver and a torch built for CUDA"
         )
-    count = torch.cuda.device_count() if kind == "cuda" else 1
-    dtype = torch.bfloat16 if kind == "cuda" else torch.float32
-    edge = _EDGE[kind]
+    gpus = range(torch.cuda.device_count() if kind == "cuda" else 0)
+    # An edge of 8192 fills an H100 for about 2 ms (1.1 TFLOP); a CPU gets less to do.
+    edge, dtype = (8192, torch.bfloat16) if kind == "cuda" else (256, torch.float32)
 
-    def multiply(times: int) -> None:
-        for _ in range(times):
-            for a, b, out in matrices:
-                torch.mm(a, b, out=out)
-        for gpu in range(count if kind == "cuda" else 0):
+    def multiply() -> None:
+        for a, b, out in matrices:
+            torch.mm(a, b, out=out)
+        for gpu in gpus:
             torch.cuda.synchronize(gpu)
 
-    ending = Ending()
+    end_with_starter()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
-            devices = [torch.device(kind, index) for index in range(count)]
             matrices = [
                 [torch.ones((edge, edge), dtype=dtype, device=device) for _ in range(3)]
-                for device in devices
+                for device in [f"cuda:{gpu}" for gpu in gpus] or ["cpu"]
             ]
-            multiply(1)  # loads the kernels
-            began = time.perf_counter()
-            multiply(1)
-            batch = max(1, round(BUSY_S / (time.perf_counter() - began)))
-            multiply(batch)
-            print("ready", flush=True)  # noqa: T201 - for whoever started it
-            repeat(lambda: multiply(batch), level, ending.wait)
+            multiply()  # loads the kernels
+            print(_READY, flush=True)  # noqa: T201 - for whoever started it
+            repeat(multiply, level, parent)
     except RuntimeError as error:  # CUDA out of memory, a lost GPU
         raise MachineError(f"interference 'gemm' on {platform.node()}: {error}") from error
 

@@ -9,23 +9,23 @@ Every third size of every config is held out in turn and predicted by a fit of t
 the numbers that are written come from all of them.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from rich.console import Console
-from rich.table import Table
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import pair_spread, quiet, tuned, usable
 from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS
-from dynamiccl.errors import MachineError, NotEnoughData, UnknownName, UserError
+from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parameters import (
@@ -62,9 +62,9 @@ _LINKS: Final = "links"
 _NOISE: Final = 0.05
 #: Against a division by zero where a number changes no time at all.
 _RIDGE: Final = 1e-12
-#: Upper ends of the size classes, as powers of two, and their names.
-_CLASSES: Final = {16: "to 64 KiB", 20: "to 1 MiB", 24: "to 16 MiB", 28: "to 256 MiB"}
-_LARGEST: Final = "above 256 MiB"
+#: Size classes, and where all but the last end.
+_CLASSES: Final = ("to 64 KiB", "to 1 MiB", "to 16 MiB", "to 256 MiB", "above 256 MiB")
+_CLASS_ENDS: Final = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
 _CELL: Final = (
     *("collective", "num_nodes", "ranks_per_node", "size_bytes", "launch_profile"),
     *REQUESTED_COLUMNS,
@@ -136,8 +136,8 @@ def fit_to_file(
 def fit_system(file: SystemFile, data: Path, systems: Sequence[str] = ()) -> Fit:
     """Fit the parameters marked `fitted` in `file` to a data directory.
 
-    Raises NotEnoughData where the data does not determine a parameter, MachineError without SciPy,
-    and what `read_cells` raises.
+    Raises NotEnoughData where the data does not determine a parameter, ModuleNotFoundError without
+    SciPy, and what `read_cells` raises.
     """
     cells, left_out = read_cells(data, file, systems)
     found, at_bound, unclear = _solve(file, cells)
@@ -210,16 +210,16 @@ def read_cells(
     return cells, dict(left_out)
 
 
-def _chosen(there: Sequence[str], rules: FitParameters, systems: Sequence[str]) -> list[str]:
+def _chosen(there: Sequence[str], rules: FitParameters, systems: Sequence[str]) -> Sequence[str]:
     for name in systems:
         if name not in there:
             raise UnknownName("system of the data", name, there)
-    known = list(systems) or [name for name in rules.systems if name in there]
+    known = systems or [name for name in rules.systems if name in there]
     if not known and len(there) > 1:
         raise UserError(
             f"the data has {len(there)} systems; say which with --system: {', '.join(there)}"
         )
-    return known or list(there)
+    return known or there
 
 
 def _cell(row: dict[str, Any], system: ParametricSystem, opened: int | None) -> Cell:
@@ -264,14 +264,10 @@ def _solve(
     """Fit what is `fitted` in the links and the measured cells.
 
     Returns the numbers, those that ended at a bound, and those that the cells do not tell. Raises
-    MachineError without SciPy.
+    ModuleNotFoundError without SciPy.
     """
-    try:
-        from scipy.optimize import least_squares
-    except ImportError as error:
-        raise MachineError(
-            "fitting needs SciPy, which is not installed; pip install 'dynamiccl[train]'"
-        ) from error
+    from scipy.optimize import least_squares
+
     seen, held = {_LINKS, *(cell.key for cell in cells)}, _numbers(file)
     names = [name for name in held if name[0] in seen and held[name].origin is Origin.FITTED]
     if not names or not cells:
@@ -309,15 +305,13 @@ def _solve(
 
 def _filled(file: SystemFile, found: Mapping[Name, float]) -> SystemFile:
     """The description with the fitted numbers; what was to be fitted and is not is a prior."""
-    changes: dict[str, dict[str, Parameter]] = {}
+    changes: dict[str, dict[str, Parameter]] = defaultdict(dict)
     for (owner, number), held in _numbers(file).items():
-        if (owner, number) in found:
-            update: dict[str, Any] = {"value": found[owner, number]}
-        elif held.origin is Origin.FITTED:
-            update = {"origin": Origin.PRIOR, "note": "not in the data"}
-        else:
-            continue
-        changes.setdefault(owner, {})[number] = held.model_copy(update=update)
+        value = found.get((owner, number))
+        update: dict[str, Any] = {"origin": Origin.PRIOR, "note": "not in the data"}
+        if value is not None or held.origin is Origin.FITTED:
+            update = update if value is None else {"value": value}
+            changes[owner][number] = held.model_copy(update=update)
     links = file.links.model_copy(update=changes.get(_LINKS, {}))
     cells = [cell.model_copy(update=changes.get(cell.key, {})) for cell in file.cells]
     return file.model_copy(update={"cells": tuple(cells), "links": links})
@@ -329,19 +323,18 @@ def _hold_out(file: SystemFile, cells: Sequence[Cell]) -> list[Cell]:
     Staggered by config, since a sweep over channels may stand at a single size: were that size held
     out of every config at once, nothing would tell what a channel does.
     """
-    sizes: dict[str, set[int]] = {}
+    sizes: dict[str, set[int]] = defaultdict(set)
     for cell in cells:
-        sizes.setdefault(cell.label, set()).add(cell.call.size_bytes)
+        sizes[cell.label].add(cell.call.size_bytes)
     fold = {
         (label, size): (rank + order) % FOLDS
         for order, label in enumerate(sorted(sizes))
         for rank, size in enumerate(sorted(sizes[label]))
     }
-    folds = [fold[cell.label, cell.call.size_bytes] for cell in cells]
     found: list[Cell] = []
     for number in range(FOLDS):
-        asked = [cell for cell, mine in zip(cells, folds, strict=True) if mine == number]
-        rest = [cell for cell, mine in zip(cells, folds, strict=True) if mine != number]
+        asked = [cell for cell in cells if fold[cell.label, cell.call.size_bytes] == number]
+        rest = [cell for cell in cells if fold[cell.label, cell.call.size_bytes] != number]
         # A number that only the held-out sizes would tell stays as the description has it.
         found += predict(file, asked, _solve(file, rest)[0]) if rest and asked else []
     return sorted(found, key=lambda cell: cell.call.size_bytes)
@@ -377,12 +370,8 @@ def to_json(fit: Fit) -> dict[str, Any]:
 
     `misses` are the bars that are missed, as lines of text; empty when all are met.
     """
-    groups: dict[str, list[Cell]] = {}
-    for cell in fit.held_out:
-        size_class = next(
-            (name for k, name in _CLASSES.items() if cell.call.size_bytes <= 1 << k), _LARGEST
-        )
-        groups.setdefault(size_class, []).append(cell)
+    # In the order of sizes.
+    by_size = groupby(fit.held_out, lambda one: bisect_left(_CLASS_ENDS, one.call.size_bytes))
     large = [cell for cell in fit.held_out if cell.call.size_bytes > LARGE_BYTES]
     errors = errors_of(large)
     noise = errors["noise"] or 0.0
@@ -396,25 +385,22 @@ def to_json(fit: Fit) -> dict[str, Any]:
         "system": fit.file.name,
         "held_out_above_1mib": errors if large else None,
         "misses": misses if large else ["no cell above 1 MiB was held out"],
-        "by_size": {name: errors_of(group) for name, group in groups.items()},
+        "by_size": {_CLASSES[n]: errors_of([*group]) for n, group in by_size},
         "left_out": fit.left_out,
         "at_bound": fit.at_bound,
     }
 
 
-def show(fit: Fit, console: Console) -> None:
-    """Print held-out errors, missed bars, and what was left out."""
-    said = to_json(fit)
-    table = Table(title="held-out sizes", title_justify="left")
-    for heading in ("", "cells", "median error", "90th percentile", "repeat noise"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for name, one in {**said["by_size"], "above 1 MiB": said["held_out_above_1mib"] or {}}.items():
-        shares = [one.get(key) for key in ("median", "p90", "noise")]
-        words = ["-" if share is None else f"{share:.1%}" for share in shares]
-        table.add_row(name, str(one.get("cells", 0)), *words)
-    console.print(table)
-    lines = [f"missed: {line}" for line in said["misses"]]
-    lines += [f"left out, {count} cells: {reason}" for reason, count in fit.left_out.items()]
-    lines += [f"at a bound of its range: {name}" for name in fit.at_bound]
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+def lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """The document of `to_json` for people: held-out errors, missed bars, what was left out."""
+    large = said["held_out_above_1mib"]
+    for name, one in {**said["by_size"], **({"above 1 MiB": large} if large else {})}.items():
+        shares = (one[key] for key in ("median", "p90", "noise"))
+        median, p90, noise = ("-" if share is None else f"{share:.1%}" for share in shares)
+        yield (
+            f"{name}: {one['cells']} held-out cells, median error {median}, 90th percentile {p90}, "
+            f"repeats differ by {noise}"
+        )
+    yield from (f"missed: {line}" for line in said["misses"])
+    yield from (f"left out, {count} cells: {reason}" for reason, count in said["left_out"].items())
+    yield from (f"at a bound of its range: {name}" for name in said["at_bound"])

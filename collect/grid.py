@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations_with_replacement
-from typing import Final, Self
+from typing import Final
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Collective, Config
@@ -44,6 +44,8 @@ _SPLITS: Final[Mapping[str, Callable[[int, int], int]]] = {
     "MOD": operator.mod,
     "DIV": operator.floordiv,
 }
+#: Sizes that one nccl-tests process walks: each a factor times the one before.
+Walk = tuple[int, ...]
 _SPLIT: Final = re.compile(r"(AND|OR|MOD|DIV) (0x[0-9a-f]{1,7}|0|[1-9]\d{0,8})")
 
 
@@ -81,46 +83,37 @@ def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ..
     return tuple(sizes)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Chain:
-    """Sizes that one nccl-tests process walks: each `factor` times the one before."""
-
-    sizes: tuple[int, ...]
-    factor: int
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The `-b -e -f` of the walk."""
-        walk = ("-b", str(self.sizes[0]), "-e", str(self.sizes[-1]))
-        return (*walk, "-f", str(self.factor)) if len(self.sizes) > 1 else walk
+def walk_arguments(walk: Walk) -> tuple[str, ...]:
+    """The `-b -e -f` of a walk."""
+    ends = ("-b", str(walk[0]), "-e", str(walk[-1]))
+    return (*ends, "-f", str(walk[1] // walk[0])) if len(walk) > 1 else ends
 
 
-def chains(sizes: Iterable[int]) -> list[Chain]:
+def chains(sizes: Iterable[int]) -> list[Walk]:
     """Cut sizes into walks by a factor, each time the longest that is left."""
     left = set(sizes)
-    cut: list[Chain] = []
+    cut: list[Walk] = []
     while left:
-        longest = Chain((), 2)
+        longest: Walk = ()
         for start, other in combinations_with_replacement(sorted(left), 2):
             # The factor that leads to any other size is a ratio of two of them.
             factor = other // start if other > start else 2
             walk = [start]
             while walk[-1] * factor in left and other % start == 0:
                 walk.append(walk[-1] * factor)
-            if len(walk) > len(longest.sizes):
-                longest = Chain(tuple(walk), factor)
+            longest = max(longest, tuple(walk), key=len)
         cut.append(longest)
-        left -= {*longest.sizes}
+        left -= {*longest}
     return sorted(cut)
 
 
-def walks(sizes: Iterable[int]) -> list[Chain]:
+def walks(sizes: Iterable[int]) -> list[Walk]:
     """Cut sizes into walks, gaps filled where that saves processes: a start costs more than a gap.
 
     A strategy that has settled some sizes leaves gaps. They are walked over by a factor of 2 or 4,
     at most as many as there are sizes wanted.
 
-    >>> [walk.sizes for walk in walks([4, 16, 32])]
+    >>> walks([4, 16, 32])
     [(4, 8, 16, 32)]
     """
     wanted = sorted(set(sizes))
@@ -132,102 +125,71 @@ def walks(sizes: Iterable[int]) -> list[Chain]:
             while root % factor == 0:
                 root //= factor
             families[root].append(size)
-        cut: list[Chain] = []
+        cut: list[Walk] = []
         for members in families.values():
             whole = factor_ladder(members[0], members[-1], factor)
-            fits = len(whole) <= 2 * len(members)
-            cut += [Chain(whole, factor)] if fits else chains(members)
+            cut += [whole] if len(whole) <= 2 * len(members) else chains(members)
         cuts.append(sorted(cut))
-    return min(cuts, key=lambda cut: (len(cut), sum(len(chain.sizes) for chain in cut)))
+    return min(cuts, key=lambda cut: (len(cut), sum(map(len, cut))))
 
 
-def benchmark_bytes(collective: Collective, size_bytes: int, ranks: int, datatype: str) -> int:
-    """The size that nccl-tests really runs, and NCCL's nBytes: rounded to whole shares of a rank.
-
-    `src/all_gather.cu`, `src/all_reduce.cu` at nccl-tests v2.19.6: the share of one rank is rounded
-    down to 16 bytes where each rank has one, else the size to whole elements.
-    """
-    per_rank = collective in _PER_RANK
-    grain = RANK_GRAIN_BYTES * ranks if per_rank else DATATYPE_BYTES[datatype]
-    return size_bytes // grain * grain
-
-
-@dataclass(frozen=True, slots=True)
-class Comms:
-    """The communicators of one launch: each of them has this shape."""
-
-    num_nodes: int
-    ranks_per_node: int
-    #: The processes of each communicator, ascending; shape [communicator][rank].
-    members: tuple[tuple[int, ...], ...]
-
-    @property
-    def count(self) -> int:
-        """How many run at the same time."""
-        return len(self.members)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Split:
-    """How nccl-tests shares out its processes to several communicators: an operation, an operand.
+def parse_split(text: str) -> tuple[str, int]:
+    """The operation and the operand of one of nccl-tests' splits; raises ValueError.
 
     With `NCCL_TESTS_SPLIT="<operation> <value>"` (nccl-tests 2.14, `src/common.cu`, run) the colour
     of a process is its number in the job, operation, value; processes of one colour make a
     communicator. All run the same calls at the same time; printed is the mean over all ranks.
     """
+    match = _SPLIT.fullmatch(text)
+    operation, value = (match[1], int(match[2], 0)) if match else ("MOD", 0)
+    if operation in {"MOD", "DIV"} and not value:
+        raise ValueError(
+            f"'{text}' is no split; write AND, OR, MOD or DIV and a number, like 'MOD 8'"
+        )
+    return operation, value
 
-    operation: str
-    value: int
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read one of nccl-tests' spellings; raises ValueError.
+def split_text(text: str) -> str:
+    """The one spelling of a split: masks in hexadecimal. Raises ValueError as `parse_split`.
 
-        >>> Split.parse("MOD 8").text, Split.parse("AND 7").text
-        ('MOD 8', 'AND 0x7')
-        """
-        match = _SPLIT.fullmatch(text)
-        split = cls(match[1], int(match[2], 0)) if match else cls("MOD", 0)
-        if split.operation in {"MOD", "DIV"} and not split.value:
-            raise ValueError(
-                f"'{text}' is no split; write AND, OR, MOD or DIV and a number, like 'MOD 8'"
-            )
-        return split
+    >>> split_text("MOD 8"), split_text("AND 7")
+    ('MOD 8', 'AND 0x7')
+    """
+    operation, value = parse_split(text)
+    return f"{operation} {value:#x}" if operation in {"AND", "OR"} else f"{operation} {value}"
 
-    @property
-    def text(self) -> str:
-        """As nccl-tests reads it, one spelling for each split: masks in hexadecimal."""
-        is_mask = self.operation in {"AND", "OR"}
-        return f"{self.operation} {self.value:#x}" if is_mask else f"{self.operation} {self.value}"
 
-    @cache  # noqa: B019 - a sweep has few, and each row asks
-    def comms(self, num_nodes: int, ranks_per_node: int, *, spare: bool = False) -> Comms:
-        """The communicators of a job of so many nodes, one process for each GPU, node by node.
+@cache  # a sweep has few, and each row asks
+def communicators(
+    split: str, num_nodes: int, ranks_per_node: int, *, spare: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """The processes of each communicator that a split makes of a job, ascending.
 
-        Raises ValueError where they are not of one shape, or are less than two; with `spare`
-        single processes may be left over, which are in none.
+    The job has so many nodes, one process for each GPU, numbered node by node. Raises ValueError
+    where the communicators are not of one shape, or are less than two; with `spare` single
+    processes may be left over, which are in none.
 
-        >>> Split.parse("MOD 8").comms(4, 8).members[1]
-        (1, 9, 17, 25)
-        """
-        colour, job = _SPLITS[self.operation], f"{num_nodes}x{ranks_per_node}"
-        groups: dict[int, list[int]] = defaultdict(list)
-        for process in range(num_nodes * ranks_per_node):
-            groups[colour(process, self.value)].append(process)
-        several = [group for group in groups.values() if len(group) > 1 or not spare]
-        # Of each, its ranks on each of its nodes: (8, 8) is two nodes of eight.
-        spread = {tuple(Counter(p // ranks_per_node for p in group).values()) for group in several}
-        if len(spread) != 1 or len({*next(iter(spread))}) != 1:
-            raise ValueError(
-                f"split '{self.text}' makes no equal communicators of {job} processes; share nodes "
-                f"out evenly, as 'MOD {ranks_per_node}' or 'DIV {ranks_per_node}' does"
-            )
-        if len(several) < 2 and not spare:
-            raise ValueError(f"split '{self.text}' leaves the {job} processes one communicator")
-        (on_nodes,) = spread
-        if on_nodes == (1,):
-            raise ValueError(f"split '{self.text}' leaves each of the {job} processes alone")
-        return Comms(len(on_nodes), on_nodes[0], tuple(map(tuple, several)))
+    >>> communicators("MOD 8", 4, 8)[1]
+    (1, 9, 17, 25)
+    """
+    operation, value = parse_split(split)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for process in range(num_nodes * ranks_per_node):
+        groups[_SPLITS[operation](process, value)].append(process)
+    several = [group for group in groups.values() if len(group) > 1 or not spare]
+    # Of each, its ranks on each of its nodes: (8, 8) is two nodes of eight.
+    spread = {tuple(Counter(p // ranks_per_node for p in group).values()) for group in several}
+    job = f"{num_nodes}x{ranks_per_node} processes"
+    if len(spread) != 1 or len({*next(iter(spread))}) != 1:
+        raise ValueError(
+            f"split '{split}' makes no equal communicators of {job}; share nodes out evenly, as "
+            f"'MOD {ranks_per_node}' or 'DIV {ranks_per_node}' does"
+        )
+    if len(several) < 2 and not spare:
+        raise ValueError(f"split '{split}' leaves the {job} one communicator")
+    if spread == {(1,)}:
+        raise ValueError(f"split '{split}' leaves each of the {job} alone")
+    return tuple(map(tuple, several))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -253,34 +215,23 @@ class Setting:
     collective: Collective
     num_nodes: int
     ranks_per_node: int
+    #: Hosts of the job, and its ranks on each, over all communicators.
+    hosts: int
+    ranks_per_host: int
     datatype: str = "float"
     profile: LaunchProfile = LaunchProfile()
     interference: Interference = Interference()
-    #: Hosts that it is started on; 0 = as many as NCCL counts nodes.
-    num_hosts: int = 0
-    #: How the processes of these are shared out to several communicators (`Split`); empty: one.
+    #: How the processes of the job are shared out to several communicators; empty: one.
     split: str = ""
     #: Whether that leaves single processes over.
     spare: bool = False
-    #: Processes of the launch; 0 = as many as the communicator has ranks.
-    num_processes: int = 0
 
     @property
-    def hosts(self) -> int:
-        """Number of hosts of the job."""
-        return self.num_hosts or self.num_nodes
-
-    @property
-    def ranks_per_host(self) -> int:
-        """Ranks on each host of the job, over all communicators."""
-        return (self.num_processes or self.num_ranks) // self.hosts
-
-    @property
-    def comms(self) -> Comms | None:
-        """The communicators that run at the same time; None for a single one."""
+    def comms(self) -> tuple[tuple[int, ...], ...] | None:
+        """The processes of each communicator that runs at the same time; None for a single one."""
         if not self.split:
             return None
-        return Split.parse(self.split).comms(self.hosts, self.ranks_per_host, spare=self.spare)
+        return communicators(self.split, self.hosts, self.ranks_per_host, spare=self.spare)
 
     @property
     def num_ranks(self) -> int:
@@ -288,8 +239,14 @@ class Setting:
         return self.num_nodes * self.ranks_per_node
 
     def benchmark_bytes(self, size_bytes: int) -> int:
-        """The size that nccl-tests runs in place of `size_bytes`, and NCCL's nBytes."""
-        return benchmark_bytes(self.collective, size_bytes, self.num_ranks, self.datatype)
+        """The size that nccl-tests runs in place of `size_bytes`, and NCCL's nBytes.
+
+        `src/all_gather.cu`, `src/all_reduce.cu` at nccl-tests v2.19.6: the share of one rank is
+        rounded down to 16 bytes where each rank has one, else the size to whole elements.
+        """
+        per_rank = self.collective in _PER_RANK
+        grain = RANK_GRAIN_BYTES * self.num_ranks if per_rank else DATATYPE_BYTES[self.datatype]
+        return size_bytes // grain * grain
 
     @property
     def key(self) -> str:

@@ -29,12 +29,12 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
-from dynamiccl.collect.grid import Split
-from dynamiccl.collect.nccl_log import expand_hosts, host_list
-from dynamiccl.collect.strategies import MAD_TO_SIGMA
+from dynamiccl.belief import MAD_TO_SIGMA
+from dynamiccl.collect.grid import communicators
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Status
 from dynamiccl.errors import NotEnoughData
+from dynamiccl.slurm import expand_hosts, host_list
 
 #: Checks of a healthy cluster that find something, at most, were noise normal.
 _FALSE_ALARMS: Final = 0.01
@@ -83,6 +83,8 @@ class Finding:
 class Report:
     """What is slow, and what it was found in."""
 
+    #: Whether nothing is.
+    is_well: bool
     nodes: int
     communicators: int
     rows: int
@@ -94,11 +96,6 @@ class Report:
     findings: tuple[Finding, ...]
     #: Launches of one communicator whose call ran on too few other sets of hosts.
     not_compared: int
-
-    @property
-    def is_well(self) -> bool:
-        """Whether nothing is slow."""
-        return not self.findings
 
 
 class _Comm(NamedTuple):
@@ -137,7 +134,7 @@ def health_command(
     """
     report = examine(store.read(data), least=least)
     if as_json:
-        cli.print_json({"is_well": report.is_well, **asdict(report)})
+        cli.print_json(asdict(report))
     else:
         _show(report, Console(width=100, highlight=False))
     if not report.is_well:
@@ -168,6 +165,7 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
     slow_between = [o for o in slow_between if explained.isdisjoint(o.where.split(" - "))]
     findings = [*slow_inside, *slow_between, *unfit]
     return Report(
+        is_well=not findings,
         nodes=len({host for comm in comms for host in comm.hosts}),
         communicators=len(comms),
         rows=frame.height,
@@ -234,8 +232,7 @@ def _communicators(row: Mapping[str, Any]) -> Iterator[tuple[_Part, float]]:
         yield tuple((host, -1) for host in expand_hosts(hosts)), row["time_us"]
         return
     where = _places(hosts, count, len(times_us))
-    comms = Split.parse(row["comm_split"]).comms(count, len(times_us) // count, spare=True)
-    for each in comms.members:
+    for each in communicators(row["comm_split"], count, len(times_us) // count, spare=True):
         # Both ends of a call count alike; a rank of no communicator is never asked for.
         yield tuple(where[n] for n in each), fmean(times_us[n] for n in each)
 
@@ -374,11 +371,9 @@ def _listed(members: _Part) -> str:
 
 
 def _show(report: Report, out: Console) -> None:
-    told = {"inside nodes": report.noise_inside, "between nodes": report.noise_between}
-    noise = ", ".join(
-        f"{place} {'not measured' if share is None else f'{share:.1%}'}"
-        for place, share in told.items()
-    )
+    shares = (report.noise_inside, report.noise_between)
+    inside, between = ("not measured" if one is None else f"{one:.1%}" for one in shares)
+    noise = f"inside nodes {inside}, between nodes {between}"
     out.print(f"{report.nodes} nodes: {report.communicators} communicators in {report.rows} rows")
     out.print(f"slow: {report.least:.0%} slower, and beyond noise ({noise})")
     for one in report.findings:

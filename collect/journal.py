@@ -26,7 +26,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -41,6 +40,8 @@ from dynamiccl.datasets.store import part_provenance, sweep_folder, sweep_parts,
 from dynamiccl.errors import CorruptFile, MachineError, UserError
 from dynamiccl.slurm import hold
 
+#: How the sweep ended; of a journal where it ended.
+COMPLETE: Final = "complete"
 #: Changes with the layout of a round's launches, and of the journal (5: none forces one config).
 _FORMAT: Final = "5"
 #: What a launch's rows keep of themselves once they are in a part.
@@ -126,7 +127,7 @@ class Journal:
             differs = ", ".join(name for name in grid if found.get(name) != grid[name])
             raise UserError(
                 f"{path} is of a sweep of this name with another {differs} (trials: the file was "
-                "edited, or --limit differs; layout: another release began it, and finishes it); "
+                "edited; layout: another release began it, and finishes it); "
                 "give the new grid another name, or take another --out"
             )
         #: Its name in the provenance of its parts.
@@ -143,8 +144,7 @@ class Journal:
     def begin_round(self, trials: Sequence[Trial], *, is_retry: bool = False) -> None:
         """Write down a round's trials before it starts. Raises MachineError on a full disk."""
         record: Record = {"round": len(self.rounds), "trials": [_entry(one) for one in trials]}
-        if is_retry:
-            record["retry"] = True
+        record |= {"retry": True} if is_retry else {}
         _append(self._folder / "rounds.jsonl", record)
         self.rounds.append(record)
 
@@ -179,7 +179,7 @@ class Journal:
     def complete(self, ended: str) -> None:
         """Record that the sweep with this text has ended: "done", or out of "budget"."""
         text = f"{_digest(self._sweep.text)}\n{ended}\n"
-        _write_atomically(self._folder / "complete", text)
+        _write_atomically(self._folder / COMPLETE, text)
 
     @property
     def _path(self) -> Path:
@@ -230,14 +230,9 @@ def how_it_ended(folder: Path, text: str) -> str | None:
 
     With a larger budget it is another text.
     """
-    path = folder / "complete"
+    path = folder / COMPLETE
     words = path.read_text(encoding="utf-8").split() if path.is_file() else []
     return words[1] if len(words) == 2 and words[0] == _digest(text) else None
-
-
-def begin_again(folder: Path) -> None:
-    """Forget that the sweep ended, so that more can be measured."""
-    (folder / "complete").unlink(missing_ok=True)
 
 
 def progress_on_disk(folder: Path) -> tuple[int, int]:
@@ -248,8 +243,7 @@ def progress_on_disk(folder: Path) -> tuple[int, int]:
     """
     launches = trials = 0
     for path in folder.glob("segment-*.jsonl"):
-        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-        for record in (_loads(line, path) for line in whole.splitlines()):
+        for record in _lines(path, is_ours=False):
             rows = [row for _, _, rows in record["measured"] for row in rows]
             is_new = any(row.get("status") != Status.INFEASIBLE.value for row in rows)
             launches += is_new or not (rows or record["left"])
@@ -265,54 +259,39 @@ def with_noise_band(table: pa.Table) -> pa.Table:
     queue pairs and another way through the network (ECMP). The band is the 90th percentile over
     sizes and pairs of slower / faster - 1. Null where no size has a pair.
     """
-    frame = pl.DataFrame(table)
+    frame = pl.DataFrame(table).with_row_index("_row")
     is_pair = pl.col("is_default") & ~pl.col("in_place").fill_null(value=False)
-    bands = (
-        usable(frame)
-        .filter(is_pair)
-        .group_by([*_BAND_KEY, "size_bytes"])
-        .agg(pl.col("time_us"))
-        .with_columns(pl.col("time_us").map_elements(_spreads, return_dtype=pl.List(pl.Float64)))
-        .explode("time_us")
-        .group_by(_BAND_KEY)
-        .agg(_band=pl.col("time_us").quantile(0.9))
+    measured = usable(frame).filter(is_pair)
+    pairs = measured.join(measured, on=[*_BAND_KEY, "size_bytes"], nulls_equal=True).filter(
+        pl.col("_row") < pl.col("_row_right")
     )
-    found = frame.select(_BAND_KEY).join(
+    times = ("time_us", "time_us_right")
+    ratio = pl.max_horizontal(times) / pl.min_horizontal(times)
+    bands = pairs.group_by(_BAND_KEY).agg(aa_noise_band=(ratio - 1.0).quantile(0.9))
+    found = frame.drop("aa_noise_band").join(
         bands, on=_BAND_KEY, how="left", nulls_equal=True, maintain_order="left"
     )
-    index = table.schema.get_field_index("aa_noise_band")
-    return table.set_column(index, table.schema.field(index), found["_band"].to_arrow())
-
-
-def _spreads(times_us: pl.Series) -> list[float]:
-    times = np.sort(times_us.to_numpy())
-    ratios = times[None, :] / times[:, None]
-    found: list[float] = (ratios[np.triu_indices(len(times), k=1)] - 1.0).tolist()
-    return found
+    return found.select(table.column_names).to_arrow().cast(table.schema)
 
 
 # --- Files ---
 
 
-def _known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as plain data, without what is null."""
-    return {
-        name: value.isoformat() if isinstance(value, datetime) else value
-        for name, value in row.items()
-        if value is not None
-    }
+def _known(row: Mapping[str, Any]) -> Record:
+    return {name: value for name, value in row.items() if value is not None}
 
 
-def _with_time(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_time(row: Record) -> Record:
+    """A row as it was committed, of this process or read from a file."""
     stamp = row.get("timestamp")
-    return row if stamp is None else {**row, "timestamp": datetime.fromisoformat(stamp)}
+    return row | {"timestamp": datetime.fromisoformat(stamp)} if isinstance(stamp, str) else row
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _loads(line: str, path: Path) -> Record:
+def _loads(line: str | bytes, path: Path) -> Record:
     try:
         return dict(json.loads(line))
     except (ValueError, TypeError) as error:
@@ -322,33 +301,32 @@ def _loads(line: str, path: Path) -> Record:
         ) from error
 
 
-def _lines(path: Path) -> Iterator[Record]:
-    """The records of a file; a last line without newline is torn and is cut away."""
+def _lines(path: Path, *, is_ours: bool = True) -> Iterator[Record]:
+    """The records of a file; where it is ours, a last line that a crash tore off is cut away."""
     content = path.read_bytes() if path.is_file() else b""
     whole = content.rfind(b"\n") + 1
-    if whole != len(content):
+    if is_ours and whole != len(content):
         os.truncate(path, whole)
-    for line in content[:whole].decode(encoding="utf-8").splitlines():
+    for line in content[:whole].splitlines():
         yield _loads(line, path)
 
 
 def _line(record: Record) -> str:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+    plain = json.dumps(record, separators=(",", ":"), allow_nan=False, default=datetime.isoformat)
+    return plain + "\n"
 
 
 def _append(path: Path, record: Record) -> None:
+    """Add a line to a file; what a full disk left of it is cut away when it is opened again."""
     line = _line(record).encode()
-    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
-    with path.open("ab", buffering=0) as file:
-        before = os.fstat(file.fileno()).st_size
-        try:
-            written = 0
-            while written < len(line):
-                written += os.write(file.fileno(), line[written:])
+    try:
+        # Unbuffered: what a full disk refuses is not tried again when the file is closed.
+        with path.open("ab", buffering=0) as file:
+            while line:
+                line = line[os.write(file.fileno(), line) :]
             os.fsync(file.fileno())
-        except OSError as error:
-            file.truncate(before)
-            raise _full(path, error) from error
+    except OSError as error:
+        raise _full(path, error) from error
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -11,12 +11,13 @@ the sweep's to find out (run.py).
 """
 
 import logging
+import shlex
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -24,10 +25,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.collect import launchers, read_back, schedule
-from dynamiccl.collect.disturb import Disturber
+from dynamiccl.collect.disturb import disturb
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.launchers import (
-    ContainerSettings,
     Finished,
     Interrupt,
     LauncherSettings,
@@ -35,14 +35,14 @@ from dynamiccl.collect.launchers import (
     Ranks,
     run_process,
 )
-from dynamiccl.collect.nodes import Nodes, SiteFacts, Watch
-from dynamiccl.collect.output import hosts_of, rank_lines
+from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes
+from dynamiccl.collect.output import MEANT_AS_ROW, hosts_of, rank_lines
 from dynamiccl.collect.run import Runner
 from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, Row, lost_row
 from dynamiccl.collect.sweep import RunnerSettings, SweepFile
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError
-from dynamiccl.nccl import TUNER_ABI_SINCE, Collective, NcclVersion
+from dynamiccl.nccl import ABSTAIN, TUNER_ABI_SINCE, Collective, NcclVersion
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +60,8 @@ BINARIES: Final[Mapping[Collective, str]] = {
 _FOLDER: Final = "launch-"
 #: How long the plugin's report may take over a network file system.
 _REPORT_S: Final = 45.0
-#: Local file systems by `stat -f` (coreutils, `src/stat.c`): a write is seen at once.
-_LOCAL: Final = frozenset(("ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlayfs"))
 _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
+_ACTUAL: Final = ("actual_algorithm", "actual_protocol", "actual_num_channels")
 #: Exit codes after SIGTERM or SIGKILL, as seen by us and as reported by a launcher.
 _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 15, 128 + 9})
 #: Seconds that the same signal may take to reach us.
@@ -95,9 +94,13 @@ def find_program(collective: Collective, site: Site) -> str:
         choices = ", ".join(c.wire for c in BINARIES)
         raise InvalidSweep(f"no nccl-tests binary for {collective.wire}; choose from {choices}")
     name, place = BINARIES[collective], site.nccl_tests_dir
-    if site.launcher.container is not None:
-        return f"{directory_inside(place, site.launcher.container)}/{name}" if place else name
     where = None if place is None else str(place.resolve())
+    if (container := site.launcher.container) is not None:
+        if where is None:
+            return name
+        with suppress(InvalidSweep):
+            return f"{launchers.map_into_container(where, container)}/{name}"
+        return f"{place}/{name}"  # not mounted, so it is the image's own
     found = shutil.which(name, path=where)
     if found is None:
         raise MachineError(
@@ -106,14 +109,6 @@ def find_program(collective: Collective, site: Site) -> str:
             "simulator"
         )
     return found
-
-
-def directory_inside(directory: Path, container: ContainerSettings) -> str:
-    """Path of a directory inside the container: mapped if mounted, else the image's own."""
-    try:
-        return launchers.map_into_container(str(directory.resolve()), container)
-    except InvalidSweep:
-        return str(directory)
 
 
 class NcclTestsRunner(Runner):
@@ -127,44 +122,44 @@ class NcclTestsRunner(Runner):
         site: Site,
         interrupt: Interrupt | None = None,
         *,
-        watch: Watch | None = None,
-        facts: SiteFacts | None = None,
+        health: Health | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start nothing yet; `watch` tells how healthy the nodes were, `facts` what they have."""
+        """Start nothing yet; `health` tells how well the nodes were, `facts` what they have."""
         self._file, self._site = file, site
-        self._interrupt, self._watch = interrupt or Interrupt(), watch or Watch()
-        self._launcher = launchers.find_launcher(site.launcher.kind)
-        known = facts or SiteFacts({}, None)
-        self._disturber = Disturber(Nodes(site.launcher), known.num_gpus)
-        self._environment = dict(known.columns)
+        self._interrupt, self._health = interrupt or Interrupt(), health
+        known = {"source": Source.NCCL_TESTS_TEXT.value, "nccl_version": file.nccl_version}
+        self._environment: dict[str, Any] = {**known, **(facts or {})}
+        #: Of each node; no column of a measurement.
+        self._num_gpus: int | None = self._environment.pop("num_gpus", None)
         self._choices: dict[str, Choice | None] = {}
         self._programs: dict[Collective, str] = {}
         self._plays = False
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Find binaries and plugin; raises for trials that cannot be measured here."""
-        self._plays = schedule.needs_plugin(trials)
+        self._plays = any(trial.config != ABSTAIN for trial in trials)
         for setting in dict.fromkeys(trial.setting for trial in trials):
             self._check_setting(setting)
             if setting.collective not in self._programs:
                 self._programs[setting.collective] = find_program(setting.collective, self._site)
-        if self._plays:
-            self._check_plugin()
+        version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[3]
+        if self._plays and self._site.plugin is None:
+            raise MachineError(
+                "a sweep of configs needs the sweep plugin, and there is none: build it with 'make "
+                "plugin', or set runner.plugin (NCCL's own choice alone, algorithms = [], does not)"
+            )
+        if self._plays and version is not None and NcclVersion.parse(version) < oldest:
+            raise MachineError(
+                f"a sweep of configs needs NCCL {oldest} or later, and nccl_version is {version}; "
+                "take a newer NCCL, or measure its own choice alone: algorithms = []"
+            )
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
         """The launches that measure the trials of a round."""
-        reads_back = self._file.runner.read_back
         return schedule.lay_out(
-            number,
-            trials,
-            plays_schedules=self._plays,
-            must_read_back=lambda trial: reads_back and trial.key not in self._choices,
-            small_bytes=schedule.small_bytes(self._file),
+            number, trials, self._file, plays_schedules=self._plays, known=self._choices
         )
-
-    def reason_to_skip(self, trial: Trial) -> str | None:
-        """Why a trial is too slow to win, or None."""
-        return schedule.too_slow(trial, self._file)
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         """Run one launch, and once more where it reached no config at all."""
@@ -184,33 +179,12 @@ class NcclTestsRunner(Runner):
 
     def environment(self) -> Row:
         """The environment columns known so far."""
-        known = {
-            "source": Source.NCCL_TESTS_TEXT.value,
-            "timestamp": datetime.now(UTC),
-            "nccl_version": self._file.nccl_version,
-        }
-        return {**known, **self._environment}
+        return {**self._environment, "timestamp": datetime.now(UTC)}
 
     def close(self) -> None:
         """Remove the folders of launches, of killed runs too: rows are in the journal by now."""
         for folder in self._site.work.glob(f"{_FOLDER}*"):
             shutil.rmtree(folder, ignore_errors=True)
-
-    # --- What can be measured here ---
-
-    def _check_plugin(self) -> None:
-        """Raise MachineError where the plugin cannot play a schedule of configs."""
-        version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[3]
-        if self._site.plugin is None:
-            raise MachineError(
-                "a sweep of configs needs the sweep plugin, and there is none: build it with 'make "
-                "plugin', or set runner.plugin (NCCL's own choice alone, algorithms = [], does not)"
-            )
-        if version is not None and NcclVersion.parse(version) < oldest:
-            raise MachineError(
-                f"a sweep of configs needs NCCL {oldest} or later, and nccl_version is {version}; "
-                "take a newer NCCL, or measure its own choice alone: algorithms = []"
-            )
 
     def _check_setting(self, setting: Setting) -> None:
         """Raise InvalidSweep for a setting that cannot be started here."""
@@ -221,7 +195,7 @@ class NcclTestsRunner(Runner):
                 f"interference kind '{kind}' cannot run here; choose from none, cpu, gemm, or, "
                 "outside of a container, traffic"
             )
-        if setting.split and not self._launcher.needs_mpi:
+        if setting.split and not launcher.is_distributed:
             raise InvalidSweep(
                 f"split '{setting.split}' shares out processes, and launcher '{launcher.kind}' "
                 "starts one for all GPUs; take mpirun, srun or sbatch"
@@ -243,7 +217,8 @@ class NcclTestsRunner(Runner):
             ran = self._start(launch, grid, folder, lambda _: None)
             return self._read_back(launch, grid, folder, ran)
         program = self._programs[launch.setting.collective]
-        with self._disturber.disturb(launch.setting, program) as lost:
+        nodes = Nodes(self._site.launcher)
+        with disturb(nodes, self._num_gpus, launch.setting, program) as lost:
             ran = self._start(launch, grid, folder, progress)
             alone = lost()
         return self._timed(launch, grid, folder, ran, alone)
@@ -261,18 +236,19 @@ class NcclTestsRunner(Runner):
             (folder / schedule.SCHEDULE_NAME).write_bytes(played.to_bytes())
             digest = played.content_hash
             plugin = launchers.map_into_container(str(self._site.plugin), container)
-        gpus = 1 if self._launcher.needs_mpi else setting.ranks_per_host
+        gpus = 1 if self._site.launcher.is_distributed else setting.ranks_per_host
         program = self._programs[setting.collective]
         argv = schedule.arguments(program, launch, grid, self._file, gpus=gpus, folder=inside)
         env, unset = schedule.environment(launch, inside, plugin, digest)
         ranks = Ranks(argv, env, setting.hosts, setting.ranks_per_host, unset=unset)
         started = launchers.command(ranks, self._site.launcher)
-        _log.debug("%s", started.text)
-        ran = _Ran(time.time(), schedule.slow_seconds(grid, calls.per_half), self._file.runner)
+        _log.debug("%s", shlex.join(started))
+        settings, grace_s = self._file.runner, self._site.launcher.grace_s
+        ran = _Ran(time.time(), [calls.slow_s(size) for size in grid.benchmark_bytes], settings)
 
         def take(text: str, arrived_s: float) -> bool:
             ran.texts.append(text)
-            if not read_back.is_row(text):
+            if not MEANT_AS_ROW.search(text):
                 return False
             ran.row_times.append(arrived_s)
             progress(1)
@@ -280,10 +256,7 @@ class NcclTestsRunner(Runner):
                 raise _Enough
             return True
 
-        settings = self._file.runner
-        limits = Limits(
-            settings.startup_timeout_s, settings.stall_timeout_s, self._launcher.grace_s, ran.more_s
-        )
+        limits = Limits(settings.startup_timeout_s, settings.stall_timeout_s, grace_s, ran.more_s)
         try:
             finished = run_process(started, limits, take, self._interrupt)
         except _Enough:
@@ -310,39 +283,36 @@ class NcclTestsRunner(Runner):
     ) -> Launch:
         """The rows of a launch; `alone` says why what was to run beside it did not."""
         json = folder / schedule.JSON_NAME
-        blocks = read_back.read_rows(ran.texts, json, sizes=grid.benchmark_bytes)
+        blocks, told = read_back.read_rows(ran.texts, json, sizes=grid.benchmark_bytes)
         blocks = blocks[: len(grid.blocks)]
-        facts = {"environment": found} if (found := read_back.environment_in(blocks)) else {}
+        facts = {"environment": told}
         self.learn(facts)
         hosts = hosts_of(rank_lines(ran.texts))
         wrong = alone or read_back.wrong_comms(launch.setting, ran.texts)
-        patience_s = 0.0 if wrong or _is_local(folder) else _REPORT_S
-        verdicts = schedule.judge(launch, folder, len(blocks), patience_s)
+        patience_s = 0.0 if wrong else _REPORT_S
+        verdicts, began = schedule.judge(launch, folder, len(blocks), patience_s)
         if wrong is not None:
-            verdicts = [schedule.failed(wrong) for _ in blocks]
+            verdicts = [{"status": Status.FAILED.value, "reason": wrong}] * len(blocks)
         measured = self._rows(launch, grid, ran, blocks, verdicts, hosts)
-        reached = len(blocks)
-        rest = grid.asked_from(reached, launch)
-        began = schedule.has_begun(launch, folder) if launch.is_scheduled else reached > 0
+        rest = grid.asked_from(len(blocks), launch)
         left = (*rest, *grid.left_over)
         done = replace(launch, measured=measured, left=left, facts=facts, began=began)
         # Where it ended well, another rank's output tore a row: what follows runs again.
-        ended_well = ran.finished is not None and ran.finished.returncode == 0
-        if rest and not (ran.was_stopped or (reached and ended_well)):
-            culprit = grid.blocks[reached]
+        is_torn = bool(blocks) and ran.finished is not None and ran.finished.returncode == 0
+        if rest and ran.finished is not None and not is_torn:
             status, reason = ran.what_happened()
 
             def lost(trial: Trial) -> dict[str, Any]:
-                return lost_row(self._base(launch, trial) | {"hosts": hosts}, status, reason)
+                return lost_row(self._base(launch, trial, hosts=hosts), status, reason)
 
-            if launch.is_scheduled and (began or reached):
+            if launch.is_scheduled and (began or blocks):
+                culprit = grid.blocks[len(blocks)]
                 done = replace(done, culprit=(culprit, lost(culprit)))
             else:
                 # It never started, or has a single config: trying again would not help.
-                others = [trial for trial in rest if trial is not culprit]
-                rows = tuple((trial, (lost(trial),)) for trial in (culprit, *others))
+                rows = tuple((trial, (lost(trial),)) for trial in rest)
                 done = replace(done, measured=(*measured, *rows), left=grid.left_over)
-        if began or ran.was_stopped or alone is not None or read_back.is_impossible(ran.texts):
+        if began or ran.finished is None or alone is not None or read_back.is_impossible(ran.texts):
             return done
         why = verdicts[0]["reason"] if verdicts else ran.what_happened()[1]
         return replace(done, never_began=why)
@@ -357,78 +327,62 @@ class NcclTestsRunner(Runner):
         hosts: str | None,
     ) -> tuple[tuple[Trial, tuple[Row, ...]], ...]:
         stretches = ran.stretches_of(len(blocks))
-        healths = self._watch.health(stretches)
+        healths = self._health(stretches) if self._health else [UNKNOWN] * len(stretches)
         if unwell := sum(bool(health["throttled"] or health["ecc_errors"]) for health in healths):
             _log.warning(
                 "%s: heat, power or memory errors of GPUs in %d of %d blocks: not used",
                 *(launch.id, unwell, len(healths)),
             )
+        is_partial = len(blocks) < len(grid.blocks)
+        # With processes left over the mean of all is the time of no communicator.
+        no_time = dict.fromkeys(_TIMES) if launch.setting.spare else {}
         measured = []
-        for number, block in enumerate(blocks):
-            trial = grid.blocks[number]
-            base = {
-                **self._base(launch, trial),
-                "hosts": hosts,
-                "partial_launch": len(blocks) < len(grid.blocks),
-                "timestamp": datetime.fromtimestamp(stretches[number][0], UTC),
-                **healths[number],
-                **verdicts[number],
-            }
-            if "status" in base:
-                rows = [lost_row(base, Status(base["status"]), base["reason"])]
+        for trial, halves, (began_s, _), health, verdict in zip(
+            grid.blocks, blocks, stretches, healths, verdicts, strict=False
+        ):
+            base = self._base(launch, trial, hosts=hosts, partial_launch=is_partial)
+            base |= {"timestamp": datetime.fromtimestamp(began_s, UTC), **health, **verdict}
+            choice = self._choices.get(trial.key)
+            if "status" in verdict:
+                rows = [lost_row(base, Status(verdict["status"]), verdict["reason"])]
             else:
-                choice = self._choices.get(trial.key)
-                names = ("actual_algorithm", "actual_protocol", "actual_num_channels")
-                base |= dict(zip(names, choice or (), strict=False))
                 base["verified"] = choice is not None
-                # With processes left over the mean of all is the time of no communicator.
-                no_time = dict.fromkeys(_TIMES) if launch.setting.spare else {}
-                rows = [base | half | no_time for half in block]
-                for row in rows:
-                    if row.get("wrong_values"):
-                        row["reason"] = f"{row['wrong_values']} wrong values"
+                base |= dict(zip(_ACTUAL, choice or (), strict=False))
+                rows = [base | half | no_time for half in halves]
+            for row in rows:
+                if row.get("wrong_values"):
+                    row["reason"] = f"{row['wrong_values']} wrong values"
             measured.append((trial, tuple(rows)))
         return tuple(measured)
 
-    def _base(self, launch: Launch, trial: Trial) -> dict[str, Any]:
-        return {**schedule.trial_row(self._file, launch, trial), **self.environment()}
+    def _base(self, launch: Launch, trial: Trial, **more: Any) -> dict[str, Any]:
+        return {**schedule.trial_row(self._file, launch, trial), **self.environment(), **more}
 
     def _read_back(self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran") -> Launch:
         """What NCCL's log says of each block; of a read-back launch there are no rows."""
         logs = read_back.comm_logs(folder)
-        calls = schedule.calls_of(launch, self._file)
-        found = read_back.choices_of(
-            logs,
-            grid,
-            num_ranks=launch.setting.num_ranks,
-            warmup_calls=sum(count for _, count in schedule.warmup_of(launch.setting, grid, calls)),
-            calls_per_block=2 * calls.per_half,
-        )
-        features = read_back.keep_set_up(
-            self._site.out, self._file, launch, folder, logs[0], ran.texts
-        )
-        if ran.was_stopped:
+        found = read_back.choices_of(logs, self._file, launch, grid)
+        read_back.keep_costs(self._site.out, self._file, launch, (*logs[0], *ran.texts))
+        if ran.finished is None:
             return replace(launch, left=launch.trials)
+        verdicts, reached = schedule.judge(launch, folder, len(found))
         rest = grid.asked_from(len(found), launch)
-        went_wrong = ran.finished is not None and ran.finished.returncode != 0
-        crashed = went_wrong and schedule.has_begun(launch, folder)
-        done = replace(launch, left=(*rest, *grid.left_over), began=bool(found) or crashed)
-        if rest and crashed:
+        went_wrong = ran.finished.returncode != 0
+        done = replace(launch, left=grid.left_over, began=bool(found) or (went_wrong and reached))
+        if rest and went_wrong and reached and launch.is_scheduled:
             row = lost_row(self._base(launch, rest[0]), *ran.what_happened())
-            done = replace(done, culprit=(rest[0], row))
+            done = replace(done, left=(*rest, *grid.left_over), culprit=(rest[0], row))
         elif rest:
             # The log has an unexpected format, or it never started: trying again would not help.
             _log.warning("%s: of %d trials NCCL's log does not name what ran", launch.id, len(rest))
-            done = replace(done, left=grid.left_over)
         again = {id(trial) for trial in done.left}
         choices: dict[str, Choice | None] = {
             trial.key: None for trial in launch.trials if id(trial) not in again
         }
-        verdicts = schedule.judge(launch, folder, len(found))
         for trial, choice, verdict in zip(grid.blocks, found, verdicts, strict=False):
             if "status" not in verdict:
                 choices[trial.key] = choice
-        done = replace(done, facts={"read_back": choices, "environment": features})
+        done = replace(done, facts={"read_back": choices})
         if went_wrong and not done.began and not read_back.is_impossible(ran.texts):
             return replace(done, never_began=ran.what_happened()[1])
         return done
@@ -444,7 +398,7 @@ class _Ran:
 
     #: When it was started, seconds since the epoch.
     began_s: float
-    #: Seconds that each row may take on top of the limits.
+    #: Seconds that each row of a walk may take on top of the limits.
     slow_s: Sequence[float]
     settings: RunnerSettings
     #: All output lines, and when each row arrived, in seconds since the epoch.
@@ -453,24 +407,17 @@ class _Ran:
     #: How it ended; None when it was told to stop.
     finished: Finished | None = None
 
-    @property
-    def was_stopped(self) -> bool:
-        """Whether it ended early because a stop was requested."""
-        return self.finished is None
-
     def more_s(self) -> float:
         """Seconds added to the time limit for the row that is awaited."""
-        row = len(self.row_times)
-        return self.slow_s[row] if row < len(self.slow_s) else 0.0
+        return self.slow_s[len(self.row_times) % len(self.slow_s)]
 
     def stretches_of(self, num_rows: int) -> list[tuple[float, float]]:
         """(begin, end) in Unix seconds of each of the first rows, from the row before it on.
 
         A row that was not seen to arrive (another rank spoke on its line) takes the last one's.
         """
-        seen = list(pairwise([self.began_s, *self.row_times]))[:num_rows]
-        last = seen[-1] if seen else (self.began_s, self.began_s)
-        return seen + [last] * (num_rows - len(seen))
+        seen = list(pairwise([self.began_s, *self.row_times])) or [(self.began_s, self.began_s)]
+        return [seen[min(row, len(seen) - 1)] for row in range(num_rows)]
 
     def what_happened(self) -> tuple[Status, str]:
         """Status and reason for the config that was running when it ended early."""
@@ -483,10 +430,3 @@ class _Ran:
             return Status.TIMED_OUT, f"no {what} {limit_s + self.more_s():.3g} s: {words}"
         status = Status.INFEASIBLE if read_back.is_impossible(self.texts) else Status.FAILED
         return status, f"exit code {self.finished.returncode}: {words}"
-
-
-def _is_local(path: Path) -> bool:
-    """Whether a path lies on a local file system; False when that is not known."""
-    asked = ("stat", "--file-system", "--format=%T", str(path))
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return done.stdout.strip() in _LOCAL

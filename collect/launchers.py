@@ -1,6 +1,6 @@
 """Launchers: what to start on this machine for a program that runs as ranks on nodes; running it.
 
-`command` goes from `Ranks` and the sweep's `[launcher]` to a `Command`, which `run_process` runs.
+`command` makes an argument vector of `Ranks` and the sweep's `[launcher]`; `run_process` runs it.
 
 local   the program itself: one process that drives all GPUs (`-g N` of nccl-tests)
 mpirun  Open MPI 4 and 5. It forwards output in chunks, not lines, so two ranks may share a line:
@@ -30,7 +30,6 @@ import shlex
 import signal
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,10 +39,13 @@ from typing import IO, Any, Final, Literal, Self
 
 from pydantic import Field
 
-from dynamiccl.errors import InvalidSweep, MachineError, UnknownName
+from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.simulator.toml_table import Table
 
 _log = logging.getLogger(__name__)
+
+#: What a sweep file and the command line may name.
+LauncherKind = Literal["local", "mpirun", "srun", "sbatch"]
 
 
 class ContainerSettings(Table):
@@ -58,7 +60,7 @@ class ContainerSettings(Table):
 class LauncherSettings(Table):
     """The `[launcher]` table of a sweep file; all options are passed through as written."""
 
-    kind: str = "local"
+    kind: LauncherKind = "local"
     extra_args: tuple[str, ...] = ()
     #: Words before the benchmark on every rank, e.g. numactl.
     prefix: tuple[str, ...] = ()
@@ -68,6 +70,21 @@ class LauncherSettings(Table):
     #: Elements of the job array that share the sweep.
     array: int = Field(default=1, ge=1)
     container: ContainerSettings | None = None
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether ranks are processes of their own: a benchmark built with MPI, and `-g 1`."""
+        return self.kind != "local"
+
+    @property
+    def is_slurm(self) -> bool:
+        """Whether srun starts the ranks."""
+        return self.kind in {"srun", "sbatch"}
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds to end ranks: Slurm's SIGKILL comes after 30 (KillWait), srun waits 2 more."""
+        return 40.0 if self.is_slurm else 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,40 +103,25 @@ class Ranks:
     overlap: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What to start on this machine: an argument vector, and changes to our environment."""
-
-    argv: tuple[str, ...]
-    #: Set in the environment of the started process, over what is there.
-    env: Mapping[str, str] = field(default_factory=dict)
-    #: Taken out of the environment of the started process.
-    unset: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The equivalent POSIX shell line, for logs and messages."""
-        changes = [word for name in self.unset for word in ("-u", name)]
-        changes += [f"{name}={value}" for name, value in sorted(self.env.items())]
-        return shlex.join([*(["env"] if changes else []), *changes, *self.argv])
+#: An argument vector, and what must be set where it starts.
+_Command = tuple[tuple[str, ...], dict[str, str]]
 
 
-def _local(ranks: Ranks, settings: LauncherSettings) -> Command:
+def _local(ranks: Ranks, settings: LauncherSettings) -> _Command:
     if settings.extra_args:
         raise InvalidSweep(
             f"launcher 'local' takes no extra_args ({' '.join(settings.extra_args)}); words before "
             "the benchmark go into launcher.prefix"
         )
-    return Command(*_in_container(ranks, settings), ranks.unset)
+    return _in_container(ranks, settings)
 
 
 #: Options of mpirun that say where ranks are bound.
 _BINDING: Final = {"--bind-to", "-bind-to", "--cpu-set", "--rankfile", "-rf", "--cpu-list"}
 
 
-def _mpirun(ranks: Ranks, settings: LauncherSettings) -> Command:
-    # Ranks on other nodes get their node's environment, so the rank itself unsets variables.
-    rank, env = _in_container(ranks, settings, unset=True)
+def _mpirun(ranks: Ranks, settings: LauncherSettings) -> _Command:
+    rank, env = _in_container(ranks, settings)
     argv = (
         "mpirun",
         # Open MPI refuses to run as root without this option.
@@ -135,10 +137,10 @@ def _mpirun(ranks: Ranks, settings: LauncherSettings) -> Command:
     )
     # Inside an allocation mpirun starts its daemons by srun, as a step that would wait for others.
     beside = {"SLURM_OVERLAP": "1"} if ranks.overlap else {}
-    return Command(argv, {**env, **beside}, ranks.unset)
+    return argv, {**env, **beside}
 
 
-def _srun(ranks: Ranks, settings: LauncherSettings) -> Command:
+def _srun(ranks: Ranks, settings: LauncherSettings) -> _Command:
     rank, env = _in_container(ranks, settings)
     argv = (
         "srun",
@@ -153,61 +155,29 @@ def _srun(ranks: Ranks, settings: LauncherSettings) -> Command:
         *settings.extra_args,
         *rank,
     )
-    return Command(argv, env, ranks.unset)
+    return argv, env
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
-    """One way to start ranks."""
-
-    command: Callable[[Ranks, LauncherSettings], Command]
-    #: Whether ranks are processes of their own: a benchmark built with MPI, and `-g 1`.
-    needs_mpi: bool = True
-    #: Whether srun starts them.
-    is_slurm: bool = False
-    #: Whether the whole sweep runs inside a batch job.
-    is_batch: bool = False
-    #: Seconds that it takes to end ranks which do not end by themselves.
-    grace_s: float = 5.0
+_COMMANDS: Final = {"local": _local, "mpirun": _mpirun, "srun": _srun, "sbatch": _srun}
 
 
-#: Slurm sends SIGKILL 30 s after SIGTERM (slurm.conf, KillWait), and srun waits 2 s more for that.
-_SRUN_GRACE_S: Final = 40.0
-
-#: All there are; what a sweep file and the command line may name.
-LAUNCHERS: Final[Mapping[str, Launcher]] = {
-    "local": Launcher(command=_local, needs_mpi=False),
-    "mpirun": Launcher(command=_mpirun),
-    "srun": Launcher(command=_srun, is_slurm=True, grace_s=_SRUN_GRACE_S),
-    "sbatch": Launcher(command=_srun, is_slurm=True, is_batch=True, grace_s=_SRUN_GRACE_S),
-}
-
-
-def find_launcher(name: str) -> Launcher:
-    """The launcher called `name`. Raises UnknownName with the choices."""
-    if name not in LAUNCHERS:
-        raise UnknownName("launcher", name, LAUNCHERS)
-    return LAUNCHERS[name]
-
-
-def command(ranks: Ranks, settings: LauncherSettings) -> Command:
-    """What to start for `ranks` under the launcher that `settings.kind` names.
-
-    Raises UnknownName, and InvalidSweep where the launcher cannot start such ranks.
-    """
-    launcher, container = find_launcher(settings.kind), settings.container
-    if ranks.num_nodes > 1 and not launcher.needs_mpi:
+def command(ranks: Ranks, settings: LauncherSettings) -> tuple[str, ...]:
+    """What to start on this machine for `ranks`; InvalidSweep where the launcher cannot do that."""
+    container = settings.container
+    if ranks.num_nodes > 1 and not settings.is_distributed:
         raise InvalidSweep(
             f"launcher '{settings.kind}' starts one process on this machine, but a group has "
             f"num_nodes = {ranks.num_nodes}; take launcher mpirun, srun or sbatch, or groups of "
             "one node"
         )
-    if container is not None and container.runtime == "pyxis" and not launcher.is_slurm:
+    if container is not None and container.runtime == "pyxis" and not settings.is_slurm:
         raise InvalidSweep(
             f"container runtime 'pyxis' is a plugin of srun and does not work with launcher "
             f"'{settings.kind}'; take launcher srun or sbatch, or runtime apptainer"
         )
-    return launcher.command(ranks, settings)
+    argv, env = _COMMANDS[settings.kind](ranks, settings)
+    changes = [f"{name}={value}" for name, value in sorted(env.items())]
+    return ("env", *changes, *argv) if changes else argv
 
 
 def map_into_container(path: str, container: ContainerSettings | None) -> str:
@@ -231,21 +201,20 @@ def map_into_container(path: str, container: ContainerSettings | None) -> str:
     return posixpath.normpath(posixpath.join(target, host.relative_to(source)))
 
 
-def _in_container(
-    ranks: Ranks, settings: LauncherSettings, *, unset: bool = False
-) -> tuple[tuple[str, ...], dict[str, str]]:
+def _in_container(ranks: Ranks, settings: LauncherSettings) -> _Command:
     """What every rank runs inside its container, and the variables set where it starts, outside.
 
-    `unset`: the launcher hands ranks another environment than our own, so that each drops variables
-    itself. An image's variables always need it. Pyxis needs no words here: it is options of srun.
+    Each drops variables itself: mpirun's ranks on other nodes have their node's, an image its own.
+    Pyxis needs no words here: it is options of srun.
     """
     env = {**settings.env, **ranks.env}
     env = {name: value for name, value in env.items() if name not in ranks.unset}
     container = settings.container
-    drop: tuple[str, ...] = ()
-    if ranks.unset and (unset or container is not None):
-        drop = ("env", *_each("-u", ranks.unset))
-    argv = (*drop, *settings.prefix, *ranks.argv)
+    drop = ("env", *_each("-u", ranks.unset)) if ranks.unset else ()
+    argv = (*settings.prefix, *ranks.argv)
+    if "=" in argv[0]:
+        raise InvalidSweep(f"'{argv[0]}' would be taken for a variable: give its path no '='")
+    argv = (*drop, *argv)
     if container is None or container.runtime == "pyxis":
         return argv, env
     # Set under this prefix a variable wins over what the image sets, and PATH and LD_LIBRARY_PATH
@@ -277,20 +246,13 @@ def _each(option: str, values: Sequence[str]) -> list[str]:
 
 #: Seconds between looks at the clock, the leader and the interrupt while no output comes, and at
 #: what is about to end.
-_LOOK_S: Final = 0.05
-_SHORT_LOOK_S: Final = 0.005
+_LOOK_S: Final = 0.02
 #: Seconds that output may still come after the leader's end, from a child that holds the pipe.
 _LINGER_S: Final = 0.5
 #: Seconds that the kernel may take to end what got SIGKILL, before we stop waiting.
 _KILLED_S: Final = 5.0
-#: Lines of output that are kept; the callback sees all of them.
-KEPT_LINES: Final = 200_000
 #: A longer line is handed on in pieces: a runaway log must not fill our memory.
 MAX_LINE_BYTES: Final = 1 << 20
-
-#: Takes a line without its end and when it arrived, in seconds since the epoch; tells whether it is
-#: progress.
-OnLine = Callable[[str, float], bool]
 
 
 class Interrupt:
@@ -354,32 +316,35 @@ class Finished:
 
     #: As a shell counts: negative = ended by that signal; None = it hung, and we ended it.
     returncode: int | None
-    #: The last `KEPT_LINES` lines.
     lines: tuple[str, ...]
-
-    @property
-    def output(self) -> str:
-        """The lines as one text."""
-        return "".join(f"{line}\n" for line in self.lines)
 
 
 def run_process(
-    command: Command,
+    argv: Sequence[str],
     limits: Limits,
-    on_line: OnLine = lambda *_: True,
+    on_line: Callable[[str, float], bool] = lambda *_: True,
     interrupt: Interrupt | None = None,
 ) -> Finished:
     """Run a program to its end, or end it with all its children when it hangs.
 
-    `on_line` takes every line of stdout and stderr.
+    `on_line` takes every line of stdout and stderr, without its end, and when it arrived, in
+    seconds since the epoch; it returns whether that is progress.
 
     Raises MachineError when the program cannot be started, and KeyboardInterrupt on a second
     Ctrl-C; then no process of the program is left.
     """
-    leader = start_session(command, subprocess.PIPE)
+    leader = start_session(argv, subprocess.PIPE)
     output = _Output(leader, on_line)
+    is_hung, deadline = False, time.monotonic() + limits.startup_s + limits.more_s()
+    # Without reaping it: so its number stays its own until all of its session has ended.
+    look = (os.P_PID, leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     try:
-        is_hung = _follow(leader, output, limits, interrupt)
+        while not is_hung and os.waitid(*look) is None:
+            if output.hand_on():
+                deadline = time.monotonic() + limits.stall_s + limits.more_s()
+            if interrupt is not None:
+                interrupt.check()
+            is_hung = time.monotonic() >= deadline
         if not is_hung:
             output.hand_on(_LINGER_S)
         # Whether it ended by itself or not: what it left running, too.
@@ -393,18 +358,49 @@ def run_process(
     return Finished(None if is_hung else leader.returncode, tuple(output.lines))
 
 
+class _Output:
+    """Hands on the lines of a program, whose pipe somebody that it left behind may hold open."""
+
+    def __init__(
+        self, leader: subprocess.Popen[bytes], on_line: Callable[[str, float], bool]
+    ) -> None:
+        assert leader.stdout is not None
+        self.pipe = leader.stdout
+        self.lines: list[str] = []
+        self._on_line = on_line
+        #: Of the line that has no end yet.
+        self._rest = b""
+
+    def hand_on(self, wait_s: float = _LOOK_S) -> bool:
+        """Hand on the lines of so many seconds, or to the last; returns whether one is progress."""
+        progressed, until = False, time.monotonic() + wait_s
+        while (left_s := until - time.monotonic()) > 0:
+            if not select.select([self.pipe], [], [], left_s)[0]:
+                break
+            read = os.read(self.pipe.fileno(), MAX_LINE_BYTES)
+            *whole, self._rest = (self._rest + read).split(b"\n")
+            if self._rest and (not read or len(self._rest) > MAX_LINE_BYTES):
+                whole, self._rest = [*whole, self._rest], b""
+            for raw in whole:
+                # A pseudo-terminal (srun --unbuffered) ends lines with a carriage return too.
+                self.lines.append(raw.removesuffix(b"\r").decode(errors="replace"))
+                progressed |= self._on_line(self.lines[-1], time.time())
+            if not read:
+                time.sleep(min(left_s, _LOOK_S))
+                break
+        return progressed
+
+
 def start_session(
-    command: Command, output: int | IO[bytes], *, stdin: int = subprocess.DEVNULL
+    argv: Sequence[str], output: int | IO[bytes], *, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
     """Start a command as leader of a new session, with stdout and stderr together in `output`.
 
     Raises MachineError when the program is not there or cannot be executed.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in command.unset}
     try:
         return subprocess.Popen(
-            command.argv,
-            env={**kept, **command.env},
+            argv,
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -412,8 +408,8 @@ def start_session(
         )
     except OSError as error:
         raise MachineError(
-            f"cannot start '{command.argv[0]}': {error.strerror}; install it, or correct its path "
-            f"(whole command: {command.text})"
+            f"cannot start '{argv[0]}': {error.strerror}; install it, or correct its path (whole "
+            f"command: {shlex.join(argv)})"
         ) from error
 
 
@@ -434,7 +430,7 @@ def end_session(
         deadline = time.monotonic() + grace_s
         while _members(leader.pid) and time.monotonic() < deadline:
             meanwhile()
-            time.sleep(_SHORT_LOOK_S)
+            time.sleep(_LOOK_S)
     finally:
         # Again and again, since a process may start another one between our look and its end.
         deadline = time.monotonic() + _KILLED_S
@@ -442,13 +438,8 @@ def end_session(
             for pid in members:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(_SHORT_LOOK_S)
+            time.sleep(_LOOK_S)
         leader.wait()
-
-
-def _has_ended(leader: subprocess.Popen[bytes]) -> bool:
-    # Without reaping it: so its number stays its own until all of its session has ended.
-    return os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _members(session: int) -> list[int]:
@@ -464,55 +455,3 @@ def _members(session: int) -> list[int]:
         if int(fields[3]) == session and fields[0] not in {b"Z", b"X"}:
             found.append(int(entry.name))
     return found
-
-
-def _follow(
-    leader: subprocess.Popen[bytes], output: "_Output", limits: Limits, interrupt: Interrupt | None
-) -> bool:
-    """Read until the program ends or is interrupted; returns True when it hangs."""
-    deadline = time.monotonic() + limits.startup_s + limits.more_s()
-    while not _has_ended(leader):
-        output.hand_on(_LOOK_S)
-        if output.progressed:
-            output.progressed = False
-            deadline = time.monotonic() + limits.stall_s + limits.more_s()
-        if interrupt is not None:
-            interrupt.check()
-        if time.monotonic() >= deadline:
-            return True
-    return False
-
-
-class _Output:
-    """Hands on the lines of a program, whose pipe somebody that it left behind may hold open."""
-
-    def __init__(self, leader: subprocess.Popen[bytes], on_line: OnLine) -> None:
-        assert leader.stdout is not None
-        self.pipe = leader.stdout
-        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self.progressed = False
-        self._on_line = on_line
-        #: Of the line that has no end yet.
-        self._rest = b""
-
-    def hand_on(self, wait_s: float = _SHORT_LOOK_S) -> None:
-        """Hand on the lines that arrive within so many seconds; returns early after the last."""
-        deadline = time.monotonic() + wait_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            if not select.select([self.pipe], [], [], left_s)[0]:
-                return
-            read = os.read(self.pipe.fileno(), MAX_LINE_BYTES)
-            *whole, self._rest = (self._rest + read).split(b"\n")
-            if self._rest and (not read or len(self._rest) > MAX_LINE_BYTES):
-                whole, self._rest = [*whole, self._rest], b""
-            for raw in whole:
-                self._take(raw)
-            if not read:
-                time.sleep(min(left_s, _SHORT_LOOK_S))
-                return
-
-    def _take(self, raw: bytes) -> None:
-        # A pseudo-terminal (srun --unbuffered) ends lines with a carriage return too.
-        text = raw.removesuffix(b"\r").decode(errors="replace")
-        self.lines.append(text)
-        self.progressed |= self._on_line(text, time.time())

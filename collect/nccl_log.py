@@ -20,16 +20,16 @@ in blocks of three algorithms:
 
       Algorithm   |                            Tree                  |  ...
       Protocol    |             LL |          LL128 |         Simple |  ...
-     Max NThreads |            512 |            640 |            512 |  ...
         Broadcast |     0.0/   0.0 |     0.0/   0.0 |     9.3/   1.2 |  ...
 
 A bandwidth of 0.0 means that NCCL does not take the cell, or that it is below 0.05 GB/s.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -40,7 +40,7 @@ from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.simulator.group import CostLine
+from dynamiccl.simulator.group import Cell, CostLine
 
 #: Variables by name; None = set, to what is not known.
 Settings = dict[str, str | None]
@@ -57,7 +57,6 @@ _KEPT: Final = """
     SOCKET_NTHREADS WIN_ENABLE
 """
 KEPT_NAMES: Final = frozenset(f"NCCL_{name}" for name in _KEPT.split())
-_REQUESTED: Final = ("requested_algorithm", "requested_protocol", "requested_num_channels")
 #: Long or odd values are not settings that we understand.
 _PLAIN_VALUE: Final = re.compile(r"[\w.,;:^/+-]{1,64}")
 
@@ -76,7 +75,6 @@ _ASSIGNED: Final = re.compile(
 )
 #: What is between two commands of a line, and in no quotation.
 _BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
-_EXPORTS: Final = frozenset({"export", "declare", "typeset", "setenv"})
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
 _RANKS: Final = re.compile(r"\bnranks (\d{1,7})\b", re.IGNORECASE)
@@ -84,25 +82,18 @@ _NODES: Final = re.compile(r"\bnNodes (\d{1,7})\b")
 _SET: Final = re.compile(r"\b(NCCL_\w+) set (?:by|in) (?:the )?environment (?:variable )?to (.*)")
 
 _CALL: Final = re.compile(
-    r"(?:(?P<func>[A-Za-z]+)(?P<special> \[[^\]]+\])?: )?(?P<size>\d{1,18}) Bytes -> "
-    r"(?:Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)"
-    r"(?: time [\d.]+| channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,3})\.\.(?P<high>\d{1,3})\})"
-    r"|(?P<other>\w+))"
+    r"(?:([A-Za-z]+)( \[[^\]]+\])?: )?(\d{1,18}) Bytes -> (?=\w)(?:Algo (\w+) proto (\w+)"
+    r"(?: time [\d.]+| channel\{Lo\.\.Hi\}=\{(\d{1,3})\.\.(\d{1,3})\}))?"
 )
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
 
 _COST_ALGORITHMS: Final = re.compile(r"\s+Algorithm\s+\|(.*)")
-_COST_THREADS: Final = re.compile(r"\s+Max NThreads \|(.*)")
 _COST_ROW: Final = re.compile(r"\s+([A-Z][A-Za-z]+) \|((?:\s*\d+\.\d/\s*\d+\.\d \|)+)\s*$")
 _COST_CELL: Final = re.compile(r"\s*(\d+\.\d)/\s*(\d+\.\d) \|")
 _COST_PROTOCOLS: Final = (Protocol.LL, Protocol.LL128, Protocol.Simple)
 
-#: A name whose digits may count: `nid007106`, `gpu-3`, `n12.cluster`.
-_COUNTED_HOST: Final = re.compile(r"(.*?)(\d{0,9})(\D*)", re.DOTALL)
-#: One host, or a range of them: `n[01-04,7].cluster`.
-_LISTED_HOST: Final = re.compile(r"([^,\[\]]+)(?:\[([\d,-]*)\])?([^,\[\]]*)(?:,|$)")
-
-Cell = tuple[Collective, Algorithm, Protocol]
+#: What NCCL ran for one call: algorithm, protocol, and channels where its release prints them.
+Choice = tuple[str, str, int | None]
 _Kind = TypeVar("_Kind", Algorithm, Protocol, Collective)
 
 
@@ -115,10 +106,8 @@ def program_in(line: str) -> str | None:
     >>> program_in("$ srun -N2 ./build/all_reduce_perf_mpi -b 1M -e 128M")
     'all_reduce'
     """
-    if "_perf" not in line:
-        return None
-    match = _PROGRAM.search(line)
-    return match.group(1) if match else None
+    match = _PROGRAM.search(line) if "_perf" in line else None
+    return match[1] if match else None
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
@@ -162,31 +151,28 @@ class Shell:
         >>> shell.environment
         {'NCCL_ALGO': 'Tree', 'NCCL_PROTO': 'LL'}
         """
-        prompt = _PROMPT.match(line)
-        is_traced = prompt is not None and "+" in (prompt[1] or "")
-        text = line[prompt.end() :] if prompt else line
+        text = _PROMPT.sub("", line, count=1)
+        is_traced = "+" in line[: len(line) - len(text)]
         if program_in(text):
             self.inline = {}
-        if text.startswith("#"):
-            # A comment, or a command behind the prompt of root: then it is not known which.
-            if program_in(text):
+            if text.startswith("#"):
+                # A comment, or a command behind the prompt of root: then it is not known which.
                 self.inline = dict.fromkeys(_assigned(text))
-            return
-        for command in _BETWEEN_COMMANDS.split(re.sub(r"\s#.*", "", text)):
-            self._command(command.strip(), is_traced=is_traced)
+        for command in _BETWEEN_COMMANDS.split(re.sub(r"(?:^|\s)#.*", "", text)):
+            self._command(command, is_traced=is_traced)
 
     def _command(self, command: str, *, is_traced: bool) -> None:
-        assigned, words = _assigned(command), command.split()
+        assigned, words = _assigned(command), command.split() or [""]
         if program_in(command):
             # mpirun -x NAME: whatever the launcher's own environment has.
             forwarded = KEPT_NAMES.intersection(words) - assigned.keys() - self.exported.keys()
             self.inline |= {**assigned, **dict.fromkeys(forwarded)}
-        elif words[:1] in (["unset"], ["unsetenv"]):
+        elif words[0] in {"unset", "unsetenv"}:
             for name in words[1:]:
                 self.exported.pop(name, None)
-        elif command.startswith("NCCL_"):
+        elif words[0].startswith("NCCL_"):
             self.exported |= dict.fromkeys(assigned) if is_traced else assigned
-        elif words and words[0] in _EXPORTS:
+        elif words[0] in {"export", "declare", "typeset", "setenv"}:
             self.exported |= assigned
 
 
@@ -213,17 +199,15 @@ def requested_by(
     'Tree'
     >>> requested_by({"NCCL_ALGO": "^NVLS"}, Collective.AllReduce)["launch_profile"]
     'algo=^NVLS'
-    >>> requested_by({"NCCL_ALGO": None}, Collective.AllReduce)["is_default"]
-    False
     """
     rest = {name: "?" if value is None else value for name, value in settings.items()}
     is_known = None not in settings.values()
-    requested: dict[str, Any] = dict.fromkeys(_REQUESTED)
-    if is_known:
-        algorithm = _single(rest, "NCCL_ALGO", Algorithm, collective)
-        protocol = _single(rest, "NCCL_PROTO", Protocol, collective)
-        channels = _channels(rest, "CTAS") or _channels(rest, "NCHANNELS")
-        requested = dict(zip(_REQUESTED, (algorithm, protocol, channels), strict=True))
+    told = rest if is_known else {}
+    requested = {
+        "requested_algorithm": _single(told, "NCCL_ALGO", Algorithm, collective),
+        "requested_protocol": _single(told, "NCCL_PROTO", Protocol, collective),
+        "requested_num_channels": _channels(told, "CTAS") or _channels(told, "NCHANNELS"),
+    }
     words = [f"{name.removeprefix('NCCL_').lower()}={rest[name]}" for name in sorted(rest)]
     return {
         **requested,
@@ -233,10 +217,7 @@ def requested_by(
 
 
 def _single(
-    rest: dict[str, str],
-    name: str,
-    kind: type[Algorithm] | type[Protocol],
-    collective: Collective,
+    rest: dict[str, str], name: str, kind: type[_Kind], collective: Collective
 ) -> str | None:
     """Take `name` out of `rest` when it names exactly one choice for `collective`."""
     # `ring;allreduce:tree`: a part without a name holds for all others.
@@ -253,8 +234,8 @@ def _single(
 
 def _channels(rest: dict[str, str], noun: str) -> int | None:
     low, high = f"NCCL_MIN_{noun}", f"NCCL_MAX_{noun}"
-    value = rest.get(low)
-    if value is None or value != rest.get(high) or not value.isdecimal() or not int(value):
+    value = rest.get(low, "")
+    if value != rest.get(high) or not value.isdecimal() or not int(value):
         return None
     del rest[low], rest[high]
     return int(value)
@@ -263,16 +244,7 @@ def _channels(rest: dict[str, str], noun: str) -> int | None:
 # --- What it tells ---
 
 
-class Choice(NamedTuple):
-    """What NCCL ran for one call; channels are None where its release does not print them."""
-
-    algorithm: str
-    protocol: str
-    num_channels: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedCall:
+class LoggedCall(NamedTuple):
     """One line: collective (None before 2.23), bytes as printed, choice (None: none of ours)."""
 
     collective: Collective | None
@@ -286,32 +258,23 @@ class LoggedCall:
 
 
 def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
-    """The calls of a log, in order."""
-    return filter(None, map(_logged_call, lines))
-
-
-def _logged_call(line: str) -> LoggedCall | None:
-    if " Bytes -> " not in line:
-        return None
-    match = _CALL.search(line)
-    collective = named(Collective, match["func"]) if match and match["func"] else None
-    if match is None or (match["func"] and collective is None):
-        return None
-    per_rank = match["low"] is not None and collective in _PER_RANK
-    return LoggedCall(collective, int(match["size"]), per_rank, _choice(match))
-
-
-def _choice(match: re.Match[str]) -> Choice | None:
-    if match["other"] or match["special"]:
-        return None
-    algorithm = named(Algorithm, match["algorithm"])
-    protocol = named(Protocol, match["protocol"])
-    if algorithm is None or protocol is None:
-        return None
-    if match["low"] is None:
-        return Choice(algorithm.wire, protocol.wire, None)
-    count = int(match["high"]) - int(match["low"]) + 1
-    return Choice(algorithm.wire, protocol.wire, count) if count > 0 else None
+    """The calls of a log, in order; those of functions that are no collective of ours left out."""
+    for line in lines:
+        match = _CALL.search(line) if " Bytes -> " in line else None
+        if match is None:
+            continue
+        name, special, size, *ran, low, high = match.groups()
+        collective = named(Collective, name) if name else None
+        if name and collective is None:
+            continue
+        algorithm, protocol = named(Algorithm, ran[0] or ""), named(Protocol, ran[1] or "")
+        channels = None if low is None else int(high) - int(low) + 1
+        is_ours = special is None and (channels is None or channels > 0)
+        choice = None
+        if is_ours and algorithm is not None and protocol is not None:
+            choice = algorithm.wire, protocol.wire, channels
+        per_rank = low is not None and collective in _PER_RANK
+        yield LoggedCall(collective, int(size), per_rank, choice)
 
 
 def named(kind: type[_Kind], text: str) -> _Kind | None:
@@ -320,16 +283,6 @@ def named(kind: type[_Kind], text: str) -> _Kind | None:
         return kind(int(text)) if text.isdecimal() else kind.parse(text.strip())
     except (UnknownName, ValueError):
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """NCCL's prediction for a cell: latency + bytes / bandwidth, before its corrections by size."""
-
-    latency_us: float
-    #: NCCL's bandwidth of the algorithm, as it prints it; 0 = it does not take the cell.
-    bandwidth_gbytes_per_s: float
-    max_threads: int | None
 
 
 @dataclass(slots=True)
@@ -344,30 +297,24 @@ class NcclLog:
     settings: Settings = field(default_factory=dict)
     calls: dict[LoggedCall, None] = field(default_factory=dict)
     #: Cost tables, one for each communicator that logged one.
-    costs: list[dict[Cell, Cost]] = field(default_factory=list)
+    costs: list[dict[Cell, CostLine]] = field(default_factory=list)
+    #: Those of the block of the cost table that is being read.
     _algorithms: list[Algorithm | None] = field(default_factory=list)
-    _threads: list[int | None] = field(default_factory=list)
 
     def note(self, line: str) -> None:
         """Take one line in; any line that is not NCCL's says nothing."""
-        call = _logged_call(line)
-        if call is not None:
-            self.calls[call] = None
-            return
+        self.calls.update(dict.fromkeys(logged_calls([line])))
         _, mark, text = line.partition("NCCL INFO")
         if mark and "|" in text:
             self._note_cost(text)
-            return
-        version = _VERSION.search(line)
-        if version:
+        if version := _VERSION.search(line):
             self.versions.add(str(NcclVersion.parse(version[1])))
             if version[2]:
                 self.cuda_versions.add(version[2])
         if "nranks" in line or "nRanks" in line:
             self.num_ranks.update(int(n) for n in _RANKS.findall(line))
             self.num_nodes.update(int(n) for n in _NODES.findall(line))
-        told = _SET.search(line) if mark else None
-        if told:
+        if mark and (told := _SET.search(line)):
             add_settings(self.settings, kept([(told[1], told[2].strip().rstrip("."))]))
 
     def choices(
@@ -377,62 +324,38 @@ class NcclLog:
 
         Lines in bytes per rank are left out when the number of ranks is not known.
         """
-        by_size: dict[int, set[Choice | None]] = {}
+        by_size = defaultdict[int, set[Choice | None]](set)
         for call in self.calls:
-            if call.collective not in {None, collective} or (call.per_rank and num_ranks is None):
-                continue
-            by_size.setdefault(call.whole_bytes(num_ranks or 0), set()).add(call.choice)
-        agreed: dict[int, Choice] = {}
-        for size, choices in by_size.items():
-            only = next(iter(choices)) if len(choices) == 1 else None
-            if only is not None:
-                agreed[size] = only
+            if call.collective in {None, collective} and (num_ranks or not call.per_rank):
+                by_size[call.whole_bytes(num_ranks or 0)].add(call.choice)
+        alone = {size: choices.pop() for size, choices in by_size.items() if len(choices) == 1}
+        agreed = {size: choice for size, choice in alone.items() if choice is not None}
         return agreed, sorted(by_size.keys() - agreed.keys())
 
-    def cost_table(self) -> Mapping[Cell, Cost] | None:
+    def cost_table(self) -> Mapping[Cell, CostLine] | None:
         """The table that all communicators logged; None without one, or if they differ."""
-        distinct = [t for i, t in enumerate(self.costs) if t and t not in self.costs[:i]]
-        return distinct[0] if len(distinct) == 1 else None
+        tables = [table for table in self.costs if table]
+        return tables[0] if tables and tables == tables[:1] * len(tables) else None
 
     def _note_cost(self, text: str) -> None:
         if names := _COST_ALGORITHMS.match(text):
-            self._algorithms = [
-                named(Algorithm, name) for name in names[1].split("|") if name.strip()
-            ]
-            self._threads = []
+            self._algorithms = [named(Algorithm, name) for name in names[1].split("|")]
             # Each communicator begins with the first block.
             if Algorithm.Tree in self._algorithms or not self.costs:
                 self.costs.append({})
-        elif threads := _COST_THREADS.match(text):
-            # None: a number that was damaged in the log.
-            words = threads[1].replace("|", " ").split()
-            self._threads = [int(w) if re.fullmatch(r"[0-9]{1,9}", w) else None for w in words]
-        elif (row := _COST_ROW.match(text)) and self.costs:
+        elif self.costs and (row := _COST_ROW.match(text)):
             collective = named(Collective, row[1])
-            if collective is not None:
-                self._take_costs(collective, row[2])
-
-    def _take_costs(self, collective: Collective, text: str) -> None:
-        for number, (latency, bandwidth) in enumerate(_COST_CELL.findall(text)):
-            block, protocol = divmod(number, len(_COST_PROTOCOLS))
-            algorithm = self._algorithms[block] if block < len(self._algorithms) else None
-            if algorithm is None:
-                continue
-            threads = self._threads[number] if number < len(self._threads) else None
-            cost = Cost(float(latency), float(bandwidth), threads)
-            self.costs[-1][collective, algorithm, _COST_PROTOCOLS[protocol]] = cost
+            places = product(self._algorithms, _COST_PROTOCOLS)
+            for (algorithm, protocol), cell in zip(
+                places, _COST_CELL.findall(row[2]), strict=False
+            ):
+                if collective is not None and algorithm is not None:
+                    cost = CostLine(*map(float, cell))
+                    self.costs[-1][collective, algorithm, protocol] = cost
 
 
-def as_logged(lines: Mapping[Cell, CostLine]) -> dict[Cell, Cost]:
-    """The cost table as NCCL prints it, with one decimal."""
-    return {
-        cell: Cost(round(line.latency_us, 1), round(line.algbw_gbytes_per_s, 1), None)
-        for cell, line in lines.items()
-    }
-
-
-def cost_rows(table: Mapping[Cell, Cost], known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the `costs` table, with the group's columns from `known`."""
+def cost_rows(table: Mapping[Cell, CostLine], known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the `costs` table, as NCCL prints it; the group's columns come from `known`."""
     shared = {name: known[name] for name in COSTS.names if name in known}
     return [
         {
@@ -440,55 +363,16 @@ def cost_rows(table: Mapping[Cell, Cost], known: Mapping[str, Any]) -> list[dict
             "collective": collective.wire,
             "algorithm": algorithm.wire,
             "protocol": protocol.wire,
-            "latency_us": cost.latency_us,
-            "bandwidth_gbytes_per_s": cost.bandwidth_gbytes_per_s,
-            "max_threads": cost.max_threads,
+            "latency_us": round(cost.latency_us, 1),
+            "bandwidth_gbytes_per_s": round(cost.algbw_gbytes_per_s, 1),
         }
         for (collective, algorithm, protocol), cost in table.items()
     ]
 
 
 def write_costs(
-    out: Path, table: Mapping[Cell, Cost], known: Mapping[str, Any], *, program: str
+    out: Path, table: Mapping[Cell, CostLine], known: Mapping[str, Any], *, program: str
 ) -> list[Path]:
     """Write a group's cost table as parts of a data set; returns their paths."""
     rows = pa.Table.from_pylist(cost_rows(table, known), schema=COSTS)
     return write_part(out, rows, kind="costs", provenance=program_record(program))
-
-
-def host_list(hosts: Iterable[str]) -> str:
-    """The hosts as Slurm lists them, each once; runs of consecutive numbers become a range.
-
-    >>> host_list(["n01", "n02", "n03", "n07", "login", "n7"])
-    'n[01-03],n07,login,n7'
-    """
-    names = [_COUNTED_HOST.fullmatch(host) for host in dict.fromkeys(hosts)]
-    parts = enumerate(name.groups() for name in names if name is not None)
-
-    def run_of(part: tuple[int, tuple[str, ...]]) -> tuple[str, str, int, int]:
-        place, (head, digits, tail) = part
-        return head, tail, len(digits), int(digits or 0) - place
-
-    told: list[str] = []
-    for (head, tail, _, _), alike in groupby(parts, run_of):
-        numbers = [digits for _, (_, digits, _) in alike]
-        number = numbers[0] if len(numbers) == 1 else f"[{numbers[0]}-{numbers[-1]}]"
-        told.append(f"{head}{number}{tail}")
-    return ",".join(told)
-
-
-def expand_hosts(text: str) -> list[str]:
-    """The hosts of such a list, in order.
-
-    >>> expand_hosts('n[01-03,7],login')
-    ['n01', 'n02', 'n03', 'n7', 'login']
-    """
-    names: list[str] = []
-    for head, inside, tail in _LISTED_HOST.findall(text):
-        if not inside:
-            names.append(head + tail)
-        for part in filter(None, inside.split(",")):
-            low, _, high = part.partition("-")
-            numbers = range(int(low), int(high or low) + 1)
-            names += [f"{head}{number:0{len(low)}d}{tail}" for number in numbers]
-    return names

@@ -16,21 +16,17 @@ Rows become columns a chunk at a time, since there may be millions.
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import polars as pl
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from dynamiccl.collect.nccl_log import (
-    add_settings,
-    cost_rows,
-    named,
-    requested_by,
-)
+from dynamiccl.collect.nccl_log import add_settings, cost_rows, named, requested_by
 from dynamiccl.collect.output import (
     PER_ITERATION,
     RUN,
@@ -38,43 +34,38 @@ from dynamiccl.collect.output import (
     Row,
     Run,
     TextRuns,
-    first_problem,
     hosts_of,
     read_json,
 )
-from dynamiccl.datasets.rows import columns_table, trial_id
-from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE, QUIET, DefaultScope, Source, Status
-from dynamiccl.datasets.store import check_slug
+from dynamiccl.datasets.rows import columns_table, scope_of, trial_id
+from dynamiccl.datasets.schema import COSTS, MEASUREMENTS, QUIET, Source, Status
+from dynamiccl.datasets.store import check_slug, slug
 from dynamiccl.errors import MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.simulator.toml_table import first_problem
+from dynamiccl.sizes import MAX_SIZE_BITS
 
 #: Rows of one table, by the kind of table; parts of a data set.
 Part = tuple[str, pa.Table]
 
-#: Rows in one part; all columns of them are about 50 MiB.
-PART_ROWS: Final = 131_072
+#: Rows in one part; all columns of them are about 25 MiB.
+_PART_ROWS: Final = 65_536
 #: Rows that are held as dicts before they become columns.
 CHUNK_ROWS: Final = 32_768
 
-#: Columns that every row has, and those that some outputs have.
-_COLUMNS: Final[dict[str, Any]] = {
+#: Types of columns while they are read; what repeats in nearly all rows is kept once.
+_TYPES: Final[dict[str, Any]] = {
+    **pl.DataFrame(MEASUREMENTS.empty_table()).schema,
+    **dict.fromkeys(("datatype", "reduction_op"), pl.Categorical),
     RUN: pl.UInt32,
-    "source_line": pl.Int64,
-    "size_bytes": pl.Int64,
-    "datatype": pl.Categorical,
-    "reduction_op": pl.Categorical,
-    "root": pl.Int32,
-    "in_place": pl.Boolean,
-    "time_us": pl.Float64,
-    "algbw_gbytes_per_s": pl.Float64,
-    "busbw_gbytes_per_s": pl.Float64,
-    "wrong_values": pl.Int64,
 }
-_OPTIONAL: Final[dict[str, Any]] = {
-    **dict.fromkeys(PER_ITERATION, pl.Float64),
-    "iteration_times_us": pl.List(pl.Float64),
-    "process_times_us": pl.List(pl.Float64),
-}
+#: Columns that every row has, and those that some outputs have.
+_COLUMNS: Final = (
+    *(RUN, "source_line", "size_bytes", "datatype", "reduction_op", "root", "in_place"),
+    *("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_values"),
+)
+_OPTIONAL: Final = (*PER_ITERATION, "iteration_times_us", "process_times_us")
+_CHOICE: Final = (RUN, "size_bytes", "actual_algorithm", "actual_protocol", "actual_num_channels")
 _BANDWIDTHS: Final = ("algbw_gbytes_per_s", "busbw_gbytes_per_s")
 #: Columns that an output may fill with what is no number.
 _FINITE: Final = (*_BANDWIDTHS, *PER_ITERATION)
@@ -100,40 +91,65 @@ _IN_FILE_NAME: Final = re.compile(
     r"|broadcast|scatter|gather|reduce)(?![a-z])"
 )
 
+# --- What the caller knows ---
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportOptions:
-    """What the caller knows about the files. What a file itself says wins, except where noted."""
 
-    #: Hive directory. Benchmark output does not name its system, so it is required for it;
-    #: for tidy CSV it replaces the file's own `system` column.
-    system: str | None = None
-    #: Hive directory; None = the folder of a benchmark output, the stem of a CSV file.
-    sweep: str | None = None
-    #: For output that does not name its collective. Used before the name of the file is.
-    collective: str | None = None
-    num_ranks: int | None = None
-    #: NCCL's nNodes. Wins over the number of host names (NVL72, NCCL_HOSTID), not over NCCL's log.
-    num_nodes: int | None = None
-    nccl_version: str | None = None
+CollectiveName = Annotated[str, AfterValidator(lambda text: Collective.parse(text).wire)]
+Count = Annotated[int, Field(ge=1, lt=1 << MAX_SIZE_BITS)]
+_System = Annotated[str, AfterValidator(partial(check_slug, what="system"))]
+
+
+class Known(BaseModel):
+    """What a CSV, or the caller, says of rows; a name that is none of NCCL's raises UnknownName."""
+
     gpu: str | None = None
+    num_nodes: Count | None = None
+    nccl_version: Annotated[str, AfterValidator(lambda t: str(NcclVersion.parse(t)))] | None = None
+    collective: CollectiveName | None = None
+    #: What was requested of NCCL.
+    algorithm: Annotated[str, AfterValidator(lambda t: Algorithm.parse(t).wire)] | None = None
+    protocol: Annotated[str, AfterValidator(lambda t: Protocol.parse(t).wire)] | None = None
+    num_channels: Count | None = None
+
+
+class ImportOptions(Known):
+    """What the caller knows about the files. What a file itself says wins, except where noted.
+
+    Raises UserError for names that are not known, and ValidationError for numbers below 1.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: Hive directory. Benchmark output does not name it; of a CSV it replaces the `system` column.
+    system: _System | None = None
+    #: Hive directory; None = the folder of a benchmark output, the stem of a CSV file.
+    sweep: Annotated[str, AfterValidator(partial(check_slug, what="sweep"))] | None = None
+    num_ranks: Count | None = None
     #: Replaces the profile that is derived from NCCL_* settings shown in the output.
     launch_profile: str | None = None
-    #: What was requested of NCCL, for output that does not show it.
-    algorithm: str | None = None
-    protocol: str | None = None
-    num_channels: int | None = None
     #: TOML file with facts of known systems.
     systems_file: Path | None = None
 
+    @cached_property
+    def facts(self) -> dict[str, Row]:
+        """What the systems file says, by the name of the system; raises as `load_systems`."""
+        return load_systems(self.systems_file)
 
-class _System(BaseModel):
+    def columns(self, path: Path, described: str = "") -> Row:
+        """System, sweep and facts of the system, of all rows of a file, or of a CSV's system."""
+        system = self.system or slug(described)
+        folder = path.stem if described else path.resolve().parent.name
+        facts = {"system": system, **self.facts.get(system, {})}
+        return {"sweep": self.sweep or slug(folder), **facts}
+
+
+class _SystemFacts(BaseModel):
     """Facts of one system; None = unknown. Names and units are those of the schema's columns."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     #: New hive directory, where the one in the data is unwieldy.
-    name: str | None = None
+    system: _System | None = Field(default=None, alias="name")
     compute_capability: float | None = Field(default=None, ge=3.0, le=100.0)
     nvlink_generation: int | None = Field(default=None, ge=0, le=100)
     nvlinks_per_gpu: int | None = Field(default=None, ge=0, le=1000)
@@ -144,52 +160,41 @@ class _System(BaseModel):
     cpu_vendor: Literal["intel", "amd", "arm"] | None = None
 
 
-class _Systems(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    systems: dict[str, _System] = {}
+_SYSTEMS: Final = TypeAdapter(dict[Literal["systems"], dict[str, _SystemFacts]])
 
 
-def load_systems(path: Path | None) -> Callable[[str], dict[str, Any]]:
-    """Read a systems file; returns what gives the columns of a system, a new name among them.
+def load_systems(path: Path | None) -> dict[str, Row]:
+    """Read a systems file: the columns of each system, a new name among them.
 
         [systems."b300-nvlink"]
         name = "b300"                  # optional: rename the system
-        compute_capability = 10.3
         nvswitch = true
-        nic_kind = "none"
 
     Raises MissingPath, and UserError with table, key, value and choices.
     """
     if path is None:
-        return lambda system: {"system": system}
+        return {}
     if not path.is_file():
         raise MissingPath("systems file", path, "write one with a [systems.NAME] table")
     try:
-        tables = _Systems.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).systems
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not TOML: {error}; correct that line") from error
-    except ValidationError as error:
-        keys = ", ".join(_System.model_fields)
-        raise UserError(
-            f"{path}: {first_problem(error)}; write tables [systems.NAME] with any of {keys}"
-        ) from error
-    known = {name: table.model_dump(exclude_none=True) for name, table in tables.items()}
-    for name, facts in known.items():
-        facts["system"] = check_slug(facts.pop("name", name), "system")
-    return lambda system: {"system": system, **known.get(system, {})}
+        found = _SYSTEMS.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        why = first_problem(error) if isinstance(error, ValidationError) else f"no TOML: {error}"
+        keys = ", ".join(each.alias or name for name, each in _SystemFacts.model_fields.items())
+        raise UserError(f"{path}: {why}; write tables [systems.NAME] with any of {keys}") from error
+    tables = found.get("systems", {})
+    return {name: facts.model_dump(exclude_none=True) for name, facts in tables.items()}
 
 
 # --- One file ---
 
 
-def read_file(
-    path: Path, base: Mapping[str, Any], options: ImportOptions, report: FileReport
-) -> Iterator[Part]:
+def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport) -> Iterator[Part]:
     """Yield what one file tells: text of nccl-tests or a log of NCCL's, or JSON (`report.format`).
 
-    Raises OutputError, with the line that says why, when it holds no row and no cost table, and
-    what `read_json` raises.
+    `base` holds the columns that the whole file shares: system, sweep, source and topology facts,
+    and `run` as the stem of the runs' names. Raises OutputError, with the line that says why, when
+    the file holds no row and no cost table, and what `read_json` raises.
     """
     if report.format == Source.NCCL_TESTS_JSON.value:
         halves, run = read_json(path, report)
@@ -210,276 +215,248 @@ def _no_row(path: Path, runs: Iterable[Run], report: FileReport) -> str:
     if failures:
         number, line = min(failures)
         return f"{path}:{number}: no benchmark row; the run failed: {line[:300]}"
-    if report.rejected:
-        return f"{path} holds no whole benchmark row; first of the torn ones: {report.rejected[0]}"
+    torn = f", and this torn one: {report.rejected[0]}" if report.rejected else ""
     return (
-        f"{path} holds no row of nccl-tests (size, count, type, ..., time, algbw, busbw); give the "
-        "text that an nccl-tests program prints, its -J JSON, or a tidy CSV file"
+        f"{path} holds no row of nccl-tests (size, count, type, ..., time, algbw, busbw){torn}; "
+        "give the text that an nccl-tests program prints, its -J JSON, or a tidy CSV file"
     )
 
 
-def _parts(
-    rows: pl.DataFrame,
-    runs: Sequence[Run],
-    base: Mapping[str, Any],
-    options: ImportOptions,
-    report: FileReport,
-) -> Iterator[Part]:
-    """Yield the measurements of one output in tables of at most `PART_ROWS` rows, and its costs.
+def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
+    """Rows as columns; the dicts live no longer than a chunk."""
+    halves = chain.from_iterable(rows)
+    chunks = [_frame([])]
+    while chunk := list(islice(halves, CHUNK_ROWS)):
+        chunks.append(_frame(chunk))
+    return pl.concat(chunks, how="diagonal")
 
-    `base` holds the columns that the whole file shares: system, sweep, source and topology facts,
-    and `run` as the stem of the runs' names.
+
+def _frame(rows: list[Row]) -> pl.DataFrame:
+    has_more = max(map(len, rows), default=0) > len(_COLUMNS)
+    names = (*_COLUMNS, *_OPTIONAL) if has_more else _COLUMNS
+    return pl.DataFrame(rows, schema={name: _TYPES[name] for name in names})
+
+
+def _parts(
+    rows: pl.DataFrame, runs: Sequence[Run], base: Row, options: ImportOptions, report: FileReport
+) -> Iterator[Part]:
+    """Yield the measurements of one output in tables of at most `_PART_ROWS` rows, and its costs.
+
+    A run of which it is not known what it measured is left out, and the report counts its rows.
     """
-    resolver = _Facts(options, report)
-    known = resolver.of_runs(rows, runs)
-    with_rows = [run.number for run in runs if run.rows]
-    for number, facts in known.items():
-        place = f".{with_rows.index(number) + 1}" if len(with_rows) > 1 else ""
-        known[number] = {**base, "source": report.format, **facts, "run": f"{base['run']}{place}"}
-    rows = rows.filter(pl.col(RUN).is_in(list(known)))
-    rows = rows.with_columns(repeat=pl.int_range(pl.len()).over(_CELL))
-    choices = _choices_of_runs(runs, known, report)
-    for part in rows.iter_slices(PART_ROWS):
-        if part.height:
-            yield "measurements", _table(part, known, choices)
+    known: dict[int, Row] = {}
+    choices: list[tuple[Any, ...]] = []
     costs: list[Row] = []
+    with_rows = [run.number for run in runs if run.rows]
     for run in runs:
-        if run.nccl.costs:
-            told = known.get(run.number) or {**base, **resolver.facts(run, None, None)}
-            costs += [cell for cell in _costs_of(run, told, report) if cell not in costs]
+        mine = rows if with_rows == [run.number] else rows.filter(pl.col(RUN) == run.number)
+        told = _Facts(run, mine, options, report)
+        if told.collective is None and not run.nccl.costs:
+            continue
+        facts = {**base, "source": report.format, **told.columns()}
+        if told.collective is not None:
+            place = f".{with_rows.index(run.number) + 1}" if len(with_rows) > 1 else ""
+            known[run.number] = {**facts, "run": f"{base['run']}{place}"}
+            choices += _choices(run, told.collective, facts["num_ranks"], report)
+        costs += [cell for cell in _costs(run, facts, report) if cell not in costs]
+    if len(known) < len(with_rows):
+        rows = rows.filter(pl.col(RUN).is_in(list(known)))
+    rows = rows.with_columns(repeat=pl.int_range(pl.len()).over(_CELL))
+    ran = pl.DataFrame(choices, schema={name: _TYPES[name] for name in _CHOICE}, orient="row")
+    for part in rows.iter_slices(_PART_ROWS):
+        yield "measurements", _table(part, known, ran)
     if costs:
         report.costs = len(costs)
         yield "costs", pa.Table.from_pylist(costs, schema=COSTS)
 
 
-def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
-    """Rows as columns; the dicts live no longer than a chunk."""
-    chunks, pending = list[pl.DataFrame](), list[Row]()
-    for several in rows:
-        pending += several
-        if len(pending) >= CHUNK_ROWS:
-            chunks.append(_frame(pending))
-            pending = []
-    return pl.concat([*chunks, _frame(pending)], how="diagonal")
+def _choices(
+    run: Run, collective: Collective, num_ranks: int | None, report: FileReport
+) -> list[tuple[Any, ...]]:
+    """What NCCL ran for each size (columns `_CHOICE`), where its log does not contradict itself."""
+    choices, disagreeing = run.nccl.choices(collective, num_ranks)
+    if disagreeing:
+        sizes = ", ".join(map(str, disagreeing[:4]))
+        report.remark(f"actual config left out where NCCL's log disagrees, at sizes {sizes}")
+    return [(run.number, size, *choice) for size, choice in choices.items()]
 
 
-def _frame(rows: list[Row]) -> pl.DataFrame:
-    has_more = max(map(len, rows), default=0) > len(_COLUMNS)
-    return pl.DataFrame(rows, schema={**_COLUMNS, **_OPTIONAL} if has_more else _COLUMNS)
-
-
-def with_trials(
-    rows: pl.DataFrame, by: Sequence[str], columns_of: Callable[[Row], Row] = dict
-) -> pl.DataFrame:
-    """Add the id of each row's trial; `by` are the columns that tell them apart.
-
-    `columns_of` gives all that is known of rows with these values.
-    """
-    cells = rows.select(by).unique(maintain_order=True)
-    ids = [trial_id(columns_of(cell)) for cell in cells.to_dicts()]
-    cells = cells.with_columns(trial=pl.Series(ids, dtype=pl.String))
-    return rows.join(cells, on=by, how="left", nulls_equal=True, maintain_order="left")
-
-
-def _table(rows: pl.DataFrame, known: Mapping[int, Row], choices: pl.DataFrame) -> pa.Table:
-    """Measurements of some rows, with the columns of their run and what NCCL ran."""
-    quiet = {"interference_kind": QUIET, "interference_level": 0.0}
-    rows = with_trials(rows, _CELL, lambda cell: {**known[cell[RUN]], **cell, **quiet})
-    told = [{RUN: number, **facts} for number, facts in known.items()]
-    of_runs = pl.DataFrame(told, schema_overrides={RUN: pl.UInt32}, infer_schema_length=None)
-    whole = rows.join(of_runs, on=RUN, how="inner", maintain_order="left")
-    whole = whole.join(choices, on=[RUN, "size_bytes"], how="left", maintain_order="left")
-    is_wrong = pl.col("wrong_values").fill_null(0) > 0
-    ok, wrong = pl.lit(Status.OK.value), pl.lit(Status.WRONG_VALUES.value)
-    whole = whole.with_columns(
-        pl.col(pl.Categorical).cast(pl.String),
-        *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
-        verified=pl.col("actual_algorithm").is_not_null(),
-        status=pl.when(is_wrong).then(wrong).otherwise(ok),
-        interference_level=0.0,
-    )
-    return as_measurements(whole.drop(RUN))
-
-
-def as_measurements(rows: pl.DataFrame) -> pa.Table:
-    """A measurements table of columns of the schema; a missing one is neutral or null."""
-    arrow = rows.to_arrow()
-    return columns_table({name: arrow[name] for name in arrow.column_names}, arrow.num_rows)
-
-
-def _costs_of(run: Run, known: Mapping[str, Any], report: FileReport) -> list[Row]:
+def _costs(run: Run, facts: Row, report: FileReport) -> list[Row]:
     """NCCL's cost table of a run, if exactly one was logged of NCCL's own choice."""
     table = run.nccl.cost_table()
-    if table and known["is_default"]:
-        return cost_rows(table, known)
-    forced = "it is of what was forced, not NCCL's own"
-    why = forced if table else "communicators logged different ones"
-    report.remark(f"NCCL's cost table left out: {why}")
+    if table and facts["is_default"]:
+        return cost_rows(table, facts)
+    if run.nccl.costs:
+        why = "it is of what was forced, not NCCL's own" if table else "communicators differ"
+        report.remark(f"NCCL's cost table left out: {why}")
     return []
+
+
+def _table(rows: pl.DataFrame, known: Mapping[int, Row], ran: pl.DataFrame) -> pa.Table:
+    """Measurements of some rows, with the columns of their run and what NCCL ran."""
+    quiet = {"interference_kind": QUIET, "interference_level": 0.0}
+    cells = rows.select(_CELL).unique(maintain_order=True)
+    trials = [trial_id({**known[cell[RUN]], **cell, **quiet}) for cell in cells.to_dicts()]
+    cells = cells.with_columns(trial=pl.Series(trials, dtype=pl.String))
+    told = [{RUN: number, **facts, **quiet} for number, facts in known.items()]
+    of_runs = pl.DataFrame(told, schema_overrides={RUN: pl.UInt32}, infer_schema_length=None)
+    whole = rows.join(cells, on=_CELL, how="left", nulls_equal=True, maintain_order="left")
+    whole = whole.join(of_runs, on=RUN, how="left", maintain_order="left")
+    whole = whole.join(ran, on=[RUN, "size_bytes"], how="left", maintain_order="left")
+    is_wrong = pl.col("wrong_values").fill_null(0) > 0
+    ok, wrong = pl.lit(Status.OK.value), pl.lit(Status.WRONG_VALUES.value)
+    arrow = (
+        whole.drop(RUN)
+        .with_columns(
+            pl.col(pl.Categorical).cast(pl.String),
+            *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
+            verified=pl.col("actual_algorithm").is_not_null(),
+            status=pl.when(is_wrong).then(wrong).otherwise(ok),
+        )
+        .to_arrow()
+    )
+    return columns_table({name: arrow[name] for name in arrow.column_names}, arrow.num_rows)
 
 
 # --- What is known of a run ---
 
 
 class _Facts:
-    """The columns that all rows of a run share.
+    """What is known of all rows of a run, by its output, NCCL's log, its rows, and the caller."""
 
-    A run that cannot be told what it is of is left out, and the report counts its rows; so it is
-    with one that failed before its first.
-    """
+    def __init__(
+        self, run: Run, rows: pl.DataFrame, options: ImportOptions, report: FileReport
+    ) -> None:
+        self._run, self._options, self._remark = run, options, report.remark
+        self._file_name = Path(report.path).name.lower()
+        self._rows = _evidence(rows) if rows.height else None
+        #: None where it is not known, and for what is no run of a benchmark.
+        self.collective: Collective | None = None
+        if not run.rows and run.began and run.failure is not None:
+            number, line = run.failure
+            self._remark(f"line {number}: a run failed before its first row: {line[:200]}")
+        if self._rows is None:
+            return
+        found = self._collective(self._rows)
+        if max(run.marks.values(), default=1) > 1:
+            found = "several processes wrote into one output: import that of each by itself"
+        if isinstance(found, Collective):
+            self.collective = found
+        else:
+            report.drop(found, rows["source_line"].n_unique())
+            self._rows = None
 
-    def __init__(self, options: ImportOptions, report: FileReport) -> None:
-        self._options, self._report = options, report
-        self._remark = report.remark
-
-    def of_runs(self, rows: pl.DataFrame, runs: Iterable[Run]) -> dict[int, Row]:
-        """The columns by the number of the run."""
-        known: dict[int, Row] = {}
-        for run in runs:
-            if not run.rows:
-                if run.began and run.failure is not None:
-                    number, line = run.failure
-                    self._remark(f"line {number}: a run failed before its first row: {line[:200]}")
-                continue
-            is_alone = rows[RUN].min() == rows[RUN].max() == run.number
-            mine = rows if is_alone else rows.filter(pl.col(RUN) == run.number)
-            if mine.is_empty():
-                continue
-            told = _evidence(mine)
-            found = self._collective(run, told)
-            if max(run.marks.values(), default=1) > 1:
-                found = "several processes wrote into one output: import that of each by itself"
-            if isinstance(found, Collective):
-                known[run.number] = self.facts(run, told, found)
-            else:
-                self._report.drop(found, mine["source_line"].n_unique())
-        return known
-
-    def facts(self, run: Run, of_rows: Row | None, collective: Collective | None) -> Row:
-        """The columns of a run; without rows, those that NCCL's log tells of its communicator."""
-        option = self._options.nccl_version
-        version = option and str(NcclVersion.parse(option))
-        num_ranks = self._num_ranks(run, of_rows, collective)
-        num_nodes = self._num_nodes(run, num_ranks)
-        request = self._request(run, collective)
-        if of_rows and request["is_default"] and not (run.settings or run.nccl.settings):
+    def columns(self) -> Row:
+        """The columns; without rows, those that NCCL's log tells of its communicator."""
+        run, options, ranks = self._run, self._options, self._run.ranks
+        num_ranks = self._num_ranks()
+        num_nodes = self._num_nodes(num_ranks)
+        request = self._request()
+        if self._rows and request["is_default"] and not (run.settings or run.nccl.settings):
             self._remark(
                 "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
                 "forced with the options algorithm, protocol, num_channels)"
             )
-        out_of_bounds = None
+        wrong = f"the run reports {run.out_of_bounds} values out of bounds"
         if run.out_of_bounds:
-            out_of_bounds = f"the run reports {run.out_of_bounds} values out of bounds"
-            self._remark(out_of_bounds)
+            self._remark(wrong)
         return {
-            "collective": None if collective is None else collective.wire,
-            "gpu": self._one({r.gpu for r in run.ranks if r.gpu}, "GPU model") or self._options.gpu,
-            "nccl_version": self._one(run.nccl.versions, "NCCL version") or version,
+            "collective": None if self.collective is None else self.collective.wire,
+            "gpu": self._one({r.gpu for r in ranks if r.gpu}, "GPU model") or options.gpu,
+            "nccl_version": self._one(run.nccl.versions, "NCCL version") or options.nccl_version,
             "nccl_tests_version": self._one(run.tests_versions, "nccl-tests version"),
             "cuda_version": self._one(run.nccl.cuda_versions, "CUDA version"),
             **request,
             "num_ranks": num_ranks,
-            "num_hosts": len({r.host for r in run.ranks}) if run.ranks and num_ranks else None,
+            "num_hosts": len({r.host for r in ranks}) if ranks and num_ranks else None,
             "num_nodes": num_nodes,
-            "hosts": hosts_of(run.ranks) if len({r.group for r in run.ranks}) == 1 else None,
+            "hosts": hosts_of(ranks) if len({r.group for r in ranks}) == 1 else None,
             "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
-            "reason": out_of_bounds,
+            "reason": wrong if run.out_of_bounds else None,
         }
 
-    def _collective(self, run: Run, of_rows: Row) -> Collective | str:
-        """What a run measured, or why that is not known."""
-        option = self._options.collective
-        asked = None if option is None else Collective.parse(option)
+    def _collective(self, rows: Row) -> Collective | str:
+        """What the run measured, or why that is not known."""
+        run, asked = self._run, self._options.collective
         program = run.program or (min(run.commands) if len(run.commands) == 1 else None)
         if program is not None:
             told = named(Collective, program)
             if told is None:
                 return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
-            if asked not in {None, told}:
+            if asked not in {None, told.wire}:
                 self._remark(f"the output says {told.wire}; the option's {asked} was not used")
             return told
-        possible = _by_columns(of_rows)
+        possible = _by_columns(rows)
         if asked is not None:
             names = _listed(possible) or "no collective with such bandwidths"
-            contradicted = f"the columns are of {names}, not of {asked.wire}: correct --collective"
-            return asked if asked in possible else contradicted
-        names_in_file = {m[1] for m in _IN_FILE_NAME.finditer(Path(self._report.path).name.lower())}
-        fitting = {Collective.parse(name) for name in names_in_file}.intersection(possible)
-        if len(possible) == 1 or (len(fitting) == len(names_in_file) == 1):
-            [found] = possible if len(possible) == 1 else fitting
-            how = "follows from the columns" if len(possible) == 1 else "taken from the file's name"
-            self._remark(f"collective {found.wire} {how}")
-            return found
-        return f"collective not known: name it with --collective ({_listed(Collective)})"
+            contradicted = f"the columns are of {names}, not of {asked}: correct --collective"
+            return next((each for each in possible if each.wire == asked), contradicted)
+        in_name = {m[1] for m in _IN_FILE_NAME.finditer(self._file_name)}
+        how = "taken from the file's name"
+        if len(possible) == 1:
+            how = "follows from the columns"
+        elif len(in_name) == 1:
+            possible = [each for each in possible if each is Collective.parse(*in_name)]
+        if len(possible) != 1:
+            return f"collective not known: name it with --collective ({_listed(Collective)})"
+        self._remark(f"collective {possible[0].wire} {how}")
+        return possible[0]
 
-    def _num_ranks(
-        self, run: Run, of_rows: Row | None, collective: Collective | None
-    ) -> int | None:
+    def _num_ranks(self) -> int | None:
         """The number of ranks, unless the list lacks one or the bandwidths contradict it."""
+        run, rows, collective = self._run, self._rows, self.collective
         ranks = {line.rank for line in run.ranks}
+        is_whole = not ranks or len(ranks) == len(run.ranks) == max(ranks) + 1
         found: int | None = len(ranks) or self._one(run.nccl.num_ranks, "number of ranks")
         found = found or self._options.num_ranks
         if found is None:
-            self._remark("number of ranks not known: the output lists none; say --ranks, --nodes")
-        elif any(line.group != run.ranks[0].group for line in run.ranks):
-            self._remark("number of ranks left out: several communicators ran at the same time")
-        elif ranks and not len(ranks) == len(run.ranks) == max(ranks) + 1:
-            self._remark("number of ranks left out: the list of ranks is not complete")
-        elif of_rows and collective is not None and not _ratio_fits(of_rows, collective, found):
-            algbw, busbw = (of_rows[name] for name in _BANDWIDTHS)
+            why = "not known: the output lists none; say --ranks, --nodes"
+        elif not is_whole or len({line.group for line in run.ranks}) > 1:
+            why = "left out: the list of ranks is not complete, or of several communicators"
+        elif rows and collective is not None and not _ratio_fits(rows, collective, found):
+            algbw, busbw = (rows[name] for name in _BANDWIDTHS)
             expected = algbw * collective.bus_factor(found)
-            self._remark(
-                f"number of ranks left out: {found} would make busbw {expected:.2f} of algbw "
-                f"{algbw}, and the output says {busbw}"
-            )
+            why = f"left out: {found} would make busbw {expected:.2f} of algbw {algbw}, not {busbw}"
         else:
             return found
+        self._remark(f"number of ranks {why}")
         return None
 
-    def _num_nodes(self, run: Run, num_ranks: int | None) -> int | None:
-        """NCCL's nNodes: from its log, from the caller, or the number of hosts.
+    def _num_nodes(self, num_ranks: int | None) -> int | None:
+        """NCCL's nNodes: from its log, from the caller (NVL72, NCCL_HOSTID), or by the hosts.
 
-        Ranks that seem to share a GPU have host ids of their own (NCCL_HOSTID), or each sees its
-        own GPU only: then hosts may not be nodes.
+        Ranks that seem to share a GPU have host ids of their own, or each sees its own GPU only.
         """
-        told: int | None = self._one(run.nccl.num_nodes, "number of nodes")
+        ranks = self._run.ranks
+        told: int | None = self._one(self._run.nccl.num_nodes, "number of nodes")
         told = told or self._options.num_nodes
         if told is not None or num_ranks is None:
             return told
-        if not run.ranks:
+        if not ranks:
             return 1 if num_ranks == 1 else None
-        gpus = {(line.host, line.device, line.bus_id) for line in run.ranks}
-        if len(gpus) < len(run.ranks):
-            self._remark(
-                "number of nodes left out: ranks show the same GPU, so hosts may not be NCCL's "
-                "nodes; say --nodes"
-            )
-            return None
-        return len({line.host for line in run.ranks})
+        if len({(line.host, line.device, line.bus_id) for line in ranks}) == len(ranks):
+            return len({line.host for line in ranks})
+        self._remark(
+            "number of nodes left out: ranks show the same GPU, so hosts may not be NCCL's "
+            "nodes; say --nodes"
+        )
+        return None
 
-    def _request(self, run: Run, collective: Collective | None) -> Row:
+    def _request(self) -> Row:
         """The requested config and the profile, as shell, NCCL's log, or else the caller say."""
-        settings = dict(run.settings)
-        add_settings(settings, run.nccl.settings)
+        settings = dict(self._run.settings)
+        add_settings(settings, self._run.nccl.settings)
+        for name in (name for name, value in settings.items() if value is None):
+            self._remark(f"{name} cannot be read, or is two things: the config is not known")
         # The costs of a job's log are of all collectives; AllReduce stands for them.
-        asked_of = Collective.AllReduce if collective is None else collective
-        columns = requested_by(settings, asked_of, sorted(run.words))
-        algorithm, protocol = self._options.algorithm, self._options.protocol
-        told = {
-            "requested_algorithm": algorithm and Algorithm.parse(algorithm).wire,
-            "requested_protocol": protocol and Protocol.parse(protocol).wire,
-            "requested_num_channels": self._options.num_channels,
-        }
-        asked = {name: value for name, value in told.items() if value and not columns[name]}
-        columns |= {**asked, "is_default": columns["is_default"] and not asked}
-        if self._options.launch_profile is not None:
-            columns["launch_profile"] = self._options.launch_profile
-        for name, value in settings.items():
-            if value is None:
-                self._remark(f"{name} cannot be read, or is two things: the config is not known")
-        is_untouched = columns["launch_profile"] == DEFAULT_PROFILE
-        scope = DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE
-        return {**columns, "default_scope": scope.value}
+        asked_of = Collective.AllReduce if self.collective is None else self.collective
+        columns = requested_by(settings, asked_of, sorted(self._run.words))
+        for name in ("algorithm", "protocol", "num_channels"):
+            told = getattr(self._options, name)
+            if told and not columns[f"requested_{name}"]:
+                columns |= {f"requested_{name}": told, "is_default": False}
+        profile = self._options.launch_profile or columns["launch_profile"]
+        return {**columns, "launch_profile": profile, "default_scope": scope_of(profile)}
 
     def _one(self, values: Collection[Any], what: str) -> Any:
         """The one value; None where there is none, or several, which the report says."""
@@ -512,45 +489,18 @@ def _listed(collectives: Iterable[Collective]) -> str:
     return " or ".join(sorted(each.wire for each in collectives))
 
 
-def _by_columns(of_rows: Row) -> list[Collective]:
+def _by_columns(rows: Row) -> list[Collective]:
     """The collectives that rows can be of, by their columns and the ratio of their bandwidths."""
-    operations = of_rows["operations"]
-    found = _BY_COLUMNS[not operations <= {None, "none"}, of_rows["has_root"]]
-    if of_rows["has_root"] and operations == {None}:
+    operations = rows["operations"]
+    found = _BY_COLUMNS[not operations <= {None, "none"}, rows["has_root"]]
+    if rows["has_root"] and operations == {None}:
         # Older columns, when nothing but Broadcast had a root and no operation.
         found = (Collective.Broadcast,)
-    ranks = range(1, _ALIKE_RANKS)
-    return [each for each in found if any(_ratio_fits(of_rows, each, count) for count in ranks)]
+    return [c for c in found if any(_ratio_fits(rows, c, n) for n in range(1, _ALIKE_RANKS))]
 
 
-def _ratio_fits(of_rows: Row, collective: Collective, num_ranks: int) -> bool:
+def _ratio_fits(rows: Row, collective: Collective, num_ranks: int) -> bool:
     """Whether the bandwidths are of so many ranks, where they have digits enough to tell."""
-    algbw, busbw = (float(of_rows[name]) for name in _BANDWIDTHS)
+    algbw, busbw = (float(rows[name]) for name in _BANDWIDTHS)
     expected = algbw * collective.bus_factor(num_ranks)
     return algbw < _MIN_BANDWIDTH or abs(busbw - expected) <= 0.01 + 0.01 * algbw
-
-
-def _choices_of_runs(
-    runs: Iterable[Run], known: Mapping[int, Row], report: FileReport
-) -> pl.DataFrame:
-    """What NCCL ran for each size of each run, where its log says so without contradiction."""
-    found: list[tuple[Any, ...]] = []
-    for run in runs:
-        if run.number in known and run.nccl.calls:
-            facts = known[run.number]
-            collective = Collective.parse(facts["collective"])
-            choices, disagreeing = run.nccl.choices(collective, facts["num_ranks"])
-            if disagreeing:
-                sizes = ", ".join(str(size) for size in disagreeing[:4])
-                report.remark(
-                    f"actual config left out where NCCL's log disagrees, at sizes {sizes}"
-                )
-            found += [(run.number, size, *choice) for size, choice in choices.items()]
-    schema = {
-        RUN: pl.UInt32,
-        "size_bytes": pl.Int64,
-        "actual_algorithm": pl.String,
-        "actual_protocol": pl.String,
-        "actual_num_channels": pl.Int64,
-    }
-    return pl.DataFrame(found, schema=schema, orient="row")

@@ -13,36 +13,28 @@ be shorter than the time between two readings. So a stretch is judged by the rea
 were down in between, and an error counter needs both to show a difference.
 """
 
-import argparse
 import json
 import logging
-import math
+import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from dynamiccl import cli
-from dynamiccl.collect.launchers import (
-    LauncherSettings,
-    Limits,
-    Ranks,
-    command,
-    end_session,
-    find_launcher,
-    run_process,
-    start_session,
-)
-from dynamiccl.collect.sampler import HELLO, SYSFS, ask_gpu, load_nvml, sampler_argv
+from dynamiccl.collect import launchers
+from dynamiccl.collect.sampler import HELLO, SAMPLER_ARGV, SYSFS, ask_gpu, load_nvml
 from dynamiccl.errors import MachineError
 from dynamiccl.fingerprint import node_part
 from dynamiccl.slurm import capture
@@ -51,44 +43,42 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for srun or mpirun to end ranks elsewhere before they are killed here.
 _GRACE_S: Final = 5.0
-#: How long the last words of an ended program may take.
+#: For the last words of an ended program.
 _END_S: Final = 10.0
-#: A question to all nodes takes as long as a step takes to start.
+#: A question to all nodes takes as long as a step takes to start; to Slurm, as it is busy.
 _ANSWER_S: Final = 120.0
-_KEPT_LINES: Final = 20
 
 
 class Nodes:
     """The nodes that a launcher reaches; our own programs run outside of any container."""
 
-    def __init__(self, launcher: LauncherSettings) -> None:
+    def __init__(self, settings: launchers.LauncherSettings) -> None:
         """Take the sweep's launcher."""
-        extra = launcher.extra_args
-        if find_launcher(launcher.kind).is_slurm:
+        extra = settings.extra_args
+        if settings.is_slurm:
             # Bound to the one core of its task, CPU stress would leave all others alone.
             extra = (*extra, "--cpu-bind=none")
         changes = {"container": None, "prefix": (), "extra_args": extra}
-        self._launcher = launcher.model_copy(update=changes)
-
-    @property
-    def one_process(self) -> bool:
-        """Whether all ranks of a node are one process."""
-        return not find_launcher(self._launcher.kind).needs_mpi
+        self._launcher = settings.model_copy(update=changes)
+        #: Whether all ranks of a node are one process.
+        self.one_process = not settings.is_distributed
 
     def ask(self, argv: Sequence[str], num_nodes: int) -> list[str]:
         """Run a program once on each node; returns its output lines, in any order.
 
         Raises MachineError when it fails or does not end.
         """
-        started = command(Ranks(tuple(argv), num_nodes=num_nodes, overlap=True), self._launcher)
-        done = run_process(started, Limits(_ANSWER_S, _ANSWER_S))
-        if done.returncode != 0:
+        lines: list[str] = []
+        with self.start(argv, num_nodes, lines.append) as program:
+            program.wait_for(lambda: False, _ANSWER_S)
+        if program.process.returncode != 0:
             raise MachineError(
-                f"the nodes do not answer: '{started.text}' ended with status {done.returncode}: "
-                f"{' | '.join(done.lines[-3:]) or 'no output'}"
+                f"the nodes do not answer: '{program.text}' ended with status "
+                f"{program.process.returncode}: {' | '.join(lines[-3:]) or 'no output'}"
             )
-        return list(done.lines)
+        return lines
 
+    @contextmanager
     def start(
         self,
         argv: Sequence[str],
@@ -96,161 +86,119 @@ class Nodes:
         hear: Callable[[str], object],
         *,
         ranks_per_node: int = 1,
-    ) -> "Companion":
-        """Start a program in the background: one process on each node, or ranks of its own.
+    ) -> Iterator["Companion"]:
+        """Run a program beside the `with`: one process on each node, or ranks of its own.
 
         `hear` takes each line of output. Raises MachineError where it cannot be started.
         """
-        ranks = Ranks(tuple(argv), {}, num_nodes, ranks_per_node, overlap=True)
-        started = command(ranks, self._launcher)
-        return Companion(start_session(started, subprocess.PIPE, stdin=subprocess.PIPE), hear)
+        ranks = launchers.Ranks(tuple(argv), {}, num_nodes, ranks_per_node, overlap=True)
+        program = Companion(launchers.command(ranks, self._launcher), hear)
+        try:
+            yield program
+        finally:
+            launchers.end_session(program.process, _GRACE_S)
+            program.process.stdin.close()  # type: ignore[union-attr]
+            # A process that it left behind may hold the pipe open: then the thread stays with it.
+            program.reader.join(timeout=_END_S)
 
 
 class Companion:
-    """A program on the nodes, beside the launches; a thread reads what it says.
+    """A program on the nodes, beside the launches; a thread hands on what it says."""
 
-    `heard` guards what the function that hears it changes.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], hear: Callable[[str], object]) -> None:
-        """Take a started process, with pipes for input and output."""
-        self.process = process
-        self.heard = threading.Condition()
-        self._hear = hear
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._is_over = False
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        assert process.stdin is not None
+    def __init__(self, argv: Sequence[str], hear: Callable[[str], object]) -> None:
+        """Start it."""
+        self.text = shlex.join(argv)
+        self.process = launchers.start_session(argv, subprocess.PIPE, stdin=subprocess.PIPE)
+        self._lines: deque[str] = deque(maxlen=20)
+        self.reader = threading.Thread(target=self._read, args=(hear,), daemon=True)
+        self.reader.start()
         # So that it ends when we do. One that has ended already tells that by its silence.
         with suppress(BrokenPipeError):
-            process.stdin.write(HELLO)
-            process.stdin.flush()
+            os.write(self.process.stdin.fileno(), HELLO)  # type: ignore[union-attr]
 
     def wait_for(self, done: Callable[[], bool], patience_s: float) -> bool:
         """Wait until `done()`, or until it closed its output; returns `done()`."""
-        with self.heard:
-            self.heard.wait_for(lambda: self._is_over or done(), patience_s)
-            if self._is_over and not done():
+        deadline = time.monotonic() + patience_s
+        while not done() and time.monotonic() < deadline:
+            if not self.reader.is_alive():
                 # It is ending, and its status says why.
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout=_END_S)
-            return done()
+                break
+            time.sleep(0.01)
+        return done()
 
     @property
     def last_words(self) -> str:
         """The end of its output, on one line."""
-        return " | ".join(self._lines)
+        return " | ".join([*self._lines]) or "no output"
 
-    def end(self) -> None:
-        """End it with all its processes."""
-        end_session(self.process, _GRACE_S)
-        # What was written to one that had ended already is still in the buffer.
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()  # type: ignore[union-attr]
-        # A process that it left behind may hold the pipe open: then the thread stays with it.
-        self._reader.join(timeout=_END_S)
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
+    def _read(self, hear: Callable[[str], object]) -> None:
+        with self.process.stdout as lines:  # type: ignore[union-attr]
             for raw in lines:
                 line = raw.decode(errors="replace").rstrip()
-                with self.heard:
-                    self._lines.append(line)
-                    self._hear(line)
-                    self.heard.notify_all()
-        with self.heard:
-            self._is_over = True
-            self.heard.notify_all()
+                self._lines.append(line)
+                hear(line)
 
 
 # --- What the nodes are ---
 
-PROC: Final = Path("/proc")
+#: Prints a node's facts as one line of JSON.
+NODE_ARGV: Final = (sys.executable, "-m", "dynamiccl.collect.nodes")
 #: nvmlNvLinkVersion (nvml.h, NVML_NVLINK_VERSION_*) -> generation.
 _NVLINK_GENERATION: Final[Mapping[int, int]] = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
-#: NVML_NVLINK_DEVICE_TYPE_SWITCH.
-_SWITCH: Final = 2
-#: NVML_NVLINK_MAX_LINKS was 18 until NVLink 5; a driver refuses a link that it does not have.
-_MAX_LINKS: Final = 36
 #: Of /proc/cpuinfo.
 _CPU_VENDORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "CPU implementer": "arm"}
-#: Facts that are no column of a measurement.
-_OTHER: Final = ("nvml_error", "num_gpus")
 #: `OverSubscribe` of `scontrol show job` for a job that shares its nodes with nobody (slurm.conf(5)
 #: and `src/api/job_info.c`, Slurm 22.05 to 24.11).
 _ALONE: Final = frozenset({"NO", "EXCLUSIVE"})
-_SCONTROL_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class SiteFacts:
-    """What is known of the nodes before anything runs."""
+def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What all nodes have alike: columns of a measurement, and `num_gpus` of each node.
 
-    #: Environment columns that all nodes agree on.
-    columns: Mapping[str, Any]
-    #: GPUs of a node, where all have as many.
-    num_gpus: int | None
-
-
-def node_argv() -> list[str]:
-    """Argument vector that prints a node's facts as one line of JSON."""
-    return [sys.executable, "-m", "dynamiccl.collect.nodes"]
-
-
-def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> SiteFacts:
-    """Ask each node what it is; columns on which nodes differ are left out, with a warning.
-
+    Facts on which nodes differ are left out, with a warning; MIG on any node counts as MIG.
     `cuda_version` is no fact of a node: a driver runs programs built with other CUDA versions.
     """
-    found: list[dict[str, Any]] = []
-    for line in nodes.ask(node_argv(), num_nodes):
-        # A launcher may say something of its own between the nodes' lines.
-        with suppress(ValueError):
-            facts = json.loads(line)
-            found += [facts] if isinstance(facts, dict) and facts.keys() >= set(_OTHER) else []
+    said = map(_object_in, nodes.ask(NODE_ARGV, num_nodes))
+    found = [facts for facts in said if "nvml_error" in facts]
     if len(found) != num_nodes:
         _log.warning("only %d of %d nodes reported their facts", len(found), num_nodes)
-    columns = agreed(found)
-    if "SLURM_JOB_ID" in environ:
-        columns["job_id"] = environ["SLURM_JOB_ID"]
-        alone = exclusive(environ["SLURM_JOB_ID"])
-        columns |= {} if alone is None else {"exclusive_node": alone}
-        if alone is False:
+    names = sorted({name for node in found for name in node} - {"nvml_error"})
+    values = {name: {node.get(name) for node in found} for name in names}
+    if differing := [name for name in names if len(values[name]) > 1]:
+        _log.warning("the nodes differ in %s: not recorded", ", ".join(differing))
+    facts = {name: values[name].pop() for name in names if len(values[name]) == 1}
+    if any(node.get("mig") for node in found):
+        facts["mig"] = True
+    if job := environ.get("SLURM_JOB_ID"):
+        facts |= {"job_id": job, "exclusive_node": exclusive(job)}
+        if facts["exclusive_node"] is False:
             _log.warning(
                 "the nodes are shared with other jobs: rows are flagged and kept out of verdicts "
                 "on NCCL's default; ask for --exclusive"
             )
-    gpus = {facts["num_gpus"] for facts in found}
-    return SiteFacts(columns, gpus.pop() if len(gpus) == 1 else None)
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def agreed(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The environment columns that are equal on all nodes; MIG on any node counts as MIG."""
-    names = dict.fromkeys(name for node in nodes for name in node if name not in _OTHER)
-    values = {name: {node.get(name) for node in nodes} for name in names}
-    if differing := sorted(name for name, found in values.items() if len(found) > 1):
-        _log.warning("the nodes differ in %s: not recorded", ", ".join(differing))
-    same = {name: found.pop() for name, found in values.items() if len(found) == 1}
-    if any(node.get("mig") for node in nodes):
-        same["mig"] = True
-    return {name: fact for name, fact in same.items() if fact is not None}
+def _object_in(line: str) -> dict[str, Any]:
+    """The JSON object of a line, which a launcher may label with a rank; {} in one of its own."""
+    found: dict[str, Any] = {}
+    with suppress(ValueError):
+        found = json.loads(line[line.index("{") :])
+    return found
 
 
 def exclusive(job: str) -> bool | None:
-    """Whether a Slurm job has its nodes exclusively; None if unknown."""
-    try:
-        done = capture(("scontrol", "show", "job", "--oneliner", job), timeout_s=_SCONTROL_S)
-    except MachineError as error:
-        # As in a container, which has the job's variables and not Slurm's programs.
-        _log.warning("not known whether the nodes are ours alone: %s", error)
-        return None
-    found = re.search(r"\bOverSubscribe=(\S+)", done.stdout)
+    """Whether a Slurm job has its nodes to itself; None if unknown, as where no scontrol is."""
+    said = ""
+    with suppress(MachineError):
+        said = capture(("scontrol", "show", "job", job), timeout_s=_ANSWER_S).stdout
+    found = re.search(r"\bOverSubscribe=(\S+)", said)
     return None if found is None else found[1] in _ALONE
 
 
-def node_facts(sysfs: Path = SYSFS, proc: Path = PROC) -> dict[str, Any]:
+def node_facts(sysfs: Path = SYSFS, proc: Path = Path("/proc")) -> dict[str, Any]:
     """The facts of this node; what cannot be read is unknown, and no error.
 
     `nvml_error` says why NVML gave nothing, `nvlink_generation` 0 = no NVLink, `nic_kind`
@@ -281,8 +229,8 @@ def _gpu_facts(nvml: Any) -> dict[str, Any]:
     modes = [ask(gpu, "nvmlDeviceGetMigMode") for gpu in range(num_gpus)]
     migs = [None if mode is None else bool(mode[0]) for mode in modes]
     capability = ask(0, "nvmlDeviceGetCudaComputeCapability")
-    # A link that is not there is refused.
-    links = [k for k in range(_MAX_LINKS) if ask(0, "nvmlDeviceGetNvLinkState", k)]
+    # A link that is not there is refused; NVML_NVLINK_MAX_LINKS was 18 until NVLink 5.
+    links = [k for k in range(36) if ask(0, "nvmlDeviceGetNvLinkState", k)]
     version = ask(0, "nvmlDeviceGetNvLinkVersion", links[0]) if links else 0
     remote = ask(0, "nvmlDeviceGetNvLinkRemoteDeviceType", links[0]) if links else 0
     return {
@@ -293,7 +241,7 @@ def _gpu_facts(nvml: Any) -> dict[str, Any]:
         "mig": True if any(migs) else None if None in migs else False,
         "nvlink_generation": _NVLINK_GENERATION.get(version) if version else version,
         "nvlinks_per_gpu": len(links),
-        "nvswitch": None if remote is None else remote == _SWITCH,
+        "nvswitch": None if remote is None else remote == 2,  # NVML_NVLINK_DEVICE_TYPE_SWITCH
     }
 
 
@@ -352,163 +300,117 @@ def _text(path: Path, encoding: str = "utf-8") -> str:
 # --- How healthy they were ---
 
 Row = dict[str, Any]
+_TIME, _END = itemgetter("time_s"), itemgetter("end_s")
 #: A reading further than this from a stretch says nothing about it, in seconds.
 MAX_GAP_S: Final = 3.0
 #: How long the first reading of a sampler is waited for: readings must lie before the first trial.
 _FIRST_READING_S: Final = 20.0
 #: How long the reading that closes a launch may take, its way through the launcher included.
 _NEXT_READING_S: Final = 1.25
-#: What a sampler prints (sampler.py).
-_READING: Final = {"sampler", "time_s", "slowed", "ecc_errors", "nics"}
+#: What a sampler reads (sampler.py), named as the columns of a measurement.
+_READ: Final = ("throttled", "ecc_errors", "nic_retries", "nic_congestion")
 #: Health of the nodes, as columns of a measurement; None = unknown.
-UNKNOWN: Final[Mapping[str, Any]] = dict.fromkeys(
-    ("throttled", "ecc_errors", "nic_retries", "nic_congestion", "nic_worst")
-)
+UNKNOWN: Final[Mapping[str, Any]] = dict.fromkeys((*_READ, "nic_worst"))
+#: Gives the health in each (begin, end) interval, Unix seconds, in the order of time.
+Health = Callable[[Sequence[tuple[float, float]]], list[Row]]
 
 
-def parse_reading(line: str) -> Row | None:
-    """The reading in a sampler's line of JSON; None for any other line."""
-    # A launcher may label each line with its rank, and says things of its own.
-    _, brace, rest = line.partition("{")
-    try:
-        found: Row = json.loads(brace + rest)
-    except ValueError:
-        return None
-    return found if found.keys() == _READING else None
+@contextmanager
+def watch_health(nodes: Nodes, num_nodes: int) -> Iterator[Health]:
+    """Run a sampler on each node beside the `with`; gives the function that judges by them."""
+    # Another thread adds at the end of the lists.
+    heard: dict[str, list[Row]] = {}
+
+    def are_read(since_s: float) -> bool:
+        read = [one for one in [*heard.values()] if _END(one[-1]) >= since_s]
+        return len(read) >= num_nodes
+
+    def health(stretches: Sequence[tuple[float, float]]) -> list[Row]:
+        # Only the reading after it tells what happened at the end of a launch.
+        end_s = max((end for _, end in stretches), default=0.0)
+        samplers.wait_for(lambda: are_read(end_s), _NEXT_READING_S)
+        oldest_s = min((begin for begin, _ in stretches), default=0.0) - MAX_GAP_S
+        for readings in [*heard.values()]:
+            # The last one stays: the next may continue it.
+            del readings[: bisect_left(readings[:-1], oldest_s, key=_END)]
+        return [health_of({**heard}, num_nodes, *stretch) for stretch in stretches]
+
+    with nodes.start(SAMPLER_ARGV, num_nodes, partial(add_reading, heard)) as samplers:
+        if not samplers.wait_for(lambda: are_read(0.0), _FIRST_READING_S):
+            _log.warning("no telemetry: the samplers do not write (%s)", samplers.last_words)
+        yield health
 
 
-def add_reading(readings: list[Row], reading: Row) -> None:
-    """Add a reading to those of its node; equal ones after each other are one, until `end_s`."""
-    reading = reading | {"end_s": reading["time_s"]}
-    last = readings[-1] if readings else {"end_s": -math.inf}
-    near = reading["time_s"] - last["end_s"] <= MAX_GAP_S
-    if near and all(reading[name] == last[name] for name in ("slowed", "ecc_errors", "nics")):
-        last["end_s"] = reading["end_s"]
+def add_reading(heard: dict[str, list[Row]], line: str) -> None:
+    """Add what a sampler's line says to its readings; other lines say nothing.
+
+    Equal readings after each other are one, from `time_s` until `end_s`.
+    """
+    reading = _object_in(line)
+    if reading.keys() != {"sampler", "time_s", "read"}:
+        return
+    reading["end_s"] = reading["time_s"]
+    readings = heard.setdefault(reading["sampler"], [reading])
+    last = readings[-1]
+    if reading["time_s"] - last["end_s"] <= MAX_GAP_S and reading["read"] == last["read"]:
+        last["end_s"] = reading["time_s"]
     else:
         readings.append(reading)
 
 
-def health_of(nodes: Sequence[Sequence[Row]], begin_s: float, end_s: float) -> Row:
+def health_of(
+    heard: Mapping[str, Sequence[Row]], num_nodes: int, begin_s: float, end_s: float
+) -> Row:
     """The worst of all nodes' readings; unknown where one is silent and none is bad.
 
-    Columns as `UNKNOWN` has them; `nic_worst` is the port with most retries, else congestion.
+    `heard` has the readings by sampler. Columns as `UNKNOWN` has them; `nic_worst` is the port with
+    most retries, else congestion.
     """
-    slowed, errors, retries, congestion = (list[int | None]() for _ in range(4))
-    worst, worst_port = (0, 0), None
-    for readings in nodes:
-        near, is_whole = _around(readings, begin_s, end_s)
-        unknown: list[int | None] = [] if is_whole else [None]
-        slowed += [gpu for reading in near for gpu in reading["slowed"]] + unknown or [None]
-        gpus = zip(*(reading["ecc_errors"] for reading in near), strict=True)
-        errors += [_counted(gpu) for gpu in gpus] + unknown or [None]
-        for port in near[0]["nics"] if near else ():
-            lost, marked = map(_counted, zip(*(r["nics"][port] for r in near), strict=True))
-            retries.append(lost)
-            congestion.append(marked)
-            if (lost or 0, marked or 0) > worst:
-                worst = (lost or 0, marked or 0)
-                worst_port = f"{near[0]['sampler'].rpartition(':')[0]} {port}"
-        retries += unknown
-        congestion += unknown
-    throttled = _sum(slowed)
-    return {
-        "throttled": None if throttled is None else throttled > 0,
-        "ecc_errors": _sum(errors),
-        "nic_retries": _sum(retries),
-        "nic_congestion": _sum(congestion),
-        "nic_worst": worst_port,
-    }
+    parts = [
+        (f"{sampler.rpartition(':')[0]} {part}", bad)
+        for sampler, readings in heard.items()
+        for part, bad in _bad_of_node(readings, begin_s, end_s).items()
+    ]
+    health = {**UNKNOWN}
+    for column in _READ:
+        counts = [bad[column] for _, bad in parts if column in bad]
+        total = sum(count or 0 for count in counts)
+        if total or (None not in counts and len(heard) == num_nodes):
+            health[column] = total > 0 if column == "throttled" else total
+    ports = [(bad.get("nic_retries") or 0, bad.get("nic_congestion") or 0, p) for p, bad in parts]
+    *counted, worst = max(ports, default=(0, 0, ""))
+    return health | {"nic_worst": worst if any(counted) else None}
 
 
-def _around(readings: Sequence[Row], begin_s: float, end_s: float) -> tuple[Sequence[Row], bool]:
-    """Readings in a stretch, the last before and the first after it, if they are near.
+def _bad_of_node(
+    readings: Sequence[Row], begin_s: float, end_s: float
+) -> dict[str, dict[str, int | None]]:
+    """How often each GPU was seen throttled, and what counters of each GPU and port rose by.
 
-    Also whether they tell all of it, without a hole.
+    By part and column; None where it does not always tell and nothing bad is known. A part "all"
+    says so of all columns where readings do not tell all of the stretch.
     """
-    first = max(bisect_right(readings, begin_s, key=lambda r: r["time_s"]) - 1, 0)
-    last = bisect_left(readings, end_s, key=lambda r: r["end_s"])
+    first = max(bisect_right(readings, begin_s, key=_TIME) - 1, 0)
+    found = readings[first : bisect_left(readings, end_s, key=_END) + 1]
     low_s, high_s = begin_s - MAX_GAP_S, end_s + MAX_GAP_S
-    found = readings[first : last + 1]
-    near = [r for r in found if r["end_s"] >= low_s and r["time_s"] <= high_s]
-    is_whole = bool(near) and near[0]["time_s"] <= begin_s and near[-1]["end_s"] >= end_s
-    holes = [after["time_s"] - before["end_s"] > MAX_GAP_S for before, after in pairwise(near)]
-    return near, is_whole and not any(holes)
+    near = [one for one in found if _END(one) >= low_s and _TIME(one) <= high_s]
+    is_whole = bool(near) and _TIME(near[0]) <= begin_s and _END(near[-1]) >= end_s
+    is_whole &= all(_TIME(two) - _END(one) <= MAX_GAP_S for one, two in pairwise(near))
+    bad: dict[str, dict[str, int | None]] = {} if is_whole else {"all": dict.fromkeys(_READ)}
+    for part, columns in near[0]["read"].items() if near else ():
+        bad[part] = {}
+        for column in columns:
+            values = [one["read"][part][column] for one in near]
+            known = [value for value in values if value is not None]
+            # A counter that began anew (a driver reload) has counted what it shows since then.
+            rises = [two - one if two >= one else two for one, two in pairwise(known)]
+            count = sum(known if column == "throttled" else rises)
+            bad[part][column] = count or (0 if len(known) == len(values) else None)
+    return bad
 
 
-def _counted(totals: Sequence[int | None]) -> int | None:
-    """What a counter rose by; None when it does not always tell and no rise is known."""
-    known = [total for total in totals if total is not None]
-    # A counter that began anew (a driver reload) has counted what it shows since then.
-    steps = [after - before if after >= before else after for before, after in pairwise(known)]
-    return sum(steps) or (0 if len(known) == len(totals) else None)
-
-
-def _sum(counts: Sequence[int | None]) -> int | None:
-    known = sum(count or 0 for count in counts)
-    return None if not known and (not counts or None in counts) else known
-
-
-class Watch:
-    """What tells how healthy the nodes were; this one has no samplers, and knows nothing."""
-
-    def health(self, stretches: Sequence[tuple[float, float]]) -> list[Row]:
-        """The health in each (begin, end) interval, Unix seconds, in the order of time."""
-        return [{**UNKNOWN} for _ in stretches]
-
-
-class NodeWatch(Watch):
-    """A sampler process on each node; a context manager around a run."""
-
-    def __init__(self, nodes: Nodes, num_nodes: int) -> None:
-        """Take where samplers run."""
-        self._nodes = nodes
-        self._num_nodes = num_nodes
-        self._readings: dict[str, list[Row]] = {}
-
-    def __enter__(self) -> Self:
-        """Start the samplers, and wait for their first readings."""
-        self._samplers = self._nodes.start(sampler_argv(), self._num_nodes, self._hear)
-        try:
-            if not self._samplers.wait_for(lambda: self._are_read(-math.inf), _FIRST_READING_S):
-                said = self._samplers.last_words
-                _log.warning("no telemetry: the samplers do not write (%s)", said)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the samplers."""
-        self._samplers.end()
-
-    def health(self, stretches: Sequence[tuple[float, float]]) -> list[Row]:
-        """The health in each interval: the worst of all nodes; unknown where a node is silent."""
-        if not stretches:
-            return []
-        # Only the reading after it tells what happened at the end of a launch.
-        end_s = max(end for _, end in stretches)
-        self._samplers.wait_for(lambda: self._are_read(end_s), _NEXT_READING_S)
-        oldest_s = min(begin for begin, _ in stretches) - MAX_GAP_S
-        with self._samplers.heard:
-            for sampler, readings in self._readings.items():
-                self._readings[sampler] = [r for r in readings if r["end_s"] >= oldest_s]
-            silent: list[list[Row]] = [[]] * (self._num_nodes - len(self._readings))
-            nodes = [*self._readings.values(), *silent]
-            return [health_of(nodes, *stretch) for stretch in stretches]
-
-    def _are_read(self, since_s: float) -> bool:
-        read = [bool(one) and one[-1]["end_s"] >= since_s for one in self._readings.values()]
-        return len(read) >= self._num_nodes and all(read)
-
-    def _hear(self, line: str) -> None:
-        reading = parse_reading(line)
-        if reading is not None:
-            add_reading(self._readings.setdefault(reading["sampler"], []), reading)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print this node's facts as a line of JSON."""
-    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args(arguments)
     sys.stdout.write(json.dumps(node_facts()) + "\n")
 
 

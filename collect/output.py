@@ -12,7 +12,7 @@ that nobody made.
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,17 +22,12 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from dynamiccl.collect.nccl_log import (
-    NcclLog,
-    Settings,
-    Shell,
-    host_list,
-    kept,
-    program_in,
-)
+from dynamiccl.collect.nccl_log import NcclLog, Settings, Shell, kept, program_in
 from dynamiccl.errors import CorruptFile, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
+from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
+from dynamiccl.slurm import host_list
 
 #: One half of a line, by columns of the schema.
 Row = dict[str, Any]
@@ -53,33 +48,32 @@ _COLUMNS: Final = {
     "i_p99": "time_p99_us",
     "i_cv%": "time_cv_percent",
 }
-_LEADING: Final = frozenset({"size_bytes", "count", "datatype", "reduction_op", "root"})
-_FIGURES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 PER_ITERATION: Final = ("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent")
-#: The halves that there are; the columns per iteration are those of -I.
-_HALVES: Final = (
-    _FIGURES,
-    (*_FIGURES, "error"),
-    (*_FIGURES, "wrong_values"),
-    (*_FIGURES, "wrong_values", *PER_ITERATION),
+#: The column names that we know: of the call, of one half or two (-I adds four), and of -S.
+_HEADER: Final = re.compile(
+    r"(size(?: count| type| redop| root)*)"
+    r"((?: time algbw busbw(?: error| #wrong)?(?: i_min i_max i_p99 i_cv%)?){1,2})( timestamp)?"
 )
 _TODAY: Final = "size count type redop root" + 2 * " time algbw busbw #wrong"
 #: How a row begins, also where it is glued to another program's line, and how its rest does.
 _TYPE: Final = r"(?:u?int(?:8|32|64)|char|int|half|float|double|bfloat16|fp?8_?e\dm\d)"
-_MEANT_AS_ROW: Final = re.compile(
-    rf"(?:^|\s)(?:[\d_]+\s+[\d_]+\s+{_TYPE}(?=\s|$)|{_TYPE}\s+(?:[a-z]+\s+)?(?:-?\d+\s+)?[\d.]+\s)"
+MEANT_AS_ROW: Final = re.compile(
+    rf"(?:^|\s)(?:[\d_]+\s+[\d_]+\s+{_TYPE}(?=\s|$)"
+    rf"|{_TYPE}\s+(?:\w+\s+-?\d+\s+[\d.]|(?:[a-z]+\s+)?(?:-?\d+\s+)?[\d.]+(?=\s|$)))"
 )
-_NUMBER: Final = re.compile(r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf)")
+_NUMBER: Final = r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf)"
+#: A piece of a row, under column names: its first columns, or its last.
+_PIECE: Final = re.compile(rf"\s*(?:\d+\s+\d+(?=\s|$)|{_NUMBER}(?:\s+{_NUMBER})+$)")
 _RANK: Final = re.compile(
     r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+\d{1,9})?\s+on\s+(\S+)"
     r"\s+device\s+(\d{1,4})\s+\[([^\]]*)\]\s*(.*\S)?"
 )
-_THREADS: Final = re.compile(r"nThreads?\s+\d{1,5}\s+nGpus\s+\d{1,5}\s+minBytes")
-#: Options that make another measurement of it, and their usual values.
-_OPTION: Final = re.compile(r"\b(agg iters|graph|unalign): (\d+)")
-_USUAL: Final = {"agg iters": "1", "graph": "0", "unalign": "0"}
+#: Options that make another measurement of it, with other than their usual values.
+_OPTION: Final = re.compile(r"\b(?:agg iters: (?!1(?!\d))|(?:graph|unalign): (?!0(?!\d)))\d+")
 _LIBRARY: Final = re.compile(r"nccl-tests version (\S+)(?:.*nccl-library=(\d{4,6}))?")
 _OUT_OF_BOUNDS: Final = re.compile(r"Out of bounds values\s*: (\d{1,18})")
+#: Lines that begin a run, as column names do.
+_BEGINS: Final = ("nccl-tests version", "Collective test starting", " minBytes ")
 _TAILS: Final = ("Out of bounds", "Avg bus bandwidth", "Collective test concluded")
 #: What ends a run without a tail.
 _ENDS: Final = ("Test NCCL failure", "Test CUDA failure", "Test failure", "Segmentation fault")
@@ -106,7 +100,7 @@ class Rejected(NamedTuple):
 
     def __str__(self) -> str:
         """`file:line: reason: 'text'`, as compilers print it."""
-        return f"{self.path}:{self.line}: {self.reason}: '{self.excerpt}'"
+        return f"{self.path}:{self.line}: {self.reason}: {self.excerpt!r}"
 
 
 @dataclass(slots=True)
@@ -122,10 +116,9 @@ class FileReport:
     dropped: dict[str, int] = field(default_factory=dict)
     #: Measurements that had been read before (printed twice).
     duplicates: int = 0
-    #: Rejected lines, and the first of them; a file of noise would fill memory with all.
+    #: Rejected lines, and the first five of them: a file of noise would fill memory with all.
     num_rejected: int = 0
     rejected: list[Rejected] = field(default_factory=list)
-    most_rejected: int = 5
     #: What the reader of the summary should know: conflicts, inferences, failed checks.
     remarks: list[str] = field(default_factory=list)
     #: Rows of parts that an earlier import had written.
@@ -139,9 +132,8 @@ class FileReport:
     def reject(self, line: int, reason: str, text: str) -> None:
         """Count a line as rejected; the first ones are kept."""
         self.num_rejected += 1
-        if len(self.rejected) < self.most_rejected:
-            printable = "".join(c if c.isprintable() else " " for c in text.strip())
-            self.rejected.append(Rejected(self.path, line, reason, printable[:160]))
+        if len(self.rejected) < 5:
+            self.rejected.append(Rejected(self.path, line, reason, text.strip()[:160]))
 
     def drop(self, reason: str, count: int = 1) -> None:
         """Count rows that are left out on purpose."""
@@ -156,80 +148,62 @@ class FileReport:
 # --- Rows ---
 
 
-class Torn(ValueError):
-    """Raised for a row that is rejected; the message is the reason."""
+#: Columns before a row's first half; whether each half is in place (None = not told), its columns.
+Layout = tuple[tuple[str, ...], tuple[tuple[bool | None, tuple[str, ...]], ...]]
 
 
-class Layout(NamedTuple):
-    """Where the columns of a row are: those before its first half, and its halves."""
-
-    leading: tuple[str, ...]
-    #: Whether a half is in place (None = the output does not say), and its columns.
-    halves: tuple[tuple[bool | None, tuple[str, ...]], ...]
-
-
-def layouts_of_header(line: str, heading: str) -> dict[int, Layout] | None:
+def layouts_of_header(line: str) -> dict[int, Layout] | None:
     """Layouts by number of tokens for a line of column names, or None when it is not one.
 
-    `heading` is the line above it, which says out-of-place and in-place. AlltoAll has a `redop`
-    column and nothing in it, so its rows are one token shorter. Of columns that are not known
-    (`cputime` of -C, which is the cost of the launch; the milliseconds of 2018) there is no layout.
+    AlltoAll has a `redop` column and nothing in it, so its rows are one token shorter. Of columns
+    that are not known (`cputime` of -C, which is the cost of the launch; the milliseconds of 2018)
+    there is no layout.
 
-    >>> sorted(layouts_of_header("#  size time algbw busbw", "")), layouts_of_header("a b", "")
+    >>> sorted(layouts_of_header("#  size time algbw busbw")), layouts_of_header("a b")
     ([4], None)
     """
     names = line.lstrip("# ").split()
     if names[:1] not in (["size"], ["bytes"]) or "algbw" not in names:
         return None
-    is_stamped = names[-1] == "timestamp"
-    found = tuple(_COLUMNS.get(name, name) for name in names[: len(names) - is_stamped])
-    starts = [i for i, name in enumerate(found) if name == "time_us"][:2] or [len(found)]
-    leading = found[: starts[0]]
-    parts = [found[a:b] for a, b in zip(starts, [*starts[1:], len(found)], strict=True)]
-    if not {*leading} <= _LEADING or any(part not in _HALVES for part in parts):
+    known = _HEADER.fullmatch(" ".join(names))
+    if known is None:
         return {}
-    out, inside = "out-of-place" in heading, "in-place" in heading
-    places = (False, True) if len(parts) == 2 else (None if out == inside else inside,)
-    halves = tuple(zip(places, parts, strict=True))
-    # A time stamp at the end is two tokens.
-    width = len(found) + 2 * is_stamped - len(leading)
+    leading, *parts = (
+        tuple(_COLUMNS.get(name, name) for name in part.split())
+        for part in (known[1], *known[2].replace("time", "| time").split("|")[1:])
+    )
+    halves = tuple(zip((False, True) if len(parts) == 2 else (None,), parts, strict=True))
     blank = tuple(name for name in leading if name != "reduction_op")
-    return {width + len(names): Layout(names, halves) for names in (blank, leading)}
+    # A time stamp at the end is two tokens.
+    width = sum(map(len, parts)) + (2 if known[3] else 0)
+    return {width + len(before): (before, halves) for before in (blank, leading)}
 
 
-_HEADERLESS: Final = layouts_of_header(_TODAY, "") or {}
-
-
-def looks_like_row(text: str) -> bool:
-    """Whether a line was meant as a row, or has one glued to its end.
-
-    >>> looks_like_row("1024 256 float sum -1 10.0"), looks_like_row("NCCL INFO Trees")
-    (True, False)
-    """
-    return _MEANT_AS_ROW.search(text) is not None
+_HEADERLESS: Final = layouts_of_header(_TODAY) or {}
 
 
 def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list[Row]:
     """The halves of a row that hold a time. Raises ValueError with the reason to reject it."""
-    size, start = int(tokens[0]), len(layout.leading)
-    leading = dict(zip(layout.leading, tokens, strict=False))
+    before, halves = layout
+    size, start = int(tokens[0]), len(before)
+    leading = dict(zip(before, tokens, strict=False))
     datatype, redop = leading.get("datatype"), leading.get("reduction_op")
     root = int(leading["root"]) if "root" in leading else None
     if size >> MAX_SIZE_BITS or not (root is None or -1 <= root < 1 << 30):
-        raise Torn(f"torn row: {size} bytes, root {root}")
+        raise ValueError(f"{size} bytes, root {root}")
     if not (datatype or "_").isidentifier() or not (redop or "_").isidentifier():
-        raise Torn("torn row: no word where a type or operation stands")
+        raise ValueError("no word where a type or operation stands")
     rows: list[Row] = []
-    for in_place, names in layout.halves:
+    for in_place, names in halves:
         half = tokens[start : start + len(names)]
         start += len(names)
-        if half[0] == "N/A":
+        if half[0] == "N/A" or not size:
             continue
         time_us, algbw, busbw = float(half[0]), float(half[1]), float(half[2])
         if time_us == 0.0 and (algbw == 0.0 or math.isinf(algbw)):
             continue
-        if size and not plausible(size, time_us, algbw, busbw):
-            raise Torn(f"{size} bytes in {time_us} us are not {algbw} GB/s (busbw {busbw})")
+        if not plausible(size, time_us, algbw, busbw):
+            raise ValueError(f"{size} bytes in {time_us} us are not {algbw} GB/s (busbw {busbw})")
         row = {
             RUN: run,
             "source_line": line,
@@ -244,7 +218,7 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
             "wrong_values": _wrong(half[3]) if "wrong_values" in names else None,
         }
         if len(names) > 4:
-            row |= {name: float(text) for name, text in zip(names[4:], half[4:], strict=True)}
+            row |= zip(names[-4:], map(float, half[-4:]), strict=True)
         rows.append(row)
     return rows
 
@@ -252,8 +226,8 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
 def _wrong(token: str) -> int | None:
     """A count, printed with %g: `12`, `2e+06`; N/A where nothing was checked."""
     wrong = 0.0 if token == "N/A" else float(token)
-    if wrong < 0 or wrong != int(wrong):
-        raise Torn(f"torn row: {token} wrong values")
+    if wrong < 0 or not wrong.is_integer():
+        raise ValueError(f"{token} wrong values")
     return None if token == "N/A" else min(int(wrong), 1 << 62)
 
 
@@ -272,9 +246,8 @@ def plausible(size: int, time_us: float, algbw: float, busbw: float) -> bool:
         return False
     expected = size / (time_us * 1e3)
     share = 0.05 if algbw < 1e5 else 0.5
-    if busbw > 2.0 * algbw * (1.0 + share) + 0.02:
-        return False
-    return abs(expected - algbw) <= 0.006 + share * expected + expected * 0.006 / time_us
+    is_near = abs(expected - algbw) <= 0.006 + share * expected + expected * 0.006 / time_us
+    return is_near and busbw <= 2.0 * algbw * (1.0 + share) + 0.02
 
 
 # --- Runs ---
@@ -288,16 +261,14 @@ class RankLine(NamedTuple):
     host: str
     device: int
     gpu: str
-    #: As printed: `0x01`, the bus, up to nccl-tests 2.14 (`src/common.cu`); since then with domain
-    #: and device, `0009:01:00`.
+    #: As printed: `0x01` up to nccl-tests 2.14 (`src/common.cu`); since then `0009:01:00`.
     bus_id: str
 
 
 def rank_lines(lines: Iterable[str]) -> Iterator[RankLine]:
     """The ranks listed in an output, with or without rows after them."""
     for line in lines:
-        match = _RANK.match(line) if "Rank" in line else None
-        if match:
+        if "Rank" in line and (match := _RANK.match(line)):
             rank, group, host, device, bus_id, gpu = match.groups(default="")
             yield RankLine(int(rank), int(group or 0), host, int(device), gpu, bus_id)
 
@@ -315,8 +286,7 @@ class Run:
     """
 
     number: int
-    #: How often each kind of header line was seen before any row. Twice: several processes wrote
-    #: their headers, and so their rows, into each other.
+    #: How often each kind of header line was seen; twice: several processes wrote into each other.
     marks: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     ended: bool = False
@@ -356,9 +326,9 @@ class Run:
                 self.nccl.versions.add(str(NcclVersion.parse(version[2])))
         elif "Collective test" in line:
             self.program = self.program or program_in(line)
-        elif _THREADS.search(line):
-            told = [(name, value) for name, value in _OPTION.findall(line) if value != _USUAL[name]]
-            self.words |= {f"{name.replace(' ', '_')}={value}" for name, value in told}
+        elif " minBytes " in line:
+            told = _OPTION.findall(line)
+            self.words |= {option.replace(": ", "=").replace(" ", "_") for option in told}
         elif wrong := _OUT_OF_BOUNDS.search(line):
             self.out_of_bounds += int(wrong[1])
         elif "Blocking Enabled" in line:
@@ -375,12 +345,11 @@ class TextRuns:
         self._report = report
         self._shell = Shell()
         self._layouts: dict[int, Layout] = {}
-        self._heading = ""
         #: Whether rows may follow.
         self._in_table = False
 
     def rows(self, lines: Iterable[str]) -> Iterator[list[Row]]:
-        """Yield the halves of each row; what is said of their runs is whole after the last."""
+        """Yield each row's halves (none of a torn one); `runs` are whole after the last."""
         command = ""
         for number, line in enumerate(lines, 1):
             tokens = line.split()
@@ -393,52 +362,46 @@ class TextRuns:
             if text.endswith("\\"):  # the next line goes on
                 command = text[:-1] + " "
             elif text:
-                yield self._other(text, number)
+                yield from self._other(text, number)
 
-    def _other(self, text: str, number: int) -> list[Row]:
+    def _other(self, text: str, number: int) -> Iterator[list[Row]]:
         """A row behind a prefix, a line that was meant as a row, or one that is none."""
-        tokens = text.split()
-        is_meant = looks_like_row(text)
-        layout = self._layouts.get(len(tokens))
-        if is_meant and not self._layouts and not self._in_table:
-            layout = _HEADERLESS.get(len(tokens))
+        tokens, is_meant = text.split(), MEANT_AS_ROW.search(text) is not None
+        needs_no_header = is_meant and not self._layouts and not self._in_table
+        layout = (_HEADERLESS if needs_no_header else self._layouts).get(len(tokens))
         if layout is not None and tokens[0].replace("_", "").isdecimal():
-            return self._halves(layout, tokens, number)
-        if is_meant or (self._in_table and _is_piece(tokens)):
-            longest = max(self._layouts, default=0)
-            unknown = "the header is none that is known (-C prints cputime, no time)"
-            wanted = f"the header names {longest}" if longest else unknown
-            self._report.reject(number, f"torn row: {len(tokens)} columns, {wanted}", text)
+            yield self._halves(layout, tokens, number)
+        elif is_meant or (self._in_table and _PIECE.match(text)):
+            known = max(self._layouts, default="none that is known (-C prints cputime, no time)")
+            reason = f"torn row: {len(tokens)} columns, the header names {known}"
+            self._report.reject(number, reason, text)
+            yield []
         else:
             self._note(text, number)
-        return []
 
     def _halves(self, layout: Layout, tokens: Sequence[str], number: int) -> list[Row]:
-        run = self._start()
+        run = self.runs[-1]
         try:
             halves = read_row(layout, tokens, run.number, number)
-        except (ValueError, OverflowError) as error:
-            reason = "torn row: a column holds something else than its number"
-            told = str(error) if isinstance(error, Torn) else reason
-            self._report.reject(number, told, " ".join(tokens))
+        except ValueError as error:
+            self._report.reject(number, f"torn row: {error}", " ".join(tokens))
             return []
         run.rows += 1
         self._report.rows_read += 1
-        is_empty = int(tokens[0]) == 0
-        if is_empty or not halves:
-            self._report.drop("size 0" if is_empty else "no time")
-        return [] if is_empty else halves
+        if not halves:
+            self._report.drop("no time" if int(tokens[0]) else "size 0")
+        return halves
 
     def _note(self, text: str, number: int) -> None:
         """Take in a line that is not a row: it may begin a run, or end one."""
-        layouts = layouts_of_header(text, self._heading) if "algbw" in text else None
-        mark = "columns" if layouts is not None else _header_mark(text)
         run = self.runs[-1]
+        layouts = layouts_of_header(text) if "algbw" in text else None
+        mark = next((mark for mark in _BEGINS if mark in text), None)
         if any(end in text for end in (*_ENDS, *_TAILS)):
             run.ended, self._in_table = True, False
-        elif mark is not None:
+        elif layouts is not None or mark is not None:
             self._next(if_so=run.rows > 0 or run.ended)
-            self._start().marks[mark] += 1
+            self.runs[-1].marks[mark or "columns"] += 1
             if layouts is not None:
                 self._layouts, self._in_table = layouts, True
         elif "NCCL INFO" in text:
@@ -448,36 +411,16 @@ class TextRuns:
             self._next(if_so=run.began or run.ended)
         elif "NCCL_" in text:
             self._shell.read(text)
-        elif "out-of-place" in text:
-            self._heading = text
-        self.runs[-1].note(text, number)
+        run = self.runs[-1]
+        if not run.began:
+            # What the shell has set when it begins to print holds for all of it.
+            run.settings = self._shell.environment
+        run.note(text, number)
 
     def _next(self, *, if_so: bool) -> None:
         if if_so:
             self._layouts, self._in_table = {}, False
-            self.runs.append(Run(len(self.runs)))
-
-    def _start(self) -> Run:
-        """The run, begun: what the shell has set when it begins to print holds for all of it."""
-        run = self.runs[-1]
-        if not run.began:
-            run.settings = self._shell.environment
-        return run
-
-
-def _header_mark(text: str) -> str | None:
-    """The kind of header line that begins a run, or None."""
-    if "nccl-tests version" in text:
-        return "version"
-    if "Collective test starting" in text:
-        return "starting"
-    return "threads" if _THREADS.search(text) else None
-
-
-def _is_piece(tokens: Sequence[str]) -> bool:
-    """Whether a line under column names may be a piece of a row: its first columns, or its last."""
-    begins = all(token.isdecimal() for token in tokens[:2])
-    return len(tokens) > 1 and (begins or all(map(_NUMBER.fullmatch, tokens)))
+            self.runs.append(Run(len(self.runs), settings=self._shell.environment))
 
 
 def without_prefix(line: str) -> str:
@@ -486,51 +429,45 @@ def without_prefix(line: str) -> str:
     >>> without_prefix("[1,0]<stdout>:#  Rank  0"), without_prefix(" 3: # nThread 1")
     ('#  Rank  0', '# nThread 1')
     """
-    match = _PREFIX.match(line)
-    return line[match.end() :] if match else line
+    return _PREFIX.sub("", line, count=1)
 
 
 # --- JSON ---
 
 
-def _finite(value: object) -> object:
-    """None for what nccl-tests writes in place of a number that is none."""
-    if value in {"nan", "-nan", "inf", "-inf", "N/A"}:
-        return None
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-_Number = Annotated[float | None, BeforeValidator(_finite)]
+#: None for what nccl-tests writes in place of a number that is none.
+_FINITE: Final = BeforeValidator(
+    lambda told: None if str(told).lstrip("-") in {"nan", "inf", "N/A"} else told
+)
+_Number = Annotated[float | None, _FINITE]
 
 
 class _Half(BaseModel):
-    time: _Number = None
-    alg_bw: _Number = None
-    bus_bw: _Number = None
-    nwrong: _Number = None
-    cpu_time: _Number = None
+    """A half of a result and what -I adds to it, by columns of the schema."""
 
-
-class _EachIteration(BaseModel):
-    """What -I adds to a half."""
-
-    min_us: _Number = None
-    max_us: _Number = None
-    p99_us: _Number = None
-    cv_pct: _Number = None
-    times_us: list[_Number] | None = None
-    per_process_max_times_us: list[list[_Number]] | None = None
+    time_us: _Number = Field(default=None, alias="time")
+    algbw_gbytes_per_s: _Number = Field(default=None, alias="alg_bw")
+    busbw_gbytes_per_s: _Number = Field(default=None, alias="bus_bw")
+    wrong_values: Annotated[int | None, _FINITE] = Field(None, alias="nwrong", ge=0, lt=1 << 62)
+    time_min_us: _Number = Field(default=None, alias="min_us")
+    time_max_us: _Number = Field(default=None, alias="max_us")
+    time_p99_us: _Number = Field(default=None, alias="p99_us")
+    time_cv_percent: _Number = Field(default=None, alias="cv_pct")
+    iteration_times_us: list[_Number] | None = Field(default=None, alias="times_us")
+    process_times_us: list[list[_Number]] = Field(default=[], alias="per_process_max_times_us")
+    #: Of -C, in place of a time: the cost of the launch, which is not the time of the call.
+    cpu_time: None = Field(default=None, exclude=True)
 
 
 class _Result(BaseModel):
-    size: int = Field(ge=0, lt=1 << MAX_SIZE_BITS)
-    type: str | None = None
-    redop: str | None = None
+    size_bytes: int = Field(alias="size", ge=0, lt=1 << MAX_SIZE_BITS)
+    datatype: str | None = Field(default=None, alias="type")
+    reduction_op: str | None = Field(default=None, alias="redop")
     root: int | None = Field(default=None, ge=-1, lt=1 << 30)
-    out_of_place: _Half | None = None
-    out_of_place_per_iter: _EachIteration = _EachIteration()
-    in_place: _Half | None = None
-    in_place_per_iter: _EachIteration = _EachIteration()
+    out_of_place: dict[str, Any] | None = Field(default=None, exclude=True)
+    out_of_place_per_iter: dict[str, Any] = Field(default={}, exclude=True)
+    in_place: dict[str, Any] | None = Field(default=None, exclude=True)
+    in_place_per_iter: dict[str, Any] = Field(default={}, exclude=True)
 
 
 class _Config(BaseModel):
@@ -552,14 +489,6 @@ class _Document(BaseModel):
     results: list[Any]
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first of a document's errors, on one line: the key, what is wrong, the value."""
-    [first, *_] = error.errors()
-    key = ".".join(str(part) for part in first["loc"]) or "all of it"
-    told = f"{key}: {first['msg'].removeprefix('Value error, ')}"
-    return told if first["type"] == "missing" else f"{told} (got '{str(first['input'])[:60]}')"
-
-
 def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
     """The rows of nccl-tests' JSON output (`-J`, since 2.17.3), versions 1 to 3, and their run.
 
@@ -567,43 +496,36 @@ def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
     the strings "true" and "false", a number that is not one is "nan", and a crash leaves the text
     cut off.
 
-    Raises CorruptFile with the byte offset when the text is cut off or no JSON, and OutputError
-    when it is another kind of JSON or a version that is not known.
+    Raises CorruptFile with the place when the text is cut off or no JSON, and OutputError when it
+    is another kind of JSON or a version that is not known.
     """
-    document = _json_document(path)
-    run, rows = _json_run(document), list[Row]()
-    for number, result in enumerate(document.results):
-        try:
-            halves = _json_halves(_Result.model_validate(result))
-        except (ValidationError, Torn) as error:
-            why = first_problem(error) if isinstance(error, ValidationError) else str(error)
-            report.reject(number + 1, f"results[{number}]: {why}", json.dumps(result)[:200])
-            continue
-        report.rows_read += 1
-        run.rows += 1
-        if not halves:
-            report.drop("size 0" if result["size"] == 0 else "no time")
-        rows += halves
-    return rows, run
-
-
-def _json_document(path: Path) -> _Document:
-    text = path.read_bytes().decode("utf-8", errors="replace")
     try:
-        return _Document.model_validate(json.loads(text, strict=False))
-    except json.JSONDecodeError as error:
-        offset = len(text[: error.pos].encode())
+        text = path.read_text(encoding="utf-8", errors="replace")
+        document = _Document.model_validate(json.loads(text, strict=False))
+    except (json.JSONDecodeError, RecursionError) as error:
         raise CorruptFile(
-            f"{path} is not whole JSON: {error.msg} at byte {offset} of {len(text.encode())}; a "
-            "crashed benchmark leaves it cut off: import its text output instead"
+            f"{path} is not whole JSON: {error} of {len(text)}; a crashed benchmark leaves it cut "
+            "off: import its text output instead"
         ) from error
-    except RecursionError as error:
-        raise CorruptFile(f"{path} is nested too deeply to be a benchmark's output") from error
     except ValidationError as error:
         raise OutputError(
             f"{path} is no JSON of nccl-tests, version 1 to 3: {first_problem(error)}; import the "
             "text output instead"
         ) from error
+    run, rows = _json_run(document), list[Row]()
+    for number, result in enumerate(document.results):
+        try:
+            halves = _json_halves(_Result.model_validate(result))
+        except ValidationError as error:
+            why = f"results[{number}]: {first_problem(error)}"
+            report.reject(number + 1, why, json.dumps(result)[:200])
+            continue
+        report.rows_read += 1
+        run.rows += 1
+        if not halves:
+            report.drop("no time" if result["size"] else "size 0")
+        rows += halves
+    return rows, run
 
 
 def _json_run(document: _Document) -> Run:
@@ -615,10 +537,9 @@ def _json_run(document: _Document) -> Run:
         f"graph: {config.graph} unalign: {config.unalign}",
         "Blocking Enabled" if config.blocking_collectives else "",
     ]
+    told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
     for each in filter(None, config.devices):
-        where = f"on {each.get('hostname')} device {each.get('device')} [{each.get('device_hex')}]"
-        rank = f"Rank {each.get('rank')} Group {each.get('group', 0)}"
-        lines.append(f"{rank} {where} {each.get('device_info', '')}")
+        lines.append(told.format_map(defaultdict(str, {"group": "0", **each})))
     for line in lines:
         run.note(line, 0)
     if len(run.ranks) == 1:
@@ -626,44 +547,25 @@ def _json_run(document: _Document) -> Run:
         only, count = run.ranks[0], config.nthreads * config.ngpus
         run.ranks = [only._replace(rank=i, device=only.device + i) for i in range(count)]
     # `env` is the whole environment of whoever ran it: only the listed settings are kept.
-    environment = [item.partition("=") for item in document.env]
-    run.settings = kept((name, value) for name, _, value in environment)
+    run.settings = kept(item.partition("=")[::2] for item in document.env)
     with suppress(UnknownName):
         run.nccl.versions.add(str(NcclVersion.parse(document.nccl_version)))
     return run
 
 
 def _json_halves(result: _Result) -> list[Row]:
-    halves: list[Row] = []
-    for in_place, half, each in (
-        (False, result.out_of_place or _Half(), result.out_of_place_per_iter),
-        (True, result.in_place or _Half(), result.in_place_per_iter),
+    rows: list[Row] = []
+    for in_place, told, each in (
+        (False, result.out_of_place or {}, result.out_of_place_per_iter),
+        (True, result.in_place or {}, result.in_place_per_iter),
     ):
-        if "cpu_time" in half.model_fields_set:
-            raise Torn("cpu_time (-C) is the cost of the launch and not the time of the call")
-        if not half.time or half.time < 0.0 or not result.size:
+        half = _Half.model_validate({**told, **each})
+        if not half.time_us or half.time_us < 0.0 or not result.size_bytes:
             continue
-        wrong, figures = half.nwrong, (each.min_us, each.max_us, each.p99_us, each.cv_pct)
-        known = [
-            [time for time in times if time is not None]
-            for times in each.per_process_max_times_us or []
-        ]
-        row = {
-            RUN: 0,
-            "source_line": None,
-            "size_bytes": result.size,
-            "datatype": result.type,
-            "reduction_op": result.redop,
-            "root": result.root,
-            "in_place": in_place,
-            "time_us": half.time,
-            "algbw_gbytes_per_s": half.alg_bw,
-            "busbw_gbytes_per_s": half.bus_bw,
-            "wrong_values": int(wrong) if wrong is not None and 0 <= wrong < 1 << 62 else None,
-            **dict(zip(PER_ITERATION, figures, strict=True)),
-            "iteration_times_us": each.times_us,
-            # The mean time of each process over its iterations.
-            "process_times_us": [mean(times) if times else None for times in known] or None,
-        }
-        halves.append(row)
-    return halves
+        row: Row = {RUN: 0, "source_line": None, "in_place": in_place}
+        row |= {**result.model_dump(), **half.model_dump()}
+        known = [[time for time in times if time is not None] for times in half.process_times_us]
+        # The mean time of each process over its iterations.
+        row["process_times_us"] = [mean(times) if times else None for times in known] or None
+        rows.append(row)
+    return rows

@@ -1,9 +1,9 @@
-"""Reads what a launch printed, logged and dumped: rows of its blocks, and what really ran.
+"""Reads what a launch printed and logged: rows of its blocks, and what really ran.
 
     read_rows      the benchmark's text and JSON -> the halves of each block
     wrong_comms    several communicators at once: are they the right ones
     choices_of     NCCL's log of a read-back launch -> the config that ran in each block
-    keep_set_up    NCCL's topology and cost table
+    keep_costs     NCCL's cost table
 
 Text is what survives a crash, JSON has the digits: JSON is taken when it is whole and holds every
 row of the text, the text otherwise. A row that cannot be read, or of a size that is not the next of
@@ -12,15 +12,16 @@ the walk, ends what is believed: the blocks from there on count as not reached, 
 
 import math
 import re
-import xml.etree.ElementTree as ET
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.collect.grid import DATATYPE_BYTES, Setting
+from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.nccl_log import NcclLog, logged_calls, write_costs
 from dynamiccl.collect.output import (
+    MEANT_AS_ROW,
     RUN,
     FileReport,
     RankLine,
@@ -30,20 +31,14 @@ from dynamiccl.collect.output import (
     rank_lines,
     read_json,
 )
-from dynamiccl.collect.schedule import TOPOLOGY_NAME, Choice, Grid, Launch, trial_row
+from dynamiccl.collect.schedule import Choice, Grid, Launch, calls_of, trial_row, warmup_of
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import DataError
 
 #: Lines of Slurm and of Open MPI, which end the other ranks and tell each of them.
 _LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
-#: A row: size, count, type, redop, root, and then times.
-_ROW: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+\w+\s+-?\d+\s+[\d.]")
-#: The rest of a row from the type on, where another rank's output overwrote its beginning.
-_TAIL: Final = re.compile(rf"(?:^|\s)(?:{'|'.join(DATATYPE_BYTES)})\s+\w+\s+-?\d+\s+[\d.]")
-#: Columns of the benchmark's output that hold for a whole launch, and those of a half of a block;
-#: the runner knows all others.
-_OF_A_LAUNCH: Final = ("gpu", "nccl_version", "nccl_tests_version")
+#: Columns of the benchmark's output that are of a half of a block; the runner knows all others.
 _OF_A_HALF: Final = (
     "size_bytes", "in_place", "time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s",
     "wrong_values", "time_min_us", "time_max_us", "time_p99_us", "time_cv_percent",
@@ -54,44 +49,26 @@ _FAILURE: Final = re.compile(
     r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
 )
 _CALL: Final = re.compile(r" Bytes -> ")
-#: PCI class of an NVSwitch as NVLink target (`src/graph/xml.h`).
-_NVSWITCH_CLASS: Final = "0x068000"
-#: NVLink generation by the GPU's compute capability: Volta 2, Ampere 3, Hopper 4, Blackwell 5.
-_NVLINK_GENERATION: Final = {7: 2, 8: 3, 9: 4, 10: 5}
-_CPU_VENDORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "": "arm"}
-#: NCCL writes a NIC's speed in Mbit/s.
-_MBITS_PER_GBIT: Final = 1000.0
 
 # --- What it printed ---
 
 
-def is_row(line: str) -> bool:
-    """Whether a line is a result row, which counts as progress."""
-    return _ROW.match(line) is not None
+def read_rows(
+    lines: Sequence[str], json: Path, *, sizes: Sequence[int]
+) -> tuple[list[list[Row]], Row]:
+    """The rows of each block of a launch, in order, and the environment columns that it names.
 
-
-def read_rows(lines: Sequence[str], json: Path, *, sizes: Sequence[int]) -> list[list[Row]]:
-    """The rows of each block of a launch, in order: out-of-place, and in-place where there is one.
-
-    `lines` is everything printed, `json` where JSON was asked for (it need not be there), `sizes`
-    are those of one walk in bytes, as printed.
+    A block has an out-of-place row, and an in-place one where there is such. `lines` is everything
+    printed, `json` where JSON was asked for (it need not be there), `sizes` are those of one walk
+    in bytes, as printed.
     """
-    blocks = _believed(_text_blocks(lines), sizes)
-    from_json = _believed(_json_blocks(json), sizes)
-    if not from_json or len(from_json) < len(blocks):
-        return blocks
-    # The JSON output has no release of nccl-tests.
-    release = blocks[0][0].get("nccl_tests_version") if blocks else None
-    for half in (half for block in from_json for half in block):
-        if release is not None:
-            half.setdefault("nccl_tests_version", release)
-    return from_json
-
-
-def environment_in(blocks: Sequence[Sequence[Row]]) -> Row:
-    """The environment columns that the benchmark's output names."""
-    known = blocks[0][0] if blocks else {}
-    return {name: known[name] for name in _OF_A_LAUNCH if known.get(name)}
+    blocks, told = _text_blocks(lines)
+    from_json, also = _json_blocks(json)
+    blocks, from_json = _believed(blocks, sizes), _believed(from_json, sizes)
+    if from_json and len(from_json) >= len(blocks):
+        # The JSON output has no release of nccl-tests.
+        return from_json, told | also
+    return blocks, told
 
 
 def last_words(lines: Sequence[str]) -> str:
@@ -99,7 +76,7 @@ def last_words(lines: Sequence[str]) -> str:
 
     That one names the node that failed.
     """
-    told = [line.strip() for line in lines if line.strip() and not is_row(line)]
+    told = [line.strip() for line in lines if line.strip() and not MEANT_AS_ROW.search(line)]
     launchers = [line for line in told if _LAUNCHERS.match(line)]
     # Comment lines are the table's header, which does not explain a failure.
     own = [line for line in told if not _LAUNCHERS.match(line) and not line.startswith("#")]
@@ -113,60 +90,54 @@ def is_impossible(lines: Sequence[str]) -> bool:
     return any(_IMPOSSIBLE.search(line) for line in lines)
 
 
-def _text_blocks(lines: Sequence[str]) -> list[list[Row] | None]:
-    lines = "\n".join(lines).splitlines()
-    report = FileReport("output", Source.NCCL_TESTS_TEXT.value, most_rejected=len(lines))
+def _text_blocks(lines: Sequence[str]) -> tuple[list[list[Row]], Row]:
+    report = FileReport("output", Source.NCCL_TESTS_TEXT.value)
     found = TextRuns(report)
-    halves = [half for row in found.rows(lines) for half in row]
-    # An unreadable row (torn, or without a time) still takes its place in the walk over sizes.
-    by_line: dict[int, list[Row] | None] = {
-        number: [] for number, line in enumerate(lines, 1) if is_row(line) or _TAIL.search(line)
-    }
-    for half in halves:
-        block = by_line.setdefault(half["source_line"], [])
-        if block is not None:
-            block.append(_measured(half, found.runs[half[RUN]], report.format))
-    for reject in report.rejected:
-        by_line[reject.line] = None
-    return [by_line[number] for number in sorted(by_line)]
+    # A row that cannot be read (torn, or without a time) still takes its place in the walk.
+    rows = list(found.rows(lines))
+    first = next((half for row in rows for half in row), None)
+    told = _told(found.runs[first[RUN]]) if first else {}
+    return [[_measured(half, report.format) for half in row] for row in rows], told
 
 
-def _json_blocks(path: Path) -> list[list[Row]]:
-    if not path.is_file():
-        return []
+def _json_blocks(path: Path) -> tuple[list[list[Row]], Row]:
     report = FileReport(str(path), Source.NCCL_TESTS_JSON.value)
     try:
         halves, run = read_json(path, report)
-    except DataError:
-        return []  # cut off by a crash: the text has what was measured
+    except (FileNotFoundError, DataError):
+        return [], {}  # cut off by a crash: the text has what was measured
     blocks: list[list[Row]] = []
-    for half in halves if not report.num_rejected else ():
-        if not half["in_place"]:
+    # One that is left out would give its place to the next.
+    for half in halves if not (report.num_rejected or report.dropped) else ():
+        if not (half["in_place"] and blocks and len(blocks[-1]) == 1):
             blocks.append([])
-        if blocks:
-            blocks[-1].append(_measured(half, run, report.format))
-    return blocks
+        blocks[-1].append(_measured(half, report.format))
+    return blocks, _told(run)
 
 
-def _measured(half: Row, run: Run, source: str) -> Row:
-    """What is kept of a half and of its run; what two lines say differently is not known."""
+def _measured(half: Row, source: str) -> Row:
     status = Status.WRONG_VALUES if half["wrong_values"] else Status.OK
-    told = ({line.gpu for line in run.ranks if line.gpu}, run.nccl.versions, run.tests_versions)
-    facts = {
-        name: next(iter(values))
-        for name, values in zip(_OF_A_LAUNCH, told, strict=True)
-        if len(values) == 1
-    }
     kept = {name: half[name] for name in _OF_A_HALF if half.get(name) is not None}
     numbers = {k: v for k, v in kept.items() if not isinstance(v, float) or math.isfinite(v)}
-    return {"source": source, "status": status.value, **facts, **numbers}
+    return {"source": source, "status": status.value, **numbers}
 
 
-def _believed(blocks: Sequence[list[Row] | None], sizes: Sequence[int]) -> list[list[Row]]:
+def _told(run: Run) -> Row:
+    """The environment columns that a run names; what two lines say differently is not known."""
+    gpus = {line.gpu for line in run.ranks if line.gpu}
+    told = {
+        "gpu": gpus,
+        "nccl_version": run.nccl.versions,
+        "nccl_tests_version": run.tests_versions,
+    }
+    return {name: next(iter(values)) for name, values in told.items() if len(values) == 1}
+
+
+def _believed(blocks: Sequence[list[Row]], sizes: Sequence[int]) -> list[list[Row]]:
     """The blocks before the first one that is torn or not of the expected size."""
     good: list[list[Row]] = []
-    for number, block in enumerate(blocks):
-        if not block or block[0]["size_bytes"] != sizes[number % len(sizes)]:
+    for block, size in zip(blocks, cycle(sizes), strict=False):
+        if not block or block[0]["size_bytes"] != size:
             break
         good.append(block)
     return good
@@ -194,8 +165,8 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
         tuple(sorted(line.rank for line in group)): len({line.host for line in group})
         for group in groups.values()
     }
-    nodes = {found.get(members) for members in setting.comms.members}
-    if nodes == {setting.comms.num_nodes}:
+    nodes = {found.get(members) for members in setting.comms}
+    if nodes == {setting.num_nodes}:
         return None
     return (
         f"nccl-tests made other communicators than split '{setting.split}' asks for "
@@ -220,53 +191,43 @@ def comm_logs(folder: Path) -> list[list[str]]:
 
 
 def choices_of(
-    logs: Iterable[Iterable[str]],
-    grid: Grid,
-    *,
-    num_ranks: int,
-    warmup_calls: int,
-    calls_per_block: int,
+    logs: Sequence[Sequence[str]], file: SweepFile, launch: Launch, grid: Grid
 ) -> list[Choice | None]:
-    """What ran in each block of `grid`, where the logs of all communicators agree.
+    """What ran in each block of a read-back launch, where the logs of all communicators agree.
 
     NCCL prints one line for each call of rank 0, in the order of the calls (NCCL 2.20 and later;
     channels from 2.24 on). That order is known (warm-up, then block by block), so every line
     belongs to one trial. None where a block's calls differ or are unnamed; shorter than the grid
     where a log ends early (a crash), and empty where it is not one of these calls.
     """
+    counts = calls_of(launch, file)
+    warmup = sum(count for _, count in warmup_of(launch.setting, grid, counts))
     each = []
     for log in logs:
-        calls = list(logged_calls(log))[warmup_calls:]
+        calls = list(logged_calls(log))[warmup:]
         found: list[Choice | None] = []
         # With a single size nothing else reveals a miscount of calls.
-        whole = len(calls) <= len(grid.blocks) * calls_per_block
-        for number in range(len(grid.blocks) if whole else 0):
-            wanted = grid.benchmark_bytes[number % len(grid.benchmark_bytes)]
-            part = calls[number * calls_per_block : (number + 1) * calls_per_block]
-            if len(part) < calls_per_block:
+        whole = len(calls) <= len(grid.blocks) * counts.per_block
+        for place in range(0, len(calls) if whole else 0, counts.per_block):
+            part = calls[place : place + counts.per_block]
+            wanted = grid.benchmark_bytes[len(found) % len(grid.benchmark_bytes)]
+            sizes = {call.whole_bytes(launch.setting.num_ranks) for call in part}
+            if len(part) < counts.per_block or sizes != {wanted}:
                 break
-            if any(call.whole_bytes(num_ranks) != wanted for call in part):
-                break
-            one = part[0].choice
-            is_known = one is not None and all(call.choice == one for call in part)
-            found.append([*one] if one is not None and is_known else None)
+            choices = {call.choice for call in part}
+            one = choices.pop()
+            found.append([*one] if one is not None and not choices else None)
         each.append(found)
     blocks = zip(*each, strict=False)
     return [block[0] if all(one == block[0] for one in block) else None for block in blocks]
 
 
-# --- What is kept of a group's set-up ---
+# --- NCCL's own costs ---
 
 
-def keep_set_up(
-    out: Path, file: SweepFile, launch: Launch, folder: Path, log: Sequence[str], said: list[str]
-) -> Row:
-    """Keep NCCL's cost table, if `log` and what it `said` hold just one; returns topology columns.
-
-    The TUNING section of the `log` holds the cost tables; `NCCL_TOPO_DUMP_FILE` is XML
-    (`src/graph/xml.cc`, v2.30.7). The table becomes a part of `costs`.
-    """
-    nccl, set_up = NcclLog(), [line for line in (*log, *said) if not _CALL.search(line)]
+def keep_costs(out: Path, file: SweepFile, launch: Launch, log: Sequence[str]) -> None:
+    """Keep the cost table of a log's TUNING section as a part of `costs`, if it holds just one."""
+    nccl, set_up = NcclLog(), [line for line in log if not _CALL.search(line)]
     for line in set_up:
         nccl.note(line)
     table = nccl.cost_table()
@@ -276,48 +237,3 @@ def keep_set_up(
         for column, values in (("gpu", gpus), ("nccl_version", nccl.versions)):
             known[column] = values.pop() if len(values) == 1 else None
         write_costs(out, table, known, program="run")
-    path = folder / TOPOLOGY_NAME
-    return topology_features(path.read_text(errors="replace")) if path.is_file() else {}
-
-
-def topology_features(xml: str) -> Row:
-    """Topology columns of an XML dump; unknown ones are left out, {} if it is no dump."""
-    try:
-        system = ET.fromstring(xml.strip())
-    except ET.ParseError:
-        return {}
-    if system.tag != "system":
-        return {}
-    found: Row = {}
-    gpu = next(system.iter("gpu"), None)
-    if gpu is not None:
-        links = list(gpu.iter("nvlink"))
-        count, sm = sum(_whole(link, "count") for link in links), _whole(gpu, "sm")
-        found["compute_capability"] = sm / 10 if sm else None
-        found["nvlinks_per_gpu"] = count
-        found["nvlink_generation"] = _NVLINK_GENERATION.get(sm // 10) if count else 0
-        found["nvswitch"] = any(link.get("tclass") == _NVSWITCH_CLASS for link in links)
-    nets = list(system.iter("net"))
-    if nets:
-        speeds = Counter(_whole(net, "speed") for net in nets)
-        kinds = {_nic_kind(net.get("name", "")) for net in nets}
-        found["nic_gbits_per_s"] = speeds.most_common(1)[0][0] / _MBITS_PER_GBIT or None
-        found["nics_per_node"] = len(nets)
-        found["nic_kind"] = kinds.pop() if len(kinds) == 1 else None
-    vendors = {cpu.get("vendor") for cpu in system.iter("cpu")} - {None}
-    if len(vendors) == 1:
-        found["cpu_vendor"] = _CPU_VENDORS.get(str(vendors.pop()))
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _whole(element: ET.Element, name: str) -> int:
-    """A non-negative count, else 0: the file may come from a user's NCCL_TOPO_FILE."""
-    text = element.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() else 0
-
-
-def _nic_kind(name: str) -> str | None:
-    """NIC kind by NCCL's device name; an mlx5 port (InfiniBand or RoCE) is not told apart."""
-    if "efa" in name or "rdmap" in name:
-        return "efa"
-    return "socket" if re.match(r"(eth|en|lo|bond|ib\d)", name) else None

@@ -9,29 +9,28 @@ plays a schedule. A *block* is one (cycle, size), all calls of which get one con
     deal         trials of a launch -> blocks
     arguments, environment, schedule_of   what a launch starts
     judge        what the plugin's report says of each block
-    too_slow     which trials are left out
+    without_slow which trials are left out
 """
 
 import random
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from dynamiccl.collect.grid import Chain, LaunchProfile, Setting, Trial, walks
-from dynamiccl.collect.sweep import SweepFile
+from dynamiccl.collect.grid import LaunchProfile, Setting, Trial, Walk, walk_arguments, walks
+from dynamiccl.collect.sweep import Sweep, SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Protocol
-from dynamiccl.schedule import BlockState, PlayReport, Schedule
+from dynamiccl.schedule import BlockState, PlayReport, Schedule, totals_of
 
 #: Files of a launch in its folder; each rank has a log of its own: host and process id.
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 JSON_NAME: Final = "rows.json"
-TOPOLOGY_NAME: Final = "topology.xml"
 _LOG_NAME: Final = "nccl.%h.%p.log"
 #: Out-of-place and in-place: every benchmark that NCCL asks a tuner about runs both.
 HALVES: Final = 2
@@ -144,7 +143,7 @@ def trial_row(file: SweepFile, launch: Launch, trial: Trial) -> dict[str, Any]:
         "num_nodes": setting.num_nodes,
         "num_hosts": setting.hosts,
         "ranks_per_node": setting.ranks_per_node,
-        "num_comms": None if setting.comms is None else setting.comms.count,
+        "num_comms": None if setting.comms is None else len(setting.comms),
         "comm_split": setting.split or None,
         "launch_profile": setting.profile.name,
         "interference_kind": setting.interference.kind,
@@ -171,35 +170,34 @@ def lost_row(row: Row, status: Status, reason: str) -> dict[str, Any]:
 def lay_out(
     number: int,
     trials: Sequence[Trial],
+    file: SweepFile,
     *,
     plays_schedules: bool,
-    must_read_back: Callable[[Trial], bool],
-    small_bytes: int = 0,
+    known: Container[str] = (),
 ) -> tuple[Launch, ...]:
     """The launches that measure the feasible `trials` of round `number` (pure).
 
-    `plays_schedules`: the plugin plays configs (`needs_plugin`); `must_read_back`: whether it is
-    still to be found out what really runs for a trial. Messages up to `small_bytes` are timed in
-    a process of their own, with more calls (`-n` holds for all that a process walks).
+    `plays_schedules`: the plugin plays configs, so not all is NCCL's own choice; `known`: keys of
+    the trials whose config has been read back. Small messages are timed in a process of their own,
+    with more calls (`-n` holds for all that a process walks).
     """
     found: list[Launch] = []
-    #: Sizes whose default is to be measured in a process without us, and settings that have one.
+    small_bytes = _small_bytes(file)
+    #: Sizes whose default is to be measured in a process without us.
     untouched: dict[Setting, set[int]] = {}
-    there: set[Setting] = set()
     for setting, of_setting in grouped(trials, lambda trial: trial.setting).items():
         once = {trial.key: replace(trial, repeat=0, probability=None) for trial in of_setting}
-        is_tuned = setting.collective.tunable
-        unknown = [trial for trial in once.values() if is_tuned and must_read_back(trial)]
-        timed = Launch(f"{number}:{setting.key}", number, setting, LaunchMode.PLAIN, ())
-        if plays_schedules and is_tuned:
-            timed = replace(timed, mode=LaunchMode.SWEEP, is_scheduled=True)
-        else:
-            there.add(setting)
-        found += _walked(timed, timed.mode.value, of_setting, small_bytes)
+        reads_back = file.runner.read_back and setting.collective.tunable
+        unknown = [trial for key, trial in once.items() if reads_back and key not in known]
+        plays = plays_schedules and setting.collective.tunable
+        mode = LaunchMode.SWEEP if plays else LaunchMode.PLAIN
+        timed = Launch(f"{number}:{setting.key}", number, setting, mode, (), plays)
+        found += _walked(timed, mode.value, of_setting, small_bytes)
         found += _walked(replace(timed, mode=LaunchMode.READ_BACK), "read-back", unknown)
-        if timed.is_scheduled or setting.profile.name != DEFAULT_PROFILE:
+        if plays or setting.profile.name != DEFAULT_PROFILE:
             sizes = untouched.setdefault(replace(setting, profile=LaunchProfile()), set())
             sizes |= {trial.size_bytes for trial in of_setting}
+    there = {launch.setting for launch in found if launch.mode is LaunchMode.PLAIN}
     for setting in (one for one in untouched if one not in there):
         base = Launch(f"{number}:{setting.key}", number, setting, LaunchMode.REFERENCE, ())
         defaults = [
@@ -218,8 +216,8 @@ def _walked(
     parts = grouped(trials, lambda trial: trial.size_bytes > small_bytes)
     for _, part in sorted(parts.items()):
         for walk in walks(trial.size_bytes for trial in part):
-            held = tuple(trial for trial in part if trial.size_bytes in walk.sizes)
-            place = f"{name}:{walk.sizes[0]}-{walk.sizes[-1]}"
+            held = tuple(trial for trial in part if trial.size_bytes in walk)
+            place = f"{name}:{walk[0]}-{walk[-1]}"
             yield replace(base, id=f"{base.id}:{place}", trials=held)
 
 
@@ -236,10 +234,10 @@ def grouped(trials: Iterable[Trial], key: Callable[[Trial], _Key]) -> dict[_Key,
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The blocks of one process: `cycles[c][s]` is measured in cycle c at `chain.sizes[s]`."""
+    """The blocks of one process: `cycles[c][s]` is measured in cycle c at `walk[s]`."""
 
-    chain: Chain
-    #: What nccl-tests prints as size, and NCCL's nBytes; shape as `chain.sizes`.
+    walk: Walk
+    #: What nccl-tests prints as size, and NCCL's nBytes; shape as `walk`.
     benchmark_bytes: tuple[int, ...]
     cycles: tuple[tuple[Trial, ...], ...]
     #: Trials of the launch that did not fit (another walk, or too many blocks).
@@ -261,16 +259,16 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
 
     Sizes with fewer trials than others, or none, get NCCL's default, which sharpens the noise band.
     """
-    chain = max(walks(trial.size_bytes for trial in launch.trials), key=lambda c: len(c.sizes))
+    walk = max(walks(trial.size_bytes for trial in launch.trials), key=len)
     hands = []
-    for size in chain.sizes:
+    for size in walk:
         hand = [trial for trial in launch.trials if trial.size_bytes == size]
         random.Random(f"{launch.id}:{size}").shuffle(hand)
         hands.append(hand)
-    depth = min(max(map(len, hands)), max(1, max_blocks // len(chain.sizes)))
+    depth = min(max(map(len, hands)), max(1, max_blocks // len(walk)))
     known = (trial.repeat for trial in launch.trials if trial.config == ABSTAIN)
     first = max(known, default=-1) + 1 + launch.id.count("~") * _FILLERS_OF_A_LAUNCH
-    for hand, size in zip(hands, chain.sizes, strict=True):
+    for hand, size in zip(hands, walk, strict=True):
         hand += [
             Trial(launch.setting, size, ABSTAIN, repeat=first + number)
             for number in range(depth - len(hand))
@@ -278,13 +276,7 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
     cycles = tuple(tuple(hand[cycle] for hand in hands) for cycle in range(depth))
     used = {id(trial) for cycle in cycles for trial in cycle}
     left_over = tuple(trial for trial in launch.trials if id(trial) not in used)
-    return Grid(chain, tuple(map(launch.setting.benchmark_bytes, chain.sizes)), cycles, left_over)
-
-
-def slow_seconds(grid: Grid, calls_per_half: int) -> list[float]:
-    """Seconds that each block may take, in row order, at the least bandwidth of any cluster."""
-    calls = HALVES * calls_per_half
-    return [calls * size / _SLOW_BYTES_PER_S for _ in grid.cycles for size in grid.benchmark_bytes]
+    return Grid(walk, tuple(map(launch.setting.benchmark_bytes, walk)), cycles, left_over)
 
 
 # --- What a launch starts ---
@@ -302,8 +294,17 @@ class Calls(NamedTuple):
         """Calls in one half (in-place or out-of-place) of a block: sync, timed and checked ones."""
         return 1 + self.iterations + self.checks
 
+    @property
+    def per_block(self) -> int:
+        """Calls of a block, which all get one config."""
+        return HALVES * self.per_half
 
-def small_bytes(file: SweepFile) -> int:
+    def slow_s(self, size_bytes: int) -> float:
+        """Seconds that a block of a size may take, at the least bandwidth of any cluster."""
+        return self.per_block * size_bytes / _SLOW_BYTES_PER_S
+
+
+def _small_bytes(file: SweepFile) -> int:
     """Sizes up to this many bytes get more iterations; 0 = all get the same number."""
     return file.small_max if file.small_iterations > file.iterations else 0
 
@@ -312,7 +313,7 @@ def calls_of(launch: Launch, file: SweepFile) -> Calls:
     """The iteration counts of this launch."""
     if launch.mode is LaunchMode.READ_BACK:
         return Calls(1, 1, 0)
-    is_small = all(trial.size_bytes <= small_bytes(file) for trial in launch.trials)
+    is_small = all(trial.size_bytes <= _small_bytes(file) for trial in launch.trials)
     iterations = file.small_iterations if is_small else file.iterations
     return Calls(iterations, file.warmup_iterations, 1)
 
@@ -322,7 +323,7 @@ def arguments(
 ) -> tuple[str, ...]:
     """The benchmark's argument vector: `gpus` of each process, JSON to `folder`."""
     calls = calls_of(launch, file)
-    argv = [program, *grid.chain.arguments, "-g", str(gpus)]
+    argv = [program, *walk_arguments(grid.walk), "-g", str(gpus)]
     argv += ["-n", str(calls.iterations), "-w", str(calls.warmup), "-c", str(calls.checks)]
     argv += ["-d", launch.setting.datatype]
     if len(grid.cycles) > 1:
@@ -363,9 +364,6 @@ def environment(
             "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
             "NCCL_DEBUG_FILE": str(folder / _LOG_NAME),
         }
-        # Each communicator would write its dump to the same file.
-        if not split:
-            found["NCCL_TOPO_DUMP_FILE"] = str(folder / TOPOLOGY_NAME)
     return found, (*unset, *mask)
 
 
@@ -389,8 +387,8 @@ def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, in
     nccl-tests v2.16.9 to v2.19.6 `src/common.cu`, TimeTest: whatever the factor of the walk is.
     """
     runs = []
-    size = grid.chain.sizes[0]
-    while size <= grid.chain.sizes[-1]:
+    size = grid.walk[0]
+    while size <= grid.walk[-1]:
         runs.append((setting.benchmark_bytes(size), calls.warmup))
         size *= 2
     return tuple(runs)
@@ -401,11 +399,12 @@ def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, in
 
 def judge(
     launch: Launch, folder: Path, num_rows: int, patience_s: float = 0.0
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], bool]:
     """For each of the first blocks the columns that tell whether its times are its config's.
 
     `status` and `reason` are there where they are not: where the plugin's report does not confirm a
-    block. Without a schedule NCCL chose, as it was asked to.
+    block. Without a schedule NCCL chose, as it was asked to. Also returns whether the launch began:
+    where it reached its first block, a failure is that of a config.
 
     A report that does not cover the last row is waited for, up to `patience_s`: a client of a
     network file system may write the mapped pages of an ended process 30 s after its end
@@ -413,49 +412,35 @@ def judge(
     (nfs(5), `acregmax`).
     """
     if not launch.is_scheduled:
-        return [{} for _ in range(num_rows)]
+        return [{} for _ in range(num_rows)], num_rows > 0
     deadline = time.monotonic() + patience_s
-    played = read_report(folder)
-    while num_rows and not _tells_of(played, num_rows) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+    while True:
         played = read_report(folder)
+        states = () if isinstance(played, str) else played.states
+        reached = sum(state is not BlockState.NOT_REACHED for state in states)
+        is_over = not isinstance(played, str) and played.stopped_at_call is not None
+        if reached >= num_rows or is_over or time.monotonic() >= deadline:
+            break
+        time.sleep(_LOOK_S)
     if isinstance(played, str):
         reason = f"the plugin wrote no report, so the configs are not known: {played}"
-        return [failed(reason) for _ in range(num_rows)]
-    return [_verdict(played, number) for number in range(num_rows)]
-
-
-def failed(reason: str) -> dict[str, Any]:
-    """The columns of a block whose times are not its config's."""
-    return {"status": Status.FAILED.value, "reason": reason}
-
-
-def has_begun(launch: Launch, folder: Path) -> bool:
-    """Whether the plugin reached the first block: if so, a failure is that of a config."""
-    played = read_report(folder) if launch.is_scheduled else ""
-    return not isinstance(played, str) and played.states[0] is not BlockState.NOT_REACHED
+        return [{"status": Status.FAILED.value, "reason": reason}] * num_rows, False
+    return [_verdict(played, number) for number in range(num_rows)], reached > 0
 
 
 def read_report(folder: Path) -> PlayReport | str:
     """The plugin's report of the schedule in `folder`, or the reason why there is none."""
     try:
-        schedule = Schedule.from_bytes((folder / SCHEDULE_NAME).read_bytes())
+        content_hash, num_calls = totals_of((folder / SCHEDULE_NAME).read_bytes())
         played = PlayReport.from_bytes((folder / REPORT_NAME).read_bytes())
     except (OSError, DataError) as error:
         return str(error)
-    if played.schedule_hash != schedule.content_hash:
-        return f"it is about the schedule {played.schedule_hash}, not {schedule.content_hash}"
-    if played.calls > schedule.num_calls:
+    if played.schedule_hash != content_hash:
+        return f"it is about the schedule {played.schedule_hash}, not {content_hash}"
+    if played.calls > num_calls:
         # With one size only, the plugin cannot notice a missing or additional block.
-        return f"the benchmark made {played.calls} calls and not {schedule.num_calls}"
+        return f"the benchmark made {played.calls} calls and not {num_calls}"
     return played
-
-
-def _tells_of(played: PlayReport | str, num_rows: int) -> bool:
-    if isinstance(played, str):
-        return False
-    last = played.states[min(num_rows, len(played.states)) - 1]
-    return played.stopped_at_call is not None or last is not BlockState.NOT_REACHED
 
 
 def _verdict(played: PlayReport, number: int) -> dict[str, Any]:
@@ -467,27 +452,28 @@ def _verdict(played: PlayReport, number: int) -> dict[str, Any]:
         return {"status": Status.INFEASIBLE.value, "reason": reason}
     stopped = played.stopped_at_call
     where = "" if stopped is None else f"; it stopped at call {stopped}"
-    return failed(f"the plugin did not play all calls of this block ({state.name}{where})")
+    reason = f"the plugin did not play all calls of this block ({state.name}{where})"
+    return {"status": Status.FAILED.value, "reason": reason}
 
 
 # --- Which trials need no block ---
 
 
-def needs_plugin(trials: Iterable[Trial]) -> bool:
-    """Whether anything but NCCL's own choice is to be measured."""
-    return any(trial.config != ABSTAIN for trial in trials)
+def without_slow(sweep: Sweep) -> Sweep:
+    """The sweep without trials that take long and do not win: they are infeasible, and say why.
 
-
-def too_slow(trial: Trial, file: SweepFile) -> str | None:
-    """Why a trial is left out, or None: LL, or one or two channels, with large messages.
-
-    In the published sweeps LL takes more than twice the best config's time from 4 MiB on (33 cells)
-    and four times from 16 MiB on (23); so do up to two channels over NVLink from 4 MiB on (16; over
-    sockets 1.36 times, 8).
+    LL, and one or two channels, with large messages. In the published sweeps LL takes more than
+    twice the best config's time from 4 MiB on (33 cells) and four times from 16 MiB on (23); so do
+    up to two channels over NVLink from 4 MiB on (16; over sockets 1.36 times, 8).
     """
-    most, config = file.runner.slow_max, trial.config
-    is_slow = config.protocol is Protocol.LL or 0 < (config.num_channels or 0) <= 2
-    if not is_slow or trial.size_bytes <= most:
-        return None
+    most = sweep.file.runner.slow_max
     why = "where LL and up to two channels take long and do not win (runner.slow_max)"
-    return f"left out above {most} bytes, {why}"
+
+    def told(trial: Trial) -> Trial:
+        config = trial.config
+        is_slow = config.protocol is Protocol.LL or 0 < (config.num_channels or 0) <= 2
+        if trial.infeasible or not is_slow or trial.size_bytes <= most:
+            return trial
+        return replace(trial, infeasible=f"left out above {most} bytes, {why}")
+
+    return replace(sweep, trials=tuple(map(told, sweep.trials)))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dynamiccl.collect.grid import SIMULATED, Interference, LaunchProfile, Setting, Trial
-from dynamiccl.collect.nccl_log import as_logged, write_costs
+from dynamiccl.collect.grid import SIMULATED, LaunchProfile, Setting, Trial
+from dynamiccl.collect.nccl_log import write_costs
 from dynamiccl.collect.run import Runner, run_sweep
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
 from dynamiccl.collect.strategies import make_strategy
@@ -20,7 +20,6 @@ from dynamiccl.nccl import Transport
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
 from dynamiccl.simulator.parametric import ParametricSystem
-from dynamiccl.simulator.parts import QUIET as NOTHING_BESIDE
 from dynamiccl.simulator.parts import Surroundings
 from dynamiccl.simulator.system import UNTOUCHED, Call, System
 from dynamiccl.simulator.system import Launch as LaunchSettings
@@ -106,13 +105,13 @@ class SimulatorRunner(Runner):
             return
         self._kept.add(place)
         known = {**trial_row(self._file, launch, launch.trials[0]), **self.environment()}
-        write_costs(self._out, as_logged(self._system.lines(group)), known, program="run")
+        write_costs(self._out, self._system.lines(group), known, program="run")
 
     def _measure(self, launch: Launch, trial: Trial) -> Row:
         setting = launch.setting
         row = {**trial_row(self._file, launch, trial), **self.environment()}
         call = Call(_group(setting), setting.collective, trial.size_bytes)
-        fixed = launch_of(setting.profile, self._system)
+        fixed = _launch_of(setting.profile, self._system)
         try:
             parts = self._system.parts(call, trial.config, fixed)
         except KeyError:
@@ -120,18 +119,18 @@ class SimulatorRunner(Runner):
             return lost_row(row, Status.INFEASIBLE, reason)
         comms = setting.comms
         processes = setting.hosts * setting.ranks_per_host
-        members = (range(processes),) if comms is None else comms.members
+        members = (range(processes),) if comms is None else comms
         name = trial.key + (f"#{trial.repeat}" if trial.repeat else "")
         factors = np.array([self._noise.factor(launch.run, name)])
         if comms is not None:
-            factors = self._noise.factors(launch.run, name, comms.count)
-        #: Microseconds of each communicator, and of each process (None: in no communicator).
-        times_us = parts.time_us(surroundings_of(setting.interference)) * factors
-        of_processes = dict.fromkeys(range(processes), None) | {
-            process: time_us
-            for ranks, time_us in zip(members, times_us.tolist(), strict=True)
-            for process in ranks
-        }
+            factors = self._noise.factors(launch.run, name, len(comms))
+        slower = 1.0 + setting.interference.level
+        times_us = parts.time_us(Surroundings(intra=slower, inter=slower)) * factors
+        # None: it is in no communicator.
+        of_processes: list[float | None] = [None] * processes
+        for ranks, of_comm in zip(members, times_us.tolist(), strict=True):
+            for process in ranks:
+                of_processes[process] = of_comm
         time_us = float(np.mean(times_us))
         algbw = trial.size_bytes / (1000.0 * time_us)
         return {
@@ -145,13 +144,11 @@ class SimulatorRunner(Runner):
             "algbw_gbytes_per_s": algbw,
             "busbw_gbytes_per_s": algbw * setting.collective.bus_factor(setting.num_ranks),
             "wrong_values": 0,
-            "process_times_us": [*of_processes.values()]
-            if self._file.runner.per_iteration
-            else None,
+            "process_times_us": of_processes if self._file.runner.per_iteration else None,
         }
 
 
-def launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
+def _launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
     """The launch settings that a profile fixes on `system`.
 
     Raises InvalidSweep for a system without launch settings, for a variable that is not modelled,
@@ -182,14 +179,6 @@ def launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
     return launch
 
 
-def surroundings_of(interference: Interference) -> Surroundings:
-    """The network slowdown of a congestion level; other kinds of interference have none."""
-    if interference.kind not in SIMULATED:
-        return NOTHING_BESIDE
-    slower = 1.0 + interference.level
-    return Surroundings(intra=slower, inter=slower)
-
-
 def _group(setting: Setting) -> Group:
     return Group(setting.num_nodes, setting.ranks_per_node)
 
@@ -212,4 +201,4 @@ def _check(setting: Setting, system: System) -> None:
             raise InvalidSweep(
                 f"the simulator has no {what}{value}; choose from {', '.join(choices)}"
             )
-    launch_of(setting.profile, system)
+    _launch_of(setting.profile, system)

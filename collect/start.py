@@ -20,31 +20,33 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rich.console import Console
 
 from dynamiccl.collect import journal
 from dynamiccl.collect.journal import Shard, journal_folder, progress_on_disk
 from dynamiccl.collect.launch import NcclTestsRunner, Site
-from dynamiccl.collect.launchers import Interrupt, LauncherSettings, find_launcher
-from dynamiccl.collect.nodes import Nodes, NodeWatch, Watch, ask_nodes
-from dynamiccl.collect.run import Runner, RunSummary, SweepProgress, run_sweep
+from dynamiccl.collect.launchers import Interrupt
+from dynamiccl.collect.nodes import Nodes, ask_nodes, watch_health
+from dynamiccl.collect.run import Runner, Summary, SweepProgress, run_sweep
+from dynamiccl.collect.schedule import without_slow
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep, SweepFile
-from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError
+from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UserError
 from dynamiccl.libraries import SWEEP_NAME, built
-from dynamiccl.slurm import BatchScript, SlurmQueue, bare_option, option_name, quoted
+from dynamiccl.slurm import BatchScript, bare_option, option_name, quoted
 
 _log = logging.getLogger(__name__)
 
 #: What may measure a sweep.
-RUNNERS: Final = ("nccl-tests", "simulator")
+RunnerName = Literal["nccl-tests", "simulator"]
+#: The share of a sweep that is all of it.
+WHOLE: Final = "0/1"
 #: What Slurm sends before a time limit.
 _WARNING: Final = "SIGUSR1"
-_SHARD: Final = re.compile(r"(\d+)/([1-9]\d*)")
-_QUEUE: Final = SlurmQueue("correct launcher.sbatch_header or the sweep's groups")
+_FIX: Final = "correct launcher.sbatch_header or the sweep's groups"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,53 +55,39 @@ class RunOptions:
 
     sweep_file: Path
     out: Path
-    runner: str = "nccl-tests"
-    #: None = the sweep file's.
-    launcher: str | None = None
+    runner: RunnerName = "nccl-tests"
     nccl_tests_dir: Path | None = None
     resume: bool = False
     retry_failed: bool = False
     take_over: bool = False
-    limit: int | None = None
-    shard: str | None = None
+    shard: str = WHOLE
     #: Inside a batch job: its script, for queueing it again.
     batch_script: Path | None = None
 
 
-#: A sweep's batch job and how far it is, as `run --json` prints it (`submit_sweep`).
-Submission = dict[str, Any]
-
-
-# --- Here ---
-
-
-def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSummary:
+def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> Summary:
     """Run a sweep here; raises what `run_sweep` and its parts raise.
 
     With `options.batch_script` it is inside a batch job, which is queued again where work is left
     after something was measured: before the time limit, or when the machine failed.
     """
     shard = parse_shard(options.shard)
-    _check(sweep, options, shard.count)
+    _check_shards(sweep, shard.count)
     folder = journal_folder(sweep, options.out, shard)
     launches, _ = progress_on_disk(folder)
     interrupt = Interrupt()
     try:
         with interrupt, ExitStack() as stack:
-            site = Site(
-                options.out,
-                folder / "work",
-                options.nccl_tests_dir,
-                find_plugin(sweep.file),
-                launcher_of(sweep.file, options.launcher),
-            )
+            plugin = find_plugin(sweep.file)
             runner: Runner = SimulatorRunner(sweep.file, options.out)
             if options.runner == NcclTestsRunner.name:
+                sweep = without_slow(sweep)
+                work, programs = folder / "work", options.nccl_tests_dir
+                site = Site(options.out, work, programs, plugin, sweep.file.launcher)
                 runner = _nccl_tests(sweep.file, site, interrupt, stack)
             progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
-            strategy = make_strategy(sweep.file, sweep.trials)
             summary = run_sweep(
-                *(sweep, strategy, runner, options.out),
+                *(sweep, make_strategy(sweep.file, sweep.trials), runner, options.out),
                 resume=options.resume or options.retry_failed,
                 retry_failed=options.retry_failed,
                 take_over=options.take_over,
@@ -109,23 +97,18 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
     except MachineError as error:
         if options.batch_script is not None and progress_on_disk(folder)[0] > launches:
             _log.warning("%s", error)
-            _queue_again(options.batch_script)
+            BatchScript(options.batch_script, _FIX).submit_again(os.environ)
         raise
     # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
-    warned = summary.ended == "interrupted" and interrupt.cause == _WARNING
-    if options.batch_script is None or not warned:
-        return summary
-    if progress_on_disk(folder)[0] == launches:
-        raise MachineError(
-            "the time limit came before anything was measured, so the job is not queued again: "
-            "give it more in launcher.sbatch_header (--time), then --resume"
-        )
-    _queue_again(options.batch_script)
+    warned = summary["ended"] == "interrupted" and interrupt.cause == _WARNING
+    if options.batch_script is not None and warned:
+        if progress_on_disk(folder)[0] == launches:
+            raise MachineError(
+                "the time limit came before anything was measured, so the job is not queued again: "
+                "give it more in launcher.sbatch_header (--time), then --resume"
+            )
+        BatchScript(options.batch_script, _FIX).submit_again(os.environ)
     return summary
-
-
-def _queue_again(script: Path) -> None:
-    _log.warning("work is left: %s", BatchScript(script, _QUEUE).submit_again(os.environ))
 
 
 def _nccl_tests(
@@ -135,59 +118,40 @@ def _nccl_tests(
     nodes = Nodes(site.launcher)
     num_nodes = max(group.hosts for group in file.groups)
     facts = ask_nodes(nodes, num_nodes, os.environ)
-    watch = Watch()
-    if file.telemetry.enabled:
-        watch = stack.enter_context(NodeWatch(nodes, num_nodes))
-    runner = NcclTestsRunner(file, site, interrupt, watch=watch, facts=facts)
+    is_watched = file.telemetry.enabled
+    health = stack.enter_context(watch_health(nodes, num_nodes)) if is_watched else None
+    runner = NcclTestsRunner(file, site, interrupt, health=health, facts=facts)
     # After an error the last launch may not be in the journal yet.
     stack.push(lambda error, *_: runner.close() if error is None else None)
     return runner
 
 
-def _check(sweep: Sweep, options: RunOptions, num_shards: int) -> None:
-    if options.runner not in RUNNERS:
-        raise UnknownName("runner", options.runner, RUNNERS)
-    if num_shards > 1 and sweep.file.strategy.kind == "adaptive":
+def _check_shards(sweep: Sweep, count: int) -> None:
+    if count > 1 and sweep.file.strategy.kind == "adaptive":
         raise UserError(
             "an adaptive sweep cannot be cut into shards: each would know a part of the history "
             "only; take strategy.kind = 'exhaustive' or 'random', or launcher.array = 1"
         )
 
 
-def launcher_of(file: SweepFile, name: str | None) -> LauncherSettings:
-    """The sweep's launcher, of another kind when the command line names one.
-
-    Raises UnknownName for a launcher that there is not.
-    """
-    find_launcher(name or file.launcher.kind)
-    return file.launcher if name is None else file.launcher.model_copy(update={"kind": name})
-
-
 def find_plugin(file: SweepFile) -> Path | None:
-    """The tuner plugin that plays schedules: the named one, our build, or None.
-
-    Raises MissingPath for a named one that is not there.
-    """
-    if file.runner.plugin is None:
-        ours = built(SWEEP_NAME)
-        return ours.resolve() if ours.is_file() else None
-    named = Path(file.runner.plugin).expanduser()
-    if not named.is_file():
-        raise MissingPath(
-            "tuner plugin", named, "build it with 'make plugin', or correct runner.plugin"
-        )
-    return named.resolve()
+    """The tuner plugin that plays schedules: the named one (or MissingPath), our build, or None."""
+    named = file.runner.plugin
+    path = built(SWEEP_NAME) if named is None else Path(named).expanduser()
+    if path.is_file():
+        return path.resolve()
+    if named is None:
+        return None
+    raise MissingPath("tuner plugin", path, "build it with 'make plugin', or correct runner.plugin")
 
 
-def parse_shard(text: str | None) -> Shard:
+def parse_shard(text: str) -> Shard:
     """Read `I/N`, the share I of N counted from 0. Raises UserError.
 
     >>> parse_shard("1/4")
     Shard(index=1, count=4)
     """
-    if text is None:
-        return Shard()
-    match = _SHARD.fullmatch(text)
+    match = re.fullmatch(r"(\d+)/([1-9]\d*)", text)
     if match is None or int(match[1]) >= int(match[2]):
         raise UserError(f"--shard '{text}' is no share; write I/N with I from 0 to N-1, like 0/4")
     return Shard(int(match[1]), int(match[2]))
@@ -196,25 +160,23 @@ def parse_shard(text: str | None) -> Shard:
 # --- As a batch job ---
 
 
-def submit_sweep(sweep: Sweep, options: RunOptions) -> Submission:
+def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
     """Submit the sweep as a Slurm batch job, unless its job waits or runs, or it is complete.
 
     Returns job (null = none is needed; several of an array whose elements were submitted again:
     "77,81"), state (of the job, as Slurm says; without one how the sweep ended: done or budget),
     script, trials (that the strategy expects), trials_done (measured or infeasible), launches_done.
-    Of calls at the same time one submits: the one that creates the file for the job's number.
     Raises UserError, InvalidSweep for a header line that sbatch cannot take, and MachineError where
     the job is refused or Slurm does not answer.
     """
-    launcher = launcher_of(sweep.file, options.launcher)
-    _check(sweep, options, launcher.array)
-    if options.shard is not None:
+    array = sweep.file.launcher.array
+    _check_shards(sweep, array)
+    if options.shard != WHOLE:
         raise UserError("--shard is a process's; the elements of a batch job are launcher.array")
-    shards = [Shard(index, launcher.array) for index in range(launcher.array)]
-    folders = [journal_folder(sweep, options.out, shard) for shard in shards]
+    folders = [journal_folder(sweep, options.out, Shard(index, array)) for index in range(array)]
     script = script_path(options.out, sweep.file.name)
-    text = batch_script(sweep, options, launcher, script)
-    batch = BatchScript(script, _QUEUE)
+    text = batch_script(sweep, options, script)
+    batch = BatchScript(script, _FIX)
     job = batch.find()
     if job is not None and options.retry_failed:
         raise UserError(
@@ -228,8 +190,9 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> Submission:
                 f"job of it waits or runs (what it said: {script.with_suffix('')}-*.out); go on "
                 "with --resume, or take another --out or name"
             )
-        for folder in folders if options.retry_failed else ():
-            journal.begin_again(folder)
+        if options.retry_failed:
+            for folder in folders:
+                (folder / journal.COMPLETE).unlink(missing_ok=True)
         job = batch.submit(text)
     number, state = job or (None, "budget" if "budget" in ended else "done")
     progress = [progress_on_disk(folder) for folder in folders]
@@ -250,13 +213,12 @@ def script_path(out: Path, name: str) -> Path:
     return out.absolute() / ".slurm" / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}.sbatch"
 
 
-def batch_script(
-    sweep: Sweep, options: RunOptions, launcher: LauncherSettings, script: Path
-) -> str:
+def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
     """The text of the batch script (pure): our options, the user's, which win, and the command.
 
     Raises InvalidSweep for a header line that is no option, or that sets the array.
     """
+    launcher = sweep.file.launcher
     for line in launcher.sbatch_header:
         if option_name(line) in {None, "array"}:
             raise InvalidSweep(
@@ -266,12 +228,9 @@ def batch_script(
     argv = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run"]
     argv += [str(options.sweep_file.absolute()), "--out", str(options.out.absolute())]
     argv += ["--launcher", "srun", "--resume", "--runner", options.runner]
-    if options.nccl_tests_dir is not None:
-        argv += ["--nccl-tests-dir", str(options.nccl_tests_dir.absolute())]
-    if options.limit is not None:
-        argv += ["--limit", str(options.limit)]
-    if options.retry_failed:
-        argv.append("--retry-failed")
+    programs = options.nccl_tests_dir
+    argv += [] if programs is None else ["--nccl-tests-dir", str(programs.absolute())]
+    argv += ["--retry-failed"] if options.retry_failed else []
     command = shlex.join([*argv, "--batch-script", str(script)])
     # sbatch reads a percent sign in a file name as a pattern.
     log = str(script.with_suffix("")).replace("%", "%%")

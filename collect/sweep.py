@@ -7,40 +7,19 @@ protocols x channels x chunk sizes); combinations that NCCL cannot run are trial
 reason, so that nothing is a silent gap.
 """
 
-import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from dynamiccl.collect.grid import (
-    DATATYPE_BYTES,
-    REAL,
-    SIMULATED,
-    Comms,
-    Interference,
-    LaunchProfile,
-    Setting,
-    Split,
-    Trial,
-    factor_ladder,
-    octave_ladder,
-    parse_size,
-)
-from dynamiccl.collect.launchers import LAUNCHERS, LauncherSettings
+from dynamiccl.collect import grid
+from dynamiccl.collect.grid import Interference, LaunchProfile, Setting, Trial, parse_size
+from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
@@ -54,7 +33,7 @@ from dynamiccl.nccl import (
     Protocol,
     invalid_reason,
 )
-from dynamiccl.simulator.toml_table import Table, one_of, toml_value
+from dynamiccl.simulator.toml_table import Table, first_problem, one_of, toml_value
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 _Size = Annotated[int, BeforeValidator(parse_size)]
@@ -76,7 +55,7 @@ class GroupShape(Table):
     #: Hosts that it is started on, where NCCL counts others: a whole NVL72 is one node to it.
     num_hosts: int | None = Field(default=None, ge=1)
     #: Several communicators at once: the shape is the job's, and nccl-tests splits it.
-    split: Annotated[str, AfterValidator(lambda text: Split.parse(text).text)] | None = None
+    split: Annotated[str, AfterValidator(grid.split_text)] | None = None
     #: Whether the split may leave single processes over, which have nobody to talk to.
     spare: bool = False
 
@@ -89,15 +68,17 @@ class GroupShape(Table):
             raise ValueError("split needs nodes that are hosts; leave num_hosts out")
         if self.spare and self.split is None:
             raise ValueError("spare is about the processes that a split leaves over; give one")
-        self.comms()
+        self.communicator()
         return self
 
-    def comms(self) -> Comms | None:
-        """The communicators that the split makes; None without a split."""
+    def communicator(self) -> tuple[int, int]:
+        """Nodes of a communicator, and its ranks on each."""
+        shape = self.num_nodes, self.ranks_per_node
         if self.split is None:
-            return None
-        shape = (self.num_nodes, self.ranks_per_node)
-        return Split.parse(self.split).comms(*shape, spare=self.spare)
+            return shape
+        ranks = grid.communicators(self.split, *shape, spare=self.spare)[0]
+        nodes = len({rank // self.ranks_per_node for rank in ranks})
+        return nodes, len(ranks) // nodes
 
     @property
     def hosts(self) -> int:
@@ -139,8 +120,9 @@ class Sizes(Table):
         if self.min is None or self.max is None:
             return tuple(sorted(set(self.list)))
         if self.factor is not None:
-            return factor_ladder(self.min, self.max, self.factor) if self.min <= self.max else ()
-        return octave_ladder(self.min, self.max, self.steps_per_octave or 1)
+            whole = self.min <= self.max
+            return grid.factor_ladder(self.min, self.max, self.factor) if whole else ()
+        return grid.octave_ladder(self.min, self.max, self.steps_per_octave or 1)
 
 
 class ProfileSettings(Table):
@@ -150,20 +132,15 @@ class ProfileSettings(Table):
     transport: Literal["P2P", "SHM", "NET"] | None = None
     env: dict[str, str] = Field(default_factory=dict)
 
-    @field_validator("env")
-    @classmethod
-    def _is_nccls(cls, env: dict[str, str]) -> dict[str, str]:
-        for name, value in env.items():
+    @model_validator(mode="after")
+    def _sets_what_is_not_the_sweeps(self) -> Self:
+        for name, value in self.env.items():
             if not name.startswith("NCCL_"):
                 raise ValueError(f"'{name}' is no NCCL_* variable; [launcher] env takes others")
             if name in {"NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN", "NCCL_DEBUG"}:
                 raise ValueError(f"'{name}' is the sweep's own; use algorithms and protocols")
             if name == "NCCL_SYM_NOWIN_ENABLE" and value != "0":
                 raise ValueError(f"'{name}' makes symmetric kernels run, and these ask no tuner")
-        return env
-
-    @model_validator(mode="after")
-    def _default_is_untouched(self) -> Self:
         if self.name == DEFAULT_PROFILE and self.environment():
             raise ValueError(
                 f"the profile '{DEFAULT_PROFILE}' is the user's untouched environment; give a "
@@ -179,14 +156,14 @@ class ProfileSettings(Table):
 class InterferenceSettings(Table):
     """What runs beside the collective; `level` is 0..1, for `congestion` any factor from 0 up."""
 
-    kind: Annotated[str, one_of("interference", (QUIET, *REAL, *SIMULATED))] = QUIET
+    kind: Annotated[str, one_of("interference", (QUIET, *grid.REAL, *grid.SIMULATED))] = QUIET
     level: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _level_fits(self) -> Self:
         if (self.kind == QUIET) != (self.level == 0):
             raise ValueError("kind 'none' has level 0, and every other kind a level above 0")
-        if self.kind not in SIMULATED and self.level > 1:
+        if self.kind not in grid.SIMULATED and self.level > 1:
             raise ValueError(f"the level of '{self.kind}' is a share from 0 to 1")
         return self
 
@@ -216,11 +193,6 @@ class BudgetSettings(Table):
     max_measurements: int | None = Field(default=None, ge=1)
     max_hours: float | None = Field(default=None, gt=0)
 
-    @property
-    def max_seconds(self) -> float:
-        """The time limit in seconds; infinite without one."""
-        return math.inf if self.max_hours is None else self.max_hours * 3600
-
 
 class RunnerSettings(Table):
     """How nccl-tests is run."""
@@ -231,7 +203,7 @@ class RunnerSettings(Table):
     startup_timeout_s: float = Field(default=300, gt=0)
     #: So long without a new row, and the config in play counts as hung.
     stall_timeout_s: float = Field(default=120, gt=0)
-    #: LL and up to two channels are measured up to this size (schedule.too_slow says why).
+    #: LL and up to two channels are measured up to this size (schedule.without_slow says why).
     slow_max: _Size = 64 << 20
     #: A launch that reached none of its configs is tried once more, so long afterwards.
     retry_after_s: float = Field(default=10, ge=0)
@@ -242,12 +214,6 @@ class RunnerSettings(Table):
     per_iteration: bool = False
     #: Blocks played in one process at most; a longer schedule is cut by cycles.
     max_blocks: int = Field(default=20_000, ge=1)
-
-
-class SweepLauncher(LauncherSettings):
-    """The `[launcher]` table, with its kind checked."""
-
-    kind: Annotated[str, one_of("launcher", LAUNCHERS)] = "local"
 
 
 class TelemetrySettings(Table):
@@ -281,7 +247,7 @@ class SweepFile(Table):
     num_channels: tuple[int, ...] = (0,)
     #: 0 stands for AUTO; others need NCCL 2.30 and the sweep mode.
     chunk_sizes: tuple[_SizeOrAuto, ...] = (0,)
-    datatypes: tuple[Annotated[str, one_of("datatype", DATATYPE_BYTES)], ...] = ("float",)
+    datatypes: tuple[Annotated[str, one_of("datatype", grid.DATATYPE_BYTES)], ...] = ("float",)
     profiles: tuple[ProfileSettings, ...] = (ProfileSettings(name=DEFAULT_PROFILE),)
     interference: tuple[InterferenceSettings, ...] = (InterferenceSettings(),)
     #: Of the grid these trials alone, by key, where any is named (`evaluate gate` writes them).
@@ -297,7 +263,7 @@ class SweepFile(Table):
     strategy: StrategySettings = StrategySettings()
     budget: BudgetSettings = BudgetSettings()
     runner: RunnerSettings = RunnerSettings()
-    launcher: SweepLauncher = SweepLauncher()
+    launcher: LauncherSettings = LauncherSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     simulator: SimulatorSettings = SimulatorSettings()
 
@@ -331,7 +297,7 @@ def parse_sweep(text: str, *, where: str) -> Sweep:
     except tomllib.TOMLDecodeError as error:
         raise InvalidSweep(f"{where} is not TOML: {error}") from error
     except ValidationError as error:
-        raise InvalidSweep(_explain(error, where)) from error
+        raise InvalidSweep(f"{where}: {first_problem(error)}") from error
     except DynamicclError as error:
         raise InvalidSweep(str(error)) from error
 
@@ -349,30 +315,18 @@ def sweep_text(file: SweepFile, *, head: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _explain(error: ValidationError, where: str) -> str:
-    errors = error.errors()
-    # A misspelt key is why its right spelling is missing: say the cause.
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    message = f"{where}: {'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
-    if first["type"] == "missing":
-        return f"{message}; add it"
-    if first["type"] != "extra_forbidden":
-        return f"{message} (got {first['input']!r})"
-    table: type[BaseModel] = SweepFile
-    for part in first["loc"][:-1]:  # an index in a list of tables stays at its table
-        field = table.model_fields.get(str(part))
-        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-        inner = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
-        table = inner[0] if inner else table
-    return f"{message}; known keys are {', '.join(table.model_fields)}"
-
-
 def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
-    nccl = _version(file, where)
+    nccl = None if file.nccl_version is None else NcclVersion.parse(file.nccl_version)
+    if nccl is not None and (nccl.major, nccl.minor) > (NEWEST_KNOWN.major, NEWEST_KNOWN.minor):
+        raise InvalidSweep(
+            f"{where}: nccl_version: NCCL {nccl} is newer than the newest whose rules are known "
+            f"here, {NEWEST_KNOWN.major}.{NEWEST_KNOWN.minor}; leave the key out, and what runs is "
+            "read from NCCL's log"
+        )
     algorithms = [Algorithm.parse(a, where=f"{where}: algorithms") for a in file.algorithms]
     protocols = [Protocol.parse(p, where=f"{where}: protocols") for p in file.protocols]
-    grid = product(algorithms, protocols, file.num_channels, file.chunk_sizes)
-    forced = [Config(a, p, channels or None, chunk or None) for a, p, channels, chunk in grid]
+    knobs = product(algorithms, protocols, file.num_channels, file.chunk_sizes)
+    forced = [Config(a, p, channels or None, chunk or None) for a, p, channels, chunk in knobs]
     trials = []
     for setting in _settings(file, where):
         configs = [ABSTAIN, *(forced if setting.collective.tunable else ())]
@@ -397,19 +351,6 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
     return tuple(trial for trial in trials if not file.only or trial.key in file.only)
 
 
-def _version(file: SweepFile, where: str) -> NcclVersion | None:
-    if file.nccl_version is None:
-        return None
-    version = NcclVersion.parse(file.nccl_version)
-    if (version.major, version.minor) > (NEWEST_KNOWN.major, NEWEST_KNOWN.minor):
-        raise InvalidSweep(
-            f"{where}: nccl_version: NCCL {version} is newer than the newest whose rules are known "
-            f"here, {NEWEST_KNOWN.major}.{NEWEST_KNOWN.minor}; leave the key out, and what runs is "
-            "read from NCCL's log"
-        )
-    return version
-
-
 def _settings(file: SweepFile, where: str) -> Iterator[Setting]:
     collectives = [Collective.parse(c, where=f"{where}: collectives") for c in file.collectives]
     profiles = [
@@ -418,11 +359,6 @@ def _settings(file: SweepFile, where: str) -> Iterator[Setting]:
     ]
     beside = [Interference(one.kind, one.level) for one in file.interference]
     for collective, group in product(collectives, file.groups):
-        shape = group.comms() or group
-        rest: dict[str, Any] = {"num_hosts": group.num_hosts or 0}
-        if group.split is not None:
-            processes = group.num_nodes * group.ranks_per_node
-            rest = {"num_hosts": group.num_nodes, "num_processes": processes}
-            rest |= {"split": group.split, "spare": group.spare}
+        shape = (*group.communicator(), group.hosts, group.ranks_per_host)
         for fixed in product(file.datatypes, profiles, beside):
-            yield Setting(collective, shape.num_nodes, shape.ranks_per_node, *fixed, **rest)
+            yield Setting(collective, *shape, *fixed, group.split or "", group.spare)

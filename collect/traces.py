@@ -1,78 +1,85 @@
-"""Traces that a job left: PyTorch's profiler (`kineto.py`) and dumps of NCCL's Inspector.
+"""Traces that a job left: those of PyTorch's profiler (Kineto), and dumps of NCCL's Inspector.
 
 A trace is recognised by what it holds and never by its name. The traces of all ranks of a job
 become the tables `calls` and `steps`; what they do not tell is null, never guessed.
 
-Ranks are joined by what names a call for all of them: the communicator's id and NCCL's number, or
-the process group and PyTorch's number. Older traces have neither; their calls are joined by order
-within a training step, and only where the ranks have the same collectives in the same order there.
+A communication kernel of a Kineto trace tells channels (blocks of its grid), threads and time. What
+it sent stands in its own arguments or in those of the operation `record_param_comms` or, in older
+traces, of the annotation `nccl:all_reduce` in which, on the same thread, its launch lies. What ran
+no kernel (a copy engine, another backend) is no call here.
 """
 
 import gzip
 import json
-import logging
 import math
 import re
 import zlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TextIO
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from dynamiccl.collect.calls import calls_table, join_ranks
-from dynamiccl.collect.kineto import mapping, number, read_kineto, text, whole
+from dynamiccl.collect.calls import RANK_RECORD, join_traces
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.call_columns import CallSource
-from dynamiccl.datasets.schema import CALLS, STEPS
-from dynamiccl.errors import CorruptFile, DataError, MissingPath, OutputError, UnknownName
+from dynamiccl.datasets.schema import STEPS
+from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.sizes import MAX_SIZE_BITS
 
-_LOG: Final = logging.getLogger(__name__)
-_SNIFF_BYTES: Final = 65_536
+_Rows = list[dict[str, Any]]
+#: A trace is recognised by so many characters, and one of PyTorch's decoded in slices of so many.
+_BEGINNING: Final = 1 << 16
+_SLICE: Final = 1 << 22
 #: What the beginning of a trace of each kind holds.
 _KINDS: Final = (
     (CallSource.KINETO, r'(?s)"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProperties"'),
     (CallSource.INSPECTOR, r'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'),
 )
-#: Traces that people have beside these: execution traces have a schema's version.
-_NOT_READ: Final = re.compile(
-    rb'^\s*\{(?s:.*)"(?:schema"\s*:\s*"\d+\.\d+\.\d+|pg_config"|comm_lib_version")'
-    rb"|^\x80[\x02-\x05](?s:.*)(?:pg_config|comm_lib_version|nccl_version)"
+
+#: From NCCL 2.19 `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, before `ncclKernel_AllReduce_..`; on
+#: symmetric memory 2.27 `ncclSymDevKernel_`, 2.28 on `ncclSymkDevKernel_`
+#: (src/device/symmetric/generate.py), which NCCL takes before it asks a tuner.
+_NCCL: Final = re.compile(r"\bnccl(Symk?)?(?:Dev)?Kernel(?:Debug)?_([A-Za-z]+)(.*Symm)?")
+#: Kernels of vLLM and SGLang (csrc/custom_all_reduce.cuh, csrc/quickreduce), TensorRT-LLM and
+#: FlashInfer (customAllReduceKernels.cu, allReduceFusionKernels), PyTorch (intra_node_comm.cu,
+#: symm_mem/CUDASymmetricMemoryOps.cu), MSCCL++ (src/ext/collectives), DeepEP and NVSHMEM.
+_OTHERS: Final = re.compile(
+    r".*?(?:all_?(reduce|gather)|device_(reduce))|.*(?:mscclpp|deep_ep|nvshmem)", re.IGNORECASE
 )
-_READ: Final = "traces of PyTorch's profiler (Kineto) and dumps of NCCL's Inspector are read"
-#: What a damaged compressed file raises.
-_DAMAGED: Final = (gzip.BadGzipFile, EOFError, zlib.error)
-#: A record of one rank: columns of `calls`, and what joins it to those of the others.
-_RECORD: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
-    **dict(pl.DataFrame(CALLS.empty_table()).schema),
-    **dict.fromkeys(("key", "stream"), pl.String),
-    **dict.fromkeys(("rank", "world_size"), pl.Int64),
-    "timestamp_us": pl.Float64,
+#: CUDA's and HIP's calls that start a kernel.
+_LAUNCHES: Final = r"(?:cuda|cu|hip)(?:Ext)?(?:Module)?(?:Launch|GraphLaunch)"
+_STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})$")
+#: nccl-tests' element types and their bytes, by PyTorch's names (c10/core/ScalarType.h, and the C++
+#: names of older traces). NCCL has no bool: PyTorch sends bytes (c10d/NCCLUtils.hpp).
+_TYPES: Final = {
+    **dict.fromkeys(("int8", "char", "signed char"), ("int8", 1)),
+    **dict.fromkeys(("uint8", "byte", "unsigned char", "bool"), ("uint8", 1)),
+    **dict.fromkeys(("int32", "int"), ("int32", 4)),
+    **dict.fromkeys(("int64", "long", "long int"), ("int64", 8)),
+    **dict.fromkeys(("half", "float16"), ("half", 2)),
+    **dict.fromkeys(("float", "float32"), ("float", 4)),
+    **dict.fromkeys(("double", "float64"), ("double", 8)),
+    "bfloat16": ("bfloat16", 2),
+    "float8_e4m3fn": ("f8e4m3", 1),
+    "float8_e5m2": ("f8e5m2", 1),
 }
-_CONFIG: Final = (
-    *("collective", "size_bytes", "datatype"),
-    *("actual_algorithm", "actual_protocol", "actual_num_channels"),
-)
-#: What any rank of a call may tell; the rest is the join's, or the caller's.
-_TOLD: Final = (
-    *("source_file", "comm", "group", "group_ranks", "sequence", "group_sequence", "step"),
-    *("collective", "datatype", "num_ranks", "num_nodes", "kernel", "asks_tuner", "num_threads"),
-    *("actual_algorithm", "actual_protocol", "actual_num_channels"),
-    *("gpu", "nccl_version", "compute_capability"),
-)
-
-
-class TraceFile(NamedTuple):
-    """One trace, which is recognised."""
-
-    path: Path
-    source: CallSource
+_BY_WIRE: Final = {each.wire: each for each in Collective}
+#: PyTorch's names without prefix, underscores and variants of the same call.
+_TORCH_NAMES: Final = {
+    **{wire.lower(): name for wire, name in _BY_WIRE.items() if wire != "SendRecv"},
+    **dict.fromkeys(("send", "recv"), Collective.SendRecv),
+    "alltoallv": Collective.AlltoAll,
+}
+_VARIANT: Final = re.compile(r"_|base|into|tensor|coalesced|oop|sparse|uneven|\s*\d+(?:->|<-)\d+.*")
 
 
 @dataclass(slots=True)
@@ -84,50 +91,38 @@ class Traces:
     steps: pa.Table
     #: One for each trace.
     reports: list[FileReport]
-    #: Records of ranks that the calls are made of.
-    records: int
     #: Why calls have no time of their own -> calls.
     untimed: Counter[str]
     #: Of traces that gave nothing.
-    errors: list[DataError] = field(default_factory=list)
+    errors: list[DataError]
 
 
-def trace_file(path: Path) -> TraceFile | None:
-    """The trace that a file is, or None.
+def trace_source(path: Path) -> CallSource | None:
+    """The kind of trace that a file is, by its beginning; None for other files.
 
-    Raises CorruptFile for a damaged one, OutputError for archives and for traces of a format that
-    is known and not read, and OSError where it cannot be read.
+    Raises CorruptFile for a damaged one, OutputError for an archive, and OSError where it cannot be
+    read.
     """
-    try:
-        with path.open("rb") as file:
-            head = _decompressed(file).read(_SNIFF_BYTES)
-    except _DAMAGED as error:
-        raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
-    if head[257:262] == b"ustar":
+    with _opened(path) as file:
+        head = file.read(_BEGINNING)
+    if head[257:262] == "ustar":
         raise OutputError(f"{path} is an archive, which is not read; unpack it (tar xf)")
-    source = source_of(head)
-    if source is None and _NOT_READ.search(head):
-        what = "an execution trace, or a dump of PyTorch's Flight Recorder"
-        raise OutputError(f"{path} is {what}, which is not read; {_READ}")
-    return None if source is None else TraceFile(path, source)
-
-
-def source_of(head: bytes) -> CallSource | None:
-    """The kind of trace by its first bytes; None for other files, and for traces not read.
-
-    >>> source_of(b'{"schemaVersion": 1, "deviceProperties": [], "traceEvents": [').value
-    'kineto'
-    """
-    told = head.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
-    if not told.startswith("{"):
+    if not head.lstrip().startswith("{"):
         return None
-    return next((source for source, pattern in _KINDS if re.search(pattern, told)), None)
+    return next((source for source, pattern in _KINDS if re.search(pattern, head)), None)
 
 
-def _decompressed(stream: BinaryIO) -> BinaryIO:
-    is_gzip = stream.read(2) == b"\x1f\x8b"
-    stream.seek(0)
-    return cast("BinaryIO", gzip.GzipFile(fileobj=stream)) if is_gzip else stream
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """The text of a file, which gzip may have packed. Raises CorruptFile for a damaged one."""
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    opener: Callable[..., TextIO] = gzip.open if is_gzip else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", errors="replace") as unpacked:
+            yield unpacked
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
 
 
 def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
@@ -135,212 +130,140 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
 
     `paths` are trace files or directories, of which other files are left alone.
     `known` holds columns of `calls` that the caller knows, `num_ranks` and `num_nodes` where traces
-    do not tell. What single traces do wrong stands in `errors` and in their reports; the first is
-    raised where nothing was read. Raises MissingPath, and OutputError where none is a trace.
+    do not tell. What single traces do wrong stands in `errors` and in their reports. Raises
+    OutputError where none is a trace.
     """
-    errors: list[DataError] = []
-    found: list[TraceFile] = []
+    base = {"system": system, "sweep": sweep, "run": sweep, **known}
+    found, errors = _recognised(paths)
+    if not found and not errors:
+        named = ", ".join(map(str, paths))
+        raise OutputError(f"{named}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
+    reports = [FileReport(path=str(path), format=source.value) for path, source in found.items()]
+    records, steps = _Rows(), _Rows()
+    for path, report in zip(found, reports, strict=True):
+        calls, rows = _read(path, report, base.get("num_ranks"))
+        same = {"source": report.format, "source_file": report.path}
+        records += [call | same for call in calls]
+        steps += [base | row | same for row in rows]
+    table, untimed, duplicates = join_traces(pl.DataFrame(records, schema=RANK_RECORD), base)
+    if reports:
+        reports[0].duplicates += duplicates
+    of_steps = pl.DataFrame(steps, schema=dict(pl.DataFrame(STEPS.empty_table()).schema))
+    of_steps = of_steps.sort("source_file", "step")
+    errors += [CorruptFile(report.failure) for report in reports if report.failure]
+    return Traces(table, of_steps.to_arrow().cast(STEPS), reports, untimed, errors)
+
+
+def _recognised(paths: Sequence[Path]) -> tuple[dict[Path, CallSource], list[DataError]]:
+    """The traces among files and directories, and what is wrong with others."""
+    found, errors = {}, []
     for path in paths:
-        if not path.exists():
-            raise MissingPath("trace", path, "check the name")
-        below = sorted(each for each in path.rglob("*") if each.is_file())
-        for file in below if path.is_dir() else [path]:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             try:
-                trace = trace_file(file)
-                found += [] if trace is None else [trace]
+                if file.is_file() and (source := trace_source(file)):
+                    found[file] = source
             except DataError as error:
                 errors.append(error)
-    if not found and not errors:
-        raise OutputError(f"{', '.join(map(str, paths))}: no trace that is known; {_READ}")
-    traces = read_files(found, {"system": system, "sweep": sweep, "run": sweep, **known})
-    traces.errors[:0] = errors
-    if traces.errors and not traces.calls.num_rows and not traces.steps.num_rows:
-        raise traces.errors[0]
-    return traces
+    return found, errors
 
 
-def read_files(files: Sequence[TraceFile], base: Mapping[str, Any]) -> Traces:
-    """Read the traces of one job that are recognised already.
-
-    `base` holds the columns of all rows: `system`, `sweep`, `run`, and known numbers of ranks and
-    nodes.
-    """
-    reports = [FileReport(path=str(file.path), format=file.source.value) for file in files]
-    records = [pl.DataFrame(schema=_RECORD)]
-    steps: list[dict[str, Any]] = []
-    for file, report in zip(files, reports, strict=True):
-        read = read_kineto if file.source is CallSource.KINETO else read_inspector
-        try:
-            with file.path.open("rb") as stream:
-                calls, rows = read(
-                    _decompressed(stream), report.path, report, base.get("num_ranks")
-                )
-        except (CorruptFile, *_DAMAGED) as error:
-            report.failure = f"{file.path} is damaged: {error}; copy it again"
-            continue
-        records.append(pl.DataFrame(calls, schema=_RECORD))
-        steps += rows
-        if report.rejected and not calls and not rows and report.failure is None:
-            report.failure = f"{file.path} holds no usable record; {report.rejected[0]}"
-        elif not calls:
-            report.remark("no collective in it")
-    errors: list[DataError] = [CorruptFile(each.failure) for each in reports if each.failure]
-    made = pl.concat(records)
-    # A part of the job may lie on fewer nodes than the job.
-    world_size = pl.coalesce("world_size", pl.lit(base.get("num_ranks"), pl.Int64))
-    is_world = pl.lit(base.get("num_nodes") == 1) | (pl.col("num_ranks") == world_size)
-    nodes = pl.when(is_world).then(pl.lit(base.get("num_nodes"), pl.Int64))
-    made = made.with_columns(num_nodes=pl.coalesce("num_nodes", nodes))
-    single = _keyed(made).unique(["source", "key", "rank"], keep="first", maintain_order=True)
-    if reports:
-        reports[0].duplicates += made.height - single.height
-    table, untimed = _calls(single, base)
-    _LOG.info("%d traces: %d calls", len(files), table.num_rows)
-    return Traces(table, _steps_table(steps, base), reports, single.height, untimed, errors)
+def _read(path: Path, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
+    """Records as RANK_RECORD that a trace tells, and rows of its steps; none if it is damaged."""
+    try:
+        with _opened(path) as file:
+            if report.format == CallSource.KINETO:
+                calls, steps = _read_kineto(file, report, num_ranks)
+            else:
+                calls, steps = _read_inspector(file, report), []
+    except CorruptFile as error:
+        report.failure = str(error)
+        return [], []
+    if not calls and report.failure is None:
+        report.remark("no collective in it")
+        if report.rejected and not steps:
+            report.failure = f"{path} holds no usable record; {report.rejected[0]}"
+    return calls, steps
 
 
-def _keyed(records: pl.DataFrame) -> pl.DataFrame:
-    """Give each record a `key` that the records of the same call have in common.
+def _read_inspector(file: TextIO, report: FileReport) -> _Rows:
+    """The records of a dump of NCCL's Inspector, JSON lines of formats 4.0 to 4.3.
 
-    The n-th call of a stream is that of each rank, where all ranks made the same calls in it.
-    """
-    stream = ["source", "stream"]
-    made = pl.struct("collective", "datatype", "group_sequence")
-    place = pl.int_range(pl.len()).over(*stream, "rank")
-    numbered = records.with_columns(place=place).with_row_index("alone")
-    is_same = (made.n_unique() == 1).over(*stream, "place")
-    is_same &= pl.len().over(*stream, "place") == pl.col("rank").n_unique().over(stream)
-    numbered = numbered.with_columns(is_same=is_same)
-    alike = pl.col("is_same").all().over(stream)
-    in_stream = pl.when(alike).then(pl.format("{} {}", "stream", "place"))
-    shared = pl.when(pl.col("rank").is_not_null()).then(pl.coalesce("key", in_stream))
-    return numbered.with_columns(key=pl.coalesce(shared, pl.format("record {}", "alone")))
-
-
-def _calls(records: pl.DataFrame, base: Mapping[str, Any]) -> tuple[pa.Table, Counter[str]]:
-    """The table `calls`, and why calls have no time; `base` wins over what traces tell."""
-    fixed = {n: pl.lit(v) for n, v in base.items() if n not in {"num_ranks", "num_nodes"}}
-    since_1970 = pl.col("timestamp_us").min().round().cast(pl.Int64)
-    calls = join_ranks(
-        records.sort("rank", maintain_order=True, nulls_last=True),
-        ["source", "key"],
-        told=_TOLD,
-        agreed=_CONFIG,
-        # Ranks send as much as they like in an all-to-all of unequal parts: the most of it.
-        size_bytes=pl.col("size_bytes").max(),
-        timestamp=since_1970.cast(pl.Datetime("us", "UTC")),
-        exposed_us=pl.col("exposed_us").min(),
-        # `cpu` comes before `gpu`.
-        timing_source=pl.col("timing_source").min(),
-    ).with_columns(**fixed)
-    few = "the traces of other ranks are missing, or have other calls"
-    is_open = pl.col("num_ranks").is_null()
-    why = pl.when(is_open).then(pl.lit("their number of ranks is not known")).otherwise(pl.lit(few))
-    calls = calls.sort("timestamp", maintain_order=True)
-    untimed = Counter(calls.filter(pl.col("time_us").is_null()).select(why).to_series().to_list())
-    return calls_table(calls), untimed
-
-
-def _steps_table(steps: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> pa.Table:
-    schema = dict(pl.DataFrame(STEPS.empty_table()).schema)
-    frame = pl.DataFrame(steps, schema={**schema, "timestamp_us": pl.Float64})
-    begun = pl.col("timestamp_us").round().cast(pl.Int64).cast(pl.Datetime("us", "UTC"))
-    fixed = {name: pl.lit(base[name]) for name in ("system", "sweep", "run")}
-    frame = frame.with_columns(timestamp=begun, **fixed).sort("source_file", "step")
-    return frame.select(STEPS.names).to_arrow().cast(STEPS)
-
-
-def read_inspector(
-    stream: BinaryIO, name: str, report: FileReport, _num_ranks: int | None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The records of a dump of NCCL's Inspector, as `read_kineto`'s, and no steps.
-
-    JSON lines of formats 4.0 to 4.3; of messages between two ranks, which ask no tuner, the number
-    is told. Lines that cannot be are rejected in `report`, by number, and a dump that is cut off is
-    its failure.
-
-    4.0    each line has header, metadata and one record (NCCL 2.28.3 on).
-    4.1    a line of `dump_stats` comes before the records of a dump.
-    4.2    a record has algorithm and protocol.
-    4.3    only `dump_stats` has header and metadata; exactly as many bare records as it says
-           follow. What a header says never holds beyond its dump.
+    Of messages between two ranks, which ask no tuner, the number is told. Lines that cannot be are
+    rejected in `report`, by number, and a dump that is cut off is its failure. From 4.0 on (NCCL
+    2.28.3) each line has a header and one record; from 4.1 on a line of `dump_stats` comes before
+    the records of a dump; in 4.3 it alone has a header, and exactly as many bare records as it says
+    follow. What a header says never holds beyond its dump.
 
     Source: NVIDIA/nccl plugins/profiler/inspector (inspector_json.cc, inspector_json_reader.py).
     """
-    found: list[dict[str, Any]] = []
-    dump: dict[str, Any] = {}
+    found: _Rows = []
+    header: object = None
     left = 0
     # A last dump of nothing ends the one before.
-    for line, raw in enumerate(chain(stream, [b'{"dump_stats": {}}']), 1):
+    for line, raw in enumerate(chain(file, ['{"dump_stats": {}}']), 1):
+        if raw.isspace():
+            continue
         document = _object(raw)
         if "dump_stats" in document:
             if left:
                 reason = f"the dump before is cut off, {left} records early"
                 report.reject(line, reason, "")
-                report.failure = f"{name}:{line}: {reason}; copy the file again"
-            dump, left = document, _announced(document)
-        elif document.keys() & {"coll_perf", "p2p_perf", "proxy_trace"}:
-            told = document if "header" in document else dump if left else None
-            left = max(left - 1, 0)
-            if told is None:
-                report.reject(line, "a record without header, outside of a dump", str(document))
-            elif "proxy_trace" not in document:
-                found += _inspected(document, told.get("header"), line, report)
-        elif raw.strip():
-            left = max(left - 1, 0)
-            report.reject(line, "no record that is known", raw[:200].decode(errors="replace"))
-    same = {"source": CallSource.INSPECTOR.value, "source_file": name}
-    return [record | same for record in found], []
+                report.failure = f"{report.path}:{line}: {reason}; copy the file again"
+            header, stats = document.get("header"), mapping(document["dump_stats"])
+            counts = [whole(stats.get(f"{kind}_records")) for kind in ("coll", "p2p", "proxy")]
+            left = sum(filter(None, counts))
+            continue
+        # A record with a header of its own is none of those that the dump's header is for.
+        told = document.get("header", header if left else None)
+        left = 0 if "header" in document else max(left - 1, 0)
+        if not document.keys() & {"coll_perf", "p2p_perf", "proxy_trace"}:
+            report.reject(line, "no record that is known", raw[:200])
+        elif told is None:
+            report.reject(line, "a record without header, outside of a dump", raw)
+        elif "proxy_trace" not in document:
+            found += _inspected(document, mapping(told), line, report)
+    return found
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def _object(raw: str) -> dict[str, Any]:
     try:
         return mapping(json.loads(raw))
     except (ValueError, RecursionError):
         return {}
 
 
-def _announced(document: Mapping[str, Any]) -> int:
-    """The bare records that follow; none before format 4.3, of which each has a header."""
-    version = str(mapping(document.get("metadata")).get("inspector_output_format_version"))
-    is_bare = re.fullmatch(r"v?(?:4\.[3-9]|4\.\d\d|[5-9]\.\d+)", version)
-    stats = mapping(document["dump_stats"])
-    counts = [whole(stats.get(f"{kind}_records")) or 0 for kind in ("coll", "p2p", "proxy")]
-    return sum(counts) if is_bare else 0
-
-
 def _inspected(
-    document: Mapping[str, Any], header: object, line: int, report: FileReport
-) -> list[dict[str, Any]]:
+    document: Mapping[str, Any], comm: Mapping[str, Any], line: int, report: FileReport
+) -> _Rows:
     """The record of one call, or none, with the reason in `report`."""
-    perf, comm = mapping(document.get("coll_perf")), mapping(header)
+    perf = mapping(document.get("coll_perf"))
     # `Send` and `Recv` are collectives to some releases.
     if "p2p_perf" in document or perf.get("coll") in ("Send", "Recv"):
         report.drop("a message between two ranks")
         return []
     report.rows_read += 1
-    size, sequence = whole(perf.get("coll_msg_size_bytes")), whole(perf.get("coll_sn"))
-    rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks"))
-    collective = _wire(perf.get("coll"), Collective, report)
-    if not size or size >> MAX_SIZE_BITS:
-        report.drop("size 0" if size == 0 else "size out of range or missing")
-        return []
-    if collective is None or rank is None or not num_ranks or rank >= num_ranks:
-        what = "collective not known" if collective is None else "rank out of range, or missing"
-        report.reject(line, what, str(document))
+    rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks")) or 0
+    collective, sequence = _wire(perf.get("coll"), Collective, report), whole(perf.get("coll_sn"))
+    # A record has one rank's count times the element, which of these is a part of NCCL's nBytes
+    # (`inspectorComputeOpBw` in inspector.cc).
+    parts = num_ranks if collective in {"AllGather", "ReduceScatter"} else 1
+    size_bytes = whole((whole(perf.get("coll_msg_size_bytes")) or 0) * parts)
+    if collective is None or not size_bytes or rank is None or rank >= num_ranks:
+        why = "its collective, size or rank is missing, not known or out of range"
+        report.reject(line, why, str(document))
         return []
     time_us = number(perf.get("coll_exec_time_us")) or None
     ident = re.fullmatch(r"(?:0x)?0*([1-9a-f][0-9a-f]{0,15})", str(comm.get("id")).lower())
-    has_key = ident and sequence is not None
+    name = ident[1].zfill(16) if ident else None
     clock = "gpu" if "gpu" in str(perf.get("coll_timing_source")).lower() else "cpu"
     record = {
         "rank": rank,
-        "key": f"{ident[1]} {collective} {sequence}" if ident and has_key else None,
-        "comm": ident and ident[1].zfill(16),
+        "key": f"{name} {collective} {sequence}" if name and sequence is not None else None,
+        "comm": name,
         "group": text(comm.get("comm_name")),
         "sequence": sequence,
         "collective": collective,
-        "size_bytes": size * _parts(collective, perf, size, num_ranks),
+        "size_bytes": size_bytes,
         "num_ranks": num_ranks,
         "num_nodes": whole(comm.get("nnodes")) or None,
         "asks_tuner": Collective.parse(collective).tunable and num_ranks > 1,
@@ -363,15 +286,313 @@ def _wire(
         return None
 
 
-def _parts(collective: str, perf: Mapping[str, Any], size: int, num_ranks: int) -> int:
-    """The factor from the recorded size to NCCL's nBytes: 1, or the number of ranks.
+def comm_kernel(name: str) -> tuple[Collective | None, bool | None] | None:
+    """A communication kernel's collective, and whether NCCL asks a tuner; None for others.
 
-    A record has one rank's count times the element: of AllGather and ReduceScatter one rank's part,
-    unless its own bandwidth, which is of the whole, says otherwise.
+    None inside is what the name does not tell (`Generic` runs any). It never tells algorithm and
+    protocol: NCCL builds one kernel for each collective, type and family (`best_kernel` in
+    src/device/generate.py, NVIDIA/nccl v2.30.7), always called RING_LL or TREE_LL, which runs all.
     """
-    time_us = number(perf.get("coll_exec_time_us")) or 0.0
-    gbytes_per_s = number(perf.get("coll_algobw_gbs")) or 0.0
-    if collective not in {"AllGather", "ReduceScatter"}:
-        return 1
-    parts = gbytes_per_s * 1e3 * time_us / size
-    return 1 if 0.5 < parts < math.sqrt(num_ranks) else num_ranks
+    if found := _NCCL.search(name):
+        collective = _BY_WIRE.get(found[2])
+        asks_tuner = None if collective is None else collective.tunable
+        return collective, False if found[1] or found[3] else asks_tuner
+    if other := _OTHERS.match(name):
+        named = (other[1] or other[2] or "").lower()
+        return _TORCH_NAMES.get(f"all{named}"), False
+    return None
+
+
+class _Span(NamedTuple):
+    """A kernel, or what happened on a host's thread: launch, operation, annotation, step."""
+
+    start_us: float
+    end_us: float
+    #: Beside the end: moments since 1970 leave a double fewer digits than the trace has.
+    duration_us: float
+    #: GPU of a kernel, else process and thread.
+    where: object
+    #: Of a kernel, what its launch has too.
+    correlation: int | None
+    #: Empty for kernels that compute and for launches, which are most of all.
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@lru_cache(65_536)
+def _kind_of(category: str, name: str) -> str:
+    """What an event is to us: compute, kernel (of communication), launch, operation, step or ""."""
+    if category == "kernel":
+        return "compute" if comm_kernel(name) is None else "kernel"
+    if category in {"cuda_runtime", "cuda_driver"}:
+        return "launch" if re.match(_LAUNCHES, name) else ""
+    if category == "user_annotation" and _STEP.match(name):
+        return "step"
+    is_annotation = category == "user_annotation" and name.startswith("nccl:")
+    is_operation = category == "cpu_op" and name == "record_param_comms"
+    return "operation" if is_annotation or is_operation else ""
+
+
+def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
+    """The records of one rank's calls in the order in which they began, and rows of its steps.
+
+    `num_ranks` holds where the trace tells none. Raises CorruptFile where it does not decode.
+    """
+    spans: dict[str, list[_Span]] = defaultdict(list)
+    try:
+        head = _decoded(file, lambda event: _keep(event, spans, report))
+    except (ValueError, RecursionError) as error:
+        # A slice has other columns than the file, and the same lines.
+        why = str(error).partition(" column")[0]
+        raise CorruptFile(
+            f"{report.path} is damaged, it does not decode: {why}; copy it again"
+        ) from error
+    info = mapping(head.get("distributedInfo"))
+    rank, base_us = whole(info.get("rank")), (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
+    marks = sorted((s.start_us, s.end_us, int(s.name.rpartition("#")[2])) for s in spans["step"])
+    kernels = sorted(spans["kernel"], key=itemgetter(0))
+    gpus = {kernel.where for kernel in kernels}
+    computes = {n: _running([each for each in spans["compute"] if each.where == n]) for n in gpus}
+    launched = _launched(spans)
+    found = [launched.get(kernel.correlation, (kernel.start_us, [])) for kernel in kernels]
+    shares = Counter(id(around[0]) for _, around in found if around)
+    calls = []
+    for kernel, (moment_us, around) in zip(kernels, found, strict=True):
+        call = _call(head, kernel, around, num_ranks)
+        at = (number for begin_us, end_us, number in marks if begin_us <= moment_us <= end_us)
+        call["step"] = next(at, None) if marks else 0
+        is_placed = marks and call["step"] is not None and call["stream"]
+        call["stream"] = f"{call['stream']} {call['step']}" if is_placed else None
+        hidden_us = computes[kernel.where](kernel.end_us) - computes[kernel.where](kernel.start_us)
+        call["exposed_us"] = max(kernel.duration_us - hidden_us, 0.0)
+        if around and shares[id(around[0])] > 1:
+            # Several kernels of one operation share what it sent: how, nobody tells.
+            call["size_bytes"] = call["key"] = None
+            report.remark("several kernels of one operation: their sizes are not known")
+        calls.append(call | {"rank": rank, "timestamp": round(base_us + kernel.start_us)})
+    report.rows_read += len(calls)
+    steps = _steps(marks, spans["compute"], kernels, base_us)
+    return calls, [step | {"rank": rank} for step in steps]
+
+
+def _decoded(file: TextIO, seen: Callable[[Any], None]) -> dict[str, Any]:
+    """What a trace says beside its events, each of which goes to `seen` once it is decoded.
+
+    The events are never in memory together. What slices do not fit (an event longer than one, a
+    list of events that begins late, damage) is left to one decoder, which says where it failed.
+    Raises ValueError and RecursionError.
+    """
+    decoder, after = json.JSONDecoder(strict=False), re.compile(r"\s*,?\s*")
+    rest = more = file.read(_SLICE)
+    begin = re.search(r'"traceEvents"\s*:\s*\[', rest)
+    head, lines = rest[: begin.end()] if begin else "", 0
+    rest = rest[len(head) :]
+    while begin and more:
+        at = 0
+        try:
+            while gap := after.match(rest, at):
+                at = gap.end()
+                event, at = decoder.raw_decode(rest, at)
+                seen(event)
+        except ValueError:
+            lines += rest.count("\n", 0, at)
+            rest = rest[at:]
+            more = file.read(_SLICE) if len(rest) <= _SLICE and rest[:1] != "]" else ""
+            rest += more
+    document = mapping(decoder.decode(head + "\n" * lines + rest + file.read()))
+    events = document.get("traceEvents")
+    for event in events if isinstance(events, list) else []:
+        seen(event)
+    return document
+
+
+def _keep(event: object, spans: Mapping[str, list[_Span]], report: FileReport) -> None:
+    """Keep of an event what matters."""
+    event = mapping(event)
+    name = str(event.get("name", ""))
+    kind = _kind_of(str(event.get("cat")), name) if event.get("ph") == "X" else ""
+    if not kind:
+        return
+    start_us, duration_us = number(event.get("ts")), number(event.get("dur", 0.0))
+    if start_us is None or duration_us is None or duration_us < 0:
+        report.drop("an event without a time")
+        return
+    told = mapping(event.get("args"))
+    is_gpus, is_told = kind in {"compute", "kernel"}, kind not in {"compute", "launch"}
+    span = _Span(
+        start_us,
+        start_us + duration_us,
+        duration_us,
+        whole(told.get("device")) or 0 if is_gpus else f"{event.get('pid')} {event.get('tid')}",
+        whole(told.get("correlation")),
+        name if is_told else "",
+        told if is_told else {},
+    )
+    spans[kind].append(span)
+
+
+def _launched(spans: Mapping[str, Sequence[_Span]]) -> dict[int | None, tuple[float, list[_Span]]]:
+    """When each correlation was launched, in which operation and annotation: inner first."""
+    wanted = {k.correlation for k in spans["kernel"]} - {None}
+    launches = [each for each in spans["launch"] if each.correlation in wanted]
+    inside: dict[object, list[_Span]] = defaultdict(list)
+    launched: dict[int | None, tuple[float, list[_Span]]] = {}
+    for span in sorted([*spans["operation"], *launches], key=itemgetter(0)):
+        around = [each for each in inside[span.where] if each.end_us >= span.start_us]
+        if span.name:
+            around = [span, *around]
+        else:
+            launched.setdefault(span.correlation, (span.start_us, around))
+        inside[span.where] = around
+    return launched
+
+
+def _call(
+    head: Mapping[str, Any], kernel: _Span, spans: Sequence[_Span], num_ranks: int | None
+) -> dict[str, Any]:
+    """The record of a communication kernel that `spans` launched, in a trace that says `head`."""
+    info = mapping(head.get("distributedInfo"))
+    told: dict[str, Any] = {}
+    for each in (*reversed(spans), kernel):
+        told |= {"Collective name": each.name} if each.name.startswith("nccl:") else {}
+        told |= each.arguments
+    ran, asks_tuner = comm_kernel(kernel.name) or (None, None)
+    named = str(told.get("Collective name", "")).rpartition(":")[2].lower()
+    asked = _TORCH_NAMES.get(_VARIANT.sub("", named))
+    if asked is not None and ran in {None, Collective.SendRecv}:
+        ran = asked
+    name, sequence = text(told.get("Process Group Name")), whole(told.get("Seq"))
+    group = _one_of(info.get("pg_config"), "pg_name", name)
+    members = _ranks(told.get("Process Group Ranks")) or _ranks(group.get("ranks"))
+    num_ranks = whole(told.get("Group size")) or whole(group.get("pg_size")) or num_ranks
+    world_size = whole(info.get("world_size"))
+    lane = members or ("all" if num_ranks and num_ranks == world_size else name)
+    labels = filter(None, (name, text(told.get("Process Group Description"))))
+    # Sends and receives count otherwise on either end.
+    has_key = name and sequence and ran not in {None, Collective.SendRecv}
+    datatype, size_bytes = _message(told, ran, num_ranks)
+    gpu = _one_of(head.get("deviceProperties"), "id", kernel.where)
+    major, minor = whole(gpu.get("computeMajor")), whole(gpu.get("computeMinor"))
+    version = re.match(r"\d+\.\d+\.\d+", str(info.get("nccl_version")))
+    return {
+        "nccl_version": version and version[0],
+        "key": f"{name} {members} {sequence} {ran}" if has_key else None,
+        "stream": lane and str(lane),
+        "group": ":".join(labels) or None,
+        "group_ranks": members,
+        "group_sequence": sequence,
+        "gpu": text(gpu.get("name")),
+        "compute_capability": None if major is None else float(f"{major}.{minor or 0}"),
+        "collective": None if ran is None else ran.wire,
+        # A list of unequal parts is sent as other collectives: their sizes are not told.
+        "size_bytes": size_bytes if asked in {None, ran} else None,
+        "datatype": datatype,
+        "num_ranks": num_ranks,
+        "world_size": world_size,
+        "kernel": kernel.name.partition("(")[0],
+        "asks_tuner": False if num_ranks == 1 else asks_tuner,
+        "actual_num_channels": _first(told.get("grid")) if "nccl" in kernel.name else None,
+        "num_threads": _first(told.get("block")),
+        "time_us": kernel.duration_us or None,
+        "timing_source": "gpu" if kernel.duration_us else None,
+    }
+
+
+def _steps(
+    marks: Sequence[tuple[float, float, int]],
+    compute: Sequence[_Span],
+    kernels: Sequence[_Span],
+    base_us: float,
+) -> _Rows:
+    """Rows of `steps`: one for each ProfilerStep, else one for the whole trace.
+
+    Kernels count where they ran, not where they were launched: what runs on into the next step is
+    that one's. Without any kernel (the GPU was not traced) only the step's length is known.
+    """
+    ran = [*compute, *kernels]
+    if ran and not marks:
+        marks = [(min(each.start_us for each in ran), max(each.end_us for each in ran), 0)]
+    before = [_running(each) for each in (compute, kernels, ran)]
+    rows: _Rows = []
+    for begin, end, number in marks:
+        row = {"step": number, "timestamp": round(base_us + begin), "step_us": end - begin}
+        if ran:
+            compute_us, communication_us, busy_us = (each(end) - each(begin) for each in before)
+            row |= {"compute_us": compute_us, "communication_us": communication_us}
+            row |= {"exposed_us": busy_us - compute_us, "idle_us": max(end - begin - busy_us, 0.0)}
+        rows.append(row)
+    return rows
+
+
+def _running(spans: Sequence[_Span]) -> Callable[[float], float]:
+    """A function of a moment, in us: for how many before it at least one of the spans ran."""
+    pairs = np.array(sorted(span[:2] for span in spans) or [(0.0, 0.0)])
+    starts, ends = pairs[:, 0], np.maximum.accumulate(pairs[:, 1])
+    is_first = np.append(True, starts[1:] > ends[:-1])
+    starts, ends = starts[is_first], ends[np.append(is_first[1:], True)]
+    bounds = np.column_stack([starts, ends]).ravel()
+    # Between the bounds of one stretch in proportion.
+    before = np.repeat(np.append(0.0, np.cumsum(ends - starts)), 2)[1:-1]
+    return lambda moment_us: float(np.interp(moment_us, bounds, before))
+
+
+def _message(
+    told: Mapping[str, Any], ran: Collective | None, num_ranks: int | None
+) -> tuple[str | None, int | None]:
+    """Element type by nccl-tests' name, and NCCL's nBytes; None where not known.
+
+    nBytes is the larger of both buffers: the whole output of AllGather, the whole input of
+    ReduceScatter (`ncclInfoSetDerived` in src/include/info.h, NVIDIA/nccl v2.19).
+    """
+    name, sent = told.get("dtype"), whole(told.get("In msg nelems"))
+    received = whole(told.get("Out msg nelems"))
+    shapes, types = told.get("Input Dims"), told.get("Input type")
+    if "In msg nelems" not in told and isinstance(types, list) and len(types) == 1:
+        # An annotation lists the shapes of the input, one rank's part.
+        try:
+            name, sent = types[0], whole(sum(math.prod(shape) for shape in shapes or []))
+        except (TypeError, OverflowError, MemoryError):
+            sent = None
+        received = sent * num_ranks if sent and num_ranks else None
+    plain = re.sub(r"^.*\(|\).*$|c10::", "", str(name)).strip().lower()
+    datatype, bytes_each = _TYPES.get(plain, (None, 0))
+    elements = received if ran is Collective.AllGather else sent
+    return datatype, whole((elements or 0) * bytes_each) or None if ran is not None else None
+
+
+def _ranks(value: object) -> tuple[int, ...] | None:
+    """`[0, 1]`, as a list or as text; None where it is shortened (`[0, 1, ..., 63]`) or empty."""
+    told = str(value).strip("[]()")
+    is_whole = re.fullmatch(r"\d{1,9}(?:, ?\d{1,9})*", told)
+    return tuple(map(int, told.split(","))) if is_whole else None
+
+
+def _one_of(objects: object, name: str, value: object) -> dict[str, Any]:
+    """The object of a list whose `name` is `value`; an empty one without."""
+    listed = map(mapping, objects if isinstance(objects, list) else [])
+    return next((each for each in listed if each.get(name) == value), {})
+
+
+def whole(value: object) -> int | None:
+    """A JSON value if it is a non-negative integer that a column holds, else None."""
+    return value if type(value) is int and 0 <= value < 1 << 62 else None
+
+
+def number(value: object) -> float | None:
+    """A JSON value if it is a finite number of less than 10^17 (us until year 5138), else None."""
+    told = value if isinstance(value, int | float) and not isinstance(value, bool) else math.inf
+    return float(told) if abs(told) < 1e17 else None
+
+
+def text(value: object) -> str | None:
+    """A JSON value if it is text that says something, else None."""
+    return value if isinstance(value, str) and value not in {"", "undefined"} else None
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """A JSON value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def _first(value: object) -> int | None:
+    return whole(value[0]) if isinstance(value, list) and value else None

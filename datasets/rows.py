@@ -22,20 +22,9 @@ from dynamiccl.datasets.schema import (
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
 TRIAL_COLUMNS: Final = (
-    "system",
-    "gpu",
-    "nccl_version",
-    "collective",
-    "size_bytes",
-    "datatype",
-    "num_nodes",
-    "num_ranks",
-    "in_place",
-    "launch_profile",
-    "interference_kind",
-    "interference_level",
-    "is_default",
-    *REQUESTED_COLUMNS,
+    *("system", "gpu", "nccl_version", "collective", "size_bytes", "datatype"),
+    *("num_nodes", "num_ranks", "in_place", "launch_profile"),
+    *("interference_kind", "interference_level", "is_default", *REQUESTED_COLUMNS),
 )
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "run": "single",
@@ -57,6 +46,12 @@ def trial_id(row: Mapping[str, Any]) -> str:
     if row.get("num_comms") is not None:
         text += f"|{row['num_comms']}|{row.get('comm_split')}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def scope_of(launch_profile: str) -> str:
+    """The default that rows of a launch profile are compared with, where it is the user's own."""
+    is_untouched = launch_profile == DEFAULT_PROFILE
+    return (DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE).value
 
 
 def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:

@@ -74,7 +74,6 @@ class Statistic(StrEnum):
     SINGLE = "single"
     MEAN_OF_RUNS = "mean_of_runs"
     MAX_OF_HALVES = "max_of_oop_ip"
-    TARGET = "target"
     NONE = "none"
 
 
@@ -215,7 +214,7 @@ COSTS_COLUMNS: Final = (
         "GB/s",
         "NCCL's bandwidth of the cell, one decimal; 0 = NCCL does not take the cell",
     ),
-    count("max_threads", "threads of a channel at most"),
+    count("max_threads", "threads of a channel at most; of no use, and null in newer files"),
 )
 COSTS: Final = _schema("costs", COSTS_COLUMNS, COSTS_VERSION)
 

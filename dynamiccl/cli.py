@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import __version__
-from dynamiccl.errors import DynamicclError, Interrupted, MachineError, UserError
+from dynamiccl.errors import DynamicclError, Interrupted, MachineError, MissingPath, UserError
 
 #: Packages that only some commands need -> the extra that brings them.
 _EXTRAS: Final = {
     "d3rlpy": "train",
     "gym_notices": "train",
     "jinja2": "evaluate",
-    "matplotlib": "train",
+    "matplotlib": "plot",
     "mlflow": "train",
     "optuna": "optuna",
     "ray": "ray",
+    "scipy": "train",
     "torch": "train",
 }
 INTERRUPTED: Final = Interrupted.exit_code
@@ -128,6 +129,14 @@ def configure_logging(*, verbose: bool) -> None:
 def print_json(document: object) -> None:
     """Write one JSON document to stdout."""
     print(json.dumps(document, indent=2, sort_keys=False, allow_nan=False))
+
+
+def check_plan_file(path: Path) -> None:
+    """Raise UserError or MissingPath when `--plan` cannot create the file."""
+    if path.exists():
+        raise UserError(f"--plan {path}: it exists already; name another file, or remove it")
+    if not path.parent.is_dir():
+        raise MissingPath("directory", path.parent, "make it, or write elsewhere")
 
 
 def parse_group(text: str) -> tuple[int, int]:

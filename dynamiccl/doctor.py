@@ -1,8 +1,7 @@
 """Checks of a machine before a sweep or a job, and what they ask of it.
 
-A check is a function from a `Machine` to what it found. Those of a sweep are in
-`collect/checks.py`, those of a job in `serve/doctor.py`; what both ask about NCCL is here. The two
-`doctor` commands run them in order and print them with `run_checks` and `report`.
+A check is what was found of a `Machine`. Those of a sweep are made in `collect/checks.py`, those of
+a job in `serve/doctor.py`; what both ask about NCCL is here, and `report` prints them.
 
 Nothing here loads a library into this process.
 """
@@ -13,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -158,14 +157,6 @@ class Machine:
             return shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free
         except OSError:
             return None
-
-
-Examine = Callable[[Machine], Iterable[Check]]
-
-
-def run_checks(machine: Machine, functions: Iterable[Examine]) -> list[Check]:
-    """What the functions find on `machine`, in their order."""
-    return [check for examine in functions for check in examine(machine)]
 
 
 # --- NCCL: its library, its settings, and the plugins that it would load ---

@@ -46,13 +46,14 @@ Format history of both: 1, the first.
 """
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
 from typing import Final, Self
 
 from dynamiccl.errors import CorruptFile, InvalidSweep
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol, invalid_reason
+from dynamiccl.nccl import ABSTAIN, Collective, Config, invalid_reason
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 SCHEDULE_MAGIC: Final = b"DCSCHED\0"
@@ -73,21 +74,22 @@ _AUTO: Final = -1
 _INT32_MAX: Final = (1 << 31) - 1
 _HEADER: Final = struct.Struct("<8sI9i")
 _RUN: Final = struct.Struct("<QQ")
-_SIZE: Final = struct.Struct("<Q")
 _CONFIG: Final = struct.Struct("<4bi")
-_BLOCK: Final = struct.Struct("<H")
-_CHECKSUM: Final = struct.Struct("<Q")
+_SIZE_BYTES: Final = 8
+_BLOCK_BYTES: Final = 2
+_CHECKSUM_BYTES: Final = 8
 _REPORT: Final = struct.Struct("<8sIi5Qi4x")
-_CHUNK: Final = struct.Struct("<I")
+#: A chunk size and a state.
+_REPORT_BLOCK_BYTES: Final = 4 + 1
 SCHEDULE_HEADER_BYTES: Final = _HEADER.size
 REPORT_HEADER_BYTES: Final = _REPORT.size
 MAX_SCHEDULE_BYTES: Final = (
     _HEADER.size
     + MAX_WARMUP_RUNS * _RUN.size
-    + MAX_SIZES * _SIZE.size
+    + MAX_SIZES * _SIZE_BYTES
     + MAX_CONFIGS * _CONFIG.size
-    + MAX_BLOCKS * _BLOCK.size
-    + _CHECKSUM.size
+    + MAX_BLOCKS * _BLOCK_BYTES
+    + _CHECKSUM_BYTES
 )
 
 
@@ -127,9 +129,9 @@ class Schedule:
     cycles: tuple[tuple[Config, ...], ...]
 
     def __post_init__(self) -> None:
-        problems = _count_problems(self) + _grid_problems(self) + _config_problems(self)
-        if problems:
-            raise InvalidSweep(problems[0])
+        problem = next(_problems(self), None)
+        if problem is not None:
+            raise InvalidSweep(problem)
 
     @property
     def num_blocks(self) -> int:
@@ -137,15 +139,9 @@ class Schedule:
         return len(self.cycles) * len(self.sizes)
 
     @property
-    def num_calls(self) -> int:
-        """Number of calls of a communicator: warm-up and all blocks."""
-        warmup = sum(calls for _, calls in self.warmup)
-        return warmup + self.num_blocks * self.halves * self.calls_per_half
-
-    @property
     def content_hash(self) -> str:
         """Value of DYNAMICCL_SCHEDULE_HASH: the file's checksum, 16 hexadecimal digits."""
-        return f"{_CHECKSUM.unpack(self.to_bytes()[-_CHECKSUM.size :])[0]:016x}"
+        return f"{int.from_bytes(self.to_bytes()[-_CHECKSUM_BYTES:], 'little'):016x}"
 
     def to_bytes(self) -> bytes:
         """The file's bytes; equal schedules give equal bytes."""
@@ -162,52 +158,21 @@ class Schedule:
                 struct.pack(f"<{len(blocks)}H", *map(index.__getitem__, blocks)),
             )
         )
-        return data + _CHECKSUM.pack(fnv1a(data))
+        return data + fnv1a(data).to_bytes(_CHECKSUM_BYTES, "little")
 
-    @classmethod
-    def from_bytes(cls, data: bytes, *, where: str = "the schedule") -> Self:
-        """Read a schedule file's bytes; raises CorruptFile, naming `where`, for anything odd."""
-        reason = _frame_problem(data)
-        if reason is None:
-            try:
-                schedule = cls._decoded(data)
-            except (InvalidSweep, ValueError, IndexError) as error:
-                reason = str(error)
-            else:
-                if schedule.to_bytes() == data:
-                    return schedule
-                reason = "its configs are not in the order in which they are first played"
-        raise CorruptFile(f"{where} is not a usable schedule: {reason}; write it again")
 
-    @classmethod
-    def _decoded(cls, data: bytes) -> Self:
-        _, _, num_nodes, num_ranks, collective, halves, calls, *counts = _HEADER.unpack_from(data)
-        num_runs, num_sizes, num_cycles, num_configs = counts
-        parts, offset = [], _HEADER.size
-        for count, item in zip(
-            (num_runs, num_sizes, num_configs, num_sizes * num_cycles),
-            (_RUN, _SIZE, _CONFIG, _BLOCK),
-            strict=True,
-        ):
-            end = offset + count * item.size
-            parts.append(tuple(item.iter_unpack(data[offset:end])))
-            offset = end
-        runs, sizes, configs, blocks = parts
-        catalogue = [_unpacked(*fields) for fields in configs]
-        played = [catalogue[block[0]] for block in blocks]
-        return cls(
-            collective=Collective(collective),
-            num_ranks=num_ranks,
-            num_nodes=num_nodes,
-            warmup=runs,
-            halves=halves,
-            calls_per_half=calls,
-            sizes=tuple(size for (size,) in sizes),
-            cycles=tuple(
-                tuple(played[first : first + num_sizes])
-                for first in range(0, len(played), num_sizes)
-            ),
-        )
+def totals_of(data: bytes, *, where: str = "the schedule") -> tuple[str, int]:
+    """`content_hash` of a schedule and all calls of a communicator, from its file's bytes.
+
+    Raises CorruptFile, naming `where`, for bytes that are not as `to_bytes` made them.
+    """
+    body, checksum = data[:-_CHECKSUM_BYTES], int.from_bytes(data[-_CHECKSUM_BYTES:], "little")
+    if len(body) < _HEADER.size or fnv1a(body) != checksum:
+        raise CorruptFile(f"{where} is damaged: its checksum does not match; run the launch again")
+    *_, halves, calls_per_half, num_runs, num_sizes, num_cycles, _ = _HEADER.unpack_from(body)
+    runs = _RUN.iter_unpack(body[_HEADER.size : _HEADER.size + num_runs * _RUN.size])
+    in_blocks = num_cycles * num_sizes * halves * calls_per_half
+    return f"{checksum:016x}", sum(calls for _, calls in runs) + in_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,32 +192,23 @@ class PlayReport:
     chunk_bytes: tuple[int, ...]
     #: The call, counted from 1, that was not the one expected: from it on nothing was played.
     stopped_at_call: int | None = None
-    expected_bytes: int | None = None
-    found_bytes: int | None = None
-    #: `ncclFunc_t` of that call.
-    found_collective: int | None = None
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str = "the sweep report") -> Self:
         """Read a report file's bytes; raises CorruptFile, naming `where`, for anything odd."""
-        reason = _report_problem(data)
-        if reason is not None:
+        problem = _report_problem(data)
+        if problem is not None:
             raise CorruptFile(
-                f"{where} is not a usable sweep report: {reason}; run the launch again"
+                f"{where} is not a usable sweep report: {problem}; run the launch again"
             )
-        _, _, num_blocks, digest, calls, stopped, expected, found, collective = _REPORT.unpack_from(
-            data
-        )
-        states_at = _REPORT.size + num_blocks * _CHUNK.size
+        _, _, num_blocks, digest, calls, stopped, *_ = _REPORT.unpack_from(data)
+        states_at = len(data) - num_blocks
         return cls(
             schedule_hash=f"{digest:016x}",
             calls=calls,
             states=tuple(map(BlockState, data[states_at:])),
             chunk_bytes=struct.unpack(f"<{num_blocks}I", data[_REPORT.size : states_at]),
             stopped_at_call=stopped or None,
-            expected_bytes=expected if stopped else None,
-            found_bytes=found if stopped else None,
-            found_collective=collective if stopped else None,
         )
 
 
@@ -278,40 +234,6 @@ def _packed(config: Config) -> bytes:
     )
 
 
-def _unpacked(algorithm: int, protocol: int, channels: int, act: int, chunk_bytes: int) -> Config:
-    """The config of packed numbers; raises ValueError for unknown ones."""
-    config = Config(
-        None if algorithm == _AUTO else Algorithm(algorithm),
-        None if protocol == _AUTO else Protocol(protocol),
-        channels or None,
-        chunk_bytes or None,
-    )
-    if act != (config != ABSTAIN):
-        raise ValueError("a config acts if, and only if, it sets a knob")
-    return config
-
-
-def _frame_problem(data: bytes) -> str | None:
-    """What is wrong with header or checksum, or None."""
-    if len(data) < _HEADER.size + _CHECKSUM.size:
-        return f"{len(data)} bytes are too few"
-    magic, version, *_, num_runs, num_sizes, num_cycles, num_configs = _HEADER.unpack_from(data)
-    if (magic, version) != (SCHEDULE_MAGIC, SCHEDULE_VERSION):
-        return f"it does not begin with DCSCHED and format version {SCHEDULE_VERSION}"
-    length = (
-        _HEADER.size
-        + num_runs * _RUN.size
-        + num_sizes * (_SIZE.size + num_cycles * _BLOCK.size)
-        + num_configs * _CONFIG.size
-        + _CHECKSUM.size
-    )
-    if min(num_runs, num_sizes - 1, num_cycles - 1, num_configs - 1) < 0 or len(data) != length:
-        return f"{len(data)} bytes do not fit its header"
-    if _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0] != fnv1a(data[: -_CHECKSUM.size]):
-        return "its checksum does not match"
-    return None
-
-
 def _report_problem(data: bytes) -> str | None:
     if len(data) < _REPORT.size:
         return f"{len(data)} bytes are too few"
@@ -320,17 +242,17 @@ def _report_problem(data: bytes) -> str | None:
         return "the plugin had only begun it"
     if (magic, version) != (REPORT_MAGIC, REPORT_VERSION):
         return f"it does not begin with DCPLAYS and format version {REPORT_VERSION}"
-    if num_blocks < 1 or len(data) != _REPORT.size + num_blocks * (_CHUNK.size + 1):
+    if num_blocks < 1 or len(data) != _REPORT.size + num_blocks * _REPORT_BLOCK_BYTES:
         return f"{len(data)} bytes do not fit {num_blocks} blocks"
-    states = data[_REPORT.size + num_blocks * _CHUNK.size :]
-    return f"{max(states)} is no block state" if max(states) > max(BlockState) else None
+    last = max(data[-num_blocks:])
+    return f"{last} is no block state" if last > max(BlockState) else None
 
 
-def _count_problems(schedule: Schedule) -> list[str]:
-    nodes, ranks = schedule.num_nodes, schedule.num_ranks
+def _problems(schedule: Schedule) -> Iterator[str]:
+    """Why the plugin or NCCL would refuse a schedule."""
     bounds = (
-        ("num_ranks", ranks, 1, _INT32_MAX),
-        ("num_nodes", nodes, 1, max(1, ranks)),
+        ("num_ranks", schedule.num_ranks, 1, _INT32_MAX),
+        ("num_nodes", schedule.num_nodes, 1, max(1, schedule.num_ranks)),
         ("halves", schedule.halves, 1, 2),
         ("calls_per_half", schedule.calls_per_half, 1, MAX_CALLS),
         ("the number of warm-up runs", len(schedule.warmup), 0, MAX_WARMUP_RUNS),
@@ -342,49 +264,36 @@ def _count_problems(schedule: Schedule) -> list[str]:
             for size in (*schedule.sizes, *(size for size, _ in schedule.warmup))
         ),
     )
-    return [
-        f"a schedule with {name} {value} cannot be played; choose from {low} to {high}"
-        for name, value, low, high in bounds
-        if not low <= value <= high
-    ]
-
-
-def _grid_problems(schedule: Schedule) -> list[str]:
-    num_sizes = len(schedule.sizes)
-    problems = [
-        f"cycle {number} of a schedule has {len(cycle)} configs for {num_sizes} sizes; give each "
-        "cycle one config for each size, ABSTAIN where NCCL is to choose"
-        for number, cycle in enumerate(schedule.cycles)
-        if len(cycle) != num_sizes
-    ]
-    if schedule.num_blocks > MAX_BLOCKS:
-        problems.append(
-            f"a schedule of {schedule.num_blocks} blocks cannot be played; cut its cycles into "
-            f"launches of at most {MAX_BLOCKS} blocks"
-        )
-    return problems
-
-
-def _config_problems(schedule: Schedule) -> list[str]:
-    configs = set(chain.from_iterable(schedule.cycles))
-    collective = schedule.collective
-    problems = []
-    if not collective.tunable:
+    for name, value, low, high in bounds:
+        if not low <= value <= high:
+            yield f"a schedule with {name} {value} cannot be played; choose from {low} to {high}"
+    if not schedule.collective.tunable:
         tuned = ", ".join(one.wire for one in Collective if one.tunable)
-        problems.append(f"NCCL asks no tuner about {collective.wire}; choose from {tuned}")
-    if len(configs) > MAX_CONFIGS:
-        problems.append(
-            f"a schedule of {len(configs)} distinct configs cannot be played; spread them over "
-            f"launches of at most {MAX_CONFIGS}"
-        )
+        yield f"NCCL asks no tuner about {schedule.collective.wire}; choose from {tuned}"
+    yield from _cycle_problems(schedule)
+
+
+def _cycle_problems(schedule: Schedule) -> Iterator[str]:
+    num_sizes = len(schedule.sizes)
+    for number, cycle in enumerate(schedule.cycles):
+        if len(cycle) != num_sizes:
+            yield (
+                f"cycle {number} of a schedule has {len(cycle)} configs for {num_sizes} sizes; "
+                "give each cycle one config for each size, ABSTAIN where NCCL is to choose"
+            )
+    configs = set(chain.from_iterable(schedule.cycles))
+    for what, count, most in (
+        ("blocks", schedule.num_blocks, MAX_BLOCKS),
+        ("distinct configs", len(configs), MAX_CONFIGS),
+    ):
+        if count > most:
+            yield (
+                f"a schedule of {count} {what} cannot be played; spread them over launches of at "
+                f"most {most} {what}"
+            )
     for config in sorted(configs, key=lambda one: one.key):
-        reason = _config_reason(config, schedule)
+        reason = invalid_reason(config, schedule.collective, num_nodes=schedule.num_nodes)
+        if config.chunk_bytes is not None and not 1 <= config.chunk_bytes <= _INT32_MAX:
+            reason = f"a chunk of {config.chunk_bytes} bytes is outside 1..{_INT32_MAX}"
         if reason is not None:
-            problems.append(f"config {config.key} cannot be played: {reason}; take it out")
-    return problems
-
-
-def _config_reason(config: Config, schedule: Schedule) -> str | None:
-    if config.chunk_bytes is not None and not 1 <= config.chunk_bytes <= _INT32_MAX:
-        return f"a chunk of {config.chunk_bytes} bytes is outside 1..{_INT32_MAX}"
-    return invalid_reason(config, schedule.collective, num_nodes=schedule.num_nodes)
+            yield f"config {config.key} cannot be played: {reason}; take it out"

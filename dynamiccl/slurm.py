@@ -1,6 +1,7 @@
 """Slurm by its commands sbatch, squeue and scontrol; needs no accounting database.
 
-Also a lock that a job which Slurm starts anew gets back where the file system has none (`hold`).
+Also a lock that a job which Slurm starts anew gets back where the file system has none (`hold`),
+and lists of hosts as Slurm writes them.
 """
 
 import errno
@@ -11,9 +12,11 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -26,56 +29,26 @@ _log = logging.getLogger(__name__)
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 #: States in which an element will not run any more (squeue(1), "JOB STATE CODES"). Every other
 #: state, those of releases to come included, counts as alive.
-ENDED_STATES: Final = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    }
-)
+_ENDED: Final = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
+})  # fmt: skip
 #: Long names of sbatch's one-letter options (sbatch(1), Slurm 22.05 to 25.05) that matter to us.
 _SHORT: Final = {"J": "job-name", "N": "nodes", "o": "output", "a": "array"}
 #: Options of which one replaces the other.
 _SAME: Final = {"no-requeue": "requeue"}
 _OPTION: Final = re.compile(r"--([a-z0-9-]+)(?:[= ]|$)|-([A-Za-z])")
+#: A host whose number may count (`nid007106`, `gpu-3`, `n12.cluster`); one of a list, or a range.
+_COUNTED_HOST: Final = re.compile(r"(.*?)(\d{0,9})(\D*)\Z", re.DOTALL)
+_LISTED_HOST: Final = re.compile(r"([^,\[\]]+)(?:\[([\d,-]*)\])?([^,\[\]]*)(?:,|$)")
 #: Seconds that a busy controller may take to answer (its own MessageTimeout is 10 by default).
 _ANSWER_S: Final = 60.0
 #: Variables that tell clients where Slurm is (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
 _KEPT: Final = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Polling intervals, in seconds."""
-
-    #: Between two looks right after a change ...
-    shortest_s: float = 1.0
-    #: ... and at most; a controller is shared by everybody.
-    longest_s: float = 15.0
-    #: A shared file system may show a node's last files late.
-    settle_s: float = 15.0
-    #: How long a controller may be away, e.g. for a restart.
-    patience_s: float = 600.0
-
-
 class NoAnswer(MachineError):
     """Raised when a command of Slurm was ended since it did not answer: it may have been heard."""
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """Exit status and output of a short command."""
-
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,55 +67,64 @@ class Element:
     @property
     def ended(self) -> bool:
         """Whether it has ended for good."""
-        return self.state in ENDED_STATES
+        return self.state in _ENDED
+
+    @property
+    def text(self) -> str:
+        """Its state, and where it runs, or why it does not."""
+        if self.state == "PENDING" or self.ended:
+            return self.state + ("" if self.reason == "None" else f" ({self.reason})")
+        return self.state + (f" on {self.nodes}" if self.nodes else "")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmQueue:
-    """Slurm by its commands on PATH."""
+def submit(script: Path, *options: str, fix: str) -> str:
+    """Run sbatch; options given here win over the script's. Returns the job's number.
 
-    #: What somebody can do about a script that is refused.
-    fix: str
+    Raises:
+        NoAnswer: it may be submitted or not.
+        MachineError: sbatch is not there or refuses the script; its words are in the message, and
+            `fix`, what somebody can do about it.
+    """
+    # Inside a job, its variables would be the next job's too: its array, its memory a CPU.
+    environ = {n: v for n, v in os.environ.items() if n in _KEPT or not n.startswith("SLURM_")}
+    argv = ("sbatch", "--parsable", *options, str(script))
+    done = capture(argv, timeout_s=_ANSWER_S, environ=environ)
+    if done.returncode != 0:
+        raise MachineError(f"sbatch refused {script}: {_words(done)}; {fix}")
+    # "1234", or "1234;cluster".
+    return done.stdout.strip().partition(";")[0]
 
-    def submit(self, script: Path, *options: str) -> str:
-        """Run sbatch; options given here win over the script's.
 
-        Raises:
-            NoAnswer: it may be submitted or not.
-            MachineError: sbatch is not there or refuses the script; its words are in the message.
-        """
-        # Inside a job, its variables would be the next job's too: its array, its memory a CPU.
-        environ = {n: v for n, v in os.environ.items() if n in _KEPT or not n.startswith("SLURM_")}
-        argv = ("sbatch", "--parsable", *options, str(script))
-        done = capture(argv, timeout_s=_ANSWER_S, environ=environ)
-        if done.returncode != 0:
-            raise MachineError(f"sbatch refused {script}: {_words(done)}; {self.fix}")
-        # "1234", or "1234;cluster".
-        return done.stdout.strip().partition(";")[0]
+def requeue(job: str) -> str | None:
+    """Have a job run again under its number; returns None, or why Slurm refuses.
 
-    def requeue(self, job: str) -> str | None:
-        """Have a job run again under its number; returns None, or why Slurm refuses.
+    Raises MachineError when scontrol is not there, or the controller does not answer.
+    """
+    done = capture(("scontrol", "requeue", job), timeout_s=_ANSWER_S)
+    return None if done.returncode == 0 else _words(done)
 
-        Raises:
-            MachineError: scontrol is not there, or the controller does not answer.
-        """
-        done = capture(("scontrol", "requeue", job), timeout_s=_ANSWER_S)
-        return None if done.returncode == 0 else _words(done)
 
-    def elements(self, job: str) -> tuple[Element, ...]:
-        """Run squeue; one element for each of an array, pending ones too.
+def elements(job: str) -> tuple[Element, ...]:
+    """Run squeue; one element for each of an array, pending ones too.
 
-        Raises:
-            MachineError: the controller does not answer.
-        """
-        layout = ("--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%o")
-        done = capture(("squeue", f"--jobs={job}", *layout), timeout_s=_ANSWER_S)
-        if done.returncode != 0:
-            # Jobs are forgotten after MinJobAge (slurm.conf(5): 300 s).
-            if "Invalid job id" in done.stderr:
-                return ()
-            raise MachineError(f"squeue says nothing about job {job}: {_words(done)}")
-        return parse_queue(done.stdout)
+    Raises MachineError when the controller does not answer.
+    """
+    layout = ("--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%o")
+    done = capture(("squeue", f"--jobs={job}", *layout), timeout_s=_ANSWER_S)
+    if done.returncode != 0:
+        # Jobs are forgotten after MinJobAge (slurm.conf(5): 300 s).
+        if "Invalid job id" in done.stderr:
+            return ()
+        raise MachineError(f"squeue says nothing about job {job}: {_words(done)}")
+    return tuple(Element(*line.strip().split("|", 4)) for line in done.stdout.splitlines())
+
+
+def summarise(found: tuple[Element, ...]) -> str:
+    """One line about a job: how many elements are in which state, where or why (pure)."""
+    counts = Counter(element.text for element in found)
+    if len(found) == 1:
+        return found[0].text
+    return ", ".join(f"{count} {text}" for text, count in sorted(counts.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +136,8 @@ class BatchScript:
     """
 
     path: Path
-    queue: SlurmQueue
+    #: What somebody can do about a script that is refused.
+    fix: str
 
     def find(self) -> tuple[str, str] | None:
         """Number and state of the job that waits or runs; None where all have ended.
@@ -171,7 +154,7 @@ class BatchScript:
         if not numbers:
             raise _being_submitted(file)
         # Another cluster, or the same one years later, may know another job by this number.
-        known = self.queue.elements(",".join(numbers))
+        known = elements(",".join(numbers))
         alive = tuple(one for one in known if one.script == str(self.path) and not one.ended)
         if not alive:
             return None
@@ -181,7 +164,7 @@ class BatchScript:
     def submit(self, text: str) -> tuple[str, str]:
         """Write the script and submit it, unless a job of it is there: then that one.
 
-        Raises as `find` and `SlurmQueue.submit` do.
+        Raises as `find` and the function `submit` do.
         """
         # Before the look at the queue: where another call submits meanwhile, this file is there.
         file = self._numbers(self._submissions() + 1)
@@ -194,7 +177,7 @@ class BatchScript:
             raise _being_submitted(file) from error
         try:
             self.path.write_text(text, encoding="utf-8")
-            number = self.queue.submit(self.path)
+            number = submit(self.path, fix=self.fix)
         except NoAnswer:
             raise  # it may be in the queue
         except (OSError, MachineError):
@@ -203,24 +186,26 @@ class BatchScript:
         file.write_text(f"{number}\n", encoding="utf-8")
         return number, "submitted"
 
-    def submit_again(self, environ: Mapping[str, str]) -> str:
+    def submit_again(self, environ: Mapping[str, str]) -> None:
         """Have Slurm run the job that we are in again; where that is refused, another one after it.
 
-        In an array only this element is queued again. Slurm ends this process soon after. `environ`
-        is the job's environment. Returns what was done; raises MachineError.
+        In an array only this element is queued again. Slurm ends this process soon after, so it is
+        logged before. `environ` is the job's environment. Raises MachineError.
         """
         number, options = environ["SLURM_JOB_ID"], []
         if "SLURM_ARRAY_JOB_ID" in environ:
             # The number of the last element is that of the whole array.
             task = environ["SLURM_ARRAY_TASK_ID"]
             number, options = f"{environ['SLURM_ARRAY_JOB_ID']}_{task}", [f"--array={task}"]
-        refusal = self.queue.requeue(number)
+        _log.warning("work is left: queueing job %s again", number)
+        refusal = requeue(number)
         if refusal is None:
-            return f"queueing job {number} again"
-        follower = self.queue.submit(self.path, f"--dependency=afterany:{number}", *options)
+            return
+        options = [f"--dependency=afterany:{number}", *options]
+        follower = submit(self.path, *options, fix=self.fix)
         with self._numbers(self._submissions()).open("a", encoding="utf-8") as file:
             file.write(f"{follower}\n")
-        return f"job {follower} follows, since Slurm says: {refusal}"
+        _log.warning("job %s follows in its place, since Slurm says: %s", follower, refusal)
 
     def _numbers(self, submission: int) -> Path:
         return self.path.with_suffix(".jobs") / str(submission)
@@ -235,15 +220,6 @@ def _being_submitted(file: Path) -> UserError:
         f"another call is submitting this sweep: {file} waits for its job's number; look again, or "
         "where no call is, write the number that `squeue --me` shows into it, or remove it"
     )
-
-
-def parse_queue(text: str) -> tuple[Element, ...]:
-    """Read squeue's lines in our format (pure)."""
-    found = []
-    for line in text.splitlines():
-        number, state, reason, nodes, script = line.strip().split("|", 4)
-        found.append(Element(number, state, reason, nodes, script))
-    return tuple(found)
 
 
 @contextmanager
@@ -291,29 +267,25 @@ def _own(path: Path, process: str, *, take_over: bool) -> str:
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     job = os.environ.get("SLURM_JOB_ID")
     text = json.dumps({"job": job, "restart": restart, "process": process})
-    while True:
-        with suppress(FileExistsError):
-            _create(path, text)
-            return text
-        found = _text(path)
-        if found is None:
-            continue  # given back just now
-        owner = {"process": "another process"}
-        with suppress(json.JSONDecodeError):  # cut short by a full disk, say
-            owner |= json.loads(found)
-        is_ours = job is not None and owner.get("job") == job
-        if not take_over and not (is_ours and int(owner.get("restart", 0)) < restart):
-            raise UserError(
-                f"{owner['process']} (job {owner.get('job')}) may be running this sweep: {path} is "
-                "its, and there are no locks here that would tell; wait for it, or where you know "
-                "that it is gone, add --take-over"
-            )
-        _log.warning("taking this sweep over from %s", owner["process"])
-        hidden = path.with_name(f".writing-{path.name}")
-        hidden.unlink(missing_ok=True)
-        _create(hidden, text)
-        hidden.replace(path)
+    with suppress(FileExistsError):
+        _create(path, text)
         return text
+    owner = {"process": "another process"}
+    with suppress(json.JSONDecodeError):  # cut short by a full disk, or given back just now
+        owner |= json.loads(_text(path))
+    is_ours = job is not None and owner.get("job") == job
+    if not take_over and not (is_ours and int(owner.get("restart", 0)) < restart):
+        raise UserError(
+            f"{owner['process']} (job {owner.get('job')}) may be running this sweep: {path} is "
+            "its, and there are no locks here that would tell; wait for it, or where you know "
+            "that it is gone, add --take-over"
+        )
+    _log.warning("taking this sweep over from %s", owner["process"])
+    hidden = path.with_name(f".writing-{path.name}")
+    hidden.unlink(missing_ok=True)
+    _create(hidden, text)
+    hidden.replace(path)
+    return text
 
 
 def _create(path: Path, text: str) -> None:
@@ -324,30 +296,10 @@ def _create(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _text(path: Path) -> str | None:
+def _text(path: Path) -> str:
     with suppress(FileNotFoundError):
         return path.read_text(encoding="utf-8", errors="replace")
-    return None
-
-
-def _words(done: Captured) -> str:
-    return " | ".join((done.stderr or done.stdout).strip().splitlines()) or "no message"
-
-
-def summarise(elements: tuple[Element, ...]) -> str:
-    """One line about a job: how many elements are in which state, where or why (pure)."""
-    if not elements:
-        return "gone from the queue"
-    counts = Counter(_state_words(element) for element in elements)
-    if len(elements) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{count} {words}" for words, count in sorted(counts.items()))
-
-
-def _state_words(element: Element) -> str:
-    if element.state == "PENDING" or element.ended:
-        return element.state + ("" if element.reason == "None" else f" ({element.reason})")
-    return element.state + (f" on {element.nodes}" if element.nodes else "")
+    return ""
 
 
 def option_name(line: str) -> str | None:
@@ -376,7 +328,7 @@ def quoted(value: str) -> str:
 
 def capture(
     argv: tuple[str, ...], *, timeout_s: float, environ: Mapping[str, str] | None = None
-) -> Captured:
+) -> subprocess.CompletedProcess[str]:
     """Run a short command, e.g. squeue, to its end, in our environment or another.
 
     Raises:
@@ -384,7 +336,7 @@ def capture(
         MachineError: it is not there.
     """
     try:
-        done = subprocess.run(
+        return subprocess.run(
             argv,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -399,4 +351,41 @@ def capture(
         raise MachineError(f"cannot start '{argv[0]}': {error.strerror}; install it") from error
     except subprocess.TimeoutExpired as error:
         raise NoAnswer(f"no answer from '{' '.join(argv)}' in {timeout_s:g} s") from error
-    return Captured(done.returncode, done.stdout, done.stderr)
+
+
+def _words(done: subprocess.CompletedProcess[str]) -> str:
+    return " | ".join((done.stderr or done.stdout).strip().splitlines()) or "no message"
+
+
+def host_list(hosts: Iterable[str]) -> str:
+    """The hosts as Slurm lists them, each once; runs of consecutive numbers become a range.
+
+    >>> host_list(["n01", "n02", "n03", "n07", "login", "n7"])
+    'n[01-03],n07,login,n7'
+    """
+    told, numbered = list[str](), list[tuple[tuple[str, str, int, int], str]]()
+    for place, host in enumerate(dict.fromkeys(hosts)):
+        head, digits, tail = _COUNTED_HOST.findall(host)[0]
+        numbered.append(((head, tail, len(digits), int(digits or 0) - place), digits))
+    for (head, tail, *_), alike in groupby(numbered, itemgetter(0)):
+        numbers = [digits for _, digits in alike]
+        number = numbers[0] if len(numbers) == 1 else f"[{numbers[0]}-{numbers[-1]}]"
+        told.append(f"{head}{number}{tail}")
+    return ",".join(told)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of such a list, in order.
+
+    >>> expand_hosts('n[01-03,7],login')
+    ['n01', 'n02', 'n03', 'n7', 'login']
+    """
+    names: list[str] = []
+    for head, inside, tail in _LISTED_HOST.findall(text):
+        if not inside:
+            names.append(head + tail)
+        for part in filter(None, inside.split(",")):
+            low, _, high = part.partition("-")
+            numbers = range(int(low), int(high or low) + 1)
+            names += [f"{head}{number:0{len(low)}d}{tail}" for number in numbers]
+    return names

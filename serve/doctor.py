@@ -13,7 +13,6 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,6 @@ from dynamiccl.doctor import (
     ROLES,
     Check,
     CheckStatus,
-    Examine,
     Machine,
     Role,
     check_plugin,
@@ -64,16 +62,14 @@ class Question:
         return tuners + [f"ncclProfiler_v{k}" for k in profilers]
 
 
-def job_checks(question: Question) -> list[Examine]:
-    """The checks of a machine for a job, in the order in which it would meet the problems."""
-    return [
-        partial(_nccl, question),
-        partial(_plugin, question),
-        _neighbours,
-        check_settings,
-        partial(_artifact, question),
-        _key,
-    ]
+def check_for_job(machine: Machine, question: Question) -> Iterator[Check]:
+    """Check a machine for a job, in the order in which it would meet the problems."""
+    yield from _nccl(question, machine)
+    yield _plugin(question, machine)
+    yield from _neighbours(machine)
+    yield from check_settings(machine)
+    yield from _artifact(question, machine)
+    yield from _key(machine)
 
 
 def _nccl(question: Question, machine: Machine) -> Iterator[Check]:
@@ -105,8 +101,8 @@ def _nccl(question: Question, machine: Machine) -> Iterator[Check]:
         )
 
 
-def _plugin(question: Question, machine: Machine) -> Iterator[Check]:
-    yield check_plugin(machine, str(question.plugin.resolve()), question.symbols)
+def _plugin(question: Question, machine: Machine) -> Check:
+    return check_plugin(machine, str(question.plugin.resolve()), question.symbols)
 
 
 def _neighbours(machine: Machine) -> Iterator[Check]:
@@ -253,7 +249,7 @@ def rank_line(machine: Machine, question: Question) -> str:
         "host": platform.node(),
         "num_ranks": size,
         "plugin_sha256": file_sha256(plugin),
-        "loads": next(_plugin(question, machine)).status is OK,
+        "loads": _plugin(question, machine).status is OK,
     }
     return f"rank {rank} {json.dumps(said)}"
 

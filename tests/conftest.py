@@ -34,6 +34,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 #: Files that one worker runs. The longest files have an entry too: groups are begun in this order.
 GROUPS = {
+    # Jobs of up to 16 processes each: two at once would be late for each other's limits.
+    "jobs": ("serve/jobs/",),
     "start": ("test_start",),
     "slurm": (
         "cluster/test_steps",
@@ -44,9 +46,10 @@ GROUPS = {
     # Two workers import what training needs (torch's compiler, MLflow, Matplotlib): 10 s of CPU
     # each; on one of them both together would be the last to end.
     "train": ("train/",),
+    # Areas of goldens (`group_of`).
+    "test_golden[sweeps": (),
+    "test_golden[jobs": (),
     "evaluate": ("evaluate/", "benchmarks/"),
-    # Jobs of up to 16 processes each: two at once would be late for each other's limits.
-    "jobs": ("serve/jobs/",),
     "pages": ("test_pages",),
     "runner": ("collect/benchmark/test_launch",),
 }

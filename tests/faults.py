@@ -2,6 +2,10 @@
 
     python -m tests.faults collect                        thirty faults that the commit draws
     python -m tests.faults collect --count 3 --seed 7     fewer, and others
+    python -m tests.faults collect --cluster              by tests on a real Slurm, too
+
+Without `--cluster` a fault that those alone would find counts as not found: they wait for Slurm for
+minutes, once for each fault that no test finds.
 
 A fault is one changed expression: a comparison, a constant, a boolean, arithmetic, or what is
 returned. It is made in a copy of the tree, where tests run until one fails: first those that name
@@ -22,7 +26,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +42,8 @@ _PAIRS: Final = (
     (ast.FloorDiv, ast.Mod),
 )
 _SWAPPED: Final[dict[type, Any]] = {**dict(_PAIRS), **{b: a for a, b in _PAIRS}}
-#: Keywords whose change changes nothing that a test could see.
-_SEEN_BY_NOBODY: Final = {"strict", "frozen", "slots", "kw_only"}
+#: Keywords whose change changes nothing that a test could see, or only at times.
+_SEEN_BY_NOBODY: Final = {"strict", "frozen", "slots", "kw_only", "maintain_order"}
 _WORKERS: Final = "-n2"
 
 
@@ -103,14 +107,15 @@ def _changed(node: ast.expr | ast.Return) -> str | None:
 class Tree:
     """A copy of the tree, and the tests of it that name a room: their files -> their texts."""
 
-    def __init__(self, room: str, folder: Path) -> None:
+    def __init__(self, room: str, folder: Path, left_out: Set[str]) -> None:
         self.root = folder / "tree"
         for name in filter(None, git("ls-files", "-z").decode().split("\0")):
             if (ROOT / name).is_symlink() or (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
         (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
-        paths = [p for p in sorted(self.root.glob("tests/**/test_*.py")) if "gpu" not in p.parts]
+        paths = sorted(self.root.glob("tests/**/test_*.py"))
+        paths = [path for path in paths if not left_out & {*path.parts}]
         texts = {str(path.relative_to(self.root)): path.read_text("utf-8") for path in paths}
         named = re.compile(rf"dynamiccl[.-]{room.replace('/', '.')}\b")
         self.tests = {n: t for n, t in texts.items() if f"/{room}/" in n or named.search(t)}
@@ -174,6 +179,7 @@ def main() -> None:
     parser.add_argument("room", help="collect say, or a folder of it, collect/strategies")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", help="of the draw (default: the commit's hash)")
+    parser.add_argument("--cluster", action="store_true", help="run tests/cluster, too")
     asked = parser.parse_args()
     seed = asked.seed or git("rev-parse", "HEAD").decode().strip()
     lines: dict[tuple[str, int], list[Fault]] = defaultdict(list)
@@ -184,7 +190,8 @@ def main() -> None:
     drawn = [draw.choice(lines[line]) for line in draw.sample(sorted(lines), asked.count)]
     survived = 0
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        tree = Tree(asked.room, Path(folder))
+        left_out = {"gpu"} if asked.cluster else {"gpu", "cluster"}
+        tree = Tree(asked.room, Path(folder), left_out)
         if failed := tree.begin():
             raise SystemExit(f"without a fault: {failed}")
         for number, fault in enumerate(drawn, 1):

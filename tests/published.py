@@ -18,7 +18,7 @@ SAMPLE: Final = ROOT / "datasets" / "sample"
 
 
 def folder(name: str) -> Path:
-    """`logs`, `model` or `topologies`: whole where it is, else what the repository has of it."""
+    """`logs` or `model`: whole where it is, else what the repository has of it."""
     return WHOLE / name if (WHOLE / name).is_dir() else COPIES / name
 
 

@@ -28,7 +28,7 @@ from dynamiccl.train.cautious.run import fit_and_export
 from dynamiccl.train.cost_base import base_residuals
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.export import FitSummary, export_policy, with_margin
-from dynamiccl.train.gaussian.fit import fit_gaussian
+from dynamiccl.train.gaussian import fit_gaussian
 from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.online.loop import OnlineLoop

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, MissingPath, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.simulator.toml_table import Table
+from dynamiccl.simulator.toml_table import Table, first_problem
 
 
 class Origin(StrEnum):
@@ -247,9 +247,7 @@ def parse_system(text: str, *, where: str) -> SystemFile:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{where} is not TOML: {error}; correct that line") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UserError(f"{where}: {key}: {first['msg']} (got {first.get('input')!r})") from error
+        raise UserError(f"{where}: {first_problem(error)}") from error
     except DynamicclError as error:
         raise UserError(f"{where}: {error}") from error
     twice = _named_twice(file)

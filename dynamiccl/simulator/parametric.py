@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.errors import UserError
-from dynamiccl.nccl import COST_IGNORE, Algorithm, Collective, Config, NcclVersion
-from dynamiccl.nccl import Protocol as NcclProtocol
+from dynamiccl.nccl import COST_IGNORE, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.buffers import (
     asked_chunk_bytes,
     largest_chunk_bytes,
     nvls_chunk_bytes,
 )
 from dynamiccl.simulator.contention import Contention
+from dynamiccl.simulator.default import CostModel
 from dynamiccl.simulator.group import Cell as NcclCell
 from dynamiccl.simulator.group import CostLine, Group
 from dynamiccl.simulator.parameters import (
@@ -31,37 +31,13 @@ from dynamiccl.simulator.routes import route
 from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
 
 _NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
-Cell = tuple[Algorithm, NcclProtocol]
-
-
-class Decisions(Protocol):
-    """NCCL's host-side decisions on a system's machines."""
-
-    def cells(self, group: Group, collective: Collective) -> Sequence[Cell]:
-        """Pairs that NCCL has, in the order of its cost table."""
-
-    def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
-        """The table passed to a tuner, us; -1 = unavailable."""
-
-    def lines(self, group: Group) -> Mapping[NcclCell, CostLine]:
-        """NCCL's latencies and bandwidths."""
-
-    def max_channels(self, group: Group, algorithm: Algorithm) -> int:
-        """Channels that a communicator opens."""
-
-    def num_channels(
-        self, call: Call, algorithm: Algorithm, protocol: NcclProtocol, asked: int | None
-    ) -> int:
-        """Channels that run when `asked` are asked for; None = NCCL's own number."""
-
-    def reopened(self, *, least: int | None = None, most: int | None = None) -> "Decisions":
-        """With at least or at most so many channels opened (`NCCL_MIN/MAX_CTAS`)."""
+Cell = tuple[Algorithm, Protocol]
 
 
 class ParametricSystem:
     """A system described by a file."""
 
-    def __init__(self, file: SystemFile, decisions: Decisions) -> None:
+    def __init__(self, file: SystemFile, decisions: CostModel) -> None:
         """Take a checked file, and NCCL's decisions for it."""
         self.file = file
         self.decisions = decisions
@@ -180,11 +156,11 @@ class ParametricSystem:
         channels = decisions.num_channels(call, algorithm, protocol, asked)
         return Config(algorithm, protocol, channels, config.chunk_bytes)
 
-    def _has(self, collective: Collective, algorithm: Algorithm, protocol: NcclProtocol) -> bool:
+    def _has(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> bool:
         return (collective, algorithm, protocol) in self._parameters
 
     def parameters(
-        self, collective: Collective, algorithm: Algorithm, protocol: NcclProtocol
+        self, collective: Collective, algorithm: Algorithm, protocol: Protocol
     ) -> CellParameters:
         """The physics of a cell; KeyError for one that the file lacks."""
         return self._parameters[collective, algorithm, protocol]
@@ -202,9 +178,9 @@ class ParametricSystem:
         if ran.algorithm in _NVLS_KINDS:
             default = nvls_chunk_bytes(call.size_bytes, ran.num_channels, way.width)
             used = default if ran.chunk_bytes is None else used
-        simple = ran.protocol is NcclProtocol.Simple
+        simple = ran.protocol is Protocol.Simple
         # NCCL_NTHREADS is for LL and Simple on rings; everything else runs 640.
-        threaded = ran.algorithm is Algorithm.Ring and ran.protocol is not NcclProtocol.LL128
+        threaded = ran.algorithm is Algorithm.Ring and ran.protocol is not Protocol.LL128
         rank_bytes = call.size_bytes / call.group.num_ranks
         return Work(
             route=way,
@@ -262,9 +238,9 @@ class ParametricSystem:
 
 def _by_collective(
     file: SystemFile,
-) -> Mapping[tuple[Collective, Algorithm, NcclProtocol], CellParameters]:
+) -> Mapping[tuple[Collective, Algorithm, Protocol], CellParameters]:
     """Every collective's cells; one that names the collective comes before one that does not."""
-    found: dict[tuple[Collective, Algorithm, NcclProtocol], CellParameters] = {}
+    found: dict[tuple[Collective, Algorithm, Protocol], CellParameters] = {}
     for cell in sorted(file.cells, key=lambda cell: bool(cell.collectives)):
         for collective in cell.collectives or file.collectives:
             found[collective, cell.algorithm, cell.protocol] = cell

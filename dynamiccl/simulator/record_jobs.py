@@ -1,4 +1,4 @@
-"""Simulates jobs with exploration and records their calls, as training data for sequences.
+"""`dynamiccl-collect jobs`: simulates jobs that explore and records their calls, to train on.
 
 Each job leaves its calls to NCCL but for a share of them, which run a config drawn at random; that
 is held for some calls of the key, since whoever watches a config has to see more than one call.
@@ -7,17 +7,25 @@ is held for some calls of the key, since whoever watches a config has to see mor
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 import numpy.typing as npt
+import typer
+from rich.console import Console
+from rich.progress import Progress
 
+from dynamiccl import cli
+from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Config
+from dynamiccl.simulator import options as simulating
+from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.recording import Recording
-from dynamiccl.simulator.scenario import Scenario
+from dynamiccl.simulator.scenario import Scenario, find_scenario
 from dynamiccl.simulator.system import System
-from dynamiccl.simulator.workloads import Workload
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import Jobs, World
 
 _ABSTAIN_ACTION: Final = 0
@@ -118,3 +126,49 @@ def record_jobs(order: RecordSettings, out: Path, progress: Callable[[int], None
         recording.add(jobs.step(explorer.act(jobs)))
         progress(1)
     return recording.write(out)
+
+
+def jobs_command(
+    out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
+    system: simulating.SystemOption = simulating.DEFAULT_SYSTEM,
+    scenario: simulating.ScenarioOption = simulating.DEFAULT_SCENARIO,
+    workload: simulating.WorkloadOption = None,
+    nodes: simulating.NodesOption = 4,
+    ranks_per_node: simulating.RanksPerNodeOption = 8,
+    jobs: Annotated[int, typer.Option(help="How many jobs.", min=1)] = 8,
+    calls: simulating.CallsOption = 10_000,
+    explore: Annotated[
+        float, typer.Option(help="Share of calls with a config drawn at random.", min=0, max=1)
+    ] = 0.3,
+    hold: Annotated[
+        float, typer.Option(help="Calls of a task key that a draw lasts on average.", min=1)
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of surroundings, noise and draws.")] = 0,
+    name: Annotated[str, typer.Option(help="The sweep that the calls belong to.")] = "jobs",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON document to stdout.")
+    ] = False,
+) -> None:
+    """Simulate jobs and write what the plugin would have recorded of their calls.
+
+    Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
+    """
+    kinds = workload or simulating.DEFAULT_WORKLOADS
+    order = RecordSettings(
+        system=find_system(system),
+        workload=make_workload(kinds, Group(nodes, ranks_per_node)),
+        scenario=find_scenario(scenario),
+        exploration=Exploration(explore, hold),
+        jobs=jobs,
+        calls=calls,
+        seed=seed,
+        name=check_slug(name, "name"),
+    )
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("calls", total=calls)
+        parts = record_jobs(order, out, lambda count: progress.advance(bar, count))
+    if as_json:
+        cli.print_json({"calls": jobs * calls, "parts": [str(path) for path in parts]})
+        return
+    print(f"{jobs * calls} calls of {jobs} jobs -> {out}")

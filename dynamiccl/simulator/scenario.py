@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.simulator.links import Bursts, Markov, Process, Trace
-from dynamiccl.simulator.toml_table import Table
+from dynamiccl.simulator.toml_table import Table, first_problem
 
 _SUFFIX: Final = ".toml"
 Where = Literal["intra", "inter", "host"]
@@ -145,9 +145,7 @@ def _read(text: str, where: str) -> Scenario:
         for link in scenario.link:
             link.make()
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{where}: {place}: {first['msg']}") from error
+        raise UserError(f"{where}: {first_problem(error)}") from error
     except ValueError as error:  # a TOML error is one, too
         raise UserError(f"{where}: {error}") from error
     return scenario

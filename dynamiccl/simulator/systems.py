@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.errors import UnknownName
-from dynamiccl.simulator.decisions import decisions_of
+from dynamiccl.simulator.default import CostModel, Overrides, find_machine, read_machine
 from dynamiccl.simulator.h100_system import H100System
 from dynamiccl.simulator.parameters import SystemFile, load_system_file, parse_system
 from dynamiccl.simulator.parametric import ParametricSystem
@@ -50,8 +50,11 @@ def find_system(name: str) -> System:
 
 
 def parametric_system(file: SystemFile) -> ParametricSystem:
-    """The system of a file."""
-    return ParametricSystem(file, decisions_of(file))
+    """The system of a file. Raises UnknownName for its machine or release of NCCL."""
+    told, path = file.nccl, Path(file.nccl.machine)
+    machine = read_machine(path) if _is_path(told.machine) else find_machine(told.machine)
+    overrides = Overrides(told.min_channels, told.max_channels)
+    return ParametricSystem(file, CostModel(file.version, machine, overrides))
 
 
 def _is_path(name: str) -> bool:

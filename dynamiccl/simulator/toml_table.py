@@ -5,18 +5,41 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from dynamiccl.errors import UnknownName
 
 _WIDTH: Final = 110
+_UNKNOWN_KEY: Final = "unknown_key"
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Table(BaseModel):
     """A frozen model that refuses unknown keys, NaN and infinities."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_its_keys(cls, table: object) -> object:
+        # Before all else: a misspelt key is why its right spelling is missing.
+        for key in table if isinstance(table, Mapping) else ():
+            if key not in cls.model_fields:
+                told = {"key": key, "known": ", ".join(cls.model_fields)}
+                text = "unknown key '{key}'; known keys are {known}"
+                raise PydanticCustomError(_UNKNOWN_KEY, text, told)
+        return table
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of a document's errors, on one line: the key, what is wrong, the value."""
+    [first, *_] = error.errors()
+    key = ".".join(str(part) for part in first["loc"]) or "all of it"
+    told = f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    if first["type"] == "missing":
+        return f"{told}; add it"
+    return told if first["type"] == _UNKNOWN_KEY else f"{told} (got {first['input']!r:.60})"
 
 
 def one_of(what: str, choices: Collection[str]) -> AfterValidator:

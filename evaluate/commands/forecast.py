@@ -98,13 +98,12 @@ def forecast_command(
 
 def _check(data: Path | None, plan: Path | None) -> None:
     """Check the options before the slow imports."""
-    from dynamiccl.collect.plan import check_target
     from dynamiccl.datasets.store import part_paths
 
     if data is not None:
         part_paths(data)
     if plan is not None:
-        check_target(plan)
+        cli.check_plan_file(plan)
 
 
 def _show(found: "Forecast") -> None:

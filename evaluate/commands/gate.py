@@ -1,6 +1,6 @@
 """`dynamiccl-evaluate gate`: which bins of a policy may be deployed, and the sweep to find out."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +68,7 @@ def gate_command(
             )
         found = _plan(plan, sweep, known, Gating(policy, tracking_uri, q), power)
         if as_json:
-            cli.print_json(found.to_json())
+            cli.print_json(asdict(found))
         else:
             _show_plan(found)
         return
@@ -92,10 +92,9 @@ class Gating:
 
 
 def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float) -> "GatePlan":
-    from dynamiccl.collect.plan import check_target
     from dynamiccl.collect.sweep import load_sweep
 
-    check_target(write)
+    cli.check_plan_file(write)
     base = load_sweep(sweep)
     from dynamiccl.datasets.store import read
     from dynamiccl.evaluate.gate.evidence import FreshRuns

@@ -27,9 +27,7 @@ def read_job(paths: Sequence[Path], ranks_per_node: int | None = None) -> Job:
     notes: list[str] = []
     for path in paths:
         if not path.exists():
-            raise MissingPath(
-                "trace", path, "name a trace file, a directory of them, or a data directory"
-            )
+            raise MissingPath("trace", path, "name a trace, or a directory of them or of data")
         if path.is_dir() and part_paths(path, "calls"):
             tables["calls"].append(read(path, "calls"))
             if part_paths(path, "steps"):
@@ -43,6 +41,8 @@ def read_job(paths: Sequence[Path], ranks_per_node: int | None = None) -> Job:
             files.append(path)
     if files:
         traces = read_traces(files, system=_NAME, sweep=_NAME)
+        if traces.errors and not traces.calls.num_rows and not traces.steps.num_rows:
+            raise traces.errors[0]
         tables["calls"].append(pl.DataFrame(traces.calls))
         tables["steps"].append(pl.DataFrame(traces.steps))
         notes += [f"not read: {error}" for error in traces.errors]

@@ -5,23 +5,27 @@ one standard error (the policy chose what looked best), and its standard deviati
 gate's t-test there has the power of a noncentral t.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from scipy import stats
 
-from dynamiccl.collect.plan import FreshTask, Plan, write_fresh
-from dynamiccl.collect.sweep import Sweep
+from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, Trial, octave_ladder
+from dynamiccl.collect.plan import Plan, make_plan
+from dynamiccl.collect.sweep import Sizes, Sweep, SweepFile, parse_sweep, sweep_text
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.questions import REACH_BINS, table_supports
 from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns
 from dynamiccl.evaluate.gate.gate import wanted_cells
-from dynamiccl.nccl import Collective
+from dynamiccl.nccl import ABSTAIN, Collective
+from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 
 #: Maximum number of planned repeats.
@@ -44,20 +48,7 @@ class GatePlan:
     #: Reason -> bins that are left out.
     left_out: dict[str, int]
     sweep: Plan
-    written: Path
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain data for `json.dumps`."""
-        return {
-            "name": self.name,
-            "bins_wanted": self.bins_wanted,
-            "bins_planned": self.bins_planned,
-            "cycles": self.cycles,
-            "expected_to_pass": self.expected_to_pass,
-            "left_out": self.left_out,
-            "sweep": self.sweep,
-            "written": str(self.written),
-        }
+    written: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,63 +74,49 @@ def plan_gate(
     """Write the fresh sweep for a policy into `write`.
 
     `trained` is what the policy was trained on; `base` the sweep whose cluster it is. Raises
-    UserError where the policy wants nothing there, and NotEnoughData where no bin could pass.
+    UserError where the policy wants nothing there, NotEnoughData where no bin could pass, and
+    InvalidSweep where the grid of `base` lacks a config.
     """
     manifest = policy.manifest
-    supports = [s for s in table_supports(manifest) if _is_of(s, base)]
+    groups = [group for group in base.file.groups if group.split is None]
+    shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
+    own = [s for s in table_supports(manifest) if s.system == base.file.system]
+    supports = [s for s in own if (s.num_nodes, s.ranks_per_node) in shapes]
     if not supports:
         known = ", ".join(sorted({s.system for s in manifest.supports}))
         raise UserError(
             f"sweep '{base.file.name}' is of system '{base.file.system}' and none of its groups "
             f"has a table of this policy, which knows {known}; name its own sweep with --sweep"
         )
-    wanted = [
-        (cell, support)
+    hopes = [
+        _ExpectedGain(cell, support, _effect(trained, support, cell))
         for support in supports
         for cell in wanted_cells(policy, support)
         if cell.verdict is not Verdict.ABSTAINS
     ]
-    if not wanted:
+    if not hopes:
         raise UserError(
             "the policy leaves every choice to NCCL on the groups of this sweep: there is nothing "
             "to gate, and nothing to deploy"
         )
-    hopes = [
-        _ExpectedGain(cell, support, _effect(trained, support, cell)) for cell, support in wanted
-    ]
     # Benjamini and Hochberg compare the last that passes with q times the share that does.
     able = [hope for hope in hopes if hope.power(MOST_CYCLES, q / 2) >= _LEAST_POWER]
     if not able:
         raise NotEnoughData(
-            f"in none of the {len(wanted)} size bins in which the policy acts do the data that it "
+            f"in none of the {len(hopes)} size bins in which the policy acts do the data that it "
             f"was trained on show a gain that {MOST_CYCLES} repeats would tell from noise"
         )
-    chances = {n: float(np.mean([h.power(n, q / 2) for h in able])) for n in _CYCLES}
-    cycles = next((n for n, chance in chances.items() if chance >= power), MOST_CYCLES)
+    tried = range(MIN_RUNS, MOST_CYCLES)
+    enough = (n for n in tried if np.mean([hope.power(n, q / 2) for hope in able]) >= power)
+    cycles = next(enough, MOST_CYCLES)
     kept, left_out = _kept(hopes, able)
     name = _fresh_name(base.file.name, manifest)
-    plan = write_fresh(base, name, _asked(kept, manifest), cycles, write)
-    return GatePlan(
-        name,
-        len(wanted),
-        len(kept),
-        cycles,
-        sum(hope.power(cycles, q / 2) for hope in kept),
-        left_out,
-        plan,
-        write,
-    )
-
-
-_CYCLES: Final = range(MIN_RUNS, MOST_CYCLES + 1)
-
-
-def _is_of(support: Support, base: Sweep) -> bool:
-    groups = [group for group in base.file.groups if group.split is None]
-    shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
-    return (
-        support.system == base.file.system and (support.num_nodes, support.ranks_per_node) in shapes
-    )
+    text = _fresh_sweep(base, name, kept, manifest, cycles)
+    plan = make_plan(parse_sweep(text, where="the fresh sweep"))
+    write.write_text(text, encoding="utf-8")
+    passing = sum(hope.power(cycles, q / 2) for hope in kept)
+    counts = (len(hopes), len(kept), cycles, passing, left_out)
+    return GatePlan(name, *counts, plan, str(write))
 
 
 def _effect(trained: FreshRuns, support: Support, cell: Cell) -> float | None:
@@ -162,19 +139,16 @@ def _kept(
     reach: dict[tuple[object, ...], list[int]] = {}
     for hope in able:
         reach.setdefault(_family(hope), []).append(hope.cell.bin)
-    kept, left_out = [], dict[str, int]()
+    kept, left_out = [], Counter[str]()
     for hope in hopes:
         bins = reach.get(_family(hope), [])
         if bins and min(bins) <= hope.cell.bin <= max(bins):
             kept.append(hope)
-            continue
-        reason = (
-            "the data trained on do not tell its gain"
-            if hope.effect is None
-            else f"its gain would not pass in {MOST_CYCLES} repeats"
-        )
-        left_out[reason] = left_out.get(reason, 0) + 1
-    return kept, left_out
+        elif hope.effect is None:
+            left_out["the data trained on do not tell its gain"] += 1
+        else:
+            left_out[f"its gain would not pass in {MOST_CYCLES} repeats"] += 1
+    return kept, dict(left_out)
 
 
 def _family(hope: _ExpectedGain) -> tuple[object, ...]:
@@ -182,21 +156,49 @@ def _family(hope: _ExpectedGain) -> tuple[object, ...]:
     return cell.system, cell.num_nodes, cell.num_ranks, cell.collective, cell.action
 
 
-def _asked(kept: Sequence[_ExpectedGain], manifest: Manifest) -> list[FreshTask]:
-    configs = manifest.actions().configs
-    families: dict[tuple[object, ...], list[_ExpectedGain]] = {}
-    for hope in kept:
-        families.setdefault(_family(hope), []).append(hope)
-    return [
-        FreshTask(
-            Collective.parse(hopes[0].cell.collective),
-            hopes[0].support.num_nodes,
-            hopes[0].support.ranks_per_node,
-            configs[hopes[0].cell.action],
-            [hope.cell.bin for hope in hopes],
-        )
-        for hopes in families.values()
-    ]
+def _fresh_sweep(
+    base: Sweep, name: str, kept: Sequence[_ExpectedGain], manifest: Manifest, cycles: int
+) -> str:
+    """The sweep file of the bins: single trials of the base's grid, NCCL's default beside each.
+
+    All else is the base's: launcher, runner, iterations. Other launch profiles and what runs beside
+    are left out, as a gate takes neither. Raises UserError where no size can be measured.
+    """
+    file, configs = base.file, manifest.actions().configs
+    groups = [group for group in file.groups if group.split is None]
+    sizes, only = set[int](), dict[str, None]()
+    for hope, group, datatype in product(kept, groups, file.datatypes):
+        shape = group.num_nodes, group.ranks_per_node
+        if shape != (hope.support.num_nodes, hope.support.ranks_per_node):
+            continue
+        collective = Collective.parse(hope.cell.collective)
+        setting = Setting(collective, *shape, group.hosts, group.ranks_per_host, datatype)
+        for size in _sizes_in(hope.cell.bin, setting):
+            sizes.add(size)
+            for config in (ABSTAIN, configs[hope.cell.action]):
+                only[Trial(setting, size, config).key] = None
+    if not only:
+        raise UserError("none of the size bins holds a size of whole shares of a rank")
+    plain = ("profiles", "interference", "strategy", "budget")
+    update = {key: SweepFile.model_fields[key].default for key in plain} | {
+        "name": name,
+        "sizes": Sizes(list=tuple(sorted(sizes))),
+        "only": tuple(only),
+        "cycles": cycles,
+        # Other noise, as other runs have.
+        "simulator": file.simulator.model_copy(update={"seed": file.simulator.seed + 1}),
+    }
+    head = f"Fresh runs of sweep {file.name} for a gate, by dynamiccl-evaluate gate --plan."
+    return sweep_text(file.model_copy(update=update), head=head)
+
+
+def _sizes_in(index: int, setting: Setting) -> list[int]:
+    """A size that is in the bin after nccl-tests' rounding, if there is one."""
+    first, end = bin_first_byte(index), bin_first_byte(index + 1)
+    whole = RANK_GRAIN_BYTES * setting.num_ranks
+    # The ladder's sizes double exactly, so one process walks many of them.
+    tried = (*octave_ladder(first, end - 1, 4), -(-bin_center_bytes(index) // whole) * whole)
+    return [s for s in tried if size_bin(setting.benchmark_bytes(s)) == index][:1]
 
 
 def _fresh_name(base: str, manifest: Manifest) -> str:

@@ -26,8 +26,8 @@ from dynamiccl.evaluate.simulate.players import (
 )
 from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.belief import Prior
 from dynamiccl.serve.search.policy_search import PolicySearch
-from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key
 from dynamiccl.simulator.record_jobs import all_configs

@@ -34,9 +34,9 @@ from dynamiccl.serve.brain.search_context import (
 )
 from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.belief import Prior
 from dynamiccl.serve.search.epsilon_greedy import EpsilonGreedy
 from dynamiccl.serve.search.policy_search import PolicySearch, Rules
-from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key, SpaceOf, Tuner
 from dynamiccl.serve.table import DecisionTable

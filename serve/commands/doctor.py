@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
-from dynamiccl.doctor import Machine, report, run_checks
+from dynamiccl.doctor import Machine, report
 from dynamiccl.errors import MissingPath
 from dynamiccl.libraries import TUNER_NAME, built, is_ours
 from dynamiccl.serve.commands.options import Json
-from dynamiccl.serve.doctor import Question, compare, job_checks, rank_line
+from dynamiccl.serve.doctor import Question, check_for_job, compare, rank_line
 from dynamiccl.serve.install import installed_plugin
 
 
@@ -56,7 +56,7 @@ def doctor_command(
     if all_ranks:
         print(rank_line(Machine(), question), flush=True)
         return
-    raise typer.Exit(report(run_checks(Machine(), job_checks(question)), as_json=as_json))
+    raise typer.Exit(report([*check_for_job(Machine(), question)], as_json=as_json))
 
 
 def _plugin(named: Path | None, artifact: Path | None) -> Path:

@@ -28,8 +28,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.serve.search.belief import Belief
-from dynamiccl.serve.search.prior import Prior
+from dynamiccl.serve.search.belief import Belief, Prior
 from dynamiccl.serve.search.space import SearchSpace
 from dynamiccl.serve.search.tuner import Key, SpaceOf, State, check_time
 from dynamiccl.serve.search.watch import Watch

@@ -138,12 +138,6 @@ def test_run_describe_and_resume(sweep: Path, shell: Shell) -> None:
     assert (again["rows_written"], again["launches_run"], again["ended"]) == (0, 0, "done")
 
 
-def test_limit_takes_the_first_trials(sweep: Path, shell: Shell) -> None:
-    options = ("--out", "o", "--runner", "simulator", "--limit", 3, "--json")
-    done = shell("dynamiccl-collect", "run", sweep, *options)
-    assert json.loads(done.out)["rows_written"] == 2 * 4  # two configs, and the default twice
-
-
 def test_recipes_are_listed(shell: Shell) -> None:
     recipes = shell("dynamiccl-train", "list", "--json").json
     assert {"ddqn-dueling", "drqn-lstm", "cql", "bc", "gaussian-process"} <= {

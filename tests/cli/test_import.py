@@ -35,10 +35,15 @@ def test_a_directory_stands_for_the_files_in_it(shell: Shell, tmp_path: Path) ->
     assert told.out.startswith("2 rows read, 3 measurements written")
     assert "logs/notes.txt: left alone, no kind that is known" in told.err
     (tmp_path / "empty").mkdir()
-    assert "empty: no file at all" in refused(shell(*IMPORT, "empty"), 2)
+    assert "empty: no nccl-tests output, CSV," in refused(shell(*IMPORT, "empty"), 2)
 
 
-def test_columns_that_contradict_the_option_are_refused(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_text(LOG_ROW)
-    line = refused(shell(*IMPORT, "a.log", "--collective", "broadcast"), 3)
-    assert "a.log holds no usable row: the columns are of AllReduce, not of Broadcast" in line
+def test_only_the_first_lines_are_shown(shell: Shell, tmp_path: Path) -> None:
+    names = ["a", "aa", "aaa", "aaaa", "aaaaa"]
+    for name in names:
+        rows = "".join(f"allreduce,{size},100\n" for size in (len(name), *"vwxyz"))
+        (tmp_path / f"{name}.csv").write_text(f"collective,size_bytes,time_us\n{rows}")
+    told = shell(*IMPORT, *(f"{name}.csv" for name in names))
+    assert "5 measurements written, 0 dropped, 0 duplicates, 25 rejected" in told.out
+    assert told.err.count(": size_bytes: Input should be a valid integer") == 20
+    assert told.err.endswith("... and 6 more (with --json)\n")

@@ -3,9 +3,10 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from dynamiccl.collect.launchers import Finished
+from dynamiccl.collect.launchers import Finished, Limits, run_process
 
 #: Says on one line where and who a rank is, and what it finds under the variables that it is told.
 REPORT = """
@@ -50,10 +51,22 @@ def python(source: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", source, *arguments)
 
 
+def stall(argv: Sequence[str], rows: int) -> Finished:
+    """Run what prints so many rows and then hangs; a second after the last it counts as hung."""
+    left = rows
+
+    def take(text: str, _: float) -> bool:
+        nonlocal left
+        left -= text.count("row")
+        return left <= 0
+
+    return run_process(argv, Limits(60, 1), take)
+
+
 def reports(done: Finished) -> list[dict[str, Any]]:
     """The output of REPORT's ranks, by rank; mpirun may put two on one line."""
-    assert done.returncode == 0, done.output
-    decoder, text, found = json.JSONDecoder(), done.output.strip(), []
+    assert done.returncode == 0, done.lines
+    decoder, text, found = json.JSONDecoder(), "\n".join(done.lines).strip(), []
     while text:
         report, end = decoder.raw_decode(text)
         found.append(report)
@@ -63,5 +76,5 @@ def reports(done: Finished) -> list[dict[str, Any]]:
 
 def meetings(done: Finished) -> list[str]:
     """The ranks that met in MEET, sorted."""
-    assert done.returncode == 0, done.output
-    return sorted(re.findall(r"rank \d+ of \d+", done.output))
+    assert done.returncode == 0, done.lines
+    return sorted(re.findall(r"rank \d+ of \d+", "\n".join(done.lines)))

@@ -1,12 +1,13 @@
 """Open MPI for real: on this machine alone, and inside an allocation."""
 
 import shutil
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dynamiccl.collect.launchers import (
-    Command,
     Finished,
     LauncherSettings,
     Limits,
@@ -14,7 +15,7 @@ from dynamiccl.collect.launchers import (
     command,
     run_process,
 )
-from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports
+from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
 
@@ -32,16 +33,8 @@ def run(ranks: Ranks, settings: LauncherSettings, limits: Limits = LIMITS) -> Fi
     return run_process(command(ranks, settings), limits)
 
 
-def processes_with(marker: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if marker.encode() in words:
-            found.append(path.parent.name)
-    return found
+def is_left(marker: str) -> bool:
+    return subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False).returncode == 0
 
 
 def test_variables_arrive_unchanged_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,29 +47,25 @@ def test_variables_arrive_unchanged_on_every_rank(monkeypatch: pytest.MonkeyPatc
     assert all(report["env"] == {**HARD, "NCCL_TUNER_PLUGIN": None} for report in found)
 
 
-def test_ranks_meet_on_this_machine() -> None:
-    done = run(Ranks(python(MEET), ranks_per_node=4), LOCAL)
-    assert meetings(done) == [f"rank {i} of 4" for i in range(4)]
-
-
 def test_ranks_that_hang_leave_no_process() -> None:
-    done = run(Ranks(python(HANG, "hangs-here"), ranks_per_node=4), LOCAL, Limits(30, 4))
+    ranks = Ranks(python(HANG, "hangs-here"), ranks_per_node=4)
+    done = stall(command(ranks, LOCAL), 4)
     assert done.returncode is None
-    assert done.output.count("row") == 4
-    assert not processes_with("hangs-here")
+    assert "".join(done.lines).count("row") == 4
+    assert not is_left("hangs-here")
 
 
 def test_a_killed_mpirun_leaves_no_process() -> None:
     # Without grace mpirun has no time to end its ranks, which are in groups of their own.
     done = run(Ranks(python(HANG, "killed-here"), ranks_per_node=2), LOCAL, Limits(30, 0.3, 0.0))
     assert done.returncode is None
-    assert not processes_with("killed-here")
+    assert not is_left("killed-here")
 
 
-def inside(slurm: Slurm, made: Command, nodes: int) -> Command:
+def inside(slurm: Slurm, made: Sequence[str], nodes: int) -> list[str]:
     salloc = ("salloc", "--quiet", f"-N{nodes}", "--ntasks-per-node=2")
-    argv = tuple(slurm.wrap([*salloc, *made.argv]))
-    return Command(argv, {**slurm.variables, **made.env}, made.unset)
+    variables = [f"{name}={value}" for name, value in slurm.variables.items()]
+    return slurm.wrap(["env", *variables, *salloc, *made])
 
 
 def test_ranks_meet_across_the_nodes_of_an_allocation(slurm: Slurm) -> None:
@@ -109,15 +98,12 @@ settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)
 full = Ranks(("echo", "ran"), num_nodes=2, ranks_per_node=2)
 said = []
-sampler = nodes.start(python(HANG, "beside-mpirun"), 2, said.append)
-try:
+with nodes.start(python(HANG, "beside-mpirun"), 2, said.append) as sampler:
     sampler.wait_for(lambda: sum("row" in line for line in said) >= 2, 60)
     done = run_process(command(full, settings), Limits(20, 20))
-    print(sampler.process.poll() is None, done.returncode, done.output.count("ran"))
+    print(sampler.process.poll() is None, done.returncode, "".join(done.lines).count("ran"))
     if done.returncode:
-        print(done.output)
-finally:
-    sampler.end()
+        print(*done.lines)
 """
 
 
@@ -125,8 +111,7 @@ def test_one_mpirun_runs_beside_another_in_an_allocation(slurm: Slurm) -> None:
     # A folder of its own: daemons of an earlier mpirun may still be removing the one of all.
     scratch = slurm.root / "beside"
     scratch.mkdir(exist_ok=True)
-    environment = {"PYTHONPATH": str(Path.cwd()), "TMPDIR": str(scratch)}
-    driver = Command(python(BESIDE), environment)
+    driver = ("env", f"PYTHONPATH={Path.cwd()}", f"TMPDIR={scratch}", *python(BESIDE))
     done = run_process(inside(slurm, driver, 2), LIMITS)
-    assert done.output == "True 0 4\n"
+    assert done.lines == ("True 0 4",)
     wait_until(lambda: not slurm.processes_with("beside-mpirun"), "samplers gone", 10)

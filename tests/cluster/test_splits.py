@@ -1,8 +1,6 @@
 """Several communicators at once, through real Slurm: a sweep that the plugin plays, and a check."""
 
-import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -13,7 +11,6 @@ from dynamiccl.collect.sweep import GroupShape, Sizes, load_sweep, sweep_text
 from dynamiccl.datasets import store
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_sweeps import environment
-from tests.fakes.nccl_tests.install import install_stand_in
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,13 +38,6 @@ kind = "srun"
 [telemetry]
 enabled = false
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    install_stand_in(tmp_path / "bin")
-    yield tmp_path
-    shutil.rmtree(tmp_path / "out" / ".journal", ignore_errors=True)
 
 
 def collect(slurm: Slurm, folder: Path, nodes: int, *words: str, **more: str) -> str:

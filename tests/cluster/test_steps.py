@@ -1,13 +1,12 @@
 """Steps on a real Slurm: what our srun and mpirun command lines do."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from dynamiccl.collect.launchers import (
-    Command,
     LauncherSettings,
     Limits,
     Ranks,
@@ -16,7 +15,7 @@ from dynamiccl.collect.launchers import (
     run_process,
     start_session,
 )
-from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports
+from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -41,9 +40,10 @@ class Allocation:
         granted = slurm.run(["salloc", "--no-shell", f"-N{NODES}", f"-n{NODES * CPUS}"]).stderr
         self.job = granted.split("job allocation ")[-1].split()[0]
 
-    def inside(self, made: Command) -> Command:
+    def inside(self, made: Sequence[str]) -> list[str]:
         where = {**self._slurm.variables, "SLURM_JOB_ID": self.job}
-        return Command(tuple(self._slurm.wrap(made.argv)), {**made.env, **where}, made.unset)
+        variables = [f"{name}={value}" for name, value in where.items()]
+        return self._slurm.wrap(["env", *variables, *made])
 
 
 @pytest.fixture
@@ -69,12 +69,6 @@ def test_ranks_are_laid_out_node_by_node(slurm: Slurm, allocation: Allocation) -
     assert [r["host"] for r in reports(done)] == [node for node in slurm.nodes for _ in "ab"]
 
 
-def test_a_part_of_the_allocation_is_enough(allocation: Allocation) -> None:
-    ranks = Ranks(python(REPORT), num_nodes=2, ranks_per_node=3)
-    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
-    assert len(reports(done)) == 6
-
-
 def test_unset_variables_are_absent_on_every_rank(
     allocation: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,10 +86,9 @@ def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(
     slurm: Slurm, allocation: Allocation
 ) -> None:
     ranks = Ranks(python(HANG, "stalls-here"), num_nodes=NODES, ranks_per_node=2)
-    limits = Limits(startup_s=30, stall_s=4)
-    done = run_process(allocation.inside(command(ranks, SRUN)), limits)
+    done = stall(allocation.inside(command(ranks, SRUN)), 2 * NODES)
     assert done.returncode is None
-    assert done.output.count("row\n") == 2 * NODES
+    assert done.lines.count("row") == 2 * NODES
     wait_until(lambda: not slurm.processes_with("stalls-here"), "all ranks gone", 10)
     again = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
     assert len(reports(run_process(allocation.inside(command(again, SRUN)), LIMITS))) == 16
@@ -108,14 +101,12 @@ def test_lines_of_several_ranks_arrive_whole(allocation: Allocation) -> None:
     assert len(whole) == len(done.lines) == 2 * NODES * 300
 
 
-def test_a_killed_step_has_lost_no_row_(
-    allocation: Allocation,
-) -> None:
+def test_a_killed_step_has_lost_no_row(allocation: Allocation) -> None:
     # Line by line, as nccl-tests prints (v2.19.6 `src/common.cu`, main).
     argv = ("awk", 'BEGIN { print "row"; fflush(); while (1) system("sleep 0.1") }')
     ranks = Ranks(argv, num_nodes=2, ranks_per_node=1)
-    done = run_process(allocation.inside(command(ranks, SRUN)), Limits(30, 4))
-    assert (done.returncode, done.output.count("row\n")) == (None, 2)
+    done = stall(allocation.inside(command(ranks, SRUN)), 2)
+    assert (done.returncode, done.lines.count("row")) == (None, 2)
 
 
 def test_a_rank_that_dies_ends_the_step(slurm: Slurm, allocation: Allocation) -> None:
@@ -150,6 +141,6 @@ def test_ranks_meet_by_pmix_under_srun(allocation: Allocation) -> None:
     made = LauncherSettings(kind="srun", extra_args=("--mpi=pmix",))
     ranks = Ranks(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
     done = run_process(allocation.inside(command(ranks, made)), LIMITS)
-    if "can not load PMIx library" in done.output:
+    if any("can not load PMIx library" in line for line in done.lines):
         pytest.skip("Slurm finds no libpmix.so (Debian: apt-get install libpmix-dev)")
     assert meetings(done) == [f"rank {i} of 4" for i in range(4)]

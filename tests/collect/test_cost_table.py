@@ -7,10 +7,11 @@ import pytest
 
 from dynamiccl.collect.describe import other_lines
 from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.collect.nccl_log import Cost, NcclLog
+from dynamiccl.collect.nccl_log import NcclLog
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.simulator.group import CostLine
 from tests.collect.benchmark.stand_in import run
 from tests.collect.benchmark.sweeps import sweep
 from tests.published import folder, published
@@ -44,16 +45,16 @@ def taken(*lines: str) -> NcclLog:
     return log
 
 
-def test_cells_have_latency_bandwidth_and_threads() -> None:
+def test_cells_have_latency_and_bandwidth() -> None:
     table = taken(*BLOCK, *PAT).cost_table()
     assert table is not None
     assert len(table) == 2 * 6 + 3
     ring = Collective.Broadcast, Algorithm.Ring, Protocol.Simple
-    assert table[ring] == Cost(22.4, 2.4, 256)
+    assert table[ring] == CostLine(22.4, 2.4)
     tree = Collective.AllReduce, Algorithm.Tree, Protocol.LL
-    assert table[tree] == Cost(16.8, 0.5, 512)
+    assert table[tree] == CostLine(16.8, 0.5)
     pat = Collective.AllGather, Algorithm.PAT, Protocol.Simple
-    assert table[pat] == Cost(17.6, 3.6, 0)
+    assert table[pat] == CostLine(17.6, 3.6)
 
 
 def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None:
@@ -91,14 +92,16 @@ def test_real_log_gives_its_table(tmp_path: Path) -> None:
     log = published(LOGS / "ebpf_broadcast_default_v2.18.nccl_debug.log")
     options = ImportOptions(system="lab", num_ranks=2, num_nodes=1)
     summary = import_files([log], tmp_path, options=options)
+    assert summary.measurements_written == 0
+    assert "what NCCL logs of its costs is taken" in summary.files[0].remarks[0]
     costs = store.read(tmp_path, "costs")
     # Seven algorithms with three protocols, five collectives.
     assert costs.height == summary.to_json()["files"][0]["costs"] == 7 * 3 * 5
     kind = {"collective": "AllReduce", "algorithm": "Ring", "protocol": "Simple"}
     [cell] = costs.filter(**kind).rows(named=True)
-    names = ("latency_us", "bandwidth_gbytes_per_s", "max_threads", "num_ranks")
-    assert [cell[name] for name in names] == [36.4, 2.4, 256, 2]
-    assert other_lines(tmp_path) == ["lab: 105 cells of NCCL's own cost model"]
+    names = ("latency_us", "bandwidth_gbytes_per_s", "num_ranks")
+    assert [cell[name] for name in names] == [36.4, 2.4, 2]
+    assert other_lines(tmp_path, ()) == ["lab: 105 cells of NCCL's own cost model"]
 
 
 def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> Non
     assert costs.height == 2 * 6
     facts = ("num_ranks", "num_nodes", "ranks_per_node", "gpu", "launch_profile")
     assert costs.select(facts).unique().rows() == [(16, 2, 8, "H100", "default")]
-    assert other_lines(tmp_path / "out") == ["lab: 12 cells of NCCL's own cost model"]
+    assert other_lines(tmp_path / "out", ()) == ["lab: 12 cells of NCCL's own cost model"]
     path.write_text(said)
     with pytest.raises(OutputError, match="no row of nccl-tests"):
         import_files([path], tmp_path / "none", options=ImportOptions(system="lab"))

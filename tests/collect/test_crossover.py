@@ -5,8 +5,9 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dynamiccl import cli
 from dynamiccl.collect.describe import crossovers, plot_systems
-from dynamiccl.errors import MachineError, NotEnoughData
+from dynamiccl.errors import NotEnoughData
 from dynamiccl.sizes import size_label
 from tests.rows import MIB, default, forced, frame
 
@@ -129,11 +130,12 @@ def test_no_data_is_said(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_fix_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MachineError, match=r"pip install 'dynamiccl\[plot\]'"):
-        plot_systems(frame(*grid("box")), tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit, match="4"):
+        cli.run(lambda: plot_systems(frame(*grid("box")), tmp_path))
+    assert "pip install 'dynamiccl[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,18 +35,10 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     found = summaries(tmp_path, *rows)["box"]
     assert (found["rows"], found["rows_with_time"]) == (9, 7)
     assert found["rows_by_status"] == {"failed": 1, "infeasible": 1, "ok": 7}
-    assert (found["min_size_bytes"], found["max_size_bytes"], found["num_sizes"]) == (
-        64,
-        1 << 22,
-        3,
-    )
-    assert found["num_configs"] == 3
-    assert (found["tasks"], found["tasks_with_default"], found["tasks_with_two_forced"]) == (
-        3,
-        2,
-        2,
-    )
-    assert found["tasks_scorable"] == 1
+    sizes = (found["min_size_bytes"], found["max_size_bytes"], found["num_sizes"])
+    assert sizes == (64, 1 << 22, 3)
+    assert (found["num_configs"], found["tasks"], found["tasks_scorable"]) == (3, 3, 1)
+    assert (found["tasks_with_default"], found["tasks_with_two_forced"]) == (2, 2)
     assert found["cells_repeated"] == 1
     assert found["verified_share"] == pytest.approx(2 / 7)
     assert found["shapes"] == ["1x8", "2x8"]
@@ -81,22 +73,18 @@ def test_each_system_is_described_apart(tmp_path: Path) -> None:
 def test_noise_without_repeats_is_unknown(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(), forced("Ring"))["box"]
     assert found["noise_median"] is None
-    assert dict(lines(found))["noise band"].startswith("unknown: no cell has two independent")
+    assert lines(found)["noise band"].startswith("unknown: no cell has two independent")
 
 
 def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(None, status="failed"))["box"]
-    assert (found["rows"], found["rows_with_time"], found["tasks"], found["num_configs"]) == (
-        1,
-        0,
-        0,
-        0,
-    )
+    counts = (found["rows"], found["rows_with_time"], found["tasks"], found["num_configs"])
+    assert counts == (1, 0, 0, 0)
     assert (found["verified_share"], found["tasks_scorable"]) == (0.0, 0)
 
 
 def test_lines_name_what_people_ask_for(tmp_path: Path) -> None:
-    text = dict(lines(summaries(tmp_path, default(), default(repeat=1), forced("Ring"))["box"]))
+    text = lines(summaries(tmp_path, default(), default(repeat=1), forced("Ring"))["box"])
     assert text["GPU"] == "H100; nodes x ranks per node: 1x8"
     assert text["rows"] == "3 (3 ok); 3 with a time, left out: none"
     assert text["verified"] == "0% of the rows that worked"
@@ -109,7 +97,7 @@ def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
     assert (found["box"]["rows"], found["box"]["rows_with_time"]) == (6, 2)
     assert found["box"]["rows_left_out"] == {"throttled": 3, "ecc_errors": 1}
     assert (found["box"]["num_configs"], found["box"]["noise_band"]) == (1, None)
-    text = dict(lines(found["box"]))["rows"]
+    text = lines(found["box"])["rows"]
     assert text == "6 (6 ok); 2 with a time, left out: 3 throttled, 1 ecc_errors"
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect import checks
-from dynamiccl.collect.checks import ANY_SWEEP, Needs, smi
-from dynamiccl.collect.nodes import node_argv
+from dynamiccl.collect.checks import ANY_SWEEP, check_for_sweep, smi
+from dynamiccl.collect.nodes import NODE_ARGV
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.doctor import ASK_PLUGIN, ASK_VERSION, Check, CheckStatus, Machine
 from tests import recorded
@@ -18,14 +18,14 @@ from tests.recorded import BINARY, CLOCK, GPU, HEALTHY, IB, LIBRARY, Recorded
 OK, WARN, FAIL, UNKNOWN = CheckStatus
 
 
-def sweep(**tables: Any) -> Needs:
+def sweep(**tables: Any) -> SweepFile:
     """A sweep that differs in these tables from the one without a file."""
     given = ANY_SWEEP.model_dump(exclude_unset=True) | tables
-    return Needs(sweep=SweepFile.model_validate(given))
+    return SweepFile.model_validate(given)
 
 
-def found(machine: Machine, needs: Needs = Needs()) -> dict[str, Check]:  # noqa: B008
-    return recorded.by_name(machine, checks.sweep_checks(needs))
+def found(machine: Machine, file: SweepFile = ANY_SWEEP, **options: Any) -> dict[str, Check]:
+    return recorded.by_name(check_for_sweep(machine, file, **options))
 
 
 DEFAULT_ONLY = sweep(algorithms=[])
@@ -51,7 +51,7 @@ def test_an_answer_that_is_missing_is_never_a_crash() -> None:
         check = found(machine, outside)["nccl-tests"]
         assert (check.status, "--inside" in check.advice) == (UNKNOWN, True)
         assert "libnccl" not in found(machine, outside)
-        assert found(machine, replace(outside, inside=True))["nccl-tests"].status is FAIL
+        assert found(machine, outside, inside=True)["nccl-tests"].status is FAIL
 
 
 # --- nccl-tests and NCCL ---
@@ -62,9 +62,9 @@ def test_missing_binaries_are_named() -> None:
     check = found(HEALTHY, needs)["nccl-tests"]
     assert (check.status, check.found) == (FAIL, "no binary for Broadcast, Scatter in PATH")
     assert "--nccl-tests-dir" in check.advice
-    there, elsewhere = (Needs(nccl_tests_dir=Path(p)) for p in ("/opt/nccl-tests", "/else"))
-    assert found(HEALTHY, there)["nccl-tests"].found == BINARY
-    assert found(HEALTHY, elsewhere)["nccl-tests"].status is FAIL
+    there = found(HEALTHY, nccl_tests_dir=Path("/opt/nccl-tests"))["nccl-tests"]
+    assert (there.status, there.found) == (OK, BINARY)
+    assert found(HEALTHY, nccl_tests_dir=Path("/else"))["nccl-tests"].status is FAIL
 
 
 def test_ranks_that_are_processes_need_a_binary_with_mpi() -> None:
@@ -73,9 +73,14 @@ def test_ranks_that_are_processes_need_a_binary_with_mpi() -> None:
     assert "nccl-tests with MPI" not in found(plain)
 
 
-@pytest.mark.parametrize(("needs", "status"), [(Needs(), FAIL), (DEFAULT_ONLY, OK)])
-def test_many_configs_in_a_process_need_a_cost_table(needs: Needs, status: CheckStatus) -> None:
-    old = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output="22105\n")
+@pytest.mark.parametrize(
+    ("code", "needs", "status"),
+    [("22105", ANY_SWEEP, FAIL), ("22105", DEFAULT_ONLY, OK), ("22200", ANY_SWEEP, OK)],
+)
+def test_many_configs_in_a_process_need_a_cost_table(
+    code: str, needs: SweepFile, status: CheckStatus
+) -> None:
+    old = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output=f"{code}\n")
     assert found(old, needs)["libnccl"].status is status
 
 
@@ -133,8 +138,8 @@ def test_our_plugin_must_load() -> None:
     assert "our plugin" not in found(HEALTHY, DEFAULT_ONLY)
 
 
-@pytest.mark.parametrize(("needs", "status"), [(Needs(), FAIL), (DEFAULT_ONLY, WARN)])
-def test_a_forced_algorithm_beats_a_tuner(needs: Needs, status: CheckStatus) -> None:
+@pytest.mark.parametrize(("needs", "status"), [(ANY_SWEEP, FAIL), (DEFAULT_ONLY, WARN)])
+def test_a_forced_algorithm_beats_a_tuner(needs: SweepFile, status: CheckStatus) -> None:
     machine = HEALTHY.with_env(NCCL_MAX_CTAS="8").holding("/etc/nccl.conf", "NCCL_PROTO=LL\n")
     said = found(machine, needs)
     assert (said["NCCL_PROTO"].status, said["NCCL_MAX_CTAS"].status) == (status, WARN)
@@ -209,15 +214,6 @@ def test_another_job_on_the_gpus_fails(
 # --- Between nodes, and the host ---
 
 
-def scontrol(said: str) -> Recorded:
-    in_job = HEALTHY.with_env(SLURM_JOB_ID="77")
-    return in_job.answering("scontrol", "show", "job", "77", output=said)
-
-
-def mpirun(said: str, code: int | None) -> Recorded:
-    return HEALTHY.answering("mpirun", "--version", output=said, status=code)
-
-
 def free(mib: int | None) -> Recorded:
     return replace(HEALTHY, free={"/dev/shm": mib if mib is None else mib << 20})
 
@@ -227,9 +223,9 @@ ALL_DOWN = ONE_DOWN.holding(f"{IB}/mlx5_0/ports/1/state", "1: DOWN\n")
 ONE_SLOW = HEALTHY.holding(f"{IB}/mlx5_1/ports/1/rate", "200 Gb/sec (4X HDR)\n")
 NO_RDMA = HEALTHY.without("infiniband")
 LIMITED = recorded.LIMITS.replace("unlimited", "8388608")
-HYDRA = "HYDRA build details:\n    Version:   4.1.2\n"
-ANY = Needs()
-NODE, NO_DRIVER = node_argv(), '{"nvml_error": "Not Loaded"}\n'
+IN_JOB = HEALTHY.with_env(SLURM_JOB_ID="77")
+ANY = ANY_SWEEP
+NODE, NO_DRIVER = NODE_ARGV, '{"nvml_error": "Not Loaded"}\n'
 
 
 @pytest.mark.parametrize(
@@ -245,14 +241,8 @@ NODE, NO_DRIVER = node_argv(), '{"nvml_error": "Not Loaded"}\n'
         ("GPUDirect RDMA", HEALTHY.holding("/proc/modules", "gdrdrv 1 0\n"), ANY, WARN, "GDRDMA"),
         ("locked memory", HEALTHY.holding("/proc/self/limits", LIMITED), ANY, WARN, "8388608"),
         ("locked memory", HEALTHY.holding("/proc/self/limits", ""), ANY, WARN, "not known"),
-        ("MPI", mpirun("mpirun (PRRTE/Open MPI) 5.0.3\n", 0), MPIRUN, OK, "5.0.3"),
-        ("MPI", mpirun(HYDRA, 0), MPIRUN, FAIL, "HYDRA"),
-        ("MPI", mpirun("mpirun: No such file", None), MPIRUN, FAIL, "No such file"),
         ("Slurm allocation", HEALTHY, SRUN, FAIL, "salloc -N 4"),
-        ("Slurm allocation", scontrol("NumNodes=4 OverSubscribe=NO"), SRUN, OK, "job 77"),
-        ("Slurm allocation", scontrol("NumNodes=2 OverSubscribe=NO"), SRUN, FAIL, "wants 4 nodes"),
-        ("Slurm allocation", scontrol("NumNodes=4-8 OverSubscribe=OK"), SRUN, WARN, "--exclusive"),
-        ("Slurm allocation", scontrol("Invalid job id"), SRUN, UNKNOWN, "Invalid job id"),
+        ("Slurm allocation", IN_JOB, SRUN, OK, "77"),
         ("/dev/shm", free(None), ANY, FAIL, "it is not there"),
         ("/dev/shm", free(64), ANY, WARN, "--shm-size=1g"),
         ("telemetry", HEALTHY.answering(*NODE, output=NO_DRIVER), ANY, WARN, '"Not Loaded"'),
@@ -260,14 +250,14 @@ NODE, NO_DRIVER = node_argv(), '{"nvml_error": "Not Loaded"}\n'
     ],
 )
 def test_what_is_wrong_is_said_with_the_fix(
-    name: str, machine: Recorded, needs: Needs, status: CheckStatus, said: str
+    name: str, machine: Recorded, needs: SweepFile, status: CheckStatus, said: str
 ) -> None:
     check = found(machine, needs)[name]
     assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
 
 
 def test_what_a_sweep_does_not_need_is_not_asked() -> None:
-    assert not {"MPI", "Slurm allocation"} & found(HEALTHY).keys()
+    assert "Slurm allocation" not in found(HEALTHY)
     assert "GPUDirect RDMA" not in found(NO_RDMA)
     assert "Slurm allocation" not in found(HEALTHY, sweep(launcher={"kind": "sbatch"}))
     assert "telemetry" not in found(HEALTHY, sweep(telemetry={"enabled": False}))

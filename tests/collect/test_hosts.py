@@ -2,8 +2,8 @@
 
 import pytest
 
-from dynamiccl.collect.nccl_log import expand_hosts, host_list
 from dynamiccl.collect.output import hosts_of, rank_lines
+from dynamiccl.slurm import expand_hosts, host_list
 from tests.collect.parsed import Parsed, parse
 
 ROW = (

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from dynamiccl.collect.journal import (
     Journal,
     Shard,
-    begin_again,
     how_it_ended,
     journal_folder,
     open_journal,
@@ -186,15 +185,13 @@ def test_begun_sweep_needs_resume_and_the_same_grid_and_runner(tmp_path: Path) -
         pass
 
 
-def test_how_it_ended_is_of_one_text_and_can_be_forgotten(tmp_path: Path) -> None:
+def test_how_it_ended_is_of_one_text(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     assert how_it_ended(folder, MADE.text) is None
     with journal(tmp_path) as first:
         first.complete("budget")
     assert how_it_ended(folder, MADE.text) == "budget"
     assert how_it_ended(folder, MADE.text + "\n") is None
-    begin_again(folder)
-    assert how_it_ended(folder, MADE.text) is None
 
 
 def test_full_disk_stops_cleanly_and_keeps_what_was_there(

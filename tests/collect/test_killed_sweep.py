@@ -80,7 +80,7 @@ def test_kill_9_at_every_step_loses_nothing_and_repeats_nothing(tmp_path: Path) 
         before = store.read(out).height if parts(out) else 0
         summary = run(out, made, resume=True)
         assert figures(out) == figures(tmp_path / "whole"), step
-        assert store.read(out).height - before >= summary.rows_written, step
+        assert store.read(out).height - before >= summary["rows_written"], step
 
 
 def test_full_disk_stops_the_sweep_and_it_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_full_disk_stops_the_sweep_and_it_goes_on_where_it_was(tmp_path: Path) -
             run(out)
         kept = store.read(out).height if parts(out) else 0
         subprocess.run(["mount", "-o", "remount,size=64m", str(out)], check=True)
-        assert run(out, resume=True).ended == "done"
+        assert run(out, resume=True)["ended"] == "done"
         assert store.read(out).height > kept
         run(tmp_path / "whole")
         assert figures(out) == figures(tmp_path / "whole")

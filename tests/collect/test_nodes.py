@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
-from dynamiccl.collect.nodes import Nodes, SiteFacts, ask_nodes, exclusive, node_facts
+from dynamiccl.collect.nodes import NODE_ARGV, Nodes, ask_nodes, exclusive, node_facts
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect import sysfs
@@ -36,7 +36,7 @@ def test_program_that_cannot_be_started_is_told() -> None:
     with pytest.raises(MachineError, match="cannot start 'no-such-program'"):
         LOCAL.ask(["no-such-program"], 1)
     with pytest.raises(MachineError, match="cannot start 'no-such-program'"):
-        LOCAL.start(["no-such-program"], 1, print)
+        LOCAL.start(["no-such-program"], 1, print).__enter__()
     with pytest.raises(InvalidSweep, match="take launcher mpirun, srun or sbatch"):
         LOCAL.ask(["true"], 2)
 
@@ -51,13 +51,11 @@ child.wait()
 
 def test_started_program_is_heard_and_ended_with_all_its_children() -> None:
     said: list[str] = []
-    program = LOCAL.start(python(PARENT), 1, said.append)
-    assert program.wait_for(lambda: said == ["up"], 20)
-    [child] = children(program.process.pid)
-    program.end()
+    with LOCAL.start(python(PARENT), 1, said.append) as program:
+        assert program.wait_for(lambda: said == ["up"], 20)
+        [child] = children(program.process.pid)
     assert program.process.returncode is not None
     await_true(lambda: not is_running(child))
-    program.end()
     assert program.last_words == "up"
 
 
@@ -79,9 +77,8 @@ def test_our_own_programs_run_beside_the_step_and_outside_of_its_container(
     assert not [word for word in words if "container" in word or word == "numactl"]
     assert "-N 3 -n 3" in " ".join(words)
     started: list[str] = []
-    program = srun.start(["traffic"], 2, started.append, ranks_per_node=4)
-    program.wait_for(lambda: False, 20)
-    program.end()
+    with srun.start(["traffic"], 2, started.append, ranks_per_node=4) as program:
+        program.wait_for(lambda: False, 20)
     assert "-N 2 -n 8" in " ".join(started)
 
 
@@ -96,7 +93,7 @@ NODE: dict[str, Any] = {
     "cpu_vendor": "intel",
     "nic_kind": "infiniband",
 }
-COLUMNS = {name: NODE[name] for name in NODE if name not in {"nvml_error", "num_gpus"}}
+FACTS = {name: NODE[name] for name in NODE if name != "nvml_error"}
 
 
 class Answers(Nodes):
@@ -111,19 +108,18 @@ class Answers(Nodes):
 
 
 def test_nodes_are_asked_and_other_lines_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    assert ask_nodes(Answers("srun: step created", NODE, "", NODE), 2, {}) == SiteFacts(COLUMNS, 8)
+    assert ask_nodes(Answers("srun: step", f"0: {json.dumps(NODE)}", "", NODE), 2, {}) == FACTS
     assert caplog.text == ""
-    assert ask_nodes(Answers("{torn", "{}", "7", NODE), 3, {}).num_gpus == 8
+    assert ask_nodes(Answers("{torn", "{}", "7", NODE), 3, {}) == FACTS
     assert "only 1 of 3 nodes reported their facts" in caplog.text
-    assert ask_nodes(Answers(), 1, {}) == SiteFacts({}, None)
+    assert ask_nodes(Answers(), 1, {}) == {}
 
 
 def test_what_nodes_differ_in_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
     other = NODE | {"driver_version": "1.0", "nic_kind": None, "num_gpus": 4}
     found = ask_nodes(Answers(NODE, other), 2, {})
-    assert found.columns.keys() == COLUMNS.keys() - {"driver_version", "nic_kind"}
-    assert found.num_gpus is None
-    assert "the nodes differ in driver_version, nic_kind: not recorded" in caplog.text
+    assert found.keys() == FACTS.keys() - {"driver_version", "nic_kind", "num_gpus"}
+    assert "the nodes differ in driver_version, nic_kind, num_gpus: not recorded" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -132,20 +128,20 @@ def test_what_nodes_differ_in_is_left_out_and_told(caplog: pytest.LogCaptureFixt
 )
 def test_mig_on_one_node_is_mig(one: bool | None, other: bool | None, both: bool | None) -> None:
     found = ask_nodes(Answers(NODE | {"mig": one}, NODE | {"mig": other}), 2, {})
-    assert found.columns.get("mig") is both
+    assert found.get("mig") is both
 
 
 def test_slurm_says_whether_the_nodes_are_ours_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def asked() -> dict[str, Any]:
-        return {**ask_nodes(Answers(NODE), 1, {"SLURM_JOB_ID": "42"}).columns}
+        return ask_nodes(Answers(NODE), 1, {"SLURM_JOB_ID": "42"})
 
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     fake = tmp_path / "scontrol"
     for word, alone in (("NO", True), ("EXCLUSIVE", True), ("OK", False), ("USER", False)):
-        line = f"JobId=42 JobName=x OverSubscribe={word} Contiguous=0 Licenses=(null)"
-        fake.write_text(f'#!/bin/sh\n[ "$*" = "show job --oneliner 42" ] && echo "{line}"\n')
+        line = f"JobId=42 JobName=x\n   OverSubscribe={word} Contiguous=0 Licenses=(null)"
+        fake.write_text(f'#!/bin/sh\n[ "$*" = "show job 42" ] && echo "{line}"\n')
         fake.chmod(0o755)
         caplog.clear()
         assert asked() | {"exclusive_node": alone, "job_id": "42"} == asked()
@@ -154,14 +150,12 @@ def test_slurm_says_whether_the_nodes_are_ours_alone(
     fake.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "exclusive_node" not in asked()
-    assert "not known whether the nodes are ours alone: cannot start 'scontrol'" in caplog.text
 
 
 def facts_by(folder: Path, **settings: object) -> dict[str, Any]:
     """The facts that a process of its own prints, with the fake NVML."""
-    argv = [sys.executable, "-m", "dynamiccl.collect.nodes"]
     env = fake_nvml_env(folder, **settings)
-    done = subprocess.run(argv, env=env, capture_output=True, check=True)
+    done = subprocess.run(NODE_ARGV, env=env, capture_output=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import Shard, how_it_ended, journal_folder
-from dynamiccl.collect.run import RunSummary, SweepProgress, run_sweep
-from dynamiccl.collect.schedule import Launch, LaunchMode, Row, lost_row, trial_row
+from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
+from dynamiccl.collect.schedule import Launch, LaunchMode, Row, deal, lost_row, trial_row
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import Outcome, outcome_of
 from dynamiccl.collect.sweep import Sweep, parse_sweep
@@ -52,7 +52,7 @@ def run(
     resume: bool = False,
     runner: Any = None,
     **more: Any,
-) -> RunSummary:
+) -> Summary:
     made = made or sweep()
     strategy = Cycles(made.trials, made.file.cycles)
     runner = runner or SimulatorRunner(made.file)
@@ -103,10 +103,10 @@ class Progress(SweepProgress):
         """Outcomes of this run."""
         return len(self.outcomes) - (self.old or 0)
 
-    def advance(self, trials: int) -> None:
+    def measured(self, trials: int) -> None:
         self.advanced += trials
 
-    def update(self, expected: int, outcomes: Sequence[Outcome]) -> None:
+    def committed(self, expected: int, outcomes: Sequence[Outcome]) -> None:
         self.expected, self.outcomes = expected, list(outcomes)
         self.old = len(outcomes) if self.old is None else self.old
 
@@ -116,10 +116,10 @@ class Progress(SweepProgress):
 
 def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     summary = run(tmp_path)
-    assert (summary.trials, summary.rounds_done, summary.ended) == (30, 3, "done")
-    assert (summary.launches_run, summary.launches_skipped) == (6, 0)
-    assert summary.rows_by_status == {"ok": 3 * PICKS, "infeasible": INFEASIBLE}
-    assert summary.rows_written == 3 * PICKS + INFEASIBLE
+    assert (summary["trials"], summary["rounds_done"], summary["ended"]) == (30, 3, "done")
+    assert (summary["launches_run"], summary["launches_skipped"]) == (6, 0)
+    assert summary["rows_by_status"] == {"ok": 3 * PICKS, "infeasible": INFEASIBLE}
+    assert summary["rows_written"] == 3 * PICKS + INFEASIBLE
     rows = store.read(tmp_path)
     by_run = rows.filter(pl.col("status") == "ok").group_by("run", "round").len().sort("run")
     assert by_run.rows() == [(f"cycle-{number}", number, PICKS) for number in range(3)]
@@ -147,27 +147,17 @@ def test_sweep_that_is_there_is_not_run_again(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"was begun here; go on with --resume"):
         run(tmp_path)
     summary = run(tmp_path, resume=True)
-    assert (summary.launches_run, summary.rows_written) == (0, 0)
-    assert summary.launches_skipped == 6 + 2
+    assert (summary["launches_run"], summary["rows_written"]) == (0, 0)
+    assert summary["launches_skipped"] == 6 + 2
     assert (figures(tmp_path), parts(tmp_path)) == (before, files)
-
-
-@pytest.mark.parametrize("stop", [0, PICKS // 2, PICKS, 2 * PICKS, 3 * PICKS - 1])
-def test_resume_gives_the_figures_of_an_uninterrupted_run(stop: int, tmp_path: Path) -> None:
-    made = sweep()
-    with pytest.raises(Interrupted):
-        run(tmp_path / "broken", made, runner=StopsAfter(made, stop))
-    run(tmp_path / "broken", resume=True)
-    run(tmp_path / "whole")
-    assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
 
 
 def test_asked_to_stop_it_finishes_the_launch_and_writes_a_part(tmp_path: Path) -> None:
     summary = run(tmp_path, progress=Progress(stop_after=20))
-    assert (summary.ended, summary.rounds_done) == ("interrupted", 0)
+    assert (summary["ended"], summary["rounds_done"]) == ("interrupted", 0)
     assert len(parts(tmp_path)) == 1
     again = Progress()
-    assert run(tmp_path, resume=True, progress=again).ended == "done"
+    assert run(tmp_path, resume=True, progress=again)["ended"] == "done"
     assert len(again.outcomes) == 3 * PICKS + INFEASIBLE
     run(tmp_path / "whole")
     assert figures(tmp_path) == figures(tmp_path / "whole")
@@ -197,22 +187,16 @@ def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path)
 # --- Configs that hang or crash ---
 
 
-class Flaky:
+class Flaky(SimulatorRunner):
     """A machine on which Ring/Simple hangs from 2 MiB on; what comes after it is not reached."""
 
     name = "flaky"
 
     def __init__(self, made: Sweep, *, mended: bool = False, hangs: int = 10**9) -> None:
-        self._file = made.file
+        super().__init__(made.file)
         self._hangs = 0 if mended else hangs
         self.tried: Counter[str] = Counter()
         self.learnt: list[Any] = []
-
-    def check(self, trials: Sequence[Trial]) -> None:
-        pass
-
-    def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
-        return SimulatorRunner(self._file).launches(number, trials)
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:  # noqa: ARG002
         done: list[tuple[Trial, tuple[Row, ...]]] = []
@@ -232,9 +216,6 @@ class Flaky:
                 )
             done.append((trial, (row | {"time_us": 1.0 if is_bad else 5.0},)))
         return replace(launch, measured=tuple(done), began=True)
-
-    def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
-        return None
 
     def learn(self, facts: Mapping[str, Any]) -> None:
         self.learnt.append(facts["at"])
@@ -256,7 +237,7 @@ def test_config_that_ended_two_launches_is_kept_out_from_its_size_on(tmp_path: P
     assert kept_out["reason"][0].startswith("not tried: Ring/Simple hung (no new row) at ")
     # Nothing is a gap: all other picks have a time, in every round.
     times = rows.filter(pl.col("time_us").is_not_null())
-    assert times.height == summary.rows_by_status["ok"] == 3 * (15 - 2)
+    assert times.height == summary["rows_by_status"]["ok"] == 3 * (15 - 2)
     assert hung.height + kept_out.height == 3 * 2
     # Each trial that hung did so twice, and no trial of what was kept out was tried.
     assert len(flaky.learnt) == 2 * hung.height
@@ -294,7 +275,7 @@ FAILED = 2 * 3
 def failed_fixture(tmp_path: Path) -> Path:
     """A finished sweep in which a config hung, and was kept out from then on."""
     made = sweep(ONE)
-    assert run(tmp_path, made, runner=Flaky(made)).ended == "done"
+    assert run(tmp_path, made, runner=Flaky(made))["ended"] == "done"
     return tmp_path
 
 
@@ -302,9 +283,9 @@ def test_all_that_failed_is_measured_in_one_more_round(failed: Path) -> None:
     made = sweep(ONE)
     before = store.read(failed)
     mended = Flaky(made, mended=True)
-    assert run(failed, made, runner=mended, resume=True).launches_run == 0
+    assert run(failed, made, runner=mended, resume=True)["launches_run"] == 0
     summary = run(failed, made, runner=mended, resume=True, retry_failed=True)
-    assert summary.ended == "done"
+    assert summary["ended"] == "done"
     rows = store.read(failed)
     new = rows.filter(pl.col("run") == "cycle-3")
     forced = new.filter(~pl.col("is_default"))
@@ -316,15 +297,17 @@ def test_all_that_failed_is_measured_in_one_more_round(failed: Path) -> None:
     asked = Counter(rows.select("trial", "run", "repeat", "default_scope").rows())
     assert set(asked.values()) == {1}
     again = run(failed, made, runner=mended, resume=True, retry_failed=True)
-    assert again.launches_run == 0
+    assert again["launches_run"] == 0
 
 
 def test_retry_that_was_killed_goes_on_with_a_plain_resume(failed: Path) -> None:
     made = sweep(ONE)
     with pytest.raises(Interrupted):
         run(failed, made, runner=StopsAfter(made, 0, "flaky"), resume=True, retry_failed=True)
-    assert run(failed, made, runner=Flaky(made, mended=True), resume=True).ended == "done"
-    assert store.read(failed).filter(pl.col("run") == "cycle-3").height >= FAILED
+    assert run(failed, made, runner=Flaky(made, mended=True), resume=True)["ended"] == "done"
+    again = store.read(failed).filter(pl.col("run") == "cycle-3", ~pl.col("is_default"))
+    # What was kept out before the retry is tried.
+    assert again["status"].to_list() == ["ok"] * FAILED
 
 
 def test_strategy_counts_its_own_rounds_and_forgets_what_was_mended(failed: Path) -> None:
@@ -355,13 +338,30 @@ def test_strategy_counts_its_own_rounds_and_forgets_what_was_mended(failed: Path
 def test_measurements_end_the_run_and_more_of_them_go_on(tmp_path: Path) -> None:
     small = sweep(TEXT + "[budget]\nmax_measurements = 40")
     summary = run(tmp_path, small)
-    assert (summary.ended, summary.rows_by_status["ok"]) == ("budget", 40)
+    assert (summary["ended"], summary["rows_by_status"]["ok"]) == ("budget", 40)
     again = run(tmp_path, small, resume=True)
-    assert (again.ended, again.launches_run) == ("budget", 0)
-    assert run(tmp_path, resume=True).ended == "done"
+    assert (again["ended"], again["launches_run"]) == ("budget", 0)
+    assert run(tmp_path, resume=True)["ended"] == "done"
     run(tmp_path / "whole")
     names = ("trial", "run", "repeat", "round", "status", "time_us")
     assert figures(tmp_path, names) == figures(tmp_path / "whole", names)
+
+
+def test_what_fills_the_gaps_of_a_walk_is_paid_too(tmp_path: Path) -> None:
+    class Fills(SimulatorRunner):
+        def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
+            laid = super().launches(number, trials)
+            return tuple(replace(launch, mode=LaunchMode.SWEEP) for launch in laid)
+
+        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+            grid = deal(launch, max_blocks=1000)
+            done = super().run(replace(launch, trials=grid.blocks), progress)
+            return replace(done, left=grid.left_over)
+
+    # Eight picks would take three sizes three times.
+    small = sweep(ONE + "[budget]\nmax_measurements = 8")
+    summary = run(tmp_path, small, runner=Fills(small.file))
+    assert (summary["ended"], summary["rows_by_status"]["ok"]) == ("budget", 8)
 
 
 def test_the_hours_of_a_sweeps_jobs_add_up(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ class Dead(SimulatorRunner):
 def test_what_never_begins_while_others_do_is_failed(tmp_path: Path) -> None:
     made = sweep()
     dead = Dead(made, lambda launch: launch.setting.collective.wire == "AllGather")
-    assert run(tmp_path, made, runner=dead).ended == "done"
+    assert run(tmp_path, made, runner=dead)["ended"] == "done"
     rows = store.read(tmp_path).filter(pl.col("status") != "infeasible")
     gather = pl.col("collective") == "AllGather"
     assert set(rows.filter(gather)["status"]) == {"failed"}
@@ -432,7 +432,7 @@ def test_where_no_launch_is_left_nccls_own_choice_tells(tmp_path: Path) -> None:
     """A launch of many configs never begins: NCCL's own choice does, and the configs are failed."""
     made = sweep(ONE)
     dead = Dead(made, lambda launch: len(launch.trials) > 1)
-    assert run(tmp_path, made, runner=dead).ended == "done"
+    assert run(tmp_path, made, runner=dead)["ended"] == "done"
     assert len(dead.begun) == 3
     rows = store.read(tmp_path)
     # What NCCL's own choice gave there is no row.
@@ -448,23 +448,58 @@ def test_machine_that_went_marks_nothing(text: str, tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"did not start, twice: gone; no config is marked as"):
         run(tmp_path, made, runner=gone)
     assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
-    assert run(tmp_path, made, resume=True).ended == "done"
+    assert run(tmp_path, made, resume=True)["ended"] == "done"
     run(tmp_path / "whole", made)
     assert figures(tmp_path) == figures(tmp_path / "whole")
 
 
-def test_a_stop_leaves_what_was_set_aside_to_the_next_run(tmp_path: Path) -> None:
+def test_probe_that_does_not_begin_whatever_it_says_is_the_second(tmp_path: Path) -> None:
+    made = sweep(ONE)
+
+    class Silent(Dead):
+        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+            return launch if launch.id.endswith(":probe") else super().run(launch, progress)
+
+    with pytest.raises(MachineError, match="did not start, twice: gone"):
+        run(tmp_path, made, runner=Silent(made, lambda _: True))
+
+
+def test_next_after_one_that_never_began_is_of_another_setting(tmp_path: Path) -> None:
+    made = sweep()
+    tried: list[Launch] = []
+
+    class Pairs(Dead):
+        def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
+            return tuple(
+                replace(launch, id=f"{launch.id}:{part}", trials=launch.trials[part::2])
+                for launch in super().launches(number, trials)
+                for part in range(2)
+            )
+
+    def is_dead(launch: Launch) -> bool:
+        tried.append(launch)
+        return len(tried) == 1
+
+    assert run(tmp_path, made, runner=Pairs(made, is_dead))["ended"] == "done"
+    assert tried[0].setting != tried[1].setting
+    assert len(tried) == 3 * 4
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_stop_leaves_what_was_set_aside_to_the_next_run(number: int, tmp_path: Path) -> None:
     made = sweep(ONE)
     progress = Progress()
-    progress.stopping = lambda: bool(tried)
+    progress.stopping = lambda: len(tried) >= number
     tried: list[str] = []
 
     def is_dead(launch: Launch) -> bool:
         tried.append(launch.id)
         return True
 
-    assert run(tmp_path, made, runner=Dead(made, is_dead), progress=progress).ended == "interrupted"
-    assert len(tried) == 1
+    assert (
+        run(tmp_path, made, runner=Dead(made, is_dead), progress=progress)["ended"] == "interrupted"
+    )
+    assert len(tried) == number
     run(tmp_path, made, resume=True)
     assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
 
@@ -501,8 +536,8 @@ def test_bar_says_done_failed_and_left_on_a_terminal_alone() -> None:
             # What cannot run is no failure.
             outcomes = [Outcome("a", 0, 1.0, ok=True), Outcome("b", 0, None, ok=False)]
             lost = Outcome("c", 0, None, ok=False, infeasible=True)
-            progress.update(40, [*outcomes, lost])
-            progress.advance(3)
+            progress.committed(40, [*outcomes, lost])
+            progress.measured(3)
         return screen.getvalue()
 
     assert "night" in drawn(terminal=True)

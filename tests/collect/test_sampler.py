@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.collect.sampler import HELLO, is_slowed, port_counters, read_counters, sampler_argv
+from dynamiccl.collect.sampler import HELLO, SAMPLER_ARGV, SLOWED, read_port
 from tests.collect import sysfs
 from tests.collect.live_processes import await_true, is_running
 from tests.fakes.nvml.build import fake_nvml_env
@@ -20,10 +20,10 @@ PATIENCE_S = 20.0
 
 
 @contextmanager
-def sampling(folder: Path, *words: str, **settings: object) -> Iterator[subprocess.Popen[bytes]]:
+def sampling(folder: Path, /, *argv: str, **settings: object) -> Iterator[subprocess.Popen[bytes]]:
     """A sampler that is surely gone afterwards."""
     pipe, env = subprocess.PIPE, fake_nvml_env(folder, **settings)
-    with subprocess.Popen([*sampler_argv(), *words], stdin=pipe, stdout=pipe, env=env) as child:
+    with subprocess.Popen(argv or SAMPLER_ARGV, stdin=pipe, stdout=pipe, env=env) as child:
         try:
             yield child
         finally:
@@ -41,7 +41,8 @@ def first(folder: Path, **settings: object) -> tuple[list[bool | None], list[int
     with sampling(folder, **settings) as child:
         found = line(child)
     assert found["time_s"] > 0
-    return found["slowed"], found["ecc_errors"]
+    gpus = [found["read"][name] for name in sorted(found["read"]) if "GPU" in name.upper()]
+    return [gpu["throttled"] for gpu in gpus], [gpu["ecc_errors"] for gpu in gpus]
 
 
 @pytest.mark.parametrize(
@@ -59,15 +60,21 @@ def first(folder: Path, **settings: object) -> tuple[list[bool | None], list[int
     ],
 )
 def test_only_heat_and_power_count_as_throttling(bits: int, verdict: bool) -> None:
-    assert is_slowed(bits) is verdict
+    assert bool(bits & SLOWED) is verdict
 
 
 def test_every_gpu_and_every_port_is_read(fake_nvml: Path, tmp_path: Path) -> None:
     assert first(fake_nvml, gpus=3, reasons="0x40") == ([True, False, False], [0, 0, 0])
     port = sysfs.infiniband(tmp_path, "mlx5_0", layer="Ethernet")
     sysfs.write(port / "hw_counters", out_of_sequence=2, np_cnp_sent=5)
-    with sampling(fake_nvml, "--sysfs", str(tmp_path)) as child:
-        assert line(child)["nics"] == {"mlx5_0/1": [2, 5]}
+    sysfs.infiniband(tmp_path, "odd")
+    code = "from pathlib import Path; from dynamiccl.collect import sampler; "
+    code += f"sampler.main(Path({str(tmp_path)!r}))"
+    with sampling(fake_nvml, sys.executable, "-c", code, gpus=1) as child:
+        assert line(child)["read"] == {
+            "gpu0": {"throttled": False, "ecc_errors": 0},
+            "mlx5_0/1": {"nic_retries": 2, "nic_congestion": 5},
+        }
 
 
 def test_what_is_denied_is_not_known(fake_nvml: Path) -> None:
@@ -81,7 +88,7 @@ def test_what_is_denied_is_not_known(fake_nvml: Path) -> None:
 
 @pytest.mark.parametrize("code", [4, 9])
 def test_no_driver_or_no_right_is_no_gpu(fake_nvml: Path, code: int) -> None:
-    assert first(fake_nvml, deny=f"nvmlInitWithFlags={code}") == ([], [])
+    assert first(fake_nvml, deny=f"nvmlInitWithFlags={code}") == ([None], [None])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -107,7 +114,7 @@ def test_only_the_input_of_a_starter_that_greeted_it_ends_it(fake_nvml: Path) ->
 def test_it_ends_when_its_parent_is_gone(fake_nvml: Path, tmp_path: Path) -> None:
     # Its output goes to a file: that nobody reads a pipe would end it, too. Its input is closed.
     out, pid_file = tmp_path / "out", tmp_path / "pid"
-    argv = ["sh", "-c", 'exec "$@" <&-', "sh", *sampler_argv()]
+    argv = ["sh", "-c", 'exec "$@" <&-', "sh", *SAMPLER_ARGV]
     code = (
         "import subprocess, sys; "
         f"child = subprocess.Popen({argv!r}, stdout=open({str(out)!r}, 'wb')); "
@@ -130,12 +137,14 @@ def test_ports_are_read_by_the_names_of_mlx5_efa_and_the_port_itself(tmp_path: P
     sysfs.write(sysfs.infiniband(tmp_path, "ib0") / "counters", symbol_error=6)
     sysfs.write(sysfs.infiniband(tmp_path, "odd") / "counters", symbol_error="N/A (no PMA)")
     sysfs.infiniband(tmp_path, "silent")
-    found = port_counters(tmp_path)
-    assert {port: [read_counters(some) for some in both] for port, both in found.items()} == {
-        "efa0/1": [2, None],
-        "ib0/1": [6, None],
-        "mlx5_0/1": [3, 8],
-        "odd/1": [None, None],
+    found = {
+        port.parents[1].name: [*read_port(port).values()]
+        for port in tmp_path.glob("class/infiniband/*/ports/1")
     }
-    found["mlx5_0/1"][0][0].unlink()
-    assert read_counters(found["mlx5_0/1"][0]) is None
+    assert found == {
+        "efa0": [2, None],
+        "ib0": [6, None],
+        "mlx5_0": [3, 8],
+        "odd": [None, None],
+        "silent": [None, None],
+    }

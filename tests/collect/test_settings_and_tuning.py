@@ -18,22 +18,22 @@ def log(*lines: str) -> NcclLog:
 @pytest.mark.parametrize(
     ("line", "size", "choice"),
     [
-        ("65536 Bytes -> Algo 1 proto 2 time 37.798233", 65536, Choice(*RING_SIMPLE, None)),
+        ("65536 Bytes -> Algo 1 proto 2 time 37.798233", 65536, (*RING_SIMPLE, None)),
         (
             "AllReduce: 64 Bytes -> Algo 0 proto 0 time 3.1",
             64,
-            Choice("Tree", "LL", None),
+            ("Tree", "LL", None),
         ),
         (
             "AllReduce: 64 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={2..5}",
             64,
-            Choice(*RING_SIMPLE, 4),
+            (*RING_SIMPLE, 4),
         ),
         (
             "AllReduce: 64 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15} "
             "cgaClusterSize 4",
             64,
-            Choice("NVLSTree", "Simple", 16),
+            ("NVLSTree", "Simple", 16),
         ),
     ],
 )

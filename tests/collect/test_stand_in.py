@@ -4,7 +4,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from dynamiccl.nccl import Collective
 from dynamiccl.simulator import h100
 from tests.collect.parsed import parse
 from tests.fakes.nccl_tests.install import PROGRAMS, install_stand_in
-from tests.fakes.nccl_tests.world import World, colours, communicator, slowdowns, world_of
 from tests.fakes.running import StandIn, times_us, tuning_lines
 from tests.published import folder
 
@@ -80,12 +78,6 @@ def test_text_and_json_are_read_whole_and_agree(
     assert second == ""
 
 
-def test_option_that_it_has_not_is_refused(stand_in: StandIn) -> None:
-    done = stand_in.run("all_reduce_perf", "-m", "4")
-    assert (done.returncode, done.stdout) == (125, "")
-    assert "the stand-in for nccl-tests: option -m not recognized" in done.stderr
-
-
 def test_default_and_times_are_the_simulator_s(stand_in: StandIn) -> None:
     text = stand_in.output("all_reduce_perf", *LADDER, settings={"FAKE_NOISE": "0"})
     group, collective = h100.Group(1, 8), Collective.AllReduce
@@ -116,13 +108,6 @@ def test_environment_forces_the_choice(
     assert all(said in line for line in tuning_lines(text))
     for name, value in settings.items():
         assert f"{name} set by environment to {value}" in text
-
-
-def test_noise_is_the_launch_s_own_and_repeatable(stand_in: StandIn) -> None:
-    launches = [{}, {}, {"FAKE_LAUNCH": "1"}]
-    texts = [stand_in.output("all_reduce_perf", *LADDER, settings=one) for one in launches]
-    first, again, other = map(times_us, texts)
-    assert first == again != other
 
 
 def test_failure_of_nccl_ends_it(stand_in: StandIn) -> None:
@@ -177,48 +162,3 @@ def test_what_a_tuner_does_wrong_is_nccl_s_end(stand_in: StandIn, tmp_path: Path
         assert record(stand_in, tmp_path, RECORD_FORCE=unchecked)[0] == -signal.SIGFPE
     with pytest.raises(subprocess.TimeoutExpired):
         record(stand_in, tmp_path, RECORD_DISAGREE="1")
-
-
-@pytest.mark.parametrize(
-    ("variables", "rank", "hosts"),
-    [
-        # A batch script itself is one process, whatever the job may use.
-        ({"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, 0, ["me"]),
-        (
-            {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "2"}
-            | {"SLURM_STEP_NODELIST": "n[09-11]"},
-            2,
-            ["n09", "n09", "me"],
-        ),
-        (
-            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
-            | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_NNODES": "9", "SLURM_NTASKS": "9"},
-            0,
-            ["me", "me", "me-n1", "me-n1"],
-        ),
-        ({"PMIX_RANK": "1", "SLURM_NTASKS": "2"}, 1, ["me", "me"]),
-    ],
-)
-def test_processes_are_known_from_the_launcher(
-    variables: dict[str, str], rank: int, hosts: list[str]
-) -> None:
-    world = world_of({"SLURMD_NODENAME": "me", **variables})
-    assert (world.rank, world.host, [*world.hosts]) == (rank, "me", hosts)
-
-
-def test_communicator_has_its_colour_s_processes_and_is_as_slow_as_the_slowest() -> None:
-    assert colours(8, {"NCCL_TESTS_SPLIT": "div0x4"}) == [0] * 4 + [1] * 4
-    assert colours(8, {"NCCL_TESTS_SPLIT": "XOR 3"}) == [0] * 8
-    pairs = colours(8, {"NCCL_TESTS_SPLIT": "MOD 4"})
-    # The mask wins, and is hexadecimal without saying so.
-    assert pairs == colours(8, {"NCCL_TESTS_SPLIT": "XOR 3", "NCCL_TESTS_SPLIT_MASK": "3"})
-    mine = communicator(World(rank=5, hosts=("a",) * 4 + ("b",) * 4), pairs)
-    assert (mine.rank, mine.hosts, mine.num_nodes) == (1, ("a", "b"), 2)
-    assert slowdowns(pairs, {"FAKE_SLOW": "5:1.5"}) == [1.0, 1.5, 1.0, 1.0] * 2
-
-
-def test_start_is_light() -> None:
-    heavy = "{'numpy', 'polars', 'pydantic', 'torch', 'pytest'}"
-    code = f"import sys, tests.fakes.nccl_tests.benchmark; print({heavy} & sys.modules.keys())"
-    said = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT)
-    assert said == "set()\n"

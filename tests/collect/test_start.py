@@ -1,6 +1,7 @@
 """From the command's options to a sweep that runs or is submitted (real Slurm: tests/cluster)."""
 
 import io
+import json
 import signal
 import subprocess
 import sys
@@ -16,15 +17,13 @@ from dynamiccl import slurm
 from dynamiccl.collect import start as start_module
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import Shard
-from dynamiccl.collect.run import RunSummary
+from dynamiccl.collect.run import Summary
 from dynamiccl.collect.schedule import Launch
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.start import (
     RunOptions,
-    Submission,
     batch_script,
     find_plugin,
-    launcher_of,
     parse_shard,
     script_path,
     start_sweep,
@@ -33,7 +32,7 @@ from dynamiccl.collect.start import (
 from dynamiccl.collect.strategies import Outcome, make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
-from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError
+from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UserError
 from dynamiccl.libraries import SWEEP_NAME
 from dynamiccl.slurm import BatchScript
 from tests.collect.benchmark.sweeps import sweep
@@ -47,15 +46,15 @@ def options(folder: Path, **more: Any) -> RunOptions:
     )
 
 
-def start(made: Sweep, folder: Path, **more: Any) -> RunSummary:
+def start(made: Sweep, folder: Path, **more: Any) -> Summary:
     return start_sweep(made, options(folder, **more), console=NOWHERE)
 
 
 # --- Here ---
 
 
-@pytest.mark.parametrize(("text", "shard"), [(None, Shard()), ("11/12", Shard(11, 12))])
-def test_shard_is_read(text: str | None, shard: Shard) -> None:
+@pytest.mark.parametrize(("text", "shard"), [("0/1", Shard()), ("11/12", Shard(11, 12))])
+def test_shard_is_read(text: str, shard: Shard) -> None:
     assert parse_shard(text) == shard
 
 
@@ -65,20 +64,11 @@ def test_what_is_no_shard_is_refused_with_what_to_write(text: str) -> None:
         parse_shard(text)
 
 
-def test_launcher_is_the_sweeps_or_the_one_that_is_named() -> None:
-    made = sweep(launcher='{ kind = "mpirun", extra_args = ["--bind-to", "none"] }')
-    assert launcher_of(made.file, None) == made.file.launcher
-    named = launcher_of(made.file, "srun")
-    assert (named.kind, named.extra_args) == ("srun", ("--bind-to", "none"))
-    with pytest.raises(UnknownName, match=r"'qsub'.*local, mpirun, srun, sbatch"):
-        launcher_of(made.file, "qsub")
-
-
 def test_shards_share_the_settings_and_nothing_is_measured_twice(tmp_path: Path) -> None:
     made = sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]')
     done = [start(made, tmp_path, shard=f"{index}/3") for index in range(3)]
     whole = start(made, tmp_path / "one")
-    assert sum(part.rows_written for part in done) == whole.rows_written
+    assert sum(part["rows_written"] for part in done) == whole["rows_written"]
     key = ["trial", "run", "repeat", "time_us"]
     shared = store.read(tmp_path / "out").select(key).sort(key)
     assert shared.equals(store.read(tmp_path / "one" / "out").select(key).sort(key))
@@ -90,12 +80,12 @@ def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
         start(made, tmp_path, shard="0/2")
     with pytest.raises(UserError, match=r"launcher\.array = 1"):
         submit_sweep(made, options(tmp_path))
+    with pytest.raises(UserError, match=r"the elements of a batch job are launcher\.array"):
+        submit_sweep(sweep(), options(tmp_path, shard="0/2"))
     assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_start_is_told_and_nothing_is_begun(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"'mpi-bench'.*nccl-tests, simulator"):
-        start(sweep(), tmp_path, runner="mpi-bench")
     real = {"runner": "nccl-tests", "nccl_tests_dir": tmp_path}
     with pytest.raises(MachineError, match=r"no executable all_reduce_perf"):
         start(sweep(), tmp_path, **real)
@@ -132,17 +122,15 @@ WHOLE = f"""\
 
 # Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.
 exec {sys.executable} -P -m dynamiccl.collect.cli run '/my sweep.toml' --out '/data/100% mine' \
---launcher srun --resume --runner nccl-tests --limit 9 --retry-failed \
+--launcher srun --resume --runner nccl-tests --retry-failed \
 --batch-script '/data/100% mine/.slurm/grid.sbatch'
 """
 
 
 def script_of(*header: str, array: int = 1) -> str:
-    made = sweep()
-    wanted = RunOptions(sweep_file=Path("/my sweep.toml"), out=OUT, limit=9, retry_failed=True)
-    changes = {"sbatch_header": header, "array": array}
-    launcher = made.file.launcher.model_copy(update=changes)
-    return batch_script(made, wanted, launcher, script_path(OUT, "grid"))
+    table = f"{{ sbatch_header = {json.dumps(header)}, array = {array} }}"
+    wanted = RunOptions(sweep_file=Path("/my sweep.toml"), out=OUT, retry_failed=True)
+    return batch_script(sweep(launcher=table), wanted, script_path(OUT, "grid"))
 
 
 def test_whole_script_and_that_of_an_array() -> None:
@@ -218,7 +206,7 @@ class Played:
     def numbers(self, submission: int) -> str:
         return (self.script.with_suffix(".jobs") / str(submission)).read_text()
 
-    def submit(self, **more: Any) -> Submission:
+    def submit(self, **more: Any) -> dict[str, Any]:
         return submit_sweep(sweep(), options(self.folder, **more))
 
 
@@ -260,6 +248,9 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     assert (done["job"], done["state"], done["trials_done"]) == (None, "done", 60)
     assert len(played.asked("sbatch")) == 2
     assert played.submit(retry_failed=True)["job"] == "79"
+    # Whatever becomes of that job: it is no longer done.
+    with pytest.raises(UserError, match="work is left"):
+        played.submit()
 
 
 def test_of_many_calls_at_once_one_submits(played: Played) -> None:
@@ -379,7 +370,7 @@ def test_where_slurm_refuses_to_requeue_another_job_follows(
 ) -> None:
     played.submit()
     played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
-    BatchScript(played.script, start_module._QUEUE).submit_again(environ)
+    BatchScript(played.script, start_module._FIX).submit_again(environ)
     assert played.asked("scontrol") == [f"scontrol requeue {name}"]
     wanted = f"sbatch --parsable --dependency=afterany:{name}{more} {played.script}"
     assert played.asked("sbatch")[1:] == [wanted]

@@ -1,10 +1,12 @@
 """Tidy CSV sweeps: published ones row by row, and what is refused."""
 
+import csv
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+from dynamiccl.collect import imports
 from dynamiccl.collect.imports import CSV_COLUMNS, ImportOptions, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
@@ -19,37 +21,23 @@ FILES = {
     "rtx5090_socket_raw_repeats.csv": (1296, 1296, 0, 600, 0, 0),
     "rtx5090_socket_tables.csv": (867, 867, 0, 460, 5, 127),
 }
-ROW = {
-    "source": "page",
-    "system": "One node, NVLink",
-    "gpu": "H100",
-    "num_nodes": "1",
-    "ranks_per_node": "8",
-    "nccl_version": "2.29.7",
-    "collective": "allreduce",
-    "size_bytes": "1048576",
-    "algorithm": "RING",
-    "protocol": "LL128",
-    "num_channels": "16",
-    "mode": "isolated",
-    "launch_profile": "default",
-    "in_place": "true",
-    "run": "r1",
-    "repeat": "0",
-    "statistic": "mean",
-    "time_us": "100",
-    "busbw_gbytes_per_s": "18.35",
-    "is_default": "false",
-    "note": "",
-}
+HEADER = (
+    "source,system,gpu,num_nodes,ranks_per_node,nccl_version,collective,size_bytes,algorithm,"
+    "protocol,num_channels,mode,launch_profile,in_place,run,repeat,statistic,time_us,"
+    "busbw_gbytes_per_s,is_default,note"
+)
+LINE = (
+    'page,"One node, NVLink",H100,1,8,2.29.7,allreduce,1048576,RING,LL128,16,isolated,default,true,'
+    "r1,0,mean,100,18.35,false,"
+)
+[ROW] = csv.DictReader([HEADER, LINE])
 
 
 def write(path: Path, *changes: dict[str, str]) -> Path:
-    lines = [",".join(CSV_COLUMNS)]
-    lines += [
-        ",".join(f'"{({**ROW, **change})[name]}"' for name in CSV_COLUMNS) for change in changes
-    ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, CSV_COLUMNS)
+        writer.writeheader()
+        writer.writerows(ROW | change for change in changes)
     return path
 
 
@@ -80,7 +68,7 @@ def test_published_sweep(name: str, tmp_path: Path) -> None:
 
 
 def test_targets_of_other_libraries_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"mscclpp_targets\.csv:2: algorithm: unknown algorithm"):
+    with pytest.raises(OutputError, match=r"mscclpp_targets\.csv:2: unknown algorithm"):
         import_files([sweep("mscclpp_targets.csv")], tmp_path)
 
 
@@ -113,15 +101,18 @@ def test_row_of_its_own(tmp_path: Path) -> None:
 
 
 def test_default_row_keeps_what_was_read_back_as_actual(tmp_path: Path) -> None:
-    row = load(tmp_path, {"is_default": "true", "launch_profile": "buff8m"}).row(0, named=True)
+    change = {"is_default": "true", "launch_profile": "buff8m", "note": "requested size 1000000"}
+    row = load(tmp_path, change).row(0, named=True)
     assert row["requested_algorithm"] is None
     assert (row["actual_algorithm"], row["actual_num_channels"]) == ("Ring", 16)
     assert (row["is_default"], row["verified"], row["default_scope"]) == (True, False, "profile")
 
 
-def test_upper_limit_of_channels_is_no_request(tmp_path: Path) -> None:
-    row = load(tmp_path, {"note": "channels = upper limit"}).row(0, named=True)
-    assert (row["requested_num_channels"], row["actual_num_channels"]) == (None, None)
+def test_notes_tell_whether_channels_were_requested(tmp_path: Path) -> None:
+    limit, back, other = "channels = upper limit", "channels: read back", "algorithm read back"
+    rows = load(tmp_path, *({"note": note, "run": note} for note in (limit, back, other)))
+    assert rows["requested_num_channels"].to_list() == [None, None, 16]
+    assert rows["actual_num_channels"].to_list() == [None, 16, None]
 
 
 def test_time_is_derived_from_bus_bandwidth(tmp_path: Path) -> None:
@@ -135,7 +126,7 @@ def test_time_is_derived_from_bus_bandwidth(tmp_path: Path) -> None:
     [
         ("no result: HANG (>30s timeout)", "timed_out"),
         ("no result: Message truncation crash", "failed"),
-        ("invalid usage", "infeasible"),
+        ("no result: the plug-in changes nothing", "failed"),
     ],
 )
 def test_attempt_without_a_result(note: str, status: str, tmp_path: Path) -> None:
@@ -150,11 +141,13 @@ def test_attempt_without_a_result(note: str, status: str, tmp_path: Path) -> Non
         ("algorithm", "mscclpp kernel 1", "unknown algorithm 'mscclpp kernel 1'; choose from Tree"),
         ("collective", "alreduce", "did you mean 'AllReduce'"),
         ("size_bytes", "", "size_bytes: Field required"),
+        ("size_bytes", str(1 << 62), "size_bytes: Input should be less than"),
         ("num_nodes", "0", "num_nodes: Input should be greater than or equal to 1 (got '0')"),
         ("time_us", "nan", "finite number"),
         ("time_us", "0", "greater than 0"),
         ("in_place", "maybe", "in_place: Input should be a valid boolean"),
         ("nccl_version", "new", "unknown NCCL version"),
+        ("statistic", "target", "statistic: Input should be 'mean', 'median'"),
     ],
 )
 def test_refused_cell(column: str, value: str, message: str, tmp_path: Path) -> None:
@@ -165,6 +158,38 @@ def test_row_printed_twice_counts_once(tmp_path: Path) -> None:
     path = write(tmp_path / "s.csv", {}, {"time_us": "101"}, {"repeat": "1"})
     summary = import_files([path], tmp_path / "out")
     assert (summary.duplicates, summary.measurements_written) == (1, 2)
+
+
+def test_rows_without_a_repeat_are_the_next_ones_of_those_alike_in_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "CHUNK_ROWS", 2)
+    changes = ({"repeat": ""}, {"repeat": "0"}, {"repeat": "2"}, {"repeat": ""}, {"run": "other"})
+    summary = import_files([write(tmp_path / "s.txt", *changes)], tmp_path / "out")
+    assert len(summary.files[0].parts) == 2
+    rows = store.read(tmp_path / "out").sort("source_line")
+    assert (summary.duplicates, summary.rows_read) == (1, 5)
+    assert rows["repeat"].to_list() == [0, 2, 3, 0]
+
+
+def test_size_0_is_dropped_and_a_bandwidth_of_0_has_no_time(tmp_path: Path) -> None:
+    nothing = {"time_us": "", "busbw_gbytes_per_s": "0"}
+    summary = import_files([write(tmp_path / "s.csv", {"size_bytes": "0"}, nothing)], tmp_path)
+    [row] = store.read(tmp_path).to_dicts()
+    assert (summary.dropped, summary.files[0].dropped) == (1, {"size 0": 1})
+    assert (row["status"], row["time_us"], row["algbw_gbytes_per_s"]) == ("ok", None, None)
+    assert "bandwidth of 0 or an unknown number of ranks" in summary.files[0].remarks[0]
+
+
+def test_what_the_caller_knows_is_for_empty_cells(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv", {"gpu": "", "launch_profile": ""}, {"size_bytes": "2097152"})
+    options = ImportOptions(system="mine", gpu="H200", launch_profile="tuned")
+    import_files([path], tmp_path / "out", options=options)
+    rows = store.read(tmp_path / "out").sort("source_line")
+    assert rows["gpu"].to_list() == ["H200", "H100"]
+    assert rows["launch_profile"].to_list() == ["tuned", "default"]
+    assert rows["default_scope"].to_list() == ["profile", "untouched"]
+    assert rows["system"].unique().to_list() == ["mine"]
 
 
 def test_a_record_has_the_line_that_it_ends_on(tmp_path: Path) -> None:
@@ -179,7 +204,7 @@ def test_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> 
         import_files([path], tmp_path / "out")
     said = str(caught.value)
     assert "unknown or repeated column message, latency" in said
-    assert "no column size_bytes, system (or --system), time_us or busbw_gbytes_per_s;" in said
+    assert "no column size_bytes, system or --system, time_us or busbw_gbytes_per_s;" in said
     assert "it has message, collective, latency" in said
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,12 @@ from dynamiccl.collect.nodes import (
     MAX_GAP_S,
     UNKNOWN,
     Companion,
+    Health,
     Nodes,
-    NodeWatch,
-    Watch,
     add_reading,
     ask_nodes,
     health_of,
-    parse_reading,
+    watch_health,
 )
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.datasets import store
@@ -35,7 +35,7 @@ from dynamiccl.datasets.cells import comparable, usable
 from tests.collect.benchmark.stand_in import site
 from tests.collect.benchmark.sweeps import sweep
 from tests.collect.cycles import Cycles
-from tests.collect.live_processes import await_true, is_running
+from tests.collect.live_processes import await_true, children, is_running
 from tests.rows import default, frame
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,31 +43,39 @@ LOCAL = Nodes(LauncherSettings())
 Row = dict[str, Any]
 
 
+Heard = dict[str, list[Row]]
+#: What it has in place of ports, and of GPUs.
+NO_NIC = {"no NIC": {"nic_retries": None, "nic_congestion": None}}
+NO_GPU = {"no GPU": {"throttled": None, "ecc_errors": None}}
+
+
 def reading(time_s: float, slowed: Sequence[object], ecc_errors: Sequence[object] = ()) -> Row:
-    gpus = {"slowed": [*slowed], "ecc_errors": [*(ecc_errors or [0] * len(slowed))]}
-    return {"sampler": "n1:7", "time_s": time_s, **gpus, "nics": {}}
+    """Of some GPUs: whether each is throttled, and its memory errors (0)."""
+    gpus = zip(slowed, ecc_errors or [0] * len(slowed), strict=True)
+    read = {f"gpu{k}": {"throttled": s, "ecc_errors": e} for k, (s, e) in enumerate(gpus)}
+    return {"time_s": time_s, "read": (read or NO_GPU) | NO_NIC}
 
 
-def node(*readings: Row) -> list[Row]:
-    found: list[Row] = []
+def node(*readings: Row, host: str = "n1") -> Heard:
+    found: Heard = {}
     for one in readings:
-        add_reading(found, one)
+        add_reading(found, json.dumps({"sampler": f"{host}:7", **one}))
     return found
 
 
-def slowed(*values: bool | None) -> list[Row]:
+def slowed(*values: bool | None, host: str = "n1") -> Heard:
     """One GPU, read once a second."""
-    return node(*(reading(float(t), [value]) for t, value in enumerate(values)))
+    return node(*(reading(float(t), [value]) for t, value in enumerate(values)), host=host)
 
 
-def throttled(readings: list[Row], begin_s: float, end_s: float) -> bool | None:
-    found: bool | None = health_of([readings], begin_s, end_s)["throttled"]
+def throttled(heard: Heard, begin_s: float, end_s: float) -> bool | None:
+    found: bool | None = health_of(heard, 1, begin_s, end_s)["throttled"]
     return found
 
 
 def errors(totals: Sequence[int | None], begin_s: float, end_s: float) -> int | None:
-    readings = node(*(reading(float(t), [False], [total]) for t, total in enumerate(totals)))
-    found: int | None = health_of([readings], begin_s, end_s)["ecc_errors"]
+    heard = node(*(reading(float(t), [False], [total]) for t, total in enumerate(totals)))
+    found: int | None = health_of(heard, 1, begin_s, end_s)["ecc_errors"]
     return found
 
 
@@ -76,28 +84,32 @@ def test_stretch_between_two_readings_is_judged_by_both() -> None:
     assert throttled(cooling, 1.2, 1.3) is True
     assert throttled(cooling, 0.2, 0.3) is True
     assert throttled(cooling, 2.2, 2.3) is False
+    assert throttled(cooling, 2.0, 3.0) is False
 
 
 def test_what_lies_in_a_hole_or_beyond_the_readings_is_not_known() -> None:
     assert throttled(slowed(True), MAX_GAP_S, MAX_GAP_S + 9) is True
     assert throttled(slowed(True), MAX_GAP_S + 0.1, MAX_GAP_S + 9) is None
+    later = node(reading(9.0, [True]))
+    assert throttled(later, 5.0, 9.0 - MAX_GAP_S) is True
+    assert throttled(later, 5.0, 8.9 - MAX_GAP_S) is None
     assert throttled(slowed(False, False), 0.5, 5.0) is None
     assert throttled(slowed(False, False), -3.0, 0.5) is None
     stalled = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
-    assert health_of([stalled], 0.5, 9.5) == UNKNOWN
+    assert health_of(stalled, 1, 0.5, 9.5) == UNKNOWN
     assert throttled(stalled, 9.2, 9.8) is False
 
 
 def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
     died_hot = node(reading(0.0, [False]), reading(1.0, [True], [2]))
-    assert health_of([died_hot], 0.5, 50.0) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
+    assert health_of(died_hot, 1, 0.5, 50.0) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
     # One GPU of a node is enough; one that does not answer leaves the others unknown.
     both = node(reading(0.0, [False, False]), reading(1.0, [False, True], [0, 1]))
-    assert health_of([both], 0.2, 0.8) == {**UNKNOWN, "throttled": True, "ecc_errors": 1}
+    assert health_of(both, 1, 0.2, 0.8) == {**UNKNOWN, "throttled": True, "ecc_errors": 1}
     silent = node(*(reading(float(t), [False, None], [None, 0]) for t in range(3)))
-    assert health_of([silent], 0.5, 1.5) == UNKNOWN
+    assert health_of(silent, 1, 0.5, 1.5) == UNKNOWN
     known = node(*(reading(float(t), [True, None], [None, t]) for t in range(3)))
-    assert health_of([known], 0.5, 1.5) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
+    assert health_of(known, 1, 0.5, 1.5) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
 
 
 def test_memory_errors_are_those_counted_inside_the_stretch() -> None:
@@ -110,43 +122,56 @@ def test_memory_errors_are_those_counted_inside_the_stretch() -> None:
 
 
 def test_bad_node_makes_the_stretch_bad_and_no_node_makes_it_unknown() -> None:
-    fine = slowed(False, False)
-    bad = node(reading(0.0, [False]), reading(1.0, [True], [3]))
-    assert health_of([fine, fine], 0.2, 0.8)["throttled"] is False
-    found = health_of([fine, [], bad], 0.2, 0.8)
+    fine = slowed(False, False) | slowed(False, False, host="n2")
+    bad = node(reading(0.0, [False]), reading(1.0, [True], [3]), host="n3")
+    assert health_of(fine, 2, 0.2, 0.8)["throttled"] is False
+    found = health_of(fine | bad, 4, 0.2, 0.8)
     assert (found["throttled"], found["ecc_errors"]) == (True, 3)
-    without_gpu = node(*(reading(float(t), []) for t in range(3)))
-    for nodes in ([fine, []], [without_gpu], []):
-        assert health_of(nodes, 0.2, 0.8) == UNKNOWN
+    without_gpu = node(*(reading(float(t), []) for t in range(3)), host="n2")
+    for heard, num_nodes in ((fine, 3), (fine | without_gpu, 2), (without_gpu, 1), ({}, 1)):
+        assert health_of(heard, num_nodes, 0.2, 0.8) == UNKNOWN
 
 
-def ports(host: str, *readings: dict[str, list[int | None]]) -> list[Row]:
-    sampler = {"sampler": f"{host}:7", "slowed": [False], "ecc_errors": [0]}
-    times = enumerate(readings)
-    return node(*({**sampler, "time_s": float(t), "nics": nics} for t, nics in times))
+def test_equal_readings_are_one_until_a_hole() -> None:
+    [readings] = node(*(reading(t, [False]) for t in (0.0, 1.0, 1.0 + MAX_GAP_S, 9.0))).values()
+    assert [(one["time_s"], one["end_s"]) for one in readings] == [(0.0, 4.0), (9.0, 9.0)]
+
+
+def ports(host: str, *readings: dict[str, list[int | None]]) -> Heard:
+    names = ("nic_retries", "nic_congestion")
+    nics = [{p: dict(zip(names, n, strict=True)) for p, n in one.items()} for one in readings]
+    return node(*({"time_s": float(t), "read": NO_GPU | n} for t, n in enumerate(nics)), host=host)
 
 
 def test_row_has_what_all_ports_counted_and_names_the_worst() -> None:
     one = ports("n1", {"a/1": [5, 100]}, {"a/1": [5, 190]}, {"a/1": [9, 190]})
     other = ports("n2", {"b/1": [0, 0], "c/1": [7, None]}, {"b/1": [3, 5], "c/1": [7, None]})
-    found = health_of([one, other], 0.2, 0.8)
+    found = health_of(one | other, 2, 0.2, 0.8)
     assert (found["nic_retries"], found["nic_congestion"]) == (3, 95)
     assert found["nic_worst"] == "n2 b/1"
-    later = health_of([one], 1.2, 1.8)
+    later = health_of(one, 1, 1.2, 1.8)
     assert (later["nic_retries"], later["nic_worst"]) == (4, "n1 a/1")
-    quiet = health_of([ports("n1", {"a/1": [9, 1]}, {"a/1": [9, 1]})], 0.2, 0.8)
+    quiet = health_of(ports("n1", {"a/1": [9, 1]}, {"a/1": [9, 1]}), 1, 0.2, 0.8)
     assert (quiet["nic_retries"], quiet["nic_congestion"], quiet["nic_worst"]) == (0, 0, None)
-    assert health_of([one], 5.0, 6.0)["nic_retries"] is None
-    assert health_of([one, []], 2.0, 2.0)["nic_congestion"] is None
+    assert health_of(one, 1, 5.0, 6.0)["nic_retries"] is None
+    assert health_of(one, 2, 2.0, 2.0)["nic_congestion"] is None
 
 
 @pytest.mark.parametrize(
     "line",
-    ["", "srun: step created\n", '{"sampler": "n1:7", "time_s": 1.0, "slowed": [fal', "{}", "7"],
+    ["", "srun: step created\n", '{"sampler": "n1:7", "time_s": 1.0, "read": {"gp', "{}", "7"],
 )
-def test_what_is_no_reading_is_none(line: str) -> None:
-    assert parse_reading(line) is None
-    assert parse_reading(f"0: {json.dumps(reading(5.0, [True]))}") == reading(5.0, [True])
+def test_other_lines_say_nothing_and_a_launcher_may_label_them(line: str) -> None:
+    heard: Heard = {}
+    add_reading(heard, line)
+    assert heard == {}
+    add_reading(heard, f"0: {json.dumps({'sampler': 'n1:7', **reading(5.0, [True])})}")
+    assert heard == slowed_at(5.0)
+
+
+def slowed_at(time_s: float) -> Heard:
+    whole = {"sampler": "n1:7", "end_s": time_s, **reading(time_s, [True])}
+    return {"n1:7": [whole]}
 
 
 @pytest.mark.parametrize(
@@ -176,8 +201,17 @@ def machine(fake_nvml: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
     return monkeypatch
 
 
-def watched() -> NodeWatch:
-    return NodeWatch(LOCAL, 1)
+def watched(nodes: Nodes = LOCAL, num_nodes: int = 1) -> AbstractContextManager[Health]:
+    return watch_health(nodes, num_nodes)
+
+
+def samplers() -> list[int]:
+    """Process ids of the samplers that we have started, and that run."""
+    return [pid for pid in children(os.getpid()) if b"sampler" in cmdline(pid)]
+
+
+def cmdline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def of_gpus(healths: list[Row]) -> list[tuple[object, object]]:
@@ -186,25 +220,26 @@ def of_gpus(healths: list[Row]) -> list[tuple[object, object]]:
 
 @pytest.mark.usefixtures("machine")
 def test_healthy_gpus_are_known_to_be_so_until_the_very_end() -> None:
-    with watched() as watch:
+    with watched() as health:
+        [pid] = samplers()
         began = time.time()
         time.sleep(0.05)
         now = time.time()
         # The last is shorter than the time between two readings.
         stretches = [(began, began + 0.02), (began + 0.02, now), (now - 0.001, now)]
-        assert of_gpus(watch.health(stretches)) == [(False, 0)] * 3
-        assert watch.health([]) == []
-        assert watch.health([(1.0, 2.0)]) == Watch().health([(1.0, 2.0)]) == [UNKNOWN]
-    assert not is_running(watch._samplers.process.pid)
+        assert of_gpus(health(stretches)) == [(False, 0)] * 3
+        assert health([]) == []
+        assert health([(1.0, 2.0)]) == [UNKNOWN]
+    assert not is_running(pid)
 
 
 def test_slow_and_erring_gpu_is_told(machine: pytest.MonkeyPatch) -> None:
     machine.setenv("FAKE_NVML_REASONS", "0x40")
     # The third question for errors, after the first reading, finds some.
     machine.setenv("FAKE_NVML_ECC", "2")
-    with watched() as watch:
+    with watched() as health:
         began = time.time()
-        assert of_gpus(watch.health([(began, began + 0.5)])) == [(True, 2)]
+        assert of_gpus(health([(began, began + 0.5)])) == [(True, 2)]
 
 
 class OneOfTwo(Nodes):
@@ -216,49 +251,49 @@ class OneOfTwo(Nodes):
 
 def test_node_that_is_silent_makes_the_verdict_unknown(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(watching, "_FIRST_READING_S", 0.5)
-    with NodeWatch(OneOfTwo(LauncherSettings()), 2) as two:
+    with watched(OneOfTwo(LauncherSettings()), 2) as two:
         began = time.time()
         time.sleep(0.1)
-        assert of_gpus(two.health([(began, time.time())])) == [(None, None)]
+        assert of_gpus(two([(began, time.time())])) == [(None, None)]
 
 
 def test_sampler_that_does_not_start_is_told_and_no_error(
     machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = [sys.executable, "-c", "import sys; sys.exit('no pynvml here')"]
-    machine.setattr(watching, "sampler_argv", lambda: broken)
+    machine.setattr(watching, "SAMPLER_ARGV", broken)
     # What has ended is not waited for.
     machine.setattr(watching, "_FIRST_READING_S", 1e6)
     machine.setattr(watching, "_NEXT_READING_S", 1e6)
-    with watched() as watch:
+    with watched() as health:
         now = time.time()
-        assert watch.health([(now - 1, now)]) == [UNKNOWN]
+        assert health([(now - 1, now)]) == [UNKNOWN]
     assert "no telemetry: the samplers do not write (no pynvml here)" in caplog.text
 
 
 def test_samplers_are_ended_when_the_run_fails_or_their_start_is_interrupted(
     machine: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ZeroDivisionError), watched() as watch:
+    with pytest.raises(ZeroDivisionError), watched():
         raise ZeroDivisionError
-    assert not is_running(watch._samplers.process.pid)
+    assert not samplers()
 
     def interrupted(*_: object) -> bool:
+        assert samplers()
         raise KeyboardInterrupt
 
     machine.setattr(Companion, "wait_for", interrupted)
-    watch = watched()
-    with pytest.raises(KeyboardInterrupt), watch:
+    with pytest.raises(KeyboardInterrupt), watched():
         pass
-    assert not is_running(watch._samplers.process.pid)
+    assert not samplers()
 
 
 HARNESS = """
 import time
 from dynamiccl.collect.launchers import LauncherSettings
-from dynamiccl.collect.nodes import Nodes, NodeWatch
-with NodeWatch(Nodes(LauncherSettings()), 1) as watch:
-    print(watch._samplers.process.pid, flush=True)
+from dynamiccl.collect.nodes import Nodes, watch_health
+with watch_health(Nodes(LauncherSettings()), 1):
+    print("up", flush=True)
     time.sleep(600)
 """
 
@@ -268,8 +303,8 @@ def test_killed_harness_leaves_no_sampler_behind() -> None:
     argv = [sys.executable, "-c", HARNESS]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=ROOT) as harness:
         assert harness.stdout is not None
-        pid = int(harness.stdout.readline())
-        assert is_running(pid)
+        assert harness.stdout.readline() == b"up\n"
+        [pid] = children(harness.pid)
         harness.send_signal(signal.SIGKILL)
         harness.wait(timeout=20)
     await_true(lambda: not is_running(pid))
@@ -288,8 +323,8 @@ def measured(folder: Path) -> pl.DataFrame:
     made = sweep(**SMALL)
     where = site(made, folder, None)
     facts = ask_nodes(LOCAL, 1, {})
-    with watched() as watch:
-        runner = NcclTestsRunner(made.file, where, watch=watch, facts=facts)
+    with watched() as health:
+        runner = NcclTestsRunner(made.file, where, health=health, facts=facts)
         run_sweep(made, Cycles(made.trials, 1), runner, where.out, resume=False)
     return store.read(where.out)
 

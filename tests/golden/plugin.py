@@ -49,6 +49,7 @@ from tests.golden.frames import equal_frames, tables
 from tests.golden.golden import Golden
 from tests.plugin_build import built
 from tests.published import ROOT
+from tests.serve.benchmark_calls import benchmark_calls, stage
 
 SEED: Final = 43
 QUESTIONS: Final = 10_000
@@ -259,7 +260,7 @@ def of_sweep(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
             schedule = random_schedule(random, collective, chunks=version >= 6)
             environment = stage(directory / f"v{version}-{collective.wire}", schedule)
             with plugin.communicator(8, 1, version=version, environment=environment) as player:
-                for size_bytes in calls_of(schedule):
+                for size_bytes in [call.size_bytes for call in benchmark_calls(schedule)]:
                     costs = random_costs(random)
                     costs[costs == 0] = 1  # so that setting a cell to 0 shows
                     pipe_ops, reg_buff = random.choice([1, 1, 2]), random.randrange(2)
@@ -293,23 +294,6 @@ def random_schedule(random: Random, collective: Collective, *, chunks: bool) -> 
         sizes=sizes,
         cycles=tuple(tuple(config() for _ in sizes) for _ in range(33)),
     )
-
-
-def calls_of(schedule: Schedule) -> list[int]:
-    sizes = [size for size, calls in schedule.warmup for _ in range(calls)]
-    per_block = schedule.halves * schedule.calls_per_half
-    return sizes + [s for _ in schedule.cycles for s in schedule.sizes for _ in range(per_block)]
-
-
-def stage(directory: Path, schedule: Schedule) -> dict[str, str | None]:
-    directory.mkdir(parents=True)
-    (directory / "schedule").write_bytes(schedule.to_bytes())
-    return {
-        "DYNAMICCL_MODE": "sweep",
-        "DYNAMICCL_SCHEDULE": str(directory / "schedule"),
-        "DYNAMICCL_SCHEDULE_HASH": schedule.content_hash,
-        "DYNAMICCL_SWEEP_REPORT": str(directory / "report"),
-    }
 
 
 def of_adaptive(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:

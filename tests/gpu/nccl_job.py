@@ -28,9 +28,9 @@ def records_by_rank(directory: Path) -> dict[int, Records]:
         raise AssertionError(f"the job left no calls file under {directory}")
     for path in paths:
         report = FileReport(path=str(path), format="calls")
-        for records in read_records(path, report):
-            for rank in np.unique(records["rank"]):
-                parts.setdefault(int(rank), []).append(records[records["rank"] == rank])
+        records = read_records(path, report)
+        for rank in np.unique(records["rank"]):
+            parts.setdefault(int(rank), []).append(records[records["rank"] == rank])
         if report.rejected:
             raise AssertionError(f"{path} has damaged records: {report.rejected}")
     whole = {rank: np.concatenate(found) for rank, found in parts.items()}

@@ -120,7 +120,7 @@ def test_settings_have_nccls_precedence() -> None:
     ],
 )
 def test_settings_that_overrule_a_tuner_are_told(name: str, value: str, said: str) -> None:
-    checks = by_name(HEALTHY.with_env(**{name: value}), [check_settings])
+    checks = by_name(check_settings(HEALTHY.with_env(**{name: value})))
     assert checks["NCCL settings"].found == f"{name}={value} (environment)"
     assert (name in checks) == bool(said)
     assert not said or said in checks[name].advice

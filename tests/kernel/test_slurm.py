@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.errors import MachineError
-from dynamiccl.slurm import Element, SlurmQueue, capture, parse_queue
+from dynamiccl.slurm import Element, capture, elements, requeue, submit
 
 FIX = "correct --time"
 
@@ -25,7 +25,7 @@ def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("answer", ["77", "77;cluster-b"])
 def test_submit(bin_dir: Path, answer: str) -> None:
     command(bin_dir, "sbatch", f"echo '{answer}'")
-    assert SlurmQueue(FIX).submit(Path("/d/x y.sbatch")) == "77"
+    assert submit(Path("/d/x y.sbatch"), fix=FIX) == "77"
     assert (bin_dir / "asked").read_text(encoding="utf-8") == "--parsable /d/x y.sbatch\n"
 
 
@@ -34,7 +34,7 @@ def test_a_refusal_is_passed_on(bin_dir: Path) -> None:
     with pytest.raises(
         MachineError, match="/d/s: sbatch: error: invalid partition; correct --time"
     ):
-        SlurmQueue(FIX).submit(Path("/d/s"))
+        submit(Path("/d/s"), fix=FIX)
 
 
 def test_without_slurm_the_message_names_the_command(
@@ -42,7 +42,7 @@ def test_without_slurm_the_message_names_the_command(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError, match="cannot start 'sbatch'"):
-        SlurmQueue(FIX).submit(Path("/d/s"))
+        submit(Path("/d/s"), fix=FIX)
 
 
 def test_elements(bin_dir: Path) -> None:
@@ -51,7 +51,7 @@ def test_elements(bin_dir: Path) -> None:
         "squeue",
         "echo '77_0|RUNNING|None|n[1-2]|/d/a|b.sbatch'; echo '77_1|PENDING|Resources||/d/x'",
     )
-    assert SlurmQueue(FIX).elements("77") == (
+    assert elements("77") == (
         Element("77_0", "RUNNING", "None", "n[1-2]", "/d/a|b.sbatch"),
         Element("77_1", "PENDING", "Resources", "", "/d/x"),
     )
@@ -63,22 +63,22 @@ def test_elements(bin_dir: Path) -> None:
 def test_a_forgotten_job_has_no_elements(bin_dir: Path) -> None:
     words = "slurm_load_jobs error: Invalid job id specified"
     command(bin_dir, "squeue", f"echo '{words}' >&2; exit 1")
-    assert SlurmQueue(FIX).elements("77") == ()
+    assert elements("77") == ()
 
 
 def test_a_silent_controller_is_an_error(bin_dir: Path) -> None:
     words = "slurm_load_jobs error: Unable to contact slurm controller"
     command(bin_dir, "squeue", f"echo '{words}' >&2; exit 1")
     with pytest.raises(MachineError, match="nothing about job 77: slurm_load_jobs error: Unable"):
-        SlurmQueue(FIX).elements("77")
+        elements("77")
 
 
 def test_requeue(bin_dir: Path) -> None:
     command(bin_dir, "scontrol", "exit 0")
-    assert SlurmQueue(FIX).requeue("77_1") is None
+    assert requeue("77_1") is None
     assert (bin_dir / "asked").read_text(encoding="utf-8") == "requeue 77_1\n"
     command(bin_dir, "scontrol", "echo 'Access denied' >&2; exit 1")
-    assert SlurmQueue(FIX).requeue("77") == "Access denied"
+    assert requeue("77") == "Access denied"
 
 
 def test_a_job_that_submits_another_keeps_its_own_variables(
@@ -87,7 +87,7 @@ def test_a_job_that_submits_another_keeps_its_own_variables(
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG"):
         monkeypatch.setenv(name, "x")
     command(bin_dir, "sbatch", "env | cut -d= -f1 | grep -E 'SLURM|NCCL' | sort | xargs")
-    submitted = SlurmQueue(FIX).submit(Path("/d/s"), "--dependency=afterany:7")
+    submitted = submit(Path("/d/s"), "--dependency=afterany:7", fix=FIX)
     assert submitted == "NCCL_DEBUG SLURM_CONF"
     asked = "--parsable --dependency=afterany:7 /d/s\n"
     assert (bin_dir / "asked").read_text(encoding="utf-8") == asked
@@ -105,13 +105,7 @@ def test_a_job_that_submits_another_keeps_its_own_variables(
     ],
 )
 def test_a_state_is_alive_unless_it_is_known_to_be_the_end(state: str, *, ended: bool) -> None:
-    (element,) = parse_queue(f"1|{state}|None||s\n")
-    assert element.ended is ended
-
-
-def test_capture_takes_both_streams() -> None:
-    done = capture(("sh", "-c", "echo out; echo err >&2; exit 6"), timeout_s=20)
-    assert (done.returncode, done.stdout, done.stderr) == (6, "out\n", "err\n")
+    assert Element("1", state, "None", "", "s").ended is ended
 
 
 def test_capture_names_what_is_missing_or_silent() -> None:

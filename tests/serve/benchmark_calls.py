@@ -60,6 +60,7 @@ def random_schedule(
 
 def stage(directory: Path, schedule: Schedule) -> dict[str, str | None]:
     """Write `schedule` into `directory`; return the environment of a launch that plays it."""
+    directory.mkdir(parents=True, exist_ok=True)
     path = directory / "schedule"
     path.write_bytes(schedule.to_bytes())
     return {

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.doctor import ASK_VERSION, Check, CheckStatus, Machine, ProgramResult, run_checks
+from dynamiccl.doctor import ASK_VERSION, Check, CheckStatus, Machine, ProgramResult
 from dynamiccl.errors import MachineError, PluginError, UserError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
-from dynamiccl.serve.doctor import Question, compare, job_checks
+from dynamiccl.serve.doctor import Question, check_for_job, compare
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import ask_probe
 from tests.cli.conftest import Shell, refused
@@ -24,7 +24,8 @@ NOTHING = Recorded(runs={}, files={}, programs={})
 
 
 def found(machine: Machine, plugin: Path = Path("gone.so"), **question: Any) -> dict[str, Check]:
-    return by_name(machine, job_checks(Question(plugin, question.get("artifact"), Path("/n.so"))))
+    asked = Question(plugin, question.get("artifact"), Path("/n.so"))
+    return by_name(check_for_job(machine, asked))
 
 
 @pytest.mark.parametrize(
@@ -50,10 +51,10 @@ def test_tables_act_under_releases_whose_source_was_read(
 def test_libraries_are_found_where_jobs_find_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = job_checks(Question(Path("gone.so"), None))
-    assert by_name(NOTHING, asked)["libnccl"].status is UNKNOWN
+    asked = Question(Path("gone.so"), None)
+    assert by_name(check_for_job(NOTHING, asked))["libnccl"].status is UNKNOWN
     machine = NOTHING.holding("/a/libnccl.so.2", "").with_env(LD_LIBRARY_PATH=":/nowhere:/a")
-    check = by_name(machine, asked)["libnccl"]
+    check = by_name(check_for_job(machine, asked))["libnccl"]
     assert check.found == "/a/libnccl.so.2 does not load: no such file or directory"
     wheel = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     wheel.parent.mkdir(parents=True)
@@ -62,7 +63,7 @@ def test_libraries_are_found_where_jobs_find_them(
         machine = machine.holding(path, "").answering(
             sys.executable, "-c", ASK_VERSION, path, output=version
         )
-    [first, second, *_] = run_checks(machine, asked)
+    [first, second, *_] = check_for_job(machine, asked)
     assert (first.found, second.found) == (f"NCCL 2.28.9, {wheel}", "NCCL 2.27.7, /a/libnccl.so.2")
     assert "several versions are here (2.27.7, 2.28.9)" in first.advice
 

@@ -10,20 +10,12 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dynamiccl.errors import MachineError, UserError
-from dynamiccl.slurm import (
-    Element,
-    Pace,
-    SlurmQueue,
-    bare_option,
-    option_name,
-    quoted,
-    summarise,
-)
+from dynamiccl.slurm import Element, bare_option, elements, option_name, quoted, submit, summarise
 from dynamiccl.train import tracking
 from dynamiccl.train.fanout.backend import TrialResult, trial_arguments
 from dynamiccl.train.study import trial_summary
@@ -36,6 +28,13 @@ _JOB_TAG: Final = "slurm_job"
 _SCRIPT_NAME: Final = "trials.sbatch"
 _JOB_NAME: Final = "dynamiccl-study"
 _FIX: Final = "correct what --sbatch-option gives, then go on with --resume"
+#: Seconds between two looks right after a change, and at most; a controller is shared by everybody.
+_SHORTEST_S: Final = 1.0
+_LONGEST_S: Final = 15.0
+#: Seconds: a shared file system may show a node's last files late.
+_SETTLE_S: Final = 15.0
+#: Seconds that a controller may be away, e.g. for a restart.
+_PATIENCE_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,6 @@ class SlurmArray:
     options: tuple[str, ...] = ()
     #: Scripts and logs go to `root`/study id, on a file system that all nodes share.
     root: Path = Path("dynamiccl-slurm")
-    pace: Pace = field(default_factory=Pace)
 
     def __post_init__(self) -> None:
         """Raise UserError for a line that is no sbatch option, or sets an array."""
@@ -72,21 +70,20 @@ class SlurmArray:
         Raises:
             MachineError: sbatch refuses the script, or the controller stays silent.
         """
-        queue = SlurmQueue(_FIX)
         run = tracking.reopen_run(tracking_uri, run_id)
         job = run.tag(_JOB_TAG)
-        there = set(numbers) & set(self._alive(queue, job, run_id))
+        there = set(numbers) & set(self._alive(job, run_id))
         if there:
             _log.info("job %s of an earlier call is still there: following it", job)
-            yield from self._follow(queue, job, run_id, there, tracking_uri)
+            yield from self._follow(job, run_id, there, tracking_uri)
         rest = [number for number in numbers if number not in there]
         if not rest:
             return
         script = self.write_script(run_id, rest, tracking_uri)
-        job = queue.submit(script)
+        job = submit(script, fix=_FIX)
         run.set_tags({_JOB_TAG: job})
         _log.info("job %s submitted (%s)", job, script)
-        yield from self._follow(queue, job, run_id, set(rest), tracking_uri)
+        yield from self._follow(job, run_id, set(rest), tracking_uri)
 
     def write_script(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Path:
         """Write the batch script for these trials; returns its path."""
@@ -100,21 +97,21 @@ class SlurmArray:
     def _folder(self, run_id: str) -> Path:
         return self.root.absolute() / run_id
 
-    def _alive(self, queue: SlurmQueue, job: str, run_id: str) -> Iterator[int]:
+    def _alive(self, job: str, run_id: str) -> Iterator[int]:
         """Trials of a job that have not ended."""
-        for element in queue.elements(job) if job else ():
+        for element in elements(job) if job else ():
             # Another cluster, or the same one years later, may know another job by this number.
             ours = element.script.endswith(f"/{run_id}/{_SCRIPT_NAME}")
             if ours and not element.ended:
                 yield _trial_of(element)
 
     def _follow(
-        self, queue: SlurmQueue, job: str, run_id: str, waiting: set[int], tracking_uri: str
+        self, job: str, run_id: str, waiting: set[int], tracking_uri: str
     ) -> Iterator[TrialResult]:
-        wait_s, shown = self.pace.shortest_s, ""
+        wait_s, shown = _SHORTEST_S, ""
         try:
             while True:
-                found = {_trial_of(e): e for e in self._look(queue, job)}
+                found = {_trial_of(e): e for e in _look(job)}
                 over = {n for n in waiting if n not in found or found[n].ended}
                 yield from self._outcomes(
                     job, run_id, {n: found.get(n) for n in over}, tracking_uri
@@ -125,9 +122,9 @@ class SlurmArray:
                 summary = summarise(tuple(found.values()))
                 if summary != shown:
                     _log.info("job %s: %s", job, summary)
-                    shown, wait_s = summary, self.pace.shortest_s
+                    shown, wait_s = summary, _SHORTEST_S
                 time.sleep(wait_s)
-                wait_s = min(1.5 * wait_s, self.pace.longest_s)
+                wait_s = min(1.5 * wait_s, _LONGEST_S)
         except KeyboardInterrupt:
             _log.warning(
                 "leaving job %s to itself: follow it again with --resume %s --slurm, end it with "
@@ -138,22 +135,11 @@ class SlurmArray:
             )
             raise
 
-    def _look(self, queue: SlurmQueue, job: str) -> tuple[Element, ...]:
-        deadline = time.monotonic() + self.pace.patience_s
-        while True:
-            try:
-                return queue.elements(job)
-            except MachineError as error:
-                if time.monotonic() >= deadline:
-                    raise
-                _log.warning("%s; asking again", error)
-                time.sleep(self.pace.longest_s)
-
     def _outcomes(
         self, job: str, run_id: str, over: dict[int, Element | None], tracking_uri: str
     ) -> Iterator[TrialResult]:
         """Outcomes of ended elements, from the tracking store."""
-        deadline = time.monotonic() + self.pace.settle_s
+        deadline = time.monotonic() + _SETTLE_S
         left = dict(over)
         while left:
             for number in sorted(left):
@@ -165,18 +151,30 @@ class SlurmArray:
             late = any(e is None or e.state == "COMPLETED" for e in left.values())
             if not late or time.monotonic() >= deadline:
                 break
-            time.sleep(min(self.pace.shortest_s, self.pace.settle_s))
+            time.sleep(_SHORTEST_S)
         for number, element in sorted(left.items()):
             yield TrialResult(number, None, self._error(job, run_id, number, element))
 
     def _error(self, job: str, run_id: str, number: int, element: Element | None) -> str:
         log = self._folder(run_id) / f"{job}_{number}.out"
-        state = summarise(() if element is None else (element,))
+        state = "gone from the queue" if element is None else element.text
         try:
             said = log.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return f"job {job}_{number} {state}; no log at {log}"
         return f"{reason(said) or 'no output'} (job {job}_{number} {state}; {log})"
+
+
+def _look(job: str) -> tuple[Element, ...]:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return elements(job)
+        except MachineError as error:
+            if time.monotonic() >= deadline:
+                raise
+            _log.warning("%s; asking again", error)
+            time.sleep(_LONGEST_S)
 
 
 def array_script(

@@ -1,6 +1,7 @@
 """NCCL's own choice for a call, from its cost model (`src/graph/tuning.cc`, `src/enqueue.cc`)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from dynamiccl.nccl import (
@@ -119,6 +120,23 @@ class CostModel:
         """Channels that a communicator opens for an algorithm; 0 where it has none."""
         return self.communicator(group).opened(algorithm)
 
+    def num_channels(
+        self, call: Call, algorithm: Algorithm, protocol: Protocol, asked: int | None
+    ) -> int:
+        """Channels that carry data when `asked` are asked for; None = NCCL's own number."""
+        comm = self.communicator(call.group)
+        return used_channels(comm, call.collective, algorithm, protocol, call.size_bytes, asked)
+
+    def reopened(self, *, least: int | None = None, most: int | None = None) -> "CostModel":
+        """The model with at least or at most so many channels opened (`NCCL_MIN/MAX_CTAS`)."""
+        low = self._overrides.min_channels if least is None else least
+        high = self._overrides.max_channels if most is None else most
+        if low is not None and high is not None:
+            # NCCL would let the lower bound win; the last one set is meant here.
+            low, high = (min(low, high), high) if least is None else (low, max(low, high))
+        overrides = replace(self._overrides, min_channels=low, max_channels=high)
+        return CostModel(self.version, self.machine, overrides)
+
     def resolve(self, call: Call, config: Config) -> Config:
         """What runs when `config` is asked for; no knob of the answer is AUTO but the chunk.
 
@@ -134,9 +152,7 @@ class CostModel:
         if not cells:
             raise KeyError(f"NCCL has no {config.key} for {call.collective.wire} on {call.group}")
         algorithm, protocol = min(cells, key=lambda cell: (table[cell], cell))
-        cell = (call.collective, algorithm, protocol)
-        comm = self.communicator(call.group)
-        channels = used_channels(comm, *cell, call.size_bytes, config.num_channels)
+        channels = self.num_channels(call, algorithm, protocol, config.num_channels)
         return Config(algorithm, protocol, channels, config.chunk_bytes)
 
     def threads(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> int:

@@ -10,7 +10,7 @@ from rich.console import Console
 from dynamiccl.collect.journal import Shard, journal_folder
 from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import Interrupt, LauncherSettings
-from dynamiccl.collect.run import RunSummary, SweepProgress, run_sweep
+from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from tests.collect.cycles import Cycles
@@ -51,7 +51,7 @@ def run(
     resume: bool = False,
     interrupt: Interrupt | None = None,
     loses: str = "",
-) -> RunSummary:
+) -> Summary:
     """Run the sweep below `folder`; `loses` is what the programs do first, in the shell."""
     where = site(made, folder, plugin)
     if loses and where.nccl_tests_dir is not None:

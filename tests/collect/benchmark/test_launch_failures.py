@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
+from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.launchers import Interrupt
+from dynamiccl.collect.launchers import Finished, Interrupt, Limits
+from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, lost, rows, run, site, statuses
@@ -73,7 +76,7 @@ def test_config_in_play_when_something_went_once_runs_again(
         "echo NCCL went away; exit 1", "export FAKE_CRASH=Ring/Simple/4ch"
     )
     summary = run(sweep(cycles="1", runner=PATIENT), tmp_path, sweep_path, loses=once)
-    assert summary.launches_run == 3 + 1
+    assert summary["launches_run"] == 3 + 1
     found = rows(tmp_path)
     assert statuses(found).keys() == {"ok"}
     assert found.filter(~pl.col("is_default"))["verified"].all()
@@ -93,6 +96,29 @@ def test_wrong_values_belong_to_their_config_alone(
     assert (found.filter(pl.col("status") == "ok")["wrong_values"] == 0).all()
 
 
+def test_row_that_another_rank_tore_runs_again_with_what_follows(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = {True: itertools.count(), False: itertools.count()}
+
+    def run_process(argv: Sequence[str], limits: Limits, on_line: Any, *more: Any) -> Finished:
+        def line(text: str, arrived_s: float) -> bool:
+            if MEANT_AS_ROW.search(text) and next(numbers["DYNAMICCL_MODE=sweep" in argv]) == 4:
+                text = text[:40]
+            return bool(on_line(text, arrived_s))
+
+        done = launchers.run_process(argv, limits, line, *more)
+        Path(argv[argv.index("-J") + 1]).unlink()  # it would have the row
+        return done
+
+    monkeypatch.setattr(launch, "run_process", run_process)
+    summary = run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path)
+    assert summary["launches_run"] == 2 + 2
+    found = rows(tmp_path)
+    assert statuses(found).keys() == {"ok"}
+    assert found.filter(pl.col("repeat") < 2).height == 2 * 3 * (8 + 2 + 2)
+
+
 # --- Launches that never begin ---
 
 
@@ -101,7 +127,7 @@ def test_launch_that_never_began_twice_is_failed_when_the_next_one_begins(
 ) -> None:
     twice = lost(tmp_path, "sweep", [1, 2])
     made = sweep(cycles="1", datatypes='["float", "half"]', runner=TIMED_ONLY)
-    assert run(made, tmp_path, sweep_path, loses=twice).ended == "done"
+    assert run(made, tmp_path, sweep_path, loses=twice)["ended"] == "done"
     found = rows(tmp_path).filter(pl.col("default_scope") == "profile")
     bad = found.filter(pl.col("status") == "failed")
     assert set(bad["reason"]) == {"exit code 1: NCCL went away"}
@@ -111,17 +137,34 @@ def test_launch_that_never_began_twice_is_failed_when_the_next_one_begins(
     assert set(good["datatype"]) != set(bad["datatype"])
 
 
+def test_what_cannot_be_read_back_is_measured_and_not_verified(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    twice = lost(tmp_path, "read-back", [1, 2])
+    made = sweep(cycles="1", datatypes='["float", "half"]', runner=PATIENT)
+    # One never begins, and is not tried a third time.
+    assert run(made, tmp_path, sweep_path, loses=twice)["launches_run"] == 2 + 2 * 2
+    forced = rows(tmp_path).filter(~pl.col("is_default"))
+    assert statuses(forced) == {"ok": 2 * 2 * 3 * 8}
+    verified = forced.select("datatype", "verified").unique()
+    assert verified.height == 2
+    assert set(verified["verified"]) == {True, False}
+
+
 def test_node_that_goes_in_the_night_marks_nothing(tmp_path: Path, sweep_path: Path) -> None:
     made = sweep(cycles="2", runner=TIMED_ONLY)
     gone = lost(tmp_path, "any", range(3, 100))
     with pytest.raises(MachineError, match=r"did not start, twice: exit code 1: NCCL went away.*"):
         run(made, tmp_path, sweep_path, loses=gone)
     assert statuses(rows(tmp_path)).keys() == {"ok"}
-    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
+    assert run(made, tmp_path, sweep_path, resume=True)["ended"] == "done"
     assert statuses(rows(tmp_path)).keys() == {"ok"}
 
 
-def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
+def test_plugin_that_does_not_load_is_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_REPORT_S", 0.5)  # for its report it is not worth waiting
     broken = tmp_path / "libbroken.so"
     broken.write_text("no library")
     with pytest.raises(MachineError, match="the configs are not known"):
@@ -144,13 +187,13 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched, Interrupt() as interrupt:
-        patched.setattr(SweepProgress, "advance", stop_at_the_tenth_row)
+        patched.setattr(SweepProgress, "measured", stop_at_the_tenth_row)
         first = run(made, tmp_path, sweep_path, interrupt=interrupt)
-    assert first.ended == "interrupted"
+    assert first["ended"] == "interrupted"
     before = rows(tmp_path)
     assert 0 < before.height < 2 * 3 * 12
     monkeypatch.delenv("FAKE_SECONDS_PER_ROW")
-    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
+    assert run(made, tmp_path, sweep_path, resume=True)["ended"] == "done"
     after = rows(tmp_path)
     # A launch that was cut short leaves gaps, which further repeats of the default fill.
     assert after.filter(pl.col("repeat") < 2).height == 2 * 3 * 12
@@ -178,7 +221,7 @@ def test_killed_launch_runs_again_and_nothing_is_twice(tmp_path: Path, sweep_pat
         assert wait_for(lambda: bool(list(tmp_path.glob(f"{FOLDERS}/report*"))), 60)
         process.send_signal(signal.SIGKILL)
     assert list(tmp_path.glob(FOLDERS))
-    assert run(sweep(), tmp_path, sweep_path, resume=True).ended == "done"
+    assert run(sweep(), tmp_path, sweep_path, resume=True)["ended"] == "done"
     run(sweep(), tmp_path / "whole", sweep_path)
     found, whole = rows(tmp_path), rows(tmp_path / "whole")
     assert not found["partial_launch"].any()

@@ -101,7 +101,7 @@ def contained(folder: Path, plugin: Path, nccl_tests_dir: Path, *mounts: str) ->
     where = replace(site(made, folder, plugin), nccl_tests_dir=nccl_tests_dir)
     runner = NcclTestsRunner(made.file, where)
     strategy = Cycles(made.trials, made.file.cycles)
-    assert run_sweep(made, strategy, runner, out, resume=False).ended == "done"
+    assert run_sweep(made, strategy, runner, out, resume=False)["ended"] == "done"
     return store.read(out)
 
 

@@ -11,21 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect.grid import Setting
+from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.read_back import (
     choices_of,
     comm_logs,
-    environment_in,
-    is_row,
     last_words,
     read_rows,
-    topology_features,
     wrong_comms,
 )
-from dynamiccl.collect.schedule import Choice, Grid, LaunchMode, deal
+from dynamiccl.collect.schedule import Choice, LaunchMode, deal
 from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
 from tests.fakes.nccl_tests.install import install_stand_in
 from tests.fakes.running import StandIn
-from tests.published import folder
 
 SIZES = (1024, 2048, 4096)
 CYCLES = 3
@@ -46,7 +43,7 @@ class Recorded:
     @property
     def rows(self) -> list[int]:
         """Numbers of the lines that are rows."""
-        return [number for number, line in enumerate(self.lines) if is_row(line)]
+        return [number for number, line in enumerate(self.lines) if MEANT_AS_ROW.search(line)]
 
     def read(
         self,
@@ -60,7 +57,8 @@ class Recorded:
         if json is not None:
             path.write_text(json)
         printed = self.lines if lines is None else lines
-        return read_rows(printed, path, sizes=sizes)
+        blocks, _ = read_rows(printed, path, sizes=sizes)
+        return blocks
 
 
 def record(folder: Path, *more: str, sizes: Sequence[int] = SIZES, **settings: str) -> Recorded:
@@ -107,7 +105,8 @@ def test_json_has_the_digits_and_text_the_release(recorded: Recorded) -> None:
         for (*_, rough), (*_, fine) in zip(one, other, strict=True):
             assert fine == pytest.approx(rough, rel=0.01)
     facts = {"gpu": "FAKE H100", "nccl_version": "2.30.7", "nccl_tests_version": "2.19.6"}
-    assert environment_in(json) == environment_in(text) == facts
+    for path in (recorded.folder / "absent", recorded.folder / "read.json"):
+        assert read_rows(recorded.lines, path, sizes=SIZES)[1] == facts
     assert len(json[0][0]["iteration_times_us"]) == 3
 
 
@@ -142,6 +141,13 @@ def test_row_without_a_time_keeps_its_place(one_size: Recorded) -> None:
     whole = one_size.read(sizes=(1024,))
     assert len(whole) == CYCLES
     assert one_size.read(lines, sizes=(1024,)) == whole[:1]
+    # JSON that lacks a time has no other place to keep.
+    content = json.loads(one_size.json)
+    content["results"][1]["out_of_place"]["time"] = 0
+    halves = one_size.read(json=json.dumps(content), sizes=(1024,))
+    assert [len(block) for block in halves] == [2, 1, 2]
+    content["results"][1]["in_place"]["time"] = 0
+    assert one_size.read(lines, json.dumps(content), sizes=(1024,)) == whole[:1]
 
 
 #: What another rank says, with and without the end of a line.
@@ -259,17 +265,14 @@ def test_ranks_dealt_round_the_nodes_are_told(stand_in: StandIn) -> None:
 
 # --- What ran ---
 
-RANKS = 8
+#: Of a block: two halves of a synchronising and a timed call.
 CALLS = 4
 PREFIX = "node1:4242:4250 [0] NCCL INFO "
 
 
-def grid(**keys: str) -> Grid:
-    launch = launch_of(feasible(sweep(**keys)), LaunchMode.READ_BACK)
-    return deal(launch, max_blocks=1000)
-
-
-GRID = grid()
+MADE = sweep()
+LAUNCH = launch_of(feasible(MADE), LaunchMode.READ_BACK)
+GRID = deal(LAUNCH, max_blocks=1000)
 
 
 def named(size: int, algorithm: str = "RING", protocol: str = "LL", high: int = 23) -> str:
@@ -279,17 +282,20 @@ def named(size: int, algorithm: str = "RING", protocol: str = "LL", high: int = 
     )
 
 
-def walk(made: Grid = GRID) -> list[str]:
+def walk() -> list[str]:
     """One line for each call of every block: blocks differ in their channels."""
     return [
-        named(made.benchmark_bytes[number % len(made.benchmark_bytes)], high=number)
-        for number in range(len(made.blocks))
+        named(GRID.benchmark_bytes[number % len(GRID.benchmark_bytes)], high=number)
+        for number in range(len(GRID.blocks))
         for _ in range(CALLS)
     ]
 
 
-def ran(*logs: list[str], made: Grid = GRID, warmup: int = 0) -> list[Choice | None]:
-    return choices_of(logs, made, num_ranks=RANKS, warmup_calls=warmup, calls_per_block=CALLS)
+WARMUP = [named(1 << power, "TREE") for power in (20, 21, 22)]
+
+
+def ran(*logs: list[str], warmup: Sequence[str] = WARMUP) -> list[Choice | None]:
+    return choices_of([[*warmup, *log] for log in logs], MADE.file, LAUNCH, GRID)
 
 
 EVERY: list[Choice | None] = [["Ring", "LL", n + 1] for n in range(len(GRID.blocks))]
@@ -297,9 +303,7 @@ EVERY: list[Choice | None] = [["Ring", "LL", n + 1] for n in range(len(GRID.bloc
 
 def test_each_block_has_the_choice_of_its_calls() -> None:
     assert ran(walk()) == EVERY
-    ladder = [named(1 << power, "TREE") for power in (20, 21, 22)]
-    assert ran([*ladder, *walk()], warmup=3) == EVERY
-    assert ran([*ladder, *walk()], warmup=2) == []
+    assert ran(walk(), warmup=[*WARMUP, WARMUP[0]]) == []
     other = [
         f"{PREFIX}NCCL_DEBUG_SUBSYS set by environment to INIT,ENV,TUNING",
         f"{PREFIX}Channel 00/24 : 0 1 2 3 4 5 6 7",
@@ -337,54 +341,10 @@ def test_calls_that_differ_or_have_no_name_leave_their_block_unknown(tail: str) 
 
 def test_what_all_communicators_ran_is_taken(tmp_path: Path) -> None:
     for name in ("n1.7", "n2.8"):
-        (tmp_path / f"nccl.{name}.log").write_text("\n".join(walk()))
+        (tmp_path / f"nccl.{name}.log").write_text("\n".join([*WARMUP, *walk()]))
     (tmp_path / "nccl.n1.9.log").write_text("of a rank that logs no calls")
     assert len(comm_logs(tmp_path)) == 2
-    assert ran(*comm_logs(tmp_path)) == EVERY
-    other = [*walk()[:-CALLS], *(line.replace("RING", "TREE") for line in walk()[-CALLS:])]
+    assert ran(*comm_logs(tmp_path), warmup=()) == EVERY
+    other = [*WARMUP, *walk()[:-CALLS], *(line.replace("RING", "TREE") for line in walk()[-CALLS:])]
     (tmp_path / "nccl.n2.8.log").write_text("\n".join(other))
-    assert ran(*comm_logs(tmp_path)) == [*EVERY[:-1], None]
-
-
-# --- The topology ---
-
-#: Dumps of real machines and files that cloud vendors give their users.
-REAL = folder("topologies")
-OCI_DUMP = (REAL / "oci_H100-topology.xml").read_text()
-OCI = {
-    "compute_capability": 9.0,
-    "nvlinks_per_gpu": 18,
-    "nvlink_generation": 4,
-    "nvswitch": True,
-    "nics_per_node": 16,
-    "cpu_vendor": "intel",
-}
-AZURE_NCV4 = {
-    "compute_capability": 8.0,
-    "nvlinks_per_gpu": 12,
-    "nvlink_generation": 3,
-    "nvswitch": False,
-    "nic_gbits_per_s": 100.0,
-    "nics_per_node": 1,
-    "nic_kind": "socket",
-    "cpu_vendor": "amd",
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "features"),
-    [
-        ("oci_H100-topology.xml", {**OCI, "nic_gbits_per_s": 180.0}),
-        ("oci_H100-topology-kubernetes.xml", {**OCI, "nic_gbits_per_s": 200.0}),
-        ("azure_ncv4-topo.xml", AZURE_NCV4),
-        ("azurehpc_nc48v4-topo.xml", AZURE_NCV4),
-        # What a vendor prepares names CPUs and slots; NCCL fills in GPUs and networks.
-        ("aws_p4d-24xl-topo.xml", {"cpu_vendor": "intel"}),
-        ("azure_ndv4-topo.xml", {"cpu_vendor": "amd"}),
-        ("aws_g5.48xl-topo.xml", {}),
-        # The other dump: of graphs.
-        ("azure_ncv4-graph.xml", {}),
-    ],
-)
-def test_features_of_real_machines(name: str, features: dict[str, Any]) -> None:
-    assert topology_features((REAL / name).read_text()) == features
+    assert ran(*comm_logs(tmp_path), warmup=()) == [*EVERY[:-1], None]

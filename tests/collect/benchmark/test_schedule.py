@@ -12,53 +12,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.schedule import (
     CONFIG_VARIABLES,
     REPORT_NAME,
     SCHEDULE_NAME,
     Calls,
-    Grid,
-    Launch,
     LaunchMode,
     arguments,
     calls_of,
     deal,
     environment,
-    has_begun,
     judge,
     lay_out,
     read_report,
     schedule_of,
-    slow_seconds,
-    small_bytes,
-    warmup_of,
+    without_slow,
 )
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.nccl import ABSTAIN, Config
-from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, PlayReport, Schedule
+from dynamiccl.nccl import ABSTAIN
+from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, Schedule, totals_of
 from tests.collect.benchmark.sweeps import feasible, launch_of, picked, sweep
-from tests.fakes.nccl_tests.install import install_stand_in
-from tests.fakes.running import StandIn
 
 TRIALS = feasible(sweep())
 NET = '[{ name = "net", transport = "NET" }]'
-CALLS = Calls(iterations=3, warmup=2, checks=1)
 
 # --- The launches of a round ---
 
 
-def lay(*, plays: bool, read_back: bool = False, **keys: str) -> tuple[Launch, ...]:
-    trials = picked(sweep(**keys))
-    return lay_out(0, trials, plays_schedules=plays, must_read_back=lambda _: read_back)
-
-
-def modes(launches: tuple[Launch, ...]) -> dict[str, int]:
-    return dict(Counter(launch.mode.value for launch in launches))
-
-
 def test_one_process_measures_the_grid_and_one_the_untouched_default() -> None:
-    played, reference = lay(plays=True)
+    made = sweep(runner="{ read_back = false }")
+    played, reference = lay_out(0, picked(made), made.file, plays_schedules=True)
     assert (played.mode, reference.mode) == (LaunchMode.SWEEP, LaunchMode.REFERENCE)
     assert (played.is_scheduled, reference.is_scheduled) == (True, False)
     # 3 sizes x (default twice + 2 algorithms x 2 protocols x 2 channel counts)
@@ -68,13 +51,23 @@ def test_one_process_measures_the_grid_and_one_the_untouched_default() -> None:
 
 
 def test_every_pick_is_in_one_timed_launch_and_ids_are_unique() -> None:
-    trials = picked(sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]'))
+    made = sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]')
+    trials = picked(made)
     for plays in (True, False):
-        laid = lay_out(0, trials, plays_schedules=plays, must_read_back=lambda _: True)
+        laid = lay_out(0, trials, made.file, plays_schedules=plays)
         assert len({launch.id for launch in laid}) == len(laid)
         timed = [one for one in laid if one.mode in {LaunchMode.SWEEP, LaunchMode.PLAIN}]
         assert Counter(t for launch in timed for t in launch.trials) == Counter(trials)
-        assert laid == lay_out(0, trials, plays_schedules=plays, must_read_back=lambda _: True)
+        assert laid == lay_out(0, trials, made.file, plays_schedules=plays)
+
+
+def test_what_runs_is_read_back_once() -> None:
+    made = sweep()
+    known = {trial.key for trial in TRIALS[2:]}
+    laid = lay_out(1, picked(made), made.file, plays_schedules=True, known=known)
+    [unknown] = [one for one in laid if one.mode is LaunchMode.READ_BACK]
+    assert unknown.is_scheduled
+    assert {trial.key for trial in unknown.trials} == {trial.key for trial in TRIALS[:2]}
 
 
 # --- The blocks of a launch ---
@@ -104,16 +97,14 @@ def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, lim
     kept = Counter(grid.blocks) & Counter(chosen)
     assert kept + Counter(grid.left_over) == Counter(chosen)
     assert kept, "a launch must make progress"
-    assert len(grid.cycles) <= max(1, limit // len(grid.chain.sizes))
+    assert len(grid.cycles) <= max(1, limit // len(grid.walk))
     assert len(set(grid.blocks)) == len(grid.blocks)
 
 
 def test_large_messages_have_longer_before_they_count_as_hung() -> None:
-    grid = deal(launch_of(feasible(sweep(sizes='{ list = ["64K", "4G"] }'))), max_blocks=1000)
-    small, large, *_ = slow_seconds(grid, 22)
-    assert small < 0.1
-    assert large > 2 * 126  # LL with one channel took 126 s on two nodes of H100
-    assert len(slow_seconds(grid, 22)) == len(grid.blocks)
+    calls = Calls(20, 5, 1)
+    assert calls.slow_s(64 << 10) < 0.1
+    assert calls.slow_s(4 << 30) > 2 * 126  # LL with one channel took 126 s on two nodes of H100
 
 
 # --- What a launch starts ---
@@ -139,13 +130,7 @@ WORK = Path("/w")
 
 def test_small_messages_get_more_calls_in_a_process_of_their_own() -> None:
     made = sweep(sizes='{ list = ["1K", "256K", "512K"] }')
-    launches = lay_out(
-        0,
-        picked(made),
-        plays_schedules=True,
-        must_read_back=lambda _: True,
-        small_bytes=small_bytes(made.file),
-    )
+    launches = lay_out(0, picked(made), made.file, plays_schedules=True)
     calls = {
         tuple(sorted({one.size_bytes for one in launch.trials})): calls_of(launch, made.file)
         for launch in launches
@@ -153,8 +138,11 @@ def test_small_messages_get_more_calls_in_a_process_of_their_own() -> None:
     }
     counts = {sizes: found.iterations for sizes, found in calls.items()}
     assert counts == {(1 << 10, 256 << 10): 200, (512 << 10,): 5}
-    many = sweep(iterations="500", sizes='{ min = "64K", max = "1M" }').file
-    assert small_bytes(many) == 0
+    # Where all sizes get as many, they share a process.
+    alike = {"iterations": "500", "runner": "{ read_back = false }"}
+    many = sweep(sizes='{ list = ["256K", "512K"] }', **alike)
+    played, _ = lay_out(0, picked(many), many.file, plays_schedules=True)
+    assert calls_of(played, many.file).iterations == 500
 
 
 def test_sweep_loads_the_plugin_in_its_profile() -> None:
@@ -181,76 +169,8 @@ def test_split_is_set_on_every_rank_and_its_mask_is_not(mode: LaunchMode) -> Non
     found, unset = environment(launch, WORK, "", "")
     assert found["NCCL_TESTS_SPLIT"] == "MOD 4"
     assert "NCCL_TESTS_SPLIT_MASK" in unset
-    assert "NCCL_TOPO_DUMP_FILE" not in found
     alone = launch_of(TRIALS[:1], mode, scheduled=False)
     assert "NCCL_TESTS_SPLIT" not in environment(alone, WORK, "", "")[0]
-
-
-# --- The schedule ---
-
-
-def dealt(**keys: str) -> tuple[Setting, Grid]:
-    launch = launch_of(feasible(sweep(**keys)))
-    return launch.setting, deal(launch, max_blocks=1000)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "ladder"),
-    [
-        ('{ min = "1K", max = "8K" }', (1024, 2048, 4096, 8192)),
-        # The ladder doubles whatever the walk does.
-        ('{ min = "1K", max = "16K", factor = 4 }', (1024, 2048, 4096, 8192, 16384)),
-        ("{ min = 1024, max = 9216, factor = 3 }", (1024, 2048, 4096, 8192)),
-        ("{ list = [1024] }", (1024,)),
-    ],
-)
-def test_warm_up_doubles_from_the_first_size_to_the_last(
-    sizes: str, ladder: tuple[int, ...]
-) -> None:
-    setting, grid = dealt(sizes=sizes)
-    assert warmup_of(setting, grid, CALLS) == tuple((size, 2) for size in ladder)
-
-
-@pytest.mark.parametrize(
-    ("keys", "program"),
-    [
-        ({"sizes": '{ min = "64K", max = "1M", factor = 4 }'}, "all_reduce_perf"),
-        (
-            {
-                "collectives": '["AllGather"]',
-                "algorithms": '["Ring"]',
-                "sizes": "{ list = [1000] }",
-            },
-            "all_gather_perf",
-        ),
-    ],
-)
-def test_benchmark_makes_just_these_calls(
-    keys: dict[str, str], program: str, tmp_path: Path, sweep_path: Path
-) -> None:
-    """The plugin counts the calls of a real process, and plays every block."""
-    setting, grid = dealt(**keys)
-    made = schedule_of(setting, grid, CALLS)
-    (tmp_path / SCHEDULE_NAME).write_bytes(made.to_bytes())
-    counts = ("-g", "8", "-n", "3", "-w", "2", "-c", "1", "-N", str(len(grid.cycles)))
-    StandIn(install_stand_in(tmp_path / "bin")).output(
-        program,
-        *grid.chain.arguments,
-        *counts,
-        settings={
-            "NCCL_TUNER_PLUGIN": str(sweep_path),
-            "DYNAMICCL_MODE": "sweep",
-            "DYNAMICCL_SCHEDULE": str(tmp_path / SCHEDULE_NAME),
-            "DYNAMICCL_SCHEDULE_HASH": made.content_hash,
-            "DYNAMICCL_SWEEP_REPORT": str(tmp_path / REPORT_NAME),
-        },
-    )
-    report = PlayReport.from_bytes((tmp_path / REPORT_NAME).read_bytes())
-    assert report.calls == made.num_calls
-    assert report.stopped_at_call is None
-    assert BlockState.NOT_REACHED not in report.states
-    for trial, state in zip(grid.blocks, report.states, strict=True):
-        assert (state is BlockState.ABSTAINED) == (trial.config == Config())
 
 
 # --- What the report says ---
@@ -258,6 +178,7 @@ def test_benchmark_makes_just_these_calls(
 LAUNCH = launch_of(TRIALS)
 PLAIN = launch_of(TRIALS[:1], LaunchMode.PLAIN, scheduled=False)
 SCHEDULE = schedule_of(LAUNCH.setting, deal(LAUNCH, max_blocks=1000), Calls(5, 2, 1))
+TOTAL_CALLS = totals_of(SCHEDULE.to_bytes())[1]
 PLAYED, ABSTAINED = BlockState.PLAYED, BlockState.ABSTAINED
 FINE = {"actual_chunk_bytes": None}
 
@@ -293,42 +214,66 @@ def leave(
 def test_times_of_a_block_that_was_not_played_are_not_its_configs(
     state: BlockState, status: str, reason: str, tmp_path: Path
 ) -> None:
-    verdicts = judge(LAUNCH, leave(tmp_path, [PLAYED, state, PLAYED]), 3)
+    verdicts, began = judge(LAUNCH, leave(tmp_path, [PLAYED, state, PLAYED]), 3)
     assert verdicts == [FINE, {"status": status, "reason": reason}, FINE]
+    assert began
+    assert judge(LAUNCH, leave(tmp_path), 0) == ([], False)
+    # Without a schedule the rows alone tell.
+    assert [judge(PLAIN, tmp_path, rows) for rows in (0, 1)] == [([], False), ([{}], True)]
 
 
 def test_without_a_whole_report_nobody_knows_what_was_played(tmp_path: Path) -> None:
     whole = (leave(tmp_path, [PLAYED] * 3) / REPORT_NAME).read_bytes()
     for cut in (*range(0, len(whole), 7), len(whole) - 1):
         (tmp_path / REPORT_NAME).write_bytes(whole[:cut])
-        assert {one["status"] for one in judge(LAUNCH, tmp_path, 3)} == {"failed"}, cut
-        assert not has_begun(LAUNCH, tmp_path)
+        verdicts, began = judge(LAUNCH, tmp_path, 3)
+        assert {one["status"] for one in verdicts} == {"failed"}, cut
+        assert not began
     (tmp_path / REPORT_NAME).unlink()
-    for verdict in judge(LAUNCH, tmp_path, 3):
+    for verdict in judge(LAUNCH, tmp_path, 3)[0]:
         assert verdict["reason"].startswith("the plugin wrote no report, so the configs are not")
 
 
 def test_report_on_another_schedule_or_of_more_calls_is_none(tmp_path: Path) -> None:
     other = replace(SCHEDULE, cycles=SCHEDULE.cycles[:2])
     leave(tmp_path, [PLAYED] * 3, schedule=other)
-    for verdict in judge(LAUNCH, tmp_path, 9):
+    for verdict in judge(LAUNCH, tmp_path, 9)[0]:
         assert f"it is about the schedule {other.content_hash}" in verdict["reason"]
-    leave(tmp_path, [PLAYED] * 3, calls=SCHEDULE.num_calls)
-    assert judge(LAUNCH, tmp_path, 3) == [FINE] * 3
-    leave(tmp_path, [PLAYED] * 3, calls=SCHEDULE.num_calls + 1)
+    leave(tmp_path, [PLAYED] * 3, calls=TOTAL_CALLS)
+    assert judge(LAUNCH, tmp_path, 3) == ([FINE] * 3, True)
+    leave(tmp_path, [PLAYED] * 3, calls=TOTAL_CALLS + 1)
     assert "calls and not" in str(read_report(tmp_path))
-    assert {one["status"] for one in judge(LAUNCH, tmp_path, 3)} == {"failed"}
+    assert {one["status"] for one in judge(LAUNCH, tmp_path, 3)[0]} == {"failed"}
 
 
 def test_report_that_comes_late_is_waited_for_and_a_whole_one_is_not(tmp_path: Path) -> None:
     leave(tmp_path, [PLAYED])
     late = Timer(0.3, leave, (tmp_path, [PLAYED, PLAYED]))
     late.start()
-    assert judge(LAUNCH, tmp_path, 2, 60) == [FINE, FINE]
+    assert judge(LAUNCH, tmp_path, 2, 60) == ([FINE, FINE], True)
     late.join()
-    for rows_printed in (0, 1):
+    for rows_printed in (0, 1, 2):
         judge(LAUNCH, tmp_path, rows_printed, math.inf)
     # One that says why it stops does not grow; one that does not come is judged as it is.
     judge(LAUNCH, leave(tmp_path, [PLAYED], stopped=9), 5, math.inf)
-    verdicts = judge(LAUNCH, leave(tmp_path, [PLAYED]), 2)
+    verdicts, _ = judge(LAUNCH, leave(tmp_path, [PLAYED]), 2)
     assert ["status" in verdict for verdict in verdicts] == [False, True]
+
+
+# --- Which trials need no block ---
+
+
+def test_ll_and_two_channels_are_left_out_of_large_messages_alone() -> None:
+    keys = {"num_channels": "[0, 2, 3]", "runner": '{ slow_max = "2M" }'}
+    made = sweep(algorithms='["Ring", "CollNetDirect"]', **keys)
+    left_out = {
+        (trial.size_bytes, trial.config.key): told.infeasible
+        for trial, told in zip(made.trials, without_slow(made).trials, strict=True)
+        if told != trial
+    }
+    slow = ["Ring/LL", "Ring/LL/2ch", "Ring/LL/3ch", "Ring/Simple/2ch", "CollNetDirect/Simple/2ch"]
+    assert list(left_out) == [(4 << 20, config) for config in slow]
+    assert set(left_out.values()) == {
+        f"left out above {2 << 20} bytes, where LL and up to two channels take long and do not win "
+        "(runner.slow_max)"
+    }

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dynamiccl.collect.calls import ENTRY, HEADER, read_header
 from dynamiccl.collect.cli import app
-from dynamiccl.collect.describe import describe, describe_calls, to_json
-from dynamiccl.collect.imports import ImportFailed, ImportOptions, ImportSummary, import_files
+from dynamiccl.collect.describe import describe
+from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
-from dynamiccl.errors import CorruptFile, DynamicclError
+from dynamiccl.errors import CorruptFile, DynamicclError, OutputError
 from tests.collect.calls.files import entry_bytes, header_bytes, record, write
 from tests.rows import default
 
@@ -214,9 +214,7 @@ def test_bad_file_among_good_ones_costs_only_itself(tmp_path: Path) -> None:
     write(tmp_path / "in", [record(0, 0)])
     (tmp_path / "in" / "foreign.dcc").write_bytes(b"something else")
     (tmp_path / "in" / "note.txt").write_text("not looked at")
-    with pytest.raises(
-        ImportFailed, match=r"foreign\.dcc is not a calls file.*1 calls are written"
-    ):
+    with pytest.raises(OutputError, match=r"foreign\.dcc is not a calls file.* 1 calls \(0 with"):
         take(tmp_path / "in", tmp_path / "out")
     assert store.read(tmp_path / "out", "calls").height == 1
 
@@ -226,8 +224,7 @@ def test_describe_counts_calls(tmp_path: Path) -> None:
     write(tmp_path / "in", [record(i, 0, 10.0, comm_id=i, num_ranks=1 + i) for i in range(2)])
     take(tmp_path / "in", tmp_path / "out")
     counts = {"calls": 2, "calls_timed": 1, "communicators": 2, "sources": ["plugin"]}
-    assert describe_calls(tmp_path / "out") == [{"system": "box", **counts}]
-    (document,) = to_json(describe(tmp_path / "out"), describe_calls(tmp_path / "out"))
+    (document,) = describe(tmp_path / "out")
     assert (document["system"], document["rows"], document["recorded"]) == ("box", 1, counts)
 
 

@@ -12,8 +12,11 @@ from dynamiccl.collect.traces import Traces, read_traces
 
 
 def read(*paths: Path, **known: Any) -> Traces:
-    """The traces as one import of a job."""
-    return read_traces(paths, system="box", sweep="job", **known)
+    """The traces as one import of a job, of which something could be read."""
+    found = read_traces(paths, system="box", sweep="job", **known)
+    if found.errors and not found.calls.num_rows:
+        raise found.errors[0]
+    return found
 
 
 def calls_of(*paths: Path, **known: Any) -> pl.DataFrame:

@@ -59,10 +59,6 @@ def test_format_4_2_tells_algorithm_and_protocol_if_they_are_nccls(
         (("ReduceScatter", 8, 2_147_483_648, 418.439467), 41_057, 8 * 2_147_483_648),
         (("ReduceScatter", 32, 65_536, 19.065018), 110, 32 * 65_536),
         (("AllGather", 8, 65_536, None), 110, 8 * 65_536),
-        # Who gives the whole buffer gives its bandwidth too.
-        (("AllGather", 8, 1_048_576, 10.48576), 100, 1_048_576),
-        # A bandwidth of another unit says neither.
-        (("AllGather", 4, 1_048_576, 0.0419), 100, 4_194_304),
         (("AllReduce", 8, 1 << 34, 277.2), 61_974, 1 << 34),
     ],
 )
@@ -148,6 +144,33 @@ def test_a_record_without_a_communicator_is_joined_to_none(tmp_path: Path) -> No
     calls = calls_of(write_lines(tmp_path / "a.log", *lines))
     assert calls["time_us"].to_list() == [None, None]
     assert calls["time_at_most_us"].to_list() == [7.25, 7.25]
+
+
+@pytest.mark.parametrize(
+    ("header", "record"),
+    [
+        ({"n_ranks": 0}, {}),
+        ({"rank": 2}, {}),
+        ({"rank": -1}, {}),
+        ({}, {"coll_msg_size_bytes": 0}),
+        ({}, {"coll_msg_size_bytes": 1 << 62}),
+        ({}, {"coll_msg_size_bytes": 1 << 61, "coll": "AllGather"}),
+        ({}, {"coll": "AllToAllW"}),
+    ],
+)
+def test_a_record_that_cannot_be_is_rejected_with_its_line(
+    header: dict[str, Any], record: dict[str, Any], tmp_path: Path
+) -> None:
+    wrong = inspector_line(0, 0, 5.0, header=header, **record)
+    good = inspector_line(0, 1 << 62, 6.0)
+    with (tmp_path / "a.log").open("w") as file:
+        file.write(f"{json.dumps(wrong)}\n\n{json.dumps(good)}\n")
+    found = read(tmp_path / "a.log")
+    # A number that no column holds is not known.
+    [call] = found.calls.to_pylist()
+    assert (call["time_at_most_us"], call["sequence"], call["num_ranks"]) == (6.0, None, 2)
+    [rejected] = found.reports[0].rejected
+    assert (rejected.line, "missing, not known or out of range" in rejected.reason) == (1, True)
 
 
 def test_the_same_record_twice_is_one_and_numbers_are_of_a_communicator(tmp_path: Path) -> None:

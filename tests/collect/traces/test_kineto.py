@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.kineto import comm_kernel
+from dynamiccl.collect.traces import comm_kernel
 from dynamiccl.errors import CorruptFile
 from tests.collect.traces.made import Chrome, calls_of, read
 
@@ -23,6 +23,9 @@ def one_call(
 ) -> dict[str, Any]:
     chrome = Chrome()
     chrome.collective(100.0, 50.0, kernel, own=own, told=told)
+    # Around the launch, too, and says nothing of it.
+    other: dict[str, Any] = {"Collective name": "barrier", "Seq": 7}
+    chrome.event("cpu_op", "aten::copy_", 91.0, 5.0, **other)
     [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
     return call
 
@@ -36,6 +39,7 @@ def test_a_kernel_has_its_own_arguments_or_those_of_what_launched_it(
     assert [call[name] for name in told] == ["AllReduce", 4000, "float", 8, 544]
     assert (call["group"], call["group_ranks"], call["num_ranks"]) == ("0:default_pg", [0, 1], 2)
     assert (call["time_at_most_us"], call["timing_source"]) == (50.0, "gpu")
+    assert call["group_sequence"] is None
     assert (call["gpu"], call["nccl_version"]) == ("H100", "2.27.5")
     # The trace's base and 100 us.
     assert call["timestamp"].timestamp() == pytest.approx(1_700_000_000.0001)
@@ -73,7 +77,7 @@ def test_several_kernels_of_one_operation_share_a_size_that_nobody_knows(tmp_pat
 
 def test_a_kernel_that_nothing_launched_keeps_what_it_is(tmp_path: Path) -> None:
     chrome = Chrome()
-    chrome.event("kernel", _NAME, 10.0, 5.0, device=0, correlation=9)
+    chrome.event("kernel", _NAME, 10.0, 5.0, device=0, correlation=9, grid=[])
     [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
     assert (call["collective"], call["size_bytes"], call["asks_tuner"]) == ("AllReduce", None, True)
 
@@ -184,16 +188,27 @@ def test_one_rank_alone_asks_no_tuner_and_a_shortened_list_is_taken_from_the_gro
         assert (call["asks_tuner"], call["group_ranks"]) == (asks, [*range(world)])
 
 
-def test_a_trace_that_does_not_decode_is_refused_with_the_place(tmp_path: Path) -> None:
+#: Less than the head, than an event, than all events; and more than the trace.
+@pytest.mark.parametrize("characters", [64, 320, 1500, 1 << 22])
+def test_a_trace_is_decoded_in_slices_and_refused_with_the_line(
+    characters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamiccl.collect.traces._SLICE", characters)
     chrome = Chrome()
-    chrome.collective(100.0, 5.0)
+    for number in range(9):
+        chrome.collective(100.0 * number + 20, 5.0 + number, told={"Seq": number + 1})
     chrome.event("kernel", "broken", 0.0, 5.0)
     path = chrome.write(tmp_path / "t.json")
+    found = read(path)
+    assert found.calls["time_at_most_us"].to_pylist() == [5.0 + number for number in range(9)]
+    assert found.calls["gpu"].to_pylist() == ["H100"] * 9
+    [step] = found.steps.to_pylist()
+    assert (step["compute_us"], step["communication_us"]) == (5.0, 81.0)
     text = path.read_text()
     line = text.count("\n", 0, text.index('"broken"')) + 1
     for damaged in (text.replace('"broken"', '"bro"ken"'), text[: text.index('"broken"') + 30]):
         path.write_text(damaged)
-        with pytest.raises(CorruptFile, match=rf"t\.json is damaged: .* line {line} column"):
+        with pytest.raises(CorruptFile, match=rf"t\.json is damaged, .* line {line}; copy"):
             read(path)
 
 

@@ -9,7 +9,6 @@ the simulator's; what it does not know of (transports, AlltoAll, SendRecv) is ma
 import os
 import re
 import resource
-import shutil
 import signal
 import sys
 import threading
@@ -36,12 +35,6 @@ _TEXTS: Final = ("NCCL_P2P_DISABLE", "NCCL_NET", "NCCL_HOSTID", "NCCL_PROTO", "N
 _NUMBERS: Final = ("NCCL_SHM_DISABLE", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
 #: Times as long as over NVLink and InfiniBand; made up.
 _SHARED_MEMORY, _SOCKET = 3.0, 8.0
-#: A real machine of the kind, and real search results (tests/data/README.md).
-_DUMPS: Final = {
-    "NCCL_TOPO_DUMP_FILE": "oci_H100-topology.xml",
-    "NCCL_GRAPH_DUMP_FILE": "azure_ncv4-graph.xml",
-}
-_REAL: Final = Path(__file__).parents[2] / "data" / "topologies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +138,6 @@ class Nccl:
             for _ in range(self._local_ranks):
                 self._tuner.add_context(self._comm_id, self.num_ranks, self._world.num_nodes)
         self._say_tables()
-        for name in filter(values.get, _DUMPS if rank == 0 else ()):
-            shutil.copyfile(_REAL / _DUMPS[name], values[name])
 
     def call(self, collective: Collective, printed: int) -> Choice | None:
         """One call of this process's ranks; None where NCCL has nothing to decide.

@@ -68,8 +68,8 @@ def records_of(directory: Path, rank: int) -> npt.NDArray[np.void]:
         directory.rglob(f"*{SUFFIX}"), key=lambda path: int(read_header(path)["number"])
     ):
         report = FileReport(path=str(path), format="calls")
-        for records in read_records(path, report):
-            found.append(records[records["rank"] == rank])
+        records = read_records(path, report)
+        found.append(records[records["rank"] == rank])
         assert not report.rejected, report
     records = np.concatenate(found)
     ordered: npt.NDArray[np.void] = records[np.argsort(records["enqueued_ns"], kind="stable")]

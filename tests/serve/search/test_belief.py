@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dynamiccl.serve.search.belief import Belief
-from dynamiccl.serve.search.prior import Prior
+from dynamiccl.serve.search.belief import Belief, Prior
 from dynamiccl.serve.search.watch import Watch
 from tests.serve.search.worlds import grid
 

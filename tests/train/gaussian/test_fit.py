@@ -39,7 +39,7 @@ from dynamiccl.train.cautious.policy import CautiousPolicy
 from dynamiccl.train.data import load_data
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit
-from dynamiccl.train.gaussian.fit import fit_gaussian
+from dynamiccl.train.gaussian import fit_gaussian
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.data_sets import SWEEP, SYSTEM, make_data

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dynamiccl.train.cautious.tasks import Rows
-from dynamiccl.train.gaussian.kernel import Kernel
-from dynamiccl.train.gaussian.posterior import Posterior, fit_kernel, inducing_points
+from dynamiccl.train.gaussian import Kernel, Posterior, fit_kernel, inducing_points
 
 SIZE, NODES, _, CHANNELS, _, OWN = range(6)
 
