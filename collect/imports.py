@@ -373,6 +373,7 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
         **options.model_dump(include=_CSV_KNOWN, exclude_none=True),
     }
     with Path(report.path).open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        # Not polars: it fills a row that is cut short with nulls, and knows no lines.
         reader = csv.reader(file)
         try:
             names = [name.strip() for name in next(reader, [])]
