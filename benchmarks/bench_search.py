@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 from harness import write_result
 from learning_figures import student
-from search_episode import CALLS, WITHIN, Outcome, noise, play
+from search_episode import CALLS, WITHIN, EpisodeResult, noise, play
 from search_policy import Policies, policy_priors, train_all
 from search_replay import replay_figures
 from search_warm import WarmStart, learn
@@ -54,7 +54,7 @@ RUNNING: Final = "_running"
 Make = Callable[[Task, int], Tuner]
 Figures = dict[str, float | int | str | None]
 #: (task, outcome of it) by seed.
-Played = Mapping[int, Sequence[tuple[Task, Outcome]]]
+Played = Mapping[int, Sequence[tuple[Task, EpisodeResult]]]
 #: All tuners, and the tasks of a part, of which what they begin with has seen nothing.
 Part = tuple[Mapping[str, Make], Sequence[Task]]
 
@@ -122,7 +122,7 @@ def play_all(make: Make, tasks: Sequence[Task], sigma: float) -> Played:
     }
 
 
-def probes_to(played: Sequence[tuple[Task, Outcome]]) -> float:
+def probes_to(played: Sequence[tuple[Task, EpisodeResult]]) -> float:
     """Mean number of probes to within 2 % for good, on tasks with something to gain."""
     counts = [
         len(task.space.actions) if outcome.probes_to is None else outcome.probes_to
@@ -132,7 +132,7 @@ def probes_to(played: Sequence[tuple[Task, Outcome]]) -> float:
     return float(np.mean(counts)) if counts else math.nan
 
 
-def spent_until(played: Sequence[tuple[Task, Outcome]]) -> float:
+def spent_until(played: Sequence[tuple[Task, EpisodeResult]]) -> float:
     """The same with the real number of probes of episodes that never get there."""
     counts = [
         outcome.probes if outcome.probes_to is None else outcome.probes_to
@@ -142,18 +142,18 @@ def spent_until(played: Sequence[tuple[Task, Outcome]]) -> float:
     return float(np.mean(counts)) if counts else math.nan
 
 
-def reached(played: Sequence[tuple[Task, Outcome]]) -> float:
+def reached(played: Sequence[tuple[Task, EpisodeResult]]) -> float:
     """Share of these episodes that get there."""
     found = [o.probes_to is not None for task, o in played if task.headroom > WITHIN]
     return float(np.mean(found)) if found else math.nan
 
 
-def mean_of(name: str) -> Callable[[Sequence[tuple[Task, Outcome]]], float]:
+def mean_of(name: str) -> Callable[[Sequence[tuple[Task, EpisodeResult]]], float]:
     """Mean of a field over all tasks."""
     return lambda played: float(np.mean([getattr(outcome, name) for _, outcome in played]))
 
 
-MEASURES: Final[Mapping[str, Callable[[Sequence[tuple[Task, Outcome]]], float]]] = {
+MEASURES: Final[Mapping[str, Callable[[Sequence[tuple[Task, EpisodeResult]]], float]]] = {
     "probes_to_2pct": probes_to,
     "spent_until_2pct": spent_until,
     "reached_2pct": reached,
@@ -188,7 +188,7 @@ def compared(parts: Sequence[Part], sigma: float, suffix: str) -> Figures:
     """Figures of all tuners."""
     figures: Figures = {}
     for tuner in parts[0][0]:
-        by_name: dict[str, dict[int, list[tuple[Task, Outcome]]]] = {}
+        by_name: dict[str, dict[int, list[tuple[Task, EpisodeResult]]]] = {}
         for makes, held in parts:
             found = by_name.setdefault(held[0].system, {seed: [] for seed in SEEDS})
             for seed, played in play_all(makes[tuner], held, sigma).items():

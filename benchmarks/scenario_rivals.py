@@ -5,6 +5,7 @@ Each decides about a task key again when its last decision is in force, as a lea
 N jobs, K task keys, A actions, L levels of the surroundings.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,7 +30,7 @@ EXPECTED: Final = 1.5
 _WIDER: Final = 1.3
 
 
-class Deciding:
+class Deciding(ABC):
     """Decides about each task key again when its last decision is in force."""
 
     def __init__(self, env: CollectiveEnv) -> None:
@@ -49,11 +50,11 @@ class Deciding:
         self._calls += 1
         return self._decided[self._job, key]
 
+    @abstractmethod
     def choose(self, key: Actions, env: CollectiveEnv) -> Actions:
         """(N,) actions for the keys of the next calls."""
-        raise NotImplementedError
 
-    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:  # noqa: B027
         """Do nothing."""
 
 

@@ -24,7 +24,7 @@ _QUARTILE_T3, _QUARTILE_NORMAL = 0.764892, 0.674490
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EpisodeResult:
     """The result of an episode."""
 
     #: Probes made before the answer is good for ever; None: it was not at the end.
@@ -49,7 +49,7 @@ def noise(sigma: float, calls: int, random: np.random.Generator) -> npt.NDArray[
 
 def play(
     tuner: Tuner, times_us: npt.NDArray[np.float64], factors: npt.NDArray[np.float64], default: int
-) -> Outcome:
+) -> EpisodeResult:
     """Run a new tuner on the calls of one task.
 
     `factors` are (calls,), or (calls, A) where each action scatters in its own way.
@@ -69,7 +69,7 @@ def play(
     bad = np.flatnonzero(~good)
     since = int(bad[-1]) + 1 if len(bad) else 0
     reached = since <= calls
-    return Outcome(
+    return EpisodeResult(
         probes_to=int(is_probe[:since].sum()) if reached else None,
         probes=int(is_probe.sum()),
         calls_to=since if reached else None,

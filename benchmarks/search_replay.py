@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from search_episode import CALLS, WITHIN, Outcome, noise, play
+from search_episode import CALLS, WITHIN, EpisodeResult, noise, play
 
 from dynamiccl.collect.imports import import_files
 from dynamiccl.datasets.actions import Catalogue
@@ -135,7 +135,7 @@ def transferred(tasks: Sequence[Replayed], task: Replayed) -> npt.NDArray[np.flo
     return np.array([float(np.mean(seen.get(choice, [0.0]))) for choice in task.space.choices])
 
 
-def _play(task: Replayed, tuner: Tuner, seed: int) -> Outcome:
+def _play(task: Replayed, tuner: Tuner, seed: int) -> EpisodeResult:
     random = np.random.default_rng(seed)
     draws = {action: random.choice(each, CALLS) for action, each in task.scatter.items()}
     factors = np.ones((CALLS, len(task.times_us)))

@@ -280,9 +280,9 @@ def read_records(path: Path, report: FileReport) -> npt.NDArray[np.void]:
     rows = np.frombuffer(raw, dtype=np.uint8, count=len(raw) - torn).reshape(-1, ENTRY.itemsize)
     good = _fnv1a(rows[:, :-4]).astype(np.uint32) == entries["checksum"]
     wrong = [(int(index), "is damaged") for index in np.flatnonzero(~good)]
-    for index, reason in [*wrong, (count, f"is torn after {torn} bytes")][
-        : len(wrong) + bool(torn)
-    ]:
+    if torn:
+        wrong.append((count, f"is torn after {torn} bytes"))
+    for index, reason in wrong:
         begin = index * ENTRY.itemsize
         excerpt = raw[begin : begin + ENTRY.itemsize].hex(" ", 8)
         place = HEADER.itemsize + begin

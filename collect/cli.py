@@ -129,8 +129,8 @@ def run_command(
     else:
         by_status = summary["rows_by_status"].items()
         told = ", ".join(f"{count} {name}" for name, count in by_status) or "nothing new"
-        endings = {"budget": "the budget is spent", "interrupted": "stopped; go on with --resume"}
-        ended = endings.get(summary["ended"], summary["ended"])
+        told_of = {"budget": "the budget is spent", "interrupted": "stopped; go on with --resume"}
+        ended = told_of.get(summary["ended"], summary["ended"])
         _print(
             f"{summary['rows_written']} rows ({told}) of {summary['trials']} trials in "
             f"{summary['launches_run']} launches; {summary['launches_skipped']} were there "

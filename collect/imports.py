@@ -126,7 +126,7 @@ def import_files(
     some gave no row. A single file raises its own error, which may be a CorruptFile.
     """
     options, summary = options or ImportOptions(), ImportSummary()
-    reports = _recognised(paths, summary)
+    reports, hashes = _recognised(paths, summary)
     _check(paths, reports, options)
     seen = set(part_paths(out_dir)) if out_dir.is_dir() else set()
     fresh = [report for report in reports if report.format and not report.remarks]
@@ -134,14 +134,14 @@ def import_files(
     for report in fresh:
         try:
             if report.format not in {_CALLS, *_TRACES}:
-                _write_file(report, options, out_dir, seen)
+                _write_file(report, hashes, options, out_dir, seen)
         except DataError as error:
             report.failure = str(error)
             summary.errors.append(error)
     # A trace that is read has a report of its own.
     summary.files += [each for each in reports if each.format not in _TRACES or each.remarks]
     if jobs:
-        _write_jobs(jobs, options, out_dir, summary)
+        _write_jobs(jobs, hashes, options, out_dir, summary)
     summary.add_up()
     if errors := summary.errors:
         told = "; ".join([*map(str, errors), f"of the others {summary.written}"])
@@ -149,20 +149,24 @@ def import_files(
     return summary
 
 
-def _recognised(paths: Sequence[Path], summary: ImportSummary) -> list[FileReport]:
-    """A report for each file to read; without a format for one that cannot be read.
+def _recognised(
+    paths: Sequence[Path], summary: ImportSummary
+) -> tuple[list[FileReport], dict[str, str]]:
+    """A report for each file to read, without a format for one that cannot be; SHA-256 by path.
 
     One whose bytes are those of another has a remark. What directories hold beside is skipped.
     """
     reports: list[FileReport] = []
     first: dict[str, Path] = {}
+    hashes: dict[str, str] = {}
     for path in paths:
         below = sorted(each for each in path.rglob("*") if each.is_file())
         for file in below if path.is_dir() else [path]:
             report = FileReport(str(file), "")
             try:
                 report.format = _kind(file, is_named=file == path)
-                same = first.setdefault(file_sha256(file), file)
+                hashes[report.path] = file_sha256(file)
+                same = first.setdefault(hashes[report.path], file)
                 if same is not file:
                     report.remark(f"the same bytes as {same}; not taken twice")
             except DataError as error:
@@ -172,7 +176,7 @@ def _recognised(paths: Sequence[Path], summary: ImportSummary) -> list[FileRepor
                 report.failure = str(error)
                 summary.errors.append(error)
             reports.append(report)
-    return reports
+    return reports, hashes
 
 
 def _kind(path: Path, *, is_named: bool) -> str:
@@ -214,16 +218,22 @@ def _check(paths: Sequence[Path], reports: Sequence[FileReport], options: Import
         )
 
 
-def _write_file(report: FileReport, options: ImportOptions, out_dir: Path, seen: set[Path]) -> None:
+def _write_file(
+    report: FileReport,
+    hashes: Mapping[str, str],
+    options: ImportOptions,
+    out_dir: Path,
+    seen: set[Path],
+) -> None:
     """Write what a file tells that is read by itself; raises DataError where that is nothing."""
     path = Path(report.path)
     if report.format == CSV:
         tables = _read_csv(path, options, report)
     else:
-        run = f"{slug(path.stem)[:80]}-{file_sha256(path)[:8]}"
+        run = f"{slug(path.stem)[:80]}-{hashes[report.path][:8]}"
         base = {**options.columns(path), "run": run, "source_file": str(path)}
         tables = read_file(path, base, options, report)
-    wrong, provenance = 0, _provenance([report])
+    wrong, provenance = 0, _provenance([report], hashes)
     for kind, table in tables:
         parts = write_part(out_dir, table, kind=kind, provenance=provenance)
         report.parts += map(str, parts)
@@ -239,14 +249,18 @@ def _write_file(report: FileReport, options: ImportOptions, out_dir: Path, seen:
         raise OutputError(f"{path} holds no usable row: {'; '.join(map(str, reasons))}")
 
 
-def _provenance(reports: Sequence[FileReport]) -> dict[str, Any]:
+def _provenance(reports: Sequence[FileReport], hashes: Mapping[str, str]) -> dict[str, Any]:
     # No command line and no host: importing files again writes the same parts, not others.
-    paths = [Path(report.path) for report in reports]
-    return program_record("import", files={path.name: file_sha256(path) for path in paths})
+    files = {Path(report.path).name: hashes[report.path] for report in reports}
+    return program_record("import", files=files)
 
 
 def _write_jobs(
-    reports: Sequence[FileReport], options: ImportOptions, out_dir: Path, summary: ImportSummary
+    reports: Sequence[FileReport],
+    hashes: Mapping[str, str],
+    options: ImportOptions,
+    out_dir: Path,
+    summary: ImportSummary,
 ) -> None:
     """Write the calls and steps of the recorder's files, and of the traces, of all ranks."""
     known = options.model_dump(include={"gpu", "nccl_version"}, exclude_none=True)
@@ -262,7 +276,7 @@ def _write_jobs(
         summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
         summary.steps_written = traces.steps.num_rows
         summary.untimed = dict(traces.untimed.most_common())
-    provenance = _provenance(reports)
+    provenance = _provenance(reports, hashes)
     for kind, table in tables:
         if table.num_rows:
             write_part(out_dir, table, kind=kind, provenance=provenance)
@@ -359,6 +373,7 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
         **options.model_dump(include=_CSV_KNOWN, exclude_none=True),
     }
     with Path(report.path).open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        # Not polars: it fills a row that is cut short with nulls, and knows no lines.
         reader = csv.reader(file)
         try:
             names = [name.strip() for name in next(reader, [])]

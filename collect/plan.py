@@ -105,7 +105,7 @@ def make_plan(sweep: Sweep) -> Plan:
         "feasible": len(sweep.trials) - reasons.total(),
         # Trials that cannot run, and those that are not measured, by reason.
         "infeasible": dict(sorted(reasons.items())),
-        "needless": dict(sorted((left_out - reasons).items())),
+        "too_slow": dict(sorted((left_out - reasons).items())),
         # Of an adaptive sweep the most that it may take: rounds, measurements and hours.
         "rounds": rounds,
         "measurements": measured,
@@ -242,7 +242,7 @@ def plan_lines(plan: Plan) -> list[str]:
         *(f"not in the model: {rule}" for rule in plan["rules"]),
         *(f"{one['share']:6.0%} of the time: {one['what']}" for one in plan["dominates"]),
     ]
-    left_out = (plan["infeasible"] | plan["needless"]).items()
+    left_out = (plan["infeasible"] | plan["too_slow"]).items()
     lines += [f"{count:6} trials left out: {reason}" for reason, count in left_out]
     if plan["max_hours"] is not None and plan["max_hours"] < plan["hours"]:
         lines.append(f"[budget] max_hours = {plan['max_hours']:g} ends it before that")

@@ -146,8 +146,8 @@ class World:
         moving = np.maximum(
             self.intra_us[key] * intra[:, None], self.inter_us[key] * inter[:, None]
         )
-        felt = 1.0 + self.host_share[key] * (host[:, None] - 1.0)
-        found: Float64Array = (self.fixed_us[key] + moving) * felt
+        host_factor = 1.0 + self.host_share[key] * (host[:, None] - 1.0)
+        found: Float64Array = (self.fixed_us[key] + moving) * host_factor
         return found
 
     def jobs(self, num_jobs: int, seed: int) -> "Jobs":

@@ -40,7 +40,7 @@ def search(*space: str, recipes: tuple[str, ...] = ("ddqn-dueling",), count: int
     return Search(recipes, FEW, space, count=count, seeds=1, per_round=1)
 
 
-def carry_out(run_id: str, uri: str) -> StudySummary:
+def run_study(run_id: str, uri: str) -> StudySummary:
     """Run a search to its end, in this process; trials that fail are left out."""
     tried: set[int] = set()
     while True:
@@ -117,7 +117,7 @@ def test_a_search_ends_where_nothing_is_left_and_failures_stop_nothing(
         data_dir, experiment="x", search=search("window_encoder=mlp,nothing,cnn", count=9)
     )
     run_id = begin_study(planned, uri)
-    summary = carry_out(run_id, uri)
+    summary = run_study(run_id, uri)
     assert (summary.trials, summary.done) == (3, 2)
     found = {setting.setting for setting in summary.settings}
     assert found == {"ddqn-dueling window_encoder=mlp", "ddqn-dueling window_encoder=cnn"}
@@ -147,7 +147,7 @@ def test_a_search_that_is_killed_goes_on_as_if_it_had_not_been(
     uri = new_store(tmp_path / "whole")
     planned = plan_search(data_dir, experiment="x", search=search(*SPACE))
     whole_id = begin_study(planned, uri)
-    whole = carry_out(whole_id, uri)
+    whole = run_study(whole_id, uri)
     assert whole.done == 3
     base = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--json"]
     words = [w for setting in FEW for w in ("--set", setting)]

@@ -83,14 +83,27 @@ def test_time_is_unknown_unless_all_ranks_are_there_and_know_theirs(tmp_path: Pa
     assert (row["time_us"], row["ranks_seen"], row["num_ranks"]) == (None, 1, 2)
 
 
-def test_flags_have_their_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (1, (True, False, False)),
+        (2, (False, True, False)),
+        (4, (False, False, True)),
+        (3, (True, True, False)),
+    ],
+)
+def test_flags_have_their_columns(
+    flags: int, shown: tuple[bool, bool, bool], tmp_path: Path
+) -> None:
+    """What one rank says holds for the call."""
     row = row_of(
         tmp_path,
-        record(0, 0, flags=1 | 2, table=7, decided=1),
-        record(0, 1, flags=1 | 4, table=7, decided=1),
+        record(0, 0, flags=flags & 1, table=7, decided=1),
+        record(0, 1, flags=flags, table=7, decided=1),
     )
-    assert (row["graph_captured"], row["incomplete"], row["probe"]) == (True, True, True)
-    assert (row["table"], row["decided"], row["sampled"]) == (7, True, True)
+    assert (row["graph_captured"], row["incomplete"], row["probe"]) == shown
+    # Without a time the call was sampled only where a rank began to take one.
+    assert (row["table"], row["decided"], row["sampled"]) == (7, True, shown[1])
 
 
 def test_names_that_nccl_gets_later_are_null_and_other_configs_are_shown(tmp_path: Path) -> None:
