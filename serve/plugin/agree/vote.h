@@ -54,14 +54,14 @@ struct Vote {
   RoundKey round;
   std::uint64_t nonce = 0;     // of this rank in this round, never 0
   std::uint64_t question = 0;  // in a confirmation or recall: the one that it answers
-  std::uint32_t fields[kNumFields] = {};
+  std::uint64_t fields[kNumFields] = {};
   std::int32_t rank = -1;  // the launcher's number, for messages; -1: not known
   VoteKind kind = VoteKind::kVote;
   char problem[kProblemBytes] = "";  // why this rank cannot use a table; empty: it can
   std::uint8_t zero[7] = {};
   std::uint64_t mac = 0;
 };
-static_assert(sizeof(Vote) == 200, "no gaps: it is sent as it lies in memory");
+static_assert(sizeof(Vote) == 232, "no gaps: it is sent as it lies in memory");
 
 enum class ReplyKind : std::uint8_t {
   kStillThere = 1,

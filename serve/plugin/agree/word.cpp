@@ -13,7 +13,7 @@ constexpr std::uint32_t kNoRank = 0xff'ffff;
 /// 64 bits of all fields; never 0, which is a digest that nobody has set.
 std::uint64_t digest_of(const Vote& vote) noexcept {
   std::uint64_t digest = 0xcbf29ce484222325U;
-  for (const std::uint32_t field : vote.fields) {
+  for (const std::uint64_t field : vote.fields) {
     digest = (digest ^ field) * 0x9e3779b97f4a7c15U;
     digest ^= digest >> 32;
   }
@@ -50,7 +50,7 @@ void WordVote::take(Board* board, bool is_time_up) noexcept {
     case Step::kDiffer: {
       auto why = static_cast<std::uint32_t>(Why::kDiffers);
       for (std::uint32_t i = 0; i < kNumFields; ++i) {
-        const std::uint32_t first = board->fields[i];
+        const std::uint64_t first = board->fields[i];
         if (first == 0 || first == vote_->fields[i]) continue;
         why = static_cast<std::uint32_t>(Why::kFirstField) + i;
         break;

@@ -29,7 +29,7 @@ struct Board {
   std::atomic<std::uint32_t> votes;
   std::atomic<std::uint64_t> digest;
   /// Of whoever set the digest, for messages; 0 for a moment.
-  std::atomic<std::uint32_t> fields[kNumFields];
+  std::atomic<std::uint64_t> fields[kNumFields];
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "ranks are processes");
 

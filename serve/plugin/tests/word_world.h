@@ -175,7 +175,7 @@ class WordWorld {
   struct Word {
     std::uint32_t word = 0, votes = 0;
     std::uint64_t digest = 0;
-    std::uint32_t fields[kNumFields] = {};
+    std::uint64_t fields[kNumFields] = {};
   };
 
   static bool has_table(const Rank& rank) {
