@@ -11,7 +11,8 @@ from dynamiccl.serve.build import find_tool
 PLUGIN = Path(__file__).resolve().parents[2] / "serve" / "plugin"
 SOURCES = (
     "tests/test_agree_explore.cpp",
-    *("agree/ballot.cpp", "agree/rounds.cpp", "agree/word.cpp", "identity/ids.cpp"),
+    *("agree/ballot.cpp", "agree/rounds.cpp", "agree/stops.cpp", "agree/word.cpp"),
+    "identity/ids.cpp",
 )
 #: What is wrong -> the part of the explorer that finds it, the file, and texts before and after.
 MUTANTS = {
@@ -69,6 +70,35 @@ MUTANTS = {
         *("worlds", "identity/ids.cpp"),
         [("may_repeat_ = holds(id);", "may_repeat_ = false;")],
     ),
+    "what NCCL told of a call is not in the digest": (
+        *("worlds", "agree/stops.cpp"),
+        [("size_bytes), marks);", "size_bytes), marks & 0);")],
+    ),
+    "a stop in the middle of a group": (
+        *("worlds", "agree/stops.h"),
+        [("&& begins_group && votes()", "&& (begins_group || true) && votes()")],
+    ),
+    "a shrink takes the table back": (
+        *("worlds", "agree/stops.h"),
+        [
+            (
+                "{ __atomic_store_n(&votes_, false, __ATOMIC_RELAXED); }",
+                "{ votes_ = false, table_ = nullptr; }",
+            )
+        ],
+    ),
+    "an aborted rank abstains after it has confirmed": (
+        *("worlds", "agree/ballot.cpp"),
+        [("has_confirmed() ? Verdict::kFailed : Verdict::kAbstain", "Verdict::kAbstain")],
+    ),
+    "a stop that failed is tried again in the same round": (
+        *("worlds", "agree/stops.cpp"),
+        [("  ++number_;\n  ++failures_;", "  ++failures_;")],
+    ),
+    "stops are not shifted by the communicator's id": (
+        *("worlds", "agree/stops.cpp"),
+        [("at_ = earliest + mixed(mixed(0, comm_id_), number_) % width;", "at_ = earliest;")],
+    ),
     "whose time is up leaves by itself": (
         *("word", "agree/word.cpp"),
         [
@@ -85,7 +115,7 @@ MUTANTS = {
 @pytest.mark.parametrize("what", MUTANTS)
 def test_explorer_finds_it(what: str, tmp_path: Path) -> None:
     part, name, changes = MUTANTS[what]
-    for folder in ("agree", "identity", "tests"):
+    for folder in ("adaptive", "agree", "identity", "tests"):
         shutil.copytree(PLUGIN / folder, tmp_path / folder)
     path = tmp_path / name
     text = path.read_text(encoding="utf-8")

@@ -21,7 +21,8 @@ Ballot::Ballot(const Vote& vote, const Limits& limits, std::uint64_t patience_ms
       at_ms_(now_ms),
       until_ms_(now_ms + patience_ms),
       gives_up_ms_(now_ms + patience_ms),
-      asks_left_((limits.answer_ms + kVoteLimits * vote_limit_ms(limits, vote.num_ranks)) /
+      asks_left_((limits.answer_ms +
+                  kVoteLimits * round_limit_ms(limits, vote.round.number, vote.num_ranks)) /
                  limits.ask_ms) {
   vote_.kind = VoteKind::kVote;
   vote_.question = 0;
@@ -53,15 +54,18 @@ void Ballot::worked(std::uint64_t now_ms) noexcept {
   step_ = Step::kListen;
   until_ms_ = now_ms + limits_.ask_ms;
   if (has_confirmed()) return;
-  gives_up_ms_ = now_ms + kVoteLimits * vote_limit_ms(limits_, vote_.num_ranks);
+  if (!is_at_stop()) {
+    gives_up_ms_ = now_ms + kVoteLimits * vote_limit_ms(limits_, vote_.num_ranks);
+  }
   until_ms_ = gives_up_ms_;
 }
 
 void Ballot::failed(std::uint64_t now_ms) noexcept {
   if (step_ == Step::kDone) return;
   if (has_confirmed()) return ask_again(now_ms + limits_.ask_ms);
-  if (step_ != Step::kConnect) {
-    return end(Verdict::kAbstain, "the connection to the arbiter ended");
+  if (step_ != Step::kConnect || is_at_stop()) {
+    return end(Verdict::kAbstain, step_ == Step::kConnect ? "the arbiter does not listen"
+                                                          : "the connection to the arbiter ended");
   }
   at_ms_ = now_ms + kRetryMs;  // it does not listen yet
   look_at_clock(now_ms);
@@ -71,6 +75,7 @@ void Ballot::hear(const Reply& reply, std::uint64_t now_ms) noexcept {
   if (step_ != Step::kListen) return;
   if (reply.kind == ReplyKind::kStillThere) {
     if (has_confirmed()) return;
+    proposal_ = reply;
     vote_.kind = VoteKind::kConfirm;  // from now on, since it may arrive although sending fails
     vote_.question = reply.question;
     step_ = Step::kSend;
@@ -91,6 +96,11 @@ void Ballot::look_at_clock(std::uint64_t now_ms) noexcept {
   } else if (now_ms >= gives_up_ms_) {
     end(Verdict::kAbstain, "no answer from the arbiter in time");
   }
+}
+
+void Ballot::leave() noexcept {
+  if (step_ == Step::kDone) return;
+  end(has_confirmed() ? Verdict::kFailed : Verdict::kAbstain, "the communicator was aborted");
 }
 
 }  // namespace dynamiccl

@@ -25,7 +25,8 @@ class Ballot {
  public:
   enum class Step : std::uint8_t { kConnect, kSend, kListen, kDone };
 
-  /// `patience_ms`: how long to wait for an arbiter that does not listen.
+  /// `patience_ms`: in `init`, how long to wait for an arbiter that does not listen; at a stop, how
+  /// long to wait for anything before it confirms.
   Ballot(const Vote& vote, const Limits& limits, std::uint64_t patience_ms,
          std::uint64_t now_ms) noexcept;
 
@@ -41,18 +42,23 @@ class Ballot {
   const char* reason() const noexcept { return reply_.reason; }
   /// The decision that it was told.
   const Reply& reply() const noexcept { return reply_; }
+  /// What it has confirmed.
+  const Reply& proposal() const noexcept { return proposal_; }
 
   void worked(std::uint64_t now_ms) noexcept;
   /// A connection that was refused or has ended, or something that could not be sent.
   void failed(std::uint64_t now_ms) noexcept;
   void hear(const Reply& reply, std::uint64_t now_ms) noexcept;
   void look_at_clock(std::uint64_t now_ms) noexcept;
+  /// The communicator is aborted. What others decide is not known to a rank that has confirmed.
+  void leave() noexcept;
 
  private:
   friend struct Explored;  // the explorer, which tells states apart
 
   void end(Verdict verdict, const char* reason) noexcept;
   void ask_again(std::uint64_t at_ms) noexcept;
+  bool is_at_stop() const noexcept { return vote_.round.number != 0; }
 
   Vote vote_;
   Limits limits_;
@@ -62,6 +68,7 @@ class Ballot {
   std::uint64_t until_ms_;
   std::uint64_t gives_up_ms_;  // before it confirms: when it abstains by itself
   std::uint64_t asks_left_;  // afterwards: the answer limit, which does not run while it is stopped
+  Reply proposal_;
   Reply reply_;
 };
 

@@ -22,21 +22,32 @@ constexpr std::uint64_t kNsPerMs = 1'000'000;
 
 std::uint64_t now_ms() noexcept { return monotonic_ns() / kNsPerMs; }
 
-/// Waits for an event; false at `until_ms`, or where the descriptor cannot be waited for.
-bool wait_for(int descriptor, short event, std::uint64_t until_ms) noexcept {
+bool leaves(const Exchange* exchange) noexcept {
+  return exchange != nullptr && exchange->leaves != nullptr && exchange->leaves->load();
+}
+
+/// How often a rank that waits looks whether its communicator is aborted.
+constexpr std::uint64_t kLookMs = 10;
+
+/// Waits for an event; false at `until_ms`, or where the descriptor cannot be waited for, or when
+/// the communicator is aborted. Without a descriptor (-1) it sleeps.
+bool wait_for(int descriptor, short event, std::uint64_t until_ms,
+              const Exchange* exchange) noexcept {
   for (;;) {
     const std::uint64_t now = now_ms();
-    if (now >= until_ms) return false;
+    if (now >= until_ms || leaves(exchange)) return false;
+    const bool may_leave = exchange != nullptr && exchange->leaves != nullptr;
     pollfd waited = {descriptor, event, 0};
-    const int count =
-        poll(&waited, 1, static_cast<int>(std::min<std::uint64_t>(until_ms - now, 1'000'000)));
+    const int count = poll(
+        &waited, 1,
+        static_cast<int>(std::min<std::uint64_t>(until_ms - now, may_leave ? kLookMs : 1'000'000)));
     if (count > 0) return true;
     if (count < 0 && errno != EINTR) return false;
   }
 }
 
 /// A connection, or -1.
-int connected(const ArbiterAddress& to, std::uint64_t until_ms) noexcept {
+int connected(const ArbiterAddress& to, std::uint64_t until_ms, const Exchange* exchange) noexcept {
   const int one = 1;
   const int descriptor =
       socket(to.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -46,7 +57,7 @@ int connected(const ArbiterAddress& to, std::uint64_t until_ms) noexcept {
   if (connect(descriptor, reinterpret_cast<const sockaddr*>(&to.address), to.size) != 0) {
     error = errno;
     socklen_t size = sizeof error;
-    if (error == EINPROGRESS && wait_for(descriptor, POLLOUT, until_ms)) {
+    if (error == EINPROGRESS && wait_for(descriptor, POLLOUT, until_ms, exchange)) {
       getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size);
     }
   }
@@ -55,12 +66,12 @@ int connected(const ArbiterAddress& to, std::uint64_t until_ms) noexcept {
   return -1;
 }
 
-bool send_all(int descriptor, const void* bytes, std::size_t size,
-              std::uint64_t until_ms) noexcept {
+bool send_all(int descriptor, const void* bytes, std::size_t size, std::uint64_t until_ms,
+              const Exchange* exchange) noexcept {
   for (const auto* at = static_cast<const char*>(bytes); size > 0;) {
     const ssize_t sent = send(descriptor, at, size, MSG_NOSIGNAL);
     if (sent < 0 && errno != EINTR && errno != EAGAIN) return false;
-    if (sent < 0 && !wait_for(descriptor, POLLOUT, until_ms)) return false;
+    if (sent < 0 && !wait_for(descriptor, POLLOUT, until_ms, exchange)) return false;
     if (sent > 0) at += sent, size -= static_cast<std::size_t>(sent);
   }
   return true;
@@ -68,20 +79,39 @@ bool send_all(int descriptor, const void* bytes, std::size_t size,
 
 enum class Heard : std::uint8_t { kReply, kEnd, kNothing };
 
-/// One whole reply, an end of the connection, or nothing until `until_ms`.
-Heard hear_one(int descriptor, Reply* reply, std::size_t* size, std::uint64_t until_ms) noexcept {
-  while (*size < sizeof *reply) {
-    const ssize_t got =
-        recv(descriptor, reinterpret_cast<char*>(reply) + *size, sizeof *reply - *size, 0);
+/// All of `bytes`, of which `*size` are there, an end of the connection, or nothing until
+/// `until_ms`.
+Heard hear_all(int descriptor, void* bytes, std::size_t wanted, std::size_t* size,
+               std::uint64_t until_ms, const Exchange* exchange) noexcept {
+  while (*size < wanted) {
+    const ssize_t got = recv(descriptor, static_cast<char*>(bytes) + *size, wanted - *size, 0);
     if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) return Heard::kEnd;
     if (got > 0) {
       *size += static_cast<std::size_t>(got);
-    } else if (!wait_for(descriptor, POLLIN, until_ms)) {
+    } else if (!wait_for(descriptor, POLLIN, until_ms, exchange)) {
       return Heard::kNothing;
     }
   }
-  *size = 0;
   return Heard::kReply;
+}
+
+/// Whether a reply is under the key, and one that this rank can use; with what follows it.
+bool can_use(int descriptor, const Key& key, const Ballot& ballot, const Reply& reply,
+             Exchange* exchange) noexcept {
+  if (!is_sound(key, reply, ballot.vote())) return false;
+  if (reply.kind != ReplyKind::kStillThere || exchange == nullptr) return reply.body_bytes == 0;
+  std::size_t size = 0;
+  if (reply.body_bytes > 0) {
+    const Heard heard = exchange->body == nullptr
+                            ? Heard::kEnd
+                            : hear_all(descriptor, exchange->body, reply.body_bytes, &size,
+                                       ballot.until_ms(), exchange);
+    if (heard != Heard::kReply) return false;
+    if (reply.body_digest != siphash(key, exchange->body, reply.body_bytes)) return false;
+  }
+  if (ballot.has_confirmed()) return true;  // said twice
+  exchange->proposal = reply;
+  return exchange->accepts == nullptr || exchange->accepts(exchange->user, *exchange);
 }
 
 }  // namespace
@@ -109,7 +139,7 @@ bool parse_address(const char* text, ArbiterAddress* address) noexcept {
 
 Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
                          const Limits& limits, std::uint64_t patience_ms, Reply* reply,
-                         bool* found_arbiter) noexcept {
+                         bool* found_arbiter, Exchange* exchange) noexcept {
   Ballot ballot(vote, limits, patience_ms, now_ms());
   *found_arbiter = false;
   int descriptor = -1;
@@ -121,24 +151,35 @@ Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vo
       case Ballot::Step::kConnect:
         if (descriptor >= 0) close(descriptor);
         size = 0;
-        if (ballot.at_ms() > now) sleep_ns((ballot.at_ms() - now) * kNsPerMs);
-        descriptor = connected(address, ballot.until_ms());
+        descriptor = -1;
+        wait_for(-1, 0, ballot.at_ms(), exchange);
+        if (leaves(exchange)) break;
+        descriptor = connected(address, ballot.until_ms(), exchange);
         *found_arbiter |= descriptor >= 0;
         descriptor >= 0 ? ballot.worked(now_ms()) : ballot.failed(now_ms());
         break;
       case Ballot::Step::kSend: {
         Vote sent = ballot.vote();
+        const bool has_body = exchange != nullptr && sent.kind == VoteKind::kVote;
+        if (!has_body) sent.body_bytes = 0, sent.body_digest = 0;
+        if (has_body) sent.body_digest = siphash(key, exchange->told, sent.body_bytes);
         sent.mac = mac_of(key, sent);
-        const bool is_sent = send_all(descriptor, &sent, sizeof sent, now + limits.ask_ms);
+        // Of a body that takes longer than patience only a part is sent, and it ends there.
+        const std::uint64_t until = has_body ? ballot.until_ms() : now + limits.ask_ms;
+        bool is_sent = send_all(descriptor, &sent, sizeof sent, until, exchange);
+        if (is_sent && has_body) {
+          is_sent = send_all(descriptor, exchange->told, sent.body_bytes, until, exchange);
+        }
         is_sent ? ballot.worked(now_ms()) : ballot.failed(now_ms());
         break;
       }
       case Ballot::Step::kListen:
-        switch (hear_one(descriptor, &heard, &size, ballot.until_ms())) {
+        switch (hear_all(descriptor, &heard, sizeof heard, &size, ballot.until_ms(), exchange)) {
           case Heard::kReply:
-            // What is not under the key ends this connection, as if it had broken.
-            is_sound(key, heard, ballot.vote()) ? ballot.hear(heard, now_ms())
-                                                : ballot.failed(now_ms());
+            // What is not under the key, or of no use, ends this connection, as if it had broken.
+            size = 0;
+            can_use(descriptor, key, ballot, heard, exchange) ? ballot.hear(heard, now_ms())
+                                                              : ballot.failed(now_ms());
             break;
           case Heard::kEnd:
             ballot.failed(now_ms());
@@ -151,6 +192,7 @@ Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vo
         break;
     }
     ballot.look_at_clock(now_ms());
+    if (leaves(exchange)) ballot.leave();
   }
   if (descriptor >= 0) close(descriptor);
   *reply = ballot.reply();

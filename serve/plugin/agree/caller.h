@@ -4,6 +4,7 @@
 
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "agree/ballot.h"
@@ -20,11 +21,24 @@ struct ArbiterAddress {
 /// False where the text is no such address.
 bool parse_address(const char* text, ArbiterAddress* address) noexcept;
 
+/// What goes along with a vote for ranks that stop later.
+struct Exchange {
+  const void* told = nullptr;  // `vote.body_bytes` that follow the vote
+  Reply proposal;              // what was confirmed
+  /// What came with the proposal, kMostBodyBytes.
+  std::uint8_t* body = nullptr;
+  /// Whether this rank can use it; all that may fail. Asked before it confirms.
+  bool (*accepts)(void* user, const Exchange& exchange) = nullptr;
+  void* user = nullptr;
+  /// Set by another thread: the communicator is being aborted.
+  const std::atomic<bool>* leaves = nullptr;
+};
+
 /// Agrees with the other ranks of `vote.round`. `patience_ms`: how long to wait for an arbiter that
 /// does not listen. `reply` is what it said; its reason is set on any outcome but kTable.
 /// `found_arbiter`: whether a connection was made at all.
 Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
                          const Limits& limits, std::uint64_t patience_ms, Reply* reply,
-                         bool* found_arbiter) noexcept;
+                         bool* found_arbiter, Exchange* exchange = nullptr) noexcept;
 
 }  // namespace dynamiccl

@@ -24,9 +24,10 @@ Reply make_reply(ReplyKind kind, const std::string& reason) {
 std::string difference(const Vote& first, const Vote& vote) {
   if (first.num_ranks != vote.num_ranks) return name_of(vote) + " counts other ranks";
   for (std::size_t i = 0; i < kNumFields; ++i) {
-    if (first.fields[i] != vote.fields[i]) {
-      return name_of(vote) + " differs from " + name_of(first) + " in " + kFieldNames[i];
-    }
+    if (first.fields[i] == vote.fields[i]) continue;
+    const char* name =
+        vote.round.number == 0 ? kFieldNames[i] : kFieldNamesAtStop[std::min<std::size_t>(i, 1)];
+    return name_of(vote) + " differs from " + name_of(first) + " in " + name;
   }
   return "";
 }
@@ -37,8 +38,8 @@ void Rounds::restore(const Logged& table) {
   Round& round = rounds_[{table.round.comm, table.round.number}];
   round.state = State::kTable;
   round.question = table.question;
-  round.next_stop = table.next_stop;
   round.first.num_ranks = table.num_ranks;
+  forget_before({table.round.comm, table.round.number});  // all had voted in this one
 }
 
 void Rounds::hear(Connection from, const Vote& vote, std::uint64_t now_ms, Outlet* outlet) {
@@ -68,7 +69,7 @@ void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outle
   }
   if (round.voters.empty()) {
     round.first = vote;
-    round.ends_ms = now_ms + vote_limit_ms(limits_, vote.num_ranks);
+    round.ends_ms = now_ms + round_limit_ms(limits_, key.number, vote.num_ranks);
   }
   bind(from, key, &round, vote.nonce);
   std::string why = difference(round.first, vote);
@@ -83,6 +84,8 @@ void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outle
   round.question = outlet->draw();
   Reply reply = make_reply(ReplyKind::kStillThere, "");
   reply.question = round.question;
+  const char* why_not = outlet->propose(round.first, &reply);
+  if (why_not != nullptr) return decide(key, &round, State::kAbstain, why_not, outlet);
   for (const auto& [connection, nonce] : round.connections) outlet->send(connection, reply);
 }
 
@@ -112,8 +115,7 @@ void Rounds::confirm(Connection from, const Vote& vote, Outlet* outlet) {
   has_confirmed = true;
   ++round.num_confirmed;
   if (round.num_confirmed < round.first.num_ranks) return;
-  const Logged table = {
-      {job_, key.comm, key.number}, round.question, round.next_stop, round.first.num_ranks};
+  const Logged table = {{job_, key.comm, key.number}, round.question, round.first.num_ranks, {}};
   if (outlet->log(table)) {
     decide(key, &round, State::kTable, "", outlet);
   } else {
@@ -173,7 +175,6 @@ Reply Rounds::reply_to(const Round& round) const {
   Reply reply = make_reply(round.state == State::kTable ? ReplyKind::kTable : ReplyKind::kAbstain,
                            round.reason);
   reply.question = round.question;
-  reply.next_stop = round.next_stop;
   return reply;
 }
 

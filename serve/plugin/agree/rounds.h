@@ -27,21 +27,27 @@ namespace dynamiccl {
 /// A connection, by a number that is not used again.
 using Connection = std::uint64_t;
 
-/// A decided table, as it lies in the log.
+/// A decided table, as it lies in the log: each communicator's latest. Of those before all ranks
+/// know, since all of them have voted in this one.
 struct Logged {
   RoundKey round;
   std::uint64_t question = 0;
-  std::uint64_t next_stop = 0;
   std::uint32_t num_ranks = 0;
+  std::uint8_t zero[28] = {};
 };
+static_assert(sizeof(Logged) == 64, "none crosses a page: a write of one is whole, or is not");
 
 /// What a worker does for its rounds.
 class Outlet {
  public:
   virtual ~Outlet() = default;
-  /// Whether it is in the log, whole: what is not may not be sent.
+  /// Whether it is in the log, in the place of the communicator's latest: what is not may not be
+  /// sent.
   virtual bool log(const Logged& table) = 0;
   virtual void send(Connection to, const Reply& reply) = 0;
+  /// What to ask all ranks of this round: change, next stop and span; its body goes with it. Null,
+  /// or why nothing is.
+  virtual const char* propose(const Vote& first, Reply* question) = 0;
   /// A random number, never 0.
   virtual std::uint64_t draw() = 0;
   /// A decision, for whoever reads the arbiter's output.
@@ -70,7 +76,6 @@ class Rounds {
     Vote first;
     std::uint64_t ends_ms = 0;
     std::uint64_t question = 0;
-    std::uint64_t next_stop = 0;
     std::uint32_t num_confirmed = 0;
     // Until it is decided: whether each voter has confirmed, by nonce, and the connections of all
     // of them. Of several of one voter nobody can tell which one it hears.

@@ -16,7 +16,7 @@ struct Key {
   std::uint64_t high = 0;
 };
 
-/// SipHash-2-4 of `size` bytes, a multiple of 8.
+/// SipHash-2-4 of `size` bytes.
 inline std::uint64_t siphash(const Key& key, const void* bytes, std::size_t size) noexcept {
   std::uint64_t v[4] = {key.low ^ 0x736f6d6570736575U, key.high ^ 0x646f72616e646f6dU,
                         key.low ^ 0x6c7967656e657261U, key.high ^ 0x7465646279746573U};
@@ -40,12 +40,15 @@ inline std::uint64_t siphash(const Key& key, const void* bytes, std::size_t size
     rounds(2);
     v[0] ^= word;
   };
-  for (std::size_t at = 0; at + 8 <= size; at += 8) {
-    std::uint64_t word;
-    std::memcpy(&word, static_cast<const char*>(bytes) + at, sizeof word);
+  const auto* at = static_cast<const char*>(bytes);
+  std::uint64_t word = 0;
+  for (const char* last = at + size / 8 * 8; at < last; at += 8) {
+    std::memcpy(&word, at, sizeof word);
     take(word);
   }
-  take(static_cast<std::uint64_t>(size) << 56);
+  word = 0;
+  if (size % 8 != 0) std::memcpy(&word, at, size % 8);
+  take(word | static_cast<std::uint64_t>(size) << 56);
   v[2] ^= 0xff;
   rounds(4);
   return v[0] ^ v[1] ^ v[2] ^ v[3];
@@ -70,11 +73,13 @@ inline std::uint64_t mac_of(const Key& key, const Reply& reply, const Vote& vote
 inline bool is_sound(const Key& key, const Vote& vote) noexcept {
   return vote.magic == kVoteMagic && vote.num_ranks >= 2 && vote.nonce != 0 &&
          vote.kind >= VoteKind::kVote && vote.kind <= VoteKind::kRecall &&
-         vote.problem[kProblemBytes - 1] == '\0' && vote.mac == mac_of(key, vote);
+         vote.body_bytes <= kMostBodyBytes && vote.problem[kProblemBytes - 1] == '\0' &&
+         vote.mac == mac_of(key, vote);
 }
 inline bool is_sound(const Key& key, const Reply& reply, const Vote& vote) noexcept {
   return reply.magic == kVoteMagic && reply.kind >= ReplyKind::kStillThere &&
-         reply.kind <= ReplyKind::kStranger && reply.reason[sizeof reply.reason - 1] == '\0' &&
+         reply.kind <= ReplyKind::kStranger && reply.change <= Change::kNewTable &&
+         reply.body_bytes <= kMostBodyBytes && reply.reason[sizeof reply.reason - 1] == '\0' &&
          reply.mac == mac_of(key, reply, vote);
 }
 

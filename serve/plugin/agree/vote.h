@@ -10,6 +10,9 @@
 //
 // Before it confirms a rank may abstain by itself, since nobody gets the table without its
 // confirmation. After it only an answer frees it: a Recall asks, on a new connection each second.
+//
+// At a stop a body follows the vote, the times of calls since the last one, and "still there?"
+// says what is proposed: nothing that could fail comes after the confirmation.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +32,13 @@ inline constexpr std::size_t kNumFields = 8;
 inline constexpr const char* kFieldNames[kNumFields] = {
     "plugin", "artifact", "table", "vendor's tuner", "NCCL", "shape", "machine", "settings"};
 
+/// What must be equal at a stop: the calls before it, and which one it is.
+inline constexpr const char* kFieldNamesAtStop[] = {"calls, simulations or captures",
+                                                    "number of calls"};
+
 inline constexpr std::size_t kProblemBytes = 100;
+/// Of what follows a vote or a proposal.
+inline constexpr std::size_t kMostBodyBytes = 16'384;
 
 /// A round of the votes of one communicator.
 struct RoundKey {
@@ -58,10 +67,13 @@ struct Vote {
   std::int32_t rank = -1;  // the launcher's number, for messages; -1: not known
   VoteKind kind = VoteKind::kVote;
   char problem[kProblemBytes] = "";  // why this rank cannot use a table; empty: it can
-  std::uint8_t zero[7] = {};
+  bool has_stops = false;            // mode adaptive: it votes again, from inside calls
+  std::uint8_t zero[2] = {};
+  std::uint32_t body_bytes = 0;
+  std::uint64_t body_digest = 0;
   std::uint64_t mac = 0;
 };
-static_assert(sizeof(Vote) == 232, "no gaps: it is sent as it lies in memory");
+static_assert(sizeof(Vote) == 240, "no gaps: it is sent as it lies in memory");
 
 enum class ReplyKind : std::uint8_t {
   kStillThere = 1,
@@ -70,21 +82,39 @@ enum class ReplyKind : std::uint8_t {
   kStranger,  // the arbiter of another job answers: it knows nothing of this round
 };
 
+/// What a decision changes.
+enum class Change : std::uint8_t {
+  kNothing,     // the table in force stays
+  kOwnChoice,   // NCCL's own choice, everywhere
+  kFirstTable,  // of `init`
+  kNewTable,    // the body, a table file
+};
+
 struct Reply {
   std::uint32_t magic = kVoteMagic;
   ReplyKind kind = ReplyKind::kAbstain;
-  char reason[kProblemBytes + 63] = "";
+  Change change = Change::kNothing;  // this and the last ones: of "still there?"
+  char reason[kProblemBytes + 62] = "";
   std::uint64_t question = 0;
-  std::uint64_t next_stop = 0;  // with a decision: the call index of the next stop; 0: none
+  std::uint64_t next_stop = 0;   // the next stop comes no earlier than at this call; 0: never
+  std::uint64_t span_calls = 0;  // and how far apart stops are (stops.h)
+  std::uint64_t body_digest = 0;
+  std::uint32_t body_bytes = 0;
+  std::uint32_t zero = 0;
   std::uint64_t mac = 0;
 };
-static_assert(sizeof(Reply) == 192, "no gaps: it is sent as it lies in memory");
+static_assert(sizeof(Reply) == 216, "no gaps: it is sent as it lies in memory");
 
 /// Time limits in milliseconds.
 struct Limits {
   /// All ranks may take so long to vote, from the first vote on: 10 s, and 1 s for each 1,000 ranks
   /// (10,000 loads of a library from NFS).
   std::uint64_t vote_ms = 10'000;
+  /// At a stop: from the first vote to the last confirmation. Ranks lose patience earlier; it
+  /// frees those that have confirmed of one that is stopped, or on a lost machine.
+  std::uint64_t stop_ms = 1'000;
+  /// A rank's patience at a stop before it confirms, and up to 8 times that after failures.
+  std::uint64_t patience_ms = 20;
   /// A rank that has confirmed asks again each second ...
   std::uint64_t ask_ms = 1'000;
   /// ... so long, and what a round may take: this is what stops and cuts of one round may last
@@ -98,7 +128,8 @@ inline Limits limits_of_job() noexcept {
 #ifdef DYNAMICCL_TESTS
   if (const char* text = std::getenv("DYNAMICCL_TEST_LIMIT_MS")) {
     const std::uint64_t base = std::strtoull(text, nullptr, 10);
-    for (std::uint64_t* limit : {&limits.vote_ms, &limits.ask_ms, &limits.answer_ms}) {
+    for (std::uint64_t* limit :
+         {&limits.vote_ms, &limits.stop_ms, &limits.ask_ms, &limits.answer_ms}) {
       *limit = *limit * base / 10'000;
     }
   }
@@ -109,6 +140,12 @@ inline Limits limits_of_job() noexcept {
 inline constexpr std::uint64_t vote_limit_ms(const Limits& limits,
                                              std::uint32_t num_ranks) noexcept {
   return limits.vote_ms + std::uint64_t{num_ranks};
+}
+
+/// What the arbiter gives a round, from its first vote on.
+inline constexpr std::uint64_t round_limit_ms(const Limits& limits, std::uint64_t round_number,
+                                              std::uint32_t num_ranks) noexcept {
+  return round_number == 0 ? vote_limit_ms(limits, num_ranks) : limits.stop_ms + num_ranks;
 }
 
 }  // namespace dynamiccl

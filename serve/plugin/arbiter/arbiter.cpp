@@ -36,6 +36,7 @@
 
 #include "agree/rounds.h"
 #include "agree/seal.h"
+#include "arbiter/leader.h"
 
 namespace dynamiccl {
 namespace {
@@ -72,7 +73,7 @@ struct Process {
 class Worker final : private Outlet {
  public:
   Worker(std::uint64_t job, const Key& key, int listener, int log)
-      : key_(key), listener_(listener), log_(log), rounds_(job, limits_of_job()) {}
+      : job_(job), key_(key), listener_(listener), log_(log), rounds_(job, limits_of_job()) {}
 
   /// Answers until the launcher's process ends.
   void run(const Process& launcher);
@@ -81,12 +82,14 @@ class Worker final : private Outlet {
   struct Peer {
     int descriptor = -1;
     Vote vote;  // what it sent last, or a part of it
-    std::size_t size = 0;
-    bool has_voted = false;
+    std::string body;
+    std::size_t size = 0;  // of both
   };
 
   bool log(const Logged& table) override {
-    return write(log_, &table, sizeof table) == static_cast<ssize_t>(sizeof table);
+    const off_t at = places_.emplace(table.round.comm, log_size_).first->second;
+    if (at == log_size_) log_size_ += static_cast<off_t>(sizeof table);
+    return pwrite(log_, &table, sizeof table, at) == static_cast<ssize_t>(sizeof table);
   }
   void send(Connection to, const Reply& reply) override;
   std::uint64_t draw() override {
@@ -96,7 +99,12 @@ class Worker final : private Outlet {
     }
     return number;
   }
-  void decided(const RoundKey&, std::uint32_t, const Reply&) override {}
+  const char* propose(const Vote& first, Reply* question) override {
+    return leader_.propose(first, question);
+  }
+  void decided(const RoundKey& round, std::uint32_t, const Reply& reply) override {
+    leader_.decided(round, reply.kind == ReplyKind::kTable);
+  }
 
   void restore();
   void accept_all();
@@ -104,10 +112,14 @@ class Worker final : private Outlet {
   void read_from(Connection connection);
   void end(Connection connection);
 
+  std::uint64_t job_;
   Key key_;
   int listener_;
   int log_;
+  off_t log_size_ = 0;
+  std::unordered_map<std::uint64_t, off_t> places_;  // of communicators, in the log
   Rounds rounds_;
+  Leader leader_;
   int epoll_ = -1;
   int reserve_ = -1;
   Connection last_ = 0;
@@ -116,9 +128,10 @@ class Worker final : private Outlet {
 
 void Worker::restore() {
   Logged table;
-  for (off_t at = 0; pread(log_, &table, sizeof table, at) == static_cast<ssize_t>(sizeof table);
-       at += static_cast<off_t>(sizeof table)) {
+  while (pread(log_, &table, sizeof table, log_size_) == static_cast<ssize_t>(sizeof table)) {
     rounds_.restore(table);
+    places_[table.round.comm] = log_size_;
+    log_size_ += static_cast<off_t>(sizeof table);
   }
 }
 
@@ -181,15 +194,28 @@ void Worker::answer_without_descriptors() {
 
 void Worker::read_from(Connection connection) {
   Peer& peer = peers_.at(connection);
-  const ssize_t got = recv(peer.descriptor, reinterpret_cast<char*>(&peer.vote) + peer.size,
-                           sizeof peer.vote - peer.size, 0);
+  const bool is_in_body = peer.size >= sizeof peer.vote;
+  const std::size_t at = peer.size - (is_in_body ? sizeof peer.vote : 0);
+  char* to = is_in_body ? &peer.body[at] : reinterpret_cast<char*>(&peer.vote) + at;
+  const std::size_t room = (is_in_body ? peer.body.size() : sizeof peer.vote) - at;
+  const ssize_t got = recv(peer.descriptor, to, room, 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got <= 0) return end(connection);
   peer.size += static_cast<std::size_t>(got);
   if (peer.size < sizeof peer.vote) return;
+  if (!is_in_body) {
+    if (!is_sound(key_, peer.vote)) return end(connection);
+    peer.body.resize(peer.vote.body_bytes);
+  }
+  if (peer.size < sizeof peer.vote + peer.body.size()) return;
   peer.size = 0;
-  if (!is_sound(key_, peer.vote)) return end(connection);
   const Vote vote = peer.vote;
+  if (!peer.body.empty()) {
+    if (vote.body_digest != siphash(key_, peer.body.data(), peer.body.size())) {
+      return end(connection);
+    }
+    if (vote.round.job == job_) leader_.hear(vote, peer.body);
+  }
   rounds_.hear(connection, vote, now_ms(), this);
 }
 
@@ -298,7 +324,7 @@ int main(int argc, char** argv) {
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
   const int log = memfd_create("dynamiccl-arbiter", MFD_CLOEXEC);
-  if (log < 0 || fcntl(log, F_SETFL, O_APPEND) != 0) fail("no log");
+  if (log < 0) fail("no log");
   const Process launcher(getppid());
   const int listener = listen_on(argc > 3 ? std::atoi(argv[3]) : 0);
   signal(SIGPIPE, SIG_IGN);

@@ -1,0 +1,32 @@
+// What a rank tells the leader at a stop: the body of its vote, and after it the times of its
+// latest calls. Nothing of it must be equal on all ranks, and nothing depends on it but what is
+// proposed.
+#pragma once
+
+#include <cstdint>
+
+namespace dynamiccl {
+
+/// The table in force, as far as the leader can name it after it was started anew.
+enum class InForce : std::uint64_t { kOwnChoice, kFirstTable, kOther };
+
+struct Told {
+  std::uint64_t lived_ns = 0;   // of the process, since its first communicator
+  std::uint64_t waited_ns = 0;  // of that, inside calls at stops of any communicator
+  InForce in_force = InForce::kFirstTable;
+  std::uint32_t num_nodes = 0;  // NCCL's
+  std::uint32_t nccl_version = 0;
+};
+static_assert(sizeof(Told) == 32, "no gaps: it is sent as it lies in memory");
+
+/// The GPU time of one call on this rank; fields of profiler/record.h.
+struct CallTime {
+  std::uint64_t sequence;
+  std::uint64_t size_bytes;
+  std::uint64_t duration_ns;
+  std::uint8_t collective, algorithm, protocol, num_channels, decided, flags;
+  std::uint8_t zero[2];
+};
+static_assert(sizeof(CallTime) == 32, "no gaps");
+
+}  // namespace dynamiccl
