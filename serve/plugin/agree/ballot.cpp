@@ -21,8 +21,7 @@ Ballot::Ballot(const Vote& vote, const Limits& limits, std::uint64_t patience_ms
       at_ms_(now_ms),
       until_ms_(now_ms + patience_ms),
       gives_up_ms_(now_ms + patience_ms),
-      asks_left_((limits.answer_ms +
-                  kVoteLimits * round_limit_ms(limits, vote.round.number, vote.num_ranks)) /
+      asks_left_((limits.answer_ms + kVoteLimits * vote_limit_ms(limits, vote.num_ranks)) /
                  limits.ask_ms) {
   vote_.kind = VoteKind::kVote;
   vote_.question = 0;

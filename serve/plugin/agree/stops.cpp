@@ -20,7 +20,7 @@ std::uint64_t mixed(std::uint64_t before, std::uint64_t number) noexcept {
 }  // namespace
 
 Stops::Stops(std::uint64_t comm_id, const DecisionTable* table, const Reply& agreed) noexcept
-    : comm_id_(comm_id), first_table_(table), table_(table) {
+    : comm_id_(comm_id), last_table_(table), table_(table) {
   Reply begin = agreed;
   begin.change = Change::kNothing;
   this->agreed(begin, nullptr);
@@ -51,8 +51,8 @@ void Stops::write_vote(Vote* vote) const noexcept {
 }
 
 void Stops::agreed(const Reply& proposal, const DecisionTable* table) noexcept {
-  if (proposal.change == Change::kOwnChoice) table = nullptr;
-  if (proposal.change == Change::kFirstTable) table = first_table_;
+  if (proposal.change == Change::kNewTable) last_table_ = table;
+  table = proposal.change == Change::kOwnChoice ? nullptr : last_table_;
   if (proposal.change != Change::kNothing) __atomic_store_n(&table_, table, __ATOMIC_RELEASE);
   ++number_;
   failures_ = 0;

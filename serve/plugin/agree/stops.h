@@ -63,7 +63,8 @@ class Stops {
   /// How long to wait for the others before it confirms.
   std::uint64_t patience_ms(const Limits& limits) const noexcept;
   void write_vote(Vote* vote) const noexcept;
-  /// All ranks have agreed on what this one has confirmed. `table`: the one that came with it.
+  /// All ranks have agreed on what this one has confirmed. `table`: the one that came with it. Of
+  /// those before none will be in force again.
   void agreed(const Reply& proposal, const DecisionTable* table) noexcept;
   /// There is no decision for this stop.
   void failed() noexcept;
@@ -84,7 +85,7 @@ class Stops {
   void go_to(std::uint64_t earliest, std::uint64_t width) noexcept;
 
   std::uint64_t comm_id_;
-  const DecisionTable* first_table_;
+  const DecisionTable* last_table_;  // that was in force, or is
   const DecisionTable* table_;
   std::uint64_t calls_ = 0;
   std::uint64_t digest_ = 0;

@@ -7,13 +7,12 @@
 
 namespace dynamiccl {
 
-/// The table in force, as far as the leader can name it after it was started anew.
-enum class InForce : std::uint64_t { kOwnChoice, kFirstTable, kOther };
+enum class InForce : std::uint64_t { kOwnChoice, kTable };
 
 struct Told {
   std::uint64_t lived_ns = 0;   // of the process, since its first communicator
   std::uint64_t waited_ns = 0;  // of that, inside calls at stops of any communicator
-  InForce in_force = InForce::kFirstTable;
+  InForce in_force = InForce::kTable;
   std::uint32_t num_nodes = 0;  // NCCL's
   std::uint32_t nccl_version = 0;
 };

@@ -84,10 +84,10 @@ enum class ReplyKind : std::uint8_t {
 
 /// What a decision changes.
 enum class Change : std::uint8_t {
-  kNothing,     // the table in force stays
-  kOwnChoice,   // NCCL's own choice, everywhere
-  kFirstTable,  // of `init`
-  kNewTable,    // the body, a table file
+  kNothing,    // the table in force stays
+  kOwnChoice,  // NCCL's own choice, everywhere
+  kLastTable,  // the one that was in force before that
+  kNewTable,   // the body, a table file
 };
 
 struct Reply {

@@ -73,7 +73,12 @@ struct Process {
 class Worker final : private Outlet {
  public:
   Worker(std::uint64_t job, const Key& key, int listener, int log)
-      : job_(job), key_(key), listener_(listener), log_(log), rounds_(job, limits_of_job()) {}
+      : job_(job),
+        key_(key),
+        listener_(listener),
+        log_(log),
+        rounds_(job, limits_of_job()),
+        leader_(job) {}
 
   /// Answers until the launcher's process ends.
   void run(const Process& launcher);
@@ -100,7 +105,11 @@ class Worker final : private Outlet {
     return number;
   }
   const char* propose(const Vote& first, Reply* question) override {
-    return leader_.propose(first, question);
+    const char* why_not = leader_.propose(first, question);
+    if (why_not != nullptr || leader_.body().empty()) return why_not;
+    question->body_bytes = static_cast<std::uint32_t>(leader_.body().size());
+    question->body_digest = siphash(key_, leader_.body().data(), leader_.body().size());
+    return nullptr;
   }
   void decided(const RoundKey& round, std::uint32_t, const Reply& reply) override {
     leader_.decided(round, reply.kind == ReplyKind::kTable);
@@ -140,8 +149,16 @@ void Worker::send(Connection to, const Reply& reply) {
   if (found == peers_.end()) return;
   Reply sealed = reply;
   sealed.mac = mac_of(key_, sealed, found->second.vote);
-  // It fits into the buffer of a new connection; one that does not take it asks again.
-  (void)::send(found->second.descriptor, &sealed, sizeof sealed, MSG_NOSIGNAL | MSG_DONTWAIT);
+  iovec parts[] = {{&sealed, sizeof sealed},
+                   {const_cast<std::uint8_t*>(leader_.body().data()), reply.body_bytes}};
+  msghdr message = {};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  const auto wanted = static_cast<ssize_t>(sizeof sealed + reply.body_bytes);
+  // It fits into the buffer of a new connection; one that does not take it whole has broken.
+  if (sendmsg(found->second.descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT) != wanted) {
+    shutdown(found->second.descriptor, SHUT_RDWR);
+  }
 }
 
 void Worker::end(Connection connection) {

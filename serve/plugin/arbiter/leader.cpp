@@ -1,13 +1,14 @@
 // Implementation of leader.h.
 #include "arbiter/leader.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <chrono>
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
+#include <utility>
+
+#include "table.h"
 
 namespace dynamiccl {
 namespace {
@@ -19,6 +20,7 @@ constexpr std::uint64_t kFirstStop = 64, kFirstSpan = 64;
 constexpr std::uint64_t kLeastSpan = 32, kMostSpan = 1'000'000;
 /// Failed stops are tried again after this part of the time to the next one.
 constexpr std::uint64_t kTriesOfInterval = 4;
+constexpr std::uint64_t kMetricsNs = 1'000'000'000;
 
 double number_of(const char* variable, double fallback) {
   const char* text = std::getenv(variable);
@@ -27,87 +29,219 @@ double number_of(const char* variable, double fallback) {
   return text != nullptr && *end == '\0' && number >= 0.0 ? number : fallback;
 }
 
+bool is_table_for(const std::vector<std::uint8_t>& bytes, std::uint32_t num_nodes,
+                  std::uint32_t num_ranks) {
+  const auto decoded = std::make_unique<DecisionTable>();
+  return decode_table(bytes.data(), bytes.size(), decoded.get()) == nullptr &&
+         static_cast<std::uint32_t>(decoded->num_nodes) == num_nodes &&
+         static_cast<std::uint32_t>(decoded->num_ranks) == num_ranks;
+}
+
 }  // namespace
 
-Leader::Leader()
-    : look_ns_(static_cast<std::uint64_t>(
-          1e9 * std::max(0.01, number_of("DYNAMICCL_LOOK_INTERVAL_S", 1.0)))),
+Leader::Leader(std::uint64_t job)
+    : job_(job),
       probe_calls_(static_cast<std::uint64_t>(number_of("DYNAMICCL_PROBE_CALLS", 6'400.0))),
-      stop_share_(std::max(1e-6, number_of("DYNAMICCL_STOP_PERCENT", 0.1) / 100.0)) {
-  const char* path = std::getenv("DYNAMICCL_KILL_FILE");
-  if (path == nullptr) return;
-  kill_file_ = path;
-  kill_file_seen_ = -1;
-  std::thread(&Leader::look, this).detach();  // as long as the worker
-}
-
-/// On a thread of its own: while a file server stalls, ranks wait for answers.
-void Leader::look() {
-  for (;;) {
-    kill_file_seen_ = access(kill_file_.c_str(), F_OK) == 0 ? 1 : 0;
-    std::this_thread::sleep_for(std::chrono::nanoseconds(look_ns_ / 2));
-  }
-}
+      adapt_ns_(static_cast<std::uint64_t>(1e9 * number_of("DYNAMICCL_ADAPT_INTERVAL_S", 10.0))),
+      stop_share_(std::max(1e-6, number_of("DYNAMICCL_STOP_PERCENT", 0.1) / 100.0)) {}
 
 void Leader::hear(const Vote& vote, const std::string& body) {
   Told told;
   if (body.size() < sizeof told) return;
   std::memcpy(&told, body.data(), sizeof told);
-  Told& latest = groups_[vote.round.comm].latest;
+  Group& group = groups_.try_emplace(vote.round.comm, vote.num_ranks).first->second;
+  Told& latest = group.latest;
   latest.lived_ns = std::max(latest.lived_ns, told.lived_ns);
   latest.waited_ns = std::max(latest.waited_ns, told.waited_ns);
   latest.in_force = told.in_force;
+  latest.num_nodes = told.num_nodes;
+  latest.nccl_version = told.nccl_version;
+  CallTime time;
+  for (std::size_t at = sizeof told; at + sizeof time <= body.size(); at += sizeof time) {
+    std::memcpy(&time, body.data() + at, sizeof time);
+    group.guard.take(time);
+  }
+}
+
+std::string Leader::system_of(std::uint32_t nccl_version) const {
+  const char* text = std::getenv("DYNAMICCL_SYSTEMS");
+  const std::string systems = std::string(" ") + (text != nullptr ? text : "") + " ";
+  const std::string key = " " + std::to_string(nccl_version) + "=";
+  const std::size_t at = systems.find(key);
+  if (at == std::string::npos) return "";
+  const std::size_t from = at + key.size();
+  return systems.substr(from, systems.find(' ', from) - from);
+}
+
+/// The artifact's table, the first one or another one, and what the guard says of it.
+void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks) {
+  const std::string system = system_of(group->latest.nccl_version);
+  if (system.empty()) return;
+  const auto table = shelf_.table(system, group->latest.num_nodes, num_ranks);
+  if (table == nullptr || !is_table_for(table->bytes, group->latest.num_nodes, num_ranks)) return;
+  if (group->artifact == nullptr) {
+    group->artifact = table;
+    group->table = table->bytes;
+  } else if (group->artifact->edition != table->edition) {
+    group->artifact = table;
+    group->table = table->bytes;
+    group->guard.forget();
+    group->is_changed = true;
+    group->why = "a new artifact";
+  }
+  take_answer(group, comm_id, num_ranks);
+  const std::vector<Guard::Slow> slow = group->guard.find_slow(table->noise);
+  if (slow.empty() || probe_calls_ == 0) return;
+  char text[160];
+  std::snprintf(
+      text, sizeof text,
+      "%zu choices withdrawn: collective %d around bin %d took %.1f us, NCCL's own %.1f us",
+      slow.size(), slow[0].collective, slow[0].bin, slow[0].our_us, slow[0].own_us);
+  group->is_changed = true;
+  group->why = text;
+}
+
+void Leader::take_answer(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks) {
+  const auto answer = thinking_.take(comm_id);
+  if (answer == nullptr) return;
+  if (!answer->problem.empty()) {
+    if (group->why.empty()) group->why = "the brain gave no table: " + answer->problem;
+    return;
+  }
+  if (!is_table_for(answer->table, group->latest.num_nodes, num_ranks)) return;
+  if (answer->table == group->table) return;
+  group->table = answer->table;
+  group->is_changed = true;
+  group->why = "the brain's";
+}
+
+void Leader::ask_brain(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks) {
+  const Told& now = group->latest;
+  if (group->artifact == nullptr || now.lived_ns < group->asked_ns + adapt_ns_) return;
+  if (group->guard.num_timed() == group->asked_with) return;  // it knows all that yet
+  Thinking::Question question = {comm_id,   system_of(now.nccl_version), now.num_nodes,
+                                 num_ranks, group->guard.tasks(),        group->table};
+  if (!thinking_.ask(std::move(question))) return;
+  group->asked_ns = now.lived_ns;
+  group->asked_with = group->guard.num_timed();
 }
 
 const char* Leader::propose(const Vote& first, Reply* question) {
-  const int kill_file = kill_file_seen_;
+  body_.clear();
+  const int kill_file = shelf_.kill_file();
+  const std::uint64_t comm_id = first.round.comm;
   if (first.round.number == 0) {
     if (kill_file > 0) return "a kill file is there";
     if (kill_file < 0) return "whether a kill file is there is not known yet";
     if (!first.has_stops) return nullptr;
-    groups_[first.round.comm] = Group{};
+    groups_.erase(comm_id);
     question->next_stop = kFirstStop;
     question->span_calls = kFirstSpan;
     return nullptr;
   }
-  Group& group = groups_[first.round.comm];
+  Group& group = groups_.try_emplace(comm_id, first.num_ranks).first->second;
   const std::uint64_t call = first.fields[1];
-  const Told& now = group.latest;
+  const InForce before = group.latest.in_force;
+  renew(&group, comm_id, first.num_ranks);
 
   const bool is_off = kill_file > 0;
-  group.proposed = is_off ? InForce::kOwnChoice : InForce::kFirstTable;
-  if (kill_file < 0) group.proposed = now.in_force;
-  const bool is_probing = now.in_force == InForce::kOwnChoice;
+  group.proposed = is_off ? InForce::kOwnChoice : InForce::kTable;
+  if (kill_file < 0) group.proposed = before;
+  group.is_off = is_off;
+  const bool is_new = group.is_changed && group.proposed == InForce::kTable;
   const bool may_probe = probe_calls_ > 0 && call >= group.probed_at + probe_calls_;
-  if (!is_off && !is_probing && may_probe) {
+  const bool begins_probe = !is_off && !is_new && before == InForce::kTable && may_probe;
+  if (begins_probe) {
     group.proposed = InForce::kOwnChoice;
     group.probed_at = call;
+  } else if (!is_off && before == InForce::kTable) {
+    ask_brain(&group, comm_id, first.num_ranks);
   }
-  if (group.proposed != now.in_force) {
+  if (is_new) {
+    question->change = Change::kNewTable;
+    body_ = group.table;
+    if (!group.guard.withdraw_from(&body_)) return "the leader has no table";
+  } else if (group.proposed != before) {
     const bool is_own = group.proposed == InForce::kOwnChoice;
-    question->change = is_own ? Change::kOwnChoice : Change::kFirstTable;
+    question->change = is_own ? Change::kOwnChoice : Change::kLastTable;
   }
+  const char* why = group.why.c_str();
+  if (is_off) why = "a kill file is there: NCCL's own choice";
+  if (!is_off && group.was_off) why = "the kill file is gone: back to the table";
+  std::snprintf(question->reason, sizeof question->reason, "%s", why);
+  place_next_stop(&group, call, begins_probe, question);
+  write_metrics();
+  return nullptr;
+}
 
+void Leader::place_next_stop(Group* group, std::uint64_t call, bool begins_probe, Reply* question) {
   // Of the time since the stop before, as far as this worker has seen it.
-  const double lived_ns = static_cast<double>(now.lived_ns - group.lived_ns) + 1.0;
-  const double calls_per_ns = static_cast<double>(call - std::min(call, group.calls)) / lived_ns;
-  const double waited_ns =
-      static_cast<double>(now.waited_ns - std::min(now.waited_ns, group.waited_ns));
-  const double interval_ns = std::max(static_cast<double>(look_ns_), waited_ns / stop_share_);
-  group.calls = call;
-  group.lived_ns = now.lived_ns;
-  group.waited_ns = now.waited_ns;
-  std::uint64_t calls = static_cast<std::uint64_t>(calls_per_ns * interval_ns);
-  const bool begins_probe = !is_off && group.proposed == InForce::kOwnChoice;
+  const Told& now = group->latest;
+  const double lived_ns = static_cast<double>(now.lived_ns - group->lived_ns) + 1.0;
+  const double calls_per_ns = static_cast<double>(call - std::min(call, group->calls)) / lived_ns;
+  const auto waited_ns =
+      static_cast<double>(now.waited_ns - std::min(now.waited_ns, group->waited_ns));
+  const double interval_ns =
+      std::max(static_cast<double>(shelf_.look_ns()), waited_ns / stop_share_);
+  group->calls = call;
+  group->lived_ns = now.lived_ns;
+  group->waited_ns = now.waited_ns;
+  auto calls = static_cast<std::uint64_t>(std::min(1e12, calls_per_ns * interval_ns));
   if (begins_probe) calls = std::min(calls, kProbeCalls);
   question->span_calls = std::clamp(calls / kTriesOfInterval, kLeastSpan, kMostSpan);
   question->next_stop = call + std::max<std::uint64_t>(calls, 1);
-  return nullptr;
 }
 
 void Leader::decided(const RoundKey& round, bool is_agreed) {
   const auto found = groups_.find(round.comm);
-  if (found != groups_.end() && is_agreed) found->second.latest.in_force = found->second.proposed;
+  if (found == groups_.end() || round.number == 0) return;
+  Group& group = found->second;
+  ++(is_agreed ? group.agreed : group.failed);
+  if (!is_agreed) return;
+  group.was_off = group.is_off;
+  if (group.proposed == InForce::kOwnChoice) return;
+  group.is_changed = false;
+  group.why.clear();
+}
+
+void Leader::write_metrics() {
+  std::uint64_t now_ns = 0;
+  for (const auto& [comm_id, group] : groups_) now_ns = std::max(now_ns, group.latest.lived_ns);
+  if (now_ns < written_ns_ + kMetricsNs) return;
+  written_ns_ = now_ns;
+  static constexpr const char* kHelp[][3] = {
+      {"dynamiccl_table", "gauge", "0: NCCL's own choice, 1: a table"},
+      {"dynamiccl_off", "gauge", "1: a kill file was seen"},
+      {"dynamiccl_stops_agreed", "counter", "Stops at which all ranks agreed"},
+      {"dynamiccl_stops_failed", "counter", "Stops at which they did not"},
+      {"dynamiccl_timed_calls", "counter", "Calls of which all ranks told the time"},
+      {"dynamiccl_withdrawn", "gauge", "Choices that the guard withdrew"},
+      {"dynamiccl_waited_us", "counter", "Time that calls of a rank's process waited at stops"},
+  };
+  std::string text;
+  for (std::size_t i = 0; i < std::size(kHelp); ++i) {
+    const auto& [name, kind, help] = kHelp[i];
+    text += std::string("# HELP ") + name + " " + help + ".\n# TYPE " + name + " " + kind + "\n";
+    for (const auto& [comm_id, group] : groups_) {
+      const std::uint64_t values[] = {
+          static_cast<std::uint64_t>(group.latest.in_force),
+          static_cast<std::uint64_t>(shelf_.kill_file() > 0),
+          group.agreed,
+          group.failed,
+          group.guard.num_timed(),
+          group.guard.num_withdrawn(),
+          group.latest.waited_ns / 1'000,
+      };
+      char line[160];
+      std::snprintf(line, sizeof line,
+                    "%s{comm=\"%016" PRIx64 "\",ranks=\"%u\",nodes=\"%u\"} %" PRIu64 "\n", name,
+                    comm_id, group.guard.num_ranks(), group.latest.num_nodes, values[i]);
+      text += line;
+    }
+  }
+  char name[64];
+  std::snprintf(name, sizeof name, "dynamiccl-%016" PRIx64 ".prom", job_);
+  shelf_.write_metrics(name, text);
 }
 
 }  // namespace dynamiccl

@@ -198,7 +198,7 @@ void explore_worlds(bool few) {
       begun({"stops, killed and cut", 2, with(0, 1, 0, 0, 1, 0)}, "aaa"),
       begun({"stops, killed and stopped", 2, with(0, 1, 0, 1, 0, 0)}, "aa"),
       begun({"stops, two connections are cut", 2, with(0, 0, 0, 0, 2, 0)}, "aa"),
-      begun({"an abort, a cut, and one is late", 2, abort_and(0, 0, 1, 1)}, "aaa"),
+      begun({"an abort, a cut, and one is late", 2, abort_and(0, 0, 1, 1)}, "aa"),
       begun({"an abort, and a rank is killed", 3, abort_and(1, 0, 0, 0)}, "aaa"),
       begun({"one simulates, the worker is killed", 2, with(0, 1, 0, 0, 0, 1)}, "aaaa", 0, "saaaa"),
       in_opposite_order({"opposite order, and one is late", 2, with(0, 0, 0, 0, 0, 1)}),

@@ -1,0 +1,144 @@
+// Implementation of shelf.h.
+#include "arbiter/shelf.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "table.h"
+
+namespace dynamiccl {
+namespace {
+
+std::string value_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? text : "";
+}
+
+/// Whether nobody else may write to it; and what changes whenever the file does.
+bool may_be_trusted(const std::string& path, std::string* stamp) {
+  struct stat facts = {};
+  if (stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
+  if (facts.st_uid != 0 && facts.st_uid != geteuid()) return false;
+  std::ostringstream text;
+  text << facts.st_dev << ' ' << facts.st_ino << ' ' << facts.st_size << ' ' << facts.st_mtim.tv_sec
+       << ' ' << facts.st_mtim.tv_nsec;
+  *stamp = text.str();
+  return (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+Shelf::Shelf()
+    : artifact_(value_of("DYNAMICCL_ARTIFACT")),
+      kill_path_(value_of("DYNAMICCL_KILL_FILE")),
+      metrics_(value_of("DYNAMICCL_METRICS_DIR")) {
+  const std::string seconds = value_of("DYNAMICCL_LOOK_INTERVAL_S");
+  look_ns_ = static_cast<std::uint64_t>(
+      1e9 * std::max(0.01, seconds.empty() ? 1.0 : std::strtod(seconds.c_str(), nullptr)));
+  if (!kill_path_.empty()) kill_file_ = -1;
+  if (artifact_.empty() && kill_path_.empty() && metrics_.empty()) return;
+  std::thread(&Shelf::run, this).detach();  // as long as the worker
+}
+
+void Shelf::run() {
+  for (;;) {
+    look();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(look_ns_ / 2));
+  }
+}
+
+void Shelf::look() {
+  if (!kill_path_.empty()) kill_file_ = access(kill_path_.c_str(), F_OK) == 0 ? 1 : 0;
+  const std::string index = artifact_ + "/plugin.index";
+  std::string stamp;
+  if (!artifact_.empty() && may_be_trusted(index, &stamp) && stamp != stamp_) {
+    stamp_ = stamp;
+    ++edition_;
+    read_index(index);
+  }
+  std::map<std::string, std::shared_ptr<const Table>> tables;
+  std::map<std::string, std::string> texts;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tables = tables_;
+    texts.swap(texts_);
+  }
+  for (auto& [path, table] : tables) {
+    if (edition_ == 0 || (table != nullptr && table->edition == edition_)) continue;
+    // Of a new artifact that is half written the old table stays.
+    const std::string system = path.substr(0, path.find('/'));
+    const auto fresh = read(artifact_ + "/tables/" + path, system);
+    if (fresh == nullptr) continue;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tables_[path] = fresh;
+  }
+  for (const auto& [name, text] : texts) {
+    const std::string path = metrics_ + "/" + name, fresh = path + ".new";
+    std::ofstream file(fresh, std::ios::trunc);
+    file << text;
+    file.close();
+    if (file) std::rename(fresh.c_str(), path.c_str());
+  }
+}
+
+/// Lines of tab-separated words; of them `noise SYSTEM COLLECTIVE PPM`.
+void Shelf::read_index(const std::string& path) {
+  noise_.clear();
+  std::istringstream lines(read_file(path));
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string kind, system;
+    std::size_t collective = 0;
+    double ppm = 0.0;
+    if (!std::getline(words, kind, '\t') || kind != "noise") continue;
+    if (!std::getline(words, system, '\t') || !(words >> collective >> ppm)) continue;
+    if (collective >= kNumCollectives) continue;
+    noise_.emplace(system, std::vector<double>(kNumCollectives, -1.0)).first->second[collective] =
+        ppm * 1e-6;
+  }
+}
+
+std::shared_ptr<const Shelf::Table> Shelf::read(const std::string& path,
+                                                const std::string& system) const {
+  std::string stamp;
+  if (!may_be_trusted(path, &stamp)) return nullptr;
+  const std::string text = read_file(path);
+  auto table = std::make_shared<Table>();
+  table->edition = edition_;
+  table->bytes.assign(text.begin(), text.end());
+  const auto decoded = std::make_unique<DecisionTable>();
+  if (decode_table(table->bytes.data(), table->bytes.size(), decoded.get()) != nullptr) {
+    return nullptr;
+  }
+  const auto noise = noise_.find(system);
+  if (noise != noise_.end()) table->noise = noise->second;
+  return table;
+}
+
+std::shared_ptr<const Shelf::Table> Shelf::table(const std::string& system, std::uint32_t num_nodes,
+                                                 std::uint32_t num_ranks) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return tables_[system + "/nodes" + std::to_string(num_nodes) + "_ranks" +
+                 std::to_string(num_ranks) + ".dct"];
+}
+
+void Shelf::write_metrics(const std::string& name, const std::string& text) {
+  if (metrics_.empty()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  texts_[name] = text;
+}
+
+}  // namespace dynamiccl

@@ -1,0 +1,60 @@
+// What the leader has of file systems: the artifact's tables, the kill file, and metrics. One
+// thread waits for them, so that the worker never does: while a file server stalls, ranks wait for
+// its answers.
+//
+//   DYNAMICCL_ARTIFACT         directory of the artifact; read again when its plugin.index changes.
+//   DYNAMICCL_KILL_FILE        while it is there NCCL's own choice stands, from the next stop on.
+//   DYNAMICCL_LOOK_INTERVAL_S  about so many seconds from one look to the next. Default 1.
+//   DYNAMICCL_METRICS_DIR      where counters are written, a file a job. Default: nowhere.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace dynamiccl {
+
+class Shelf {
+ public:
+  struct Table {
+    std::uint64_t edition;  // of the artifact: another one after each change
+    std::vector<std::uint8_t> bytes;
+    std::vector<double> noise;  // of each collective, a share; negative: not known
+  };
+
+  Shelf();
+
+  std::uint64_t look_ns() const { return look_ns_; }
+  /// 1: there is a kill file, 0: there is none, -1: not known yet.
+  int kill_file() const { return kill_file_; }
+  /// Null: the artifact has no sound one, or it has not been read yet.
+  std::shared_ptr<const Table> table(const std::string& system, std::uint32_t num_nodes,
+                                     std::uint32_t num_ranks);
+  /// Replaces the file of that name among the metrics.
+  void write_metrics(const std::string& name, const std::string& text);
+
+ private:
+  [[noreturn]] void run();
+  void look();
+  void read_index(const std::string& path);
+  std::shared_ptr<const Table> read(const std::string& path, const std::string& system) const;
+
+  std::string artifact_, kill_path_, metrics_;
+  std::uint64_t look_ns_;
+  std::atomic<int> kill_file_{0};
+
+  std::mutex mutex_;                                            // of these
+  std::map<std::string, std::shared_ptr<const Table>> tables_;  // by path; null: wanted
+  std::map<std::string, std::string> texts_;                    // to be written
+
+  // The thread's.
+  std::string stamp_;
+  std::uint64_t edition_ = 0;
+  std::map<std::string, std::vector<double>> noise_;  // by system
+};
+
+}  // namespace dynamiccl

@@ -1,0 +1,73 @@
+// Implementation of thinking.h.
+#include "arbiter/thinking.h"
+
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+#include "vocabulary.h"
+
+namespace dynamiccl {
+
+bool Thinking::ask(Question question) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_.insert(question.comm_id).second) return false;
+  if (!is_running_) std::thread(&Thinking::run, this).detach();  // as long as the worker
+  is_running_ = true;
+  questions_.push_back(std::move(question));
+  has_question_.notify_one();
+  return true;
+}
+
+std::unique_ptr<Thinking::Answer> Thinking::take(std::uint64_t comm_id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = answers_.find(comm_id);
+  if (found == answers_.end()) return nullptr;
+  auto answer = std::make_unique<Answer>(std::move(found->second));
+  answers_.erase(found);
+  open_.erase(comm_id);
+  return answer;
+}
+
+void Thinking::run() {
+  for (;;) {
+    Question question;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      has_question_.wait(lock, [this] { return !questions_.empty(); });
+      question = std::move(questions_.front());
+      questions_.pop_front();
+    }
+    Answer answer = think(question);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    answers_[question.comm_id] = std::move(answer);
+  }
+}
+
+Thinking::Answer Thinking::think(const Question& question) {
+  std::unique_ptr<BrainHandle>& brain = brains_[question.comm_id];
+  if (brain == nullptr) brain = std::make_unique<BrainHandle>();
+  char reason[DYNAMICCL_REASON_BYTES] = "";
+  const char* artifact = std::getenv("DYNAMICCL_ARTIFACT");
+  dynamiccl_brain_config config = {};
+  config.artifact = artifact != nullptr ? artifact : "";
+  config.system = question.system.c_str();
+  config.socket = std::getenv("DYNAMICCL_BRAIN_SOCKET");
+  config.num_nodes = static_cast<std::int32_t>(question.num_nodes);
+  config.num_ranks = static_cast<std::int32_t>(question.num_ranks);
+  if (!brain->is_open() && !brain->open(config, reason, sizeof reason)) return {reason, {}};
+  dynamiccl_history history = {};
+  history.tasks = question.tasks.data();
+  history.num_tasks = static_cast<std::int32_t>(question.tasks.size());
+  history.table = question.table.empty() ? nullptr : question.table.data();
+  history.table_bytes = question.table.size();
+  std::vector<std::uint8_t> table(kMaxFileBytes);
+  std::size_t size = 0;
+  if (!brain->decide(history, table.data(), table.size(), &size, reason, sizeof reason)) {
+    return {reason, {}};
+  }
+  table.resize(size);
+  return {"", table};
+}
+
+}  // namespace dynamiccl
