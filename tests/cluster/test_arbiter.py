@@ -1,6 +1,7 @@
 """Jobs of several hosts under real Slurm and Open MPI: how their ranks come to one arbiter."""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from tests.cli.conftest import artifact_fixture as artifact_fixture  # noqa: PLC
 from tests.cli.conftest import exported_fixture as exported_fixture  # noqa: PLC0414
 from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
 from tests.cluster.slurm import Slurm
+from tests.serve.conftest import libnccl_fixture as libnccl_fixture  # noqa: PLC0414
+from tests.serve.jobs.setting import FIRST, write_artifact, write_machine
 
 #: What a rank shows, and then it waits for all of its children, of which it has none.
 SHOW = """
@@ -22,6 +25,15 @@ try:
     os.wait()
 except ChildProcessError:
     pass
+"""
+#: A rank of one communicator, which calls the tuner as NCCL does, and says what that logged.
+MAKE = """
+import ctypes, os, sys
+from pathlib import Path
+from dynamiccl.serve.abi import TunerPlugin
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # whose release the tuner asks for
+with TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"])).communicator(4, 2) as made:
+    print("|".join(made.lines))
 """
 Start = Callable[..., list[list[str]]]
 
@@ -88,6 +100,28 @@ def test_ranks_of_srun_meet_at_the_first_node(start: Start, program: str) -> Non
     again = start(*srun)
     assert meets(again), again
     assert again[0][1] != first[0][1]  # another step
+
+
+@pytest.mark.parametrize("spoilt", [False, True], ids=["all", "one cannot"])
+def test_ranks_of_two_nodes_take_one_table_or_none(
+    spoilt: bool, slurm: Slurm, program: str, libnccl: Path, tmp_path: Path
+) -> None:
+    """The whole way: srun, preparation, arbiter, the tuner's `init`, the table."""
+    env = {
+        "MASTER_ADDR": "10.78.0.1" if slurm.namespaces else "127.0.0.1",
+        "DYNAMICCL_ARTIFACT": str(write_artifact(tmp_path / "tables", FIRST, [(2, 4)])),
+        "DYNAMICCL_TEST_ROOT": str(write_machine(tmp_path / "machine")),
+    }
+    spoil = '[ "$SLURM_PROCID" != 3 ] || export DYNAMICCL_ARTIFACT=/none; ' if spoilt else ""
+    rank = ("sh", "-c", f'{spoil}exec "$0" "$@"', program, sys.executable, "-c", MAKE, str(libnccl))
+    done = slurm.run(("srun", "-N2", "--ntasks-per-node=2", *rank), env)
+    said = [line for line in done.stdout.splitlines() if "DYNAMICCL: " in line]
+    verdict = "NCCL's own choice stands" if spoilt else "the artifact's table, from call 0"
+    assert len(said) == 4
+    assert all(f"4 ranks on 2 nodes: {verdict}" in line for line in said), said
+    if spoilt:
+        assert all("/none/plugin.index" in line or "rank 3" in line for line in said), said
+    assert is_gone(program)
 
 
 def test_ranks_of_one_node_need_none(start: Start, program: str) -> None:
