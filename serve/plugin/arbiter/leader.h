@@ -31,6 +31,8 @@ class Leader {
  public:
   explicit Leader(std::uint64_t job);
 
+  bool sees_kill_file() const { return shelf_.kill_file() > 0; }
+
   /// The body of a vote, before the round is decided.
   void hear(const Vote& vote, const std::string& body);
   /// All ranks have voted. Null, with what they are asked to confirm; or why they get nothing.

@@ -17,6 +17,9 @@
 namespace dynamiccl {
 namespace {
 
+/// Communicators that are made soon after a kill file has come keep NCCL's own choice.
+constexpr std::chrono::milliseconds kKillFilePause{100};
+
 std::string value_of(const char* variable) {
   const char* text = std::getenv(variable);
   return text != nullptr ? text : "";
@@ -54,14 +57,19 @@ Shelf::Shelf()
 }
 
 void Shelf::run() {
-  for (;;) {
-    look();
-    std::this_thread::sleep_for(std::chrono::nanoseconds(look_ns_ / 2));
+  using Clock = std::chrono::steady_clock;
+  const std::chrono::nanoseconds pause(look_ns_ / 2);
+  for (Clock::time_point next = Clock::now();;) {
+    if (!kill_path_.empty()) kill_file_ = access(kill_path_.c_str(), F_OK) == 0 ? 1 : 0;
+    if (Clock::now() >= next) {
+      look();
+      next = Clock::now() + pause;
+    }
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, kKillFilePause));
   }
 }
 
 void Shelf::look() {
-  if (!kill_path_.empty()) kill_file_ = access(kill_path_.c_str(), F_OK) == 0 ? 1 : 0;
   const std::string index = artifact_ + "/plugin.index";
   std::string stamp;
   if (!artifact_.empty() && may_be_trusted(index, &stamp) && stamp != stamp_) {
