@@ -53,6 +53,7 @@ Thinking::Answer Thinking::think(const Question& question) {
   config.artifact = artifact != nullptr ? artifact : "";
   config.system = question.system.c_str();
   config.socket = std::getenv("DYNAMICCL_BRAIN_SOCKET");
+  if (config.socket != nullptr && *config.socket == '\0') config.socket = nullptr;
   config.num_nodes = static_cast<std::int32_t>(question.num_nodes);
   config.num_ranks = static_cast<std::int32_t>(question.num_ranks);
   if (!brain->is_open() && !brain->open(config, reason, sizeof reason)) return {reason, {}};
