@@ -46,6 +46,15 @@ cycles = 3
 # The stand-in is slow; its own time is not what is measured.
 small_iterations = 20
 """
+#: Figures of other benchmarks, by their names.
+OTHERS: Final = {
+    "measurements_saved_ratio_at_2pct": "strategies",
+    **dict.fromkeys(("kineto_mb_per_s", "kineto_peak_mib"), "traces"),
+    "compare_recall_range_3_percent_5_runs": "compare",
+    "compare_false_alarms_5_runs": "compare",
+    "forecast_coverage": "forecast",
+    **dict.fromkeys(("health_recall", "health_false_alarms"), "health"),
+}
 #: Rows of the parsing benchmark: cycles of a walk of 17 sizes.
 CYCLES: Final = 3000
 SIZES: Final = tuple(1 << exponent for exponent in range(10, 27))
@@ -103,14 +112,15 @@ def _row(size_bytes: int) -> str:
     return f"{size_bytes:12} {size_bytes // 4:12} float sum -1 {'  '.join(halves)}"
 
 
-def figure(name: str, key: str) -> float:
+def figure(name: str) -> float:
     """A figure of another benchmark, which is run if it has no result yet."""
-    path = OUT / f"{name}.json"
+    benchmark = OTHERS[name]
+    path = OUT / f"{benchmark}.json"
     if not path.is_file():
         subprocess.run(
-            [sys.executable, str(Path(__file__).with_name(f"bench_{name}.py"))], check=True
+            [sys.executable, str(Path(__file__).with_name(f"bench_{benchmark}.py"))], check=True
         )
-    return float(json.loads(path.read_text(encoding="utf-8"))[key])
+    return float(json.loads(path.read_text(encoding="utf-8"))[name])
 
 
 def main() -> None:
@@ -124,16 +134,7 @@ def main() -> None:
             "launches_saved_ratio": plan["launches_saved_ratio"],
             "launches": plan["launches"],
             "launches_one_per_config": plan["launches_one_per_config"],
-            "measurements_saved_ratio_at_2pct": figure(
-                "strategies", "measurements_saved_ratio_at_2pct"
-            ),
-            "kineto_mb_per_s": figure("traces", "kineto_mb_per_s"),
-            "kineto_peak_mib": figure("traces", "kineto_peak_mib"),
-            "compare_recall": figure("compare", "compare_recall"),
-            "compare_false_alarms": figure("compare", "compare_false_alarms"),
-            "forecast_coverage": figure("forecast", "forecast_coverage"),
-            "health_recall": figure("health", "health_recall"),
-            "health_false_alarms": figure("health", "health_false_alarms"),
+            **{name: figure(name) for name in OTHERS},
             "overhead_per_trial_ms": per_trial_ms,
             "overhead_trials": measured,
             "rows_per_s": parsed_per_s,
