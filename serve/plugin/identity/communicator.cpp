@@ -3,11 +3,11 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "identity/environment.h"
+#include "identity/ids.h"
+#include "platform/allocate.h"
 #include "platform/old_symbols.h"
 #include "platform/threads.h"
 #include "vocabulary.h"
@@ -21,13 +21,9 @@ namespace dynamiccl {
 namespace {
 
 Mutex g_mutex;
-/// All communicator ids that this process has seen, parents of shrunk communicators included.
-struct Id {
-  std::uint64_t id;
-  const Id* earlier;
-};
-const Id* g_ids = nullptr;
-bool g_ids_repeat = false;
+/// Of all communicators of this process, parents of shrunk ones included. Never freed: it outlives
+/// the process's own objects.
+Ids* g_ids = nullptr;
 
 /// The result of ncclGetVersion in a loaded library (null: in the program and what it is linked
 /// with), such as 22809 for 2.28.9; 0 where there is none.
@@ -89,32 +85,8 @@ Checked check_communicator(const Communicator& communicator) noexcept {
 
 bool note_id(std::uint64_t id) noexcept {
   const Lock lock(&g_mutex);
-  bool known = id == 0;
-  for (const Id* seen = g_ids; seen != nullptr; seen = seen->earlier) {
-    g_ids_repeat |= id_of_shrunk(seen->id) == id;
-    known |= seen->id == id;
-  }
-  if (known || g_ids_repeat) return g_ids_repeat;
-  auto* seen = static_cast<Id*>(std::malloc(sizeof(Id)));
-  g_ids_repeat = seen == nullptr;  // nobody could tell any more
-  if (seen != nullptr) g_ids = new (seen) Id{id, g_ids};
-  return g_ids_repeat;
-}
-
-std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept {
-  // Hash input: the parent's id, the child's number and its colour, both a 4-byte 0.
-  const std::uint64_t numbers[] = {parent_id, 0, 0};
-  const std::uint64_t sizes[] = {8, 4, 4};
-  std::uint64_t first = 1, second = 1;
-  for (int i = 0; i < 3; ++i) {
-    first = (first ^ sizes[i]) + second;
-    second ^= first;
-    first = (first ^ first >> 31) * 0x9de62bbc8cef3ce3U;
-    second = (second ^ second >> 32) * 0x485cd6311b599e79U;
-    first += numbers[i];
-  }
-  const std::uint64_t mixed = (first ^ first >> 31) * 0xbac3bd562846de6bU + second;
-  return (mixed ^ mixed >> 32) * 0x995a187a14e7b445U;
+  if (g_ids == nullptr) g_ids = allocate<Ids>();
+  return g_ids == nullptr || g_ids->note(id);  // without memory nobody could tell
 }
 
 }  // namespace dynamiccl

@@ -44,7 +44,4 @@ Checked check_communicator(const Communicator& communicator) noexcept;
 /// decides nothing without the others.
 bool note_id(std::uint64_t id) noexcept;
 
-/// NCCL's hash for the id of a shrunk communicator (2.30.7 `bitops.h:502`).
-std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept;
-
 }  // namespace dynamiccl

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "adaptive/context.h"
+#include "identity/ids.h"
 #include "profiler/profiler.h"
 #include "tests/check.h"
 #include "tests/table_file.h"

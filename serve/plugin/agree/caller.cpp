@@ -1,0 +1,160 @@
+// Implementation of caller.h.
+#include "agree/caller.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "platform/threads.h"
+
+namespace dynamiccl {
+namespace {
+
+constexpr std::uint64_t kNsPerMs = 1'000'000;
+
+std::uint64_t now_ms() noexcept { return monotonic_ns() / kNsPerMs; }
+
+/// Waits for an event; false at `until_ms`, or where the descriptor cannot be waited for.
+bool wait_for(int descriptor, short event, std::uint64_t until_ms) noexcept {
+  for (;;) {
+    const std::uint64_t now = now_ms();
+    if (now >= until_ms) return false;
+    pollfd waited = {descriptor, event, 0};
+    const int count =
+        poll(&waited, 1, static_cast<int>(std::min<std::uint64_t>(until_ms - now, 1'000'000)));
+    if (count > 0) return true;
+    if (count < 0 && errno != EINTR) return false;
+  }
+}
+
+/// A connection, or -1.
+int connected(const ArbiterAddress& to, std::uint64_t until_ms) noexcept {
+  const int one = 1;
+  const int descriptor =
+      socket(to.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (descriptor < 0) return -1;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  int error = 0;
+  if (connect(descriptor, reinterpret_cast<const sockaddr*>(&to.address), to.size) != 0) {
+    error = errno;
+    socklen_t size = sizeof error;
+    if (error == EINPROGRESS && wait_for(descriptor, POLLOUT, until_ms)) {
+      getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+  }
+  if (error == 0) return descriptor;
+  close(descriptor);
+  return -1;
+}
+
+bool send_all(int descriptor, const void* bytes, std::size_t size,
+              std::uint64_t until_ms) noexcept {
+  for (const auto* at = static_cast<const char*>(bytes); size > 0;) {
+    const ssize_t sent = send(descriptor, at, size, MSG_NOSIGNAL);
+    if (sent < 0 && errno != EINTR && errno != EAGAIN) return false;
+    if (sent < 0 && !wait_for(descriptor, POLLOUT, until_ms)) return false;
+    if (sent > 0) at += sent, size -= static_cast<std::size_t>(sent);
+  }
+  return true;
+}
+
+enum class Heard : std::uint8_t { kReply, kEnd, kNothing };
+
+/// One whole reply, an end of the connection, or nothing until `until_ms`.
+Heard hear_one(int descriptor, Reply* reply, std::size_t* size, std::uint64_t until_ms) noexcept {
+  while (*size < sizeof *reply) {
+    const ssize_t got =
+        recv(descriptor, reinterpret_cast<char*>(reply) + *size, sizeof *reply - *size, 0);
+    if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) return Heard::kEnd;
+    if (got > 0) {
+      *size += static_cast<std::size_t>(got);
+    } else if (!wait_for(descriptor, POLLIN, until_ms)) {
+      return Heard::kNothing;
+    }
+  }
+  *size = 0;
+  return Heard::kReply;
+}
+
+}  // namespace
+
+bool parse_address(const char* text, ArbiterAddress* address) noexcept {
+  char host[INET6_ADDRSTRLEN] = "";
+  unsigned port = 0;
+  int end = 0;
+  auto* four = reinterpret_cast<sockaddr_in*>(&address->address);
+  auto* six = reinterpret_cast<sockaddr_in6*>(&address->address);
+  *address = ArbiterAddress{};
+  if (std::sscanf(text, "[%45[0-9a-fA-F:.]]:%5u%n", host, &port, &end) == 2) {
+    six->sin6_family = AF_INET6;
+    six->sin6_port = htons(static_cast<std::uint16_t>(port));
+    address->size = sizeof *six;
+    if (inet_pton(AF_INET6, host, &six->sin6_addr) != 1) return false;
+  } else if (std::sscanf(text, "%45[0-9.]:%5u%n", host, &port, &end) == 2) {
+    four->sin_family = AF_INET;
+    four->sin_port = htons(static_cast<std::uint16_t>(port));
+    address->size = sizeof *four;
+    if (inet_pton(AF_INET, host, &four->sin_addr) != 1) return false;
+  }
+  return end > 0 && text[end] == '\0' && port > 0 && port < 65'536;
+}
+
+Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
+                         const Limits& limits, std::uint64_t patience_ms, Reply* reply,
+                         bool* found_arbiter) noexcept {
+  Ballot ballot(vote, limits, patience_ms, now_ms());
+  *found_arbiter = false;
+  int descriptor = -1;
+  Reply heard;
+  std::size_t size = 0;
+  while (ballot.step() != Ballot::Step::kDone) {
+    const std::uint64_t now = now_ms();
+    switch (ballot.step()) {
+      case Ballot::Step::kConnect:
+        if (descriptor >= 0) close(descriptor);
+        size = 0;
+        if (ballot.at_ms() > now) sleep_ns((ballot.at_ms() - now) * kNsPerMs);
+        descriptor = connected(address, ballot.until_ms());
+        *found_arbiter |= descriptor >= 0;
+        descriptor >= 0 ? ballot.worked(now_ms()) : ballot.failed(now_ms());
+        break;
+      case Ballot::Step::kSend: {
+        Vote sent = ballot.vote();
+        sent.mac = mac_of(key, sent);
+        const bool is_sent = send_all(descriptor, &sent, sizeof sent, now + limits.ask_ms);
+        is_sent ? ballot.worked(now_ms()) : ballot.failed(now_ms());
+        break;
+      }
+      case Ballot::Step::kListen:
+        switch (hear_one(descriptor, &heard, &size, ballot.until_ms())) {
+          case Heard::kReply:
+            // What is not under the key ends this connection, as if it had broken.
+            is_sound(key, heard, ballot.vote()) ? ballot.hear(heard, now_ms())
+                                                : ballot.failed(now_ms());
+            break;
+          case Heard::kEnd:
+            ballot.failed(now_ms());
+            break;
+          case Heard::kNothing:
+            break;
+        }
+        break;
+      case Ballot::Step::kDone:
+        break;
+    }
+    ballot.look_at_clock(now_ms());
+  }
+  if (descriptor >= 0) close(descriptor);
+  *reply = ballot.reply();
+  return ballot.verdict();
+}
+
+}  // namespace dynamiccl

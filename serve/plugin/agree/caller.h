@@ -1,0 +1,30 @@
+// A rank's vote over TCP: drives a Ballot with blocking calls that have deadlines; no thread, no
+// allocation, no name server.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+
+#include "agree/ballot.h"
+#include "agree/seal.h"
+
+namespace dynamiccl {
+
+/// The arbiter's address as the wrapper found it: "1.2.3.4:PORT" or "[IPV6]:PORT".
+struct ArbiterAddress {
+  sockaddr_storage address = {};
+  socklen_t size = 0;
+};
+
+/// False where the text is no such address.
+bool parse_address(const char* text, ArbiterAddress* address) noexcept;
+
+/// Agrees with the other ranks of `vote.round`. `patience_ms`: how long to wait for an arbiter that
+/// does not listen. `reply` is what it said; its reason is set on any outcome but kTable.
+/// `found_arbiter`: whether a connection was made at all.
+Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
+                         const Limits& limits, std::uint64_t patience_ms, Reply* reply,
+                         bool* found_arbiter) noexcept;
+
+}  // namespace dynamiccl

@@ -1,0 +1,186 @@
+// Implementation of rounds.h.
+#include "agree/rounds.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace dynamiccl {
+namespace {
+
+std::string name_of(const Vote& vote) {
+  return vote.rank >= 0 ? "rank " + std::to_string(vote.rank) : std::string("a rank");
+}
+
+Reply make_reply(ReplyKind kind, const std::string& reason) {
+  Reply reply;
+  reply.kind = kind;
+  std::snprintf(reply.reason, sizeof reply.reason, "%s", reason.c_str());
+  return reply;
+}
+
+/// Why two votes do not agree; empty when they do.
+std::string difference(const Vote& first, const Vote& vote) {
+  if (first.num_ranks != vote.num_ranks) return name_of(vote) + " counts other ranks";
+  for (std::size_t i = 0; i < kNumFields; ++i) {
+    if (first.fields[i] != vote.fields[i]) {
+      return name_of(vote) + " differs from " + name_of(first) + " in " + kFieldNames[i];
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+void Rounds::restore(const Logged& table) {
+  Round& round = rounds_[{table.round.comm, table.round.number}];
+  round.state = State::kTable;
+  round.question = table.question;
+  round.next_stop = table.next_stop;
+  round.first.num_ranks = table.num_ranks;
+}
+
+void Rounds::hear(Connection from, const Vote& vote, std::uint64_t now_ms, Outlet* outlet) {
+  if (vote.round.job != job_) {
+    outlet->send(from, make_reply(ReplyKind::kStranger, "this is the arbiter of another job"));
+  } else if (vote.kind == VoteKind::kVote) {
+    this->vote(from, vote, now_ms, outlet);
+  } else {
+    confirm(from, vote, outlet);
+  }
+}
+
+void Rounds::bind(Connection connection, const Key& key, Round* round, std::uint64_t nonce) {
+  bound_[connection] = key;
+  round->connections[connection] = nonce;
+  round->voters.emplace(nonce, false);
+}
+
+void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outlet* outlet) {
+  const Key key = {vote.round.comm, vote.round.number};
+  Round& round = rounds_[key];
+  if (round.state == State::kTable || round.state == State::kAbstain) {
+    const bool has_table = round.state == State::kTable;
+    const std::string why = "a communicator of this id has its table already";
+    outlet->send(from, make_reply(ReplyKind::kAbstain, has_table ? why : round.reason));
+    return;
+  }
+  if (round.voters.empty()) {
+    round.first = vote;
+    round.ends_ms = now_ms + vote_limit_ms(limits_, vote.num_ranks);
+  }
+  bind(from, key, &round, vote.nonce);
+  std::string why = difference(round.first, vote);
+  if (vote.problem[0] != '\0') why = name_of(vote) + ": " + vote.problem;
+  if (round.state == State::kAsking || round.voters.size() > round.first.num_ranks) {
+    why = "more ranks voted than the communicator has";
+  }
+  if (!why.empty()) return decide(key, &round, State::kAbstain, why, outlet);
+  if (round.voters.size() < round.first.num_ranks) return;
+  forget_before(key);
+  round.state = State::kAsking;
+  round.question = outlet->draw();
+  Reply reply = make_reply(ReplyKind::kStillThere, "");
+  reply.question = round.question;
+  for (const auto& [connection, nonce] : round.connections) outlet->send(connection, reply);
+}
+
+/// A confirmation, or the recall of a rank that has confirmed: that it arrived is not known to it.
+void Rounds::confirm(Connection from, const Vote& vote, Outlet* outlet) {
+  const Key key = {vote.round.comm, vote.round.number};
+  Round& round = rounds_[key];
+  if (round.state == State::kTable && round.question != vote.question) {
+    // Of another communicator of this id, or of a round that a killed worker had begun.
+    outlet->send(from, make_reply(ReplyKind::kAbstain, "another round of this id has the table"));
+    return;
+  }
+  if (round.state == State::kTable || round.state == State::kAbstain) {
+    outlet->send(from, reply_to(round));
+    return;
+  }
+  const bool is_known = round.state == State::kAsking && round.question == vote.question &&
+                        round.voters.count(vote.nonce) != 0;
+  bind(from, key, &round, vote.nonce);
+  if (!is_known) {
+    if (round.first.num_ranks == 0) round.first = vote;
+    return decide(key, &round, State::kAbstain, "the arbiter's worker was lost before it decided",
+                  outlet);
+  }
+  bool& has_confirmed = round.voters[vote.nonce];
+  if (has_confirmed) return;
+  has_confirmed = true;
+  ++round.num_confirmed;
+  if (round.num_confirmed < round.first.num_ranks) return;
+  const Logged table = {
+      {job_, key.comm, key.number}, round.question, round.next_stop, round.first.num_ranks};
+  if (outlet->log(table)) {
+    decide(key, &round, State::kTable, "", outlet);
+  } else {
+    decide(key, &round, State::kAbstain, "the arbiter cannot write its log", outlet);
+  }
+}
+
+void Rounds::gone(Connection connection, Outlet* outlet) {
+  const auto bound = bound_.find(connection);
+  if (bound == bound_.end()) return;
+  const Key key = bound->second;
+  bound_.erase(bound);
+  const auto found = rounds_.find(key);
+  if (found == rounds_.end()) return;
+  Round& round = found->second;
+  const auto voter = round.connections.find(connection);
+  if (voter == round.connections.end()) return;
+  const std::uint64_t nonce = voter->second;
+  round.connections.erase(voter);
+  // One that has confirmed asks again; any other abstains by itself.
+  if (!round.voters[nonce]) decide(key, &round, State::kAbstain, "a rank left", outlet);
+}
+
+std::uint64_t Rounds::look_at_clock(std::uint64_t now_ms, Outlet* outlet) {
+  std::uint64_t next_ms = ~std::uint64_t{0};
+  for (auto& [key, round] : rounds_) {
+    if (round.state != State::kOpen && round.state != State::kAsking) continue;
+    if (now_ms < round.ends_ms) {
+      next_ms = std::min(next_ms, round.ends_ms);
+      continue;
+    }
+    const std::size_t here =
+        round.state == State::kOpen ? round.voters.size() : std::size_t{round.num_confirmed};
+    decide(key, &round, State::kAbstain,
+           std::to_string(here) + " of " + std::to_string(round.first.num_ranks) +
+               (round.state == State::kOpen ? " ranks voted in time" : " ranks confirmed in time"),
+           outlet);
+  }
+  return next_ms;
+}
+
+void Rounds::decide(const Key& key, Round* round, State state, const std::string& reason,
+                    Outlet* outlet) {
+  round->state = state;
+  round->reason = reason;
+  const Reply reply = reply_to(*round);
+  outlet->decided({job_, key.comm, key.number}, round->first.num_ranks, reply);
+  for (const auto& [connection, nonce] : round->connections) {
+    outlet->send(connection, reply);
+    bound_.erase(connection);
+  }
+  round->connections.clear();
+  round->voters.clear();
+}
+
+Reply Rounds::reply_to(const Round& round) const {
+  Reply reply = make_reply(round.state == State::kTable ? ReplyKind::kTable : ReplyKind::kAbstain,
+                           round.reason);
+  reply.question = round.question;
+  reply.next_stop = round.next_stop;
+  return reply;
+}
+
+/// All ranks of the communicator have voted in round `key`: they know what became of those before.
+void Rounds::forget_before(const Key& key) {
+  auto from = rounds_.lower_bound({key.comm, 0});
+  while (from != rounds_.end() && from->first < key) from = rounds_.erase(from);
+}
+
+}  // namespace dynamiccl

@@ -1,0 +1,81 @@
+// Messages of the vote under the installed key: SipHash-2-4 (Aumasson and Bernstein, 2012) over the
+// message, its round and the rank's nonce; a confirmation holds the arbiter's question too. Who
+// lacks the key, or repeats what it has heard, can at most make us abstain.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "agree/vote.h"
+
+namespace dynamiccl {
+
+struct Key {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+};
+
+/// SipHash-2-4 of `size` bytes, a multiple of 8.
+inline std::uint64_t siphash(const Key& key, const void* bytes, std::size_t size) noexcept {
+  std::uint64_t v[4] = {key.low ^ 0x736f6d6570736575U, key.high ^ 0x646f72616e646f6dU,
+                        key.low ^ 0x6c7967656e657261U, key.high ^ 0x7465646279746573U};
+  const auto rotate = [](std::uint64_t* number, int bits) {
+    *number = *number << bits | *number >> (64 - bits);
+  };
+  const auto rounds = [&v, &rotate](int count) {
+    for (int i = 0; i < count; ++i) {
+      v[0] += v[1], v[2] += v[3];
+      rotate(&v[1], 13), rotate(&v[3], 16);
+      v[1] ^= v[0], v[3] ^= v[2];
+      rotate(&v[0], 32);
+      v[2] += v[1], v[0] += v[3];
+      rotate(&v[1], 17), rotate(&v[3], 21);
+      v[1] ^= v[2], v[3] ^= v[0];
+      rotate(&v[2], 32);
+    }
+  };
+  const auto take = [&v, &rounds](std::uint64_t word) {
+    v[3] ^= word;
+    rounds(2);
+    v[0] ^= word;
+  };
+  for (std::size_t at = 0; at + 8 <= size; at += 8) {
+    std::uint64_t word;
+    std::memcpy(&word, static_cast<const char*>(bytes) + at, sizeof word);
+    take(word);
+  }
+  take(static_cast<std::uint64_t>(size) << 56);
+  v[2] ^= 0xff;
+  rounds(4);
+  return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+inline std::uint64_t mac_of(const Key& key, const Vote& vote) noexcept {
+  static_assert(offsetof(Vote, mac) % 8 == 0, "whole words");
+  return siphash(key, &vote, offsetof(Vote, mac));
+}
+
+/// Of a reply to the rank that sent `vote`.
+inline std::uint64_t mac_of(const Key& key, const Reply& reply, const Vote& vote) noexcept {
+  static_assert(offsetof(Reply, mac) % 8 == 0, "whole words");
+  const std::uint64_t to[] = {vote.round.job, vote.round.comm, vote.round.number, vote.nonce};
+  unsigned char bytes[offsetof(Reply, mac) + sizeof to];
+  std::memcpy(bytes, &reply, offsetof(Reply, mac));
+  std::memcpy(bytes + offsetof(Reply, mac), to, sizeof to);
+  return siphash(key, bytes, sizeof bytes);
+}
+
+/// Whether received bytes are a message under this key: known numbers, zero-terminated texts.
+inline bool is_sound(const Key& key, const Vote& vote) noexcept {
+  return vote.magic == kVoteMagic && vote.num_ranks >= 2 && vote.nonce != 0 &&
+         vote.kind >= VoteKind::kVote && vote.kind <= VoteKind::kRecall &&
+         vote.problem[kProblemBytes - 1] == '\0' && vote.mac == mac_of(key, vote);
+}
+inline bool is_sound(const Key& key, const Reply& reply, const Vote& vote) noexcept {
+  return reply.magic == kVoteMagic && reply.kind >= ReplyKind::kStillThere &&
+         reply.kind <= ReplyKind::kStranger && reply.reason[sizeof reply.reason - 1] == '\0' &&
+         reply.mac == mac_of(key, reply, vote);
+}
+
+}  // namespace dynamiccl

@@ -1,0 +1,114 @@
+// What the ranks of a communicator and the arbiter say to each other, in `init` (round 0) and at a
+// stop (the stop's number). One round on a connection of its own, which stays open, so that a rank
+// that leaves is seen to leave:
+//
+//   rank                       arbiter
+//   Vote                  ->   n equal votes, nobody gone, in time?    else Abstain, to all
+//                         <-   StillThere: a question, drawn for this round
+//   Confirm: its answer   ->   all confirmed?  into the log, and only then
+//                         <-   Table
+//
+// Before it confirms a rank may abstain by itself, since nobody gets the table without its
+// confirmation. After it only an answer frees it: a Recall asks, on a new connection each second.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+
+namespace dynamiccl {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers of messages are little-endian");
+
+/// The first bytes of each message: "DCA3".
+inline constexpr std::uint32_t kVoteMagic = 0x33414344;
+
+/// What must be equal on all ranks, one digest each, so that the one that is not can be named.
+inline constexpr std::size_t kNumFields = 8;
+inline constexpr const char* kFieldNames[kNumFields] = {
+    "plugin", "artifact", "table", "vendor's tuner", "NCCL", "shape", "machine", "settings"};
+
+inline constexpr std::size_t kProblemBytes = 100;
+
+/// A round of the votes of one communicator.
+struct RoundKey {
+  std::uint64_t job = 0;   // which run of which job: strangers and other restarts are turned away
+  std::uint64_t comm = 0;  // NCCL's commHash
+  std::uint64_t number = 0;
+
+  friend bool operator==(const RoundKey& a, const RoundKey& b) noexcept {
+    return a.job == b.job && a.comm == b.comm && a.number == b.number;
+  }
+};
+
+enum class VoteKind : std::uint8_t {
+  kVote = 1,
+  kConfirm,  // on the connection of the vote
+  kRecall,   // a confirmation on a new connection: what became of this round?
+};
+
+struct Vote {
+  std::uint32_t magic = kVoteMagic;
+  std::uint32_t num_ranks = 0;
+  RoundKey round;
+  std::uint64_t nonce = 0;     // of this rank in this round, never 0
+  std::uint64_t question = 0;  // in a confirmation or recall: the one that it answers
+  std::uint64_t fields[kNumFields] = {};
+  std::int32_t rank = -1;  // the launcher's number, for messages; -1: not known
+  VoteKind kind = VoteKind::kVote;
+  char problem[kProblemBytes] = "";  // why this rank cannot use a table; empty: it can
+  std::uint8_t zero[7] = {};
+  std::uint64_t mac = 0;
+};
+static_assert(sizeof(Vote) == 232, "no gaps: it is sent as it lies in memory");
+
+enum class ReplyKind : std::uint8_t {
+  kStillThere = 1,
+  kTable,
+  kAbstain,
+  kStranger,  // the arbiter of another job answers: it knows nothing of this round
+};
+
+struct Reply {
+  std::uint32_t magic = kVoteMagic;
+  ReplyKind kind = ReplyKind::kAbstain;
+  char reason[kProblemBytes + 63] = "";
+  std::uint64_t question = 0;
+  std::uint64_t next_stop = 0;  // with a decision: the call index of the next stop; 0: none
+  std::uint64_t mac = 0;
+};
+static_assert(sizeof(Reply) == 192, "no gaps: it is sent as it lies in memory");
+
+/// Time limits in milliseconds.
+struct Limits {
+  /// All ranks may take so long to vote, from the first vote on: 10 s, and 1 s for each 1,000 ranks
+  /// (10,000 loads of a library from NFS).
+  std::uint64_t vote_ms = 10'000;
+  /// A rank that has confirmed asks again each second ...
+  std::uint64_t ask_ms = 1'000;
+  /// ... so long, and what a round may take: this is what stops and cuts of one round may last
+  /// together.
+  std::uint64_t answer_ms = 300'000;
+};
+
+/// Those of a job; in tests all of them are to 10 s as DYNAMICCL_TEST_LIMIT_MS is.
+inline Limits limits_of_job() noexcept {
+  Limits limits;
+#ifdef DYNAMICCL_TESTS
+  if (const char* text = std::getenv("DYNAMICCL_TEST_LIMIT_MS")) {
+    const std::uint64_t base = std::strtoull(text, nullptr, 10);
+    for (std::uint64_t* limit : {&limits.vote_ms, &limits.ask_ms, &limits.answer_ms}) {
+      *limit = *limit * base / 10'000;
+    }
+  }
+#endif
+  return limits;
+}
+
+inline constexpr std::uint64_t vote_limit_ms(const Limits& limits,
+                                             std::uint32_t num_ranks) noexcept {
+  return limits.vote_ms + std::uint64_t{num_ranks};
+}
+
+}  // namespace dynamiccl

@@ -1,0 +1,107 @@
+"""The explorer of the vote finds what would break the law: one changed line of `agree/` each."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.serve.build import find_tool
+
+PLUGIN = Path(__file__).resolve().parents[2] / "serve" / "plugin"
+SOURCES = (
+    "tests/test_agree_explore.cpp",
+    *("agree/ballot.cpp", "agree/rounds.cpp", "agree/word.cpp", "identity/ids.cpp"),
+)
+#: What is wrong -> the part of the explorer that finds it, the file, and texts before and after.
+MUTANTS = {
+    "a rank abstains after it has confirmed": (
+        *("worlds", "agree/ballot.cpp"),
+        [("end(Verdict::kFailed,", "end(Verdict::kAbstain,")],
+    ),
+    "table when all but one have confirmed": (
+        *("worlds", "agree/rounds.cpp"),
+        [("if (round.num_confirmed <", "if (round.num_confirmed + 1 <")],
+    ),
+    "a rank counts before it says that it differs": (
+        *("word", "agree/word.cpp"),
+        [
+            ("first == own ? Step::kCount : Step::kDiffer", "Step::kCount"),
+            (
+                "if (is_time_up) decide",
+                "if (is_time_up || board->digest != digest_of(*vote_)) decide",
+            ),
+        ],
+    ),
+    "no log": (
+        *("worlds", "agree/rounds.cpp"),
+        [("if (outlet->log(table))", "if (table.num_ranks > 0)")],
+    ),
+    "a table that could not be logged": (
+        *("worlds", "agree/rounds.cpp"),
+        [("if (outlet->log(table))", "if (outlet->log(table) || true)")],
+    ),
+    "a table is forgotten at the first vote of the next round": (
+        *("random", "agree/rounds.cpp"),
+        [
+            (
+                "  std::string why = difference(",
+                "  forget_before(key);\n  std::string why = difference(",
+            )
+        ],
+    ),
+    "an unknown recall is answered by silence": (
+        *("worlds", "agree/rounds.cpp"),
+        [
+            (
+                "  bind(from, key, &round, vote.nonce);\n  if (!is_known) {",
+                "  if (!is_known) {\n"
+                "    if (round.voters.empty()) rounds_.erase(key);\n"
+                "    return;",
+            )
+        ],
+    ),
+    "a stranger's answer counts": (
+        *("worlds", "agree/ballot.cpp"),
+        [("reply.kind == ReplyKind::kStranger || ", "")],
+    ),
+    "the ids of shrinks are not known": (
+        *("worlds", "identity/ids.cpp"),
+        [("may_repeat_ = holds(id);", "may_repeat_ = false;")],
+    ),
+    "whose time is up leaves by itself": (
+        *("word", "agree/word.cpp"),
+        [
+            (
+                "if (state_of(word_) != WordState::kOpen)",
+                "if (state_of(word_) != WordState::kOpen || is_time_up)",
+            ),
+            ("if (is_time_up) decide(board, WordState::kAbstain, Why::kLate);", ""),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MUTANTS)
+def test_explorer_finds_it(what: str, tmp_path: Path) -> None:
+    part, name, changes = MUTANTS[what]
+    for folder in ("agree", "identity", "tests"):
+        shutil.copytree(PLUGIN / folder, tmp_path / folder)
+    path = tmp_path / name
+    text = path.read_text(encoding="utf-8")
+    for before, after in changes:
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    path.write_text(text, encoding="utf-8")
+    argv = [find_tool("g++"), "-std=c++17", "-O1", "-I.", *SOURCES, "-o", "explore"]
+    subprocess.run(argv, cwd=tmp_path, check=True)
+    ran = subprocess.run(
+        ["./explore", part],
+        cwd=tmp_path,
+        env={"DYNAMICCL_FEW": "1", "DYNAMICCL_SEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode > 0, ran.stdout
+    assert ", after:" in ran.stderr
