@@ -8,8 +8,7 @@ The tuner of a job:
 (every size bin, five collectives, all kinds of decisions) is asked random questions by a C++
 program, in batches of 64; p50 and p99 are over 20,000 batches of the mean time of a call, since one
 call is as short as reading the clock. The baseline is the same function pointer with a communicator
-that abstains for good. Beside it, `csv_scan_*`: an equivalent of NVIDIA's example tuner, which
-scans a list of rules and logs at each (bench_csv_scan.cpp says how).
+that abstains for good.
 `rss_table_mib`: by how much loading it and agreeing on one communicator makes the private pages of
 a process grow that does not coordinate (/proc/self/smaps_rollup). `wakeups_per_s`: how often other
 threads of that process wake up in three steady seconds. `agreement_init_16_ranks_ms`: from the last
@@ -47,13 +46,13 @@ from typing import Any, Final
 import numpy as np
 from harness import write_result
 
-from dynamiccl.libraries import ADAPTIVE_NAME, SWEEP_NAME, TUNER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
 from dynamiccl.serve.loopback import bind_here, write_bare_artifact
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 
-NUM_RANKS, NUM_NODES = 16, 2
+NUM_RANKS: Final = 16
 SYSTEM = "bench"
 #: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
@@ -92,13 +91,12 @@ def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any
 
 
 def measure_tuner(build_dir: Path) -> dict[str, float]:
-    """Figures of the tuner of a job, and of the scan of NVIDIA's example."""
+    """Figures of the tuner of a job."""
     ring = Config(Algorithm.Ring, Protocol.Simple, 8)
     uniform = [[ring] * MAX_BINS] * 5
-    figures = figures_of([str(build_dir / "bench_csv_scan")], {})
     with tempfile.TemporaryDirectory() as folder:
         full = tuner_environment(build_dir, Path(folder) / "full", full_table(1))
-        figures |= figures_of(
+        figures = figures_of(
             [str(build_dir / "bench_tuner"), str(build_dir / TUNER_NAME), str(NUM_RANKS)], full
         )
         for ranks, processes, rounds in ((16, 16, 50), (2000, 4, 3)):
@@ -152,13 +150,12 @@ def adaptive_environment(build_dir: Path, folder: Path, table: DecisionTable) ->
 
 
 def measure_calls(build_dir: Path) -> dict[str, float]:
-    """One call of getCollInfo of the other libraries."""
+    """One call of getCollInfo of the library of mode adaptive."""
     with tempfile.TemporaryDirectory() as folder:
         environment = adaptive_environment(build_dir, Path(folder), one_ring(2))
         environment["DYNAMICCL_PROBE_CALLS"] = "0"
-        arguments = [str(build_dir / name) for name in (ADAPTIVE_NAME, SWEEP_NAME)]
-        arguments += [str(NUM_RANKS), str(NUM_NODES)]
-        return figures_of([str(build_dir / "bench_plugin"), *arguments], environment)
+        program = str(build_dir / "bench_plugin")
+        return figures_of([program, str(build_dir / ADAPTIVE_NAME)], environment)
 
 
 def one_ring(num_ranks: int) -> DecisionTable:
@@ -214,7 +211,7 @@ def main() -> None:
         **measure_calls(build_dir),
         **measure_creation(build_dir),
         **measure_agreement(build_dir),
-        **figures_of([str(build_dir / "bench_record"), str(build_dir / ADAPTIVE_NAME)], {}),
+        **figures_of([str(build_dir / "bench_record"), str(build_dir / PROFILER_NAME)], {}),
     }
     write_result("plugin", figures)
 

@@ -1,6 +1,6 @@
 """The table of calls, made of what ranks recorded; and the calls files of the plugin (`.dcc`).
 
-A calls file (`serve/plugin/profiler/calls_file.h`) has 512 bytes of header, then entries of 80
+A calls file (`serve/plugin/profiler/recorder.cpp`) has 512 bytes of header, then entries of 80
 bytes, each with a checksum of its own: where a process was killed, one torn entry is lost. The
 records of all ranks are joined in memory.
 
@@ -328,8 +328,9 @@ def _joined(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         sampled=(pl.col("ranks_timed") > 0) | pl.col("incomplete"),
         asks_tuner=pl.lit(value=True),
         timing_source=pl.when(pl.col("ranks_timed") > 0).then(pl.lit("gpu")),
-        actual_num_channels="num_channels",
-        actual_num_warps="num_warps",
+        # 0 of a Broadcast from NCCL 2.29 on, of which it tells no profiler how it ran.
+        actual_num_channels=pl.col("num_channels").replace(0, None),
+        actual_num_warps=pl.col("num_warps").replace(0, None),
         graph_captured="captured",
     )
     return named, numbered.filter(~is_first).group_by("source").len()

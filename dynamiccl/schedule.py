@@ -27,7 +27,7 @@ Schedule file, all numbers little-endian, packed:
     ...     ...    blocks [cycle][size]: uint16 index of a config
     end-8   8      uint64 FNV-1a of every byte before it
 
-Report file, which one rank of a launch writes while it plays (`serve/plugin/sweep/report.h`):
+Report file, which one rank of a launch writes while it plays (`serve/plugin/sweep/player.cpp`):
 
     0       8      magic "DCPLAYS\0"
     8       4      uint32 format version

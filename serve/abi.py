@@ -255,7 +255,7 @@ class TunerPlugin:
         `all_ranks` the others call `init` too, each in a thread, so that a tuner that asks them all
         agrees (see `serve.loopback`); else the first one is alone. Raises PluginError when `init`
         returns an error, with the lines that it logged: of ours in a sweep alone it may
-        (`serve/plugin/sweep/player.h`).
+        (`serve/plugin/sweep/player.cpp`).
         """
         struct = self._structs[version]
         domains = _NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None

@@ -1,19 +1,24 @@
 """Sweep mode of the built plugin: schedules written here, played there, reports read here."""
 
 import ctypes
+import dataclasses
 import os
+import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dynamiccl.errors import PluginError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.schedule import MAX_BLOCKS, BlockState, PlayReport, Schedule, totals_of
+from dynamiccl.schedule import MAX_BLOCKS, BlockState, PlayReport, Schedule, fnv1a, totals_of
 from dynamiccl.serve.abi import Communicator, TunerPlugin
 from dynamiccl.serve.answers import Answer, CostTable, expected_answer
 from tests.serve.benchmark_calls import benchmark_calls, random_schedule, stage
@@ -156,20 +161,72 @@ def test_what_the_machine_has_not_is_recorded(
     )
 
 
-@pytest.mark.parametrize("version", COST_VERSIONS)
+STATES = {state.name[0]: state for state in BlockState}
+
+
+@pytest.mark.parametrize(
+    ("nth", "size_bytes", "collective", "states"),
+    [
+        (1, 1025, Collective.AllReduce, "NNNN"),
+        (2, 1024, Collective.AllReduce, "NNNN"),  # a warm-up call too many
+        (3, 2048, Collective.AllReduce, "NNNN"),
+        (5, 4096, Collective.AllReduce, "MNNN"),
+        (5, 1024, Collective.Reduce, "MNNN"),
+        # The first block has more calls than the schedule gives it: its last ones were not played.
+        (9, 1024, Collective.AllReduce, "MNNN"),
+        (9, 4096, Collective.AllReduce, "PNNN"),
+        (10, 4096, Collective.AllReduce, "PMNN"),
+        (15, 2048, Collective.AllReduce, "PMNN"),
+        (15, 4096, Collective.AllReduce, "PPNN"),
+        (26, 1, Collective.AllReduce, "PPAM"),
+    ],
+)
 def test_an_unexpected_call_stops_it_for_good(
-    version: int, plugin: TunerPlugin, tmp_path: Path
+    nth: int,
+    size_bytes: int,
+    collective: Collective,
+    states: str,
+    plugin: TunerPlugin,
+    tmp_path: Path,
 ) -> None:
-    environment = stage(tmp_path, SMALL)
-    with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
-        for number, call in enumerate(benchmark_calls(SMALL), start=1):
-            size_bytes = 4096 if number == 10 else call.size_bytes
-            answer = communicator.ask(SMALL.collective, size_bytes, ALL)
-            assert answer.acted == (2 < number < 10)
+    environment, calls = stage(tmp_path, SMALL), list(benchmark_calls(SMALL))
+    with plugin.communicator(8, 1, version=6, environment=environment) as communicator:
+        for number, call in enumerate(calls, start=1):
+            is_wrong = number == nth
+            asked = (collective, size_bytes) if is_wrong else (SMALL.collective, call.size_bytes)
+            answer = communicator.ask(*asked, ALL)
+            assert answer.acted == (number < nth and call.config != ABSTAIN)
     report = read_report(environment)
-    assert report.stopped_at_call == 10
-    not_reached = BlockState.NOT_REACHED
-    assert report.states == (BlockState.PLAYED, BlockState.MIXED, not_reached, not_reached)
+    assert report.states == tuple(STATES[letter] for letter in states)
+    assert (report.stopped_at_call, report.calls) == (nth, len(calls))
+    raw = Path(environment["DYNAMICCL_SWEEP_REPORT"] or "").read_bytes()
+    expected = calls[nth - 1].size_bytes
+    assert struct.unpack_from("<QQi", raw, 40) == (expected, size_bytes, collective)
+
+
+def test_symmetric_kernels_are_no_calls(plugin: TunerPlugin, tmp_path: Path) -> None:
+    """NCCL 2.31 asks about them too, three times before each call."""
+    environment = stage(tmp_path, SMALL)
+    with plugin.communicator(8, 1, version=6, environment=environment) as communicator:
+        for call in benchmark_calls(SMALL):
+            for _ in range(3):
+                asked = communicator.ask(SMALL.collective, call.size_bytes, ALL, num_pipe_ops=0)
+                assert not asked.acted
+            answer = communicator.ask(SMALL.collective, call.size_bytes, ALL)
+            assert answer.acted == (call.config != ABSTAIN)
+    report = read_report(environment)
+    assert (report.calls, report.stopped_at_call) == (26, None)
+
+
+def test_timed_calls_leave_the_report_alone(plugin: TunerPlugin, tmp_path: Path) -> None:
+    """Between the synchronising calls nothing is stored unless the state changes."""
+    environment, seen = stage(tmp_path, SMALL), []
+    with plugin.communicator(8, 1, environment=environment) as communicator:
+        for call in list(benchmark_calls(SMALL))[:10]:
+            communicator.ask(SMALL.collective, call.size_bytes, ALL)
+            seen.append(read_report(environment).calls)
+    assert seen == [1, 2, 3, 3, 3, 6, 6, 6, 9, 9]
+    assert read_report(environment).calls == 10
 
 
 @pytest.mark.parametrize("version", COST_VERSIONS)
@@ -198,6 +255,109 @@ def test_what_cannot_be_played_fails_the_communicator(
     ):
         pass
     assert not (tmp_path / "report").exists()
+
+
+def refused(plugin: TunerPlugin, directory: Path, data: bytes, reason: str) -> bool:
+    """Whether no communicator comes to be of a schedule file with these bytes, and a line says why.
+
+    The launcher says the hash that stands in the file.
+    """
+    environment = stage(directory, SMALL) | {"DYNAMICCL_SCHEDULE_HASH": data[-8:][::-1].hex()}
+    (directory / "schedule").write_bytes(data)
+    try:
+        with plugin.communicator(8, 1, environment=environment):
+            return False
+    except PluginError as error:
+        return bool(
+            re.search(f"init returned 5; log: DYNAMICCL: .*/schedule: {reason}", str(error))
+        )
+
+
+def test_a_damaged_schedule_is_refused(plugin: TunerPlugin, tmp_path: Path) -> None:
+    good = SMALL.to_bytes()
+    assert not refused(plugin, tmp_path, good, "")
+    assert all(refused(plugin, tmp_path, good[:size], "") for size in range(len(good)))
+    for bit in range(8 * len(good)):
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert refused(plugin, tmp_path, bytes(flipped), ""), bit
+    assert refused(plugin, tmp_path, good + b"\0", "its length does not fit its header")
+
+
+#: Of SMALL: two warm-up runs, two sizes, three configs (RING, TREE, ABSTAIN), four blocks.
+RUNS, SIZES, CONFIGS, BLOCKS = 48, 48 + 2 * 16, 48 + 2 * 16 + 2 * 8, 48 + 2 * 16 + 2 * 8 + 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("offset", "layout", "values", "reason"),
+    [
+        (8, "<I", (0, 2), "its format version is another"),
+        (12, "<i", (0, -1, 9), "a number in its header is out of range"),  # nodes
+        (16, "<i", (0, -1), "a number in its header is out of range"),
+        (20, "<i", (5, -1), "a number in its header is out of range"),  # the collective
+        (24, "<i", (0, 3), "a number in its header is out of range"),
+        (28, "<i", (0, (1 << 24) + 1), "a number in its header is out of range"),
+        (32, "<i", (-1, 4097), "a number in its header is out of range"),
+        (36, "<i", (0, 4097), "a number in its header is out of range"),
+        (40, "<i", (0, (1 << 19) + 1), "a number in its header is out of range"),
+        (44, "<i", (0, 4097), "a number in its header is out of range"),
+        (32, "<i", (1,), "its length does not fit its header"),
+        (RUNS + 16, "<Q", (0, 1 << 62, 2**64 - 1), "a warm-up run is out of range"),
+        (RUNS + 24, "<Q", (0, (1 << 24) + 1), "a warm-up run is out of range"),
+        (SIZES + 8, "<Q", (0, 1 << 62, 2**64 - 1), "a size is out of range"),
+        (CONFIGS, "<bbbb", ((7, 0, 8, 1), (-2, 0, 8, 1), (1, 3, 8, 1), (1, -2, 8, 1)), "a config"),
+        (CONFIGS, "<bbbb", ((1, 0, 65, 1), (1, 0, -3, 1), (1, 0, 8, 2), (1, 0, 8, 0)), "a config"),
+        (CONFIGS, "<bbbb", ((-1, -1, 0, 1), (6, 2, 8, 1), (4, 0, 8, 1)), "a config"),
+        (CONFIGS + 4, "<i", (-1,), "a config is outside the vocabulary"),
+        (BLOCKS + 6, "<H", (3, 65535), "a block has no config"),
+    ],
+)
+def test_each_number_is_checked_whatever_the_checksum(
+    offset: int,
+    layout: str,
+    values: tuple[Any, ...],
+    reason: str,
+    plugin: TunerPlugin,
+    tmp_path: Path,
+) -> None:
+    for value in values:
+        body = bytearray(SMALL.to_bytes()[:-8])
+        struct.pack_into(layout, body, offset, *(value if isinstance(value, tuple) else (value,)))
+        sealed = bytes(body) + fnv1a(bytes(body)).to_bytes(8, "little")
+        assert refused(plugin, tmp_path, sealed, reason), value
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda path: path.mkdir(), "it cannot be read"),
+        (os.mkfifo, "it is too short"),  # must not block
+        (lambda path: path.symlink_to("/dev/zero"), "it is too long"),
+    ],
+)
+def test_what_is_no_file_is_refused(
+    made: Callable[[Path], object], reason: str, plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    environment = stage(tmp_path, SMALL)
+    (tmp_path / "schedule").unlink()
+    made(tmp_path / "schedule")
+    with (
+        pytest.raises(PluginError, match=f"/schedule: {reason}"),
+        plugin.communicator(8, 1, environment=environment),
+    ):
+        pass
+
+
+def test_hash_may_be_in_capitals(plugin: TunerPlugin, tmp_path: Path) -> None:
+    environment = stage(tmp_path, SMALL)
+    environment["DYNAMICCL_SCHEDULE_HASH"] = SMALL.content_hash.upper()
+    with plugin.communicator(8, 1, environment=environment) as communicator:
+        play(communicator, SMALL)
+    (line,) = communicator.lines
+    assert line == (
+        f"DYNAMICCL: 8 ranks on 1 nodes: plays 4 blocks from {tmp_path / 'schedule'} "
+        f"(hash {SMALL.content_hash}, tuner v5), reports to {tmp_path / 'report'}"
+    )
 
 
 def test_needs_a_cost_table(plugin: TunerPlugin, tmp_path: Path) -> None:
@@ -236,11 +396,16 @@ def test_largest_schedule_is_played(plugin: TunerPlugin, tmp_path: Path) -> None
     assert len(report.states) == MAX_BLOCKS
 
 
-def chunk_size(communicator: Communicator, cell: tuple[Algorithm, Protocol], own_bytes: int) -> int:
-    """One getChunkSize of v6, about 1 MiB of an all-reduce for which NCCL's own is `own_bytes`."""
+def chunk_size(
+    communicator: Communicator,
+    cell: tuple[Algorithm, Protocol],
+    own_bytes: int,
+    collective: Collective = Collective.AllReduce,
+) -> int:
+    """One getChunkSize of v6, about 1 MiB for which NCCL's own is `own_bytes`."""
     chunk = ctypes.c_size_t(own_bytes)
     ask = communicator._struct.get_chunk_size
-    part = (int(Collective.AllReduce), 1 << 20, *map(int, cell), 1)
+    part = (int(collective), 1 << 20, *map(int, cell), 1)
     assert ask(communicator._context, *part, ctypes.byref(chunk)) == 0
     return chunk.value
 
@@ -269,6 +434,48 @@ def test_chunk_sizes_are_given_and_reported(plugin: TunerPlugin, tmp_path: Path)
         plugin.communicator(8, 1, version=5, environment=environment),
     ):
         pass
+
+
+def test_chunk_sizes_are_given_to_the_call_that_they_belong_to(
+    plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    cells = (
+        Config(Algorithm.Ring, Protocol.Simple, 8, 100_000),
+        Config(Algorithm.Tree, Protocol.LL128, 8, 5),
+        Config(Algorithm.Ring, Protocol.LL, 8),
+        Config(num_channels=4, chunk_bytes=1),
+    )
+    schedule = dataclasses.replace(
+        SMALL, warmup=(), calls_per_half=2, sizes=(1024,), cycles=tuple((each,) for each in cells)
+    )
+    environment, own = stage(tmp_path, schedule), 1 << 19
+    ring, tree = (Algorithm.Ring, Protocol.Simple), (Algorithm.Tree, Protocol.LL128)
+    short = (Algorithm.Ring, Protocol.LL)
+    with plugin.communicator(8, 1, version=6, environment=environment) as communicator:
+
+        def chunk(cell: tuple[Algorithm, Protocol], costs: CostTable = ALL) -> int:
+            communicator.ask(Collective.AllReduce, 1024, costs)
+            return chunk_size(communicator, cell, own)
+
+        assert chunk_size(communicator, ring, own) == own  # before any question
+        assert chunk(ring) == 99_840  # a multiple of 512
+        assert chunk_size(communicator, ring, 70_000) == 69_632  # never more than NCCL's own
+        assert chunk_size(communicator, ring, 100) == 100  # less than a grain
+        assert chunk_size(communicator, tree, own) == own
+        assert chunk_size(communicator, short, own) == own
+        assert chunk_size(communicator, ring, own, Collective.Reduce) == own
+        assert [chunk(ring) for _ in range(3)] == [99_840] * 3
+        assert chunk(tree) == 1920  # a grain at least
+        communicator.ask(Collective.AllReduce, 1024, ALL)
+        assert chunk(tree) == own  # it may be about either of the two
+        assert chunk(tree) == 1920
+        assert [chunk(short) for _ in range(4)] == [own] * 4
+        cheap = ALL.copy()
+        cheap[short] = 1
+        assert [chunk(short, cheap) for _ in range(3)] == [16] * 3
+        assert chunk(short, np.full_like(ALL, -1)) == own  # NCCL's own chunk too
+        assert chunk(short) == own  # past the end
+    assert read_report(environment).chunk_bytes == (69_632, 1920, 0, 16)
 
 
 def test_a_plugin_that_abstains_leaves_chunk_sizes_alone(plugin: TunerPlugin) -> None:

@@ -1,140 +1,75 @@
-// Time of recording one collective, and how many are lost at a high rate.
+// Time of recording one collective, and how many are lost at 100,000 a second.
 //
 //   bench_record PLUGIN      prints JSON; the files go to a temporary directory and are removed
 //
-// A recorded call is what NCCL's caller pays for it: all events that NCCL 2.28 starts under the
-// mask which the profiler asks for, and their ends where it gave a handle, reading the clock
-// included (GroupApi, CollApi, Group, Coll, KernelLaunch). The writer writes to a real file
-// meanwhile. Calls are timed in batches, since one is about as short as reading the clock, and
-// there is a pause after each: a job's collectives do not come back to back for seconds, and the
-// ring has an end.
+// What NCCL's caller pays for a call: all events that NCCL 2.28 starts under the mask which the
+// profiler asks for, and their ends where it gave a handle, reading the clock included (GroupApi,
+// CollApi, Group, Coll, KernelLaunch). The writer writes to a real file meanwhile. Calls are timed
+// in batches, since one is about as short as reading the clock, with a pause after each: a job's
+// collectives do not come back to back for seconds, and the ring has an end.
 #include <dlfcn.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "nccl/profiler_abi.h"
-#include "profiler/calls_file.h"
 
 namespace {
 
-constexpr int kBatches = 10'000;
-constexpr int kWarmupBatches = 1'000;
-constexpr int kBatchCalls = 64;
-constexpr double kRate = 100'000.0;
-constexpr double kSeconds = 5.0;
-constexpr const char* kFuncs[] = {"AllReduce", "AllGather", "ReduceScatter"};
-constexpr const char* kAlgorithms[] = {"RING", "TREE", "NVLS"};
+constexpr int kBatches = 10'000, kWarmupBatches = 1'000, kBatchCalls = 64;
+constexpr std::uint64_t kRate = 100'000, kSeconds = 5;
 
-double now_ns() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return 1e9 * static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec);
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+const ncclProfiler_v5_t* g_profiler = nullptr;
+void* g_context = nullptr;
+
+void* start(std::uint64_t type, void* parent, const ncclProfilerColl_v4_t* coll = nullptr) {
+  ncclProfilerEventDescr_v5_t event = {};
+  event.type = type;
+  event.parentObj = parent;
+  if (coll != nullptr) event.coll = *coll;
+  void* handle = nullptr;
+  g_profiler->startEvent(g_context, &handle, &event);
+  return handle;
 }
 
-void pause_us(long duration_us) {
-  const timespec pause = {0, 1000 * duration_us};
-  nanosleep(&pause, nullptr);
+void stop(void* handle) {
+  if (handle != nullptr) g_profiler->stopEvent(handle);
 }
 
-class Caller {
- public:
-  explicit Caller(const ncclProfiler_v5_t* profiler) : profiler_(profiler) {
-    profiler_->init(&context_, 1, &mask_, "bench", 1, 8, 0, nullptr);
-  }
-
-  void call(std::uint64_t number) {
-    void* const group_api = start(ncclProfileGroupApi, nullptr);
-    void* const api = start(ncclProfileCollApi, group_api);
-    stop(api);
-    void* const group = start(ncclProfileGroup, nullptr);
-    ncclProfilerEventDescr_v5_t event = {};
-    event.type = ncclProfileColl;
-    event.parentObj = api;
-    event.coll = {number / 3,
-                  kFuncs[number % 3],
-                  nullptr,
-                  nullptr,
-                  1 << 18,
-                  0,
-                  "ncclFloat32",
-                  static_cast<std::uint8_t>(8),
-                  16,
-                  kAlgorithms[number % 3],
-                  "SIMPLE"};
-    void* coll = nullptr;
-    profiler_->startEvent(context_, &coll, &event);
-    stop(start(ncclProfileKernelLaunch, group_api));
-    stop(coll);
-    stop(group);
-    stop(group_api);
-  }
-
-  void finalize() { profiler_->finalize(context_); }
-  bool is_recorded() const { return context_ != nullptr; }
-
- private:
-  void* start(std::uint64_t type, void* parent) {
-    ncclProfilerEventDescr_v5_t event = {};
-    event.type = type;
-    event.parentObj = parent;
-    void* handle = nullptr;
-    profiler_->startEvent(context_, &handle, &event);
-    return handle;
-  }
-  void stop(void* handle) {
-    if (handle != nullptr) profiler_->stopEvent(handle);
-  }
-
-  const ncclProfiler_v5_t* profiler_;
-  void* context_ = nullptr;
-  int mask_ = 0;
-};
-
-/// Nanoseconds per call of each batch, sorted.
-std::vector<double> measure(Caller* caller) {
-  std::vector<double> call_ns;
-  std::uint64_t number = 0;
-  for (int batch = -kWarmupBatches; batch < kBatches; ++batch) {
-    const double start = now_ns();
-    for (int i = 0; i < kBatchCalls; ++i) caller->call(number++);
-    const double stop = now_ns();
-    if (batch >= 0) call_ns.push_back((stop - start) / kBatchCalls);
-    pause_us(50);
-  }
-  std::sort(call_ns.begin(), call_ns.end());
-  return call_ns;
+void call(std::uint64_t number) {
+  static const char* const kFuncs[] = {"AllReduce", "AllGather", "ReduceScatter"};
+  static const char* const kAlgorithms[] = {"RING", "TREE", "NVLS"};
+  void* const group_api = start(ncclProfileGroupApi, nullptr);
+  void* const api = start(ncclProfileCollApi, group_api);
+  stop(api);
+  void* const group = start(ncclProfileGroup, nullptr);
+  const ncclProfilerColl_v4_t event = {
+      number / 3, kFuncs[number % 3],      nullptr, nullptr, 1 << 18, 0, "ncclFloat32", 8,
+      16,         kAlgorithms[number % 3], "SIMPLE"};
+  void* const coll = start(ncclProfileColl, api, &event);
+  stop(start(ncclProfileKernelLaunch, group_api));
+  stop(coll);
+  stop(group);
+  stop(group_api);
 }
 
-std::uint64_t call_at_rate(Caller* caller) {
-  const double begin = now_ns();
-  std::uint64_t made = 0;
-  const auto all = static_cast<std::uint64_t>(kRate * kSeconds);
-  while (made < all) {
-    const auto due = static_cast<std::uint64_t>((now_ns() - begin) * 1e-9 * kRate);
-    for (; made < std::min(due, all); ++made) caller->call(made);
-    pause_us(100);
-  }
-  return made;
-}
-
+/// In files of a header of 512 bytes and entries of 80.
 std::uint64_t records_in(const std::filesystem::path& directory) {
   std::uint64_t records = 0;
   for (const auto& file : std::filesystem::directory_iterator(directory)) {
-    records += (file.file_size() - dynamiccl::kCallsHeaderBytes) / dynamiccl::kCallsEntryBytes;
+    records += (file.file_size() - 512) / 80;
   }
   return records;
-}
-
-double quantile(const std::vector<double>& sorted, double share) {
-  return sorted[static_cast<std::size_t>(share * static_cast<double>(sorted.size() - 1))];
 }
 
 }  // namespace
@@ -143,29 +78,40 @@ int main(int count, char** arguments) {
   if (count != 2) return 2;
   void* library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return 3;
-  const auto* profiler = static_cast<const ncclProfiler_v5_t*>(dlsym(library, "ncclProfiler_v5"));
+  g_profiler = static_cast<const ncclProfiler_v5_t*>(dlsym(library, "ncclProfiler_v5"));
   const std::filesystem::path directory =
       std::filesystem::temp_directory_path() / ("bench-record-" + std::to_string(getpid()));
-  std::filesystem::create_directory(directory);
-  chmod(directory.c_str(), 0700);
   setenv("DYNAMICCL_CALLS_DIR", directory.c_str(), 1);
-  setenv("DYNAMICCL_MODE", "observe", 1);
+  int mask = 0;
+  g_profiler->init(&g_context, 1, &mask, "bench", 1, 8, 0, nullptr);
+  if (g_context == nullptr) return 4;
 
-  Caller timed(profiler);
-  if (!timed.is_recorded()) return 4;
-  const std::vector<double> call_ns = measure(&timed);
-  timed.finalize();
-  const std::uint64_t before = records_in(directory);
+  std::vector<double> call_ns;
+  std::uint64_t number = 0;
+  for (int batch = -kWarmupBatches; batch < kBatches; ++batch) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < kBatchCalls; ++i) call(number++);
+    const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
+    if (batch >= 0) call_ns.push_back(took.count() / kBatchCalls);
+    std::this_thread::sleep_for(microseconds(50));
+  }
+  std::sort(call_ns.begin(), call_ns.end());
 
-  Caller fast(profiler);
-  const std::uint64_t made = call_at_rate(&fast);
-  fast.finalize();
-  const std::uint64_t kept = records_in(directory) - before;
+  const std::uint64_t before = number;
+  const auto begin = Clock::now();
+  while (number - before < kRate * kSeconds) {
+    const std::chrono::duration<double> since = Clock::now() - begin;
+    const auto due = static_cast<std::uint64_t>(since.count() * kRate);
+    while (number - before < std::min(due, kRate * kSeconds)) call(number++);
+    std::this_thread::sleep_for(microseconds(100));
+  }
+  g_profiler->finalize(g_context);
+  const std::uint64_t kept = records_in(directory);
   std::filesystem::remove_all(directory);
   std::printf(
       "{\"record_ns\": %.2f, \"record_p99_ns\": %.2f, \"record_drops\": %llu, "
-      "\"record_calls_per_s\": %.0f}\n",
-      quantile(call_ns, 0.5), quantile(call_ns, 0.99), static_cast<unsigned long long>(made - kept),
-      kRate);
+      "\"record_calls_per_s\": %llu}\n",
+      call_ns[kBatches / 2], call_ns[kBatches * 99 / 100],
+      static_cast<unsigned long long>(number - kept), static_cast<unsigned long long>(kRate));
   return 0;
 }

@@ -12,7 +12,7 @@ bool is_prefix(const std::vector<Bytes>& some, const std::vector<Bytes>& all) {
   return some.size() <= all.size() && std::equal(some.begin(), some.end(), all.begin());
 }
 
-/// The messages of the conversation that the seeds hold (see make_corpus.cpp).
+/// The messages of the conversation that the seeds hold.
 const std::vector<Bytes>& known_messages() {
   static const std::vector<Bytes> messages = {encoded(numbered(0)), encoded(numbered(1)),
                                               encoded(numbered(2))};

@@ -15,8 +15,6 @@
 #include <atomic>
 #include <cstdint>
 
-#include "vocabulary.h"
-
 namespace dynamiccl {
 
 inline constexpr std::uint64_t kBurstCalls = 16;
@@ -24,17 +22,15 @@ inline constexpr std::uint64_t kBurstCalls = 16;
 /// Parts per million of a text such as "1", "0.25" or "100"; -1 when it is not from 0 to 100.
 int sample_ppm_of(const char* percent) noexcept;
 
-/// Every how many bursts' worth of calls there is a burst; 0: never.
-std::uint64_t burst_period(std::uint32_t sample_ppm) noexcept;
-
 /// Whether a call's GPU time is to be taken. The first burst's worth of calls is a job's warm-up.
-bool in_burst(std::uint64_t sequence, std::uint64_t period) noexcept;
+bool in_burst(std::uint64_t sequence, std::uint32_t sample_ppm) noexcept;
 
 /// The event mask of one NCCL in this process, shared by all its communicators.
 ///
-/// Each may hold the mask wide; it is narrow when the last one lets go. All together must stay
-/// within a budget, so that one whose burst never ends (it makes no more calls) costs no more than
-/// it may.
+/// Whoever is in a burst keeps it wide, and says so at each call; the last one that said so ends
+/// it. All together stay within the share of calls and an allowance, so that a burst that never
+/// ends (its communicator makes no more calls) costs no more than that. When threads race for it,
+/// a call more or less is sampled, and the next call puts it right.
 class EventMask {
  public:
   /// The one for NCCL's int; null when a process has more NCCLs than anybody has seen.
@@ -46,48 +42,22 @@ class EventMask {
 
   bool is_wide() const noexcept;
 
-  /// Hold it wide. Returns the epoch to let go with; 0 when that would be beyond the budget.
-  std::uint32_t hold(std::uint32_t sample_ppm) noexcept;
-  void let_go(std::uint32_t epoch) noexcept;
-  /// Whether what was held in that epoch still is.
-  bool is_held(std::uint32_t epoch) const noexcept;
-  /// Make everybody let go.
+  /// For a burst of `owner`; not beyond the budget.
+  void widen(const void* owner, std::uint32_t sample_ppm) noexcept;
+  /// The burst of `owner` has ended: nothing if somebody else has kept it wide since.
+  void let_go(const void* owner) noexcept;
   void narrow() noexcept;
 
   /// A collective came by.
   void count(bool is_sampled, std::uint32_t sample_ppm) noexcept;
 
  private:
-  // Bits 0-31: how many hold it. Bits 32-63: the epoch, never 0.
-  static constexpr std::uint64_t kFirstEpoch = std::uint64_t{1} << 32;
-
   bool within_budget(std::uint64_t more, std::uint32_t sample_ppm) const noexcept;
-  void apply() noexcept;
 
   std::atomic<int*> mask_{nullptr};
-  std::atomic<std::uint64_t> held_{kFirstEpoch};
+  std::atomic<const void*> owner_{nullptr};
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> sampled_{0};
-};
-
-/// The bursts of one collective of one communicator.
-class Bursts {
- public:
-  /// A call's event has started: widen the mask before a burst, narrow it after one.
-  /// `is_sampled`: the mask was wide when the call was made.
-  void step(EventMask* mask, std::uint64_t sequence, std::uint64_t period, std::uint32_t sample_ppm,
-            bool is_sampled) noexcept;
-
-  /// A replay of a captured call: these do not move the sequence number, so they begin no burst.
-  void end(EventMask* mask) noexcept;
-
- private:
-  // How many calls a burst may wait for one that was made after it began: those of one group are
-  // all made before the first of their events.
-  static constexpr std::uint64_t kPatience = 256;
-
-  std::atomic<std::uint32_t> epoch_{0};  // 0: not holding
-  std::atomic<std::uint64_t> until_{0};
 };
 
 }  // namespace dynamiccl

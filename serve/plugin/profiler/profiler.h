@@ -12,9 +12,9 @@
 
 #include "adaptive/agreement/marks.h"
 #include "nccl/profiler_abi.h"
+#include "platform/threads.h"
 #include "profiler/bursts.h"
-#include "profiler/pending.h"
-#include "profiler/record.h"
+#include "profiler/recorder.h"
 #include "vocabulary.h"
 
 namespace dynamiccl {
@@ -25,17 +25,18 @@ struct ProfiledCommunicator {
   int rank;
   int num_ranks;
   int num_nodes;
-  int* event_mask;           // of the whole process
-  ncclDebugLogger_t logger;  // may be null
-  bool has_launches;         // NCCL tells of launches and captures: from 2.28 on
+  int* event_mask;                // of the whole process
+  ncclDebugLogger_t logger;       // may be null
+  bool has_launches;              // NCCL tells of launches and captures: from 2.28 on
+  bool hides_broadcasts = false;  // but not of Broadcasts on their stream: from 2.29 on
 };
 
-/// Opaque to NCCL. Its memory is used again for a later communicator but never freed: events of the
-/// proxy's thread may come at any time. Their handles are numbers, not pointers: a late one names a
-/// generation that is gone.
+/// Opaque to NCCL. Its memory is used again for a later communicator but never freed: a tuner may
+/// hold it. Handles of events are numbers, not pointers: a late one names a generation that is
+/// gone.
 class Profiler {
  public:
-  using Describe = void (*)(void* user, CallRecord* record);
+  using Describe = Hook<CallRecord*>::Function;
 
   /// The profiler of a communicator; null when nothing is to be recorded. Either way the tuner that
   /// is created next on this thread can learn what NCCL told (created.h).
@@ -50,7 +51,9 @@ class Profiler {
   /// Have `describe` complete each record (table, decided, probe), on the thread of the event. With
   /// null the old one is taken back: false when it was still running after 200 ms, and then `user`
   /// must be left alone for good.
-  bool set_describe(Describe describe, void* user) noexcept;
+  bool set_describe(Describe describe, void* user) noexcept {
+    return describe_.set(describe, user);
+  }
 
   /// Take the times of the calls from now on, or no longer beyond the bursts: for probes. Called on
   /// the communicator's own thread.
@@ -61,8 +64,12 @@ class Profiler {
   /// handle for what comes below, another one for each group of the process.
   static void* start_group() noexcept;
 
-  /// A collective of the API in that group, or before 2.28 the launch of a plan.
-  void* start_call(bool is_plan, bool is_captured, void* group) noexcept;
+  /// A collective of the API in that group.
+  void* start_call(const ncclProfilerCollApi_v5_t& call, void* group) noexcept;
+
+  /// The launch of a plan; before 2.28 what its collectives come below. Never null: without it 2.27
+  /// starts no events of collectives.
+  void* start_plan() noexcept;
 
   /// A plan of that group is launched, on the thread that called.
   void launch(void* group) noexcept { marks_.set_launched(group); }
@@ -70,8 +77,10 @@ class Profiler {
   /// A collective was put on its stream; null when no more needs to be heard of it.
   void* start_collective(const ncclProfilerColl_v4_t& event, void* parent) noexcept;
 
-  /// Anything else that the wide mask brings along.
-  void start_other() noexcept;
+  /// Sends and receives, which are not recorded, but cost as much while the mask is wide.
+  void start_other() noexcept {
+    if (mask_->is_wide()) mask_->count(true, sample_ppm_);
+  }
 
   /// The rest is about handles alone.
   static void* start_kernel(void* parent, int channel, std::uint64_t gpu_ns) noexcept;
@@ -79,27 +88,33 @@ class Profiler {
   static void stop(void* handle) noexcept;
 
  private:
+  template <typename T, typename... Arguments>
+  friend T* allocate(Arguments&&...) noexcept;
   Profiler() = default;
-  static Profiler* take_free() noexcept;
-  void describe(CallRecord* record) noexcept;
+  CallRecord record_of(int collective, std::size_t count, const char* datatype) const noexcept;
+  void hear_of_broadcasts(const ncclProfilerCollApi_v5_t& call, void* group) noexcept;
+  void record_held_broadcast() noexcept;
 
   CallMarks marks_;
-  std::uint32_t index_ = 0;  // in the process's table of profilers
-  bool is_taken_ = false;    // under the table's mutex
+  Profiler* next_free_ = nullptr;
   std::uint64_t comm_id_ = 0;
   int rank_ = 0;
   int num_ranks_ = 0;
   int num_nodes_ = 0;
   EventMask* mask_ = nullptr;
   std::uint32_t sample_ppm_ = 0;
-  std::uint64_t period_ = 0;
-  std::uint32_t probe_epoch_ = 0;                       // 0: no probe holds the mask
-  std::atomic<std::uint64_t> latest_[kNumCollectives];  // sequence numbers
-  Bursts bursts_[kNumCollectives];
-  std::atomic<Describe> describe_{nullptr};
-  std::atomic<void*> describe_user_{nullptr};
-  std::atomic<int> describing_{0};
-  Pending pending_;
+  std::atomic<std::uint64_t> latest_[kNumCollectives];  // sequence numbers; the bursts' owners
+  Hook<CallRecord*> describe_;
+
+  // Broadcasts that CollApi alone tells of. The latest is held until its group is complete.
+  std::atomic<bool> hides_broadcasts_{false};
+  std::atomic<bool> holds_broadcast_{false};
+  Mutex mutex_;  // of what follows
+  CallRecord held_ = {};
+  void* held_group_ = nullptr;
+  int held_root_ = 0;
+  bool has_many_roots_ = false;  // held_group_ has
+  std::uint64_t num_broadcasts_ = 0;
 };
 
 }  // namespace dynamiccl

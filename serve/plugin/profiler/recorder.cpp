@@ -1,13 +1,21 @@
-// The thread polls every few milliseconds: waking it for each record would cost a system call.
+// A ring from NCCL's threads to one that writes the calls files; collect/calls.py reads them.
+//
+// A file is a header and then entries, each with a checksum of its own: a process may be killed
+// while it writes. All numbers are little-endian. All writing is done with write(): a store into a
+// mapped file on a full disk would be a signal.
 #include "profiler/recorder.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
-#include <new>
+#include <initializer_list>
 
+#include "file.h"
 #include "identity/environment.h"
 #include "identity/fingerprint.h"
 #include "platform/loaded_nccl.h"
@@ -17,271 +25,325 @@
 namespace dynamiccl {
 namespace {
 
-// At 100,000 calls/s these hold 160 ms and 40 ms. Files are written by whoever has a slow disk.
-constexpr std::size_t kCellsForFiles = 1U << 14;
-constexpr std::size_t kCellsForSink = 1U << 12;
-constexpr std::uint64_t kBusyPauseNs = 2'000'000;
-constexpr std::uint64_t kIdlePauseNs = 16'000'000;
-constexpr std::uint64_t kDefaultMaxMib = 256;
-constexpr std::uint64_t kLargestMaxMib = 1U << 20;
-constexpr std::size_t kBatch = 256;
+// ---- The ring
 
-/// State shared by the thread and those who start and stop it.
-struct State {
-  Mutex mutex;  // of everything below but what says otherwise
-  int communicators = 0;
-  bool is_running = false;
-  bool is_stopping = false;
-  bool is_abandoned = false;  // its thread hangs in the file system
-  pthread_t thread = {};
-  CallsFacts facts = {};
-  CallsFiles files;  // the thread's while it runs
-
-  Mutex sink_mutex;  // held while the sink runs
-  Recorder::Sink sink = nullptr;
-  void* sink_user = nullptr;
-
-  std::atomic<bool> stop{false};
-  std::atomic<bool> has_stopped{false};
-  std::atomic<std::uint64_t> taken{0};
+/// `turn` says whose the cell is: 2 x lap for the producer of that lap, one more for the consumer.
+/// So memory full of zeros is an empty ring.
+struct Cell {
+  std::atomic<std::uint64_t> turn;
+  CallRecord record;
 };
 
-// Made when the library is loaded and never destroyed: at exit other threads may still be running.
-alignas(State) unsigned char g_memory[sizeof(State)];
+/// A bounded queue from many threads to one, after D. Vyukov's. When it is full a record is dropped
+/// and counted: whoever calls a collective is never held up. Its pages are taken when first used.
+constexpr unsigned kRingBits = 14;  // at 100,000 calls/s: 160 ms
+constexpr std::uint64_t kRingMask = (1U << kRingBits) - 1;
+Cell g_cells[kRingMask + 1];
+alignas(64) std::atomic<std::uint64_t> g_head{0};  // of the producers
+alignas(64) std::atomic<std::uint64_t> g_dropped{0};
+std::atomic<std::uint64_t> g_taken{0};
 
-__attribute__((constructor)) void make_state() { new (g_memory) State; }
-
-State& state() noexcept { return *std::launder(reinterpret_cast<State*>(g_memory)); }
-
-/// The number that `text` is, when it is one of at most `largest`; else `fallback`.
-std::int64_t number_in(const char* text, std::int64_t largest, std::int64_t fallback) noexcept {
-  if (text == nullptr) return fallback;
-  std::int64_t number = 0;
-  for (; *text != '\0'; ++text) {
-    if (*text < '0' || *text > '9') return fallback;
-    number = number * 10 + (*text - '0');
-    if (number > largest) return fallback;
-  }
-  return number;
-}
-
-std::int32_t first_number(const char* const* variables, std::int32_t fallback) noexcept {
-  for (; *variables != nullptr; ++variables) {
-    const char* text = value_of(*variables);
-    if (text != nullptr) {
-      return static_cast<std::int32_t>(number_in(text, 0x7fffffff, fallback));
-    }
-  }
-  return fallback;
-}
-
-template <std::size_t size>
-void copy_text(char (&to)[size], const char* from) noexcept {
-  std::memset(to, 0, size);
-  if (from != nullptr) std::memcpy(to, from, std::min(std::strlen(from), size - 1));
-}
-
-/// Fills in what the environment says; the rest is told by set_facts and set_sampling.
-void read_facts(CallsFacts* facts) noexcept {
-  static const char* const kRank[] = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK",
-                                      nullptr};
-  static const char* const kSize[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS",
-                                      "PMI_SIZE", nullptr};
-  facts->world_rank = first_number(kRank, -1);
-  facts->world_size = first_number(kSize, 0);
-  const char* job = value_of("DYNAMICCL_JOB_ID");
-  if (job == nullptr) job = value_of("SLURM_JOB_ID");
-  if (job == nullptr) job = value_of("TORCHELASTIC_RUN_ID");
-  copy_text(facts->job, job);
-  char host[sizeof facts->host] = {};
-  if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
-  for (char& letter : host) {
-    const bool is_plain = (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
-                          (letter >= '0' && letter <= '9') || letter == '.' || letter == '-';
-    if (letter != '\0' && !is_plain) letter = '_';
-  }
-  copy_text(facts->host, host[0] != '\0' ? host : "unknown");
-}
-
-/// Passes on all records in the ring; returns their number.
-std::size_t drain(State* shared, Ring* ring, std::uint64_t* dropped_before) noexcept {
-  CallRecord batch[kBatch];
-  std::size_t all = 0;
-  std::size_t count = kBatch;
-  while (count == kBatch) {
-    for (count = 0; count < kBatch && ring->pop(&batch[count]); ++count) {
-    }
-    {
-      const Lock lock(&shared->sink_mutex);
-      for (std::size_t i = 0; i < count && shared->sink != nullptr; ++i) {
-        shared->sink(shared->sink_user, batch[i]);
-      }
-    }
-    if (shared->files.is_open() && count > 0) {
-      CallsFacts facts;
-      {
-        const Lock lock(&shared->mutex);
-        facts = shared->facts;
-      }
-      for (std::size_t i = 0; i < count; ++i) {
-        const std::uint64_t dropped = ring->dropped();
-        const std::uint64_t since = std::min<std::uint64_t>(dropped - *dropped_before, 0xffffffff);
-        *dropped_before = dropped;
-        shared->files.append(batch[i], static_cast<std::uint32_t>(since), facts);
-      }
-    }
-    shared->taken.fetch_add(count, std::memory_order_relaxed);
-    all += count;
-  }
-  if (all > 0) shared->files.flush();
-  return all;
-}
-
-/// Looking at the machine can take milliseconds, so it is done here and not at a communicator's
-/// creation.
-void look_at_machine(State* shared) noexcept {
-  {
-    const Lock lock(&shared->mutex);
-    if (shared->facts.fingerprint[0] != '\0') return;
-  }
-  char fingerprint[kFingerprintBytes];
-  if (!take_fingerprint(loaded_nccl_version(), fingerprint)) return;
-  const char* nccl = std::strstr(fingerprint, ";nccl=");
-  Recorder::set_facts(kPluginVersion, fingerprint, nccl != nullptr ? std::atoi(nccl + 6) : 0);
-}
-
-void* run(void* argument) noexcept {
-  auto* ring = static_cast<Ring*>(argument);
-  State& shared = state();
-  look_at_machine(&shared);
-  std::uint64_t dropped_before = ring->dropped();
-  std::uint64_t pause_ns = kBusyPauseNs;
+void put(const CallRecord& record) noexcept {
+  std::uint64_t head = g_head.load(std::memory_order_relaxed);
   while (true) {
-    // Asked before draining: what was pushed before the stop is then in the ring.
-    const bool is_last = shared.stop.load(std::memory_order_acquire);
-    const std::size_t count = drain(&shared, ring, &dropped_before);
-    if (is_last) break;
-    pause_ns = count > 0 ? kBusyPauseNs : std::min(2 * pause_ns, kIdlePauseNs);
-    sleep_ns(pause_ns);
+    Cell& cell = g_cells[head & kRingMask];
+    const std::uint64_t ours = 2 * (head >> kRingBits);
+    const std::uint64_t turn = cell.turn.load(std::memory_order_acquire);
+    if (turn == ours) {
+      if (!g_head.compare_exchange_weak(head, head + 1, std::memory_order_relaxed)) continue;
+      cell.record = record;
+      cell.turn.store(ours + 1, std::memory_order_release);
+      return;
+    }
+    if (turn < ours) {  // still full of the lap before
+      g_dropped.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    head = g_head.load(std::memory_order_relaxed);  // another producer was faster
   }
-  shared.files.close();
-  shared.has_stopped.store(true, std::memory_order_release);
-  return nullptr;
 }
 
-}  // namespace
+/// The next record; false when there is none. `tail` is the consumer's.
+bool take(std::uint64_t* tail, CallRecord* record) noexcept {
+  Cell& cell = g_cells[*tail & kRingMask];
+  const std::uint64_t filled = 2 * (*tail >> kRingBits) + 1;
+  if (cell.turn.load(std::memory_order_acquire) != filled) return false;
+  *record = cell.record;
+  cell.turn.store(filled + 1, std::memory_order_release);
+  ++*tail;
+  return true;
+}
 
-std::atomic<bool> Recorder::s_on{false};
-std::atomic<Ring*> Recorder::s_ring{nullptr};
+// ---- The files
 
-namespace {
+struct Header {
+  std::uint8_t magic[8];
+  std::uint32_t version;
+  std::uint32_t header_bytes;
+  std::uint32_t entry_bytes;
+  std::uint32_t number;
+  std::int32_t pid;
+  std::uint32_t zero;
+  std::uint64_t created_ns;
+  std::int32_t world_rank;    // -1: unknown
+  std::int32_t world_size;    // 0: not told
+  std::int32_t nccl_version;  // as ncclGetVersion gives it; 0: unknown
+  std::uint32_t sample_ppm;   // share of calls whose GPU time is taken, parts per million
+  char host[64];              // texts end in zeros
+  char plugin_version[32];
+  char mode[16];
+  char job[64];
+  char fingerprint[208];
+  std::uint8_t padding[64];
+  std::uint64_t checksum;  // fnv1a over the bytes before it
+};
+struct CallsEntry {
+  CallRecord record;
+  std::uint32_t dropped;   // records lost since the entry before: the ring was full
+  std::uint32_t checksum;  // low half of fnv1a over the bytes before it
+};
+static_assert(sizeof(Header) == 512 && sizeof(CallsEntry) == 80, "the file's, byte for byte");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's numbers are little-endian");
 
-/// With the mutex held: start the thread if there is a use for it. Null, or why there is none.
-const char* start(State* shared, std::atomic<Ring*>* published, std::atomic<bool>* on) noexcept {
-  if (shared->is_running || shared->is_abandoned || shared->communicators == 0) return nullptr;
+constexpr std::size_t kBufferEntries = 800;
+constexpr std::uint32_t kFilesKept = 8;
+constexpr std::uint64_t kDefaultMaxMib = 256, kLargestMaxMib = 1U << 20;
+
+/// Bytes before the checksum, which comes last.
+template <typename Struct>
+std::uint64_t checksum_of(const Struct& value) noexcept {
+  return fnv1a(reinterpret_cast<const std::uint8_t*>(&value), sizeof value - sizeof value.checksum);
+}
+
+/// One writer, rotated, within a bound on disk. The thread's alone, once it runs; but for the
+/// counters. Without constructor and destructor: at exit the thread may still be running.
+struct CallsFiles {
+  int directory;
+  int file;
+  bool has_file;
+  bool is_broken;                // nothing is written any more
+  std::uint64_t max_file_bytes;
+  std::uint64_t file_bytes;      // of the latest file, in whole entries
+  std::size_t buffered;          // entries
+  std::atomic<std::uint64_t> written, lost;
+  Header header;  // of the next file
+  CallsEntry buffer[kBufferEntries];
+
+  void append(const CallRecord& record, std::uint32_t dropped) noexcept;
+  void flush() noexcept;
+  bool begin_file() noexcept;
+  void name_of(std::uint32_t number, char (&name)[160]) const noexcept;
+};
+
+CallsFiles g_files;
+
+/// Opens the directory, and makes it when only its last part is missing; no link is followed to it.
+/// Null on success, else why nothing will be written.
+const char* open_directory(const char* path, int* descriptor) noexcept {
+  mkdir(path, 0700);
+  const int opened = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (opened < 0) {
+    if (errno == ENOENT) return "there is no such directory";
+    return errno == ENOTDIR ? "it is not a directory, or a symbolic link to one"
+                            : "it cannot be opened";
+  }
+  struct statx status;  // fstat would tie the library to glibc 2.33
   const char* problem = nullptr;
-  const char* directory = value_of("DYNAMICCL_CALLS_DIR");
-  if (directory != nullptr) {
-    const auto mib =
-        static_cast<std::uint64_t>(number_in(value_of("DYNAMICCL_CALLS_MAX_MIB"), kLargestMaxMib,
-                                             static_cast<std::int64_t>(kDefaultMaxMib)));
-    read_facts(&shared->facts);
-    problem = shared->files.open(directory, std::max<std::uint64_t>(mib, 1) << 20);
+  if (statx(opened, "", AT_EMPTY_PATH, STATX_UID | STATX_MODE, &status) != 0) {
+    problem = "its owner cannot be told";
+  } else if (status.stx_uid != 0 && status.stx_uid != geteuid()) {
+    problem = "it belongs to another user";
+  } else if ((status.stx_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    problem = "others may write to it";
   }
-  bool has_sink;
-  {
-    const Lock lock(&shared->sink_mutex);
-    has_sink = shared->sink != nullptr;
+  if (problem == nullptr) {
+    *descriptor = opened;
+  } else {
+    close(opened);
   }
-  if (!shared->files.is_open() && !has_sink) return problem;
-  Ring* ring = published->load(std::memory_order_relaxed);
-  if (ring == nullptr) {
-    ring = Ring::create(shared->files.is_open() ? kCellsForFiles : kCellsForSink);
-    if (ring == nullptr) return "memory is short";
-    published->store(ring, std::memory_order_release);
-  }
-  shared->stop.store(false, std::memory_order_relaxed);
-  shared->has_stopped.store(false, std::memory_order_relaxed);
-  if (!start_thread(run, ring, "dynamiccl-calls", &shared->thread)) {
-    shared->files.close();
-    return "its thread cannot be started";
-  }
-  shared->is_running = true;
-  on->store(true, std::memory_order_release);
   return problem;
 }
 
+/// Adds to a buffer that is written when it is full.
+void CallsFiles::append(const CallRecord& record, std::uint32_t dropped) noexcept {
+  if (has_file && file_bytes + (buffered + 1) * sizeof(CallsEntry) > max_file_bytes) {
+    flush();
+    close(file);
+    has_file = false;
+  }
+  if (is_broken || (!has_file && !begin_file())) {
+    lost.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  CallsEntry& entry = buffer[buffered++];
+  entry = {record, dropped, 0};
+  entry.checksum = static_cast<std::uint32_t>(checksum_of(entry));
+  if (buffered == kBufferEntries) flush();
+}
+
+/// When the disk is full, or the file system says no, the file ends where its last whole entry
+/// does, and nothing is written any more.
+void CallsFiles::flush() noexcept {
+  const std::size_t wanted = buffered;
+  buffered = 0;
+  if (wanted == 0) return;
+  // One call: all signals are blocked here, so it comes back short when the disk is full alone.
+  const ssize_t put = write(file, buffer, wanted * sizeof(CallsEntry));
+  const std::size_t whole = put > 0 ? static_cast<std::size_t>(put) / sizeof(CallsEntry) : 0;
+  file_bytes += whole * sizeof(CallsEntry);
+  written.fetch_add(whole, std::memory_order_relaxed);
+  if (whole == wanted) return;
+  lost.fetch_add(wanted - whole, std::memory_order_relaxed);
+  is_broken = true;
+  // Every reader would report the torn entry; when even this fails, they will.
+  if (ftruncate(file, static_cast<off_t>(file_bytes)) != 0) errno = 0;
+}
+
+bool CallsFiles::begin_file() noexcept {
+  char name[160];
+  if (header.number >= kFilesKept) {
+    name_of(header.number - kFilesKept, name);
+    unlinkat(directory, name, 0);
+  }
+  name_of(header.number, name);
+  file = openat(directory, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  header.created_ns = realtime_ns();
+  header.checksum = checksum_of(header);
+  file_bytes = sizeof header;
+  has_file = file >= 0 && write(file, &header, sizeof header) == sizeof header;
+  ++header.number;
+  is_broken = !has_file;
+  if (file >= 0 && is_broken) {
+    unlinkat(directory, name, 0);
+    close(file);
+  }
+  return has_file;
+}
+
+void CallsFiles::name_of(std::uint32_t number, char (&name)[160]) const noexcept {
+  char rank[16] = "x";
+  if (header.world_rank >= 0) std::snprintf(rank, sizeof rank, "%d", header.world_rank);
+  std::snprintf(name, sizeof name, "calls-%.63s-%d-r%s-%04u.dcc", header.host, header.pid, rank,
+                number);
+}
+
+// ---- What a header says of the process
+
+/// The first of the variables that is set, else "".
+const char* first_of(std::initializer_list<const char*> variables) noexcept {
+  for (const char* variable : variables) {
+    if (const char* text = value_of(variable)) return text;
+  }
+  return "";
+}
+
+void read_environment(std::uint32_t sample_ppm, Header* header) noexcept {
+  constexpr std::uint8_t kMagicOfCalls[8] = {'D', 'C', 'C', 'A', 'L', 'L', 'S', 0};
+  std::memcpy(header->magic, kMagicOfCalls, sizeof header->magic);
+  header->version = 1;
+  header->header_bytes = sizeof(Header);
+  header->entry_bytes = sizeof(CallsEntry);
+  header->pid = getpid();
+  header->sample_ppm = sample_ppm;
+  std::uint64_t rank = 0;
+  const char* const text = first_of({"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"});
+  const bool is_rank = parse_number(text, &rank) && rank <= 0x7fffffff;
+  header->world_rank = is_rank ? static_cast<std::int32_t>(rank) : -1;
+  const char* const mode = first_of({"DYNAMICCL_MODE"});
+  std::snprintf(header->mode, sizeof header->mode, "%s", mode[0] != '\0' ? mode : "observe");
+  std::snprintf(header->job, sizeof header->job, "%s",
+                first_of({"DYNAMICCL_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}));
+  std::snprintf(header->plugin_version, sizeof header->plugin_version, "%s", kPluginVersion);
+  if (gethostname(header->host, sizeof header->host - 1) != 0) std::strcpy(header->host, "unknown");
+}
+
+// ---- The thread
+
+constexpr std::uint64_t kBusyPauseNs = 2'000'000;
+constexpr std::uint64_t kIdlePauseNs = 16'000'000;
+
+Mutex g_mutex;  // of these two
+int g_communicators = 0;
+bool g_has_thread = false;
+std::atomic<std::uint64_t> g_flushes_wanted{0}, g_flushes_done{0};
+
+/// It polls: waking it for each record would cost whoever calls a collective a system call.
+void* write_records(void*) noexcept {
+  Header* header = &g_files.header;
+  // Looking at the machine can take milliseconds, so it is not done at a communicator's creation.
+  header->nccl_version = loaded_nccl_version();
+  char fingerprint[kFingerprintBytes];
+  if (take_fingerprint(header->nccl_version, fingerprint)) {
+    std::memcpy(header->fingerprint, fingerprint, std::strlen(fingerprint));
+  }
+  std::uint64_t tail = 0, dropped_before = 0, pause_ns = kBusyPauseNs;
+  while (true) {
+    // Asked before: what was pushed until then is in the ring.
+    const std::uint64_t wanted = g_flushes_wanted.load(std::memory_order_acquire);
+    CallRecord record;
+    bool is_any = false;
+    for (; take(&tail, &record); is_any = true) {
+      const std::uint64_t dropped = g_dropped.load(std::memory_order_relaxed);
+      const std::uint64_t since = std::min<std::uint64_t>(dropped - dropped_before, 0xffffffff);
+      dropped_before = dropped;
+      g_files.append(record, static_cast<std::uint32_t>(since));
+    }
+    g_files.flush();
+    g_flushes_done.store(wanted, std::memory_order_release);
+    pause_ns = is_any ? kBusyPauseNs : std::min(2 * pause_ns, kIdlePauseNs);
+    sleep_ns(pause_ns);
+  }
+}
+
 }  // namespace
 
-const char* Recorder::acquire() noexcept {
+std::atomic<bool> Recorder::s_writes{false};
+Hook<const CallRecord&> Recorder::s_sink;
+
+const char* Recorder::acquire(std::uint32_t sample_ppm) noexcept {
   if (in_forked_child()) return nullptr;
-  State& shared = state();
-  const Lock lock(&shared.mutex);
-  ++shared.communicators;
-  return start(&shared, &s_ring, &s_on);
+  const Lock lock(&g_mutex);
+  ++g_communicators;
+  const char* directory = value_of("DYNAMICCL_CALLS_DIR");
+  if (g_has_thread || directory == nullptr) return nullptr;
+  if (const char* problem = open_directory(directory, &g_files.directory)) return problem;
+  std::uint64_t mib = kDefaultMaxMib;
+  const char* text = value_of("DYNAMICCL_CALLS_MAX_MIB");
+  if (!parse_number(text, &mib) || mib > kLargestMaxMib) mib = kDefaultMaxMib;
+  g_files.max_file_bytes = (std::max<std::uint64_t>(mib, 1) << 20) / kFilesKept;
+  read_environment(sample_ppm, &g_files.header);
+  if (!start_thread(write_records, nullptr, "dynamiccl-calls")) {
+    close(g_files.directory);
+    return "its thread cannot be started";
+  }
+  g_has_thread = true;
+  s_writes.store(true, std::memory_order_relaxed);
+  return nullptr;
 }
 
 void Recorder::release() noexcept {
   if (in_forked_child()) return;
-  State& shared = state();
-  pthread_t thread;
   {
-    const Lock lock(&shared.mutex);
-    if (shared.communicators == 0 || --shared.communicators > 0) return;
-    if (!shared.is_running || shared.is_stopping) return;
-    shared.is_stopping = true;
-    s_on.store(false, std::memory_order_relaxed);
-    shared.stop.store(true, std::memory_order_release);
-    thread = shared.thread;
+    const Lock lock(&g_mutex);
+    if (g_communicators == 0 || --g_communicators > 0 || !g_has_thread) return;
   }
-  // Without the mutex: the thread takes it to read the facts.
-  const std::uint64_t limit_ns = monotonic_ns() + kStopLimitNs;
-  while (!shared.has_stopped.load(std::memory_order_acquire) && monotonic_ns() < limit_ns) {
+  const std::uint64_t wanted = g_flushes_wanted.fetch_add(1) + 1;
+  const std::uint64_t limit_ns = monotonic_ns() + kFlushLimitNs;
+  while (g_flushes_done.load(std::memory_order_acquire) < wanted && monotonic_ns() < limit_ns) {
     sleep_ns(kBusyPauseNs / 4);
   }
-  const bool has_stopped = shared.has_stopped.load(std::memory_order_acquire);
-  if (has_stopped) join_thread(thread);
-  const Lock lock(&shared.mutex);
-  shared.is_running = shared.is_stopping = false;
-  shared.is_abandoned = !has_stopped;
-  start(&shared, &s_ring, &s_on);  // for a communicator that has come meanwhile
 }
 
-void Recorder::set_sink(Sink sink, void* user) noexcept {
-  if (in_forked_child()) return;
-  State& shared = state();
-  {
-    const Lock lock(&shared.sink_mutex);
-    shared.sink = sink;
-    shared.sink_user = user;
-  }
-  const Lock lock(&shared.mutex);
-  if (sink != nullptr) start(&shared, &s_ring, &s_on);
-}
-
-void Recorder::set_facts(const char* plugin_version, const char* fingerprint,
-                         std::int32_t nccl_version) noexcept {
-  if (in_forked_child()) return;
-  State& shared = state();
-  const Lock lock(&shared.mutex);
-  copy_text(shared.facts.plugin_version, plugin_version);
-  copy_text(shared.facts.fingerprint, fingerprint);
-  shared.facts.nccl_version = nccl_version;
-}
-
-void Recorder::set_sampling(std::uint32_t sample_ppm, const char* mode) noexcept {
-  if (in_forked_child()) return;
-  State& shared = state();
-  const Lock lock(&shared.mutex);
-  shared.facts.sample_ppm = sample_ppm;
-  copy_text(shared.facts.mode, mode);
+void Recorder::push(const CallRecord& record) noexcept {
+  g_taken.fetch_add(1, std::memory_order_relaxed);
+  s_sink.call(record);
+  if (s_writes.load(std::memory_order_relaxed)) put(record);
 }
 
 RecorderCounters Recorder::counters() noexcept {
-  State& shared = state();
-  const Ring* ring = s_ring.load(std::memory_order_acquire);
-  return {shared.taken.load(std::memory_order_relaxed), ring != nullptr ? ring->dropped() : 0,
-          shared.files.written(), shared.files.lost()};
+  return {g_taken.load(std::memory_order_relaxed), g_dropped.load(std::memory_order_relaxed),
+          g_files.written.load(std::memory_order_relaxed),
+          g_files.lost.load(std::memory_order_relaxed)};
 }
 
 }  // namespace dynamiccl

@@ -1,70 +1,93 @@
-// The recorder of this process: takes records from all communicators, writes files and feeds a
-// sink.
+// The recorder of this process: takes records from all communicators, writes calls files and feeds
+// a sink.
 //
-// Environment (read when the first communicator comes):
+// Environment (read when a communicator comes, until the first files are begun):
 //   DYNAMICCL_CALLS_DIR      directory for the calls files. Default: none are written.
 //   DYNAMICCL_CALLS_MAX_MIB  disk that this process's files may take. Default 256.
-//   WORLD_SIZE               torchrun: number of processes of the job.
-//   OMPI_COMM_WORLD_SIZE     Open MPI: as WORLD_SIZE.
-//   SLURM_NTASKS             Slurm: as WORLD_SIZE.
-//   PMI_SIZE                 PMI: as WORLD_SIZE.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
-#include "profiler/calls_file.h"
+#include "platform/barriers.h"
 #include "profiler/record.h"
-#include "profiler/ring.h"
 
 namespace dynamiccl {
 
+/// A function of the tuner's that events call, and that can be taken back while they do.
+template <typename Record>
+class Hook {
+ public:
+  using Function = void (*)(void* user, Record record);
+
+  /// False when the old function was still running after 200 ms: then its `user` must be left alone
+  /// for good, and there is no new one.
+  bool set(Function function, void* user) noexcept {
+    function_.store(nullptr);
+    if (!wait_until([this] { return inside_.load() == 0; })) return false;
+    user_.store(user, std::memory_order_relaxed);
+    function_.store(function);
+    return true;
+  }
+
+  bool is_set() const noexcept { return function_.load(std::memory_order_relaxed) != nullptr; }
+
+  void call(Record record) noexcept {
+    if (!is_set()) return;
+    inside_.fetch_add(1);
+    const Function function = function_.load();
+    if (function != nullptr) function(user_.load(std::memory_order_relaxed), record);
+    inside_.fetch_sub(1, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<Function> function_{nullptr};
+  std::atomic<void*> user_{nullptr};
+  std::atomic<int> inside_{0};
+};
+
 /// All counts are since the process began.
 struct RecorderCounters {
-  std::uint64_t taken;    // records that left the ring
+  std::uint64_t taken;    // records
   std::uint64_t dropped;  // the ring was full
   std::uint64_t written;  // are in a file
   std::uint64_t lost;     // could not be written: the disk is full, say
 };
 
-/// One a process. Its thread runs only while there are communicators and a use for records: a
-/// directory, or a sink. Nothing is done in a forked child.
+/// One a process. It has a thread once calls files are asked for, until the process ends. Nothing
+/// is done in a forked child.
 class Recorder {
  public:
-  /// Called on the recorder's thread; must not block, nor call the recorder.
-  using Sink = void (*)(void* user, const CallRecord& record);
+  /// Called on the thread of the event, NCCL's proxy's among them; must not block, nor call the
+  /// recorder.
+  using Sink = Hook<const CallRecord&>::Function;
 
   /// A communicator has come. Null, or why no calls files are written though they were asked for.
-  static const char* acquire() noexcept;
+  /// `sample_ppm` is what their headers say of the sampled share.
+  static const char* acquire(std::uint32_t sample_ppm) noexcept;
 
-  /// A communicator has gone. With the last one all is flushed, and the thread ends; a file system
-  /// that hangs is waited for no longer than kStopLimitNs.
+  /// A communicator has gone. With the last one all is written; a file system that hangs is waited
+  /// for no longer than kFlushLimitNs.
   static void release() noexcept;
 
   /// Hand each record to `sink` as well; null: no longer, and when this returns it is not running.
-  static void set_sink(Sink sink, void* user) noexcept;
-
-  /// What the headers of calls files are to say; for files that begin later.
-  static void set_facts(const char* plugin_version, const char* fingerprint,
-                        std::int32_t nccl_version) noexcept;
-  static void set_sampling(std::uint32_t sample_ppm, const char* mode) noexcept;
+  static void set_sink(Sink sink, void* user) noexcept { s_sink.set(sink, user); }
 
   /// Whether anybody takes records. When not, they need not be made.
-  static bool is_on() noexcept { return s_on.load(std::memory_order_relaxed); }
+  static bool is_on() noexcept {
+    return s_writes.load(std::memory_order_relaxed) || s_sink.is_set();
+  }
 
   /// From any thread; waits for nothing.
-  static void push(const CallRecord& record) noexcept {
-    Ring* ring = s_ring.load(std::memory_order_acquire);
-    if (ring != nullptr) ring->push(record);
-  }
+  static void push(const CallRecord& record) noexcept;
 
   static RecorderCounters counters() noexcept;
 
  private:
-  static constexpr std::uint64_t kStopLimitNs = 2'000'000'000;
+  static constexpr std::uint64_t kFlushLimitNs = 2'000'000'000;
 
-  static std::atomic<bool> s_on;
-  static std::atomic<Ring*> s_ring;  // lives as long as the process: anybody may be inside
+  static std::atomic<bool> s_writes;
+  static Hook<const CallRecord&> s_sink;
 };
 
 }  // namespace dynamiccl

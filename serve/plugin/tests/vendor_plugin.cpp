@@ -6,7 +6,19 @@
 #include <cstdlib>
 
 #include "nccl/tuner_abi.h"
-#include "tests/vendor_counts.h"
+
+/// What it was asked; read from outside by its symbol (tests/serve/test_vendor.py).
+struct VendorCounts {
+  std::atomic<int> inits{0};
+  std::atomic<int> calls{0};
+  std::atomic<int> finalized{0};
+  std::atomic<int> version{0};
+  std::atomic<int> support{-1};  // v2: 2 x CollNet + NVLS
+  std::atomic<int> reg_buff{-1};
+  std::atomic<std::uint64_t> comm_id{0};
+  std::atomic<void*> domains{nullptr};
+  std::atomic<void*> constants{nullptr};
+};
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

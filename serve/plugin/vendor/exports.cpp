@@ -7,25 +7,105 @@
 //
 // NCCL itself guards no plugin against a finalize beside a call (ncclCommAbort): theirs sees what
 // it would see without us, and what is ours here is never freed.
+#include <strings.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 
+#include "identity/environment.h"
 #include "nccl/tuner_abi.h"
 #include "platform/allocate.h"
+#include "platform/dynamic.h"
+#include "platform/threads.h"
 #include "tuner/init.h"
-#include "vendor/library.h"
 
 namespace {
 
 using namespace dynamiccl;
 
 constexpr char kName[] = "DynamICCL";
+constexpr char kVariable[] = "DYNAMICCL_NEXT_TUNER";
+
+// ---- The vendor's library, found as NCCL finds its own
+
+/// The vendor's functions for one version of NCCL's ABI.
+struct NextPlugin {
+  int version;         // of the vendor's struct, which is at most NCCL's; 0: there is none
+  const void* plugin;  // its ncclTuner_v<version>_t
+
+  template <typename Struct>
+  const Struct* as() const noexcept {
+    return static_cast<const Struct*>(plugin);
+  }
+  const char* name() const noexcept {  // the first field of every version's struct
+    return *as<const char*>() != nullptr ? *as<const char*>() : "";
+  }
+};
+
+Mutex g_mutex;
+bool g_is_looked_for = false;  // under the mutex, like the library
+void* g_library = nullptr;     // never closed
+
+/// One line about the plugin.
+void say_of_next(ncclDebugLogger_t logger, const char* text, const char* detail) noexcept {
+  if (logger == nullptr) return;
+  char line[1024];
+  std::snprintf(line, sizeof line, "DYNAMICCL: %s (%s): %s%s", kVariable, value_of(kVariable), text,
+                detail);
+  logger(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
+}
+
+/// Opens it: the string itself, else libnccl-tuner-<string>.so. Null when the variable is unset or
+/// "none", or after one line in the log.
+void* open_next(ncclDebugLogger_t logger) noexcept {
+  const char* name = value_of(kVariable);
+  if (name == nullptr || strcasecmp(name, "none") == 0) return nullptr;
+  void* library = open_library(name);
+  const std::size_t length = std::strlen(name);
+  const bool is_soname = std::strncmp(name, "lib", 3) == 0 && length >= 3 &&
+                         std::strcmp(name + length - 3, ".so") == 0;
+  if (library == nullptr && std::strchr(name, '/') == nullptr && !is_soname) {
+    char soname[512];
+    std::snprintf(soname, sizeof soname, "libnccl-tuner-%s.so", name);
+    library = open_library(soname);
+  }
+  if (library == nullptr) say_of_next(logger, "goes on without it: ", library_error());
+  return library;
+}
+
+/// The newest of its structs up to version `abi_version`. Whether there is one costs one line in
+/// the log of the process.
+NextPlugin find_next(int abi_version, ncclDebugLogger_t logger) noexcept {
+  const Lock lock(&g_mutex);
+  const bool is_first = !g_is_looked_for;
+  g_is_looked_for = true;
+  if (is_first) g_library = open_next(logger);
+  NextPlugin next = {0, nullptr};
+  if (g_library == nullptr) return next;
+  for (int version = abi_version; version >= 2 && next.version == 0; --version) {
+    char symbol[32];
+    std::snprintf(symbol, sizeof symbol, "ncclTunerPlugin_v%d", version);
+    const void* plugin = find_symbol(g_library, symbol);
+    if (plugin != nullptr) next = {version, plugin};
+  }
+  char detail[64] = "goes on without it: it exports no tuner that this NCCL takes";
+  if (next.version != 0 && std::strcmp(next.name(), kName) == 0) {  // it would never end
+    std::strcpy(detail, "goes on without it: that is this plugin itself");
+    next = {0, nullptr};
+  } else if (next.version != 0) {
+    std::snprintf(detail, sizeof detail, "is asked first on every call (v%d)", next.version);
+  }
+  if (is_first) say_of_next(logger, detail, "");
+  return next;
+}
+
+// ---- Asking both
 
 /// The context that NCCL holds for a communicator.
 struct Both {
-  const NextPlugin* next;      // null: there is none
+  NextPlugin next;
   void* theirs;                // the next one's context
   const DecisionTable* table;  // ours; null: NCCL's own choice, or theirs, stands
 };
@@ -40,9 +120,7 @@ struct Question {
   int* num_channels;
 };
 
-constexpr int kMostCells = 16 * kNumProtocols;
-
-NextLibrary g_vendor;
+constexpr int kMostCells = kMostAlgorithms * kNumProtocols;
 
 bool has_cell(const CostTable& costs, int algorithm, int protocol) noexcept {
   const int cell = algorithm * costs.num_protocols + protocol;
@@ -87,33 +165,18 @@ void show(const float* before, const float* after, int num_cells, float* shown) 
   }
 }
 
-ncclResult_t init_theirs(const NextPlugin& next, std::size_t ranks, std::size_t nodes,
-                         std::uint64_t comm_id, ncclDebugLogger_t logger,
-                         ncclNvlDomainInfo_v5_t* domains, ncclTunerConstants_v5_t* constants,
-                         void** theirs) noexcept {
-  switch (next.version) {
-    case 2:
-    case 3:
-    case 4:  // alike in these
-      return next.as<ncclTuner_v4_t>()->init(ranks, nodes, logger, theirs);
-    default:  // v5 and v6
-      return next.as<ncclTuner_v5_t>()->init(theirs, comm_id, ranks, nodes, logger, domains,
-                                             constants);
-  }
-}
-
 ncclResult_t ask_theirs(const Both& both, const Question& question) noexcept {
   float** table = reinterpret_cast<float**>(question.costs.cells);
   const int algorithms = question.costs.num_algorithms, protocols = question.costs.num_protocols;
-  switch (both.next->version) {
+  switch (both.next.version) {
     case 2:
-      return ask_v2(both.next->as<ncclTuner_v2_t>(), both.theirs, question);
+      return ask_v2(both.next.as<ncclTuner_v2_t>(), both.theirs, question);
     case 3:
-      return both.next->as<ncclTuner_v3_t>()->getCollInfo(
+      return both.next.as<ncclTuner_v3_t>()->getCollInfo(
           both.theirs, question.collective, question.size_bytes, question.num_pipe_ops, table,
           algorithms, protocols, question.num_channels);
     default:  // v4 to v6 have this one at one place
-      return both.next->as<ncclTuner_v4_t>()->getCollInfo(
+      return both.next.as<ncclTuner_v4_t>()->getCollInfo(
           both.theirs, question.collective, question.size_bytes, question.num_pipe_ops, table,
           algorithms, protocols, question.reg_buff, question.num_channels);
   }
@@ -123,7 +186,7 @@ ncclResult_t ask_theirs(const Both& both, const Question& question) noexcept {
 ncclResult_t ask_both(const Both& both, const Question& question) noexcept {
   const CostTable& costs = question.costs;
   const bool is_ours = both.table != nullptr && is_about_a_cell(question.num_pipe_ops);
-  if (both.next == nullptr) {
+  if (both.next.version == 0) {
     if (!is_ours) return ncclSuccess;
     answer(*both.table, question.collective, question.size_bytes, costs, question.num_channels);
     return ncclSuccess;
@@ -157,24 +220,26 @@ ncclResult_t create(int abi_version, std::size_t ranks, std::size_t nodes, std::
   *context = nullptr;
   auto* both = allocate<Both>();
   if (both == nullptr) return ncclSystemError;  // theirs may have to act on all ranks alike
-  both->next = g_vendor.find(abi_version, logger);
+  both->next = find_next(abi_version, logger);
   ncclResult_t result = ncclSuccess;
-  if (both->next != nullptr) {
-    result =
-        init_theirs(*both->next, ranks, nodes, comm_id, logger, domains, constants, &both->theirs);
+  if (both->next.version >= 5) {
+    result = both->next.as<ncclTuner_v5_t>()->init(&both->theirs, comm_id, ranks, nodes, logger,
+                                                   domains, constants);
+  } else if (both->next.version != 0) {  // v2 to v4 are alike in this
+    result = both->next.as<ncclTuner_v4_t>()->init(ranks, nodes, logger, &both->theirs);
   }
   if (result == ncclSuccess && abi_version > 2) {
     char asked_first[128] = "none";
-    if (both->next != nullptr) {
-      std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", *both->next->as<const char*>(),
-                    both->next->version);
+    if (both->next.version != 0) {
+      std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", both->next.name(),
+                    both->next.version);
     }
     result = init_communicator({ranks, nodes, logger, domains, comm_id}, asked_first, &both->table);
-    if (result != ncclSuccess && both->next != nullptr) {
-      both->next->as<ncclTuner_v2_t>()->destroy(both->theirs);
+    if (result != ncclSuccess && both->next.version != 0) {
+      both->next.as<ncclTuner_v2_t>()->destroy(both->theirs);
     }
   }
-  const bool is_used = result == ncclSuccess && (both->next != nullptr || both->table != nullptr);
+  const bool is_used = result == ncclSuccess && (both->next.version != 0 || both->table != nullptr);
   if (is_used) {
     *context = both;
   } else {
@@ -204,9 +269,9 @@ ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nByt
                             int* protocol, int* nChannels) noexcept {
   const auto* both = static_cast<const Both*>(context);
   if (both == nullptr) return ncclSuccess;
-  return both->next->as<ncclTuner_v2_t>()->getCollInfo(both->theirs, collType, nBytes,
-                                                       collNetSupport, nvlsSupport, numPipeOps,
-                                                       algorithm, protocol, nChannels);
+  return both->next.as<ncclTuner_v2_t>()->getCollInfo(both->theirs, collType, nBytes,
+                                                      collNetSupport, nvlsSupport, numPipeOps,
+                                                      algorithm, protocol, nChannels);
 }
 
 ncclResult_t getCollInfo(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
@@ -229,16 +294,16 @@ ncclResult_t getCollInfo_v3(void* context, ncclFunc_t collType, std::size_t nByt
 ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t nBytes, int algo,
                           int proto, int nChannels, std::size_t* chunkSize) noexcept {
   const auto* both = static_cast<const Both*>(context);
-  if (both == nullptr || both->next == nullptr || both->next->version < 6) return ncclSuccess;
-  const auto* theirs = both->next->as<ncclTuner_v6_t>();
+  if (both == nullptr || both->next.version < 6) return ncclSuccess;
+  const auto* theirs = both->next.as<ncclTuner_v6_t>();
   if (theirs->getChunkSize == nullptr) return ncclSuccess;
   return theirs->getChunkSize(both->theirs, collType, nBytes, algo, proto, nChannels, chunkSize);
 }
 
 ncclResult_t finalize(void* context) noexcept {
   const auto* both = static_cast<const Both*>(context);
-  if (both == nullptr || both->next == nullptr) return ncclSuccess;
-  return both->next->as<ncclTuner_v2_t>()->destroy(both->theirs);  // at one place in v2 to v6
+  if (both == nullptr || both->next.version == 0) return ncclSuccess;
+  return both->next.as<ncclTuner_v2_t>()->destroy(both->theirs);  // at one place in v2 to v6
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ import pytest
 
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets import store
+from dynamiccl.libraries import PROFILER_NAME
 from tests.collect.calls.rank import CALLS, COMM_ID
 
 ROOT = Path(__file__).parents[3]
@@ -17,9 +18,10 @@ RANKS = 3
 
 
 def run_rank(plugin: Path, rank: int, calls_dir: Path, **environment: str) -> None:
+    library = plugin.with_name(PROFILER_NAME)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "SLURM_"))}
     subprocess.run(
-        [sys.executable, "-m", "tests.collect.calls.rank", str(plugin), str(rank), str(RANKS)],
+        [sys.executable, "-m", "tests.collect.calls.rank", str(library), str(rank), str(RANKS)],
         cwd=ROOT,
         env={
             **inherited,
@@ -34,10 +36,10 @@ def run_rank(plugin: Path, rank: int, calls_dir: Path, **environment: str) -> No
 
 
 @pytest.fixture(scope="module")
-def recorded(adaptive_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(plugin_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     calls_dir = tmp_path_factory.mktemp("recorded") / "calls"
     for rank in range(RANKS):
-        run_rank(adaptive_path, rank, calls_dir, DYNAMICCL_SAMPLE_PERCENT="100")
+        run_rank(plugin_path, rank, calls_dir, DYNAMICCL_SAMPLE_PERCENT="100")
     return calls_dir
 
 
@@ -72,16 +74,16 @@ def test_every_call_of_the_job_is_a_row_with_the_last_ranks_time(
     assert (torn["ranks_seen"], torn["ranks_timed"], torn["sampled"]) == (3, 2, True)
 
 
-def test_without_sampling_there_are_no_times(adaptive_path: Path, tmp_path: Path) -> None:
+def test_without_sampling_there_are_no_times(plugin_path: Path, tmp_path: Path) -> None:
     for rank in range(RANKS):
-        run_rank(adaptive_path, rank, tmp_path / "calls", DYNAMICCL_SAMPLE_PERCENT="0")
+        run_rank(plugin_path, rank, tmp_path / "calls", DYNAMICCL_SAMPLE_PERCENT="0")
     calls = taken(tmp_path / "calls", tmp_path / "out")
     assert calls.height == CALLS + 1
     assert calls["time_us"].null_count() == CALLS + 1
     assert not calls["sampled"].any()
 
 
-def test_killed_rank_loses_no_more_than_its_buffer(adaptive_path: Path, tmp_path: Path) -> None:
+def test_killed_rank_loses_no_more_than_its_buffer(plugin_path: Path, tmp_path: Path) -> None:
     """The file of a process that never finalizes is read up to its last whole entry."""
     code = (
         "import os, sys, time; import tests.collect.calls.rank as rank\n"
@@ -89,7 +91,7 @@ def test_killed_rank_loses_no_more_than_its_buffer(adaptive_path: Path, tmp_path
         "rank.main(sys.argv[1], 0, 1)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(adaptive_path)],
+        [sys.executable, "-c", code, str(plugin_path.with_name(PROFILER_NAME))],
         cwd=ROOT,
         env={**os.environ, "DYNAMICCL_CALLS_DIR": str(tmp_path / "calls")},
         check=False,

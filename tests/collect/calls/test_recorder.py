@@ -1,0 +1,453 @@
+"""What the built profiler records, of which calls it takes the times, and its files.
+
+A test has a copy of the library, and so what else a process has once: the files and the budget of
+sampled calls.
+"""
+
+import os
+import resource
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynamiccl.collect.calls import (
+    ENTRY,
+    FLAG_CAPTURED,
+    FLAG_INCOMPLETE,
+    HEADER,
+    read_header,
+    read_records,
+)
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.collect.output import FileReport
+from dynamiccl.datasets import store
+from dynamiccl.libraries import PROFILER_NAME
+from tests.collect.calls.rank import COLL, KERNEL_LAUNCH, P2P, Call, Comm, Nccl
+
+VERSIONS = pytest.mark.parametrize("version", [4, 5, 6])
+BURST = 16
+BROADCAST, REDUCE, GATHER, SCATTER, ALL_REDUCE = range(5)
+UNKNOWN = 255
+
+
+@pytest.fixture(name="library")
+def library_fixture(plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("RANK", "DYNAMICCL_MODE", "DYNAMICCL_JOB_ID", "DYNAMICCL_SAMPLE_PERCENT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DYNAMICCL_CALLS_DIR", str(tmp_path / "calls"))
+    return Path(shutil.copy(plugin_path.with_name(PROFILER_NAME), tmp_path / "profiler.so"))
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "calls").iterdir())
+
+
+def records(tmp_path: Path) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
+    """All records of a process, in the order in which they were written."""
+    read = [read_records(path, FileReport(str(path), "calls")) for path in files(tmp_path)]
+    return np.concatenate(read)
+
+
+@VERSIONS
+def test_records_say_what_ran(version: int, library: Path, tmp_path: Path) -> None:
+    comm = Nccl(library, version, allgatherv=False).comm(0xABC, rank=3, ranks=8, nodes=2)
+    assert comm.call()[0].handle is None  # not sampled: nothing more to hear
+    for call in (
+        Call("AllGather", 4096, "ncclInt8", 4, "PAT", "SIMPLE"),
+        Call("ReduceScatter", 100, "ncclBfloat16", 1, "NVLS", "LL"),
+        Call("Broadcast", 64, "ncclInt8", 1, "COLLNET_CHAIN", "LL"),
+        Call("Reduce", 3, "Unknown", 1, "NVLS_TREE", "new"),
+        Call("AllReduce", 5, "ncclFloat64", 1, "COLLNET_DIRECT", "LL128"),
+        Call("AllReduce", 5, "ncclFloat8e5m2", 1, "TREE", "LL128"),
+        Call("AlltoAll", 5, "ncclFloat64", 1, "RING", "LL128"),  # no tuner is asked about it
+    ):
+        comm.call(call)
+    comm.finalize()
+    found = records(tmp_path)
+    told = [name for name in found.dtype.names or () if name != "enqueued_ns"]
+    same = {"comm_id": 0xABC, "rank": 3, "num_ranks": 8, "num_nodes": 2, "num_warps": 16}
+    numbers = (
+        *("collective", "sequence", "size_bytes", "datatype"),
+        *("algorithm", "protocol", "num_channels"),
+    )
+    wanted = [
+        (ALL_REDUCE, 0, 4 << 20, 7, 1, 1, 2),
+        (GATHER, 0, 4096 * 8, 0, 6, 2, 4),
+        (SCATTER, 0, 1600, 9, 4, 0, 1),
+        (BROADCAST, 0, 64, 0, 3, 0, 1),
+        (REDUCE, 0, 3, 1, 5, UNKNOWN, 1),
+        (ALL_REDUCE, 1, 40, 8, 2, 1, 1),
+        (ALL_REDUCE, 2, 5, 11, 0, 1, 1),
+    ]
+    plain = dict.fromkeys(told, 0) | same
+    assert [{name: int(row[name]) for name in told} for row in found] == [
+        plain | dict(zip(numbers, row, strict=True)) for row in wanted
+    ]
+    assert (found["enqueued_ns"] > 1_600_000_000_000_000_000).all()
+
+
+@VERSIONS
+def test_times_are_of_all_channels_or_none(
+    version: int, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", "100")
+    nccl = Nccl(library, version)
+    comm = nccl.comm(1)
+    launched = [comm.call()[0] for _ in range(8)]
+    assert {each.kernels for each in launched} == {2}
+    comm.kernels(launched[0], 110, 190)
+    comm.kernel(launched[1], 0, 100, 200)  # the other one is lost
+    for channel, ends in ((63, (300, 400)), (63, (300, 400)), (2, (290, 350)), (3, (1, 999))):
+        comm.kernel(launched[2], channel, *ends)  # one twice, and one too late
+    comm.kernels(launched[3], 500, 500)  # a clock that stood still
+    comm.finalize()
+    comm.kernels(launched[4], 1, 2)  # after the end of everything
+    later = nccl.comm(2)  # what is late for another does not reach it
+    fresh = later.call()[0]
+    comm.kernels(launched[5], 1, 2)
+    comm.stop(launched[5].handle)
+    later.kernels(fresh, 50, 60)
+    later.finalize()
+    found = records(tmp_path)
+    assert Counter(found["comm_id"].tolist()) == {1: 8, 2: 1}
+    times = {
+        (r["comm_id"], r["sequence"]): (r["start_ns"], r["stop_ns"], r["flags"]) for r in found
+    }
+    timed = {(1, 0): (110, 190, 0), (1, 2): (290, 400, 0), (2, 0): (50, 60, 0)}
+    assert times == {key: timed.get(key, (0, 0, FLAG_INCOMPLETE)) for key in times}
+
+
+def test_the_oldest_gives_way(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more calls than can wait for their times; what is late for it is nobody's."""
+    monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", "100")
+    comm = Nccl(library, 5).comm()
+    waiting = [comm.call()[0] for _ in range(1100)]
+    for launched in waiting:
+        comm.kernels(launched, 100, 200)
+    comm.finalize()
+    found = np.sort(records(tmp_path), order="sequence")
+    assert found["sequence"].tolist() == [*range(1100)]
+    assert (found["flags"][:76] == FLAG_INCOMPLETE).all()
+    assert (found["start_ns"][76:] == 100).all()
+
+
+@VERSIONS
+def test_captured_calls_are_marked(version: int, library: Path, tmp_path: Path) -> None:
+    comm = Nccl(library, version).comm()
+    comm.call()
+    for _ in range(3):
+        comm.call(Call(captured=True))
+    comm.finalize()
+    found = records(tmp_path)
+    assert found["sequence"].tolist() == [0, 1, 1, 1]
+    # 2.27 does not say so; there a number that stands still does.
+    first = 0 if version == 4 else FLAG_CAPTURED
+    assert found["flags"].tolist() == [0, first, FLAG_CAPTURED, FLAG_CAPTURED]
+
+
+def sampled(comm: Comm, calls: int, *, captured: bool = False) -> list[int]:
+    """The places, among `calls`, of those for which the mask was wide."""
+    wide = []
+    for place in range(calls):
+        (launched,) = comm.call(Call(captured=captured))
+        comm.kernels(launched, 100, 200)
+        if launched.kernels:
+            wide.append(place)
+    return wide
+
+
+@VERSIONS
+def test_one_percent_is_whole_bursts_that_all_ranks_know(version: int, library: Path) -> None:
+    nccl = Nccl(library, version)
+    comm = nccl.comm()
+    quiet = COLL | (0 if version == 4 else KERNEL_LAUNCH)
+    assert nccl.mask.value == quiet
+    assert sampled(comm, 5000) == [
+        place for place in range(5000) if place // BURST % 100 == 0 and place >= BURST
+    ]
+    assert nccl.mask.value == quiet
+    comm.finalize()
+
+
+@pytest.mark.parametrize(
+    ("percent", "taken"),
+    [("0", 0), ("100", 320), ("50", 144), ("12.5", 32), ("", 0), ("ten", 0), ("100.1", 0)],
+)
+def test_share_of_calls_is_what_was_asked_for(
+    percent: str, taken: int, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", percent)
+    nccl = Nccl(library, 5)
+    comm = nccl.comm()
+    assert len(sampled(comm, 320)) == taken
+    comm.finalize()
+    assert not nccl.is_wide()
+    is_wrong = "is not a number from 0 to 100" in nccl.lines[0]
+    assert is_wrong == (percent in {"ten", "100.1"})
+
+
+@pytest.mark.parametrize("size", [4, 24, 64])
+def test_large_groups_are_sampled_too(size: int, library: Path) -> None:
+    """All calls of a group are made before the first of their events."""
+    nccl = Nccl(library, 5)
+    comm = nccl.comm()
+    wide = sum(
+        launched.kernels > 0
+        for _ in range(9600 // size)
+        for launched in comm.call(*[Call()] * size)
+    )
+    assert 0 < wide <= 9600 // 100 + 64 + size
+    comm.finalize()
+    assert not nccl.is_wide()
+
+
+@VERSIONS
+def test_a_burst_that_never_ends_has_a_budget(version: int, library: Path) -> None:
+    nccl = Nccl(library, version)
+    stalled, busy = nccl.comm(1), nccl.comm(2)
+    sampled(stalled, 1604)
+    assert nccl.is_wide()
+    assert 0 < len(sampled(busy, 1500)) < 100
+    assert not nccl.is_wide()
+    sampled(stalled, 1600)
+    assert nccl.is_wide()
+    for _ in range(200):
+        busy.start(P2P)  # sends and receives cost as much
+    assert not nccl.is_wide()
+
+
+def test_who_goes_does_not_end_anothers_burst(library: Path) -> None:
+    nccl = Nccl(library, 5)
+    first, second = nccl.comm(1), nccl.comm(2)
+    sampled(second, 1599)
+    sampled(first, 1600)
+    sampled(second, 1)
+    assert nccl.is_wide()
+    first.finalize()
+    assert nccl.is_wide()
+    second.finalize()
+    assert not nccl.is_wide()
+
+
+@VERSIONS
+def test_capture_ends_a_burst(version: int, library: Path) -> None:
+    nccl = Nccl(library, version)
+    comm = nccl.comm()
+    sampled(comm, 1599)
+    assert not nccl.is_wide()
+    # 2.27 does not tell of a capture: a burst may begin in one, and goes as far as any other.
+    assert len(sampled(comm, 40, captured=True)) <= (BURST if version == 4 else 0)
+    assert not nccl.is_wide()
+    other = nccl.comm(2)
+    sampled(other, 1602)
+    assert nccl.is_wide()
+    other.append(Call(captured=True))
+    assert nccl.is_wide() == (version == 4)
+
+
+def test_a_broadcast_is_recorded_by_its_call(library: Path, tmp_path: Path) -> None:
+    """From 2.29 on nothing else tells of it, and not how it ran: no default stands for that."""
+    comm = Nccl(library, 6).comm(ranks=1)
+    broadcast = Call("Broadcast", 1000, "ncclBfloat16", root=3)
+    comm.call(broadcast)
+    comm.call()
+    comm.call(broadcast, broadcast)
+    comm.call(Call("Broadcast", 10, "ncclBfloat16", captured=True))
+    comm.finalize()
+    found = records(tmp_path)
+    broadcasts = found[found["collective"] == BROADCAST]
+    assert broadcasts["sequence"].tolist() == [0, 1, 2, 3]
+    assert broadcasts["size_bytes"].tolist() == [2000, 2000, 2000, 20]
+    assert broadcasts["flags"].tolist() == [0, 0, 0, FLAG_CAPTURED]
+    assert len(found) == 5
+    import_files(
+        [tmp_path / "calls"], tmp_path / "out", options=ImportOptions(system="box", sweep="jobs")
+    )
+    calls = store.read(tmp_path / "out", "calls")
+    row = calls.filter(collective="Broadcast", sequence=0).row(0, named=True)
+    assert (row["datatype"], row["size_bytes"], row["asks_tuner"]) == ("bfloat16", 2000, True)
+    assert {
+        row[f"actual_{name}"] for name in ("algorithm", "protocol", "num_channels", "num_warps")
+    } == {None}
+    assert (row["time_us"], row["sampled"]) == (None, False)
+
+
+def test_broadcasts_of_several_roots_in_a_group_are_none(library: Path, tmp_path: Path) -> None:
+    """NCCL runs them as one AllGatherV, about which it asks as about an AllGather."""
+    comm = Nccl(library, 6).comm()
+    comm.call(*[Call("Broadcast", 10 + root, root=root) for root in range(4)])
+    comm.call(Call("Broadcast", 20, root=2))
+    comm.finalize()
+    assert records(tmp_path)["size_bytes"].tolist() == [80]
+
+
+def test_a_broadcast_that_nccl_tells_of_itself_is_recorded_once(
+    library: Path, tmp_path: Path
+) -> None:
+    """NCCL_ALLGATHERV_ENABLE=0, say."""
+    comm = Nccl(library, 6, allgatherv=False).comm()
+    for _ in range(3):
+        comm.call(Call("Broadcast", 10))
+    comm.finalize()
+    found = records(tmp_path)
+    assert found["sequence"].tolist() == [0, 1, 2]
+    assert (found["algorithm"] == 1).all()
+
+
+def test_header_says_whose_calls_these_are(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "12")
+    monkeypatch.setenv("SLURM_JOB_ID", "88")
+    monkeypatch.setenv("DYNAMICCL_MODE", "table")
+    nccl = Nccl(library, 5)
+    for comm_id in range(3):  # all into one file
+        comm = nccl.comm(comm_id)
+        comm.call()
+        comm.finalize()
+    (path,) = files(tmp_path)
+    host, pid = os.uname().nodename, os.getpid()
+    assert path.name == f"calls-{host}-{pid}-r12-0000.dcc"
+    header = read_header(path)
+    told = {name: header[name] for name in ("host", "mode", "job", "world_rank", "sample_ppm")}
+    assert told == {
+        "host": host.encode(),
+        "mode": b"table",
+        "job": b"88",
+        "world_rank": 12,
+        "sample_ppm": 10_000,
+    }
+    assert f"nccl={header['nccl_version']}".encode() in header["fingerprint"]
+    assert len(records(tmp_path)) == 3
+
+
+def test_files_rotate_within_a_bound(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMICCL_CALLS_MAX_MIB", "1")
+    monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", "0")
+    mib = 1 << 20
+    nccl, calls = Nccl(library, 5), 3 * mib // 2 // ENTRY.itemsize
+    comm = nccl.comm()
+    for number in range(calls):
+        comm.call()
+        if number % 2000 == 0:
+            other = nccl.comm()
+            other.finalize()
+            assert sum(path.stat().st_size for path in files(tmp_path)) <= mib
+    comm.finalize()
+    assert len(files(tmp_path)) == 8
+    assert all("-rx-" in path.name for path in files(tmp_path))
+    kept = records(tmp_path)["sequence"]
+    assert kept.tolist() == [*range(calls - len(kept), calls)]
+    assert len(kept) * ENTRY.itemsize > mib * 3 // 4
+
+
+@pytest.mark.parametrize("limit", ["0", "many", "9" * 20])
+def test_an_odd_bound_is_the_least_or_the_default(
+    limit: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMICCL_CALLS_MAX_MIB", limit)
+    comm = Nccl(library, 5).comm()
+    comm.call()
+    comm.finalize()
+    assert len(records(tmp_path)) == 1
+
+
+def refuse(path: Path, how: str) -> None:
+    """Makes of `path` a directory that must not be used."""
+    if how in {"others may write to it", "it belongs to another user"}:
+        path.mkdir(mode=0o700)
+        path.chmod(0o702 if "others" in how else 0o700)
+        if "another" in how:
+            os.chown(path, 12345, -1)
+    elif how == "link":
+        path.with_name("elsewhere").mkdir()
+        path.symlink_to("elsewhere")
+    elif how == "file":
+        path.write_text("x")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("others may write to it", "others may write to it"),
+        ("it belongs to another user", "it belongs to another user"),
+        ("link", "it is not a directory, or a symbolic link to one"),
+        ("file", "it is not a directory, or a symbolic link to one"),
+        ("deeper", "there is no such directory"),
+    ],
+)
+def test_a_directory_that_others_may_change_is_refused(
+    how: str, why: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "it belongs to another user" and os.geteuid() != 0:
+        pytest.skip("only root may give a directory away")
+    refuse(tmp_path / "calls", how)
+    directory = tmp_path / "calls" / "deeper" / "still" if how == "deeper" else tmp_path / "calls"
+    monkeypatch.setenv("DYNAMICCL_CALLS_DIR", str(directory))
+    nccl = Nccl(library, 5)
+    comm = nccl.comm()
+    comm.call()
+    comm.finalize()
+    (line,) = nccl.lines
+    assert line == (
+        f"DYNAMICCL: rank 0 of 8: cannot keep calls in {directory}: {why}; "
+        "GPU times of 1 % of the calls"
+    )
+    assert not list(tmp_path.rglob("*.dcc"))
+
+
+@pytest.mark.parametrize("most_bytes", [100, HEADER.itemsize + 2 * ENTRY.itemsize + 11])
+def test_on_a_full_disk_the_file_ends_with_a_whole_entry(
+    most_bytes: int, library: Path, tmp_path: Path
+) -> None:
+    """As on a full disk a write comes back short, and the next one fails."""
+    nccl, before = Nccl(library, 5), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        comm = nccl.comm()
+        for _ in range(5):
+            comm.call()
+        comm.finalize()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    later = nccl.comm(2)
+    later.call()
+    later.finalize()
+    sizes = [path.stat().st_size for path in files(tmp_path)]
+    assert sizes == ([] if most_bytes == 100 else [HEADER.itemsize + 2 * ENTRY.itemsize])
+
+
+def threads() -> list[str]:
+    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+
+
+def test_without_a_directory_it_only_hears_of_captures(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DYNAMICCL_CALLS_DIR")
+    before, nccl = threads(), Nccl(library, 5)
+    comm = nccl.comm()
+    assert nccl.mask.value == COLL | KERNEL_LAUNCH
+    assert sampled(comm, 2000) == []
+    comm.finalize()
+    assert threads() == before
+    assert nccl.lines == ["DYNAMICCL: rank 0 of 8: keeps no calls; GPU times of 1 % of the calls"]
+
+
+def test_disabled_it_asks_for_no_events(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMICCL_DISABLE", "1")
+    nccl = Nccl(library, 5)
+    comm = nccl.comm()
+    assert (comm.context.value, nccl.mask.value) == (None, 0)
+    comm.call()
+    comm.finalize()
+    assert not (tmp_path / "calls").exists()

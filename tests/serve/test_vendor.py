@@ -1,0 +1,220 @@
+"""A vendor's tuner behind ours: asked first on every call, and overridden only where a table acts.
+
+Each test has copies of both libraries: a vendor is looked for once a process.
+"""
+
+import ctypes
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynamiccl.errors import PluginError
+from dynamiccl.libraries import VENDOR_NAME
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from dynamiccl.serve.abi import _IDS, _LOGGER, Communicator, TunerPlugin, _InitArguments
+from dynamiccl.serve.loopback import loopback_environment, write_bare_artifact
+from dynamiccl.serve.table import DecisionTable
+
+OURS = Config(Algorithm.Ring, Protocol.Simple, 8)
+#: A vendor's library, NCCL's ABI, and the vendor's struct that is asked then.
+ASKED = [
+    *[("v2", version, 2) for version in (3, 4, 5, 6)],
+    *[("v3", version, 3) for version in (3, 4, 5, 6)],
+    *[("v5", version, 5) for version in (5, 6)],
+    ("v6", 6, 6),
+    ("v6", 5, 3),  # v6 is too new for it
+]
+RANKS = 2
+
+
+class Counts(ctypes.Structure):
+    """`VendorCounts` in serve/plugin/tests/vendor_plugin.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("inits", "calls", "finalized")),
+        *((name, ctypes.c_int) for name in ("version", "support", "reg_buff")),
+        ("comm_id", ctypes.c_uint64),
+        *((name, ctypes.c_void_p) for name in ("domains", "constants")),
+    )
+
+
+class Behind:
+    """Ours with a vendor's tuner behind it."""
+
+    def __init__(self, build: Path, folder: Path, vendor: str | None) -> None:
+        self.counts: Any = None
+        artifact = folder / "artifact"
+        all_reduce = [[OURS if row == Collective.AllReduce else None] * 249 for row in range(5)]
+        table = DecisionTable.from_configs(all_reduce, num_nodes=1, num_ranks=RANKS)
+        write_bare_artifact(artifact, "box", table)
+        self.environment = loopback_environment(build / VENDOR_NAME, artifact, "box")
+        self.plugin = TunerPlugin(Path(shutil.copy(build / VENDOR_NAME, folder / VENDOR_NAME)))
+        if vendor is not None:
+            path = shutil.copy(build / f"libvendor_{vendor}.so", folder / "libvendor.so")
+            self.environment["DYNAMICCL_NEXT_TUNER"] = str(path)
+            self.counts = Counts.in_dll(ctypes.CDLL(str(path)), "vendor_counts")
+
+    def communicator(self, version: int, **environment: str | None) -> Any:
+        return self.plugin.communicator(
+            RANKS, 1, version=version, environment=self.environment | environment, all_ranks=True
+        )
+
+
+@pytest.fixture(name="behind")
+def behind_fixture(plugin_path: Path, tmp_path: Path) -> Callable[[str | None], Behind]:
+    return lambda vendor: Behind(plugin_path.parent, tmp_path, vendor)
+
+
+def costs(**cells: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    table = np.full((7, 3), 10, dtype=np.float32)
+    for cell, cost in cells.items():
+        table.flat[int(cell[1:])] = cost
+    return table
+
+
+def taken(
+    communicator: Communicator,
+    collective: Collective = Collective.AllReduce,
+    *,
+    num_pipe_ops: int = 1,
+    **cells: float,
+) -> tuple[int, int]:
+    """The cell that NCCL takes then, and the channels."""
+    answer = communicator.ask(collective, 1 << 20, costs(**cells), num_pipe_ops=num_pipe_ops)
+    assert answer.algorithm is not None
+    assert answer.protocol is not None
+    return 3 * answer.algorithm + answer.protocol, answer.num_channels
+
+
+@pytest.mark.parametrize(("vendor", "version", "theirs"), ASKED)
+def test_ours_decides_where_it_acts_and_theirs_elsewhere(
+    vendor: str,
+    version: int,
+    theirs: int,
+    behind: Callable[[str | None], Behind],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = behind(vendor)
+    monkeypatch.setenv("VENDOR_CELL", "1")
+    with both.communicator(version) as asked:
+        assert (both.counts.version, both.counts.inits) == (theirs, RANKS)
+        if theirs >= 5:
+            assert both.counts.comm_id
+            assert both.counts.constants
+        # Ring/Simple is ours; theirs, before it, is not to win the tie nor to relegate Ring.
+        assert taken(asked) == (5, 8)
+        assert taken(asked, Collective.AllGather) == (1, 3)  # our table leaves it
+        monkeypatch.setenv("VENDOR_CELL", "20")
+        assert taken(asked) == (5, 8)
+        assert taken(asked, num_pipe_ops=0) == (20, 3)  # about symmetric kernels
+        assert taken(asked, c5=-1) == (20, 3)  # ours cannot be had
+        if theirs == 2:  # NCCL itself drops such an answer of v2
+            assert taken(asked, c5=-1, c20=-1)[0] == 0
+        monkeypatch.setenv("VENDOR_CELL", "-1")
+        assert taken(asked) == (5, 8)
+        assert taken(asked, Collective.AllGather) == (0, 0)
+        monkeypatch.setenv("VENDOR_ERROR", "1")
+        with pytest.raises(PluginError, match="returned 5"):
+            taken(asked)
+        monkeypatch.delenv("VENDOR_ERROR")
+        assert both.counts.calls == (9 if theirs == 2 else 8)
+        assert both.counts.finalized == 0
+    assert both.counts.finalized == RANKS
+
+
+@pytest.mark.parametrize("version", [3, 6])
+def test_theirs_alone_where_ours_is_switched_off(
+    version: int, behind: Callable[[str | None], Behind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = behind("v3")
+    monkeypatch.setenv("VENDOR_CELL", "20")
+    with both.communicator(version, DYNAMICCL_DISABLE="1") as asked:
+        assert taken(asked) == (20, 3)
+    monkeypatch.setenv("VENDOR_INIT_ERROR", "1")
+    with pytest.raises(PluginError, match="init returned 2"), both.communicator(version):
+        pass
+    assert (both.counts.inits, both.counts.finalized) == (RANKS, RANKS)
+
+
+def test_on_nccl_2_21_the_vendor_decides_alone(
+    behind: Callable[[str | None], Behind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = behind("v2")
+    monkeypatch.setenv("VENDOR_CELL", "2")
+    with both.plugin.communicator(
+        RANKS, 1, version=2, environment=both.environment, all_ranks=True
+    ) as asked:
+        answer = asked.ask_v2(Collective.AllReduce, 1 << 20, nvls_support=True)
+    assert (answer.algorithm, answer.protocol) == (Algorithm.Tree, Protocol.Simple)
+    assert answer.num_channels == 3
+    assert (both.counts.support, both.counts.finalized) == (1, RANKS)
+
+
+def test_chunk_sizes_are_theirs(
+    behind: Callable[[str | None], Behind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = behind("v6")
+    monkeypatch.setenv("VENDOR_CHUNK", "4096")
+    with both.communicator(6) as asked:
+        taken(asked)
+        chunk_bytes = ctypes.c_size_t(1 << 19)
+        part = (int(Collective.AllReduce), 1 << 20, int(Algorithm.Ring), int(Protocol.Simple), 1)
+        ask = asked._struct.get_chunk_size
+        assert ask(asked._context, *part, ctypes.byref(chunk_bytes)) == 0
+    assert chunk_bytes.value == 4096
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("/nowhere/libvendor.so", "(/nowhere/libvendor.so): goes on without it: /nowhere/"),
+        ("nobody", "(nobody): goes on without it: libnccl-tuner-nobody.so: "),
+        ("libnobody.so", "(libnobody.so): goes on without it: libnobody.so: "),
+        ("none", None),
+        ("itself", "goes on without it: that is this plugin itself"),
+        ("libc.so.6", "goes on without it: it exports no tuner that this NCCL takes"),
+    ],
+)
+def test_without_a_vendor_ours_goes_on_and_says_so_once(
+    named: str, said: str | None, behind: Callable[[str | None], Behind]
+) -> None:
+    both = behind(None)
+    name = str(both.plugin.path) if named == "itself" else named
+    lines: list[str] = []
+    for _ in range(2):  # one rank alone, to have all lines
+        alone = both.environment | {"DYNAMICCL_NEXT_TUNER": name, "DYNAMICCL_DISABLE": "1"}
+        with both.plugin.communicator(RANKS, 1, version=6, environment=alone) as asked:
+            lines += [line for line in asked.lines if "DYNAMICCL_NEXT_TUNER" in line]
+    assert len(lines) == (said is not None)
+    assert all(str(said) in line for line in lines)
+    with both.communicator(6, DYNAMICCL_NEXT_TUNER=name) as asked:
+        assert taken(asked) == (5, 8)
+
+
+def test_ranks_that_ask_different_vendors_have_no_table(
+    behind: Callable[[str | None], Behind], plugin: TunerPlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one rank would run what the vendor says, and the other what NCCL says."""
+    both = behind("v5")
+    monkeypatch.setenv("VENDOR_CELL", "20")
+    for name, value in both.environment.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    told = _InitArguments(6, next(_IDS), RANKS, 1, None, all_ranks=False)
+    contexts = [ctypes.c_void_p(), ctypes.c_void_p()]
+    with ThreadPoolExecutor(RANKS) as pool:
+        results = pool.map(
+            lambda rank, context: rank._init(told, context, _LOGGER()),
+            (both.plugin, plugin),
+            contexts,
+        )
+        assert [*results] == [0, 0]
+    assert contexts[1].value is None
+    asked = Communicator(6, both.plugin._structs[6], contexts[0])
+    assert taken(asked) == (20, 3)
+    both.plugin._structs[6].finalize(contexts[0])
