@@ -100,7 +100,11 @@ void* wait_for_times(const Profiler* owner, const CallRecord& record) noexcept {
   std::uint64_t bits = kOfCollective;
   {
     const Lock lock(&g_mutex);
-    const std::uint32_t index = g_next_slot++ % kSlots;  // round and round: the oldest one
+    std::uint32_t index = g_next_slot++ % kSlots;
+    // Round and round to the next free one; where there is none, that of the oldest.
+    for (std::uint32_t i = 0; i < kSlots && g_slots[index].owner != nullptr; ++i) {
+      index = g_next_slot++ % kSlots;
+    }
     Slot& slot = g_slots[index];
     has_oldest = slot.owner != nullptr;
     if (has_oldest) oldest = taken_from(&slot);

@@ -25,7 +25,17 @@ from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets import store
 from dynamiccl.libraries import PROFILER_NAME
-from tests.collect.calls.rank import COLL, KERNEL_LAUNCH, P2P, Call, Comm, Nccl
+from tests.collect.calls.rank import (
+    COLL,
+    KERNEL_CH,
+    KERNEL_LAUNCH,
+    P2P,
+    Call,
+    Comm,
+    Kernel,
+    Nccl,
+    OneOf,
+)
 
 VERSIONS = pytest.mark.parametrize("version", [4, 5, 6])
 BURST = 16
@@ -103,6 +113,8 @@ def test_times_are_of_all_channels_or_none(
     for channel, ends in ((63, (300, 400)), (63, (300, 400)), (2, (290, 350)), (3, (1, 999))):
         comm.kernel(launched[2], channel, *ends)  # one twice, and one too late
     comm.kernels(launched[3], 500, 500)  # a clock that stood still
+    comm.kernel(launched[6], 0, 600, 700)
+    comm.stop(comm.start(KERNEL_CH, launched[6].handle, OneOf(kernel=Kernel(1, 600))))  # no end
     comm.finalize()
     comm.kernels(launched[4], 1, 2)  # after the end of everything
     later = nccl.comm(2)  # what is late for another does not reach it
@@ -127,8 +139,8 @@ def test_the_oldest_gives_way(
     monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", "100")
     comm = Nccl(library, 5).comm()
     waiting = [comm.call()[0] for _ in range(1100)]
-    for launched in waiting:
-        comm.kernels(launched, 100, 200)
+    for place, launched in enumerate(waiting):
+        comm.kernels(launched, 1 if place < 76 else 100, 200)
     comm.finalize()
     found = np.sort(records(tmp_path), order="sequence")
     assert found["sequence"].tolist() == [*range(1100)]
@@ -258,13 +270,14 @@ def test_a_broadcast_is_recorded_by_its_call(library: Path, tmp_path: Path) -> N
     comm.call()
     comm.call(broadcast, broadcast)
     comm.call(Call("Broadcast", 10, "ncclBfloat16", captured=True))
+    comm.call(broadcast)
     comm.finalize()
     found = records(tmp_path)
     broadcasts = found[found["collective"] == BROADCAST]
-    assert broadcasts["sequence"].tolist() == [0, 1, 2, 3]
-    assert broadcasts["size_bytes"].tolist() == [2000, 2000, 2000, 20]
-    assert broadcasts["flags"].tolist() == [0, 0, 0, FLAG_CAPTURED]
-    assert len(found) == 5
+    assert broadcasts["sequence"].tolist() == [0, 1, 2, 3, 3]
+    assert broadcasts["size_bytes"].tolist() == [2000, 2000, 2000, 20, 2000]
+    assert broadcasts["flags"].tolist() == [0, 0, 0, FLAG_CAPTURED, 0]
+    assert len(found) == 6
     import_files(
         [tmp_path / "calls"], tmp_path / "out", options=ImportOptions(system="box", sweep="jobs")
     )
