@@ -195,7 +195,7 @@ def _key(machine: Machine) -> Iterator[Check]:
     """Check the shared secret of the job's messages, which several nodes need."""
     name = machine.env.get("DYNAMICCL_KEY_FILE", "")
     if not name:
-        found = "DYNAMICCL_KEY_FILE is not set; dynamiccl-run sets it, one node needs none"
+        found = "DYNAMICCL_KEY_FILE is not set; dynamiccl-run sets it, one host needs none"
         yield Check("key", OK, found)
         return
     try:

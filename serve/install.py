@@ -1,8 +1,10 @@
 """Installs everything that a job needs into one directory that all nodes see.
 
 lib/        the libraries that a job may load, and the TorchScript part where it was built
-bin/        dynamiccl-run, the wrapper; dynamiccl-ab, for its --ab; dynamiccl-probe
-artifact/   taken whole or not at all; a running job notices a new one and takes it by agreement
+bin/        dynamiccl-run, the wrapper; dynamiccl-ab, for its --ab; dynamiccl-prepare and
+            dynamiccl-arbiter, which it starts
+artifacts/  the newest ones, each under its digest: a job keeps the tables that it began with
+artifact    a link to the one for new jobs, whole or not at all; mode adaptive takes it at once
 env.sh      what dynamiccl-run sets
 key         the secret of the jobs' messages, for its owner alone; stays when installed again
 snippets/   job scripts for Slurm, Slurm with Pyxis, Kubernetes
@@ -11,8 +13,6 @@ The plugin uses nothing that another user could have changed, so all of it is th
 alone to write.
 """
 
-import ctypes
-import errno
 import os
 import re
 import secrets
@@ -41,9 +41,9 @@ _TEMPLATES: Final = Path(__file__).resolve().parent / "launch"
 #: What shells, Slurm's mounts and YAML all take as it is.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._/+-]+")
 _KEY_BYTES: Final = 32
-#: renameat2(2), linux/fs.h.
-_RENAME_EXCHANGE: Final = 2
-_AT_FDCWD: Final = -100
+ARBITER_NAME: Final = "dynamiccl-arbiter"
+#: Artifacts that stay. A job whose tables are gone makes NCCL's own choice for new communicators.
+_KEPT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,10 @@ def _directory(to: Path) -> Path:
             f"'{directory}' cannot stand in job scripts as it is; take a directory whose path has "
             "letters, digits and . _ / + - only"
         )
-    for folder in (directory, *(directory / name for name in ("lib", "bin", "snippets"))):
+    for folder in (
+        directory,
+        *(directory / name for name in ("lib", "bin", "snippets", "artifacts")),
+    ):
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             if folder == directory:
@@ -137,7 +140,10 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
         raise MissingPath("tuner plugin", plugin, "leave --plugin out to have one built")
     if not ours.is_file():
         ours = build_plugin(build_dir)
-    found = {f"bin/{PROBE_NAME}": find_probe(ours)}
+    probe = find_probe(ours)
+    found = {f"bin/{PROBE_NAME}": probe, f"bin/{ARBITER_NAME}": probe.with_name(ARBITER_NAME)}
+    if not found[f"bin/{ARBITER_NAME}"].is_file():
+        raise MissingPath("arbiter", found[f"bin/{ARBITER_NAME}"], "build all with 'make plugin'")
     for name in (*JOB_NAMES, TORCH_NAME):
         if (ours.parent / name).is_file():
             found[f"lib/{name}"] = ours.parent / name
@@ -203,21 +209,38 @@ def _sha256_of(place: Path) -> str | None:
         return None  # nothing, or nothing that a job could use
 
 
-def _place(artifact: Artifact, place: Path) -> None:
-    """Replace the old artifact by a copy of this one, atomically."""
-    hidden = place.with_name(f".{place.name}.{os.getpid()}")
+def _place(artifact: Artifact, link: Path) -> None:
+    """Put a copy of an artifact beside the older ones, and the link to it, in one step."""
+    store = link.with_name("artifacts")
+    place = store / artifact.index.sha256[:16]
+    hidden = store / f".{place.name}.{os.getpid()}"
+    was_killed = (link / KILL_NAME).exists()
     try:
-        _fill(hidden, artifact, is_killed=(place / KILL_NAME).exists())
-        if not place.exists():
+        _fill(hidden, artifact)
+        if place.exists():  # file by file: jobs may be reading it, and `bind` may have changed it
+            for source in (path for path in hidden.rglob("*") if path.is_file()):
+                source.replace(place / source.relative_to(hidden))
+        else:
             hidden.rename(place)
-            return
-        _exchange(hidden, place)
     finally:
-        # The old one, or what a full disk let be written of the new.
         shutil.rmtree(hidden, ignore_errors=True)
+    if was_killed:
+        (place / KILL_NAME).touch(mode=0o644)  # whoever switched it off has not switched it on
+    else:
+        (place / KILL_NAME).unlink(missing_ok=True)
+    os.utime(place)
+    if link.is_dir() and not link.is_symlink():  # of an earlier release
+        link.rename(store / f"earlier.{os.getpid()}")
+    with _hidden(link) as new:
+        new.unlink(missing_ok=True)
+        new.symlink_to(place.relative_to(link.parent))
+        new.replace(link)
+    by_age = sorted(store.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in by_age[_KEPT:]:
+        shutil.rmtree(old)
 
 
-def _fill(hidden: Path, artifact: Artifact, *, is_killed: bool) -> None:
+def _fill(hidden: Path, artifact: Artifact) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
     for name in (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME):
         target = hidden / name
@@ -226,19 +249,3 @@ def _fill(hidden: Path, artifact: Artifact, *, is_killed: bool) -> None:
         target.chmod(0o644)
     for folder in (hidden, *(path for path in hidden.rglob("*") if path.is_dir())):
         folder.chmod(0o755)
-    if is_killed:
-        (hidden / KILL_NAME).touch(mode=0o644)  # whoever switched it off has not switched it on
-
-
-def _exchange(new: Path, old: Path) -> None:
-    """Exchange two directories; not atomic on file systems without it (NFS)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    paths = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old))
-    if libc.renameat2(*paths, _RENAME_EXCHANGE) == 0:
-        return
-    if ctypes.get_errno() not in {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(old))
-    aside = old.with_name(f".{old.name}.{os.getpid()}.old")
-    old.rename(aside)
-    new.rename(old)
-    aside.rename(new)

@@ -1,7 +1,6 @@
-"""What jobs find on this machine: NCCL libraries, and the output of `dynamiccl-probe`.
+"""What jobs find on this machine: NCCL libraries, and what `dynamiccl-prepare --facts` says.
 
-`dynamiccl-probe` is built from the plugin's own code, so that its view of the machine is not
-implemented twice.
+`dynamiccl-prepare` is what prepares jobs, so that its view of the machine is not implemented twice.
 """
 
 import importlib.util
@@ -13,7 +12,7 @@ from dynamiccl.doctor import Machine, nccl_version, on_the_loaders_path
 from dynamiccl.errors import MachineError, PluginError
 from dynamiccl.nccl import NcclVersion
 
-PROBE_NAME: Final = "dynamiccl-probe"
+PROBE_NAME: Final = "dynamiccl-prepare"
 LIBRARY: Final = "libnccl.so.2"
 
 
@@ -50,11 +49,11 @@ def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -
 def ask_probe(
     machine: Machine, plugin: Path, *, nccl: str | None = None, artifact: Path | None = None
 ) -> dict[str, Any]:
-    """The output of `dynamiccl-probe`; raises PluginError without one."""
+    """The output of `dynamiccl-prepare --facts`; raises PluginError without one."""
     probe = find_probe(plugin)
     options = [] if nccl is None else ["--nccl", nccl]
     operands = [] if artifact is None else [str(artifact)]
-    ran = machine.run(str(probe), *options, *operands)
+    ran = machine.run(str(probe), "--facts", *options, *operands)
     line = next((text for text in ran.output.splitlines() if text.startswith("{")), "")
     try:
         return dict(json.loads(line))
@@ -63,7 +62,7 @@ def ask_probe(
 
 
 def find_probe(plugin: Path) -> Path:
-    """The probe built or installed with a plugin; raises PluginError without one."""
+    """The program built or installed with a plugin; raises PluginError without one."""
     folder = plugin.resolve().parent
     for place in (folder / PROBE_NAME, folder.parent / "bin" / PROBE_NAME):
         if place.is_file():

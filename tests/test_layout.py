@@ -275,7 +275,7 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         "dynamiccl/serve/commands/doctor.py",
         "dynamiccl/serve/launch/dynamiccl-run",
         "dynamiccl/serve/plugin/adaptive/exports.cpp",
-        "dynamiccl/serve/plugin/probe/dynamiccl_probe.cpp",
+        "dynamiccl/serve/plugin/prepare/prepare.cpp",
         "dynamiccl/serve/plugin/nccl/tuner_abi.h",
         "dynamiccl/py.typed",
     ):

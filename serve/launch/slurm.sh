@@ -11,9 +11,10 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT=29500
 
 # What all nodes must agree on, seen before the job: "alike" or who differs in what.
-srun @DIR@/bin/dynamiccl-run @DIR@/bin/dynamiccl-probe @DIR@/artifact | sort | uniq -c
+srun @DIR@/bin/dynamiccl-prepare --facts @DIR@/artifact | sort | uniq -c
 
-# Each rank starts through dynamiccl-run, where it is known which node has rank 0.
+# Each rank starts through dynamiccl-run: it prepares the node that it runs on, and rank 0 starts the
+# arbiter, by which ranks of several nodes agree.
 srun torchrun --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node 8 \
   --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" \
   --no-python @DIR@/bin/dynamiccl-run python train.py

@@ -179,11 +179,11 @@ def test_artifact_that_the_plugin_would_not_trust_is_found(
 
 
 def test_probe_that_says_nothing_is_no_answer(plugin_path: Path, tmp_path: Path) -> None:
-    probe = str(plugin_path.parent / "dynamiccl-probe")
-    machine = replace(HEALTHY, runs={(probe,): ProgramResult(0, "hello\n")})
+    probe = str(plugin_path.parent / "dynamiccl-prepare")
+    machine = replace(HEALTHY, runs={(probe, "--facts"): ProgramResult(0, "hello\n")})
     with pytest.raises(PluginError, match="printed no facts: hello"):
         ask_probe(machine, plugin_path)
-    with pytest.raises(MachineError, match="no dynamiccl-probe beside"):
+    with pytest.raises(MachineError, match="no dynamiccl-prepare beside"):
         ask_probe(machine, tmp_path / "x.so")
 
 

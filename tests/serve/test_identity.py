@@ -1,4 +1,4 @@
-"""The fingerprint as the plugin's own code takes it on made-up machines, and the probe."""
+"""The fingerprint as `dynamiccl-prepare` takes it on made-up machines, and its facts."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def probe_fixture(plugin_path: Path) -> Path:
 
 def run(probe: Path, root: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [probe, *map(str, arguments)],
+        [probe, "--facts", *map(str, arguments)],
         env={"DYNAMICCL_TEST_ROOT": str(root)},
         capture_output=True,
         text=True,
@@ -183,4 +183,4 @@ def test_probe_says_what_is_wrong_with_an_artifact(
 @pytest.mark.parametrize("arguments", [["--nccl"], ["a", "b"], ["-x"]], ids=str)
 def test_wrong_usage_of_the_probe(arguments: list[str], probe: Path, tmp_path: Path) -> None:
     done = run(probe, tmp_path, *arguments)
-    assert (done.returncode, done.stderr[:22]) == (2, "usage: dynamiccl-probe")
+    assert (done.returncode, done.stderr[:22]) == (2, "usage: dynamiccl-prepa")

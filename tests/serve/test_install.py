@@ -3,13 +3,14 @@
 import shutil
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, VENDOR_NAME
-from dynamiccl.serve import install as module
 from dynamiccl.serve.build import TORCH_RUNTIME_NAME
+from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Shell, refused
 
@@ -19,7 +20,8 @@ WRITTEN = {
     "lib/libnccl-profiler-dynamiccl.so",
     "lib/libnccl-tuner-dynamiccl-adaptive.so",
     "lib/libnccl-tuner-dynamiccl-vendor.so",
-    "bin/dynamiccl-probe",
+    "bin/dynamiccl-prepare",
+    "bin/dynamiccl-arbiter",
     "bin/dynamiccl-run",
     "bin/dynamiccl-ab",
     "env.sh",
@@ -59,7 +61,7 @@ def test_what_is_written_is_there_and_nobody_else_may_change_it(home: Path) -> N
     for path in (home, *home.rglob("*")):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert not mode & 0o022, path
-        assert not path.is_symlink(), path
+        assert path.is_symlink() == (path.relative_to(home) == Path("artifact")), path
         assert not path.name.startswith("."), path
     assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
     assert len((home / "key").read_bytes()) >= 32
@@ -68,7 +70,7 @@ def test_what_is_written_is_there_and_nobody_else_may_change_it(home: Path) -> N
 
 def test_installed_artifact_is_whole(home: Path, shell: Shell) -> None:
     assert shell("dynamiccl-deploy", "verify", home / "artifact").code == 0
-    probe = [home / "bin" / "dynamiccl-probe", home / "artifact"]
+    probe = [str(home / "bin/dynamiccl-prepare"), "--facts", str(home / "artifact")]
     assert b"artifact_sha256" in subprocess.run(probe, capture_output=True, check=True).stdout
 
 
@@ -94,7 +96,10 @@ def test_again_keeps_the_key_and_the_kill_file_and_says_so(
     assert (said["key_kept"], said["killed"]) == (True, True)
     assert (home / "key").read_bytes() == key
     assert PluginIndex.read(home / "artifact").systems == {BOX: "box"}
-    assert [p.name for p in home.iterdir() if "artifact" in p.name] == ["artifact"]
+    assert (home / "artifact").readlink() == Path("artifacts", said["sha256"][:16])
+    assert {p.name for p in (home / "artifacts").iterdir()} == {
+        digest[:16] for digest in (before, said["sha256"])
+    }
     text = shell(*command).out
     assert "artifact/kill is there" in text
     assert "bin/dynamiccl-run COMMAND" in text
@@ -119,15 +124,42 @@ def test_bad_artifact_is_refused_and_the_old_one_stays(
     assert {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} == before
 
 
-def test_without_an_exchange_two_renames_do(
-    home: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_newest_artifacts_stay_and_one_that_was_there_is_renewed(
+    home: Path, artifact: Path, plugin_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "_RENAME_EXCHANGE", 1 << 20)  # an unknown flag, as NFS has it
-    shutil.copytree(artifact, home / "new")
-    (home / "new" / "mark").touch()
-    module._exchange(home / "new", home / "artifact")
-    assert (home / "artifact" / "mark").exists()
-    assert not (home / "new" / "mark").exists()
+    first = (home / "artifact").resolve()
+    table = next((first / "tables").rglob("*.dct"))
+    for code in (22901, 22902, 22903):
+        PluginIndex.read(artifact).bound("box", BOX.replace("22809", str(code))).write(artifact)
+        install(artifact, home, plugin_path)
+        if code == 22901:
+            assert table.read_bytes()  # a job that runs goes on
+            second = (home / "artifact").resolve()
+    assert len(list((home / "artifacts").iterdir())) == 3
+    assert not first.exists()
+    # One that stays is taken again: whole, as it was made, and with the kill file of the link.
+    latest = (home / "artifact").resolve()
+    (second / "plugin.index").write_text("bound since")
+    (second / "kill").touch()
+    old = PluginIndex.read(latest)
+    systems = {k: v for k, v in old.systems.items() if not k.endswith(("22902", "22903"))}
+    replace(old, systems=systems).write(artifact)
+    installed = install(artifact, home, plugin_path)
+    assert (home / "artifact").resolve() == second
+    assert PluginIndex.read(second).sha256 == installed.sha256
+    assert not installed.killed
+
+
+def test_an_artifact_of_an_earlier_release_makes_room(
+    home: Path, artifact: Path, plugin_path: Path
+) -> None:
+    real = (home / "artifact").resolve()
+    (home / "artifact").unlink()
+    real.rename(home / "artifact")
+    (home / "artifact" / "kill").touch()
+    assert install(artifact, home, plugin_path).killed
+    assert (home / "artifact").is_symlink()
+    assert (home / "artifact" / "kill").exists()
 
 
 def test_libtorch_part_is_installed_where_it_was_built(
@@ -135,7 +167,7 @@ def test_libtorch_part_is_installed_where_it_was_built(
 ) -> None:
     built = tmp_path / "built"
     built.mkdir()
-    for name in (*JOB_NAMES, "dynamiccl-probe"):
+    for name in (*JOB_NAMES, "dynamiccl-prepare", "dynamiccl-arbiter"):
         shutil.copy(plugin_path.parent / name, built)
     (built / "libdynamiccl-torch.so").touch()
     command = (
@@ -156,7 +188,7 @@ def test_a_build_that_lacks_a_library_is_not_installed(
 ) -> None:
     built = tmp_path / "built"
     built.mkdir()
-    for name in (TUNER_NAME, "dynamiccl-probe"):
+    for name in (TUNER_NAME, "dynamiccl-prepare", "dynamiccl-arbiter"):
         shutil.copy(plugin_path.parent / name, built)
     command = (
         "install",

@@ -1,24 +1,30 @@
 """`dynamiccl-run`, really executed: what the command that it becomes finds in its environment."""
 
 import os
+import re
 import shutil
-import socket
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.install import install
+from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Shell
 
 SHELLS = [found for found in map(shutil.which, ("dash", "bash")) if found]
+#: The made-up machine that has nothing.
+MACHINE = "gpu=none*0;mig=0;nic=none*0"
 
 
 @pytest.fixture(name="home")
 def home_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> Path:
+    PluginIndex.read(artifact).bound("box", f"{MACHINE};nccl=22809").write(artifact)
+    (tmp_path / "machine").mkdir()
     return install(artifact, tmp_path / "home", plugin_path).directory
 
 
@@ -28,7 +34,11 @@ class Runner:
     def __init__(self, home: Path, shell: str, tmp_path: Path) -> None:
         self.home = home
         self._shell = shell
-        self._base = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        self._base = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "DYNAMICCL_TEST_ROOT": str(tmp_path / "machine"),
+        }
 
     def __call__(
         self, *arguments: str, env: Mapping[str, str] | None = None
@@ -53,25 +63,31 @@ def run_fixture(request: pytest.FixtureRequest, home: Path, tmp_path: Path) -> R
     return Runner(home, request.param, tmp_path)
 
 
-@pytest.fixture(name="listening")
-def listening_fixture() -> Iterator[socket.socket]:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        yield server
-
-
 def test_command_gets_all_that_it_needs(run: Runner) -> None:
     shown = run.shown()
     plugin = str(run.home / "lib" / TUNER_NAME)
     assert shown["NCCL_TUNER_PLUGIN"] == shown["NCCL_PROFILER_PLUGIN"] == plugin
-    assert shown["DYNAMICCL_ARTIFACT"] == str(run.home / "artifact")
+    assert re.fullmatch("[0-9a-f]{16}", shown["DYNAMICCL_JOB"])
+    assert shown["DYNAMICCL_HOST"] == os.uname().nodename
+    assert (shown["DYNAMICCL_MACHINE"], shown["DYNAMICCL_SYSTEMS"]) == (MACHINE, "22809=box")
+    digest = PluginIndex.read(run.home / "artifact").sha256[:16]
+    assert shown["DYNAMICCL_INDEX"] == digest
+    assert shown["DYNAMICCL_TABLES"] == f"{run.home}/artifacts/{digest}/tables"
+    assert list(Path(shown["DYNAMICCL_TABLES"], "box").glob("nodes*_ranks*.dct"))
+    assert shown["DYNAMICCL_KILL_FILE"] == f"{run.home}/artifact/kill"
+    assert re.fullmatch("[0-9a-f]{32}", shown["DYNAMICCL_KEY"])
+    assert shown["DYNAMICCL_WORD"] == "1"
+    assert not shown.keys() & {"DYNAMICCL_ARBITER", "DYNAMICCL_PROBLEM", "DYNAMICCL_MODE"}
+    assert run.shown()["DYNAMICCL_JOB"] != shown["DYNAMICCL_JOB"]
+
+
+def test_mode_adaptive_gets_what_it_reads(run: Runner) -> None:
+    shown = run.shown("--mode=adaptive", MASTER_ADDR="fd00::1", MASTER_PORT="29500")
+    assert Path(shown["DYNAMICCL_ARTIFACT"]) == run.home / "artifact"
     assert shown["DYNAMICCL_KEY_FILE"] == str(run.home / "key")
-    host, port = shown["DYNAMICCL_COORDINATOR"].split(":")
-    assert host == "127.0.0.1"
-    assert 20000 <= int(port) < 32000
-    assert shown["DYNAMICCL_JOB_ID"] == shown["DYNAMICCL_COORDINATOR"]
-    assert "DYNAMICCL_MODE" not in shown
+    assert shown["DYNAMICCL_JOB_ID"] == "29500"
+    assert re.fullmatch(r"\[fd00::1\]:[23]\d{4}", shown["DYNAMICCL_COORDINATOR"])
+    assert "DYNAMICCL_ARBITER" not in shown
 
 
 def test_command_takes_its_words_and_its_exit_code_along(run: Runner) -> None:
@@ -113,15 +129,20 @@ def test_what_the_user_set_stays(run: Runner) -> None:
         "DYNAMICCL_COORDINATOR": "none",
         "DYNAMICCL_KEY_FILE": "/k",
         "DYNAMICCL_JOB_ID": "mine",
-        "DYNAMICCL_ARTIFACT": "/a",
+        "DYNAMICCL_KILL_FILE": "/off",
     }
     assert own.items() <= run.shown(**own).items()
+    said = "/a b/plugin.index: there is no such file"
+    shown = run.shown(said=said, DYNAMICCL_ARTIFACT="/a b")
+    assert Path(shown["DYNAMICCL_ARTIFACT"]) == Path("/a b")
+    assert shown["DYNAMICCL_PROBLEM"].startswith(said)
 
 
 def test_switched_off_it_is_not_there(run: Runner) -> None:
     shown = run.shown(DYNAMICCL_DISABLE="1")
     assert {name for name in shown if name.startswith(("NCCL", "DYNAMICCL"))} == {
-        "DYNAMICCL_DISABLE"
+        "DYNAMICCL_DISABLE",
+        "DYNAMICCL_TEST_ROOT",
     }
 
 
@@ -242,41 +263,153 @@ def test_the_new_enqueue_is_left_alone(run: Runner) -> None:
     assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_ENQUEUE_REARCH_ENABLE="0")
 
 
-def meeting(shown: Mapping[str, str]) -> tuple[str, str]:
-    return shown["DYNAMICCL_COORDINATOR"], shown["DYNAMICCL_JOB_ID"]
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda home: (home / "artifact").unlink(), "there is no such file"),
+        (lambda home: (home / "artifact/plugin.index").chmod(0o666), "others may write to it"),
+        (lambda home: (home / "artifact/").resolve().chmod(0o777), "others may write to it"),
+        (lambda home: (home / "artifact/plugin.index").write_text("x\n"), "not a DynamICCL index"),
+        (lambda home: (home / "artifact/plugin.index").write_text("x"), "it is cut off"),
+        (lambda home: rebind(home, "other"), f"does not know this machine, {MACHINE}; see"),
+        (lambda home: (home.parent / "machine/proc/driver/nvidia/gpus/0").mkdir(parents=True),
+         "a GPU or NIC of this machine cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_keeps_it_from_a_table_is_a_problem_and_the_command_runs(
+    spoil: Callable[[Path], object], said: str, run: Runner
+) -> None:
+    spoil(run.home)
+    shown = run.shown(said=said)
+    assert said in shown["DYNAMICCL_PROBLEM"]
+    assert "DYNAMICCL_TABLES" not in shown or "DYNAMICCL_SYSTEMS" in shown
+    # Of many ranks one speaks.
+    run.shown(RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
 
 
-def test_ranks_of_torchrun_meet_at_rank_0(run: Runner) -> None:
-    job = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "7"}
-    ranks = {meeting(run.shown(RANK=str(rank), LOCAL_RANK="0", **job)) for rank in range(3)}
-    [(coordinator, name)] = ranks
-    assert coordinator.startswith("n1:")
-    assert name == "7"
-    other = meeting(run.shown(RANK="0", **{**job, "MASTER_PORT": "29501"}))
-    assert other[0] != coordinator
+def rebind(home: Path, nic: str) -> None:
+    """Let the artifact know another machine than this one."""
+    index = home / "artifact" / "plugin.index"
+    index.write_text(index.read_text().replace("nic=none", f"nic={nic}"))
+
+
+def test_a_machine_of_two_names_has_none_and_another_release_may_have_one(run: Runner) -> None:
+    index = run.home / "artifact" / "plugin.index"
+    line = f"system\tbox\t{MACHINE};nccl=22809\n"
+    other = line.replace("box", "box-2")
+    index.write_text(index.read_text().replace(line, line + other + line.replace("22809", "23007")))
+    assert run.shown()["DYNAMICCL_SYSTEMS"] == "23007=box"
+    index.write_text(index.read_text().replace(line, other.replace("22809", "22907")))
+    assert run.shown()["DYNAMICCL_SYSTEMS"] == "22809=box-2 22907=box-2 23007=box"
+    assert run.shown(DYNAMICCL_SYSTEM="box")["DYNAMICCL_SYSTEMS"] == "23007=box"
+    said = "does not know this machine as DYNAMICCL_SYSTEM=x"
+    assert "DYNAMICCL_SYSTEMS" not in run.shown(DYNAMICCL_SYSTEM="x", said=said)
+
+
+def test_what_the_shell_evaluates_is_only_ever_text(run: Runner, tmp_path: Path) -> None:
+    odd = f"{tmp_path}/it's $(touch {tmp_path}/ran) `id`\n\"; x"
+    Path(odd).mkdir(parents=True)
+    shown = run("sh", "-c", 'printf %s "$DYNAMICCL_KILL_FILE"', env={"DYNAMICCL_ARTIFACT": odd})
+    assert shown.stdout == f"{odd}/kill"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_job_that_was_installed_over_keeps_its_tables(
+    run: Runner, artifact: Path, plugin_path: Path
+) -> None:
+    before = run.shown()
+    PluginIndex.read(artifact).bound("box", f"{MACHINE};nccl=23007").write(artifact)
+    install(artifact, run.home, plugin_path)
+    after = run.shown()
+    assert after["DYNAMICCL_INDEX"] != before["DYNAMICCL_INDEX"]
+    for shown in (before, after):
+        assert list(Path(shown["DYNAMICCL_TABLES"], "box").glob("*.dct"))
+    assert after["DYNAMICCL_KILL_FILE"] == before["DYNAMICCL_KILL_FILE"]
+
+
+def test_kill_file_at_the_start_is_told_and_stays_no_problem_for_later(run: Runner) -> None:
+    (run.home / "artifact" / "kill").touch()
+    shown = run.shown(said="artifact/kill is there")
+    assert "DYNAMICCL_PROBLEM" not in shown
+
+
+@pytest.mark.parametrize("broken", ["exit 3", "kill -9 $$", None])
+def test_a_preparation_that_fails_is_a_problem_and_the_command_runs(
+    broken: str | None, run: Runner
+) -> None:
+    program = run.home / "bin" / "dynamiccl-prepare"
+    program.unlink()
+    if broken:
+        program.write_text(f"#!/bin/sh\necho export NCCL_ALGO=Ring\n{broken}\n")
+        program.chmod(0o755)
+    shown = run.shown(said="NCCL's own choice stands")
+    assert shown["DYNAMICCL_PROBLEM"].startswith("dynamiccl-prepare failed on ")
+    assert "NCCL_ALGO" not in shown
+
+
+# --- which job it is ----------------------------------------------------------------------------
+
+TORCH = {
+    "MASTER_ADDR": "n1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "7",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "4",
+}
+SRUN = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_NODES": "1"}
+SRUN |= {"SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n1"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "88.1"}
+MPIRUN |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+
+
+def job(run: Runner, **env: str) -> str:
+    return run.shown(DYNAMICCL_MODE="observe", **env)["DYNAMICCL_JOB"]
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("one", "other"),
     [
-        ("--master-addr", "n1", "--master-port", "29500"),
-        ("--master_addr=n1", "--master_port=29500"),
-        ("--rdzv-endpoint", "n1:29500"),
-        ("--rdzv_endpoint=n1:29500",),
+        # Each agent of torchrun counts the failures of its own processes.
+        ({**TORCH, "RANK": "0"}, {**TORCH, "RANK": "3", "TORCHELASTIC_RESTART_COUNT": "1"}),
+        # Rank 0 knows its own host by another name.
+        ({**TORCH, "RANK": "1"}, {**TORCH, "RANK": "0", "MASTER_ADDR": "localhost"}),
+        # srun starts the agent of each node by itself.
+        ({**TORCH, **SRUN, "RANK": "1"}, {**TORCH, **SRUN, "RANK": "0", "SLURM_STEP_ID": "4"}),
+        # mpirun starts the ranks of its own node itself, and the others by srun.
+        ({**MPIRUN, "SLURM_JOB_ID": "12"}, {**MPIRUN, **SRUN}),
+        (SRUN, {**SRUN, "SLURM_NODEID": "1", "SLURM_LOCALID": "3"}),
     ],
 )
-def test_torchrun_on_each_node_meets_where_its_options_say(
-    run: Runner, options: tuple[str, ...]
+def test_ranks_of_one_job_name_it_alike(
+    one: dict[str, str], other: dict[str, str], run: Runner
 ) -> None:
-    # `env NAME=VALUE... ` stands for torchrun: it takes words and prints the environment.
-    done = run("sh", "-c", "env", "torchrun", "--nnodes", "2", *options, "train.py")
-    shown = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    by_environment = run.shown(MASTER_ADDR="n1", MASTER_PORT="29500")
-    assert meeting(shown) == meeting(by_environment)
+    assert job(run, **one) == job(run, **other)
 
 
-def test_ipv6_addresses_get_brackets(run: Runner) -> None:
-    assert run.shown(MASTER_ADDR="fd00::1")["DYNAMICCL_COORDINATOR"].startswith("[fd00::1]:")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"SLURM_JOB_ID": "13"},
+        {"SLURM_STEP_ID": "4"},
+        {"SLURM_RESTART_COUNT": "1"},
+        {"DYNAMICCL_RESTART": "1"},
+        {"DYNAMICCL_JOB_ID": "mine"},
+        {"MASTER_PORT": "29501"},
+        {"PMIX_NAMESPACE": "slurm.pmix.12.4"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_job_step_or_attempt_is_another_one(change: dict[str, str], run: Runner) -> None:
+    assert job(run, **SRUN) != job(run, **{**SRUN, **change})
+
+
+def test_one_in_another_prepares_anew(run: Runner) -> None:
+    said = "there is no such file"
+    outer = run.shown(said=said, DYNAMICCL_ARTIFACT="/nowhere", SLURM_JOB_ID="12")
+    inner = run.shown(**{**outer, **SRUN, "DYNAMICCL_ARTIFACT": ""})
+    assert "DYNAMICCL_PROBLEM" not in inner
+    assert inner["DYNAMICCL_JOB"] != outer["DYNAMICCL_JOB"]
+    assert run.shown(**{**inner, **SRUN})["DYNAMICCL_ARTIFACT"] == inner["DYNAMICCL_ARTIFACT"]
 
 
 @pytest.mark.parametrize(
@@ -287,64 +420,96 @@ def test_ipv6_addresses_get_brackets(run: Runner) -> None:
         ("gpu-[003-005,9],m1", "gpu-003"),
         ("a[7]-x,b", "a7-x"),
         ("rack1-n[1,3]", "rack1-n1"),
+        ("rack[1-2]n[3-4],m", "rack1n3"),
     ],
 )
 def test_ranks_of_slurm_meet_on_the_first_node(run: Runner, nodes: str, first: str) -> None:
-    job = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": nodes}
-    job["PATH"] = without_scontrol(run.home)
-    ranks = {meeting(run.shown(SLURM_PROCID=str(rank), **job)) for rank in range(3)}
-    [(coordinator, name)] = ranks
-    assert coordinator.rpartition(":")[0] == first
-    assert name == "12.3"
-    assert meeting(run.shown(SLURM_PROCID="0", **{**job, "SLURM_STEP_ID": "4"}))[1] == "12.4"
+    shown = run.shown("--mode=adaptive", **{**SRUN, "SLURM_STEP_NODELIST": nodes})
+    assert shown["DYNAMICCL_COORDINATOR"].rpartition(":")[0] == first
 
 
-def without_scontrol(home: Path) -> str:
-    """A PATH with the few programs that a container has."""
-    folder = home.parent / "path"
-    folder.mkdir(exist_ok=True)
-    for name in ("env", "sed", "cksum", "awk", "tr", "date", "dirname", "hostname", "uname"):
-        found = shutil.which(name)
-        if found and not (folder / name).exists():
-            (folder / name).symlink_to(found)
-    return str(folder)
+def test_around_a_launcher_of_several_hosts_it_says_how_to_start_it(run: Runner) -> None:
+    said = "start each rank through dynamiccl-run"
+    shown = run.shown(said=said, SLURM_JOB_ID="12", SLURM_JOB_NUM_NODES="2")
+    assert "DYNAMICCL_ARBITER" not in shown
+    run.shown(SLURM_JOB_ID="12", SLURM_JOB_NUM_NODES="1")
 
 
-def test_slurm_is_asked_where_it_can_be(run: Runner, tmp_path: Path) -> None:
-    fake = tmp_path / "fake"
-    fake.mkdir()
-    (fake / "scontrol").write_text('#!/bin/sh\n[ "$2" = hostnames ] && printf "x9\\nx1\\n"\n')
-    (fake / "scontrol").chmod(0o755)
-    shown = run.shown(
-        PATH=f"{fake}:{os.environ['PATH']}", SLURM_JOB_ID="5", SLURM_JOB_NODELIST="x[9,1]"
-    )
-    assert shown["DYNAMICCL_COORDINATOR"].startswith("x9:")
-    assert shown["DYNAMICCL_JOB_ID"] == "5"
+# --- words --------------------------------------------------------------------------------------
+
+#: Stands in for NVML: nothing of it is a driver's.
+FAKE_NVML = """
+#include <string.h>
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **gpu) { *gpu = (void *)(long)i; return 0; }
+int nvmlDeviceGetGpuFabricInfo(void *gpu, unsigned char *info) {
+  memset(info, 0, 28);
+  if (gpu != 0) info[15] = CLUSTER;
+  return CODE;
+}
+"""
+TWO_HOSTS = {"MASTER_ADDR": "127.0.0.1", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 
 
-def test_ranks_of_mpi_on_several_hosts_need_a_hint(run: Runner) -> None:
-    several = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
-    said = "the host of rank 0 is not known here"
-    shown = run.shown(said=said, OMPI_COMM_WORLD_LOCAL_SIZE="2", **several)
-    assert "DYNAMICCL_COORDINATOR" not in shown
-    alone = run.shown(OMPI_COMM_WORLD_LOCAL_SIZE="4", **several)
-    assert "DYNAMICCL_COORDINATOR" not in alone  # one node meets over a local socket
-
-
-def test_taken_port_is_told_by_who_starts_the_ranks(
-    run: Runner, listening: socket.socket, tmp_path: Path
+@pytest.mark.parametrize(
+    ("nvml", "env", "word"),
+    [
+        ({"CLUSTER": 0, "CODE": 0}, {}, "1"),
+        ({"CLUSTER": 0, "CODE": 3}, {}, "1"),  # a GPU without a fabric
+        ({"CLUSTER": 1, "CODE": 0}, {}, "0"),
+        ({"CLUSTER": 0, "CODE": 999}, {}, "0"),  # not known
+        ({"CLUSTER": 1, "CODE": 0}, {"NCCL_MNNVL_ENABLE": "0"}, "1"),
+        ({"CLUSTER": 1, "CODE": 0}, {"LOCAL_WORLD_SIZE": "4"}, "1"),
+        (None, {}, "0"),  # a GPU, and no NVML that could be asked
+    ],
+)
+def test_word_is_for_ranks_that_are_surely_on_one_host(
+    nvml: dict[str, int] | None, env: dict[str, str], word: str, run: Runner, tmp_path: Path
 ) -> None:
-    port = listening.getsockname()[1]
-    fake = tmp_path / "fake"
-    fake.mkdir()
-    (fake / "awk").write_text(f"#!/bin/sh\necho {port}\n")
-    (fake / "awk").chmod(0o755)
-    job = {"PATH": f"{fake}:{os.environ['PATH']}", "MASTER_ADDR": "127.0.0.1"}
-    run.shown(said=f"port {port} of 127.0.0.1 is taken", **job)
-    run.shown(RANK="1", **job)
-    # Alone on one node it takes another.
-    own = run.shown(PATH=job["PATH"])["DYNAMICCL_COORDINATOR"]
-    assert own != f"127.0.0.1:{port}"
+    gpu = tmp_path / "machine/proc/driver/nvidia/gpus/0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t NVIDIA Test GPU\n")
+    (tmp_path / "lib").mkdir()
+    if nvml is not None:
+        (tmp_path / "nvml.c").write_text(FAKE_NVML)
+        macros = [f"-D{name}={value}" for name, value in nvml.items()]
+        to = tmp_path / "lib" / "libnvidia-ml.so.1"
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", *macros, "-o", to, tmp_path / "nvml.c"], check=True
+        )
+    elif (
+        "libnvidia-ml"
+        in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    ):
+        pytest.skip("this machine has NVML")
+    env = {
+        **TWO_HOSTS,
+        "LD_LIBRARY_PATH": str(tmp_path / "lib"),
+        "DYNAMICCL_MODE": "observe",
+        **env,
+    }
+    assert run.shown(**env)["DYNAMICCL_WORD"] == word
+
+
+def test_words_that_nobody_needs_any_more_are_removed(run: Runner) -> None:
+    mine = f"dynamiccl-{os.geteuid()}-{os.urandom(8).hex()}-"
+    words = [Path("/dev/shm", mine + name) for name in ("old", "new")]
+    other = Path("/dev/shm", f"dynamiccl-{os.geteuid()}x-{os.urandom(8).hex()}")
+    try:
+        for path in (*words, other):
+            path.touch()
+        two_hours_ago = time.time() - 7200
+        for path in (words[0], other):
+            os.utime(path, (two_hours_ago, two_hours_ago))
+        run.shown()
+        assert [path.exists() for path in (*words, other)] == [False, True, True]
+    finally:
+        for path in (*words, other):
+            path.unlink(missing_ok=True)
+
+
+# --- the installation ---------------------------------------------------------------------------
 
 
 def test_user_who_cannot_read_the_key_gets_one_of_his_own(run: Runner, tmp_path: Path) -> None:
@@ -370,6 +535,8 @@ def test_incomplete_installation_is_exit_4(run: Runner) -> None:
 def test_wrapper_is_found_at_any_place(run: Runner, shell: Shell, tmp_path: Path) -> None:
     """As where a container mounts the installation elsewhere."""
     assert shell("dynamiccl-deploy", "verify", run.home / "artifact").code == 0
-    shutil.copytree(run.home, tmp_path / "mounted")
+    shutil.copytree(run.home, tmp_path / "mounted", symlinks=True)
     run.home = tmp_path / "mounted"
-    assert run.shown()["DYNAMICCL_ARTIFACT"] == str(tmp_path / "mounted" / "artifact")
+    shown = run.shown()
+    assert Path(shown["DYNAMICCL_ARTIFACT"]) == tmp_path / "mounted" / "artifact"
+    assert Path(shown["DYNAMICCL_TABLES"]).is_relative_to(tmp_path / "mounted")

@@ -1,0 +1,191 @@
+"""Jobs of several hosts under real Slurm and Open MPI: how their ranks come to one arbiter."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.serve.install import install
+from tests.cli.conftest import artifact_fixture as artifact_fixture  # noqa: PLC0414
+from tests.cli.conftest import exported_fixture as exported_fixture  # noqa: PLC0414
+from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
+from tests.cluster.slurm import Slurm
+from tests.serve.conftest import libnccl_fixture as libnccl_fixture  # noqa: PLC0414
+from tests.serve.jobs.setting import FIRST, write_artifact, write_machine
+
+#: What a rank shows, and then it waits for all of its children, of which it has none.
+SHOW = """
+import os
+names = ("JOB", "HOST", "ARBITER")
+print(os.uname().nodename, *(os.environ.get("DYNAMICCL_" + name) for name in names))
+try:
+    os.wait()
+except ChildProcessError:
+    pass
+"""
+#: A rank of one communicator, which calls the tuner as NCCL does, and says what that logged.
+MAKE = """
+import ctypes, os, sys
+from pathlib import Path
+from dynamiccl.serve.abi import TunerPlugin
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # whose release the tuner asks for
+with TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"])).communicator(4, 2) as made:
+    print("|".join(made.lines))
+"""
+Start = Callable[..., list[list[str]]]
+
+
+@pytest.fixture(name="program")
+def program_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> str:
+    return str(install(artifact, tmp_path / "home", plugin_path).directory / "bin/dynamiccl-run")
+
+
+@pytest.fixture(name="start")
+def start_fixture(slurm: Slurm) -> Start:
+    def start(*command: str, **env: str) -> list[list[str]]:
+        """The lines that ranks show, sorted; what the launcher prints is read to its end."""
+        if not slurm.namespaces:
+            pytest.skip("all nodes have one name here")
+        environment = {"MASTER_ADDR": "10.78.0.1", "DYNAMICCL_TEST_LIMIT_MS": "5000", **env}
+        done = slurm.run(command, environment)
+        return shown_in(done.stdout)
+
+    return start
+
+
+def shown_in(text: str) -> list[list[str]]:
+    """The ranks' lines, sorted: launchers say something of their own between."""
+    return sorted(words for line in text.splitlines() if len(words := line.split()) == 4)
+
+
+def arbiters(program: str) -> list[int]:
+    name = program.replace("dynamiccl-run", "dynamiccl-arbiter").encode() + b"\0"
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(name):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def is_gone(program: str) -> bool:
+    until = time.monotonic() + 1
+    while arbiters(program) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not arbiters(program)
+
+
+def meets(shown: list[list[str]]) -> bool:
+    """Whether two ranks of each of two nodes know one arbiter on the first."""
+    nodes = [line[0] for line in shown]
+    ports = {line[3].rpartition(":")[2] for line in shown}
+    addresses = {line[3].rpartition(":")[0] for line in shown}
+    return (
+        nodes == [line[2] for line in shown] == ["n1", "n1", "n2", "n2"]
+        and len({line[1] for line in shown}) == len(ports) == 1
+        and addresses == {"127.0.0.1", "10.78.0.1"}
+    )
+
+
+def test_ranks_of_srun_meet_at_the_first_node(start: Start, program: str) -> None:
+    srun = ("srun", "-N2", "--ntasks-per-node=2", program, "python3", "-c", SHOW)
+    first = start(*srun)
+    assert meets(first), first
+    assert is_gone(program)
+    again = start(*srun)
+    assert meets(again), again
+    assert again[0][1] != first[0][1]  # another step
+
+
+@pytest.mark.parametrize("spoilt", [False, True], ids=["all", "one cannot"])
+def test_ranks_of_two_nodes_take_one_table_or_none(
+    spoilt: bool, slurm: Slurm, program: str, libnccl: Path, tmp_path: Path
+) -> None:
+    """The whole way: srun, preparation, arbiter, the tuner's `init`, the table."""
+    env = {
+        "MASTER_ADDR": "10.78.0.1" if slurm.namespaces else "127.0.0.1",
+        "DYNAMICCL_ARTIFACT": str(write_artifact(tmp_path / "tables", FIRST, [(2, 4)])),
+        "DYNAMICCL_TEST_ROOT": str(write_machine(tmp_path / "machine")),
+    }
+    spoil = '[ "$SLURM_PROCID" != 3 ] || export DYNAMICCL_ARTIFACT=/none; ' if spoilt else ""
+    rank = ("sh", "-c", f'{spoil}exec "$0" "$@"', program, sys.executable, "-c", MAKE, str(libnccl))
+    done = slurm.run(("srun", "-N2", "--ntasks-per-node=2", *rank), env)
+    said = [line for line in done.stdout.splitlines() if "DYNAMICCL: " in line]
+    verdict = "NCCL's own choice stands" if spoilt else "the artifact's table, from call 0"
+    assert len(said) == 4
+    assert all(f"4 ranks on 2 nodes: {verdict}" in line for line in said), said
+    if spoilt:
+        assert all("/none/plugin.index" in line or "rank 3" in line for line in said), said
+    assert is_gone(program)
+
+
+def test_ranks_of_one_node_need_none(start: Start, program: str) -> None:
+    shown = start("srun", "-N1", "-n2", program, "python3", "-c", SHOW)
+    assert [line[3] for line in shown] == ["None", "None"]
+
+
+def test_a_name_that_does_not_resolve_costs_its_limit_once(start: Start, program: str) -> None:
+    """Names of nodes are in no table here; srun shows nobody's address."""
+    began = time.monotonic()
+    shown = start(
+        "srun", "-N2", "--ntasks-per-node=2", program, "python3", "-c", SHOW, MASTER_ADDR=""
+    )
+    assert time.monotonic() - began < 30
+    on_first, *others = [line[3] for line in shown if line[3] != "None"]
+    assert (on_first.startswith("127.0.0.1:"), others) == (True, [])
+
+
+def test_ranks_of_mpirun_meet_where_master_addr_says(start: Start, program: str) -> None:
+    shown = start(
+        *("salloc", "--quiet", "-N2", "--ntasks-per-node=2", "mpirun", "--allow-run-as-root"),
+        *(
+            "--mca",
+            "btl_tcp_if_include",
+            "eth0",
+            "-x",
+            "MASTER_ADDR",
+            "-x",
+            "DYNAMICCL_TEST_LIMIT_MS",
+        ),
+        *(program, "python3", "-c", SHOW),
+    )
+    assert meets(shown), shown
+    assert is_gone(program)
+
+
+def test_around_srun_it_prepares_one_node_and_the_others_are_seen(
+    slurm: Slurm, program: str
+) -> None:
+    if not slurm.namespaces:
+        pytest.skip("all nodes have one name here")
+    shell = ("sh", "-c", f"{program} srun -n4 python3 -c '{SHOW.replace(chr(39), chr(34))}'")
+    done = slurm.run(("salloc", "--quiet", "-N2", "--ntasks-per-node=2", *shell))
+    shown = shown_in(done.stdout)
+    assert "start each rank through dynamiccl-run" in done.stderr
+    assert {line[2] for line in shown} == {"ctl"}  # where salloc runs its command
+    assert not {line[0] for line in shown} & {"ctl"}
+    assert {line[3] for line in shown} == {"None"}
+
+
+@pytest.mark.parametrize("launcher", ["srun", "sbatch"])
+def test_a_batch_script_is_no_rank(
+    launcher: str, slurm: Slurm, program: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.sh"
+    inner = f"srun -n4 {program}" if launcher == "srun" else program
+    script.write_text(f"#!/bin/sh\nMASTER_ADDR=10.78.0.1 {inner} python3 -c '{SHOW}'\n".replace(
+        SHOW, SHOW.replace("'", '"')
+    ))  # fmt: skip
+    out = tmp_path / "out"
+    options = ("--wait", "-N2", "--ntasks-per-node=2", f"--output={out}", f"--chdir={tmp_path}")
+    slurm.run(("sbatch", *options, str(script)), dict(os.environ))
+    if launcher == "sbatch":
+        assert "start each rank through dynamiccl-run" in out.read_text()
+        return
+    shown = shown_in(out.read_text())
+    assert not slurm.namespaces or meets(shown), shown

@@ -1,0 +1,350 @@
+"""The arbiter as `dynamiccl-run` starts and finds it: launchers, restarts, names and ports.
+
+Ranks are programs that show their environment; what the arbiter answers to votes is in
+`serve/plugin/tests/test_arbiter.cpp`.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.serve.install import install
+
+NO_ANSWER = "no arbiter of this job answers"
+#: Instead of ten seconds.
+LIMIT_S = 2
+
+
+class Job:
+    """A job of several hosts, all of which are this one: launchers, and their ranks."""
+
+    def __init__(self, home: Path, tmp_path: Path) -> None:
+        self.home = home
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "RUN": str(home / "bin" / "dynamiccl-run"),
+            "DYNAMICCL_ARTIFACT": str(tmp_path / "none"),  # an arbiter needs none
+            "DYNAMICCL_TEST_LIMIT_MS": str(LIMIT_S * 1000),
+            "TORCHELASTIC_RUN_ID": os.urandom(8).hex(),
+            "WORLD_SIZE": "8",
+            "LOCAL_WORLD_SIZE": "4",
+            "MASTER_ADDR": "127.0.0.1",
+        }
+
+    @contextmanager
+    def launcher(self, script: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
+        """A launcher that runs a script, says `ready`, and ends with the block."""
+        process = subprocess.Popen(
+            ["sh", "-c", f"{script}\necho ready; read line"],
+            env={**self.env, **env},
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def shown(self, rank: int, **env: str) -> tuple[dict[str, str], str]:
+        """What a rank shows, and what it said besides."""
+        done = subprocess.run(
+            [self.env["RUN"], "env"],
+            env={**self.env, "RANK": str(rank), **env},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        lines = [line for line in done.stderr.splitlines() if "plugin.index" not in line]
+        return dict(line.split("=", 1) for line in done.stdout.splitlines()), "\n".join(lines)
+
+    def processes(self) -> list[int]:
+        """The keeper's and the worker's, as far as they live."""
+        program = f"{self.home}/bin/dynamiccl-arbiter\0".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(program):
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it has ended
+        return sorted(found)
+
+    @property
+    def port(self) -> int:
+        """Of the arbiter that runs."""
+        return int(Path(f"/proc/{self.processes()[0]}/cmdline").read_bytes().split(b"\0")[1])
+
+    def is_gone(self, limit_s: float) -> bool:
+        until = time.monotonic() + limit_s
+        while self.processes() and time.monotonic() < until:
+            time.sleep(0.02)
+        return not self.processes()
+
+
+@pytest.fixture(name="job")
+def job_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> Iterator[Job]:
+    job = Job(install(artifact, tmp_path / "home", plugin_path).directory, tmp_path)
+    yield job
+    for pid in job.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def lines_of(process: "subprocess.Popen[str]") -> list[str]:
+    """What a launcher's ranks say until it is ready."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        if line == "ready\n":
+            return lines
+        lines.append(line.strip())
+    raise AssertionError(lines)
+
+
+FIRST = "RANK=0 $RUN printenv DYNAMICCL_ARBITER"
+
+
+def test_the_first_rank_starts_it_and_the_others_find_it(job: Job) -> None:
+    with job.launcher(FIRST) as launcher:
+        [own] = lines_of(launcher)
+        assert len(job.processes()) == 2
+        assert own == f"127.0.0.1:{job.port}"
+        assert 20000 <= job.port < 32000
+        for rank in (1, 7):
+            shown, said = job.shown(rank)
+            assert (shown["DYNAMICCL_ARBITER"], said) == (own, "")
+        # By another name, and on an address that answers beside those that do not.
+        assert job.shown(3, MASTER_ADDR="localhost")[0]["DYNAMICCL_ARBITER"].endswith(
+            f":{job.port}"
+        )
+        assert job.shown(3, MASTER_ADDR="::1")[0]["DYNAMICCL_ARBITER"] == f"[::1]:{job.port}"
+    assert job.is_gone(1)
+
+
+def test_it_goes_on_when_a_rank_is_started_again_and_ends_with_the_launcher(job: Job) -> None:
+    with job.launcher(f"{FIRST}; echo first; {FIRST}; {FIRST}") as launcher:
+        own, *again = lines_of(launcher)
+        assert again == ["first", own, own]
+        assert len(job.processes()) == 2
+        before = job.processes()
+        # The next attempt that Slurm makes is another job.
+        assert job.shown(0, SLURM_RESTART_COUNT="1")[0]["DYNAMICCL_ARBITER"] != own
+        assert len(job.processes()) == 4
+        launcher.kill()
+        launcher.wait()
+        until = time.monotonic() + 1
+        while set(before) & set(job.processes()) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not set(before) & set(job.processes())
+        assert launcher.stderr is not None
+        assert all("plugin.index" in line for line in launcher.stderr)
+
+
+def test_it_stays_while_the_first_rank_lives_without_a_launcher(job: Job) -> None:
+    """As after `nohup dynamiccl-run ... &` and a logout."""
+    rank = "(RANK=0 $RUN sleep 60 < /dev/null > /dev/null 2>&1 & echo $!)"
+    with job.launcher(rank) as launcher:
+        [pid] = lines_of(launcher)
+        until = time.monotonic() + 20
+        while len(job.processes()) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+    time.sleep(1.2)
+    assert len(job.processes()) == 2
+    os.kill(int(pid), signal.SIGKILL)
+    assert job.is_gone(1)
+
+
+@pytest.mark.parametrize("killed", [0, 1], ids=["keeper", "worker"])
+def test_it_answers_after_one_of_its_processes_was_killed(job: Job, killed: int) -> None:
+    with job.launcher(FIRST) as launcher:
+        [own] = lines_of(launcher)
+        os.kill(job.processes()[killed], signal.SIGKILL)
+        assert job.shown(1)[0]["DYNAMICCL_ARBITER"] == own
+    assert job.is_gone(1)
+
+
+WAITS_FOR_ALL = (
+    "import os\nwhile True:\n try: os.wait()\n except ChildProcessError: break\nprint('waited')"
+)
+
+
+def test_a_rank_that_waits_for_all_its_children_ends(job: Job) -> None:
+    script = f'RANK=0 $RUN python3 -c "{WAITS_FOR_ALL}"'
+    with job.launcher(script) as launcher:
+        assert lines_of(launcher) == ["waited"]
+        assert len(job.processes()) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process namespace needs root")
+def test_as_process_1_of_a_container_it_keeps_the_arbiter_from_the_rank(job: Job) -> None:
+    def run(script: str) -> "subprocess.Popen[str]":
+        command = ["unshare", "--pid", "--fork", "--mount-proc", job.env["RUN"], "python3", "-c"]
+        return subprocess.Popen(
+            [*command, script], env={**job.env, "RANK": "0"}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    process = run(f"{WAITS_FOR_ALL}\nimport sys; print(os.getpid(), input()); sys.exit(7)")
+    said, _ = process.communicate("hello\n", timeout=30)
+    waited, pid_and_line = said.splitlines()
+    assert (waited, pid_and_line.split()[1], process.returncode) == ("waited", "hello", 7)
+    assert pid_and_line.split()[0] != "1"
+    assert job.is_gone(1)
+    ends_well = (
+        "import signal, sys; signal.signal(15, lambda *_: sys.exit(9)); print('on', flush=True)"
+    )
+    with run(f"{ends_well}\nsignal.pause()") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGTERM)
+    assert process.returncode == 9
+
+
+def test_whoever_reads_all_that_a_launcher_says_does_not_wait_for_it(job: Job) -> None:
+    """On a descriptor of its own, too. The launcher lives on, and so does the arbiter."""
+    ends, other_ends = os.pipe()
+    try:
+        rank = subprocess.Popen(
+            [job.env["RUN"], "echo", "done"],
+            env={**job.env, "RANK": "0"},
+            stdout=subprocess.PIPE,
+            pass_fds=[other_ends],
+        )
+        os.close(other_ends)
+        assert rank.communicate(timeout=30)[0] == b"done\n"
+        assert os.read(ends, 1) == b""
+        assert len(job.processes()) == 2
+    finally:
+        os.close(ends)
+
+
+@contextmanager
+def answering(how: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port where something else listens."""
+    taken: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                taken.append(server.accept()[0])
+            except OSError:
+                return
+            how(taken[-1])
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in taken:
+                connection.close()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [lambda _: None, socket.socket.close, lambda connection: connection.sendall(b"x" * 500)],
+    ids=["silent", "accepts for the dead", "says something else"],
+)
+def test_an_accepted_connection_is_no_answer(
+    how: Callable[[socket.socket], None], job: Job
+) -> None:
+    with answering(how) as port:
+        began = time.monotonic()
+        by_hand = {"DYNAMICCL_ARBITER": f"127.0.0.1:{port}"}
+        shown, said = job.shown(1, **by_hand)
+        assert "DYNAMICCL_ARBITER" not in shown
+        assert f"{NO_ANSWER} at 127.0.0.1 port {port}" in said
+        assert time.monotonic() - began < LIMIT_S + 8  # once; the job waits for nothing more
+        # One that answers counts all the same.
+        with job.launcher(FIRST) as launcher:
+            own = lines_of(launcher)
+            assert [job.shown(1, **by_hand)[0]["DYNAMICCL_ARBITER"]] == own
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"MASTER_ADDR": "no-such-host.invalid"}, f"{NO_ANSWER} at no-such-host.invalid port"),
+        ({"MASTER_ADDR": "127.0.0.1"}, NO_ANSWER),  # nobody has started one
+        ({"MASTER_ADDR": ""}, "the host of rank 0 is not known here: set MASTER_ADDR"),
+        ({"DYNAMICCL_KEY_FILE": "/none"}, "several hosts agree under a key, and /none is none"),
+    ],
+)
+def test_where_none_is_found_the_rank_says_so_once_and_goes_on(
+    env: dict[str, str], said: str, job: Job
+) -> None:
+    shown, told = job.shown(0 if "not known" in said else 1, **env)
+    assert said in told
+    assert "DYNAMICCL_ARBITER" not in shown
+    # A table on one host needs none.
+    assert (shown["DYNAMICCL_WORD"], "DYNAMICCL_JOB" in shown) == ("1", True)
+
+
+def test_a_taken_port_is_told_and_the_rank_goes_on(job: Job) -> None:
+    with job.launcher(FIRST) as launcher:
+        lines_of(launcher)
+        port = job.port
+    assert job.is_gone(5)
+    with socket.create_server(("127.0.0.1", port)):
+        shown, said = job.shown(0)
+        assert "dynamiccl-arbiter: cannot listen: Address already in use" in said
+        assert "DYNAMICCL_ARBITER" not in shown
+        assert not job.processes()
+
+
+def test_that_of_another_job_or_key_is_none(job: Job, tmp_path: Path) -> None:
+    key = tmp_path / "other-key"
+    key.write_text("0" * 32)
+    key.chmod(0o600)
+    with job.launcher(FIRST) as launcher:
+        [own] = lines_of(launcher)
+        for env in ({"DYNAMICCL_JOB_ID": "other"}, {"DYNAMICCL_KEY_FILE": str(key)}):
+            assert NO_ANSWER in job.shown(1, DYNAMICCL_ARBITER=own, **env)[1]
+
+
+def by_hand(job: Job) -> Mapping[str, str]:
+    """As under Ray: no launcher says anything but the user."""
+    return {name: value for name, value in job.env.items() if name not in {
+        "TORCHELASTIC_RUN_ID", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"
+    }} | {"DYNAMICCL_JOB_ID": job.env["TORCHELASTIC_RUN_ID"]}  # fmt: skip
+
+
+def test_one_started_by_hand_is_taken(job: Job) -> None:
+    job.env = dict(by_hand(job))
+    with job.launcher(f"$RUN {job.home}/bin/dynamiccl-arbiter 0") as launcher:
+        [port] = lines_of(launcher)
+        done = subprocess.run(
+            [job.env["RUN"], "printenv", "DYNAMICCL_ARBITER", "DYNAMICCL_WORD"],
+            env={**job.env, "DYNAMICCL_ARBITER": f"localhost:{port}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        address, word = done.stdout.split()
+        assert address in {f"127.0.0.1:{port}", f"[::1]:{port}"}
+        assert word == "1"
+    assert job.is_gone(1)
+
+
+def test_usage_of_the_program(job: Job) -> None:
+    program = job.home / "bin" / "dynamiccl-arbiter"
+    for words, said in ([], "usage: "), (["x"], "usage: "), (["0"], "start it with 'dynamiccl-run"):
+        done = subprocess.run(
+            [program, *words], env={}, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, said in done.stderr) == (2, True)
