@@ -6,9 +6,7 @@
 each config. *Overhead*: a sweep of the nccl-tests stand-in through the real runner, journal,
 sampler and plugin; everything that is not spent inside the benchmark's processes, start of the
 command included, over the measurements taken. *Rows*: text of the stand-in, made into measurement
-rows and checked block by block. Measurements saved, the reading of traces, and what `health`,
-`compare` and `forecast` find, come from benchmarks of their own (`strategies.json`, `traces.json`,
-`health.json`, `compare.json`, `forecast.json`), which are run first when they are not there.
+rows and checked block by block. All else comes from benchmarks of their own (`OTHERS`).
 
 Writes out/bench/collect.json.
 """
@@ -18,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +45,14 @@ cycles = 3
 # The stand-in is slow; its own time is not what is measured.
 small_iterations = 20
 """
+#: Figures of other benchmarks.
+OTHERS: Final = {
+    "strategies": ("measurements_saved_ratio_at_2pct",),
+    "traces": ("kineto_mb_per_s", "kineto_peak_mib"),
+    "compare": ("compare_recall_range_3_percent_5_runs", "compare_false_alarms_5_runs"),
+    "forecast": ("forecast_coverage",),
+    "health": ("health_recall", "health_false_alarms"),
+}
 #: Rows of the parsing benchmark: cycles of a walk of 17 sizes.
 CYCLES: Final = 3000
 SIZES: Final = tuple(1 << exponent for exponent in range(10, 27))
@@ -103,14 +110,14 @@ def _row(size_bytes: int) -> str:
     return f"{size_bytes:12} {size_bytes // 4:12} float sum -1 {'  '.join(halves)}"
 
 
-def figure(name: str, key: str) -> float:
-    """A figure of another benchmark, which is run if it has no result yet."""
-    path = OUT / f"{name}.json"
-    if not path.is_file():
-        subprocess.run(
-            [sys.executable, str(Path(__file__).with_name(f"bench_{name}.py"))], check=True
-        )
-    return float(json.loads(path.read_text(encoding="utf-8"))[key])
+def figures_of_others() -> Iterator[tuple[str, float]]:
+    """Figures of other benchmarks, which are run if they have no result yet."""
+    for benchmark, names in OTHERS.items():
+        path = OUT / f"{benchmark}.json"
+        if not path.is_file():
+            script = f"{ROOT}/benchmarks/bench_{benchmark}.py"
+            subprocess.run([sys.executable, script], check=True)
+        yield from ((n, v) for n, v in json.loads(path.read_text()).items() if n in names)
 
 
 def main() -> None:
@@ -124,16 +131,7 @@ def main() -> None:
             "launches_saved_ratio": plan["launches_saved_ratio"],
             "launches": plan["launches"],
             "launches_one_per_config": plan["launches_one_per_config"],
-            "measurements_saved_ratio_at_2pct": figure(
-                "strategies", "measurements_saved_ratio_at_2pct"
-            ),
-            "kineto_mb_per_s": figure("traces", "kineto_mb_per_s"),
-            "kineto_peak_mib": figure("traces", "kineto_peak_mib"),
-            "compare_recall": figure("compare", "compare_recall"),
-            "compare_false_alarms": figure("compare", "compare_false_alarms"),
-            "forecast_coverage": figure("forecast", "forecast_coverage"),
-            "health_recall": figure("health", "health_recall"),
-            "health_false_alarms": figure("health", "health_false_alarms"),
+            **dict(figures_of_others()),
             "overhead_per_trial_ms": per_trial_ms,
             "overhead_trials": measured,
             "rows_per_s": parsed_per_s,

@@ -229,6 +229,7 @@ def published() -> Iterator[tuple[str, list[pl.DataFrame]]]:
     """Systems and their tasks with three repeats of NCCL's own choice and of another config."""
     sample, more = ROOT / "datasets" / "sample", ROOT.parent / "shared" / "data" / "sweeps"
     files = {path.name: path for folder in (more, sample) for path in sorted(folder.glob("*.csv"))}
+    files.pop("mscclpp_targets.csv", None)  # of MSCCL++'s kernels, which are no configs of NCCL's
     with tempfile.TemporaryDirectory() as folder:
         options = ImportOptions(systems_file=sample / "systems.toml")
         import_files(sorted(files.values()), Path(folder), options=options)

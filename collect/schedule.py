@@ -474,6 +474,6 @@ def without_slow(sweep: Sweep) -> Sweep:
         is_slow = config.protocol is Protocol.LL or 0 < (config.num_channels or 0) <= 2
         if trial.infeasible or not is_slow or trial.size_bytes <= most:
             return trial
-        return replace(trial, infeasible=f"left out above {most} bytes, {why}")
+        return replace(trial, infeasible=f"above {most} bytes, {why}")
 
     return replace(sweep, trials=tuple(map(told, sweep.trials)))

@@ -189,6 +189,12 @@ def test_ranks_that_the_output_does_not_tell_are_left_out(text: str, why: str) -
     assert any(why in remark for remark in output.remarks)
 
 
+def test_a_fact_that_the_output_tells_twice_and_differently_is_left_out() -> None:
+    output = parse(WHOLE.replace("[0000:07:00] H100", "[0000:07:00] H200"))
+    assert {row.get("gpu") for row in output.rows} == {None}
+    assert "GPU model left out: the output names several (H100, H200)" in output.remarks
+
+
 @pytest.mark.parametrize(
     ("columns", "row", "expected"),
     [

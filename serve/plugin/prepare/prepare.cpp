@@ -9,7 +9,7 @@
 // nccl=0.
 #include "prepare/prepare.h"
 
-#include <dirent.h>
+#include <glob.h>
 #include <limits.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -26,7 +26,6 @@
 #include "crypto/sha256.h"
 #include "identity/fingerprint.h"
 #include "platform/dynamic.h"
-#include "platform/loaded_nccl.h"
 #include "trusted/file.h"
 #include "vocabulary.h"
 
@@ -101,44 +100,48 @@ Artifact read_artifact(const std::string& named, const std::string& machine) {
   return artifact;
 }
 
-int print_facts(const Words& words) {
-  std::size_t next = 0;
+/// What a function of a library returns, 0 on success; -1 where there is none of that name.
+template <typename... Arguments>
+int call(void* library, const char* name, Arguments... arguments) {
+  const auto function = reinterpret_cast<int (*)(Arguments...)>(find_symbol(library, name));
+  return function != nullptr ? function(arguments...) : -1;
+}
+
+int print_facts(Words words) {
+  int nccl = 0;
   if (words.size() > 1 && words[0] == "--nccl") {
-    if (open_library(words[1].c_str()) == nullptr) {
+    void* library = open_library(words[1].c_str());
+    if (library == nullptr) {
       std::fprintf(stderr, "error: cannot load %s: %s\n", words[1].c_str(), library_error());
       return kBadMachine;
     }
-    next = 2;
+    if (call(library, "ncclGetVersion", &nccl) != 0) nccl = 0;
+    words.erase(words.begin(), words.begin() + 2);
   }
-  if (next + 1 < words.size() || (next < words.size() && words[next][0] == '-')) {
+  if (words.size() > 1 || (!words.empty() && words[0][0] == '-')) {
     std::fputs("usage: dynamiccl-prepare --facts [--nccl LIBRARY] [ARTIFACT]\n", stderr);
     return kUsage;
   }
   char fingerprint[kFingerprintBytes];
-  const std::string nccl = std::to_string(loaded_nccl_version());
-  if (!take_fingerprint(std::atoi(nccl.c_str()), fingerprint)) {
+  if (!take_fingerprint(nccl, fingerprint)) {
     std::fputs("error: a GPU or NIC of this machine cannot be read in /proc or /sys\n", stderr);
     return kBadMachine;
   }
   // No text in the index needs an escape in JSON.
   std::printf(R"({"plugin_version": "%s", "fingerprint": "%s")", kPluginVersion, fingerprint);
-  std::string problem;
-  if (next < words.size()) {
-    const std::string machine(fingerprint, std::strstr(fingerprint, ";nccl="));
-    const Artifact artifact = read_artifact(words[next], machine);
-    problem = artifact.problem;
-    const auto found = artifact.systems.find(nccl);
-    const bool is_known = found != artifact.systems.end() && !found->second.empty();
-    const std::string system = is_known ? '"' + found->second + '"' : "null";
-    if (problem.empty()) {
-      std::printf(R"(, "artifact_sha256": "%s", "system": %s)", artifact.digest.c_str(),
-                  system.c_str());
+  Artifact artifact;
+  if (!words.empty()) {
+    artifact = read_artifact(words[0], {fingerprint, std::strstr(fingerprint, ";nccl=")});
+    const std::string system = artifact.systems[std::to_string(nccl)];
+    if (!artifact.problem.empty()) {
+      std::printf(R"(, "artifact_problem": "%s")", artifact.problem.c_str());
     } else {
-      std::printf(R"(, "artifact_problem": "%s")", problem.c_str());
+      std::printf(R"(, "artifact_sha256": "%s", "system": %s)", artifact.digest.c_str(),
+                  system.empty() ? "null" : ('"' + system + '"').c_str());
     }
   }
   std::puts("}");
-  return problem.empty() ? 0 : kBadArtifact;
+  return artifact.problem.empty() ? 0 : kBadArtifact;
 }
 
 /// Whether ranks of one nNodes may be on several hosts: NCCL joins those that one NVLink fabric
@@ -156,25 +159,16 @@ bool may_have_fabric(bool has_gpus) {
   constexpr int kNotSupported = 3;
   void* nvml = open_library("libnvidia-ml.so.1");
   if (nvml == nullptr) return has_gpus;
-  const auto init = reinterpret_cast<int (*)(unsigned)>(find_symbol(nvml, "nvmlInitWithFlags"));
-  const auto count =
-      reinterpret_cast<int (*)(unsigned*)>(find_symbol(nvml, "nvmlDeviceGetCount_v2"));
-  const auto device = reinterpret_cast<int (*)(unsigned, void**)>(
-      find_symbol(nvml, "nvmlDeviceGetHandleByIndex_v2"));
-  const auto ask = reinterpret_cast<int (*)(void*, FabricInfo*)>(
-      find_symbol(nvml, "nvmlDeviceGetGpuFabricInfo"));
   unsigned num_gpus = 0;
-  if (!init || !count || !device || !ask || init(kNoAttach) != 0 || count(&num_gpus) != 0) {
-    return true;
-  }
+  if (call(nvml, "nvmlInitWithFlags", kNoAttach) != 0) return true;
+  if (call(nvml, "nvmlDeviceGetCount_v2", &num_gpus) != 0) return true;
   for (unsigned i = 0; i < num_gpus; ++i) {
     void* gpu = nullptr;
     FabricInfo info = {};
-    if (device(i, &gpu) != 0) return true;
-    const int code = ask(gpu, &info);
+    if (call(nvml, "nvmlDeviceGetHandleByIndex_v2", i, &gpu) != 0) return true;
+    const int code = call(nvml, "nvmlDeviceGetGpuFabricInfo", gpu, &info);
     if (code != 0 && code != kNotSupported) return true;
-    const auto is_set = [](unsigned char byte) { return byte != 0; };
-    if (std::any_of(std::begin(info.cluster), std::end(info.cluster), is_set)) return true;
+    if (std::count(info.cluster, std::end(info.cluster), 0) != sizeof info.cluster) return true;
   }
   return false;
 }
@@ -184,18 +178,15 @@ bool may_have_fabric(bool has_gpus) {
 /// would have read, if ten seconds later.
 void sweep_words() {
   constexpr time_t kOldS = 3'600;
-  const std::string mine = "dynamiccl-" + std::to_string(geteuid()) + "-";
-  DIR* folder = opendir("/dev/shm");
-  if (folder == nullptr) return;
-  while (const dirent* entry = readdir(folder)) {
+  const std::string mine = "/dev/shm/dynamiccl-" + std::to_string(geteuid()) + "-*";
+  glob_t found = {};
+  glob(mine.c_str(), GLOB_NOSORT, nullptr, &found);
+  for (std::size_t i = 0; i < found.gl_pathc; ++i) {
     struct stat status;
-    const std::string path = std::string("/dev/shm/") + entry->d_name;
-    if (mine.compare(0, mine.size(), entry->d_name, 0, mine.size()) != 0) continue;
-    if (lstat(path.c_str(), &status) == 0 && time(nullptr) - status.st_mtime > kOldS) {
-      unlink(path.c_str());
-    }
+    const bool is_there = lstat(found.gl_pathv[i], &status) == 0;
+    if (is_there && time(nullptr) - status.st_mtime > kOldS) unlink(found.gl_pathv[i]);
   }
-  closedir(folder);
+  globfree(&found);
 }
 
 // --- What dynamiccl-run evaluates -----------------------------------------------------------

@@ -274,6 +274,6 @@ def test_ll_and_two_channels_are_left_out_of_large_messages_alone() -> None:
     slow = ["Ring/LL", "Ring/LL/2ch", "Ring/LL/3ch", "Ring/Simple/2ch", "CollNetDirect/Simple/2ch"]
     assert list(left_out) == [(4 << 20, config) for config in slow]
     assert set(left_out.values()) == {
-        f"left out above {2 << 20} bytes, where LL and up to two channels take long and do not win "
+        f"above {2 << 20} bytes, where LL and up to two channels take long and do not win "
         "(runner.slow_max)"
     }
