@@ -375,8 +375,7 @@ int main(int argc, char** argv) {
   if (fork() != 0) _exit(0);
   for (int descriptor = 0; descriptor < 3; ++descriptor) close(descriptor);
   // Nothing that is opened later may become a standard descriptor.
-  while (open("/dev/null", O_RDWR) < 2) {
-  }
+  for (int descriptor = 0; descriptor < 3; ++descriptor) open("/dev/null", O_RDWR);
   [[maybe_unused]] const int moved = chdir("/");  // no file system stays busy
   keep(std::strtoull(job, nullptr, 16), key, std::getenv("DYNAMICCL_KILL_FILE"), listener, log,
        processes);
