@@ -455,7 +455,7 @@ def fake_nvml(folder: Path, **macros: int) -> None:
     (folder / "nvml.c").write_text(FAKE_NVML)
     defined = [f"-D{name}={value}" for name, value in macros.items()]
     library = folder / "libnvidia-ml.so.1"
-    command = ["cc", "-shared", "-fPIC", *defined, "-o", library, folder / "nvml.c"]
+    command = ["cc", "-shared", "-fPIC", *defined, "-o", str(library), str(folder / "nvml.c")]
     subprocess.run(command, check=True)
 
 
