@@ -117,7 +117,8 @@ void Rounds::confirm(Connection from, const Vote& vote, Outlet* outlet) {
   if (outlet->log(table)) {
     decide(key, &round, State::kTable, "", outlet);
   } else {
-    decide(key, &round, State::kAbstain, "the arbiter cannot write its log", outlet);
+    decide(key, &round, State::kAbstain,
+           "a kill file has come, or the arbiter cannot write its log", outlet);
   }
 }
 

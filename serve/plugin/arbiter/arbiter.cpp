@@ -1,11 +1,17 @@
 // The arbiter of a job on several hosts: two processes outside of the job's tree.
 //
-//   dynamiccl-arbiter JOB KEY_FILE [PORT]
+//   dynamiccl-arbiter PORT [PID...]
 //
-// JOB is a hexadecimal number, KEY_FILE 16 bytes. It prints its port on one line and goes into the
-// background: a session of its own, with descriptors 0, 1 and 2 closed, so that nobody waits for it
-// who reads a launcher's output to its end or waits for all its children. It ends with the process
-// that started it.
+// dynamiccl-run starts it on the host of the first rank. It prints its port on one line (PORT may
+// be 0) and goes into the background: a session of its own, with descriptors 0, 1, 2 and all that
+// it was given closed, so that nobody waits for it who reads a launcher's output to its end or
+// waits for all its children. It ends when all these processes have ended, the launcher and the
+// first rank; with none named, when the one that started it has. From the environment, as
+// dynamiccl-run sets it:
+//
+//   DYNAMICCL_JOB        whose arbiter this is: 16 hexadecimal digits
+//   DYNAMICCL_KEY        of its messages: 32 hexadecimal digits
+//   DYNAMICCL_KILL_FILE  while it exists no communicator gets a table
 //
 // The *keeper* holds the listening socket and the log (a memfd: no disk that could be full, nothing
 // to remove) and starts the *worker* again when that is killed. The worker answers. It lives on
@@ -14,28 +20,37 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cinttypes>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
+#include <initializer_list>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "agree/rounds.h"
 #include "agree/seal.h"
+
+// The same on all processors; headers of older systems lack them.
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
 
 namespace dynamiccl {
 namespace {
@@ -50,32 +65,47 @@ std::uint64_t now_ms() {
          static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000;
 }
 
-/// A process by number and start: a number alone may be somebody else's one day.
-struct Process {
-  pid_t pid;
-  std::string start;
-
-  /// Field 22 of /proc/PID/stat (proc(5)); empty when it has ended.
-  static std::string start_of(pid_t pid) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-    std::string text((std::istreambuf_iterator<char>(file)), {});
-    // The name stands in brackets and may hold spaces and brackets itself.
-    std::size_t at = text.rfind(')');
-    if (at == std::string::npos || text.compare(at, 3, ") Z") == 0) return "";
-    for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
-    return at == std::string::npos ? "" : text.substr(at + 1, text.find(' ', at + 1) - at - 1);
+/// Processes of others, each by a descriptor: a number may be somebody else's one day.
+class Processes {
+ public:
+  void add(pid_t pid) {
+    // glibc 2.36 has a function for it. A descriptor may be opened of a process of another user, as
+    // Slurm's root, which /proc may hide.
+    const auto descriptor = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+    if (descriptor >= 0) {
+      descriptors_.push_back({descriptor, POLLIN, 0});
+    } else if (errno != ESRCH) {
+      numbers_.push_back(pid);  // Linux before 5.3, or a filter
+    }
   }
-  explicit Process(pid_t number) : pid(number), start(start_of(number)) {}
-  bool lives() const { return !start.empty() && start_of(pid) == start; }
+
+  /// Whether any of them lives.
+  bool live() const {
+    std::vector<pollfd> ended = descriptors_;
+    poll(ended.data(), ended.size(), 0);
+    return std::any_of(ended.begin(), ended.end(),
+                       [](const pollfd& one) { return !one.revents; }) ||
+           std::any_of(numbers_.begin(), numbers_.end(),
+                       [](pid_t pid) { return kill(pid, 0) == 0 || errno == EPERM; });
+  }
+  const std::vector<pollfd>& descriptors() const { return descriptors_; }
+
+ private:
+  std::vector<pollfd> descriptors_;
+  std::vector<pid_t> numbers_;
 };
 
 class Worker final : private Outlet {
  public:
-  Worker(std::uint64_t job, const Key& key, int listener, int log)
-      : key_(key), listener_(listener), log_(log), rounds_(job, limits_of_job()) {}
+  Worker(std::uint64_t job, const Key& key, const char* kill_file, int listener, int log)
+      : key_(key),
+        kill_file_(kill_file),
+        listener_(listener),
+        log_(log),
+        rounds_(job, limits_of_job()) {}
 
-  /// Answers until the launcher's process ends.
-  void run(const Process& launcher);
+  /// Answers until all these have ended.
+  void run(const Processes& processes);
 
  private:
   struct Peer {
@@ -85,8 +115,9 @@ class Worker final : private Outlet {
     bool has_voted = false;
   };
 
+  bool is_killed() const { return kill_file_ != nullptr && access(kill_file_, F_OK) == 0; }
   bool log(const Logged& table) override {
-    return write(log_, &table, sizeof table) == static_cast<ssize_t>(sizeof table);
+    return !is_killed() && write(log_, &table, sizeof table) == static_cast<ssize_t>(sizeof table);
   }
   void send(Connection to, const Reply& reply) override;
   std::uint64_t draw() override {
@@ -101,16 +132,19 @@ class Worker final : private Outlet {
   void restore();
   void accept_all();
   void answer_without_descriptors();
+  void take(Connection connection, Vote vote, const char* problem);
   void read_from(Connection connection);
   void end(Connection connection);
 
   Key key_;
+  const char* kill_file_;  // null: none
   int listener_;
   int log_;
   Rounds rounds_;
   int epoll_ = -1;
   int reserve_ = -1;
-  Connection last_ = 0;
+  static constexpr Connection kListener = 0, kProcess = 1;
+  Connection last_ = kProcess;
   std::unordered_map<Connection, Peer> peers_;
 };
 
@@ -168,15 +202,19 @@ void Worker::answer_without_descriptors() {
     peer.descriptor = descriptor;
     const ssize_t got = recv(descriptor, &peer.vote, sizeof peer.vote, MSG_WAITALL);
     if (got == static_cast<ssize_t>(sizeof peer.vote) && is_sound(key_, peer.vote)) {
-      Vote vote = peer.vote;
-      if (vote.kind == VoteKind::kVote) {
-        std::snprintf(vote.problem, sizeof vote.problem, "the arbiter has no descriptor left");
-      }
-      rounds_.hear(last_, vote, now_ms(), this);
+      take(last_, peer.vote, "the arbiter has no descriptor left");
     }
     end(last_);
   }
   reserve_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+/// `problem`: of whoever votes now; null: none. A confirmation or recall is answered as it is.
+void Worker::take(Connection connection, Vote vote, const char* problem) {
+  if (vote.kind == VoteKind::kVote && problem != nullptr) {
+    std::snprintf(vote.problem, sizeof vote.problem, "%s", problem);
+  }
+  rounds_.hear(connection, vote, now_ms(), this);
 }
 
 void Worker::read_from(Connection connection) {
@@ -189,18 +227,22 @@ void Worker::read_from(Connection connection) {
   if (peer.size < sizeof peer.vote) return;
   peer.size = 0;
   if (!is_sound(key_, peer.vote)) return end(connection);
-  const Vote vote = peer.vote;
-  rounds_.hear(connection, vote, now_ms(), this);
+  // Once more before each table (log): it may have come since.
+  take(connection, peer.vote, is_killed() ? "the kill file is there" : nullptr);
 }
 
-void Worker::run(const Process& launcher) {
+void Worker::run(const Processes& processes) {
   restore();
   reserve_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   epoll_event event = {};
   event.events = EPOLLIN;
-  event.data.u64 = 0;
+  event.data.u64 = kListener;
   epoll_ctl(epoll_, EPOLL_CTL_ADD, listener_, &event);
+  event.data.u64 = kProcess;
+  event.events = EPOLLIN | EPOLLONESHOT;  // one that has ended stays readable
+  for (const pollfd& one : processes.descriptors())
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, one.fd, &event);
   std::vector<epoll_event> events(1'024);
   std::uint64_t look_ms = now_ms(), round_ms = look_ms;
   for (;;) {
@@ -210,8 +252,10 @@ void Worker::run(const Process& launcher) {
     const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), wait_ms);
     for (int i = 0; i < count; ++i) {
       const Connection connection = events[static_cast<std::size_t>(i)].data.u64;
-      if (connection == 0) {
+      if (connection == kListener) {
         accept_all();
+      } else if (connection == kProcess) {
+        look_ms = 0;
       } else if (peers_.count(connection) != 0) {
         read_from(connection);
       }
@@ -219,7 +263,7 @@ void Worker::run(const Process& launcher) {
     round_ms = rounds_.look_at_clock(now_ms(), this);
     if (now_ms() < look_ms) continue;
     look_ms = now_ms() + kLookMs;
-    if (!launcher.lives()) return;
+    if (!processes.live()) return;
   }
 }
 
@@ -258,16 +302,17 @@ int listen_on(int port) {
   return listener;
 }
 
-/// Starts workers until the launcher's process has ended.
-void keep(std::uint64_t job, const Key& key, int listener, int log, const Process& launcher) {
+/// Starts workers until all these processes have ended.
+void keep(std::uint64_t job, const Key& key, const char* kill_file, int listener, int log,
+          const Processes& processes) {
   sigset_t child;
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);
   sigprocmask(SIG_BLOCK, &child, nullptr);
-  while (launcher.lives()) {
+  while (processes.live()) {
     const pid_t worker = fork();
     if (worker == 0) {
-      Worker(job, key, listener, log).run(launcher);
+      Worker(job, key, kill_file, listener, log).run(processes);
       _exit(0);
     }
     // Memory may be short for a moment.
@@ -279,36 +324,60 @@ void keep(std::uint64_t job, const Key& key, int listener, int log, const Proces
   }
 }
 
+bool is_hex(const char* text, std::size_t length) {
+  return text != nullptr && std::strlen(text) == length &&
+         std::strspn(text, "0123456789abcdef") == length;
+}
+
 }  // namespace
 }  // namespace dynamiccl
 
 int main(int argc, char** argv) {
   using namespace dynamiccl;
-  char* end = nullptr;
-  if (argc < 3 || (std::strtoull(argv[1], &end, 16), *end != '\0')) {
-    std::fprintf(stderr, "usage: dynamiccl-arbiter JOB KEY_FILE [PORT]\n");
+  const char* job = std::getenv("DYNAMICCL_JOB");
+  const char* key_text = std::getenv("DYNAMICCL_KEY");
+  if (argc < 2 || argv[1][std::strspn(argv[1], "0123456789")] != '\0') {
+    std::fprintf(stderr, "usage: dynamiccl-run dynamiccl-arbiter PORT [PID...]\n");
     return kUsage;
   }
-  const std::uint64_t job = std::strtoull(argv[1], nullptr, 16);
-  Key key;
-  std::ifstream file(argv[2], std::ios::binary);
-  if (!file.read(reinterpret_cast<char*>(&key), sizeof key)) fail(argv[2]);
+  if (!is_hex(job, 16) || !is_hex(key_text, 32)) {
+    std::fprintf(stderr,
+                 "dynamiccl-arbiter: DYNAMICCL_JOB and DYNAMICCL_KEY are not 16 and 32 hexadecimal "
+                 "digits: start it with 'dynamiccl-run dynamiccl-arbiter PORT'\n");
+    return kUsage;
+  }
+  const std::string digits = key_text;
+  const Key key = {std::strtoull(digits.substr(0, 16).c_str(), nullptr, 16),
+                   std::strtoull(digits.substr(16).c_str(), nullptr, 16)};
+  // Pipes of a launcher or a shell, whose readers would wait for us.
+  if (syscall(SYS_close_range, 3U, ~0U, 0U) != 0) {  // Linux before 5.9
+    for (int descriptor = 3; descriptor < 1'024; ++descriptor) close(descriptor);
+  }
   rlimit files = {};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
   const int log = memfd_create("dynamiccl-arbiter", MFD_CLOEXEC);
   if (log < 0 || fcntl(log, F_SETFL, O_APPEND) != 0) fail("no log");
-  const Process launcher(getppid());
-  const int listener = listen_on(argc > 3 ? std::atoi(argv[3]) : 0);
-  signal(SIGPIPE, SIG_IGN);
-  if (fork() != 0) return 0;
+  Processes processes;
+  for (int i = 2; i < argc; ++i) processes.add(std::atoi(argv[i]));
+  if (argc == 2) processes.add(getppid());
+  const int listener = listen_on(std::atoi(argv[1]));
+  // What a launcher sends to all processes of a step (Slurm: --signal, and SIGTERM before the grace
+  // time) is for the ranks.
+  for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGXCPU}) {
+    signal(number, SIG_IGN);
+  }
+  const pid_t child = fork();
+  if (child < 0) fail("cannot go into the background");
+  if (child > 0) return 0;
   setsid();
   if (fork() != 0) _exit(0);
   for (int descriptor = 0; descriptor < 3; ++descriptor) close(descriptor);
   // Nothing that is opened later may become a standard descriptor.
-  while (open("/dev/null", O_RDWR) < 2) {
-  }
-  keep(job, key, listener, log, launcher);
+  for (int descriptor = 0; descriptor < 3; ++descriptor) open("/dev/null", O_RDWR);
+  [[maybe_unused]] const int moved = chdir("/");  // no file system stays busy
+  keep(std::strtoull(job, nullptr, 16), key, std::getenv("DYNAMICCL_KILL_FILE"), listener, log,
+       processes);
   return 0;
 }

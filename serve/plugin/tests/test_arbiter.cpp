@@ -18,6 +18,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <random>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -32,8 +33,9 @@ namespace {
 
 constexpr std::uint64_t kJobOfTest = 0xa1b2c3;
 const char* g_program = nullptr;
-char g_key_file[] = "/tmp/test_arbiter_key_XXXXXX";
-constexpr Key kKey = {0x0706050403020100, 0x0f0e0d0c0b0a0908};
+Key g_key;  // drawn, so that it marks the arbiters of this test
+char g_key_text[33];
+char g_kill_file[] = "/tmp/test_arbiter_kill_XXXXXX";
 
 double now_ms() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -49,11 +51,13 @@ std::vector<pid_t> processes() {
   while (const dirent* entry = readdir(proc)) {
     const pid_t pid = std::atoi(entry->d_name);
     if (pid <= 0) continue;
-    std::ifstream command("/proc/" + std::to_string(pid) + "/cmdline");
-    std::string text((std::istreambuf_iterator<char>(command)), {});
-    if (text.find(g_program) != 0 || text.find(g_key_file) == std::string::npos) continue;
-    std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-    std::string line((std::istreambuf_iterator<char>(stat)), {});
+    const auto read = [pid](const char* name) {
+      std::ifstream file("/proc/" + std::to_string(pid) + name);
+      return std::string((std::istreambuf_iterator<char>(file)), {});
+    };
+    if (read("/cmdline").find(g_program) != 0) continue;
+    if (read("/environ").find(g_key_text) == std::string::npos) continue;
+    const std::string line = read("/stat");
     std::istringstream rest_of(line.substr(line.rfind(')') + 1));
     char state = 0;
     pid_t parent = 0;
@@ -70,25 +74,28 @@ std::vector<pid_t> processes() {
   return in_order;
 }
 
-/// Starts an arbiter that ends with this process; returns its address. Reads its output to the end,
-/// as a script does.
-ArbiterAddress start(const char* limits = "") {
+/// Starts an arbiter that ends with this process, or with some; returns its address. Reads its
+/// output to the end, as a script does, on a descriptor that it was given besides, too.
+ArbiterAddress start(const char* limits = "", const std::vector<pid_t>& ends_with = {getpid()}) {
   char line[512];
-  // `exec`: the arbiter's parent is the shell that popen starts, which must outlive it.
   int ends[2];
   if (pipe(ends) != 0) std::abort();
   if (fork() == 0) {
     dup2(ends[1], 1);
+    dup2(ends[1], 63);
     close(ends[0]);
     close(ends[1]);
-    char job[32];
-    std::snprintf(job, sizeof job, "%" PRIx64, kJobOfTest);
     if (*limits != '\0') {
       const auto number = static_cast<rlim_t>(std::atoi(limits));
       const rlimit files = {number, number};
       setrlimit(RLIMIT_NOFILE, &files);
     }
-    execl(g_program, g_program, job, g_key_file, static_cast<char*>(nullptr));
+    std::vector<std::string> words = {g_program, "0"};
+    for (const pid_t pid : ends_with) words.push_back(std::to_string(pid));
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    execv(g_program, arguments.data());
     _exit(127);
   }
   close(ends[1]);
@@ -126,12 +133,14 @@ std::vector<Answer> play(
     const std::function<void(Vote*, Key*)>& change = nothing,
     const std::function<void()>& meanwhile = [] {}) {
   std::vector<int> ends;
+  std::vector<pid_t> ranks;
   for (int rank = 0; rank < num_ranks; ++rank) {
     int ends_of[2];
     if (pipe(ends_of) != 0) std::abort();
-    if (fork() == 0) {
+    ranks.push_back(fork());
+    if (ranks.back() == 0) {
       Vote vote;
-      Key key = kKey;
+      Key key = g_key;
       vote.num_ranks = static_cast<std::uint32_t>(num_ranks);
       vote.round = {kJobOfTest, comm, 0};
       vote.nonce = static_cast<std::uint64_t>(getpid());
@@ -158,8 +167,7 @@ std::vector<Answer> play(
     if (read(end, &answer, sizeof answer) == sizeof answer) answers.push_back(answer);
     close(end);
   }
-  while (wait(nullptr) > 0) {
-  }
+  for (const pid_t rank : ranks) waitpid(rank, nullptr, 0);
   return answers;
 }
 
@@ -203,6 +211,16 @@ void check_answers() {
     if (vote->rank == 2) raise(SIGKILL);
   };
   check_all(play(address, 6, 3, dies), 2, Verdict::kAbstain, "2 of 3 ranks voted in time");
+  // While the kill file is there nobody gets a table.
+  close(open(g_kill_file, O_WRONLY | O_CREAT, 0600));
+  check_all(play(address, 10, 2), 2, Verdict::kAbstain);
+  unlink(g_kill_file);
+  check_all(play(address, 11, 2), 2, Verdict::kTable);
+  // What a launcher sends to all processes of a step is not for it.
+  for (const pid_t pid : processes()) {
+    for (const int number : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) kill(pid, number);
+  }
+  check_all(play(address, 12, 2), 2, Verdict::kTable);
   // The keeper is killed: the worker answers all the same.
   kill(processes()[0], SIGKILL);
   check_all(play(address, 7, 4), 4, Verdict::kTable);
@@ -245,16 +263,38 @@ void check_few_descriptors() {
   stop();
 }
 
-/// It ends soon after the process that started it.
+bool is_gone(int limit_ms) {
+  for (int i = 0; i < limit_ms / 20 && !processes().empty(); ++i) rest(20);
+  return processes().empty();
+}
+
+/// It ends with the last of its processes, at once.
 void check_end() {
-  const pid_t launcher = fork();
-  if (launcher == 0) {
+  pid_t launchers[2];
+  for (pid_t& launcher : launchers) {
+    launcher = fork();
+    if (launcher == 0) {
+      pause();
+      _exit(0);
+    }
+  }
+  const ArbiterAddress address = start("", {launchers[0], launchers[1]});
+  kill(launchers[0], SIGKILL);
+  waitpid(launchers[0], nullptr, 0);
+  rest(1'200);
+  check_all(play(address, 1, 2), 2, Verdict::kTable);
+  kill(launchers[1], SIGKILL);
+  waitpid(launchers[1], nullptr, 0);
+  CHECK(is_gone(1'000));
+  // So does a worker whose keeper is dead.
+  const pid_t last = fork();
+  if (last == 0) {
     start();
+    kill(processes()[0], SIGKILL);
     _exit(0);
   }
-  waitpid(launcher, nullptr, 0);
-  for (int i = 0; i < 100 && !processes().empty(); ++i) rest(50);
-  CHECK(processes().empty());
+  waitpid(last, nullptr, 0);
+  CHECK(is_gone(1'000));
   stop();
 }
 
@@ -280,9 +320,16 @@ void measure(int num_ranks, int rounds) {
 
 int main(int argc, char** argv) {
   g_program = argv[1];
-  const int file = mkstemp(g_key_file);
-  CHECK(write(file, &kKey, sizeof kKey) == sizeof kKey);
-  close(file);
+  std::random_device draw;
+  g_key = {std::uint64_t{draw()} << 32 | draw(), std::uint64_t{draw()} << 32 | draw()};
+  std::snprintf(g_key_text, sizeof g_key_text, "%016" PRIx64 "%016" PRIx64, g_key.low, g_key.high);
+  char job[17];
+  std::snprintf(job, sizeof job, "%016" PRIx64, kJobOfTest);
+  setenv("DYNAMICCL_JOB", job, 1);
+  setenv("DYNAMICCL_KEY", g_key_text, 1);
+  close(mkstemp(g_kill_file));
+  unlink(g_kill_file);
+  setenv("DYNAMICCL_KILL_FILE", g_kill_file, 1);
   if (argc > 2 && std::atoi(argv[2]) > 1) {
     measure(std::atoi(argv[2]), 3);
   } else {
@@ -293,6 +340,5 @@ int main(int argc, char** argv) {
     check_end();
     measure(16, 20);
   }
-  unlink(g_key_file);
   return g_failures;
 }
