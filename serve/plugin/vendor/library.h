@@ -2,7 +2,7 @@
 #pragma once
 
 #include "nccl/tuner_abi.h"
-#include "platform/threads.h"
+#include "platform/clock.h"
 
 namespace dynamiccl {
 
