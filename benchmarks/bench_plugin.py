@@ -10,12 +10,13 @@ program, in batches of 64; p50 and p99 are over 20,000 batches of the mean time 
 call is as short as reading the clock. The baseline is the same function pointer with a communicator
 that abstains for good.
 `rss_table_mib`: by how much loading it and agreeing on one communicator makes the private pages of
-a process grow that does not coordinate (/proc/self/smaps_rollup). `wakeups_per_s`: how often other
-threads of that process wake up in three steady seconds. `agreement_init_16_ranks_ms`: from the last
-rank's entry into `init` to the last one's return, the library loaded, 16 processes, the median of
-50 communicators; `agreement_init_2000_ranks_ms`: 2,000 ranks as threads of four processes, the
-median of 3. `tuner_lines`: of every source and header that its dependency files name, but generated
-ones.
+a process grow (/proc/self/smaps_rollup). `job_threads`, `wakeups_per_s`: other threads of that
+process, and how often they wake up in three steady seconds. `word_8_ranks_ms`: from the last rank's
+entry into `init` to the last one's return, the library loaded, 8 processes, the median of 200
+communicators; `word_2000_ranks_ms`, a stress test: 2,000 ranks as threads of four processes, the
+median of 3. `tcp_16_ranks_ms` (median of 50), `tcp_1000_ranks_ms` (threads of four processes): the
+same by an arbiter over the loopback. `tuner_lines`: of every source and header that its dependency
+files name, but generated ones; `tuner_code_lines`: without comments and empty lines.
 
 The library of mode adaptive:
 
@@ -37,6 +38,7 @@ switch (agreement/rules.h): 16 ms at that pace. The median of 11 jobs, with the 
 import json
 import os
 import re
+import secrets
 import statistics
 import subprocess
 import tempfile
@@ -49,7 +51,7 @@ from harness import write_result
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
-from dynamiccl.serve.loopback import bind_here, write_bare_artifact
+from dynamiccl.serve.loopback import bind_here, prepared_environment, write_bare_artifact
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 
 NUM_RANKS: Final = 16
@@ -64,7 +66,7 @@ QUIET_CALLS_PER_S: Final = 200
 MANY_COMMUNICATORS: Final = 64
 KIB_PER_MIB: Final = 1024
 #: Targets of CMakeLists.txt that the tuner of a job is linked of (`add_parts(thin ...)`).
-TUNER_PARTS: Final = ("base", "files", "table", "artifact", "thin_parts", "nccl-tuner-dynamiccl")
+TUNER_PARTS: Final = ("table", "communicator", "thin_parts", "nccl-tuner-dynamiccl")
 
 
 def full_table(num_nodes: int) -> DecisionTable:
@@ -95,30 +97,51 @@ def measure_tuner(build_dir: Path) -> dict[str, float]:
     ring = Config(Algorithm.Ring, Protocol.Simple, 8)
     uniform = [[ring] * MAX_BINS] * 5
     with tempfile.TemporaryDirectory() as folder:
-        full = tuner_environment(build_dir, Path(folder) / "full", full_table(1))
+        full = tuner_environment(Path(folder) / "full", full_table(1))
         figures = figures_of(
             [str(build_dir / "bench_tuner"), str(build_dir / TUNER_NAME), str(NUM_RANKS)], full
         )
-        for ranks, processes, rounds in ((16, 16, 50), (2000, 4, 3)):
+        for way, ranks, processes, rounds in (
+            ("word", 8, 8, 200),
+            ("word", 2000, 4, 3),
+            ("tcp", 16, 16, 50),
+            ("tcp", 1000, 4, 3),
+        ):
             table = DecisionTable.from_configs(uniform, num_nodes=1, num_ranks=ranks)
-            environment = tuner_environment(build_dir, Path(folder) / str(ranks), table)
+            environment = tuner_environment(Path(folder) / f"{way}-{ranks}", table)
+            if way == "tcp":
+                environment |= start_arbiter(build_dir, environment["DYNAMICCL_JOB"])
             command = [str(build_dir / "init_ranks"), str(build_dir / TUNER_NAME)]
             command += ["--ranks", str(ranks), "--processes", str(processes)]
             made = figures_of([*command, "--rounds", str(rounds)], environment)
             if made["tables"] != ranks * rounds:
                 raise RuntimeError(f"{made['tables']} of {ranks * rounds} ranks got the table")
-            figures[f"agreement_init_{ranks}_ranks_ms"] = statistics.median(made["ms"])
-    return figures | {"tuner_lines": tuner_lines(build_dir)}
+            figures[f"{way}_{ranks}_ranks_ms"] = statistics.median(made["ms"])
+    return figures | tuner_lines(build_dir)
 
 
-def tuner_environment(build_dir: Path, artifact: Path, table: DecisionTable) -> dict[str, str]:
-    """Environment of a rank with a one-table artifact bound to this machine with NCCL 2.30.7."""
+def tuner_environment(artifact: Path, table: DecisionTable) -> dict[str, str]:
+    """Environment of a rank with a one-table artifact, on a machine with NCCL 2.30.7."""
     write_bare_artifact(artifact, SYSTEM, table)
-    bind_here(build_dir / TUNER_NAME, artifact, SYSTEM, 23007)
-    return {"DYNAMICCL_ARTIFACT": str(artifact), "DYNAMICCL_JOB_ID": artifact.name}
+    job = {"DYNAMICCL_JOB": secrets.token_hex(8)}
+    return job | prepared_environment(artifact, SYSTEM, 23007)
 
 
-def tuner_lines(build_dir: Path) -> int:
+def start_arbiter(build_dir: Path, job: str) -> dict[str, str]:
+    """Start the arbiter of a job, which ends with this process; returns its variables."""
+    key = {"DYNAMICCL_KEY": secrets.token_hex(16)}
+    started = subprocess.run(
+        [str(build_dir / "dynamiccl-arbiter"), "0", str(os.getpid())],
+        env=os.environ | key | {"DYNAMICCL_JOB": job},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    address = f"127.0.0.1:{int(started.stdout)}"
+    return key | {"DYNAMICCL_ARBITER": address, "DYNAMICCL_WORD": "0"}
+
+
+def tuner_lines(build_dir: Path) -> dict[str, int]:
     """Source lines of the tuner, by Ninja's dependency files."""
     found = subprocess.run(
         [find_tool("ninja"), "-C", str(build_dir), "-t", "deps"],
@@ -132,7 +155,9 @@ def tuner_lines(build_dir: Path) -> int:
         if re.match(rf"CMakeFiles/({'|'.join(TUNER_PARTS)})\.dir/", target):
             files |= {(build_dir / name.strip()).resolve() for name in needed}
     ours = {f for f in files if f.is_relative_to(SOURCE_DIR) and f.name != GENERATED}
-    return sum(len(f.read_text(encoding="utf-8").splitlines()) for f in ours)
+    lines = [line.strip() for f in ours for line in f.read_text(encoding="utf-8").splitlines()]
+    code = [line for line in lines if line and not line.startswith("//")]
+    return {"tuner_lines": len(lines), "tuner_code_lines": len(code)}
 
 
 def adaptive_environment(build_dir: Path, folder: Path, table: DecisionTable) -> dict[str, str]:

@@ -110,7 +110,7 @@ def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
 
     All ranks agree before, as threads of this process.
     """
-    environment = loopback_environment(plugin, artifact, SYSTEM)
+    environment = loopback_environment(artifact, SYSTEM)
     answers = []
     tuner = TunerPlugin(plugin)
     with tuner.communicator(

@@ -1,17 +1,19 @@
 """All ranks of a communicator as threads of this process, for parity checks and benchmarks.
 
-They agree as in a job, over loopback TCP. Only NCCL is a stand-in: a library that says one version.
+They agree as in a job, by a word of shared memory. Only NCCL is a stand-in: a library that says one
+version.
 """
 
 import ctypes
+import platform
 import secrets
-import socket
 import subprocess
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from dynamiccl.datasets.manifest import INDEX_NAME
 from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.doctor import Machine
 from dynamiccl.serve.plugin_index import PluginIndex
@@ -24,46 +26,46 @@ NCCL_CODE: Final = 22809
 _NO_MANIFEST: Final = "0" * 64
 
 
-def loopback_environment(plugin: Path, artifact: Path, system: str) -> dict[str, str | None]:
-    """The environment of ranks of this process that use `artifact`, as on a machine of `system`.
-
-    The artifact is bound to this machine; so it is to be a copy, or one's own.
-    """
-    bind_here(plugin, artifact, system, NCCL_CODE)
+def loopback_environment(artifact: Path, system: str) -> dict[str, str | None]:
+    """The environment of ranks of this process that use `artifact`, as on a machine of `system`."""
+    _load_nccl()
     return {
-        "DYNAMICCL_ARTIFACT": str(artifact),
-        "DYNAMICCL_SYSTEM": system,
-        "DYNAMICCL_DISABLE": None,
-        "DYNAMICCL_KILL_FILE": None,
-        "NCCL_COMM_ID": None,
-        **_meeting_place(),
+        "DYNAMICCL_JOB": secrets.token_hex(8),
+        **prepared_environment(artifact, system, NCCL_CODE),
+        "DYNAMICCL_WORD": "all",
+        **dict.fromkeys(
+            (
+                "DYNAMICCL_ARBITER",
+                "DYNAMICCL_DISABLE",
+                "DYNAMICCL_KILL_FILE",
+                "DYNAMICCL_PROBLEM",
+                "NCCL_COMM_ID",
+            )
+        ),
+    }
+
+
+def prepared_environment(artifact: Path, system: str, nccl_code: int) -> dict[str, str]:
+    """What dynamiccl-run would prepare on a machine of `system` with that NCCL."""
+    return {
+        "DYNAMICCL_HOST": platform.node(),
+        "DYNAMICCL_MACHINE": "loopback",
+        "DYNAMICCL_SYSTEMS": f"{nccl_code}={system}",
+        "DYNAMICCL_TABLES": str(artifact.resolve() / "tables"),
+        "DYNAMICCL_INDEX": file_sha256(artifact / INDEX_NAME)[:16],
     }
 
 
 @cache
-def _meeting_place() -> dict[str, str]:
-    """Make a stand-in NCCL, a key and a free port once a process; returns their variables."""
-    folder = Path(_folder().name)
-    source, library, key = (folder / name for name in ("nccl.c", "libnccl.so", "key"))
+def _load_nccl() -> "TemporaryDirectory[str]":
+    """Load a stand-in NCCL, once a process, where the tuner looks; it is removed with that."""
+    folder = TemporaryDirectory(prefix="dynamiccl-loopback-")
+    source, library = (Path(folder.name) / name for name in ("nccl.c", "libnccl.so"))
     source.write_text(f"int ncclGetVersion(int *version) {{ *version = {NCCL_CODE}; return 0; }}\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    # Where the tuner looks, since no logger of an NCCL calls it.
+    # No logger of an NCCL calls the tuner, so it looks among the program's own symbols.
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    key.write_bytes(secrets.token_bytes(32))
-    key.chmod(0o600)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    return {
-        "DYNAMICCL_COORDINATOR": f"127.0.0.1:{port}",
-        "DYNAMICCL_KEY_FILE": str(key),
-        "DYNAMICCL_JOB_ID": folder.name,
-    }
-
-
-@cache
-def _folder() -> "TemporaryDirectory[str]":
-    """A temporary directory that is removed when the process ends."""
-    return TemporaryDirectory(prefix="dynamiccl-loopback-")
+    return folder
 
 
 def bind_here(plugin: Path, artifact: Path, system: str, nccl_code: int) -> None:

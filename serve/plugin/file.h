@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -30,7 +31,20 @@ inline std::uint64_t fnv1a(const std::uint8_t* bytes, std::size_t size) noexcept
   return digest;
 }
 
-/// Owns a file descriptor. No fstat: it is versioned in glibc, and would tie the plugin to 2.33.
+/// What an open file is and whose; both are 0 and root's where that cannot be read. Not by fstat,
+/// which is versioned in glibc and would tie the plugin to 2.33.
+struct FileStatus {
+  unsigned mode;
+  unsigned owner;
+};
+inline FileStatus status_of(int descriptor) noexcept {
+  struct statx status = {};
+  constexpr unsigned kFields = STATX_TYPE | STATX_MODE | STATX_UID;
+  if (statx(descriptor, "", AT_EMPTY_PATH, kFields, &status) != 0) return {0, 0};
+  return {status.stx_mode, status.stx_uid};
+}
+
+/// Owns a file descriptor.
 class File {
  public:
   // O_NONBLOCK: opening a FIFO without a writer would block forever.

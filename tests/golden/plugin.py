@@ -40,7 +40,12 @@ from dynamiccl.nccl import (
 from dynamiccl.schedule import PlayReport, Schedule
 from dynamiccl.serve.abi import Communicator, TunerPlugin
 from dynamiccl.serve.answers import Answer, CostTable
-from dynamiccl.serve.loopback import loopback_environment, write_bare_artifact
+from dynamiccl.serve.loopback import (
+    NCCL_CODE,
+    bind_here,
+    loopback_environment,
+    write_bare_artifact,
+)
 from dynamiccl.serve.table import DecisionTable
 from tests.collect.calls.rank import COLL_API, Event, OneOf
 from tests.collect.calls.rank import Profiler as ProfilerStruct
@@ -200,12 +205,12 @@ def summaries(found: Iterable[Answers]) -> dict[str, Any]:
     return made
 
 
-def deploy(plugin: Path, directory: Path, shape: tuple[int, int]) -> dict[str, str | None]:
+def deploy(directory: Path, shape: tuple[int, int]) -> dict[str, str | None]:
     """An artifact with a random table for `shape`; the environment of ranks that use it."""
     artifact = directory / "x".join(map(str, shape))
     if not artifact.is_dir():
         write_bare_artifact(artifact, SYSTEM, random_table(Random(SEED), *shape))
-    return loopback_environment(plugin, artifact, SYSTEM)
+    return loopback_environment(artifact, SYSTEM)
 
 
 def of_table(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
@@ -217,7 +222,7 @@ def of_table(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
             with plugin.communicator(
                 *shape,
                 version=version,
-                environment=deploy(plugin.path, directory, shape),
+                environment=deploy(directory, shape),
                 all_ranks=True,
             ) as communicator:
                 for question in everything[index :: len(SHAPES)]:
@@ -238,7 +243,7 @@ def of_vendor(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
             num_ranks,
             num_nodes,
             version=version,
-            environment=deploy(plugin.path, directory, SHAPES[0]),
+            environment=deploy(directory, SHAPES[0]),
             all_ranks=True,
         ) as communicator:
             for question, (cell, chunk_bytes) in zip(everything, wishes, strict=True):
@@ -298,14 +303,17 @@ def random_schedule(random: Random, collective: Collective, *, chunks: bool) -> 
 
 def of_adaptive(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
     """Mode adaptive: two ranks, whose questions begin once the artifact's table is in force."""
-    shape = (2, 1)
+    shape, artifact = (2, 1), directory / "2x1"
     os.environ.update(
-        {name: value or "" for name, value in deploy(plugin.path, directory, shape).items()},
+        {name: value or "" for name, value in deploy(directory, shape).items()},
+        DYNAMICCL_ARTIFACT=str(artifact),
+        DYNAMICCL_JOB_ID=directory.name,
         DYNAMICCL_RUN_DIR=str(directory / "run"),
         # On a busy machine ranks wait for each other longer than a job may afford.
         DYNAMICCL_STOP_PERCENT="100",
         RANK="0",  # of this process, which holds all ranks
     )
+    bind_here(plugin.path, artifact, SYSTEM, NCCL_CODE)
     (directory / "run").mkdir(mode=0o700)
     everything = questions(QUESTIONS)
     for version in plugin.versions:

@@ -5,6 +5,7 @@ sockets on the loopback: good for seeing what runs, not for timing.
 """
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from dynamiccl.doctor import Machine
 from dynamiccl.nccl import Config
-from dynamiccl.serve.loopback import write_bare_artifact
+from dynamiccl.serve.loopback import prepared_environment, write_bare_artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from dynamiccl.serve.this_machine import own_fingerprint
@@ -78,6 +79,11 @@ def run_job(
         "MASTER_PORT": str(ports[0]),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
+        **prepared_environment(root / "artifact", SYSTEM, nccl_code()),
+        "DYNAMICCL_JOB": secrets.token_hex(8),
+        # Each rank is a node to NCCL, and all are on this host.
+        "DYNAMICCL_WORD": "all",
+        "DYNAMICCL_KILL_FILE": str(root / "artifact" / "kill"),
         "DYNAMICCL_ARTIFACT": str(root / "artifact"),
         "DYNAMICCL_COORDINATOR": f"127.0.0.1:{ports[1]}",
         "DYNAMICCL_KEY_FILE": str(key),
@@ -111,6 +117,13 @@ def run_job(
     assert codes == [0] * ranks, f"exit codes {codes} (3: a sum was wrong); logs in {root}"
     logs = [(root / f"rank{rank}.log").read_text(errors="replace") for rank in range(ranks)]
     return Job(logs, records_by_rank(calls))
+
+
+def nccl_code() -> int:
+    """What torch's NCCL says that it is: 22809 for 2.28.9."""
+    torch = pytest.importorskip("torch")
+    major, minor, patch = torch.cuda.nccl.version()[:3]
+    return int(10_000 * major + 100 * minor + patch)
 
 
 def free_ports(count: int) -> list[int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.serve.install import install
+from tests.serve.test_run import fake_nvml
 
 NO_ANSWER = "no arbiter of this job answers"
 #: Instead of ten seconds.
@@ -339,6 +340,21 @@ def test_one_started_by_hand_is_taken(job: Job) -> None:
         assert address in {f"127.0.0.1:{port}", f"[::1]:{port}"}
         assert word == "1"
     assert job.is_gone(1)
+
+
+def test_where_nvlink_may_join_hosts_a_job_that_may_be_on_several_has_one(
+    job: Job, tmp_path: Path
+) -> None:
+    """`dynamiccl-run python train.py`: nobody says on how many hosts that is."""
+    job.env = dict(by_hand(job))
+    fake_nvml(tmp_path, CLUSTER=1, CODE=0)
+    show = "$RUN printenv DYNAMICCL_WORD DYNAMICCL_ARBITER"
+    with job.launcher(show, LD_LIBRARY_PATH=str(tmp_path)) as launcher:
+        assert lines_of(launcher) == ["0", f"127.0.0.1:{job.port}"]
+    assert job.is_gone(1)
+    with job.launcher(show) as launcher:
+        assert lines_of(launcher) == ["1"]
+        assert not job.processes()
 
 
 def test_usage_of_the_program(job: Job) -> None:

@@ -59,13 +59,13 @@ def test_artifact_holds_policy_manifest_and_a_table(artifact: Artifact) -> None:
 
 
 def test_one_cold_observation_means_the_same_in_policy_table_and_plugin(
-    trained: Trained, artifact: Artifact, copied: Path, plugin_path: Path
+    trained: Trained, artifact: Artifact, plugin_path: Path
 ) -> None:
     policy = TorchPolicy.load(trained.policy)
     (support,) = table_supports(artifact.manifest)
     table = DecisionTable.read(artifact.directory / TABLE)
     configs = Catalogue.from_json(artifact.manifest.catalogue).configs
-    environment = loopback_environment(plugin_path, copied, SYSTEM)
+    environment = loopback_environment(artifact.directory, SYSTEM)
     acted = 0
     with TunerPlugin(plugin_path).communicator(
         32, 4, environment=environment, all_ranks=True

@@ -133,7 +133,7 @@ def test_policy_table_and_plugin_agree_in_every_bin(
         table = DecisionTable.read(
             artifact.directory / pick_table(artifact, *key, support.system).path
         )
-        environment = loopback_environment(plugin_path, artifact.directory, support.system)
+        environment = loopback_environment(artifact.directory, support.system)
         assert (table.first_bin, table.num_bins) == (
             min(b for _, b in wanted),
             len(wanted) // len(TUNED),

@@ -26,10 +26,10 @@ COST_VERSIONS = (3, 4, 5, 6)
 RING = Config(Algorithm.Ring, Protocol.LL128, 8)
 
 
-def deploy(plugin: Path, artifact: Path, table: DecisionTable) -> dict[str, str | None]:
+def deploy(artifact: Path, table: DecisionTable) -> dict[str, str | None]:
     """Make an artifact of `table`; return the environment of ranks that use it."""
     write_bare_artifact(artifact, SYSTEM, table)
-    return loopback_environment(plugin, artifact, SYSTEM)
+    return loopback_environment(artifact, SYSTEM)
 
 
 def uniform(config: Config) -> DecisionTable:
@@ -90,6 +90,26 @@ def test_needs_the_c_library_alone(library: Path) -> None:
     assert "NOW" in listed
 
 
+@pytest.mark.parametrize("name", [TUNER_NAME, VENDOR_NAME])
+def test_a_jobs_tuner_can_make_no_thread_no_process_and_no_handler(
+    name: str, plugin_path: Path
+) -> None:
+    """Nor listen, nor send a signal: what it leaves in a job would be made by one of these."""
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(plugin_path.with_name(name))],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    called = {line.split()[-1].partition("@")[0] for line in listed.splitlines()}
+    assert {"open", "socket", "mmap"} <= called
+    threads = {"pthread_create", "clone", "fork", "vfork", "posix_spawn", "system", "popen"}
+    handlers = {"atexit", "on_exit", "__cxa_atexit", "pthread_atfork", "__register_atfork"}
+    signals = {"signal", "sigaction", "sigprocmask", "pthread_sigmask", "kill", "raise", "alarm"}
+    others = {"listen", "bind", "accept", "write", "fprintf", "fputs", "getaddrinfo", "setenv"}
+    assert not called & (threads | handlers | signals | others)
+
+
 def test_needs_no_symbol_newer_than_glibc_2_28(library: Path) -> None:
     listed = subprocess.run(
         ["readelf", "--version-info", "--wide", str(library)],
@@ -139,7 +159,7 @@ def test_answers_are_what_the_law_in_python_says(
     table = random_table(
         random, num_nodes=num_nodes, num_ranks=8 * num_nodes, first_bin=20, num_bins=120
     )
-    environment = deploy(plugin.path, tmp_path, table)
+    environment = deploy(tmp_path, table)
     acted = 0
     with plugin.communicator(
         table.num_ranks, num_nodes, version=version, environment=environment, all_ranks=True
@@ -161,7 +181,7 @@ def test_answers_are_what_the_law_in_python_says(
 
 
 def test_v2_has_no_cost_table_and_abstains(plugin: TunerPlugin, tmp_path: Path) -> None:
-    environment = deploy(plugin.path, tmp_path, uniform(RING))
+    environment = deploy(tmp_path, uniform(RING))
     with plugin.communicator(
         8, 1, version=2, environment=environment, all_ranks=True
     ) as communicator:
@@ -174,7 +194,7 @@ def test_v2_has_no_cost_table_and_abstains(plugin: TunerPlugin, tmp_path: Path) 
 def test_acting_forces_the_cell_and_the_channels(
     version: int, plugin: TunerPlugin, tmp_path: Path
 ) -> None:
-    environment = deploy(plugin.path, tmp_path, uniform(RING))
+    environment = deploy(tmp_path, uniform(RING))
     costs = np.full((7, 3), 10, dtype=np.float32)
     with plugin.communicator(
         8, 1, version=version, environment=environment, all_ranks=True
@@ -185,7 +205,7 @@ def test_acting_forces_the_cell_and_the_channels(
 
 
 def test_says_once_that_it_acts(plugin: TunerPlugin, tmp_path: Path) -> None:
-    environment = deploy(plugin.path, tmp_path, uniform(RING))
+    environment = deploy(tmp_path, uniform(RING))
     with plugin.communicator(8, 1, environment=environment, all_ranks=True) as communicator:
         for _ in range(5):
             communicator.ask(Collective.AllReduce, 1 << 20, np.ones((7, 3), dtype=np.float32))
@@ -196,8 +216,10 @@ def test_says_once_that_it_acts(plugin: TunerPlugin, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "shape", "reason"),
     [
-        ({"DYNAMICCL_ARTIFACT": None}, (8, 1), "DYNAMICCL_ARTIFACT is not set"),
-        ({"DYNAMICCL_SYSTEM": "other"}, (8, 1), "is not what the artifact calls this machine"),
+        ({"DYNAMICCL_JOB": None}, (8, 1), "start the job with dynamiccl-run"),
+        ({"DYNAMICCL_PROBLEM": "no artifact is installed"}, (8, 1), "no artifact is installed"),
+        ({"DYNAMICCL_HOST": "another"}, (8, 1), "start each rank through dynamiccl-run"),
+        ({"DYNAMICCL_SYSTEMS": "23007=box"}, (8, 1), "does not know NCCL 22809 on this machine"),
         ({"NCCL_COMM_ID": "n0:1"}, (8, 1), "gives all communicators one id"),
         ({}, (16, 2), "the artifact has no table for 16 ranks on 2 nodes of test-system"),
         ({}, (15, 2), "its nodes hold different numbers of ranks"),
@@ -210,7 +232,7 @@ def test_abstains_and_says_why(
     plugin: TunerPlugin,
     tmp_path: Path,
 ) -> None:
-    environment = deploy(plugin.path, tmp_path, uniform(RING)) | changes
+    environment = deploy(tmp_path, uniform(RING)) | changes
     costs = np.full((7, 3), 10, dtype=np.float32)
     with plugin.communicator(*shape, environment=environment, all_ranks=True) as communicator:
         answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
@@ -223,7 +245,7 @@ def test_abstains_and_says_why(
 
 
 def test_uneven_nvlink_domains_abstain(plugin: TunerPlugin, tmp_path: Path) -> None:
-    environment = deploy(plugin.path, tmp_path, uniform(RING))
+    environment = deploy(tmp_path, uniform(RING))
     costs = np.full((7, 3), 10, dtype=np.float32)
     for ranks, acts in (((8, 8), True), ((3, 5), False)):
         with plugin.communicator(
@@ -235,12 +257,12 @@ def test_uneven_nvlink_domains_abstain(plugin: TunerPlugin, tmp_path: Path) -> N
 def test_environment_is_put_back(
     plugin: TunerPlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inside = deploy(plugin.path, tmp_path, uniform(RING))
-    monkeypatch.setenv("DYNAMICCL_SYSTEM", "before")
-    monkeypatch.delenv("DYNAMICCL_ARTIFACT", raising=False)
+    inside = deploy(tmp_path, uniform(RING))
+    monkeypatch.setenv("DYNAMICCL_SYSTEMS", "before")
+    monkeypatch.delenv("DYNAMICCL_TABLES", raising=False)
     with plugin.communicator(8, 1, environment=inside, all_ranks=True) as communicator:
-        assert os.environ["DYNAMICCL_SYSTEM"] == "before"
-        assert "DYNAMICCL_ARTIFACT" not in os.environ
+        assert os.environ["DYNAMICCL_SYSTEMS"] == "before"
+        assert "DYNAMICCL_TABLES" not in os.environ
     assert "from call 0" in communicator.lines[0]
 
 

@@ -449,6 +449,16 @@ int nvmlDeviceGetGpuFabricInfo(void *gpu, unsigned char *info) {
   return CODE;
 }
 """
+
+
+def fake_nvml(folder: Path, **macros: int) -> None:
+    (folder / "nvml.c").write_text(FAKE_NVML)
+    defined = [f"-D{name}={value}" for name, value in macros.items()]
+    library = folder / "libnvidia-ml.so.1"
+    command = ["cc", "-shared", "-fPIC", *defined, "-o", str(library), str(folder / "nvml.c")]
+    subprocess.run(command, check=True)
+
+
 TWO_HOSTS = {"MASTER_ADDR": "127.0.0.1", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 
 
@@ -470,14 +480,8 @@ def test_word_is_for_ranks_that_are_surely_on_one_host(
     gpu = tmp_path / "machine/proc/driver/nvidia/gpus/0"
     gpu.mkdir(parents=True)
     (gpu / "information").write_text("Model: \t NVIDIA Test GPU\n")
-    (tmp_path / "lib").mkdir()
     if nvml is not None:
-        (tmp_path / "nvml.c").write_text(FAKE_NVML)
-        macros = [f"-D{name}={value}" for name, value in nvml.items()]
-        to = tmp_path / "lib" / "libnvidia-ml.so.1"
-        subprocess.run(
-            ["cc", "-shared", "-fPIC", *macros, "-o", to, tmp_path / "nvml.c"], check=True
-        )
+        fake_nvml(tmp_path, **nvml)
     elif (
         "libnvidia-ml"
         in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
@@ -485,7 +489,7 @@ def test_word_is_for_ranks_that_are_surely_on_one_host(
         pytest.skip("this machine has NVML")
     env = {
         **TWO_HOSTS,
-        "LD_LIBRARY_PATH": str(tmp_path / "lib"),
+        "LD_LIBRARY_PATH": str(tmp_path),
         "DYNAMICCL_MODE": "observe",
         **env,
     }

@@ -39,7 +39,7 @@ class Counts(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("inits", "calls", "finalized")),
         *((name, ctypes.c_int) for name in ("version", "support", "reg_buff")),
         ("comm_id", ctypes.c_uint64),
-        *((name, ctypes.c_void_p) for name in ("domains", "constants")),
+        ("constants", ctypes.c_void_p),
     )
 
 
@@ -85,7 +85,9 @@ def taken(
     **cells: float,
 ) -> tuple[int, int]:
     """The cell that NCCL takes then, and the channels."""
-    answer = communicator.ask(collective, 1 << 20, costs(**cells), num_pipe_ops=num_pipe_ops)
+    answer = communicator.ask(
+        collective, 1 << 20, costs(**cells), num_pipe_ops=num_pipe_ops, reg_buff=1
+    )
     assert answer.algorithm is not None
     assert answer.protocol is not None
     return 3 * answer.algorithm + answer.protocol, answer.num_channels
@@ -108,6 +110,7 @@ def test_ours_decides_where_it_acts_and_theirs_elsewhere(
             assert both.counts.constants
         # Ring/Simple is ours; theirs, before it, is not to win the tie nor to relegate Ring.
         assert taken(asked) == (5, 8)
+        assert both.counts.reg_buff == (1 if theirs >= 4 and version >= 4 else -1)
         assert taken(asked, Collective.AllGather) == (1, 3)  # our table leaves it
         monkeypatch.setenv("VENDOR_CELL", "20")
         assert taken(asked) == (5, 8)

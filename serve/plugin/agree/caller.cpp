@@ -10,10 +10,10 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
-#include "platform/threads.h"
+#include "identity/environment.h"
+#include "platform/clock.h"
 
 namespace dynamiccl {
 namespace {
@@ -117,32 +117,41 @@ bool can_use(int descriptor, const Key& key, const Ballot& ballot, const Reply& 
 }  // namespace
 
 bool parse_address(const char* text, ArbiterAddress* address) noexcept {
+  *address = ArbiterAddress{};
+  const char* colon = std::strrchr(text, ':');
+  std::uint64_t port = 0;
+  if (colon == nullptr || !parse_number(colon + 1, &port) || port == 0 || port > 65'535)
+    return false;
+  const bool is_six = text[0] == '[' && colon[-1] == ']';
   char host[INET6_ADDRSTRLEN] = "";
-  unsigned port = 0;
-  int end = 0;
+  const std::size_t size = static_cast<std::size_t>(colon - text) - (is_six ? 2 : 0);
+  if (size >= sizeof host) return false;
+  std::memcpy(host, text + (is_six ? 1 : 0), size);
   auto* four = reinterpret_cast<sockaddr_in*>(&address->address);
   auto* six = reinterpret_cast<sockaddr_in6*>(&address->address);
-  *address = ArbiterAddress{};
-  if (std::sscanf(text, "[%45[0-9a-fA-F:.]]:%5u%n", host, &port, &end) == 2) {
+  if (is_six) {
     six->sin6_family = AF_INET6;
     six->sin6_port = htons(static_cast<std::uint16_t>(port));
     address->size = sizeof *six;
-    if (inet_pton(AF_INET6, host, &six->sin6_addr) != 1) return false;
-  } else if (std::sscanf(text, "%45[0-9.]:%5u%n", host, &port, &end) == 2) {
-    four->sin_family = AF_INET;
-    four->sin_port = htons(static_cast<std::uint16_t>(port));
-    address->size = sizeof *four;
-    if (inet_pton(AF_INET, host, &four->sin_addr) != 1) return false;
+    return inet_pton(AF_INET6, host, &six->sin6_addr) == 1;
   }
-  return end > 0 && text[end] == '\0' && port > 0 && port < 65'536;
+  four->sin_family = AF_INET;
+  four->sin_port = htons(static_cast<std::uint16_t>(port));
+  address->size = sizeof *four;
+  return inet_pton(AF_INET, host, &four->sin_addr) == 1;
 }
 
 Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
                          const Limits& limits, std::uint64_t patience_ms, Reply* reply,
                          bool* found_arbiter, Exchange* exchange) noexcept {
-  Ballot ballot(vote, limits, patience_ms, now_ms());
   *found_arbiter = false;
-  int descriptor = -1;
+  // Where no socket can be had at all nobody answers however long one waits.
+  int descriptor = socket(address.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) {
+    std::snprintf(reply->reason, sizeof reply->reason, "no socket: %s", std::strerror(errno));
+    return Verdict::kAbstain;
+  }
+  Ballot ballot(vote, limits, patience_ms, now_ms());
   Reply heard;
   std::size_t size = 0;
   while (ballot.step() != Ballot::Step::kDone) {

@@ -61,7 +61,8 @@ void WordVote::take(Board* board, bool is_time_up) noexcept {
       break;
     }
     case Step::kCount:
-      step_ = board->votes.fetch_add(1) + 1 == vote_->num_ranks ? Step::kDecide : Step::kWait;
+      came_last_ = board->votes.fetch_add(1) + 1 == vote_->num_ranks;
+      step_ = came_last_ ? Step::kDecide : Step::kWait;
       break;
     case Step::kDecide:
       decide(board, WordState::kTable, Why::kNothing);

@@ -43,6 +43,9 @@ class WordVote {
   Step step() const noexcept { return step_; }
   /// Whether this rank has decided for all; whoever waits for the word is to be woken.
   bool has_decided() const noexcept { return has_decided_; }
+  /// Whether it was the last of all to vote: the others have opened the word, and nobody comes
+  /// late.
+  bool came_last() const noexcept { return came_last_; }
   bool has_table() const noexcept { return state_of(word_) == WordState::kTable; }
   /// Whether it was decided by somebody whose time was up.
   bool was_late() const noexcept;
@@ -64,6 +67,7 @@ class WordVote {
   const Vote* vote_;
   Step step_;
   bool has_decided_ = false;
+  bool came_last_ = false;
   std::uint32_t word_ = 0;  // as it was read in the end
 };
 

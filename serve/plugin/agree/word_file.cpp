@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,7 +14,8 @@
 #include <cstring>
 
 #include "agree/word.h"
-#include "platform/threads.h"
+#include "file.h"
+#include "platform/clock.h"
 
 namespace dynamiccl {
 namespace {
@@ -30,10 +30,10 @@ Board* open_board(const char* name, char* reason, std::size_t reason_size) noexc
   };
   const int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (file < 0) return fail("its word in /dev/shm cannot be opened", errno);
-  struct stat status = {};
+  const FileStatus status = status_of(file);
   void* memory = MAP_FAILED;
   int error = 0;
-  if (fstat(file, &status) != 0 || status.st_uid != geteuid() || !S_ISREG(status.st_mode)) {
+  if (!S_ISREG(status.mode) || status.owner != geteuid()) {
     error = EPERM;  // somebody else's, who could change it
   } else {
     // ftruncate succeeds on a full tmpfs, and the first write is a SIGBUS.
@@ -73,17 +73,17 @@ bool agree_by_word(const Vote& vote, std::uint64_t limit_ms, bool* waited_in_vai
   const std::uint64_t until_ns = monotonic_ns() + limit_ms * kNsPerMs;
   WordVote own(&vote);
   while (own.step() != WordVote::Step::kDone) {
+    // The first one writes its fields after its digest: a moment for them, so that one is named.
+    const bool differs = own.step() == WordVote::Step::kDiffer && vote.problem[0] == '\0';
+    if (differs) sleep_ns(kNsPerMs);
     own.take(board, monotonic_ns() >= until_ns);
     if (own.step() == WordVote::Step::kWait) wait_for_word(board, until_ns);
   }
   if (own.has_decided()) syscall(SYS_futex, &board->word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (own.came_last()) unlink(name);
   const bool has_table = own.has_table();
-  if (has_table) {
-    if (own.has_decided()) unlink(name);
-  } else {
-    own.write_reason(reason, reason_size);
-    *waited_in_vain = own.was_late();
-  }
+  if (!has_table) own.write_reason(reason, reason_size);
+  *waited_in_vain = !has_table && own.was_late();
   munmap(board, sizeof(Board));
   return has_table;
 }

@@ -47,19 +47,12 @@ inline std::vector<Question> random_questions(std::mt19937_64* random) {
   return questions;
 }
 
-/// Nanoseconds per call of each batch, sorted. A benchmark of NCCL asks about one size and
-/// collective alone: with `one`, all questions are of that one's.
-inline std::vector<double> measure(const ncclTuner_v5_t& tuner, void* context,
-                                   const Question* one = nullptr) {
+/// Nanoseconds per call of each batch, sorted.
+inline std::vector<double> measure(const ncclTuner_v5_t& tuner, void* context) {
   std::mt19937_64 random(20260101);
   std::vector<double> call_ns;
   for (int batch = -kWarmupBatches; batch < kBatches; ++batch) {
     std::vector<Question> questions = random_questions(&random);
-    for (Question& question : questions) {
-      if (one == nullptr) continue;
-      question.collective = one->collective;
-      question.size_bytes = one->size_bytes;
-    }
     int num_channels = 0;
     const double start = now_ns();
     for (Question& question : questions) {

@@ -4,12 +4,12 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <new>
 
 #include "identity/environment.h"
 #include "identity/ids.h"
-#include "platform/allocate.h"
+#include "platform/clock.h"
 #include "platform/old_symbols.h"
-#include "platform/threads.h"
 #include "vocabulary.h"
 
 DYNAMICCL_OLD_SYMBOL(dladdr);
@@ -21,8 +21,9 @@ namespace dynamiccl {
 namespace {
 
 Mutex g_mutex;
-/// Of all communicators of this process, parents of shrunk ones included. Never freed: it outlives
-/// the process's own objects.
+/// Of all communicators of this process, parents of shrunk ones included. Never destroyed: it
+/// outlives the process's own objects, and leaves no exit handler.
+alignas(Ids) unsigned char g_room[sizeof(Ids)];
 Ids* g_ids = nullptr;
 
 /// The result of ncclGetVersion in a loaded library (null: in the program and what it is linked
@@ -85,8 +86,8 @@ Checked check_communicator(const Communicator& communicator) noexcept {
 
 bool note_id(std::uint64_t id) noexcept {
   const Lock lock(&g_mutex);
-  if (g_ids == nullptr) g_ids = allocate<Ids>();
-  return g_ids == nullptr || g_ids->note(id);  // without memory nobody could tell
+  if (g_ids == nullptr) g_ids = new (g_room) Ids;
+  return g_ids->note(id);
 }
 
 }  // namespace dynamiccl

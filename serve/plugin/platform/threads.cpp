@@ -44,13 +44,6 @@ std::atomic<bool> g_forked{false};
 
 void note_fork() { g_forked.store(true, std::memory_order_relaxed); }
 
-std::uint64_t now_ns(clockid_t clock) noexcept {
-  timespec time;
-  clock_gettime(clock, &time);
-  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U +
-         static_cast<std::uint64_t>(time.tv_nsec);
-}
-
 /// Registered when the library is loaded: later would be too late for a fork in between.
 __attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, note_fork); }
 
@@ -83,14 +76,11 @@ void join_thread(pthread_t thread) noexcept { pthread_join(thread, nullptr); }
 
 bool in_forked_child() noexcept { return g_forked.load(std::memory_order_relaxed); }
 
-std::uint64_t monotonic_ns() noexcept { return now_ns(CLOCK_MONOTONIC) | 1; }
-
-std::uint64_t realtime_ns() noexcept { return now_ns(CLOCK_REALTIME); }
-
-void sleep_ns(std::uint64_t duration_ns) noexcept {
-  const timespec pause = {static_cast<time_t>(duration_ns / 1'000'000'000U),
-                          static_cast<long>(duration_ns % 1'000'000'000U)};
-  nanosleep(&pause, nullptr);
+std::uint64_t realtime_ns() noexcept {
+  timespec time;
+  clock_gettime(CLOCK_REALTIME, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U +
+         static_cast<std::uint64_t>(time.tv_nsec);
 }
 
 }  // namespace dynamiccl

@@ -21,7 +21,6 @@
 #include <cstring>
 #include <iterator>
 #include <map>
-#include <sstream>
 
 #include "crypto/sha256.h"
 #include "identity/fingerprint.h"
@@ -88,8 +87,9 @@ Artifact read_artifact(const std::string& named, const std::string& machine) {
   sha256_hex(text.data(), text.size(), digest);
   artifact.digest = digest;
   const std::string here = "\t" + machine + ";nccl=";
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
+  for (std::size_t next = 0, end; next < text.size(); next = end + 1) {
+    end = text.find('\n', next);
+    const std::string line = text.substr(next, end - next);
     const std::size_t at = line.find(here);
     if (line.rfind("system\t", 0) != 0 || at == std::string::npos) continue;
     const std::string name = line.substr(7, at - 7), nccl = line.substr(at + here.size());

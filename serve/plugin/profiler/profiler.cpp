@@ -254,14 +254,16 @@ void* Profiler::start_call(const ncclProfilerCollApi_v5_t& call, void* group) no
                    (call.graphCaptured ? kCallIsCaptured : 0));
 }
 
-/// From 2.29 on NCCL takes a Broadcast's task apart and makes another one of it once its group is
-/// complete (2.29.7 `src/enqueue.cc:2581,368`; 2.30.7 2703,369). The new one has no event mask, so
-/// that neither Coll nor KernelLaunch nor KernelCh comes (`src/plugin/profiler.cc`): CollApi alone
-/// tells of it, without NCCL's number and choice, and of one that is only simulated, too. Where the
-/// group has several roots, NCCL runs one AllGatherV, which asks no tuner about a Broadcast. With
-/// NCCL_ALLGATHERV_ENABLE=0, and in confidential computing, Coll comes as ever.
+/// From 2.29 on NCCL makes a Broadcast a task of its own kind, and of that one an ordinary task
+/// once its group is complete (2.29.7 `src/enqueue.cc:2581,367`; 2.30.7 2703,368), without event
+/// mask: so neither Coll nor KernelLaunch nor KernelCh comes (2.29.7
+/// `src/plugin/profiler.cc:373,438`). CollApi alone tells of it, without NCCL's number and choice,
+/// and of one that is only simulated, too. A group with several roots runs as one AllGatherV, about
+/// which no tuner is asked as a Broadcast: it is left out, but for what the first root sends more
+/// than once. With NCCL_ALLGATHERV_ENABLE=0, and in confidential computing, Coll comes as ever.
 void Profiler::hear_of_broadcasts(const ncclProfilerCollApi_v5_t& call, void* group) noexcept {
-  const bool is_broadcast = number_of(call.func, kCollectives) == kBroadcast;
+  const bool is_broadcast =
+      call.func != nullptr && std::strcmp(call.func, kCollectives[kBroadcast]) == 0;
   if (!is_broadcast && !holds_broadcast_.load(std::memory_order_relaxed)) return;
   const Lock lock(&mutex_);
   if (group != held_group_) {

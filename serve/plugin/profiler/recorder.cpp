@@ -121,10 +121,10 @@ struct CallsFiles {
   int directory;
   int file;
   bool has_file;
-  bool is_broken;                // nothing is written any more
+  bool is_broken;  // nothing is written any more
   std::uint64_t max_file_bytes;
-  std::uint64_t file_bytes;      // of the latest file, in whole entries
-  std::size_t buffered;          // entries
+  std::uint64_t file_bytes;  // of the latest file, in whole entries
+  std::size_t buffered;      // entries
   std::atomic<std::uint64_t> written, lost;
   Header header;  // of the next file
   CallsEntry buffer[kBufferEntries];

@@ -2,20 +2,16 @@
 // threads of a few processes, all in the tuner's `init` at once.
 //
 //   init_ranks LIBRARY --ranks 2000 [--processes 4] [--nodes 1] [--rounds 1] [--late MS]
-//              [--absent 1] [--kill-coordinator-at MS] [--shrink 1] [--version 23007]
-//              [--grow 2] [--orphan 1] [--at-once 1] [--halves 1] [--abort-at MS] [--bind 1]
+//              [--absent 1] [--kill-at MS] [--shrink 1] [--version 23007] [--grow 2]
+//              [--at-once 1] [--halves 1] [--abort-at MS] [--bind 1] [--own-shm 1]
 //
 // shrink: the second round is a shrink of the first, and what follows may come of it. halves: from
 // the second round on even and odd ranks make a communicator each, of one id. abort-at: creations
 // are non-blocking, and each rank aborts its own after so long, which waits for its thread. grow:
-// so many ranks join after the first round only. orphan: the first process, which coordinates,
-// forks a child that lives on, and is gone after the first round. at-once: a rank's rounds are all
-// made at once, each on a thread of its own, and only in the first is anybody late. bind: each rank
-// is bound to one processor when it comes, as NCCL binds it.
-//
-// INIT_RANKS_PID_FILE names a file for the process id of the first process, which coordinates.
-// INIT_RANKS_OTHERS is the DYNAMICCL_COORDINATOR of the other processes, where a test stands
-// between.
+// so many ranks join after the first round only. at-once: a rank's rounds are all made at once,
+// each on a thread of its own, and only in the first is anybody late. kill-at: the first process is
+// killed so long after all have met. bind: each rank is bound to one processor when it comes, as
+// NCCL binds it. own-shm: each process has a /dev/shm of its own, as in a container of its own.
 //
 // Prints a JSON object: how many ranks got the table, abstained and failed; the time in ms from the
 // last entry to the last return, of each round; the longest that one rank was in `init`, and in an
@@ -26,6 +22,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,7 +32,6 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <string>
 #include <thread>
@@ -54,19 +50,18 @@ int g_version = 23007;
 
 struct Board {
   pthread_barrier_t first, later;  // NCCL's bootstrap, of the first round and of the others
-  std::atomic<int> present[kMostRounds];
   std::atomic<std::int64_t> last_entry_ns[kMostRounds], last_return_ns[kMostRounds];
   std::atomic<std::int64_t> longest_ns, longest_abort_ns;
-  std::atomic<int> tables, abstained, failed, bound_wrongly;
+  std::atomic<int> num_begun, tables, abstained, failed, bound_wrongly;
 };
 
 struct Options {
   int ranks = 2, processes = 1, nodes = 1, rounds = 1, late_ms = 0, absent = 0, kill_at_ms = -1,
-      shrink = 0, grow = 0, orphan = 0, at_once = 0, halves = 0, abort_at_ms = -1, bind = 0;
+      shrink = 0, grow = 0, at_once = 0, halves = 0, abort_at_ms = -1, bind = 0, own_shm = 0;
 
   bool takes_part(int rank, int round) const {
     if (rank >= ranks - absent) return false;
-    return round == 0 ? rank < ranks - grow : orphan == 0 || rank % processes != 0;
+    return round > 0 || rank < ranks - grow;
   }
   /// What NCCL says there are: an absent rank is one of them.
   int num_ranks(int round) const {
@@ -107,17 +102,11 @@ void raise_to(std::atomic<std::int64_t>* most, std::int64_t value) {
 
 void make_communicator(const ncclTuner_v6_t* tuner, const Options& options, int rank, int round,
                        Board* board) {
-  board->present[round].fetch_add(1);
   // NCCL's bootstrap has all ranks before a tuner's init begins.
   if (options.at_once == 0) pthread_barrier_wait(round == 0 ? &board->first : &board->later);
+  ++board->num_begun;
   if (rank == options.ranks - options.absent - 1 && round == 0 && options.late_ms > 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(options.late_ms));
-  }
-  // The first process coordinates, so that it is known which to kill.
-  const bool matters_who_coordinates = options.kill_at_ms >= 0 || options.orphan != 0 ||
-                                       std::getenv("INIT_RANKS_PID_FILE") != nullptr;
-  if (matters_who_coordinates && rank % options.processes != 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   void* context = nullptr;
   const bool is_half = options.halves != 0 && round > 0;
@@ -164,23 +153,12 @@ void play_rank(const ncclTuner_v6_t* tuner, const Options& options, int rank, Bo
   for (std::thread& round : rounds) round.join();
 }
 
-/// Leaves a child behind that has all that a fork gives it, for longer than ranks try to be heard.
-void leave_a_child(const Board* board, int num_ranks) {
-  while (board->tables + board->abstained + board->failed < num_ranks) usleep(200);
-  if (fork() != 0) _exit(0);
-  for (int descriptor = 0; descriptor <= 2; ++descriptor) close(descriptor);  // a reader's pipes
-  sleep(8);
-  _exit(0);
-}
-
 int play_process(const char* library, const Options& options, int process, Board* board) {
-  const char* others = std::getenv("INIT_RANKS_OTHERS");
-  if (process != 0 && others != nullptr) setenv("DYNAMICCL_COORDINATOR", others, 1);
-  const char* pid_file = process == 0 ? std::getenv("INIT_RANKS_PID_FILE") : nullptr;
-  std::FILE* file = pid_file != nullptr ? std::fopen(pid_file, "we") : nullptr;
-  if (file != nullptr) {
-    std::fprintf(file, "%d", static_cast<int>(getpid()));
-    std::fclose(file);
+  if (options.own_shm != 0 && (unshare(CLONE_NEWNS) != 0 ||
+                               mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+                               mount("tmpfs", "/dev/shm", "tmpfs", 0, nullptr) != 0)) {
+    std::perror("a /dev/shm of its own");
+    return 1;
   }
   void* loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (loaded == nullptr) {
@@ -193,7 +171,6 @@ int play_process(const char* library, const Options& options, int process, Board
     ranks.emplace_back(play_rank, tuner, options, rank, board);
   }
   for (std::thread& rank : ranks) rank.join();
-  if (options.orphan != 0 && process == 0) leave_a_child(board, options.ranks);
   return 0;
 }
 
@@ -207,14 +184,14 @@ extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* versio
 int main(int argc, char** argv) {
   Options options;
   const std::map<std::string, int*> known = {
-      {"--ranks", &options.ranks},   {"--processes", &options.processes},
-      {"--nodes", &options.nodes},   {"--rounds", &options.rounds},
-      {"--late", &options.late_ms},  {"--absent", &options.absent},
-      {"--shrink", &options.shrink}, {"--grow", &options.grow},
-      {"--orphan", &options.orphan}, {"--at-once", &options.at_once},
-      {"--halves", &options.halves}, {"--abort-at", &options.abort_at_ms},
-      {"--version", &g_version},     {"--kill-coordinator-at", &options.kill_at_ms},
-      {"--bind", &options.bind}};
+      {"--ranks", &options.ranks},    {"--processes", &options.processes},
+      {"--nodes", &options.nodes},    {"--rounds", &options.rounds},
+      {"--late", &options.late_ms},   {"--absent", &options.absent},
+      {"--shrink", &options.shrink},  {"--grow", &options.grow},
+      {"--bind", &options.bind},      {"--at-once", &options.at_once},
+      {"--halves", &options.halves},  {"--abort-at", &options.abort_at_ms},
+      {"--version", &g_version},      {"--kill-at", &options.kill_at_ms},
+      {"--own-shm", &options.own_shm}};
   for (int i = 2; i + 1 < argc; i += 2) {
     const auto found = known.find(argv[i]);
     if (found == known.end()) {
@@ -242,7 +219,7 @@ int main(int argc, char** argv) {
     processes.push_back(pid);
   }
   if (options.kill_at_ms >= 0) {
-    while (board->present[0].load() < options.ranks - options.absent) usleep(200);
+    while (board->num_begun == 0) usleep(50);  // all have met by then
     std::this_thread::sleep_for(std::chrono::milliseconds(options.kill_at_ms));
     kill(processes[0], SIGKILL);
   }

@@ -94,15 +94,6 @@ class Library {
     return contexts[0];
   }
 
-  /// v6's getChunkSize for one part of a collective; `own` is NCCL's chunk in bytes.
-  std::size_t chunk(void* context, int collective, int algorithm, int protocol,
-                    std::size_t own) const {
-    const auto* tuner = at<ncclTuner_v6_t>(6);
-    const ncclResult_t result =
-        tuner->getChunkSize(context, collective, 1 << 18, algorithm, protocol, 1, &own);
-    return result == ncclSuccess ? own : 0;
-  }
-
   Call ask(int version, void* context, Call call) const {
     float** table = reinterpret_cast<float**>(call.costs.data());
     const int a = call.num_algorithms, p = call.num_protocols;
@@ -114,18 +105,10 @@ class Library {
       call.result =
           at<ncclTuner_v3_t>(3)->getCollInfo(context, call.collective, call.size_bytes,
                                              call.num_pipe_ops, table, a, p, &call.num_channels);
-    } else if (version == 4) {
-      call.result =
-          at<ncclTuner_v4_t>(4)->getCollInfo(context, call.collective, call.size_bytes,
-                                             call.num_pipe_ops, table, a, p, 0, &call.num_channels);
-    } else if (version == 5) {
-      call.result =
-          at<ncclTuner_v5_t>(5)->getCollInfo(context, call.collective, call.size_bytes,
-                                             call.num_pipe_ops, table, a, p, 1, &call.num_channels);
-    } else {
-      call.result =
-          at<ncclTuner_v6_t>(6)->getCollInfo(context, call.collective, call.size_bytes,
-                                             call.num_pipe_ops, table, a, p, 1, &call.num_channels);
+    } else {  // at one place in v4 to v6
+      call.result = at<ncclTuner_v4_t>(version)->getCollInfo(
+          context, call.collective, call.size_bytes, call.num_pipe_ops, table, a, p, version > 4,
+          &call.num_channels);
     }
     return call;
   }
@@ -144,7 +127,8 @@ class Library {
     }
     ncclResult_t result = ncclSuccess;
     for (void* rank : ranks) {
-      const ncclResult_t its_result = finalize_rank(version, rank);
+      // At one place in all versions.
+      const ncclResult_t its_result = at<ncclTuner_v2_t>(version)->destroy(rank);
       if (its_result != ncclSuccess) result = its_result;
     }
     return result;
@@ -165,28 +149,11 @@ class Library {
       }
     }
     static ncclTunerConstants_v5_t own_constants = {};  // NCCL always shows some
-    switch (version) {
-      case 2:
-        return at<ncclTuner_v2_t>(2)->init(ranks, nodes, logger, context);
-      case 3:
-        return at<ncclTuner_v3_t>(3)->init(ranks, nodes, logger, context);
-      case 4:
-        return at<ncclTuner_v4_t>(4)->init(ranks, nodes, logger, context);
-      case 5:
-        return at<ncclTuner_v5_t>(5)->init(context, id, ranks, nodes, logger, domains,
-                                           &own_constants);
-      default:
-        return at<ncclTuner_v6_t>(6)->init(context, id, ranks, nodes, logger, domains,
-                                           &own_constants);
+    if (version < 5) {                                  // alike in these
+      return at<ncclTuner_v2_t>(version)->init(ranks, nodes, logger, context);
     }
-  }
-
-  ncclResult_t finalize_rank(int version, void* context) const {
-    if (version == 2) return at<ncclTuner_v2_t>(2)->destroy(context);
-    if (version == 3) return at<ncclTuner_v3_t>(3)->destroy(context);
-    if (version == 4) return at<ncclTuner_v4_t>(4)->destroy(context);
-    if (version == 5) return at<ncclTuner_v5_t>(5)->finalize(context);
-    return at<ncclTuner_v6_t>(6)->finalize(context);
+    return at<ncclTuner_v5_t>(version)->init(context, id, ranks, nodes, logger, domains,
+                                             &own_constants);
   }
 
   void* handle_;

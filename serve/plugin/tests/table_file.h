@@ -1,23 +1,18 @@
 // Writes table files for the tests, good and bad, from the format's description (serve/table.py).
 #pragma once
 
-#include <arpa/inet.h>
-#include <dlfcn.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <string>
 #include <vector>
 
-#include "crypto/sha256.h"
-#include "identity/fingerprint.h"
 #include "table.h"
 
 using Bytes = std::vector<std::uint8_t>;
@@ -53,85 +48,64 @@ inline Bytes table_of(int num_nodes, int num_ranks, dynamiccl::Entry entry,
   return sealed(bytes);
 }
 
-/// An artifact directory for one test; sets the plugin's environment.
+/// Another run of a job: communicators of the same ids are others.
+inline void begin_job() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+  char job[17];
+  std::snprintf(job, sizeof job, "%08x%08x", static_cast<unsigned>(getpid()),
+                static_cast<unsigned>(now));
+  setenv("DYNAMICCL_JOB", job, 1);
+}
+
+/// Words that ranks have waited at in vain, which dynamiccl-run sweeps.
+inline std::vector<std::string> words_of_job() {
+  const std::string begin =
+      "dynamiccl-" + std::to_string(geteuid()) + "-" + getenv("DYNAMICCL_JOB");
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    if (entry.path().filename().string().rfind(begin, 0) == 0) found.push_back(entry.path());
+  }
+  return found;
+}
+inline void sweep_job() {
+  for (const std::string& word : words_of_job()) unlink(word.c_str());
+}
+
+/// An artifact's directory for one test, and what dynamiccl-run would have prepared for this job.
 class ArtifactDirectory {
  public:
   ArtifactDirectory(const std::string& parent, const std::string& name)
       : root_(parent + "/artifact-" + name) {
     std::filesystem::remove_all(root_);  // of an earlier run
     std::filesystem::create_directories(root_ + "/tables/test");
-    setenv("DYNAMICCL_ARTIFACT", root_.c_str(), 1);
-    setenv("DYNAMICCL_COORDINATOR", "none", 1);
-    setenv("DYNAMICCL_JOB_ID", (name + std::to_string(getpid())).c_str(), 1);
-    for (const char* variable : {"DYNAMICCL_MODE", "DYNAMICCL_SYSTEM", "NCCL_ALGO", "NCCL_PROTO"}) {
-      unsetenv(variable);
+    for (const char* variable : {"ARBITER", "DISABLE", "KEY", "KILL_FILE", "PROBLEM", "WORD"}) {
+      unsetenv((std::string("DYNAMICCL_") + variable).c_str());
     }
-    write_index();
+    utsname here = {};
+    uname(&here);
+    setenv("DYNAMICCL_HOST", here.nodename, 1);
+    setenv("DYNAMICCL_MACHINE", "gpu=Test*8;mig=0;nic=none*0", 1);
+    // And with the NCCL of fake_nccl_library.cpp.
+    setenv("DYNAMICCL_SYSTEMS", "23007=test 22809=test", 1);
+    setenv("DYNAMICCL_TABLES", (root_ + "/tables").c_str(), 1);
+    setenv("DYNAMICCL_INDEX", "0123456789abcdef", 1);
+    begin_job();
   }
-
-  /// Have the ranks meet over TCP, as those of several nodes do. Before the first of them comes.
-  void use_coordinator() const {
-    const std::string key = root_ + "/key";
-    store(key, Bytes(32, 7));
-    std::filesystem::permissions(key, std::filesystem::perms(0600));
-    setenv("DYNAMICCL_KEY_FILE", key.c_str(), 1);
-    sockaddr_in any = {};
-    any.sin_family = AF_INET;
-    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof any;
-    const int probe = socket(AF_INET, SOCK_STREAM, 0);
-    if (bind(probe, reinterpret_cast<sockaddr*>(&any), size) != 0) std::abort();
-    getsockname(probe, reinterpret_cast<sockaddr*>(&any), &size);
-    close(probe);
-    const std::string where = "127.0.0.1:" + std::to_string(ntohs(any.sin_port));
-    setenv("DYNAMICCL_COORDINATOR", where.c_str(), 1);
-  }
+  ~ArtifactDirectory() { sweep_job(); }
+  ArtifactDirectory(const ArtifactDirectory&) = delete;
+  ArtifactDirectory& operator=(const ArtifactDirectory&) = delete;
 
   std::string path(int num_nodes, int num_ranks) const {
     return root_ + "/tables/test/nodes" + std::to_string(num_nodes) + "_ranks" +
            std::to_string(num_ranks) + ".dct";
   }
 
-  /// A table, and an index that names it.
   void write(int num_nodes, int num_ranks, const Bytes& bytes) const {
-    store(path(num_nodes, num_ranks), bytes);
-    files_["table\ttest\t" + shape(num_nodes, num_ranks)] = hash_of(bytes);
-    write_index();
-  }
-
- private:
-  static std::string shape(int num_nodes, int num_ranks) {
-    return std::to_string(num_nodes) + "\t" + std::to_string(num_ranks);
-  }
-
-  static void store(const std::string& path, const Bytes& bytes) {
-    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    std::ofstream file(path(num_nodes, num_ranks), std::ios::binary | std::ios::trunc);
     file.write(reinterpret_cast<const char*>(bytes.data()),
                static_cast<std::streamsize>(bytes.size()));
   }
 
-  static std::string hash_of(const Bytes& bytes) {
-    char text[dynamiccl::kHexBytes];
-    dynamiccl::sha256_hex(bytes.data(), bytes.size(), text);
-    return text;
-  }
-
-  void write_index() const {
-    int version = 0;
-    void* get = dlsym(RTLD_DEFAULT, "ncclGetVersion");
-    if (get != nullptr) reinterpret_cast<int (*)(int*)>(get)(&version);
-    char fingerprint[dynamiccl::kFingerprintBytes];
-    if (!dynamiccl::take_fingerprint(version, fingerprint)) std::abort();
-    std::string text = "dynamiccl-index\t1\nartifact\t" + std::string(64, '0') + "\n";
-    const std::string machine = fingerprint;
-    text += "system\ttest\t" + machine + "\n";
-    // And with the NCCL of fake_nccl_library.cpp.
-    text += "system\ttest\t" + machine.substr(0, machine.find(";nccl=")) + ";nccl=22809\n";
-    for (const auto& [line, hash] : files_) text += line + "\t" + hash + "\n";
-    const Bytes bytes(text.begin(), text.end());
-    store(root_ + "/plugin.index", bytes);
-  }
-
+ private:
   std::string root_;
-  mutable std::map<std::string, std::string> files_;  // line of the index -> hash
 };

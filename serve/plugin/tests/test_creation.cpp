@@ -8,8 +8,8 @@
 #include "adaptive/context.h"
 #include "identity/ids.h"
 #include "profiler/profiler.h"
+#include "tests/adaptive_artifact.h"
 #include "tests/check.h"
-#include "tests/table_file.h"
 
 using namespace dynamiccl;
 
@@ -89,8 +89,7 @@ extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* versio
 
 int main(int, char** arguments) {
   g_build = arguments[2];
-  const ArtifactDirectory artifact(g_build, "creation");
-  artifact.write(1, 8, table_of(1, 8, {kRing, kLL128, 8, 1, 0}));
+  const AdaptiveArtifact artifact(g_build, "creation", table_of(1, 8, {kRing, kLL128, 8, 1, 0}));
   releases();
   rccl();
   one_id_for_all();

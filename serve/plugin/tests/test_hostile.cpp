@@ -42,7 +42,7 @@ void good_table_says_so_once(const Library& library, const ArtifactDirectory& ar
 void wrong_communicator(const Library& library, const ArtifactDirectory& artifact) {
   artifact.write(1, 8, table_of(1, 8, kGood));
   CHECK(abstains(library, "has no table for 16 ranks on 1 nodes", 16, 1));
-  CHECK(abstains(library, "DYNAMICCL_COORDINATOR is not set", 16, 2));
+  CHECK(abstains(library, "DYNAMICCL_ARBITER is not set", 16, 2));
   CHECK(abstains(library, "different numbers of ranks", 8, 0));
   CHECK(abstains(library, "different numbers of ranks", 7, 2));
   ncclNvlDomainInfo_v5_t uneven = {2, 3, 5};
@@ -51,32 +51,75 @@ void wrong_communicator(const Library& library, const ArtifactDirectory& artifac
   CHECK(abstains(library, "another number of ranks", 16, 1));
   artifact.write(1, 16, table_of(2, 16, kGood));
   CHECK(abstains(library, "another number of ranks", 16, 1));
+  std::remove(artifact.path(1, 16).c_str());
 }
 
-void bad_environment(const Library& library, const std::string& directory) {
-  const std::string artifact = std::getenv("DYNAMICCL_ARTIFACT");
-  for (const char* other : {"../test", "te/st", "Test", "tes", "test2"}) {
-    setenv("DYNAMICCL_SYSTEM", other, 1);
-    CHECK(abstains(library, "is not what the artifact calls this machine"));
+/// Sets a variable for a while; null unsets it.
+class Changed {
+ public:
+  Changed(const char* name, const char* value) : name_(name), before_(std::getenv(name)) {
+    if (before_ != nullptr) kept_ = before_;
+    set(value);
   }
-  unsetenv("DYNAMICCL_SYSTEM");
-  setenv("DYNAMICCL_ARTIFACT", std::string(5000, 'a').c_str(), 1);
-  CHECK(abstains(library, "DYNAMICCL_ARTIFACT: "));
-  setenv("DYNAMICCL_ARTIFACT", (directory + "/nowhere%n%s").c_str(), 1);
-  CHECK(abstains(library, "DYNAMICCL_ARTIFACT: "));
-  unsetenv("DYNAMICCL_ARTIFACT");
-  CHECK(abstains(library, "DYNAMICCL_ARTIFACT is not set"));
-  setenv("DYNAMICCL_ARTIFACT", artifact.c_str(), 1);
-  setenv("DYNAMICCL_DISABLE", "1", 1);
-  t_lines.clear();
-  CHECK(library.init(6, 8, 1) == nullptr && t_lines.empty());
-  unsetenv("DYNAMICCL_DISABLE");
+  ~Changed() { set(before_ != nullptr ? kept_.c_str() : nullptr); }
+  Changed(const Changed&) = delete;
+  Changed& operator=(const Changed&) = delete;
+
+ private:
+  void set(const char* value) { value != nullptr ? setenv(name_, value, 1) : unsetenv(name_); }
+  const char* name_;
+  const char* before_;
+  std::string kept_;
+};
+
+void bad_environment(const Library& library, const ArtifactDirectory& artifact,
+                     const std::string& directory) {
+  artifact.write(1, 8, table_of(1, 8, kGood));
+  const std::string long_path(5000, 'a'), nowhere = directory + "/nowhere%n%s";
+  const struct {
+    const char *name, *value, *why;
+  } cases[] = {
+      {"DYNAMICCL_JOB", nullptr, "start the job with dynamiccl-run"},
+      {"DYNAMICCL_JOB", "0123456789abcde", "DYNAMICCL_JOB is not 16 hex digits"},
+      {"DYNAMICCL_JOB", "0123456789abcdeg", "DYNAMICCL_JOB is not 16 hex digits"},
+      {"DYNAMICCL_JOB", "../../../../etc/", "DYNAMICCL_JOB is not 16 hex digits"},
+      {"DYNAMICCL_HOST", nullptr, "start each rank through dynamiccl-run: this is "},
+      {"DYNAMICCL_HOST", "another-host", "prepared was another-host"},
+      {"DYNAMICCL_MACHINE", nullptr, "DYNAMICCL_MACHINE, _SYSTEMS, _TABLES or _INDEX is not set"},
+      {"DYNAMICCL_SYSTEMS", nullptr, "DYNAMICCL_MACHINE, _SYSTEMS, _TABLES or _INDEX is not set"},
+      {"DYNAMICCL_SYSTEMS", "22809=test", "does not know NCCL 23007 on this machine, gpu=Test*8"},
+      {"DYNAMICCL_SYSTEMS", "23007", "does not know NCCL 23007"},
+      {"DYNAMICCL_SYSTEMS", " 123007=test 23007= ", "does not know NCCL 23007"},
+      {"DYNAMICCL_SYSTEMS", "23007=other 22809=test", "no table for 8 ranks on 1 nodes of other"},
+      {"DYNAMICCL_TABLES", nullptr, "DYNAMICCL_MACHINE, _SYSTEMS, _TABLES or _INDEX is not set"},
+      {"DYNAMICCL_TABLES", long_path.c_str(), "DYNAMICCL_TABLES is too long"},
+      {"DYNAMICCL_TABLES", nowhere.c_str(), "no table for 8 ranks"},
+      {"DYNAMICCL_INDEX", "0123", "DYNAMICCL_MACHINE, _SYSTEMS, _TABLES or _INDEX is not set"},
+      {"DYNAMICCL_PROBLEM", "the artifact is %s%n not there", "the artifact is %s%n not there"},
+      {"DYNAMICCL_PROBLEM", long_path.c_str(), "aaaaaaaaaa"},
+      {"DYNAMICCL_KILL_FILE", "/dev/null", "a kill file is there"},
+      {"NCCL_ENQUEUE_REARCH_ENABLE", "1", "NCCL_ENQUEUE_REARCH_ENABLE is set"},
+      {"NCCL_COMM_ID", "n0:1", "NCCL_COMM_ID is set"},
+  };
+  for (const auto& [name, value, why] : cases) {
+    const Changed changed(name, value);
+    CHECK(abstains(library, why));
+  }
+  {
+    const Changed disabled("DYNAMICCL_DISABLE", "1");
+    t_lines.clear();
+    CHECK(library.init(6, 8, 1) == nullptr && t_lines.empty());
+  }
+  const Changed systems("DYNAMICCL_SYSTEMS", "22809=test-system 23007=test");
+  void* context = library.init(6, 8, 1);
+  CHECK(context != nullptr);
+  library.finalize(6, context);
 }
 
 void not_a_file(const Library& library, const ArtifactDirectory& artifact) {
   const std::string path = artifact.path(1, 8);
   std::remove(path.c_str());
-  CHECK(abstains(library, "there is no such file"));
+  CHECK(abstains(library, "no table for 8 ranks"));
   mkdir(path.c_str(), 0777);
   CHECK(abstains(library, "its table: it is not a regular file"));
   rmdir(path.c_str());
@@ -84,18 +127,23 @@ void not_a_file(const Library& library, const ArtifactDirectory& artifact) {
   CHECK(abstains(library, "its table: it is not a regular file"));
   std::remove(path.c_str());
   CHECK(symlink("/dev/zero", path.c_str()) == 0);
-  CHECK(abstains(library, "its table: it is a symbolic link"));
+  CHECK(abstains(library, "its table: it is not a regular file"));
   std::remove(path.c_str());
 }
 
-/// A table that was exchanged behind the index's back.
-void another_table(const Library& library, const ArtifactDirectory& artifact) {
+void a_file_that_others_may_change(const Library& library, const ArtifactDirectory& artifact) {
   artifact.write(1, 8, table_of(1, 8, kGood));
-  const Bytes other = table_of(1, 8, {kTree, kLL, 2, 1, 0});
-  std::ofstream(artifact.path(1, 8), std::ios::binary)
-      .write(reinterpret_cast<const char*>(other.data()),
-             static_cast<std::streamsize>(other.size()));
-  CHECK(abstains(library, "not the one that plugin.index names"));
+  const std::string path = artifact.path(1, 8);
+  for (const mode_t mode : {0664U, 0646U}) {
+    CHECK(chmod(path.c_str(), mode) == 0);
+    CHECK(abstains(library, "its table: others may write to it"));
+  }
+  CHECK(chmod(path.c_str(), 0444) == 0);
+  if (geteuid() == 0) {
+    CHECK(chown(path.c_str(), 1, 1) == 0);
+    CHECK(abstains(library, "its table: it belongs to another user"));
+  }
+  std::remove(path.c_str());
 }
 
 void damaged_files(const Library& library, const ArtifactDirectory& artifact) {
@@ -160,9 +208,9 @@ int main(int, char** arguments) {
   const ArtifactDirectory artifact(arguments[2], "hostile");
   good_table_says_so_once(library, artifact);
   wrong_communicator(library, artifact);
-  bad_environment(library, arguments[2]);
+  bad_environment(library, artifact, arguments[2]);
   not_a_file(library, artifact);
-  another_table(library, artifact);
+  a_file_that_others_may_change(library, artifact);
   damaged_files(library, artifact);
   resealed_header(library, artifact);
   entries_outside_the_vocabulary(library, artifact);

@@ -6,8 +6,8 @@
 
 #include "adaptive/context.h"
 #include "profiler/profiler.h"
+#include "tests/adaptive_artifact.h"
 #include "tests/check.h"
-#include "tests/table_file.h"
 
 using namespace dynamiccl;
 using std::chrono::milliseconds;
@@ -78,8 +78,7 @@ extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* versio
 }
 
 int main(int, char** arguments) {
-  const ArtifactDirectory artifact(arguments[2], "retire");
-  artifact.write(1, 8, table_of(1, 8, {kRing, kLL128, 8, 1, 0}));
+  const AdaptiveArtifact artifact(arguments[2], "retire", table_of(1, 8, {kRing, kLL128, 8, 1, 0}));
   retire_waits_for_the_call();
   retire_rather_leaks_than_waits_for_ever();
   return g_failures;

@@ -16,7 +16,6 @@ struct VendorCounts {
   std::atomic<int> support{-1};  // v2: 2 x CollNet + NVLS
   std::atomic<int> reg_buff{-1};
   std::atomic<std::uint64_t> comm_id{0};
-  std::atomic<void*> domains{nullptr};
   std::atomic<void*> constants{nullptr};
 };
 
@@ -46,10 +45,9 @@ template <int version>
 template <int version>
 [[maybe_unused]] ncclResult_t init_with_id(void** context, std::uint64_t id, std::size_t ranks,
                                            std::size_t nodes, ncclDebugLogger_t logger,
-                                           ncclNvlDomainInfo_v5_t* domains,
+                                           ncclNvlDomainInfo_v5_t*,
                                            ncclTunerConstants_v5_t* constants) {
   vendor_counts.comm_id = id;
-  vendor_counts.domains = domains;
   vendor_counts.constants = constants;
   return init<version>(ranks, nodes, logger, context);
 }

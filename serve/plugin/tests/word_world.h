@@ -151,7 +151,8 @@ class WordWorld {
     std::string out;
     for (const Rank& rank : ranks_) {
       out += {static_cast<char>(rank.vote.step()), static_cast<char>(rank.board + 1),
-              static_cast<char>(rank.dead + 2 * rank.failed + 4 * rank.vote.has_table())};
+              static_cast<char>(rank.dead + 2 * rank.failed + 4 * rank.vote.has_table() +
+                                8 * rank.vote.came_last())};
     }
     for (const Word& word : words_) {
       out += {static_cast<char>(WordVote::state_of(word.word)), static_cast<char>(word.votes),
@@ -198,9 +199,8 @@ class WordWorld {
     word.votes = board.votes;
     word.digest = board.digest;
     for (std::size_t i = 0; i < kNumFields; ++i) word.fields[i] = board.fields[i];
-    // Whoever decides for the table takes the name away: all have opened it.
-    const bool is_table = WordVote::state_of(word.word) == WordState::kTable;
-    if (rank->vote.has_decided() && is_table && path_ == rank->board) path_ = -1;
+    // Whoever comes last takes the name away, whatever lies under it by then.
+    if (rank->vote.step() == WordVote::Step::kDone && rank->vote.came_last()) path_ = -1;
   }
 
   const WordSetup* setup_;

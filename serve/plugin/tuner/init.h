@@ -2,8 +2,8 @@
 // table look-ups.
 //
 // Every function returns success, since any other value fails a collective or a communicator. The
-// exception is an `init` whose coordinator was lost after this rank had confirmed (voter.h): some
-// ranks may have the table, and this one cannot know.
+// exception is an `init` that heard nothing for the answer limit after it had confirmed
+// (agree/ballot.h): other ranks may have the table, and this one cannot know.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,12 @@
 #include "identity/communicator.h"
 #include "nccl/tuner_abi.h"
 #include "table.h"
-#include "tuner/tables.h"
-#include "tuner/voter.h"
 
 namespace dynamiccl {
 
 /// Agrees with the other ranks, once. `*table` is null where NCCL's own choice stands (a log line
-/// says why); a table stays valid until the process ends (tables.h). `asked_first` names the
-/// vendor's tuner that is called before ours, equal on all ranks, or is "none".
+/// says why); a table stays valid until the process ends. `asked_first` names the vendor's tuner
+/// that is called before ours, equal on all ranks, or is "none".
 ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
                                const DecisionTable** table) noexcept;
 

@@ -1,8 +1,9 @@
+import contextlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import pytest
 from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.plugin_index import PluginIndex
+from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.play import Played, play
 from tests.serve.jobs.setting import Setting, fingerprint, make_setting
 
@@ -56,17 +58,18 @@ class Inits:
         self._directory = directory
 
     def __call__(
-        self, environment: Mapping[str, str], stderr: int = subprocess.PIPE, **options: int
+        self, environment: Mapping[str, str], *, within: Sequence[str] = (), **options: int
     ) -> dict[str, Any]:
-        command = [str(self._directory / "init_ranks"), str(self._directory / TUNER_NAME)]
+        """`within`: the beginning of the command."""
+        program = str(self._directory / "init_ranks")
+        command = [*within, program, str(self._directory / TUNER_NAME)]
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}
         done = subprocess.run(
             command,
             env=clean | dict(environment),
-            stdout=subprocess.PIPE,
-            stderr=stderr,
+            capture_output=True,
             text=True,
             check=True,
         )
@@ -85,19 +88,38 @@ def play_wilful(build_dir: Callable[[str], Path]) -> Player:
 
 
 @pytest.fixture
-def four_ranks(tmp_path: Path) -> Setting:
-    return make_setting(tmp_path, num_ranks=4)
+def four_ranks(tmp_path: Path) -> Iterator[Setting]:
+    yield from swept(make_setting(tmp_path, num_ranks=4))
 
 
 @pytest.fixture
-def two_nodes(tmp_path: Path) -> Setting:
+def two_nodes(tmp_path: Path) -> Iterator[Setting]:
     """Eight ranks on two nodes."""
-    return make_setting(tmp_path, num_ranks=8, num_nodes=2)
+    yield from swept(make_setting(tmp_path, num_ranks=8, num_nodes=2))
 
 
 @pytest.fixture
-def eight_ranks(tmp_path: Path) -> Setting:
-    return make_setting(tmp_path, num_ranks=8)
+def eight_ranks(tmp_path: Path) -> Iterator[Setting]:
+    yield from swept(make_setting(tmp_path, num_ranks=8))
+
+
+def swept(setting: Setting) -> Iterator[Setting]:
+    """Afterwards remove the words that ranks have waited at in vain, as dynamiccl-run does."""
+    yield setting
+    for word in Path("/dev/shm").glob(f"dynamiccl-{os.geteuid()}-{setting.job}-*"):
+        word.unlink()
+
+
+@pytest.fixture
+def arbiter(job_build_dir: Path) -> Iterator[Callable[..., Arbiter]]:
+    """Starts arbiters that end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(setting: Setting, *, job: str = "", limit_ms: int = 10_000) -> Arbiter:
+            program = job_build_dir / "dynamiccl-arbiter"
+            return stack.enter_context(Arbiter(program, job or setting.job, limit_ms))
+
+        yield start
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import platform
 import random
+import secrets
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,6 +38,8 @@ NCCL_CODES: Final = {
 UNREAD_CODE: Final = 23102
 GPU: Final = "NVIDIA Test GPU"
 NUM_GPUS: Final = 8
+#: Of messages between ranks and arbiters. It marks the arbiters of this process.
+KEY: Final = secrets.token_hex(16)
 
 
 def shapes_of(num_ranks: int, num_nodes: int = 1) -> list[tuple[int, int]]:
@@ -90,22 +94,47 @@ def write_machine(root: Path, *, gpu: str = GPU) -> Path:
     return root
 
 
+def prepared(artifact: Path, *, gpu: str = GPU) -> dict[str, str]:
+    """What dynamiccl-run says of an artifact and of this machine."""
+    index = (artifact / "plugin.index").read_bytes()
+    codes = [*NCCL_CODES.values(), UNREAD_CODE]
+    return {
+        "DYNAMICCL_ARTIFACT": str(artifact),
+        "DYNAMICCL_HOST": platform.node(),
+        "DYNAMICCL_MACHINE": fingerprint(0, gpu=gpu).removesuffix(";nccl=0"),
+        "DYNAMICCL_SYSTEMS": " ".join(f"{code}={SYSTEM}" for code in codes),
+        "DYNAMICCL_TABLES": str(artifact / "tables"),
+        "DYNAMICCL_INDEX": hashlib.sha256(index).hexdigest()[:16],
+        "DYNAMICCL_KILL_FILE": str(artifact / "kill"),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """The files of one job under `root`: two artifacts and one machine."""
 
     root: Path
+    #: 16 hex digits: which run of which job.
+    job: str
     artifact: Path
     other_artifact: Path
     machine: Path
     key: Path
     run_dir: Path
 
+    def by_arbiter(self, address: str) -> dict[str, str]:
+        """Environment of ranks that may all be on several hosts, in mode `table`."""
+        return self.environment() | {
+            "DYNAMICCL_ARBITER": address,
+            "DYNAMICCL_KEY": KEY,
+            "DYNAMICCL_WORD": "0",
+        }
+
     def environment(self, *, coordinator: bool = False) -> dict[str, str]:
-        """Environment of the ranks; without a coordinator they use a local socket."""
+        """Environment of the ranks; in mode `adaptive` they use a local socket or a coordinator."""
         chosen = f"127.0.0.1:{free_port()}" if coordinator else "none"
-        return {
-            "DYNAMICCL_ARTIFACT": str(self.artifact),
+        return prepared(self.artifact) | {
+            "DYNAMICCL_JOB": self.job,
             "DYNAMICCL_SYSTEM": SYSTEM,
             "DYNAMICCL_TEST_ROOT": str(self.machine),
             "DYNAMICCL_COORDINATOR": chosen,
@@ -131,6 +160,7 @@ def make_setting(root: Path, *, num_ranks: int, num_nodes: int = 1) -> Setting:
     run_dir.mkdir(mode=0o700)
     return Setting(
         root=root,
+        job=secrets.token_hex(8),
         artifact=write_artifact(root / "artifact", FIRST, shapes),
         other_artifact=write_artifact(root / "other-artifact", SECOND, shapes),
         machine=write_machine(root / "machine"),

@@ -10,7 +10,14 @@ from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from tests.serve.jobs.conftest import Player, player_of
 from tests.serve.jobs.play import assert_never_split, at, every
-from tests.serve.jobs.setting import FIRST, JOB, Setting, shapes_of, write_artifact
+from tests.serve.jobs.setting import (
+    FIRST,
+    JOB,
+    Setting,
+    prepared,
+    shapes_of,
+    write_artifact,
+)
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["leader", "worker"])
@@ -192,7 +199,7 @@ def test_a_chunk_size_of_a_table_is_never_asked_for(
         play: Player = request.getfixturevalue(player)
         played = play(
             *at(1000, "simulate=4", rank=1),
-            environment=four_ranks.environment() | {"DYNAMICCL_ARTIFACT": str(artifact)},
+            environment=four_ranks.environment() | prepared(artifact),
             ranks=4,
             release="2.30",
             **JOB,
@@ -247,7 +254,7 @@ def test_allgatherv_is_given_no_channels_that_are_not_there(
     artifact = write_artifact(four_ranks.root / "many", many, [(1, 4)])
     played = player_of(job_build_dir, library)(
         *every(20, "bcasts=3", rank="all"),
-        environment=four_ranks.environment() | {"DYNAMICCL_ARTIFACT": str(artifact)},
+        environment=four_ranks.environment() | prepared(artifact),
         ranks=4,
         release=release,
         **JOB,

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME
 from tests.serve.jobs.conftest import Player
 from tests.serve.jobs.play import assert_never_split, at, play
 from tests.serve.jobs.setting import JOB, Setting, free_port
@@ -161,9 +161,7 @@ def silent_names(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         ip("netns", "delete", node)
 
 
-@pytest.mark.parametrize("library", [ADAPTIVE_NAME, TUNER_NAME])
 def test_a_silent_name_server_delays_no_job_for_long(
-    library: str,
     silent_names: tuple[str, Path],
     job_build_dir: Path,
     four_ranks: Setting,
@@ -175,7 +173,7 @@ def test_a_silent_name_server_delays_no_job_for_long(
     inside.chmod(0o755)
     played = play(
         inside,
-        job_build_dir / library,
+        job_build_dir / ADAPTIVE_NAME,
         environment=four_ranks.environment() | {"DYNAMICCL_COORDINATOR": "nowhere.example:29999"},
         ranks=4,
         comms=3,

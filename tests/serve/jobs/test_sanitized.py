@@ -14,6 +14,7 @@ from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.build import SANITIZERS
 from tests.conftest import Soak
 from tests.plugin_build import TUNER_TARGET
+from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.conftest import Inits, player_of
 from tests.serve.jobs.play import Played, at, every, play
 from tests.serve.jobs.setting import Setting
@@ -51,20 +52,20 @@ def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Settin
 
 
 def test_creations_at_once_are_free_of_races(
-    build_dir: Callable[..., Path], four_ranks: Setting, tmp_path: Path
+    build_dir: Callable[..., Path], four_ranks: Setting, arbiter: Callable[..., Arbiter]
 ) -> None:
     """Whole jobs whose communicators are made at once; ranks that are threads of one process."""
     directory = build_dir("thread", (*TUNER_TARGET, "play_job", "init_ranks"))
-    environment = four_ranks.environment(coordinator=True) | {"DYNAMICCL_LOG_DIR": str(tmp_path)}
-    for release in ("2.27", "2.30"):
+    by_arbiter = four_ranks.by_arbiter(arbiter(four_ranks).address)
+    for release, environment in (("2.27", by_arbiter), ("2.30", four_ranks.environment())):
         played = player_of(directory, TUNER_NAME)(
             environment=environment, release=release, create_at_once=1, **(JOB | {"comms": 8})
         )
         assert_clean(played)
         assert played.acted > 0
-    found = Inits(directory)(environment, ranks=4, processes=2, rounds=8, at_once=1)
-    assert "Sanitizer" not in found["said"], found["said"]
-    assert (found["tables"], found["failed"]) == (32, 0)
+        found = Inits(directory)(environment, ranks=4, processes=2, rounds=8, at_once=1)
+        assert "Sanitizer" not in found["said"], found["said"]
+        assert (found["tables"], found["failed"]) == (32, 0)
 
 
 def sampled(setting: Setting) -> dict[str, str]:

@@ -1,105 +1,102 @@
 """What goes wrong around the tuner's `init`: it ends within its bound, alike on all ranks."""
 
-import fcntl
-import json
 import os
-import signal
+import random
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from tests.serve.jobs.conftest import Inits, Player
-from tests.serve.jobs.play import on_rank
-from tests.serve.jobs.setting import Setting
+from tests.conftest import Soak
+from tests.serve.jobs.arbiter import REPLIES, VOTES, Arbiter, Between
+from tests.serve.jobs.conftest import Inits
+from tests.serve.jobs.setting import Setting, make_setting
 
 LIMIT_MS: Final = 1000
 #: What tests wait for in vain is a tenth of what a job waits for.
 SHORT_LIMIT: Final = {"DYNAMICCL_TEST_LIMIT_MS": str(LIMIT_MS)}
+Start = Callable[..., Arbiter]
+
+by_both = pytest.mark.parametrize("by_arbiter", [False, True], ids=["word", "arbiter"])
 
 
-def test_a_coordinator_that_dies_before_it_asked_fails_nobody(
-    inits: Inits, four_ranks: Setting
+def chosen(setting: Setting, start: Start, *, by_arbiter: bool) -> dict[str, str]:
+    """The environment of ranks that vote by a word, or by an arbiter; with short limits."""
+    if not by_arbiter:
+        return setting.environment() | SHORT_LIMIT
+    return setting.by_arbiter(start(setting, limit_ms=LIMIT_MS).address) | SHORT_LIMIT
+
+
+def counts(found: dict[str, Any]) -> tuple[int, int, int]:
+    return found["tables"], found["abstained"], found["failed"]
+
+
+@by_both
+def test_a_rank_that_is_killed_while_others_wait_fails_nobody(
+    by_arbiter: bool, inits: Inits, four_ranks: Setting, arbiter: Start
 ) -> None:
-    """One rank never comes, so that votes are in and nobody has confirmed when it is killed."""
-    found = inits(
-        four_ranks.environment() | SHORT_LIMIT,
-        ranks=4,
-        processes=3,
-        absent=1,
-        kill_coordinator_at=300,
-    )
-    assert (found["tables"], found["abstained"], found["failed"]) == (0, 2, 0)
+    """One rank never comes, so that the others' votes are in when one of them is killed."""
+    environment = chosen(four_ranks, arbiter, by_arbiter=by_arbiter)
+    found = inits(environment, ranks=4, processes=3, absent=1, kill_at=300)
+    assert counts(found) == (0, 2, 0)
     assert found["longest_ms"] < 2 * LIMIT_MS
 
 
-@contextmanager
-def full_pipe() -> Iterator[int]:
-    """The end of a pipe that nobody reads and that holds all it can, as a terminal after Ctrl-S."""
-    reader, writer = os.pipe()
-    fcntl.fcntl(writer, fcntl.F_SETFL, os.O_NONBLOCK)
-    while True:
-        try:
-            os.write(writer, bytes(4096))
-        except BlockingIOError:
-            break
-    fcntl.fcntl(writer, fcntl.F_SETFL, 0)
-    try:
-        yield writer
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-def test_a_stderr_that_nobody_reads_delays_no_answer(
-    inits: Inits, four_ranks: Setting, tmp_path: Path
+@by_both
+def test_a_rank_that_comes_late_abstains_at_once(
+    by_arbiter: bool, inits: Inits, four_ranks: Setting, arbiter: Start
 ) -> None:
-    environment = four_ranks.environment() | {"DYNAMICCL_LOG_DIR": str(tmp_path)} | SHORT_LIMIT
-    with full_pipe() as stderr:
-        began = time.monotonic()
-        found = inits(environment, stderr=stderr, ranks=4, processes=2, rounds=3)
-        took_s = time.monotonic() - began
-    assert (found["tables"], found["failed"]) == (12, 0)
-    assert took_s < 10  # and the process ends
-    (file,) = tmp_path.glob("dynamiccl-*.jsonl")
-    assert [json.loads(line)["decision"] for line in file.read_text().splitlines()] == ["table"] * 3
+    """As one whose file system stalls before it votes."""
+    environment = chosen(four_ranks, arbiter, by_arbiter=by_arbiter)
+    found = inits(environment, ranks=4, processes=4, late=3 * LIMIT_MS)
+    assert counts(found) == (0, 4, 0)
+    assert found["longest_ms"] < 2 * LIMIT_MS
+    assert found["ms"][0] < LIMIT_MS / 2  # from the late one's entry on
 
 
-@pytest.mark.parametrize("coordinator", [False, True], ids=["local", "coordinator"])
-def test_files_that_stall_on_one_rank_make_all_abstain_within_half_the_limit(
-    coordinator: bool, play_tuner: Player, four_ranks: Setting
-) -> None:
-    """The reading thread hangs; that rank objects, and in later communicators at once."""
-    played = play_tuner(
-        *on_rank(2, {"DYNAMICCL_TEST_STALL_S": "600"}),
-        environment=four_ranks.environment(coordinator=coordinator) | SHORT_LIMIT,
-        ranks=4,
-        comms=4,
-        rate=4000,
-        calls=400,
-    )
-    assert played.is_sound, played
-    for comm in played.communicators:
-        assert comm.acted == (0 if 2 in comm.ranks else comm.calls), played.log
-    assert "could not be read in time" in played.log
-    assert played.created_longest_ms < 2 * LIMIT_MS
-
-
+@by_both
 def test_a_creation_that_is_aborted_while_it_waits_ends_within_the_bound(
-    inits: Inits, four_ranks: Setting
+    by_arbiter: bool, inits: Inits, four_ranks: Setting, arbiter: Start
 ) -> None:
     """A tuner does not see the abort flag, and ncclCommAbort joins the creation's thread."""
-    found = inits(
-        four_ranks.environment() | SHORT_LIMIT, ranks=4, processes=2, absent=1, abort_at=100
-    )
-    assert (found["tables"], found["abstained"], found["failed"]) == (0, 3, 0)
+    environment = chosen(four_ranks, arbiter, by_arbiter=by_arbiter)
+    found = inits(environment, ranks=4, processes=2, absent=1, abort_at=100)
+    assert counts(found) == (0, 3, 0)
     assert LIMIT_MS / 2 < found["longest_abort_ms"] < 2 * LIMIT_MS
+
+
+def test_processes_with_a_dev_shm_each_abstain_and_wait_long_once(
+    inits: Inits, four_ranks: Setting
+) -> None:
+    """As containers of one host without a common one."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here: nothing was checked")
+    environment = four_ranks.environment() | SHORT_LIMIT
+    found = inits(environment, ranks=4, processes=2, rounds=4, own_shm=1)
+    assert counts(found) == (0, 16, 0)
+    first, second, *others = found["ms"]
+    assert first >= LIMIT_MS - 100
+    assert LIMIT_MS / 10 - 10 <= second < LIMIT_MS / 2
+    assert max(others) < LIMIT_MS / 4
+
+
+def test_a_full_dev_shm_makes_all_abstain(inits: Inits, four_ranks: Setting) -> None:
+    """Where `ftruncate` would succeed, and the first write to the memory be a SIGBUS."""
+    full = "mount -t tmpfs -o size=8k tmpfs /dev/shm && head -c 8192 /dev/zero >/dev/shm/full"
+    if subprocess.run(["unshare", "-m", "sh", "-c", full], check=False).returncode:
+        pytest.skip("no mount namespaces here: nothing was checked")
+    within = ["unshare", "-m", "sh", "-c", full + ' && exec "$0" "$@"']
+    found = inits(four_ranks.environment(), within=within, ranks=4, processes=4)
+    assert counts(found) == (0, 4, 0)
+    assert found["longest_ms"] < LIMIT_MS
 
 
 @contextmanager
@@ -111,11 +108,8 @@ def crowd(port: int, size: int) -> Iterator[list[int]]:
     def connect() -> None:
         kept: list[socket.socket] = []
         while not stop.wait(0.005):
-            try:
-                kept.append(socket.create_connection(("127.0.0.1", port), timeout=0.5))
-                connected[0] += 1
-            except OSError:
-                continue  # nobody listens yet, or no longer
+            kept.append(socket.create_connection(("127.0.0.1", port), timeout=0.5))
+            connected[0] += 1
             if len(kept) > size // 4:
                 kept.pop(0).close()
         for one in kept:
@@ -133,139 +127,153 @@ def crowd(port: int, size: int) -> Iterator[list[int]]:
 
 
 def test_strangers_who_take_all_connections_keep_nobody_from_the_answer(
-    inits: Inits, four_ranks: Setting
+    inits: Inits, four_ranks: Setting, arbiter: Start
 ) -> None:
-    environment = four_ranks.environment(coordinator=True)
-    port = int(environment["DYNAMICCL_COORDINATOR"].rpartition(":")[2])
-    with crowd(port, 400) as connected:
+    started = arbiter(four_ranks)
+    with crowd(started.port, 400) as connected:
         # The last rank is late, so that the crowd is there before the votes are.
+        environment = four_ranks.by_arbiter(started.address)
         found = inits(environment, ranks=4, processes=2, rounds=10, late=1500)
     assert connected[0] > 128
-    assert (found["tables"], found["abstained"], found["failed"]) == (40, 0, 0)
+    assert counts(found) == (40, 0, 0)
     assert found["longest_ms"] < 10_000
 
 
-@pytest.mark.parametrize("coordinator", [False, True], ids=["local", "one-port"])
+@by_both
 def test_two_steps_of_one_allocation_are_two_jobs(
-    coordinator: bool, inits: Inits, four_ranks: Setting
+    by_arbiter: bool, inits: Inits, four_ranks: Setting, arbiter: Start
 ) -> None:
     """`dynamiccl-run srun ... &`, twice; here both even use the same ids."""
-    environment = four_ranks.environment(coordinator=coordinator) | SHORT_LIMIT
-    environment |= {"DYNAMICCL_JOB_ID": "77", "SLURM_JOB_ID": "77"}
+    environment = chosen(four_ranks, arbiter, by_arbiter=by_arbiter)
     with ThreadPoolExecutor() as pool:
         both = list(
             pool.map(
-                lambda step: inits(
-                    environment | {"SLURM_STEP_ID": step}, ranks=4, processes=2, rounds=3, late=200
+                lambda job: inits(
+                    environment | {"DYNAMICCL_JOB": job}, ranks=4, processes=2, rounds=3, late=200
                 ),
-                ("0", "1"),
+                (four_ranks.job, "0123456789abcdef"),
             )
         )
-    assert [found["failed"] for found in both] == [0, 0]
-    tables = sorted(found["tables"] for found in both)
-    # Over one port the second one finds the first one's coordinator there, and keeps NCCL's choice.
-    assert tables == [12, 12] if not coordinator else tables[1] == 12, tables
+    # The second one finds the first one's arbiter on the port, and keeps NCCL's choice.
+    assert counts(both[0]) == (12, 0, 0)
+    assert counts(both[1]) == ((0, 12, 0) if by_arbiter else (12, 0, 0))
+    assert both[1]["longest_ms"] < LIMIT_MS
 
 
-#: Where `kind` and `nonce` lie in a request, and `kind` in an answer (tuner/message.h).
-REQUEST_BYTES: Final = 50 + 1024 + 158 + 32
-REQUEST_KIND, REQUEST_NONCE, ANSWER_KIND = 48, slice(32, 40), 24
-CONFIRM, STILL_HERE, TABLE = 3, 3, 4
+def test_a_port_on_which_nobody_answers_is_waited_at_long_once(
+    inits: Inits, four_ranks: Setting
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        environment = four_ranks.by_arbiter(f"127.0.0.1:{silent.getsockname()[1]}")
+        found = inits(environment | SHORT_LIMIT, ranks=4, processes=2, rounds=4)
+    assert counts(found) == (0, 16, 0)
+    first, second, *others = found["ms"]
+    assert LIMIT_MS <= first < 3 * LIMIT_MS  # two limits, in which votes and the answer may come
+    assert second < LIMIT_MS / 2
+    assert max(others) < LIMIT_MS / 4
 
 
-class Between:
-    """Stands between the coordinator and the other processes, and kills it at the worst moment."""
-
-    def __init__(self, port: int, pid_file: Path, *, at_first_table: bool) -> None:
-        self.asked_still_here: set[bytes] = set()
-        self._to, self._pid_file, self._at_first_table = port, pid_file, at_first_table
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Between":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join()
-
-    def _run(self) -> None:
-        """One question and its answer after the other, until the coordinator is dead."""
-        with self._listener:
-            while True:
-                connection, _ = self._listener.accept()
-                with connection:
-                    if self._has_killed(connection):
-                        return
-
-    def _has_killed(self, connection: socket.socket) -> bool:
-        request = received(connection, REQUEST_BYTES)
-        if len(request) < REQUEST_BYTES:
-            return False
-        is_confirm = request[REQUEST_KIND] == CONFIRM
-        if is_confirm and not self._at_first_table:
-            self._kill()
-            return True
-        answer = self._asked(request)
-        if not answer:
-            return False  # it does not listen yet
-        if answer[ANSWER_KIND] == STILL_HERE:
-            self.asked_still_here.add(request[REQUEST_NONCE])
-        is_table = answer[ANSWER_KIND] == TABLE
-        if is_table:
-            self._kill()
-        connection.sendall(answer)
-        return is_table
-
-    def _asked(self, request: bytes) -> bytes:
-        try:
-            with socket.create_connection(("127.0.0.1", self._to), timeout=5) as coordinator:
-                coordinator.sendall(request)
-                return received(coordinator, 1 << 16)
-        except OSError:
-            return b""
-
-    def _kill(self) -> None:
-        os.kill(int(self._pid_file.read_text()), signal.SIGKILL)
+#: What is lost at the first message of a kind, and how many ranks may have the table then.
+Loss = Callable[[Arbiter, Between], None]
+LOSSES: Final[dict[str, tuple[str, Loss, set[int]]]] = {
+    "worker-killed-at-the-first-vote": ("vote", lambda a, _: a.kill_worker(), {0, 4}),
+    "worker-killed-at-the-first-confirm": ("confirm", lambda a, _: a.kill_worker(), {0}),
+    "worker-killed-at-the-first-table": ("table", lambda a, _: a.kill_worker(), {4}),
+    "both-stand-still-at-the-first-confirm": ("confirm", lambda a, _: a.stop_for(1.5), {0, 4}),
+    "both-stand-still-at-the-first-table": ("table", lambda a, _: a.stop_for(1.5), {4}),
+    "a-proxy-accepts-and-closes": ("", lambda _, b: b.disturb("close"), {0}),
+    "and-does-after-the-first-confirm": ("confirm", lambda _, b: b.disturb("close", 1.5), {0}),
+    "and-does-at-the-first-table": ("table", lambda _, b: b.disturb("close", 1.5), {4}),
+    "a-black-hole-from-the-first-confirm-on": (
+        *("confirm", lambda _, b: b.disturb("swallow", 1.5)),
+        {0, 4},
+    ),
+    "a-black-hole-from-the-first-table-on": (
+        *("table", lambda _, b: b.disturb("swallow", 1.5)),
+        {4},
+    ),
+}
 
 
-def received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes, or all there are until the other side closes."""
-    found = b""
-    while len(found) < size and (piece := connection.recv(size - len(found))):
-        found += piece
-    return found
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_is_lost_on_the_way_fails_nobody(
+    loss: str, inits: Inits, four_ranks: Setting, arbiter: Start
+) -> None:
+    """And never a table beside an abstention."""
+    when, lose, tables = LOSSES[loss]
+    started = arbiter(four_ranks, limit_ms=LIMIT_MS)
+    with Between(started.port, lambda between: lose(started, between), when) as between:
+        environment = four_ranks.by_arbiter(between.address) | SHORT_LIMIT
+        found = inits(environment, ranks=4, processes=4)
+    assert found["failed"] == 0
+    assert (found["tables"], found["abstained"]) in {(n, 4 - n) for n in tables}, between.passed
+    assert found["longest_ms"] < 6 * LIMIT_MS
 
 
-@pytest.mark.parametrize("at_first_table", [False, True], ids=["first-confirm", "first-table"])
-def test_a_coordinator_killed_after_a_confirm_fails_those_who_confirmed_within_the_bound(
-    at_first_table: bool, inits: Inits, four_ranks: Setting, tmp_path: Path
+def test_who_has_confirmed_and_never_hears_fails_within_the_answer_limit(
+    inits: Inits, four_ranks: Setting, arbiter: Start
 ) -> None:
     """The one case in which we end a job. Nobody hangs in `init`; threads are not left bound."""
-    environment = four_ranks.environment(coordinator=True) | SHORT_LIMIT
-    port = int(environment["DYNAMICCL_COORDINATOR"].rpartition(":")[2])
-    pid_file = tmp_path / "pid"
-    with Between(port, pid_file, at_first_table=at_first_table) as between:
-        found = inits(
-            environment
-            | {"INIT_RANKS_OTHERS": between.address, "INIT_RANKS_PID_FILE": str(pid_file)},
-            ranks=4,
-            processes=4,
-            bind=1,
-        )
-    # The first rank died with the coordinator, and may have had its table just before.
-    others = found["tables"] + found["abstained"] + found["failed"]
-    assert others in {3, 4}
-    if at_first_table:
-        assert found["tables"] == 1 + (others - 3)
-        assert (found["abstained"], found["failed"]) == (0, 2)
-    else:
-        assert (found["tables"], found["failed"]) == (0, len(between.asked_still_here))
-        assert found["failed"] >= 1
-    assert (
-        found["said"].count("this communicator must not be used: this rank had confirmed")
-        == (found["failed"])
-    )
-    assert 3 * LIMIT_MS <= found["longest_ms"] < 6 * LIMIT_MS
+    short_ms = 100  # and 3 s for 300
+    started = arbiter(four_ranks, limit_ms=short_ms)
+    with Between(started.port, lambda between: between.disturb("swallow"), "confirm") as between:
+        environment = four_ranks.by_arbiter(between.address)
+        environment |= {"DYNAMICCL_TEST_LIMIT_MS": str(short_ms)}
+        found = inits(environment, ranks=4, processes=4, bind=1)
+    asked = between.passed["still there?"]
+    assert asked >= 1
+    assert counts(found) == (0, 4 - asked, asked)
+    lost = "this communicator must not be used: the arbiter is lost"
+    assert found["said"].count(lost) == asked
+    assert 3000 <= found["longest_ms"] < 15_000
     assert found["bound_wrongly"] == 0 or os.cpu_count() == 1
+
+
+def create_at_random(seed: int, inits: Inits, directory: Path, start: Start) -> None:
+    """A communicator whose ranks, arbiter or network meet with something: all alike, none fails."""
+    drawn = random.Random(seed)
+    ranks = drawn.randint(2, 6)
+    options: dict[str, Any] = {"ranks": ranks, "processes": drawn.randint(1, ranks)}
+    if drawn.random() < 0.3:
+        options["kill_at"] = drawn.randint(0, 8)
+    if drawn.random() < 0.2:
+        options["late"] = drawn.choice([1, 20, 1500])
+    setting = make_setting(directory, num_ranks=ranks)
+    if drawn.random() < 0.3:
+        found = inits(setting.environment() | SHORT_LIMIT, **options)
+    else:
+        arbiter = start(setting, limit_ms=LIMIT_MS)
+        when = drawn.choice(["", *VOTES.values(), *REPLIES.values()])
+        seconds = drawn.uniform(0, 1.5)
+        losses: list[Callable[[Between], None]] = [
+            lambda _: arbiter.kill_worker(),
+            lambda _: arbiter.stop_for(seconds),
+            lambda between: between.disturb("close", seconds),
+            lambda between: between.disturb("swallow", seconds),
+        ]
+        happens = drawn.sample(losses, drawn.randint(0, 3))
+        with Between(arbiter.port, lambda b: [lose(b) for lose in happens], when) as between:
+            found = inits(setting.by_arbiter(between.address) | SHORT_LIMIT, **options)
+        arbiter.__exit__()
+    assert found["failed"] == 0, found
+    assert 0 in (found["tables"], found["abstained"]), found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_creation_is_alike_on_all_ranks(
+    seed: int, inits: Inits, tmp_path: Path, arbiter: Start
+) -> None:
+    create_at_random(seed, inits, tmp_path, arbiter)
+
+
+@pytest.mark.soak
+def test_random_creations_are_alike_on_all_ranks(
+    inits: Inits, tmp_path: Path, arbiter: Start, soak: Soak
+) -> None:
+    until = time.monotonic() + soak.seconds
+    for seed in count(soak.seed):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        create_at_random(seed, inits, directory, arbiter)
+        if time.monotonic() >= until:
+            return

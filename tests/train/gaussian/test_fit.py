@@ -146,7 +146,7 @@ def test_shapes_that_nobody_measured_get_tables_from_nccls_costs(
     info = pick_table(artifact, 16, 128, SYSTEM)
     table = DecisionTable.read(artifact.directory / info.path)
     group, acted = Group(16, 8), 0
-    environment = loopback_environment(plugin_path, artifact.directory, SYSTEM)
+    environment = loopback_environment(artifact.directory, SYSTEM)
     with TunerPlugin(plugin_path).communicator(
         128, 16, environment=environment, all_ranks=True
     ) as communicator:

@@ -1,4 +1,6 @@
 // What a profiler hears of a group, and on which threads.
+#include <algorithm>
+
 #include "nccl/profiler_abi.h"
 #include "tests/job/fake_nccl.h"
 
@@ -72,6 +74,17 @@ ApiEvents Communicator::call_p2p_api() const {
   return events;
 }
 
+/// From 2.29 on a Broadcast's task has no event mask (v2.30.7-1 `src/enqueue.cc:369`): nothing but
+/// its CollApi is heard of.
+bool Communicator::is_heard_of(const Task& task) const {
+  return task.collective != kBroadcast || !process_.release.has_allgatherv;
+}
+
+bool Communicator::is_any_heard_of(const std::vector<Task>& tasks) const {
+  return std::any_of(tasks.begin(), tasks.end(),
+                     [this](const Task& task) { return is_heard_of(task); });
+}
+
 /// Of a captured plan it comes at the capture (v2.28.9-1 `src/enqueue.cc`, ncclLaunchKernel).
 void Communicator::launch_kernel(const ApiEvents& events) const {
   if (profiler_ == nullptr || !process_.release.has_api_events) return;
@@ -89,7 +102,7 @@ void Communicator::end_api(ApiEvents* events) const {
 void Communicator::launch(const std::vector<Aggregate>& aggregates, const ApiEvents& events,
                           bool captured) {
   const bool has_profiler = profiler_ != nullptr && (events.mask & kAnyBelowColl) != 0;
-  void* group = has_profiler ? profiler_->start_group(profiler_context_) : nullptr;
+  void* group = nullptr;
   std::vector<void*> started;
   std::size_t index = 0;
   for (const Aggregate& aggregate : aggregates) {
@@ -97,7 +110,9 @@ void Communicator::launch(const std::vector<Aggregate>& aggregates, const ApiEve
     for (const Task& task : aggregate.tasks) {
       const bool raised = !captured || (events.mask & ncclProfileKernelCh) != 0;
       std::atomic<std::uint64_t>& sequence = sequence_[task.collective];
-      if (has_profiler) {
+      const bool is_told = has_profiler && is_heard_of(task);
+      if (is_told && group == nullptr) group = profiler_->start_group(profiler_context_);
+      if (is_told) {
         const CollectiveEvent event = {options_.rank,       sequence,
                                        task.collective,     count_of(task, options_.num_ranks),
                                        datatype_name(task), outcome.num_channels,
@@ -111,7 +126,7 @@ void Communicator::launch(const std::vector<Aggregate>& aggregates, const ApiEve
       }
       if (raised) sequence += 1;
       ++index;
-      if (!has_profiler || (events.mask & ncclProfileKernelCh) == 0) continue;
+      if (!is_told || (events.mask & ncclProfileKernelCh) == 0) continue;
       const std::vector<float> costs =
           model_.costs(task.collective, task.size_bytes, 1, task.datatype == Datatype::fp8);
       const int cell = outcome.algorithm * kNumProtocols + outcome.protocol;
@@ -128,5 +143,5 @@ void Communicator::launch(const std::vector<Aggregate>& aggregates, const ApiEve
     }
   }
   for (void* handle : started) profiler_->stop(handle);
-  if (has_profiler) profiler_->stop(group);
+  if (group != nullptr) profiler_->stop(group);
 }

@@ -95,7 +95,7 @@ std::vector<Outcome> Communicator::run(const std::vector<Task>& tasks) {
   const Inside inside(this, elsewhere);
   ApiEvents events = call_api(tasks, false);
   const std::vector<Aggregate> aggregates = prepare(tasks);
-  launch_kernel(events);
+  if (is_any_heard_of(tasks)) launch_kernel(events);
   launch(aggregates, events, false);
   end_api(&events);
   std::vector<Outcome> outcomes;
@@ -119,9 +119,7 @@ std::vector<Outcome> Communicator::broadcast_many(const std::vector<Task>& broad
   if (answer.num_channels > model_.num_channels()) {
     process_.witness.violation("asked AllGatherV for more channels than there are");
   }
-  launch_kernel(events);
-  launch({}, events, false);  // the profiler hears of no collective
-  end_api(&events);
+  end_api(&events);  // the profiler hears no more of it
   return {one.outcome};
 }
 
@@ -160,7 +158,7 @@ Graph Communicator::capture(const std::vector<Task>& tasks) {
   Graph graph;
   graph.events = call_api(tasks, true);
   graph.aggregates = prepare(tasks);
-  launch_kernel(graph.events);
+  if (is_any_heard_of(tasks)) launch_kernel(graph.events);
   // Proxy operations need the host at every replay, and then the events come there.
   graph.has_host_nodes = options_.num_nodes > 1 || (graph.events.mask & ncclProfileKernelCh) != 0;
   if (!graph.has_host_nodes) launch(graph.aggregates, graph.events, true);

@@ -180,6 +180,8 @@ class Communicator {
   ApiEvents call_api(const std::vector<Task>& tasks, bool captured) const;
   ApiEvents call_p2p_api() const;
   void end_api(ApiEvents* events) const;
+  bool is_heard_of(const Task& task) const;
+  bool is_any_heard_of(const std::vector<Task>& tasks) const;
   void launch_kernel(const ApiEvents& events) const;
   void launch(const std::vector<Aggregate>& aggregates, const ApiEvents& events, bool captured);
   void finalize(bool deliver_rest);

@@ -1,0 +1,52 @@
+// Clocks and a mutex, without a thread and without a symbol newer than glibc 2.28.
+#pragma once
+
+#include <pthread.h>
+#include <time.h>
+
+#include <cstdint>
+
+namespace dynamiccl {
+
+/// CLOCK_MONOTONIC; never 0.
+inline std::uint64_t monotonic_ns() noexcept {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U +
+          static_cast<std::uint64_t>(time.tv_nsec)) |
+         1;
+}
+
+inline void sleep_ns(std::uint64_t duration_ns) noexcept {
+  const timespec pause = {static_cast<time_t>(duration_ns / 1'000'000'000U),
+                          static_cast<long>(duration_ns % 1'000'000'000U)};
+  nanosleep(&pause, nullptr);
+}
+
+/// Mutex without a constructor that could throw, held by a Lock.
+class Mutex {
+ public:
+  Mutex() = default;
+  ~Mutex() = default;  // nothing to give back on Linux; threads outlive a process's own objects
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+
+  void lock() noexcept { pthread_mutex_lock(&mutex_); }
+  void unlock() noexcept { pthread_mutex_unlock(&mutex_); }
+
+ private:
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+};
+
+class Lock {
+ public:
+  explicit Lock(Mutex* mutex) noexcept : mutex_(mutex) { mutex_->lock(); }
+  ~Lock() { mutex_->unlock(); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  Mutex* mutex_;
+};
+
+}  // namespace dynamiccl
