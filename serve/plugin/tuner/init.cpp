@@ -10,12 +10,10 @@
 #include "agree/word_file.h"
 #include "identity/environment.h"
 #include "platform/clock.h"
-#include "tuner/prepared.h"
 
 namespace dynamiccl {
 namespace {
 
-constexpr std::size_t kReasonBytes = 400;
 constexpr std::uint64_t kNsPerMs = 1'000'000;
 
 /// How often this process has waited in vain, up to 2.
@@ -46,8 +44,10 @@ Verdict vote_by_word(const Vote& vote, char (&reason)[kReasonBytes]) noexcept {
   return has_table ? Verdict::kTable : Verdict::kAbstain;
 }
 
-Verdict vote_by_arbiter(const Meeting& meeting, const Vote& vote,
-                        char (&reason)[kReasonBytes]) noexcept {
+}  // namespace
+
+Verdict vote_by_arbiter(const Meeting& meeting, const Vote& vote, char (&reason)[kReasonBytes],
+                        Exchange* exchange) noexcept {
   const unsigned before = g_in_vain.load();
   Limits limits = limits_of_job();
   const std::uint64_t patience_ms = wait_ms(limits, before);
@@ -62,12 +62,14 @@ Verdict vote_by_arbiter(const Meeting& meeting, const Vote& vote,
   bool found_arbiter = false;
   const std::uint64_t from_ns = monotonic_ns();
   const Verdict verdict = agree_by_arbiter(meeting.arbiter, meeting.key, vote, limits, patience_ms,
-                                           &reply, &found_arbiter);
+                                           &reply, &found_arbiter, exchange);
   const bool was_long = monotonic_ns() - from_ns >= patience_ms * kNsPerMs / 2;
   note(before, verdict == Verdict::kTable, verdict != Verdict::kTable && was_long);
   std::snprintf(reason, sizeof reason, "%s", reply.reason);
   return verdict;
 }
+
+namespace {
 
 Verdict agree(const Communicator& communicator, const Checked& checked, const char* asked_first,
               const DecisionTable** table, char (&reason)[kReasonBytes]) noexcept {
@@ -80,8 +82,9 @@ Verdict agree(const Communicator& communicator, const Checked& checked, const ch
   }
   Prepared prepared;
   prepare(communicator, checked, asked_first, meeting, &prepared);
-  const Verdict verdict = meeting.by_word ? vote_by_word(prepared.vote, reason)
-                                          : vote_by_arbiter(meeting, prepared.vote, reason);
+  const Verdict verdict = meeting.by_word
+                              ? vote_by_word(prepared.vote, reason)
+                              : vote_by_arbiter(meeting, prepared.vote, reason, nullptr);
   if (verdict == Verdict::kTable) *table = prepared.table;
   if (prepared.problem[0] != '\0') std::snprintf(reason, sizeof reason, "%s", prepared.problem);
   return verdict;
@@ -98,14 +101,8 @@ void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_rank
   logger(level, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
 }
 
-ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
-                               const DecisionTable** table) noexcept {
-  *table = nullptr;
-  const Checked checked = check_communicator(communicator);  // whatever follows
+ncclResult_t tell(const Communicator& communicator, Verdict verdict, const char* reason) noexcept {
   const std::size_t num_ranks = communicator.num_ranks, num_nodes = communicator.num_nodes;
-  if (num_ranks < 2 || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
-  char reason[kReasonBytes] = "";
-  const Verdict verdict = agree(communicator, checked, asked_first, table, reason);
   if (verdict == Verdict::kTable) {
     say(communicator.logger, NCCL_LOG_INFO, num_ranks, num_nodes,
         "the artifact's table, from call 0");
@@ -123,6 +120,15 @@ ncclResult_t init_communicator(const Communicator& communicator, const char* ask
   std::memset(&all, 0xff, sizeof all);
   sched_setaffinity(0, sizeof all, &all);
   return ncclRemoteError;
+}
+
+ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
+                               const DecisionTable** table) noexcept {
+  *table = nullptr;
+  const Checked checked = check_communicator(communicator);  // whatever follows
+  if (communicator.num_ranks < 2 || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
+  char reason[kReasonBytes] = "";
+  return tell(communicator, agree(communicator, checked, asked_first, table, reason), reason);
 }
 
 }  // namespace dynamiccl

@@ -12,6 +12,7 @@
 #include "identity/communicator.h"
 #include "nccl/tuner_abi.h"
 #include "table.h"
+#include "tuner/prepared.h"
 
 namespace dynamiccl {
 
@@ -33,6 +34,17 @@ inline void answer(const DecisionTable& table, int collective, std::size_t size_
   const Entry* entry = is_nccl ? lookup(table, collective, size_bytes) : nullptr;
   if (entry != nullptr) choose(*entry, table.num_nodes, costs, num_channels);
 }
+
+// ---- what mode adaptive takes of it ----
+
+inline constexpr std::size_t kReasonBytes = 400;
+
+/// The vote of `init` at the arbiter; `reason` is why there is no table.
+Verdict vote_by_arbiter(const Meeting& meeting, const Vote& vote, char (&reason)[kReasonBytes],
+                        Exchange* exchange) noexcept;
+
+/// Says how the vote ended, and returns what `init` does.
+ncclResult_t tell(const Communicator& communicator, Verdict verdict, const char* reason) noexcept;
 
 void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_ranks,
          std::size_t num_nodes, const char* text) noexcept;

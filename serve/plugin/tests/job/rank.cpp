@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -79,7 +80,7 @@ void create_all(bool at_once, const std::vector<std::unique_ptr<Stream>>& stream
   for (std::thread& thread : threads) thread.join();
 }
 
-void play(const Options& options, std::vector<std::unique_ptr<Stream>>* streams) {
+void play(const Options& options, int rank, std::vector<std::unique_ptr<Stream>>* streams) {
   std::atomic<bool> finished{false};
   std::thread watchdog([&] {
     while (!finished) {
@@ -91,12 +92,14 @@ void play(const Options& options, std::vector<std::unique_ptr<Stream>>* streams)
   std::vector<std::thread> threads;
   const auto num_threads = static_cast<std::size_t>(options.num_threads);
   const auto call = [&](std::size_t thread) {
-    bool alive = true;
-    while (alive) {  // one group on each, in one order on all ranks
+    std::vector<Stream*> own;  // in one order on all ranks
+    for (std::size_t i = thread; i < streams->size(); i += num_threads) {
+      own.push_back((*streams)[i].get());
+    }
+    if (options.is_opposite && rank % 2 == 1) std::reverse(own.begin(), own.end());
+    for (bool alive = true; alive;) {  // one group on each
       alive = false;
-      for (std::size_t i = thread; i < streams->size(); i += num_threads) {
-        alive = (*streams)[i]->step() || alive;
-      }
+      for (Stream* stream : own) alive = stream->step() || alive;
     }
   };
   for (std::size_t thread = 0; thread + 1 < num_threads; ++thread) {
@@ -136,6 +139,6 @@ int run_rank(const Options& options, const RankStart& start) {
   for (int slot = 0; slot < options.num_slots; ++slot) {
     streams.push_back(std::make_unique<Stream>(context, slot));
   }
-  play(options, &streams);
+  play(options, start.rank, &streams);
   return 0;
 }
