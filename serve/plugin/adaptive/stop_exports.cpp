@@ -66,6 +66,7 @@ Verdict agree(const Communicator& communicator, const Checked& checked,
                      told->profiler, meeting.job,          meeting.arbiter,
                      meeting.key,    prepared.table,       {}};
   }
+  making->begin.communicator.domains = nullptr;  // NCCL's, of the moment
   Exchange exchange;
   exchange.accepts = Making::accept;
   exchange.user = making;

@@ -153,8 +153,10 @@ void Switching::agreed(const Reply& proposal) noexcept {
   fresh_ = nullptr;
   stops_.agreed(proposal, is_new ? &received_->table : nullptr);
   if (is_new) {
-    // A thread that describes a record may look at the one before; if it does not end, it is kept.
-    if (begin_.profiler->set_describe(nullptr, nullptr)) deallocate(before);
+    // A thread that describes a record may look at the one before, or a call that should not be at
+    // the same time; then it is kept.
+    const bool is_seen = !begin_.profiler->set_describe(nullptr, nullptr) || inside_.load() > 1;
+    if (!is_seen) deallocate(before);
     be_described();
   }
   if (proposal.change != Change::kNothing) {

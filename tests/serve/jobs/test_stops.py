@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Soak
 from tests.serve.jobs.conftest import Player, player_of
-from tests.serve.jobs.disturbing import arbiter_of, cuts_before, trouble_for
+from tests.serve.jobs.disturbing import Arbiter, arbiter_of, cuts_before, trouble_for
 from tests.serve.jobs.play import Played, assert_never_split, at, every
 from tests.serve.jobs.setting import Setting, make_setting
 from tests.serve.jobs.thinking import brain
@@ -275,15 +275,17 @@ def test_the_leader_writes_metrics(
         played = play_stops(
             environment=arbiter.environment() | SAMPLED, ranks=4, **(TIMED | {"calls": 4500})
         )
-        text = (tmp_path / f"dynamiccl-{arbiter.job}.prom").read_text()
+        values = metrics_of(tmp_path, arbiter)
     assert_undisturbed(played)
-    values = {
-        line.partition("{")[0]: int(line.rpartition(" ")[2])
-        for line in text.splitlines()
-        if not line.startswith("#")
-    }
     assert values["dynamiccl_stops_agreed"] >= 4
     assert 0 < values["dynamiccl_timed_calls"] <= 4500
+
+
+def metrics_of(directory: Path, arbiter: Arbiter) -> dict[str, int]:
+    """Of a job of one communicator."""
+    text = (directory / f"dynamiccl-{arbiter.job}.prom").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {line.partition("{")[0]: int(line.rpartition(" ")[2]) for line in lines}
 
 
 def test_without_an_arbiter_the_table_stays(
