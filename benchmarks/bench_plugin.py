@@ -48,7 +48,7 @@ from typing import Any, Final
 import numpy as np
 from harness import write_result
 
-from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
 from dynamiccl.serve.loopback import bind_here, prepared_environment, write_bare_artifact
@@ -236,7 +236,7 @@ def main() -> None:
         **measure_calls(build_dir),
         **measure_creation(build_dir),
         **measure_agreement(build_dir),
-        **figures_of([str(build_dir / "bench_record"), str(build_dir / PROFILER_NAME)], {}),
+        **figures_of([str(build_dir / "bench_record")], {}),
     }
     write_result("plugin", figures)
 
