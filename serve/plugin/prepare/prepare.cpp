@@ -240,7 +240,8 @@ std::string give_tables(const std::string& named, const std::string& machine, Li
   lines->set("DYNAMICCL_INDEX", artifact.digest.substr(0, 16));
   lines->set("DYNAMICCL_TABLES", systems.empty() ? "" : artifact.directory + "/tables");
   if (!artifact.problem.empty()) {
-    return named + "/plugin.index: " + artifact.problem + "; see 'dynamiccl-deploy doctor'";
+    return "the artifact's index: " + artifact.problem + ", " + named +
+           "/plugin.index; see 'dynamiccl-deploy doctor'";
   }
   if (machine.empty()) return "a GPU or NIC of this machine cannot be read in /proc or /sys";
   if (!systems.empty()) return "";
