@@ -33,11 +33,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
-#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -324,9 +325,17 @@ void keep(std::uint64_t job, const Key& key, const char* kill_file, int listener
   }
 }
 
-bool is_hex(const char* text, std::size_t length) {
-  return text != nullptr && std::strlen(text) == length &&
-         std::strspn(text, "0123456789abcdef") == length;
+/// A number that is all of a text. Not strtoull, which glibc made anew in 2.38: the container may
+/// have an older one than the machine that compiled this.
+template <typename Number>
+bool parse(std::string_view text, Number* number, int base) {
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), *number, base);
+  return parsed.ec == std::errc() && parsed.ptr == text.data() + text.size();
+}
+
+std::string_view value(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? text : "";
 }
 
 }  // namespace
@@ -334,21 +343,24 @@ bool is_hex(const char* text, std::size_t length) {
 
 int main(int argc, char** argv) {
   using namespace dynamiccl;
-  const char* job = std::getenv("DYNAMICCL_JOB");
-  const char* key_text = std::getenv("DYNAMICCL_KEY");
-  if (argc < 2 || argv[1][std::strspn(argv[1], "0123456789")] != '\0') {
+  int port = 0;
+  std::vector<pid_t> numbers(argc > 2 ? static_cast<std::size_t>(argc - 2) : 0);
+  bool is_sound = argc > 1 && parse(argv[1], &port, 10);
+  for (int i = 2; i < argc; ++i) is_sound &= parse(argv[i], &numbers[i - 2], 10);
+  if (!is_sound) {
     std::fprintf(stderr, "usage: dynamiccl-run dynamiccl-arbiter PORT [PID...]\n");
     return kUsage;
   }
-  if (!is_hex(job, 16) || !is_hex(key_text, 32)) {
+  std::uint64_t job = 0;
+  Key key;
+  const std::string_view digits = value("DYNAMICCL_KEY");
+  if (digits.size() != 32 || !parse(value("DYNAMICCL_JOB"), &job, 16) ||
+      !parse(digits.substr(0, 16), &key.low, 16) || !parse(digits.substr(16), &key.high, 16)) {
     std::fprintf(stderr,
                  "dynamiccl-arbiter: DYNAMICCL_JOB and DYNAMICCL_KEY are not 16 and 32 hexadecimal "
                  "digits: start it with 'dynamiccl-run dynamiccl-arbiter PORT'\n");
     return kUsage;
   }
-  const std::string digits = key_text;
-  const Key key = {std::strtoull(digits.substr(0, 16).c_str(), nullptr, 16),
-                   std::strtoull(digits.substr(16).c_str(), nullptr, 16)};
   // Pipes of a launcher or a shell, whose readers would wait for us.
   if (syscall(SYS_close_range, 3U, ~0U, 0U) != 0) {  // Linux before 5.9
     for (int descriptor = 3; descriptor < 1'024; ++descriptor) close(descriptor);
@@ -360,9 +372,9 @@ int main(int argc, char** argv) {
   const int log = memfd_create("dynamiccl-arbiter", MFD_CLOEXEC);
   if (log < 0 || fcntl(log, F_SETFL, O_APPEND) != 0) fail("no log");
   Processes processes;
-  for (int i = 2; i < argc; ++i) processes.add(std::atoi(argv[i]));
-  if (argc == 2) processes.add(getppid());
-  const int listener = listen_on(std::atoi(argv[1]));
+  if (numbers.empty()) numbers.push_back(getppid());
+  for (const pid_t number : numbers) processes.add(number);
+  const int listener = listen_on(port);
   // What a launcher sends to all processes of a step (Slurm: --signal, and SIGTERM before the grace
   // time) is for the ranks.
   for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGXCPU}) {
@@ -377,7 +389,6 @@ int main(int argc, char** argv) {
   // Nothing that is opened later may become a standard descriptor.
   for (int descriptor = 0; descriptor < 3; ++descriptor) open("/dev/null", O_RDWR);
   [[maybe_unused]] const int moved = chdir("/");  // no file system stays busy
-  keep(std::strtoull(job, nullptr, 16), key, std::getenv("DYNAMICCL_KILL_FILE"), listener, log,
-       processes);
+  keep(job, key, std::getenv("DYNAMICCL_KILL_FILE"), listener, log, processes);
   return 0;
 }
