@@ -33,15 +33,8 @@ def loopback_environment(artifact: Path, system: str) -> dict[str, str | None]:
         "DYNAMICCL_JOB": secrets.token_hex(8),
         **prepared_environment(artifact, system, NCCL_CODE),
         "DYNAMICCL_WORD": "all",
-        **dict.fromkeys(
-            (
-                "DYNAMICCL_ARBITER",
-                "DYNAMICCL_DISABLE",
-                "DYNAMICCL_KILL_FILE",
-                "DYNAMICCL_PROBLEM",
-                "NCCL_COMM_ID",
-            )
-        ),
+        **dict.fromkeys(f"DYNAMICCL_{name}" for name in ("DISABLE", "KILL_FILE", "PROBLEM")),
+        "NCCL_COMM_ID": None,
     }
 
 
