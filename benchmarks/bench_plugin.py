@@ -48,11 +48,14 @@ from typing import Any, Final
 import numpy as np
 from harness import write_result
 
-from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME
+from dynamiccl.doctor import Machine
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
-from dynamiccl.serve.loopback import bind_here, prepared_environment, write_bare_artifact
+from dynamiccl.serve.loopback import prepared_environment, write_bare_artifact
+from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
+from dynamiccl.serve.this_machine import ask_probe
 
 NUM_RANKS: Final = 16
 SYSTEM = "bench"
@@ -165,7 +168,10 @@ def adaptive_environment(build_dir: Path, folder: Path, table: DecisionTable) ->
     artifact, run_dir = folder / "artifact", folder / "run"
     run_dir.mkdir(mode=0o700)
     write_bare_artifact(artifact, SYSTEM, table)
-    bind_here(build_dir / ADAPTIVE_NAME, artifact, SYSTEM, 23007)
+    here = str(ask_probe(Machine(), build_dir / ADAPTIVE_NAME)["fingerprint"]).partition(";nccl=")[
+        0
+    ]
+    PluginIndex.read(artifact).bound(SYSTEM, f"{here};nccl=23007").write(artifact)
     return {
         "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_COORDINATOR": "none",
@@ -236,7 +242,7 @@ def main() -> None:
         **measure_calls(build_dir),
         **measure_creation(build_dir),
         **measure_agreement(build_dir),
-        **figures_of([str(build_dir / "bench_record"), str(build_dir / PROFILER_NAME)], {}),
+        **figures_of([str(build_dir / "bench_record")], {}),
     }
     write_result("plugin", figures)
 

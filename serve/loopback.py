@@ -15,10 +15,8 @@ from typing import Final
 
 from dynamiccl.datasets.manifest import INDEX_NAME
 from dynamiccl.datasets.provenance import file_sha256
-from dynamiccl.doctor import Machine
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
-from dynamiccl.serve.this_machine import ask_probe
 
 #: What the stand-in says that it is: a release that tells a tuner all that it can be told, and has
 #: no AllGather whose number of channels must be left alone (from 2.29 on).
@@ -33,15 +31,8 @@ def loopback_environment(artifact: Path, system: str) -> dict[str, str | None]:
         "DYNAMICCL_JOB": secrets.token_hex(8),
         **prepared_environment(artifact, system, NCCL_CODE),
         "DYNAMICCL_WORD": "all",
-        **dict.fromkeys(
-            (
-                "DYNAMICCL_ARBITER",
-                "DYNAMICCL_DISABLE",
-                "DYNAMICCL_KILL_FILE",
-                "DYNAMICCL_PROBLEM",
-                "NCCL_COMM_ID",
-            )
-        ),
+        **dict.fromkeys(f"DYNAMICCL_{name}" for name in ("DISABLE", "KILL_FILE", "PROBLEM")),
+        "NCCL_COMM_ID": None,
     }
 
 
@@ -66,12 +57,6 @@ def _load_nccl() -> "TemporaryDirectory[str]":
     # No logger of an NCCL calls the tuner, so it looks among the program's own symbols.
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     return folder
-
-
-def bind_here(plugin: Path, artifact: Path, system: str, nccl_code: int) -> None:
-    """Register this machine, with NCCL version `nccl_code` (0: none), as `system`."""
-    here = str(ask_probe(Machine(), plugin)["fingerprint"]).partition(";nccl=")[0]
-    PluginIndex.read(artifact).bound(system, f"{here};nccl={nccl_code}").write(artifact)
 
 
 def write_bare_artifact(artifact: Path, system: str, table: DecisionTable) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -32,6 +33,8 @@ PAGE = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
 PATHS = dict(re.findall(r"<!-- path: (\w+) -->\n```console\n(.*?)```", PAGE, re.DOTALL))
 #: The machine that play_job's ranks find, with the NCCL that they play.
 MACHINE = "gpu=none*0;mig=0;nic=socket*1;nccl=22809"
+#: How the job is started: as rank 0 of several hosts, as srun or torchrun would.
+RANK = {"RANK": "0", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1"}
 TRAIN = """
 import json, os, pathlib, subprocess
 plugin = os.environ.get("NCCL_TUNER_PLUGIN") or os.environ.get("NCCL_PROFILER_PLUGIN")
@@ -98,7 +101,8 @@ def user(build_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     (home / "out" / "plugin").symlink_to(built)
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return User(home, ours | {"PATH": path, "PLAY_JOB": str(built / "play_job")})
+    job = {**RANK, "TORCHELASTIC_RUN_ID": secrets.token_hex(8)}
+    return User(home, ours | job | {"PATH": path, "PLAY_JOB": str(built / "play_job")})
 
 
 def lines_of(path: str, user: User) -> list[str]:

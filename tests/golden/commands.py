@@ -17,6 +17,7 @@ from typing import Any, Final
 import pytest
 
 from dynamiccl.libraries import TUNER_NAME
+from tests.data_sets import SWEEP
 from tests.golden.command import Done, dynamiccl, shape
 from tests.golden.frames import equal_frames, packed, read, tables
 from tests.golden.golden import Comparer, Golden, close_values
@@ -25,18 +26,6 @@ from tests.published import ROOT, SAMPLE, WHOLE
 from tests.stores import new_store
 
 _INPUTS: Final = Path(__file__).with_name("inputs")
-_SWEEP: Final = """
-name = "tiny"
-system = "sim-4x8"
-collectives = ["AllReduce", "AllGather"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{ num_nodes = 4, ranks_per_node = 8 }]
-sizes = { min = "64K", max = "1G" }
-nccl_version = "2.27.5"
-cycles = 3
-[simulator]
-seed = 3
-"""
 _FRESH: Final = {'"tiny"': '"fresh"', "cycles = 3": "cycles = 8", "seed = 3": "seed = 11"}
 _ASK: Final = ("--collective", "AllReduce", "--size", "4M", "--ranks", "32", "--nodes", "4")
 _SHAPE: Final = ("--ranks", "32", "--nodes", "4")
@@ -50,10 +39,10 @@ class Scene:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="golden-"))
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
-        fresh = _SWEEP
+        fresh = SWEEP
         for old, new in _FRESH.items():
             fresh = fresh.replace(old, new)
-        (self.folder / "tiny.toml").write_text(_SWEEP)
+        (self.folder / "tiny.toml").write_text(SWEEP)
         (self.folder / "fresh.toml").write_text(fresh)
         for name, out in (("tiny", "data"), ("fresh", "fresh")):
             words = ("run", f"{name}.toml", "--runner", "simulator", "--out", out, "--json")
@@ -119,7 +108,7 @@ def _plan(directory: Path) -> Any:
 
 def _doctor(directory: Path) -> Any:
     """The checks by name; how this machine does is not kept."""
-    (directory / "s.toml").write_text(_SWEEP)
+    (directory / "s.toml").write_text(SWEEP)
     asked = (("doctor", "--json"), ("doctor", "s.toml", "--json"))
     return [_checks(dynamiccl("collect", *words, directory=directory)) for words in asked]
 

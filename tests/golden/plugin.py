@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dynamiccl.doctor import Machine
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, SWEEP_NAME, TUNER_NAME, VENDOR_NAME
 from dynamiccl.nccl import (
     ABSTAIN,
@@ -42,11 +43,12 @@ from dynamiccl.serve.abi import Communicator, TunerPlugin
 from dynamiccl.serve.answers import Answer, CostTable
 from dynamiccl.serve.loopback import (
     NCCL_CODE,
-    bind_here,
     loopback_environment,
     write_bare_artifact,
 )
+from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.this_machine import ask_probe
 from tests.collect.calls.rank import COLL_API, Event, OneOf
 from tests.collect.calls.rank import Profiler as ProfilerStruct
 from tests.golden.command import clean_environment, dynamiccl
@@ -313,7 +315,8 @@ def of_adaptive(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
         DYNAMICCL_STOP_PERCENT="100",
         RANK="0",  # of this process, which holds all ranks
     )
-    bind_here(plugin.path, artifact, SYSTEM, NCCL_CODE)
+    here = str(ask_probe(Machine(), plugin.path)["fingerprint"]).partition(";nccl=")[0]
+    PluginIndex.read(artifact).bound(SYSTEM, f"{here};nccl={NCCL_CODE}").write(artifact)
     (directory / "run").mkdir(mode=0o700)
     everything = questions(QUESTIONS)
     for version in plugin.versions:

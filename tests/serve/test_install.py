@@ -12,7 +12,7 @@ from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.build import TORCH_RUNTIME_NAME
 from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
-from tests.cli.conftest import Shell, refused
+from tests.cli.conftest import Done, Shell, refused
 
 BOX = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
 WRITTEN = {
@@ -33,20 +33,15 @@ WRITTEN = {
 }
 
 
+def installed(shell: Shell, artifact: Path, home: Path, plugin: Path, *options: str) -> Done:
+    where = ("--to", home, "--plugin", plugin)
+    return shell("dynamiccl-deploy", "install", artifact, "--ungated", *where, *options)
+
+
 @pytest.fixture(name="home")
 def home_fixture(artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path) -> Path:
     home = tmp_path / "home"
-    command = (
-        "dynamiccl-deploy",
-        "install",
-        artifact,
-        "--ungated",
-        "--to",
-        home,
-        "--plugin",
-        plugin_path,
-    )
-    said = shell(*command, "--json").json
+    said = installed(shell, artifact, home, plugin_path, "--json").json
     runtime = plugin_path.with_name(TORCH_RUNTIME_NAME)  # built where there is torch
     assert set(said["written"]) == WRITTEN | (
         {f"lib/{runtime.name}"} if runtime.exists() else set()
@@ -81,17 +76,7 @@ def test_again_keeps_the_key_and_the_kill_file_and_says_so(
     before = PluginIndex.read(home / "artifact").sha256
     (home / "artifact" / "kill").touch()
     assert shell("dynamiccl-deploy", "bind", artifact, "--fingerprint", BOX).code == 0
-    command = (
-        "dynamiccl-deploy",
-        "install",
-        artifact,
-        "--ungated",
-        "--to",
-        home,
-        "--plugin",
-        plugin_path,
-    )
-    said = shell(*command, "--json").json
+    said = installed(shell, artifact, home, plugin_path, "--json").json
     assert said["previous_sha256"] == before != said["sha256"]
     assert (said["key_kept"], said["killed"]) == (True, True)
     assert (home / "key").read_bytes() == key
@@ -100,7 +85,7 @@ def test_again_keeps_the_key_and_the_kill_file_and_says_so(
     assert {p.name for p in (home / "artifacts").iterdir()} == {
         digest[:16] for digest in (before, said["sha256"])
     }
-    text = shell(*command).out
+    text = installed(shell, artifact, home, plugin_path).out
     assert "artifact/kill is there" in text
     assert "bin/dynamiccl-run COMMAND" in text
 
@@ -110,17 +95,7 @@ def test_bad_artifact_is_refused_and_the_old_one_stays(
 ) -> None:
     before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
     (artifact / "policy.pt").write_bytes(b"?")
-    command = (
-        "dynamiccl-deploy",
-        "install",
-        artifact,
-        "--ungated",
-        "--to",
-        home,
-        "--plugin",
-        plugin_path,
-    )
-    assert "SHA-256 differs" in refused(shell(*command), 3)
+    assert "SHA-256 differs" in refused(installed(shell, artifact, home, plugin_path), 3)
     assert {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} == before
 
 
@@ -144,10 +119,10 @@ def test_the_newest_artifacts_stay_and_one_that_was_there_is_renewed(
     old = PluginIndex.read(latest)
     systems = {k: v for k, v in old.systems.items() if not k.endswith(("22902", "22903"))}
     replace(old, systems=systems).write(artifact)
-    installed = install(artifact, home, plugin_path)
+    again = install(artifact, home, plugin_path)
     assert (home / "artifact").resolve() == second
-    assert PluginIndex.read(second).sha256 == installed.sha256
-    assert not installed.killed
+    assert PluginIndex.read(second).sha256 == again.sha256
+    assert not again.killed
 
 
 def test_an_artifact_of_an_earlier_release_makes_room(
@@ -170,16 +145,7 @@ def test_libtorch_part_is_installed_where_it_was_built(
     for name in (*JOB_NAMES, "dynamiccl-prepare", "dynamiccl-arbiter"):
         shutil.copy(plugin_path.parent / name, built)
     (built / "libdynamiccl-torch.so").touch()
-    command = (
-        "install",
-        artifact,
-        "--ungated",
-        "--to",
-        tmp_path / "home",
-        "--plugin",
-        built / TUNER_NAME,
-    )
-    assert shell("dynamiccl-deploy", *command).code == 0
+    assert installed(shell, artifact, tmp_path / "home", built / TUNER_NAME).code == 0
     assert (tmp_path / "home" / "lib" / "libdynamiccl-torch.so").exists()
 
 
@@ -190,36 +156,21 @@ def test_a_build_that_lacks_a_library_is_not_installed(
     built.mkdir()
     for name in (TUNER_NAME, "dynamiccl-prepare", "dynamiccl-arbiter"):
         shutil.copy(plugin_path.parent / name, built)
-    command = (
-        "install",
-        artifact,
-        "--ungated",
-        "--to",
-        tmp_path / "home",
-        "--plugin",
-        built / TUNER_NAME,
-    )
-    assert f"no library at {built / VENDOR_NAME}" in refused(shell("dynamiccl-deploy", *command), 2)
+    done = installed(shell, artifact, tmp_path / "home", built / TUNER_NAME)
+    assert f"no library at {built / VENDOR_NAME}" in refused(done, 2)
 
 
 def test_place_that_others_may_write_to_is_refused(
     artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
-    command = (
-        "dynamiccl-deploy",
-        "install",
-        artifact,
-        "--ungated",
-        "--plugin",
-        plugin_path,
-        "--to",
-    )
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o775)
-    assert "chmod go-w" in refused(shell(*command, tmp_path / "open"), 2)
-    assert "letters, digits and" in refused(shell(*command, tmp_path / "a b"), 2)
-    gone = ("install", artifact, "--ungated", "--to", tmp_path / "x", "--plugin", "gone.so")
-    assert "leave --plugin out" in refused(shell("dynamiccl-deploy", *gone), 2)
+    for place, plugin, said in (
+        ("open", plugin_path, "chmod go-w"),
+        ("a b", plugin_path, "letters, digits and"),
+        ("x", Path("gone.so"), "leave --plugin out"),
+    ):
+        assert said in refused(installed(shell, artifact, tmp_path / place, plugin), 2)
 
 
 def test_snippets_are_what_their_readers_can_read(home: Path) -> None:

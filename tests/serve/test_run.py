@@ -132,7 +132,7 @@ def test_what_the_user_set_stays(run: Runner) -> None:
         "DYNAMICCL_KILL_FILE": "/off",
     }
     assert own.items() <= run.shown(**own).items()
-    said = "/a b/plugin.index: there is no such file"
+    said = "the artifact's index: there is no such file, /a b/plugin.index;"
     shown = run.shown(said=said, DYNAMICCL_ARTIFACT="/a b")
     assert Path(shown["DYNAMICCL_ARTIFACT"]) == Path("/a b")
     assert shown["DYNAMICCL_PROBLEM"].startswith(said)

@@ -52,7 +52,7 @@ class Behind:
         all_reduce = [[OURS if row == Collective.AllReduce else None] * 249 for row in range(5)]
         table = DecisionTable.from_configs(all_reduce, num_nodes=1, num_ranks=RANKS)
         write_bare_artifact(artifact, "box", table)
-        self.environment = loopback_environment(build / VENDOR_NAME, artifact, "box")
+        self.environment = loopback_environment(artifact, "box")
         self.plugin = TunerPlugin(Path(shutil.copy(build / VENDOR_NAME, folder / VENDOR_NAME)))
         if vendor is not None:
             path = shutil.copy(build / f"libvendor_{vendor}.so", folder / "libvendor.so")

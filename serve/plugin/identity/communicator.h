@@ -40,8 +40,8 @@ Checked check_communicator(const Communicator& communicator) noexcept;
 /// `init.cc:1875-1880,3143-3152`). A first shrink is known by its parent's id. What is made of it
 /// later cannot be told from a communicator of ncclCommInitRank: its id is a hash, of a colour
 /// among others. So after a first shrink all later communicators of the process abstain. Ranks that
-/// join by ncclCommGrow have seen no shrink: mode table's coordinator tells them; mode adaptive
-/// decides nothing without the others.
+/// join by ncclCommGrow have seen no shrink: in mode table the others vote the problem; mode
+/// adaptive decides nothing without the others.
 bool note_id(std::uint64_t id) noexcept;
 
 }  // namespace dynamiccl

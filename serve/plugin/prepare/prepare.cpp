@@ -240,7 +240,8 @@ std::string give_tables(const std::string& named, const std::string& machine, Li
   lines->set("DYNAMICCL_INDEX", artifact.digest.substr(0, 16));
   lines->set("DYNAMICCL_TABLES", systems.empty() ? "" : artifact.directory + "/tables");
   if (!artifact.problem.empty()) {
-    return named + "/plugin.index: " + artifact.problem + "; see 'dynamiccl-deploy doctor'";
+    return "the artifact's index: " + artifact.problem + ", " + named +
+           "/plugin.index; see 'dynamiccl-deploy doctor'";
   }
   if (machine.empty()) return "a GPU or NIC of this machine cannot be read in /proc or /sys";
   if (!systems.empty()) return "";
@@ -249,42 +250,51 @@ std::string give_tables(const std::string& named, const std::string& machine, Li
          "; see 'dynamiccl-deploy bind'";
 }
 
+/// Where the job's arbiter may be: the first may be somebody else's.
+Words ports_of_arbiter(std::uint64_t job) {
+  return {port_of(job, 1), port_of(job, 2), port_of(job, 3)};
+}
+
 /// What DYNAMICCL_ARBITER is to be; empty: none. Starts one where this is the first rank's host and
 /// none answers yet: that of a rank which its launcher has started again goes on. `ends_with`: it
 /// ends with the last of these processes.
 std::string seek_arbiter(const Start& start, const std::string& by_hand, const Key& key,
                          const std::string& home, const Words& ends_with) {
-  const std::string port = port_of(start.id, 1);
+  if (start.host.empty() && by_hand.empty()) {
+    const char* why =
+        "the host of rank 0 is not known here: set MASTER_ADDR, or DYNAMICCL_ARBITER=HOST:PORT, "
+        "for "
+        "all ranks";
+    if (start.is_first) note(why);
+    return "";
+  }
+  const bool may_start = start.is_first && (start.is_rank || by_hand.empty());
   std::vector<Endpoint> endpoints;
+  for (const std::string& port : ports_of_arbiter(start.id)) {
+    if (!start.host.empty()) endpoints.push_back({may_start ? "127.0.0.1" : start.host, port});
+  }
   if (!by_hand.empty()) {  // HOST:PORT or [IPV6]:PORT
     const std::size_t colon = std::min(by_hand.rfind(':'), by_hand.size() - 1);
     std::string host = by_hand.substr(0, colon);
     if (host[0] == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
     endpoints.push_back({host, by_hand.substr(colon + 1)});
   }
-  if (!start.host.empty()) endpoints.push_back({start.host, port});
-  if (endpoints.empty()) {
-    if (start.is_first)
-      note(
-          "the host of rank 0 is not known here: set MASTER_ADDR, or DYNAMICCL_ARBITER=HOST:PORT, "
-          "for all ranks");
-    return "";
-  }
-  if (start.is_first && (start.is_rank || by_hand.empty())) {
-    const Endpoint here = {"127.0.0.1", port};
-    endpoints = by_hand.empty() ? std::vector<Endpoint>{here} : std::vector{endpoints[0], here};
-    Words words = {port};
-    words.insert(words.end(), ends_with.begin(), ends_with.end());
-    if (find_arbiter(start.id, key, endpoints, 0).empty() &&
-        !start_arbiter(home + "/bin/dynamiccl-arbiter", words)) {
-      return "";
+  if (may_start && find_arbiter(start.id, key, endpoints, 0).empty()) {
+    const Words ports = ports_of_arbiter(start.id);
+    bool is_started = false;
+    for (std::size_t i = 0; i < ports.size() && !is_started; ++i) {
+      Words words = {ports[i]};
+      words.insert(words.end(), ends_with.begin(), ends_with.end());
+      const bool is_last = i + 1 == ports.size();
+      is_started = start_arbiter(home + "/bin/dynamiccl-arbiter", words, is_last);
     }
+    if (!is_started) return "";
   }
   const std::string found = find_arbiter(start.id, key, endpoints, limits_of_job().vote_ms);
   if (!found.empty()) return found;
   std::string tried;
-  for (const Endpoint& one : endpoints) tried += " " + one.host + " port " + one.port;
-  note("no arbiter of this job answers at" + tried + ": between hosts NCCL's own choice stands; " +
+  for (const Endpoint& one : endpoints) tried += " " + one.host + ":" + one.port;
+  note("no arbiter of this job answers at" + tried + "; between hosts NCCL's own choice stands; " +
        "DYNAMICCL_ARBITER=HOST:PORT names another");
   return "";
 }
@@ -361,7 +371,7 @@ int prepare(const Words& words) {
   if (value("DYNAMICCL_COORDINATOR").empty() && !start.host.empty()) {
     const bool is_six = start.host.find(':') != std::string::npos;
     lines.set("DYNAMICCL_COORDINATOR",
-              (is_six ? "[" + start.host + "]" : start.host) + ":" + port_of(start.id, 2));
+              (is_six ? "[" + start.host + "]" : start.host) + ":" + port_of(start.id, 4));
   }
   std::fputs(lines.text().c_str(), stdout);
   return 0;

@@ -43,7 +43,7 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const std::vector<En
                          std::uint64_t limit_ms);
 
 /// Runs the arbiter's program, which puts itself into the background. False where it does not: it
-/// has said why on descriptor 2.
-bool start_arbiter(const std::string& program, const Words& words);
+/// has said why on descriptor 2, if it may.
+bool start_arbiter(const std::string& program, const Words& words, bool may_speak);
 
 }  // namespace dynamiccl

@@ -112,11 +112,13 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const std::vector<En
   }
 }
 
-bool start_arbiter(const std::string& program, const Words& words) {
+bool start_arbiter(const std::string& program, const Words& words, bool may_speak) {
   const pid_t child = fork();
   if (child == 0) {
     // The port that it prints is not for the shell that evaluates our output.
-    dup2(open("/dev/null", O_RDWR | O_CLOEXEC), STDOUT_FILENO);
+    const int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
+    dup2(nowhere, STDOUT_FILENO);
+    if (!may_speak) dup2(nowhere, STDERR_FILENO);
     std::vector<char*> arguments = {const_cast<char*>(program.c_str())};
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);

@@ -196,8 +196,7 @@ Profiler* Profiler::create(const ProfiledCommunicator& communicator) noexcept {
 
 void Profiler::finalize() noexcept {
   if (in_forked_child()) return;
-  mask_->let_go(this);
-  for (const auto& latest : latest_) mask_->let_go(&latest);
+  take_times(false);
   set_describe(nullptr, nullptr);
   {
     const Lock lock(&mutex_);
@@ -294,11 +293,10 @@ void Profiler::record_held_broadcast() noexcept {
 }
 
 void Profiler::take_times(bool wanted) noexcept {
-  if (wanted && sample_ppm_ > 0) {
-    mask_->widen(this, sample_ppm_);
-  } else if (!wanted) {
-    mask_->let_go(this);
-  }
+  takes_times_.store(wanted && sample_ppm_ > 0, std::memory_order_relaxed);
+  if (takes_times_.load(std::memory_order_relaxed)) return mask_->widen(this, sample_ppm_);
+  mask_->let_go(this);
+  for (const auto& latest : latest_) mask_->let_go(&latest);
 }
 
 void* Profiler::start_collective(const ncclProfilerColl_v4_t& event, void* parent) noexcept {
@@ -329,7 +327,9 @@ void* Profiler::start_collective(const ncclProfilerColl_v4_t& event, void* paren
   if (is_captured) record.flags |= kFlagCaptured;
 
   mask_->count(is_sampled, sample_ppm_);
-  if (!is_captured && in_burst(event.seqNumber + 1, sample_ppm_)) {
+  const bool is_next_sampled =
+      takes_times_.load(std::memory_order_relaxed) || in_burst(event.seqNumber + 1, sample_ppm_);
+  if (!is_captured && is_next_sampled) {
     mask_->widen(&latest, sample_ppm_);
   } else if (is_captured || is_sampled) {
     // But if all calls of a group were made before the burst began: then it is the next group's.

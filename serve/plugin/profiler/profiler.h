@@ -103,6 +103,7 @@ class Profiler {
   int num_nodes_ = 0;
   EventMask* mask_ = nullptr;
   std::uint32_t sample_ppm_ = 0;
+  std::atomic<bool> takes_times_{false};                // of all calls
   std::atomic<std::uint64_t> latest_[kNumCollectives];  // sequence numbers; the bursts' owners
   Hook<CallRecord*> describe_;
 

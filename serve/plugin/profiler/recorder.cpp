@@ -17,7 +17,6 @@
 
 #include "file.h"
 #include "identity/environment.h"
-#include "identity/fingerprint.h"
 #include "platform/loaded_nccl.h"
 #include "platform/threads.h"
 #include "vocabulary.h"
@@ -254,6 +253,8 @@ void read_environment(std::uint32_t sample_ppm, Header* header) noexcept {
   std::snprintf(header->job, sizeof header->job, "%s",
                 first_of({"DYNAMICCL_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}));
   std::snprintf(header->plugin_version, sizeof header->plugin_version, "%s", kPluginVersion);
+  std::snprintf(header->fingerprint, sizeof header->fingerprint, "%s",
+                first_of({"DYNAMICCL_MACHINE"}));
   if (gethostname(header->host, sizeof header->host - 1) != 0) std::strcpy(header->host, "unknown");
 }
 
@@ -269,13 +270,7 @@ std::atomic<std::uint64_t> g_flushes_wanted{0}, g_flushes_done{0};
 
 /// It polls: waking it for each record would cost whoever calls a collective a system call.
 void* write_records(void*) noexcept {
-  Header* header = &g_files.header;
-  // Looking at the machine can take milliseconds, so it is not done at a communicator's creation.
-  header->nccl_version = loaded_nccl_version();
-  char fingerprint[kFingerprintBytes];
-  if (take_fingerprint(header->nccl_version, fingerprint)) {
-    std::memcpy(header->fingerprint, fingerprint, std::strlen(fingerprint));
-  }
+  g_files.header.nccl_version = loaded_nccl_version();  // can take milliseconds
   std::uint64_t tail = 0, dropped_before = 0, pause_ns = kBusyPauseNs;
   while (true) {
     // Asked before: what was pushed until then is in the ring.

@@ -4,6 +4,7 @@
 // Environment (read when a communicator comes, until the first files are begun):
 //   DYNAMICCL_CALLS_DIR      directory for the calls files. Default: none are written.
 //   DYNAMICCL_CALLS_MAX_MIB  disk that this process's files may take. Default 256.
+//   DYNAMICCL_MACHINE        this machine, as dynamiccl-run found it. Default: not known.
 #pragma once
 
 #include <atomic>

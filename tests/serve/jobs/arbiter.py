@@ -78,7 +78,8 @@ class Arbiter:
         return sorted(parents, key=lambda pid: parents[pid] in parents)
 
     def kill_worker(self) -> None:
-        send(self.processes()[-1], signal.SIGKILL)
+        for pid in self.processes()[1:]:
+            send(pid, signal.SIGKILL)
 
     def stop_for(self, seconds: float) -> None:
         """Let both processes stand still for so long, beginning now."""

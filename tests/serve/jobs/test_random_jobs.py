@@ -1,6 +1,8 @@
 """Jobs and faults drawn at random: nothing may split the ranks or hold them up."""
 
+import threading
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from numpy.random import Generator
 
 from tests.conftest import Soak
+from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.conftest import Player
 from tests.serve.jobs.play import Played, assert_never_split, at
 from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
@@ -35,14 +38,23 @@ def draw_actions(random: Generator, setting: Setting, num_ranks: int, num_slots:
     return actions
 
 
-def play_at_random(seed: int, play: Player, directory: Path) -> Played:
-    """A job drawn from `seed`, with its files in `directory`."""
+def play_at_random(
+    seed: int, play: Player, directory: Path, start: Callable[..., Arbiter] | None = None
+) -> Played:
+    """A job drawn from `seed`, with its files in `directory`; of mode table where it gets arbiters.
+
+    Then half of those on one node vote by a word, and the arbiter's worker is killed at some time.
+    """
     random = np.random.default_rng(seed)
     num_nodes = int(random.choice([1, 1, 2]))
     num_ranks = num_nodes * int(random.integers(2, 5))
     num_slots = int(random.integers(1, 7))
     setting = make_setting(directory, num_ranks=num_ranks, num_nodes=num_nodes)
     environment = setting.environment(coordinator=num_nodes > 1 or bool(random.integers(2)))
+    if start is not None and (num_nodes > 1 or random.integers(2)):
+        arbiter = start(setting)
+        environment = setting.by_arbiter(arbiter.address)
+        threading.Timer(random.uniform(0, 2), arbiter.kill_worker).start()
     return play(
         *draw_actions(random, setting, num_ranks, num_slots),
         environment=environment,
@@ -78,6 +90,15 @@ def play_for_a_while(play: Player, directory: Path, soak: Soak) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_random_job_never_splits(seed: int, play_job: Player, tmp_path: Path) -> None:
     assert_never_split(play_at_random(seed, play_job, tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_random_job_of_mode_table_never_splits_nor_fails(
+    seed: int, play_tuner: Player, tmp_path: Path, arbiter: Callable[..., Arbiter]
+) -> None:
+    played = play_at_random(seed, play_tuner, tmp_path, arbiter)
+    assert_never_split(played)
+    assert played.errors == 0, played
 
 
 @pytest.mark.soak
