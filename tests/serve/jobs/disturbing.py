@@ -142,6 +142,8 @@ class Cutter:
         self._share = share
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._opened = [self._listener]
+        #: How many have come.
+        self.num_connections = 0
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -163,6 +165,7 @@ class Cutter:
             except OSError:
                 return
             self._opened.append(near)
+            self.num_connections += 1
             try:
                 far = socket.create_connection(self._to)
             except OSError:
@@ -188,10 +191,10 @@ class Cutter:
 
 
 @contextmanager
-def cuts_before(port: int, seed: int, *, share: float) -> Iterator[int]:
-    """A port that leads to `port` through a network that breaks."""
+def cuts_before(port: int, seed: int, *, share: float) -> Iterator[Cutter]:
+    """Leads to `port` through a network that breaks."""
     cutter = Cutter(port, seed, share)
     try:
-        yield cutter.port
+        yield cutter
     finally:
         cutter.stop()
