@@ -20,6 +20,8 @@ constexpr std::uint64_t kFirstStop = 64, kFirstSpan = 64;
 constexpr std::uint64_t kLeastSpan = 32, kMostSpan = 1'000'000;
 /// Failed stops are tried again after this part of the time to the next one.
 constexpr std::uint64_t kTriesOfInterval = 4;
+/// Of a communicator that has had no stop for so long the times are old.
+constexpr std::chrono::minutes kForgotten{10};
 constexpr std::uint64_t kMetricsNs = 1'000'000'000;
 
 double number_of(const char* variable, double fallback) {
@@ -50,6 +52,7 @@ void Leader::hear(const Vote& vote, const std::string& body) {
   if (body.size() < sizeof told) return;
   std::memcpy(&told, body.data(), sizeof told);
   Group& group = groups_.try_emplace(vote.round.comm, vote.num_ranks).first->second;
+  group.heard = std::chrono::steady_clock::now();
   Told& latest = group.latest;
   latest.lived_ns = std::max(latest.lived_ns, told.lived_ns);
   latest.waited_ns = std::max(latest.waited_ns, told.waited_ns);
@@ -135,6 +138,7 @@ const char* Leader::propose(const Vote& first, Reply* question) {
     if (kill_file < 0) return "whether a kill file is there is not known yet";
     if (!first.has_stops) return nullptr;
     groups_.erase(comm_id);
+    forget_silent();
     question->next_stop = kFirstStop;
     question->span_calls = kFirstSpan;
     return nullptr;
@@ -190,6 +194,19 @@ void Leader::place_next_stop(Group* group, std::uint64_t call, bool begins_probe
   if (begins_probe) calls = std::min(calls, kProbeCalls);
   question->span_calls = std::clamp(calls / kTriesOfInterval, kLeastSpan, kMostSpan);
   question->next_stop = call + std::max<std::uint64_t>(calls, 1);
+}
+
+/// Communicators come and go; nobody tells when one has gone.
+void Leader::forget_silent() {
+  const auto now = std::chrono::steady_clock::now();
+  for (auto group = groups_.begin(); group != groups_.end();) {
+    if (now < group->second.heard + kForgotten) {
+      ++group;
+      continue;
+    }
+    thinking_.forget(group->first);
+    group = groups_.erase(group);
+  }
 }
 
 void Leader::decided(const RoundKey& round, bool is_agreed) {

@@ -13,6 +13,7 @@
 // and those of shelf.h and thinking.h.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -45,8 +46,8 @@ class Leader {
  private:
   struct Group {
     explicit Group(std::uint32_t num_ranks) : guard(num_ranks) {}
-    Told latest;                                           // the longest waits of any rank
-    std::uint64_t heard_in = 0;                            // the round
+    Told latest;  // the longest waits of any rank
+    std::chrono::steady_clock::time_point heard;
     std::uint64_t calls = 0, lived_ns = 0, waited_ns = 0;  // at the stop before
     std::uint64_t probed_at = 0;                           // its call
     std::uint64_t asked_ns = 0, asked_with = 0;  // when the brain was, and with how many times
@@ -67,6 +68,7 @@ class Leader {
   void ask_brain(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks);
   void place_next_stop(Group* group, std::uint64_t call, bool begins_probe, Reply* question);
   void write_metrics();
+  void forget_silent();
 
   std::uint64_t job_;
   std::uint64_t probe_calls_, adapt_ns_;

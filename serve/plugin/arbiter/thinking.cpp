@@ -29,12 +29,23 @@ std::unique_ptr<Thinking::Answer> Thinking::take(std::uint64_t comm_id) {
   return answer;
 }
 
+void Thinking::forget(std::uint64_t comm_id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  answers_.erase(comm_id);
+  forgotten_.push_back(comm_id);
+}
+
 void Thinking::run() {
   for (;;) {
     Question question;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       has_question_.wait(lock, [this] { return !questions_.empty(); });
+      for (const std::uint64_t comm_id : forgotten_) {
+        brains_.erase(comm_id);
+        open_.erase(comm_id);
+      }
+      forgotten_.clear();
       question = std::move(questions_.front());
       questions_.pop_front();
     }

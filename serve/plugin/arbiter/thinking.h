@@ -37,6 +37,8 @@ class Thinking {
   bool ask(Question question);
   /// The answer to it, once.
   std::unique_ptr<Answer> take(std::uint64_t comm_id);
+  /// The communicator is no more.
+  void forget(std::uint64_t comm_id);
 
  private:
   [[noreturn]] void run();
@@ -46,6 +48,7 @@ class Thinking {
   std::condition_variable has_question_;
   bool is_running_ = false;
   std::deque<Question> questions_;
+  std::vector<std::uint64_t> forgotten_;
   std::set<std::uint64_t> open_;
   std::map<std::uint64_t, Answer> answers_;
 
