@@ -69,12 +69,12 @@ ROOMS = {
     "collect": (10000, 9690),
     "train": (6200, 10063),
     "evaluate": (4000, 8043),
-    "serve": (4200, 7763),
-    "serve/plugin": (5500, 14594),
-    "serve/plugin tests": (4500, 12831),
-    "tests": (27000, 44150),
-    "benchmarks": (4500, 7690),
-    "docs": (2500, 3116),
+    "serve": (4200, 7756),
+    "serve/plugin": (5500, 14453),
+    "serve/plugin tests": (4500, 11403),
+    "tests": (27000, 46308),  # with what C++ tests of recorder, sweep and vendor held
+    "benchmarks": (4500, 7718),
+    "docs": (2500, 3140),
 }
 #: Product files of fewer lines that no two others import, of which there may be so many.
 SMALL_FILE = 150

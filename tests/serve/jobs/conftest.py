@@ -104,10 +104,8 @@ def eight_ranks(tmp_path: Path) -> Iterator[Setting]:
 
 
 def swept(setting: Setting) -> Iterator[Setting]:
-    """Afterwards remove the words that ranks have waited at in vain, as dynamiccl-run does."""
     yield setting
-    for word in Path("/dev/shm").glob(f"dynamiccl-{os.geteuid()}-{setting.job}-*"):
-        word.unlink()
+    setting.sweep()
 
 
 @pytest.fixture

@@ -122,6 +122,11 @@ class Setting:
     key: Path
     run_dir: Path
 
+    def sweep(self) -> None:
+        """Remove the words that ranks have waited at in vain, as dynamiccl-run does."""
+        for word in Path("/dev/shm").glob(f"dynamiccl-{os.geteuid()}-{self.job}-*"):
+            word.unlink()
+
     def by_arbiter(self, address: str) -> dict[str, str]:
         """Environment of ranks that may all be on several hosts, in mode `table`."""
         return self.environment() | {

@@ -55,7 +55,7 @@ def play_at_random(
         arbiter = start(setting)
         environment = setting.by_arbiter(arbiter.address)
         threading.Timer(random.uniform(0, 2), arbiter.kill_worker).start()
-    return play(
+    played = play(
         *draw_actions(random, setting, num_ranks, num_slots),
         environment=environment,
         release=random.choice(list(NCCL_CODES)),
@@ -74,6 +74,8 @@ def play_at_random(
         watchdog=1,
         deadline=120,  # eight ranks under ThreadSanitizer take 35 s on two cores
     )
+    setting.sweep()
+    return played
 
 
 def play_for_a_while(play: Player, directory: Path, soak: Soak) -> None:

@@ -255,6 +255,7 @@ def create_at_random(seed: int, inits: Inits, directory: Path, start: Start) -> 
         with Between(arbiter.port, lambda b: [lose(b) for lose in happens], when) as between:
             found = inits(setting.by_arbiter(between.address) | SHORT_LIMIT, **options)
         arbiter.__exit__()
+    setting.sweep()
     assert found["failed"] == 0, found
     assert 0 in (found["tables"], found["abstained"]), found
 
