@@ -234,13 +234,15 @@ void disturb(int rounds) {
   const ArbiterAddress address = start();
   std::srand(1);
   int tables = 0;
+  // A round is over in a millisecond else, and whoever looks for the worker comes too late.
+  const auto late = [](Vote* vote, Key*) { usleep(vote->rank == 0 ? 2'000 : 0); };
   for (int i = 0; i < rounds; ++i) {
-    const int delay_us = std::rand() % 4'000;
+    const int delay_us = std::rand() % 8'000;
     const bool is_stop = i % 4 == 0;
+    const auto found = processes();
     const auto answers =
-        play(address, static_cast<std::uint64_t>(100 + i), 4, nothing, [delay_us, is_stop] {
+        play(address, static_cast<std::uint64_t>(100 + i), 4, late, [delay_us, is_stop, &found] {
           usleep(static_cast<useconds_t>(delay_us));
-          const auto found = processes();
           if (found.size() < 2) return;
           kill(found[1], is_stop ? SIGSTOP : SIGKILL);
           if (!is_stop) return;
