@@ -33,12 +33,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -58,6 +61,8 @@ namespace {
 
 constexpr int kUsage = 2, kMachine = 4;
 constexpr std::uint64_t kLookMs = 1'000;
+/// Whether the kill file is there is not known after so long without a look: then no new tables.
+constexpr std::uint64_t kKnownMs = 5'000;
 
 std::uint64_t now_ms() {
   timespec now = {};
@@ -116,9 +121,11 @@ class Worker final : private Outlet {
     bool has_voted = false;
   };
 
-  bool is_killed() const { return kill_file_ != nullptr && access(kill_file_, F_OK) == 0; }
   bool log(const Logged& table) override {
-    return !is_killed() && write(log_, &table, sizeof table) == static_cast<ssize_t>(sizeof table);
+    const std::uint64_t absent_ms = absent_ms_;
+    const bool is_killed =
+        kill_file_ != nullptr && (absent_ms == 0 || now_ms() - absent_ms > kKnownMs);
+    return !is_killed && write(log_, &table, sizeof table) == static_cast<ssize_t>(sizeof table);
   }
   void send(Connection to, const Reply& reply) override;
   std::uint64_t draw() override {
@@ -131,14 +138,15 @@ class Worker final : private Outlet {
   void decided(const RoundKey&, std::uint32_t, const Reply&) override {}
 
   void restore();
+  void watch_kill_file();
   void accept_all();
   void answer_without_descriptors();
-  void take(Connection connection, Vote vote, const char* problem);
   void read_from(Connection connection);
   void end(Connection connection);
 
   Key key_;
-  const char* kill_file_;  // null: none
+  const char* kill_file_;                    // null: none
+  std::atomic<std::uint64_t> absent_ms_{0};  // when it was seen not to be there; 0: it is there
   int listener_;
   int log_;
   Rounds rounds_;
@@ -155,6 +163,16 @@ void Worker::restore() {
        at += static_cast<off_t>(sizeof table)) {
     rounds_.restore(table);
   }
+}
+
+/// On a thread of its own: a file server that stalls must not keep ranks from their answers.
+void Worker::watch_kill_file() {
+  if (kill_file_ == nullptr) return;
+  std::thread([this] {
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
+      absent_ms_ = access(kill_file_, F_OK) == 0 ? 0 : now_ms();
+    }
+  }).detach();
 }
 
 void Worker::send(Connection to, const Reply& reply) {
@@ -203,19 +221,15 @@ void Worker::answer_without_descriptors() {
     peer.descriptor = descriptor;
     const ssize_t got = recv(descriptor, &peer.vote, sizeof peer.vote, MSG_WAITALL);
     if (got == static_cast<ssize_t>(sizeof peer.vote) && is_sound(key_, peer.vote)) {
-      take(last_, peer.vote, "the arbiter has no descriptor left");
+      Vote vote = peer.vote;
+      if (vote.kind == VoteKind::kVote) {
+        std::snprintf(vote.problem, sizeof vote.problem, "the arbiter has no descriptor left");
+      }
+      rounds_.hear(last_, vote, now_ms(), this);
     }
     end(last_);
   }
   reserve_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
-}
-
-/// `problem`: of whoever votes now; null: none. A confirmation or recall is answered as it is.
-void Worker::take(Connection connection, Vote vote, const char* problem) {
-  if (vote.kind == VoteKind::kVote && problem != nullptr) {
-    std::snprintf(vote.problem, sizeof vote.problem, "%s", problem);
-  }
-  rounds_.hear(connection, vote, now_ms(), this);
 }
 
 void Worker::read_from(Connection connection) {
@@ -228,12 +242,12 @@ void Worker::read_from(Connection connection) {
   if (peer.size < sizeof peer.vote) return;
   peer.size = 0;
   if (!is_sound(key_, peer.vote)) return end(connection);
-  // Once more before each table (log): it may have come since.
-  take(connection, peer.vote, is_killed() ? "the kill file is there" : nullptr);
+  rounds_.hear(connection, peer.vote, now_ms(), this);
 }
 
 void Worker::run(const Processes& processes) {
   restore();
+  watch_kill_file();
   reserve_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   epoll_event event = {};

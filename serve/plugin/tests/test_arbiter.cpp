@@ -213,8 +213,10 @@ void check_answers() {
   check_all(play(address, 6, 3, dies), 2, Verdict::kAbstain, "2 of 3 ranks voted in time");
   // While the kill file is there nobody gets a table.
   close(open(g_kill_file, O_WRONLY | O_CREAT, 0600));
+  rest(300);  // it is looked for each 0.1 s
   check_all(play(address, 10, 2), 2, Verdict::kAbstain);
   unlink(g_kill_file);
+  rest(300);
   check_all(play(address, 11, 2), 2, Verdict::kTable);
   // What a launcher sends to all processes of a step is not for it.
   for (const pid_t pid : processes()) {
