@@ -82,26 +82,45 @@ MUTANTS = {
 }
 
 
+def compiled(folder: Path, name: str) -> None:
+    argv = [find_tool("g++"), "-std=c++17", "-O1", "-I.", "-c", name, "-o", f"{Path(name).stem}.o"]
+    subprocess.run(argv, cwd=folder, check=True)
+
+
+@pytest.fixture(scope="module", name="explorer")
+def explorer_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources and objects of the explorer, of which a mutant changes one."""
+    folder = tmp_path_factory.mktemp("explorer")
+    for part in ("agree", "identity", "tests"):
+        shutil.copytree(PLUGIN / part, folder / part)
+    for name in SOURCES:
+        compiled(folder, name)
+    return folder
+
+
 @pytest.mark.parametrize("what", MUTANTS)
-def test_explorer_finds_it(what: str, tmp_path: Path) -> None:
+def test_explorer_finds_it(what: str, explorer: Path) -> None:
     part, name, changes = MUTANTS[what]
-    for folder in ("agree", "identity", "tests"):
-        shutil.copytree(PLUGIN / folder, tmp_path / folder)
-    path = tmp_path / name
-    text = path.read_text(encoding="utf-8")
+    path = explorer / name
+    text = as_shipped = path.read_text(encoding="utf-8")
     for before, after in changes:
         assert text.count(before) == 1
         text = text.replace(before, after)
     path.write_text(text, encoding="utf-8")
-    argv = [find_tool("g++"), "-std=c++17", "-O1", "-I.", *SOURCES, "-o", "explore"]
-    subprocess.run(argv, cwd=tmp_path, check=True)
+    try:
+        compiled(explorer, name)
+    finally:
+        path.write_text(as_shipped, encoding="utf-8")
+    objects = [f"{Path(source).stem}.o" for source in SOURCES]
+    subprocess.run([find_tool("g++"), *objects, "-o", "explore"], cwd=explorer, check=True)
     ran = subprocess.run(
         ["./explore", part],
-        cwd=tmp_path,
+        cwd=explorer,
         env={"DYNAMICCL_FEW": "1", "DYNAMICCL_SEED": "0"},
         capture_output=True,
         text=True,
         check=False,
     )
+    compiled(explorer, name)
     assert ran.returncode > 0, ran.stdout
     assert ", after:" in ran.stderr
