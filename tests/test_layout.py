@@ -72,7 +72,7 @@ ROOMS = {
     "serve": (4200, 7591),
     "serve/plugin": (5500, 14467),
     "serve/plugin tests": (4500, 11407),
-    "tests": (27000, 46214),  # with what C++ tests of recorder, sweep and vendor held
+    "tests": (27000, 46210),  # with what C++ tests of recorder, sweep and vendor held
     "benchmarks": (4500, 7718),
     "docs": (2500, 3140),
 }

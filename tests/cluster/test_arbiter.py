@@ -140,20 +140,18 @@ def test_a_name_that_does_not_resolve_costs_its_limit_once(start: Start, program
     assert (on_first.startswith("127.0.0.1:"), others) == (True, [])
 
 
-def test_ranks_of_mpirun_meet_where_master_addr_says(start: Start, program: str) -> None:
-    shown = start(
+def test_ranks_of_mpirun_meet_where_master_addr_says(
+    start: Start, program: str, tmp_path: Path
+) -> None:
+    # Two ranks may share a line of what mpirun hands on, so each has a file.
+    place = f"open('{tmp_path}/' + os.environ['OMPI_COMM_WORLD_RANK'] + '.txt', 'w')"
+    show = f"import os, sys\nsys.stdout = {place}\n{SHOW}"
+    passed = ("-x", "MASTER_ADDR", "-x", "DYNAMICCL_TEST_LIMIT_MS")
+    start(
         *("salloc", "--quiet", "-N2", "--ntasks-per-node=2", "mpirun", "--allow-run-as-root"),
-        *(
-            "--mca",
-            "btl_tcp_if_include",
-            "eth0",
-            "-x",
-            "MASTER_ADDR",
-            "-x",
-            "DYNAMICCL_TEST_LIMIT_MS",
-        ),
-        *(program, "python3", "-c", SHOW),
+        *("--mca", "btl_tcp_if_include", "eth0", *passed, program, "python3", "-c", show),
     )
+    shown = shown_in("".join(path.read_text() for path in tmp_path.glob("*.txt")))
     assert meets(shown), shown
     assert is_gone(program)
 
