@@ -20,12 +20,10 @@ namespace {
 
 constexpr std::uint64_t kNsPerMs = 1'000'000;
 
-std::uint64_t now_ms() noexcept { return monotonic_ns() / kNsPerMs; }
-
 /// Waits for an event; false at `until_ms`, or where the descriptor cannot be waited for.
 bool wait_for(int descriptor, short event, std::uint64_t until_ms) noexcept {
   for (;;) {
-    const std::uint64_t now = now_ms();
+    const std::uint64_t now = monotonic_ms();
     if (now >= until_ms) return false;
     pollfd waited = {descriptor, event, 0};
     const int count =
@@ -112,45 +110,42 @@ bool parse_address(const char* text, ArbiterAddress* address) noexcept {
 }
 
 Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
-                         const Limits& limits, std::uint64_t patience_ms, Reply* reply,
-                         bool* found_arbiter) noexcept {
-  *found_arbiter = false;
+                         const Limits& limits, std::uint64_t patience_ms, Reply* reply) noexcept {
   // Where no socket can be had at all nobody answers however long one waits.
   int descriptor = socket(address.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (descriptor < 0) {
     std::snprintf(reply->reason, sizeof reply->reason, "no socket: %s", std::strerror(errno));
     return Verdict::kAbstain;
   }
-  Ballot ballot(vote, limits, patience_ms, now_ms());
+  Ballot ballot(vote, limits, patience_ms, monotonic_ms());
   Reply heard;
   std::size_t size = 0;
   while (ballot.step() != Ballot::Step::kDone) {
-    const std::uint64_t now = now_ms();
+    const std::uint64_t now = monotonic_ms();
     switch (ballot.step()) {
       case Ballot::Step::kConnect:
         if (descriptor >= 0) close(descriptor);
         size = 0;
         if (ballot.at_ms() > now) sleep_ns((ballot.at_ms() - now) * kNsPerMs);
         descriptor = connected(address, ballot.until_ms());
-        *found_arbiter |= descriptor >= 0;
-        descriptor >= 0 ? ballot.worked(now_ms()) : ballot.failed(now_ms());
+        descriptor >= 0 ? ballot.worked(monotonic_ms()) : ballot.failed(monotonic_ms());
         break;
       case Ballot::Step::kSend: {
         Vote sent = ballot.vote();
         sent.mac = mac_of(key, sent);
         const bool is_sent = send_all(descriptor, &sent, sizeof sent, now + limits.ask_ms);
-        is_sent ? ballot.worked(now_ms()) : ballot.failed(now_ms());
+        is_sent ? ballot.worked(monotonic_ms()) : ballot.failed(monotonic_ms());
         break;
       }
       case Ballot::Step::kListen:
         switch (hear_one(descriptor, &heard, &size, ballot.until_ms())) {
           case Heard::kReply:
             // What is not under the key ends this connection, as if it had broken.
-            is_sound(key, heard, ballot.vote()) ? ballot.hear(heard, now_ms())
-                                                : ballot.failed(now_ms());
+            is_sound(key, heard, ballot.vote()) ? ballot.hear(heard, monotonic_ms())
+                                                : ballot.failed(monotonic_ms());
             break;
           case Heard::kEnd:
-            ballot.failed(now_ms());
+            ballot.failed(monotonic_ms());
             break;
           case Heard::kNothing:
             break;
@@ -159,7 +154,7 @@ Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vo
       case Ballot::Step::kDone:
         break;
     }
-    ballot.look_at_clock(now_ms());
+    ballot.look_at_clock(monotonic_ms());
   }
   if (descriptor >= 0) close(descriptor);
   *reply = ballot.reply();

@@ -47,6 +47,7 @@
 
 #include "agree/rounds.h"
 #include "agree/seal.h"
+#include "platform/clock.h"
 
 // The same on all processors; headers of older systems lack them.
 #ifndef SYS_pidfd_open
@@ -63,13 +64,6 @@ constexpr int kUsage = 2, kMachine = 4;
 constexpr std::uint64_t kLookMs = 1'000;
 /// Whether the kill file is there is not known after so long without a look: then no new tables.
 constexpr std::uint64_t kKnownMs = 5'000;
-
-std::uint64_t now_ms() {
-  timespec now = {};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000 +
-         static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000;
-}
 
 /// Processes of others, each by a descriptor: a number may be somebody else's one day.
 class Processes {
@@ -124,7 +118,7 @@ class Worker final : private Outlet {
   bool log(const Logged& table) override {
     const std::uint64_t absent_ms = absent_ms_;
     const bool is_killed =
-        kill_file_ != nullptr && (absent_ms == 0 || now_ms() - absent_ms > kKnownMs);
+        kill_file_ != nullptr && (absent_ms == 0 || monotonic_ms() - absent_ms > kKnownMs);
     return !is_killed && write(log_, &table, sizeof table) == static_cast<ssize_t>(sizeof table);
   }
   void send(Connection to, const Reply& reply) override;
@@ -170,7 +164,7 @@ void Worker::watch_kill_file() {
   if (kill_file_ == nullptr) return;
   std::thread([this] {
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
-      absent_ms_ = access(kill_file_, F_OK) == 0 ? 0 : now_ms();
+      absent_ms_ = access(kill_file_, F_OK) == 0 ? 0 : monotonic_ms();
     }
   }).detach();
 }
@@ -225,7 +219,7 @@ void Worker::answer_without_descriptors() {
       if (vote.kind == VoteKind::kVote) {
         std::snprintf(vote.problem, sizeof vote.problem, "the arbiter has no descriptor left");
       }
-      rounds_.hear(last_, vote, now_ms(), this);
+      rounds_.hear(last_, vote, monotonic_ms(), this);
     }
     end(last_);
   }
@@ -242,7 +236,7 @@ void Worker::read_from(Connection connection) {
   if (peer.size < sizeof peer.vote) return;
   peer.size = 0;
   if (!is_sound(key_, peer.vote)) return end(connection);
-  rounds_.hear(connection, peer.vote, now_ms(), this);
+  rounds_.hear(connection, peer.vote, monotonic_ms(), this);
 }
 
 void Worker::run(const Processes& processes) {
@@ -259,9 +253,9 @@ void Worker::run(const Processes& processes) {
   for (const pollfd& one : processes.descriptors())
     epoll_ctl(epoll_, EPOLL_CTL_ADD, one.fd, &event);
   std::vector<epoll_event> events(1'024);
-  std::uint64_t look_ms = now_ms(), round_ms = look_ms;
+  std::uint64_t look_ms = monotonic_ms(), round_ms = look_ms;
   for (;;) {
-    const std::uint64_t now = now_ms();
+    const std::uint64_t now = monotonic_ms();
     const std::uint64_t next = std::min(look_ms, round_ms);
     const int wait_ms = next > now ? static_cast<int>(next - now) : 0;
     const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), wait_ms);
@@ -275,9 +269,9 @@ void Worker::run(const Processes& processes) {
         read_from(connection);
       }
     }
-    round_ms = rounds_.look_at_clock(now_ms(), this);
-    if (now_ms() < look_ms) continue;
-    look_ms = now_ms() + kLookMs;
+    round_ms = rounds_.look_at_clock(monotonic_ms(), this);
+    if (monotonic_ms() < look_ms) continue;
+    look_ms = monotonic_ms() + kLookMs;
     if (!processes.live()) return;
   }
 }
