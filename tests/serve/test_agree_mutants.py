@@ -82,8 +82,12 @@ MUTANTS = {
 }
 
 
-def compiled(folder: Path, name: str) -> None:
-    argv = [find_tool("g++"), "-std=c++17", "-O1", "-I.", "-c", name, "-o", f"{Path(name).stem}.o"]
+def object_of(name: str) -> str:
+    return f"{Path(name).stem}.o"
+
+
+def compiled(folder: Path, name: str, to: str) -> None:
+    argv = [find_tool("g++"), "-std=c++17", "-O1", "-I.", "-c", name, "-o", to]
     subprocess.run(argv, cwd=folder, check=True)
 
 
@@ -94,24 +98,20 @@ def explorer_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("agree", "identity", "tests"):
         shutil.copytree(PLUGIN / part, folder / part)
     for name in SOURCES:
-        compiled(folder, name)
+        compiled(folder, name, object_of(name))
     return folder
 
 
 @pytest.mark.parametrize("what", MUTANTS)
 def test_explorer_finds_it(what: str, explorer: Path) -> None:
     part, name, changes = MUTANTS[what]
-    path = explorer / name
-    text = as_shipped = path.read_text(encoding="utf-8")
+    text = (explorer / name).read_text(encoding="utf-8")
     for before, after in changes:
         assert text.count(before) == 1
         text = text.replace(before, after)
-    path.write_text(text, encoding="utf-8")
-    try:
-        compiled(explorer, name)
-    finally:
-        path.write_text(as_shipped, encoding="utf-8")
-    objects = [f"{Path(source).stem}.o" for source in SOURCES]
+    (explorer / "mutant.cpp").write_text(text, encoding="utf-8")
+    compiled(explorer, "mutant.cpp", "mutant.o")
+    objects = ["mutant.o", *(object_of(source) for source in SOURCES if source != name)]
     subprocess.run([find_tool("g++"), *objects, "-o", "explore"], cwd=explorer, check=True)
     ran = subprocess.run(
         ["./explore", part],
@@ -121,6 +121,5 @@ def test_explorer_finds_it(what: str, explorer: Path) -> None:
         text=True,
         check=False,
     )
-    compiled(explorer, name)
     assert ran.returncode > 0, ran.stdout
     assert ", after:" in ran.stderr
