@@ -117,7 +117,8 @@ def figures_of_others() -> Iterator[tuple[str, float]]:
         if not path.is_file():
             script = f"{ROOT}/benchmarks/bench_{benchmark}.py"
             subprocess.run([sys.executable, script], check=True)
-        yield from ((n, v) for n, v in json.loads(path.read_text()).items() if n in names)
+        told = json.loads(path.read_text(encoding="utf-8"))
+        yield from ((name, float(told[name])) for name in names)
 
 
 def main() -> None:

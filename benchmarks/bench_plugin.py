@@ -168,9 +168,8 @@ def adaptive_environment(build_dir: Path, folder: Path, table: DecisionTable) ->
     artifact, run_dir = folder / "artifact", folder / "run"
     run_dir.mkdir(mode=0o700)
     write_bare_artifact(artifact, SYSTEM, table)
-    here = str(ask_probe(Machine(), build_dir / ADAPTIVE_NAME)["fingerprint"]).partition(";nccl=")[
-        0
-    ]
+    facts = ask_probe(Machine(), build_dir / ADAPTIVE_NAME)
+    here = str(facts["fingerprint"]).partition(";nccl=")[0]
     PluginIndex.read(artifact).bound(SYSTEM, f"{here};nccl=23007").write(artifact)
     return {
         "DYNAMICCL_ARTIFACT": str(artifact),

@@ -80,7 +80,6 @@ def main() -> None:
     plugin = ROOT / BUILD_DIR / TUNER_NAME
     build = [sys.executable, "-m", "dynamiccl.serve.build", "--dir", str(plugin.parent)]
     subprocess.run(build, check=True, cwd=ROOT)
-    command("deploy", "env", str(artifact), "--system", SYSTEM, "--plugin", str(plugin))
 
     answers = ask(plugin, artifact)
     show_regret(report)

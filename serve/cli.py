@@ -9,7 +9,6 @@ from dynamiccl.serve.commands.artifact import export_command, verify_command
 from dynamiccl.serve.commands.bind import bind_command
 from dynamiccl.serve.commands.brain import brain_command
 from dynamiccl.serve.commands.doctor import doctor_command
-from dynamiccl.serve.commands.env import env_command
 from dynamiccl.serve.commands.explain import explain_command
 from dynamiccl.serve.commands.install import install_command
 from dynamiccl.serve.commands.table import table_command
@@ -22,7 +21,6 @@ app.command("export")(export_command)
 app.command("verify")(verify_command)
 app.command("bind")(bind_command)
 app.command("table")(table_command)
-app.command("env")(env_command)
 app.command("install")(install_command)
 app.command("doctor")(doctor_command)
 app.command("explain")(explain_command)

@@ -33,10 +33,12 @@ from dynamiccl.errors import DynamicclError, MachineError, PluginError, UserErro
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.environment import DEFAULT_MODE, NEXT_TUNER
 from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
+#: The mode of a job that says none, and what names the vendor's tuner that it asks first.
+DEFAULT_MODE: Final = "table"
+NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
 #: Versions of the profiler ABI that our libraries export (`src/plugin/profiler.cc`: 2.27 to 2.29).
 PROFILER_ABI: Final = (4, 5, 6)
 MIN_KEY_BYTES: Final = 16

@@ -69,10 +69,10 @@ ROOMS = {
     "collect": (10000, 9690),
     "train": (6200, 10063),
     "evaluate": (4000, 8043),
-    "serve": (4200, 7756),
-    "serve/plugin": (5500, 14453),
-    "serve/plugin tests": (4500, 11403),
-    "tests": (27000, 46308),  # with what C++ tests of recorder, sweep and vendor held
+    "serve": (4200, 7591),
+    "serve/plugin": (5500, 14467),
+    "serve/plugin tests": (4500, 11407),
+    "tests": (27000, 46210),  # with what C++ tests of recorder, sweep and vendor held
     "benchmarks": (4500, 7718),
     "docs": (2500, 3140),
 }

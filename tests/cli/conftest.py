@@ -43,7 +43,7 @@ COMMANDS = [
     (
         "dynamiccl-deploy",
         (
-            *("export", "verify", "bind", "table", "env", "install", "doctor"),
+            *("export", "verify", "bind", "table", "install", "doctor"),
             *("explain", "brain"),
         ),
     ),

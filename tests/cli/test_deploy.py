@@ -54,7 +54,6 @@ def test_table_says_what_the_policy_decides(artifact: Path, shell: Shell) -> Non
         (("table", "--ranks", 16, "--nodes", 2), "choose from --ranks 8 --nodes 1"),
         (("table", "--ranks", 8, "--nodes", 1, "--system", "bix"), "did you mean 'box'?"),
         (("bind", "--system", "bix"), "did you mean 'box'?"),
-        (("env", "--plugin", "gone.so"), "no tuner plugin at gone.so; build it with 'make plugin'"),
     ],
 )
 def test_wrong_choice_lists_what_the_artifact_has(
@@ -68,7 +67,7 @@ def test_wrong_choice_lists_what_the_artifact_has(
     "name", ["policy.pt", "manifest.json", "tables/box/nodes1_ranks8.dct", "plugin.index"]
 )
 @pytest.mark.parametrize(
-    "arguments", [("verify",), ("table", "--ranks", 8, "--nodes", 1), ("env",), ("bind",)], ids=str
+    "arguments", [("verify",), ("table", "--ranks", 8, "--nodes", 1), ("bind",)], ids=str
 )
 def test_artifact_with_a_damaged_file_is_exit_3(
     name: str, arguments: tuple[object, ...], artifact: Path, shell: Shell

@@ -14,6 +14,7 @@ from tests.cli.conftest import exported_fixture as exported_fixture  # noqa: PLC
 from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
 from tests.cluster.slurm import Slurm
 from tests.serve.conftest import libnccl_fixture as libnccl_fixture  # noqa: PLC0414
+from tests.serve.jobs.arbiter import is_gone
 from tests.serve.jobs.setting import FIRST, write_artifact, write_machine
 
 #: What a rank shows, and then it waits for all of its children, of which it has none.
@@ -61,25 +62,6 @@ def shown_in(text: str) -> list[list[str]]:
     return sorted(words for line in text.splitlines() if len(words := line.split()) == 4)
 
 
-def arbiters(program: str) -> list[int]:
-    name = program.replace("dynamiccl-run", "dynamiccl-arbiter").encode() + b"\0"
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(name):
-                found.append(int(entry.name))
-        except OSError:
-            continue  # it has ended
-    return found
-
-
-def is_gone(program: str) -> bool:
-    until = time.monotonic() + 1
-    while arbiters(program) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not arbiters(program)
-
-
 def meets(shown: list[list[str]]) -> bool:
     """Whether two ranks of each of two nodes know one arbiter, on the node of the first rank."""
     nodes = [line[0] for line in shown]
@@ -96,7 +78,7 @@ def test_ranks_of_srun_meet_at_the_first_node(start: Start, program: str) -> Non
     srun = ("srun", "-N2", "--ntasks-per-node=2", program, "python3", "-c", SHOW)
     first = start(*srun)
     assert meets(first), first
-    assert is_gone(program)
+    assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
     again = start(*srun)
     assert meets(again), again
     assert again[0][1] != first[0][1]  # another step
@@ -121,7 +103,7 @@ def test_ranks_of_two_nodes_take_one_table_or_none(
     assert all(f"4 ranks on 2 nodes: {verdict}" in line for line in said), said
     if spoilt:
         assert all("/none/plugin.index" in line or "rank 3" in line for line in said), said
-    assert is_gone(program)
+    assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
 
 
 def test_ranks_of_one_node_need_none(start: Start, program: str) -> None:
@@ -140,22 +122,20 @@ def test_a_name_that_does_not_resolve_costs_its_limit_once(start: Start, program
     assert (on_first.startswith("127.0.0.1:"), others) == (True, [])
 
 
-def test_ranks_of_mpirun_meet_where_master_addr_says(start: Start, program: str) -> None:
-    shown = start(
+def test_ranks_of_mpirun_meet_where_master_addr_says(
+    start: Start, program: str, tmp_path: Path
+) -> None:
+    # Two ranks may share a line of what mpirun hands on, so each has a file.
+    place = f"open('{tmp_path}/' + os.environ['OMPI_COMM_WORLD_RANK'] + '.txt', 'w')"
+    show = f"import os, sys\nsys.stdout = {place}\n{SHOW}"
+    passed = ("-x", "MASTER_ADDR", "-x", "DYNAMICCL_TEST_LIMIT_MS")
+    start(
         *("salloc", "--quiet", "-N2", "--ntasks-per-node=2", "mpirun", "--allow-run-as-root"),
-        *(
-            "--mca",
-            "btl_tcp_if_include",
-            "eth0",
-            "-x",
-            "MASTER_ADDR",
-            "-x",
-            "DYNAMICCL_TEST_LIMIT_MS",
-        ),
-        *(program, "python3", "-c", SHOW),
+        *("--mca", "btl_tcp_if_include", "eth0", *passed, program, "python3", "-c", show),
     )
+    shown = shown_in("".join(path.read_text() for path in tmp_path.glob("*.txt")))
     assert meets(shown), shown
-    assert is_gone(program)
+    assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
 
 
 #: As SHOW, but in the first attempt one rank fails when all have come, and the others wait.
@@ -193,7 +173,7 @@ def test_ranks_that_torchrun_starts_again_meet_at_the_same_arbiter(
     srun = ("srun", "-N2", "--ntasks-per-node=1", *agent)
     shown = start(*srun, SEEN=str(tmp_path / "seen"))
     assert meets(shown), shown
-    assert is_gone(program)
+    assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
 
 
 def test_around_srun_it_prepares_one_node_and_the_others_are_seen(

@@ -328,7 +328,7 @@ def _table(_: Path) -> Any:
 
 
 def _installed(directory: Path) -> Any:
-    """bind, env, install and doctor of an artifact of its own."""
+    """bind, install and doctor of an artifact of its own."""
     if shutil.which("c++") is None or shutil.which("cmake") is None:
         pytest.skip("no compiler to build the plugin with")
     exported()
@@ -336,12 +336,10 @@ def _installed(directory: Path) -> Any:
     plugin = built() / TUNER_NAME
     run = partial(dynamiccl, "deploy", directory=directory)
     bound = run("bind", "artifact", "--fingerprint", _MACHINE, "--plugin", plugin, "--json").json
-    env = run("env", "artifact", "--plugin", plugin, "--json").json
     install = ("install", "artifact", "--to", "there", "--plugin", plugin, "--json")
     first, again = run(*install).json, run(*install).json
     return {
         "bind": {key: bound[key] for key in ("system", "fingerprint", "before")},
-        "env": sorted(env),
         "install": _some(first, "written", "previous_sha256", "key_kept", "killed"),
         "again": _some(again, "written", "key_kept", "killed"),
         "files": [name for name in _files(directory / "there") if "artifact" not in name],

@@ -112,22 +112,44 @@ MUTANTS = {
 }
 
 
+def object_of(name: str) -> str:
+    return f"{Path(name).stem}.o"
+
+
+def compiled(folder: Path, name: str, to: str) -> None:
+    argv = [find_tool("g++"), "-std=c++17", "-O1", "-I.", "-c", name, "-o", to]
+    subprocess.run(argv, cwd=folder, check=True)
+
+
+@pytest.fixture(scope="module", name="explorer")
+def explorer_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources and objects of the explorer, of which a mutant changes one."""
+    folder = tmp_path_factory.mktemp("explorer")
+    for part in ("adaptive", "agree", "identity", "tests"):
+        shutil.copytree(PLUGIN / part, folder / part)
+    for name in SOURCES:
+        compiled(folder, name, object_of(name))
+    return folder
+
+
 @pytest.mark.parametrize("what", MUTANTS)
-def test_explorer_finds_it(what: str, tmp_path: Path) -> None:
+def test_explorer_finds_it(what: str, explorer: Path) -> None:
     part, name, changes = MUTANTS[what]
-    for folder in ("adaptive", "agree", "identity", "tests"):
-        shutil.copytree(PLUGIN / folder, tmp_path / folder)
-    path = tmp_path / name
-    text = path.read_text(encoding="utf-8")
+    path = explorer / name
+    before_all = text = path.read_text(encoding="utf-8")
     for before, after in changes:
         assert text.count(before) == 1
         text = text.replace(before, after)
+    objects = {source: object_of(source) for source in SOURCES}
     path.write_text(text, encoding="utf-8")
-    argv = [find_tool("g++"), "-std=c++17", "-O1", "-I.", *SOURCES, "-o", "explore"]
-    subprocess.run(argv, cwd=tmp_path, check=True)
+    for source in SOURCES if name.endswith(".h") else [name]:
+        objects[source] = f"mutant_{object_of(source)}"
+        compiled(explorer, source, objects[source])
+    path.write_text(before_all, encoding="utf-8")
+    subprocess.run([find_tool("g++"), *objects.values(), "-o", "explore"], cwd=explorer, check=True)
     ran = subprocess.run(
         ["./explore", part],
-        cwd=tmp_path,
+        cwd=explorer,
         env={"DYNAMICCL_FEW": "1", "DYNAMICCL_SEED": "0"},
         capture_output=True,
         text=True,

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.serve.install import install
+from tests.serve.jobs.arbiter import is_gone, processes_of
 from tests.serve.test_run import fake_nvml
 
 NO_ANSWER = "no arbiter of this job answers"
@@ -72,15 +73,7 @@ class Job:
 
     def processes(self) -> list[int]:
         """The keeper's and the worker's, as far as they live."""
-        program = f"{self.home}/bin/dynamiccl-arbiter\0".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(program):
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it has ended
-        return sorted(found)
+        return processes_of(f"{self.home}/bin/dynamiccl-arbiter")
 
     @property
     def port(self) -> int:
@@ -88,10 +81,7 @@ class Job:
         return int(Path(f"/proc/{self.processes()[0]}/cmdline").read_bytes().split(b"\0")[1])
 
     def is_gone(self, limit_s: float) -> bool:
-        until = time.monotonic() + limit_s
-        while self.processes() and time.monotonic() < until:
-            time.sleep(0.02)
-        return not self.processes()
+        return is_gone(f"{self.home}/bin/dynamiccl-arbiter", limit_s)
 
 
 @pytest.fixture(name="job")

@@ -201,10 +201,8 @@ Verdict Switching::agree(const Vote& vote, Reply* reply) noexcept {
   exchange.leaves = &leaves_;
   Vote sent = vote;
   sent.body_bytes = static_cast<std::uint32_t>(size);
-  bool found_arbiter = false;
-  const Verdict verdict =
-      agree_by_arbiter(begin_.arbiter, begin_.key, sent, limits, stops_.patience_ms(limits), reply,
-                       &found_arbiter, &exchange);
+  const Verdict verdict = agree_by_arbiter(begin_.arbiter, begin_.key, sent, limits,
+                                           stops_.patience_ms(limits), reply, &exchange);
   *reply = exchange.proposal;
   return verdict;
 }

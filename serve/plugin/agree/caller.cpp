@@ -18,10 +18,6 @@
 namespace dynamiccl {
 namespace {
 
-constexpr std::uint64_t kNsPerMs = 1'000'000;
-
-std::uint64_t now_ms() noexcept { return monotonic_ns() / kNsPerMs; }
-
 bool leaves(const Exchange* exchange) noexcept {
   return exchange != nullptr && exchange->leaves != nullptr && exchange->leaves->load();
 }
@@ -34,7 +30,7 @@ constexpr std::uint64_t kLookMs = 10;
 bool wait_for(int descriptor, short event, std::uint64_t until_ms,
               const Exchange* exchange) noexcept {
   for (;;) {
-    const std::uint64_t now = now_ms();
+    const std::uint64_t now = monotonic_ms();
     if (now >= until_ms || leaves(exchange)) return false;
     const bool may_leave = exchange != nullptr && exchange->leaves != nullptr;
     pollfd waited = {descriptor, event, 0};
@@ -143,19 +139,18 @@ bool parse_address(const char* text, ArbiterAddress* address) noexcept {
 
 Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
                          const Limits& limits, std::uint64_t patience_ms, Reply* reply,
-                         bool* found_arbiter, Exchange* exchange) noexcept {
-  *found_arbiter = false;
+                         Exchange* exchange) noexcept {
   // Where no socket can be had at all nobody answers however long one waits.
   int descriptor = socket(address.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (descriptor < 0) {
     std::snprintf(reply->reason, sizeof reply->reason, "no socket: %s", std::strerror(errno));
     return Verdict::kAbstain;
   }
-  Ballot ballot(vote, limits, patience_ms, now_ms());
+  Ballot ballot(vote, limits, patience_ms, monotonic_ms());
   Reply heard;
   std::size_t size = 0;
   while (ballot.step() != Ballot::Step::kDone) {
-    const std::uint64_t now = now_ms();
+    const std::uint64_t now = monotonic_ms();
     switch (ballot.step()) {
       case Ballot::Step::kConnect:
         if (descriptor >= 0) close(descriptor);
@@ -164,8 +159,7 @@ Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vo
         wait_for(-1, 0, ballot.at_ms(), exchange);
         if (leaves(exchange)) break;
         descriptor = connected(address, ballot.until_ms(), exchange);
-        *found_arbiter |= descriptor >= 0;
-        descriptor >= 0 ? ballot.worked(now_ms()) : ballot.failed(now_ms());
+        descriptor >= 0 ? ballot.worked(monotonic_ms()) : ballot.failed(monotonic_ms());
         break;
       case Ballot::Step::kSend: {
         Vote sent = ballot.vote();
@@ -179,7 +173,7 @@ Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vo
         if (is_sent && has_body) {
           is_sent = send_all(descriptor, exchange->told, sent.body_bytes, until, exchange);
         }
-        is_sent ? ballot.worked(now_ms()) : ballot.failed(now_ms());
+        is_sent ? ballot.worked(monotonic_ms()) : ballot.failed(monotonic_ms());
         break;
       }
       case Ballot::Step::kListen:
@@ -187,11 +181,11 @@ Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vo
           case Heard::kReply:
             // What is not under the key, or of no use, ends this connection, as if it had broken.
             size = 0;
-            can_use(descriptor, key, ballot, heard, exchange) ? ballot.hear(heard, now_ms())
-                                                              : ballot.failed(now_ms());
+            can_use(descriptor, key, ballot, heard, exchange) ? ballot.hear(heard, monotonic_ms())
+                                                              : ballot.failed(monotonic_ms());
             break;
           case Heard::kEnd:
-            ballot.failed(now_ms());
+            ballot.failed(monotonic_ms());
             break;
           case Heard::kNothing:
             break;
@@ -200,7 +194,7 @@ Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vo
       case Ballot::Step::kDone:
         break;
     }
-    ballot.look_at_clock(now_ms());
+    ballot.look_at_clock(monotonic_ms());
     if (leaves(exchange)) ballot.leave();
   }
   if (descriptor >= 0) close(descriptor);

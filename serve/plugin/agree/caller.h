@@ -36,9 +36,8 @@ struct Exchange {
 
 /// Agrees with the other ranks of `vote.round`. `patience_ms`: how long to wait for an arbiter that
 /// does not listen. `reply` is what it said; its reason is set on any outcome but kTable.
-/// `found_arbiter`: whether a connection was made at all.
 Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
                          const Limits& limits, std::uint64_t patience_ms, Reply* reply,
-                         bool* found_arbiter, Exchange* exchange = nullptr) noexcept;
+                         Exchange* exchange = nullptr) noexcept;
 
 }  // namespace dynamiccl

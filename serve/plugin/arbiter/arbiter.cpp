@@ -45,6 +45,7 @@
 #include "agree/rounds.h"
 #include "agree/seal.h"
 #include "arbiter/leader.h"
+#include "platform/clock.h"
 
 // The same on all processors; headers of older systems lack them.
 #ifndef SYS_pidfd_open
@@ -59,13 +60,6 @@ namespace {
 
 constexpr int kUsage = 2, kMachine = 4;
 constexpr std::uint64_t kLookMs = 1'000;
-
-std::uint64_t now_ms() {
-  timespec now = {};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000 +
-         static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000;
-}
 
 /// Processes of others, each by a descriptor: a number may be somebody else's one day.
 class Processes {
@@ -119,7 +113,7 @@ class Worker final : private Outlet {
   };
 
   bool log(const Logged& table) override {
-    if (table.round.number == 0 && leader_.sees_kill_file()) return false;  // it has come since
+    if (table.round.number == 0 && leader_.may_see_kill_file()) return false;  // it has come since
     const off_t at = places_.emplace(table.round.comm, log_size_).first->second;
     if (at == log_size_) log_size_ += static_cast<off_t>(sizeof table);
     return pwrite(log_, &table, sizeof table, at) == static_cast<ssize_t>(sizeof table);
@@ -231,7 +225,7 @@ void Worker::answer_without_descriptors() {
       if (vote.kind == VoteKind::kVote) {
         std::snprintf(vote.problem, sizeof vote.problem, "the arbiter has no descriptor left");
       }
-      rounds_.hear(last_, vote, now_ms(), this);
+      rounds_.hear(last_, vote, monotonic_ms(), this);
     }
     end(last_);
   }
@@ -262,7 +256,7 @@ void Worker::read_from(Connection connection) {
     }
     if (vote.round.job == job_) leader_.hear(vote, peer.body);
   }
-  rounds_.hear(connection, vote, now_ms(), this);
+  rounds_.hear(connection, vote, monotonic_ms(), this);
 }
 
 void Worker::run(const Processes& processes) {
@@ -278,9 +272,9 @@ void Worker::run(const Processes& processes) {
   for (const pollfd& one : processes.descriptors())
     epoll_ctl(epoll_, EPOLL_CTL_ADD, one.fd, &event);
   std::vector<epoll_event> events(1'024);
-  std::uint64_t look_ms = now_ms(), round_ms = look_ms;
+  std::uint64_t look_ms = monotonic_ms(), round_ms = look_ms;
   for (;;) {
-    const std::uint64_t now = now_ms();
+    const std::uint64_t now = monotonic_ms();
     const std::uint64_t next = std::min(look_ms, round_ms);
     const int wait_ms = next > now ? static_cast<int>(next - now) : 0;
     const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), wait_ms);
@@ -294,9 +288,9 @@ void Worker::run(const Processes& processes) {
         read_from(connection);
       }
     }
-    round_ms = rounds_.look_at_clock(now_ms(), this);
-    if (now_ms() < look_ms) continue;
-    look_ms = now_ms() + kLookMs;
+    round_ms = rounds_.look_at_clock(monotonic_ms(), this);
+    if (monotonic_ms() < look_ms) continue;
+    look_ms = monotonic_ms() + kLookMs;
     if (!processes.live()) return;
   }
 }

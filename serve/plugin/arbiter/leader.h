@@ -32,7 +32,8 @@ class Leader {
  public:
   explicit Leader(std::uint64_t job);
 
-  bool sees_kill_file() const { return shelf_.kill_file() > 0; }
+  /// A new communicator gets no table then.
+  bool may_see_kill_file() const { return shelf_.kill_file() != 0; }
 
   /// The body of a vote, before the round is decided.
   void hear(const Vote& vote, const std::string& body);

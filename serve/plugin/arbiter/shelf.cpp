@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "platform/clock.h"
 #include "table.h"
 
 namespace dynamiccl {
@@ -19,6 +20,8 @@ namespace {
 
 /// Communicators that are made soon after a kill file has come keep NCCL's own choice.
 constexpr std::chrono::milliseconds kKillFilePause{100};
+/// After so long without a look it is not known whether the file is there.
+constexpr std::uint64_t kKnownMs = 5'000;
 
 std::string value_of(const char* variable) {
   const char* text = std::getenv(variable);
@@ -51,16 +54,25 @@ Shelf::Shelf()
   const std::string seconds = value_of("DYNAMICCL_LOOK_INTERVAL_S");
   look_ns_ = static_cast<std::uint64_t>(
       1e9 * std::max(0.01, seconds.empty() ? 1.0 : std::strtod(seconds.c_str(), nullptr)));
-  if (!kill_path_.empty()) kill_file_ = -1;
   if (artifact_.empty() && kill_path_.empty() && metrics_.empty()) return;
   std::thread(&Shelf::run, this).detach();  // as long as the worker
+}
+
+int Shelf::kill_file() const {
+  if (kill_path_.empty()) return 0;
+  const std::uint64_t looked_ms = looked_ms_;
+  if (looked_ms == 0 || monotonic_ms() > looked_ms + kKnownMs) return -1;
+  return has_kill_file_ ? 1 : 0;
 }
 
 void Shelf::run() {
   using Clock = std::chrono::steady_clock;
   const std::chrono::nanoseconds pause(look_ns_ / 2);
   for (Clock::time_point next = Clock::now();;) {
-    if (!kill_path_.empty()) kill_file_ = access(kill_path_.c_str(), F_OK) == 0 ? 1 : 0;
+    if (!kill_path_.empty()) {
+      has_kill_file_ = access(kill_path_.c_str(), F_OK) == 0;
+      looked_ms_ = monotonic_ms();
+    }
     if (Clock::now() >= next) {
       look();
       next = Clock::now() + pause;

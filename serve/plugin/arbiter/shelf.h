@@ -29,8 +29,8 @@ class Shelf {
   Shelf();
 
   std::uint64_t look_ns() const { return look_ns_; }
-  /// 1: there is a kill file, 0: there is none, -1: not known yet.
-  int kill_file() const { return kill_file_; }
+  /// 1: there is a kill file, 0: there is none, -1: not known, yet or for 5 seconds.
+  int kill_file() const;
   /// Null: the artifact has no sound one, or it has not been read yet.
   std::shared_ptr<const Table> table(const std::string& system, std::uint32_t num_nodes,
                                      std::uint32_t num_ranks);
@@ -45,7 +45,8 @@ class Shelf {
 
   std::string artifact_, kill_path_, metrics_;
   std::uint64_t look_ns_;
-  std::atomic<int> kill_file_{0};
+  std::atomic<bool> has_kill_file_{false};
+  std::atomic<std::uint64_t> looked_ms_{0};  // for it; 0: not yet
 
   std::mutex mutex_;                                            // of these
   std::map<std::string, std::shared_ptr<const Table>> tables_;  // by path; null: wanted

@@ -17,6 +17,9 @@ inline std::uint64_t monotonic_ns() noexcept {
          1;
 }
 
+/// The same in milliseconds.
+inline std::uint64_t monotonic_ms() noexcept { return monotonic_ns() / 1'000'000U; }
+
 inline void sleep_ns(std::uint64_t duration_ns) noexcept {
   const timespec pause = {static_cast<time_t>(duration_ns / 1'000'000'000U),
                           static_cast<long>(duration_ns % 1'000'000'000U)};

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "platform/threads.h"
+#include "platform/clock.h"
 #include "prepare/prepare.h"
 
 namespace dynamiccl {
@@ -20,8 +20,6 @@ namespace {
 constexpr std::uint64_t kNsPerMs = 1'000'000;
 /// How long one address may take, and the first and longest pause before all are tried again.
 constexpr std::uint64_t kAnswerMs = 1'000, kShortestPauseMs = 50, kLongestPauseMs = 1'000;
-
-std::uint64_t now_ms() { return monotonic_ns() / kNsPerMs; }
 
 /// The first line that `work` writes, in processes of its own, until `until_ms`: neither a name
 /// server nor a silent port is waited for longer.
@@ -41,7 +39,7 @@ std::string said_by(const std::function<void(int out)>& work, std::uint64_t unti
   char text[256] = "";
   if (group > 0) {
     setpgid(group, group);
-    const std::uint64_t now = now_ms();
+    const std::uint64_t now = monotonic_ms();
     pollfd answer = {ends[0], POLLIN, 0};
     if (poll(&answer, 1, until_ms > now ? static_cast<int>(until_ms - now) : 0) > 0) {
       [[maybe_unused]] const ssize_t got = read(ends[0], text, sizeof text - 1);
@@ -103,10 +101,10 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const std::vector<En
       _exit(0);
     }
   };
-  const std::uint64_t until_ms = now_ms() + std::max(limit_ms, kAnswerMs);
+  const std::uint64_t until_ms = monotonic_ms() + std::max(limit_ms, kAnswerMs);
   for (std::uint64_t pause_ms = kShortestPauseMs;;) {
     const std::string found = said_by(ask_all, until_ms);
-    if (!found.empty() || limit_ms == 0 || now_ms() + pause_ms >= until_ms) return found;
+    if (!found.empty() || limit_ms == 0 || monotonic_ms() + pause_ms >= until_ms) return found;
     sleep_ns(pause_ms * kNsPerMs);
     pause_ms = std::min(2 * pause_ms, kLongestPauseMs);
   }

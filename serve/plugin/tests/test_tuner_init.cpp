@@ -135,8 +135,8 @@ void nothing_is_left(const Library& library) {
   look(false);
 }
 
-/// NCCL closes a tuner's library with the last communicator (2.30.7 `plugin/tuner.cc:106`). One that
-/// was off has seen the parent, too.
+/// NCCL closes a tuner's library with the last communicator (2.30.7 `plugin/tuner.cc:106`). One
+/// that was off has seen the parent, too.
 void ids_outlive_the_library() {
   const std::uint64_t parent = 0x123456789abcdef0;
   const auto make = [](std::uint64_t id) {

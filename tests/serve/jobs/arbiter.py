@@ -94,6 +94,23 @@ class Arbiter:
         threading.Timer(seconds, go_on).start()
 
 
+def processes_of(program: str) -> list[int]:
+    """The living processes of an arbiter's program, sorted."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if (folder / "cmdline").read_bytes().startswith(program.encode() + b"\0"):
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def is_gone(program: str, limit_s: float) -> bool:
+    until = time.monotonic() + limit_s
+    while processes_of(program) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not processes_of(program)
+
+
 def send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
