@@ -44,7 +44,7 @@ def home_fixture(artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
     said = installed(shell, artifact, home, plugin_path, "--json").json
     runtime = plugin_path.with_name(TORCH_RUNTIME_NAME)  # built where there is torch
     assert set(said["written"]) == WRITTEN | (
-        {f"lib/{runtime.name}"} if runtime.exists() else set()
+        {f"bin/{runtime.name}"} if runtime.exists() else set()
     )
     assert said["sha256"] == PluginIndex.read(artifact).sha256
     assert (said["previous_sha256"], said["key_kept"], said["killed"]) == (None, False, False)
@@ -146,7 +146,7 @@ def test_libtorch_part_is_installed_where_it_was_built(
         shutil.copy(plugin_path.parent / name, built)
     (built / "libdynamiccl-torch.so").touch()
     assert installed(shell, artifact, tmp_path / "home", built / TUNER_NAME).code == 0
-    assert (tmp_path / "home" / "lib" / "libdynamiccl-torch.so").exists()
+    assert (tmp_path / "home" / "bin" / "libdynamiccl-torch.so").exists()
 
 
 def test_a_build_that_lacks_a_library_is_not_installed(

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "adaptive/brain/brain_abi.h"
 #include "agree/told.h"
+#include "brain/brain_abi.h"
 
 namespace dynamiccl {
 

@@ -1,5 +1,5 @@
 // The brains of a job's communicators: TorchScript in this process, or another process
-// (adaptive/brain/brain.h). One thread asks them, one question after the other: ranks never wait
+// (brain/brain.h). One thread asks them, one question after the other: ranks never wait
 // for a brain.
 //
 //   DYNAMICCL_BRAIN_SOCKET  the brain is the process that listens there. Default: TorchScript.
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "adaptive/brain/brain.h"
+#include "brain/brain.h"
 
 namespace dynamiccl {
 

@@ -10,7 +10,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "platform/barriers.h"
+#include "platform/threads.h"
 #include "profiler/record.h"
 
 namespace dynamiccl {

@@ -19,6 +19,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
@@ -29,7 +30,6 @@
 #include "identity/environment.h"
 #include "nccl/tuner_abi.h"
 #include "platform/allocate.h"
-#include "platform/barriers.h"
 #include "platform/threads.h"
 #include "sweep/schedule.h"
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "adaptive/brain/brain.h"
+#include "brain/brain.h"
 #include "platform/threads.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "adaptive/brain/brain_abi.h"
+#include "brain/brain_abi.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <thread>
 
-#include "adaptive/brain/brain_abi.h"
+#include "brain/brain_abi.h"
 
 namespace {
 

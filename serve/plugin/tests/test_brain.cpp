@@ -1,7 +1,7 @@
 // A brain library that is missing or faulty gives an error with a reason, and never a crash.
 #include <string>
 
-#include "adaptive/brain/brain.h"
+#include "brain/brain.h"
 #include "table.h"
 #include "tests/check.h"
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "adaptive/brain/socket_brain.h"
+#include "brain/socket_brain.h"
 #include "file.h"
 #include "platform/threads.h"
 #include "tests/check.h"

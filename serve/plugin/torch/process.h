@@ -13,7 +13,7 @@ std::string torch_mismatch();
 
 /// Run `work` on a thread with a deep stack, on one processor, with gradients and the profiling
 /// executor off, and wait for it. The job's own torch keeps its settings: only this thread's are
-/// set. Throws what `work` throws. Not to be called while the process ends (platform/exit_gate.h).
+/// set. Throws what `work` throws.
 void run_beside_job(const std::function<void()>& work);
 
 }  // namespace dynamiccl

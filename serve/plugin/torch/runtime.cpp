@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "adaptive/brain/brain_abi.h"
+#include "brain/brain_abi.h"
 #include "torch/process.h"
 #include "torch/scripted_brain.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "adaptive/brain/brain_abi.h"
+#include "brain/brain_abi.h"
 #include "table.h"
 
 namespace dynamiccl {

@@ -60,8 +60,8 @@ Verdict vote_by_arbiter(const Meeting& meeting, const Vote& vote, char (&reason)
   }
   Reply reply;
   const std::uint64_t from_ns = monotonic_ns();
-  const Verdict verdict = agree_by_arbiter(meeting.arbiter, meeting.key, vote, limits, patience_ms,
-                                           &reply, exchange);
+  const Verdict verdict =
+      agree_by_arbiter(meeting.arbiter, meeting.key, vote, limits, patience_ms, &reply, exchange);
   const bool was_long = monotonic_ns() - from_ns >= patience_ms * kNsPerMs / 2;
   note(before, verdict == Verdict::kTable, verdict != Verdict::kTable && was_long);
   std::snprintf(reason, sizeof reason, "%s", reply.reason);

@@ -19,7 +19,7 @@ from tests.serve.jobs.play import Played, assert_never_split, at, every
 from tests.serve.jobs.setting import Setting, make_setting
 from tests.serve.jobs.thinking import brain
 
-NAME = "libnccl-tuner-dynamiccl-stops.so"
+NAME = "libnccl-tuner-dynamiccl-adaptive.so"
 JOB = {"release": "2.30", "rate": 4000, "calls": 6000}
 #: Of 0.05 s that a rank stands still and 0.3 s, and a job's own.
 FAULTS = ("stop=0.05", "stop=0.3", "sleep=0.1", "abort=0", "abort=0.1", "kill", "fork", "p2p")

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "adaptive/brain/brain_abi.h"
+#include "brain/brain_abi.h"
 
 namespace dynamiccl {
 

@@ -1,5 +1,5 @@
 // All sizes are checked before anything is written or read; see the header for the layout.
-#include "adaptive/brain/message.h"
+#include "brain/message.h"
 
 #include <cmath>
 #include <cstring>

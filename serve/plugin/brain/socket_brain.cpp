@@ -1,5 +1,5 @@
 // Never blocks without a deadline, and never raises SIGPIPE.
-#include "adaptive/brain/socket_brain.h"
+#include "brain/socket_brain.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -11,10 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "adaptive/brain/reason.h"
+#include "brain/reason.h"
 #include "file.h"
 #include "platform/allocate.h"
-#include "platform/barriers.h"
 #include "platform/threads.h"
 #include "trusted/socket.h"
 

@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "adaptive/brain/brain_abi.h"
-#include "adaptive/brain/message.h"
+#include "brain/brain_abi.h"
+#include "brain/message.h"
 
 namespace dynamiccl {
 

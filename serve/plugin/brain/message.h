@@ -27,7 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "adaptive/brain/brain_abi.h"
+#include "brain/brain_abi.h"
 #include "vocabulary.h"
 
 namespace dynamiccl {

@@ -1,10 +1,10 @@
 // Loads the brain's functions, and checks their results.
-#include "adaptive/brain/brain.h"
+#include "brain/brain.h"
 
 #include <cstdio>
 
-#include "adaptive/brain/reason.h"
-#include "adaptive/brain/socket_brain.h"
+#include "brain/reason.h"
+#include "brain/socket_brain.h"
 #include "platform/dynamic.h"
 
 namespace dynamiccl {
