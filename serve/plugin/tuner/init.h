@@ -4,6 +4,14 @@
 // Every function returns success, since any other value fails a collective or a communicator. The
 // exception is an `init` that heard nothing for the answer limit after it had confirmed
 // (agree/ballot.h): other ranks may have the table, and this one cannot know.
+//
+// NCCL calls `init` on every rank of every new communicator after all have met in the bootstrap,
+// without a lock, each creation of a group on a thread of its own (2.30.7 `src/group.cc:484`): up
+// to 2.27 at the end of the creation (2.27.7 `src/init.cc:1452`), from 2.28 on before the cost
+// model is made (2.28.9 line 1354, 2.29.7 1447, 2.30.7 1641). An error fails this rank's creation
+// and aborts the others of its group (2.27.7 `src/group.cc:416`); the other ranks have the
+// communicator and wait in their first collective, from 2.28 on those of its node in a barrier
+// (2.30.7 `src/init.cc:1694`). `finalize` may follow with an empty context.
 #pragma once
 
 #include <cstddef>
