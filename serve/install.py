@@ -2,7 +2,7 @@
 
 lib/        the libraries that a job may load
 bin/        dynamiccl-run, the wrapper; dynamiccl-ab, for its --ab; dynamiccl-prepare and
-            dynamiccl-arbiter, which it starts; the TorchScript part where it was built, for that
+            dynamiccl-arbiter, which it starts; dynamiccl-brain, where it was built, for that
 artifacts/  the newest ones, each under its digest: a job keeps the tables that it began with
 artifact    a link to the one for new jobs, whole or not at all; mode adaptive takes it at once
 env.sh      what dynamiccl-run sets
@@ -29,7 +29,7 @@ from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.build import TORCH_RUNTIME_NAME, build_plugin
+from dynamiccl.serve.build import BRAIN_NAME, build_plugin
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
 
@@ -147,8 +147,8 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
         found[f"lib/{name}"] = ours.parent / name
         if not found[f"lib/{name}"].is_file():
             raise MissingPath("library", found[f"lib/{name}"], "build all with 'make plugin'")
-    if (ours.parent / TORCH_RUNTIME_NAME).is_file():  # beside the arbiter, which looks there
-        found[f"bin/{TORCH_RUNTIME_NAME}"] = ours.parent / TORCH_RUNTIME_NAME
+    if (ours.parent / BRAIN_NAME).is_file():  # beside the arbiter, which looks there
+        found[f"bin/{BRAIN_NAME}"] = ours.parent / BRAIN_NAME
     return found
 
 

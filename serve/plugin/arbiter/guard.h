@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "agree/told.h"
-#include "brain/brain_abi.h"
+#include "brain/message.h"
 
 namespace dynamiccl {
 
@@ -46,12 +46,12 @@ class Guard {
   std::size_t num_withdrawn() const { return withdrawn_.size(); }
 
   /// The windows of all tasks.
-  std::vector<dynamiccl_task> tasks() const;
+  std::vector<TimedTask> tasks() const;
 
  private:
   using Task = std::pair<int, int>;  // collective, size bin
   struct History {
-    dynamiccl_task window = {};
+    TimedTask window;
     std::vector<double> ours, own;  // the latest kKept, in a ring
     std::size_t num_ours = 0, num_own = 0;
   };

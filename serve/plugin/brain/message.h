@@ -1,7 +1,9 @@
-// The messages between a leader and a brain that is another process (serve/brain/protocol.py).
+// The messages between a leader and a brain, which is another process: dynamiccl-brain (torch/), or
+// Python (serve/brain/protocol.py).
 //
-// Over a Unix stream socket: the leader asks, the brain answers, one at a time. Numbers are
-// little-endian, floats IEEE 754 doubles, texts UTF-8 without a zero.
+// Over a Unix stream socket, one connection for each communicator: the leader asks, the brain
+// answers, one at a time. Numbers are little-endian, floats IEEE 754 doubles, texts UTF-8 without a
+// zero.
 //
 //     uint32    bytes that follow
 //     char[8]   "DCBRAIN\0"
@@ -26,50 +28,55 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
-#include "brain/brain_abi.h"
 #include "vocabulary.h"
 
 namespace dynamiccl {
 
-inline constexpr std::uint8_t kBrainMagic[] = {'D', 'C', 'B', 'R', 'A', 'I', 'N', 0};
-inline constexpr std::uint32_t kBrainMessageVersion = 1;
-enum BrainMessageKind : std::uint32_t {
-  kBrainAsk = 1,
-  kBrainTable = 2,
-  kBrainKeep = 3,
-  kBrainError = 4
-};
-
-inline constexpr std::size_t kBrainLengthBytes = 4;
-inline constexpr std::size_t kBrainHeaderBytes = 24;  // after the length
+/// Calls of one task that a brain sees (WINDOW_LENGTH of datasets/features.py).
+inline constexpr std::size_t kWindow = 8;
 inline constexpr std::size_t kMaxArtifactBytes = 4096;
 inline constexpr std::size_t kMaxSystemBytes = 200;
-inline constexpr std::size_t kMaxTasks = std::size_t{kNumCollectives} * kMaxBins;
-inline constexpr std::size_t kAskTaskBytes = 12;
-inline constexpr std::size_t kAskCallBytes = 36;
-/// The longest question that exists: all task keys of a communicator with full windows.
-inline constexpr std::size_t kMaxAskBytes =
-    kBrainLengthBytes + kBrainHeaderBytes + 24 + kMaxArtifactBytes + kMaxSystemBytes +
-    kMaxFileBytes + kMaxTasks * (kAskTaskBytes + DYNAMICCL_WINDOW * kAskCallBytes);
-/// Of an answer without its length: a header and a table.
-inline constexpr std::size_t kMaxAnswerBytes = kBrainHeaderBytes + kMaxFileBytes;
+inline constexpr std::size_t kBrainLengthBytes = 4;
+/// Of any message without its length; the longest question that exists is shorter.
+inline constexpr std::size_t kMaxBrainBytes = std::size_t{1} << 20;
 
-/// Write a question, with its length in front, into `buffer` of kMaxAskBytes. Returns its bytes; 0
-/// for a history or config that no communicator has.
-std::size_t write_ask(std::uint64_t number, const dynamiccl_brain_config& config,
-                      const dynamiccl_history& history, std::uint8_t* buffer) noexcept;
-
-/// An answer, pointing into the bytes that it was read from.
-struct BrainAnswer {
-  std::uint32_t kind;
-  const std::uint8_t* body;
-  std::size_t body_bytes;
+struct TimedCall {
+  std::uint64_t size_bytes = 0;  // NCCL's nBytes
+  double time_us = 0.0;          // minimum over ranks, more than 0
+  double skew_us = -1.0, interference = -1.0;
+  std::int8_t algorithm = -1, protocol = -1, num_channels = 0;  // really used
 };
 
-/// Read the answer to question `number` from the bytes after its length. Returns null on success,
-/// else what is wrong with it.
-const char* read_answer(const std::uint8_t* bytes, std::size_t size, std::uint64_t number,
-                        BrainAnswer* answer) noexcept;
+/// One task key with timed calls. One that is not listed is decided as at the start of a job.
+struct TimedTask {
+  std::int32_t collective = 0;  // ncclFunc_t, 0 .. 4
+  std::int32_t bin = 0;         // size bin (dynamiccl/sizes.py)
+  /// Timed calls so far, of which `calls` are the last; as read: modulo 256. -1: not known.
+  std::int64_t num_timed = -1;
+  std::vector<TimedCall> calls;  // at most kWindow, the oldest first
+};
+
+struct BrainAsk {
+  std::string artifact, system;  // its directory; as plugin.index names this machine
+  std::uint32_t num_nodes = 0, num_ranks = 0;
+  std::vector<std::uint8_t> table;  // in force; none: NCCL's own choice
+  std::vector<TimedTask> tasks;
+};
+
+struct BrainAnswer {
+  std::string problem;              // why there is no decision
+  std::vector<std::uint8_t> table;  // none: keep the one in force
+};
+
+/// With its length in front.
+std::string encode_ask(std::uint64_t number, const BrainAsk& ask);
+std::string encode_answer(std::uint64_t number, const BrainAnswer& answer);
+
+/// Of what follows the length. Null on success, else what is wrong with it.
+const char* decode_ask(const std::string& bytes, std::uint64_t* number, BrainAsk* ask);
+const char* decode_answer(const std::string& bytes, std::uint64_t number, BrainAnswer* answer);
 
 }  // namespace dynamiccl
