@@ -92,7 +92,7 @@ def torch_brain(build_dir: Path) -> Iterator[bytes]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind("")  # the kernel draws a name
         listener.listen()
-        process = subprocess.Popen([build_dir / BRAIN_NAME], stdin=listener)
+        process = subprocess.Popen([build_dir / BRAIN_NAME], stdin=listener.fileno())
         yield listener.getsockname()
         assert process.poll() is None
         process.kill()

@@ -105,7 +105,7 @@ def test_damaged_brain_is_refused_in_one_line(brain: bytes, copied: Path, keep: 
 
 def test_needs_torch_from_where_it_was_built_and_a_leader(torch_build_dir: Path) -> None:
     program = torch_build_dir / BRAIN_NAME
-    command = ["readelf", "--dynamic", "--wide", program]
+    command = ["readelf", "--dynamic", "--wide", str(program)]
     dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"Library runpath: [{find_torch()}/lib" in dynamic
     assert "Shared library: [libtorch_cpu.so]" in dynamic
