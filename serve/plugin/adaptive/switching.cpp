@@ -262,12 +262,8 @@ void Switching::take_time(void*, const CallRecord& record) noexcept {
 }
 
 void Switching::say(const char* what) const noexcept {
-  const Communicator& communicator = begin_.communicator;
-  if (communicator.logger == nullptr) return;
-  communicator.logger(
-      has_failed_ ? NCCL_LOG_WARN : NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__,
-      "DYNAMICCL: %zu ranks on %zu nodes: from call %llu: %s", communicator.num_ranks,
-      communicator.num_nodes, static_cast<unsigned long long>(stops_.calls() + 1), what);
+  dynamiccl::say(begin_.communicator, has_failed_ ? NCCL_LOG_WARN : NCCL_LOG_INFO,
+                 "from call %llu: %s", static_cast<unsigned long long>(stops_.calls() + 1), what);
 }
 
 }  // namespace dynamiccl

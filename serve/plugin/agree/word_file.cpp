@@ -9,8 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cinttypes>
 #include <climits>
-#include <cstdio>
 #include <cstring>
 
 #include "agree/word.h"
@@ -22,40 +22,21 @@ namespace {
 
 constexpr std::uint64_t kNsPerMs = 1'000'000, kNsPerS = 1'000'000'000;
 
-/// Null on failure, with `reason`.
-Board* open_board(const char* name, char* reason, std::size_t reason_size) noexcept {
-  const auto fail = [reason, reason_size](const char* what, int error) {
-    std::snprintf(reason, reason_size, "%s: %s", what, std::strerror(error));
-    return nullptr;
-  };
+/// Null on failure, with `errno`.
+Board* open_board(const char* name) noexcept {
   const int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0) return fail("its word in /dev/shm cannot be opened", errno);
+  if (file < 0) return nullptr;
   const FileStatus status = status_of(file);
+  const bool is_ours = S_ISREG(status.mode) && status.owner == geteuid();
+  // ftruncate succeeds on a full tmpfs, and the first write is a SIGBUS.
+  const int error = is_ours ? posix_fallocate(file, 0, sizeof(Board)) : EPERM;
   void* memory = MAP_FAILED;
-  int error = 0;
-  if (!S_ISREG(status.mode) || status.owner != geteuid()) {
-    error = EPERM;  // somebody else's, who could change it
-  } else {
-    // ftruncate succeeds on a full tmpfs, and the first write is a SIGBUS.
-    error = posix_fallocate(file, 0, sizeof(Board));
-  }
   if (error == 0) {
     memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (memory == MAP_FAILED) error = errno;
   }
   close(file);
-  if (error != 0) return fail("its word in /dev/shm cannot be used", error);
-  return static_cast<Board*>(memory);
-}
-
-/// Sleeps until the word is no longer open, or until `until_ns`.
-void wait_for_word(Board* board, std::uint64_t until_ns) noexcept {
-  const std::uint64_t now = monotonic_ns();
-  if (now >= until_ns) return;
-  const std::uint64_t left = until_ns - now;
-  const timespec rest = {static_cast<time_t>(left / kNsPerS), static_cast<long>(left % kNsPerS)};
-  // An atomic of 32 bits lies as a plain one does; not FUTEX_PRIVATE: ranks are processes.
-  syscall(SYS_futex, &board->word, FUTEX_WAIT, 0, &rest, nullptr, 0);
+  if (error != 0) errno = error;
+  return memory != MAP_FAILED ? static_cast<Board*>(memory) : nullptr;
 }
 
 }  // namespace
@@ -64,20 +45,26 @@ bool agree_by_word(const Vote& vote, std::uint64_t limit_ms, bool* waited_in_vai
                    std::size_t reason_size) noexcept {
   *waited_in_vain = false;
   char name[96];
-  std::snprintf(name, sizeof name, "/dev/shm/dynamiccl-%u-%016llx-%016llx-%llu",
-                static_cast<unsigned>(geteuid()), static_cast<unsigned long long>(vote.round.job),
-                static_cast<unsigned long long>(vote.round.comm),
-                static_cast<unsigned long long>(vote.round.number));
-  Board* board = open_board(name, reason, reason_size);
-  if (board == nullptr) return false;
+  std::snprintf(name, sizeof name, "/dev/shm/dynamiccl-%u-%016" PRIx64 "-%016" PRIx64,
+                static_cast<unsigned>(geteuid()), vote.round.job, vote.round.comm);
+  Board* board = open_board(name);
+  if (board == nullptr) {
+    std::snprintf(reason, reason_size, "its word in /dev/shm cannot be used: %s",
+                  std::strerror(errno));
+    return false;
+  }
   const std::uint64_t until_ns = monotonic_ns() + limit_ms * kNsPerMs;
+  const timespec until = {static_cast<time_t>(until_ns / kNsPerS),
+                          static_cast<long>(until_ns % kNsPerS)};
   WordVote own(&vote);
   while (own.step() != WordVote::Step::kDone) {
     // The first one writes its fields after its digest: a moment for them, so that one is named.
-    const bool differs = own.step() == WordVote::Step::kDiffer && vote.problem[0] == '\0';
-    if (differs) sleep_ns(kNsPerMs);
+    if (own.step() == WordVote::Step::kDiffer && !own.has_problem()) sleep_ns(kNsPerMs);
     own.take(board, monotonic_ns() >= until_ns);
-    if (own.step() == WordVote::Step::kWait) wait_for_word(board, until_ns);
+    if (own.step() != WordVote::Step::kWait) continue;
+    // Until the word is no longer open. An atomic of 32 bits lies as a plain one does; not
+    // FUTEX_PRIVATE: ranks are processes.
+    syscall(SYS_futex, &board->word, FUTEX_WAIT_BITSET, 0, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
   }
   if (own.has_decided()) syscall(SYS_futex, &board->word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   if (own.came_last()) unlink(name);

@@ -6,12 +6,7 @@
 // (agree/ballot.h): other ranks may have the table, and this one cannot know.
 #pragma once
 
-#include <cstddef>
-
 #include "choice.h"
-#include "identity/communicator.h"
-#include "nccl/tuner_abi.h"
-#include "table.h"
 #include "tuner/prepared.h"
 
 namespace dynamiccl {
@@ -22,9 +17,9 @@ namespace dynamiccl {
 ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
                                const DecisionTable** table) noexcept;
 
-/// The id of the communicator whose tuner is created next on this thread, as NCCL 2.27 passed it to
-/// this library's profiler (comm_id_profiler.cpp); 0: not known, or of another communicator.
-std::uint64_t take_comm_id(std::size_t num_ranks, std::size_t num_nodes) noexcept;
+/// The id of this communicator, whose tuner is created next on this thread, as NCCL 2.27 passed it
+/// to this library's profiler (comm_id_profiler.cpp); 0: not known.
+std::uint64_t take_comm_id(const Communicator& communicator) noexcept;
 
 /// Sets the cost of the chosen cell to 0.0 and the number of channels; or changes nothing.
 inline void answer(const DecisionTable& table, int collective, std::size_t size_bytes,
@@ -39,14 +34,11 @@ inline void answer(const DecisionTable& table, int collective, std::size_t size_
 
 inline constexpr std::size_t kReasonBytes = 400;
 
-/// The vote of `init` at the arbiter; `reason` is why there is no table.
-Verdict vote_by_arbiter(const Meeting& meeting, const Vote& vote, char (&reason)[kReasonBytes],
-                        Exchange* exchange) noexcept;
+/// The vote of `init`, by word or arbiter; `reason` is why there is no table.
+Verdict vote_in_init(const Meeting& meeting, const Vote& vote, char (&reason)[kReasonBytes],
+                     Exchange* exchange) noexcept;
 
 /// Says how the vote ended, and returns what `init` does.
 ncclResult_t tell(const Communicator& communicator, Verdict verdict, const char* reason) noexcept;
-
-void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_ranks,
-         std::size_t num_nodes, const char* text) noexcept;
 
 }  // namespace dynamiccl

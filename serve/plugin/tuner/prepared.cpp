@@ -69,38 +69,31 @@ std::int32_t world_rank() noexcept {
   return -1;
 }
 
+/// Never 0.
 std::uint64_t draw() noexcept {
-  std::uint64_t number = 0;
-  if (getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number) {
-    number = monotonic_ns() ^ reinterpret_cast<std::uintptr_t>(&number);
-  }
-  return number | 1;  // never 0
+  std::uint64_t number = monotonic_ns();  // stays where the kernel has no random one
+  [[maybe_unused]] const ssize_t got = getrandom(&number, sizeof number, GRND_NONBLOCK);
+  return number | 1;
 }
 
-/// What DYNAMICCL_SYSTEMS has for this release of NCCL; its length is 0 where it has nothing.
-const char* find_system(const char* systems, int nccl_version, int* length) noexcept {
+/// Where DYNAMICCL_SYSTEMS has the system of this release of NCCL; empty: nowhere.
+const char* find_system(const char* systems, int nccl_version) noexcept {
   char key[16];
-  const int size = std::snprintf(key, sizeof key, "%d=", nccl_version);
-  for (const char* word = systems;; word += std::strcspn(word, " ")) {
-    word += std::strspn(word, " ");
-    const bool is_it = std::strncmp(word, key, static_cast<std::size_t>(size)) == 0;
-    if (is_it) word += size;
-    *length = is_it ? static_cast<int>(std::strcspn(word, " ")) : 0;
-    if (is_it || *word == '\0') return word;
-  }
+  std::snprintf(key, sizeof key, "%d=", nccl_version);
+  const char* at = std::strstr(systems, key);
+  while (at != nullptr && at != systems && at[-1] != ' ') at = std::strstr(at + 1, key);
+  return at != nullptr ? at + std::strlen(key) : "";
 }
 
 /// Reads the file into memory of this process, which nobody can cut off or exchange.
 void read_table(const File& file, const Communicator& communicator, int nccl_version,
                 Prepared* prepared) noexcept {
   const FileStatus status = status_of(file.descriptor());
-  if (!S_ISREG(status.mode)) DYNAMICCL_FAIL("its table: it is not a regular file");
-  if (status.owner != 0 && status.owner != geteuid()) {
-    DYNAMICCL_FAIL("its table: it belongs to another user");
-  }
-  if ((status.mode & (S_IWGRP | S_IWOTH)) != 0) {
-    DYNAMICCL_FAIL("its table: others may write to it");
-  }
+  const char* problem = nullptr;
+  if ((status.mode & (S_IWGRP | S_IWOTH)) != 0) problem = "others may write to it";
+  if (status.owner != 0 && status.owner != geteuid()) problem = "it belongs to another user";
+  if (!S_ISREG(status.mode)) problem = "it is not a regular file";
+  if (problem != nullptr) DYNAMICCL_FAIL("its table: %s", problem);
   std::uint8_t bytes[kMaxFileBytes + 1];
   const ssize_t size = file.read_all(bytes, sizeof bytes);
   if (size < 0) DYNAMICCL_FAIL("its table: %s", std::strerror(errno));
@@ -108,7 +101,7 @@ void read_table(const File& file, const Communicator& communicator, int nccl_ver
   auto* made = static_cast<Kept*>(std::calloc(1, sizeof(Kept)));
   if (made == nullptr) DYNAMICCL_FAIL("memory is short");
   DecisionTable* table = &made->table;
-  const char* problem = decode_table(bytes, static_cast<std::size_t>(size), table);
+  problem = decode_table(bytes, static_cast<std::size_t>(size), table);
   if (problem == nullptr &&
       (static_cast<std::size_t>(table->num_nodes) != communicator.num_nodes ||
        static_cast<std::size_t>(table->num_ranks) != communicator.num_ranks)) {
@@ -152,8 +145,8 @@ void find_table(const Communicator& communicator, const Checked& checked, const 
         "dynamiccl-run");
   }
   vote.fields[6] = digest_of(machine);
-  int length = 0;
-  const char* system = find_system(systems, checked.nccl_version, &length);
+  const char* system = find_system(systems, checked.nccl_version);
+  const int length = static_cast<int>(std::strcspn(system, " "));
   if (length == 0) {
     DYNAMICCL_FAIL(
         "the artifact does not know NCCL %d on this machine, %.200s: dynamiccl-deploy bind",
