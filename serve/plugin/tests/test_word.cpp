@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "agree/word_file.h"
+#include "agree/word.h"
 #include "tests/check.h"
 
 using namespace dynamiccl;

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "agree/word_file.h"
+#include "agree/word.h"
 #include "identity/environment.h"
 #include "platform/clock.h"
 

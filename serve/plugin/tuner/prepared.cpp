@@ -1,6 +1,4 @@
-// Implementation of prepared.h.
-#include "tuner/prepared.h"
-
+// What dynamiccl-run has prepared for a communicator, and its one table file.
 #include <sys/random.h>
 #include <sys/utsname.h>
 
@@ -12,6 +10,7 @@
 #include "file.h"
 #include "identity/environment.h"
 #include "platform/clock.h"
+#include "tuner/init.h"
 
 namespace dynamiccl {
 namespace {
@@ -43,14 +42,14 @@ const DecisionTable* keep(Kept* made) noexcept {
   return &made->table;
 }
 
-/// So many hex digits, and nothing else.
-bool parse_hex(const char* text, std::size_t num_digits, std::uint64_t* number) noexcept {
-  *number = 0;
-  for (std::size_t i = 0; i < num_digits; ++i) {
-    const char* digits = "0123456789abcdef";
-    const char* digit = text[i] != '\0' ? std::strchr(digits, text[i]) : nullptr;
+/// So many numbers of 16 hex digits, and nothing else.
+bool parse_hex(const char* text, std::size_t count, std::uint64_t* numbers) noexcept {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  if (text == nullptr || std::strlen(text) != 16 * count) return false;
+  for (std::size_t i = 0; i < 16 * count; ++i) {
+    const char* digit = std::strchr(kDigits, text[i]);
     if (digit == nullptr) return false;
-    *number = *number << 4 | static_cast<std::uint64_t>(digit - digits);
+    numbers[i / 16] = numbers[i / 16] << 4 | static_cast<std::uint64_t>(digit - kDigits);
   }
   return true;
 }
@@ -136,10 +135,9 @@ void find_table(const Communicator& communicator, const Checked& checked, const 
   const char* machine = value_of("DYNAMICCL_MACHINE");
   const char* systems = value_of("DYNAMICCL_SYSTEMS");
   const char* tables = value_of("DYNAMICCL_TABLES");
-  const char* index = value_of("DYNAMICCL_INDEX");
   Vote& vote = prepared->vote;
-  if (machine == nullptr || systems == nullptr || tables == nullptr || index == nullptr ||
-      !parse_hex(index, 16, &vote.fields[1])) {
+  if (machine == nullptr || systems == nullptr || tables == nullptr ||
+      !parse_hex(value_of("DYNAMICCL_INDEX"), 1, &vote.fields[1])) {
     DYNAMICCL_FAIL(
         "DYNAMICCL_MACHINE, _SYSTEMS, _TABLES or _INDEX is not set: start the job with "
         "dynamiccl-run");
@@ -170,12 +168,11 @@ void find_table(const Communicator& communicator, const Checked& checked, const 
 const char* find_meeting(std::size_t num_nodes, Meeting* meeting) noexcept {
   const char* job = value_of("DYNAMICCL_JOB");
   if (job == nullptr) return "start the job with dynamiccl-run";
-  if (std::strlen(job) != 16 || !parse_hex(job, 16, &meeting->job)) {
+  if (!parse_hex(job, 1, &meeting->job)) {
     return "DYNAMICCL_JOB is not 16 hex digits; start the job with dynamiccl-run";
   }
   const char* word = value_of("DYNAMICCL_WORD");
   const char* arbiter = value_of("DYNAMICCL_ARBITER");
-  const char* key = value_of("DYNAMICCL_KEY");
   const bool is_on_one_host = word != nullptr ? std::strcmp(word, "0") != 0 : arbiter == nullptr;
   meeting->by_word =
       (num_nodes == 1 && is_on_one_host) || (word != nullptr && std::strcmp(word, "all") == 0);
@@ -187,11 +184,12 @@ const char* find_meeting(std::size_t num_nodes, Meeting* meeting) noexcept {
   if (!parse_address(arbiter, &meeting->arbiter)) {
     return "DYNAMICCL_ARBITER is not an address and a port, as 10.0.0.1:7000 or [fd00::1]:7000";
   }
-  if (key == nullptr || std::strlen(key) != 32 || !parse_hex(key, 16, &meeting->key.low) ||
-      !parse_hex(key + 16, 16, &meeting->key.high)) {
+  std::uint64_t key[2] = {};
+  if (!parse_hex(value_of("DYNAMICCL_KEY"), 2, key)) {
     return "DYNAMICCL_KEY is not 32 hex digits; install the artifact and start the job with "
            "dynamiccl-run";
   }
+  meeting->key = {key[0], key[1]};
   return nullptr;
 }
 

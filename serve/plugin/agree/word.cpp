@@ -1,5 +1,5 @@
-// Implementation of word_file.h.
-#include "agree/word_file.h"
+// The word of a communicator in /dev/shm.
+#include "agree/word.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,6 @@
 #include <climits>
 #include <cstring>
 
-#include "agree/word.h"
 #include "file.h"
 #include "platform/clock.h"
 
