@@ -32,7 +32,7 @@ bool note_id(std::uint64_t id) noexcept {
 }
 
 /// The result of ncclGetVersion in a loaded library (null: in the program and what it is linked
-/// with), such as 22809 for 2.28.9; 0 where there is none.
+/// with); 0 where there is none.
 int nccl_version_in(const char* library) noexcept {
   void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (handle == nullptr) return 0;
@@ -71,14 +71,18 @@ const char* reason_to_abstain(const Communicator& communicator, int nccl_version
 
 }  // namespace
 
+int nccl_version_of(ncclDebugLogger_t logger, const char** library) noexcept {
+  Dl_info nccl = {};
+  dladdr(reinterpret_cast<void*>(logger), &nccl);
+  *library = nccl.dli_fname != nullptr ? nccl.dli_fname : "";
+  const int version = nccl_version_in(*library);
+  return version != 0 ? version : nccl_version_in(nullptr);
+}
+
 Checked check_communicator(const Communicator& communicator) noexcept {
   const bool ids_repeat = note_id(communicator.comm_id);  // whatever follows
-  // A process may have loaded two NCCLs: the caller is the one that contains the logger.
-  Dl_info nccl = {};
-  dladdr(reinterpret_cast<void*>(communicator.logger), &nccl);
-  const char* library = nccl.dli_fname != nullptr ? nccl.dli_fname : "";
-  int version = nccl_version_in(library);
-  if (version == 0) version = nccl_version_in(nullptr);
+  const char* library = nullptr;
+  const int version = nccl_version_of(communicator.logger, &library);
   return {version, reason_to_abstain(communicator, version, library), ids_repeat};
 }
 

@@ -41,6 +41,11 @@ inline constexpr char kIdsRepeat[] = "a communicator was shrunk before: ids may 
 /// called for each communicator of the process, those that abstain for other reasons included.
 Checked check_communicator(const Communicator& communicator) noexcept;
 
+/// The release of the NCCL that contains this logger, such as 22809 for 2.28.9, since a process may
+/// have loaded two; else of any that is not hidden (RTLD_LOCAL); 0 where there is none. `library`:
+/// its path, or "".
+int nccl_version_of(ncclDebugLogger_t logger, const char** library) noexcept;
+
 /// One line in NCCL's log, as one %s, so that no other varargs cross the boundary.
 __attribute__((format(printf, 3, 4))) inline void say(const Communicator& communicator,
                                                       ncclDebugLogLevel level, const char* format,
