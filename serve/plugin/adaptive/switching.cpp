@@ -28,11 +28,9 @@ std::atomic<std::uint64_t> g_waited_ns{0};
 std::atomic<bool> g_hears_times{false};
 
 std::uint64_t stop_ppm() noexcept {
-  const char* text = value_of("DYNAMICCL_STOP_PERCENT");
-  char* end = nullptr;
-  const double percent = text != nullptr ? std::strtod(text, &end) : 0.1;
-  const bool is_share = text == nullptr || (*end == '\0' && percent >= 0.0 && percent <= 100.0);
-  return static_cast<std::uint64_t>((is_share ? percent : 0.1) * 1e4);
+  const char* percent = value_of("DYNAMICCL_STOP_PERCENT");
+  const int ppm = sample_ppm_of(percent != nullptr ? percent : "");
+  return ppm >= 0 ? static_cast<std::uint64_t>(ppm) : 1'000;
 }
 
 }  // namespace
@@ -273,12 +271,8 @@ void Switching::take_time(void*, const CallRecord& record) noexcept {
 }
 
 void Switching::say(const char* what) const noexcept {
-  const Communicator& communicator = begin_.communicator;
-  if (communicator.logger == nullptr) return;
-  communicator.logger(
-      has_failed_ ? NCCL_LOG_WARN : NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__,
-      "DYNAMICCL: %zu ranks on %zu nodes: from call %llu: %s", communicator.num_ranks,
-      communicator.num_nodes, static_cast<unsigned long long>(stops_.calls() + 1), what);
+  dynamiccl::say(begin_.communicator, has_failed_ ? NCCL_LOG_WARN : NCCL_LOG_INFO,
+                 "from call %llu: %s", static_cast<unsigned long long>(stops_.calls() + 1), what);
 }
 
 }  // namespace dynamiccl
