@@ -50,14 +50,17 @@ void Thinking::run() {
       questions_.pop_front();
     }
     Answer answer = think(question);
+    answer.edition = question.edition;
     const std::lock_guard<std::mutex> lock(mutex_);
     answers_[question.comm_id] = std::move(answer);
   }
 }
 
 Thinking::Answer Thinking::think(const Question& question) {
-  std::unique_ptr<BrainHandle>& brain = brains_[question.comm_id];
-  if (brain == nullptr) brain = std::make_unique<BrainHandle>();
+  Brain& kept = brains_[question.comm_id];
+  BrainHandle* brain = &kept.handle;
+  if (kept.edition != question.edition) brain->close();
+  kept.edition = question.edition;
   char reason[DYNAMICCL_REASON_BYTES] = "";
   const char* artifact = std::getenv("DYNAMICCL_ARTIFACT");
   dynamiccl_brain_config config = {};
@@ -67,7 +70,7 @@ Thinking::Answer Thinking::think(const Question& question) {
   if (config.socket != nullptr && *config.socket == '\0') config.socket = nullptr;
   config.num_nodes = static_cast<std::int32_t>(question.num_nodes);
   config.num_ranks = static_cast<std::int32_t>(question.num_ranks);
-  if (!brain->is_open() && !brain->open(config, reason, sizeof reason)) return {reason, {}};
+  if (!brain->is_open() && !brain->open(config, reason, sizeof reason)) return {reason, {}, 0};
   dynamiccl_history history = {};
   history.tasks = question.tasks.data();
   history.num_tasks = static_cast<std::int32_t>(question.tasks.size());
@@ -76,10 +79,10 @@ Thinking::Answer Thinking::think(const Question& question) {
   std::vector<std::uint8_t> table(kMaxFileBytes);
   std::size_t size = 0;
   if (!brain->decide(history, table.data(), table.size(), &size, reason, sizeof reason)) {
-    return {reason, {}};
+    return {reason, {}, 0};
   }
   table.resize(size);
-  return {"", table};
+  return {"", table, 0};
 }
 
 }  // namespace dynamiccl

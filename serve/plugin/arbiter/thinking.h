@@ -23,6 +23,7 @@ class Thinking {
  public:
   struct Question {
     std::uint64_t comm_id;
+    std::uint64_t edition;  // of the artifact: a brain knows one
     std::string system;
     std::uint32_t num_nodes, num_ranks;
     std::vector<dynamiccl_task> tasks;
@@ -31,6 +32,7 @@ class Thinking {
   struct Answer {
     std::string problem;              // why there is no decision
     std::vector<std::uint8_t> table;  // none: keep the one in force
+    std::uint64_t edition = 0;        // of the question
   };
 
   /// False while an earlier question of this communicator is open.
@@ -52,7 +54,11 @@ class Thinking {
   std::set<std::uint64_t> open_;
   std::map<std::uint64_t, Answer> answers_;
 
-  std::map<std::uint64_t, std::unique_ptr<BrainHandle>> brains_;  // the thread's
+  struct Brain {
+    BrainHandle handle;
+    std::uint64_t edition = 0;
+  };
+  std::map<std::uint64_t, Brain> brains_;  // the thread's
 };
 
 }  // namespace dynamiccl
