@@ -4,7 +4,7 @@ The plugin is compiled on the machine that will run it (or one like it) rather t
 wheel: it must fit the C library there, and a compiler is at hand wherever NCCL programs are built.
 
     python -m dynamiccl.serve.build [--sanitize address,undefined|thread] [--tests] [--dir DIR]
-        [--torch]     also libdynamiccl-torch.so, for the torch that this Python has (20 s)
+        [--torch]     also dynamiccl-brain, for the torch that this Python has (20 s)
 """
 
 import argparse
@@ -22,8 +22,8 @@ from dynamiccl import cli
 from dynamiccl.errors import MachineError, MissingPath, PluginError
 from dynamiccl.libraries import BUILD_DIR, TUNER_NAME, built
 
-#: The leader's brain in TorchScript; the plugin looks for it beside itself.
-TORCH_RUNTIME_NAME: Final = "libdynamiccl-torch.so"
+#: A leader's policies in TorchScript; the arbiter looks for it beside itself.
+BRAIN_NAME: Final = "dynamiccl-brain"
 SOURCE_DIR: Final = Path(__file__).resolve().parent / "plugin"
 SANITIZERS: Final = ("", "address,undefined", "thread")
 _SHOWN_LINES: Final = 20
@@ -42,7 +42,7 @@ def build_plugin(
     """Configure and build into `build_dir` (incrementally); return the job's tuner.
 
     `sanitize` is one of SANITIZERS; `tests` adds the C++ tests (ctest) and the benchmark, `torch`
-    the TorchScript runtime, beside the plugin; with `targets`, CMake builds these alone. Raises
+    dynamiccl-brain, beside the plugin; with `targets`, CMake builds these alone. Raises
     PluginError when a tool is missing or the compiler fails, with the end of what it said, and
     MachineError without torch.
     """
@@ -84,8 +84,8 @@ def find_torch() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise MachineError(
-            "the TorchScript runtime is built for the torch of the job, and this Python has none; "
-            "build it in the job's own environment, or leave out --torch"
+            "dynamiccl-brain is linked with torch, and this Python has none; build it in an "
+            "environment that has one, or leave out --torch"
         )
     return Path(spec.origin).resolve().parent
 
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=BUILD_DIR, help="build directory")
     parser.add_argument("--sanitize", default="", choices=SANITIZERS, help="sanitizers to add")
     parser.add_argument("--tests", action="store_true", help="also the C++ tests and benchmark")
-    parser.add_argument("--torch", action="store_true", help=f"also {TORCH_RUNTIME_NAME}")
+    parser.add_argument("--torch", action="store_true", help=f"also {BRAIN_NAME}")
     arguments = parser.parse_args()
     cli.configure_logging(verbose=False)
     plugin = build_plugin(

@@ -1,8 +1,8 @@
 """Installs everything that a job needs into one directory that all nodes see.
 
-lib/        the libraries that a job may load, and the TorchScript part where it was built
+lib/        the libraries that a job may load
 bin/        dynamiccl-run, the wrapper; dynamiccl-ab, for its --ab; dynamiccl-prepare and
-            dynamiccl-arbiter, which it starts
+            dynamiccl-arbiter, which it starts; dynamiccl-brain, where it was built, for that
 artifacts/  the newest ones, each under its digest: a job keeps the tables that it began with
 artifact    a link to the one for new jobs, whole or not at all; mode adaptive takes it at once
 env.sh      what dynamiccl-run sets
@@ -29,13 +29,12 @@ from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.build import build_plugin
+from dynamiccl.serve.build import BRAIN_NAME, build_plugin
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
 
 RUN_NAME: Final = "dynamiccl-run"
 AB_NAME: Final = "dynamiccl-ab"
-TORCH_NAME: Final = "libdynamiccl-torch.so"
 SNIPPETS: Final = ("slurm.sh", "slurm-pyxis.sh", "kubernetes.yaml")
 _TEMPLATES: Final = Path(__file__).resolve().parent / "launch"
 #: What shells, Slurm's mounts and YAML all take as it is.
@@ -144,11 +143,12 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
     found = {f"bin/{PROBE_NAME}": probe, f"bin/{ARBITER_NAME}": probe.with_name(ARBITER_NAME)}
     if not found[f"bin/{ARBITER_NAME}"].is_file():
         raise MissingPath("arbiter", found[f"bin/{ARBITER_NAME}"], "build all with 'make plugin'")
-    for name in (*JOB_NAMES, TORCH_NAME):
-        if (ours.parent / name).is_file():
-            found[f"lib/{name}"] = ours.parent / name
-        elif name != TORCH_NAME:
-            raise MissingPath("library", ours.parent / name, "build all with 'make plugin'")
+    for name in JOB_NAMES:
+        found[f"lib/{name}"] = ours.parent / name
+        if not found[f"lib/{name}"].is_file():
+            raise MissingPath("library", found[f"lib/{name}"], "build all with 'make plugin'")
+    if (ours.parent / BRAIN_NAME).is_file():  # beside the arbiter, which looks there
+        found[f"bin/{BRAIN_NAME}"] = ours.parent / BRAIN_NAME
     return found
 
 

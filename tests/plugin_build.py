@@ -4,17 +4,14 @@ import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Final
 
 import pytest
 
-from dynamiccl.libraries import SWEEP_NAME, TUNER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, SWEEP_NAME, TUNER_NAME
 from dynamiccl.serve.build import build_plugin
 from tests.once import locked
 
 BUILDS = Path(__file__).resolve().parents[1] / "out" / "test-plugin"
-#: Of mode adaptive, in all tests.
-ADAPTIVE_NAME: Final = "libnccl-tuner-dynamiccl-stops.so"
 #: The tuner alone; the rest of a sanitized build is for soak tests.
 TUNER_TARGET = ("nccl-tuner-dynamiccl",)
 

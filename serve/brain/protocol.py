@@ -1,6 +1,6 @@
 """The messages between a leader and a brain process.
 
-The layout is written down once, in `serve/plugin/adaptive/brain/message.h`; this is its other end.
+The layout is written down once, in `serve/plugin/brain/message.h`; this is its other end.
 A message that does not decode raises MessageError, and nothing longer than the longest question
 that exists is ever read.
 """

@@ -17,13 +17,25 @@ struct Entry {
   std::int32_t chunk_bytes;  // 0: NCCL decides; used in sweep mode alone
 };
 
-/// About 10 KiB of plain numbers, without pointers, read-only once loaded.
-struct DecisionTable {
+/// The file's first bytes.
+struct TableHeader {
+  std::uint8_t magic[8];
+  std::uint32_t version;
   std::int32_t num_nodes;
   std::int32_t num_ranks;
   std::int32_t ranks_per_node;
   std::int32_t first_bin;
   std::int32_t num_bins;
+  std::int32_t num_collectives;
+  std::int32_t bins_per_octave;
+  std::uint32_t entry_bytes;
+};
+static_assert(sizeof(TableHeader) == kHeaderBytes && sizeof(Entry) == kEntryBytes &&
+                  __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "the file's, byte for byte");
+
+/// About 10 KiB of plain numbers, without pointers, read-only once loaded.
+struct DecisionTable : TableHeader {
   std::uint64_t checksum;
   Entry entries[kNumCollectives * kMaxBins];  // [collective][num_bins], row-major
 };

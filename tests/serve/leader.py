@@ -1,5 +1,14 @@
 """The leader's side of the brain protocol in Python; the real one is C++ (message.h)."""
 
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile
 from dynamiccl.serve.brain.protocol import (
@@ -20,8 +29,74 @@ from dynamiccl.serve.brain.protocol import (
     _Reader,
     _sized,
 )
-from dynamiccl.serve.brain_history import KeyCalls
+from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
+from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.table import AUTO, DecisionTable
+
+NOTHING = History((), None)
+
+
+class Leader:
+    """The leader of one communicator, connected to the brain at an address."""
+
+    opened: ClassVar[list[socket.socket]] = []
+
+    def __init__(self, address: Path | bytes, config: BrainConfig) -> None:
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.opened.append(self.connection)
+        self.connection.settimeout(60)
+        self.connection.connect(address if isinstance(address, bytes) else str(address))
+        self._config = config
+        self._numbers = count(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.connection.close()
+
+    def ask(self, history: History = NOTHING, config: BrainConfig | None = None) -> Answer:
+        number = next(self._numbers)
+        self.connection.sendall(encode_question(Question(number, config or self._config, history)))
+        answer = decode_answer(self._read(LENGTH.unpack(self._read(4))[0]))
+        assert answer.number == number
+        return answer
+
+    def table(self, tasks: Sequence[KeyCalls]) -> DecisionTable:
+        """The table in its answer; anything else fails the test."""
+        answer = self.ask(History(tuple(tasks), None))
+        assert answer.table is not None, answer
+        return answer.table
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size and (part := self.connection.recv(size - len(data))):
+            data += part
+        return data
+
+    def is_hung_up_on(self) -> bool:
+        try:
+            return self.connection.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+@contextmanager
+def torch_brain(build_dir: Path) -> Iterator[bytes]:
+    """`dynamiccl-brain`, as the arbiter starts it; its address."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("")  # the kernel draws a name
+        listener.listen()
+        process = subprocess.Popen([build_dir / BRAIN_NAME], stdin=listener.fileno())
+        yield listener.getsockname()
+        assert process.poll() is None
+        process.kill()
+        process.wait()
 
 
 def encode_question(question: Question) -> bytes:

@@ -9,15 +9,11 @@ import pytest
 from dynamiccl.serve.build import find_tool
 
 PLUGIN = Path(__file__).resolve().parents[2] / "serve" / "plugin"
-SOURCES = (
-    "tests/test_agree_explore.cpp",
-    *("agree/ballot.cpp", "agree/rounds.cpp", "agree/stops.cpp", "agree/word.cpp"),
-    "identity/ids.cpp",
-)
+SOURCES = ("tests/test_agree_explore.cpp", "agree/rounds.cpp", "agree/stops.cpp")
 #: What is wrong -> the part of the explorer that finds it, the file, and texts before and after.
 MUTANTS = {
     "a rank abstains after it has confirmed": (
-        *("worlds", "agree/ballot.cpp"),
+        *("worlds", "agree/ballot.h"),
         [("end(Verdict::kFailed,", "end(Verdict::kAbstain,")],
     ),
     "table when all but one have confirmed": (
@@ -25,7 +21,7 @@ MUTANTS = {
         [("if (round.num_confirmed <", "if (round.num_confirmed + 1 <")],
     ),
     "a rank counts before it says that it differs": (
-        *("word", "agree/word.cpp"),
+        *("word", "agree/word.h"),
         [
             ("first == own ? Step::kCount : Step::kDiffer", "Step::kCount"),
             (
@@ -63,12 +59,12 @@ MUTANTS = {
         ],
     ),
     "a stranger's answer counts": (
-        *("worlds", "agree/ballot.cpp"),
+        *("worlds", "agree/ballot.h"),
         [("reply.kind == ReplyKind::kStranger || ", "")],
     ),
     "the ids of shrinks are not known": (
-        *("worlds", "identity/ids.cpp"),
-        [("may_repeat_ = holds(id);", "may_repeat_ = false;")],
+        *("worlds", "identity/ids.h"),
+        [("may_repeat_ = capacity_ != 0 && *place_of(id) == id;", "may_repeat_ = false;")],
     ),
     "what NCCL told of a call is not in the digest": (
         *("worlds", "agree/stops.cpp"),
@@ -88,7 +84,7 @@ MUTANTS = {
         ],
     ),
     "an aborted rank abstains after it has confirmed": (
-        *("worlds", "agree/ballot.cpp"),
+        *("worlds", "agree/ballot.h"),
         [("has_confirmed() ? Verdict::kFailed : Verdict::kAbstain", "Verdict::kAbstain")],
     ),
     "a stop that failed is tried again in the same round": (
@@ -100,13 +96,13 @@ MUTANTS = {
         [("at_ = earliest + mixed(mixed(0, comm_id_), number_) % width;", "at_ = earliest;")],
     ),
     "whose time is up leaves by itself": (
-        *("word", "agree/word.cpp"),
+        *("word", "agree/word.h"),
         [
             (
                 "if (state_of(word_) != WordState::kOpen)",
                 "if (state_of(word_) != WordState::kOpen || is_time_up)",
             ),
-            ("if (is_time_up) decide(board, WordState::kAbstain, Why::kLate);", ""),
+            ("if (is_time_up) decide(board, WordState::kAbstain, kLate);", ""),
         ],
     ),
 }

@@ -259,7 +259,7 @@ def test_an_accepted_connection_is_no_answer(
         by_hand = {"DYNAMICCL_ARBITER": f"127.0.0.1:{port}"}
         shown, said = job.shown(1, **by_hand)
         assert "DYNAMICCL_ARBITER" not in shown
-        assert f"127.0.0.1:{port}; between hosts" in said
+        assert f"127.0.0.1:{port}: where ranks need one" in said
         assert time.monotonic() - began < LIMIT_S + 8  # once; the job waits for nothing more
         # One that answers counts all the same.
         with job.launcher(FIRST) as launcher:
@@ -273,7 +273,10 @@ def test_an_accepted_connection_is_no_answer(
         ({"MASTER_ADDR": "no-such-host.invalid"}, f"{NO_ANSWER} at no-such-host.invalid:"),
         ({"MASTER_ADDR": "127.0.0.1"}, NO_ANSWER),  # nobody has started one
         ({"MASTER_ADDR": ""}, "the host of rank 0 is not known here: set MASTER_ADDR"),
-        ({"DYNAMICCL_KEY_FILE": "/none"}, "several hosts agree under a key, and /none is none"),
+        (
+            {"DYNAMICCL_KEY_FILE": "/none"},
+            "ranks meet at their arbiter under a key, and /none is none",
+        ),
     ],
 )
 def test_where_none_is_found_the_rank_says_so_once_and_goes_on(

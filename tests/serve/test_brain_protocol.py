@@ -168,7 +168,7 @@ def test_long_error_is_cut() -> None:
 
 
 def test_limits_are_those_of_the_plugin() -> None:
-    header = (SOURCE_DIR / "adaptive" / "brain" / "message.h").read_text()
+    header = (SOURCE_DIR / "brain" / "message.h").read_text()
     assert f"kMaxArtifactBytes = {protocol.MAX_ARTIFACT_BYTES};" in header
     assert f"kMaxSystemBytes = {protocol.MAX_SYSTEM_BYTES};" in header
     tasks = tuple(KeyCalls(c, i, (CALL,) * 8) for c in TUNED for i in range(MAX_BINS))

@@ -13,9 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,51 +25,16 @@ from dynamiccl.serve.brain.policies import Brain, KeepBrain
 from dynamiccl.serve.brain.protocol import (
     LENGTH,
     MAX_ASK_BYTES,
-    Answer,
     Question,
 )
 from dynamiccl.serve.brain.server import BrainServer
 from dynamiccl.serve.brain_history import BrainConfig, History
 from dynamiccl.serve.table import DecisionTable
-from tests.serve.asking import Asking, task_line
 from tests.serve.brains import CONFIG, SIZES, task
-from tests.serve.leader import decode_answer, encode_question
+from tests.serve.leader import NOTHING, Leader, encode_question
 from tests.serve.tables import random_table
 
-NOTHING = History((), None)
 TABLE = random_table(np.random.default_rng(3), first_bin=60, num_bins=9)
-
-
-class Leader:
-    """A leader in Python; its socket is closed after the test."""
-
-    opened: ClassVar[list[socket.socket]] = []
-
-    def __init__(self, path: Path) -> None:
-        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.opened.append(self.connection)
-        self.connection.settimeout(20)
-        self.connection.connect(str(path))
-        self._numbers = count(1)
-
-    def ask(self, history: History = NOTHING, config: BrainConfig = CONFIG) -> Answer:
-        number = next(self._numbers)
-        self.connection.sendall(encode_question(Question(number, config, history)))
-        answer = decode_answer(self.read(LENGTH.unpack(self.read(4))[0]))
-        assert answer.number == number
-        return answer
-
-    def read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size and (part := self.connection.recv(size - len(data))):
-            data += part
-        return data
-
-    def is_hung_up_on(self) -> bool:
-        try:
-            return self.connection.recv(1) == b""
-        except ConnectionResetError:
-            return True
 
 
 class CountingBrain:
@@ -115,7 +78,7 @@ def path(tmp_path: Path) -> Path:
 def test_socket_is_ours_alone_and_goes_with_the_server(path: Path) -> None:
     with serving(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        Leader(path).ask()
+        Leader(path, CONFIG).ask()
     assert not path.exists()
 
 
@@ -123,7 +86,7 @@ def test_leaders_at_once_each_have_a_brain_of_their_own(path: Path) -> None:
     with serving(path), ThreadPoolExecutor(8) as pool:
 
         def ask(_: int) -> list[int]:
-            leader = Leader(path)
+            leader = Leader(path, CONFIG)
             tables = [leader.ask().table for _ in range(20)]
             return [table.num_ranks for table in tables if table]
 
@@ -144,7 +107,7 @@ def test_who_talks_nonsense_is_hung_up_on_and_others_are_served(
     path: Path, nonsense: bytes
 ) -> None:
     with serving(path):
-        good, bad = Leader(path), Leader(path)
+        good, bad = Leader(path, CONFIG), Leader(path, CONFIG)
         good.ask()
         bad.connection.sendall(nonsense)
         assert bad.is_hung_up_on()
@@ -153,10 +116,10 @@ def test_who_talks_nonsense_is_hung_up_on_and_others_are_served(
 
 def test_leader_that_goes_in_the_middle_of_a_question_is_forgotten(path: Path) -> None:
     with serving(path) as server:
-        leader = Leader(path)
+        leader = Leader(path, CONFIG)
         leader.connection.sendall(encode_question(Question(1, CONFIG, NOTHING))[:20])
         leader.connection.close()
-        assert Leader(path).ask().table is not None
+        assert Leader(path, CONFIG).ask().table is not None
         deadline = time.monotonic() + 20
         while len(server._connections) > 1 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -165,7 +128,7 @@ def test_leader_that_goes_in_the_middle_of_a_question_is_forgotten(path: Path) -
 
 def test_policy_that_fails_is_an_error_and_is_asked_again(path: Path) -> None:
     with serving(path):
-        leader = Leader(path)
+        leader = Leader(path, CONFIG)
         failed = leader.ask(config=BrainConfig("", "fail", 1, 8))
         assert failed.error == "ValueError: no idea"
         table = leader.ask().table
@@ -178,10 +141,10 @@ def test_more_leaders_than_are_served_are_hung_up_on(
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_LEADERS", 2)
     with serving(path):
-        leaders = [Leader(path) for _ in range(2)]
+        leaders = [Leader(path, CONFIG) for _ in range(2)]
         for leader in leaders:
             leader.ask()
-        assert Leader(path).is_hung_up_on()
+        assert Leader(path, CONFIG).is_hung_up_on()
         assert leaders[0].ask().table is not None
 
 
@@ -213,7 +176,7 @@ def test_socket_of_a_killed_server_is_taken_over(path: Path) -> None:
     left_over.bind(str(path))
     left_over.close()
     with serving(path):
-        assert Leader(path).ask().table is not None
+        assert Leader(path, CONFIG).ask().table is not None
 
 
 def test_paths_that_cannot_be_had(path: Path, tmp_path: Path) -> None:
@@ -240,20 +203,13 @@ class FixedBrain:
         return TABLE if history.tasks else None
 
 
-def test_plugins_client_and_this_server_understand_each_other(
-    path: Path, plugin_path: Path
-) -> None:
-    with Asking(plugin_path.parent, "socket", Path("/artifact"), path) as leader:
-        assert "there is no such file" in leader.say("0")
-        for _ in range(2):  # a restart costs an answer at most
-            with serving(path, FixedBrain):
-                answers = [leader.say("0") for _ in range(2)]
-                assert answers[-1] == "keep"
-                tasks = [task(size, 5.5, 6.25) for size in SIZES]
-                assert leader.table(tasks) == TABLE
-                assert leader.say(task_line(tasks[:2])).endswith(": ValueError: no?idea")
-                assert leader.table(tasks[:1]) == TABLE
-        assert leader.say("0").startswith("error: ")
+def test_after_an_error_the_next_question_is_answered(path: Path) -> None:
+    with serving(path, FixedBrain), Leader(path, BrainConfig("/artifact", "box", 1, 8)) as leader:
+        tasks = [task(size, 5.5, 6.25) for size in SIZES]
+        assert leader.table(tasks) == TABLE
+        assert leader.ask(History(tuple(tasks[:2]), None)).error == "ValueError: no\nidea"
+        assert leader.table(tasks[:1]) == TABLE
+        assert leader.ask().table is None
 
 
 @contextmanager
@@ -282,7 +238,7 @@ def test_command_says_where_it_listens_and_ends_cleanly(
             "policy": "table",
             "artifact": str(small_artifact.directory),
         }
-        leader = Leader(path)
+        leader = Leader(path, CONFIG)
         table = leader.ask().table
         assert table == DecisionTable.read(small_artifact.directory / small_artifact.tables[0].path)
         process.send_signal(number)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, VENDOR_NAME
-from dynamiccl.serve.build import TORCH_RUNTIME_NAME
+from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Done, Shell, refused
@@ -42,9 +42,9 @@ def installed(shell: Shell, artifact: Path, home: Path, plugin: Path, *options: 
 def home_fixture(artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path) -> Path:
     home = tmp_path / "home"
     said = installed(shell, artifact, home, plugin_path, "--json").json
-    runtime = plugin_path.with_name(TORCH_RUNTIME_NAME)  # built where there is torch
+    runtime = plugin_path.with_name(BRAIN_NAME)  # built where there is torch
     assert set(said["written"]) == WRITTEN | (
-        {f"lib/{runtime.name}"} if runtime.exists() else set()
+        {f"bin/{runtime.name}"} if runtime.exists() else set()
     )
     assert said["sha256"] == PluginIndex.read(artifact).sha256
     assert (said["previous_sha256"], said["key_kept"], said["killed"]) == (None, False, False)
@@ -144,9 +144,9 @@ def test_libtorch_part_is_installed_where_it_was_built(
     built.mkdir()
     for name in (*JOB_NAMES, "dynamiccl-prepare", "dynamiccl-arbiter"):
         shutil.copy(plugin_path.parent / name, built)
-    (built / "libdynamiccl-torch.so").touch()
+    (built / "dynamiccl-brain").touch()
     assert installed(shell, artifact, tmp_path / "home", built / TUNER_NAME).code == 0
-    assert (tmp_path / "home" / "lib" / "libdynamiccl-torch.so").exists()
+    assert (tmp_path / "home" / "bin" / "dynamiccl-brain").exists()
 
 
 def test_a_build_that_lacks_a_library_is_not_installed(

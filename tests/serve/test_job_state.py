@@ -1,6 +1,7 @@
 """A policy with a state that lives as long as its job: Python, brain and plugin decide alike."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ from dynamiccl.train.heads import Imitator, PlainHead
 from dynamiccl.train.policy import State, TorchPolicy
 from dynamiccl.train.policy_module import StatefulPolicyModule
 from dynamiccl.train.stateful_trunk import StatefulTrunk
-from tests.serve.asking import Asking
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, make_artifact, make_manifest
+from tests.serve.leader import Leader, torch_brain
 
 UNITS = 8
 MEASURED = (Collective.AllReduce, Collective.AllGather)
@@ -120,7 +121,8 @@ def test_python_brain_and_plugin_keep_the_same_state_for_a_whole_job(
     differing, asked, remembered = np.zeros(2), 0, 0
     for job in range(2):
         brain, python = ScriptedBrain(stateful.directory / "brain.pt"), InPython(stateful)
-        with Asking(torch_build_dir, "torch", stateful.directory) as leader:
+        config = replace(CONFIG, artifact=str(stateful.directory))
+        with torch_brain(torch_build_dir) as address, Leader(address, config) as leader:
             assert leader.table([]) == brain.decide(CONFIG, []) == python.table
             for tasks in questions(job, calls):
                 expected = python.decide(tasks)

@@ -81,13 +81,12 @@ def test_command_gets_all_that_it_needs(run: Runner) -> None:
     assert run.shown()["DYNAMICCL_JOB"] != shown["DYNAMICCL_JOB"]
 
 
-def test_mode_adaptive_gets_what_it_reads(run: Runner) -> None:
-    shown = run.shown("--mode=adaptive", MASTER_ADDR="fd00::1", MASTER_PORT="29500")
+def test_mode_adaptive_has_an_arbiter_on_one_host_too(run: Runner) -> None:
+    shown = run.shown("--mode=adaptive", MASTER_PORT="29500")
     assert Path(shown["DYNAMICCL_ARTIFACT"]) == run.home / "artifact"
-    assert shown["DYNAMICCL_KEY_FILE"] == str(run.home / "key")
     assert shown["DYNAMICCL_JOB_ID"] == "29500"
-    assert re.fullmatch(r"\[fd00::1\]:[23]\d{4}", shown["DYNAMICCL_COORDINATOR"])
-    assert "DYNAMICCL_ARBITER" not in shown
+    assert re.fullmatch(r"127\.0\.0\.1:[23]\d{4}", shown["DYNAMICCL_ARBITER"])
+    assert shown["DYNAMICCL_WORD"] == "1"
 
 
 def test_command_takes_its_words_and_its_exit_code_along(run: Runner) -> None:
@@ -126,7 +125,6 @@ def test_wrong_usage_is_exit_2(run: Runner, arguments: tuple[str, ...], said: st
 
 def test_what_the_user_set_stays(run: Runner) -> None:
     own = {
-        "DYNAMICCL_COORDINATOR": "none",
         "DYNAMICCL_KEY_FILE": "/k",
         "DYNAMICCL_JOB_ID": "mine",
         "DYNAMICCL_KILL_FILE": "/off",
@@ -424,8 +422,9 @@ def test_one_in_another_prepares_anew(run: Runner) -> None:
     ],
 )
 def test_ranks_of_slurm_meet_on_the_first_node(run: Runner, nodes: str, first: str) -> None:
-    shown = run.shown("--mode=adaptive", **{**SRUN, "SLURM_STEP_NODELIST": nodes})
-    assert shown["DYNAMICCL_COORDINATOR"].rpartition(":")[0] == first
+    second = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": nodes}
+    limit = {"DYNAMICCL_TEST_LIMIT_MS": "100"}
+    run.shown(said=f"no arbiter of this job answers at {first}:", **SRUN | second | limit)
 
 
 def test_around_a_launcher_of_several_hosts_it_says_how_to_start_it(run: Runner) -> None:

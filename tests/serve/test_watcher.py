@@ -26,8 +26,8 @@ from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedTrigger
 from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.module import HALF_LIFE, TriggerModule
-from tests.serve.asking import Asking
 from tests.serve.brains import CONFIG, FIRST_BIN, seal
+from tests.serve.leader import Leader, torch_brain
 
 SIZE = 1 << 20
 
@@ -274,21 +274,22 @@ def test_the_plugins_runtime_decides_as_python_does(
 ) -> None:
     for seed in range(2):
         brain = ScriptedBrain(watching.directory / "brain.pt")
-        with Asking(torch_build_dir, "torch", watching.directory) as leader:
+        config = dataclasses.replace(CONFIG, artifact=str(watching.directory))
+        with torch_brain(torch_build_dir) as address, Leader(address, config) as leader:
             for tasks in questions(trigger, seed, 40):
                 told = [task for task in tasks if task.calls]
                 assert leader.table(told) == brain.decide(CONFIG, told)
 
 
 def test_a_brain_process_decides_as_the_plugins_own_does(
-    plugin_path: Path, watching: Artifact, trigger: Path, tmp_path: Path
+    watching: Artifact, trigger: Path, tmp_path: Path
 ) -> None:
     brain = ScriptedBrain(watching.directory / "brain.pt")
     path = tmp_path / "brain.sock"
     with BrainServer(path, lambda: POLICIES["artifact"](watching, 0)) as server:
         thread = threading.Thread(target=server.serve)
         thread.start()
-        with Asking(plugin_path.parent, "socket", watching.directory, path) as leader:
+        with Leader(path, CONFIG) as leader:
             for tasks in questions(trigger, 5, 40):
                 told = [task for task in tasks if task.calls]
                 assert leader.table(told) == brain.decide(CONFIG, told)

@@ -28,11 +28,9 @@ std::atomic<std::uint64_t> g_waited_ns{0};
 std::atomic<bool> g_hears_times{false};
 
 std::uint64_t stop_ppm() noexcept {
-  const char* text = value_of("DYNAMICCL_STOP_PERCENT");
-  char* end = nullptr;
-  const double percent = text != nullptr ? std::strtod(text, &end) : 0.1;
-  const bool is_share = text == nullptr || (*end == '\0' && percent >= 0.0 && percent <= 100.0);
-  return static_cast<std::uint64_t>((is_share ? percent : 0.1) * 1e4);
+  const char* percent = value_of("DYNAMICCL_STOP_PERCENT");
+  const int ppm = sample_ppm_of(percent != nullptr ? percent : "");
+  return ppm >= 0 ? static_cast<std::uint64_t>(ppm) : 1'000;
 }
 
 }  // namespace
@@ -69,8 +67,7 @@ Switching* Switching::create(const Begin& begin) noexcept {
   if (g_since_ns.load() == 0) g_since_ns.store(monotonic_ns());
   for (Switching* each = g_all; each != nullptr; each = each->next_) {
     if (each->begin_.communicator.comm_id != begin.communicator.comm_id) continue;
-    each->stops_.end_voting();
-    made->stops_.end_voting();
+    for (Switching* one : {each, made}) one->end_voting("another communicator here has its id");
   }
   made->next_ = g_all;
   g_all = made;
@@ -79,7 +76,7 @@ Switching* Switching::create(const Begin& begin) noexcept {
 
 void Switching::end_voting_of_all() noexcept {
   const Lock lock(&g_mutex);
-  for (Switching* each = g_all; each != nullptr; each = each->next_) each->stops_.end_voting();
+  for (Switching* each = g_all; each != nullptr; each = each->next_) each->end_voting(kIdsRepeat);
 }
 
 void Switching::retire(Switching* switching) noexcept {
@@ -102,7 +99,7 @@ ncclResult_t Switching::answer(int collective, std::size_t size_bytes, CostTable
   CallMarks* marks = begin_.profiler->marks();
   const bool overlaps = inside_.fetch_add(1) != 0;
   // NCCL forbids calls of one communicator at the same time; they cannot be counted.
-  if (overlaps) stops_.end_voting();
+  if (overlaps) end_voting("calls of it overlap");
   if (!overlaps && stops_.is_due(marks->begins_group())) stop();
   const DecisionTable* table = stops_.table();
   const Entry* entry = table != nullptr && !has_failed_ && is_sound(costs)
@@ -126,7 +123,7 @@ void Switching::stop() noexcept {
   Vote vote;
   const bool can_vote = has_time && !leaves_.load() && getpid() == process_ &&
                         getrandom(&vote.nonce, sizeof vote.nonce, 0) == sizeof vote.nonce;
-  if (!can_vote) return stops_.failed();
+  if (!can_vote) return stop_failed();
   vote.nonce |= 1;
   vote.num_ranks = static_cast<std::uint32_t>(begin_.communicator.num_ranks);
   vote.round.job = begin_.job;
@@ -139,11 +136,23 @@ void Switching::stop() noexcept {
   if (verdict == Verdict::kTable) return agreed(proposal);
   deallocate(fresh_);
   fresh_ = nullptr;
-  if (verdict == Verdict::kAbstain) return stops_.failed();
+  if (verdict == Verdict::kAbstain) return stop_failed();
   has_failed_ = true;
   stops_.end_voting();
   if (leaves_.load()) return;  // who aborts it knows
   say("this communicator must not be used: which table the other ranks use is not known");
+}
+
+void Switching::stop_failed() noexcept {
+  stops_.failed();
+  if (stops_.index() == Stops::kNever) end_voting("too many stops in a row came to nothing");
+}
+
+void Switching::end_voting(const char* why) noexcept {
+  if (!stops_.end_voting()) return;
+  char text[160];
+  std::snprintf(text, sizeof text, "what is in force stays: %s", why);
+  say(text);
 }
 
 void Switching::agreed(const Reply& proposal) noexcept {
@@ -179,8 +188,8 @@ Verdict Switching::agree(const Vote& vote, Reply* reply) noexcept {
   told.waited_ns = g_waited_ns.load();
   told.num_nodes = static_cast<std::uint32_t>(begin_.communicator.num_nodes);
   told.nccl_version = static_cast<std::uint32_t>(begin_.nccl_version);
-  const DecisionTable* table = stops_.table();
-  told.in_force = table == nullptr ? InForce::kOwnChoice : InForce::kTable;
+  told.in_force = stops_.table() == nullptr ? InForce::kOwnChoice : InForce::kTable;
+  if (stops_.last_table() != nullptr) told.last_table = stops_.last_table()->checksum;
   std::uint8_t body[kMostBodyBytes];  // first what is told, then what comes
   std::memcpy(body, &told, sizeof told);
   std::size_t size = sizeof told;
@@ -262,12 +271,8 @@ void Switching::take_time(void*, const CallRecord& record) noexcept {
 }
 
 void Switching::say(const char* what) const noexcept {
-  const Communicator& communicator = begin_.communicator;
-  if (communicator.logger == nullptr) return;
-  communicator.logger(
-      has_failed_ ? NCCL_LOG_WARN : NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__,
-      "DYNAMICCL: %zu ranks on %zu nodes: from call %llu: %s", communicator.num_ranks,
-      communicator.num_nodes, static_cast<unsigned long long>(stops_.calls() + 1), what);
+  dynamiccl::say(begin_.communicator, has_failed_ ? NCCL_LOG_WARN : NCCL_LOG_INFO,
+                 "from call %llu: %s", static_cast<unsigned long long>(stops_.calls() + 1), what);
 }
 
 }  // namespace dynamiccl

@@ -64,6 +64,8 @@ class Switching {
   static constexpr std::size_t kMostTimes = (kMostBodyBytes - sizeof(Told)) / sizeof(CallTime);
 
   void stop() noexcept;
+  void stop_failed() noexcept;
+  void end_voting(const char* why) noexcept;
   void agreed(const Reply& proposal) noexcept;
   void be_described() noexcept;
   Verdict agree(const Vote& vote, Reply* reply) noexcept;

@@ -5,9 +5,7 @@
 #include <sys/socket.h>
 
 #include <atomic>
-#include <cstdint>
 
-#include "agree/ballot.h"
 #include "agree/seal.h"
 
 namespace dynamiccl {
@@ -38,6 +36,6 @@ struct Exchange {
 /// does not listen. `reply` is what it said; its reason is set on any outcome but kTable.
 Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
                          const Limits& limits, std::uint64_t patience_ms, Reply* reply,
-                         Exchange* exchange = nullptr) noexcept;
+                         Exchange* exchange) noexcept;
 
 }  // namespace dynamiccl

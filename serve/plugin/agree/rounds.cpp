@@ -9,6 +9,15 @@
 namespace dynamiccl {
 namespace {
 
+/// What must be equal at a stop: the calls before it, and which one it is.
+constexpr const char* kFieldNamesAtStop[] = {"calls, simulations or captures", "number of calls"};
+
+/// What a round may take, from its first vote on.
+std::uint64_t limit_ms(const Limits& limits, const Vote& first) {
+  return first.round.number == 0 ? vote_limit_ms(limits, first.num_ranks)
+                                 : limits.stop_ms + first.num_ranks;
+}
+
 std::string name_of(const Vote& vote) {
   return vote.rank >= 0 ? "rank " + std::to_string(vote.rank) : std::string("a rank");
 }
@@ -69,7 +78,7 @@ void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outle
   }
   if (round.voters.empty()) {
     round.first = vote;
-    round.ends_ms = now_ms + round_limit_ms(limits_, key.number, vote.num_ranks);
+    round.ends_ms = now_ms + limit_ms(limits_, vote);
   }
   bind(from, key, &round, vote.nonce);
   std::string why = difference(round.first, vote);

@@ -69,13 +69,7 @@ inline std::uint64_t mac_of(const Key& key, const Reply& reply, const Vote& vote
   return siphash(key, bytes, sizeof bytes);
 }
 
-/// Whether received bytes are a message under this key: known numbers, zero-terminated texts.
-inline bool is_sound(const Key& key, const Vote& vote) noexcept {
-  return vote.magic == kVoteMagic && vote.num_ranks >= 2 && vote.nonce != 0 &&
-         vote.kind >= VoteKind::kVote && vote.kind <= VoteKind::kRecall &&
-         vote.body_bytes <= kMostBodyBytes && vote.problem[kProblemBytes - 1] == '\0' &&
-         vote.mac == mac_of(key, vote);
-}
+/// Whether received bytes are a reply under this key: known numbers, a zero-terminated text.
 inline bool is_sound(const Key& key, const Reply& reply, const Vote& vote) noexcept {
   return reply.magic == kVoteMagic && reply.kind >= ReplyKind::kStillThere &&
          reply.kind <= ReplyKind::kStranger && reply.change <= Change::kNewTable &&

@@ -57,6 +57,8 @@ class Stops {
   /// The call has been answered. `marks`: what NCCL told of it.
   void answered(int collective, std::uint64_t size_bytes, std::uint64_t marks) noexcept;
   std::uint64_t calls() const noexcept { return calls_; }
+  /// The latest table; NCCL's own choice may be in force meanwhile.
+  const DecisionTable* last_table() const noexcept { return last_table_; }
 
   // ---- a stop, inside the call ----
 
@@ -75,8 +77,9 @@ class Stops {
 
   // ---- any thread ----
 
-  /// Takes no part in stops from the next one on; the table in force stays.
-  void end_voting() noexcept { __atomic_store_n(&votes_, false, __ATOMIC_RELAXED); }
+  /// Takes no part in stops from the next one on; the table in force stays. False where it had
+  /// ended before.
+  bool end_voting() noexcept { return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED); }
   bool votes() const noexcept { return __atomic_load_n(&votes_, __ATOMIC_RELAXED); }
 
  private:

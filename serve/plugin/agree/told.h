@@ -13,10 +13,11 @@ struct Told {
   std::uint64_t lived_ns = 0;   // of the process, since its first communicator
   std::uint64_t waited_ns = 0;  // of that, inside calls at stops of any communicator
   InForce in_force = InForce::kTable;
-  std::uint32_t num_nodes = 0;  // NCCL's
+  std::uint64_t last_table = 0;  // checksum of the file of the table that is, or was, in force
+  std::uint32_t num_nodes = 0;   // NCCL's
   std::uint32_t nccl_version = 0;
 };
-static_assert(sizeof(Told) == 32, "no gaps: it is sent as it lies in memory");
+static_assert(sizeof(Told) == 40, "no gaps: it is sent as it lies in memory");
 
 /// The GPU time of one call on this rank; fields of profiler/record.h.
 struct CallTime {

@@ -32,10 +32,6 @@ inline constexpr std::size_t kNumFields = 8;
 inline constexpr const char* kFieldNames[kNumFields] = {
     "plugin", "artifact", "table", "vendor's tuner", "NCCL", "shape", "machine", "settings"};
 
-/// What must be equal at a stop: the calls before it, and which one it is.
-inline constexpr const char* kFieldNamesAtStop[] = {"calls, simulations or captures",
-                                                    "number of calls"};
-
 inline constexpr std::size_t kProblemBytes = 100;
 /// Of what follows a vote or a proposal.
 inline constexpr std::size_t kMostBodyBytes = 16'384;
@@ -45,10 +41,6 @@ struct RoundKey {
   std::uint64_t job = 0;   // which run of which job: strangers and other restarts are turned away
   std::uint64_t comm = 0;  // NCCL's commHash
   std::uint64_t number = 0;
-
-  friend bool operator==(const RoundKey& a, const RoundKey& b) noexcept {
-    return a.job == b.job && a.comm == b.comm && a.number == b.number;
-  }
 };
 
 enum class VoteKind : std::uint8_t {
@@ -105,6 +97,14 @@ struct Reply {
 };
 static_assert(sizeof(Reply) == 216, "no gaps: it is sent as it lies in memory");
 
+enum class Verdict : std::uint8_t {
+  kOpen,
+  kTable,
+  kAbstain,
+  /// It had confirmed and got no answer for the whole answer limit: others may have the table.
+  kFailed,
+};
+
 /// Time limits in milliseconds.
 struct Limits {
   /// All ranks may take so long to vote, from the first vote on: 10 s, and 1 s for each 1,000 ranks
@@ -140,12 +140,6 @@ inline Limits limits_of_job() noexcept {
 inline constexpr std::uint64_t vote_limit_ms(const Limits& limits,
                                              std::uint32_t num_ranks) noexcept {
   return limits.vote_ms + std::uint64_t{num_ranks};
-}
-
-/// What the arbiter gives a round, from its first vote on.
-inline constexpr std::uint64_t round_limit_ms(const Limits& limits, std::uint64_t round_number,
-                                              std::uint32_t num_ranks) noexcept {
-  return round_number == 0 ? vote_limit_ms(limits, num_ranks) : limits.stop_ms + num_ranks;
 }
 
 }  // namespace dynamiccl

@@ -1,112 +1,77 @@
-// Implementation of word.h.
+// The word of a communicator in /dev/shm.
 #include "agree/word.h"
 
-#include <cstdio>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cinttypes>
+#include <climits>
+#include <cstring>
+
+#include "file.h"
+#include "platform/clock.h"
 
 namespace dynamiccl {
 namespace {
 
-// The word: 2 bits of state, 6 of why, 24 of the launcher's rank.
-constexpr std::uint32_t kWhyShift = 2, kWhyMask = 0x3f, kRankShift = 8;
-constexpr std::uint32_t kNoRank = 0xff'ffff;
+constexpr std::uint64_t kNsPerMs = 1'000'000, kNsPerS = 1'000'000'000;
 
-/// 64 bits of all fields; never 0, which is a digest that nobody has set.
-std::uint64_t digest_of(const Vote& vote) noexcept {
-  std::uint64_t digest = 0xcbf29ce484222325U;
-  for (const std::uint64_t field : vote.fields) {
-    digest = (digest ^ field) * 0x9e3779b97f4a7c15U;
-    digest ^= digest >> 32;
+/// Null on failure, with `errno`.
+Board* open_board(const char* name) noexcept {
+  const int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file < 0) return nullptr;
+  const FileStatus status = status_of(file);
+  const bool is_ours = S_ISREG(status.mode) && status.owner == geteuid();
+  // ftruncate succeeds on a full tmpfs, and the first write is a SIGBUS.
+  const int error = is_ours ? posix_fallocate(file, 0, sizeof(Board)) : EPERM;
+  void* memory = MAP_FAILED;
+  if (error == 0) {
+    memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   }
-  digest = (digest ^ vote.num_ranks) * 0x9e3779b97f4a7c15U;
-  return digest != 0 ? digest : 1;
+  close(file);
+  if (error != 0) errno = error;
+  return memory != MAP_FAILED ? static_cast<Board*>(memory) : nullptr;
 }
 
 }  // namespace
 
-WordVote::WordVote(const Vote* vote) noexcept
-    : vote_(vote), step_(vote->problem[0] == '\0' ? Step::kDigest : Step::kDiffer) {}
-
-void WordVote::decide(Board* board, WordState state, Why why) noexcept {
-  std::uint32_t open = 0;
-  const std::uint32_t rank =
-      vote_->rank >= 0 ? static_cast<std::uint32_t>(vote_->rank) & kNoRank : kNoRank;
-  const std::uint32_t word = static_cast<std::uint32_t>(state) |
-                             static_cast<std::uint32_t>(why) << kWhyShift | rank << kRankShift;
-  has_decided_ |= board->word.compare_exchange_strong(open, word);
-}
-
-void WordVote::take(Board* board, bool is_time_up) noexcept {
-  switch (step_) {
-    case Step::kDigest: {
-      std::uint64_t first = 0;
-      const std::uint64_t own = digest_of(*vote_);
-      if (board->digest.compare_exchange_strong(first, own)) {
-        for (std::size_t i = 0; i < kNumFields; ++i) board->fields[i] = vote_->fields[i];
-        first = own;
-      }
-      step_ = first == own ? Step::kCount : Step::kDiffer;
-      break;
-    }
-    case Step::kDiffer: {
-      auto why = static_cast<std::uint32_t>(Why::kDiffers);
-      for (std::uint32_t i = 0; i < kNumFields; ++i) {
-        const std::uint64_t first = board->fields[i];
-        if (first == 0 || first == vote_->fields[i]) continue;
-        why = static_cast<std::uint32_t>(Why::kFirstField) + i;
-        break;
-      }
-      const bool has_problem = vote_->problem[0] != '\0';
-      decide(board, WordState::kAbstain, has_problem ? Why::kProblem : static_cast<Why>(why));
-      step_ = Step::kCount;
-      break;
-    }
-    case Step::kCount:
-      came_last_ = board->votes.fetch_add(1) + 1 == vote_->num_ranks;
-      step_ = came_last_ ? Step::kDecide : Step::kWait;
-      break;
-    case Step::kDecide:
-      decide(board, WordState::kTable, Why::kNothing);
-      step_ = Step::kWait;
-      break;
-    case Step::kWait:
-      if (is_time_up) decide(board, WordState::kAbstain, Why::kLate);
-      word_ = board->word;
-      if (state_of(word_) != WordState::kOpen) step_ = Step::kDone;
-      break;
-    case Step::kDone:
-      break;
+bool agree_by_word(const Vote& vote, std::uint64_t limit_ms, bool* waited_in_vain, char* reason,
+                   std::size_t reason_size) noexcept {
+  *waited_in_vain = false;
+  char name[96];
+  std::snprintf(name, sizeof name, "/dev/shm/dynamiccl-%u-%016" PRIx64 "-%016" PRIx64,
+                static_cast<unsigned>(geteuid()), vote.round.job, vote.round.comm);
+  Board* board = open_board(name);
+  if (board == nullptr) {
+    std::snprintf(reason, reason_size, "its word in /dev/shm cannot be used: %s",
+                  std::strerror(errno));
+    return false;
   }
-}
-
-bool WordVote::was_late() const noexcept {
-  return static_cast<Why>(word_ >> kWhyShift & kWhyMask) == Why::kLate;
-}
-
-void WordVote::write_reason(char* text, std::size_t size) const noexcept {
-  const auto why = static_cast<Why>(word_ >> kWhyShift & kWhyMask);
-  const std::uint32_t rank = word_ >> kRankShift;
-  char who[24] = "a rank";
-  if (rank != kNoRank) std::snprintf(who, sizeof who, "rank %u", rank);
-  switch (why) {
-    case Why::kNothing:
-      std::snprintf(text, size, "it has the table");
-      break;
-    case Why::kLate:
-      std::snprintf(text, size, "not all %u ranks came in time", vote_->num_ranks);
-      break;
-    case Why::kProblem:
-      std::snprintf(text, size, "%s cannot use a table: its own line says why", who);
-      break;
-    case Why::kDiffers:
-      std::snprintf(text, size, "%s differs from the first", who);
-      break;
-    default: {
-      const auto field =
-          static_cast<std::uint32_t>(why) - static_cast<std::uint32_t>(Why::kFirstField);
-      std::snprintf(text, size, "%s differs from the first in %s", who,
-                    field < kNumFields ? kFieldNames[field] : "what another build knows");
-    }
+  const std::uint64_t until_ns = monotonic_ns() + limit_ms * kNsPerMs;
+  const timespec until = {static_cast<time_t>(until_ns / kNsPerS),
+                          static_cast<long>(until_ns % kNsPerS)};
+  WordVote own(&vote);
+  while (own.step() != WordVote::Step::kDone) {
+    // The first one writes its fields after its digest: a moment for them, so that one is named.
+    if (own.step() == WordVote::Step::kDiffer && !own.has_problem()) sleep_ns(kNsPerMs);
+    own.take(board, monotonic_ns() >= until_ns);
+    if (own.step() != WordVote::Step::kWait) continue;
+    // Until the word is no longer open. An atomic of 32 bits lies as a plain one does; not
+    // FUTEX_PRIVATE: ranks are processes.
+    syscall(SYS_futex, &board->word, FUTEX_WAIT_BITSET, 0, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
   }
+  if (own.has_decided()) syscall(SYS_futex, &board->word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (own.came_last()) unlink(name);
+  const bool has_table = own.has_table();
+  if (!has_table) own.write_reason(reason, reason_size);
+  *waited_in_vain = !has_table && own.was_late();
+  munmap(board, sizeof(Board));
+  return has_table;
 }
 
 }  // namespace dynamiccl

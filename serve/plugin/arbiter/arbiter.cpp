@@ -58,6 +58,14 @@
 namespace dynamiccl {
 namespace {
 
+/// Whether received bytes are a vote under this key: known numbers, a zero-terminated text.
+bool is_sound(const Key& key, const Vote& vote) noexcept {
+  return vote.magic == kVoteMagic && vote.num_ranks >= 2 && vote.nonce != 0 &&
+         vote.kind >= VoteKind::kVote && vote.kind <= VoteKind::kRecall &&
+         vote.body_bytes <= kMostBodyBytes && vote.problem[kProblemBytes - 1] == '\0' &&
+         vote.mac == mac_of(key, vote);
+}
+
 constexpr int kUsage = 2, kMachine = 4;
 constexpr std::uint64_t kLookMs = 1'000;
 

@@ -60,22 +60,19 @@ void Guard::finish(const Open& call) {
   } else {
     keep(time_us, &history.own, &history.num_own);
   }
-  dynamiccl_task& window = history.window;
+  TimedTask& window = history.window;
   window.collective = collective;
   window.bin = bin;
-  if (window.num_calls == DYNAMICCL_WINDOW) {
-    std::memmove(window.calls, window.calls + 1, sizeof window.calls - sizeof window.calls[0]);
-    --window.num_calls;
-  }
-  ++window.num_timed;
-  dynamiccl_call& latest = window.calls[window.num_calls++];
+  window.num_timed = static_cast<std::int64_t>(history.num_ours + history.num_own);
+  if (window.calls.size() == kWindow) window.calls.erase(window.calls.begin());
+  TimedCall latest;
   latest.size_bytes = call.first.size_bytes;
   latest.time_us = time_us;
   latest.skew_us = static_cast<double>(call.most_ns - call.least_ns) / 1000.0;
-  latest.interference = -1.0;
   latest.algorithm = static_cast<std::int8_t>(call.first.algorithm);
   latest.protocol = static_cast<std::int8_t>(call.first.protocol);
   latest.num_channels = static_cast<std::int8_t>(call.first.num_channels);
+  window.calls.push_back(latest);
 }
 
 std::vector<Guard::Slow> Guard::find_slow(const std::vector<double>& noise) {
@@ -137,8 +134,8 @@ void Guard::forget() {
   withdrawn_.clear();
 }
 
-std::vector<dynamiccl_task> Guard::tasks() const {
-  std::vector<dynamiccl_task> tasks;
+std::vector<TimedTask> Guard::tasks() const {
+  std::vector<TimedTask> tasks;
   for (const auto& [task, history] : tasks_) tasks.push_back(history.window);
   return tasks;
 }

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "adaptive/brain/brain_abi.h"
 #include "agree/told.h"
+#include "brain/message.h"
 
 namespace dynamiccl {
 
@@ -49,12 +49,12 @@ class Guard {
   std::size_t num_withdrawn() const { return withdrawn_.size(); }
 
   /// The windows of all tasks.
-  std::vector<dynamiccl_task> tasks() const;
+  std::vector<TimedTask> tasks() const;
 
  private:
   using Task = std::pair<int, int>;  // collective, size bin
   struct History {
-    dynamiccl_task window = {};
+    TimedTask window;
     std::vector<double> ours, own;  // the latest kKept, in a ring
     std::size_t num_ours = 0, num_own = 0;
   };

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "file.h"
 #include "table.h"
 
 namespace dynamiccl {
@@ -39,6 +40,11 @@ bool is_table_for(const std::vector<std::uint8_t>& bytes, std::uint32_t num_node
          static_cast<std::uint32_t>(decoded->num_ranks) == num_ranks;
 }
 
+/// Of a table file, which ends with it.
+std::uint64_t checksum_of(const std::vector<std::uint8_t>& bytes) {
+  return read_unsigned(bytes.data() + bytes.size() - kChecksumBytes, kChecksumBytes);
+}
+
 }  // namespace
 
 Leader::Leader(std::uint64_t job)
@@ -57,6 +63,7 @@ void Leader::hear(const Vote& vote, const std::string& body) {
   latest.lived_ns = std::max(latest.lived_ns, told.lived_ns);
   latest.waited_ns = std::max(latest.waited_ns, told.waited_ns);
   latest.in_force = told.in_force;
+  latest.last_table = told.last_table;
   latest.num_nodes = told.num_nodes;
   latest.nccl_version = told.nccl_version;
   CallTime time;
@@ -85,10 +92,14 @@ void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks)
   if (group->artifact == nullptr) {
     group->artifact = table;
     group->table = table->bytes;
+    // Installed since `init`, or they have what a leader before this one gave them.
+    group->is_changed = checksum_of(table->bytes) != group->latest.last_table;
+    group->why = group->is_changed ? "the artifact's table" : "";
   } else if (group->artifact->edition != table->edition) {
     group->artifact = table;
     group->table = table->bytes;
     group->guard.forget();
+    thinking_.forget(comm_id);
     group->is_changed = true;
     group->why = "a new artifact";
   }
@@ -108,7 +119,6 @@ void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks)
 void Leader::take_answer(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks) {
   const auto answer = thinking_.take(comm_id);
   if (answer == nullptr) return;
-  if (answer->edition != group->artifact->edition) return;
   std::string problem = answer->problem;
   if (problem.empty()) {
     if (answer->table.empty() || answer->table == group->table) return;
@@ -131,14 +141,9 @@ void Leader::ask_brain(Group* group, std::uint64_t comm_id, std::uint32_t num_ra
   const Told& now = group->latest;
   if (group->artifact == nullptr || now.lived_ns < group->asked_ns + adapt_ns_) return;
   if (group->guard.num_timed() == group->asked_with) return;  // it knows all that yet
-  Thinking::Question question = {comm_id,
-                                 group->artifact->edition,
-                                 system_of(now.nccl_version),
-                                 now.num_nodes,
-                                 num_ranks,
-                                 group->guard.tasks(),
-                                 group->table};
-  if (!thinking_.ask(std::move(question))) return;
+  BrainAsk question = {shelf_.artifact(), system_of(now.nccl_version), now.num_nodes, num_ranks,
+                       group->table,      group->guard.tasks()};
+  if (!thinking_.ask(comm_id, std::move(question))) return;
   group->asked_ns = now.lived_ns;
   group->asked_with = group->guard.num_timed();
 }

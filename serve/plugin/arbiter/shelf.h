@@ -28,6 +28,7 @@ class Shelf {
 
   Shelf();
 
+  const std::string& artifact() const { return artifact_; }
   std::uint64_t look_ns() const { return look_ns_; }
   /// 1: there is a kill file, 0: there is none, -1: not known, yet or for 5 seconds.
   int kill_file() const;

@@ -1,29 +1,45 @@
 // Implementation of thinking.h.
 #include "arbiter/thinking.h"
 
+#include <limits.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <thread>
 #include <utility>
 
-#include "vocabulary.h"
-
 namespace dynamiccl {
+namespace {
 
-bool Thinking::ask(Question question) {
+constexpr const char* kProgram = "dynamiccl-brain";
+
+std::string beside_this_program() {
+  char path[PATH_MAX] = "";
+  const ssize_t size = readlink("/proc/self/exe", path, sizeof path - 1);
+  const std::string own(path, size > 0 ? static_cast<std::size_t>(size) : 0);
+  return own.substr(0, own.rfind('/') + 1) + kProgram;
+}
+
+}  // namespace
+
+bool Thinking::ask(std::uint64_t comm_id, BrainAsk question) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!open_.insert(question.comm_id).second) return false;
+  if (!open_.insert(comm_id).second) return false;
   if (!is_running_) std::thread(&Thinking::run, this).detach();  // as long as the worker
   is_running_ = true;
-  questions_.push_back(std::move(question));
+  questions_.emplace_back(comm_id, std::move(question));
   has_question_.notify_one();
   return true;
 }
 
-std::unique_ptr<Thinking::Answer> Thinking::take(std::uint64_t comm_id) {
+std::unique_ptr<BrainAnswer> Thinking::take(std::uint64_t comm_id) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = answers_.find(comm_id);
   if (found == answers_.end()) return nullptr;
-  auto answer = std::make_unique<Answer>(std::move(found->second));
+  auto answer = std::make_unique<BrainAnswer>(std::move(found->second));
   answers_.erase(found);
   open_.erase(comm_id);
   return answer;
@@ -32,57 +48,69 @@ std::unique_ptr<Thinking::Answer> Thinking::take(std::uint64_t comm_id) {
 void Thinking::forget(std::uint64_t comm_id) {
   const std::lock_guard<std::mutex> lock(mutex_);
   answers_.erase(comm_id);
+  open_.erase(comm_id);
   forgotten_.push_back(comm_id);
 }
 
 void Thinking::run() {
   for (;;) {
-    Question question;
+    std::pair<std::uint64_t, BrainAsk> question;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       has_question_.wait(lock, [this] { return !questions_.empty(); });
-      for (const std::uint64_t comm_id : forgotten_) {
-        brains_.erase(comm_id);
-        open_.erase(comm_id);
-      }
+      for (const std::uint64_t comm_id : forgotten_) brains_.erase(comm_id);
       forgotten_.clear();
       question = std::move(questions_.front());
       questions_.pop_front();
     }
-    Answer answer = think(question);
-    answer.edition = question.edition;
+    BrainAnswer answer = think(question.first, question.second);
     const std::lock_guard<std::mutex> lock(mutex_);
-    answers_[question.comm_id] = std::move(answer);
+    if (open_.count(question.first) != 0) answers_[question.first] = std::move(answer);
   }
 }
 
-Thinking::Answer Thinking::think(const Question& question) {
-  Brain& kept = brains_[question.comm_id];
-  BrainHandle* brain = &kept.handle;
-  if (kept.edition != question.edition) brain->close();
-  kept.edition = question.edition;
-  char reason[DYNAMICCL_REASON_BYTES] = "";
-  const char* artifact = std::getenv("DYNAMICCL_ARTIFACT");
-  dynamiccl_brain_config config = {};
-  config.artifact = artifact != nullptr ? artifact : "";
-  config.system = question.system.c_str();
-  config.socket = std::getenv("DYNAMICCL_BRAIN_SOCKET");
-  if (config.socket != nullptr && *config.socket == '\0') config.socket = nullptr;
-  config.num_nodes = static_cast<std::int32_t>(question.num_nodes);
-  config.num_ranks = static_cast<std::int32_t>(question.num_ranks);
-  if (!brain->is_open() && !brain->open(config, reason, sizeof reason)) return {reason, {}, 0};
-  dynamiccl_history history = {};
-  history.tasks = question.tasks.data();
-  history.num_tasks = static_cast<std::int32_t>(question.tasks.size());
-  history.table = question.table.empty() ? nullptr : question.table.data();
-  history.table_bytes = question.table.size();
-  std::vector<std::uint8_t> table(kMaxFileBytes);
-  std::size_t size = 0;
-  if (!brain->decide(history, table.data(), table.size(), &size, reason, sizeof reason)) {
-    return {reason, {}, 0};
+BrainAnswer Thinking::think(std::uint64_t comm_id, const BrainAsk& question) {
+  const char* socket = std::getenv("DYNAMICCL_BRAIN_SOCKET");
+  const bool is_ours = socket == nullptr || *socket == '\0';
+  if (is_ours) {
+    if (const char* problem = start_brain()) return {problem, {}};
   }
-  table.resize(size);
-  return {"", table, 0};
+  std::unique_ptr<BrainConnection>& brain = brains_[comm_id];
+  if (brain == nullptr) {
+    brain = is_ours ? std::make_unique<BrainConnection>(address_, size_)
+                    : std::make_unique<BrainConnection>(socket);
+  }
+  return brain->ask(question);
+}
+
+/// Null where it runs, else why not. Its socket has a name that the kernel draws, in no directory.
+const char* Thinking::start_brain() {
+  if (brain_ > 0 && waitpid(brain_, nullptr, WNOHANG) == 0) return nullptr;
+  brain_ = 0;
+  brains_.clear();  // of the one before
+  const std::string program = beside_this_program();
+  if (access(program.c_str(), X_OK) != 0) {
+    return "dynamiccl-brain is not there: build and install the plugin with --torch, or start "
+           "'dynamiccl-deploy brain' and set DYNAMICCL_BRAIN_SOCKET";
+  }
+  const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  address_ = {};
+  address_.sun_family = AF_UNIX;
+  size_ = sizeof address_;
+  auto* address = reinterpret_cast<sockaddr*>(&address_);
+  const bool listens = listener >= 0 && bind(listener, address, sizeof address_.sun_family) == 0 &&
+                       listen(listener, 64) == 0 && getsockname(listener, address, &size_) == 0;
+  const pid_t child = listens ? fork() : -1;
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // with this thread, so with the worker
+    char* words[] = {const_cast<char*>(kProgram), nullptr};
+    if (dup2(listener, 0) == 0) execv(program.c_str(), words);
+    _exit(127);
+  }
+  if (listener >= 0) close(listener);
+  if (child < 0) return "dynamiccl-brain cannot be started";
+  brain_ = child;
+  return nullptr;
 }
 
 }  // namespace dynamiccl

@@ -1,9 +1,12 @@
-// The brains of a job's communicators: TorchScript in this process, or another process
-// (adaptive/brain/brain.h). One thread asks them, one question after the other: ranks never wait
-// for a brain.
+// The brains of a job's communicators: dynamiccl-brain, which is started when it is first needed,
+// or a process that listens at a socket (brain/connection.h). One thread asks them, one question
+// after the other: ranks never wait for a brain.
 //
-//   DYNAMICCL_BRAIN_SOCKET  the brain is the process that listens there. Default: TorchScript.
+//   DYNAMICCL_BRAIN_SOCKET  the brain is the process that listens there. Default: dynamiccl-brain,
+//                           which lies beside this program where it was built with torch.
 #pragma once
+
+#include <sys/types.h>
 
 #include <condition_variable>
 #include <cstdint>
@@ -15,50 +18,37 @@
 #include <string>
 #include <vector>
 
-#include "adaptive/brain/brain.h"
+#include "brain/connection.h"
 
 namespace dynamiccl {
 
 class Thinking {
  public:
-  struct Question {
-    std::uint64_t comm_id;
-    std::uint64_t edition;  // of the artifact: a brain knows one
-    std::string system;
-    std::uint32_t num_nodes, num_ranks;
-    std::vector<dynamiccl_task> tasks;
-    std::vector<std::uint8_t> table;  // in force; none: NCCL's own choice
-  };
-  struct Answer {
-    std::string problem;              // why there is no decision
-    std::vector<std::uint8_t> table;  // none: keep the one in force
-    std::uint64_t edition = 0;        // of the question
-  };
-
   /// False while an earlier question of this communicator is open.
-  bool ask(Question question);
+  bool ask(std::uint64_t comm_id, BrainAsk question);
   /// The answer to it, once.
-  std::unique_ptr<Answer> take(std::uint64_t comm_id);
-  /// The communicator is no more.
+  std::unique_ptr<BrainAnswer> take(std::uint64_t comm_id);
+  /// The communicator is no more, or its next question is about another artifact.
   void forget(std::uint64_t comm_id);
 
  private:
   [[noreturn]] void run();
-  Answer think(const Question& question);
+  BrainAnswer think(std::uint64_t comm_id, const BrainAsk& question);
+  const char* start_brain();
 
   std::mutex mutex_;  // of these
   std::condition_variable has_question_;
   bool is_running_ = false;
-  std::deque<Question> questions_;
+  std::deque<std::pair<std::uint64_t, BrainAsk>> questions_;
   std::vector<std::uint64_t> forgotten_;
   std::set<std::uint64_t> open_;
-  std::map<std::uint64_t, Answer> answers_;
+  std::map<std::uint64_t, BrainAnswer> answers_;
 
-  struct Brain {
-    BrainHandle handle;
-    std::uint64_t edition = 0;
-  };
-  std::map<std::uint64_t, Brain> brains_;  // the thread's
+  // The thread's.
+  std::map<std::uint64_t, std::unique_ptr<BrainConnection>> brains_;
+  pid_t brain_ = 0;  // of dynamiccl-brain
+  sockaddr_un address_ = {};
+  socklen_t size_ = 0;
 };
 
 }  // namespace dynamiccl

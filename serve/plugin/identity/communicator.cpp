@@ -20,14 +20,19 @@ DYNAMICCL_OLD_SYMBOL(dlsym);
 namespace dynamiccl {
 namespace {
 
-Mutex g_mutex;
-/// Of all communicators of this process, parents of shrunk ones included. Never destroyed: it
-/// outlives the process's own objects, and leaves no exit handler.
-alignas(Ids) unsigned char g_room[sizeof(Ids)];
-Ids* g_ids = nullptr;
+/// Of all communicators of this process, parents of shrunk ones included.
+bool note_id(std::uint64_t id) noexcept {
+  static Mutex mutex;
+  static Ids* ids = nullptr;
+  // Never destroyed: it outlives the process's own objects, and leaves no exit handler.
+  alignas(Ids) static unsigned char room[sizeof(Ids)];
+  const Lock lock(&mutex);
+  if (ids == nullptr) ids = new (room) Ids;
+  return ids->note(id);
+}
 
 /// The result of ncclGetVersion in a loaded library (null: in the program and what it is linked
-/// with), such as 22809 for 2.28.9; 0 where there is none.
+/// with); 0 where there is none.
 int nccl_version_in(const char* library) noexcept {
   void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (handle == nullptr) return 0;
@@ -38,25 +43,13 @@ int nccl_version_in(const char* library) noexcept {
   return version;
 }
 
-struct CallingNccl {
-  int version;
-  bool is_rccl;
-};
-
-/// A process may have loaded two NCCLs: the caller is the one that contains the logger.
-CallingNccl find_calling_nccl(ncclDebugLogger_t logger) noexcept {
-  Dl_info nccl = {};
-  const bool is_found = dladdr(reinterpret_cast<void*>(logger), &nccl) != 0;
-  const char* library = is_found && nccl.dli_fname != nullptr ? nccl.dli_fname : "";
-  int version = library[0] != '\0' ? nccl_version_in(library) : 0;
-  if (version == 0) version = nccl_version_in(nullptr);
-  return {version, std::strstr(library, "librccl") != nullptr};
-}
-
-const char* reason_to_abstain(const Communicator& communicator, const CallingNccl& nccl) noexcept {
-  if (nccl.is_rccl) return "this is RCCL, whose algorithms are others";
+const char* reason_to_abstain(const Communicator& communicator, int nccl_version,
+                              const char* nccl_library) noexcept {
+  if (std::strstr(nccl_library, "librccl") != nullptr) {
+    return "this is RCCL, whose algorithms are others";
+  }
   static_assert(kOldestNccl == 22700 && kNewestNccl == 23099, "the line below says so");
-  if (nccl.version < kOldestNccl || nccl.version > kNewestNccl) {
+  if (nccl_version < kOldestNccl || nccl_version > kNewestNccl) {
     return "this is another release of NCCL than 2.27 to 2.30, whose sources were read";
   }
   if (value_of("NCCL_COMM_ID") != nullptr) {
@@ -78,16 +71,19 @@ const char* reason_to_abstain(const Communicator& communicator, const CallingNcc
 
 }  // namespace
 
-Checked check_communicator(const Communicator& communicator) noexcept {
-  const bool ids_repeat = note_id(communicator.comm_id);  // whatever follows
-  const CallingNccl nccl = find_calling_nccl(communicator.logger);
-  return {nccl.version, reason_to_abstain(communicator, nccl), ids_repeat};
+int nccl_version_of(ncclDebugLogger_t logger, const char** library) noexcept {
+  Dl_info nccl = {};
+  dladdr(reinterpret_cast<void*>(logger), &nccl);
+  *library = nccl.dli_fname != nullptr ? nccl.dli_fname : "";
+  const int version = nccl_version_in(*library);
+  return version != 0 ? version : nccl_version_in(nullptr);
 }
 
-bool note_id(std::uint64_t id) noexcept {
-  const Lock lock(&g_mutex);
-  if (g_ids == nullptr) g_ids = new (g_room) Ids;
-  return g_ids->note(id);
+Checked check_communicator(const Communicator& communicator) noexcept {
+  const bool ids_repeat = note_id(communicator.comm_id);  // whatever follows
+  const char* library = nullptr;
+  const int version = nccl_version_of(communicator.logger, &library);
+  return {version, reason_to_abstain(communicator, version, library), ids_repeat};
 }
 
 }  // namespace dynamiccl

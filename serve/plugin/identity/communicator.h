@@ -5,8 +5,8 @@
 //   NCCL_COMM_ID  where set, all communicators have one id: all abstain.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include <cstdarg>
+#include <cstdio>
 
 #include "nccl/tuner_abi.h"
 
@@ -16,15 +16,23 @@ namespace dynamiccl {
 struct Communicator {
   std::size_t num_ranks;
   std::size_t num_nodes;
-  ncclDebugLogger_t logger;                         // may be null
-  const ncclNvlDomainInfo_v5_t* domains = nullptr;  // null: not told
-  std::uint64_t comm_id = 0;                        // 0: not told
+  ncclDebugLogger_t logger;                   // may be null
+  ncclNvlDomainInfo_v5_t* domains = nullptr;  // null: not told
+  std::uint64_t comm_id = 0;                  // 0: not told
 };
 
 struct Checked {
   int nccl_version;               // of the NCCL that calls, as ncclGetVersion says; 0: unknown
   const char* reason_to_abstain;  // the same on all its ranks; null: none
-  bool ids_repeat;                // a reason too, but one that its other ranks may not know
+  /// A reason too, but one that its other ranks may not know: a communicator was shrunk before.
+  ///
+  /// All shrinks of one parent have one id, and so have their children (2.30.7
+  /// `init.cc:1875-1880,3143-3152`). A first shrink is known by its parent's id. What is made of it
+  /// later cannot be told from a communicator of ncclCommInitRank: its id is a hash, of a colour
+  /// among others. So after a first shrink all later communicators of the process abstain. Ranks
+  /// that join by ncclCommGrow have seen no shrink: in mode table the others vote the problem; mode
+  /// adaptive decides nothing without the others.
+  bool ids_repeat;
 };
 
 inline constexpr char kIdsRepeat[] = "a communicator was shrunk before: ids may repeat";
@@ -33,15 +41,25 @@ inline constexpr char kIdsRepeat[] = "a communicator was shrunk before: ids may 
 /// called for each communicator of the process, those that abstain for other reasons included.
 Checked check_communicator(const Communicator& communicator) noexcept;
 
-/// Remembers the id of a communicator. Returns whether ids may repeat from now on in this process's
-/// communicators.
-///
-/// All shrinks of one parent have one id, and so have their children (2.30.7
-/// `init.cc:1875-1880,3143-3152`). A first shrink is known by its parent's id. What is made of it
-/// later cannot be told from a communicator of ncclCommInitRank: its id is a hash, of a colour
-/// among others. So after a first shrink all later communicators of the process abstain. Ranks that
-/// join by ncclCommGrow have seen no shrink: in mode table the others vote the problem; mode
-/// adaptive decides nothing without the others.
-bool note_id(std::uint64_t id) noexcept;
+/// The release of the NCCL that contains this logger, such as 22809 for 2.28.9, since a process may
+/// have loaded two; else of any that is not hidden (RTLD_LOCAL); 0 where there is none. `library`:
+/// its path, or "".
+int nccl_version_of(ncclDebugLogger_t logger, const char** library) noexcept;
+
+/// One line in NCCL's log, as one %s, so that no other varargs cross the boundary.
+__attribute__((format(printf, 3, 4))) inline void say(const Communicator& communicator,
+                                                      ncclDebugLogLevel level, const char* format,
+                                                      ...) noexcept {
+  if (communicator.logger == nullptr) return;
+  char line[4096 + 512];
+  const int head = std::snprintf(line, sizeof line,
+                                 "DYNAMICCL: %zu ranks on %zu nodes: ", communicator.num_ranks,
+                                 communicator.num_nodes);
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line + head, sizeof line - static_cast<std::size_t>(head), format, arguments);
+  va_end(arguments);
+  communicator.logger(level, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
+}
 
 }  // namespace dynamiccl

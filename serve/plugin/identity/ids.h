@@ -8,26 +8,73 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 
 namespace dynamiccl {
 
-/// The id of a communicator that was shrunk from another one: NCCL's hash (2.30.7 `bitops.h:502`).
-std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept;
+/// The id of a communicator that was shrunk from another one: NCCL's hash (2.30.7 `bitops.h:502`)
+/// of the parent's id, the child's number and its colour, both a 4-byte 0.
+inline std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept {
+  const std::uint64_t numbers[] = {parent_id, 0, 0};
+  const std::uint64_t sizes[] = {8, 4, 4};
+  std::uint64_t first = 1, second = 1;
+  for (int i = 0; i < 3; ++i) {
+    first = (first ^ sizes[i]) + second;
+    second ^= first;
+    first = (first ^ first >> 31) * 0x9de62bbc8cef3ce3U;
+    second = (second ^ second >> 32) * 0x485cd6311b599e79U;
+    first += numbers[i];
+  }
+  const std::uint64_t mixed = (first ^ first >> 31) * 0xbac3bd562846de6bU + second;
+  return (mixed ^ mixed >> 32) * 0x995a187a14e7b445U;
+}
 
-/// A set of ids, and of those that a shrink of each would have. Not for several threads at once.
+/// A hash set of the ids that shrinks of the noted ones would have. Not for several threads at
+/// once.
 class Ids {
  public:
   Ids() noexcept = default;
-  ~Ids();
-  Ids(const Ids& other) noexcept;
+  ~Ids() { std::free(slots_); }
+  Ids(const Ids&) = delete;
   Ids& operator=(const Ids&) = delete;
 
-  /// Take note of a communicator; whether from now on an id may be two communicators'.
-  bool note(std::uint64_t id) noexcept;
+  /// Take note of a communicator (0: of none); whether from now on an id may be two communicators'.
+  bool note(std::uint64_t id) noexcept {
+    if (id == 0 || may_repeat_) return may_repeat_;
+    may_repeat_ = capacity_ != 0 && *place_of(id) == id;
+    // Without memory for it nobody could tell any more.
+    may_repeat_ |= !add(id_of_shrunk(id));
+    return may_repeat_;
+  }
 
  private:
-  bool holds(std::uint64_t id) const noexcept;
-  bool add(std::uint64_t id) noexcept;
+  /// Where an id is, or would be; ids are hashes already.
+  std::uint64_t* place_of(std::uint64_t id) const noexcept {
+    std::size_t at = static_cast<std::size_t>(id * 0x9e3779b97f4a7c15U >> 32);
+    while (slots_[at & (capacity_ - 1)] != 0 && slots_[at & (capacity_ - 1)] != id) ++at;
+    return &slots_[at & (capacity_ - 1)];
+  }
+
+  bool add(std::uint64_t id) noexcept {
+    if (2 * size_ >= capacity_ && !grow()) return false;
+    std::uint64_t* place = place_of(id);
+    if (*place == 0) ++size_;
+    *place = id;
+    return true;
+  }
+
+  bool grow() noexcept {
+    constexpr std::size_t kFirstCapacity = 64;
+    const std::size_t before = capacity_, now = before == 0 ? kFirstCapacity : 2 * before;
+    auto* slots = static_cast<std::uint64_t*>(std::calloc(now, sizeof *slots_));
+    if (slots == nullptr) return false;
+    std::uint64_t* old = slots_;
+    slots_ = slots;
+    capacity_ = now;
+    for (std::size_t i = 0; i < before; ++i) *place_of(old[i]) = old[i];
+    std::free(old);
+    return true;
+  }
 
   std::uint64_t* slots_ = nullptr;  // 0: free
   std::size_t capacity_ = 0;        // a power of two

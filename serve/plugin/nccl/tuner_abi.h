@@ -37,17 +37,8 @@ struct ncclNvlDomainInfo_v5_t {
 };
 
 // The cost model's constants, in and out in v5 and v6: what `init` leaves there, the model is made
-// from (2.30.7 `src/init.cc:1639`). Latencies in us, ceilings in GB/s; the last index of the former
-// is the protocol, of the latter 1, 2 or more nodes.
-struct ncclTunerConstants_v5_t {
-  double baseLatencies[7][3];
-  double hwLatencies[3][7][3];  // NVLink, PCI, network
-  double llMaxBws[4][3];        // Volta, Ampere, Hopper, Blackwell
-  double perChMaxRingLL128Bws[4][3];
-  double perChMaxTreeLL128Bws[4][3];
-  double perChMaxTreeBws[4][3];
-  double perChMaxNVLSTreeBws[4][3];
-};
+// from (2.30.7 `src/init.cc:1639`). We leave them alone.
+struct ncclTunerConstants_v5_t;
 
 // Common to all: `collCostTable` is typed float** and is one flat float[numAlgo][numProto] of
 // microseconds, -1.0 where a combination is not available (`src/enqueue.cc`, topoGetAlgoInfo).

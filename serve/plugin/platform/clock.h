@@ -26,30 +26,21 @@ inline void sleep_ns(std::uint64_t duration_ns) noexcept {
   nanosleep(&pause, nullptr);
 }
 
-/// Mutex without a constructor that could throw, held by a Lock.
-class Mutex {
- public:
-  Mutex() = default;
-  ~Mutex() = default;  // nothing to give back on Linux; threads outlive a process's own objects
-  Mutex(const Mutex&) = delete;
-  Mutex& operator=(const Mutex&) = delete;
-
-  void lock() noexcept { pthread_mutex_lock(&mutex_); }
-  void unlock() noexcept { pthread_mutex_unlock(&mutex_); }
-
- private:
-  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+/// Mutex without a constructor that could throw, held by a Lock. Nothing to give back on Linux, and
+/// threads outlive a process's own objects.
+struct Mutex {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 };
 
 class Lock {
  public:
-  explicit Lock(Mutex* mutex) noexcept : mutex_(mutex) { mutex_->lock(); }
-  ~Lock() { mutex_->unlock(); }
+  explicit Lock(Mutex* held) noexcept : held_(held) { pthread_mutex_lock(&held_->mutex); }
+  ~Lock() { pthread_mutex_unlock(&held_->mutex); }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
  private:
-  Mutex* mutex_;
+  Mutex* held_;
 };
 
 }  // namespace dynamiccl

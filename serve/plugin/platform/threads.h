@@ -20,6 +20,18 @@ void join_thread(pthread_t thread) noexcept;
 /// Whether this process was forked off one that had loaded the plugin: it has none of the threads.
 bool in_forked_child() noexcept;
 
+/// Waits, at most 200 ms, until other threads have left; returns whether they have.
+template <typename Condition>
+bool wait_until(const Condition& is_met) noexcept {
+  constexpr int kTries = 200;
+  constexpr std::uint64_t kPauseNs = 1'000'000;
+  for (int i = 0; !is_met(); ++i) {
+    if (i == kTries) return false;
+    sleep_ns(kPauseNs);
+  }
+  return true;
+}
+
 /// CLOCK_REALTIME.
 std::uint64_t realtime_ns() noexcept;
 

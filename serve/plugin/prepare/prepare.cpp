@@ -294,8 +294,8 @@ std::string seek_arbiter(const Start& start, const std::string& by_hand, const K
   if (!found.empty()) return found;
   std::string tried;
   for (const Endpoint& one : endpoints) tried += " " + one.host + ":" + one.port;
-  note("no arbiter of this job answers at" + tried + "; between hosts NCCL's own choice stands; " +
-       "DYNAMICCL_ARBITER=HOST:PORT names another");
+  note("no arbiter of this job answers at" + tried + ": where ranks need one NCCL's own choice " +
+       "stands; DYNAMICCL_ARBITER=HOST:PORT names another");
   return "";
 }
 
@@ -318,13 +318,12 @@ int prepare(const Words& words) {
     }
     return std::string(here) + "/" + path;  // the job may go elsewhere
   };
-  std::string artifact = path_of("DYNAMICCL_ARTIFACT", words[0] + "/artifact");
-  // As one dynamiccl-run around another finds it; see below.
-  if (artifact.rfind("/.") == artifact.size() - 2) artifact.resize(artifact.size() - 2);
+  const std::string artifact = path_of("DYNAMICCL_ARTIFACT", words[0] + "/artifact");
   char fingerprint[kFingerprintBytes] = "";
   const bool is_named = take_fingerprint(0, fingerprint);
   const std::string machine(fingerprint,
                             is_named ? std::strstr(fingerprint, ";nccl=") : fingerprint);
+  lines.set("DYNAMICCL_ARTIFACT", artifact);
   const std::string problem = give_tables(artifact, machine, &lines);
   lines.set("DYNAMICCL_PROBLEM", problem);
   // By the name that stays when another artifact is installed.
@@ -352,27 +351,19 @@ int prepare(const Words& words) {
     note(
         "this prepares one host, and the job has several: start each rank through dynamiccl-run, "
         "as in 'srun dynamiccl-run python train.py'");
-  } else if ((mode.empty() || mode == "table") &&
-             (start.hosts == Hosts::kSeveral || !has_word || !by_hand.empty())) {
+  } else if (mode == "adaptive" || (mode != "observe" && (start.hosts == Hosts::kSeveral ||
+                                                          !has_word || !by_hand.empty()))) {
     Words ends_with = {words[1]};
     if (words[2] != "0" && words[2] != "1") ends_with.push_back(words[2]);  // else no launcher
     if (why_no_key == nullptr) {
       arbiter = seek_arbiter(start, by_hand, key, words[0], ends_with);
     } else {
-      note("several hosts agree under a key, and " + key_file + " is none: " + why_no_key);
+      note("ranks meet at their arbiter under a key, and " + key_file + " is none: " + why_no_key);
     }
   }
   lines.set("DYNAMICCL_ARBITER", arbiter);
+  if (!start.name.empty()) lines.set("DYNAMICCL_JOB_ID", start.name);  // of recorded calls
   sweep_words();
-
-  // What mode adaptive reads. It follows no link in the last place of a path.
-  lines.set("DYNAMICCL_ARTIFACT", artifact + "/.");
-  if (!start.name.empty()) lines.set("DYNAMICCL_JOB_ID", start.name);
-  if (value("DYNAMICCL_COORDINATOR").empty() && !start.host.empty()) {
-    const bool is_six = start.host.find(':') != std::string::npos;
-    lines.set("DYNAMICCL_COORDINATOR",
-              (is_six ? "[" + start.host + "]" : start.host) + ":" + port_of(start.id, 4));
-  }
   std::fputs(lines.text().c_str(), stdout);
   return 0;
 }

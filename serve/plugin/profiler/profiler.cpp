@@ -175,7 +175,7 @@ Profiler* Profiler::create(const ProfiledCommunicator& communicator) noexcept {
   profiler->hides_broadcasts_.store(communicator.hides_broadcasts, std::memory_order_relaxed);
   profiler->num_broadcasts_ = 0;
   for (auto& latest : profiler->latest_) latest.store(~std::uint64_t{0}, std::memory_order_relaxed);
-  const char* problem = Recorder::acquire(profiler->sample_ppm_);
+  const char* problem = Recorder::acquire(profiler->sample_ppm_, communicator.logger);
   profiler->marks_.begin(communicator.has_launches);
   mask->begin(communicator.has_launches);
   if (Recorder::is_on() && in_burst(0, profiler->sample_ppm_)) {

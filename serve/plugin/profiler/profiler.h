@@ -10,7 +10,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "adaptive/agreement/marks.h"
+#include "agree/marks.h"
 #include "nccl/profiler_abi.h"
 #include "platform/threads.h"
 #include "profiler/bursts.h"

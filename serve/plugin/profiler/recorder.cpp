@@ -16,8 +16,8 @@
 #include <initializer_list>
 
 #include "file.h"
+#include "identity/communicator.h"
 #include "identity/environment.h"
-#include "platform/loaded_nccl.h"
 #include "platform/threads.h"
 #include "vocabulary.h"
 
@@ -146,15 +146,11 @@ const char* open_directory(const char* path, int* descriptor) noexcept {
     return errno == ENOTDIR ? "it is not a directory, or a symbolic link to one"
                             : "it cannot be opened";
   }
-  struct statx status;  // fstat would tie the library to glibc 2.33
+  const FileStatus status = status_of(opened);
   const char* problem = nullptr;
-  if (statx(opened, "", AT_EMPTY_PATH, STATX_UID | STATX_MODE, &status) != 0) {
-    problem = "its owner cannot be told";
-  } else if (status.stx_uid != 0 && status.stx_uid != geteuid()) {
-    problem = "it belongs to another user";
-  } else if ((status.stx_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    problem = "others may write to it";
-  }
+  if ((status.mode & (S_IWGRP | S_IWOTH)) != 0) problem = "others may write to it";
+  if (status.owner != 0 && status.owner != geteuid()) problem = "it belongs to another user";
+  if (!S_ISDIR(status.mode)) problem = "its owner cannot be told";
   if (problem == nullptr) {
     *descriptor = opened;
   } else {
@@ -270,7 +266,6 @@ std::atomic<std::uint64_t> g_flushes_wanted{0}, g_flushes_done{0};
 
 /// It polls: waking it for each record would cost whoever calls a collective a system call.
 void* write_records(void*) noexcept {
-  g_files.header.nccl_version = loaded_nccl_version();  // can take milliseconds
   std::uint64_t tail = 0, dropped_before = 0, pause_ns = kBusyPauseNs;
   while (true) {
     // Asked before: what was pushed until then is in the ring.
@@ -295,7 +290,7 @@ void* write_records(void*) noexcept {
 std::atomic<bool> Recorder::s_writes{false};
 Hook<const CallRecord&> Recorder::s_sink;
 
-const char* Recorder::acquire(std::uint32_t sample_ppm) noexcept {
+const char* Recorder::acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept {
   if (in_forked_child()) return nullptr;
   const Lock lock(&g_mutex);
   ++g_communicators;
@@ -307,6 +302,8 @@ const char* Recorder::acquire(std::uint32_t sample_ppm) noexcept {
   if (!parse_number(text, &mib) || mib > kLargestMaxMib) mib = kDefaultMaxMib;
   g_files.max_file_bytes = (std::max<std::uint64_t>(mib, 1) << 20) / kFilesKept;
   read_environment(sample_ppm, &g_files.header);
+  const char* library = nullptr;
+  g_files.header.nccl_version = nccl_version_of(logger, &library);
   if (!start_thread(write_records, nullptr, "dynamiccl-calls")) {
     close(g_files.directory);
     return "its thread cannot be started";

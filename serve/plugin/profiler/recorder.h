@@ -10,7 +10,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "platform/barriers.h"
+#include "nccl/tuner_abi.h"
+#include "platform/threads.h"
 #include "profiler/record.h"
 
 namespace dynamiccl {
@@ -64,8 +65,8 @@ class Recorder {
   using Sink = Hook<const CallRecord&>::Function;
 
   /// A communicator has come. Null, or why no calls files are written though they were asked for.
-  /// `sample_ppm` is what their headers say of the sampled share.
-  static const char* acquire(std::uint32_t sample_ppm) noexcept;
+  /// `sample_ppm` is what their headers say of the sampled share; `logger` tells which NCCL it is.
+  static const char* acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept;
 
   /// A communicator has gone. With the last one all is written; a file system that hangs is waited
   /// for no longer than kFlushLimitNs.

@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "adaptive/agreement/marks.h"
 #include "agree/ballot.h"
+#include "agree/marks.h"
 #include "agree/rounds.h"
 #include "agree/stops.h"
 #include "identity/ids.h"

@@ -149,8 +149,10 @@ std::vector<Answer> play(
       const Limits limits = limits_of_job();
       Answer answer;
       Reply reply;
+      Exchange nothing;
       answer.began_ms = now_ms();
-      answer.verdict = agree_by_arbiter(address, key, vote, limits, limits.vote_ms / 2, &reply);
+      answer.verdict =
+          agree_by_arbiter(address, key, vote, limits, limits.vote_ms / 2, &reply, &nothing);
       answer.ended_ms = now_ms();
       std::memcpy(answer.reason, reply.reason, sizeof reply.reason);
       _exit(write(ends_of[1], &answer, sizeof answer) == sizeof answer ? 0 : 1);

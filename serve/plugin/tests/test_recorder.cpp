@@ -110,7 +110,7 @@ void many_threads(const std::filesystem::path& folder) {
 /// Nobody waits for the writer: what does not fit is counted, the rest is whole and in order.
 void too_many_for_the_ring(const std::filesystem::path& folder) {
   constexpr std::uint64_t kProducers = 3, kEach = 100'000;
-  Recorder::acquire(0);
+  Recorder::acquire(0, nullptr);
   const RecorderCounters before = Recorder::counters();
   std::vector<std::thread> producers;
   for (std::uint64_t producer = 0; producer < kProducers; ++producer) {

@@ -130,8 +130,9 @@ void overlapping_calls_stop(const char* library, const std::string& folder) {
   std::thread first([&] { CHECK(sweep.call()); });
   while (!g_is_held.load()) std::this_thread::yield();
   CHECK(!sweep.call());
-  g_holds = g_is_held = false;
+  g_holds = false;
   first.join();
+  g_is_held = false;
   CHECK(!sweep.call());
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -160,8 +161,9 @@ void finalize_waits_for_the_call(const char* library, const std::string& folder,
   CHECK(!is_done);
   CHECK(!sweep.call());
   if (for_ever) aborter.join();  // it rather leaks
-  g_holds = g_is_held = false;
+  g_holds = false;
   caller.join();
+  g_is_held = false;
   if (for_ever) return;
   aborter.join();
   CHECK(is_done);

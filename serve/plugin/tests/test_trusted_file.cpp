@@ -13,7 +13,6 @@
 
 #include "tests/check.h"
 #include "trusted/file.h"
-#include "trusted/socket.h"
 
 using namespace dynamiccl;
 

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "agree/word_file.h"
+#include "agree/word.h"
 #include "tests/check.h"
 
 using namespace dynamiccl;
@@ -53,7 +53,7 @@ Vote vote_of(std::uint64_t comm, int rank, int num_ranks) {
 
 std::string name_of(std::uint64_t comm) {
   char name[96];
-  std::snprintf(name, sizeof name, "/dev/shm/dynamiccl-%u-%016llx-%016llx-0",
+  std::snprintf(name, sizeof name, "/dev/shm/dynamiccl-%u-%016llx-%016llx",
                 static_cast<unsigned>(geteuid()), static_cast<unsigned long long>(getpid()),
                 static_cast<unsigned long long>(comm));
   return name;

@@ -7,7 +7,6 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
-#include <cmath>
 #include <limits>
 #include <sstream>
 #include <stdexcept>
@@ -29,7 +28,6 @@ constexpr int kColumns = 8;
 constexpr const char* kColumnNames[kColumns] = {"valid",        "size_bytes", "time_us",
                                                 "algorithm",    "protocol",   "num_channels",
                                                 "interference", "skew_us"};
-constexpr std::uint32_t kTimedModulo = 256;  // TIMED_MODULO of serve/torchscript.py
 constexpr off_t kMaxModuleBytes = off_t{1} << 30;
 
 std::string read_module(const std::string& path) {
@@ -47,7 +45,8 @@ std::string read_module(const std::string& path) {
 
 void check_columns(const torch::jit::Module& script) {
   const auto names = script.attr("call_columns").toList();
-  bool same = names.size() == kColumns && script.attr("window_length").toInt() == DYNAMICCL_WINDOW;
+  bool same =
+      names.size() == kColumns && script.attr("window_length").toInt() == std::int64_t{kWindow};
   for (int i = 0; same && i < kColumns; ++i) {
     same = names.get(static_cast<std::size_t>(i)).toStringRef() == kColumnNames[i];
   }
@@ -74,28 +73,10 @@ std::vector<Entry> entries_of(const at::Tensor& answer, std::int64_t num_rows) {
   return entries;
 }
 
-bool call_is_sound(const dynamiccl_call& call) {
-  return call.size_bytes > 0 && call.size_bytes >> kMaxSizeBits == 0 &&
-         std::isfinite(call.time_us) && call.time_us > 0.0 && std::isfinite(call.skew_us) &&
-         std::isfinite(call.interference) && call.algorithm >= kAuto &&
-         call.algorithm < kNumAlgorithms && call.protocol >= kAuto &&
-         call.protocol < kNumProtocols && call.num_channels >= 0 &&
-         call.num_channels <= kMaxChannels;
-}
-
-void check_task(const dynamiccl_task& task, int index) {
-  bool sound = task.collective >= 0 && task.collective < kNumCollectives && task.num_calls >= 0 &&
-               task.num_calls <= DYNAMICCL_WINDOW;
-  for (int i = 0; sound && i < task.num_calls; ++i) sound = call_is_sound(task.calls[i]);
-  if (!sound) throw std::runtime_error("task " + std::to_string(index) + " is impossible");
-}
-
 /// Calls are right-aligned in the window, as history_arrays has them.
-void append_window(const dynamiccl_task& task, std::vector<double>* values) {
-  values->resize(values->size() + std::size_t{kColumns} *
-                                      static_cast<std::size_t>(DYNAMICCL_WINDOW - task.num_calls));
-  for (int i = 0; i < task.num_calls; ++i) {
-    const dynamiccl_call& call = task.calls[i];
+void append_window(const TimedTask& task, std::vector<double>* values) {
+  values->resize(values->size() + std::size_t{kColumns} * (kWindow - task.calls.size()));
+  for (const TimedCall& call : task.calls) {
     for (const double value :
          {1.0, static_cast<double>(call.size_bytes), call.time_us,
           static_cast<double>(call.algorithm), static_cast<double>(call.protocol),
@@ -107,20 +88,18 @@ void append_window(const dynamiccl_task& task, std::vector<double>* values) {
 
 }  // namespace
 
-ScriptedBrain::ScriptedBrain(const dynamiccl_brain_config& config) : module_(new Module) {
-  std::istringstream bytes(read_module(std::string(config.artifact) + "/brain.pt"));
+ScriptedBrain::ScriptedBrain(const BrainAsk& ask) : module_(new Module) {
+  std::istringstream bytes(read_module(ask.artifact + "/brain.pt"));
   module_->script = torch::jit::load(bytes, at::kCPU);
   module_->script.eval();
   check_columns(module_->script);
-  const std::string system = config.system;
   module_->shape = module_->script
-                       .run_method("find_shape", system, std::int64_t{config.num_nodes},
-                                   std::int64_t{config.num_ranks})
+                       .run_method("find_shape", ask.system, std::int64_t{ask.num_nodes},
+                                   std::int64_t{ask.num_ranks})
                        .toInt();
   if (module_->shape < 0) {
-    throw std::runtime_error("brain.pt knows no " + std::to_string(config.num_ranks) +
-                             " ranks on " + std::to_string(config.num_nodes) + " nodes of " +
-                             system);
+    throw std::runtime_error("brain.pt knows no " + std::to_string(ask.num_ranks) + " ranks on " +
+                             std::to_string(ask.num_nodes) + " nodes of " + ask.system);
   }
   shape_ = module_->script.run_method("shape", module_->shape).toIntVector();
   if (shape_.size() != 5 || shape_[3] < 0 || shape_[4] < 1 || shape_[3] + shape_[4] > kMaxBins) {
@@ -132,21 +111,15 @@ ScriptedBrain::ScriptedBrain(const dynamiccl_brain_config& config) : module_(new
 
 ScriptedBrain::~ScriptedBrain() = default;
 
-std::vector<std::uint8_t> ScriptedBrain::decide(const dynamiccl_history& history) {
-  if (history.num_tasks < 0 || history.num_tasks > kNumCollectives * kMaxBins ||
-      (history.num_tasks > 0 && history.tasks == nullptr)) {
-    throw std::runtime_error("an impossible number of tasks");
-  }
+std::vector<std::uint8_t> ScriptedBrain::decide(const std::vector<TimedTask>& tasks) {
   std::vector<std::int64_t> rows;
   std::vector<std::int64_t> timed;
   std::vector<double> calls;
-  for (int i = 0; i < history.num_tasks; ++i) {
-    const dynamiccl_task& task = history.tasks[i];
-    check_task(task, i);
+  for (const TimedTask& task : tasks) {
     const std::int64_t column = task.bin - shape_[3];
-    if (task.num_calls == 0 || column < 0 || column >= shape_[4]) continue;
+    if (task.calls.empty() || column < 0 || column >= shape_[4]) continue;
     rows.push_back(task.collective * shape_[4] + column);
-    timed.push_back(task.num_timed == 0 ? -1 : task.num_timed % kTimedModulo);
+    timed.push_back(task.num_timed);
     append_window(task, &calls);
   }
   std::vector<Entry> entries = cold_;
@@ -154,7 +127,7 @@ std::vector<std::uint8_t> ScriptedBrain::decide(const dynamiccl_history& history
     const auto num_rows = static_cast<std::int64_t>(rows.size());
     const at::Tensor row = at::from_blob(rows.data(), {num_rows}, at::kLong);
     at::Tensor window =
-        at::from_blob(calls.data(), {num_rows, DYNAMICCL_WINDOW, kColumns}, at::kDouble);
+        at::from_blob(calls.data(), {num_rows, std::int64_t{kWindow}, kColumns}, at::kDouble);
     if (module_->script.find_method("watch")) {  // not in older artifacts
       const at::Tensor told = at::from_blob(timed.data(), {num_rows}, at::kLong);
       window = module_->script.run_method("watch", row, window, told).toTensor();

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "adaptive/brain/brain_abi.h"
+#include "brain/message.h"
 #include "table.h"
 
 namespace dynamiccl {
@@ -13,14 +13,14 @@ namespace dynamiccl {
 class ScriptedBrain {
  public:
   /// Loads the module and decides the cold table, which is the warm-up as well. Throws
-  /// std::exception with a reason. To be called inside run_beside_job, as `decide`.
-  explicit ScriptedBrain(const dynamiccl_brain_config& config);
+  /// std::exception with a reason.
+  explicit ScriptedBrain(const BrainAsk& ask);
   ~ScriptedBrain();
   ScriptedBrain(const ScriptedBrain&) = delete;
   ScriptedBrain& operator=(const ScriptedBrain&) = delete;
 
-  /// The bytes of the next table. Throws for a history that no communicator has.
-  std::vector<std::uint8_t> decide(const dynamiccl_history& history);
+  /// The bytes of the next table. Throws where the module does.
+  std::vector<std::uint8_t> decide(const std::vector<TimedTask>& tasks);
 
  private:
   struct Module;

@@ -44,6 +44,10 @@ const char* why_not_trusted(int descriptor, unsigned kind, unsigned forbidden_mo
 /// Whether a regular file is there that counts, readable or not: the kill file.
 bool exists_trusted(const char* path) noexcept;
 
+/// Whether a socket at `path` may be connected to: null, or why not. Its directory is checked too:
+/// only that keeps another from taking its place until then.
+const char* check_trusted_socket(const char* path) noexcept;
+
 /// The key of a job's messages: SHA-256 of "dynamiccl-key" and the bytes of the file, which has 16
 /// to 4096 of them and mode 0600 or 0400.
 const char* load_key(const char* path, std::uint8_t key[kDigestBytes]) noexcept;

@@ -36,11 +36,11 @@ ncclResult_t finalize(void*) noexcept { return ncclSuccess; }
 
 }  // namespace
 
-std::uint64_t dynamiccl::take_comm_id(std::size_t num_ranks, std::size_t num_nodes) noexcept {
+std::uint64_t dynamiccl::take_comm_id(const Communicator& communicator) noexcept {
   const CreatedId created = t_created;
   t_created = {0, 0, 0};
-  const bool fits = static_cast<std::size_t>(created.num_ranks) == num_ranks &&
-                    static_cast<std::size_t>(created.num_nodes) == num_nodes;
+  const bool fits = static_cast<std::size_t>(created.num_ranks) == communicator.num_ranks &&
+                    static_cast<std::size_t>(created.num_nodes) == communicator.num_nodes;
   return fits ? created.comm_id : 0;
 }
 

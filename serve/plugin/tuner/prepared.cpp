@@ -1,6 +1,4 @@
-// Implementation of prepared.h.
-#include "tuner/prepared.h"
-
+// What dynamiccl-run has prepared for a communicator, and its one table file.
 #include <sys/random.h>
 #include <sys/utsname.h>
 
@@ -12,6 +10,7 @@
 #include "file.h"
 #include "identity/environment.h"
 #include "platform/clock.h"
+#include "tuner/init.h"
 
 namespace dynamiccl {
 namespace {
@@ -43,14 +42,14 @@ const DecisionTable* keep(Kept* made) noexcept {
   return &made->table;
 }
 
-/// So many hex digits, and nothing else.
-bool parse_hex(const char* text, std::size_t num_digits, std::uint64_t* number) noexcept {
-  *number = 0;
-  for (std::size_t i = 0; i < num_digits; ++i) {
-    const char* digits = "0123456789abcdef";
-    const char* digit = text[i] != '\0' ? std::strchr(digits, text[i]) : nullptr;
+/// So many numbers of 16 hex digits, and nothing else.
+bool parse_hex(const char* text, std::size_t count, std::uint64_t* numbers) noexcept {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  if (text == nullptr || std::strlen(text) != 16 * count) return false;
+  for (std::size_t i = 0; i < 16 * count; ++i) {
+    const char* digit = std::strchr(kDigits, text[i]);
     if (digit == nullptr) return false;
-    *number = *number << 4 | static_cast<std::uint64_t>(digit - digits);
+    numbers[i / 16] = numbers[i / 16] << 4 | static_cast<std::uint64_t>(digit - kDigits);
   }
   return true;
 }
@@ -69,38 +68,31 @@ std::int32_t world_rank() noexcept {
   return -1;
 }
 
+/// Never 0.
 std::uint64_t draw() noexcept {
-  std::uint64_t number = 0;
-  if (getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number) {
-    number = monotonic_ns() ^ reinterpret_cast<std::uintptr_t>(&number);
-  }
-  return number | 1;  // never 0
+  std::uint64_t number = monotonic_ns();  // stays where the kernel has no random one
+  [[maybe_unused]] const ssize_t got = getrandom(&number, sizeof number, GRND_NONBLOCK);
+  return number | 1;
 }
 
-/// What DYNAMICCL_SYSTEMS has for this release of NCCL; its length is 0 where it has nothing.
-const char* find_system(const char* systems, int nccl_version, int* length) noexcept {
+/// Where DYNAMICCL_SYSTEMS has the system of this release of NCCL; empty: nowhere.
+const char* find_system(const char* systems, int nccl_version) noexcept {
   char key[16];
-  const int size = std::snprintf(key, sizeof key, "%d=", nccl_version);
-  for (const char* word = systems;; word += std::strcspn(word, " ")) {
-    word += std::strspn(word, " ");
-    const bool is_it = std::strncmp(word, key, static_cast<std::size_t>(size)) == 0;
-    if (is_it) word += size;
-    *length = is_it ? static_cast<int>(std::strcspn(word, " ")) : 0;
-    if (is_it || *word == '\0') return word;
-  }
+  std::snprintf(key, sizeof key, "%d=", nccl_version);
+  const char* at = std::strstr(systems, key);
+  while (at != nullptr && at != systems && at[-1] != ' ') at = std::strstr(at + 1, key);
+  return at != nullptr ? at + std::strlen(key) : "";
 }
 
 /// Reads the file into memory of this process, which nobody can cut off or exchange.
 void read_table(const File& file, const Communicator& communicator, int nccl_version,
                 Prepared* prepared) noexcept {
   const FileStatus status = status_of(file.descriptor());
-  if (!S_ISREG(status.mode)) DYNAMICCL_FAIL("its table: it is not a regular file");
-  if (status.owner != 0 && status.owner != geteuid()) {
-    DYNAMICCL_FAIL("its table: it belongs to another user");
-  }
-  if ((status.mode & (S_IWGRP | S_IWOTH)) != 0) {
-    DYNAMICCL_FAIL("its table: others may write to it");
-  }
+  const char* problem = nullptr;
+  if ((status.mode & (S_IWGRP | S_IWOTH)) != 0) problem = "others may write to it";
+  if (status.owner != 0 && status.owner != geteuid()) problem = "it belongs to another user";
+  if (!S_ISREG(status.mode)) problem = "it is not a regular file";
+  if (problem != nullptr) DYNAMICCL_FAIL("its table: %s", problem);
   std::uint8_t bytes[kMaxFileBytes + 1];
   const ssize_t size = file.read_all(bytes, sizeof bytes);
   if (size < 0) DYNAMICCL_FAIL("its table: %s", std::strerror(errno));
@@ -108,7 +100,7 @@ void read_table(const File& file, const Communicator& communicator, int nccl_ver
   auto* made = static_cast<Kept*>(std::calloc(1, sizeof(Kept)));
   if (made == nullptr) DYNAMICCL_FAIL("memory is short");
   DecisionTable* table = &made->table;
-  const char* problem = decode_table(bytes, static_cast<std::size_t>(size), table);
+  problem = decode_table(bytes, static_cast<std::size_t>(size), table);
   if (problem == nullptr &&
       (static_cast<std::size_t>(table->num_nodes) != communicator.num_nodes ||
        static_cast<std::size_t>(table->num_ranks) != communicator.num_ranks)) {
@@ -143,17 +135,16 @@ void find_table(const Communicator& communicator, const Checked& checked, const 
   const char* machine = value_of("DYNAMICCL_MACHINE");
   const char* systems = value_of("DYNAMICCL_SYSTEMS");
   const char* tables = value_of("DYNAMICCL_TABLES");
-  const char* index = value_of("DYNAMICCL_INDEX");
   Vote& vote = prepared->vote;
-  if (machine == nullptr || systems == nullptr || tables == nullptr || index == nullptr ||
-      !parse_hex(index, 16, &vote.fields[1])) {
+  if (machine == nullptr || systems == nullptr || tables == nullptr ||
+      !parse_hex(value_of("DYNAMICCL_INDEX"), 1, &vote.fields[1])) {
     DYNAMICCL_FAIL(
         "DYNAMICCL_MACHINE, _SYSTEMS, _TABLES or _INDEX is not set: start the job with "
         "dynamiccl-run");
   }
   vote.fields[6] = digest_of(machine);
-  int length = 0;
-  const char* system = find_system(systems, checked.nccl_version, &length);
+  const char* system = find_system(systems, checked.nccl_version);
+  const int length = static_cast<int>(std::strcspn(system, " "));
   if (length == 0) {
     DYNAMICCL_FAIL(
         "the artifact does not know NCCL %d on this machine, %.200s: dynamiccl-deploy bind",
@@ -177,12 +168,11 @@ void find_table(const Communicator& communicator, const Checked& checked, const 
 const char* find_meeting(std::size_t num_nodes, Meeting* meeting) noexcept {
   const char* job = value_of("DYNAMICCL_JOB");
   if (job == nullptr) return "start the job with dynamiccl-run";
-  if (std::strlen(job) != 16 || !parse_hex(job, 16, &meeting->job)) {
+  if (!parse_hex(job, 1, &meeting->job)) {
     return "DYNAMICCL_JOB is not 16 hex digits; start the job with dynamiccl-run";
   }
   const char* word = value_of("DYNAMICCL_WORD");
   const char* arbiter = value_of("DYNAMICCL_ARBITER");
-  const char* key = value_of("DYNAMICCL_KEY");
   const bool is_on_one_host = word != nullptr ? std::strcmp(word, "0") != 0 : arbiter == nullptr;
   meeting->by_word =
       (num_nodes == 1 && is_on_one_host) || (word != nullptr && std::strcmp(word, "all") == 0);
@@ -194,11 +184,12 @@ const char* find_meeting(std::size_t num_nodes, Meeting* meeting) noexcept {
   if (!parse_address(arbiter, &meeting->arbiter)) {
     return "DYNAMICCL_ARBITER is not an address and a port, as 10.0.0.1:7000 or [fd00::1]:7000";
   }
-  if (key == nullptr || std::strlen(key) != 32 || !parse_hex(key, 16, &meeting->key.low) ||
-      !parse_hex(key + 16, 16, &meeting->key.high)) {
+  std::uint64_t key[2] = {};
+  if (!parse_hex(value_of("DYNAMICCL_KEY"), 2, key)) {
     return "DYNAMICCL_KEY is not 32 hex digits; install the artifact and start the job with "
            "dynamiccl-run";
   }
+  meeting->key = {key[0], key[1]};
   return nullptr;
 }
 

@@ -15,7 +15,7 @@
 #include <cstring>
 
 #include "identity/environment.h"
-#include "nccl/tuner_abi.h"
+#include "nccl/tuner_shell.h"
 #include "platform/allocate.h"
 #include "platform/dynamic.h"
 #include "platform/threads.h"
@@ -25,7 +25,6 @@ namespace {
 
 using namespace dynamiccl;
 
-constexpr char kName[] = "DynamICCL";
 constexpr char kVariable[] = "DYNAMICCL_NEXT_TUNER";
 
 // ---- The vendor's library, found as NCCL finds its own
@@ -91,7 +90,8 @@ NextPlugin find_next(int abi_version, ncclDebugLogger_t logger) noexcept {
     if (plugin != nullptr) next = {version, plugin};
   }
   char detail[64] = "goes on without it: it exports no tuner that this NCCL takes";
-  if (next.version != 0 && std::strcmp(next.name(), kName) == 0) {  // it would never end
+  if (next.version != 0 &&
+      std::strcmp(next.name(), Shell<void>::kName) == 0) {  // it would never end
     std::strcpy(detail, "goes on without it: that is this plugin itself");
     next = {0, nullptr};
   } else if (next.version != 0) {
@@ -108,16 +108,6 @@ struct Both {
   NextPlugin next;
   void* theirs;                // the next one's context
   const DecisionTable* table;  // ours; null: NCCL's own choice, or theirs, stands
-};
-
-/// What NCCL passed to getCollInfo, v3 to v6.
-struct Question {
-  int collective;
-  std::size_t size_bytes;
-  int num_pipe_ops;
-  int reg_buff;
-  CostTable costs;
-  int* num_channels;
 };
 
 constexpr int kMostCells = kMostAlgorithms * kNumProtocols;
@@ -213,55 +203,56 @@ ncclResult_t ask_both(const Both& both, const Question& question) noexcept {
   return ncclSuccess;
 }
 
-ncclResult_t create(int abi_version, std::size_t ranks, std::size_t nodes, std::uint64_t comm_id,
-                    ncclDebugLogger_t logger, ncclNvlDomainInfo_v5_t* domains,
-                    ncclTunerConstants_v5_t* constants, void** context) noexcept {
-  if (context == nullptr) return ncclSuccess;
-  *context = nullptr;
-  auto* both = allocate<Both>();
-  if (both == nullptr) return ncclSystemError;  // theirs may have to act on all ranks alike
-  both->next = find_next(abi_version, logger);
+/// The vendor's `init`, and then ours.
+ncclResult_t init_both(const Communicator& communicator, int abi_version,
+                       ncclTunerConstants_v5_t* constants, Both* both) noexcept {
+  const NextPlugin& next = both->next;
+  const std::size_t ranks = communicator.num_ranks, nodes = communicator.num_nodes;
   ncclResult_t result = ncclSuccess;
-  if (both->next.version >= 5) {
-    result = both->next.as<ncclTuner_v5_t>()->init(&both->theirs, comm_id, ranks, nodes, logger,
-                                                   domains, constants);
-  } else if (both->next.version != 0) {  // v2 to v4 are alike in this
-    result = both->next.as<ncclTuner_v4_t>()->init(ranks, nodes, logger, &both->theirs);
+  if (next.version >= 5) {
+    result = next.as<ncclTuner_v5_t>()->init(&both->theirs, communicator.comm_id, ranks, nodes,
+                                             communicator.logger, communicator.domains, constants);
+  } else if (next.version != 0) {  // v2 to v4 are alike in this
+    result = next.as<ncclTuner_v4_t>()->init(ranks, nodes, communicator.logger, &both->theirs);
   }
-  if (result == ncclSuccess && abi_version > 2) {
-    char asked_first[128] = "none";
-    if (both->next.version != 0) {
-      std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", both->next.name(),
-                    both->next.version);
-    }
-    result = init_communicator({ranks, nodes, logger, domains, comm_id}, asked_first, &both->table);
-    if (result != ncclSuccess && both->next.version != 0) {
-      both->next.as<ncclTuner_v2_t>()->destroy(both->theirs);
-    }
+  if (result != ncclSuccess || abi_version == 2) return result;
+  char asked_first[128] = "none";
+  if (next.version != 0) {
+    std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", next.name(), next.version);
   }
-  const bool is_used = result == ncclSuccess && (both->next.version != 0 || both->table != nullptr);
-  if (is_used) {
-    *context = both;
-  } else {
-    deallocate(both);
+  result = init_communicator(communicator, asked_first, &both->table);
+  if (result != ncclSuccess && next.version != 0) {
+    next.as<ncclTuner_v2_t>()->destroy(both->theirs);
   }
   return result;
 }
 
-template <int version>
-ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
-                  void** context) noexcept {
-  const std::uint64_t id = take_comm_id(nRanks, nNodes);
-  return create(version, nRanks, nNodes, id, logFunction, nullptr, nullptr, context);
-}
+struct VendorTuner {
+  static ncclResult_t create(Communicator communicator, int abi_version,
+                             ncclTunerConstants_v5_t* constants, void** context) noexcept {
+    if (abi_version < 5) communicator.comm_id = take_comm_id(communicator);
+    auto* both = allocate<Both>();
+    if (both == nullptr) return ncclSystemError;  // theirs may have to act on all ranks alike
+    both->next = find_next(abi_version, communicator.logger);
+    const ncclResult_t result = init_both(communicator, abi_version, constants, both);
+    if (result == ncclSuccess && (both->next.version != 0 || both->table != nullptr)) {
+      *context = both;
+    } else {
+      deallocate(both);
+    }
+    return result;
+  }
 
-template <int version>
-ncclResult_t initWithId(void** context, std::uint64_t commId, std::size_t nRanks,
-                        std::size_t nNodes, ncclDebugLogger_t logFunction,
-                        ncclNvlDomainInfo_v5_t* nvlDomainInfo,
-                        ncclTunerConstants_v5_t* constants) noexcept {
-  return create(version, nRanks, nNodes, commId, logFunction, nvlDomainInfo, constants, context);
-}
+  static ncclResult_t answer(void* context, const Question& question) noexcept {
+    return ask_both(*static_cast<const Both*>(context), question);
+  }
+
+  static ncclResult_t finalize(void* context) noexcept {
+    const auto* both = static_cast<const Both*>(context);
+    if (both->next.version == 0) return ncclSuccess;
+    return both->next.as<ncclTuner_v2_t>()->destroy(both->theirs);  // at one place in v2 to v6
+  }
+};
 
 /// NCCL 2.21 passes no cost table, so available cells are unknown: the vendor's answer stands.
 ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nBytes,
@@ -274,23 +265,6 @@ ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nByt
                                                       algorithm, protocol, nChannels);
 }
 
-ncclResult_t getCollInfo(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
-                         float** collCostTable, int numAlgo, int numProto, int regBuff,
-                         int* nChannels) noexcept {
-  if (context == nullptr || collCostTable == nullptr || nChannels == nullptr) return ncclSuccess;
-  // Typed float**, and yet one flat array.
-  const CostTable costs = {reinterpret_cast<float*>(collCostTable), numAlgo, numProto};
-  return ask_both(*static_cast<const Both*>(context),
-                  {collType, nBytes, numPipeOps, regBuff, costs, nChannels});
-}
-
-ncclResult_t getCollInfo_v3(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
-                            float** collCostTable, int numAlgo, int numProto,
-                            int* nChannels) noexcept {
-  return getCollInfo(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto, 0,
-                     nChannels);
-}
-
 ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t nBytes, int algo,
                           int proto, int nChannels, std::size_t* chunkSize) noexcept {
   const auto* both = static_cast<const Both*>(context);
@@ -300,17 +274,14 @@ ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t nBytes
   return theirs->getChunkSize(both->theirs, collType, nBytes, algo, proto, nChannels, chunkSize);
 }
 
-ncclResult_t finalize(void* context) noexcept {
-  const auto* both = static_cast<const Both*>(context);
-  if (both == nullptr || both->next.version == 0) return ncclSuccess;
-  return both->next.as<ncclTuner_v2_t>()->destroy(both->theirs);  // at one place in v2 to v6
-}
+using Vendor = Shell<VendorTuner>;
 
 }  // namespace
 
-const ncclTuner_v2_t ncclTunerPlugin_v2 = {kName, init<2>, getCollInfo_v2, finalize};
-const ncclTuner_v3_t ncclTunerPlugin_v3 = {kName, init<3>, getCollInfo_v3, finalize};
-const ncclTuner_v4_t ncclTunerPlugin_v4 = {kName, init<4>, getCollInfo, finalize};
-const ncclTuner_v5_t ncclTunerPlugin_v5 = {kName, initWithId<5>, getCollInfo, finalize};
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, initWithId<6>, getCollInfo, finalize,
-                                           getChunkSize};
+const ncclTuner_v2_t ncclTunerPlugin_v2 = {Vendor::kName, Vendor::init<2>, getCollInfo_v2,
+                                           Vendor::finalize};
+const ncclTuner_v3_t ncclTunerPlugin_v3 = Vendor::v3;
+const ncclTuner_v4_t ncclTunerPlugin_v4 = Vendor::v4;
+const ncclTuner_v5_t ncclTunerPlugin_v5 = Vendor::v5;
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {Vendor::kName, Vendor::initWithId<6>,
+                                           Vendor::getCollInfo, Vendor::finalize, getChunkSize};

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from dynamiccl.libraries import TUNER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.plugin_index import PluginIndex
-from tests.plugin_build import ADAPTIVE_NAME
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.disturbing import OFTEN, arbiter_of
 from tests.serve.jobs.play import Played, play

@@ -238,7 +238,7 @@ WRONG: Final[dict[str, str | bytes | None]] = {
     "ZeroDivisionError": "fails",
     "there is no such file": None,
     "it closed the connection": b"",
-    "it answers something that is no message": b"\x08\0\0\0nonsense",
+    "it sends something that is no message": b"\x08\0\0\0nonsense",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from tests.plugin_build import ADAPTIVE_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME
 from tests.serve.jobs.conftest import player_of
 from tests.serve.jobs.disturbing import OFTEN, arbiter_of
 from tests.serve.jobs.play import assert_never_split, at

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from numpy.random import Generator
 
-from dynamiccl.libraries import TUNER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from tests.conftest import Soak
-from tests.plugin_build import ADAPTIVE_NAME
 from tests.serve.jobs.conftest import player_of
 from tests.serve.jobs.disturbing import OFTEN, arbiter_of, cuts_before, trouble_for
 from tests.serve.jobs.play import assert_never_split, at

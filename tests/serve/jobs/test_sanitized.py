@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.libraries import TUNER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.build import SANITIZERS
 from tests.conftest import Soak
-from tests.plugin_build import ADAPTIVE_NAME, TUNER_TARGET
+from tests.plugin_build import TUNER_TARGET
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.conftest import Adaptive, Inits, player_of
 from tests.serve.jobs.play import Played, at, every, play

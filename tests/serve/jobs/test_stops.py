@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.plugin_build import ADAPTIVE_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME
 from tests.serve.jobs.arbiter import REPLY_BYTES
 from tests.serve.jobs.conftest import Adaptive
 from tests.serve.jobs.disturbing import OFTEN, arbiter_of, cuts_before, trouble_for

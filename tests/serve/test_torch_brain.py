@@ -1,0 +1,114 @@
+"""dynamiccl-brain: the artifact's policy in C++, the same as in Python."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynamiccl.datasets.features import TUNED
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain_check import random_windows
+from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
+from dynamiccl.serve.build import BRAIN_NAME, find_torch
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.torchscript import ScriptedBrain
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS
+from tests.serve.leader import Leader, torch_brain
+
+
+def random_history(seed: int) -> list[KeyCalls]:
+    random = np.random.default_rng(seed)
+    keys = [(c, b) for c in TUNED for b in range(FIRST_BIN - 3, FIRST_BIN + NUM_BINS + 3)]
+    windows = random_windows(random, len(keys))
+    return [KeyCalls(c, b, tuple(w)) for (c, b), w in zip(keys, windows, strict=True)]
+
+
+@pytest.fixture
+def copied(small_artifact: Artifact, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_artifact.directory, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module", name="brain")
+def brain_fixture(torch_build_dir: Path) -> Iterator[bytes]:
+    with torch_brain(torch_build_dir) as address:
+        yield address
+
+
+def config_of(artifact: Path) -> BrainConfig:
+    return replace(CONFIG, artifact=str(artifact))
+
+
+def why_not(brain: bytes, config: BrainConfig) -> str:
+    with Leader(brain, config) as leader:
+        said = leader.ask().error
+        assert said is not None
+        assert said == leader.ask().error
+    return said
+
+
+def test_decides_as_the_table_says_and_as_python_does_on_a_history(
+    brain: bytes, small_artifact: Artifact
+) -> None:
+    python = ScriptedBrain(small_artifact.directory / "brain.pt")
+    table = DecisionTable.read(small_artifact.directory / small_artifact.tables[0].path)
+    with Leader(brain, config_of(small_artifact.directory)) as leader:
+        assert leader.table([]) == table
+        for seed in range(5):
+            tasks = random_history(seed)
+            decided = leader.table(tasks)
+            assert decided == python.decide(CONFIG, tasks)
+            assert decided != table
+        assert leader.table([]) == table  # nothing is remembered but what it is told
+
+
+def test_communicators_do_not_mix_and_one_that_ends_hurts_no_other(
+    brain: bytes, small_artifact: Artifact, copied: Path
+) -> None:
+    (copied / "brain.pt").write_bytes(b"no module")
+    with Leader(brain, config_of(small_artifact.directory)) as leader:
+        table = leader.table([])
+        with Leader(brain, config_of(copied)) as other:
+            assert other.ask().error
+            other.connection.sendall(b"\xff\xff\xff\xff")
+            assert other.is_hung_up_on()
+        with Leader(brain, CONFIG) as other:
+            other.connection.sendall(b"\x18\0\0\0no message, 24 bytes long")
+        assert leader.table([]) == table
+
+
+def test_artifact_without_a_brain_and_unknown_shape_are_refused(brain: bytes, copied: Path) -> None:
+    unknown = replace(config_of(copied), num_nodes=2, num_ranks=16)
+    assert why_not(brain, unknown) == "brain.pt knows no 16 ranks on 2 nodes of box"
+    module = copied / "brain.pt"
+    module.rename(copied / "elsewhere.pt")
+    assert "there is no such file" in why_not(brain, config_of(copied))
+    module.symlink_to(copied / "elsewhere.pt")
+    assert "it is a symbolic link" in why_not(brain, config_of(copied))
+
+
+def test_brain_that_others_can_change_is_refused(brain: bytes, copied: Path) -> None:
+    for mode in (0o664, 0o646):
+        (copied / "brain.pt").chmod(mode)
+        assert "others may write to it" in why_not(brain, config_of(copied))
+
+
+@pytest.mark.parametrize("keep", [0, 10, 5000])
+def test_damaged_brain_is_refused_in_one_line(brain: bytes, copied: Path, keep: int) -> None:
+    data = (copied / "brain.pt").read_bytes()
+    (copied / "brain.pt").write_bytes(data[:keep])
+    assert "\n" not in why_not(brain, config_of(copied))
+
+
+def test_needs_torch_from_where_it_was_built_and_a_leader(torch_build_dir: Path) -> None:
+    program = torch_build_dir / BRAIN_NAME
+    command = ["readelf", "--dynamic", "--wide", str(program)]
+    dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"Library runpath: [{find_torch()}/lib" in dynamic
+    assert "Shared library: [libtorch_cpu.so]" in dynamic
+    alone = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert "is started by dynamiccl-arbiter" in alone.stderr
