@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl.doctor import Machine
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, SWEEP_NAME, TUNER_NAME, VENDOR_NAME
 from dynamiccl.nccl import (
     ABSTAIN,
@@ -42,14 +40,10 @@ from dynamiccl.schedule import PlayReport, Schedule
 from dynamiccl.serve.abi import Communicator, TunerPlugin
 from dynamiccl.serve.answers import Answer, CostTable
 from dynamiccl.serve.loopback import (
-    NCCL_CODE,
     loopback_environment,
     write_bare_artifact,
 )
-from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.this_machine import ask_probe
-from tests.collect.calls.rank import COLL_API, Event, OneOf
 from tests.collect.calls.rank import Profiler as ProfilerStruct
 from tests.golden.command import clean_environment, dynamiccl
 from tests.golden.frames import equal_frames, tables
@@ -57,6 +51,8 @@ from tests.golden.golden import Golden
 from tests.plugin_build import built
 from tests.published import ROOT
 from tests.serve.benchmark_calls import benchmark_calls, stage
+from tests.serve.jobs.arbiter import Arbiter
+from tests.serve.jobs.setting import KEY
 
 SEED: Final = 43
 QUESTIONS: Final = 10_000
@@ -71,7 +67,6 @@ _HERE: Final = (
     *("nic_gbits_per_s", "cpu_vendor", "exclusive_node", "compute_capability"),
     *("nvlink_generation", "nvlinks_per_gpu", "nvswitch"),
 )
-_KERNEL_LAUNCH: Final = 2048
 _OWN_CHUNK_BYTES: Final = 1 << 21
 
 
@@ -304,82 +299,49 @@ def random_schedule(random: Random, collective: Collective, *, chunks: bool) -> 
 
 
 def of_adaptive(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
-    """Mode adaptive: two ranks, whose questions begin once the artifact's table is in force."""
-    shape, artifact = (2, 1), directory / "2x1"
-    os.environ.update(
-        {name: value or "" for name, value in deploy(directory, shape).items()},
-        DYNAMICCL_ARTIFACT=str(artifact),
-        DYNAMICCL_JOB_ID=directory.name,
-        DYNAMICCL_RUN_DIR=str(directory / "run"),
-        # On a busy machine ranks wait for each other longer than a job may afford.
-        DYNAMICCL_STOP_PERCENT="100",
-        RANK="0",  # of this process, which holds all ranks
-    )
-    here = str(ask_probe(Machine(), plugin.path)["fingerprint"]).partition(";nccl=")[0]
-    PluginIndex.read(artifact).bound(SYSTEM, f"{here};nccl={NCCL_CODE}").write(artifact)
-    (directory / "run").mkdir(mode=0o700)
-    everything = questions(QUESTIONS)
-    for version in plugin.versions:
-        if version < 5:  # it needs to be told of launches, and abstains: nothing to wait for
-            with plugin.communicator(*shape, version=version, all_ranks=True) as communicator:
-                yield version, [asked(communicator, version, each) for each in everything], {}
-            continue
-        ranks = [_AdaptiveRank(plugin, version, rank, shape) for rank in range(shape[0])]
-        until = _acted_on(Random(SEED), shape)
-        with ThreadPoolExecutor(len(ranks)) as pool:
-            running = [pool.submit(rank.run, until, everything) for rank in ranks]
-        first, second = (each.result() for each in running)
-        assert first == second, "the ranks differ"
-        yield version, first, {}
+    """Mode adaptive: two ranks, which vote by an arbiter of their own."""
+    shape, everything = (2, 1), questions(QUESTIONS)
+    environment = {name: value or "" for name, value in deploy(directory, shape).items()}
+    program = str(plugin.path.with_name("dynamiccl-arbiter"))
+    with Arbiter([program], environment["DYNAMICCL_JOB"], 10_000) as arbiter:
+        environment |= {"DYNAMICCL_ARBITER": arbiter.address, "DYNAMICCL_KEY": KEY}
+        os.environ.update(environment, DYNAMICCL_WORD="0")
+        for version in plugin.versions:
+            if version < 5:  # it needs to be told of launches, and abstains
+                with plugin.communicator(*shape, version=version, all_ranks=True) as communicator:
+                    yield version, [asked(communicator, version, each) for each in everything], {}
+                continue
+            ranks = range(shape[0])
+            with ThreadPoolExecutor(len(ranks)) as pool:
+                running = [
+                    pool.submit(of_rank, plugin, version, rank, shape, everything) for rank in ranks
+                ]
+            first, second = (each.result() for each in running)
+            assert first == second, "the ranks differ"
+            yield version, first, {}
 
 
-def _acted_on(random: Random, shape: tuple[int, int]) -> Question:
-    """A question that the table of `deploy` decides."""
-    table, costs = random_table(random, *shape), np.full((7, 3), 10, dtype=np.float32)
-    size_bytes = next(
-        1 << power for power in range(10, 30) if table.lookup(Collective.AllReduce, 1 << power)
-    )
-    return Question(Collective.AllReduce, size_bytes, 1, 0, False, costs)
-
-
-class _AdaptiveRank:
-    """A rank as NCCL 2.28 (v5) and 2.30 (v6) run it: the profiler is told of what is launched."""
-
-    def __init__(self, plugin: TunerPlugin, version: int, rank: int, shape: tuple[int, int]):
-        library = ctypes.CDLL(str(plugin.path))
-        self._profiler: Any = ProfilerStruct.in_dll(library, f"ncclProfiler_v{version}")
-        self._struct = plugin._structs[version]
-        self._version, self._rank, self._shape = version, rank, shape
-
-    def run(self, until_acted_on: Question, everything: list[Question]) -> list[str]:
-        num_ranks, num_nodes = self._shape
-        profiler, context, mask = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-        comm_id = 100 + self._version
-        self._profiler.init(
-            profiler, comm_id, mask, b"golden", num_nodes, num_ranks, self._rank, None
-        )
-        no_logger = self._struct.init.argtypes[4]()
-        self._struct.init(
-            ctypes.byref(context), comm_id, num_ranks, num_nodes, no_logger, None, None
-        )
-        communicator = Communicator(self._version, self._struct, context)
-        ends = time.monotonic() + 60
-        while asked(communicator, self._version, until_acted_on) == "-":
-            self._tell(profiler)
-            assert time.monotonic() < ends, "the table was not in force after 60 s"
-            time.sleep(0.0005)
-        # Not launched, and so no call of them begins a group at which tables may change.
-        answers = [asked(communicator, self._version, each) for each in everything]
-        self._struct.finalize(context)
-        self._profiler.finalize(profiler)
-        return answers
-
-    def _tell(self, profiler: ctypes.c_void_p) -> None:
-        for kind in (COLL_API, _KERNEL_LAUNCH):
-            handle, event = ctypes.c_void_p(), Event(kind, None, self._rank, OneOf())
-            self._profiler.start(profiler, ctypes.byref(handle), ctypes.byref(event))
-            if handle.value is not None:
-                self._profiler.stop(handle)
+def of_rank(
+    plugin: TunerPlugin,
+    version: int,
+    rank: int,
+    shape: tuple[int, int],
+    everything: list[Question],
+) -> list[str]:
+    """As NCCL 2.28 (v5) and 2.30 (v6) run it: the profiler knows the communicator before."""
+    num_ranks, num_nodes = shape
+    profiler: Any = ProfilerStruct.in_dll(ctypes.CDLL(str(plugin.path)), f"ncclProfiler_v{version}")
+    tuner: Any = plugin._structs[version]
+    told, context, mask = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    comm_id = 100 + version
+    profiler.init(told, comm_id, mask, b"golden", num_nodes, num_ranks, rank, None)
+    no_logger = tuner.init.argtypes[4]()
+    tuner.init(ctypes.byref(context), comm_id, num_ranks, num_nodes, no_logger, None, None)
+    communicator = Communicator(version, tuner, context)
+    answers = [asked(communicator, version, each) for each in everything]
+    tuner.finalize(context)
+    profiler.finalize(told)
+    return answers
 
 
 #: Library, and how it is asked.

@@ -4,7 +4,6 @@ Each rank has an NCCL_HOSTID of its own, so NCCL takes each for a node and conne
 sockets on the loopback: good for seeing what runs, not for timing.
 """
 
-import os
 import secrets
 import socket
 import subprocess
@@ -64,19 +63,15 @@ def run_job(
     root: Path, ranks: int, environment: Mapping[str, str], meanwhile: Callable[[], None]
 ) -> Job:
     """Run all-reduces on every rank under `root` until `meanwhile` returns."""
-    calls, run_dir, key = root / "calls", root / "run", root / "key"
-    for folder in (calls, run_dir):
-        folder.mkdir(mode=0o700, exist_ok=True)
-    key.write_bytes(os.urandom(32))
-    key.chmod(0o600)
-    ports = free_ports(2)
+    calls = root / "calls"
+    calls.mkdir(mode=0o700)
     common = {
         **plain_environment(),
         **SOCKETS_ONLY,
         "PYTHONPATH": python_path(),
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(ports[0]),
+        "MASTER_PORT": str(free_port()),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
         **prepared_environment(root / "artifact", SYSTEM, nccl_code()),
@@ -84,11 +79,6 @@ def run_job(
         # Each rank is a node to NCCL, and all are on this host.
         "DYNAMICCL_WORD": "all",
         "DYNAMICCL_KILL_FILE": str(root / "artifact" / "kill"),
-        "DYNAMICCL_ARTIFACT": str(root / "artifact"),
-        "DYNAMICCL_COORDINATOR": f"127.0.0.1:{ports[1]}",
-        "DYNAMICCL_KEY_FILE": str(key),
-        "DYNAMICCL_JOB_ID": root.name,
-        "DYNAMICCL_RUN_DIR": str(run_dir),
         "DYNAMICCL_SAMPLE_PERCENT": "100",
         "DYNAMICCL_CALLS_DIR": str(calls),
         "STOP_FILE": str(root / "stop"),
@@ -126,13 +116,8 @@ def nccl_code() -> int:
     return int(10_000 * major + 100 * minor + patch)
 
 
-def free_ports(count: int) -> list[int]:
-    """Unused ports."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def free_port() -> int:
+    """An unused port."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -109,6 +109,25 @@ bool Guard::withdraw_from(std::vector<std::uint8_t>* table) const {
   return true;
 }
 
+void Guard::choose_anew(const std::vector<std::uint8_t>& before,
+                        const std::vector<std::uint8_t>& now) {
+  const auto first = std::make_unique<DecisionTable>(), second = std::make_unique<DecisionTable>();
+  if (decode_table(before.data(), before.size(), first.get()) != nullptr ||
+      decode_table(now.data(), now.size(), second.get()) != nullptr) {
+    return;
+  }
+  for (auto& [task, history] : tasks_) {
+    const std::uint64_t size_bytes = history.window.calls[0].size_bytes;
+    const Entry* ours = lookup(*first, task.first, size_bytes);
+    const Entry* chosen = lookup(*second, task.first, size_bytes);
+    const bool both = ours != nullptr && chosen != nullptr;
+    if (both ? std::memcmp(ours, chosen, sizeof *ours) == 0 : ours == chosen) continue;
+    history.ours.clear();
+    history.num_ours = 0;
+    withdrawn_.erase(task);
+  }
+}
+
 void Guard::forget() {
   open_.clear();
   tasks_.clear();

@@ -31,11 +31,14 @@ class Guard {
     double our_us, own_us;
   };
   /// Tasks whose median time with our choice exceeds that with NCCL's own by more than the noise of
-  /// their collective, a share; negative: not known. They stay withdrawn until forget().
+  /// their collective, a share; negative: not known. They stay withdrawn until chosen anew.
   std::vector<Slow> find_slow(const std::vector<double>& noise);
 
   /// Makes every withdrawn task abstain in a table file's bytes; false when they are no table.
   bool withdraw_from(std::vector<std::uint8_t>* table) const;
+
+  /// Where these tables differ, what was chosen before is not held against what is chosen now.
+  void choose_anew(const std::vector<std::uint8_t>& before, const std::vector<std::uint8_t>& now);
 
   /// Start over with another artifact.
   void forget();

@@ -104,8 +104,9 @@ void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks)
     group->why = "a new artifact";
   }
   take_answer(group, comm_id, num_ranks);
+  if (probe_calls_ == 0 || group->is_changed) return;
   const std::vector<Guard::Slow> slow = group->guard.find_slow(table->noise);
-  if (slow.empty() || probe_calls_ == 0) return;
+  if (slow.empty()) return;
   char text[160];
   std::snprintf(
       text, sizeof text,
@@ -118,12 +119,19 @@ void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks)
 void Leader::take_answer(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks) {
   const auto answer = thinking_.take(comm_id);
   if (answer == nullptr) return;
-  if (!answer->problem.empty()) {
-    if (group->why.empty()) group->why = "the brain gave no table: " + answer->problem;
+  std::string problem = answer->problem;
+  if (problem.empty()) {
+    if (answer->table.empty() || answer->table == group->table) return;
+    if (!is_table_for(answer->table, group->latest.num_nodes, num_ranks)) {
+      problem = "its table is for another communicator";
+    }
+  }
+  if (!problem.empty()) {
+    if (group->why.empty()) group->why = "the brain gave no table: " + problem;
     return;
   }
-  if (!is_table_for(answer->table, group->latest.num_nodes, num_ranks)) return;
-  if (answer->table == group->table) return;
+  if (group->former.empty()) group->former = group->table;
+  group->guard.choose_anew(group->table, answer->table);
   group->table = answer->table;
   group->is_changed = true;
   group->why = "the brain's";
@@ -164,7 +172,13 @@ const char* Leader::propose(const Vote& first, Reply* question) {
   if (kill_file < 0) group.proposed = before;
   group.is_off = is_off;
   const bool is_new = group.is_changed && group.proposed == InForce::kTable;
-  const bool may_probe = probe_calls_ > 0 && call >= group.probed_at + probe_calls_;
+  if (before == InForce::kOwnChoice && !group.was_off) {
+    // A probe's length cannot be chosen, since a stop may fail; the time to the next one can.
+    const std::uint64_t took = call - std::min(group.probed_at, call);
+    const std::uint64_t pause = group.probed_at > 0 ? took * probe_calls_ / kProbeCalls : 0;
+    group.next_probe = call + std::max(probe_calls_, pause);
+  }
+  const bool may_probe = probe_calls_ > 0 && call >= std::max(probe_calls_, group.next_probe);
   const bool begins_probe = !is_off && !is_new && before == InForce::kTable && may_probe;
   if (begins_probe) {
     group.proposed = InForce::kOwnChoice;
@@ -228,6 +242,9 @@ void Leader::decided(const RoundKey& round, bool is_agreed) {
   if (!is_agreed) return;
   group.was_off = group.is_off;
   if (group.proposed == InForce::kOwnChoice) return;
+  // Of what was tried before, calls were told until now.
+  if (group.is_changed) group.guard.choose_anew(group.former, group.table);
+  group.former.clear();
   group.is_changed = false;
   group.why.clear();
 }

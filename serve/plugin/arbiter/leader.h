@@ -50,12 +50,14 @@ class Leader {
     Told latest;  // the longest waits of any rank
     std::chrono::steady_clock::time_point heard;
     std::uint64_t calls = 0, lived_ns = 0, waited_ns = 0;  // at the stop before
-    std::uint64_t probed_at = 0;                           // its call
+    std::uint64_t probed_at = 0;                           // the call at which one began
+    std::uint64_t next_probe = 0;
     std::uint64_t asked_ns = 0, asked_with = 0;  // when the brain was, and with how many times
     std::shared_ptr<const Shelf::Table> artifact;
     /// The table to be in force, with what is withdrawn; none: what the ranks have.
     std::vector<std::uint8_t> table;
     bool is_changed = false;               // and they have not agreed on it yet
+    std::vector<std::uint8_t> former;      // what the brain's is to replace
     std::string why;                       // it was
     bool is_off = false, was_off = false;  // as proposed, as agreed
     InForce proposed = InForce::kTable;

@@ -22,6 +22,8 @@ namespace {
 constexpr std::chrono::milliseconds kKillFilePause{100};
 /// After so long without a look it is not known whether the file is there.
 constexpr std::uint64_t kKnownMs = 5'000;
+/// The first line of an index (serve/plugin_index.py).
+constexpr const char* kIndexVersion = "dynamiccl-index\t1";
 
 std::string value_of(const char* variable) {
   const char* text = std::getenv(variable);
@@ -86,8 +88,7 @@ void Shelf::look() {
   std::string stamp;
   if (!artifact_.empty() && may_be_trusted(index, &stamp) && stamp != stamp_) {
     stamp_ = stamp;
-    ++edition_;
-    read_index(index);
+    if (read_index(index)) ++edition_;
   }
   std::map<std::string, std::shared_ptr<const Table>> tables;
   std::map<std::string, std::string> texts;
@@ -114,10 +115,12 @@ void Shelf::look() {
   }
 }
 
-/// Lines of tab-separated words; of them `noise SYSTEM COLLECTIVE PPM`.
-void Shelf::read_index(const std::string& path) {
-  noise_.clear();
+/// Lines of tab-separated words; of them `noise SYSTEM COLLECTIVE PPM`. False for another format.
+bool Shelf::read_index(const std::string& path) {
   std::istringstream lines(read_file(path));
+  std::string first;
+  if (!std::getline(lines, first) || first != kIndexVersion) return false;
+  noise_.clear();
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string kind, system;
@@ -129,6 +132,7 @@ void Shelf::read_index(const std::string& path) {
     noise_.emplace(system, std::vector<double>(kNumCollectives, -1.0)).first->second[collective] =
         ppm * 1e-6;
   }
+  return true;
 }
 
 std::shared_ptr<const Shelf::Table> Shelf::read(const std::string& path,

@@ -41,7 +41,7 @@ class Shelf {
  private:
   [[noreturn]] void run();
   void look();
-  void read_index(const std::string& path);
+  bool read_index(const std::string& path);
   std::shared_ptr<const Table> read(const std::string& path, const std::string& system) const;
 
   std::string artifact_, kill_path_, metrics_;

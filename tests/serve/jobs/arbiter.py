@@ -9,13 +9,13 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
 from dynamiccl.serve.build import SOURCE_DIR
-from tests.serve.jobs.setting import KEY
+from tests.serve.jobs.setting import KEY, clean_environment
 
 
 def bytes_of(message: str) -> int:
@@ -38,9 +38,15 @@ REPLIES: Final = {1: "still there?", 2: "table", 3: "abstain", 4: "stranger"}
 class Arbiter:
     """A keeper and a worker, which end with this block."""
 
-    def __init__(self, program: Path, job: str, limit_ms: int) -> None:
-        self._program = str(program)
-        self._variables = {
+    def __init__(
+        self,
+        program: Sequence[str],
+        job: str,
+        limit_ms: int,
+        leader: Mapping[str, str] | None = None,
+    ) -> None:
+        self._program = program
+        self._variables = dict(leader or {}) | {
             "DYNAMICCL_JOB": job,
             "DYNAMICCL_KEY": KEY,
             "DYNAMICCL_TEST_LIMIT_MS": str(limit_ms),
@@ -49,8 +55,8 @@ class Arbiter:
 
     def __enter__(self) -> Self:
         started = subprocess.run(
-            [self._program, "0", str(os.getpid())],
-            env=os.environ | self._variables,
+            [*self._program, "0", str(os.getpid())],
+            env=clean_environment() | self._variables,
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -76,6 +82,10 @@ class Arbiter:
                     if state != "Z":
                         parents[int(folder.name)] = int(parent)
         return sorted(parents, key=lambda pid: parents[pid] in parents)
+
+    def worker(self) -> int | None:
+        processes = self.processes()
+        return processes[1] if len(processes) == 2 else None
 
     def kill_worker(self) -> None:
         for pid in self.processes()[1:]:

@@ -13,8 +13,14 @@ from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.serve.jobs.arbiter import Arbiter
+from tests.serve.jobs.disturbing import OFTEN, arbiter_of
 from tests.serve.jobs.play import Played, play
-from tests.serve.jobs.setting import Setting, fingerprint, make_setting
+from tests.serve.jobs.setting import (
+    Setting,
+    clean_environment,
+    fingerprint,
+    make_setting,
+)
 
 
 class Player(Protocol):
@@ -39,10 +45,36 @@ def job_build_dir(build_dir: Callable[[str], Path]) -> Path:
     return build_dir(os.environ.get("DYNAMICCL_TEST_SANITIZE", ""))
 
 
+class Adaptive:
+    """Runs jobs in mode adaptive."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._play = player_of(directory, ADAPTIVE_NAME)
+
+    def __call__(
+        self, setting: Setting, *options: str, leader: Mapping[str, str] | None = None, **named: Any
+    ) -> Played:
+        """With an arbiter of its own, whose leader has the settings `leader`."""
+        with arbiter_of(self.directory, setting, **(leader or {})) as arbiter:
+            return self.under(arbiter.port, setting, *options, **named)
+
+    def under(
+        self,
+        port: int,
+        setting: Setting,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        **named: object,
+    ) -> Played:
+        """With the arbiter that listens there; the ranks have the settings `environment` too."""
+        ranks = setting.by_arbiter(f"127.0.0.1:{port}") | OFTEN | dict(environment or {})
+        return self._play(*options, environment=ranks, **named)
+
+
 @pytest.fixture(scope="session")
-def play_job(job_build_dir: Path) -> Player:
-    """Jobs under the adaptive plugin and the profiler."""
-    return player_of(job_build_dir, ADAPTIVE_NAME)
+def play_adaptive(job_build_dir: Path) -> Adaptive:
+    return Adaptive(job_build_dir)
 
 
 @pytest.fixture(scope="session")
@@ -65,10 +97,9 @@ class Inits:
         command = [*within, program, str(self._directory / TUNER_NAME)]
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}
         done = subprocess.run(
             command,
-            env=clean | dict(environment),
+            env=clean_environment() | dict(environment),
             capture_output=True,
             text=True,
             check=True,
@@ -114,8 +145,8 @@ def arbiter(job_build_dir: Path) -> Iterator[Callable[..., Arbiter]]:
     with contextlib.ExitStack() as stack:
 
         def start(setting: Setting, *, job: str = "", limit_ms: int = 10_000) -> Arbiter:
-            program = job_build_dir / "dynamiccl-arbiter"
-            return stack.enter_context(Arbiter(program, job or setting.job, limit_ms))
+            program = str(job_build_dir / "dynamiccl-arbiter")
+            return stack.enter_context(Arbiter([program], job or setting.job, limit_ms))
 
         yield start
 

@@ -5,12 +5,13 @@ every collective that all ranks would run the same.
 """
 
 import json
-import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from tests.serve.jobs.setting import clean_environment
 
 #: Over this the launcher ends the job by force; the harness itself ends a little later.
 DEADLINE_S: Final = 30
@@ -94,23 +95,15 @@ def play(
 ) -> Played:
     """Run `play_job PLUGIN --name value ...`; `options` are whole arguments, such as `--at`.
 
-    Only what `environment` says reaches the plugin: the tests' own settings do not. One of
-    `named`, `descriptors`, is how many a process may have open.
+    Only what `environment` says reaches the plugin: the tests' own settings do not.
     """
-    descriptors = named.pop("descriptors", None)
-    limit = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}"]
-    arguments = [*limit, str(play_job), str(plugin), *options]
+    arguments = [str(play_job), str(plugin), *options]
     settings = {"deadline": DEADLINE_S, **named}
     for name, value in settings.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("DYNAMICCL_", "NCCL_"))
-    }
     done = subprocess.run(
         arguments,
-        env=clean | dict(environment or {}),
+        env=clean_environment() | dict(environment or {}),
         capture_output=True,
         text=True,
         check=False,

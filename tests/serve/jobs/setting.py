@@ -1,15 +1,13 @@
-"""The surroundings of a job under the plugin: artifact, machine, key."""
+"""The surroundings of a job under the plugin: artifacts, machine, environment."""
 
 import hashlib
 import os
 import platform
-import random
 import secrets
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.table import MAX_BINS, DecisionTable, relative_path
@@ -20,7 +18,7 @@ FIRST: Final = Config(Algorithm.Ring, Protocol.LL128, 8)
 SECOND: Final = Config(Algorithm.Ring, Protocol.Simple, 4)
 
 #: Paced as a job is, and long enough for ranks on a busy machine to agree in the background.
-JOB: Final = {"rate": 4000, "calls": 4000}
+JOB: Final[dict[str, Any]] = {"rate": 4000, "calls": 4000}
 
 NCCL_CODES: Final = {
     "2.21": 22105,
@@ -119,7 +117,6 @@ class Setting:
     artifact: Path
     other_artifact: Path
     machine: Path
-    key: Path
     run_dir: Path
 
     def sweep(self) -> None:
@@ -128,39 +125,21 @@ class Setting:
             word.unlink()
 
     def by_arbiter(self, address: str) -> dict[str, str]:
-        """Environment of ranks that may all be on several hosts, in mode `table`."""
+        """Environment of ranks that may all be on several hosts."""
         return self.environment() | {
             "DYNAMICCL_ARBITER": address,
             "DYNAMICCL_KEY": KEY,
             "DYNAMICCL_WORD": "0",
         }
 
-    def environment(self, *, coordinator: bool = False) -> dict[str, str]:
-        """Environment of the ranks; in mode `adaptive` they use a local socket or a coordinator."""
-        chosen = f"127.0.0.1:{free_port()}" if coordinator else "none"
-        return prepared(self.artifact) | {
-            "DYNAMICCL_JOB": self.job,
-            "DYNAMICCL_SYSTEM": SYSTEM,
-            "DYNAMICCL_TEST_ROOT": str(self.machine),
-            "DYNAMICCL_COORDINATOR": chosen,
-            "DYNAMICCL_SOCKET_IFNAME": "lo",
-            "DYNAMICCL_KEY_FILE": str(self.key),
-            "DYNAMICCL_JOB_ID": self.root.name,
-            "DYNAMICCL_RUN_DIR": str(self.run_dir),
-            "DYNAMICCL_DECISION_LIMIT_S": "3",
-            # On a busy machine ranks wait for each other longer than a job may afford.
-            "DYNAMICCL_STOP_PERCENT": "100",
-            # A brain that is not there, unless a test starts one.
-            "DYNAMICCL_BRAIN_SOCKET": str(self.run_dir / "brain.sock"),
-        }
+    def environment(self) -> dict[str, str]:
+        """Environment of the ranks."""
+        return prepared(self.artifact) | {"DYNAMICCL_JOB": self.job}
 
 
 def make_setting(root: Path, *, num_ranks: int, num_nodes: int = 1) -> Setting:
     """Create the files of a job of this size under `root`."""
     shapes = shapes_of(num_ranks, num_nodes)
-    key = root / "key"
-    key.write_bytes(os.urandom(32))
-    key.chmod(0o600)
     run_dir = root / "run"
     run_dir.mkdir(mode=0o700)
     return Setting(
@@ -169,19 +148,10 @@ def make_setting(root: Path, *, num_ranks: int, num_nodes: int = 1) -> Setting:
         artifact=write_artifact(root / "artifact", FIRST, shapes),
         other_artifact=write_artifact(root / "other-artifact", SECOND, shapes),
         machine=write_machine(root / "machine"),
-        key=key,
         run_dir=run_dir,
     )
 
 
-def free_port() -> int:
-    """A port below those that the system gives out itself, as `dynamiccl-run` takes one."""
-    while True:
-        # Not from the generator that each test seeds alike: workers would all draw the same ports.
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+def clean_environment() -> dict[str, str]:
+    """This process's, without what it says to NCCL and to us."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}

@@ -1,108 +1,122 @@
-"""Jobs and faults drawn at random: nothing may split the ranks or hold them up."""
+"""Jobs and faults drawn at random: nothing may split the ranks, fail them or hold them up."""
 
-import threading
+import contextlib
 import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
 from numpy.random import Generator
 
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from tests.conftest import Soak
-from tests.serve.jobs.arbiter import Arbiter
-from tests.serve.jobs.conftest import Player
-from tests.serve.jobs.play import Played, assert_never_split, at
+from tests.serve.jobs.conftest import player_of
+from tests.serve.jobs.disturbing import OFTEN, arbiter_of, cuts_before, trouble_for
+from tests.serve.jobs.play import assert_never_split, at
 from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
 
-CALLS = 3000
+CALLS: Final = 3000
 #: What may come at any call, to any rank.
-FAULTS = ("kill", "stop=0.7", "sleep=0.5", "abort=0", "abort=0.3", "fork", "swap", "p2p")
-#: What makes the ranks' calls differ in number, or all of them count the same more.
-MISCOUNTS = ("simulate=3", "capture=7,9", "bcasts=3")
+FAULTS: Final = (
+    *("kill", "stop=0.05", "stop=0.5", "sleep=0.2", "abort=0", "abort=0.2", "fork", "swap", "p2p"),
+)
+#: What makes the ranks' calls differ, or all of them count the same more.
+MISCOUNTS: Final = ("simulate=1", "simulate=3", "capture=3,9", "bcasts=3", "symmetric=2")
+LIBRARIES: Final = (TUNER_NAME, ADAPTIVE_NAME)
 
 
 def draw_actions(random: Generator, setting: Setting, num_ranks: int, num_slots: int) -> list[str]:
     actions: list[str] = []
     for _ in range(random.integers(0, 4)):
-        what = FAULTS[random.integers(len(FAULTS))]
+        what = str(random.choice(FAULTS))
         if what == "swap":
             what += f"={setting.artifact},{setting.other_artifact}"
-        rank = int(random.integers(num_ranks))
-        call = int(random.choice([0, 10, 50, 100, 300, 1000, 2000]) + random.integers(20))
-        actions += at(call, what, rank=rank, comm=int(random.integers(num_slots)))
+        rank, call = int(random.integers(num_ranks)), int(random.choice([10, 100, 1000, CALLS]))
+        actions += at(
+            int(random.integers(call)), what, rank=rank, comm=int(random.integers(num_slots))
+        )
     if random.integers(2):
-        what = MISCOUNTS[random.integers(len(MISCOUNTS))]
-        actions += at(int(random.integers(CALLS)), what, rank="all")
+        what = str(random.choice(MISCOUNTS))
+        is_one = what.startswith(("simulate", "symmetric")) and bool(random.integers(2))
+        rank_or_all = int(random.integers(num_ranks)) if is_one else "all"
+        actions += at(int(random.integers(CALLS)), what, rank=rank_or_all)
     return actions
 
 
-def play_at_random(
-    seed: int, play: Player, directory: Path, start: Callable[..., Arbiter] | None = None
-) -> Played:
-    """A job drawn from `seed`, with its files in `directory`; of mode table where it gets arbiters.
+def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Path) -> None:
+    """A job drawn from `seed`, whose ranks, arbiter's worker and connections are disturbed.
 
-    Then half of those on one node vote by a word, and the arbiter's worker is killed at some time.
+    Of mode `table`, half of those on one node vote by a word.
     """
     random = np.random.default_rng(seed)
+    is_adaptive = library == ADAPTIVE_NAME
     num_nodes = int(random.choice([1, 1, 2]))
     num_ranks = num_nodes * int(random.integers(2, 5))
     num_slots = int(random.integers(1, 7))
     setting = make_setting(directory, num_ranks=num_ranks, num_nodes=num_nodes)
-    environment = setting.environment(coordinator=num_nodes > 1 or bool(random.integers(2)))
-    if start is not None and (num_nodes > 1 or random.integers(2)):
-        arbiter = start(setting)
-        environment = setting.by_arbiter(arbiter.address)
-        threading.Timer(random.uniform(0, 2), arbiter.kill_worker).start()
-    played = play(
-        *draw_actions(random, setting, num_ranks, num_slots),
-        environment=environment,
-        release=random.choice(list(NCCL_CODES)),
-        ranks=num_ranks,
-        nodes=num_nodes,
-        comms=num_slots,
-        threads=int(random.integers(1, 4)),
-        lifetime=int(random.choice([0, 0, 100, 1500])),
-        create_at_once=int(random.integers(2)),
-        run_ahead=int(random.choice([1, 16, 256])),
-        max_group=int(random.choice([1, 4, 8])),
-        jitter_us=int(random.choice([0, 50, 2000])),
-        rate=1500,
-        calls=CALLS,
-        seed=seed,
-        watchdog=1,
-        deadline=120,  # eight ranks under ThreadSanitizer take 35 s on two cores
-    )
+    opposite = bool(random.integers(2))
+    with contextlib.ExitStack() as stack:
+        environment = setting.environment()
+        if is_adaptive or num_nodes > 1 or random.integers(2):
+            arbiter = stack.enter_context(arbiter_of(build, setting))
+            pause_s = float(random.choice([0.1, 0.5, 100]))
+            stack.enter_context(trouble_for(arbiter, seed, pause_s=pause_s))
+            share = float(random.choice([0, 0, 0.1]))
+            cutter = stack.enter_context(cuts_before(arbiter.port, seed, share=share))
+            environment = setting.by_arbiter(f"127.0.0.1:{cutter.port}")
+        played = player_of(build, library)(
+            *draw_actions(random, setting, num_ranks, num_slots),
+            environment=environment | OFTEN,
+            release=random.choice(list(NCCL_CODES)[7 if is_adaptive else 0 :]),
+            ranks=num_ranks,
+            nodes=num_nodes,
+            comms=num_slots,
+            threads=int(random.integers(1, 4)),
+            # In opposite order no communicator could be made anew.
+            lifetime=0 if opposite else int(random.choice([0, 0, 100, 1500])),
+            create_at_once=int(random.integers(2)),
+            opposite=int(opposite),
+            shrinks=int(num_slots > 1 and random.integers(8) == 0),
+            run_ahead=int(random.choice([1, 16, 256])),
+            max_group=int(random.choice([1, 4, 8])),
+            pattern=int(random.choice([1, 4, 64])),
+            jitter_us=int(random.choice([0, 50, 1000])),
+            rate=2000,
+            calls=CALLS,
+            seed=seed,
+            watchdog=1,
+            deadline=120,  # eight ranks under ThreadSanitizer take 35 s on two cores
+        )
     setting.sweep()
-    return played
+    assert_never_split(played)
+    assert played.errors == 0, played
 
 
-def play_for_a_while(play: Player, directory: Path, soak: Soak) -> None:
+def play_for_a_while(library: str, build: Path, directory: Path, soak: Soak) -> None:
     """Jobs of one seed after the other, at least one, until the time is over."""
     until = time.monotonic() + soak.seconds
     for seed in count(soak.seed):
         made = directory / str(seed)
         made.mkdir()
-        assert_never_split(play_at_random(seed, play, made))
+        assert_lawful_at_random(seed, library, build, made)
         if time.monotonic() >= until:
             return
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_random_job_never_splits(seed: int, play_job: Player, tmp_path: Path) -> None:
-    assert_never_split(play_at_random(seed, play_job, tmp_path))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_random_job_of_mode_table_never_splits_nor_fails(
-    seed: int, play_tuner: Player, tmp_path: Path, arbiter: Callable[..., Arbiter]
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_random_job_keeps_the_law(
+    library: str, seed: int, job_build_dir: Path, tmp_path: Path
 ) -> None:
-    played = play_at_random(seed, play_tuner, tmp_path, arbiter)
-    assert_never_split(played)
-    assert played.errors == 0, played
+    assert_lawful_at_random(seed, library, job_build_dir, tmp_path)
 
 
 @pytest.mark.soak
-def test_random_jobs_never_split(play_job: Player, tmp_path: Path, soak: Soak) -> None:
-    play_for_a_while(play_job, tmp_path, soak)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_random_jobs_keep_the_law(
+    library: str, build_dir: Callable[[str], Path], tmp_path: Path, soak: Soak
+) -> None:
+    play_for_a_while(library, build_dir(""), tmp_path, soak)

@@ -7,6 +7,7 @@ Two are played with the thin tuner at each `make test`; all jobs are played so b
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +16,15 @@ from dynamiccl.serve.build import SANITIZERS
 from tests.conftest import Soak
 from tests.plugin_build import TUNER_TARGET
 from tests.serve.jobs.arbiter import Arbiter
-from tests.serve.jobs.conftest import Inits, player_of
+from tests.serve.jobs.conftest import Adaptive, Inits, player_of
 from tests.serve.jobs.play import Played, at, every, play
 from tests.serve.jobs.setting import Setting
-from tests.serve.jobs.test_random_jobs import play_for_a_while
-from tests.serve.jobs.thinking import adaptive, brain
+from tests.serve.jobs.test_random_jobs import LIBRARIES, play_for_a_while
+from tests.serve.jobs.thinking import brain
 
 #: Slow enough that ranks under a sanitizer keep up.
-JOB = {"ranks": 4, "rate": 500, "calls": 1500, "comms": 4, "threads": 2}
-SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
+JOB: dict[str, Any] = {"ranks": 4, "rate": 500, "calls": 1500, "comms": 4, "threads": 2}
+SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "plain": ((), {}),
     "come-and-go": ((), {"lifetime": 50}),
     # Long enough that what was kept of a communicator is freed while the job goes on.
@@ -68,13 +69,8 @@ def test_creations_at_once_are_free_of_races(
         assert (found["tables"], found["failed"]) == (32, 0)
 
 
-def sampled(setting: Setting) -> dict[str, str]:
-    """All calls are recorded; a wilful plugin acts, and listens to kernels and collectives."""
-    return setting.environment() | {
-        "DYNAMICCL_SAMPLE_PERCENT": "100",
-        "WILFUL_MASK": "66",
-        "WILFUL_ACT_FROM": "100",
-    }
+#: All calls are recorded; a wilful plugin acts, and listens to kernels and collectives.
+SAMPLED = {"DYNAMICCL_SAMPLE_PERCENT": "100", "WILFUL_MASK": "66", "WILFUL_ACT_FROM": "100"}
 
 
 def assert_clean(played: Played) -> None:
@@ -97,16 +93,24 @@ def test_a_job_is_clean(
     four_ranks: Setting,
 ) -> None:
     actions, named = SCENARIOS[scenario]
-    play = player_of(build_dir(sanitize), plugin)
-    assert_clean(play(*actions, environment=sampled(four_ranks), **(JOB | named)))
+    if plugin == ADAPTIVE_NAME:
+        adaptive = Adaptive(build_dir(sanitize))
+        played = adaptive(four_ranks, *actions, environment=SAMPLED, **(JOB | named))
+    else:
+        environment = four_ranks.environment() | SAMPLED
+        played = player_of(build_dir(sanitize), plugin)(
+            *actions, environment=environment, **(JOB | named)
+        )
+    assert_clean(played)
 
 
 @pytest.mark.soak
 @sanitized
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_random_jobs_are_clean(
-    sanitize: str, build_dir: Callable[[str], Path], tmp_path: Path, soak: Soak
+    library: str, sanitize: str, build_dir: Callable[[str], Path], tmp_path: Path, soak: Soak
 ) -> None:
-    play_for_a_while(player_of(build_dir(sanitize), ADAPTIVE_NAME), tmp_path, soak)
+    play_for_a_while(library, build_dir(sanitize), tmp_path, soak)
 
 
 @pytest.mark.soak
@@ -114,8 +118,9 @@ def test_random_jobs_are_clean(
 def test_an_adaptive_job_is_clean(
     sanitize: str, build_dir: Callable[[str], Path], eight_ranks: Setting, known: Path
 ) -> None:
-    play = player_of(build_dir(sanitize), ADAPTIVE_NAME)
+    often = {"DYNAMICCL_ADAPT_INTERVAL_S": "0.2"}
+    play = Adaptive(build_dir(sanitize))
     with brain(eight_ranks, known, "restless"):
-        played = play(environment=adaptive(eight_ranks), ranks=8, rate=500, calls=3000)
+        played = play(eight_ranks, leader=often, environment=SAMPLED, ranks=8, rate=500, calls=3000)
     assert played.is_sound, played
     assert played.switches >= 2

@@ -107,18 +107,3 @@ def brain(setting: Setting, artifact: Path, policy: str) -> Iterator[subprocess.
 
 def socket_of(setting: Setting) -> Path:
     return setting.run_dir / "brain.sock"
-
-
-def adaptive(setting: Setting, **more: str) -> dict[str, str]:
-    return (
-        setting.environment()
-        | {
-            "DYNAMICCL_MODE": "adaptive",
-            "DYNAMICCL_ADAPT_INTERVAL_S": "0.2",
-            "DYNAMICCL_LOOK_INTERVAL_S": "0.1",
-            "DYNAMICCL_SAMPLE_PERCENT": "100",
-            "DYNAMICCL_PROBE_CALLS": "0",
-            "DYNAMICCL_BRAIN_SOCKET": str(socket_of(setting)),
-        }
-        | more
-    )

@@ -164,7 +164,9 @@ Options parse(const std::vector<std::string>& arguments) {
     const std::string& argument = arguments[i];
     if (argument.rfind("--", 0) != 0) {
       if (!options.plugin.empty()) refuse("'" + argument + "' is not an option");
-      options.plugin = std::filesystem::absolute(argument);
+      // A bare name is looked for on LD_LIBRARY_PATH, and ranks may have different ones.
+      const bool is_path = argument.find('/') != std::string::npos;
+      options.plugin = is_path ? std::filesystem::absolute(argument).string() : argument;
       continue;
     }
     const auto setter = setters().find(argument.substr(2));

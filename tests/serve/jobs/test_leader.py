@@ -1,0 +1,436 @@
+"""The leader of mode adaptive, in the arbiter's worker: what it proposes at stops, and why."""
+
+import os
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from dynamiccl.collect.calls import FLAG_PROBE
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.serve.artifact import open_artifact
+from dynamiccl.serve.brain.policies import POLICIES
+from dynamiccl.serve.brain.server import BrainServer
+from dynamiccl.serve.brain_history import BrainConfig, History
+from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.table import DecisionTable
+from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
+from tests.serve.jobs.conftest import Adaptive
+from tests.serve.jobs.play import at
+from tests.serve.jobs.setting import Setting, fingerprint
+from tests.serve.jobs.test_stops import JOB, assert_undisturbed
+from tests.serve.jobs.thinking import brain, socket_of
+from tests.serve.jobs.watching import Look, metrics_of, records_of
+
+NO_PROBES: Final = {"DYNAMICCL_PROBE_CALLS": "0"}
+#: A few questions again and again, so that there are enough times of each; a record is a call.
+TIMED: Final[dict[str, Any]] = JOB | {"rate": 1500, "max_group": 1, "pattern": 12}
+SAMPLED: Final = {"DYNAMICCL_SAMPLE_PERCENT": "100"}
+THINKING: Final = NO_PROBES | {"DYNAMICCL_ADAPT_INTERVAL_S": "0.2"}
+
+
+# The kill file and new artifacts.
+
+
+def test_a_kill_file_acts_at_the_next_stop(
+    play_adaptive: Adaptive, four_ranks: Setting, tmp_path: Path
+) -> None:
+    kill_file = tmp_path / "kill"
+    played = play_adaptive(
+        four_ranks,
+        *at(4800, f"sh=touch {kill_file}"),
+        *at(9600, f"sh=rm {kill_file}"),
+        leader=NO_PROBES | {"DYNAMICCL_KILL_FILE": str(kill_file)},
+        **JOB | {"calls": 16000},
+    )
+    assert_undisturbed(played)
+    assert played.switches == 2, played
+    assert 1000 < played.calls - played.acted < 9000, played
+    assert "the kill file is gone: back to the table" in played.log
+
+
+def test_while_a_kill_file_is_there_no_communicator_gets_a_table(
+    play_adaptive: Adaptive, four_ranks: Setting, tmp_path: Path
+) -> None:
+    (tmp_path / "kill").touch()
+    leader = {"DYNAMICCL_KILL_FILE": str(tmp_path / "kill")}
+    played = play_adaptive(four_ranks, leader=leader, **JOB)
+    assert_undisturbed(played)
+    assert played.acted == 0
+    assert "a kill file is there" in played.log
+
+
+def swap(setting: Setting) -> str:
+    return f"swap={setting.artifact},{setting.other_artifact}"
+
+
+def test_a_new_artifact_acts_at_the_next_stop(play_adaptive: Adaptive, four_ranks: Setting) -> None:
+    played = play_adaptive(
+        four_ranks, *at(2000, swap(four_ranks)), leader=NO_PROBES, comms=3, **JOB
+    )
+    assert_undisturbed(played)
+    assert "a new artifact" in played.log
+    assert played.acted == played.calls
+    assert [comm.switches for comm in played.communicators] == [1] * 5
+
+
+def spoil_table(artifact: Path) -> None:
+    for path in artifact.rglob("*.dct"):
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+
+
+def spoil_index(artifact: Path) -> None:
+    (artifact / "plugin.index").write_text("dynamiccl-index\t99\n")
+
+
+def empty(artifact: Path) -> None:
+    for path in artifact.rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+def open_to_all(artifact: Path) -> None:
+    (artifact / "plugin.index").chmod(0o666)
+
+
+@pytest.mark.parametrize("spoil", [spoil_table, spoil_index, empty, open_to_all])
+def test_a_bad_artifact_is_refused_and_the_old_one_stays(
+    spoil: Any, play_adaptive: Adaptive, four_ranks: Setting
+) -> None:
+    spoil(four_ranks.other_artifact)
+    played = play_adaptive(four_ranks, *at(1000, swap(four_ranks)), leader=NO_PROBES, **JOB)
+    assert_undisturbed(played)
+    assert (played.acted, played.switches) == (played.calls, 0)
+
+
+def test_a_file_system_that_stalls_delays_no_stop(
+    play_adaptive: Adaptive, four_ranks: Setting, tmp_path: Path
+) -> None:
+    """A named pipe that nobody reads lies where the leader writes its metrics first."""
+    os.mkfifo(tmp_path / f"dynamiccl-{four_ranks.job}.prom.new")
+    leader = {"DYNAMICCL_METRICS_DIR": str(tmp_path)}
+    played = play_adaptive(four_ranks, leader=leader, **JOB | {"calls": 16000})
+    assert_undisturbed(played)
+    assert played.switches > 8
+    assert played.asked_longest_ms < 1000
+    assert not list(tmp_path.glob("*.prom"))
+
+
+# Probes and the guard.
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "protocol"),
+    [
+        pytest.param(Algorithm.Ring, Protocol.LL128, id="ours-is-slow"),
+        pytest.param(Algorithm.NVLS, Protocol.Simple, id="own-is-slow"),
+    ],
+)
+def test_the_guard_withdraws_what_is_slower_than_nccls_own_and_nothing_else(
+    algorithm: Algorithm, protocol: Protocol, play_adaptive: Adaptive, four_ranks: Setting
+) -> None:
+    calls_dir = four_ranks.root / "calls"
+    played = play_adaptive(
+        four_ranks,
+        environment=SAMPLED | {"DYNAMICCL_CALLS_DIR": str(calls_dir)},
+        slow=f"{int(algorithm)}:{int(protocol)}:5",
+        **TIMED,
+    )
+    assert_undisturbed(played)
+    assert "choices withdrawn: collective" in played.log
+    records = records_of(calls_dir, 0)
+    timed = records[records["start_ns"] > 0]
+    withdrawn = kept = 0
+    for key in {(int(r["collective"]), int(r["size_bytes"])) for r in timed}:
+        same = timed[(timed["collective"] == key[0]) & (timed["size_bytes"] == key[1])]
+        took_us = (same["stop_ns"] - same["start_ns"]) / 1000
+        ours, own = took_us[same["decided"] == 1], took_us[same["decided"] == 0]
+        if len(ours) < 16 or len(own) < 16:
+            continue  # the guard judges from eight on
+        # The last call outside of probes: what was chosen in the end.
+        in_the_end = same[same["flags"] & FLAG_PROBE == 0][-1]
+        is_slower = median(ours) > 1.05 * median(own)  # the noise of an artifact that tells none
+        assert bool(in_the_end["decided"]) != is_slower, key
+        withdrawn += is_slower
+        kept += not is_slower
+    assert withdrawn > 0
+    assert kept > 0 or algorithm is Algorithm.Ring
+
+
+def test_without_probes_nothing_is_judged(play_adaptive: Adaptive, four_ranks: Setting) -> None:
+    slow = f"{int(Algorithm.Ring)}:{int(Protocol.LL128)}:5"
+    played = play_adaptive(four_ranks, leader=NO_PROBES, environment=SAMPLED, slow=slow, **TIMED)
+    assert_undisturbed(played)
+    assert (played.acted, played.switches) == (played.calls, 0)
+
+
+def test_probes_take_the_share_of_the_calls_that_was_asked_for(
+    play_adaptive: Adaptive, four_ranks: Setting
+) -> None:
+    calls_dir = four_ranks.root / "calls"
+    # 64 calls in so many: 1 % with the 6400 of the default, here a tenth.
+    probe_calls = 640
+    played = play_adaptive(
+        four_ranks,
+        leader={"DYNAMICCL_PROBE_CALLS": str(probe_calls)},
+        environment={"DYNAMICCL_CALLS_DIR": str(calls_dir)},
+        # Later ones tell no table of a Broadcast.
+        **TIMED | {"release": "2.28"},
+    )
+    assert_undisturbed(played)
+    is_probe = records_of(calls_dir, 0)["flags"] & FLAG_PROBE != 0
+    edges = np.flatnonzero(np.diff(is_probe.astype(int))) + 1
+    starts, ends = edges[::2], edges[1::2]
+    assert len(starts) >= 2
+    # Each probe is paid for before the next one.
+    for start, end, following in zip(starts, ends, starts[1:], strict=False):
+        pause = following - end
+        assert pause >= probe_calls
+        assert (end - start) <= 1.1 * 64 / probe_calls * pause + 1
+
+
+# Metrics.
+
+
+def test_the_leader_writes_metrics(
+    play_adaptive: Adaptive, four_ranks: Setting, tmp_path: Path
+) -> None:
+    leader = {"DYNAMICCL_METRICS_DIR": str(tmp_path)}
+    played = play_adaptive(
+        four_ranks, leader=leader, environment=SAMPLED, **TIMED | {"calls": 4500, "comms": 20}
+    )
+    assert_undisturbed(played)
+    values = metrics_of((tmp_path / f"dynamiccl-{four_ranks.job}.prom").read_text())
+    world = {name: value for (name, labels), value in values.items() if 'ranks="4"' in labels}
+    assert world["dynamiccl_stops_agreed"] >= 4
+    assert 0 < world["dynamiccl_timed_calls"] <= 4500
+    assert world["dynamiccl_off"] == 0
+    labels = {of for _, of in values}
+    assert len(labels) > 4
+    assert len(values) == len(labels) * len({name for name, _ in values})
+
+
+# Brains.
+
+
+@pytest.mark.parametrize(("policy", "least"), [("once", 1), ("restless", 4), ("counting", 1)])
+def test_a_brain_moves_the_table(
+    policy: str, least: int, play_adaptive: Adaptive, four_ranks: Setting, known: Path
+) -> None:
+    """Always the same one, or not; and one that tells new calls from those that it has seen."""
+    leader = THINKING | {"DYNAMICCL_ADAPT_INTERVAL_S": "0.05"} if policy == "counting" else THINKING
+    with brain(four_ranks, known, policy):
+        played = play_adaptive(four_ranks, leader=leader, environment=SAMPLED, **TIMED)
+    assert_undisturbed(played)
+    assert "the brain's" in played.log
+    assert "the brain gave no table" not in played.log
+    assert (played.switches >= least) if policy == "restless" else (played.switches == least)
+
+
+#: What it says -> the brain's policy, or what somebody else answers.
+WRONG: Final[dict[str, str | bytes | None]] = {
+    "its table is for another communicator": "elsewhere",
+    "ZeroDivisionError": "fails",
+    "there is no such file": None,
+    "it closed the connection": b"",
+    "it sends something that is no message": b"\x08\0\0\0nonsense",
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_a_brain_that_is_wrong_changes_nothing(
+    why: str, play_adaptive: Adaptive, four_ranks: Setting, known: Path
+) -> None:
+    wrong = WRONG[why]
+    if isinstance(wrong, str):
+        with brain(four_ranks, known, wrong):
+            played = play_adaptive(four_ranks, leader=THINKING, environment=SAMPLED, **TIMED)
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            if wrong is not None:
+                listener.bind(str(socket_of(four_ranks)))
+                socket_of(four_ranks).chmod(0o600)
+                listener.listen()
+                threading.Thread(target=talk, args=(listener, wrong), daemon=True).start()
+            played = play_adaptive(four_ranks, leader=THINKING, environment=SAMPLED, **TIMED)
+    assert_undisturbed(played)
+    assert (played.acted, played.switches) == (played.calls, 0)
+    assert "the brain gave no table: " in played.log
+    assert why in played.log
+    assert played.log.count("the brain gave no table") == 4  # each rank says it once
+
+
+def talk(listener: socket.socket, answer: bytes) -> None:
+    """Say the same to everybody, and hang up."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 20)
+                connection.sendall(answer)
+        except OSError:
+            return
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_a_brain_that_goes_leaves_the_table_in_force(
+    signal: str, play_adaptive: Adaptive, four_ranks: Setting, known: Path
+) -> None:
+    with brain(four_ranks, known, "restless") as process:
+        gone = at(3000, f"sh=kill -{signal} {process.pid}")
+        played = play_adaptive(four_ranks, *gone, leader=THINKING, environment=SAMPLED, **TIMED)
+    assert_undisturbed(played)
+    assert played.acted == played.calls
+    assert played.switches >= 1
+    assert played.asked_longest_ms < 1000
+    assert ("the brain gave no table: brain at" in played.log) == (signal == "KILL")
+
+
+@pytest.mark.parametrize("where", ["arbiter", "process"])
+def test_the_artifacts_policy_decides(
+    where: str, torch_build_dir: Path, eight_ranks: Setting, known: Path
+) -> None:
+    """TorchScript in the worker or in a process of `dynamiccl-deploy brain`, and in no rank."""
+    of_known = replace(eight_ranks, artifact=known)
+    look = Look(eight_ranks.root / "look")
+    leader = THINKING | SYSTEMS
+    looks = at(8000, look.action)
+    job = TIMED | {"ranks": 8, "calls": 9000}
+    play = Adaptive(torch_build_dir)
+    if where == "process":
+        with brain(eight_ranks, known, "artifact"):
+            played = play(of_known, *looks, leader=leader, environment=SYSTEMS | SAMPLED, **job)
+    else:
+        leader = leader | {"DYNAMICCL_BRAIN_SOCKET": ""}
+        played = play(of_known, *looks, leader=leader, environment=SYSTEMS | SAMPLED, **job)
+    assert_undisturbed(played)
+    assert "the brain gave no table" not in played.log
+    assert "the brain's" in played.log
+    assert played.switches >= 1, played
+    ranks = look.ranks()
+    assert len(ranks) == 8
+    assert not any("libtorch" in path for rank in ranks for path in rank.libraries)
+    assert {name for rank in ranks for name in rank.threads if "dynamiccl" in name} == set()
+
+
+SYSTEMS: Final = {"DYNAMICCL_SYSTEMS": "23007=box 22809=box"}
+
+
+# Searches: all ranks play what is tried, and end with what was found.
+
+#: Where large messages are: Ring/Simple is the fastest that the artifact has, and the harness's
+#: NVLS/Simple, NCCL's own choice there, is made three times slow.
+LARGE: Final = range(92, FIRST_BIN + NUM_BINS)
+SEARCHING: Final = JOB | {
+    "release": "2.28",
+    "ranks": 8,
+    "rate": 700,
+    "calls": 9800,
+    "pattern": 8,
+    "slow": f"{int(Algorithm.NVLS)}:{int(Protocol.Simple)}:3",
+    "scatter": 3,
+    "deadline": 90,
+}
+
+
+@pytest.fixture
+def hinted(tmp_path: Path) -> Path:
+    """An artifact that knows the harness's machine, with a hint that is not quite right."""
+    folder = tmp_path / "hinted"
+    folder.mkdir()
+    made = make_artifact(folder, HintPolicy()).directory
+    PluginIndex.read(made).bound("box", fingerprint(22809)).write(made)
+    return made
+
+
+class Recorder:
+    """A search that keeps what it was shown and what it answered."""
+
+    def __init__(self, artifact: Path, policy: str) -> None:
+        self.brain = POLICIES[policy](open_artifact(artifact), 0)
+        self.shown: list[History] = []
+        self.answers: list[DecisionTable] = []
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        self.shown.append(history)
+        answer = self.brain.decide(config, history)
+        if answer is not None:
+            self.answers.append(answer)
+        return answer
+
+
+def is_ring_simple(config: Config | None) -> bool:
+    # The harness's times do not depend on channels.
+    found = config or ABSTAIN
+    return (found.algorithm, found.protocol) == (Algorithm.Ring, Protocol.Simple)
+
+
+@pytest.mark.parametrize(
+    ("policy", "probe_calls"),
+    [("search", "0"), ("autoccl", "400"), pytest.param("autoccl", "0", marks=pytest.mark.soak)],
+)
+def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
+    policy: str, probe_calls: str, play_adaptive: Adaptive, eight_ranks: Setting, hinted: Path
+) -> None:
+    """The guard holds nothing that was tried before against what is tried."""
+    recorder = Recorder(hinted, policy)
+    with BrainServer(socket_of(eight_ranks), lambda: recorder) as server:
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        played = play_adaptive(
+            replace(eight_ranks, artifact=hinted),
+            leader=THINKING | SYSTEMS | {"DYNAMICCL_PROBE_CALLS": probe_calls},
+            environment=SYSTEMS | SAMPLED,
+            **SEARCHING,
+        )
+        server.stop()
+        thread.join(20)
+    assert_undisturbed(played)
+    assert played.switches >= 3
+    last = recorder.shown[-1]
+    assert last.table is not None
+    tried = {
+        answer.at(Collective.AllReduce, task.bin) or ABSTAIN
+        for answer in recorder.answers
+        for task in last.tasks
+    }
+    assert len(tried) >= {"autoccl": 6, "search": 3}[policy]
+    large = [t for t in last.tasks if t.bin in LARGE and t.collective is Collective.AllReduce]
+    assert large
+    for task in large:
+        late = [
+            shown.table.at(task.collective, task.bin)
+            for shown in recorder.shown[-9:]
+            if shown.table
+        ]
+        assert sum(map(is_ring_simple, late)) >= 5, late
+        used = [
+            each.calls[-1]
+            for shown in recorder.shown[-9:]
+            for each in shown.tasks
+            if (each.collective, each.bin) == (task.collective, task.bin)
+        ]
+        ring_simple = (Algorithm.Ring, Protocol.Simple)
+        assert sum((call.algorithm, call.protocol) == ring_simple for call in used) >= 5
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", ["search", "autoccl"])
+def test_the_command_serves_a_search_to_a_job(
+    policy: str, play_adaptive: Adaptive, eight_ranks: Setting, hinted: Path
+) -> None:
+    with brain(eight_ranks, hinted, policy):
+        played = play_adaptive(
+            replace(eight_ranks, artifact=hinted),
+            leader=THINKING | SYSTEMS,
+            environment=SYSTEMS | SAMPLED,
+            **SEARCHING | {"calls": 4200},
+        )
+    assert_undisturbed(played)
+    assert played.switches > 3
+    assert "the brain gave no table" not in played.log
