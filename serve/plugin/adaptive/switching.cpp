@@ -169,8 +169,8 @@ void Switching::agreed(const Reply& proposal) noexcept {
   say(proposal.reason);
 }
 
-/// `reply` is the proposal that was confirmed.
-Verdict Switching::agree(const Vote& vote, Reply* reply) noexcept {
+/// `proposal` is the one that was confirmed.
+Verdict Switching::agree(Vote vote, Reply* proposal) noexcept {
   const Limits limits = limits_of_job();
   Told told;
   told.lived_ns = monotonic_ns() - g_since_ns.load();
@@ -197,11 +197,10 @@ Verdict Switching::agree(const Vote& vote, Reply* reply) noexcept {
   };
   exchange.user = this;
   exchange.leaves = &leaves_;
-  Vote sent = vote;
-  sent.body_bytes = static_cast<std::uint32_t>(size);
-  const Verdict verdict = agree_by_arbiter(begin_.arbiter, begin_.key, sent, limits,
-                                           stops_.patience_ms(limits), reply, &exchange);
-  *reply = exchange.proposal;
+  vote.body_bytes = static_cast<std::uint32_t>(size);
+  const Verdict verdict =
+      agree_by_arbiter(begin_.arbiter, vote, limits, stops_.patience_ms(limits), &exchange);
+  *proposal = exchange.proposal;
   return verdict;
 }
 

@@ -29,8 +29,7 @@ class Switching {
     std::int32_t rank;
     Profiler* profiler;  // of this communicator
     std::uint64_t job;
-    ArbiterAddress arbiter;
-    Key key;
+    Arbiter arbiter;
     const DecisionTable* table;  // valid until the process ends
     Reply agreed;
   };
@@ -66,7 +65,7 @@ class Switching {
   void stop() noexcept;
   void agreed(const Reply& proposal) noexcept;
   void be_described() noexcept;
-  Verdict agree(const Vote& vote, Reply* reply) noexcept;
+  Verdict agree(Vote vote, Reply* proposal) noexcept;
   bool accept(const Exchange& exchange) noexcept;
   void describe(CallRecord* record) const noexcept;
   static void take_time(void*, const CallRecord& record) noexcept;
