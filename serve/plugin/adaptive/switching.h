@@ -58,7 +58,6 @@ class Switching {
   Switching& operator=(const Switching&) = delete;
 
  private:
-  struct Received;
   /// Of the latest calls since the last stop, as many as the body of a vote holds.
   static constexpr std::size_t kMostTimes = (kMostBodyBytes - sizeof(Told)) / sizeof(CallTime);
 
@@ -78,9 +77,9 @@ class Switching {
   std::atomic<int> inside_{0};
   std::atomic<bool> leaves_{false};
   bool has_failed_ = false;
-  Received* received_ = nullptr;  // the latest table that came at a stop
-  Received* fresh_ = nullptr;     // that has come, and is not agreed on
-  std::uint64_t said_ = 0;        // a digest of the leader's latest words
+  DecisionTable* received_ = nullptr;  // the latest one that came at a stop
+  DecisionTable* fresh_ = nullptr;     // that has come, and is not agreed on
+  std::uint64_t said_ = 0;             // a digest of the leader's latest words
   std::atomic<std::uint32_t> table_number_{1};
   Switching* next_ = nullptr;  // under the list's mutex, as are
   CallTime times_[kMostTimes];
