@@ -1,4 +1,4 @@
-"""Cost of the plugin to a job: latency, memory, wake-ups, agreement time.
+"""Cost of the plugin to a job: latency, memory, wake-ups, time of a vote, lines.
 
     python benchmarks/bench_plugin.py
 
@@ -20,18 +20,11 @@ files name, but generated ones; `tuner_code_lines`: without comments and empty l
 
 The library of mode adaptive:
 
-`adaptive_getcollinfo_*`; `init_table_us`: tuner's and profiler's init of a communicator, the median
-over 63 in each of two processes, after the first one of each process (`init_first_us`, the slower
-rank's).
+`adaptive_getcollinfo_*`: as above, of one rank of two. `adaptive_lines`, `adaptive_code_lines`: of
+what it has beyond the tuner's lines and the recorder's. `stop_8_ranks_ms`: how long the calls of a
+rank's process wait at one stop, the mean over a job of play_job (8 processes, 700 calls a second)
+by the leader's counters: the others have to come, on this machine's processors.
 
-`agreement_16_ranks_ms`: 16 processes on this machine, which find each other through local sockets,
-from the last rank's call of init until every rank has had its first decided answer. Each makes
-AGREEMENT_CALLS_PER_S calls a second meanwhile and is held to the others by nothing but that pace.
-It includes reading the artifact, and the at least 32 calls that lie between the proposal and the
-switch (agreement/rules.h): 16 ms at that pace. The median of 11 jobs, with the least and the most.
-
-`rss_adaptive_mib`: its private pages with one communicator and no brain, the larger of two ranks;
-`rss_adaptive_64_mib` with 64, `rss_adaptive_worker_mib` for a rank with a brain that does not lead.
 `record_*`: bench_record.cpp. Writes out/bench/plugin.json.
 """
 
@@ -48,28 +41,21 @@ from typing import Any, Final
 import numpy as np
 from harness import write_result
 
-from dynamiccl.doctor import Machine
 from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
 from dynamiccl.serve.loopback import prepared_environment, write_bare_artifact
-from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
-from dynamiccl.serve.this_machine import ask_probe
 
 NUM_RANKS: Final = 16
+US_PER_MS: Final = 1000
 SYSTEM = "bench"
 #: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
-AGREEMENT_RANKS: Final = 16
-AGREEMENT_JOBS: Final = 11
-AGREEMENT_CALLS_PER_S: Final = 2000
-#: Where memory and init are measured nothing is in a hurry.
-QUIET_CALLS_PER_S: Final = 200
-MANY_COMMUNICATORS: Final = 64
-KIB_PER_MIB: Final = 1024
 #: Targets of CMakeLists.txt that the tuner of a job is linked of (`add_parts(thin ...)`).
 TUNER_PARTS: Final = ("table", "communicator", "thin_parts", "nccl-tuner-dynamiccl")
+RECORDER_PARTS: Final = ("base", "recorder_parts", "nccl-profiler-dynamiccl")
+ADAPTIVE_PARTS: Final = ("adaptive_parts", "nccl-tuner-dynamiccl-adaptive")
 
 
 def full_table(num_nodes: int) -> DecisionTable:
@@ -113,14 +99,14 @@ def measure_tuner(build_dir: Path) -> dict[str, float]:
             table = DecisionTable.from_configs(uniform, num_nodes=1, num_ranks=ranks)
             environment = tuner_environment(Path(folder) / f"{way}-{ranks}", table)
             if way == "tcp":
-                environment |= start_arbiter(build_dir, environment["DYNAMICCL_JOB"])
+                environment |= start_arbiter(build_dir, environment)
             command = [str(build_dir / "init_ranks"), str(build_dir / TUNER_NAME)]
             command += ["--ranks", str(ranks), "--processes", str(processes)]
             made = figures_of([*command, "--rounds", str(rounds)], environment)
             if made["tables"] != ranks * rounds:
                 raise RuntimeError(f"{made['tables']} of {ranks * rounds} ranks got the table")
             figures[f"{way}_{ranks}_ranks_ms"] = statistics.median(made["ms"])
-    return figures | tuner_lines(build_dir)
+    return figures
 
 
 def tuner_environment(artifact: Path, table: DecisionTable) -> dict[str, str]:
@@ -130,12 +116,12 @@ def tuner_environment(artifact: Path, table: DecisionTable) -> dict[str, str]:
     return job | prepared_environment(artifact, SYSTEM, 23007)
 
 
-def start_arbiter(build_dir: Path, job: str) -> dict[str, str]:
+def start_arbiter(build_dir: Path, job: dict[str, str]) -> dict[str, str]:
     """Start the arbiter of a job, which ends with this process; returns its variables."""
     key = {"DYNAMICCL_KEY": secrets.token_hex(16)}
     started = subprocess.run(
         [str(build_dir / "dynamiccl-arbiter"), "0", str(os.getpid())],
-        env=os.environ | key | {"DYNAMICCL_JOB": job},
+        env=os.environ | key | job,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -144,91 +130,59 @@ def start_arbiter(build_dir: Path, job: str) -> dict[str, str]:
     return key | {"DYNAMICCL_ARBITER": address, "DYNAMICCL_WORD": "0"}
 
 
-def tuner_lines(build_dir: Path) -> dict[str, int]:
-    """Source lines of the tuner, by Ninja's dependency files."""
+def source_lines(build_dir: Path) -> dict[str, int]:
+    """Source lines of the tuner, and what mode adaptive adds, by Ninja's dependency files."""
     found = subprocess.run(
         [find_tool("ninja"), "-C", str(build_dir), "-t", "deps"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     ).stdout
-    files: set[Path] = set()
+    files: dict[str, set[Path]] = {}
     for block in found.split("\n\n"):
         target, *needed = block.split("\n")
-        if re.match(rf"CMakeFiles/({'|'.join(TUNER_PARTS)})\.dir/", target):
-            files |= {(build_dir / name.strip()).resolve() for name in needed}
-    ours = {f for f in files if f.is_relative_to(SOURCE_DIR) and f.name != GENERATED}
-    lines = [line.strip() for f in ours for line in f.read_text(encoding="utf-8").splitlines()]
-    code = [line for line in lines if line and not line.startswith("//")]
-    return {"tuner_lines": len(lines), "tuner_code_lines": len(code)}
+        if part := re.match(r"CMakeFiles/([^/]*)\.dir/", target):
+            paths = {(build_dir / name.strip()).resolve() for name in needed}
+            ours = {path for path in paths if path.is_relative_to(SOURCE_DIR)}
+            files[part[1]] = files.get(part[1], set()) | ours
+    tuner, recorder, adaptive = (
+        set[Path]().union(*(files[part] for part in parts))
+        for parts in (TUNER_PARTS, RECORDER_PARTS, ADAPTIVE_PARTS)
+    )
+    figures = {}
+    for name, own in (("tuner", tuner), ("adaptive", adaptive - tuner - recorder)):
+        texts = [f.read_text(encoding="utf-8") for f in own if f.name != GENERATED]
+        lines = [line.strip() for text in texts for line in text.splitlines()]
+        code = [line for line in lines if line and not line.startswith("//")]
+        figures |= {f"{name}_lines": len(lines), f"{name}_code_lines": len(code)}
+    return figures
 
 
-def adaptive_environment(build_dir: Path, folder: Path, table: DecisionTable) -> dict[str, str]:
-    """Environment of ranks on this node in mode adaptive, one table, no brain."""
-    artifact, run_dir = folder / "artifact", folder / "run"
-    run_dir.mkdir(mode=0o700)
-    write_bare_artifact(artifact, SYSTEM, table)
-    facts = ask_probe(Machine(), build_dir / ADAPTIVE_NAME)
-    here = str(facts["fingerprint"]).partition(";nccl=")[0]
-    PluginIndex.read(artifact).bound(SYSTEM, f"{here};nccl=23007").write(artifact)
-    return {
-        "DYNAMICCL_ARTIFACT": str(artifact),
-        "DYNAMICCL_COORDINATOR": "none",
-        "DYNAMICCL_RUN_DIR": str(run_dir),
-        "DYNAMICCL_JOB_ID": folder.name,
-    }
-
-
-def measure_calls(build_dir: Path) -> dict[str, float]:
-    """One call of getCollInfo of the library of mode adaptive."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = adaptive_environment(build_dir, Path(folder), one_ring(2))
-        environment["DYNAMICCL_PROBE_CALLS"] = "0"
-        program = str(build_dir / "bench_plugin")
-        return figures_of([program, str(build_dir / ADAPTIVE_NAME)], environment)
-
-
-def one_ring(num_ranks: int) -> DecisionTable:
-    """A table with the same config everywhere."""
+def measure_adaptive(build_dir: Path) -> dict[str, float]:
+    """One call of getCollInfo of the library of mode adaptive, and one stop."""
     ring = Config(Algorithm.Ring, Protocol.Simple, 8)
-    return DecisionTable.from_configs([[ring] * MAX_BINS] * 5, num_nodes=1, num_ranks=num_ranks)
-
-
-def agree(build_dir: Path, ranks: int, communicators: int, calls_per_s: int) -> dict[str, Any]:
-    """Run one job of `bench_agreement` with such a table."""
+    library = str(build_dir / ADAPTIVE_NAME)
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        environment = adaptive_environment(build_dir, Path(folder), one_ring(ranks))
-        program = str(build_dir / "bench_agreement")
-        numbers = [str(number) for number in (ranks, communicators, calls_per_s)]
-        return figures_of([program, str(build_dir / ADAPTIVE_NAME), *numbers], environment)
-
-
-def measure_agreement(build_dir: Path) -> dict[str, float]:
-    """Time of the first agreement of the ranks."""
-    jobs = [
-        agree(build_dir, AGREEMENT_RANKS, 1, AGREEMENT_CALLS_PER_S) for _ in range(AGREEMENT_JOBS)
-    ]
-    took_ms = sorted(job["agreed_ms"] for job in jobs)
-    return {
-        "agreement_16_ranks_ms": statistics.median(took_ms),
-        "agreement_16_ranks_min_ms": took_ms[0],
-        "agreement_16_ranks_max_ms": took_ms[-1],
-        "agreement_16_ranks_at_call": statistics.median(job["agreed_at_call"] for job in jobs),
-    }
-
-
-def measure_creation(build_dir: Path) -> dict[str, float]:
-    """Time and memory of communicators in mode adaptive."""
-    one = agree(build_dir, 2, 1, QUIET_CALLS_PER_S)
-    many = agree(build_dir, 2, MANY_COMMUNICATORS, QUIET_CALLS_PER_S)
-    return {
-        "init_table_us": statistics.median(many["init_us"]),
-        "init_table_max_us": max(many["init_us"]),
-        "init_first_us": max(one["init_first_us"]),
-        "rss_adaptive_mib": one["private_kib"] / KIB_PER_MIB,
-        "rss_adaptive_64_mib": many["private_kib"] / KIB_PER_MIB,
-        "rss_adaptive_worker_mib": one["worker_private_kib"] / KIB_PER_MIB,
-    }
+        settings = {"DYNAMICCL_STOP_PERCENT": "100", "DYNAMICCL_METRICS_DIR": folder}
+        for ranks in (2, 8):
+            table = DecisionTable.from_configs(
+                [[ring] * MAX_BINS] * 5, num_nodes=1, num_ranks=ranks
+            )
+            environment = tuner_environment(Path(folder) / str(ranks), table) | settings
+            environment |= start_arbiter(build_dir, environment)
+            if ranks == 2:
+                figures |= figures_of([str(build_dir / "bench_plugin"), library], environment)
+                continue
+            job = ["--ranks", "8", "--rate", "700", "--calls", "7000", "--release", "2.30"]
+            played = figures_of([str(build_dir / "play_job"), library, *job], environment)
+            if played["disagreements"] or played["errors"]:
+                raise RuntimeError(f"{played['disagreements']} disagreements: see play_job")
+        [counters] = Path(folder).glob(f"*{environment['DYNAMICCL_JOB']}.prom")
+        told = dict(re.findall(r"^(\w+)\{.*\} (\d+)$", counters.read_text(), re.MULTILINE))
+    stops = int(told["dynamiccl_stops_agreed"])
+    figures["stop_8_ranks_ms"] = int(told["dynamiccl_waited_us"]) / stops / US_PER_MS
+    return figures
 
 
 def main() -> None:
@@ -238,9 +192,8 @@ def main() -> None:
     ).parent.resolve()
     figures: dict[str, float | int | str | None] = {
         **measure_tuner(build_dir),
-        **measure_calls(build_dir),
-        **measure_creation(build_dir),
-        **measure_agreement(build_dir),
+        **measure_adaptive(build_dir),
+        **source_lines(build_dir),
         **figures_of([str(build_dir / "bench_record")], {}),
     }
     write_result("plugin", figures)

@@ -68,13 +68,18 @@ class Studies:
         assert len(by_number) == len(found)
         return by_number
 
-    def has_state(self, number: str) -> bool:
-        """Whether a trial is in its middle."""
+    def has_begun(self, number: str) -> bool:
         # Not before the script is there: two that make the store at once disturb each other.
         if not list(self.folder.glob("dynamiccl-slurm/*/trials.sbatch")) or not self.job():
             return False
-        run = self.children().get(number)
-        return run is not None and Path(artifacts_of(run), "state.pt").exists()
+        return number in self.children()
+
+    def has_state(self, number: str) -> bool:
+        """Whether a trial is in its middle."""
+        return (
+            self.has_begun(number)
+            and Path(artifacts_of(self.children()[number]), "state.pt").exists()
+        )
 
     def job(self) -> str:
         return str(self.parent().data.tags.get("slurm_job", ""))
@@ -154,7 +159,7 @@ def test_an_array_that_was_left_alone_is_followed_again(
     studies: Studies, options: list[str]
 ) -> None:
     study = studies.start(*options, "--slurm", "--jobs", "1")
-    wait_long(lambda: studies.has_state("0") or study.poll() is not None, "trial 0 in its middle")
+    wait_long(lambda: studies.has_begun("0"), "trial 0 of four, one after the other")
     study.send_signal(signal.SIGINT)
     code, _, said = ended(study)
     job = studies.job()

@@ -40,38 +40,39 @@ bool identify(const Communicator& communicator, CreatedCommunicator* told) noexc
          told->num_nodes == static_cast<std::int32_t>(communicator.num_nodes);
 }
 
-Verdict agree(const Communicator& communicator, const Checked& checked,
-              const CreatedCommunicator* told, Making* making,
-              char (&reason)[kReasonBytes]) noexcept {
+ncclResult_t agree(const Communicator& communicator, const Checked& checked,
+                   const CreatedCommunicator* told, void** context) noexcept {
   Meeting meeting;
   const char* why_not = checked.reason_to_abstain;
   if (why_not == nullptr) why_not = find_meeting(kNotOnOneHost, &meeting);
-  if (why_not != nullptr || meeting.by_word) {
-    std::snprintf(reason, sizeof reason, "%s",
-                  why_not != nullptr ? why_not : "mode adaptive needs the job's arbiter");
-    return Verdict::kAbstain;
-  }
+  if (meeting.by_word) why_not = "mode adaptive needs the job's arbiter";
+  if (why_not != nullptr) return tell(communicator, Verdict::kAbstain, why_not);
   Prepared prepared;
   prepare(communicator, checked, "none", meeting, &prepared);
   prepared.vote.fields[7] += 1;  // other settings than mode table
   prepared.vote.has_stops = true;
+  Making making;
   if (told == nullptr) {
     std::snprintf(prepared.problem, sizeof prepared.problem,
                   "NCCL_PROFILER_PLUGIN does not name this library too: mode adaptive needs what "
                   "NCCL tells a profiler alone");
     std::memcpy(prepared.vote.problem, prepared.problem, sizeof prepared.vote.problem - 1);
   } else {
-    making->begin = {communicator,   checked.nccl_version, told->rank,
-                     told->profiler, meeting.job,          meeting.arbiter,
-                     meeting.key,    prepared.table,       {}};
+    making.begin = {communicator, checked.nccl_version, told->rank,     told->profiler,
+                    meeting.job,  meeting.arbiter,      prepared.table, {}};
   }
-  making->begin.communicator.domains = nullptr;  // NCCL's, of the moment
+  making.begin.communicator.domains = nullptr;  // NCCL's, of the moment
   Exchange exchange;
   exchange.accepts = Making::accept;
-  exchange.user = making;
-  const Verdict verdict = vote_in_init(meeting, prepared.vote, reason, &exchange);
-  if (prepared.problem[0] != '\0') std::snprintf(reason, sizeof reason, "%s", prepared.problem);
-  return verdict;
+  exchange.user = &making;
+  const Verdict verdict = vote_in_init(meeting, prepared.vote, &exchange);
+  if (verdict == Verdict::kTable) {
+    *context = making.made;
+  } else {
+    Switching::retire(making.made);
+  }
+  return tell(communicator, verdict,
+              prepared.problem[0] != '\0' ? prepared.problem : exchange.reply.reason);
 }
 
 struct AdaptiveTuner {
@@ -90,16 +91,7 @@ struct AdaptiveTuner {
     const Checked checked = check_communicator(communicator);  // so is its id, remembered
     if (checked.ids_repeat) Switching::end_voting_of_all();
     if (communicator.num_ranks < 2 || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
-    Making making;
-    char reason[kReasonBytes] = "";
-    const Verdict verdict =
-        agree(communicator, checked, is_told ? &told : nullptr, &making, reason);
-    if (verdict == Verdict::kTable) {
-      *context = making.made;
-    } else {
-      Switching::retire(making.made);
-    }
-    return tell(communicator, verdict, reason);
+    return agree(communicator, checked, is_told ? &told : nullptr, context);
   }
 
   static ncclResult_t answer(void* context, const Question& question) noexcept {

@@ -35,10 +35,6 @@ std::uint64_t stop_ppm() noexcept {
 
 }  // namespace
 
-struct Switching::Received {
-  DecisionTable table;
-};
-
 Switching::Switching(const Begin& begin) noexcept
     : begin_(begin),
       process_(getpid()),
@@ -157,10 +153,10 @@ void Switching::end_voting(const char* why) noexcept {
 
 void Switching::agreed(const Reply& proposal) noexcept {
   const bool is_new = proposal.change == Change::kNewTable;
-  Received* before = received_;
+  DecisionTable* before = received_;
   if (is_new) received_ = fresh_;
   fresh_ = nullptr;
-  stops_.agreed(proposal, is_new ? &received_->table : nullptr);
+  stops_.agreed(proposal, is_new ? received_ : nullptr);
   if (is_new) {
     // A thread that describes a record may look at the one before, or a call that should not be at
     // the same time; then it is kept.
@@ -180,8 +176,8 @@ void Switching::agreed(const Reply& proposal) noexcept {
   say(proposal.reason);
 }
 
-/// `reply` is the proposal that was confirmed.
-Verdict Switching::agree(const Vote& vote, Reply* reply) noexcept {
+/// `proposal` is the one that was confirmed.
+Verdict Switching::agree(Vote vote, Reply* proposal) noexcept {
   const Limits limits = limits_of_job();
   Told told;
   told.lived_ns = monotonic_ns() - g_since_ns.load();
@@ -208,11 +204,10 @@ Verdict Switching::agree(const Vote& vote, Reply* reply) noexcept {
   };
   exchange.user = this;
   exchange.leaves = &leaves_;
-  Vote sent = vote;
-  sent.body_bytes = static_cast<std::uint32_t>(size);
-  const Verdict verdict = agree_by_arbiter(begin_.arbiter, begin_.key, sent, limits,
-                                           stops_.patience_ms(limits), reply, &exchange);
-  *reply = exchange.proposal;
+  vote.body_bytes = static_cast<std::uint32_t>(size);
+  const Verdict verdict =
+      agree_by_arbiter(begin_.arbiter, vote, limits, stops_.patience_ms(limits), &exchange);
+  *proposal = exchange.proposal;
   return verdict;
 }
 
@@ -220,18 +215,17 @@ Verdict Switching::agree(const Vote& vote, Reply* reply) noexcept {
 bool Switching::accept(const Exchange& exchange) noexcept {
   const Reply& proposal = exchange.proposal;
   if (proposal.change != Change::kNewTable) return proposal.body_bytes == 0;
-  auto* received = allocate<Received>();
-  if (received == nullptr) return false;
-  DecisionTable& table = received->table;
-  const bool fits = decode_table(exchange.body, proposal.body_bytes, &table) == nullptr &&
-                    static_cast<std::size_t>(table.num_ranks) == begin_.communicator.num_ranks &&
-                    static_cast<std::size_t>(table.num_nodes) == begin_.communicator.num_nodes;
+  auto* table = allocate<DecisionTable>();
+  if (table == nullptr) return false;
+  const bool fits = decode_table(exchange.body, proposal.body_bytes, table) == nullptr &&
+                    static_cast<std::size_t>(table->num_ranks) == begin_.communicator.num_ranks &&
+                    static_cast<std::size_t>(table->num_nodes) == begin_.communicator.num_nodes;
   if (!fits) {
-    deallocate(received);
+    deallocate(table);
     return false;
   }
-  leave_out_what_no_job_may_ask(begin_.nccl_version, &table);
-  fresh_ = received;
+  leave_out_what_no_job_may_ask(begin_.nccl_version, table);
+  fresh_ = table;
   return true;
 }
 

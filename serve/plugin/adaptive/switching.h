@@ -29,8 +29,7 @@ class Switching {
     std::int32_t rank;
     Profiler* profiler;  // of this communicator
     std::uint64_t job;
-    ArbiterAddress arbiter;
-    Key key;
+    Arbiter arbiter;
     const DecisionTable* table;  // valid until the process ends
     Reply agreed;
   };
@@ -59,7 +58,6 @@ class Switching {
   Switching& operator=(const Switching&) = delete;
 
  private:
-  struct Received;
   /// Of the latest calls since the last stop, as many as the body of a vote holds.
   static constexpr std::size_t kMostTimes = (kMostBodyBytes - sizeof(Told)) / sizeof(CallTime);
 
@@ -68,7 +66,7 @@ class Switching {
   void end_voting(const char* why) noexcept;
   void agreed(const Reply& proposal) noexcept;
   void be_described() noexcept;
-  Verdict agree(const Vote& vote, Reply* reply) noexcept;
+  Verdict agree(Vote vote, Reply* proposal) noexcept;
   bool accept(const Exchange& exchange) noexcept;
   void describe(CallRecord* record) const noexcept;
   static void take_time(void*, const CallRecord& record) noexcept;
@@ -81,9 +79,9 @@ class Switching {
   std::atomic<int> inside_{0};
   std::atomic<bool> leaves_{false};
   bool has_failed_ = false;
-  Received* received_ = nullptr;  // the latest table that came at a stop
-  Received* fresh_ = nullptr;     // that has come, and is not agreed on
-  std::uint64_t said_ = 0;        // a digest of the leader's latest words
+  DecisionTable* received_ = nullptr;  // the latest one that came at a stop
+  DecisionTable* fresh_ = nullptr;     // that has come, and is not agreed on
+  std::uint64_t said_ = 0;             // a digest of the leader's latest words
   std::atomic<std::uint32_t> table_number_{1};
   Switching* next_ = nullptr;  // under the list's mutex, as are
   CallTime times_[kMostTimes];

@@ -18,23 +18,66 @@
 namespace dynamiccl {
 namespace {
 
-/// How often a rank that waits looks whether its communicator is aborted.
-constexpr std::uint64_t kLookMs = 10;
-
-/// A connection to the arbiter, if any.
-class Line {
+/// A ballot, and its connection to the arbiter, if any.
+class Caller {
  public:
-  explicit Line(const std::atomic<bool>* leaves) noexcept : leaves_(leaves) {}
-  ~Line() { open(-1); }
-  Line(const Line&) = delete;
-  Line& operator=(const Line&) = delete;
+  Caller(const Arbiter& arbiter, const Vote& vote, const Limits& limits, std::uint64_t patience_ms,
+         Exchange* exchange) noexcept
+      : arbiter_(arbiter),
+        limits_(limits),
+        exchange_(exchange),
+        ballot_(vote, limits, patience_ms, monotonic_ms()) {}
+  ~Caller() { open(-1); }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
 
-  bool leaves() const noexcept { return leaves_ != nullptr && leaves_->load(); }
+  Verdict agree() noexcept {
+    // Where no socket can be had at all nobody answers however long one waits.
+    if (!open(socket(arbiter_.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0))) {
+      std::snprintf(exchange_->reply.reason, sizeof exchange_->reply.reason, "no socket: %s",
+                    std::strerror(errno));
+      return Verdict::kAbstain;
+    }
+    while (ballot_.step() != Ballot::Step::kDone) {
+      switch (ballot_.step()) {
+        case Ballot::Step::kConnect:
+          open(-1);
+          wait(0, ballot_.at_ms());
+          if (!leaves()) report(connect());
+          break;
+        case Ballot::Step::kSend:
+          report(send_vote());
+          break;
+        case Ballot::Step::kListen:
+          listen();
+          break;
+        case Ballot::Step::kDone:
+          break;
+      }
+      ballot_.look_at_clock(monotonic_ms());
+      if (leaves()) ballot_.leave();
+    }
+    exchange_->reply = ballot_.reply();
+    return ballot_.verdict();
+  }
+
+ private:
+  /// How often a rank that waits looks whether its communicator is aborted.
+  static constexpr std::uint64_t kLookMs = 10;
+
+  enum class Heard : std::uint8_t { kAll, kEnd, kNothing };
+
+  bool leaves() const noexcept { return exchange_->leaves != nullptr && exchange_->leaves->load(); }
+
+  void report(bool has_worked) noexcept {
+    has_worked ? ballot_.worked(monotonic_ms()) : ballot_.failed(monotonic_ms());
+  }
 
   /// Takes another descriptor; -1: none.
   bool open(int descriptor) noexcept {
     if (descriptor_ >= 0) close(descriptor_);
     descriptor_ = descriptor;
+    size_ = 0;
     return descriptor >= 0;
   }
 
@@ -44,7 +87,7 @@ class Line {
     for (;;) {
       const std::uint64_t now = monotonic_ms();
       if (now >= until_ms || leaves()) return false;
-      const std::uint64_t longest = leaves_ != nullptr ? kLookMs : 1'000'000;
+      const std::uint64_t longest = exchange_->leaves != nullptr ? kLookMs : 1'000'000;
       pollfd waited = {descriptor_, event, 0};
       const int count = poll(&waited, 1, static_cast<int>(std::min(until_ms - now, longest)));
       if (count > 0) return true;
@@ -52,18 +95,14 @@ class Line {
     }
   }
 
-  bool connect(const ArbiterAddress& to, std::uint64_t until_ms) noexcept {
-    if (!open(socket(to.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0))) {
-      return false;
-    }
-    const int one = 1;
+  bool connect() noexcept {
+    const int kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, one = 1;
+    if (!open(socket(arbiter_.address.ss_family, kind, 0))) return false;
     setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (::connect(descriptor_, reinterpret_cast<const sockaddr*>(&to.address), to.size) == 0) {
-      return true;
-    }
-    int error = errno;
+    const auto* to = reinterpret_cast<const sockaddr*>(&arbiter_.address);
+    int error = ::connect(descriptor_, to, arbiter_.size) == 0 ? 0 : errno;
     socklen_t size = sizeof error;
-    if (error == EINPROGRESS && wait(POLLOUT, until_ms)) {
+    if (error == EINPROGRESS && wait(POLLOUT, ballot_.until_ms())) {
       getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &error, &size);
     }
     return error == 0;
@@ -79,64 +118,71 @@ class Line {
     return true;
   }
 
-  enum class Heard : std::uint8_t { kAll, kEnd, kNothing };
+  /// The ballot's vote under the key, with what goes along with it.
+  bool send_vote() noexcept {
+    Vote sent = ballot_.vote();
+    const bool has_body = exchange_->told != nullptr && sent.kind == VoteKind::kVote;
+    if (!has_body) sent.body_bytes = 0;
+    sent.body_digest = has_body ? siphash(arbiter_.key, exchange_->told, sent.body_bytes) : 0;
+    sent.mac = mac_of(arbiter_.key, sent);
+    // Of a body that takes longer than patience only a part is sent, and it ends there.
+    const std::uint64_t until_ms = has_body ? ballot_.until_ms() : monotonic_ms() + limits_.ask_ms;
+    return send_all(&sent, sizeof sent, until_ms) &&
+           send_all(exchange_->told, sent.body_bytes, until_ms);
+  }
 
-  /// All of `bytes`, of which `*size` are there, an end of the connection, or nothing until
-  /// `until_ms`.
-  Heard hear_all(void* bytes, std::size_t wanted, std::size_t* size,
-                 std::uint64_t until_ms) noexcept {
+  /// All of `bytes`, of which `*size` are there, an end of the connection, or nothing in time.
+  Heard hear_all(void* bytes, std::size_t wanted, std::size_t* size) noexcept {
     while (*size < wanted) {
       const ssize_t got = recv(descriptor_, static_cast<char*>(bytes) + *size, wanted - *size, 0);
       if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) return Heard::kEnd;
-      if (got > 0) {
-        *size += static_cast<std::size_t>(got);
-      } else if (!wait(POLLIN, until_ms)) {
-        return Heard::kNothing;
-      }
+      if (got > 0) *size += static_cast<std::size_t>(got);
+      if (got < 0 && !wait(POLLIN, ballot_.until_ms())) return Heard::kNothing;
     }
     return Heard::kAll;
   }
 
- private:
-  const std::atomic<bool>* leaves_;
-  int descriptor_ = -1;
-};
-
-/// Sends the ballot's vote under the key, with what goes along with it.
-bool send_vote(Line* line, const Key& key, const Ballot& ballot, const Limits& limits,
-               const Exchange& exchange) noexcept {
-  Vote sent = ballot.vote();
-  const bool has_body = exchange.told != nullptr && sent.kind == VoteKind::kVote;
-  if (!has_body) sent.body_bytes = 0;
-  sent.body_digest = has_body ? siphash(key, exchange.told, sent.body_bytes) : 0;
-  sent.mac = mac_of(key, sent);
-  // Of a body that takes longer than patience only a part is sent, and it ends there.
-  const std::uint64_t until_ms = has_body ? ballot.until_ms() : monotonic_ms() + limits.ask_ms;
-  return line->send_all(&sent, sizeof sent, until_ms) &&
-         line->send_all(exchange.told, sent.body_bytes, until_ms);
-}
-
-/// Whether a reply is under the key, and one that this rank can use; with what follows it.
-bool can_use(Line* line, const Key& key, const Ballot& ballot, const Reply& reply,
-             Exchange* exchange) noexcept {
-  if (!is_sound(key, reply, ballot.vote())) return false;
-  if (reply.body_bytes > 0) {
-    if (reply.kind != ReplyKind::kStillThere || exchange->body == nullptr) return false;
-    std::size_t size = 0;
-    const Line::Heard heard =
-        line->hear_all(exchange->body, reply.body_bytes, &size, ballot.until_ms());
-    if (heard != Line::Heard::kAll) return false;
-    if (reply.body_digest != siphash(key, exchange->body, reply.body_bytes)) return false;
+  void listen() noexcept {
+    const Heard heard = hear_all(&heard_, sizeof heard_, &size_);
+    if (heard == Heard::kNothing) return;
+    size_ = 0;
+    // What is not under the key, or of no use, ends this connection, as if it had broken.
+    if (heard == Heard::kAll && can_use(heard_)) {
+      ballot_.hear(heard_, monotonic_ms());
+    } else {
+      ballot_.failed(monotonic_ms());
+    }
   }
-  if (reply.kind != ReplyKind::kStillThere || ballot.has_confirmed()) return true;  // or said twice
-  exchange->proposal = reply;
-  return exchange->accepts == nullptr || exchange->accepts(exchange->user, *exchange);
-}
+
+  /// Whether a reply is under the key, and one that this rank can use; with what follows it.
+  bool can_use(const Reply& reply) noexcept {
+    const bool is_proposal = reply.kind == ReplyKind::kStillThere;
+    if (!is_sound(arbiter_.key, reply, ballot_.vote())) return false;
+    if (reply.body_bytes > 0) {
+      std::size_t size = 0;
+      if (!is_proposal || exchange_->body == nullptr ||
+          hear_all(exchange_->body, reply.body_bytes, &size) != Heard::kAll ||
+          reply.body_digest != siphash(arbiter_.key, exchange_->body, reply.body_bytes)) {
+        return false;
+      }
+    }
+    if (!is_proposal || ballot_.has_confirmed()) return true;  // or said twice
+    exchange_->proposal = reply;
+    return exchange_->accepts == nullptr || exchange_->accepts(exchange_->user, *exchange_);
+  }
+
+  const Arbiter& arbiter_;
+  const Limits& limits_;
+  Exchange* exchange_;
+  Ballot ballot_;
+  int descriptor_ = -1;
+  Reply heard_;
+  std::size_t size_ = 0;  // of it that is there
+};
 
 }  // namespace
 
-bool parse_address(const char* text, ArbiterAddress* address) noexcept {
-  *address = ArbiterAddress{};
+bool parse_address(const char* text, Arbiter* arbiter) noexcept {
   const char* colon = std::strrchr(text, ':');
   std::uint64_t port = 0;
   if (colon == nullptr || !parse_number(colon + 1, &port) || port == 0 || port > 65'535) {
@@ -147,61 +193,19 @@ bool parse_address(const char* text, ArbiterAddress* address) noexcept {
   const std::size_t size = static_cast<std::size_t>(colon - text) - (is_six ? 2 : 0);
   if (size >= sizeof host) return false;
   std::memcpy(host, text + (is_six ? 1 : 0), size);
-  auto* four = reinterpret_cast<sockaddr_in*>(&address->address);
-  auto* six = reinterpret_cast<sockaddr_in6*>(&address->address);
-  address->address.ss_family = is_six ? AF_INET6 : AF_INET;
-  address->size = is_six ? sizeof *six : sizeof *four;
+  arbiter->address = {};
+  arbiter->address.ss_family = is_six ? AF_INET6 : AF_INET;
+  arbiter->size = is_six ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  auto* four = reinterpret_cast<sockaddr_in*>(&arbiter->address);
+  auto* six = reinterpret_cast<sockaddr_in6*>(&arbiter->address);
   four->sin_port = htons(static_cast<std::uint16_t>(port));  // at one place in both
   void* to = is_six ? static_cast<void*>(&six->sin6_addr) : &four->sin_addr;
-  return inet_pton(address->address.ss_family, host, to) == 1;
+  return inet_pton(arbiter->address.ss_family, host, to) == 1;
 }
 
-Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
-                         const Limits& limits, std::uint64_t patience_ms, Reply* reply,
-                         Exchange* exchange) noexcept {
-  Line line(exchange->leaves);
-  // Where no socket can be had at all nobody answers however long one waits.
-  if (!line.open(socket(address.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0))) {
-    std::snprintf(reply->reason, sizeof reply->reason, "no socket: %s", std::strerror(errno));
-    return Verdict::kAbstain;
-  }
-  Ballot ballot(vote, limits, patience_ms, monotonic_ms());
-  Reply heard;
-  std::size_t size = 0;  // of what is heard
-  const auto report = [&ballot](bool has_worked) {
-    has_worked ? ballot.worked(monotonic_ms()) : ballot.failed(monotonic_ms());
-  };
-  while (ballot.step() != Ballot::Step::kDone) {
-    switch (ballot.step()) {
-      case Ballot::Step::kConnect:
-        size = 0;
-        line.open(-1);
-        line.wait(0, ballot.at_ms());
-        if (!line.leaves()) report(line.connect(address, ballot.until_ms()));
-        break;
-      case Ballot::Step::kSend:
-        report(send_vote(&line, key, ballot, limits, *exchange));
-        break;
-      case Ballot::Step::kListen: {
-        const Line::Heard got = line.hear_all(&heard, sizeof heard, &size, ballot.until_ms());
-        if (got == Line::Heard::kNothing) break;
-        size = 0;
-        // What is not under the key, or of no use, ends this connection, as if it had broken.
-        if (got == Line::Heard::kAll && can_use(&line, key, ballot, heard, exchange)) {
-          ballot.hear(heard, monotonic_ms());
-        } else {
-          ballot.failed(monotonic_ms());
-        }
-        break;
-      }
-      case Ballot::Step::kDone:
-        break;
-    }
-    ballot.look_at_clock(monotonic_ms());
-    if (line.leaves()) ballot.leave();
-  }
-  *reply = ballot.reply();
-  return ballot.verdict();
+Verdict agree_by_arbiter(const Arbiter& arbiter, const Vote& vote, const Limits& limits,
+                         std::uint64_t patience_ms, Exchange* exchange) noexcept {
+  return Caller(arbiter, vote, limits, patience_ms, exchange).agree();
 }
 
 }  // namespace dynamiccl

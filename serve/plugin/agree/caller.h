@@ -10,19 +10,22 @@
 
 namespace dynamiccl {
 
-/// The arbiter's address as the wrapper found it: "1.2.3.4:PORT" or "[IPV6]:PORT".
-struct ArbiterAddress {
+/// The job's arbiter, as the wrapper found it.
+struct Arbiter {
   sockaddr_storage address = {};
   socklen_t size = 0;
+  Key key;
 };
 
-/// False where the text is no such address.
-bool parse_address(const char* text, ArbiterAddress* address) noexcept;
+/// Takes an address such as "1.2.3.4:PORT" or "[IPV6]:PORT"; false where the text is none.
+bool parse_address(const char* text, Arbiter* arbiter) noexcept;
 
-/// What goes along with a vote for ranks that stop later.
+/// What the ranks of a round and the arbiter tell each other. The first is all that `init` needs.
 struct Exchange {
-  const void* told = nullptr;  // `vote.body_bytes` that follow the vote
+  /// What it said in the end, or why there was no answer: `reason` is set but for kTable.
+  Reply reply;
   Reply proposal;              // what was confirmed
+  const void* told = nullptr;  // `vote.body_bytes` that follow the vote
   /// What came with the proposal, kMostBodyBytes.
   std::uint8_t* body = nullptr;
   /// Whether this rank can use it; all that may fail. Asked before it confirms.
@@ -33,9 +36,8 @@ struct Exchange {
 };
 
 /// Agrees with the other ranks of `vote.round`. `patience_ms`: how long to wait for an arbiter that
-/// does not listen. `reply` is what it said; its reason is set on any outcome but kTable.
-Verdict agree_by_arbiter(const ArbiterAddress& address, const Key& key, const Vote& vote,
-                         const Limits& limits, std::uint64_t patience_ms, Reply* reply,
-                         Exchange* exchange) noexcept;
+/// does not listen.
+Verdict agree_by_arbiter(const Arbiter& arbiter, const Vote& vote, const Limits& limits,
+                         std::uint64_t patience_ms, Exchange* exchange) noexcept;
 
 }  // namespace dynamiccl

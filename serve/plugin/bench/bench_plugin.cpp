@@ -2,9 +2,8 @@
 //
 //   bench_plugin ADAPTIVE      prints JSON
 //
-// The environment of ADAPTIVE must be set, with a table of two ranks.
+// The environment of ADAPTIVE must be set, with a table of two ranks and an arbiter.
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -18,14 +17,13 @@
 
 namespace {
 
-/// Two ranks of one communicator as threads of this process: creates them, waits until both have
-/// the table, and returns the first one's tuner.
+/// Two ranks of one communicator as threads of this process: `init` votes.
 struct TwoRanks {
   explicit TwoRanks(void* library)
       : tuner(static_cast<const ncclTuner_v5_t*>(dlsym(library, "ncclTunerPlugin_v5"))),
         profiler(static_cast<const ncclProfiler_v5_t*>(dlsym(library, "ncclProfiler_v5"))) {
-    std::thread other(&TwoRanks::run, this, 1);
-    run(0);
+    std::thread other(&TwoRanks::init, this, 1);
+    init(0);
     other.join();
   }
   ~TwoRanks() {
@@ -37,22 +35,10 @@ struct TwoRanks {
   TwoRanks(const TwoRanks&) = delete;
   TwoRanks& operator=(const TwoRanks&) = delete;
 
-  void run(int rank) {
+  void init(int rank) {
     profiler->init(&profilers[rank], 7, &mask, "bench", 1, 2, rank, nullptr);
     tuner->init(&tuners[rank], 7, 2, 1, nullptr, nullptr, nullptr);
     if (tuners[rank] == nullptr) std::exit(4);
-    for (bool is_decided = false; !is_decided; usleep(250)) {
-      float costs[21];
-      for (float& cost : costs) cost = 10.0F;
-      int num_channels = 0;
-      tuner->getCollInfo(tuners[rank], 4, 1 << 20, 1, reinterpret_cast<float**>(costs), 7, 3, 0,
-                         &num_channels);
-      for (const float cost : costs) is_decided = is_decided || cost == 0.0F;
-      ncclProfilerEventDescr_v5_t launch = {};
-      launch.type = ncclProfileKernelLaunch;
-      void* handle = nullptr;
-      profiler->startEvent(profilers[rank], &handle, &launch);
-    }
   }
 
   const ncclTuner_v5_t* tuner;

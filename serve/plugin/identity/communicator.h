@@ -24,15 +24,7 @@ struct Communicator {
 struct Checked {
   int nccl_version;               // of the NCCL that calls, as ncclGetVersion says; 0: unknown
   const char* reason_to_abstain;  // the same on all its ranks; null: none
-  /// A reason too, but one that its other ranks may not know: a communicator was shrunk before.
-  ///
-  /// All shrinks of one parent have one id, and so have their children (2.30.7
-  /// `init.cc:1875-1880,3143-3152`). A first shrink is known by its parent's id. What is made of it
-  /// later cannot be told from a communicator of ncclCommInitRank: its id is a hash, of a colour
-  /// among others. So after a first shrink all later communicators of the process abstain. Ranks
-  /// that join by ncclCommGrow have seen no shrink: in mode table the others vote the problem; mode
-  /// adaptive decides nothing without the others.
-  bool ids_repeat;
+  bool ids_repeat;                // a reason too (ids.h), but one that its other ranks may not know
 };
 
 inline constexpr char kIdsRepeat[] = "a communicator was shrunk before: ids may repeat";

@@ -1,9 +1,11 @@
 // The ids of the communicators that a process has seen, and whether any may be two communicators'.
 //
-// NCCL 2.27 to 2.30 gives a communicator that `ncclCommShrink` made an id that depends on its
-// parent's alone (`init.cc`, ncclCommInitChildComm: child number and colour are both 0), so
-// disjoint shrinks of one parent share an id. A process that has seen a shrink says so in all its
-// later votes.
+// NCCL 2.27 to 2.30 gives all shrinks of one parent one id, and so their children (2.30.7
+// `init.cc:1875-1880,3143-3152`: child number and colour are both 0). A first shrink is known by
+// its parent's id. What is made of it later cannot be told from a communicator of ncclCommInitRank:
+// its id is a hash, of a colour among others. So after a first shrink all later communicators of
+// the process abstain. Ranks that join by ncclCommGrow have seen no shrink: in mode table the
+// others vote the problem; mode adaptive decides nothing without the others.
 #pragma once
 
 #include <cstddef>

@@ -8,6 +8,8 @@
 
 namespace dynamiccl {
 
+inline constexpr char kName[] = "DynamICCL";
+
 /// What NCCL passes to getCollInfo from v3 on.
 struct Question {
   int collective;
@@ -24,8 +26,6 @@ struct Question {
 ///   answer(context, question), finalize(context)              not called with a null one
 template <typename Tuner>
 struct Shell {
-  static constexpr char kName[] = "DynamICCL";
-
   /// v2, v3 and v4 do not tell the communicator's id.
   template <int version>
   static ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,

@@ -413,5 +413,5 @@ const ncclTuner_v2_t ncclTunerPlugin_v2 = Sweep::v2;  // no communicator of it c
 const ncclTuner_v3_t ncclTunerPlugin_v3 = Sweep::v3;
 const ncclTuner_v4_t ncclTunerPlugin_v4 = Sweep::v4;
 const ncclTuner_v5_t ncclTunerPlugin_v5 = Sweep::v5;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {Sweep::kName, Sweep::initWithId<6>, Sweep::getCollInfo,
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Sweep::initWithId<6>, Sweep::getCollInfo,
                                            Sweep::finalize, getChunkSize};

@@ -76,7 +76,7 @@ std::vector<pid_t> processes() {
 
 /// Starts an arbiter that ends with this process, or with some; returns its address. Reads its
 /// output to the end, as a script does, on a descriptor that it was given besides, too.
-ArbiterAddress start(const char* limits = "", const std::vector<pid_t>& ends_with = {getpid()}) {
+Arbiter start(const char* limits = "", const std::vector<pid_t>& ends_with = {getpid()}) {
   char line[512];
   int ends[2];
   if (pipe(ends) != 0) std::abort();
@@ -106,9 +106,10 @@ ArbiterAddress start(const char* limits = "", const std::vector<pid_t>& ends_wit
   close(ends[0]);
   line[size] = '\0';
   wait(nullptr);
-  ArbiterAddress address;
-  CHECK(parse_address(("127.0.0.1:" + std::to_string(std::atoi(line))).c_str(), &address));
-  return address;
+  Arbiter arbiter;
+  arbiter.key = g_key;
+  CHECK(parse_address(("127.0.0.1:" + std::to_string(std::atoi(line))).c_str(), &arbiter));
+  return arbiter;
 }
 
 void stop() {
@@ -129,7 +130,7 @@ void nothing(Vote*, Key*) {}
 
 /// The answers of `num_ranks` processes, while `meanwhile` happens.
 std::vector<Answer> play(
-    const ArbiterAddress& address, std::uint64_t comm, int num_ranks,
+    const Arbiter& arbiter, std::uint64_t comm, int num_ranks,
     const std::function<void(Vote*, Key*)>& change = nothing,
     const std::function<void()>& meanwhile = [] {}) {
   std::vector<int> ends;
@@ -140,21 +141,19 @@ std::vector<Answer> play(
     ranks.push_back(fork());
     if (ranks.back() == 0) {
       Vote vote;
-      Key key = g_key;
+      Arbiter called = arbiter;
       vote.num_ranks = static_cast<std::uint32_t>(num_ranks);
       vote.round = {kJobOfTest, comm, 0};
       vote.nonce = static_cast<std::uint64_t>(getpid());
       vote.rank = rank;
-      change(&vote, &key);
+      change(&vote, &called.key);
       const Limits limits = limits_of_job();
       Answer answer;
-      Reply reply;
-      Exchange nothing;
+      Exchange exchange;
       answer.began_ms = now_ms();
-      answer.verdict =
-          agree_by_arbiter(address, key, vote, limits, limits.vote_ms / 2, &reply, &nothing);
+      answer.verdict = agree_by_arbiter(called, vote, limits, limits.vote_ms / 2, &exchange);
       answer.ended_ms = now_ms();
-      std::memcpy(answer.reason, reply.reason, sizeof reply.reason);
+      std::memcpy(answer.reason, exchange.reply.reason, sizeof exchange.reply.reason);
       _exit(write(ends_of[1], &answer, sizeof answer) == sizeof answer ? 0 : 1);
     }
     close(ends_of[1]);
@@ -191,49 +190,49 @@ void check_alike(const std::vector<Answer>& answers) {
 }
 
 void check_answers() {
-  const ArbiterAddress address = start();
-  check_all(play(address, 1, 8), 8, Verdict::kTable);
-  check_all(play(address, 1, 8), 8, Verdict::kAbstain,
+  const Arbiter arbiter = start();
+  check_all(play(arbiter, 1, 8), 8, Verdict::kTable);
+  check_all(play(arbiter, 1, 8), 8, Verdict::kAbstain,
             "a communicator of this id has its table already");
   const auto differs = [](Vote* vote, Key*) { vote->fields[2] = vote->rank == 3 ? 9 : 8; };
-  check_all(play(address, 2, 5, differs), 5, Verdict::kAbstain);
+  check_all(play(arbiter, 2, 5, differs), 5, Verdict::kAbstain);
   const auto has_problem = [](Vote* vote, Key*) {
     if (vote->rank == 1) std::strcpy(vote->problem, "no table");
   };
-  check_all(play(address, 3, 3, has_problem), 3, Verdict::kAbstain, "rank 1: no table");
+  check_all(play(arbiter, 3, 3, has_problem), 3, Verdict::kAbstain, "rank 1: no table");
   // Who lacks the key can make us abstain, and is told nothing.
   const auto lacks_key = [](Vote* vote, Key* key) { key->low += vote->rank == 0; };
-  check_all(play(address, 4, 3, lacks_key), 3, Verdict::kAbstain);
+  check_all(play(arbiter, 4, 3, lacks_key), 3, Verdict::kAbstain);
   const auto of_other_job = [](Vote* vote, Key*) { ++vote->round.job; };
-  check_all(play(address, 5, 2, of_other_job), 2, Verdict::kAbstain);
+  check_all(play(arbiter, 5, 2, of_other_job), 2, Verdict::kAbstain);
   // One never comes.
   const auto dies = [](Vote* vote, Key*) {
     if (vote->rank == 2) raise(SIGKILL);
   };
-  check_all(play(address, 6, 3, dies), 2, Verdict::kAbstain, "2 of 3 ranks voted in time");
+  check_all(play(arbiter, 6, 3, dies), 2, Verdict::kAbstain, "2 of 3 ranks voted in time");
   // While the kill file is there nobody gets a table.
   close(open(g_kill_file, O_WRONLY | O_CREAT, 0600));
   rest(300);  // it is looked for each 0.1 s
-  check_all(play(address, 10, 2), 2, Verdict::kAbstain);
+  check_all(play(arbiter, 10, 2), 2, Verdict::kAbstain);
   unlink(g_kill_file);
   rest(300);
-  check_all(play(address, 11, 2), 2, Verdict::kTable);
+  check_all(play(arbiter, 11, 2), 2, Verdict::kTable);
   // What a launcher sends to all processes of a step is not for it.
   for (const pid_t pid : processes()) {
     for (const int number : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) kill(pid, number);
   }
-  check_all(play(address, 12, 2), 2, Verdict::kTable);
+  check_all(play(arbiter, 12, 2), 2, Verdict::kTable);
   // The keeper is killed: the worker answers all the same.
   kill(processes()[0], SIGKILL);
-  check_all(play(address, 7, 4), 4, Verdict::kTable);
+  check_all(play(arbiter, 7, 4), 4, Verdict::kTable);
   stop();
   // Nobody listens.
-  check_all(play(address, 8, 2), 2, Verdict::kAbstain);
+  check_all(play(arbiter, 8, 2), 2, Verdict::kAbstain);
 }
 
 /// Kills the worker at a random moment, or lets it stand still for a while.
 void disturb(int rounds) {
-  const ArbiterAddress address = start();
+  const Arbiter arbiter = start();
   std::srand(1);
   int tables = 0;
   // A round is over in a millisecond else, and whoever looks for the worker comes too late.
@@ -243,7 +242,7 @@ void disturb(int rounds) {
     const bool is_stop = i % 4 == 0;
     const auto found = processes();
     const auto answers =
-        play(address, static_cast<std::uint64_t>(100 + i), 4, late, [delay_us, is_stop, &found] {
+        play(arbiter, static_cast<std::uint64_t>(100 + i), 4, late, [delay_us, is_stop, &found] {
           usleep(static_cast<useconds_t>(delay_us));
           if (found.size() < 2) return;
           kill(found[1], is_stop ? SIGSTOP : SIGKILL);
@@ -261,9 +260,9 @@ void disturb(int rounds) {
 }
 
 void check_few_descriptors() {
-  const ArbiterAddress address = start("16");
-  for (std::uint64_t comm = 1; comm < 4; ++comm) check_alike(play(address, comm, 24));
-  check_all(play(address, 9, 4), 4, Verdict::kTable);
+  const Arbiter arbiter = start("16");
+  for (std::uint64_t comm = 1; comm < 4; ++comm) check_alike(play(arbiter, comm, 24));
+  check_all(play(arbiter, 9, 4), 4, Verdict::kTable);
   stop();
 }
 
@@ -282,11 +281,11 @@ void check_end() {
       _exit(0);
     }
   }
-  const ArbiterAddress address = start("", {launchers[0], launchers[1]});
+  const Arbiter arbiter = start("", {launchers[0], launchers[1]});
   kill(launchers[0], SIGKILL);
   waitpid(launchers[0], nullptr, 0);
   rest(1'200);
-  check_all(play(address, 1, 2), 2, Verdict::kTable);
+  check_all(play(arbiter, 1, 2), 2, Verdict::kTable);
   kill(launchers[1], SIGKILL);
   waitpid(launchers[1], nullptr, 0);
   CHECK(is_gone(1'000));
@@ -303,10 +302,10 @@ void check_end() {
 }
 
 void measure(int num_ranks, int rounds) {
-  const ArbiterAddress address = start();
+  const Arbiter arbiter = start();
   std::vector<double> took_ms;
   for (int i = 0; i < rounds; ++i) {
-    const auto answers = play(address, static_cast<std::uint64_t>(1'000 + i), num_ranks);
+    const auto answers = play(arbiter, static_cast<std::uint64_t>(1'000 + i), num_ranks);
     check_all(answers, static_cast<std::size_t>(num_ranks), Verdict::kTable);
     double last_in = 0, last_out = 0;
     for (const Answer& answer : answers) {

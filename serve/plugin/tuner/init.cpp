@@ -27,39 +27,29 @@ void note(unsigned before, bool has_table, bool in_vain) noexcept {
   if (has_table && before == 2) g_in_vain.compare_exchange_strong(before, 1);
 }
 
-/// By the arbiter; `patience_ms` for one that does not listen, or does not answer.
-Verdict call_arbiter(const Meeting& meeting, const Vote& vote, Limits limits,
-                     std::uint64_t patience_ms, bool* in_vain, char (&reason)[kReasonBytes],
-                     Exchange* exchange) noexcept {
-  if (patience_ms < limits.vote_ms) {
-    // A ballot waits for two vote limits before it confirms. What it no longer waits then is added
-    // to the answer limit, which must not be shorter than the arbiter's.
-    const std::uint64_t shorter_ms = patience_ms / 2;
-    limits.answer_ms += 2 * (limits.vote_ms - shorter_ms);
-    limits.vote_ms = shorter_ms;
-  }
-  Reply reply;
-  const std::uint64_t from_ms = monotonic_ms();
-  const Verdict verdict =
-      agree_by_arbiter(meeting.arbiter, meeting.key, vote, limits, patience_ms, &reply, exchange);
-  *in_vain = verdict != Verdict::kTable && monotonic_ms() - from_ms >= patience_ms / 2;
-  std::snprintf(reason, sizeof reason, "%s", reply.reason);
-  return verdict;
-}
-
 }  // namespace
 
-Verdict vote_in_init(const Meeting& meeting, const Vote& vote, char (&reason)[kReasonBytes],
-                     Exchange* exchange) noexcept {
+Verdict vote_in_init(const Meeting& meeting, const Vote& vote, Exchange* exchange) noexcept {
   const unsigned before = g_in_vain.load();
-  const Limits limits = limits_of_job();
-  const std::uint64_t patience_ms = limits.vote_ms / kDivisors[before];
+  Limits limits = limits_of_job();
+  const std::uint64_t wait_ms = limits.vote_ms / kDivisors[before];
   bool in_vain = false;
   Verdict verdict = Verdict::kAbstain;
-  if (!meeting.by_word) {
-    verdict = call_arbiter(meeting, vote, limits, patience_ms, &in_vain, reason, exchange);
-  } else if (agree_by_word(vote, patience_ms + vote.num_ranks, &in_vain, reason, sizeof reason)) {
-    verdict = Verdict::kTable;
+  if (meeting.by_word) {
+    char (&reason)[sizeof exchange->reply.reason] = exchange->reply.reason;
+    if (agree_by_word(vote, wait_ms + vote.num_ranks, &in_vain, reason, sizeof reason)) {
+      verdict = Verdict::kTable;
+    }
+  } else {
+    if (before > 0) {
+      // A ballot waits for two vote limits before it confirms. What it no longer waits then is
+      // added to the answer limit, which must not be shorter than the arbiter's.
+      limits.answer_ms += 2 * (limits.vote_ms - wait_ms / 2);
+      limits.vote_ms = wait_ms / 2;
+    }
+    const std::uint64_t from_ms = monotonic_ms();
+    verdict = agree_by_arbiter(meeting.arbiter, vote, limits, wait_ms, exchange);
+    in_vain = verdict != Verdict::kTable && monotonic_ms() - from_ms >= wait_ms / 2;
   }
   note(before, verdict == Verdict::kTable, in_vain);
   return verdict;
@@ -94,11 +84,11 @@ ncclResult_t init_communicator(const Communicator& communicator, const char* ask
   if (why_not != nullptr) return tell(communicator, Verdict::kAbstain, why_not);
   Prepared prepared;
   prepare(communicator, checked, asked_first, meeting, &prepared);
-  char reason[kReasonBytes] = "";
-  Exchange nothing;
-  const Verdict verdict = vote_in_init(meeting, prepared.vote, reason, &nothing);
+  Exchange exchange;
+  const Verdict verdict = vote_in_init(meeting, prepared.vote, &exchange);
   if (verdict == Verdict::kTable) *table = prepared.table;
-  return tell(communicator, verdict, prepared.problem[0] != '\0' ? prepared.problem : reason);
+  return tell(communicator, verdict,
+              prepared.problem[0] != '\0' ? prepared.problem : exchange.reply.reason);
 }
 
 }  // namespace dynamiccl

@@ -61,8 +61,7 @@ inline void answer(const DecisionTable& table, int collective, std::size_t size_
 struct Meeting {
   std::uint64_t job = 0;
   bool by_word = false;
-  ArbiterAddress arbiter;  // else
-  Key key;
+  Arbiter arbiter;  // else
 };
 
 /// Null on success; else why this rank cannot meet the others, which is the same on all ranks that
@@ -80,11 +79,8 @@ struct Prepared {
 void prepare(const Communicator& communicator, const Checked& checked, const char* asked_first,
              const Meeting& meeting, Prepared* prepared) noexcept;
 
-inline constexpr std::size_t kReasonBytes = 400;
-
-/// The vote of `init`, by word or arbiter; `reason` is why there is no table.
-Verdict vote_in_init(const Meeting& meeting, const Vote& vote, char (&reason)[kReasonBytes],
-                     Exchange* exchange) noexcept;
+/// The vote of `init`, by word or arbiter; why there is no table is in `exchange->reply.reason`.
+Verdict vote_in_init(const Meeting& meeting, const Vote& vote, Exchange* exchange) noexcept;
 
 /// Says how the vote ended, and returns what `init` does.
 ncclResult_t tell(const Communicator& communicator, Verdict verdict, const char* reason) noexcept;

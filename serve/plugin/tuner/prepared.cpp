@@ -189,7 +189,7 @@ const char* find_meeting(std::size_t num_nodes, Meeting* meeting) noexcept {
     return "DYNAMICCL_KEY is not 32 hex digits; install the artifact and start the job with "
            "dynamiccl-run";
   }
-  meeting->key = {key[0], key[1]};
+  meeting->arbiter.key = {key[0], key[1]};
   return nullptr;
 }
 

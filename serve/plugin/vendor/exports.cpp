@@ -47,18 +47,9 @@ Mutex g_mutex;
 bool g_is_looked_for = false;  // under the mutex, like the library
 void* g_library = nullptr;     // never closed
 
-/// One line about the plugin.
-void say_of_next(ncclDebugLogger_t logger, const char* text, const char* detail) noexcept {
-  if (logger == nullptr) return;
-  char line[1024];
-  std::snprintf(line, sizeof line, "DYNAMICCL: %s (%s): %s%s", kVariable, value_of(kVariable), text,
-                detail);
-  logger(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
-}
-
 /// Opens it: the string itself, else libnccl-tuner-<string>.so. Null when the variable is unset or
 /// "none", or after one line in the log.
-void* open_next(ncclDebugLogger_t logger) noexcept {
+void* open_next(const Communicator& communicator) noexcept {
   const char* name = value_of(kVariable);
   if (name == nullptr || strcasecmp(name, "none") == 0) return nullptr;
   void* library = open_library(name);
@@ -70,17 +61,20 @@ void* open_next(ncclDebugLogger_t logger) noexcept {
     std::snprintf(soname, sizeof soname, "libnccl-tuner-%s.so", name);
     library = open_library(soname);
   }
-  if (library == nullptr) say_of_next(logger, "goes on without it: ", library_error());
+  if (library == nullptr) {
+    say(communicator, NCCL_LOG_INFO, "%s (%s): goes on without it: %s", kVariable, name,
+        library_error());
+  }
   return library;
 }
 
 /// The newest of its structs up to version `abi_version`. Whether there is one costs one line in
 /// the log of the process.
-NextPlugin find_next(int abi_version, ncclDebugLogger_t logger) noexcept {
+NextPlugin find_next(int abi_version, const Communicator& communicator) noexcept {
   const Lock lock(&g_mutex);
   const bool is_first = !g_is_looked_for;
   g_is_looked_for = true;
-  if (is_first) g_library = open_next(logger);
+  if (is_first) g_library = open_next(communicator);
   NextPlugin next = {0, nullptr};
   if (g_library == nullptr) return next;
   for (int version = abi_version; version >= 2 && next.version == 0; --version) {
@@ -90,14 +84,15 @@ NextPlugin find_next(int abi_version, ncclDebugLogger_t logger) noexcept {
     if (plugin != nullptr) next = {version, plugin};
   }
   char detail[64] = "goes on without it: it exports no tuner that this NCCL takes";
-  if (next.version != 0 &&
-      std::strcmp(next.name(), Shell<void>::kName) == 0) {  // it would never end
+  if (next.version != 0 && std::strcmp(next.name(), kName) == 0) {  // it would never end
     std::strcpy(detail, "goes on without it: that is this plugin itself");
     next = {0, nullptr};
   } else if (next.version != 0) {
     std::snprintf(detail, sizeof detail, "is asked first on every call (v%d)", next.version);
   }
-  if (is_first) say_of_next(logger, detail, "");
+  if (is_first) {
+    say(communicator, NCCL_LOG_INFO, "%s (%s): %s", kVariable, value_of(kVariable), detail);
+  }
   return next;
 }
 
@@ -233,7 +228,7 @@ struct VendorTuner {
     if (abi_version < 5) communicator.comm_id = take_comm_id(communicator);
     auto* both = allocate<Both>();
     if (both == nullptr) return ncclSystemError;  // theirs may have to act on all ranks alike
-    both->next = find_next(abi_version, communicator.logger);
+    both->next = find_next(abi_version, communicator);
     const ncclResult_t result = init_both(communicator, abi_version, constants, both);
     if (result == ncclSuccess && (both->next.version != 0 || both->table != nullptr)) {
       *context = both;
@@ -278,10 +273,10 @@ using Vendor = Shell<VendorTuner>;
 
 }  // namespace
 
-const ncclTuner_v2_t ncclTunerPlugin_v2 = {Vendor::kName, Vendor::init<2>, getCollInfo_v2,
+const ncclTuner_v2_t ncclTunerPlugin_v2 = {kName, Vendor::init<2>, getCollInfo_v2,
                                            Vendor::finalize};
 const ncclTuner_v3_t ncclTunerPlugin_v3 = Vendor::v3;
 const ncclTuner_v4_t ncclTunerPlugin_v4 = Vendor::v4;
 const ncclTuner_v5_t ncclTunerPlugin_v5 = Vendor::v5;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {Vendor::kName, Vendor::initWithId<6>,
-                                           Vendor::getCollInfo, Vendor::finalize, getChunkSize};
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Vendor::initWithId<6>, Vendor::getCollInfo,
+                                           Vendor::finalize, getChunkSize};
