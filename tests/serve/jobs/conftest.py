@@ -13,7 +13,7 @@ from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.serve.jobs.arbiter import Arbiter
-from tests.serve.jobs.disturbing import OFTEN, arbiter_of
+from tests.serve.jobs.disturbing import OFTEN, arbiter_of, assert_no_report
 from tests.serve.jobs.play import Played, play
 from tests.serve.jobs.setting import (
     Setting,
@@ -57,7 +57,9 @@ class Adaptive:
     ) -> Played:
         """With an arbiter of its own, whose leader has the settings `leader`."""
         with arbiter_of(self.directory, setting, **(leader or {})) as arbiter:
-            return self.under(arbiter.port, setting, *options, **named)
+            played = self.under(arbiter.port, setting, *options, **named)
+        assert_no_report(setting)
+        return played
 
     def under(
         self,

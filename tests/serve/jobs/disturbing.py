@@ -13,6 +13,8 @@ from typing import Final
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.setting import Setting
 
+#: Where sanitizers report what they find in the arbiter.
+REPORT: Final = "arbiter-report"
 #: All limits of agree/vote.h are a tenth: what stops and cuts of a job may last is 30 s.
 LIMIT_MS: Final = 1000
 #: Often enough for a job of a second; on a busy machine ranks wait longer than a job may afford.
@@ -33,8 +35,17 @@ def arbiter_of(build: Path, setting: Setting, within: Sequence[str] = (), **more
     # A brain that is not there, unless a test starts one.
     leader["BRAIN_SOCKET"] = str(setting.run_dir / "brain.sock")
     named = {f"DYNAMICCL_{name}": value for name, value in leader.items()}
+    # It has no stderr.
+    sanitizers = ("ASAN", "TSAN", "UBSAN")
+    named |= {f"{name}_OPTIONS": f"log_path={setting.root}/{REPORT}" for name in sanitizers}
     program = [*within, str(build / "dynamiccl-arbiter")]
     return Arbiter(program, setting.job, LIMIT_MS, OFTEN | named | more)
+
+
+def assert_no_report(setting: Setting) -> None:
+    """That no sanitizer has found anything in its arbiters."""
+    for path in setting.root.glob(f"{REPORT}.*"):
+        raise AssertionError(path.read_text())
 
 
 @contextmanager

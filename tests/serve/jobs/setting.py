@@ -50,9 +50,7 @@ def shapes_of(num_ranks: int, num_nodes: int = 1) -> list[tuple[int, int]]:
     ]
 
 
-def write_artifact(
-    directory: Path, config: Config, shapes: Iterable[tuple[int, int]], *, gpu: str = GPU
-) -> Path:
+def write_artifact(directory: Path, config: Config, shapes: Iterable[tuple[int, int]]) -> Path:
     """An artifact that decides `config` for everything, on every release of NCCL."""
     lines = ["dynamiccl-index\t1"]
     manifest = f'{{"artifact_version": 1, "test": "{config}"}}\n'
@@ -60,7 +58,7 @@ def write_artifact(
     (directory / "manifest.json").write_text(manifest)
     lines.append("artifact\t" + hashlib.sha256(manifest.encode()).hexdigest())
     codes = [*NCCL_CODES.values(), UNREAD_CODE]
-    lines += [f"system\t{SYSTEM}\t" + fingerprint(code, gpu=gpu) for code in codes]
+    lines += [f"system\t{SYSTEM}\t" + fingerprint(code) for code in codes]
     for num_nodes, num_ranks in shapes:
         table = DecisionTable.from_configs(
             [[config] * MAX_BINS] * 5, num_nodes=num_nodes, num_ranks=num_ranks
@@ -74,16 +72,16 @@ def write_artifact(
     return directory
 
 
-def fingerprint(nccl_code: int, *, gpu: str = GPU) -> str:
-    return f"gpu={gpu}*{NUM_GPUS};mig=0;nic=infiniband*{NUM_GPUS};nccl={nccl_code}"
+def fingerprint(nccl_code: int) -> str:
+    return f"gpu={GPU}*{NUM_GPUS};mig=0;nic=infiniband*{NUM_GPUS};nccl={nccl_code}"
 
 
-def write_machine(root: Path, *, gpu: str = GPU) -> Path:
+def write_machine(root: Path) -> Path:
     """The files that a node's driver and kernel show; see DYNAMICCL_TEST_ROOT."""
     for i in range(NUM_GPUS):
         information = root / f"proc/driver/nvidia/gpus/0000:{i:02x}:00.0/information"
         information.parent.mkdir(parents=True)
-        information.write_text(f"Model: \t\t {gpu}\nIRQ:   \t\t 100\n")
+        information.write_text(f"Model: \t\t {GPU}\nIRQ:   \t\t 100\n")
         port = root / f"sys/class/infiniband/mlx5_{i}/ports/1"
         port.mkdir(parents=True)
         (port / "link_layer").write_text("InfiniBand\n")
@@ -92,14 +90,14 @@ def write_machine(root: Path, *, gpu: str = GPU) -> Path:
     return root
 
 
-def prepared(artifact: Path, *, gpu: str = GPU) -> dict[str, str]:
+def prepared(artifact: Path) -> dict[str, str]:
     """What dynamiccl-run says of an artifact and of this machine."""
     index = (artifact / "plugin.index").read_bytes()
     codes = [*NCCL_CODES.values(), UNREAD_CODE]
     return {
         "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_HOST": platform.node(),
-        "DYNAMICCL_MACHINE": fingerprint(0, gpu=gpu).removesuffix(";nccl=0"),
+        "DYNAMICCL_MACHINE": fingerprint(0).removesuffix(";nccl=0"),
         "DYNAMICCL_SYSTEMS": " ".join(f"{code}={SYSTEM}" for code in codes),
         "DYNAMICCL_TABLES": str(artifact / "tables"),
         "DYNAMICCL_INDEX": hashlib.sha256(index).hexdigest()[:16],

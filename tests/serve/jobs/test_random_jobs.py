@@ -14,7 +14,13 @@ from numpy.random import Generator
 from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from tests.conftest import Soak
 from tests.serve.jobs.conftest import player_of
-from tests.serve.jobs.disturbing import OFTEN, arbiter_of, cuts_before, trouble_for
+from tests.serve.jobs.disturbing import (
+    OFTEN,
+    arbiter_of,
+    assert_no_report,
+    cuts_before,
+    trouble_for,
+)
 from tests.serve.jobs.play import assert_never_split, at
 from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
 
@@ -91,6 +97,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
             deadline=120,  # eight ranks under ThreadSanitizer take 35 s on two cores
         )
     setting.sweep()
+    assert_no_report(setting)
     assert_never_split(played)
     assert played.errors == 0, played
 
