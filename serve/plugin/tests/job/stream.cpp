@@ -105,7 +105,16 @@ void Stream::create() {
     }
     make();
     first_call_ = calls_;
-    exists_ = true;
+    bool is_aborted = false;  // while it was made
+    {
+      const std::lock_guard<std::mutex> lock(abort_mutex_);
+      is_aborted = aborted_;
+      exists_ = !is_aborted;
+    }
+    if (is_aborted) {
+      communicator_->abort();
+      throw Aborted();
+    }
     lane_.stage = stage + 1;
     wait([&] { return all_others([&](const Lane& lane) { return lane.stage > stage; }); });
   } catch (const Aborted&) {
