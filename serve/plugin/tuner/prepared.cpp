@@ -1,5 +1,4 @@
 // What dynamiccl-run has prepared for a communicator, and its one table file.
-#include <sys/random.h>
 #include <sys/utsname.h>
 
 #include <cstdio>
@@ -66,13 +65,6 @@ std::int32_t world_rank() noexcept {
     if (parse_number(value_of(variable), &rank)) return static_cast<std::int32_t>(rank);
   }
   return -1;
-}
-
-/// Never 0.
-std::uint64_t draw() noexcept {
-  std::uint64_t number = monotonic_ns();  // stays where the kernel has no random one
-  [[maybe_unused]] const ssize_t got = getrandom(&number, sizeof number, GRND_NONBLOCK);
-  return number | 1;
 }
 
 /// Where DYNAMICCL_SYSTEMS has the system of this release of NCCL; empty: nowhere.
