@@ -92,33 +92,6 @@ void Sha256::finish(std::uint8_t digest[kDigestBytes]) noexcept {
   for (int i = 0; i < 8; ++i) write_big_endian(state_[i], 4, digest + 4 * i);
 }
 
-void hmac_sha256(const std::uint8_t (&key)[kDigestBytes], const Piece* pieces, int num_pieces,
-                 std::uint8_t mac[kDigestBytes]) noexcept {
-  std::uint8_t pad[64] = {};  // one block of SHA-256
-  std::copy(key, key + kDigestBytes, pad);
-  for (std::uint8_t& byte : pad) byte ^= 0x36;
-  Sha256 inner;
-  inner.update(pad, sizeof pad);
-  for (int i = 0; i < num_pieces; ++i) inner.update(pieces[i].bytes, pieces[i].size);
-  inner.finish(mac);
-  for (std::uint8_t& byte : pad) byte ^= 0x36 ^ 0x5c;
-  Sha256 outer;
-  outer.update(pad, sizeof pad);
-  outer.update(mac, kDigestBytes);
-  outer.finish(mac);
-  explicit_bzero(pad, sizeof pad);
-}
-
-bool equal_in_constant_time(const std::uint8_t* left, const std::uint8_t* right,
-                            std::size_t size) noexcept {
-  std::uint8_t difference = 0;
-  for (std::size_t i = 0; i < size; ++i) {
-    difference = static_cast<std::uint8_t>(difference | (left[i] ^ right[i]));
-    __asm__("" : "+r"(difference));  // else the compiler might see that it may stop early
-  }
-  return difference == 0;
-}
-
 void to_hex(const std::uint8_t* bytes, std::size_t size, char* text) noexcept {
   for (std::size_t i = 0; i < size; ++i) {
     *text++ = "0123456789abcdef"[bytes[i] >> 4];

@@ -1,4 +1,4 @@
-// SHA-256 and HMAC over it, so that the plugin needs no cryptography library inside a training job.
+// SHA-256, so that what is started beside a job needs no cryptography library.
 #pragma once
 
 #include <cstddef>
@@ -28,21 +28,6 @@ class Sha256 {
   std::uint64_t size_bytes_ = 0;
   std::uint8_t block_[kBlockBytes];  // the first size_bytes_ % kBlockBytes of it are filled
 };
-
-/// Some bytes of a message that lies in several places.
-struct Piece {
-  const void* bytes;
-  std::size_t size;
-};
-
-/// HMAC-SHA-256 (RFC 2104) of the pieces, one after the other. Nothing marks where a piece ends:
-/// the caller's pieces have fixed sizes, or say their own.
-void hmac_sha256(const std::uint8_t (&key)[kDigestBytes], const Piece* pieces, int num_pieces,
-                 std::uint8_t mac[kDigestBytes]) noexcept;
-
-/// Whether two areas are equal, in a time that does not tell where they differ.
-bool equal_in_constant_time(const std::uint8_t* left, const std::uint8_t* right,
-                            std::size_t size) noexcept;
 
 /// Writes 2 * size lower-case digits and a NUL.
 void to_hex(const std::uint8_t* bytes, std::size_t size, char* text) noexcept;

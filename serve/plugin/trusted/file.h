@@ -41,9 +41,6 @@ const char* open_trusted_directory(std::string_view path, File* directory,
 const char* why_not_trusted(int descriptor, unsigned kind, unsigned forbidden_mode,
                             bool sticky_of_root_will_do = false) noexcept;
 
-/// Whether a regular file is there that counts, readable or not: the kill file.
-bool exists_trusted(const char* path) noexcept;
-
 /// The key of a job's messages: SHA-256 of "dynamiccl-key" and the bytes of the file, which has 16
 /// to 4096 of them and mode 0600 or 0400.
 const char* load_key(const char* path, std::uint8_t key[kDigestBytes]) noexcept;

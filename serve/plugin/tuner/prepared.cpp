@@ -109,8 +109,9 @@ void read_table(const File& file, const Communicator& communicator, int nccl_ver
 
 void find_table(const Communicator& communicator, const Checked& checked, const Meeting& meeting,
                 Prepared* prepared) noexcept {
-  if (checked.ids_repeat) DYNAMICCL_FAIL("%s", kIdsRepeat);
-  if (is_switched_on("NCCL_ENQUEUE_REARCH_ENABLE")) {  // 2.32 src/tuning/tuning.cc
+  if (checked.ids_repeat) DYNAMICCL_FAIL("a communicator was shrunk before: ids may repeat");
+  const char* rearch = value_of("NCCL_ENQUEUE_REARCH_ENABLE");
+  if (rearch != nullptr && std::strcmp(rearch, "0") != 0) {  // 2.32 src/tuning/tuning.cc
     DYNAMICCL_FAIL("NCCL_ENQUEUE_REARCH_ENABLE is set: a table would beat kernels it is not shown");
   }
   if (const char* problem = value_of("DYNAMICCL_PROBLEM")) DYNAMICCL_FAIL("%s", problem);

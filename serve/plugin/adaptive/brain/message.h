@@ -32,6 +32,13 @@
 
 namespace dynamiccl {
 
+/// Little-endian unsigned integer of `size` bytes at `bytes`, on any processor.
+inline std::uint64_t read_unsigned(const std::uint8_t* bytes, std::size_t size) noexcept {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{bytes[i]} << (8 * i);
+  return value;
+}
+
 inline constexpr std::uint8_t kBrainMagic[] = {'D', 'C', 'B', 'R', 'A', 'I', 'N', 0};
 inline constexpr std::uint32_t kBrainMessageVersion = 1;
 enum BrainMessageKind : std::uint32_t {
