@@ -89,12 +89,6 @@ const char* open_trusted_directory(std::string_view path, File* directory,
   return problem;
 }
 
-bool exists_trusted(const char* path) noexcept {
-  // O_PATH: a kill file of root's counts even where the job could not read it.
-  const File file(path, O_PATH | O_NOFOLLOW);
-  return why_not_trusted(file.descriptor(), S_IFREG, kOthersWrite) == nullptr;
-}
-
 const char* check_trusted_socket(const char* path) noexcept {
   const char* slash = std::strrchr(path, '/');
   const char* name = slash != nullptr ? slash + 1 : path;
