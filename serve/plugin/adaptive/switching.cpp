@@ -71,7 +71,8 @@ Switching* Switching::create(const Begin& begin) noexcept {
 
 void Switching::end_voting_of_all() noexcept {
   const Lock lock(&g_mutex);
-  for (Switching* each = g_all; each != nullptr; each = each->next_) each->end_voting(kIdsRepeat);
+  for (Switching* each = g_all; each != nullptr; each = each->next_)
+    each->end_voting("a communicator was shrunk: ids may repeat");
 }
 
 void Switching::retire(Switching* switching) noexcept {
