@@ -41,10 +41,10 @@ const char* why_not_mode(unsigned mode, unsigned forbidden) noexcept {
   return (mode & (S_IRGRP | S_IROTH)) != 0 ? "others may read it" : "its mode is not 0600 or 0400";
 }
 
-}  // namespace
-
+/// Why what was opened (-1: errno says why it was not) must not be used: it is of another kind, not
+/// root's or the effective user's, or its mode allows what is forbidden.
 const char* why_not_trusted(int descriptor, unsigned kind, unsigned forbidden_mode,
-                            bool sticky_of_root_will_do) noexcept {
+                            bool sticky_of_root_will_do = false) noexcept {
   if (descriptor < 0) return why_not_opened(errno);
   // Not fstat, which is versioned in glibc and would tie the plugin to 2.33.
   struct statx status;
@@ -59,6 +59,8 @@ const char* why_not_trusted(int descriptor, unsigned kind, unsigned forbidden_mo
   if (sticky_of_root_will_do && as_tmp) return nullptr;
   return why_not_mode(status.stx_mode & kAllModeBits, forbidden_mode);
 }
+
+}  // namespace
 
 const char* read_trusted(const char* path, std::uint8_t* buffer, std::size_t capacity,
                          std::size_t* size, Readers readers) noexcept {
