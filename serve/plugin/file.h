@@ -1,4 +1,4 @@
-// Helpers of all loaders of small binary files: read whole, little-endian, checksummed.
+// Helpers of all loaders of small binary files: read whole, checksummed.
 #pragma once
 
 #include <errno.h>
@@ -12,17 +12,6 @@
 #include "vocabulary.h"
 
 namespace dynamiccl {
-
-/// Little-endian unsigned integer of `size` bytes at `bytes`, on any processor.
-inline std::uint64_t read_unsigned(const std::uint8_t* bytes, std::size_t size) noexcept {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{bytes[i]} << (8 * i);
-  return value;
-}
-
-inline std::int32_t read_int32(const std::uint8_t* bytes) noexcept {
-  return static_cast<std::int32_t>(read_unsigned(bytes, 4));
-}
 
 /// 64-bit FNV-1a.
 inline std::uint64_t fnv1a(const std::uint8_t* bytes, std::size_t size) noexcept {

@@ -1,7 +1,6 @@
 // Implementation of switching.h.
 #include "adaptive/switching.h"
 
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -72,7 +71,8 @@ Switching* Switching::create(const Begin& begin) noexcept {
 
 void Switching::end_voting_of_all() noexcept {
   const Lock lock(&g_mutex);
-  for (Switching* each = g_all; each != nullptr; each = each->next_) each->end_voting(kIdsRepeat);
+  for (Switching* each = g_all; each != nullptr; each = each->next_)
+    each->end_voting("a communicator was shrunk: ids may repeat");
 }
 
 void Switching::retire(Switching* switching) noexcept {
@@ -116,11 +116,9 @@ void Switching::stop() noexcept {
   const std::uint64_t from_ns = monotonic_ns();
   const std::uint64_t lived_ns = from_ns - g_since_ns.load();
   const bool has_time = g_waited_ns.load() / 1'000 * 1'000'000 <= lived_ns / 1'000 * stop_ppm_;
+  if (!has_time || leaves_.load() || getpid() != process_) return stop_failed();
   Vote vote;
-  const bool can_vote = has_time && !leaves_.load() && getpid() == process_ &&
-                        getrandom(&vote.nonce, sizeof vote.nonce, 0) == sizeof vote.nonce;
-  if (!can_vote) return stop_failed();
-  vote.nonce |= 1;
+  vote.nonce = draw();
   vote.num_ranks = static_cast<std::uint32_t>(begin_.communicator.num_ranks);
   vote.round.job = begin_.job;
   vote.rank = begin_.rank;

@@ -18,14 +18,12 @@ struct CallMarks {
     kCaptured = 1,  // the calls that are asked about now are captured
     kBegins = 2,    // what was asked about before has been launched: the next one begins a group
   };
-  static constexpr std::uint64_t kBits = 2;
 
   /// Set by the profiler, on the calling thread.
   void set_captured(bool is_captured) noexcept {
     const std::uint64_t before = bits.load(std::memory_order_relaxed);
     bits.store((before & ~std::uint64_t{kCaptured}) | (is_captured ? std::uint64_t{kCaptured} : 0),
                std::memory_order_relaxed);
-    if (is_captured) captured.fetch_add(1, std::memory_order_relaxed);
   }
   /// A plan of that group was launched. A launch of another group (send and receive) does not show
   /// that a collective asked about earlier runs: it may have been simulated.
@@ -37,7 +35,6 @@ struct CallMarks {
   /// Whether NCCL's profiler tells. If not, every question counts as the beginning of a group.
   void begin(bool is_told_of_launches) noexcept {
     bits.store(kBegins, std::memory_order_relaxed);
-    captured.store(0, std::memory_order_relaxed);
     group = nullptr;
     kept = is_told_of_launches ? ~std::uint64_t{kBegins} : ~std::uint64_t{0};
   }
@@ -54,8 +51,7 @@ struct CallMarks {
 
   std::atomic<std::uint64_t> bits{kBegins};
   std::uint64_t kept = ~std::uint64_t{0};
-  std::atomic<std::uint64_t> captured{0};  // calls
-  const void* group = nullptr;             // of the API, that the latest collective belongs to
+  const void* group = nullptr;  // of the API, that the latest collective belongs to
 };
 
 }  // namespace dynamiccl

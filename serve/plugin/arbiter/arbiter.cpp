@@ -24,7 +24,6 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -127,13 +126,7 @@ class Worker final : private Outlet {
     return pwrite(log_, &table, sizeof table, at) == static_cast<ssize_t>(sizeof table);
   }
   void send(Connection to, const Reply& reply) override;
-  std::uint64_t draw() override {
-    std::uint64_t number = 0;
-    while (number == 0) {
-      if (getrandom(&number, sizeof number, 0) != sizeof number) number = 0;
-    }
-    return number;
-  }
+  std::uint64_t draw() override { return dynamiccl::draw(); }
   const char* propose(const Vote& first, Reply* question) override {
     const char* why_not = leader_.propose(first, question);
     if (why_not != nullptr || leader_.body().empty()) return why_not;

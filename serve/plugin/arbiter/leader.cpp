@@ -8,7 +8,6 @@
 #include <cstring>
 #include <utility>
 
-#include "file.h"
 #include "table.h"
 
 namespace dynamiccl {
@@ -42,7 +41,9 @@ bool is_table_for(const std::vector<std::uint8_t>& bytes, std::uint32_t num_node
 
 /// Of a table file, which ends with it.
 std::uint64_t checksum_of(const std::vector<std::uint8_t>& bytes) {
-  return read_unsigned(bytes.data() + bytes.size() - kChecksumBytes, kChecksumBytes);
+  std::uint64_t checksum = 0;
+  std::memcpy(&checksum, bytes.data() + bytes.size() - sizeof checksum, sizeof checksum);
+  return checksum;
 }
 
 }  // namespace

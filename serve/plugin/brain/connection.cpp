@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "file.h"
 #include "platform/clock.h"
 #include "trusted/file.h"
 

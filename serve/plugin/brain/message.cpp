@@ -5,8 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "file.h"
-
 namespace dynamiccl {
 namespace {
 

@@ -35,6 +35,13 @@
 
 namespace dynamiccl {
 
+/// Little-endian unsigned integer of `size` bytes at `bytes`, on any processor.
+inline std::uint64_t read_unsigned(const std::uint8_t* bytes, std::size_t size) noexcept {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{bytes[i]} << (8 * i);
+  return value;
+}
+
 /// Calls of one task that a brain sees (WINDOW_LENGTH of datasets/features.py).
 inline constexpr std::size_t kWindow = 8;
 inline constexpr std::size_t kMaxArtifactBytes = 4096;

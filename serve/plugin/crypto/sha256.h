@@ -1,4 +1,4 @@
-// SHA-256, so that what runs in a job's container needs no cryptography library.
+// SHA-256, so that what is started beside a job needs no cryptography library.
 #pragma once
 
 #include <cstddef>

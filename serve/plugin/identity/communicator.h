@@ -27,8 +27,6 @@ struct Checked {
   bool ids_repeat;                // a reason too (ids.h), but one that its other ranks may not know
 };
 
-inline constexpr char kIdsRepeat[] = "a communicator was shrunk before: ids may repeat";
-
 /// Whether a new communicator can be told from all others. Its id is remembered, so this must be
 /// called for each communicator of the process, those that abstain for other reasons included.
 Checked check_communicator(const Communicator& communicator) noexcept;

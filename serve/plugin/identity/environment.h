@@ -18,12 +18,6 @@ inline bool is_one(const char* variable) noexcept {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
-/// Whether the variable is set and not "0", as NCCL takes its own switches.
-inline bool is_switched_on(const char* variable) noexcept {
-  const char* value = value_of(variable);
-  return value != nullptr && std::strcmp(value, "0") != 0;
-}
-
 /// A decimal number; false when `text` is null or anything else. By hand: glibc's own functions got
 /// new versions in 2.38.
 inline bool parse_number(const char* text, std::uint64_t* number) noexcept {

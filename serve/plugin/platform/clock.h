@@ -1,7 +1,8 @@
-// Clocks and a mutex, without a thread and without a symbol newer than glibc 2.28.
+// Clocks, random numbers and a mutex, without a symbol newer than glibc 2.28.
 #pragma once
 
 #include <pthread.h>
+#include <sys/random.h>
 #include <time.h>
 
 #include <cstdint>
@@ -24,6 +25,13 @@ inline void sleep_ns(std::uint64_t duration_ns) noexcept {
   const timespec pause = {static_cast<time_t>(duration_ns / 1'000'000'000U),
                           static_cast<long>(duration_ns % 1'000'000'000U)};
   nanosleep(&pause, nullptr);
+}
+
+/// A random number, never 0; of the clock where the kernel has none yet, or a filter forbids it.
+inline std::uint64_t draw() noexcept {
+  std::uint64_t number = monotonic_ns();
+  [[maybe_unused]] const ssize_t got = getrandom(&number, sizeof number, GRND_NONBLOCK);
+  return number | 1;
 }
 
 /// Mutex without a constructor that could throw, held by a Lock. Nothing to give back on Linux, and

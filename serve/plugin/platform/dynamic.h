@@ -1,8 +1,6 @@
 // Shared libraries, without a symbol newer than glibc 2.28.
 #pragma once
 
-#include <cstddef>
-
 namespace dynamiccl {
 
 /// Open with RTLD_NOW | RTLD_LOCAL; null when it cannot be: library_error() says why.
@@ -12,8 +10,5 @@ void* find_symbol(void* library, const char* name) noexcept;
 
 /// Why the latest open_library of this thread failed; never null.
 const char* library_error() noexcept;
-
-/// The directory that this library was loaded from, without the last slash. False when unknown.
-bool own_directory(char* path, std::size_t capacity) noexcept;
 
 }  // namespace dynamiccl

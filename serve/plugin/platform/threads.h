@@ -9,13 +9,9 @@
 
 namespace dynamiccl {
 
-/// Start a thread with all signals blocked, so that none of the job's handlers runs on it;
-/// `to_join` is for join_thread, and null for one that ends by itself. Returns false when the
-/// system refuses.
-bool start_thread(void* (*run)(void*), void* argument, const char* name,
-                  pthread_t* to_join = nullptr) noexcept;
-
-void join_thread(pthread_t thread) noexcept;
+/// Start a thread that lives as long as the process, with all signals blocked, so that none of the
+/// job's handlers runs on it. Its argument is null. Returns false when the system refuses.
+bool start_thread(void* (*run)(void*)) noexcept;
 
 /// Whether this process was forked off one that had loaded the plugin: it has none of the threads.
 bool in_forked_child() noexcept;

@@ -28,9 +28,6 @@ Start find_start();
 /// The value of an environment variable; empty where it is not set.
 std::string value(const char* variable);
 
-/// A random number, never 0.
-std::uint64_t draw();
-
 struct Endpoint {
   std::string host, port;
 };

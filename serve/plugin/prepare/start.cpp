@@ -5,12 +5,11 @@
 //   DYNAMICCL_RESTART  which attempt of the job this is. Default: Slurm's count.
 //   MASTER_ADDR        host of rank 0.
 //   MASTER_PORT        names the job, beside others.
-#include <sys/random.h>
-
 #include <cstdlib>
 #include <initializer_list>
 
 #include "file.h"
+#include "platform/clock.h"
 #include "prepare/prepare.h"
 
 namespace dynamiccl {
@@ -80,13 +79,6 @@ Hosts find_hosts(const Rank& rank, bool by_srun) {
 std::string value(const char* variable) {
   const char* text = std::getenv(variable);
   return text != nullptr ? text : "";
-}
-
-std::uint64_t draw() {
-  std::uint64_t number = 0;
-  while (getrandom(&number, sizeof number, 0) != sizeof number || number == 0) {
-  }
-  return number;
 }
 
 Start find_start() {

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -266,6 +267,7 @@ std::atomic<std::uint64_t> g_flushes_wanted{0}, g_flushes_done{0};
 
 /// It polls: waking it for each record would cost whoever calls a collective a system call.
 void* write_records(void*) noexcept {
+  prctl(PR_SET_NAME, "dynamiccl-calls");
   std::uint64_t tail = 0, dropped_before = 0, pause_ns = kBusyPauseNs;
   while (true) {
     // Asked before: what was pushed until then is in the ring.
@@ -304,7 +306,7 @@ const char* Recorder::acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger
   read_environment(sample_ppm, &g_files.header);
   const char* library = nullptr;
   g_files.header.nccl_version = nccl_version_of(logger, &library);
-  if (!start_thread(write_records, nullptr, "dynamiccl-calls")) {
+  if (!start_thread(write_records)) {
     close(g_files.directory);
     return "its thread cannot be started";
   }

@@ -77,7 +77,7 @@ const char* decode_schedule(const std::uint8_t* bytes, std::size_t size,
                           all(schedule->num_configs, sizeof *schedule->configs) +
                           all(schedule->num_blocks, sizeof *schedule->blocks);
   if (size != end + kChecksumBytes) return "its length does not fit its header";
-  schedule->checksum = read_unsigned(bytes + end, kChecksumBytes);
+  std::memcpy(&schedule->checksum, bytes + end, kChecksumBytes);
   if (schedule->checksum != fnv1a(bytes, end)) return "its checksum does not match";
   schedule->bytes = static_cast<std::uint8_t*>(std::malloc(end));
   if (schedule->bytes == nullptr) return "memory is short";

@@ -237,7 +237,7 @@ void what_the_tuner_uses() {
   profiler->launch(group);
   CHECK(marks->pass() == (CallMarks::kBegins | CallMarks::kCaptured));
   profiler->start_call({}, Profiler::start_group());
-  CHECK(marks->pass() == 0 && marks->captured == 1);
+  CHECK(marks->pass() == 0);
   Recorder::set_sink(keep, &last);
   CHECK(profiler->set_describe(complete, &table));
   profiler->start_collective(event_of(5), of_captured);

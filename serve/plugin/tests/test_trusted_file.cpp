@@ -158,16 +158,6 @@ void sockets(const Folder& folder) {
   CHECK(says(check_trusted_socket((std::string(5000, 'a') + "/x").c_str()), elsewhere));
 }
 
-void kill_file(const Folder& folder) {
-  CHECK(!exists_trusted(folder.path("nothing").c_str()));
-  CHECK(exists_trusted(folder.write("kill", "", 0644).c_str()));
-  CHECK(exists_trusted(folder.write("kill", "", 0000).c_str()));
-  CHECK(!exists_trusted(folder.write("kill", "", 0666).c_str()));
-  CHECK(!exists_trusted(folder.path("link").c_str()));
-  CHECK(!exists_trusted(folder.make("kill", 0700).c_str()));
-  CHECK(!exists_trusted("/dev/null/kill"));
-}
-
 void reading(const Folder& folder) {
   std::uint8_t buffer[8];
   std::size_t size = 9;
@@ -212,7 +202,6 @@ void owners(const Folder& folder) {
   File file;
   CHECK(says(opened(theirs), another));
   CHECK(says(load_key(theirs.c_str(), key), another));
-  CHECK(!exists_trusted(theirs.c_str()));
   CHECK(says(open_trusted_directory(directory, &file), another));
   CHECK(says(open_trusted_directory(directory, &file, true), another));
   CHECK(says(check_trusted_socket(socket.c_str()), another));
@@ -222,7 +211,6 @@ void owners(const Folder& folder) {
     CHECK(says(opened(roots), ""));
     CHECK(says(opened(theirs, Readers::kOwnerAlone), ""));
     CHECK(says(opened(secret), "it may not be opened"));
-    CHECK(exists_trusted(secret.c_str()));  // root's, though we may not read it
     CHECK(says(check_trusted_socket(socket.c_str()), ""));
     CHECK(says(open_trusted_directory(directory, &file, true),
                "others may write to it"));  // sticky, but not root's
@@ -238,7 +226,6 @@ int main(int, char** arguments) {
   kinds(folder);
   directories(folder);
   sockets(folder);
-  kill_file(folder);
   reading(folder);
   keys(folder);
   if (geteuid() == 0) owners(folder);

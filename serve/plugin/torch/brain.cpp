@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "brain/message.h"
-#include "file.h"
 #include "torch/scripted_brain.h"
 
 namespace dynamiccl {

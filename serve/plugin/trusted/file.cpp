@@ -41,10 +41,10 @@ const char* why_not_mode(unsigned mode, unsigned forbidden) noexcept {
   return (mode & (S_IRGRP | S_IROTH)) != 0 ? "others may read it" : "its mode is not 0600 or 0400";
 }
 
-}  // namespace
-
+/// Why what was opened (-1: errno says why it was not) must not be used: it is of another kind, not
+/// root's or the effective user's, or its mode allows what is forbidden.
 const char* why_not_trusted(int descriptor, unsigned kind, unsigned forbidden_mode,
-                            bool sticky_of_root_will_do) noexcept {
+                            bool sticky_of_root_will_do = false) noexcept {
   if (descriptor < 0) return why_not_opened(errno);
   // Not fstat, which is versioned in glibc and would tie the plugin to 2.33.
   struct statx status;
@@ -59,6 +59,8 @@ const char* why_not_trusted(int descriptor, unsigned kind, unsigned forbidden_mo
   if (sticky_of_root_will_do && as_tmp) return nullptr;
   return why_not_mode(status.stx_mode & kAllModeBits, forbidden_mode);
 }
+
+}  // namespace
 
 const char* read_trusted(const char* path, std::uint8_t* buffer, std::size_t capacity,
                          std::size_t* size, Readers readers) noexcept {
@@ -87,12 +89,6 @@ const char* open_trusted_directory(std::string_view path, File* directory,
       why_not_trusted(directory->descriptor(), S_IFDIR, kOthersWrite, sticky_of_root_will_do);
   if (problem != nullptr) directory->reset(-1);
   return problem;
-}
-
-bool exists_trusted(const char* path) noexcept {
-  // O_PATH: a kill file of root's counts even where the job could not read it.
-  const File file(path, O_PATH | O_NOFOLLOW);
-  return why_not_trusted(file.descriptor(), S_IFREG, kOthersWrite) == nullptr;
 }
 
 const char* check_trusted_socket(const char* path) noexcept {

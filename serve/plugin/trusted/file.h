@@ -36,14 +36,6 @@ const char* read_trusted(const char* path, std::uint8_t* buffer, std::size_t cap
 const char* open_trusted_directory(std::string_view path, File* directory,
                                    bool sticky_of_root_will_do = false) noexcept;
 
-/// Why what was opened (-1: errno says why it was not) must not be used: it is of another kind, not
-/// root's or the effective user's, or its mode allows what is forbidden.
-const char* why_not_trusted(int descriptor, unsigned kind, unsigned forbidden_mode,
-                            bool sticky_of_root_will_do = false) noexcept;
-
-/// Whether a regular file is there that counts, readable or not: the kill file.
-bool exists_trusted(const char* path) noexcept;
-
 /// Whether a socket at `path` may be connected to: null, or why not. Its directory is checked too:
 /// only that keeps another from taking its place until then.
 const char* check_trusted_socket(const char* path) noexcept;

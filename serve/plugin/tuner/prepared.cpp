@@ -1,5 +1,4 @@
 // What dynamiccl-run has prepared for a communicator, and its one table file.
-#include <sys/random.h>
 #include <sys/utsname.h>
 
 #include <cstdio>
@@ -68,13 +67,6 @@ std::int32_t world_rank() noexcept {
   return -1;
 }
 
-/// Never 0.
-std::uint64_t draw() noexcept {
-  std::uint64_t number = monotonic_ns();  // stays where the kernel has no random one
-  [[maybe_unused]] const ssize_t got = getrandom(&number, sizeof number, GRND_NONBLOCK);
-  return number | 1;
-}
-
 /// Where DYNAMICCL_SYSTEMS has the system of this release of NCCL; empty: nowhere.
 const char* find_system(const char* systems, int nccl_version) noexcept {
   char key[16];
@@ -117,8 +109,9 @@ void read_table(const File& file, const Communicator& communicator, int nccl_ver
 
 void find_table(const Communicator& communicator, const Checked& checked, const Meeting& meeting,
                 Prepared* prepared) noexcept {
-  if (checked.ids_repeat) DYNAMICCL_FAIL("%s", kIdsRepeat);
-  if (is_switched_on("NCCL_ENQUEUE_REARCH_ENABLE")) {  // 2.32 src/tuning/tuning.cc
+  if (checked.ids_repeat) DYNAMICCL_FAIL("a communicator was shrunk before: ids may repeat");
+  const char* rearch = value_of("NCCL_ENQUEUE_REARCH_ENABLE");
+  if (rearch != nullptr && std::strcmp(rearch, "0") != 0) {  // 2.32 src/tuning/tuning.cc
     DYNAMICCL_FAIL("NCCL_ENQUEUE_REARCH_ENABLE is set: a table would beat kernels it is not shown");
   }
   if (const char* problem = value_of("DYNAMICCL_PROBLEM")) DYNAMICCL_FAIL("%s", problem);
