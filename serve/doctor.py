@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.datasets.manifest import KILL_NAME
+from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME
 from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.doctor import (
     ROLES,
@@ -247,7 +247,9 @@ def rank_line(machine: Machine, question: Question) -> str:
         raise UserError("no artifact to compare: add ARTIFACT, or set DYNAMICCL_ARTIFACT")
     plugin, nccl = question.plugin, first_that_loads(nccl_libraries(machine, question.nccl))
     said = ask_probe(machine, plugin, nccl=nccl, artifact=question.artifact)
+    index = question.artifact / INDEX_NAME
     said |= {
+        "artifact_sha256": file_sha256(index) if index.is_file() else None,
         "host": platform.node(),
         "num_ranks": size,
         "plugin_sha256": file_sha256(plugin),

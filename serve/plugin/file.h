@@ -33,6 +33,19 @@ inline FileStatus status_of(int descriptor) noexcept {
   return {status.stx_mode, status.stx_uid};
 }
 
+/// Null where what was opened may steer a job, or be written into; else why not: it is of another
+/// kind, neither root's nor this user's, or its mode allows others what is forbidden.
+inline const char* why_not_ours(int descriptor, unsigned kind,
+                                unsigned forbidden = S_IWGRP | S_IWOTH) noexcept {
+  const FileStatus status = status_of(descriptor);
+  if ((status.mode & S_IFMT) != kind) {
+    return kind == S_IFDIR ? "it is not a directory" : "it is not a regular file";
+  }
+  if (status.owner != 0 && status.owner != geteuid()) return "it belongs to another user";
+  if ((status.mode & (S_IWGRP | S_IWOTH)) != 0) return "others may write to it";
+  return (status.mode & forbidden) != 0 ? "others may read it" : nullptr;
+}
+
 /// Owns a file descriptor.
 class File {
  public:

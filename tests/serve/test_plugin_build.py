@@ -38,9 +38,9 @@ def test_command_builds_without_the_tests_folder_and_prints_the_plugin(
 
 def test_compiler_error_is_shown(own_source: Path, tmp_path: Path) -> None:
     # The first that is compiled, so that the rest is not.
-    (own_source / "crypto" / "sha256.cpp").write_text("int broken = not_declared;\n")
+    (own_source / "table.cpp").write_text("int broken = not_declared;\n")
     with pytest.raises(PluginError, match="not_declared") as caught:
-        build.build_plugin(tmp_path / "build", targets=("files",))
+        build.build_plugin(tmp_path / "build", targets=("table",))
     assert caught.value.exit_code == 4
 
 

@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "platform/clock.h"
-#include "trusted/file.h"
 
 namespace dynamiccl {
 namespace {
@@ -45,9 +44,6 @@ void BrainConnection::disconnect() {
 
 const char* BrainConnection::connect_now() {
   if (path_.size() >= sizeof address_.sun_path) return "its path is too long";
-  if (!path_.empty()) {
-    if (const char* problem = check_trusted_socket(path_.c_str())) return problem;
-  }
   descriptor_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (descriptor_ < 0) return "this process can have no more sockets";
   const std::uint64_t until_ms = monotonic_ms() + limits_.connect_ms;

@@ -1,9 +1,8 @@
 // A leader's connection to the brain of one communicator.
 //
-// A socket with a path must belong to root or this user, nobody else may be able to connect to it
-// or replace it, and the process at the other end must belong to this user. Every wait is bounded:
-// a slow, dead or faulty brain costs the thread that asks some seconds, the connection is closed,
-// and the next question makes another.
+// The process at the other end must belong to this user. Every wait is bounded: a slow, dead or
+// faulty brain costs the thread that asks some seconds, the connection is closed, and the next
+// question makes another.
 #pragma once
 
 #include <sys/socket.h>

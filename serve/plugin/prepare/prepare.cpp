@@ -22,10 +22,9 @@
 #include <iterator>
 #include <map>
 
-#include "crypto/sha256.h"
-#include "identity/fingerprint.h"
+#include "file.h"
 #include "platform/dynamic.h"
-#include "trusted/file.h"
+#include "prepare/fingerprint.h"
 #include "vocabulary.h"
 
 namespace dynamiccl {
@@ -39,8 +38,8 @@ constexpr std::size_t kMaxIndexBytes = 64 * 1024;
 // --- The artifact and this machine ----------------------------------------------------------
 
 struct Artifact {
-  std::string directory;  // without links
-  std::string digest;     // SHA-256 of plugin.index
+  std::string directory;     // without links
+  std::uint64_t digest = 0;  // of plugin.index: the ranks compare it
   /// What it calls this machine, by NCCL's release. One that has two names is known by neither.
   std::map<std::string, std::string> systems;
   std::string problem;  // why nothing of it may be used; empty: nothing
@@ -52,21 +51,40 @@ bool is_name(const std::string& name) {
          name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789._-") == std::string::npos;
 }
 
-/// Why not, or null. What is in the directory is checked too, so links to it do no harm.
+/// All of a file that may steer jobs, at most so many bytes. Null, or why not.
+const char* read_ours(const std::string& path, unsigned forbidden, std::size_t most,
+                      std::string* text) {
+  const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+  if (!file.is_open()) {
+    if (errno == ENOENT) return "there is no such file";
+    return errno == ELOOP ? "it is a symbolic link" : "it cannot be opened";
+  }
+  if (const char* why = why_not_ours(file.descriptor(), S_IFREG, forbidden)) return why;
+  text->resize(most + 1);
+  const ssize_t size = file.read_all(reinterpret_cast<std::uint8_t*>(text->data()), text->size());
+  if (size < 0) return "it cannot be read";
+  text->resize(static_cast<std::size_t>(size));
+  return text->size() > most ? "it is too long" : nullptr;
+}
+
+/// Why not, or null.
 const char* read_index(const std::string& directory, std::string* text) {
-  File opened;
-  if (const char* why = open_trusted_directory(directory, &opened)) return why;
-  text->resize(kMaxIndexBytes);
-  std::size_t size = 0;
   const std::string path = directory + "/plugin.index";
-  const char* why = read_trusted(path.c_str(), reinterpret_cast<std::uint8_t*>(text->data()),
-                                 text->size(), &size);
-  if (why != nullptr) return why;
-  text->resize(size);
+  if (const char* why = read_ours(path, S_IWGRP | S_IWOTH, kMaxIndexBytes, text)) return why;
   if (text->empty() || text->back() != '\n') return "it is cut off";
   if (text->find('\0') != std::string::npos) return "it is no text";
   const bool is_index = text->rfind("dynamiccl-index\t1\n", 0) == 0;
   return is_index ? nullptr : "it is not a DynamICCL index of format version 1";
+}
+
+/// The key of a job's messages, of all bytes of a file. Null, or why not.
+const char* read_key(const std::string& path, Key* key) {
+  constexpr std::size_t kLeastBytes = 16, kMostBytes = 4096;
+  std::string text;
+  if (const char* why = read_ours(path, S_IRWXG | S_IRWXO, kMostBytes, &text)) return why;
+  if (text.size() < kLeastBytes) return "it is shorter than 16 bytes";
+  *key = {siphash({0, 1}, text.data(), text.size()), siphash({0, 2}, text.data(), text.size())};
+  return nullptr;
 }
 
 /// `machine`: its fingerprint without the release of NCCL.
@@ -83,9 +101,7 @@ Artifact read_artifact(const std::string& named, const std::string& machine) {
     artifact.problem = why;
     return artifact;
   }
-  char digest[kHexBytes];
-  sha256_hex(text.data(), text.size(), digest);
-  artifact.digest = digest;
+  artifact.digest = siphash({}, text.data(), text.size());
   const std::string here = "\t" + machine + ";nccl=";
   for (std::size_t next = 0, end; next < text.size(); next = end + 1) {
     end = text.find('\n', next);
@@ -136,8 +152,7 @@ int print_facts(Words words) {
     if (!artifact.problem.empty()) {
       std::printf(R"(, "artifact_problem": "%s")", artifact.problem.c_str());
     } else {
-      std::printf(R"(, "artifact_sha256": "%s", "system": %s)", artifact.digest.c_str(),
-                  system.empty() ? "null" : ('"' + system + '"').c_str());
+      std::printf(R"(, "system": %s)", system.empty() ? "null" : ('"' + system + '"').c_str());
     }
   }
   std::puts("}");
@@ -237,7 +252,7 @@ std::string give_tables(const std::string& named, const std::string& machine, Li
   }
   lines->set("DYNAMICCL_MACHINE", machine);
   lines->set("DYNAMICCL_SYSTEMS", systems);
-  lines->set("DYNAMICCL_INDEX", artifact.digest.substr(0, 16));
+  lines->set("DYNAMICCL_INDEX", artifact.digest != 0 ? hex_of(artifact.digest) : "");
   lines->set("DYNAMICCL_TABLES", systems.empty() ? "" : artifact.directory + "/tables");
   if (!artifact.problem.empty()) {
     return "the artifact's index: " + artifact.problem + ", " + named +
@@ -335,11 +350,9 @@ int prepare(const Words& words) {
     if (is_killed) note("NCCL's own choice stands while " + kill_file + " is there");
   }
 
-  std::uint8_t digest[kDigestBytes];
   Key key;
   const std::string key_file = value("DYNAMICCL_KEY_FILE");
-  const char* why_no_key = load_key(key_file.c_str(), digest);
-  if (why_no_key == nullptr) std::memcpy(&key, digest, sizeof key);
+  const char* why_no_key = read_key(key_file, &key);
   lines.set("DYNAMICCL_KEY", why_no_key == nullptr ? hex_of(key.low) + hex_of(key.high) : "");
   const bool is_one_host = start.hosts == Hosts::kOne && by_hand.empty();
   const bool has_gpus = machine.rfind("gpu=none*0", 0) != 0;

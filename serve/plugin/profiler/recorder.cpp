@@ -147,11 +147,7 @@ const char* open_directory(const char* path, int* descriptor) noexcept {
     return errno == ENOTDIR ? "it is not a directory, or a symbolic link to one"
                             : "it cannot be opened";
   }
-  const FileStatus status = status_of(opened);
-  const char* problem = nullptr;
-  if ((status.mode & (S_IWGRP | S_IWOTH)) != 0) problem = "others may write to it";
-  if (status.owner != 0 && status.owner != geteuid()) problem = "it belongs to another user";
-  if (!S_ISDIR(status.mode)) problem = "its owner cannot be told";
+  const char* problem = why_not_ours(opened, S_IFDIR);
   if (problem == nullptr) {
     *descriptor = opened;
   } else {

@@ -2,7 +2,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,14 +26,13 @@ constexpr BrainLimits kLong = {5'000, 20'000};  // under sanitizers, on a busy m
 
 enum : std::uint32_t { kBrainAsk = 1, kBrainTable = 2, kBrainKeep = 3, kBrainError = 4 };
 
-int listen_at(const std::string& path, mode_t mode = 0600, int backlog = 4) {
+int listen_at(const std::string& path, int backlog = 4) {
   unlink(path.c_str());
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::strcpy(address.sun_path, path.c_str());
   const int descriptor = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   CHECK(bind(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-  CHECK(chmod(path.c_str(), mode) == 0);
   CHECK(listen(descriptor, backlog) == 0);
   return descriptor;
 }
@@ -226,6 +224,7 @@ void nonsense(const std::string& path) {
 }
 
 void slow_and_dead(const std::string& path) {
+  CHECK(Client(std::string(108, 'p')).fails("its path is too long"));
   {
     const Server server(path, [](int connection) {
       const std::uint64_t number = read_ask(connection);
@@ -247,7 +246,7 @@ void slow_and_dead(const std::string& path) {
   Client client(path);
   CHECK(client.fails("nobody listens there"));  // its socket outlived it
   unlink(path.c_str());
-  CHECK(client.fails("there is no such file"));
+  CHECK(client.fails("nobody listens there"));
   const Server server(path, [](int connection) {  // started at last
     write_all(connection, answer(read_ask(connection), kBrainTable, good_table()));
   });
@@ -255,7 +254,7 @@ void slow_and_dead(const std::string& path) {
 }
 
 void full_queue(const std::string& path) {
-  const int listener = listen_at(path, 0600, 0);
+  const int listener = listen_at(path, 0);
   std::vector<int> others;
   for (int i = 0; i < 2; ++i) {
     others.push_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -271,28 +270,7 @@ void full_queue(const std::string& path) {
   close(listener);
 }
 
-void sockets_that_are_not_ours(const std::string& path) {
-  for (const mode_t mode : {0666, 0660, 0606, 0602}) {
-    const int listener = listen_at(path, mode);
-    CHECK(Client(path).fails("others may write to it"));
-    close(listener);
-  }
-  const int listener = listen_at(path);
-  const std::string link = path + ".link";
-  unlink(link.c_str());
-  CHECK(symlink(path.c_str(), link.c_str()) == 0);
-  CHECK(Client(link).fails("symbolic link"));
-  unlink(link.c_str());
-  CHECK(Client(std::string(108, 'p')).fails("its path is too long"));
-  CHECK(Client("/dev/null").fails("not a socket"));
-  if (geteuid() == 0) {
-    CHECK(chown(path.c_str(), 12345, 12345) == 0);
-    CHECK(Client(path).fails("it belongs to another user"));
-  }
-  close(listener);
-}
-
-/// The socket looks right, but who listens at it is somebody else.
+/// Who listens at it is somebody else.
 void peer_that_is_not_us(const std::string& path) {
   if (geteuid() != 0) return;
   const int listener = listen_at(path);
@@ -316,13 +294,12 @@ void peer_that_is_not_us(const std::string& path) {
 }  // namespace
 
 int main(int, char** arguments) {
-  const std::string path = std::string(arguments[2]) + "/brain.sock";
+  const std::string path = std::string(arguments[1]) + "/brain.sock";
   tables_keeps_and_errors(path);
   full_history_goes_through(path);
   nonsense(path);
   slow_and_dead(path);
   full_queue(path);
-  sockets_that_are_not_ours(path);
   peer_that_is_not_us(path);
   unlink(path.c_str());
   return g_failures;

@@ -3,17 +3,17 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
-#include <sys/stat.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include <cstring>
 #include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 
+#include "file.h"
 #include "torch/table_bytes.h"
-#include "trusted/file.h"
 
 namespace dynamiccl {
 
@@ -28,18 +28,18 @@ constexpr int kColumns = 8;
 constexpr const char* kColumnNames[kColumns] = {"valid",        "size_bytes", "time_us",
                                                 "algorithm",    "protocol",   "num_channels",
                                                 "interference", "skew_us"};
-constexpr off_t kMaxModuleBytes = off_t{1} << 30;
 
 std::string read_module(const std::string& path) {
-  struct stat facts = {};
-  stat(path.c_str(), &facts);  // what is wrong with the file, the reading says
-  if (facts.st_size > kMaxModuleBytes) throw std::runtime_error(path + ": it is too long");
-  std::string bytes(static_cast<std::size_t>(facts.st_size), '\0');
-  std::size_t size = 0;
-  const char* problem = read_trusted(path.c_str(), reinterpret_cast<std::uint8_t*>(bytes.data()),
-                                     bytes.size(), &size);
+  const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+  const char* problem = nullptr;
+  if (!file.is_open()) problem = errno == ELOOP ? "it is a symbolic link" : std::strerror(errno);
+  if (problem == nullptr) problem = why_not_ours(file.descriptor(), S_IFREG);
   if (problem != nullptr) throw std::runtime_error(path + ": " + problem);
-  bytes.resize(size);
+  std::string bytes;
+  std::vector<std::uint8_t> part(1 << 16);
+  for (ssize_t got; (got = file.read_all(part.data(), part.size())) > 0;) {
+    bytes.append(part.begin(), part.begin() + got);
+  }
   return bytes;
 }
 

@@ -79,11 +79,7 @@ const char* find_system(const char* systems, int nccl_version) noexcept {
 /// Reads the file into memory of this process, which nobody can cut off or exchange.
 void read_table(const File& file, const Communicator& communicator, int nccl_version,
                 Prepared* prepared) noexcept {
-  const FileStatus status = status_of(file.descriptor());
-  const char* problem = nullptr;
-  if ((status.mode & (S_IWGRP | S_IWOTH)) != 0) problem = "others may write to it";
-  if (status.owner != 0 && status.owner != geteuid()) problem = "it belongs to another user";
-  if (!S_ISREG(status.mode)) problem = "it is not a regular file";
+  const char* problem = why_not_ours(file.descriptor(), S_IFREG);
   if (problem != nullptr) DYNAMICCL_FAIL("its table: %s", problem);
   std::uint8_t bytes[kMaxFileBytes + 1];
   const ssize_t size = file.read_all(bytes, sizeof bytes);

@@ -1,5 +1,5 @@
 // The fingerprint from the kernel's files: GPUs and MIG from /proc, NICs from /sys.
-#include "identity/fingerprint.h"
+#include "prepare/fingerprint.h"
 
 #include <glob.h>
 #include <strings.h>
@@ -214,18 +214,6 @@ bool take_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcep
   const int size = std::snprintf(text, sizeof text, "gpu=%s;mig=%d;nic=%s*%d;nccl=%d", gpus,
                                  has_mig ? 1 : 0, nic.name, nic.count, nccl_version);
   return length < sizeof gpus && static_cast<std::size_t>(size) < sizeof text;
-}
-
-void own_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept {
-  static Mutex mutex;
-  static char machine[kFingerprintBytes] = "";  // with no NCCL
-  const Lock lock(&mutex);
-  if (machine[0] == '\0' && !take_fingerprint(0, machine)) {
-    std::snprintf(machine, sizeof machine, "unknown;nccl=0");
-  }
-  const auto length = static_cast<int>(std::strlen(machine)) - 1;  // without the 0
-  const int size = std::snprintf(text, sizeof text, "%.*s%d", length, machine, nccl_version);
-  if (static_cast<std::size_t>(size) >= sizeof text) std::snprintf(text, sizeof text, "unknown");
 }
 
 }  // namespace dynamiccl

@@ -18,7 +18,4 @@ constexpr std::size_t kFingerprintBytes = 201;
 /// are counted is also in collect/nodes.py: the two must agree.
 bool take_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept;
 
-/// The fingerprint, taken once a process; "unknown" on failure.
-void own_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept;
-
 }  // namespace dynamiccl
