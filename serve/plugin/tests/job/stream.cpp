@@ -105,16 +105,8 @@ void Stream::create() {
     }
     make();
     first_call_ = calls_;
-    bool is_aborted = false;  // while it was made
-    {
-      const std::lock_guard<std::mutex> lock(abort_mutex_);
-      is_aborted = aborted_;
-      exists_ = !is_aborted;
-    }
-    if (is_aborted) {
-      communicator_->abort();
-      throw Aborted();
-    }
+    exists_ = true;
+    if (aborted_ && exists_.exchange(false)) communicator_->abort();  // it came meanwhile
     lane_.stage = stage + 1;
     wait([&] { return all_others([&](const Lane& lane) { return lane.stage > stage; }); });
   } catch (const Aborted&) {
@@ -317,8 +309,7 @@ void Stream::start_abort(double delay_s) {
     sleep_s(delay_s);
     {
       const std::lock_guard<std::mutex> own(abort_mutex_);
-      if (aborted_.exchange(true) || !exists_) return;
-      exists_ = false;
+      if (aborted_.exchange(true) || !exists_.exchange(false)) return;
     }
     communicator_->abort();
   });
