@@ -41,10 +41,9 @@ def build_plugin(
 ) -> Path:
     """Configure and build into `build_dir` (incrementally); return the job's tuner.
 
-    `sanitize` is one of SANITIZERS; `tests` adds the C++ tests (ctest) and the benchmark, `torch`
-    dynamiccl-brain, beside the plugin; with `targets`, CMake builds these alone. Raises
-    PluginError when a tool is missing or the compiler fails, with the end of what it said, and
-    MachineError without torch.
+    `sanitize` is one of SANITIZERS; `tests` adds C++ tests and benchmarks, `torch` dynamiccl-brain;
+    with `targets` CMake builds these alone. Raises PluginError when a tool is missing or the
+    compiler fails, with the end of what it said, and MachineError without torch.
     """
     if sanitize not in SANITIZERS:
         raise ValueError(f"sanitize is '{sanitize}' and must be one of {SANITIZERS}")
@@ -84,8 +83,7 @@ def find_torch() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise MachineError(
-            "dynamiccl-brain is linked with torch, and this Python has none; build it in an "
-            "environment that has one, or leave out --torch"
+            "dynamiccl-brain needs torch: take a Python that has it, or leave out --torch"
         )
     return Path(spec.origin).resolve().parent
 

@@ -245,14 +245,14 @@ def rank_line(machine: Machine, question: Question) -> str:
         )
     if question.artifact is None:
         raise UserError("no artifact to compare: add ARTIFACT, or set DYNAMICCL_ARTIFACT")
-    plugin, nccl = question.plugin, first_that_loads(nccl_libraries(machine, question.nccl))
-    said = ask_probe(machine, plugin, nccl=nccl, artifact=question.artifact)
-    index = question.artifact / INDEX_NAME
+    nccl = first_that_loads(nccl_libraries(machine, question.nccl))
+    said = ask_probe(machine, question.plugin, nccl=nccl, artifact=question.artifact)
+    if "artifact_problem" not in said:
+        said["artifact_sha256"] = file_sha256(question.artifact / INDEX_NAME)
     said |= {
-        "artifact_sha256": file_sha256(index) if index.is_file() else None,
         "host": platform.node(),
         "num_ranks": size,
-        "plugin_sha256": file_sha256(plugin),
+        "plugin_sha256": file_sha256(question.plugin),
         "loads": _plugin(question, machine).status is OK,
     }
     return f"rank {rank} {json.dumps(said)}"
@@ -261,8 +261,8 @@ def rank_line(machine: Machine, question: Question) -> str:
 def compare(lines: Iterable[str]) -> Agreed:
     """Check that all ranks have the same.
 
-    Raises UserError when there is nothing to compare, and MachineError that names the ranks that
-    differ and in what, missing ranks, or that the artifact does not know the machine.
+    Raises UserError without anything to compare, and MachineError that names ranks that differ and
+    in what, missing ranks, or the machine that the artifact does not know.
     """
     said = _read(lines)
     if not said:

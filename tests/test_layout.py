@@ -70,8 +70,8 @@ ROOMS = {
     "train": (6200, 10063),
     "evaluate": (4000, 8043),
     "serve": (4200, 7591),
-    "serve/plugin": (5500, 9298),
-    "serve/plugin tests": (4500, 8848),
+    "serve/plugin": (5500, 8975),
+    "serve/plugin tests": (4500, 8554),
     "tests": (27000, 46210),  # with what C++ tests of recorder, sweep and vendor held
     "benchmarks": (4500, 7718),
     "docs": (2500, 3051),
