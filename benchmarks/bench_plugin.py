@@ -15,8 +15,9 @@ process, and how often they wake up in three steady seconds. `word_8_ranks_ms`: 
 entry into `init` to the last one's return, the library loaded, 8 processes, the median of 200
 communicators; `word_2000_ranks_ms`, a stress test: 2,000 ranks as threads of four processes, the
 median of 3. `tcp_16_ranks_ms` (median of 50), `tcp_1000_ranks_ms` (threads of four processes): the
-same by an arbiter over the loopback. `tuner_lines`: of every source and header that its dependency
-files name, but generated ones; `tuner_code_lines`: without comments and empty lines.
+same by an arbiter over the loopback, `tcp_10000_ranks_ms` once, with the memory of the arbiter's
+larger process (`tcp_10000_arbiter_mib`). `tuner_lines`: of every source and header that its
+dependency files name, but generated ones; `tuner_code_lines`: without comments and empty lines.
 
 The library of mode adaptive:
 
@@ -35,6 +36,7 @@ import secrets
 import statistics
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +51,7 @@ from dynamiccl.serve.table import MAX_BINS, DecisionTable
 
 NUM_RANKS: Final = 16
 US_PER_MS: Final = 1000
+KIB_PER_MIB: Final = 1024
 SYSTEM = "bench"
 #: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
@@ -95,6 +98,7 @@ def measure_tuner(build_dir: Path) -> dict[str, float]:
             ("word", 2000, 4, 3),
             ("tcp", 16, 16, 50),
             ("tcp", 1000, 4, 3),
+            ("tcp", 10_000, 8, 1),
         ):
             table = DecisionTable.from_configs(uniform, num_nodes=1, num_ranks=ranks)
             environment = tuner_environment(Path(folder) / f"{way}-{ranks}", table)
@@ -106,7 +110,19 @@ def measure_tuner(build_dir: Path) -> dict[str, float]:
             if made["tables"] != ranks * rounds:
                 raise RuntimeError(f"{made['tables']} of {ranks * rounds} ranks got the table")
             figures[f"{way}_{ranks}_ranks_ms"] = statistics.median(made["ms"])
+        figures["tcp_10000_arbiter_mib"] = peak_mib(f"DYNAMICCL_KEY={environment['DYNAMICCL_KEY']}")
     return figures
+
+
+def peak_mib(mark: str) -> float:
+    """The most memory that a process of an arbiter has had, which knows `mark`."""
+    peaks_kib = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if mark.encode() in (folder / "environ").read_bytes():
+                status = (folder / "status").read_text(encoding="utf-8")
+                peaks_kib += [int(kib) for kib in re.findall(r"VmHWM:\s+(\d+) kB", status)]
+    return max(peaks_kib) / KIB_PER_MIB
 
 
 def tuner_environment(artifact: Path, table: DecisionTable) -> dict[str, str]:
