@@ -263,7 +263,10 @@ def test_ranks_on_one_thread_never_wait_for_each_other(
     ):
         environment = eight_ranks.by_arbiter(f"127.0.0.1:{cutter.port}") | OFTEN
         done = subprocess.run(
-            [job_build_dir / "one_thread", job_build_dir / ADAPTIVE_NAME, str(ranks), "3000"],
+            [
+                *(job_build_dir / "play_job", job_build_dir / ADAPTIVE_NAME, "--one-thread", "1"),
+                *("--ranks", str(ranks), "--calls", "3000", "--release", "2.30"),
+            ],
             env=os.environ | environment,
             capture_output=True,
             text=True,

@@ -97,6 +97,7 @@ const std::map<std::string, Setter>& setters() {
       {"survivors-go-on", [](Options* o, const std::string& v) { o->survivors_go_on = v != "0"; }},
       {"shrinks", [](Options* o, const std::string& v) { o->shrinks = v != "0"; }},
       {"opposite", [](Options* o, const std::string& v) { o->is_opposite = v != "0"; }},
+      {"one-thread", [](Options* o, const std::string& v) { o->is_on_one_thread = v != "0"; }},
       {"create-at-once", [](Options* o, const std::string& v) { o->creates_at_once = v != "0"; }},
       {"abort-creation", [](Options* o, const std::string& v) { o->aborts_creation = whole(v); }},
       {"netns",

@@ -51,11 +51,12 @@ struct Options {
   double deadline_s = 60;
   double watchdog_s = 1;  // after which a rank that waits for a lost one aborts the communicator
   bool survivors_go_on = false;
-  bool is_opposite = false;      // ranks 1, 3 ... call their communicators in the opposite order
-  bool shrinks = false;          // the communicators but the first come of shrinks: plan.h
-  bool creates_at_once = false;  // each communicator on a thread of its own, as in one group
-  int aborts_creation = -1;      // this rank aborts the first communicator while it is made
-  bool destroys = true;          // false: exits without ncclCommDestroy
+  bool is_opposite = false;       // ranks 1, 3 ... call their communicators in the opposite order
+  bool shrinks = false;           // the communicators but the first come of shrinks: plan.h
+  bool creates_at_once = false;   // each communicator on a thread of its own, as in one group
+  int aborts_creation = -1;       // this rank aborts the first communicator while it is made
+  bool is_on_one_thread = false;  // all ranks are; nothing but their number and calls counts then
+  bool destroys = true;           // false: exits without ncclCommDestroy
   int kernel_delay_us = 0, kernel_drop_percent = 0, kernel_duplicate_percent = 0;
   int slow_cell = -1;
   double slow_factor = 1.0;

@@ -26,16 +26,9 @@ std::string text_of(const TunerQuestion& question) {
 
 std::vector<Aggregate> Communicator::aggregate(const std::vector<Task>& tasks) const {
   std::vector<Task> sorted = tasks;
-  if (process_.release.asks_twice) {
-    // 2.21: neighbours of one kind, whatever their sizes.
-    std::stable_sort(sorted.begin(), sorted.end(), [](const Task& left, const Task& right) {
-      return left.size_bytes > right.size_bytes;
-    });
-  } else {
-    std::stable_sort(sorted.begin(), sorted.end(), [](const Task& left, const Task& right) {
-      return traffic(left) > traffic(right);
-    });
-  }
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Task& left, const Task& right) {
+    return traffic(left) > traffic(right);
+  });
   // Kinds in the order of their largest task; within one, sizes ascend.
   std::vector<std::vector<Task>> kinds;
   std::map<std::pair<int, int>, std::size_t> index_of;
@@ -50,10 +43,7 @@ std::vector<Aggregate> Communicator::aggregate(const std::vector<Task>& tasks) c
     std::size_t begin = 0;
     while (begin < kind.size()) {
       std::size_t end = begin + 1;
-      while (end < kind.size() &&
-             (process_.release.asks_twice || traffic(kind[end]) < 4 * traffic(kind[begin]))) {
-        ++end;
-      }
+      while (end < kind.size() && traffic(kind[end]) < 4 * traffic(kind[begin])) ++end;
       Aggregate aggregate = {{kind.begin() + static_cast<std::ptrdiff_t>(begin),
                               kind.begin() + static_cast<std::ptrdiff_t>(end)},
                              {}};
@@ -69,15 +59,13 @@ std::vector<Aggregate> Communicator::aggregate(const std::vector<Task>& tasks) c
 std::vector<Aggregate> Communicator::prepare(const std::vector<Task>& tasks) {
   std::vector<Aggregate> aggregates = aggregate(tasks);
   const int per_channel = static_cast<int>(tasks.size() - 1) / model_.num_channels() + 1;
-  for (Aggregate& aggregate : aggregates) {
-    ask(&aggregate, process_.release.asks_twice ? 1 : per_channel);
-  }
+  for (Aggregate& aggregate : aggregates) ask(&aggregate, per_channel);
   plan(&aggregates);
   return aggregates;
 }
 
 TunerAnswer Communicator::ask_once(const TunerQuestion& question, const std::vector<float>& costs) {
-  if (tuner_ == nullptr) return {ncclSuccess, costs, 0, -1, -1};
+  if (tuner_ == nullptr) return {ncclSuccess, costs, 0};
   TunerAnswer answer;
   {
     const Inside inside(this, asking);
@@ -106,12 +94,6 @@ void Communicator::judge(const TunerQuestion& question, const std::vector<float>
   if (answer.num_channels < 0 || answer.num_channels > kMaxChannels) {
     complain("asked for " + std::to_string(answer.num_channels) + " channels");
   }
-  if (process_.release.asks_twice && answer.algorithm >= 0 && answer.protocol >= 0) {
-    const int cell = answer.algorithm * kNumProtocols + answer.protocol;
-    const bool exists = cell < static_cast<int>(before.size()) &&
-                        before[static_cast<std::size_t>(cell)] != kCostIgnore;
-    if (!exists) complain("chose the unavailable cell " + std::to_string(cell));
-  }
 }
 
 TunerAnswer Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
@@ -120,7 +102,7 @@ TunerAnswer Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
     outcome.algorithm = kRing;
     outcome.protocol = kSimple;
     outcome.num_channels = 1;
-    return {ncclSuccess, {}, 0, -1, -1};
+    return {ncclSuccess, {}, 0};
   }
   const bool fp8 = aggregate->tasks.front().datatype == Datatype::fp8;
   outcome.question = hashed(hashed(kHashStart, static_cast<std::uint32_t>(num_pipe_ops)), fp8);
@@ -133,28 +115,13 @@ TunerAnswer Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
   // Whether the buffers are registered is each rank's own affair.
   const auto reg_buff = static_cast<int>(
       (++calls_ * 2654435761U >> 7 ^ static_cast<std::uint64_t>(options_.rank)) % 2);
-  const TunerQuestion question = {outcome.collective, outcome.size_bytes,      num_pipe_ops,
-                                  reg_buff,           options_.num_nodes >= 4, 1};
-  TunerAnswer answer = ask_once(question, costs);
-  int cell = CostModel::cheapest(answer.costs);
-  const bool both = answer.algorithm >= 0 && answer.protocol >= 0;
-  if (process_.release.asks_twice && both) {
-    cell = answer.algorithm * kNumProtocols + answer.protocol;
-  }
-  if (process_.release.asks_twice) {
-    // Asked again about each member; only its channels count then.
-    for (const Task& task : aggregate->tasks) {
-      const TunerQuestion again = {task.collective,          task.size_bytes,      1, reg_buff,
-                                   question.collnet_support, question.nvls_support};
-      const TunerAnswer second =
-          ask_once(again, model_.costs(task.collective, task.size_bytes, num_pipe_ops, fp8));
-      answer.num_channels = second.num_channels;
-    }
-  }
+  const TunerAnswer answer =
+      ask_once({outcome.collective, outcome.size_bytes, num_pipe_ops, reg_buff}, costs);
+  const int cell = CostModel::cheapest(answer.costs);
   if (cell < 0) throw NcclError("the choice of an algorithm", ncclInvalidUsage);
   outcome.algorithm = cell / kNumProtocols;
   outcome.protocol = cell % kNumProtocols;
-  outcome.acted = answer.costs != costs || answer.num_channels != 0 || both;
+  outcome.acted = answer.costs != costs || answer.num_channels != 0;
   if (answer.num_channels > model_.num_channels() && model_.is_collnet(outcome.algorithm)) {
     process_.witness.violation("asked a CollNet algorithm for more channels than there are");
   }

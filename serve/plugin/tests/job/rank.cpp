@@ -14,6 +14,12 @@
 
 namespace {
 
+void raise_to(std::atomic<std::uint64_t>* most, std::uint64_t value) {
+  std::uint64_t seen = *most;
+  while (value > seen && !most->compare_exchange_weak(seen, value)) {
+  }
+}
+
 class BoardWitness : public Witness {
  public:
   BoardWitness(RankState& state, int descriptor) : state_(state), descriptor_(descriptor) {}
@@ -26,9 +32,9 @@ class BoardWitness : public Witness {
   }
   void asked(std::uint64_t took_ns) override {
     state_.calls_asked.fetch_add(1, std::memory_order_relaxed);
-    state_.asked.add(took_ns);
+    raise_to(&state_.asked_longest_ns, took_ns);
   }
-  void created(std::uint64_t took_ns) override { state_.created.add(took_ns); }
+  void created(std::uint64_t took_ns) override { raise_to(&state_.created_longest_ns, took_ns); }
   void error(const std::string& what) {
     if (state_.errors++ < kMostLines) write_line('E', what);
   }

@@ -1,4 +1,4 @@
-// What a plugin can notice of an NCCL release, 2.21 to 2.30: which structs it takes and in which
+// What a plugin can notice of an NCCL release, 2.22 to 2.30: which structs it takes and in which
 // order it calls them.
 #pragma once
 
@@ -11,10 +11,8 @@ struct Release {
   std::vector<int> tuner_versions;     // in the order in which the symbols are looked up
   std::vector<int> profiler_versions;  // those from v4 on; older ones cannot be joined to a rank
   int num_algorithms;
-  bool asks_twice;           // 2.21: once for the aggregate, once for each of its members
-  bool tuner_before_tables;  // 2.28 on: `init` may still change the cost model
-  bool has_api_events;       // 2.28 on: GroupApi and CollApi around the rest
-  bool has_allgatherv;       // 2.29 on: made of broadcasts of several roots in one group
+  bool has_api_events;  // 2.28 on: GroupApi and CollApi around the rest
+  bool has_allgatherv;  // 2.29 on: made of broadcasts of several roots in one group
 };
 
 /// The release called `name`, as "2.28"; throws std::invalid_argument with the choices.

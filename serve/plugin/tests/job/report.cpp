@@ -37,28 +37,10 @@ std::string optional(const std::optional<std::uint64_t>& value) {
   return value ? std::to_string(*value) : "null";
 }
 
-/// `field` of each rank's times, put together.
-double quantile_ns(const Board& board, Times RankState::* field, double share) {
-  std::uint64_t counts[kTimeBuckets] = {}, total = 0, seen = 0;
-  for (const RankState& rank : board.ranks) {
-    for (int bucket = 0; bucket < kTimeBuckets; ++bucket) {
-      counts[bucket] += (rank.*field).counts[bucket];
-      total += (rank.*field).counts[bucket];
-    }
-  }
-  for (int bucket = 0; bucket < kTimeBuckets; ++bucket) {
-    seen += counts[bucket];
-    if (total > 0 && static_cast<double>(seen) >= share * static_cast<double>(total)) {
-      return bucket_ns(bucket);
-    }
-  }
-  return 0;
-}
-
-double longest_ms(const Board& board, Times RankState::* field) {
+double longest_ms(const Board& board, std::atomic<std::uint64_t> RankState::* field) {
   std::uint64_t longest_ns = 0;
   for (const RankState& rank : board.ranks) {
-    longest_ns = std::max<std::uint64_t>(longest_ns, (rank.*field).longest_ns);
+    longest_ns = std::max<std::uint64_t>(longest_ns, rank.*field);
   }
   return 1e-6 * static_cast<double>(longest_ns);
 }
@@ -152,11 +134,8 @@ std::string to_json(const Options& options, const Checker& checker, const Board&
       << ", \"abnormal_exits\": " << abnormal
       << ", \"hit_deadline\": " << (end.hit_deadline ? "true" : "false")
       << ", \"wall_s\": " << end.wall_s
-      << ",\n \"asked_p50_ns\": " << quantile_ns(board, &RankState::asked, 0.5)
-      << ", \"asked_p99_ns\": " << quantile_ns(board, &RankState::asked, 0.99)
-      << ", \"asked_longest_ms\": " << longest_ms(board, &RankState::asked)
-      << ", \"created_p50_us\": " << 1e-3 * quantile_ns(board, &RankState::created, 0.5)
-      << ", \"created_longest_ms\": " << longest_ms(board, &RankState::created)
+      << ", \"asked_longest_ms\": " << longest_ms(board, &RankState::asked_longest_ns)
+      << ", \"created_longest_ms\": " << longest_ms(board, &RankState::created_longest_ns)
       << ",\n \"first_disagreement\": " << disagreement_json(checker.first_disagreement())
       << ",\n \"comms\": " << listed(checker.communicators(), summary_json)
       << ",\n \"ranks\": [\n  " << ranks << "]}\n";

@@ -3,7 +3,7 @@
 
 #include <dlfcn.h>
 
-#include <cstring>
+#include <array>
 #include <stdexcept>
 
 #include "vocabulary.h"
@@ -12,12 +12,8 @@ using namespace dynamiccl;
 
 namespace {
 
-// The layout of ncclTunerConstants_v5_t; its figures mean nothing here, but the plugin may look.
-struct Constants {
-  double base_latencies[7][3];
-  double hw_latencies[3][7][3];
-  double bandwidths[5][4][3];
-};
+// As large as ncclTunerConstants_v5_t; its figures mean nothing here.
+using Constants = std::array<double, 144>;
 
 }  // namespace
 
@@ -31,8 +27,6 @@ TunerCalls::TunerCalls(void* library, const Release& release) : release_(release
   }
 }
 
-std::string TunerCalls::name() const { return version_ > 0 ? as<ncclTuner_v2_t>()->name : ""; }
-
 ncclResult_t TunerCalls::init(void** context, std::uint64_t comm_id, int num_ranks, int num_nodes,
                               ncclDebugLogger_t logger) const {
   const auto ranks = static_cast<std::size_t>(num_ranks);
@@ -44,8 +38,8 @@ ncclResult_t TunerCalls::init(void** context, std::uint64_t comm_id, int num_ran
   const Constants before = constants;
   const ncclResult_t result =
       as<ncclTuner_v5_t>()->init(context, comm_id, ranks, nodes, logger, &domains,
-                                 reinterpret_cast<ncclTunerConstants_v5_t*>(&constants));
-  if (std::memcmp(&constants, &before, sizeof before) != 0) {
+                                 reinterpret_cast<ncclTunerConstants_v5_t*>(constants.data()));
+  if (constants != before) {
     throw std::logic_error("the plugin changed NCCL's constants");
   }
   return result;
@@ -53,22 +47,10 @@ ncclResult_t TunerCalls::init(void** context, std::uint64_t comm_id, int num_ran
 
 TunerAnswer TunerCalls::ask(void* context, const TunerQuestion& question,
                             std::vector<float> costs) const {
-  TunerAnswer answer = {ncclSuccess, std::move(costs), 0, -1, -1};
+  TunerAnswer answer = {ncclSuccess, std::move(costs), 0};
   const int num_algorithms = release_.num_algorithms;
   float** table = reinterpret_cast<float**>(answer.costs.data());
-  if (version_ == 2) {
-    answer.result = as<ncclTuner_v2_t>()->getCollInfo(
-        context, question.collective, question.size_bytes, question.collnet_support,
-        question.nvls_support, question.num_pipe_ops, &answer.algorithm, &answer.protocol,
-        &answer.num_channels);
-    const bool chosen = answer.algorithm >= 0 && answer.protocol >= 0;
-    if (!release_.asks_twice && chosen) {  // 2.22 on: only where the cell is there
-      float& cell =
-          answer
-              .costs[static_cast<std::size_t>(answer.algorithm * kNumProtocols + answer.protocol)];
-      if (cell != kCostIgnore) cell = 0.0F;
-    }
-  } else if (version_ == 3) {
+  if (version_ == 3) {
     answer.result = as<ncclTuner_v3_t>()->getCollInfo(
         context, question.collective, question.size_bytes, question.num_pipe_ops, table,
         num_algorithms, kNumProtocols, &answer.num_channels);

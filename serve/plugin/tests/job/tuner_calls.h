@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "nccl/tuner_abi.h"
@@ -15,8 +14,6 @@ struct TunerQuestion {
   std::size_t size_bytes;
   int num_pipe_ops;
   int reg_buff;
-  int collnet_support;
-  int nvls_support;
 };
 
 /// What NCCL holds once the tuner has answered.
@@ -24,8 +21,6 @@ struct TunerAnswer {
   ncclResult_t result;
   std::vector<float> costs;  // as the tuner left it
   int num_channels;          // 0: NCCL's own
-  int algorithm;             // 2.21 only, -1: NCCL's own
-  int protocol;
 };
 
 class TunerCalls {
@@ -35,7 +30,6 @@ class TunerCalls {
 
   /// 0 when the library has none of them: NCCL then uses its internal tuner.
   int version() const { return version_; }
-  std::string name() const;
 
   ncclResult_t init(void** context, std::uint64_t comm_id, int num_ranks, int num_nodes,
                     ncclDebugLogger_t logger) const;
