@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from dynamiccl.errors import PluginError
-from dynamiccl.libraries import NAMES, PROFILER_NAME, SWEEP_NAME, TUNER_NAME, VENDOR_NAME
+from dynamiccl.libraries import (
+    ADAPTIVE_NAME,
+    NAMES,
+    PROFILER_NAME,
+    SWEEP_NAME,
+    TUNER_NAME,
+    VENDOR_NAME,
+)
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.abi import TunerPlugin
 from dynamiccl.serve.answers import asked_in_a_job, expected_answer, nccl_choice
@@ -111,6 +118,12 @@ def test_a_jobs_tuner_can_make_no_thread_no_process_and_no_handler(
     assert not called & (threads | handlers | signals | others | descriptors)
 
 
+@pytest.mark.parametrize("name", [TUNER_NAME, ADAPTIVE_NAME])
+def test_a_jobs_tuner_is_asked_for_no_chunk_sizes(name: str, plugin_path: Path) -> None:
+    """A rank that simulates a group would have NCCL's, and the others ours."""
+    assert not TunerPlugin(plugin_path.with_name(name))._structs[6].get_chunk_size
+
+
 def test_needs_no_symbol_newer_than_glibc_2_28(library: Path) -> None:
     listed = subprocess.run(
         ["readelf", "--version-info", "--wide", str(library)],
@@ -142,7 +155,7 @@ def test_size_bins_agree_with_python_bit_for_bit(build_dir: Callable[[str], Path
     extremes = [0, 1, 2, 3, 2**62 - 1, 2**62, 2**63, 2**64 - 1]
     sizes = [size for size in (*range(5000), *edges, *centers, *drawn, *extremes) if size >= 0]
     done = subprocess.run(
-        [str(build_dir("") / "print_bins")],
+        [str(build_dir("") / "print_values"), "bins"],
         input="\n".join(map(str, sizes)),
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ def test_hashes_are_pythons(build_dir: Callable[[str], Path]) -> None:
         for size, step in zip(sizes, random.integers(1, 300, size=len(sizes)), strict=True)
     ]
     done = subprocess.run(
-        [str(build_dir("") / "print_hashes")],
+        [str(build_dir("") / "print_values"), "hashes"],
         input="".join(f"{message.hex() or '-'} {step}\n" for message, step in cases),
         capture_output=True,
         text=True,

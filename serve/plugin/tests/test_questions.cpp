@@ -1,5 +1,7 @@
-// Questions that NCCL should not ask, in every ABI version, and threads that ask at once. What good
-// questions get is what the law in Python says (tests/serve/test_plugin.py).
+// Questions that NCCL should not ask, in every ABI version, threads that ask at once, and ids. What
+// good questions get is what the law in Python says (tests/serve/test_plugin.py).
+#include "identity/communicator.h"
+#include "identity/ids.h"
 #include "tests/check.h"
 #include "tests/library.h"
 #include "tests/table_file.h"
@@ -115,6 +117,24 @@ void contexts_are_independent(const Library& library, const ArtifactDirectory& a
   for (const int i : {1, 2, 4, 5, 7}) library.finalize(5, contexts[i]);
 }
 
+/// A shrunk communicator's id is known by its parent's: as NCCL 2.30.7's own bitops.h gives it, for
+/// child number 0 and colour 0. And a process that has made many knows each of them.
+void ids_of_shrunk_communicators() {
+  CHECK(id_of_shrunk(0x0000000000000001) == 0xe04d65164a9c0f25);
+  CHECK(id_of_shrunk(0x123456789abcdef0) == 0x0ea127523541c571);
+  CHECK(id_of_shrunk(0xfedcba9876543210) == 0xf77654e4e8d9ddde);
+  for (std::uint64_t number = 1; number <= 70'000; number += 34'999) {
+    Ids ids;
+    for (std::uint64_t id = 1; id <= 70'000; ++id) CHECK(!ids.note(id * 0x9e3779b97f4a7c15U));
+    CHECK(!ids.note(0));
+    CHECK(!ids.note(0x9e3779b97f4a7c15U));  // the same one again
+    CHECK(ids.note(id_of_shrunk(number * 0x9e3779b97f4a7c15U)));
+    CHECK(ids.note(4));  // and whatever comes later
+  }
+  CHECK(!check_communicator({8, 1, nullptr, nullptr, 5}).ids_repeat);
+  CHECK(check_communicator({8, 1, nullptr, nullptr, id_of_shrunk(5)}).ids_repeat);
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -125,5 +145,6 @@ int main(int, char** arguments) {
   an_eighth_algorithm(library, artifact);
   null_pointers(library);
   contexts_are_independent(library, artifact);
+  ids_of_shrunk_communicators();
   return g_failures;
 }

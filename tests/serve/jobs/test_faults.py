@@ -1,6 +1,5 @@
 """Jobs in both modes, and the recorder alone: what NCCL and jobs do that must split nothing."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from dynamiccl.libraries import PROFILER_NAME
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from tests.serve.jobs.conftest import Adaptive, Player, player_of
 from tests.serve.jobs.play import Played, assert_never_split, at, every
-from tests.serve.jobs.setting import FIRST, JOB, Setting, shapes_of, write_artifact
+from tests.serve.jobs.setting import JOB, Setting, shapes_of, write_artifact
 from tests.serve.jobs.watching import Look, records_of
 
 Play = Callable[..., Played]
@@ -53,19 +52,6 @@ def test_a_creation_that_is_aborted_splits_nothing(
     assert (world.calls == JOB["calls"]) == bool(go_on)
     other = [comm for comm in played.communicators if comm.slot == 1]
     assert any(comm.acted for comm in other), played.log
-
-
-def test_a_chunk_size_of_a_table_is_never_asked_for(play: Play, four_ranks: Setting) -> None:
-    """A sweep's alone: a rank that simulates a group would have NCCL's, and the others ours."""
-    shapes = shapes_of(4)
-    alone = write_artifact(four_ranks.root / "alone", Config(None, None, None, 1 << 16), shapes)
-    beside = write_artifact(four_ranks.root / "beside", replace(FIRST, chunk_bytes=1 << 16), shapes)
-    for artifact, acts in ((alone, False), (beside, True)):
-        setting = replace(four_ranks, artifact=artifact)
-        played = play(setting, *at(1000, "simulate=4", rank=1), release="2.30")
-        assert played.is_sound, played
-        assert (played.acted > 0) == acts
-        assert re.search("the artifact's table|decisions of ", played.log), played.log
 
 
 @pytest.mark.parametrize("release", ["2.28", "2.29", "2.30"])

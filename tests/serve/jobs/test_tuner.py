@@ -167,12 +167,16 @@ def test_a_rank_without_the_key_can_make_all_abstain(
 
 
 @pytest.mark.parametrize(
-    "without", [["--without-plugin", "2"], on_rank(2, {"DYNAMICCL_DISABLE": "1"})]
+    "without",
+    [{"NCCL_TUNER_PLUGIN": None, "NCCL_PROFILER_PLUGIN": None}, {"DYNAMICCL_DISABLE": "1"}],
 )
 def test_a_rank_that_never_votes_leaves_nccls_own_choice(
-    without: list[str], play_tuner: Player, four_ranks: Setting
+    without: Mapping[str, str | None], play_tuner: Player, four_ranks: Setting
 ) -> None:
-    played = play_tuner(*without, environment=four_ranks.environment(), ranks=4, deadline=60, **JOB)
+    without_it = on_rank(2, without)
+    played = play_tuner(
+        *without_it, environment=four_ranks.environment(), ranks=4, deadline=60, **JOB
+    )
     assert played.is_sound, played
     assert played.acted == 0
     assert "not all 4 ranks came in time" in played.log

@@ -16,8 +16,6 @@ struct Record {
   std::uint64_t call;  // of this communicator
   std::uint64_t size_bytes;
   std::uint32_t generation;
-  std::uint32_t chunk_bytes;
-  std::uint32_t chunks_hash;
   std::uint32_t question;
   std::int32_t num_channels;
   std::uint8_t collective, algorithm, protocol;
@@ -44,7 +42,6 @@ struct RankState {
 
 /// Every field is zero at the start, as the kernel gives the memory.
 struct Board {
-  std::atomic<std::uint64_t> call_limit;  // every communicator ends there
   std::atomic<bool> go;
   RankState ranks[kMaxRanks];
   // Lane [slot][rank] follow.

@@ -10,14 +10,12 @@ bool same(const Record& left, const Record& right) {
   return left.call == right.call && left.generation == right.generation &&
          left.collective == right.collective && left.size_bytes == right.size_bytes &&
          left.algorithm == right.algorithm && left.protocol == right.protocol &&
-         left.num_channels == right.num_channels && left.chunk_bytes == right.chunk_bytes &&
-         left.chunks_hash == right.chunks_hash;
+         left.num_channels == right.num_channels;
 }
 
 std::uint64_t answer_of(const Record& record) {
-  const auto channels = static_cast<std::uint64_t>(record.num_channels);
-  return (static_cast<std::uint64_t>(record.chunks_hash) << 32) ^ (channels << 16) ^
-         static_cast<std::uint64_t>(record.algorithm << 8 | record.protocol);
+  return static_cast<std::uint64_t>(record.num_channels << 16 | record.algorithm << 8 |
+                                    record.protocol);
 }
 
 }  // namespace
@@ -119,10 +117,4 @@ void Checker::follow(std::size_t index, const Record& record) {
   }
   known_answer = answer;
   epoch = progress.epoch;
-}
-
-std::uint64_t Checker::switches() const {
-  std::uint64_t sum = 0;
-  for (const CommunicatorSummary& summary : summaries_) sum += summary.switches;
-  return sum;
 }

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,7 +46,6 @@ struct Options {
   int pattern = 64;                      // groups after which the job's questions repeat
   int jitter_us = 50;                    // random pauses of each rank
   std::uint64_t seed = 1;
-  std::uint64_t until_switches = 0;  // stop once so many table switches were seen
   double deadline_s = 60;
   double watchdog_s = 1;  // after which a rank that waits for a lost one aborts the communicator
   bool survivors_go_on = false;
@@ -61,7 +59,6 @@ struct Options {
   int slow_cell = -1;
   double slow_factor = 1.0;
   double scatter_percent = 0.0;
-  std::set<int> without_plugin, without_profiler;
   std::map<int, std::string> namespaces;                 // path of the rank's network namespace
   std::vector<std::pair<int, std::string>> environment;  // rank or -1, NAME=VALUE or NAME
   std::vector<Action> actions;

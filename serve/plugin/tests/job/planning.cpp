@@ -1,4 +1,4 @@
-// What NCCL decides about a group: aggregates, the tuner's answers, channels and chunk sizes.
+// What NCCL decides about a group: aggregates, the tuner's answers and channels.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -60,7 +60,6 @@ std::vector<Aggregate> Communicator::prepare(const std::vector<Task>& tasks) {
   std::vector<Aggregate> aggregates = aggregate(tasks);
   const int per_channel = static_cast<int>(tasks.size() - 1) / model_.num_channels() + 1;
   for (Aggregate& aggregate : aggregates) ask(&aggregate, per_channel);
-  plan(&aggregates);
   return aggregates;
 }
 
@@ -132,63 +131,4 @@ TunerAnswer Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
   outcome.num_channels = model_.used_channels(outcome.collective, outcome.algorithm,
                                               outcome.protocol, outcome.size_bytes, asked);
   return answer;
-}
-
-void Communicator::plan(std::vector<Aggregate>* aggregates) {
-  // `src/enqueue.cc` plans ordinary kinds first, then NVLS, then CollNet.
-  const auto bin = [this](const Outcome& outcome) {
-    const bool nvls = outcome.algorithm == kNVLS || outcome.algorithm == kNVLSTree;
-    return 2 * static_cast<int>(model_.is_collnet(outcome.algorithm)) + static_cast<int>(nvls);
-  };
-  std::vector<Aggregate*> order;
-  for (Aggregate& aggregate : *aggregates) order.push_back(&aggregate);
-  std::stable_sort(order.begin(), order.end(), [&](const Aggregate* left, const Aggregate* right) {
-    return bin(left->outcome) < bin(right->outcome);
-  });
-  for (Aggregate* aggregate : order) {
-    Outcome& outcome = aggregate->outcome;
-    outcome.chunks_hash = kHashStart;
-    for (const Task& task : aggregate->tasks) {
-      const auto channels = static_cast<std::size_t>(outcome.num_channels);
-      std::vector<std::size_t> parts;
-      if (model_.is_collnet(outcome.algorithm)) {
-        parts = {task.size_bytes};
-      } else {  // the first, a middle and the last channel's share
-        const std::size_t share = task.size_bytes / channels;
-        parts = {share / 2 + 1};
-        if (channels > 2) parts.push_back(share + 1);
-        if (channels > 1) parts.push_back(share / 3 + 1);
-      }
-      for (const std::size_t part_bytes : parts) {
-        const int told = model_.is_collnet(outcome.algorithm) ? outcome.num_channels : 1;
-        const std::uint32_t size = chunk(task, part_bytes, told, &outcome);
-        if (outcome.chunk_bytes == 0) outcome.chunk_bytes = size;
-        outcome.chunks_hash = hashed(outcome.chunks_hash, size);
-      }
-    }
-  }
-}
-
-std::uint32_t Communicator::chunk(const Task& task, std::size_t part_bytes, int num_channels,
-                                  Outcome* outcome) {
-  const std::size_t most = CostModel::max_chunk_bytes(outcome->protocol);
-  const std::size_t grain = CostModel::grain_bytes(outcome->protocol);
-  std::size_t own = most;
-  if (outcome->algorithm != kRing) {
-    while (own > (1 << 15) && part_bytes < 8 * own) own /= 2;
-  }
-  std::size_t size = own;
-  if (tuner_ != nullptr && tuner_->has_chunks() && options_.num_ranks > 1) {
-    const ncclResult_t result =
-        tuner_->chunk(tuner_context_, task.collective, part_bytes, outcome->algorithm,
-                      outcome->protocol, num_channels, &size);
-    if (result != ncclSuccess) throw NcclError("getChunkSize", result);
-    outcome->acted = outcome->acted || size != own;
-    size = std::min(size, most);
-    if (size < grain) {
-      process_.witness.violation("a chunk of " + std::to_string(size) + " bytes");
-      size = grain;
-    }
-  }
-  return static_cast<std::uint32_t>(size / grain * grain);
 }

@@ -3,7 +3,7 @@
 //   play_job PLUGIN.so [--NAME VALUE]...      options.h has the names; prints one JSON document
 //
 // Each rank is a process of its own. At every collective it is checked that all ranks would run the
-// same algorithm, protocol, channels and chunk sizes: where they would not, a real job hangs. The
+// same algorithm, protocol and channels: where they would not, a real job hangs. The
 // launcher has one thread and never waits without an end: whatever the ranks do, the deadline
 // comes.
 
@@ -30,8 +30,7 @@
 #include "tests/job/fake_nccl.h"
 #include "tests/job/plan.h"
 #include "tests/job/proxy.h"
-#include "tests/job/rank.h"
-#include "tests/job/report.h"
+#include "tests/job/stream.h"
 
 namespace {
 
@@ -74,7 +73,6 @@ class Job {
         board_(create_board(options.num_slots, &board_descriptor_)),
         checker_(options, plan_, *board_),
         begin_ns_(now_ns()) {
-    board_->call_limit = options.num_calls;
     end_.ranks.resize(static_cast<std::size_t>(options.num_ranks));
     for (int rank = 0; rank < options.num_ranks; ++rank) {
       // A close-on-exec flag would keep it from the rank. Appending keeps lines whole.
@@ -90,7 +88,6 @@ class Job {
       const bool any = checker_.advance();
       reap();
       serve();
-      if (options_.until_switches > 0 && checker_.switches() >= options_.until_switches) stop();
       if (!end_.hit_deadline && seconds() > options_.deadline_s) end_by_force();
       if (!any) std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
@@ -140,10 +137,8 @@ class Job {
     set("LOCAL_RANK", std::to_string(rank % per_node));
     set("LOCAL_WORLD_SIZE", std::to_string(per_node));
     set("GROUP_RANK", std::to_string(rank / per_node));
-    if (options_.without_plugin.count(rank) == 0) {
-      set("NCCL_TUNER_PLUGIN", options_.plugin);
-      set("NCCL_PROFILER_PLUGIN", options_.plugin);
-    }
+    set("NCCL_TUNER_PLUGIN", options_.plugin);
+    set("NCCL_PROFILER_PLUGIN", options_.plugin);
     for (const auto& [whose, assignment] : options_.environment) {
       if (whose >= 0 && whose != rank) continue;
       const std::size_t equals = assignment.find('=');
@@ -218,20 +213,6 @@ class Job {
     }
   }
 
-  /// Ends all communicators at one call that no rank has come to yet.
-  void stop() {
-    if (stopping_) return;
-    stopping_ = true;
-    std::uint64_t furthest = 0;
-    for (int slot = 0; slot < options_.num_slots; ++slot) {
-      for (int rank = 0; rank < options_.num_ranks; ++rank) {
-        furthest = std::max<std::uint64_t>(furthest, board_->lane(slot, rank).issued);
-      }
-    }
-    const auto margin = static_cast<std::uint64_t>(10 * (options_.run_ahead + options_.max_group));
-    board_->call_limit = std::min(options_.num_calls, furthest + margin);
-  }
-
   void end_by_force() {
     end_.hit_deadline = true;
     for (const pid_t process : processes_) {
@@ -250,7 +231,6 @@ class Job {
   std::vector<pid_t> processes_;                          // 0: has ended
   std::vector<std::pair<double, std::size_t>> sleepers_;  // when to wake which rank
   JobEnd end_;
-  bool stopping_ = false;
 };
 
 /// If this process was started as a rank of a job, plays its part and returns true.

@@ -1,6 +1,4 @@
 // Threads, the watchdog, and what reaches the launcher.
-#include "tests/job/rank.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,10 +55,12 @@ class BoardWitness : public Witness {
 
 ProcessOptions process_options(const Options& options, int rank) {
   ProcessOptions chosen;
-  const bool has_plugin = options.without_plugin.count(rank) == 0;
-  const bool has_profiler = has_plugin && options.without_profiler.count(rank) == 0;
-  if (has_plugin) chosen.tuner_path = options.plugin;
-  if (has_profiler) chosen.profiler_path = options.plugin;
+  const auto named = [](const char* name) {
+    const char* path = std::getenv(name);
+    return std::string(path != nullptr ? path : "");
+  };
+  chosen.tuner_path = named("NCCL_TUNER_PLUGIN");
+  chosen.profiler_path = named("NCCL_PROFILER_PLUGIN");
   chosen.proxy = {options.kernel_delay_us, options.kernel_drop_percent,
                   options.kernel_duplicate_percent};
   chosen.seed = options.seed * 31 + static_cast<std::uint64_t>(rank);

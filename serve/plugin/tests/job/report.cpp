@@ -1,10 +1,9 @@
 // A small JSON writer is enough: the document has one form.
-#include "tests/job/report.h"
-
 #include <cstdio>
 #include <sstream>
 
-#include "tests/job/profiler_calls.h"
+#include "tests/job/checker.h"
+#include "tests/job/plugin_calls.h"
 
 namespace {
 
@@ -64,7 +63,6 @@ std::string answer_json(const Answer& answer) {
       << ", \"algorithm\": " << quoted(algorithm_name(record.algorithm))
       << ", \"protocol\": " << quoted(protocol_name(record.protocol))
       << ", \"num_channels\": " << record.num_channels
-      << ", \"chunk_bytes\": " << record.chunk_bytes
       << ", \"acted\": " << (record.acted ? "true" : "false")
       << ", \"replayed\": " << (record.replayed ? "true" : "false") << "}";
   return out.str();
@@ -111,12 +109,14 @@ std::string rank_json(const Board& board, const JobEnd& end, std::size_t rank) {
 
 std::string to_json(const Options& options, const Checker& checker, const Board& board,
                     const JobEnd& end) {
-  std::uint64_t calls = 0, acted = 0, uneven = 0, disagreements = 0, errors = 0, violations = 0;
+  std::uint64_t calls = 0, acted = 0, uneven = 0, disagreements = 0, switches = 0, errors = 0,
+                violations = 0;
   for (const CommunicatorSummary& summary : checker.communicators()) {
     calls += summary.calls;
     acted += summary.acted;
     uneven += summary.acted_unevenly;
     disagreements += summary.disagreements;
+    switches += summary.switches;
   }
   int abnormal = 0;
   std::string ranks;
@@ -129,7 +129,7 @@ std::string to_json(const Options& options, const Checker& checker, const Board&
   std::ostringstream out;
   out << "{\"release\": " << quoted(options.release) << ", \"calls\": " << calls
       << ", \"acted\": " << acted << ", \"acted_unevenly\": " << uneven
-      << ", \"disagreements\": " << disagreements << ", \"switches\": " << checker.switches()
+      << ", \"disagreements\": " << disagreements << ", \"switches\": " << switches
       << ", \"errors\": " << errors << ", \"violations\": " << violations
       << ", \"abnormal_exits\": " << abnormal
       << ", \"hit_deadline\": " << (end.hit_deadline ? "true" : "false")

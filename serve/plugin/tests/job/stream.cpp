@@ -120,7 +120,7 @@ bool Stream::step() {
   if (over_) return false;
   const std::uint64_t lifetime = context_.options.calls_per_lifetime;
   try {
-    if (calls_ >= context_.board.call_limit) {
+    if (calls_ >= context_.options.num_calls) {
       destroy();
       finish(false);
     } else if (lifetime > 0 && calls_ - first_call_ >= lifetime) {
@@ -169,8 +169,6 @@ void Stream::push(const std::vector<Outcome>& outcomes, bool replayed) {
     record = {calls_ - first_call_,
               outcome.size_bytes,
               generation_,
-              outcome.chunk_bytes,
-              outcome.chunks_hash,
               outcome.question,
               outcome.num_channels,
               static_cast<std::uint8_t>(outcome.collective),
@@ -279,7 +277,7 @@ void Stream::ask_launcher(std::size_t index) {
 }
 
 void Stream::destroy() {
-  if (!context_.options.destroys && calls_ >= context_.board.call_limit) {
+  if (!context_.options.destroys && calls_ >= context_.options.num_calls) {
     static std::mutex mutex;
     static auto* forgotten = new std::vector<std::unique_ptr<Communicator>>;
     const std::lock_guard<std::mutex> lock(mutex);

@@ -4,7 +4,6 @@
 //   WILFUL_ACT_FROM=N        from call N on, force Ring/LL with WILFUL_CHANNELS (4) channels
 //   WILFUL_SWITCH_EVERY=N    and change between Ring/LL and Ring/Simple every N calls
 //   WILFUL_CELL=CELL         force that cell instead, available or not
-//   WILFUL_CHUNK=BYTES       set every chunk size to it
 //   WILFUL_ERROR_AT=N        call N returns an error; WILFUL_INIT_ERROR=1: the tuner's init does
 //   WILFUL_WAIT_AT=N         call N returns when the context is being finalized, and then fails
 //   WILFUL_LOG_FROM_THREAD=1 log from a thread of its own
@@ -31,7 +30,6 @@ struct Tuner {
   long switch_every = setting("WILFUL_SWITCH_EVERY", -1);
   long num_channels = setting("WILFUL_CHANNELS", 4);
   long cell = setting("WILFUL_CELL", -1);
-  long chunk_bytes = setting("WILFUL_CHUNK", -1);
   long error_at = setting("WILFUL_ERROR_AT", -1);
   long wait_at = setting("WILFUL_WAIT_AT", -1);
   std::atomic<long> calls{0};
@@ -86,12 +84,6 @@ ncclResult_t ask_v6(void* context, ncclFunc_t collective, std::size_t bytes, int
   return ask(context, collective, bytes, ops, costs, algorithms, protocols, channels);
 }
 
-ncclResult_t chunk(void* context, ncclFunc_t, std::size_t, int, int, int, std::size_t* bytes) {
-  const long wanted = static_cast<Tuner*>(context)->chunk_bytes;
-  if (wanted >= 0) *bytes = static_cast<std::size_t>(wanted);
-  return ncclSuccess;
-}
-
 ncclResult_t finalize(void* context) {
   auto* tuner = static_cast<Tuner*>(context);
   tuner->closing = true;
@@ -108,4 +100,4 @@ ncclResult_t finalize(void* context) {
 EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3;
 const ncclTuner_v3_t ncclTunerPlugin_v3 = {"Wilful", init, ask, finalize};
 EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_with_id, ask_v6, finalize, chunk};
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_with_id, ask_v6, finalize, nullptr};
