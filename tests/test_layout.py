@@ -71,7 +71,7 @@ ROOMS = {
     "evaluate": (4000, 8043),
     "serve": (4200, 7591),
     "serve/plugin": (5500, 9298),
-    "serve/plugin tests": (4500, 7331),
+    "serve/plugin tests": (4500, 7311),
     "tests": (27000, 46210),  # with what C++ tests of recorder, sweep and vendor held
     "benchmarks": (4500, 7718),
     "docs": (2500, 3051),

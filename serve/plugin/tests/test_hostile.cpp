@@ -38,23 +38,9 @@ void wrong_communicator(const Library& library, const ArtifactDirectory& artifac
   std::remove(artifact.path(1, 16).c_str());
 }
 
-/// Sets a variable for a while; null unsets it.
-class Changed {
- public:
-  Changed(const char* name, const char* value) : name_(name), before_(std::getenv(name)) {
-    if (before_ != nullptr) kept_ = before_;
-    set(value);
-  }
-  ~Changed() { set(before_ != nullptr ? kept_.c_str() : nullptr); }
-  Changed(const Changed&) = delete;
-  Changed& operator=(const Changed&) = delete;
-
- private:
-  void set(const char* value) { value != nullptr ? setenv(name_, value, 1) : unsetenv(name_); }
-  const char* name_;
-  const char* before_;
-  std::string kept_;
-};
+void set(const char* name, const char* value) {
+  value != nullptr ? setenv(name, value, 1) : unsetenv(name);
+}
 
 void bad_environment(const Library& library, const ArtifactDirectory& artifact,
                      const std::string& directory) {
@@ -81,15 +67,17 @@ void bad_environment(const Library& library, const ArtifactDirectory& artifact,
       {"DYNAMICCL_PROBLEM", long_path.c_str(), "aaaaaaaaaa"},
   };
   for (const auto& [name, value, why] : cases) {
-    const Changed changed(name, value);
+    const char* before = std::getenv(name);
+    const std::string kept = before != nullptr ? before : "";
+    set(name, value);
     CHECK(abstains(library, why));
+    set(name, before != nullptr ? kept.c_str() : nullptr);
   }
-  {
-    const Changed disabled("DYNAMICCL_DISABLE", "1");
-    t_lines.clear();
-    CHECK(library.init(6, 8, 1) == nullptr && t_lines.empty());
-  }
-  const Changed systems("DYNAMICCL_SYSTEMS", "22809=test-system 23007=test");
+  set("DYNAMICCL_DISABLE", "1");
+  t_lines.clear();
+  CHECK(library.init(6, 8, 1) == nullptr && t_lines.empty());
+  set("DYNAMICCL_DISABLE", nullptr);
+  set("DYNAMICCL_SYSTEMS", "22809=test-system 23007=test");
   void* context = library.init(6, 8, 1);
   CHECK(context != nullptr);
   library.finalize(6, context);
