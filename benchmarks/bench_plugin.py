@@ -188,7 +188,9 @@ def measure_adaptive(build_dir: Path) -> dict[str, float]:
             environment = tuner_environment(Path(folder) / str(ranks), table) | settings
             environment |= start_arbiter(build_dir, environment)
             if ranks == 2:
-                figures |= figures_of([str(build_dir / "bench_plugin"), library], environment)
+                of_call = figures_of([str(build_dir / "bench_tuner"), library, "2"], environment)
+                names = ("getcollinfo_p50_ns", "getcollinfo_p99_ns")
+                figures |= {f"adaptive_{name}": of_call[name] for name in names}
                 continue
             job = ["--ranks", "8", "--rate", "700", "--calls", "7000", "--release", "2.30"]
             played = figures_of([str(build_dir / "play_job"), library, *job], environment)

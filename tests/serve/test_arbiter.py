@@ -1,7 +1,7 @@
 """The arbiter as `dynamiccl-run` starts and finds it: launchers, restarts, names and ports.
 
 Ranks are programs that show their environment; what the arbiter answers to votes is in
-`serve/plugin/tests/test_arbiter.cpp`.
+`jobs/test_tuner_worst.py`.
 """
 
 import os

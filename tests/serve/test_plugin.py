@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from dynamiccl.errors import PluginError
-from dynamiccl.libraries import NAMES, PROFILER_NAME, SWEEP_NAME, TUNER_NAME, VENDOR_NAME
+from dynamiccl.libraries import (
+    ADAPTIVE_NAME,
+    NAMES,
+    PROFILER_NAME,
+    SWEEP_NAME,
+    TUNER_NAME,
+    VENDOR_NAME,
+)
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.abi import TunerPlugin
 from dynamiccl.serve.answers import asked_in_a_job, expected_answer, nccl_choice
@@ -107,7 +114,14 @@ def test_a_jobs_tuner_can_make_no_thread_no_process_and_no_handler(
     handlers = {"atexit", "on_exit", "__cxa_atexit", "pthread_atfork", "__register_atfork"}
     signals = {"signal", "sigaction", "sigprocmask", "pthread_sigmask", "kill", "raise", "alarm"}
     others = {"listen", "bind", "accept", "write", "fprintf", "fputs", "getaddrinfo", "setenv"}
-    assert not called & (threads | handlers | signals | others)
+    descriptors = {"accept4", "eventfd", "pipe", "pipe2", "memfd_create"}
+    assert not called & (threads | handlers | signals | others | descriptors)
+
+
+@pytest.mark.parametrize("name", [TUNER_NAME, ADAPTIVE_NAME])
+def test_a_jobs_tuner_is_asked_for_no_chunk_sizes(name: str, plugin_path: Path) -> None:
+    """A rank that simulates a group would have NCCL's, and the others ours."""
+    assert not TunerPlugin(plugin_path.with_name(name))._structs[6].get_chunk_size
 
 
 def test_needs_no_symbol_newer_than_glibc_2_28(library: Path) -> None:

@@ -1,17 +1,15 @@
 // Creates communicators under a tuner as NCCL does, without the rest of NCCL: many ranks, as
 // threads of a few processes, all in the tuner's `init` at once.
 //
-//   init_ranks LIBRARY --ranks 2000 [--processes 4] [--nodes 1] [--rounds 1] [--late MS]
-//              [--absent 1] [--kill-at MS] [--shrink 1] [--version 23007] [--grow 2]
-//              [--at-once 1] [--halves 1] [--abort-at MS] [--bind 1] [--own-shm 1]
+//   init_ranks LIBRARY --ranks 2000 [--processes 4] [--rounds 1] [--late MS] [--absent 1]
+//              [--kill-at MS] [--grow 2] [--at-once 1] [--abort-at MS] [--bind 1] [--own-shm 1]
 //
-// shrink: the second round is a shrink of the first, and what follows may come of it. halves: from
-// the second round on even and odd ranks make a communicator each, of one id. abort-at: creations
-// are non-blocking, and each rank aborts its own after so long, which waits for its thread. grow:
-// so many ranks join after the first round only. at-once: a rank's rounds are all made at once,
-// each on a thread of its own, and only in the first is anybody late. kill-at: the first process is
-// killed so long after all have met. bind: each rank is bound to one processor when it comes, as
-// NCCL binds it. own-shm: each process has a /dev/shm of its own, as in a container of its own.
+// abort-at: creations are non-blocking, and each rank aborts its own after so long, which waits for
+// its thread. grow: so many ranks join after the first round only. at-once: a rank's rounds are all
+// made at once, each on a thread of its own, and only in the first is anybody late. kill-at: the
+// first process is killed so long after all have met. bind: each rank is bound to one processor
+// when it comes, as NCCL binds it. own-shm: each process has a /dev/shm of its own, as in a
+// container of its own.
 //
 // Prints a JSON object: how many ranks got the table, abstained and failed; the time in ms from the
 // last entry to the last return, of each round; the longest that one rank was in `init`, and in an
@@ -43,11 +41,6 @@ namespace {
 
 constexpr int kMostRounds = 4096;
 
-/// A communicator's id, and that of each of its shrinks (2.30.7 `init.cc:1875-1880`).
-constexpr std::uint64_t kShrunk[] = {0x123456789abcdef0, 0x0ea127523541c571};
-
-int g_version = 23007;
-
 struct Board {
   pthread_barrier_t first, later;  // NCCL's bootstrap, of the first round and of the others
   std::atomic<std::int64_t> last_entry_ns[kMostRounds], last_return_ns[kMostRounds];
@@ -56,8 +49,8 @@ struct Board {
 };
 
 struct Options {
-  int ranks = 2, processes = 1, nodes = 1, rounds = 1, late_ms = 0, absent = 0, kill_at_ms = -1,
-      shrink = 0, grow = 0, at_once = 0, halves = 0, abort_at_ms = -1, bind = 0, own_shm = 0;
+  int ranks = 2, processes = 1, rounds = 1, late_ms = 0, absent = 0, kill_at_ms = -1, grow = 0,
+      at_once = 0, abort_at_ms = -1, bind = 0, own_shm = 0;
 
   bool takes_part(int rank, int round) const {
     if (rank >= ranks - absent) return false;
@@ -68,10 +61,6 @@ struct Options {
     int count = absent;
     for (int rank = 0; rank < ranks; ++rank) count += takes_part(rank, round) ? 1 : 0;
     return count;
-  }
-  std::uint64_t id(int round) const {
-    if (shrink != 0 && round < 2) return kShrunk[round];
-    return 0x1000U + static_cast<unsigned>(round);
   }
 };
 
@@ -109,8 +98,7 @@ void make_communicator(const ncclTuner_v6_t* tuner, const Options& options, int 
     std::this_thread::sleep_for(std::chrono::milliseconds(options.late_ms));
   }
   void* context = nullptr;
-  const bool is_half = options.halves != 0 && round > 0;
-  const int num_ranks = options.num_ranks(round) / (is_half ? 2 : 1);
+  const int num_ranks = options.num_ranks(round);
   ncclNvlDomainInfo_v5_t domains = {1, num_ranks, num_ranks};
   const std::int64_t from = now_ns();
   raise_to(&board->last_entry_ns[round], from);
@@ -120,8 +108,8 @@ void make_communicator(const ncclTuner_v6_t* tuner, const Options& options, int 
     CPU_ZERO(&one);
     CPU_SET(sched_getcpu(), &one);
     if (options.bind != 0) sched_setaffinity(0, sizeof one, &one);
-    result = tuner->init(&context, options.id(round), static_cast<std::size_t>(num_ranks),
-                         static_cast<std::size_t>(options.nodes), warn, &domains, nullptr);
+    result = tuner->init(&context, 0x1000U + static_cast<unsigned>(round),
+                         static_cast<std::size_t>(num_ranks), 1, warn, &domains, nullptr);
     if (options.bind != 0 && is_bound() != (result == ncclSuccess)) ++board->bound_wrongly;
   };
   if (options.abort_at_ms < 0) {
@@ -177,21 +165,23 @@ int play_process(const char* library, const Options& options, int process, Board
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
-  *version = g_version;
+  *version = 23007;
   return 0;
 }
 
 int main(int argc, char** argv) {
   Options options;
-  const std::map<std::string, int*> known = {
-      {"--ranks", &options.ranks},    {"--processes", &options.processes},
-      {"--nodes", &options.nodes},    {"--rounds", &options.rounds},
-      {"--late", &options.late_ms},   {"--absent", &options.absent},
-      {"--shrink", &options.shrink},  {"--grow", &options.grow},
-      {"--bind", &options.bind},      {"--at-once", &options.at_once},
-      {"--halves", &options.halves},  {"--abort-at", &options.abort_at_ms},
-      {"--version", &g_version},      {"--kill-at", &options.kill_at_ms},
-      {"--own-shm", &options.own_shm}};
+  const std::map<std::string, int*> known = {{"--ranks", &options.ranks},
+                                             {"--processes", &options.processes},
+                                             {"--rounds", &options.rounds},
+                                             {"--late", &options.late_ms},
+                                             {"--absent", &options.absent},
+                                             {"--grow", &options.grow},
+                                             {"--bind", &options.bind},
+                                             {"--at-once", &options.at_once},
+                                             {"--abort-at", &options.abort_at_ms},
+                                             {"--kill-at", &options.kill_at_ms},
+                                             {"--own-shm", &options.own_shm}};
   for (int i = 2; i + 1 < argc; i += 2) {
     const auto found = known.find(argv[i]);
     if (found == known.end()) {

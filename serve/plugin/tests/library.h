@@ -49,24 +49,7 @@ struct Call {
   std::vector<float> costs = std::vector<float>(21, 10.0F);
   int num_channels = 0;
   int num_pipe_ops = 1;
-  // v2 only
-  int nvls_support = 1;
-  int algorithm = -1;
-  int protocol = -1;
   ncclResult_t result = ncclSuccess;
-};
-
-// The cost model's constants, in and out in v5 and v6: what `init` leaves there, the model is made
-// from (2.30.7 `src/init.cc:1639`). Latencies in us, ceilings in GB/s; the last index of the former
-// is the protocol, of the latter 1, 2 or more nodes.
-struct ncclTunerConstants_v5_t {
-  double baseLatencies[7][3];
-  double hwLatencies[3][7][3];  // NVLink, PCI, network
-  double llMaxBws[4][3];        // Volta, Ampere, Hopper, Blackwell
-  double perChMaxRingLL128Bws[4][3];
-  double perChMaxTreeLL128Bws[4][3];
-  double perChMaxTreeBws[4][3];
-  double perChMaxNVLSTreeBws[4][3];
 };
 
 class Library {
@@ -91,12 +74,11 @@ class Library {
 
   /// A new communicator; the first rank's context.
   void* init(int version, std::size_t num_ranks, std::size_t num_nodes,
-             ncclNvlDomainInfo_v5_t* domains = nullptr,
              ncclDebugLogger_t logger = keep_line) const {
     const std::uint64_t id = ++last_id_;
     std::vector<void*> contexts(num_inits_ == 0 ? num_ranks : num_inits_);
     const auto rank = [&](std::size_t number) {
-      return init_rank(version, id, num_ranks, num_nodes, domains, logger, &contexts[number]);
+      return init_rank(version, id, num_ranks, num_nodes, logger, &contexts[number]);
     };
     std::vector<std::thread> others;
     for (std::size_t i = 1; i < contexts.size(); ++i) others.emplace_back(rank, i);
@@ -110,11 +92,7 @@ class Library {
   Call ask(int version, void* context, Call call) const {
     float** table = reinterpret_cast<float**>(call.costs.data());
     const int a = call.num_algorithms, p = call.num_protocols;
-    if (version == 2) {
-      call.result = at<ncclTuner_v2_t>(2)->getCollInfo(
-          context, call.collective, call.size_bytes, 0, call.nvls_support, call.num_pipe_ops,
-          &call.algorithm, &call.protocol, &call.num_channels);
-    } else if (version == 3) {
+    if (version == 3) {
       call.result =
           at<ncclTuner_v3_t>(3)->getCollInfo(context, call.collective, call.size_bytes,
                                              call.num_pipe_ops, table, a, p, &call.num_channels);
@@ -149,8 +127,7 @@ class Library {
 
  private:
   ncclResult_t init_rank(int version, std::uint64_t id, std::size_t ranks, std::size_t nodes,
-                         ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
-                         void** context) const {
+                         ncclDebugLogger_t logger, void** context) const {
     if (version < 5) {
       // As NCCL 2.27 does just before: a tuner of v3 and v4 knows the id from there.
       int mask = 0;
@@ -160,13 +137,9 @@ class Library {
         told->init(&ignored, &mask, "", id, static_cast<int>(nodes), static_cast<int>(ranks), 0,
                    logger);
       }
-    }
-    static ncclTunerConstants_v5_t own_constants = {};  // NCCL always shows some
-    if (version < 5) {                                  // alike in these
       return at<ncclTuner_v2_t>(version)->init(ranks, nodes, logger, context);
     }
-    return at<ncclTuner_v5_t>(version)->init(context, id, ranks, nodes, logger, domains,
-                                             &own_constants);
+    return at<ncclTuner_v5_t>(version)->init(context, id, ranks, nodes, logger, nullptr, nullptr);
   }
 
   void* handle_;

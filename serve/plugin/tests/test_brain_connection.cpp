@@ -150,7 +150,8 @@ void tables_keeps_and_errors(const std::string& path) {
   CHECK(client.ask().table == good_table());
 }
 
-/// The longest question that exists, as a brain in C++ reads it.
+/// The longest question that exists, and those that a brain in C++ refuses; what it reads of others
+/// is in tests/serve/test_torch_brain.py.
 void full_history_goes_through(const std::string& path) {
   BrainAsk ask = {"/artifact", "box", 1, 8, good_table(), {}};
   const TimedCall call = {1 << 20, 50.0, -1.0, 0.25, kRing, kLL, 8};
@@ -163,15 +164,8 @@ void full_history_goes_through(const std::string& path) {
   std::uint64_t number = 0;
   BrainAsk read;
   CHECK(decode_ask(bytes.substr(kBrainLengthBytes), &number, &read) == nullptr && number == 7);
-  CHECK(read.artifact == ask.artifact && read.system == ask.system && read.table == ask.table);
-  CHECK(read.num_nodes == 1 && read.num_ranks == 8 && read.tasks.size() == ask.tasks.size());
-  for (std::size_t i = 0; i < ask.tasks.size(); ++i) {
-    const TimedTask &told = ask.tasks[i], &got = read.tasks[i];
-    CHECK(got.collective == told.collective && got.bin == told.bin);
-    CHECK(got.num_timed == (told.num_timed < 0 ? -1 : told.num_timed % 256));
-    CHECK(got.calls.size() == told.calls.size() && got.calls.back().time_us == 50.0);
-    CHECK(got.calls.back().interference == 0.25 && got.calls.back().num_channels == 8);
-  }
+  CHECK(read.table == ask.table && read.tasks.size() == ask.tasks.size());
+  CHECK(read.tasks[3].num_timed == -1 && read.tasks[1000].num_timed == 1008 % 256);
   for (const std::size_t size : {0UL, 23UL, 24UL, bytes.size() - 5}) {
     CHECK(decode_ask(bytes.substr(kBrainLengthBytes, size), &number, &read) != nullptr);
   }

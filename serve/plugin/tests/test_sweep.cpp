@@ -17,6 +17,7 @@
 #include "file.h"
 #include "nccl/tuner_abi.h"
 #include "tests/check.h"
+#include "tests/table_file.h"
 
 using namespace dynamiccl;
 
@@ -56,19 +57,15 @@ class Sweep {
   Sweep(const char* library, std::string folder, int calls_per_half, int num_blocks)
       : tuner_(static_cast<const ncclTuner_v6_t*>(
             dlsym(dlopen(library, RTLD_NOW | RTLD_LOCAL), "ncclTunerPlugin_v6"))) {
-    std::vector<std::uint8_t> bytes(kScheduleMagic, kScheduleMagic + 8);
-    const auto append = [&bytes](std::uint64_t value, int size) {
-      for (int i = 0; i < size; ++i) bytes.push_back(static_cast<std::uint8_t>(value >> 8 * i));
-    };
+    Bytes bytes(kScheduleMagic, kScheduleMagic + 8);
     for (const int value : {1, 1, 8, 4, 2, calls_per_half, 0, 1, num_blocks, 1}) {
-      append(static_cast<std::uint64_t>(value), 4);
+      append(&bytes, static_cast<std::uint64_t>(value), 4);
     }
-    append(kSizeBytes, 8);
-    for (const int value : {1, 1, 8, 1}) append(static_cast<std::uint64_t>(value), 1);
-    append(0, 4);
-    for (int i = 0; i < num_blocks; ++i) append(0, 2);
+    append(&bytes, kSizeBytes, 8);
+    for (const int value : {1, 1, 8, 1}) append(&bytes, static_cast<std::uint64_t>(value), 1);
+    bytes.resize(bytes.size() + 4 + 2 * static_cast<std::size_t>(num_blocks));
     const std::uint64_t checksum = fnv1a(bytes.data(), bytes.size());
-    append(checksum, 8);
+    append(&bytes, checksum, 8);
     std::filesystem::create_directories(folder);
     std::filesystem::remove(folder + "/report");
     std::ofstream(folder + "/schedule", std::ios::binary)

@@ -96,7 +96,7 @@ void the_nccl_that_calls_counts(const Library& library) {
   call.collective = kAllGather;
   for (int i = 0; i < 2; ++i) {
     void* own = library.init(6, 2, 1);
-    void* others = library.init(6, 2, 1, nullptr, other.logger);
+    void* others = library.init(6, 2, 1, other.logger);
     CHECK(own != nullptr && others != nullptr);
     CHECK(library.ask(6, own, call).num_channels == 0);
     CHECK(library.ask(6, others, call).num_channels == 8);
@@ -105,7 +105,7 @@ void the_nccl_that_calls_counts(const Library& library) {
 
 void rccl_is_named(const Library& library) {
   const OtherNccl rccl("rccl");
-  CHECK(library.init(6, 2, 1, nullptr, rccl.logger) == nullptr);
+  CHECK(library.init(6, 2, 1, rccl.logger) == nullptr);
   CHECK(std::strstr(rccl.line, "this is RCCL") != nullptr);
 }
 
@@ -178,7 +178,7 @@ void nothing_is_written_to_descriptor_2(const Library& library) {
   const std::string name = g_build + "/artifact-init/users-file";
   close(2);
   CHECK(open(name.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600) == 2);
-  CHECK(library.init(6, 2, 1, nullptr, nullptr) != nullptr);
+  CHECK(library.init(6, 2, 1, nullptr) != nullptr);
   setenv("DYNAMICCL_PROBLEM", "no artifact", 1);
   CHECK(library.init(6, 2, 1) == nullptr);
   struct stat own = {}, named = {};
@@ -190,6 +190,9 @@ void nothing_is_written_to_descriptor_2(const Library& library) {
 /// reason for another one to abstain.
 void waits_in_vain_are_short_and_forgiven(const Library& library) {
   setenv("DYNAMICCL_TEST_LIMIT_MS", "4000", 1);
+  setenv("DYNAMICCL_PROBLEM", "no artifact", 1);
+  CHECK(library.init(6, 2, 1) == nullptr);  // nobody has waited
+  unsetenv("DYNAMICCL_PROBLEM");
   const Library alone(g_library, 1);
   void* context = nullptr;
   for (const double limit_ms : {4000.0, 400.0, 40.0, 40.0}) {
@@ -198,7 +201,7 @@ void waits_in_vain_are_short_and_forgiven(const Library& library) {
     CHECK(t_lines.back().find("not all 2 ranks came in time") != std::string::npos);
   }
   CHECK(words_of_job().size() == 4);                  // for those who come late
-  for (int i = 0; i < 4; ++i) library.init(6, 1, 1);  // by the ids of those above
+  for (int i = 0; i < 3; ++i) library.init(6, 1, 1);  // by the ids of those above
   CHECK(took_ms(library, &context) < 200 && context != nullptr);
 }
 
@@ -266,6 +269,21 @@ void nobody_waits_where_no_answer_can_come(const Library& library) {
   setenv("DYNAMICCL_WORD", "1", 1);
   CHECK(took_ms(library, &context) < 500 && context == nullptr);
   setrlimit(RLIMIT_NOFILE, &files);
+  signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &none);
+  CHECK(took_ms(library, &context) < 500 && context == nullptr);
+  CHECK(t_lines.back().find("/dev/shm cannot be used: File too large") != std::string::npos);
+}
+
+/// Somebody put a link there, to a file of the user's.
+void a_link_in_place_of_a_word_is_not_followed(const Library& library) {
+  const std::string file = g_build + "/artifact-init/users-file";
+  close(open(file.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600));
+  const std::string word = "/dev/shm/dynamiccl-" + std::to_string(geteuid()) + "-" +
+                           getenv("DYNAMICCL_JOB") + "-0000000000000065";  // its first id
+  CHECK(symlink(file.c_str(), word.c_str()) == 0);
+  CHECK(library.init(6, 2, 1) == nullptr);
+  CHECK(std::filesystem::file_size(file) == 0);
 }
 
 /// Its bytes are in own memory: a mapped file that is cut off is a SIGBUS.
@@ -273,7 +291,7 @@ void a_file_is_cut_off_and_replaced_in_use(const Library& library) {
   const OtherNccl other("second_nccl");
   Call call;
   call.collective = kAllGather;
-  void* context = library.init(6, 2, 1, nullptr, other.logger);
+  void* context = library.init(6, 2, 1, other.logger);
   const std::string path = g_artifact->path(1, 2);
   CHECK(truncate(path.c_str(), 0) == 0);
   CHECK(library.ask(6, context, call).num_channels == 8);
@@ -330,6 +348,7 @@ int main(int, char** arguments) {
   apart(waits_in_vain_are_short_and_forgiven);
   apart(an_arbiter_that_comes_later_is_found);
   apart(nobody_waits_where_no_answer_can_come);
+  apart(a_link_in_place_of_a_word_is_not_followed);
   apart(a_file_is_cut_off_and_replaced_in_use);
   return g_failures;
 }

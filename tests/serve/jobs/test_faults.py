@@ -1,19 +1,20 @@
 """Jobs in both modes, and the recorder alone: what NCCL and jobs do that must split nothing."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from dynamiccl.libraries import PROFILER_NAME
-from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from tests.serve.jobs.conftest import Adaptive, Player, player_of
 from tests.serve.jobs.play import Played, assert_never_split, at, every
-from tests.serve.jobs.setting import FIRST, JOB, Setting, shapes_of, write_artifact
-from tests.serve.jobs.watching import Look
+from tests.serve.jobs.setting import JOB, Setting, shapes_of, write_artifact
+from tests.serve.jobs.watching import Look, records_of
 
 Play = Callable[..., Played]
 
@@ -51,19 +52,6 @@ def test_a_creation_that_is_aborted_splits_nothing(
     assert (world.calls == JOB["calls"]) == bool(go_on)
     other = [comm for comm in played.communicators if comm.slot == 1]
     assert any(comm.acted for comm in other), played.log
-
-
-def test_a_chunk_size_of_a_table_is_never_asked_for(play: Play, four_ranks: Setting) -> None:
-    """A sweep's alone: a rank that simulates a group would have NCCL's, and the others ours."""
-    shapes = shapes_of(4)
-    alone = write_artifact(four_ranks.root / "alone", Config(None, None, None, 1 << 16), shapes)
-    beside = write_artifact(four_ranks.root / "beside", replace(FIRST, chunk_bytes=1 << 16), shapes)
-    for artifact, acts in ((alone, False), (beside, True)):
-        setting = replace(four_ranks, artifact=artifact)
-        played = play(setting, *at(1000, "simulate=4", rank=1), release="2.30")
-        assert played.is_sound, played
-        assert (played.acted > 0) == acts
-        assert re.search("the artifact's table|decisions of ", played.log), played.log
 
 
 @pytest.mark.parametrize("release", ["2.28", "2.29", "2.30"])
@@ -104,22 +92,59 @@ def test_kernel_events_may_be_late_twice_or_lost(
     assert played.is_sound, played
 
 
-def test_the_recorder_alone_agrees_on_nothing(job_build_dir: Path, four_ranks: Setting) -> None:
-    """Mode observe: a profiler, and no tuner. Children write nothing into their parents' files."""
-    look = Look(four_ranks.root / "look")
-    calls_dir = four_ranks.root / "calls"
-    calls_dir.mkdir(mode=0o700)
-    played = player_of(job_build_dir, PROFILER_NAME)(
-        *at(400, look.action),
-        *every(300, "fork", rank="all"),
-        environment=four_ranks.environment() | {"DYNAMICCL_CALLS_DIR": str(calls_dir)},
-        ranks=4,
-        rate=1000,
-        calls=700,
-    )
-    assert played.is_sound, played
-    assert played.acted == 0
-    assert len(list(calls_dir.iterdir())) == 4
+Recording = Callable[..., tuple[Played, npt.NDArray[np.void]]]
+
+
+@pytest.fixture
+def record(job_build_dir: Path, four_ranks: Setting) -> Recording:
+    """A job under the recorder alone (mode observe), and what it kept of rank 0."""
+
+    def run(
+        *options: str, percent: int = 100, **named: object
+    ) -> tuple[Played, npt.NDArray[np.void]]:
+        calls_dir = four_ranks.root / "calls"
+        calls_dir.mkdir(mode=0o700)
+        own = {"DYNAMICCL_CALLS_DIR": str(calls_dir), "DYNAMICCL_SAMPLE_PERCENT": str(percent)}
+        played = player_of(job_build_dir, PROFILER_NAME)(
+            *options, environment=four_ranks.environment() | own, **named
+        )
+        assert played.is_sound, played
+        assert played.acted == 0
+        assert len(list(calls_dir.iterdir())) == len(played.ranks)
+        return played, records_of(calls_dir, 0)
+
+    return run
+
+
+def test_the_recorder_alone_agrees_on_nothing(record: Recording, tmp_path: Path) -> None:
+    """Children write nothing into their parents' files."""
+    look = Look(tmp_path / "look")
+    forks = every(300, "fork", rank="all")
+    record(*at(400, look.action), *forks, ranks=4, rate=1000, calls=700)
     for rank in look.ranks():
         ours = [name for name in rank.threads if name.startswith("dynamiccl")]
         assert ours == ["dynamiccl-calls"]
+
+
+@pytest.mark.parametrize("release", ["2.27", "2.28", "2.29", "2.30"])
+@pytest.mark.parametrize("drop", [0, 20])
+def test_all_calls_are_heard_of_and_those_that_lose_no_event_are_timed(
+    drop: int, release: str, record: Recording
+) -> None:
+    played, records = record(ranks=2, release=release, max_group=1, rate=1000, kernel_drop=drop)
+    assert len(records) == played.calls
+    # From 2.29 on a Broadcast is heard of by its call alone.
+    is_told = (records["collective"] != Collective.Broadcast) | (release in {"2.27", "2.28"})
+    is_timed = records["start_ns"] > 0
+    assert not is_timed[~is_told].any()
+    assert is_timed[is_told].mean() > 0.95 if drop == 0 else is_timed.mean() < 0.7
+
+
+@pytest.mark.parametrize(("percent", "silent"), [(0, 95), (100, 76)])
+def test_a_replay_is_heard_of_only_with_host_nodes(
+    percent: int, silent: int, record: Recording
+) -> None:
+    """A graph has them that was captured while times were taken: the first of five."""
+    captures = at(100, "capture=5,20", rank="all")
+    played, records = record(*captures, percent=percent, ranks=2, max_group=1, rate=1000, calls=500)
+    assert played.calls - len(records) == silent

@@ -76,7 +76,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
         played = player_of(build, library)(
             *draw_actions(random, setting, num_ranks, num_slots),
             environment=environment | OFTEN,
-            release=random.choice(list(NCCL_CODES)[7 if is_adaptive else 0 :]),
+            release=random.choice(list(NCCL_CODES)[6 if is_adaptive else 0 :]),
             ranks=num_ranks,
             nodes=num_nodes,
             comms=num_slots,

@@ -69,8 +69,7 @@ def test_creations_at_once_are_free_of_races(
         assert (found["tables"], found["failed"]) == (32, 0)
 
 
-#: All calls are recorded; a wilful plugin acts, and listens to kernels and collectives.
-SAMPLED = {"DYNAMICCL_SAMPLE_PERCENT": "100", "WILFUL_MASK": "66", "WILFUL_ACT_FROM": "100"}
+SAMPLED = {"DYNAMICCL_SAMPLE_PERCENT": "100"}
 
 
 def assert_clean(played: Played) -> None:
@@ -84,7 +83,7 @@ sanitized = pytest.mark.parametrize("sanitize", [name for name in SANITIZERS if 
 @pytest.mark.soak
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @sanitized
-@pytest.mark.parametrize("plugin", [TUNER_NAME, ADAPTIVE_NAME, "libwilful.so"])
+@pytest.mark.parametrize("plugin", [TUNER_NAME, ADAPTIVE_NAME])
 def test_a_job_is_clean(
     plugin: str,
     sanitize: str,

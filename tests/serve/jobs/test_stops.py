@@ -45,13 +45,14 @@ def test_without_probes_nothing_changes(play_adaptive: Adaptive, four_ranks: Set
     assert (played.acted, played.switches) == (played.calls, 0)
 
 
+NO_PROFILER: Final = {"NCCL_PROFILER_PLUGIN": None}
 #: Why -> the release, the environment of all ranks, and options.
 ABSTAINING: Final[dict[str, tuple[str, dict[str, str], list[str]]]] = {
     "mode adaptive needs NCCL 2.28 or later": ("2.27", {}, []),
     "another release of NCCL than": ("2.31", {}, []),
     "NCCL_COMM_ID is set": ("2.30", {"NCCL_COMM_ID": "127.0.0.1:1"}, []),
     "mode adaptive needs the job's arbiter": ("2.30", {"DYNAMICCL_WORD": "all"}, []),
-    "NCCL_PROFILER_PLUGIN does not name this library": ("2.30", {}, ["--without-profiler", "2"]),
+    "NCCL_PROFILER_PLUGIN does not name this library": ("2.30", {}, on_rank(2, NO_PROFILER)),
     "3 of 4 ranks voted in time": ("2.30", {}, on_rank(2, {"DYNAMICCL_DISABLE": "1"})),
 }
 
@@ -263,7 +264,10 @@ def test_ranks_on_one_thread_never_wait_for_each_other(
     ):
         environment = eight_ranks.by_arbiter(f"127.0.0.1:{cutter.port}") | OFTEN
         done = subprocess.run(
-            [job_build_dir / "one_thread", job_build_dir / ADAPTIVE_NAME, str(ranks), "3000"],
+            [
+                *(job_build_dir / "play_job", job_build_dir / ADAPTIVE_NAME, "--one-thread", "1"),
+                *("--ranks", str(ranks), "--calls", "3000", "--release", "2.30"),
+            ],
             env=os.environ | environment,
             capture_output=True,
             text=True,
@@ -280,8 +284,7 @@ def test_thousands_of_switches(play_adaptive: Adaptive, four_ranks: Setting) -> 
     played = play_adaptive(
         four_ranks,
         leader=often,
-        **JOB | {"comms": 16, "threads": 2, "rate": 0, "calls": 10**8},
-        until_switches=5_000,
+        **JOB | {"comms": 16, "threads": 2, "rate": 0, "calls": 60_000},
         deadline=540,
     )
     assert_undisturbed(played)

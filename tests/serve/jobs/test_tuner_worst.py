@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import threading
@@ -60,6 +61,7 @@ def test_a_rank_that_comes_late_abstains_at_once(
     assert counts(found) == (0, 4, 0)
     assert found["longest_ms"] < 2 * LIMIT_MS
     assert found["ms"][0] < LIMIT_MS / 2  # from the late one's entry on
+    assert not list(Path("/dev/shm").glob(f"dynamiccl-*-{four_ranks.job}-*"))
 
 
 @by_both
@@ -137,6 +139,33 @@ def test_strangers_who_take_all_connections_keep_nobody_from_the_answer(
     assert connected[0] > 128
     assert counts(found) == (40, 0, 0)
     assert found["longest_ms"] < 10_000
+
+
+def test_an_arbiter_minds_no_signal_gives_an_id_one_table_and_outlives_its_keeper(
+    inits: Inits, four_ranks: Setting, arbiter: Start
+) -> None:
+    """What a launcher sends to all processes of a step is not for it."""
+    started = arbiter(four_ranks)
+    environment = four_ranks.by_arbiter(started.address)
+    for pid in started.processes():
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+    assert counts(inits(environment, ranks=4, processes=2)) == (4, 0, 0)
+    os.kill(started.processes()[0], signal.SIGKILL)
+    assert counts(inits(environment, ranks=4, processes=2, rounds=2)) == (4, 4, 0)
+
+
+def test_an_arbiter_with_few_descriptors_answers_all_alike(
+    inits: Inits, job_build_dir: Path, tmp_path: Path
+) -> None:
+    setting = make_setting(tmp_path, num_ranks=24)
+    program = ["prlimit", "--nofile=16", str(job_build_dir / "dynamiccl-arbiter")]
+    with Arbiter(program, setting.job, LIMIT_MS) as started:
+        environment = setting.by_arbiter(started.address) | SHORT_LIMIT
+        found = inits(environment, ranks=24, processes=24, rounds=3)
+        assert (found["failed"], found["tables"] % 24) == (0, 0)
+        found = inits(environment, ranks=4, processes=4, rounds=4)
+        assert counts(found) == (4, 12, 0)  # the first three ids have their answers
 
 
 @by_both

@@ -10,15 +10,12 @@
 
 constexpr int kMaxRanks = 16;
 constexpr int kRingRecords = 1024;  // that the launcher may be behind, a rank and communicator
-constexpr int kTimeBuckets = 512;
 
 /// What one rank would run at one call of one communicator.
 struct Record {
   std::uint64_t call;  // of this communicator
   std::uint64_t size_bytes;
   std::uint32_t generation;
-  std::uint32_t chunk_bytes;
-  std::uint32_t chunks_hash;
   std::uint32_t question;
   std::int32_t num_channels;
   std::uint8_t collective, algorithm, protocol;
@@ -36,23 +33,15 @@ struct Lane {
   Record ring[kRingRecords];
 };
 
-/// Durations in buckets of eighths of octaves.
-struct Times {
-  std::atomic<std::uint64_t> counts[kTimeBuckets];
-  std::atomic<std::uint64_t> longest_ns;
-
-  void add(std::uint64_t ns);
-};
-
 struct RankState {
   std::atomic<bool> dead;
   std::atomic<std::uint32_t> request;  // index of an action + 1 that the launcher is to do; 0: none
   std::atomic<std::uint64_t> calls_asked, errors, violations;
-  Times asked, created;
+  std::atomic<std::uint64_t> asked_longest_ns, created_longest_ns;
 };
 
+/// Every field is zero at the start, as the kernel gives the memory.
 struct Board {
-  std::atomic<std::uint64_t> call_limit;  // every communicator ends there
   std::atomic<bool> go;
   RankState ranks[kMaxRanks];
   // Lane [slot][rank] follow.
@@ -64,10 +53,3 @@ struct Board {
     return sizeof(Board) + sizeof(Lane) * static_cast<std::size_t>(num_slots * kMaxRanks);
   }
 };
-
-/// A new board in memory that children inherit as `*descriptor`.
-Board* create_board(int num_slots, int* descriptor);
-Board* open_board(int num_slots, int descriptor);
-
-/// The upper end of a bucket of `Times`.
-double bucket_ns(int bucket);

@@ -40,7 +40,6 @@ class Checker {
   bool advance();
 
   const std::vector<CommunicatorSummary>& communicators() const { return summaries_; }
-  std::uint64_t switches() const;
   const std::optional<Disagreement>& first_disagreement() const { return first_; }
 
  private:
@@ -61,3 +60,21 @@ class Checker {
   std::vector<Progress> progress_;
   std::optional<Disagreement> first_;
 };
+
+struct RankEnd {
+  bool exited = false;
+  int exit_code = 0;
+  int signal = 0;
+  bool expected = true;  // of its own accord with 0, or killed because the job said so
+};
+
+struct JobEnd {
+  double wall_s = 0;
+  bool hit_deadline = false;
+  std::vector<RankEnd> ranks;
+  std::vector<std::string> logs;  // of each rank, as it wrote them
+};
+
+/// One JSON document of what the job came to.
+std::string to_json(const Options& options, const Checker& checker, const Board& board,
+                    const JobEnd& end);

@@ -81,15 +81,3 @@ int CostModel::used_channels(int collective, int algorithm, int protocol, std::s
   const auto enough = static_cast<int>(std::min<std::size_t>(1 + (traffic - 1) / 32768, 1 << 10));
   return std::max(1, std::min({asked, most, enough}));
 }
-
-std::size_t CostModel::max_chunk_bytes(int protocol) {
-  if (protocol == kLL) return 1 << 14;
-  if (protocol == kLL128) return (1 << 17) / 1920 * 1920;
-  return 1 << 19;
-}
-
-std::size_t CostModel::grain_bytes(int protocol) {
-  if (protocol == kLL) return 16;
-  if (protocol == kLL128) return 1920;
-  return 512;
-}

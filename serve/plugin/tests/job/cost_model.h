@@ -1,5 +1,5 @@
 // A cost model of the same form as NCCL's: not its figures, but which cells there are, that the
-// cheapest one moves with the size, and what is decided after it (channels, chunk size).
+// cheapest one moves with the size, and what is decided after it (channels).
 #pragma once
 
 #include <cstddef>
@@ -30,10 +30,6 @@ struct CostModel {
   int used_channels(int collective, int algorithm, int protocol, std::size_t size_bytes,
                     int asked) const;
 
-  /// Whether the algorithm is of CollNet's kind here, whose channels and chunks are not cut to fit.
+  /// Whether the algorithm is of CollNet's kind here, whose channels are not cut to fit.
   bool is_collnet(int algorithm) const;
-
-  /// Largest chunk that the buffers hold, in bytes.
-  static std::size_t max_chunk_bytes(int protocol);
-  static std::size_t grain_bytes(int protocol);
 };

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdarg>
+#include <cstdio>
 #include <thread>
 #include <utility>
 
@@ -19,8 +21,27 @@ namespace {
 constexpr std::uint64_t kSurelyInsideNs = 200'000'000;
 
 std::atomic<int> g_version{0};
+// The logger has no argument that names the communicator, so there is one for the process.
+std::atomic<Witness*> g_witness{nullptr};
+thread_local bool t_is_ours = false;
 
 }  // namespace
+
+void set_witness(Witness* witness) { g_witness = witness; }
+
+void adopt_thread() { t_is_ours = true; }
+
+void nccl_log(ncclDebugLogLevel level, unsigned long, const char*, int, const char* format, ...) {
+  Witness* witness = g_witness;
+  if (witness == nullptr) return;
+  char line[8192];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  if (!t_is_ours) witness->violation("logged from a thread of its own: " + std::string(line));
+  witness->log(level, line);
+}
 
 template <typename Calls>
 std::shared_ptr<const Calls> PluginFile<Calls>::take() {
@@ -149,7 +170,7 @@ void Communicator::ask_about_symmetric(const std::vector<Task>& tasks) {
   const Inside inside(this, elsewhere);
   for (const Task& task : tasks) {
     const std::vector<float> costs = model_.costs(task.collective, task.size_bytes, 1, false);
-    for (int i = 0; i < 3; ++i) ask_once({task.collective, task.size_bytes, 0, 0, 0, 1}, costs);
+    for (int i = 0; i < 3; ++i) ask_once({task.collective, task.size_bytes, 0, 0}, costs);
   }
 }
 

@@ -13,11 +13,8 @@
 #include <vector>
 
 #include "tests/job/cost_model.h"
-#include "tests/job/log.h"
-#include "tests/job/profiler_calls.h"
+#include "tests/job/plugin_calls.h"
 #include "tests/job/proxy.h"
-#include "tests/job/release.h"
-#include "tests/job/tuner_calls.h"
 
 enum class Datatype : std::uint8_t { f32, bf16, fp8 };
 
@@ -35,10 +32,8 @@ struct Outcome {
   int algorithm;
   int protocol;
   int num_channels;
-  std::uint32_t chunk_bytes;  // of the first part
-  std::uint32_t chunks_hash;  // over the parts of all its collectives
-  std::uint32_t question;     // a hash of all that the choice may depend on
-  bool acted;                 // the plugin wrote something
+  std::uint32_t question;  // a hash of all that the choice may depend on
+  bool acted;              // the plugin wrote something
 };
 
 /// A plugin's error made a collective or the creation of a communicator fail.
@@ -175,8 +170,6 @@ class Communicator {
   TunerAnswer ask_once(const TunerQuestion& question, const std::vector<float>& costs);
   void judge(const TunerQuestion& question, const std::vector<float>& before,
              const TunerAnswer& answer) const;
-  void plan(std::vector<Aggregate>* aggregates);
-  std::uint32_t chunk(const Task& task, std::size_t part_bytes, int num_channels, Outcome* outcome);
   ApiEvents call_api(const std::vector<Task>& tasks, bool captured) const;
   ApiEvents call_p2p_api() const;
   void end_api(ApiEvents* events) const;

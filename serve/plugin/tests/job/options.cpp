@@ -91,12 +91,12 @@ const std::map<std::string, Setter>& setters() {
       {"pattern", [](Options* o, const std::string& v) { o->pattern = whole(v); }},
       {"jitter-us", [](Options* o, const std::string& v) { o->jitter_us = whole(v); }},
       {"seed", [](Options* o, const std::string& v) { o->seed = count(v); }},
-      {"until-switches", [](Options* o, const std::string& v) { o->until_switches = count(v); }},
       {"deadline", [](Options* o, const std::string& v) { o->deadline_s = number(v); }},
       {"watchdog", [](Options* o, const std::string& v) { o->watchdog_s = number(v); }},
       {"survivors-go-on", [](Options* o, const std::string& v) { o->survivors_go_on = v != "0"; }},
       {"shrinks", [](Options* o, const std::string& v) { o->shrinks = v != "0"; }},
       {"opposite", [](Options* o, const std::string& v) { o->is_opposite = v != "0"; }},
+      {"one-thread", [](Options* o, const std::string& v) { o->is_on_one_thread = v != "0"; }},
       {"create-at-once", [](Options* o, const std::string& v) { o->creates_at_once = v != "0"; }},
       {"abort-creation", [](Options* o, const std::string& v) { o->aborts_creation = whole(v); }},
       {"netns",
@@ -118,10 +118,6 @@ const std::map<std::string, Setter>& setters() {
          o->slow_cell = 3 * whole(parts[0]) + whole(parts[1]);
          o->slow_factor = number(parts[2]);
        }},
-      {"without-plugin",
-       [](Options* o, const std::string& v) { o->without_plugin.insert(whole(v)); }},
-      {"without-profiler",
-       [](Options* o, const std::string& v) { o->without_profiler.insert(whole(v)); }},
       {"env",
        [](Options* o, const std::string& v) {
          const std::size_t colon = v.find(':'), equals = v.find('=');

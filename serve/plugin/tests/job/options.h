@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,20 +46,19 @@ struct Options {
   int pattern = 64;                      // groups after which the job's questions repeat
   int jitter_us = 50;                    // random pauses of each rank
   std::uint64_t seed = 1;
-  std::uint64_t until_switches = 0;  // stop once so many table switches were seen
   double deadline_s = 60;
   double watchdog_s = 1;  // after which a rank that waits for a lost one aborts the communicator
   bool survivors_go_on = false;
-  bool is_opposite = false;      // ranks 1, 3 ... call their communicators in the opposite order
-  bool shrinks = false;          // the communicators but the first come of shrinks: plan.h
-  bool creates_at_once = false;  // each communicator on a thread of its own, as in one group
-  int aborts_creation = -1;      // this rank aborts the first communicator while it is made
-  bool destroys = true;          // false: exits without ncclCommDestroy
+  bool is_opposite = false;       // ranks 1, 3 ... call their communicators in the opposite order
+  bool shrinks = false;           // the communicators but the first come of shrinks: plan.h
+  bool creates_at_once = false;   // each communicator on a thread of its own, as in one group
+  int aborts_creation = -1;       // this rank aborts the first communicator while it is made
+  bool is_on_one_thread = false;  // all ranks are; nothing but their number and calls counts then
+  bool destroys = true;           // false: exits without ncclCommDestroy
   int kernel_delay_us = 0, kernel_drop_percent = 0, kernel_duplicate_percent = 0;
   int slow_cell = -1;
   double slow_factor = 1.0;
   double scatter_percent = 0.0;
-  std::set<int> without_plugin, without_profiler;
   std::map<int, std::string> namespaces;                 // path of the rank's network namespace
   std::vector<std::pair<int, std::string>> environment;  // rank or -1, NAME=VALUE or NAME
   std::vector<Action> actions;

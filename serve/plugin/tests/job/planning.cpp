@@ -1,4 +1,4 @@
-// What NCCL decides about a group: aggregates, the tuner's answers, channels and chunk sizes.
+// What NCCL decides about a group: aggregates, the tuner's answers and channels.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -26,16 +26,9 @@ std::string text_of(const TunerQuestion& question) {
 
 std::vector<Aggregate> Communicator::aggregate(const std::vector<Task>& tasks) const {
   std::vector<Task> sorted = tasks;
-  if (process_.release.asks_twice) {
-    // 2.21: neighbours of one kind, whatever their sizes.
-    std::stable_sort(sorted.begin(), sorted.end(), [](const Task& left, const Task& right) {
-      return left.size_bytes > right.size_bytes;
-    });
-  } else {
-    std::stable_sort(sorted.begin(), sorted.end(), [](const Task& left, const Task& right) {
-      return traffic(left) > traffic(right);
-    });
-  }
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Task& left, const Task& right) {
+    return traffic(left) > traffic(right);
+  });
   // Kinds in the order of their largest task; within one, sizes ascend.
   std::vector<std::vector<Task>> kinds;
   std::map<std::pair<int, int>, std::size_t> index_of;
@@ -50,10 +43,7 @@ std::vector<Aggregate> Communicator::aggregate(const std::vector<Task>& tasks) c
     std::size_t begin = 0;
     while (begin < kind.size()) {
       std::size_t end = begin + 1;
-      while (end < kind.size() &&
-             (process_.release.asks_twice || traffic(kind[end]) < 4 * traffic(kind[begin]))) {
-        ++end;
-      }
+      while (end < kind.size() && traffic(kind[end]) < 4 * traffic(kind[begin])) ++end;
       Aggregate aggregate = {{kind.begin() + static_cast<std::ptrdiff_t>(begin),
                               kind.begin() + static_cast<std::ptrdiff_t>(end)},
                              {}};
@@ -69,15 +59,12 @@ std::vector<Aggregate> Communicator::aggregate(const std::vector<Task>& tasks) c
 std::vector<Aggregate> Communicator::prepare(const std::vector<Task>& tasks) {
   std::vector<Aggregate> aggregates = aggregate(tasks);
   const int per_channel = static_cast<int>(tasks.size() - 1) / model_.num_channels() + 1;
-  for (Aggregate& aggregate : aggregates) {
-    ask(&aggregate, process_.release.asks_twice ? 1 : per_channel);
-  }
-  plan(&aggregates);
+  for (Aggregate& aggregate : aggregates) ask(&aggregate, per_channel);
   return aggregates;
 }
 
 TunerAnswer Communicator::ask_once(const TunerQuestion& question, const std::vector<float>& costs) {
-  if (tuner_ == nullptr) return {ncclSuccess, costs, 0, -1, -1};
+  if (tuner_ == nullptr) return {ncclSuccess, costs, 0};
   TunerAnswer answer;
   {
     const Inside inside(this, asking);
@@ -106,12 +93,6 @@ void Communicator::judge(const TunerQuestion& question, const std::vector<float>
   if (answer.num_channels < 0 || answer.num_channels > kMaxChannels) {
     complain("asked for " + std::to_string(answer.num_channels) + " channels");
   }
-  if (process_.release.asks_twice && answer.algorithm >= 0 && answer.protocol >= 0) {
-    const int cell = answer.algorithm * kNumProtocols + answer.protocol;
-    const bool exists = cell < static_cast<int>(before.size()) &&
-                        before[static_cast<std::size_t>(cell)] != kCostIgnore;
-    if (!exists) complain("chose the unavailable cell " + std::to_string(cell));
-  }
 }
 
 TunerAnswer Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
@@ -120,7 +101,7 @@ TunerAnswer Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
     outcome.algorithm = kRing;
     outcome.protocol = kSimple;
     outcome.num_channels = 1;
-    return {ncclSuccess, {}, 0, -1, -1};
+    return {ncclSuccess, {}, 0};
   }
   const bool fp8 = aggregate->tasks.front().datatype == Datatype::fp8;
   outcome.question = hashed(hashed(kHashStart, static_cast<std::uint32_t>(num_pipe_ops)), fp8);
@@ -133,28 +114,13 @@ TunerAnswer Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
   // Whether the buffers are registered is each rank's own affair.
   const auto reg_buff = static_cast<int>(
       (++calls_ * 2654435761U >> 7 ^ static_cast<std::uint64_t>(options_.rank)) % 2);
-  const TunerQuestion question = {outcome.collective, outcome.size_bytes,      num_pipe_ops,
-                                  reg_buff,           options_.num_nodes >= 4, 1};
-  TunerAnswer answer = ask_once(question, costs);
-  int cell = CostModel::cheapest(answer.costs);
-  const bool both = answer.algorithm >= 0 && answer.protocol >= 0;
-  if (process_.release.asks_twice && both) {
-    cell = answer.algorithm * kNumProtocols + answer.protocol;
-  }
-  if (process_.release.asks_twice) {
-    // Asked again about each member; only its channels count then.
-    for (const Task& task : aggregate->tasks) {
-      const TunerQuestion again = {task.collective,          task.size_bytes,      1, reg_buff,
-                                   question.collnet_support, question.nvls_support};
-      const TunerAnswer second =
-          ask_once(again, model_.costs(task.collective, task.size_bytes, num_pipe_ops, fp8));
-      answer.num_channels = second.num_channels;
-    }
-  }
+  const TunerAnswer answer =
+      ask_once({outcome.collective, outcome.size_bytes, num_pipe_ops, reg_buff}, costs);
+  const int cell = CostModel::cheapest(answer.costs);
   if (cell < 0) throw NcclError("the choice of an algorithm", ncclInvalidUsage);
   outcome.algorithm = cell / kNumProtocols;
   outcome.protocol = cell % kNumProtocols;
-  outcome.acted = answer.costs != costs || answer.num_channels != 0 || both;
+  outcome.acted = answer.costs != costs || answer.num_channels != 0;
   if (answer.num_channels > model_.num_channels() && model_.is_collnet(outcome.algorithm)) {
     process_.witness.violation("asked a CollNet algorithm for more channels than there are");
   }
@@ -165,63 +131,4 @@ TunerAnswer Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
   outcome.num_channels = model_.used_channels(outcome.collective, outcome.algorithm,
                                               outcome.protocol, outcome.size_bytes, asked);
   return answer;
-}
-
-void Communicator::plan(std::vector<Aggregate>* aggregates) {
-  // `src/enqueue.cc` plans ordinary kinds first, then NVLS, then CollNet.
-  const auto bin = [this](const Outcome& outcome) {
-    const bool nvls = outcome.algorithm == kNVLS || outcome.algorithm == kNVLSTree;
-    return 2 * static_cast<int>(model_.is_collnet(outcome.algorithm)) + static_cast<int>(nvls);
-  };
-  std::vector<Aggregate*> order;
-  for (Aggregate& aggregate : *aggregates) order.push_back(&aggregate);
-  std::stable_sort(order.begin(), order.end(), [&](const Aggregate* left, const Aggregate* right) {
-    return bin(left->outcome) < bin(right->outcome);
-  });
-  for (Aggregate* aggregate : order) {
-    Outcome& outcome = aggregate->outcome;
-    outcome.chunks_hash = kHashStart;
-    for (const Task& task : aggregate->tasks) {
-      const auto channels = static_cast<std::size_t>(outcome.num_channels);
-      std::vector<std::size_t> parts;
-      if (model_.is_collnet(outcome.algorithm)) {
-        parts = {task.size_bytes};
-      } else {  // the first, a middle and the last channel's share
-        const std::size_t share = task.size_bytes / channels;
-        parts = {share / 2 + 1};
-        if (channels > 2) parts.push_back(share + 1);
-        if (channels > 1) parts.push_back(share / 3 + 1);
-      }
-      for (const std::size_t part_bytes : parts) {
-        const int told = model_.is_collnet(outcome.algorithm) ? outcome.num_channels : 1;
-        const std::uint32_t size = chunk(task, part_bytes, told, &outcome);
-        if (outcome.chunk_bytes == 0) outcome.chunk_bytes = size;
-        outcome.chunks_hash = hashed(outcome.chunks_hash, size);
-      }
-    }
-  }
-}
-
-std::uint32_t Communicator::chunk(const Task& task, std::size_t part_bytes, int num_channels,
-                                  Outcome* outcome) {
-  const std::size_t most = CostModel::max_chunk_bytes(outcome->protocol);
-  const std::size_t grain = CostModel::grain_bytes(outcome->protocol);
-  std::size_t own = most;
-  if (outcome->algorithm != kRing) {
-    while (own > (1 << 15) && part_bytes < 8 * own) own /= 2;
-  }
-  std::size_t size = own;
-  if (tuner_ != nullptr && tuner_->has_chunks() && options_.num_ranks > 1) {
-    const ncclResult_t result =
-        tuner_->chunk(tuner_context_, task.collective, part_bytes, outcome->algorithm,
-                      outcome->protocol, num_channels, &size);
-    if (result != ncclSuccess) throw NcclError("getChunkSize", result);
-    outcome->acted = outcome->acted || size != own;
-    size = std::min(size, most);
-    if (size < grain) {
-      process_.witness.violation("a chunk of " + std::to_string(size) + " bytes");
-      size = grain;
-    }
-  }
-  return static_cast<std::uint32_t>(size / grain * grain);
 }

@@ -4,8 +4,6 @@
 #include <chrono>
 #include <utility>
 
-#include "tests/job/log.h"
-
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }

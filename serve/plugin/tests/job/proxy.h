@@ -1,5 +1,6 @@
-// NCCL's proxy thread, as far as a profiler sees it: KernelCh events that come late, out of order,
-// twice or never, and the host tasks of replayed CUDA graphs.
+// NCCL's logger as the plugin is given it, and which threads may call it. NCCL's proxy thread, as
+// far as a profiler sees it: KernelCh events that come late, out of order, twice or never, and the
+// host tasks of replayed CUDA graphs.
 #pragma once
 
 #include <condition_variable>
@@ -8,9 +9,32 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <string>
 #include <thread>
 
-#include "tests/job/profiler_calls.h"
+#include "tests/job/plugin_calls.h"
+
+/// Who is told what the plugin does; called from any thread.
+class Witness {
+ public:
+  virtual ~Witness() = default;
+  virtual void log(int level, const std::string& line) = 0;
+  /// The plugin did what NCCL does not survive, or what the project's law forbids.
+  virtual void violation(const std::string& what) = 0;
+  virtual void asked(std::uint64_t took_ns) = 0;
+  virtual void created(std::uint64_t took_ns) = 0;
+};
+
+/// Where the logger's lines go; null drops them.
+void set_witness(Witness* witness);
+
+/// Marks the calling thread as the job's: from a thread of the plugin's own the logger must not be
+/// called, since it may make CUDA calls.
+void adopt_thread();
+
+/// ncclDebugLogger_t.
+void nccl_log(ncclDebugLogLevel level, unsigned long flags, const char* file, int line,
+              const char* format, ...);
 
 struct ProxyHabits {
   int delay_us = 0;           // up to so much after the kernel's end

@@ -81,3 +81,14 @@ class Stream {
   std::mutex abort_mutex_;
   std::vector<std::thread> aborters_;
 };
+
+/// What the launcher tells a rank beside the command line.
+struct RankStart {
+  int rank;
+  std::uint64_t job_id;
+  Board* board;
+  int log_descriptor;  // lines of one letter (L log, V violation, E error), a tab and text
+};
+
+/// Plays the rank's part to its end; returns the exit code.
+int run_rank(const Options& options, const RankStart& start);
