@@ -78,8 +78,8 @@ MUTANTS = {
         *("worlds", "agree/stops.h"),
         [
             (
-                "{ __atomic_store_n(&votes_, false, __ATOMIC_RELAXED); }",
-                "{ votes_ = false, table_ = nullptr; }",
+                "{ return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED); }",
+                "{ table_ = nullptr; return votes_ = false; }",
             )
         ],
     ),
