@@ -85,6 +85,12 @@ void Stream::wait(const std::function<bool()>& condition) {
 void Stream::create() {
   try {
     const std::uint64_t stage = 2 * static_cast<std::uint64_t>(generation_) + 1;
+    if (context_.options.shrinks && slot_ > 0 && generation_ == 0) {
+      // A parent is ready before anything is made of it (2.30.7 `init.cc:3095`).
+      const Lane& parent = context_.board.lane(slot_ > 1 ? 1 : 0, context_.rank);
+      wait([&] { return parent.stage >= 2 || parent.gone; });
+      if (parent.stage < 2) throw Aborted();
+    }
     lane_.stage = stage;
     wait([&] { return all_others([&](const Lane& lane) { return lane.stage >= stage; }); });
     const auto position = std::find(members_.begin(), members_.end(), context_.rank);
