@@ -106,6 +106,7 @@ Arbiter start(const char* limits = "", const std::vector<pid_t>& ends_with = {ge
   close(ends[0]);
   line[size] = '\0';
   wait(nullptr);
+  rest(300);  // until then its worker may not know whether there is a kill file
   Arbiter arbiter;
   arbiter.key = g_key;
   CHECK(parse_address(("127.0.0.1:" + std::to_string(std::atoi(line))).c_str(), &arbiter));
@@ -266,6 +267,51 @@ void check_few_descriptors() {
   stop();
 }
 
+/// What an arbiter answers to this message.
+Reply say(const Arbiter& arbiter, int descriptor, Vote vote) {
+  vote.mac = mac_of(arbiter.key, vote);
+  Reply reply;
+  CHECK(send(descriptor, &vote, sizeof vote, MSG_NOSIGNAL) == sizeof vote);
+  CHECK(recv(descriptor, &reply, sizeof reply, MSG_WAITALL) == sizeof reply);
+  CHECK(is_sound(arbiter.key, reply, vote));
+  return reply;
+}
+
+int connected(const Arbiter& arbiter) {
+  const int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const auto* to = reinterpret_cast<const sockaddr*>(&arbiter.address);
+  CHECK(connect(descriptor, to, arbiter.size) == 0);
+  return descriptor;
+}
+
+/// Both processes are lost after the table was sent, and a supervisor starts the arbiter again: who
+/// had not heard of the table is told nothing, since the other one has it.
+void check_another_arbiter() {
+  Arbiter arbiter = start();
+  Vote votes[2];
+  int ranks[2];
+  for (int i = 0; i < 2; ++i) {
+    votes[i].num_ranks = 2;
+    votes[i].round = {kJobOfTest, 1, 0};
+    votes[i].nonce = static_cast<std::uint64_t>(i) + 1;
+    ranks[i] = connected(arbiter);
+  }
+  std::thread first([&] { votes[0].question = say(arbiter, ranks[0], votes[0]).question; });
+  votes[1].question = say(arbiter, ranks[1], votes[1]).question;
+  first.join();
+  votes[0].kind = votes[1].kind = VoteKind::kConfirm;
+  std::thread second([&] { CHECK(say(arbiter, ranks[0], votes[0]).kind == ReplyKind::kTable); });
+  CHECK(say(arbiter, ranks[1], votes[1]).kind == ReplyKind::kTable);  // which is not heard
+  second.join();
+  votes[1].kind = VoteKind::kRecall;
+  CHECK(say(arbiter, connected(arbiter), votes[1]).kind == ReplyKind::kTable);
+  stop();
+  arbiter = start();
+  CHECK(say(arbiter, connected(arbiter), votes[1]).kind == ReplyKind::kStranger);
+  check_all(play(arbiter, 2, 3), 3, Verdict::kTable);
+  stop();
+}
+
 bool is_gone(int limit_ms) {
   for (int i = 0; i < limit_ms / 20 && !processes().empty(); ++i) rest(20);
   return processes().empty();
@@ -340,6 +386,7 @@ int main(int argc, char** argv) {
     check_answers();
     disturb(60);
     check_few_descriptors();
+    check_another_arbiter();
     check_end();
     measure(16, 20);
   }
