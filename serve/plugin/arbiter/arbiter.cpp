@@ -308,7 +308,9 @@ void Worker::run(const Processes& processes) {
     round_ms = rounds_.look_at_clock(monotonic_ms(), this);
     if (monotonic_ms() < look_ms) continue;
     look_ms = monotonic_ms() + kLookMs;
-    if (!processes.live()) return;
+    // Ranks that outlive these processes, and have confirmed, must not be left without an answer.
+    const bool is_any_open = round_ms != ~std::uint64_t{0};
+    if (!is_any_open && !processes.live()) return;
   }
 }
 

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "agree/caller.h"
+#include "agree/told.h"
 #include "tests/check.h"
 
 using namespace dynamiccl;
@@ -312,12 +313,63 @@ void check_another_arbiter() {
   stop();
 }
 
+/// Two ranks agree at a stop, and have lived for so long.
+void agree_at_stop(const Arbiter& arbiter, std::uint64_t comm, std::uint64_t lived_ns) {
+  std::vector<std::thread> ranks;
+  for (std::uint64_t nonce = 1; nonce <= 2; ++nonce) {
+    ranks.emplace_back([&arbiter, comm, lived_ns, nonce] {
+      Told told;
+      told.lived_ns = lived_ns;
+      Vote vote;
+      vote.num_ranks = 2;
+      vote.round = {kJobOfTest, comm, 1};
+      vote.nonce = nonce;
+      vote.body_bytes = sizeof told;
+      vote.body_digest = siphash(arbiter.key, &told, sizeof told);
+      vote.mac = mac_of(arbiter.key, vote);
+      const int rank = connected(arbiter);
+      Reply reply;
+      CHECK(send(rank, &vote, sizeof vote, MSG_NOSIGNAL | MSG_MORE) == sizeof vote);
+      CHECK(send(rank, &told, sizeof told, MSG_NOSIGNAL) == sizeof told);
+      CHECK(recv(rank, &reply, sizeof reply, MSG_WAITALL) == sizeof reply);
+      vote.question = reply.question;
+      vote.kind = VoteKind::kConfirm;
+      vote.body_bytes = 0;
+      CHECK(say(arbiter, rank, vote).kind == ReplyKind::kTable);
+      close(rank);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+/// After a restart ranks have lived less long than those before them.
+void check_metrics_after_restart() {
+  char directory[] = "/tmp/test_arbiter_metrics_XXXXXX";
+  CHECK(mkdtemp(directory) != nullptr);
+  setenv("DYNAMICCL_METRICS_DIR", directory, 1);
+  const Arbiter arbiter = start();
+  unsetenv("DYNAMICCL_METRICS_DIR");
+  agree_at_stop(arbiter, 1, 3'600'000'000'000);
+  rest(1'100);
+  agree_at_stop(arbiter, 2, 1'000'000'000);
+  rest(1'100);
+  char job[17];
+  std::snprintf(job, sizeof job, "%016" PRIx64, kJobOfTest);
+  const std::string path = std::string(directory) + "/dynamiccl-" + job + ".prom";
+  std::ifstream file(path);
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  CHECK(text.find("comm=\"0000000000000002\"") != std::string::npos);
+  unlink(path.c_str());
+  rmdir(directory);
+  stop();
+}
+
 bool is_gone(int limit_ms) {
   for (int i = 0; i < limit_ms / 20 && !processes().empty(); ++i) rest(20);
   return processes().empty();
 }
 
-/// It ends with the last of its processes, at once.
+/// It ends with the last of its processes, at once where no round is open.
 void check_end() {
   pid_t launchers[2];
   for (pid_t& launcher : launchers) {
@@ -332,9 +384,16 @@ void check_end() {
   waitpid(launchers[0], nullptr, 0);
   rest(1'200);
   check_all(play(arbiter, 1, 2), 2, Verdict::kTable);
-  kill(launchers[1], SIGKILL);
-  waitpid(launchers[1], nullptr, 0);
-  CHECK(is_gone(1'000));
+  // A round that has begun is ended before that.
+  const auto late = [](Vote* vote, Key*) { usleep(vote->rank == 0 ? 500'000 : 0); };
+  check_all(play(arbiter, 2, 2, late,
+                 [&launchers] {
+                   rest(200);
+                   kill(launchers[1], SIGKILL);
+                   waitpid(launchers[1], nullptr, 0);
+                 }),
+            2, Verdict::kTable);
+  CHECK(is_gone(2'000));
   // So does a worker whose keeper is dead.
   const pid_t last = fork();
   if (last == 0) {
@@ -387,6 +446,7 @@ int main(int argc, char** argv) {
     disturb(60);
     check_few_descriptors();
     check_another_arbiter();
+    check_metrics_after_restart();
     check_end();
     measure(16, 20);
   }
