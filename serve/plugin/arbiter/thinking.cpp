@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -29,8 +30,15 @@ std::string beside_this_program() {
 bool Thinking::ask(std::uint64_t comm_id, BrainAsk question) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!open_.emplace(comm_id, last_number_ + 1).second) return false;
-  if (!is_running_) std::thread(&Thinking::run, this).detach();  // as long as the worker
-  is_running_ = true;
+  if (!is_running_) {
+    try {
+      std::thread(&Thinking::run, this).detach();  // as long as the worker
+      is_running_ = true;
+    } catch (const std::system_error&) {  // no thread can be had: it is asked at a later stop
+      open_.erase(comm_id);
+      return false;
+    }
+  }
   questions_.push_back({comm_id, ++last_number_, std::move(question)});
   has_question_.notify_one();
   return true;

@@ -77,7 +77,8 @@ std::vector<pid_t> processes() {
 
 /// Starts an arbiter that ends with this process, or with some; returns its address. Reads its
 /// output to the end, as a script does, on a descriptor that it was given besides, too.
-Arbiter start(const char* limits = "", const std::vector<pid_t>& ends_with = {getpid()}) {
+Arbiter start(const char* limits = "", const std::vector<pid_t>& ends_with = {getpid()},
+              uid_t user = 0) {
   char line[512];
   int ends[2];
   if (pipe(ends) != 0) std::abort();
@@ -91,6 +92,8 @@ Arbiter start(const char* limits = "", const std::vector<pid_t>& ends_with = {ge
       const rlimit files = {number, number};
       setrlimit(RLIMIT_NOFILE, &files);
     }
+    const rlimit four = {4, 4};
+    if (user != 0 && (setrlimit(RLIMIT_NPROC, &four) != 0 || setuid(user) != 0)) std::abort();
     std::vector<std::string> words = {g_program, "0"};
     for (const pid_t pid : ends_with) words.push_back(std::to_string(pid));
     std::vector<char*> arguments;
@@ -265,6 +268,34 @@ void check_few_descriptors() {
   const Arbiter arbiter = start("16");
   for (std::uint64_t comm = 1; comm < 4; ++comm) check_alike(play(arbiter, comm, 24));
   check_all(play(arbiter, 9, 4), 4, Verdict::kTable);
+  stop();
+}
+
+/// Its user may have no more threads: the worker goes on without, and answers.
+void check_no_threads() {
+  if (geteuid() != 0) return;
+  const uid_t user = 100'000 + static_cast<uid_t>(getpid());
+  const Arbiter arbiter = start("", {getpid()}, user);
+  check_all(play(arbiter, 1, 2), 2, Verdict::kTable);
+  pid_t others[2];
+  for (pid_t& other : others) {
+    other = fork();
+    if (other != 0) continue;
+    if (setuid(user) == 0) pause();
+    _exit(0);
+  }
+  rest(100);
+  kill(processes()[1], SIGKILL);
+  rest(300);
+  check_all(play(arbiter, 2, 2), 2, Verdict::kAbstain,
+            "whether a kill file is there is not known yet");
+  for (const pid_t other : others) {
+    kill(other, SIGKILL);
+    waitpid(other, nullptr, 0);
+  }
+  play(arbiter, 3, 2);  // at which it is tried again
+  rest(300);
+  check_all(play(arbiter, 4, 2), 2, Verdict::kTable);
   stop();
 }
 
@@ -445,6 +476,7 @@ int main(int argc, char** argv) {
     check_answers();
     disturb(60);
     check_few_descriptors();
+    check_no_threads();
     check_another_arbiter();
     check_metrics_after_restart();
     check_end();
