@@ -299,6 +299,39 @@ void check_no_threads() {
   stop();
 }
 
+/// A rank leaves whose child has its connection too, and lives on: the other one hears of it.
+void check_forked_child() {
+  const Arbiter arbiter = start();
+  const double from_ms = now_ms();
+  static pid_t child = 0;
+  std::vector<std::thread> ranks;
+  for (std::uint64_t nonce = 1; nonce <= 2; ++nonce) {
+    ranks.emplace_back([&arbiter, nonce] {
+      Vote vote;
+      vote.num_ranks = 2;
+      vote.round = {kJobOfTest, 1, 0};
+      vote.nonce = nonce;
+      Exchange exchange;
+      exchange.accepts = [](void* is_first, const Exchange&) {
+        if (is_first == nullptr) return true;
+        child = fork();
+        if (child == 0) pause();
+        rest(100);  // the other one confirms
+        return false;
+      };
+      exchange.user = nonce == 1 ? &child : nullptr;
+      const Limits limits = limits_of_job();
+      CHECK(agree_by_arbiter(arbiter, vote, limits, limits.vote_ms, &exchange) ==
+            Verdict::kAbstain);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  CHECK(now_ms() - from_ms < 700);  // and not the vote limit
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  stop();
+}
+
 /// What an arbiter answers to this message.
 Reply say(const Arbiter& arbiter, int descriptor, Vote vote) {
   vote.mac = mac_of(arbiter.key, vote);
@@ -477,6 +510,7 @@ int main(int argc, char** argv) {
     disturb(60);
     check_few_descriptors();
     check_no_threads();
+    check_forked_child();
     check_another_arbiter();
     check_metrics_after_restart();
     check_end();
