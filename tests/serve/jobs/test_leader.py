@@ -236,7 +236,7 @@ def test_a_brain_moves_the_table(
 WRONG: Final[dict[str, str | bytes | None]] = {
     "its table is for another communicator": "elsewhere",
     "ZeroDivisionError": "fails",
-    "there is no such file": None,
+    "nobody listens there": None,
     "it closed the connection": b"",
     "it sends something that is no message": b"\x08\0\0\0nonsense",
 }
