@@ -124,12 +124,10 @@ def test_wrong_usage_is_exit_2(run: Runner, arguments: tuple[str, ...], said: st
 
 
 def test_what_the_user_set_stays(run: Runner) -> None:
-    own = {
-        "DYNAMICCL_KEY_FILE": "/k",
-        "DYNAMICCL_JOB_ID": "mine",
-        "DYNAMICCL_KILL_FILE": "/off",
-    }
+    own = {"DYNAMICCL_KEY_FILE": "/k", "DYNAMICCL_JOB_ID": "mine", "DYNAMICCL_KILL_FILE": "/off"}
     assert own.items() <= run.shown(**own).items()
+    # The arbiter, which it is for, is elsewhere.
+    assert Path(run.shown(DYNAMICCL_METRICS_DIR="m")["DYNAMICCL_METRICS_DIR"]).is_absolute()
     said = "the artifact's index: there is no such file, /a b/plugin.index;"
     shown = run.shown(said=said, DYNAMICCL_ARTIFACT="/a b")
     assert Path(shown["DYNAMICCL_ARTIFACT"]) == Path("/a b")

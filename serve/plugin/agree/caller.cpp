@@ -75,6 +75,8 @@ class Caller {
 
   /// Takes another descriptor; -1: none.
   bool open(int descriptor) noexcept {
+    // A child that was forked meanwhile may have it too.
+    if (descriptor_ >= 0) shutdown(descriptor_, SHUT_RDWR);
     if (descriptor_ >= 0) close(descriptor_);
     descriptor_ = descriptor;
     size_ = 0;

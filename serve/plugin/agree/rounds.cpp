@@ -79,6 +79,7 @@ void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outle
   if (round.voters.empty()) {
     round.first = vote;
     round.ends_ms = now_ms + limit_ms(limits_, vote);
+    open_.insert(key);
   }
   bind(from, key, &round, vote.nonce);
   std::string why = difference(round.first, vote);
@@ -151,8 +152,9 @@ void Rounds::gone(Connection connection, Outlet* outlet) {
 
 std::uint64_t Rounds::look_at_clock(std::uint64_t now_ms, Outlet* outlet) {
   std::uint64_t next_ms = ~std::uint64_t{0};
-  for (auto& [key, round] : rounds_) {
-    if (round.state != State::kOpen && round.state != State::kAsking) continue;
+  for (auto next = open_.begin(); next != open_.end();) {
+    const Key key = *next++;  // decided, it is no longer among them
+    Round& round = rounds_.at(key);
     if (now_ms < round.ends_ms) {
       next_ms = std::min(next_ms, round.ends_ms);
       continue;
@@ -169,6 +171,7 @@ std::uint64_t Rounds::look_at_clock(std::uint64_t now_ms, Outlet* outlet) {
 
 void Rounds::decide(const Key& key, Round* round, State state, const std::string& reason,
                     Outlet* outlet) {
+  open_.erase(key);
   round->state = state;
   round->reason = reason;
   const Reply reply = reply_to(*round);
@@ -191,7 +194,10 @@ Reply Rounds::reply_to(const Round& round) const {
 /// All ranks of the communicator have voted in round `key`: they know what became of those before.
 void Rounds::forget_before(const Key& key) {
   auto from = rounds_.lower_bound({key.comm, 0});
-  while (from != rounds_.end() && from->first < key) from = rounds_.erase(from);
+  while (from != rounds_.end() && from->first < key) {
+    open_.erase(from->first);
+    from = rounds_.erase(from);
+  }
 }
 
 }  // namespace dynamiccl

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -100,6 +101,8 @@ class Rounds {
   std::uint64_t job_;
   Limits limits_;
   std::map<Key, Round> rounds_;
+  /// Those that are not decided: few, where a long job has left thousands that are.
+  std::set<Key> open_;
   /// The round that a connection belongs to, while it is open.
   std::map<Connection, Key> bound_;
 };

@@ -100,9 +100,10 @@ class Processes {
 
 class Worker final : private Outlet {
  public:
-  Worker(std::uint64_t job, const Key& key, int listener, int log)
+  Worker(std::uint64_t job, const Key& key, std::uint64_t instance, int listener, int log)
       : job_(job),
         key_(key),
+        instance_(instance),
         listener_(listener),
         log_(log),
         rounds_(job, limits_of_job()),
@@ -126,7 +127,7 @@ class Worker final : private Outlet {
     return pwrite(log_, &table, sizeof table, at) == static_cast<ssize_t>(sizeof table);
   }
   void send(Connection to, const Reply& reply) override;
-  std::uint64_t draw() override { return dynamiccl::draw(); }
+  std::uint64_t draw() override { return instance_ << 32 | (dynamiccl::draw() & 0xffff'ffff); }
   const char* propose(const Vote& first, Reply* question) override {
     const char* why_not = leader_.propose(first, question);
     if (why_not != nullptr || leader_.body().empty()) return why_not;
@@ -139,6 +140,7 @@ class Worker final : private Outlet {
   }
 
   void restore();
+  void hear(Connection from, const Vote& vote);
   void accept_all();
   void answer_without_descriptors();
   void read_from(Connection connection);
@@ -146,6 +148,7 @@ class Worker final : private Outlet {
 
   std::uint64_t job_;
   Key key_;
+  std::uint64_t instance_;  // the upper half of all questions of this keeper's workers
   int listener_;
   int log_;
   off_t log_size_ = 0;
@@ -166,6 +169,19 @@ void Worker::restore() {
     places_[table.round.comm] = log_size_;
     log_size_ += static_cast<off_t>(sizeof table);
   }
+}
+
+/// Who answers another arbiter's question, of this job, had one before this one, whose two
+/// processes were lost with their log. Others may have had the table from it, so there is no
+/// answer.
+void Worker::hear(Connection from, const Vote& vote) {
+  if (vote.question == 0 || vote.question >> 32 == instance_) {
+    return rounds_.hear(from, vote, monotonic_ms(), this);
+  }
+  Reply reply;
+  reply.kind = ReplyKind::kStranger;
+  std::snprintf(reply.reason, sizeof reply.reason, "another arbiter of this job asked that");
+  send(from, reply);
 }
 
 void Worker::send(Connection to, const Reply& reply) {
@@ -226,7 +242,7 @@ void Worker::answer_without_descriptors() {
       if (vote.kind == VoteKind::kVote) {
         std::snprintf(vote.problem, sizeof vote.problem, "the arbiter has no descriptor left");
       }
-      rounds_.hear(last_, vote, monotonic_ms(), this);
+      hear(last_, vote);
     }
     end(last_);
   }
@@ -257,7 +273,7 @@ void Worker::read_from(Connection connection) {
     }
     if (vote.round.job == job_) leader_.hear(vote, peer.body);
   }
-  rounds_.hear(connection, vote, monotonic_ms(), this);
+  hear(connection, vote);
 }
 
 void Worker::run(const Processes& processes) {
@@ -292,7 +308,9 @@ void Worker::run(const Processes& processes) {
     round_ms = rounds_.look_at_clock(monotonic_ms(), this);
     if (monotonic_ms() < look_ms) continue;
     look_ms = monotonic_ms() + kLookMs;
-    if (!processes.live()) return;
+    // Ranks that outlive these processes, and have confirmed, must not be left without an answer.
+    const bool is_any_open = round_ms != ~std::uint64_t{0};
+    if (!is_any_open && !processes.live()) return;
   }
 }
 
@@ -337,10 +355,11 @@ void keep(std::uint64_t job, const Key& key, int listener, int log, const Proces
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);
   sigprocmask(SIG_BLOCK, &child, nullptr);
+  const std::uint64_t instance = draw() >> 32 | 1;
   while (processes.live()) {
     const pid_t worker = fork();
     if (worker == 0) {
-      Worker(job, key, listener, log).run(processes);
+      Worker(job, key, instance, listener, log).run(processes);
       _exit(0);
     }
     // Memory may be short for a moment.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "platform/clock.h"
 #include "table.h"
 
 namespace dynamiccl {
@@ -251,8 +252,7 @@ void Leader::decided(const RoundKey& round, bool is_agreed) {
 }
 
 void Leader::write_metrics() {
-  std::uint64_t now_ns = 0;
-  for (const auto& [comm_id, group] : groups_) now_ns = std::max(now_ns, group.latest.lived_ns);
+  const std::uint64_t now_ns = monotonic_ns();
   if (now_ns < written_ns_ + kMetricsNs) return;
   written_ns_ = now_ns;
   static constexpr const char* kHelp[][3] = {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "platform/clock.h"
@@ -56,11 +57,22 @@ Shelf::Shelf()
   const std::string seconds = value_of("DYNAMICCL_LOOK_INTERVAL_S");
   look_ns_ = static_cast<std::uint64_t>(
       1e9 * std::max(0.01, seconds.empty() ? 1.0 : std::strtod(seconds.c_str(), nullptr)));
-  if (artifact_.empty() && kill_path_.empty() && metrics_.empty()) return;
-  std::thread(&Shelf::run, this).detach();  // as long as the worker
+  start();
 }
 
-int Shelf::kill_file() const {
+/// Where no thread can be had the worker goes on without: ranks that have confirmed need its
+/// answer.
+void Shelf::start() {
+  if (is_running_ || (artifact_.empty() && kill_path_.empty() && metrics_.empty())) return;
+  try {
+    std::thread(&Shelf::run, this).detach();  // as long as the worker
+    is_running_ = true;
+  } catch (const std::system_error&) {  // tried again at the next round
+  }
+}
+
+int Shelf::kill_file() {
+  start();
   if (kill_path_.empty()) return 0;
   const std::uint64_t looked_ms = looked_ms_;
   if (looked_ms == 0 || monotonic_ms() > looked_ms + kKnownMs) return -1;

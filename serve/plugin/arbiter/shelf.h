@@ -31,7 +31,7 @@ class Shelf {
   const std::string& artifact() const { return artifact_; }
   std::uint64_t look_ns() const { return look_ns_; }
   /// 1: there is a kill file, 0: there is none, -1: not known, yet or for 5 seconds.
-  int kill_file() const;
+  int kill_file();
   /// Null: the artifact has no sound one, or it has not been read yet.
   std::shared_ptr<const Table> table(const std::string& system, std::uint32_t num_nodes,
                                      std::uint32_t num_ranks);
@@ -39,6 +39,7 @@ class Shelf {
   void write_metrics(const std::string& name, const std::string& text);
 
  private:
+  void start();
   [[noreturn]] void run();
   void look();
   bool read_index(const std::string& path);
@@ -46,6 +47,7 @@ class Shelf {
 
   std::string artifact_, kill_path_, metrics_;
   std::uint64_t look_ns_;
+  bool is_running_ = false;
   std::atomic<bool> has_kill_file_{false};
   std::atomic<std::uint64_t> looked_ms_{0};  // for it; 0: not yet
 

@@ -4,10 +4,12 @@
 #include <limits.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -27,10 +29,17 @@ std::string beside_this_program() {
 
 bool Thinking::ask(std::uint64_t comm_id, BrainAsk question) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!open_.insert(comm_id).second) return false;
-  if (!is_running_) std::thread(&Thinking::run, this).detach();  // as long as the worker
-  is_running_ = true;
-  questions_.emplace_back(comm_id, std::move(question));
+  if (!open_.emplace(comm_id, last_number_ + 1).second) return false;
+  if (!is_running_) {
+    try {
+      std::thread(&Thinking::run, this).detach();  // as long as the worker
+      is_running_ = true;
+    } catch (const std::system_error&) {  // no thread can be had: it is asked at a later stop
+      open_.erase(comm_id);
+      return false;
+    }
+  }
+  questions_.push_back({comm_id, ++last_number_, std::move(question)});
   has_question_.notify_one();
   return true;
 }
@@ -54,7 +63,13 @@ void Thinking::forget(std::uint64_t comm_id) {
 
 void Thinking::run() {
   for (;;) {
-    std::pair<std::uint64_t, BrainAsk> question;
+    Question question;
+    // Of one that was forgotten nobody wants the answer, and least of all the next one of that
+    // communicator, which is about another artifact.
+    const auto is_wanted = [this, &question] {
+      const auto open = open_.find(question.comm_id);
+      return open != open_.end() && open->second == question.number;
+    };
     {
       std::unique_lock<std::mutex> lock(mutex_);
       has_question_.wait(lock, [this] { return !questions_.empty(); });
@@ -62,10 +77,11 @@ void Thinking::run() {
       forgotten_.clear();
       question = std::move(questions_.front());
       questions_.pop_front();
+      if (!is_wanted()) continue;
     }
-    BrainAnswer answer = think(question.first, question.second);
+    BrainAnswer answer = think(question.comm_id, question.ask);
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (open_.count(question.first) != 0) answers_[question.first] = std::move(answer);
+    if (is_wanted()) answers_[question.comm_id] = std::move(answer);
   }
 }
 
@@ -100,9 +116,12 @@ const char* Thinking::start_brain() {
   auto* address = reinterpret_cast<sockaddr*>(&address_);
   const bool listens = listener >= 0 && bind(listener, address, sizeof address_.sun_family) == 0 &&
                        listen(listener, 64) == 0 && getsockname(listener, address, &size_) == 0;
+  const pid_t worker = getpid();
   const pid_t child = listens ? fork() : -1;
   if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // with this thread, so with the worker
+    prctl(PR_SET_PDEATHSIG, SIGKILL);   // with this thread, so with the worker
+    if (getppid() != worker) _exit(0);  // which was killed before that
+    setpriority(PRIO_PROCESS, 0, 19);   // the processors are the first rank's
     char* words[] = {const_cast<char*>(kProgram), nullptr};
     if (dup2(listener, 0) == 0) execv(program.c_str(), words);
     _exit(127);

@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -39,9 +38,14 @@ class Thinking {
   std::mutex mutex_;  // of these
   std::condition_variable has_question_;
   bool is_running_ = false;
-  std::deque<std::pair<std::uint64_t, BrainAsk>> questions_;
+  struct Question {
+    std::uint64_t comm_id, number;
+    BrainAsk ask;
+  };
+  std::deque<Question> questions_;
   std::vector<std::uint64_t> forgotten_;
-  std::set<std::uint64_t> open_;
+  std::map<std::uint64_t, std::uint64_t> open_;  // the number of a communicator's question
+  std::uint64_t last_number_ = 0;
   std::map<std::uint64_t, BrainAnswer> answers_;
 
   // The thread's.

@@ -344,6 +344,10 @@ int prepare(const Words& words) {
   // By the name that stays when another artifact is installed.
   const std::string kill_file = path_of("DYNAMICCL_KILL_FILE", artifact + "/kill");
   lines.set("DYNAMICCL_KILL_FILE", kill_file);
+  // The arbiter's, which is in no directory of the job's.
+  for (const char* name : {"DYNAMICCL_METRICS_DIR", "DYNAMICCL_BRAIN_SOCKET"}) {
+    lines.set(name, path_of(name, ""));
+  }
   if (mode != "observe" && (start.is_first)) {  // not all of a thousand
     const bool is_killed = access(kill_file.c_str(), F_OK) == 0;
     if (!problem.empty()) note("NCCL's own choice stands: " + problem);

@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "arbiter/thinking.h"
 #include "brain/connection.h"
 #include "file.h"
 #include "platform/clock.h"
@@ -285,6 +286,31 @@ void peer_that_is_not_us(const std::string& path) {
   for (const int descriptor : {ready[0], ready[1], listener}) close(descriptor);
 }
 
+/// A new artifact comes while a brain thinks about the one before: its answer is nobody's.
+void forgotten_question(const std::string& path) {
+  bool is_first = true;
+  const Server server(path, [&is_first](int connection) {
+    const std::uint64_t number = read_ask(connection);
+    if (is_first) sleep_ns(300'000'000);
+    const Bytes old = answer(number, kBrainError, {'o', 'l', 'd'});
+    write_all(connection, is_first ? old : answer(number, kBrainTable, good_table()));
+    is_first = false;
+  });
+  setenv("DYNAMICCL_BRAIN_SOCKET", path.c_str(), 1);
+  static auto* thinking = new Thinking;  // its thread lives as long as the process
+  CHECK(thinking->ask(1, {"/old", "box", 1, 8, {}, {}}));
+  CHECK(!thinking->ask(1, {"/old", "box", 1, 8, {}, {}}));
+  sleep_ns(100'000'000);
+  thinking->forget(1);
+  CHECK(thinking->ask(1, {"/new", "box", 1, 8, {}, {}}));
+  std::unique_ptr<BrainAnswer> got;
+  for (int i = 0; i < 1'000 && got == nullptr; ++i) {
+    sleep_ns(5'000'000);
+    got = thinking->take(1);
+  }
+  CHECK(got != nullptr && got->problem.empty() && got->table == good_table());
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -295,6 +321,7 @@ int main(int, char** arguments) {
   slow_and_dead(path);
   full_queue(path);
   peer_that_is_not_us(path);
+  forgotten_question(path);
   unlink(path.c_str());
   return g_failures;
 }

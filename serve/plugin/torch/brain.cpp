@@ -100,6 +100,8 @@ bool is_own(int descriptor) {
       leaders.push_back({descriptor, nullptr});
     } else if (descriptor >= 0) {
       close(descriptor);
+    } else {
+      poll(nullptr, 0, 100);  // it has no descriptor left, and one more waits all the time
     }
   }
 }
