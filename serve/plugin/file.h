@@ -20,6 +20,11 @@ inline std::uint64_t fnv1a(const std::uint8_t* bytes, std::size_t size) noexcept
   return digest;
 }
 
+/// Whether there may be such a file: only where it surely is not, it is not.
+inline bool may_exist(const char* path) noexcept {
+  return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
+}
+
 /// What an open file is and whose; both are 0 and root's where that cannot be read. Not by fstat,
 /// which is versioned in glibc and would tie the plugin to 2.33.
 struct FileStatus {

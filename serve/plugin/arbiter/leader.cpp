@@ -88,7 +88,7 @@ std::string Leader::system_of(std::uint32_t nccl_version) const {
 /// The artifact's table, the first one or another one, and what the guard says of it.
 void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks) {
   const std::string system = system_of(group->latest.nccl_version);
-  if (system.empty()) return;
+  if (system.empty() || !shelf_.knows(system, group->latest.nccl_version)) return;
   const auto table = shelf_.table(system, group->latest.num_nodes, num_ranks);
   if (table == nullptr || !is_table_for(table->bytes, group->latest.num_nodes, num_ranks)) return;
   if (group->artifact == nullptr) {

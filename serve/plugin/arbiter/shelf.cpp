@@ -13,6 +13,7 @@
 #include <system_error>
 #include <thread>
 
+#include "file.h"
 #include "platform/clock.h"
 #include "table.h"
 
@@ -53,7 +54,8 @@ std::string read_file(const std::string& path) {
 Shelf::Shelf()
     : artifact_(value_of("DYNAMICCL_ARTIFACT")),
       kill_path_(value_of("DYNAMICCL_KILL_FILE")),
-      metrics_(value_of("DYNAMICCL_METRICS_DIR")) {
+      metrics_(value_of("DYNAMICCL_METRICS_DIR")),
+      machine_(value_of("DYNAMICCL_MACHINE")) {
   const std::string seconds = value_of("DYNAMICCL_LOOK_INTERVAL_S");
   look_ns_ = static_cast<std::uint64_t>(
       1e9 * std::max(0.01, seconds.empty() ? 1.0 : std::strtod(seconds.c_str(), nullptr)));
@@ -84,7 +86,7 @@ void Shelf::run() {
   const std::chrono::nanoseconds pause(look_ns_ / 2);
   for (Clock::time_point next = Clock::now();;) {
     if (!kill_path_.empty()) {
-      has_kill_file_ = access(kill_path_.c_str(), F_OK) == 0;
+      has_kill_file_ = may_exist(kill_path_.c_str());
       looked_ms_ = monotonic_ms();
     }
     if (Clock::now() >= next) {
@@ -127,24 +129,36 @@ void Shelf::look() {
   }
 }
 
-/// Lines of tab-separated words; of them `noise SYSTEM COLLECTIVE PPM`. False for another format.
+/// Lines of tab-separated words; of them `noise SYSTEM COLLECTIVE PPM` and `system SYSTEM
+/// FINGERPRINT`. False for another format.
 bool Shelf::read_index(const std::string& path) {
   std::istringstream lines(read_file(path));
   std::string first;
   if (!std::getline(lines, first) || first != kIndexVersion) return false;
   noise_.clear();
+  std::set<std::string> systems;
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string kind, system;
     std::size_t collective = 0;
     double ppm = 0.0;
-    if (!std::getline(words, kind, '\t') || kind != "noise") continue;
+    std::getline(words, kind, '\t');
+    if (kind == "system") systems.insert(line.substr(kind.size() + 1));
+    if (kind != "noise") continue;
     if (!std::getline(words, system, '\t') || !(words >> collective >> ppm)) continue;
     if (collective >= kNumCollectives) continue;
     noise_.emplace(system, std::vector<double>(kNumCollectives, -1.0)).first->second[collective] =
         ppm * 1e-6;
   }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  systems_.swap(systems);
   return true;
+}
+
+bool Shelf::knows(const std::string& system, std::uint32_t nccl_version) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::string nccl = ";nccl=" + std::to_string(nccl_version);
+  return machine_.empty() || systems_.count(system + "\t" + machine_ + nccl) != 0;
 }
 
 std::shared_ptr<const Shelf::Table> Shelf::read(const std::string& path,

@@ -118,7 +118,7 @@ void find_table(const Communicator& communicator, const Checked& checked, const 
                    here.nodename, prepared_on != nullptr ? prepared_on : "none");
   }
   const char* kill_file = value_of("DYNAMICCL_KILL_FILE");
-  if (meeting.by_word && kill_file != nullptr && access(kill_file, F_OK) == 0) {
+  if (meeting.by_word && kill_file != nullptr && may_exist(kill_file)) {
     DYNAMICCL_FAIL("a kill file is there, %.250s", kill_file);
   }
   const char* machine = value_of("DYNAMICCL_MACHINE");

@@ -157,5 +157,6 @@ def arbiter(job_build_dir: Path) -> Iterator[Callable[..., Arbiter]]:
 def known(small_artifact: Artifact, tmp_path: Path) -> Path:
     """A real artifact that knows the harness's machine."""
     copied = Path(shutil.copytree(small_artifact.directory, tmp_path / "known"))
-    PluginIndex.read(copied).bound("box", fingerprint(22809)).write(copied)
+    index = PluginIndex.read(copied).bound("box", fingerprint(22809))
+    index.bound("box", fingerprint(23007)).write(copied)
     return copied

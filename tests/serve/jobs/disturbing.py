@@ -31,7 +31,8 @@ def arbiter_of(build: Path, setting: Setting, within: Sequence[str] = (), **more
 
     `more` are settings of its leader.
     """
-    leader = {name: setting.environment()[f"DYNAMICCL_{name}"] for name in ("ARTIFACT", "SYSTEMS")}
+    given = setting.environment()
+    leader = {name: given[f"DYNAMICCL_{name}"] for name in ("ARTIFACT", "SYSTEMS", "MACHINE")}
     # A brain that is not there, unless a test starts one.
     leader["BRAIN_SOCKET"] = str(setting.run_dir / "brain.sock")
     named = {f"DYNAMICCL_{name}": value for name, value in leader.items()}

@@ -22,7 +22,7 @@ from dynamiccl.serve.table import DecisionTable
 from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
 from tests.serve.jobs.conftest import Adaptive
 from tests.serve.jobs.play import at
-from tests.serve.jobs.setting import Setting, fingerprint
+from tests.serve.jobs.setting import GPU, Setting, fingerprint
 from tests.serve.jobs.test_stops import JOB, assert_undisturbed
 from tests.serve.jobs.thinking import brain, socket_of
 from tests.serve.jobs.watching import Look, metrics_of, records_of
@@ -88,6 +88,12 @@ def spoil_index(artifact: Path) -> None:
     (artifact / "plugin.index").write_text("dynamiccl-index\t99\n")
 
 
+def rename(artifact: Path) -> None:
+    """The system's name is another machine's now."""
+    index = artifact / "plugin.index"
+    index.write_text(index.read_text().replace(GPU, "NVIDIA Other GPU"))
+
+
 def empty(artifact: Path) -> None:
     for path in artifact.rglob("*"):
         if path.is_file():
@@ -98,7 +104,7 @@ def open_to_all(artifact: Path) -> None:
     (artifact / "plugin.index").chmod(0o666)
 
 
-@pytest.mark.parametrize("spoil", [spoil_table, spoil_index, empty, open_to_all])
+@pytest.mark.parametrize("spoil", [spoil_table, spoil_index, rename, empty, open_to_all])
 def test_a_bad_artifact_is_refused_and_the_old_one_stays(
     spoil: Any, play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
@@ -372,7 +378,10 @@ def is_ring_simple(config: Config | None) -> bool:
 
 @pytest.mark.parametrize(
     ("policy", "probe_calls"),
-    [("search", "0"), ("autoccl", "400"), pytest.param("autoccl", "0", marks=pytest.mark.soak)],
+    [
+        ("search", "0"),
+        *(pytest.param("autoccl", probe, marks=pytest.mark.soak) for probe in ("400", "0")),
+    ],
 )
 def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
     policy: str, probe_calls: str, play_adaptive: Adaptive, eight_ranks: Setting, hinted: Path
