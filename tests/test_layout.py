@@ -70,9 +70,9 @@ ROOMS = {
     "train": (6200, 10063),
     "evaluate": (4000, 8043),
     "serve": (4200, 7591),
-    "serve/plugin": (5500, 8975),
-    "serve/plugin tests": (4500, 7040),
-    "tests": (27000, 45368),  # with what C++ tests of recorder, sweep and vendor held
+    "serve/plugin": (5500, 9073),
+    "serve/plugin tests": (4500, 7470),
+    "tests": (27000, 45377),  # with what C++ tests of recorder, sweep and vendor held
     "benchmarks": (4500, 7689),
     "docs": (2500, 3051),
 }
