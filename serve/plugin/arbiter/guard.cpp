@@ -63,7 +63,7 @@ void Guard::finish(const Open& call) {
   TimedTask& window = history.window;
   window.collective = collective;
   window.bin = bin;
-  window.num_timed = static_cast<std::int64_t>(history.num_ours + history.num_own);
+  window.num_timed = std::max<std::int64_t>(window.num_timed, 0) + 1;  // whoever chose them
   if (window.calls.size() == kWindow) window.calls.erase(window.calls.begin());
   TimedCall latest;
   latest.size_bytes = call.first.size_bytes;

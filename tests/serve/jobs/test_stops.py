@@ -188,7 +188,7 @@ def test_an_abort_wakes_a_call_that_waits_at_a_stop(
         cuts_before(arbiter.port, 0, share=0, answers=answers) as cutter,
     ):
         played = play_adaptive.under(
-            cutter.port, four_ranks, *at(64, "abort=1", rank=1), watchdog=0.2, **JOB
+            cutter.port, four_ranks, *at(60, "abort=1", rank=1), watchdog=0.2, **JOB
         )
     assert_never_split(played)
     assert 500 < played.asked_longest_ms < 3000, played
