@@ -50,7 +50,7 @@ def start_fixture(slurm: Slurm) -> Start:
         """The lines that ranks show, sorted; what the launcher prints is read to its end."""
         if not slurm.namespaces:
             pytest.skip("all nodes have one name here")
-        environment = {"MASTER_ADDR": "10.78.0.1", "DYNAMICCL_TEST_LIMIT_MS": "5000", **env}
+        environment = {"MASTER_ADDR": "10.78.0.1", "DYNAMICCL_TEST_LIMIT_MS": "10000", **env}
         done = slurm.run(command, environment)
         return shown_in(done.stdout)
 
