@@ -40,6 +40,13 @@ struct DecisionTable : TableHeader {
   Entry entries[kNumCollectives * kMaxBins];  // [collective][num_bins], row-major
 };
 
+/// Whether a table is made for communicators of this shape.
+inline bool is_for(const TableHeader& table, std::size_t num_nodes,
+                   std::size_t num_ranks) noexcept {
+  return static_cast<std::size_t>(table.num_nodes) == num_nodes &&
+         static_cast<std::size_t>(table.num_ranks) == num_ranks;
+}
+
 /// Whether every number of `entry` is known, and NCCL has a kernel for it.
 bool entry_is_sound(int collective, const Entry& entry) noexcept;
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 from dynamiccl.datasets.history import Call
@@ -52,12 +51,7 @@ class Leader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.connection.close()
 
     def ask(self, history: History = NOTHING, config: BrainConfig | None = None) -> Answer:

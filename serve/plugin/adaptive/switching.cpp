@@ -215,9 +215,9 @@ bool Switching::accept(const Exchange& exchange) noexcept {
   if (proposal.change != Change::kNewTable) return proposal.body_bytes == 0;
   auto* table = allocate<DecisionTable>();
   if (table == nullptr) return false;
+  const Communicator& communicator = begin_.communicator;
   const bool fits = decode_table(exchange.body, proposal.body_bytes, table) == nullptr &&
-                    static_cast<std::size_t>(table->num_ranks) == begin_.communicator.num_ranks &&
-                    static_cast<std::size_t>(table->num_nodes) == begin_.communicator.num_nodes;
+                    is_for(*table, communicator.num_nodes, communicator.num_ranks);
   if (!fits) {
     deallocate(table);
     return false;

@@ -49,9 +49,6 @@ class Switching {
   ncclResult_t answer(int collective, std::size_t size_bytes, CostTable costs,
                       int* num_channels) noexcept;
 
-  const DecisionTable* table() const noexcept { return stops_.table(); }
-  const Stops& stops() const noexcept { return stops_; }
-
   explicit Switching(const Begin& begin) noexcept;
   ~Switching();
   Switching(const Switching&) = delete;

@@ -379,11 +379,6 @@ bool parse(std::string_view text, Number* number, int base) {
   return parsed.ec == std::errc() && parsed.ptr == text.data() + text.size();
 }
 
-std::string_view value(const char* variable) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? text : "";
-}
-
 }  // namespace
 }  // namespace dynamiccl
 
@@ -399,8 +394,8 @@ int main(int argc, char** argv) {
   }
   std::uint64_t job = 0;
   Key key;
-  const std::string_view digits = value("DYNAMICCL_KEY");
-  if (digits.size() != 32 || !parse(value("DYNAMICCL_JOB"), &job, 16) ||
+  const std::string digits = text_of("DYNAMICCL_KEY");
+  if (digits.size() != 32 || !parse(text_of("DYNAMICCL_JOB"), &job, 16) ||
       !parse(digits.substr(0, 16), &key.low, 16) || !parse(digits.substr(16), &key.high, 16)) {
     std::fprintf(stderr,
                  "dynamiccl-arbiter: DYNAMICCL_JOB and DYNAMICCL_KEY are not 16 and 32 hexadecimal "

@@ -84,7 +84,7 @@ std::vector<Guard::Slow> Guard::find_slow(const std::vector<double>& noise) {
     const auto collective = static_cast<std::size_t>(task.first);
     const bool is_known = collective < noise.size() && noise[collective] >= 0.0;
     if (ours <= own * (1.0 + (is_known ? noise[collective] : kUnknownNoise))) continue;
-    withdrawn_[task] = true;
+    withdrawn_.insert(task);
     found.push_back({task.first, task.second, ours, own});
   }
   return found;
@@ -93,7 +93,7 @@ std::vector<Guard::Slow> Guard::find_slow(const std::vector<double>& noise) {
 bool Guard::withdraw_from(std::vector<std::uint8_t>* table) const {
   const auto decoded = std::make_unique<DecisionTable>();
   if (decode_table(table->data(), table->size(), decoded.get()) != nullptr) return false;
-  for (const auto& [task, is_withdrawn] : withdrawn_) {
+  for (const Task& task : withdrawn_) {
     const int column = task.second - decoded->first_bin;
     if (column < 0 || column >= decoded->num_bins) continue;
     const int entry = task.first * decoded->num_bins + column;
@@ -103,9 +103,7 @@ bool Guard::withdraw_from(std::vector<std::uint8_t>* table) const {
   }
   const std::size_t body = table->size() - kChecksumBytes;
   const std::uint64_t checksum = fnv1a(table->data(), body);
-  for (std::size_t i = 0; i < kChecksumBytes; ++i) {
-    (*table)[body + i] = static_cast<std::uint8_t>(checksum >> (8 * i));
-  }
+  std::memcpy(table->data() + body, &checksum, sizeof checksum);
   return true;
 }
 

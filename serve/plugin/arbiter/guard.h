@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -70,7 +71,7 @@ class Guard {
   std::uint32_t num_ranks_;
   std::map<std::pair<std::uint64_t, int>, Open> open_;  // by sequence number and collective
   std::map<Task, History> tasks_;
-  std::map<Task, bool> withdrawn_;
+  std::set<Task> withdrawn_;
   std::uint64_t num_timed_ = 0;
 };
 

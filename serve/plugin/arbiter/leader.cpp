@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "identity/environment.h"
 #include "platform/clock.h"
 #include "table.h"
 
@@ -36,8 +37,7 @@ bool is_table_for(const std::vector<std::uint8_t>& bytes, std::uint32_t num_node
                   std::uint32_t num_ranks) {
   const auto decoded = std::make_unique<DecisionTable>();
   return decode_table(bytes.data(), bytes.size(), decoded.get()) == nullptr &&
-         static_cast<std::uint32_t>(decoded->num_nodes) == num_nodes &&
-         static_cast<std::uint32_t>(decoded->num_ranks) == num_ranks;
+         is_for(*decoded, num_nodes, num_ranks);
 }
 
 /// Of a table file, which ends with it.
@@ -76,13 +76,9 @@ void Leader::hear(const Vote& vote, const std::string& body) {
 }
 
 std::string Leader::system_of(std::uint32_t nccl_version) const {
-  const char* text = std::getenv("DYNAMICCL_SYSTEMS");
-  const std::string systems = std::string(" ") + (text != nullptr ? text : "") + " ";
-  const std::string key = " " + std::to_string(nccl_version) + "=";
-  const std::size_t at = systems.find(key);
-  if (at == std::string::npos) return "";
-  const std::size_t from = at + key.size();
-  return systems.substr(from, systems.find(' ', from) - from);
+  const std::string systems = text_of("DYNAMICCL_SYSTEMS");
+  const char* system = find_system(systems.c_str(), static_cast<int>(nccl_version));
+  return {system, std::strcspn(system, " ")};
 }
 
 /// The artifact's table, the first one or another one, and what the guard says of it.
@@ -90,14 +86,16 @@ void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks)
   const std::string system = system_of(group->latest.nccl_version);
   if (system.empty() || !shelf_.knows(system, group->latest.nccl_version)) return;
   const auto table = shelf_.table(system, group->latest.num_nodes, num_ranks);
-  if (table == nullptr || !is_table_for(table->bytes, group->latest.num_nodes, num_ranks)) return;
+  if (table == nullptr) return;
+  const bool is_other = group->artifact == nullptr || group->artifact->edition != table->edition;
+  if (is_other && !is_table_for(table->bytes, group->latest.num_nodes, num_ranks)) return;
   if (group->artifact == nullptr) {
     group->artifact = table;
     group->table = table->bytes;
     // Installed since `init`, or they have what a leader before this one gave them.
     group->is_changed = checksum_of(table->bytes) != group->latest.last_table;
     group->why = group->is_changed ? "the artifact's table" : "";
-  } else if (group->artifact->edition != table->edition) {
+  } else if (is_other) {
     group->artifact = table;
     group->table = table->bytes;
     group->guard.forget();

@@ -27,21 +27,17 @@ constexpr std::uint64_t kKnownMs = 5'000;
 /// The first line of an index (serve/plugin_index.py).
 constexpr const char* kIndexVersion = "dynamiccl-index\t1";
 
-std::string value_of(const char* variable) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? text : "";
-}
-
 /// Whether nobody else may write to it; and what changes whenever the file does.
 bool may_be_trusted(const std::string& path, std::string* stamp) {
+  const File file(path.c_str());
   struct stat facts = {};
-  if (stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
-  if (facts.st_uid != 0 && facts.st_uid != geteuid()) return false;
+  if (!file.is_open() || why_not_ours(file.descriptor(), S_IFREG) != nullptr) return false;
+  if (fstat(file.descriptor(), &facts) != 0) return false;
   std::ostringstream text;
   text << facts.st_dev << ' ' << facts.st_ino << ' ' << facts.st_size << ' ' << facts.st_mtim.tv_sec
        << ' ' << facts.st_mtim.tv_nsec;
   *stamp = text.str();
-  return (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+  return true;
 }
 
 std::string read_file(const std::string& path) {
@@ -51,12 +47,17 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
+std::string text_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? text : "";
+}
+
 Shelf::Shelf()
-    : artifact_(value_of("DYNAMICCL_ARTIFACT")),
-      kill_path_(value_of("DYNAMICCL_KILL_FILE")),
-      metrics_(value_of("DYNAMICCL_METRICS_DIR")),
-      machine_(value_of("DYNAMICCL_MACHINE")) {
-  const std::string seconds = value_of("DYNAMICCL_LOOK_INTERVAL_S");
+    : artifact_(text_of("DYNAMICCL_ARTIFACT")),
+      kill_path_(text_of("DYNAMICCL_KILL_FILE")),
+      metrics_(text_of("DYNAMICCL_METRICS_DIR")),
+      machine_(text_of("DYNAMICCL_MACHINE")) {
+  const std::string seconds = text_of("DYNAMICCL_LOOK_INTERVAL_S");
   look_ns_ = static_cast<std::uint64_t>(
       1e9 * std::max(0.01, seconds.empty() ? 1.0 : std::strtod(seconds.c_str(), nullptr)));
   start();

@@ -20,6 +20,9 @@
 
 namespace dynamiccl {
 
+/// The value of an environment variable; empty where it is not set.
+std::string text_of(const char* variable);
+
 class Shelf {
  public:
   struct Table {

@@ -8,10 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include "identity/environment.h"
 
 namespace dynamiccl {
 namespace {
@@ -86,8 +87,8 @@ void Thinking::run() {
 }
 
 BrainAnswer Thinking::think(std::uint64_t comm_id, const BrainAsk& question) {
-  const char* socket = std::getenv("DYNAMICCL_BRAIN_SOCKET");
-  const bool is_ours = socket == nullptr || *socket == '\0';
+  const char* socket = value_of("DYNAMICCL_BRAIN_SOCKET");
+  const bool is_ours = socket == nullptr;
   if (is_ours) {
     if (const char* problem = start_brain()) return {problem, {}};
   }

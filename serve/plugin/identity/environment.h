@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -28,6 +29,15 @@ inline bool parse_number(const char* text, std::uint64_t* number) noexcept {
     *number = 10 * *number + static_cast<std::uint64_t>(*text - '0');
   }
   return true;
+}
+
+/// Where "23007=b300 22809=b300-old" has the system of an NCCL, up to a space; empty: nowhere.
+inline const char* find_system(const char* systems, int nccl_version) noexcept {
+  char key[16];
+  std::snprintf(key, sizeof key, "%d=", nccl_version);
+  const char* at = std::strstr(systems, key);
+  while (at != nullptr && at != systems && at[-1] != ' ') at = std::strstr(at + 1, key);
+  return at != nullptr ? at + std::strlen(key) : "";
 }
 
 }  // namespace dynamiccl

@@ -67,15 +67,6 @@ std::int32_t world_rank() noexcept {
   return -1;
 }
 
-/// Where DYNAMICCL_SYSTEMS has the system of this release of NCCL; empty: nowhere.
-const char* find_system(const char* systems, int nccl_version) noexcept {
-  char key[16];
-  std::snprintf(key, sizeof key, "%d=", nccl_version);
-  const char* at = std::strstr(systems, key);
-  while (at != nullptr && at != systems && at[-1] != ' ') at = std::strstr(at + 1, key);
-  return at != nullptr ? at + std::strlen(key) : "";
-}
-
 /// Reads the file into memory of this process, which nobody can cut off or exchange.
 void read_table(const File& file, const Communicator& communicator, int nccl_version,
                 Prepared* prepared) noexcept {
@@ -89,9 +80,7 @@ void read_table(const File& file, const Communicator& communicator, int nccl_ver
   if (made == nullptr) DYNAMICCL_FAIL("memory is short");
   DecisionTable* table = &made->table;
   problem = decode_table(bytes, static_cast<std::size_t>(size), table);
-  if (problem == nullptr &&
-      (static_cast<std::size_t>(table->num_nodes) != communicator.num_nodes ||
-       static_cast<std::size_t>(table->num_ranks) != communicator.num_ranks)) {
+  if (problem == nullptr && !is_for(*table, communicator.num_nodes, communicator.num_ranks)) {
     problem = "it is made for another number of ranks or nodes";
   }
   if (problem != nullptr) {
