@@ -178,29 +178,29 @@ def measure_adaptive(build_dir: Path) -> dict[str, float]:
     """One call of getCollInfo of the library of mode adaptive, and one stop."""
     ring = Config(Algorithm.Ring, Protocol.Simple, 8)
     library = str(build_dir / ADAPTIVE_NAME)
-    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"DYNAMICCL_STOP_PERCENT": "100", "DYNAMICCL_METRICS_DIR": folder}
-        for ranks in (2, 8):
-            table = DecisionTable.from_configs(
-                [[ring] * MAX_BINS] * 5, num_nodes=1, num_ranks=ranks
-            )
-            environment = tuner_environment(Path(folder) / str(ranks), table) | settings
+
+        def run(program: str, ranks: int, *options: str) -> dict[str, Any]:
+            rows = [[ring] * MAX_BINS] * 5
+            table = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=ranks)
+            environment = tuner_environment(Path(folder) / program, table)
+            environment |= {"DYNAMICCL_STOP_PERCENT": "100", "DYNAMICCL_METRICS_DIR": folder}
             environment |= start_arbiter(build_dir, environment)
-            if ranks == 2:
-                of_call = figures_of([str(build_dir / "bench_tuner"), library, "2"], environment)
-                names = ("getcollinfo_p50_ns", "getcollinfo_p99_ns")
-                figures |= {f"adaptive_{name}": of_call[name] for name in names}
-                continue
-            job = ["--ranks", "8", "--rate", "700", "--calls", "7000", "--release", "2.30"]
-            played = figures_of([str(build_dir / "play_job"), library, *job], environment)
-            if played["disagreements"] or played["errors"]:
-                raise RuntimeError(f"{played['disagreements']} disagreements: see play_job")
-        [counters] = Path(folder).glob(f"*{environment['DYNAMICCL_JOB']}.prom")
+            return figures_of([str(build_dir / program), library, *options], environment)
+
+        of_call = run("bench_tuner", 2, "2")
+        job = ("--ranks", "8", "--rate", "700", "--calls", "7000", "--release", "2.30")
+        played = run("play_job", 8, *job)
+        if played["disagreements"] or played["errors"]:
+            raise RuntimeError(f"{played['disagreements']} disagreements: see play_job")
+        [counters] = Path(folder).glob("*.prom")  # of the one job that has stops
         told = dict(re.findall(r"^(\w+)\{.*\} (\d+)$", counters.read_text(), re.MULTILINE))
     stops = int(told["dynamiccl_stops_agreed"])
-    figures["stop_8_ranks_ms"] = int(told["dynamiccl_waited_us"]) / stops / US_PER_MS
-    return figures
+    return {
+        "adaptive_getcollinfo_p50_ns": of_call["getcollinfo_p50_ns"],
+        "adaptive_getcollinfo_p99_ns": of_call["getcollinfo_p99_ns"],
+        "stop_8_ranks_ms": int(told["dynamiccl_waited_us"]) / stops / US_PER_MS,
+    }
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ sockets on the loopback: good for seeing what runs, not for timing.
 """
 
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from dynamiccl.serve.loopback import prepared_environment, write_bare_artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from dynamiccl.serve.this_machine import own_fingerprint
+from tests.cluster.slurm import free_ports
 from tests.gpu.nccl_job import Records, records_by_rank
 from tests.gpu.one_gpu import SOCKETS_ONLY, plain_environment, python_path
 
@@ -71,7 +71,7 @@ def run_job(
         "PYTHONPATH": python_path(),
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(free_ports(1)[0]),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
         **prepared_environment(root / "artifact", SYSTEM, nccl_code()),
@@ -114,10 +114,3 @@ def nccl_code() -> int:
     torch = pytest.importorskip("torch")
     major, minor, patch = torch.cuda.nccl.version()[:3]
     return int(10_000 * major + 100 * minor + patch)
-
-
-def free_port() -> int:
-    """An unused port."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -84,8 +84,8 @@ std::string Leader::system_of(std::uint32_t nccl_version) const {
 /// The artifact's table, the first one or another one, and what the guard says of it.
 void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks) {
   const std::string system = system_of(group->latest.nccl_version);
-  if (system.empty() || !shelf_.knows(system, group->latest.nccl_version)) return;
-  const auto table = shelf_.table(system, group->latest.num_nodes, num_ranks);
+  if (system.empty() || !files_.knows(system, group->latest.nccl_version)) return;
+  const auto table = files_.table(system, group->latest.num_nodes, num_ranks);
   if (table == nullptr) return;
   const bool is_other = group->artifact == nullptr || group->artifact->edition != table->edition;
   if (is_other && !is_table_for(table->bytes, group->latest.num_nodes, num_ranks)) return;
@@ -99,7 +99,7 @@ void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks)
     group->artifact = table;
     group->table = table->bytes;
     group->guard.forget();
-    thinking_.forget(comm_id);
+    brain_thread_.forget(comm_id);
     group->is_changed = true;
     group->why = "a new artifact";
   }
@@ -117,7 +117,7 @@ void Leader::renew(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks)
 }
 
 void Leader::take_answer(Group* group, std::uint64_t comm_id, std::uint32_t num_ranks) {
-  const auto answer = thinking_.take(comm_id);
+  const auto answer = brain_thread_.take(comm_id);
   if (answer == nullptr) return;
   std::string problem = answer->problem;
   if (problem.empty()) {
@@ -141,16 +141,16 @@ void Leader::ask_brain(Group* group, std::uint64_t comm_id, std::uint32_t num_ra
   const Told& now = group->latest;
   if (group->artifact == nullptr || now.lived_ns < group->asked_ns + adapt_ns_) return;
   if (group->guard.num_timed() == group->asked_with) return;  // it knows all that yet
-  BrainAsk question = {shelf_.artifact(), system_of(now.nccl_version), now.num_nodes, num_ranks,
+  BrainAsk question = {files_.artifact(), system_of(now.nccl_version), now.num_nodes, num_ranks,
                        group->table,      group->guard.tasks()};
-  if (!thinking_.ask(comm_id, std::move(question))) return;
+  if (!brain_thread_.ask(comm_id, std::move(question))) return;
   group->asked_ns = now.lived_ns;
   group->asked_with = group->guard.num_timed();
 }
 
 const char* Leader::propose(const Vote& first, Reply* question) {
   body_.clear();
-  const int kill_file = shelf_.kill_file();
+  const int kill_file = files_.kill_file();
   const std::uint64_t comm_id = first.round.comm;
   if (first.round.number == 0) {
     if (kill_file > 0) return "a kill file is there";
@@ -211,7 +211,7 @@ void Leader::place_next_stop(Group* group, std::uint64_t call, bool begins_probe
   const auto waited_ns =
       static_cast<double>(now.waited_ns - std::min(now.waited_ns, group->waited_ns));
   const double interval_ns =
-      std::max(static_cast<double>(shelf_.look_ns()), waited_ns / stop_share_);
+      std::max(static_cast<double>(files_.look_ns()), waited_ns / stop_share_);
   group->calls = call;
   group->lived_ns = now.lived_ns;
   group->waited_ns = now.waited_ns;
@@ -229,7 +229,7 @@ void Leader::forget_silent() {
       ++group;
       continue;
     }
-    thinking_.forget(group->first);
+    brain_thread_.forget(group->first);
     group = groups_.erase(group);
   }
 }
@@ -269,7 +269,7 @@ void Leader::write_metrics() {
     for (const auto& [comm_id, group] : groups_) {
       const std::uint64_t values[] = {
           static_cast<std::uint64_t>(group.latest.in_force),
-          static_cast<std::uint64_t>(shelf_.kill_file() > 0),
+          static_cast<std::uint64_t>(files_.kill_file() > 0),
           group.agreed,
           group.failed,
           group.guard.num_timed(),
@@ -285,7 +285,7 @@ void Leader::write_metrics() {
   }
   char name[64];
   std::snprintf(name, sizeof name, "dynamiccl-%016" PRIx64 ".prom", job_);
-  shelf_.write_metrics(name, text);
+  files_.write_metrics(name, text);
 }
 
 }  // namespace dynamiccl

@@ -10,7 +10,7 @@
 //   DYNAMICCL_PROBE_CALLS       calls between two probes. Default 6400; 0: none, and no guard.
 //   DYNAMICCL_ADAPT_INTERVAL_S  seconds from one decision of the brain to the next. Default 10.
 //   DYNAMICCL_SYSTEMS           what the artifact calls this machine: "23007=b300 22809=b300-old".
-// and those of shelf.h and thinking.h.
+// and those of leader_files.h and brain_thread.h.
 #pragma once
 
 #include <chrono>
@@ -22,9 +22,9 @@
 
 #include "agree/told.h"
 #include "agree/vote.h"
+#include "arbiter/brain_thread.h"
 #include "arbiter/guard.h"
-#include "arbiter/shelf.h"
-#include "arbiter/thinking.h"
+#include "arbiter/leader_files.h"
 
 namespace dynamiccl {
 
@@ -33,7 +33,7 @@ class Leader {
   explicit Leader(std::uint64_t job);
 
   /// A new communicator gets no table then.
-  bool may_see_kill_file() { return shelf_.kill_file() != 0; }
+  bool may_see_kill_file() { return files_.kill_file() != 0; }
 
   /// The body of a vote, before the round is decided.
   void hear(const Vote& vote, const std::string& body);
@@ -53,7 +53,7 @@ class Leader {
     std::uint64_t probed_at = 0;                           // the call at which one began
     std::uint64_t next_probe = 0;
     std::uint64_t asked_ns = 0, asked_with = 0;  // when the brain was, and with how many times
-    std::shared_ptr<const Shelf::Table> artifact;
+    std::shared_ptr<const LeaderFiles::Table> artifact;
     /// The table to be in force, with what is withdrawn; none: what the ranks have.
     std::vector<std::uint8_t> table;
     bool is_changed = false;               // and they have not agreed on it yet
@@ -77,8 +77,8 @@ class Leader {
   std::uint64_t probe_calls_, adapt_ns_;
   double stop_share_;
   std::uint64_t written_ns_ = 0;
-  Shelf shelf_;
-  Thinking thinking_;
+  LeaderFiles files_;
+  BrainThread brain_thread_;
   std::map<std::uint64_t, Group> groups_;
   std::vector<std::uint8_t> body_;
 };

@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "arbiter/thinking.h"
+#include "arbiter/brain_thread.h"
 #include "brain/connection.h"
 #include "file.h"
 #include "platform/clock.h"
@@ -297,16 +297,16 @@ void forgotten_question(const std::string& path) {
     is_first = false;
   });
   setenv("DYNAMICCL_BRAIN_SOCKET", path.c_str(), 1);
-  static auto* thinking = new Thinking;  // its thread lives as long as the process
-  CHECK(thinking->ask(1, {"/old", "box", 1, 8, {}, {}}));
-  CHECK(!thinking->ask(1, {"/old", "box", 1, 8, {}, {}}));
+  static auto* brains = new BrainThread;  // its thread lives as long as the process
+  CHECK(brains->ask(1, {"/old", "box", 1, 8, {}, {}}));
+  CHECK(!brains->ask(1, {"/old", "box", 1, 8, {}, {}}));
   sleep_ns(100'000'000);
-  thinking->forget(1);
-  CHECK(thinking->ask(1, {"/new", "box", 1, 8, {}, {}}));
+  brains->forget(1);
+  CHECK(brains->ask(1, {"/new", "box", 1, 8, {}, {}}));
   std::unique_ptr<BrainAnswer> got;
   for (int i = 0; i < 1'000 && got == nullptr; ++i) {
     sleep_ns(5'000'000);
-    got = thinking->take(1);
+    got = brains->take(1);
   }
   CHECK(got != nullptr && got->problem.empty() && got->table == good_table());
 }

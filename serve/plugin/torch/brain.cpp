@@ -1,6 +1,6 @@
 // dynamiccl-brain: the policies of artifacts in TorchScript, for the leader of a job's
-// communicators (arbiter/thinking.h), which starts it. Descriptor 0 is a Unix socket that listens;
-// each connection is one communicator's (brain/message.h).
+// communicators (arbiter/brain_thread.h), which starts it. Descriptor 0 is a Unix socket that
+// listens; each connection is one communicator's (brain/message.h).
 //
 // A process of its own, so that whatever torch does, is slow at or crashes of takes nothing from
 // the job and nothing from its arbiter.

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "file.h"
-#include "torch/table_bytes.h"
+#include "table.h"
 
 namespace dynamiccl {
 
@@ -84,6 +84,28 @@ void append_window(const TimedTask& task, std::vector<double>* values) {
       values->push_back(value);
     }
   }
+}
+
+/// A table file of this shape (num_nodes, num_ranks, ranks_per_node, first_bin, num_bins) and of
+/// these entries, [collective][bin].
+std::vector<std::uint8_t> table_bytes(const std::vector<std::int64_t>& shape,
+                                      const std::vector<Entry>& entries) {
+  TableHeader header = {};
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  header.version = kFormatVersion;
+  std::int32_t* const fields[] = {&header.num_nodes, &header.num_ranks, &header.ranks_per_node,
+                                  &header.first_bin, &header.num_bins};
+  for (std::size_t i = 0; i < shape.size(); ++i) *fields[i] = static_cast<std::int32_t>(shape[i]);
+  header.num_collectives = kNumCollectives;
+  header.bins_per_octave = kBinsPerOctave;
+  header.entry_bytes = kEntryBytes;
+  const std::size_t size = sizeof header + entries.size() * sizeof(Entry);
+  std::vector<std::uint8_t> bytes(size + kChecksumBytes);
+  std::memcpy(bytes.data(), &header, sizeof header);
+  std::memcpy(bytes.data() + sizeof header, entries.data(), size - sizeof header);
+  const std::uint64_t checksum = fnv1a(bytes.data(), size);
+  std::memcpy(bytes.data() + size, &checksum, sizeof checksum);
+  return bytes;
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 """The arbiter of a job in mode adaptive, and what disturbs it."""
 
-import os
 import random
 import signal
 import socket
@@ -10,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from tests.serve.jobs.arbiter import Arbiter
+from tests.serve.jobs.arbiter import Arbiter, send
 from tests.serve.jobs.setting import Setting
 
 #: Where sanitizers report what they find in the arbiter.
@@ -60,13 +59,12 @@ def trouble_for(arbiter: Arbiter, seed: int, *, pause_s: float) -> Iterator[None
             worker = arbiter.worker()
             if worker is None:
                 continue
-            with suppress(ProcessLookupError):
-                if draw.random() < 0.6:
-                    os.kill(worker, signal.SIGKILL)
-                    continue
-                os.kill(worker, signal.SIGSTOP)
-                over.wait(draw.uniform(0, 0.4))
-                os.kill(worker, signal.SIGCONT)
+            if draw.random() < 0.6:
+                send(worker, signal.SIGKILL)
+                continue
+            send(worker, signal.SIGSTOP)
+            over.wait(draw.uniform(0, 0.4))
+            send(worker, signal.SIGCONT)
 
     thread = threading.Thread(target=disturb)
     thread.start()

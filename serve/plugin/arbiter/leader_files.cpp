@@ -1,5 +1,5 @@
-// Implementation of shelf.h.
-#include "arbiter/shelf.h"
+// Implementation of leader_files.h.
+#include "arbiter/leader_files.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -52,7 +52,7 @@ std::string text_of(const char* variable) {
   return text != nullptr ? text : "";
 }
 
-Shelf::Shelf()
+LeaderFiles::LeaderFiles()
     : artifact_(text_of("DYNAMICCL_ARTIFACT")),
       kill_path_(text_of("DYNAMICCL_KILL_FILE")),
       metrics_(text_of("DYNAMICCL_METRICS_DIR")),
@@ -65,16 +65,16 @@ Shelf::Shelf()
 
 /// Where no thread can be had the worker goes on without: ranks that have confirmed need its
 /// answer.
-void Shelf::start() {
+void LeaderFiles::start() {
   if (is_running_ || (artifact_.empty() && kill_path_.empty() && metrics_.empty())) return;
   try {
-    std::thread(&Shelf::run, this).detach();  // as long as the worker
+    std::thread(&LeaderFiles::run, this).detach();  // as long as the worker
     is_running_ = true;
   } catch (const std::system_error&) {  // tried again at the next round
   }
 }
 
-int Shelf::kill_file() {
+int LeaderFiles::kill_file() {
   start();
   if (kill_path_.empty()) return 0;
   const std::uint64_t looked_ms = looked_ms_;
@@ -82,7 +82,7 @@ int Shelf::kill_file() {
   return has_kill_file_ ? 1 : 0;
 }
 
-void Shelf::run() {
+void LeaderFiles::run() {
   using Clock = std::chrono::steady_clock;
   const std::chrono::nanoseconds pause(look_ns_ / 2);
   for (Clock::time_point next = Clock::now();;) {
@@ -98,7 +98,7 @@ void Shelf::run() {
   }
 }
 
-void Shelf::look() {
+void LeaderFiles::look() {
   const std::string index = artifact_ + "/plugin.index";
   std::string stamp;
   if (!artifact_.empty() && may_be_trusted(index, &stamp) && stamp != stamp_) {
@@ -132,7 +132,7 @@ void Shelf::look() {
 
 /// Lines of tab-separated words; of them `noise SYSTEM COLLECTIVE PPM` and `system SYSTEM
 /// FINGERPRINT`. False for another format.
-bool Shelf::read_index(const std::string& path) {
+bool LeaderFiles::read_index(const std::string& path) {
   std::istringstream lines(read_file(path));
   std::string first;
   if (!std::getline(lines, first) || first != kIndexVersion) return false;
@@ -156,14 +156,14 @@ bool Shelf::read_index(const std::string& path) {
   return true;
 }
 
-bool Shelf::knows(const std::string& system, std::uint32_t nccl_version) {
+bool LeaderFiles::knows(const std::string& system, std::uint32_t nccl_version) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::string nccl = ";nccl=" + std::to_string(nccl_version);
   return machine_.empty() || systems_.count(system + "\t" + machine_ + nccl) != 0;
 }
 
-std::shared_ptr<const Shelf::Table> Shelf::read(const std::string& path,
-                                                const std::string& system) const {
+std::shared_ptr<const LeaderFiles::Table> LeaderFiles::read(const std::string& path,
+                                                            const std::string& system) const {
   std::string stamp;
   if (!may_be_trusted(path, &stamp)) return nullptr;
   const std::string text = read_file(path);
@@ -179,14 +179,15 @@ std::shared_ptr<const Shelf::Table> Shelf::read(const std::string& path,
   return table;
 }
 
-std::shared_ptr<const Shelf::Table> Shelf::table(const std::string& system, std::uint32_t num_nodes,
-                                                 std::uint32_t num_ranks) {
+std::shared_ptr<const LeaderFiles::Table> LeaderFiles::table(const std::string& system,
+                                                             std::uint32_t num_nodes,
+                                                             std::uint32_t num_ranks) {
   const std::lock_guard<std::mutex> lock(mutex_);
   return tables_[system + "/nodes" + std::to_string(num_nodes) + "_ranks" +
                  std::to_string(num_ranks) + ".dct"];
 }
 
-void Shelf::write_metrics(const std::string& name, const std::string& text) {
+void LeaderFiles::write_metrics(const std::string& name, const std::string& text) {
   if (metrics_.empty()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   texts_[name] = text;

@@ -23,7 +23,7 @@ namespace dynamiccl {
 /// The value of an environment variable; empty where it is not set.
 std::string text_of(const char* variable);
 
-class Shelf {
+class LeaderFiles {
  public:
   struct Table {
     std::uint64_t edition;  // of the artifact: another one after each change
@@ -31,7 +31,7 @@ class Shelf {
     std::vector<double> noise;  // of each collective, a share; negative: not known
   };
 
-  Shelf();
+  LeaderFiles();
 
   const std::string& artifact() const { return artifact_; }
   std::uint64_t look_ns() const { return look_ns_; }

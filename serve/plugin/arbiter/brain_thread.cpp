@@ -1,5 +1,5 @@
-// Implementation of thinking.h.
-#include "arbiter/thinking.h"
+// Implementation of brain_thread.h.
+#include "arbiter/brain_thread.h"
 
 #include <limits.h>
 #include <signal.h>
@@ -28,12 +28,12 @@ std::string beside_this_program() {
 
 }  // namespace
 
-bool Thinking::ask(std::uint64_t comm_id, BrainAsk question) {
+bool BrainThread::ask(std::uint64_t comm_id, BrainAsk question) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!open_.emplace(comm_id, last_number_ + 1).second) return false;
   if (!is_running_) {
     try {
-      std::thread(&Thinking::run, this).detach();  // as long as the worker
+      std::thread(&BrainThread::run, this).detach();  // as long as the worker
       is_running_ = true;
     } catch (const std::system_error&) {  // no thread can be had: it is asked at a later stop
       open_.erase(comm_id);
@@ -45,7 +45,7 @@ bool Thinking::ask(std::uint64_t comm_id, BrainAsk question) {
   return true;
 }
 
-std::unique_ptr<BrainAnswer> Thinking::take(std::uint64_t comm_id) {
+std::unique_ptr<BrainAnswer> BrainThread::take(std::uint64_t comm_id) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = answers_.find(comm_id);
   if (found == answers_.end()) return nullptr;
@@ -55,14 +55,14 @@ std::unique_ptr<BrainAnswer> Thinking::take(std::uint64_t comm_id) {
   return answer;
 }
 
-void Thinking::forget(std::uint64_t comm_id) {
+void BrainThread::forget(std::uint64_t comm_id) {
   const std::lock_guard<std::mutex> lock(mutex_);
   answers_.erase(comm_id);
   open_.erase(comm_id);
   forgotten_.push_back(comm_id);
 }
 
-void Thinking::run() {
+void BrainThread::run() {
   for (;;) {
     Question question;
     // Of one that was forgotten nobody wants the answer, and least of all the next one of that
@@ -86,7 +86,7 @@ void Thinking::run() {
   }
 }
 
-BrainAnswer Thinking::think(std::uint64_t comm_id, const BrainAsk& question) {
+BrainAnswer BrainThread::think(std::uint64_t comm_id, const BrainAsk& question) {
   const char* socket = value_of("DYNAMICCL_BRAIN_SOCKET");
   const bool is_ours = socket == nullptr;
   if (is_ours) {
@@ -101,7 +101,7 @@ BrainAnswer Thinking::think(std::uint64_t comm_id, const BrainAsk& question) {
 }
 
 /// Null where it runs, else why not. Its socket has a name that the kernel draws, in no directory.
-const char* Thinking::start_brain() {
+const char* BrainThread::start_brain() {
   if (brain_ > 0 && waitpid(brain_, nullptr, WNOHANG) == 0) return nullptr;
   brain_ = 0;
   brains_.clear();  // of the one before

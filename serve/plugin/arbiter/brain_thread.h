@@ -21,7 +21,7 @@
 
 namespace dynamiccl {
 
-class Thinking {
+class BrainThread {
  public:
   /// False while an earlier question of this communicator is open.
   bool ask(std::uint64_t comm_id, BrainAsk question);
