@@ -98,13 +98,13 @@ class Server {
   std::thread thread_;
 };
 
-class Client {
+class Client : public BrainConnection {
  public:
   explicit Client(const std::string& path, const BrainLimits& limits = kLong)
-      : brain_(path, limits) {}
+      : BrainConnection(path, limits) {}
 
   BrainAnswer ask(const BrainAsk& question = {"/artifact", "box", 1, 8, {}, {}}) {
-    return brain_.ask(question);
+    return BrainConnection::ask(question);
   }
 
   /// Whether it fails with `why`.
@@ -114,9 +114,6 @@ class Client {
     std::fprintf(stderr, "said: %s\n", asked.problem.c_str());
     return false;
   }
-
- private:
-  BrainConnection brain_;
 };
 
 const Bytes& good_table() {
