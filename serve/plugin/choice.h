@@ -22,9 +22,9 @@ struct CostTable {
 /// nothing is written, and no call is counted.
 inline bool is_about_a_cell(int num_pipe_ops) noexcept { return num_pipe_ops != 0; }
 
-inline constexpr int kMostAlgorithms = 16;  // NCCL has 7; anything above this is not a cost table
+inline constexpr int kMostAlgorithms = 16;  // NCCL has 7, RCCL 8
 
-/// Whether `costs` has a shape that NCCL passes; otherwise it is neither read nor written.
+/// Whether `costs` has a shape of a cost table; otherwise it is neither read nor written.
 inline bool is_sound(CostTable costs) noexcept {
   return costs.num_protocols == kNumProtocols && costs.num_algorithms >= 1 &&
          costs.num_algorithms <= kMostAlgorithms;
@@ -37,9 +37,8 @@ inline bool clamps_channels(int algorithm, int num_nodes) noexcept {
   return algorithm == kTree || algorithm == kRing || algorithm == kPAT;
 }
 
-/// A cost as an integer: those above zero keep their order, 0.0 (and -0.0, by the sum) is 0, and
-/// what is not available (negative) or no number comes after infinity. Integers are compared
-/// without a branch: NCCL's costs are nothing that a processor could guess.
+/// A cost as an integer, compared without a branch: those above zero keep their order, 0.0 (and
+/// -0.0, by the sum) is 0, and what is not available (negative) or no number is above infinity.
 inline std::uint32_t order_of(float cost) noexcept {
   const float positive_zero = cost + 0.0F;
   std::uint32_t order = 0;
@@ -54,8 +53,8 @@ inline float cost_of(std::uint32_t order) noexcept {
 }
 
 /// Sets the cell that `entry` asks for to 0.0, so that it is the cheapest, and with it the number
-/// of channels. Returns the cell, as algorithm x num_protocols + protocol, or -1 when nothing was
-/// touched. An AUTO knob takes NCCL's cheapest among the cells that match. `costs` must be sound.
+/// of channels. Returns the cell's index, or -1 when nothing was touched. An AUTO knob takes NCCL's
+/// cheapest among the cells that match. `costs` must be sound.
 ///
 /// A cell that is free already would tie with ours, and which of the two wins depends on the
 /// release (the first up to 2.30, the last from 2.31 on): then nothing is touched. NCCL takes Ring

@@ -1,4 +1,4 @@
-// Helpers of all loaders of small binary files: read whole, checksummed.
+// Small binary files: opened, looked at, read whole, checksummed.
 #pragma once
 
 #include <errno.h>
@@ -14,9 +14,11 @@
 namespace dynamiccl {
 
 /// 64-bit FNV-1a.
-inline std::uint64_t fnv1a(const std::uint8_t* bytes, std::size_t size) noexcept {
+inline std::uint64_t fnv1a(const void* bytes, std::size_t size) noexcept {
   std::uint64_t digest = kFnvOffset;
-  for (std::size_t i = 0; i < size; ++i) digest = (digest ^ bytes[i]) * kFnvPrime;
+  for (std::size_t i = 0; i < size; ++i) {
+    digest = (digest ^ static_cast<const std::uint8_t*>(bytes)[i]) * kFnvPrime;
+  }
   return digest;
 }
 
@@ -25,55 +27,41 @@ inline bool may_exist(const char* path) noexcept {
   return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
-/// What an open file is and whose; both are 0 and root's where that cannot be read. Not by fstat,
-/// which is versioned in glibc and would tie the plugin to 2.33.
-struct FileStatus {
-  unsigned mode;
-  unsigned owner;
-};
-inline FileStatus status_of(int descriptor) noexcept {
-  struct statx status = {};
-  constexpr unsigned kFields = STATX_TYPE | STATX_MODE | STATX_UID;
-  if (statx(descriptor, "", AT_EMPTY_PATH, kFields, &status) != 0) return {0, 0};
-  return {status.stx_mode, status.stx_uid};
-}
-
 /// Null where what was opened may steer a job, or be written into; else why not: it is of another
 /// kind, neither root's nor this user's, or its mode allows others what is forbidden.
 inline const char* why_not_ours(int descriptor, unsigned kind,
                                 unsigned forbidden = S_IWGRP | S_IWOTH) noexcept {
-  const FileStatus status = status_of(descriptor);
-  if ((status.mode & S_IFMT) != kind) {
+  // Not by fstat, which is versioned in glibc and would tie the plugin to 2.33.
+  struct statx status = {};
+  statx(descriptor, "", AT_EMPTY_PATH, STATX_TYPE | STATX_MODE | STATX_UID, &status);
+  if ((status.stx_mode & S_IFMT) != kind) {
     return kind == S_IFDIR ? "it is not a directory" : "it is not a regular file";
   }
-  if (status.owner != 0 && status.owner != geteuid()) return "it belongs to another user";
-  if ((status.mode & (S_IWGRP | S_IWOTH)) != 0) return "others may write to it";
-  return (status.mode & forbidden) != 0 ? "others may read it" : nullptr;
+  const unsigned owner = status.stx_uid;
+  if (owner != 0 && owner != geteuid()) return "it belongs to another user";
+  if ((status.stx_mode & (S_IWGRP | S_IWOTH)) != 0) return "others may write to it";
+  return (status.stx_mode & forbidden) != 0 ? "others may read it" : nullptr;
 }
 
 /// Owns a file descriptor.
 class File {
  public:
   // O_NONBLOCK: opening a FIFO without a writer would block forever.
-  explicit File(const char* path, int flags = O_RDONLY | O_NONBLOCK) noexcept
-      : descriptor_(open(path, flags | O_CLOEXEC | O_NOCTTY, 0644)) {}
-  File() = default;
-  ~File() { reset(-1); }
+  explicit File(const char* path, int flags = O_RDONLY | O_NONBLOCK, mode_t mode = 0644) noexcept
+      : descriptor_(open(path, flags | O_CLOEXEC | O_NOCTTY, mode)) {}
+  ~File() {
+    if (is_open()) close(descriptor_);
+  }
   File(const File&) = delete;
-  File& operator=(const File&) = delete;
 
   bool is_open() const noexcept { return descriptor_ >= 0; }
   int descriptor() const noexcept { return descriptor_; }
-  void reset(int descriptor) noexcept {
-    if (descriptor_ >= 0) close(descriptor_);
-    descriptor_ = descriptor;
-  }
 
   /// Reads up to `capacity` bytes; -1 on an error.
-  ssize_t read_all(std::uint8_t* buffer, std::size_t capacity) const noexcept {
+  ssize_t read_all(void* buffer, std::size_t capacity) const noexcept {
     std::size_t filled = 0;
     while (filled < capacity) {
-      const ssize_t got = read(descriptor_, buffer + filled, capacity - filled);
+      const ssize_t got = read(descriptor_, static_cast<char*>(buffer) + filled, capacity - filled);
       if (got == 0) break;
       if (got > 0) filled += static_cast<std::size_t>(got);
       if (got < 0 && errno != EINTR) return -1;
@@ -82,7 +70,7 @@ class File {
   }
 
  private:
-  int descriptor_ = -1;
+  int descriptor_;
 };
 
 }  // namespace dynamiccl

@@ -1,4 +1,4 @@
-// Every byte of a table file is checked once, at load; look-ups rely on that.
+// Implementation of table.h.
 #include "table.h"
 
 #include <cstring>
@@ -6,31 +6,6 @@
 #include "file.h"
 
 namespace dynamiccl {
-namespace {
-
-bool combination_exists(int collective, int algorithm, int protocol) noexcept {
-  if (algorithm == kAuto) return true;
-  const bool* protocols = kValid[collective][algorithm];
-  if (protocol != kAuto) return protocols[protocol];
-  return protocols[kLL] || protocols[kLL128] || protocols[kSimple];
-}
-
-const char* why_not_header(const TableHeader& header) noexcept {
-  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return "it is not a DynamICCL table";
-  if (header.version != kFormatVersion) return "its format version is another";
-  if (header.num_collectives != kNumCollectives || header.bins_per_octave != kBinsPerOctave ||
-      header.entry_bytes != kEntryBytes) {
-    return "its counts are of another vocabulary";
-  }
-  const bool is_possible =
-      header.num_nodes >= 1 && header.ranks_per_node >= 1 &&
-      std::int64_t{header.num_nodes} * header.ranks_per_node == header.num_ranks &&
-      header.first_bin >= 0 && header.num_bins >= 1 &&
-      header.first_bin <= kMaxBins - header.num_bins;
-  return is_possible ? nullptr : "its shape is impossible";
-}
-
-}  // namespace
 
 bool entry_is_sound(int collective, const Entry& entry) noexcept {
   const bool in_range = entry.algorithm >= kAuto && entry.algorithm < kNumAlgorithms &&
@@ -40,15 +15,28 @@ bool entry_is_sound(int collective, const Entry& entry) noexcept {
   if (!in_range) return false;
   const bool sets_a_knob = entry.algorithm != kAuto || entry.protocol != kAuto ||
                            entry.num_channels != 0 || entry.chunk_bytes != 0;
-  return sets_a_knob == (entry.act == 1) &&
-         combination_exists(collective, entry.algorithm, entry.protocol);
+  if (sets_a_knob != (entry.act == 1)) return false;
+  if (entry.algorithm == kAuto) return true;
+  const bool* exists = kValid[collective][entry.algorithm];
+  return entry.protocol == kAuto ? exists[kLL] || exists[kLL128] || exists[kSimple]
+                                 : exists[entry.protocol];
 }
 
 const char* decode_table(const std::uint8_t* bytes, std::size_t size,
                          DecisionTable* table) noexcept {
   if (size < kHeaderBytes + kChecksumBytes) return "it is too short";
   std::memcpy(static_cast<TableHeader*>(table), bytes, kHeaderBytes);
-  if (const char* problem = why_not_header(*table)) return problem;
+  if (std::memcmp(table->magic, kMagic, sizeof kMagic) != 0) return "it is not a DynamICCL table";
+  if (table->version != kFormatVersion) return "its format version is another";
+  if (table->num_collectives != kNumCollectives || table->bins_per_octave != kBinsPerOctave ||
+      table->entry_bytes != kEntryBytes) {
+    return "its counts are of another vocabulary";
+  }
+  if (table->num_nodes < 1 || table->ranks_per_node < 1 || table->num_bins < 1 ||
+      std::int64_t{table->num_nodes} * table->ranks_per_node != table->num_ranks ||
+      table->first_bin < 0 || table->first_bin > kMaxBins - table->num_bins) {
+    return "its shape is impossible";
+  }
   const int num_entries = kNumCollectives * table->num_bins;
   const std::size_t entry_bytes = kEntryBytes * static_cast<std::size_t>(num_entries);
   const std::size_t body_end = kHeaderBytes + entry_bytes;

@@ -1,4 +1,4 @@
-// The decision table in memory: load, validate, look up. The file format is serve/table.py's.
+// The decision table in memory. The file format is serve/table.py's.
 #pragma once
 
 #include <cstddef>
@@ -52,10 +52,8 @@ bool entry_is_sound(int collective, const Entry& entry) noexcept;
 
 /// Quarter-octave bin of a size, bit for bit dynamiccl.sizes.size_bin; -1 where there is none.
 inline int size_bin(std::uint64_t size_bytes) noexcept {
-  // Undefined for 0, except on processors with an instruction that returns 64.
-  const int zeros = size_bytes == 0 ? 64 : __builtin_clzll(size_bytes);
-  constexpr int kLeast = 64 - kMaxSizeBits;
-  if (static_cast<unsigned>(zeros - kLeast) >= kMaxSizeBits) return -1;
+  if (size_bytes == 0 || size_bytes >> kMaxSizeBits != 0) return -1;
+  const int zeros = __builtin_clzll(size_bytes);
   const std::uint64_t leading = size_bytes << zeros;
   const std::uint64_t mantissa = leading >> 31;  // in [2^32, 2^33)
   const auto quarter = static_cast<int>(leading >> 61 & 3);
@@ -65,20 +63,18 @@ static_assert(kEdgesQ32[0] >> 30 == 4 && kEdgesQ32[1] >> 30 == 5 && kEdgesQ32[2]
                   kEdgesQ32[3] >> 30 == 7 && kBinsPerOctave == 4,
               "for size_bin: each quarter of an octave has one edge in it");
 
-/// Decode a table file's bytes. Returns null on success, else why the table must not be used; every
-/// number is checked against the vocabulary, since a wrong one could hang or crash a job.
+/// Null on success, else why these bytes of a file must not be used. Every number is checked, once:
+/// a wrong one could hang or crash a job, and look-ups rely on it.
 const char* decode_table(const std::uint8_t* bytes, std::size_t size,
                          DecisionTable* table) noexcept;
 
-/// Leaves out what could fail a job's collective, whatever a table says. Chunk sizes: a rank that
+/// Leaves out what could fail a collective, whatever a table says. Chunk sizes: a rank that
 /// simulates a group (ncclGroupSimulateEnd) would have NCCL's at its next call, and the others
-/// ours; they are for sweeps. Channels of an AllGather from NCCL 2.29 on: AllGatherV takes the
-/// number as it is, and indexes the communicator's by it (2.29.7
-/// `src/scheduler/allgatherv_sched.cc:65,103`).
+/// ours. Channels of an AllGather from NCCL 2.29 on: AllGatherV takes the number as it is, and
+/// indexes the communicator's by it (2.29.7 `src/scheduler/allgatherv_sched.cc:65,103`).
 void leave_out_what_no_job_may_ask(int nccl_version, DecisionTable* table) noexcept;
 
-/// The entry for a call, or null to abstain: an unknown collective, a size outside the table, or
-/// act 0.
+/// The entry for a call, or null to abstain.
 inline const Entry* lookup(const DecisionTable& table, int collective,
                            std::uint64_t size_bytes) noexcept {
   if (collective < 0 || collective >= kNumCollectives) return nullptr;

@@ -26,7 +26,7 @@ MUTANTS = {
             ("first == own ? Step::kCount : Step::kDiffer", "Step::kCount"),
             (
                 "if (is_time_up) decide",
-                "if (is_time_up || board->digest != digest_of(*vote_)) decide",
+                "if (is_time_up || board->fields[2] != vote->fields[2]) decide",
             ),
         ],
     ),
@@ -60,11 +60,11 @@ MUTANTS = {
     ),
     "a stranger's answer counts": (
         *("worlds", "agree/ballot.h"),
-        [("reply.kind == ReplyKind::kStranger || ", "")],
+        [("heard.kind == ReplyKind::kStranger || ", "")],
     ),
     "the ids of shrinks are not known": (
         *("worlds", "identity/ids.h"),
-        [("may_repeat_ = capacity_ != 0 && *place_of(id) == id;", "may_repeat_ = false;")],
+        [("may_repeat = *place_of(id) == id || count == kMost;", "may_repeat = false;")],
     ),
     "what NCCL told of a call is not in the digest": (
         *("worlds", "agree/stops.cpp"),
@@ -99,8 +99,8 @@ MUTANTS = {
         *("word", "agree/word.h"),
         [
             (
-                "if (state_of(word_) != WordState::kOpen)",
-                "if (state_of(word_) != WordState::kOpen || is_time_up)",
+                "if (state_of(word) != WordState::kOpen)",
+                "if (state_of(word) != WordState::kOpen || is_time_up)",
             ),
             ("if (is_time_up) decide(board, WordState::kAbstain, kLate);", ""),
         ],

@@ -4,10 +4,8 @@
 // exceptions are an `init` and a call that heard nothing for the answer limit after they had
 // confirmed (agree/ballot.h): other ranks may have another table, and this one cannot know.
 #include <cstdio>
-#include <cstring>
 
 #include "adaptive/switching.h"
-#include "identity/environment.h"
 #include "nccl/tuner_shell.h"
 #include "profiler/created.h"
 #include "profiler/profiler.h"
@@ -17,18 +15,21 @@ namespace {
 
 using namespace dynamiccl;
 
-/// All ranks of any communicator meet at the arbiter, where the leader is.
-constexpr std::size_t kNotOnOneHost = 0;
-
-/// What is made before the vote, since nothing that can fail may come after it.
+/// What is made before the vote ends, since nothing that can fail may come after it.
 struct Making {
-  Switching::Begin begin;
+  Joining* joining;
+  const CreatedCommunicator& told;
   Switching* made = nullptr;
 
   static bool accept(void* user, const Exchange& exchange) {
     auto* making = static_cast<Making*>(user);
-    making->begin.agreed = exchange.proposal;
-    making->made = Switching::create(making->begin);
+    const Joining& joining = *making->joining;
+    Switching::Begin begin = {joining.communicator,   joining.checked.nccl_version,
+                              making->told.rank,      making->told.profiler,
+                              joining.vote.round.job, joining.arbiter,
+                              joining.table,          exchange.proposal};
+    begin.communicator.domains = nullptr;  // NCCL's, of the moment
+    making->made = Switching::create(begin);
     return making->made != nullptr;
   }
 };
@@ -38,41 +39,6 @@ bool identify(const Communicator& communicator, CreatedCommunicator* told) noexc
   return take_created(communicator.comm_id, told) && told->profiler != nullptr &&
          told->num_ranks == static_cast<std::int32_t>(communicator.num_ranks) &&
          told->num_nodes == static_cast<std::int32_t>(communicator.num_nodes);
-}
-
-ncclResult_t agree(const Communicator& communicator, const Checked& checked,
-                   const CreatedCommunicator* told, void** context) noexcept {
-  Meeting meeting;
-  const char* why_not = checked.reason_to_abstain;
-  if (why_not == nullptr) why_not = find_meeting(kNotOnOneHost, &meeting);
-  if (meeting.by_word) why_not = "mode adaptive needs the job's arbiter";
-  if (why_not != nullptr) return tell(communicator, Verdict::kAbstain, why_not);
-  Prepared prepared;
-  prepare(communicator, checked, "none", meeting, &prepared);
-  prepared.vote.fields[7] += 1;  // other settings than mode table
-  prepared.vote.has_stops = true;
-  Making making;
-  if (told == nullptr) {
-    std::snprintf(prepared.problem, sizeof prepared.problem,
-                  "NCCL_PROFILER_PLUGIN does not name this library too: mode adaptive needs what "
-                  "NCCL tells a profiler alone");
-    std::memcpy(prepared.vote.problem, prepared.problem, sizeof prepared.vote.problem - 1);
-  } else {
-    making.begin = {communicator, checked.nccl_version, told->rank,     told->profiler,
-                    meeting.job,  meeting.arbiter,      prepared.table, {}};
-  }
-  making.begin.communicator.domains = nullptr;  // NCCL's, of the moment
-  Exchange exchange;
-  exchange.accepts = Making::accept;
-  exchange.user = &making;
-  const Verdict verdict = vote_in_init(meeting, prepared.vote, &exchange);
-  if (verdict == Verdict::kTable) {
-    *context = making.made;
-  } else {
-    Switching::retire(making.made);
-  }
-  return tell(communicator, verdict,
-              prepared.problem[0] != '\0' ? prepared.problem : exchange.reply.reason);
 }
 
 struct AdaptiveTuner {
@@ -90,8 +56,20 @@ struct AdaptiveTuner {
     const bool is_told = identify(communicator, &told);  // first: it is taken whatever follows
     const Checked checked = check_communicator(communicator);  // so is its id, remembered
     if (checked.ids_repeat) Switching::end_voting_of_all();
-    if (communicator.num_ranks < 2 || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
-    return agree(communicator, checked, is_told ? &told : nullptr, context);
+    Joining joining = {communicator, checked, "none", true};
+    if (!is_told) {
+      std::snprintf(joining.problem, sizeof joining.problem,
+                    "NCCL_PROFILER_PLUGIN does not name this library too: mode adaptive needs what "
+                    "NCCL tells a profiler alone");
+    }
+    Making making = {&joining, told};
+    joining.exchange.accepts = Making::accept;
+    joining.exchange.user = &making;
+    const ncclResult_t result = agree_in_init(&joining);
+    const bool is_agreed = joining.verdict == Verdict::kTable;
+    if (is_agreed) *context = making.made;
+    if (!is_agreed) Switching::retire(making.made);
+    return result;
   }
 
   static ncclResult_t answer(void* context, const Question& question) noexcept {

@@ -18,69 +18,46 @@
 namespace dynamiccl {
 namespace {
 
+/// How often a rank that waits looks whether its communicator is aborted.
+constexpr std::uint64_t kLookMs = 10;
+
 /// A ballot, and its connection to the arbiter, if any.
-class Caller {
- public:
-  Caller(const Arbiter& arbiter, const Vote& vote, const Limits& limits, std::uint64_t patience_ms,
-         Exchange* exchange) noexcept
-      : arbiter_(arbiter),
-        limits_(limits),
-        exchange_(exchange),
-        ballot_(vote, limits, patience_ms, monotonic_ms()) {}
-  ~Caller() { open(-1); }
-  Caller(const Caller&) = delete;
-  Caller& operator=(const Caller&) = delete;
+struct Caller {
+  const Arbiter& arbiter;
+  const Limits& limits;
+  Exchange* exchange;
+  Ballot ballot;
+  int descriptor = -1;
 
   Verdict agree() noexcept {
-    // Where no socket can be had at all nobody answers however long one waits.
-    if (!open(socket(arbiter_.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0))) {
-      std::snprintf(exchange_->reply.reason, sizeof exchange_->reply.reason, "no socket: %s",
-                    std::strerror(errno));
-      return Verdict::kAbstain;
-    }
-    while (ballot_.step() != Ballot::Step::kDone) {
-      switch (ballot_.step()) {
-        case Ballot::Step::kConnect:
-          open(-1);
-          wait(0, ballot_.at_ms());
-          if (!leaves()) report(connect());
-          break;
-        case Ballot::Step::kSend:
-          report(send_vote());
-          break;
-        case Ballot::Step::kListen:
-          listen();
-          break;
-        case Ballot::Step::kDone:
-          break;
+    while (ballot.step != Ballot::Step::kDone) {
+      bool has_worked = false;
+      if (ballot.step == Ballot::Step::kListen) {
+        has_worked = listen();
+      } else {
+        has_worked = ballot.step == Ballot::Step::kConnect ? connect() : send_vote();
+        if (has_worked) ballot.worked(monotonic_ms());
       }
-      ballot_.look_at_clock(monotonic_ms());
-      if (leaves()) ballot_.leave();
+      const std::uint64_t now_ms = monotonic_ms();
+      if (leaves()) ballot.leave();
+      // What is not under the key, or of no use, ends this connection, as if it had broken.
+      if (!has_worked && now_ms < ballot.until_ms) {
+        ballot.failed(now_ms, ballot.step == Ballot::Step::kConnect ? std::strerror(errno) : "");
+      }
+      ballot.look_at_clock(now_ms);
     }
-    exchange_->reply = ballot_.reply();
-    return ballot_.verdict();
+    close_connection();
+    std::memcpy(exchange->reason, ballot.reason, sizeof ballot.reason);
+    return ballot.verdict;
   }
 
- private:
-  /// How often a rank that waits looks whether its communicator is aborted.
-  static constexpr std::uint64_t kLookMs = 10;
+  bool leaves() const noexcept { return exchange->leaves != nullptr && exchange->leaves->load(); }
 
-  enum class Heard : std::uint8_t { kAll, kEnd, kNothing };
-
-  bool leaves() const noexcept { return exchange_->leaves != nullptr && exchange_->leaves->load(); }
-
-  void report(bool has_worked) noexcept {
-    has_worked ? ballot_.worked(monotonic_ms()) : ballot_.failed(monotonic_ms());
-  }
-
-  /// Takes another descriptor; -1: none.
-  bool open(int descriptor) noexcept {
+  void close_connection() noexcept {
     // A child that was forked meanwhile may have it too.
-    if (descriptor_ >= 0) shutdown(descriptor_, SHUT_RDWR);
-    if (descriptor_ >= 0) close(descriptor_);
-    descriptor_ = descriptor;
-    size_ = 0;
-    return descriptor >= 0;
+    if (descriptor >= 0) shutdown(descriptor, SHUT_RDWR);
+    if (descriptor >= 0) close(descriptor);
+    descriptor = -1;
   }
 
   /// Waits for an event; false at `until_ms`, or where the descriptor cannot be waited for, or when
@@ -89,8 +66,8 @@ class Caller {
     for (;;) {
       const std::uint64_t now = monotonic_ms();
       if (now >= until_ms || leaves()) return false;
-      const std::uint64_t longest = exchange_->leaves != nullptr ? kLookMs : 1'000'000;
-      pollfd waited = {descriptor_, event, 0};
+      const std::uint64_t longest = exchange->leaves != nullptr ? kLookMs : 1'000'000;
+      pollfd waited = {descriptor, event, 0};
       const int count = poll(&waited, 1, static_cast<int>(std::min(until_ms - now, longest)));
       if (count > 0) return true;
       if (count < 0 && errno != EINTR) return false;
@@ -98,88 +75,78 @@ class Caller {
   }
 
   bool connect() noexcept {
+    close_connection();
+    wait(0, ballot.at_ms);
     const int kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, one = 1;
-    if (!open(socket(arbiter_.address.ss_family, kind, 0))) return false;
-    setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    const auto* to = reinterpret_cast<const sockaddr*>(&arbiter_.address);
-    int error = ::connect(descriptor_, to, arbiter_.size) == 0 ? 0 : errno;
-    socklen_t size = sizeof error;
-    if (error == EINPROGRESS && wait(POLLOUT, ballot_.until_ms())) {
-      getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &error, &size);
-    }
-    return error == 0;
+    descriptor = socket(arbiter.address.ss_family, kind, 0);
+    if (leaves() || descriptor < 0) return false;
+    setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    const auto* to = reinterpret_cast<const sockaddr*>(&arbiter.address);
+    if (::connect(descriptor, to, arbiter.size) == 0) return true;
+    if (errno != EINPROGRESS || !wait(POLLOUT, ballot.until_ms)) return false;
+    socklen_t size = sizeof errno;
+    getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &errno, &size);
+    return errno == 0;
   }
 
-  bool send_all(const void* bytes, std::size_t size, std::uint64_t until_ms) noexcept {
-    for (const auto* at = static_cast<const char*>(bytes); size > 0;) {
-      const ssize_t sent = send(descriptor_, at, size, MSG_NOSIGNAL);
-      if (sent < 0 && errno != EINTR && errno != EAGAIN) return false;
-      if (sent < 0 && !wait(POLLOUT, until_ms)) return false;
-      if (sent > 0) at += sent, size -= static_cast<std::size_t>(sent);
+  /// Takes `move` (send or recv) as often as it takes to move all bytes; false where that fails.
+  template <typename Move>
+  bool move_all(Move move, std::size_t size, short event, std::uint64_t until_ms) noexcept {
+    for (std::size_t done = 0; done < size;) {
+      const ssize_t moved = move(done, size - done);
+      if (moved == 0 || (moved < 0 && errno != EINTR && errno != EAGAIN)) return false;
+      if (moved < 0 && !wait(event, until_ms)) return false;
+      if (moved > 0) done += static_cast<std::size_t>(moved);
     }
     return true;
+  }
+  bool send_all(const void* bytes, std::size_t size, std::uint64_t until_ms) noexcept {
+    const auto move = [this, bytes](std::size_t from, std::size_t count) {
+      return send(descriptor, static_cast<const char*>(bytes) + from, count, MSG_NOSIGNAL);
+    };
+    return move_all(move, size, POLLOUT, until_ms);
+  }
+  bool hear_all(void* bytes, std::size_t size) noexcept {
+    const auto move = [this, bytes](std::size_t from, std::size_t count) {
+      return recv(descriptor, static_cast<char*>(bytes) + from, count, 0);
+    };
+    return move_all(move, size, POLLIN, ballot.until_ms);
   }
 
   /// The ballot's vote under the key, with what goes along with it.
   bool send_vote() noexcept {
-    Vote sent = ballot_.vote();
-    const bool has_body = exchange_->told != nullptr && sent.kind == VoteKind::kVote;
+    Vote sent = ballot.vote;
+    const bool has_body = exchange->told != nullptr && sent.kind == VoteKind::kVote;
     if (!has_body) sent.body_bytes = 0;
-    sent.body_digest = has_body ? siphash(arbiter_.key, exchange_->told, sent.body_bytes) : 0;
-    sent.mac = mac_of(arbiter_.key, sent);
+    sent.body_digest = siphash(arbiter.key, exchange->told, sent.body_bytes);
+    sent.mac = mac_of(arbiter.key, sent);
     // Of a body that takes longer than patience only a part is sent, and it ends there.
-    const std::uint64_t until_ms = has_body ? ballot_.until_ms() : monotonic_ms() + limits_.ask_ms;
+    const std::uint64_t until_ms = has_body ? ballot.until_ms : monotonic_ms() + limits.ask_ms;
     return send_all(&sent, sizeof sent, until_ms) &&
-           send_all(exchange_->told, sent.body_bytes, until_ms);
+           send_all(exchange->told, sent.body_bytes, until_ms);
   }
 
-  /// All of `bytes`, of which `*size` are there, an end of the connection, or nothing in time.
-  Heard hear_all(void* bytes, std::size_t wanted, std::size_t* size) noexcept {
-    while (*size < wanted) {
-      const ssize_t got = recv(descriptor_, static_cast<char*>(bytes) + *size, wanted - *size, 0);
-      if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) return Heard::kEnd;
-      if (got > 0) *size += static_cast<std::size_t>(got);
-      if (got < 0 && !wait(POLLIN, ballot_.until_ms())) return Heard::kNothing;
-    }
-    return Heard::kAll;
-  }
-
-  void listen() noexcept {
-    const Heard heard = hear_all(&heard_, sizeof heard_, &size_);
-    if (heard == Heard::kNothing) return;
-    size_ = 0;
-    // What is not under the key, or of no use, ends this connection, as if it had broken.
-    if (heard == Heard::kAll && can_use(heard_)) {
-      ballot_.hear(heard_, monotonic_ms());
-    } else {
-      ballot_.failed(monotonic_ms());
-    }
-  }
-
-  /// Whether a reply is under the key, and one that this rank can use; with what follows it.
-  bool can_use(const Reply& reply) noexcept {
+  /// Hears a reply that is under the key, and that this rank can use; with what follows it.
+  bool listen() noexcept {
+    Reply reply;
+    if (!hear_all(&reply, sizeof reply) || !is_sound(arbiter.key, reply, ballot.vote)) return false;
     const bool is_proposal = reply.kind == ReplyKind::kStillThere;
-    if (!is_sound(arbiter_.key, reply, ballot_.vote())) return false;
     if (reply.body_bytes > 0) {
-      std::size_t size = 0;
-      if (!is_proposal || exchange_->body == nullptr ||
-          hear_all(exchange_->body, reply.body_bytes, &size) != Heard::kAll ||
-          reply.body_digest != siphash(arbiter_.key, exchange_->body, reply.body_bytes)) {
+      const bool is_wanted = is_proposal && exchange->body != nullptr;
+      if (!is_wanted || !hear_all(exchange->body, reply.body_bytes) ||
+          reply.body_digest != siphash(arbiter.key, exchange->body, reply.body_bytes)) {
         return false;
       }
     }
-    if (!is_proposal || ballot_.has_confirmed()) return true;  // or said twice
-    exchange_->proposal = reply;
-    return exchange_->accepts == nullptr || exchange_->accepts(exchange_->user, *exchange_);
+    if (is_proposal && !ballot.has_confirmed()) {  // else it is said twice
+      exchange->proposal = reply;
+      if (exchange->accepts != nullptr && !exchange->accepts(exchange->user, *exchange)) {
+        return false;
+      }
+    }
+    ballot.hear(reply, monotonic_ms());
+    return true;
   }
-
-  const Arbiter& arbiter_;
-  const Limits& limits_;
-  Exchange* exchange_;
-  Ballot ballot_;
-  int descriptor_ = -1;
-  Reply heard_;
-  std::size_t size_ = 0;  // of it that is there
 };
 
 }  // namespace
@@ -195,11 +162,11 @@ bool parse_address(const char* text, Arbiter* arbiter) noexcept {
   const std::size_t size = static_cast<std::size_t>(colon - text) - (is_six ? 2 : 0);
   if (size >= sizeof host) return false;
   std::memcpy(host, text + (is_six ? 1 : 0), size);
-  arbiter->address = {};
-  arbiter->address.ss_family = is_six ? AF_INET6 : AF_INET;
-  arbiter->size = is_six ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
   auto* four = reinterpret_cast<sockaddr_in*>(&arbiter->address);
   auto* six = reinterpret_cast<sockaddr_in6*>(&arbiter->address);
+  arbiter->address = {};
+  arbiter->address.ss_family = is_six ? AF_INET6 : AF_INET;
+  arbiter->size = is_six ? sizeof *six : sizeof *four;
   four->sin_port = htons(static_cast<std::uint16_t>(port));  // at one place in both
   void* to = is_six ? static_cast<void*>(&six->sin6_addr) : &four->sin_addr;
   return inet_pton(arbiter->address.ss_family, host, to) == 1;
@@ -207,7 +174,8 @@ bool parse_address(const char* text, Arbiter* arbiter) noexcept {
 
 Verdict agree_by_arbiter(const Arbiter& arbiter, const Vote& vote, const Limits& limits,
                          std::uint64_t patience_ms, Exchange* exchange) noexcept {
-  return Caller(arbiter, vote, limits, patience_ms, exchange).agree();
+  const Ballot ballot(vote, limits, patience_ms, monotonic_ms());
+  return Caller{arbiter, limits, exchange, ballot}.agree();
 }
 
 }  // namespace dynamiccl

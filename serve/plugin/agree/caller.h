@@ -1,5 +1,5 @@
-// A rank's vote over TCP: drives a Ballot with blocking calls that have deadlines; no thread, no
-// allocation, no name server.
+// A rank's vote over TCP: drives a Ballot with blocking calls that have deadlines; no thread, and
+// no name server.
 #pragma once
 
 #include <sys/socket.h>
@@ -22,8 +22,8 @@ bool parse_address(const char* text, Arbiter* arbiter) noexcept;
 
 /// What the ranks of a round and the arbiter tell each other. The first is all that `init` needs.
 struct Exchange {
-  /// What it said in the end, or why there was no answer: `reason` is set but for kTable.
-  Reply reply;
+  /// What was said in the end, or why there was no answer; but for kTable.
+  char reason[sizeof Reply::reason] = "";
   Reply proposal;              // what was confirmed
   const void* told = nullptr;  // `vote.body_bytes` that follow the vote
   /// What came with the proposal, kMostBodyBytes.
@@ -35,8 +35,7 @@ struct Exchange {
   const std::atomic<bool>* leaves = nullptr;
 };
 
-/// Agrees with the other ranks of `vote.round`. `patience_ms`: how long to wait for an arbiter that
-/// does not listen.
+/// Agrees with the other ranks of `vote.round`. `patience_ms`: see Ballot.
 Verdict agree_by_arbiter(const Arbiter& arbiter, const Vote& vote, const Limits& limits,
                          std::uint64_t patience_ms, Exchange* exchange) noexcept;
 

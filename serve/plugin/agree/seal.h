@@ -3,6 +3,7 @@
 // lacks the key, or repeats what it has heard, can at most make us abstain.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,48 +21,39 @@ struct Key {
 inline std::uint64_t siphash(const Key& key, const void* bytes, std::size_t size) noexcept {
   std::uint64_t v[4] = {key.low ^ 0x736f6d6570736575U, key.high ^ 0x646f72616e646f6dU,
                         key.low ^ 0x6c7967656e657261U, key.high ^ 0x7465646279746573U};
-  const auto rotate = [](std::uint64_t* number, int bits) {
-    *number = *number << bits | *number >> (64 - bits);
+  // v[add_to] += v[from], and v[from] is rotated and mixed with the sum.
+  const auto mix = [&v](int add_to, int from, int bits) {
+    v[add_to] += v[from];
+    v[from] = (v[from] << bits | v[from] >> (64 - bits)) ^ v[add_to];
   };
-  const auto rounds = [&v, &rotate](int count) {
+  const auto rounds = [&v, &mix](int count) {
     for (int i = 0; i < count; ++i) {
-      v[0] += v[1], v[2] += v[3];
-      rotate(&v[1], 13), rotate(&v[3], 16);
-      v[1] ^= v[0], v[3] ^= v[2];
-      rotate(&v[0], 32);
-      v[2] += v[1], v[0] += v[3];
-      rotate(&v[1], 17), rotate(&v[3], 21);
-      v[1] ^= v[2], v[3] ^= v[0];
-      rotate(&v[2], 32);
+      mix(0, 1, 13), mix(2, 3, 16);
+      v[0] = v[0] << 32 | v[0] >> 32;
+      mix(2, 1, 17), mix(0, 3, 21);
+      v[2] = v[2] << 32 | v[2] >> 32;
     }
   };
-  const auto take = [&v, &rounds](std::uint64_t word) {
+  for (std::size_t at = 0; at <= size; at += 8) {
+    std::uint64_t word = size - at < 8 ? std::uint64_t{size} << 56 : 0;
+    if (size > 0) {
+      std::memcpy(&word, static_cast<const char*>(bytes) + at, std::min<std::size_t>(8, size - at));
+    }
     v[3] ^= word;
     rounds(2);
     v[0] ^= word;
-  };
-  const auto* at = static_cast<const char*>(bytes);
-  std::uint64_t word = 0;
-  for (const char* last = at + size / 8 * 8; at < last; at += 8) {
-    std::memcpy(&word, at, sizeof word);
-    take(word);
   }
-  word = 0;
-  if (size % 8 != 0) std::memcpy(&word, at, size % 8);
-  take(word | static_cast<std::uint64_t>(size) << 56);
   v[2] ^= 0xff;
   rounds(4);
   return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
 inline std::uint64_t mac_of(const Key& key, const Vote& vote) noexcept {
-  static_assert(offsetof(Vote, mac) % 8 == 0, "whole words");
   return siphash(key, &vote, offsetof(Vote, mac));
 }
 
 /// Of a reply to the rank that sent `vote`.
 inline std::uint64_t mac_of(const Key& key, const Reply& reply, const Vote& vote) noexcept {
-  static_assert(offsetof(Reply, mac) % 8 == 0, "whole words");
   const std::uint64_t to[] = {vote.round.job, vote.round.comm, vote.round.number, vote.nonce};
   unsigned char bytes[offsetof(Reply, mac) + sizeof to];
   std::memcpy(bytes, &reply, offsetof(Reply, mac));

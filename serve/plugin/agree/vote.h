@@ -10,7 +10,6 @@
 //
 // Before it confirms a rank may abstain by itself, since nobody gets the table without its
 // confirmation. After it only an answer frees it: a Recall asks, on a new connection each second.
-//
 // At a stop a body follows the vote, the times of calls since the last one, and "still there?"
 // says what is proposed: nothing that could fail comes after the confirmation.
 #pragma once
@@ -101,36 +100,33 @@ enum class Verdict : std::uint8_t {
   kOpen,
   kTable,
   kAbstain,
-  /// It had confirmed and got no answer for the whole answer limit: others may have the table.
-  kFailed,
+  kFailed,  // it had confirmed and heard nothing for the answer limit: others may have the table
 };
 
 /// Time limits in milliseconds.
 struct Limits {
-  /// All ranks may take so long to vote, from the first vote on: 10 s, and 1 s for each 1,000 ranks
-  /// (10,000 loads of a library from NFS).
+  /// For all ranks to vote, from the first vote on, and 1 ms more for each rank (10,000 loads of a
+  /// library from NFS).
   std::uint64_t vote_ms = 10'000;
-  /// At a stop: from the first vote to the last confirmation. Ranks lose patience earlier; it
-  /// frees those that have confirmed of one that is stopped, or on a lost machine.
+  /// At a stop, from the first vote to the last confirmation. Ranks lose patience earlier; it frees
+  /// those that have confirmed of one that is stopped, or on a lost machine.
   std::uint64_t stop_ms = 1'000;
   /// A rank's patience at a stop before it confirms, and up to 8 times that after failures.
   std::uint64_t patience_ms = 20;
   /// A rank that has confirmed asks again each second ...
   std::uint64_t ask_ms = 1'000;
-  /// ... so long, and what a round may take: this is what stops and cuts of one round may last
-  /// together.
+  /// ... so long, which is also what stops and cuts of a round may last together.
   std::uint64_t answer_ms = 300'000;
 };
 
-/// Those of a job; in tests all of them are to 10 s as DYNAMICCL_TEST_LIMIT_MS is.
+/// Those of a job; in tests all but patience are to 10 s as DYNAMICCL_TEST_LIMIT_MS is.
 inline Limits limits_of_job() noexcept {
   Limits limits;
 #ifdef DYNAMICCL_TESTS
   if (const char* text = std::getenv("DYNAMICCL_TEST_LIMIT_MS")) {
     const std::uint64_t base = std::strtoull(text, nullptr, 10);
-    for (std::uint64_t* limit :
-         {&limits.vote_ms, &limits.stop_ms, &limits.ask_ms, &limits.answer_ms}) {
-      *limit = *limit * base / 10'000;
+    for (auto limit : {&Limits::vote_ms, &Limits::stop_ms, &Limits::ask_ms, &Limits::answer_ms}) {
+      limits.*limit = limits.*limit * base / 10'000;
     }
   }
 #endif

@@ -1,13 +1,10 @@
 // The word of a communicator in /dev/shm.
 #include "agree/word.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <cinttypes>
 #include <climits>
@@ -19,59 +16,75 @@
 namespace dynamiccl {
 namespace {
 
-constexpr std::uint64_t kNsPerMs = 1'000'000, kNsPerS = 1'000'000'000;
-
-/// Null on failure, with `errno`.
-Board* open_board(const char* name) noexcept {
-  const int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0) return nullptr;
-  const FileStatus status = status_of(file);
-  const bool is_ours = S_ISREG(status.mode) && status.owner == geteuid();
-  // ftruncate succeeds on a full tmpfs, and the first write is a SIGBUS.
-  const int error = is_ours ? posix_fallocate(file, 0, sizeof(Board)) : EPERM;
+/// Null on failure, with `*problem`.
+Board* open_board(const char* name, const char** problem) noexcept {
+  const File file(name, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
   void* memory = MAP_FAILED;
+  int error = errno;
+  *problem = file.is_open() ? why_not_ours(file.descriptor(), S_IFREG) : std::strerror(error);
+  if (*problem != nullptr) return nullptr;
+  // ftruncate succeeds on a full tmpfs, and the first write is a SIGBUS.
+  error = posix_fallocate(file.descriptor(), 0, sizeof(Board));
   if (error == 0) {
-    memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    const int access = PROT_READ | PROT_WRITE;
+    memory = mmap(nullptr, sizeof(Board), access, MAP_SHARED, file.descriptor(), 0);
+    error = errno;
   }
-  close(file);
-  if (error != 0) errno = error;
+  *problem = std::strerror(error);
   return memory != MAP_FAILED ? static_cast<Board*>(memory) : nullptr;
+}
+
+/// Why there is no table.
+void write_reason(const WordVote& own, char* text, std::size_t size) noexcept {
+  const std::uint32_t rank = own.word >> 8, why = own.why(), field = why - WordVote::kFirstField;
+  char who[24] = "a rank";
+  if (rank != WordVote::kNoRank) std::snprintf(who, sizeof who, "rank %u", rank);
+  if (why == WordVote::kLate) {
+    std::snprintf(text, size, "not all %u ranks came in time", own.vote->num_ranks);
+  } else if (why == WordVote::kProblem) {
+    std::snprintf(text, size, "%s cannot use a table: its own line says why", who);
+  } else {
+    const bool is_known = field < kNumFields;
+    std::snprintf(text, size, "%s differs from the first%s%s", who, is_known ? " in " : "",
+                  is_known ? kFieldNames[field] : "");
+  }
 }
 
 }  // namespace
 
 bool agree_by_word(const Vote& vote, std::uint64_t limit_ms, bool* waited_in_vain, char* reason,
                    std::size_t reason_size) noexcept {
+  constexpr std::uint64_t kNsPerMs = 1'000'000, kNsPerS = 1'000'000'000;
   *waited_in_vain = false;
   char name[96];
   std::snprintf(name, sizeof name, "/dev/shm/dynamiccl-%u-%016" PRIx64 "-%016" PRIx64,
                 static_cast<unsigned>(geteuid()), vote.round.job, vote.round.comm);
-  Board* board = open_board(name);
+  const char* problem = nullptr;
+  Board* board = open_board(name, &problem);
   if (board == nullptr) {
-    std::snprintf(reason, reason_size, "its word in /dev/shm cannot be used: %s",
-                  std::strerror(errno));
+    std::snprintf(reason, reason_size, "its word in /dev/shm cannot be used: %s", problem);
     return false;
   }
   const std::uint64_t until_ns = monotonic_ns() + limit_ms * kNsPerMs;
   const timespec until = {static_cast<time_t>(until_ns / kNsPerS),
                           static_cast<long>(until_ns % kNsPerS)};
   WordVote own(&vote);
-  while (own.step() != WordVote::Step::kDone) {
+  while (own.step != WordVote::Step::kDone) {
     // The first one writes its fields after its digest: a moment for them, so that one is named.
-    if (own.step() == WordVote::Step::kDiffer && !own.has_problem()) sleep_ns(kNsPerMs);
+    if (own.step == WordVote::Step::kDiffer && vote.problem[0] == '\0') sleep_ns(kNsPerMs);
     own.take(board, monotonic_ns() >= until_ns);
-    if (own.step() != WordVote::Step::kWait) continue;
+    if (own.step != WordVote::Step::kWait) continue;
     // Until the word is no longer open. An atomic of 32 bits lies as a plain one does; not
     // FUTEX_PRIVATE: ranks are processes.
     syscall(SYS_futex, &board->word, FUTEX_WAIT_BITSET, 0, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
   }
-  if (own.has_decided()) syscall(SYS_futex, &board->word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-  if (own.came_last()) unlink(name);
-  const bool has_table = own.has_table();
-  if (!has_table) own.write_reason(reason, reason_size);
-  *waited_in_vain = !has_table && own.was_late();
+  if (own.has_decided) syscall(SYS_futex, &board->word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (own.came_last) unlink(name);
   munmap(board, sizeof(Board));
-  return has_table;
+  if (own.has_table()) return true;
+  write_reason(own, reason, reason_size);
+  *waited_in_vain = own.why() == WordVote::kLate;
+  return false;
 }
 
 }  // namespace dynamiccl

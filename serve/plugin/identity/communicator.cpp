@@ -3,8 +3,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
-#include <new>
 
 #include "identity/environment.h"
 #include "identity/ids.h"
@@ -23,12 +24,9 @@ namespace {
 /// Of all communicators of this process, parents of shrunk ones included.
 bool note_id(std::uint64_t id) noexcept {
   static Mutex mutex;
-  static Ids* ids = nullptr;
-  // Never destroyed: it outlives the process's own objects, and leaves no exit handler.
-  alignas(Ids) static unsigned char room[sizeof(Ids)];
+  static Ids ids;
   const Lock lock(&mutex);
-  if (ids == nullptr) ids = new (room) Ids;
-  return ids->note(id);
+  return ids.note(id);
 }
 
 /// The result of ncclGetVersion in a loaded library (null: in the program and what it is linked
@@ -84,6 +82,21 @@ Checked check_communicator(const Communicator& communicator) noexcept {
   const char* library = nullptr;
   const int version = nccl_version_of(communicator.logger, &library);
   return {version, reason_to_abstain(communicator, version, library), ids_repeat};
+}
+
+void say(const Communicator& communicator, ncclDebugLogLevel level, const char* format,
+         ...) noexcept {
+  if (communicator.logger == nullptr) return;
+  char line[4096 + 512];
+  const int head = std::snprintf(line, sizeof line,
+                                 "DYNAMICCL: %zu ranks on %zu nodes: ", communicator.num_ranks,
+                                 communicator.num_nodes);
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line + head, sizeof line - static_cast<std::size_t>(head), format, arguments);
+  va_end(arguments);
+  // As one %s, so that no other varargs cross the boundary.
+  communicator.logger(level, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
 }
 
 }  // namespace dynamiccl

@@ -1,12 +1,7 @@
 // Which communicators may have a table at all. Asked first and once for each of them, by every
 // mode: what cannot be told apart, or runs on an NCCL that nobody has read, keeps NCCL's own
 // choice.
-//
-//   NCCL_COMM_ID  where set, all communicators have one id: all abstain.
 #pragma once
-
-#include <cstdarg>
-#include <cstdio>
 
 #include "nccl/tuner_abi.h"
 
@@ -36,20 +31,9 @@ Checked check_communicator(const Communicator& communicator) noexcept;
 /// its path, or "".
 int nccl_version_of(ncclDebugLogger_t logger, const char** library) noexcept;
 
-/// One line in NCCL's log, as one %s, so that no other varargs cross the boundary.
-__attribute__((format(printf, 3, 4))) inline void say(const Communicator& communicator,
-                                                      ncclDebugLogLevel level, const char* format,
-                                                      ...) noexcept {
-  if (communicator.logger == nullptr) return;
-  char line[4096 + 512];
-  const int head = std::snprintf(line, sizeof line,
-                                 "DYNAMICCL: %zu ranks on %zu nodes: ", communicator.num_ranks,
-                                 communicator.num_nodes);
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(line + head, sizeof line - static_cast<std::size_t>(head), format, arguments);
-  va_end(arguments);
-  communicator.logger(level, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
-}
+/// A line in NCCL's log.
+__attribute__((format(printf, 3, 4))) void say(const Communicator& communicator,
+                                               ncclDebugLogLevel level, const char* format,
+                                               ...) noexcept;
 
 }  // namespace dynamiccl

@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 
 namespace dynamiccl {
 
@@ -31,57 +30,32 @@ inline std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept {
   return (mixed ^ mixed >> 32) * 0x995a187a14e7b445U;
 }
 
-/// A hash set of the ids that shrinks of the noted ones would have. Not for several threads at
-/// once.
-class Ids {
- public:
-  Ids() noexcept = default;
-  ~Ids() { std::free(slots_); }
-  Ids(const Ids&) = delete;
-  Ids& operator=(const Ids&) = delete;
+/// A hash set of the ids that shrinks of the noted ones would have, 2 MiB, of which a static one
+/// takes memory for the pages that are used alone. Not for several threads at once.
+struct Ids {
+  static constexpr std::size_t kCapacity = 1U << 18, kMost = kCapacity / 2;
 
-  /// Take note of a communicator (0: of none); whether from now on an id may be two communicators'.
+  /// Takes note of a communicator (0: of none); whether from now on an id may be two
+  /// communicators': one was shrunk, or there have been too many to know.
   bool note(std::uint64_t id) noexcept {
-    if (id == 0 || may_repeat_) return may_repeat_;
-    may_repeat_ = capacity_ != 0 && *place_of(id) == id;
-    // Without memory for it nobody could tell any more.
-    may_repeat_ |= !add(id_of_shrunk(id));
-    return may_repeat_;
+    if (id == 0 || may_repeat) return may_repeat;
+    std::uint64_t* shrunk = place_of(id_of_shrunk(id));
+    may_repeat = *place_of(id) == id || count == kMost;
+    count += *shrunk == 0 ? 1 : 0;
+    *shrunk = id_of_shrunk(id);
+    return may_repeat;
   }
 
- private:
   /// Where an id is, or would be; ids are hashes already.
-  std::uint64_t* place_of(std::uint64_t id) const noexcept {
+  std::uint64_t* place_of(std::uint64_t id) noexcept {
     std::size_t at = static_cast<std::size_t>(id * 0x9e3779b97f4a7c15U >> 32);
-    while (slots_[at & (capacity_ - 1)] != 0 && slots_[at & (capacity_ - 1)] != id) ++at;
-    return &slots_[at & (capacity_ - 1)];
+    while (slots[at % kCapacity] != 0 && slots[at % kCapacity] != id) ++at;
+    return &slots[at % kCapacity];
   }
 
-  bool add(std::uint64_t id) noexcept {
-    if (2 * size_ >= capacity_ && !grow()) return false;
-    std::uint64_t* place = place_of(id);
-    if (*place == 0) ++size_;
-    *place = id;
-    return true;
-  }
-
-  bool grow() noexcept {
-    constexpr std::size_t kFirstCapacity = 64;
-    const std::size_t before = capacity_, now = before == 0 ? kFirstCapacity : 2 * before;
-    auto* slots = static_cast<std::uint64_t*>(std::calloc(now, sizeof *slots_));
-    if (slots == nullptr) return false;
-    std::uint64_t* old = slots_;
-    slots_ = slots;
-    capacity_ = now;
-    for (std::size_t i = 0; i < before; ++i) *place_of(old[i]) = old[i];
-    std::free(old);
-    return true;
-  }
-
-  std::uint64_t* slots_ = nullptr;  // 0: free
-  std::size_t capacity_ = 0;        // a power of two
-  std::size_t size_ = 0;
-  bool may_repeat_ = false;
+  std::uint64_t slots[kCapacity] = {};  // 0: free
+  std::size_t count = 0;
+  bool may_repeat = false;
 };
 
 }  // namespace dynamiccl

@@ -17,8 +17,6 @@ inline std::uint64_t monotonic_ns() noexcept {
           static_cast<std::uint64_t>(time.tv_nsec)) |
          1;
 }
-
-/// The same in milliseconds.
 inline std::uint64_t monotonic_ms() noexcept { return monotonic_ns() / 1'000'000U; }
 
 inline void sleep_ns(std::uint64_t duration_ns) noexcept {
@@ -34,21 +32,16 @@ inline std::uint64_t draw() noexcept {
   return number | 1;
 }
 
-/// Mutex without a constructor that could throw, held by a Lock. Nothing to give back on Linux, and
-/// threads outlive a process's own objects.
+/// Without a constructor that could throw, or a destructor: threads outlive static objects.
 struct Mutex {
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 };
 
-class Lock {
- public:
-  explicit Lock(Mutex* held) noexcept : held_(held) { pthread_mutex_lock(&held_->mutex); }
-  ~Lock() { pthread_mutex_unlock(&held_->mutex); }
+struct Lock {
+  explicit Lock(Mutex* taken) noexcept : held(taken) { pthread_mutex_lock(&held->mutex); }
+  ~Lock() { pthread_mutex_unlock(&held->mutex); }
   Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-
- private:
-  Mutex* held_;
+  Mutex* held;
 };
 
 }  // namespace dynamiccl

@@ -353,16 +353,16 @@ struct Explored {
   }
   /// The next time at which a ballot does something by itself.
   static std::uint64_t next_of(const Ballot& ballot, std::uint64_t now_ms) {
-    if (ballot.step_ == Ballot::Step::kDone) return ~std::uint64_t{0};
-    std::uint64_t next = ballot.has_confirmed() ? ballot.until_ms_ : ballot.gives_up_ms_;
-    if (ballot.step_ == Ballot::Step::kConnect && ballot.at_ms_ > now_ms) {
-      next = std::min(next, ballot.at_ms_);
+    if (ballot.step == Ballot::Step::kDone) return ~std::uint64_t{0};
+    std::uint64_t next = ballot.until_ms;
+    if (ballot.step == Ballot::Step::kConnect && ballot.at_ms > now_ms) {
+      next = std::min(next, ballot.at_ms);
     }
     return next;
   }
   /// It has asked in vain so many times.
   static void wear_out(Ballot* ballot, std::uint64_t asks) {
-    if (ballot->has_confirmed()) ballot->asks_left_ -= std::min(ballot->asks_left_, asks);
+    if (ballot->has_confirmed()) ballot->asks_left -= std::min(ballot->asks_left, asks);
   }
   static void put(std::string* out, std::uint64_t number) {
     for (; number >= 0x80; number >>= 7) out->push_back(static_cast<char>(number | 0x80));
@@ -374,12 +374,12 @@ struct Explored {
                                        : 2 * (now - time) + 2);
   }
   static void put(std::string* out, const Ballot& ballot, std::uint64_t now) {
-    put(out, static_cast<std::uint64_t>(ballot.step_));
-    put(out, static_cast<std::uint64_t>(ballot.vote_.kind));
-    put(out, ballot.vote_.question);
-    put_time(out, ballot.at_ms_ > now ? ballot.at_ms_ : now, now);
-    put_time(out, ballot.until_ms_, now);
-    put(out, ballot.asks_left_);
+    put(out, static_cast<std::uint64_t>(ballot.step));
+    put(out, static_cast<std::uint64_t>(ballot.vote.kind));
+    put(out, ballot.vote.question);
+    put_time(out, ballot.at_ms > now ? ballot.at_ms : now, now);
+    put_time(out, ballot.until_ms, now);
+    put(out, ballot.asks_left);
   }
   static void put(std::string* out, const Stops& stops) {
     put(out, stops.digest_);
@@ -440,9 +440,9 @@ inline std::vector<Action> AgreeWorld::actions() const {
     if (rank.is_at_stop && left_.skips > 0) add(What::kSkip, i);
     if (!rank.is_voting) continue;
     const Wire* wire = find(rank.connection);
-    switch (rank.ballot.step()) {
+    switch (rank.ballot.step) {
       case Ballot::Step::kConnect:
-        if (rank.ballot.at_ms() <= now_ms_) add(What::kConnect, i);
+        if (rank.ballot.at_ms <= now_ms_) add(What::kConnect, i);
         break;
       case Ballot::Step::kSend:
         add(What::kSend, i);
@@ -565,18 +565,18 @@ inline void AgreeWorld::close_by_rank(Rank* rank) {
 
 /// What a rank does once its ballot has changed.
 inline void AgreeWorld::after(Rank* rank) {
-  const Ballot::Step step = rank->ballot.step();
+  const Ballot::Step step = rank->ballot.step;
   if (step == Ballot::Step::kConnect || step == Ballot::Step::kDone) close_by_rank(rank);
   if (step != Ballot::Step::kDone) return;
-  const Verdict verdict = rank->ballot.verdict();
+  const Verdict verdict = rank->ballot.verdict;
   rank->verdicts.push_back(verdict);
   rank->is_voting = false;
   rank->has_left |= verdict == Verdict::kFailed;
   if (rank->stops.empty()) {  // `init`
-    const Reply& agreed = rank->ballot.proposal();
+    const Reply& agreed = rank->ballot.proposal;
     if (verdict == Verdict::kTable) rank->stops.push_back(begin_stops(rank->comm, agreed));
   } else if (verdict == Verdict::kTable) {
-    rank->stops[0].agreed(rank->ballot.proposal(), table_of(rank->ballot.proposal()));
+    rank->stops[0].agreed(rank->ballot.proposal, table_of(rank->ballot.proposal));
   } else if (verdict == Verdict::kAbstain) {
     rank->stops[0].failed();
   }
@@ -631,14 +631,14 @@ inline void AgreeWorld::act(const Action& action) {
     case What::kBegin:
       rank->is_voting = true;
       if (rank->is_at_stop) {
-        Vote vote = rank->ballot.vote();
+        Vote vote = rank->ballot.vote;
         rank->stops[0].write_vote(&vote);
         vote.nonce += 100;
         rank->is_at_stop = false;
         rank->ballot = Ballot(vote, limits_, rank->stops[0].patience_ms(limits_), now_ms_);
       } else {
         rank->begun = true;
-        rank->ballot = Ballot(rank->ballot.vote(), limits_, limits_.vote_ms / 2, now_ms_);
+        rank->ballot = Ballot(rank->ballot.vote, limits_, limits_.vote_ms / 2, now_ms_);
       }
       break;
     case What::kSkip:
@@ -661,7 +661,7 @@ inline void AgreeWorld::act(const Action& action) {
       break;
     case What::kSend: {
       Wire* wire = find(rank->connection);
-      if (!wire->cut && wire->worker_open) wire->up.push_back(rank->ballot.vote());
+      if (!wire->cut && wire->worker_open) wire->up.push_back(rank->ballot.vote);
       rank->ballot.worked(now_ms_);
       break;
     }

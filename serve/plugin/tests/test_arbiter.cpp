@@ -131,7 +131,7 @@ std::vector<Answer> play(
       Answer answer;
       Exchange exchange;
       answer.verdict = agree_by_arbiter(arbiter, vote, limits, limits.vote_ms / 2, &exchange);
-      std::memcpy(answer.reason, exchange.reply.reason, sizeof exchange.reply.reason);
+      std::memcpy(answer.reason, exchange.reason, sizeof exchange.reason);
       _exit(write(ends_of[1], &answer, sizeof answer) == sizeof answer ? 0 : 1);
     }
     close(ends_of[1]);

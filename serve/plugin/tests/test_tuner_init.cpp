@@ -205,15 +205,12 @@ void waits_in_vain_are_short_and_forgiven(const Library& library) {
   CHECK(took_ms(library, &context) < 200 && context != nullptr);
 }
 
-/// Neither where an arbiter comes later, or its host is reachable only then.
+/// Nobody waits for an arbiter that does not listen, and later communicators find it.
 void an_arbiter_that_comes_later_is_found(const Library& library) {
-  setenv("DYNAMICCL_TEST_LIMIT_MS", "4000", 1);
   const int port = use_arbiter();
   void* context = nullptr;
-  for (const double limit_ms : {4000.0, 400.0, 40.0, 40.0}) {
-    const double ms = took_ms(library, &context);
-    CHECK(context == nullptr && ms >= limit_ms && ms < limit_ms + 150);
-  }
+  CHECK(took_ms(library, &context) < 500 && context == nullptr);
+  CHECK(t_lines.back().find("does not listen: Connection refused") != std::string::npos);
   start_arbiter(port);
   CHECK(took_ms(library, &context) < 500 && context != nullptr);
   unsetenv("DYNAMICCL_KEY");
@@ -253,7 +250,7 @@ void nobody_waits_where_no_answer_can_come(const Library& library) {
     if (child == 0) {
       forbid_sockets();
       CHECK(took_ms(library, &context) < 500 && context == nullptr);
-      CHECK(t_lines.back().find("no socket: Operation not permitted") != std::string::npos);
+      CHECK(t_lines.back().find("does not listen: Operation not permitted") != std::string::npos);
       _exit(g_failures);
     }
     int status = 1;

@@ -81,9 +81,9 @@ class WordWorld {
       if (rank.board < 0) {
         found.push_back({WordAction::kOpen, which});
         if (failed_opens_ > 0) found.push_back({WordAction::kOpenFails, which});
-      } else if (rank.vote.step() != WordVote::Step::kDone) {
+      } else if (rank.vote.step != WordVote::Step::kDone) {
         const Word& word = words_[static_cast<std::size_t>(rank.board)];
-        const bool waits = rank.vote.step() == WordVote::Step::kWait && word.word == 0;
+        const bool waits = rank.vote.step == WordVote::Step::kWait && word.word == 0;
         if (!waits) found.push_back({WordAction::kStep, which});
         if (waits && timeouts_ > 0) found.push_back({WordAction::kTimeIsUp, which});
       } else {
@@ -141,7 +141,7 @@ class WordWorld {
                              setup_->differs >= 0 || setup_->never_comes >= 0 || setup_->shrinks;
     for (const Rank& rank : ranks_) {
       if (rank.dead || rank.failed || rank.number == setup_->never_comes) continue;
-      if (rank.vote.step() != WordVote::Step::kDone && timeouts_ > 0) return "it hangs";
+      if (rank.vote.step != WordVote::Step::kDone && timeouts_ > 0) return "it hangs";
       if (!can_abstain && !has_table(rank)) return "nothing went wrong, and it has no table";
     }
     return nullptr;
@@ -150,9 +150,9 @@ class WordWorld {
   std::string state() const {
     std::string out;
     for (const Rank& rank : ranks_) {
-      out += {static_cast<char>(rank.vote.step()), static_cast<char>(rank.board + 1),
+      out += {static_cast<char>(rank.vote.step), static_cast<char>(rank.board + 1),
               static_cast<char>(rank.dead + 2 * rank.failed + 4 * rank.vote.has_table() +
-                                8 * rank.vote.came_last())};
+                                8 * rank.vote.came_last)};
     }
     for (const Word& word : words_) {
       out += {static_cast<char>(WordVote::state_of(word.word)), static_cast<char>(word.votes),
@@ -180,10 +180,10 @@ class WordWorld {
   };
 
   static bool has_table(const Rank& rank) {
-    return rank.vote.step() == WordVote::Step::kDone && rank.vote.has_table();
+    return rank.vote.step == WordVote::Step::kDone && rank.vote.has_table();
   }
   static bool abstains(const Rank& rank) {
-    const bool is_done = rank.vote.step() == WordVote::Step::kDone;
+    const bool is_done = rank.vote.step == WordVote::Step::kDone;
     return rank.failed || (is_done && !rank.vote.has_table());
   }
 
@@ -200,7 +200,7 @@ class WordWorld {
     word.digest = board.digest;
     for (std::size_t i = 0; i < kNumFields; ++i) word.fields[i] = board.fields[i];
     // Whoever comes last takes the name away, whatever lies under it by then.
-    if (rank->vote.step() == WordVote::Step::kDone && rank->vote.came_last()) path_ = -1;
+    if (rank->vote.step == WordVote::Step::kDone && rank->vote.came_last) path_ = -1;
   }
 
   const WordSetup* setup_;

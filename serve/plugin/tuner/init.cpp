@@ -2,93 +2,242 @@
 #include "tuner/init.h"
 
 #include <sched.h>
-
-#include <cstring>
+#include <sys/utsname.h>
 
 #include "agree/word.h"
+#include "build_digest.h"
+#include "file.h"
 #include "identity/environment.h"
 #include "platform/clock.h"
 
 namespace dynamiccl {
 namespace {
 
-/// How often this process has waited in vain, up to 2.
-std::atomic<unsigned> g_in_vain{0};
+struct Kept {
+  DecisionTable table;
+  Kept* next;
+};
+Mutex g_mutex;
+Kept* g_kept = nullptr;
 
-/// Of a vote limit, how long to wait for others: all of it (10 s) once a process, then a tenth of
-/// it, then a hundredth. Where hosts share no /dev/shm, or a rank has no plugin, each communicator
-/// of a job would wait otherwise.
-constexpr std::uint64_t kDivisors[] = {1, 10, 100};
+/// All communicators of one table share it, and it is never freed: NCCL may still ask from another
+/// thread while it aborts a communicator.
+const DecisionTable* keep(Kept* made) noexcept {
+  const Lock lock(&g_mutex);
+  for (Kept* kept = g_kept; kept != nullptr; kept = kept->next) {
+    if (std::memcmp(&kept->table, &made->table, sizeof made->table) != 0) continue;
+    std::free(made);
+    return &kept->table;
+  }
+  made->next = g_kept;
+  return &(g_kept = made)->table;
+}
 
-/// What several ranks of a process wait for at once counts once.
-void note(unsigned before, bool has_table, bool in_vain) noexcept {
-  if (in_vain && before < 2) g_in_vain.compare_exchange_strong(before, before + 1);
-  // Whose others came may have to wait for them again, but not as long as the first time.
-  if (has_table && before == 2) g_in_vain.compare_exchange_strong(before, 1);
+/// So many numbers of 16 hex digits, and nothing else.
+bool parse_hex(const char* text, std::size_t count, std::uint64_t* numbers) noexcept {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  if (text == nullptr || std::strlen(text) != 16 * count) return false;
+  for (std::size_t i = 0; i < 16 * count; ++i) {
+    const char* digit = std::strchr(kDigits, text[i]);
+    if (digit == nullptr) return false;
+    numbers[i / 16] = numbers[i / 16] << 4 | static_cast<std::uint64_t>(digit - kDigits);
+  }
+  return true;
+}
+
+std::uint64_t digest_of(const char* text) noexcept { return fnv1a(text, std::strlen(text)); }
+
+/// The launcher's number of this process; -1: not known.
+std::int32_t world_rank() noexcept {
+  for (const char* variable :
+       {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK"}) {
+    std::uint64_t rank = 0;
+    if (parse_number(value_of(variable), &rank)) return static_cast<std::int32_t>(rank);
+  }
+  return -1;
+}
+
+/// Where its ranks meet; null on success, else why nowhere, which is the same on all ranks that
+/// were started alike.
+const char* find_meeting(Joining* joining) noexcept {
+  const char* job = value_of("DYNAMICCL_JOB");
+  if (job == nullptr) return "start the job with dynamiccl-run";
+  if (!parse_hex(job, 1, &joining->vote.round.job)) {
+    return "DYNAMICCL_JOB is not 16 hex digits; start the job with dynamiccl-run";
+  }
+  const char* word = value_of("DYNAMICCL_WORD");
+  const char* arbiter = value_of("DYNAMICCL_ARBITER");
+  const bool is_on_one_host = word != nullptr ? std::strcmp(word, "0") != 0 : arbiter == nullptr;
+  joining->by_word =
+      !joining->has_stops && ((joining->communicator.num_nodes == 1 && is_on_one_host) ||
+                              (word != nullptr && std::strcmp(word, "all") == 0));
+  if (joining->by_word) return nullptr;
+  if (arbiter == nullptr) {
+    return "DYNAMICCL_ARBITER is not set, and its ranks may be on several hosts: start each rank "
+           "through dynamiccl-run";
+  }
+  if (!parse_address(arbiter, &joining->arbiter)) {
+    return "DYNAMICCL_ARBITER is not an address and a port, as 10.0.0.1:7000 or [fd00::1]:7000";
+  }
+  std::uint64_t key[2] = {};
+  if (!parse_hex(value_of("DYNAMICCL_KEY"), 2, key)) {
+    return "DYNAMICCL_KEY is not 32 hex digits; install the artifact and start the job with "
+           "dynamiccl-run";
+  }
+  joining->arbiter.key = {key[0], key[1]};
+  return nullptr;
+}
+
+#define DYNAMICCL_FAIL(...) \
+  return static_cast<void>(std::snprintf(joining->problem, sizeof joining->problem, __VA_ARGS__))
+
+/// Reads the table into memory of this process, where nobody can cut it off or exchange it.
+void read_table(const File& file, Joining* joining) noexcept {
+  const Communicator& communicator = joining->communicator;
+  const char* problem = why_not_ours(file.descriptor(), S_IFREG);
+  if (problem != nullptr) DYNAMICCL_FAIL("its table: %s", problem);
+  std::uint8_t bytes[kMaxFileBytes + 1];
+  const ssize_t size = file.read_all(bytes, sizeof bytes);
+  if (size < 0) DYNAMICCL_FAIL("its table: %s", std::strerror(errno));
+  auto* made = static_cast<Kept*>(std::calloc(1, sizeof(Kept)));
+  if (made == nullptr) DYNAMICCL_FAIL("memory is short");
+  problem = decode_table(bytes, static_cast<std::size_t>(size), &made->table);
+  if (problem == nullptr && !is_for(made->table, communicator.num_nodes, communicator.num_ranks)) {
+    problem = "it is made for another number of ranks or nodes";
+  }
+  if (problem != nullptr) {
+    std::free(made);
+    DYNAMICCL_FAIL("its table: %s", problem);
+  }
+  joining->vote.fields[2] = made->table.checksum;  // of all bytes, as they were read
+  leave_out_what_no_job_may_ask(joining->checked.nccl_version, &made->table);
+  joining->table = keep(made);
+}
+
+void find_table(Joining* joining) noexcept {
+  const Communicator& communicator = joining->communicator;
+  const int nccl_version = joining->checked.nccl_version;
+  if (joining->checked.ids_repeat)
+    DYNAMICCL_FAIL("a communicator was shrunk before: ids may repeat");
+  const char* rearch = value_of("NCCL_ENQUEUE_REARCH_ENABLE");
+  if (rearch != nullptr && std::strcmp(rearch, "0") != 0) {  // 2.32 src/tuning/tuning.cc
+    DYNAMICCL_FAIL("NCCL_ENQUEUE_REARCH_ENABLE is set: a table would beat kernels it is not shown");
+  }
+  if (const char* problem = value_of("DYNAMICCL_PROBLEM")) DYNAMICCL_FAIL("%s", problem);
+  utsname here = {};
+  const char* prepared_on = value_of("DYNAMICCL_HOST");
+  if (uname(&here) != 0 || prepared_on == nullptr || std::strcmp(here.nodename, prepared_on) != 0) {
+    DYNAMICCL_FAIL("start each rank through dynamiccl-run: this is %.60s, prepared was %.60s",
+                   here.nodename, prepared_on != nullptr ? prepared_on : "none");
+  }
+  const char* kill_file = value_of("DYNAMICCL_KILL_FILE");  // the arbiter looks for it itself
+  if (joining->by_word && kill_file != nullptr && may_exist(kill_file)) {
+    DYNAMICCL_FAIL("a kill file is there, %.250s", kill_file);
+  }
+  const char* machine = value_of("DYNAMICCL_MACHINE");
+  const char* systems = value_of("DYNAMICCL_SYSTEMS");
+  const char* tables = value_of("DYNAMICCL_TABLES");
+  if (machine == nullptr || systems == nullptr || tables == nullptr ||
+      !parse_hex(value_of("DYNAMICCL_INDEX"), 1, &joining->vote.fields[1])) {
+    DYNAMICCL_FAIL(
+        "DYNAMICCL_MACHINE, _SYSTEMS, _TABLES or _INDEX is not set: start the job with "
+        "dynamiccl-run");
+  }
+  joining->vote.fields[6] = digest_of(machine);
+  const char* system = find_system(systems, nccl_version);
+  const int length = static_cast<int>(std::strcspn(system, " "));
+  if (length == 0) {
+    DYNAMICCL_FAIL(
+        "the artifact does not know NCCL %d on this machine, %.200s: dynamiccl-deploy bind",
+        nccl_version, machine);
+  }
+  char path[4096];
+  const int size = std::snprintf(path, sizeof path, "%s/%.*s/nodes%zu_ranks%zu.dct", tables, length,
+                                 system, communicator.num_nodes, communicator.num_ranks);
+  if (size >= static_cast<int>(sizeof path)) DYNAMICCL_FAIL("DYNAMICCL_TABLES is too long");
+  const File file(path);
+  if (!file.is_open() && errno == ENOENT) {
+    DYNAMICCL_FAIL("the artifact has no table for %zu ranks on %zu nodes of %.*s",
+                   communicator.num_ranks, communicator.num_nodes, length, system);
+  }
+  if (!file.is_open()) DYNAMICCL_FAIL("its table: %s", std::strerror(errno));
+  read_table(file, joining);
+}
+
+/// This rank's vote, and its table.
+void prepare(Joining* joining) noexcept {
+  const Communicator& communicator = joining->communicator;
+  Vote& vote = joining->vote;
+  vote.num_ranks = static_cast<std::uint32_t>(communicator.num_ranks);
+  vote.round.comm = communicator.comm_id;
+  vote.nonce = draw();
+  vote.rank = world_rank();
+  vote.has_stops = joining->has_stops;
+  vote.fields[0] = digest_of(kPluginVersion) ^ digest_of(kSourceDigest);
+  vote.fields[3] = digest_of(joining->asked_first);
+  vote.fields[4] = static_cast<std::uint64_t>(joining->checked.nccl_version);
+  vote.fields[5] = std::uint64_t{communicator.num_ranks} << 32 | communicator.num_nodes;
+  vote.fields[7] = digest_of(joining->has_stops ? "adaptive" : "table");
+  if (joining->problem[0] == '\0') find_table(joining);
+  std::snprintf(vote.problem, sizeof vote.problem, "%.*s",
+                static_cast<int>(sizeof vote.problem - 1), joining->problem);
+}
+
+void vote_in_init(Joining* joining) noexcept {
+  // How often this process has waited in vain, up to 2. Where hosts share no /dev/shm, or a rank
+  // has no plugin, each communicator of a job would wait the whole limit otherwise.
+  static std::atomic<unsigned> in_vain{0};
+  static constexpr std::uint64_t kDivisors[] = {1, 10, 100};
+  unsigned before = in_vain.load();
+  const Limits limits = limits_of_job();
+  const std::uint64_t wait_ms = limits.vote_ms / kDivisors[before];
+  bool was_in_vain = false;
+  if (joining->by_word) {
+    char (&reason)[sizeof Exchange::reason] = joining->exchange.reason;
+    const std::uint64_t limit_ms = wait_ms + joining->vote.num_ranks;
+    if (agree_by_word(joining->vote, limit_ms, &was_in_vain, reason, sizeof reason)) {
+      joining->verdict = Verdict::kTable;
+    }
+  } else {
+    const std::uint64_t from_ms = monotonic_ms();
+    joining->verdict =
+        agree_by_arbiter(joining->arbiter, joining->vote, limits, wait_ms, &joining->exchange);
+    was_in_vain = joining->verdict != Verdict::kTable && monotonic_ms() - from_ms >= wait_ms / 2;
+  }
+  // What several ranks of a process wait for at once counts once. Whose others came may have to
+  // wait for them again, but not as long as the first time.
+  if (was_in_vain && before < 2) in_vain.compare_exchange_strong(before, before + 1);
+  if (joining->verdict == Verdict::kTable && before == 2)
+    in_vain.compare_exchange_strong(before, 1);
 }
 
 }  // namespace
 
-Verdict vote_in_init(const Meeting& meeting, const Vote& vote, Exchange* exchange) noexcept {
-  const unsigned before = g_in_vain.load();
-  Limits limits = limits_of_job();
-  const std::uint64_t wait_ms = limits.vote_ms / kDivisors[before];
-  bool in_vain = false;
-  Verdict verdict = Verdict::kAbstain;
-  if (meeting.by_word) {
-    char (&reason)[sizeof exchange->reply.reason] = exchange->reply.reason;
-    if (agree_by_word(vote, wait_ms + vote.num_ranks, &in_vain, reason, sizeof reason)) {
-      verdict = Verdict::kTable;
-    }
-  } else {
-    if (before > 0) {
-      // A ballot waits for two vote limits before it confirms. What it no longer waits then is
-      // added to the answer limit, which must not be shorter than the arbiter's.
-      limits.answer_ms += 2 * (limits.vote_ms - wait_ms / 2);
-      limits.vote_ms = wait_ms / 2;
-    }
-    const std::uint64_t from_ms = monotonic_ms();
-    verdict = agree_by_arbiter(meeting.arbiter, vote, limits, wait_ms, exchange);
-    in_vain = verdict != Verdict::kTable && monotonic_ms() - from_ms >= wait_ms / 2;
+ncclResult_t agree_in_init(Joining* joining) noexcept {
+  const Communicator& communicator = joining->communicator;
+  if (communicator.num_ranks < 2 || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
+  const char* why_not = joining->checked.reason_to_abstain;
+  if (why_not == nullptr) why_not = find_meeting(joining);
+  if (why_not == nullptr) {
+    prepare(joining);
+    vote_in_init(joining);
+    why_not = joining->problem[0] != '\0' ? joining->problem : joining->exchange.reason;
   }
-  note(before, verdict == Verdict::kTable, in_vain);
-  return verdict;
-}
-
-ncclResult_t tell(const Communicator& communicator, Verdict verdict, const char* reason) noexcept {
-  if (verdict == Verdict::kTable) {
+  if (joining->verdict == Verdict::kTable) {
     say(communicator, NCCL_LOG_INFO, "the artifact's table, from call 0");
     return ncclSuccess;
   }
-  if (verdict == Verdict::kAbstain) {
-    say(communicator, NCCL_LOG_INFO, "NCCL's own choice stands: %s", reason);
+  if (joining->verdict == Verdict::kAbstain) {
+    say(communicator, NCCL_LOG_INFO, "NCCL's own choice stands: %s", why_not);
     return ncclSuccess;
   }
-  say(communicator, NCCL_LOG_WARN, "this communicator must not be used: %s", reason);
+  say(communicator, NCCL_LOG_WARN, "this communicator must not be used: %s", why_not);
   // NCCL bound this thread to the GPU's processors, and does not undo that when `init` fails
   // (2.30.7 `init.cc:1641,1703`). The earlier mask is not known: use all processors of the job.
   cpu_set_t all;
   std::memset(&all, 0xff, sizeof all);
   sched_setaffinity(0, sizeof all, &all);
   return ncclRemoteError;
-}
-
-ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
-                               const DecisionTable** table) noexcept {
-  *table = nullptr;
-  const Checked checked = check_communicator(communicator);  // whatever follows
-  if (communicator.num_ranks < 2 || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
-  Meeting meeting;
-  const char* why_not = checked.reason_to_abstain;
-  if (why_not == nullptr) why_not = find_meeting(communicator.num_nodes, &meeting);
-  if (why_not != nullptr) return tell(communicator, Verdict::kAbstain, why_not);
-  Prepared prepared;
-  prepare(communicator, checked, asked_first, meeting, &prepared);
-  Exchange exchange;
-  const Verdict verdict = vote_in_init(meeting, prepared.vote, &exchange);
-  if (verdict == Verdict::kTable) *table = prepared.table;
-  return tell(communicator, verdict,
-              prepared.problem[0] != '\0' ? prepared.problem : exchange.reply.reason);
 }
 
 }  // namespace dynamiccl

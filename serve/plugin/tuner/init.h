@@ -1,9 +1,6 @@
-// NCCL's `init` and `getCollInfo`, for this library and for vendor/: one agreement in `init`, then
-// table look-ups.
-//
-// Every function returns success, since any other value fails a collective or a communicator. The
-// exception is an `init` that heard nothing for the answer limit after it had confirmed
-// (agree/ballot.h): other ranks may have the table, and this one cannot know.
+// A communicator's vote in `init`, for the libraries of tables (exports.cpp, ../vendor) and of mode
+// adaptive. Everything returns success, since an error fails a communicator or a collective, but an
+// `init` that heard nothing for the answer limit after it had confirmed (agree/ballot.h).
 //
 // NCCL calls `init` on every rank of every new communicator after all have met in the bootstrap,
 // without a lock, each creation of a group on a thread of its own (2.30.7 `src/group.cc:484`): up
@@ -13,7 +10,7 @@
 // communicator and wait in their first collective, from 2.28 on those of its node in a barrier
 // (2.30.7 `src/init.cc:1694`). `finalize` may follow with an empty context.
 //
-// What dynamiccl-run has prepared for this process is read when a communicator is made:
+// What dynamiccl-run has prepared for this process:
 //
 //   DYNAMICCL_JOB        16 hex digits: which run of which job.
 //   DYNAMICCL_HOST       `uname -n` of the host that it was prepared on.
@@ -36,15 +33,42 @@
 
 namespace dynamiccl {
 
-/// Agrees with the other ranks, once. `*table` is null where NCCL's own choice stands (a log line
-/// says why); a table stays valid until the process ends. `asked_first` names the vendor's tuner
-/// that is called before ours, equal on all ranks, or is "none".
-ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
-                               const DecisionTable** table) noexcept;
+struct Joining {
+  const Communicator& communicator;
+  const Checked& checked;
+  /// The vendor's tuner that is called before ours, equal on all ranks.
+  const char* asked_first = "none";
+  /// Mode adaptive, whose ranks meet at the arbiter, where the leader is.
+  bool has_stops = false;
+  /// Why this rank cannot use a table; more may be found.
+  char problem[320] = "";
+  Exchange exchange = {};
+
+  // What the vote needs and leaves.
+  Vote vote = {};
+  Arbiter arbiter = {};
+  bool by_word = false;                  // else by the arbiter
+  const DecisionTable* table = nullptr;  // valid until the process ends
+  Verdict verdict = Verdict::kAbstain;
+};
+
+/// Agrees with the other ranks, once, and says in NCCL's log how that ended. Returns what `init`
+/// does; the table is in force with Verdict::kTable alone.
+ncclResult_t agree_in_init(Joining* joining) noexcept;
 
 /// The id of this communicator, whose tuner is created next on this thread, as NCCL 2.27 passed it
 /// to this library's profiler (comm_id_profiler.cpp); 0: not known.
 std::uint64_t take_comm_id(const Communicator& communicator) noexcept;
+
+/// The same for a library of tables: `*table` is null where NCCL's own choice stands.
+inline ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
+                                      const DecisionTable** table) noexcept {
+  const Checked checked = check_communicator(communicator);  // whatever follows
+  Joining joining = {communicator, checked, asked_first};
+  const ncclResult_t result = agree_in_init(&joining);
+  *table = joining.verdict == Verdict::kTable ? joining.table : nullptr;
+  return result;
+}
 
 /// Sets the cost of the chosen cell to 0.0 and the number of channels; or changes nothing.
 inline void answer(const DecisionTable& table, int collective, std::size_t size_bytes,
@@ -54,35 +78,5 @@ inline void answer(const DecisionTable& table, int collective, std::size_t size_
   const Entry* entry = is_nccl ? lookup(table, collective, size_bytes) : nullptr;
   if (entry != nullptr) choose(*entry, table.num_nodes, costs, num_channels);
 }
-
-// ---- The steps of it, for mode adaptive too ----
-
-/// How the ranks of a communicator meet.
-struct Meeting {
-  std::uint64_t job = 0;
-  bool by_word = false;
-  Arbiter arbiter;  // else
-};
-
-/// Null on success; else why this rank cannot meet the others, which is the same on all ranks that
-/// were started alike.
-const char* find_meeting(std::size_t num_nodes, Meeting* meeting) noexcept;
-
-struct Prepared {
-  const DecisionTable* table = nullptr;  // valid until the process ends; null: there is a problem
-  Vote vote;
-  char problem[320] = "";  // the vote has its beginning
-};
-
-/// This rank's vote, and its table, which it has read into its own memory. `asked_first` names the
-/// vendor's tuner that is called before ours.
-void prepare(const Communicator& communicator, const Checked& checked, const char* asked_first,
-             const Meeting& meeting, Prepared* prepared) noexcept;
-
-/// The vote of `init`, by word or arbiter; why there is no table is in `exchange->reply.reason`.
-Verdict vote_in_init(const Meeting& meeting, const Vote& vote, Exchange* exchange) noexcept;
-
-/// Says how the vote ended, and returns what `init` does.
-ncclResult_t tell(const Communicator& communicator, Verdict verdict, const char* reason) noexcept;
 
 }  // namespace dynamiccl
