@@ -101,15 +101,12 @@ def _limits() -> Iterator[str]:
 
 
 def _validity() -> Iterator[str]:
-    yield "// Whether NCCL has a kernel for [collective][algorithm][protocol]."
-    yield "inline constexpr bool kValid[kNumCollectives][kNumAlgorithms][kNumProtocols] = {"
+    yield "// Protocols for which NCCL has a kernel of [collective][algorithm]: bit 1 << protocol."
+    yield "inline constexpr unsigned kValid[kNumCollectives][kNumAlgorithms] = {"
     for collective in (c for c in Collective if c.tunable):
-        yield f"    {{  // {collective.wire}"
-        for algorithm in Algorithm:
-            protocols = VALID_PROTOCOLS[collective].get(algorithm, frozenset())
-            cells = ", ".join(str(protocol in protocols).lower() for protocol in Protocol)
-            yield f"        {{{cells}}},  // {algorithm.wire}"
-        yield "    },"
+        has = VALID_PROTOCOLS[collective]
+        masks = (sum(1 << protocol for protocol in has.get(a, ())) for a in Algorithm)
+        yield f"    {{{', '.join(map(str, masks))}}},  // {collective.wire}"
     yield "};"
 
 

@@ -17,9 +17,8 @@ bool entry_is_sound(int collective, const Entry& entry) noexcept {
                            entry.num_channels != 0 || entry.chunk_bytes != 0;
   if (sets_a_knob != (entry.act == 1)) return false;
   if (entry.algorithm == kAuto) return true;
-  const bool* exists = kValid[collective][entry.algorithm];
-  return entry.protocol == kAuto ? exists[kLL] || exists[kLL128] || exists[kSimple]
-                                 : exists[entry.protocol];
+  const unsigned valid = kValid[collective][entry.algorithm];
+  return entry.protocol == kAuto ? valid != 0 : (valid >> entry.protocol & 1) != 0;
 }
 
 const char* decode_table(const std::uint8_t* bytes, std::size_t size,

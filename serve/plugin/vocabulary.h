@@ -26,53 +26,13 @@ inline constexpr int kNewestNccl = 23099;
 inline constexpr float kCostIgnore = -1.0F;
 inline constexpr float kRelegatedCostRatio = 100.0F;
 
-// Whether NCCL has a kernel for [collective][algorithm][protocol].
-inline constexpr bool kValid[kNumCollectives][kNumAlgorithms][kNumProtocols] = {
-    {  // Broadcast
-        {false, false, false},  // Tree
-        {true, true, true},  // Ring
-        {false, false, false},  // CollNetDirect
-        {false, false, false},  // CollNetChain
-        {false, false, false},  // NVLS
-        {false, false, false},  // NVLSTree
-        {false, false, false},  // PAT
-    },
-    {  // Reduce
-        {false, false, false},  // Tree
-        {true, true, true},  // Ring
-        {false, false, false},  // CollNetDirect
-        {false, false, false},  // CollNetChain
-        {false, false, false},  // NVLS
-        {false, false, false},  // NVLSTree
-        {false, false, false},  // PAT
-    },
-    {  // AllGather
-        {false, false, false},  // Tree
-        {true, true, true},  // Ring
-        {false, false, true},  // CollNetDirect
-        {false, false, false},  // CollNetChain
-        {false, false, true},  // NVLS
-        {false, false, false},  // NVLSTree
-        {false, false, true},  // PAT
-    },
-    {  // ReduceScatter
-        {false, false, false},  // Tree
-        {true, true, true},  // Ring
-        {false, false, true},  // CollNetDirect
-        {false, false, false},  // CollNetChain
-        {false, false, true},  // NVLS
-        {false, false, false},  // NVLSTree
-        {false, false, true},  // PAT
-    },
-    {  // AllReduce
-        {true, true, true},  // Tree
-        {true, true, true},  // Ring
-        {false, false, true},  // CollNetDirect
-        {false, false, true},  // CollNetChain
-        {false, false, true},  // NVLS
-        {false, false, true},  // NVLSTree
-        {false, false, false},  // PAT
-    },
+// Protocols for which NCCL has a kernel of [collective][algorithm]: bit 1 << protocol.
+inline constexpr unsigned kValid[kNumCollectives][kNumAlgorithms] = {
+    {0, 7, 0, 0, 0, 0, 0},  // Broadcast
+    {0, 7, 0, 0, 0, 0, 0},  // Reduce
+    {0, 7, 4, 0, 4, 0, 4},  // AllGather
+    {0, 7, 4, 0, 4, 0, 4},  // ReduceScatter
+    {7, 7, 4, 4, 4, 4, 0},  // AllReduce
 };
 
 inline constexpr int kBinsPerOctave = 4;

@@ -73,8 +73,8 @@ const char* find_meeting(Joining* joining) noexcept {
                               (word != nullptr && std::strcmp(word, "all") == 0));
   if (joining->by_word) return nullptr;
   if (arbiter == nullptr) {
-    return "DYNAMICCL_ARBITER is not set, and its ranks may be on several hosts: start each rank "
-           "through dynamiccl-run";
+    return "DYNAMICCL_ARBITER is not set, which mode adaptive and ranks on several hosts need: "
+           "start each rank through dynamiccl-run";
   }
   if (!parse_address(arbiter, &joining->arbiter)) {
     return "DYNAMICCL_ARBITER is not an address and a port, as 10.0.0.1:7000 or [fd00::1]:7000";

@@ -51,7 +51,6 @@ ABSTAINING: Final[dict[str, tuple[str, dict[str, str], list[str]]]] = {
     "mode adaptive needs NCCL 2.28 or later": ("2.27", {}, []),
     "another release of NCCL than": ("2.31", {}, []),
     "NCCL_COMM_ID is set": ("2.30", {"NCCL_COMM_ID": "127.0.0.1:1"}, []),
-    "mode adaptive needs the job's arbiter": ("2.30", {"DYNAMICCL_WORD": "all"}, []),
     "NCCL_PROFILER_PLUGIN does not name this library": ("2.30", {}, on_rank(2, NO_PROFILER)),
     "3 of 4 ranks voted in time": ("2.30", {}, on_rank(2, {"DYNAMICCL_DISABLE": "1"})),
 }

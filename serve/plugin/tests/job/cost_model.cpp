@@ -39,7 +39,7 @@ std::vector<float> CostModel::costs(int collective, std::size_t size_bytes, int 
     if ((a == kCollNetDirect || a == kCollNetChain) && num_nodes < 4) continue;
     if (a == kPAT && num_nodes != num_ranks) continue;
     for (int p = 0; p < kNumProtocols; ++p) {
-      if (!kValid[collective][a][p]) continue;
+      if ((kValid[collective][a] >> p & 1) == 0) continue;
       const Line& line = kLines[a][p];
       const double hops = a == kRing ? num_ranks - 1 : 1 + std::log2(num_ranks);
       double cost_us = line.latency_us * num_pipe_ops + 0.7 * hops * num_nodes +
