@@ -337,7 +337,6 @@ class Player {
 const char* load(const Communicator& communicator, int abi_version, const char* path,
                  Player* player) noexcept {
   if (player == nullptr) return "memory is short";
-  if (abi_version == 2) return "sweep mode needs NCCL 2.22 or later";
   if (path == nullptr) return "DYNAMICCL_SCHEDULE is not set";
   const char* hash = value_of("DYNAMICCL_SCHEDULE_HASH");
   if (hash == nullptr) return "DYNAMICCL_SCHEDULE_HASH is not set";
@@ -409,9 +408,7 @@ using Sweep = Shell<SweepTuner>;
 
 }  // namespace
 
-const ncclTuner_v2_t ncclTunerPlugin_v2 = Sweep::v2;  // no communicator of it comes to be
-const ncclTuner_v3_t ncclTunerPlugin_v3 = Sweep::v3;
 const ncclTuner_v4_t ncclTunerPlugin_v4 = Sweep::v4;
 const ncclTuner_v5_t ncclTunerPlugin_v5 = Sweep::v5;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Sweep::initWithId<6>, Sweep::getCollInfo,
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Sweep::init<6>, Sweep::getCollInfo,
                                            Sweep::finalize, getChunkSize};

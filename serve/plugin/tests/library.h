@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "nccl/profiler_v4.h"
+#include "nccl/profiler_abi.h"
 #include "nccl/tuner_abi.h"
 #include "vocabulary.h"
 
@@ -92,15 +92,9 @@ class Library {
   Call ask(int version, void* context, Call call) const {
     float** table = reinterpret_cast<float**>(call.costs.data());
     const int a = call.num_algorithms, p = call.num_protocols;
-    if (version == 3) {
-      call.result =
-          at<ncclTuner_v3_t>(3)->getCollInfo(context, call.collective, call.size_bytes,
-                                             call.num_pipe_ops, table, a, p, &call.num_channels);
-    } else {  // at one place in v4 to v6
-      call.result = at<ncclTuner_v4_t>(version)->getCollInfo(
-          context, call.collective, call.size_bytes, call.num_pipe_ops, table, a, p, version > 4,
-          &call.num_channels);
-    }
+    call.result = at<ncclTuner_v4_t>(version)->getCollInfo(  // at one place in all versions
+        context, call.collective, call.size_bytes, call.num_pipe_ops, table, a, p, version > 4,
+        &call.num_channels);
     return call;
   }
 
@@ -119,7 +113,7 @@ class Library {
     ncclResult_t result = ncclSuccess;
     for (void* rank : ranks) {
       // At one place in all versions.
-      const ncclResult_t its_result = at<ncclTuner_v2_t>(version)->destroy(rank);
+      const ncclResult_t its_result = at<ncclTuner_v4_t>(version)->destroy(rank);
       if (its_result != ncclSuccess) result = its_result;
     }
     return result;
@@ -128,8 +122,8 @@ class Library {
  private:
   ncclResult_t init_rank(int version, std::uint64_t id, std::size_t ranks, std::size_t nodes,
                          ncclDebugLogger_t logger, void** context) const {
-    if (version < 5) {
-      // As NCCL 2.27 does just before: a tuner of v3 and v4 knows the id from there.
+    if (version == 4) {
+      // As NCCL 2.27 does just before: a tuner of v4 knows the id from there.
       int mask = 0;
       const auto* told = static_cast<const ncclProfiler_v4_t*>(dlsym(handle_, "ncclProfiler_v4"));
       void* ignored = nullptr;
@@ -137,7 +131,7 @@ class Library {
         told->init(&ignored, &mask, "", id, static_cast<int>(nodes), static_cast<int>(ranks), 0,
                    logger);
       }
-      return at<ncclTuner_v2_t>(version)->init(ranks, nodes, logger, context);
+      return at<ncclTuner_v4_t>(version)->init(ranks, nodes, logger, context);
     }
     return at<ncclTuner_v5_t>(version)->init(context, id, ranks, nodes, logger, nullptr, nullptr);
   }
