@@ -24,7 +24,6 @@ OURS = Config(Algorithm.Ring, Protocol.Simple, 8)
 #: A vendor's library, NCCL's ABI, and the vendor's struct that is asked then.
 ASKED = [
     *[("v4", version, 4) for version in (4, 5, 6)],
-    *[("v5", version, 5) for version in (5, 6)],
     ("v6", 6, 6),
     ("v6", 5, 4),  # v6 is too new for it
 ]
@@ -186,7 +185,7 @@ def test_ranks_that_ask_different_vendors_have_no_table(
     behind: Callable[[str | None], Behind], plugin: TunerPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one rank would run what the vendor says, and the other what NCCL says."""
-    both = behind("v5")
+    both = behind("v6")
     monkeypatch.setenv("VENDOR_CELL", "20")
     for name, value in both.environment.items():
         if value is not None:

@@ -14,17 +14,10 @@
 
 using namespace dynamiccl;
 
-namespace {
-
-std::atomic<int> g_syncs{0};
-std::atomic<bool> g_holds{false};    // a sync goes on
-std::atomic<bool> g_is_held{false};  // ... and one is inside
-std::atomic<time_t> g_now_s{1000};
-
-constexpr std::size_t kSizeBytes = 1024;
-constexpr int kCallsPerHalf = 4;
-
-}  // namespace
+static std::atomic<int> g_syncs{0};
+static std::atomic<bool> g_holds{false};    // a sync goes on
+static std::atomic<bool> g_is_held{false};  // ... and one is inside
+static std::atomic<time_t> g_now_s{1000};
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -44,6 +37,9 @@ EXPORT int clock_gettime(clockid_t, timespec* time) noexcept {
 
 namespace {
 
+constexpr std::size_t kSizeBytes = 1024;
+constexpr int kCallsPerHalf = 4;
+
 /// Eight ranks, one size, two halves, four blocks of one config: Ring/LL128 with 8 channels.
 struct Sweep {
   Sweep(const char* library, const std::string& folder)
@@ -60,9 +56,7 @@ struct Sweep {
     std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(checksum));
     std::filesystem::create_directories(folder);
     std::filesystem::remove(folder + "/report");
-    std::ofstream(folder + "/schedule", std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()),
-               static_cast<std::streamsize>(bytes.size()));
+    std::ofstream(folder + "/schedule") << std::string(bytes.begin(), bytes.end());
     setenv("DYNAMICCL_MODE", "sweep", 1);
     setenv("DYNAMICCL_SCHEDULE", (folder + "/schedule").c_str(), 1);
     setenv("DYNAMICCL_SCHEDULE_HASH", hash, 1);
@@ -107,16 +101,14 @@ void finalize_waits_for_the_call(const char* library, const std::string& folder)
   g_holds = true;
   std::thread caller([&] { sweep.call(); });
   while (!g_is_held) std::this_thread::yield();
-  std::atomic<bool> is_done{false};
-  std::thread aborter([&] {
-    sweep.tuner->finalize(sweep.context);
-    is_done = true;
+  std::thread file_server([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    g_holds = false;
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  CHECK(!is_done);
-  g_holds = false;
+  sweep.tuner->finalize(sweep.context);
+  CHECK(!g_holds);
   caller.join();
-  aborter.join();
+  file_server.join();
 }
 
 }  // namespace

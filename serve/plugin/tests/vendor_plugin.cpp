@@ -76,13 +76,9 @@ ncclResult_t finish(void* context) {
 
 }  // namespace
 
-// All of them have v4, and one of the newer ones.
 EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4;
 const ncclTuner_v4_t ncclTunerPlugin_v4 = {"Vendor", init_v4, ask, finish};
-#if VENDOR_NEWEST == 5
-EXPORT const ncclTuner_v5_t ncclTunerPlugin_v5;
-const ncclTuner_v5_t ncclTunerPlugin_v5 = {"Vendor", init<5>, ask, finish};
-#elif VENDOR_NEWEST == 6
+#ifdef VENDOR_HAS_V6
 EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
 const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Vendor", init<6>, ask, finish, chunk};
 #endif
