@@ -15,8 +15,8 @@
 using namespace dynamiccl;
 
 static std::atomic<int> g_syncs{0};
-static std::atomic<bool> g_holds{false};    // a sync goes on
-static std::atomic<bool> g_is_held{false};  // ... and one is inside
+static std::atomic<bool> g_holds{false};    // the next sync, as long as this is true
+static std::atomic<bool> g_is_held{false};  // and it has begun
 static std::atomic<time_t> g_now_s{1000};
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -24,10 +24,8 @@ static std::atomic<time_t> g_now_s{1000};
 /// In place of the C library's: the sweep library calls them.
 EXPORT int fdatasync(int) {
   ++g_syncs;
-  while (g_holds) {
-    g_is_held = true;
-    std::this_thread::yield();
-  }
+  const bool is_to_wait = g_holds && !g_is_held.exchange(true);
+  while (is_to_wait && g_holds) std::this_thread::yield();
   return 0;
 }
 EXPORT int clock_gettime(clockid_t, timespec* time) noexcept {
