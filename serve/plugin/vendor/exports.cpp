@@ -101,46 +101,6 @@ ncclResult_t init_both(const Communicator& communicator, ncclTunerConstants_v5_t
   return result;
 }
 
-/// The vendor's tuner, then ours unless it returned an error: NCCL would stop there, too.
-ncclResult_t ask_both(const Both& both, const Question& question) noexcept {
-  const CostTable& costs = question.costs;
-  const int num_cells = is_sound(costs) ? costs.num_algorithms * costs.num_protocols : 0;
-  float before[kMostAlgorithms * kNumProtocols], shown[kMostAlgorithms * kNumProtocols];
-  std::copy_n(costs.cells, num_cells, before);
-  int channels = *question.num_channels;
-  if (both.next != nullptr) {
-    const ncclResult_t result = both.next->getCollInfo(
-        both.theirs, question.collective, question.size_bytes, question.num_pipe_ops,
-        reinterpret_cast<float**>(costs.cells), costs.num_algorithms, costs.num_protocols,
-        question.reg_buff, question.num_channels);
-    if (result != ncclSuccess) return result;
-  }
-  const bool is_ours = both.table != nullptr && is_about_a_cell(question.num_pipe_ops) &&
-                       num_cells != 0 && costs.num_algorithms <= kNumAlgorithms;
-  const Entry* entry =
-      is_ours ? lookup(*both.table, question.collective, question.size_bytes) : nullptr;
-  if (entry == nullptr) return ncclSuccess;
-  // Ours decides by NCCL's costs, but that a cell which the vendor made free is just below the
-  // cheapest. Left free it would win a tie, and make every Ring look relegated.
-  float cheapest = INFINITY;
-  for (int i = 0; i < num_cells; ++i) {
-    if (before[i] > 0.0F) cheapest = std::min(cheapest, before[i]);
-  }
-  for (int i = 0; i < num_cells; ++i) {
-    const bool is_freed = costs.cells[i] == 0.0F && before[i] != 0.0F;
-    shown[i] = is_freed ? cost_of(order_of(cheapest) - 1) : costs.cells[i];
-  }
-  const CostTable ours = {shown, costs.num_algorithms, costs.num_protocols};
-  const int cell = choose(*entry, both.table->num_nodes, ours, &channels);
-  if (cell < 0) return ncclSuccess;
-  for (int i = 0; i < num_cells; ++i) {
-    if (costs.cells[i] == 0.0F) costs.cells[i] = before[i];
-  }
-  costs.cells[cell] = 0.0F;
-  *question.num_channels = channels;
-  return ncclSuccess;
-}
-
 struct VendorTuner {
   static ncclResult_t create(Communicator communicator, int abi_version,
                              ncclTunerConstants_v5_t* constants, void** context) noexcept {
@@ -157,8 +117,45 @@ struct VendorTuner {
     return result;
   }
 
+  /// The vendor's tuner, then ours unless it returned an error: NCCL would stop there, too.
   static ncclResult_t answer(void* context, const Question& question) noexcept {
-    return ask_both(*static_cast<const Both*>(context), question);
+    const auto& both = *static_cast<const Both*>(context);
+    const CostTable& costs = question.costs;
+    const int num_cells = is_sound(costs) ? costs.num_algorithms * costs.num_protocols : 0;
+    float before[kMostAlgorithms * kNumProtocols], shown[kMostAlgorithms * kNumProtocols];
+    std::copy_n(costs.cells, num_cells, before);
+    int channels = *question.num_channels;
+    if (both.next != nullptr) {
+      const ncclResult_t result = both.next->getCollInfo(
+          both.theirs, question.collective, question.size_bytes, question.num_pipe_ops,
+          reinterpret_cast<float**>(costs.cells), costs.num_algorithms, costs.num_protocols,
+          question.reg_buff, question.num_channels);
+      if (result != ncclSuccess) return result;
+    }
+    const bool is_ours = both.table != nullptr && is_about_a_cell(question.num_pipe_ops) &&
+                         num_cells != 0 && costs.num_algorithms <= kNumAlgorithms;
+    const Entry* entry =
+        is_ours ? lookup(*both.table, question.collective, question.size_bytes) : nullptr;
+    if (entry == nullptr) return ncclSuccess;
+    // Ours decides by NCCL's costs, but that a cell which the vendor made free is just below the
+    // cheapest. Left free it would win a tie, and make every Ring look relegated.
+    float cheapest = INFINITY;
+    for (int i = 0; i < num_cells; ++i) {
+      if (before[i] > 0.0F) cheapest = std::min(cheapest, before[i]);
+    }
+    for (int i = 0; i < num_cells; ++i) {
+      const bool is_freed = costs.cells[i] == 0.0F && before[i] != 0.0F;
+      shown[i] = is_freed ? cost_of(order_of(cheapest) - 1) : costs.cells[i];
+    }
+    const CostTable ours = {shown, costs.num_algorithms, costs.num_protocols};
+    const int cell = choose(*entry, both.table->num_nodes, ours, &channels);
+    if (cell < 0) return ncclSuccess;
+    for (int i = 0; i < num_cells; ++i) {
+      if (costs.cells[i] == 0.0F) costs.cells[i] = before[i];
+    }
+    costs.cells[cell] = 0.0F;
+    *question.num_channels = channels;
+    return ncclSuccess;
   }
 
   static ncclResult_t finalize(void* context) noexcept {
