@@ -95,7 +95,7 @@ def _benchmark(
         advice = "install NCCL (libnccl2), or put its folder into LD_LIBRARY_PATH"
         yield Check("libnccl", FAIL, version, advice)
         return
-    chunks, costs = TUNER_ABI_SINCE[6], TUNER_ABI_SINCE[3]
+    chunks, costs = TUNER_ABI_SINCE[6], TUNER_ABI_SINCE[4]
     no_chunks = any(sweep.chunk_sizes) and version < chunks
     yield judge(
         "libnccl",

@@ -143,7 +143,7 @@ class NcclTestsRunner(Runner):
             self._check_setting(setting)
             if setting.collective not in self._programs:
                 self._programs[setting.collective] = find_program(setting.collective, self._site)
-        version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[3]
+        version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[4]
         if self._plays and self._site.plugin is None:
             raise MachineError(
                 "a sweep of configs needs the sweep plugin, and there is none: build it with 'make "

@@ -407,7 +407,7 @@ def judge(
     where it reached its first block, a failure is that of a config.
 
     A report that does not cover the last row is waited for, up to `patience_s`: a client of a
-    network file system may write the mapped pages of an ended process 30 s after its end
+    network file system may write the pages of an ended process 30 s after its end
     (`vm.dirty_expire_centisecs`), and ours looks again only after its attribute cache has expired
     (nfs(5), `acregmax`).
     """

@@ -153,10 +153,9 @@ class NcclVersion:
         return f"{self.major}.{self.minor}.{self.patch}"
 
 
-#: First NCCL release that takes each tuner ABI (`src/misc/tuner.cc`, later `src/plugin/tuner.cc`).
+#: First NCCL release that takes each tuner ABI that we have (`src/misc/tuner.cc`, later
+#: `src/plugin/tuner.cc`).
 TUNER_ABI_SINCE: Final[Mapping[int, NcclVersion]] = {
-    2: NcclVersion(2, 21),
-    3: NcclVersion(2, 22),
     4: NcclVersion(2, 24),
     5: NcclVersion(2, 28),
     6: NcclVersion(2, 30),

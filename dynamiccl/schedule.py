@@ -35,10 +35,7 @@ Report file, which one rank of a launch writes while it plays (`serve/plugin/swe
     16      8      uint64 checksum of the schedule
     24      8      uint64 calls counted
     32      8      uint64 the call that did not fit, from 1; 0 when all did
-    40      8      uint64 nBytes expected there
-    48      8      uint64 nBytes found there
-    56      4      int32 collective found there
-    60      4      zero
+    40      24     zero
     64      ...    chunk sizes [block]: uint32
     ...     ...    states [block]: uint8, see BlockState
 
@@ -78,7 +75,7 @@ _CONFIG: Final = struct.Struct("<4bi")
 _SIZE_BYTES: Final = 8
 _BLOCK_BYTES: Final = 2
 _CHECKSUM_BYTES: Final = 8
-_REPORT: Final = struct.Struct("<8sIi5Qi4x")
+_REPORT: Final = struct.Struct("<8sIi3Q24x")
 #: A chunk size and a state.
 _REPORT_BLOCK_BYTES: Final = 4 + 1
 SCHEDULE_HEADER_BYTES: Final = _HEADER.size
@@ -201,7 +198,7 @@ class PlayReport:
             raise CorruptFile(
                 f"{where} is not a usable sweep report: {problem}; run the launch again"
             )
-        _, _, num_blocks, digest, calls, stopped, *_ = _REPORT.unpack_from(data)
+        _, _, num_blocks, digest, calls, stopped = _REPORT.unpack_from(data)
         states_at = len(data) - num_blocks
         return cls(
             schedule_hash=f"{digest:016x}",

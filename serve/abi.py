@@ -26,13 +26,10 @@ from dynamiccl.nccl import (
     NUM_ALGORITHMS,
     NUM_PROTOCOLS,
     TUNER_ABI_SINCE,
-    Algorithm,
     Collective,
-    Protocol,
 )
 from dynamiccl.serve.answers import Answer, CostTable, answer_of
 
-_UNDEFINED: Final = -1
 _INT_OUT: Final = ctypes.POINTER(ctypes.c_int)
 _SIZE_OUT: Final = ctypes.POINTER(ctypes.c_size_t)
 _LOGGER: Final = ctypes.CFUNCTYPE(
@@ -73,11 +70,7 @@ def _struct_of(version: int) -> type[ctypes.Structure]:
     else:
         init = (*shape, context_out)
     ask: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
-    if version == 2:
-        ask += (ctypes.c_int, ctypes.c_int, ctypes.c_int, _INT_OUT, _INT_OUT, _INT_OUT)
-    else:
-        ask += (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-        ask += (ctypes.c_int, _INT_OUT) if version >= 4 else (_INT_OUT,)
+    ask += (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int, _INT_OUT)
     fields: list[tuple[str, Any]] = [
         ("name", ctypes.c_char_p),
         ("init", ctypes.CFUNCTYPE(ctypes.c_int, *init)),
@@ -131,7 +124,7 @@ class Communicator:
         num_pipe_ops: int = 1,
         reg_buff: int = 0,
     ) -> Answer:
-        """One getCollInfo of v3 to v6; `size_bytes` is NCCL's nBytes, `reg_buff` from v4 on.
+        """One getCollInfo; `size_bytes` is NCCL's nBytes.
 
         `cost_table` is not changed. Raises ValueError for a table of another shape and PluginError
         when the plugin returns an error, which it must never do.
@@ -139,60 +132,21 @@ class Communicator:
         before = np.ascontiguousarray(cost_table, dtype=np.float32)
         if before.ndim != 2 or before.shape[1] != NUM_PROTOCOLS or len(before) > NUM_ALGORITHMS:
             raise ValueError(f"cost table of shape {before.shape} is not [6 or 7][3]")
-        if self._version == 2:
-            raise ValueError("tuner v2 has no cost table; use ask_v2")
         after = before.copy()
         num_channels = ctypes.c_int(0)
-        tail = (
-            (reg_buff, ctypes.byref(num_channels))
-            if self._version >= 4
-            else (ctypes.byref(num_channels),)
+        result = self._struct.ask(
+            self._context,
+            int(collective),
+            size_bytes,
+            num_pipe_ops,
+            after.ctypes.data,
+            *after.shape,
+            reg_buff,
+            ctypes.byref(num_channels),
         )
-        self._check(
-            "getCollInfo",
-            self._struct.ask(
-                self._context,
-                int(collective),
-                size_bytes,
-                num_pipe_ops,
-                after.ctypes.data,
-                *after.shape,
-                *tail,
-            ),
-        )
-        return answer_of(before, after, num_channels.value)
-
-    def ask_v2(
-        self, collective: Collective, size_bytes: int, *, nvls_support: bool = False
-    ) -> Answer:
-        """One getCollInfo of v2 (NCCL 2.21), which returns the choice itself.
-
-        Raises ValueError on another version and PluginError when the plugin returns an error.
-        """
-        if self._version != 2:
-            raise ValueError(f"tuner v{self._version} has a cost table; use ask")
-        algorithm, protocol = ctypes.c_int(_UNDEFINED), ctypes.c_int(_UNDEFINED)
-        num_channels = ctypes.c_int(0)
-        outputs = [ctypes.byref(out) for out in (algorithm, protocol, num_channels)]
-        self._check(
-            "getCollInfo",
-            self._struct.ask(
-                self._context, int(collective), size_bytes, 0, int(nvls_support), 1, *outputs
-            ),
-        )
-        acted = (algorithm.value, protocol.value, num_channels.value) != (_UNDEFINED,) * 2 + (0,)
-        return Answer(
-            None if algorithm.value == _UNDEFINED else Algorithm(algorithm.value),
-            None if protocol.value == _UNDEFINED else Protocol(protocol.value),
-            num_channels.value,
-            acted,
-            None,
-        )
-
-    @staticmethod
-    def _check(function: str, result: int) -> None:
         if result != 0:
-            raise PluginError(f"the plugin's {function} returned {result}; it may only return 0")
+            raise PluginError(f"the plugin's getCollInfo returned {result}; it may only return 0")
+        return answer_of(before, after, num_channels.value)
 
 
 @dataclass(frozen=True, slots=True)

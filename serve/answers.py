@@ -26,15 +26,14 @@ _NVLS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 class Answer:
     """The result of one getCollInfo, and what NCCL runs then."""
 
-    #: None where NCCL is left to choose without a cost table (v2), or no cell is available.
+    #: None where no cell is available.
     algorithm: Algorithm | None
     protocol: Protocol | None
     #: As written to `*nChannels`; 0 leaves it to NCCL.
     num_channels: int
     #: Whether the plugin wrote anything at all.
     acted: bool
-    #: None with v2, which has no cost table.
-    cost_table_after: CostTable | None
+    cost_table_after: CostTable
 
     @property
     def config(self) -> Config:
@@ -65,7 +64,7 @@ def asked_in_a_job(config: Config | None) -> Config | None:
 
 
 def expected_answer(config: Config | None, cost_table: CostTable, *, num_nodes: int) -> Answer:
-    """The answer that the plugin must give (v3 to v6) when its table holds `config`.
+    """The answer that the plugin must give when its table holds `config`.
 
     The same rules as `choose` in `serve/plugin/choice.h`, implemented a second time on purpose: the
     parity check compares the two.

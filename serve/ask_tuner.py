@@ -29,7 +29,7 @@ from dynamiccl.nccl import (
     Protocol,
     invalid_reason,
 )
-from dynamiccl.serve.abi import OUR_NAME, Communicator, TunerPlugin
+from dynamiccl.serve.abi import OUR_NAME, TunerPlugin
 from dynamiccl.serve.answers import Answer, CostTable, asked_in_a_job, expected_answer, nccl_choice
 from dynamiccl.serve.table import DecisionTable
 
@@ -114,7 +114,10 @@ def _asked(plugin: TunerPlugin, num_ranks: int, num_nodes: int) -> dict[str, Any
         ) as communicator:
             for collective in TUNED:
                 decisions[collective.wire] = [
-                    _row(size, _answer(communicator, version, collective, size, num_nodes))
+                    _row(
+                        size,
+                        communicator.ask(collective, size, made_up_costs(collective, num_nodes)),
+                    )
                     for size in SIZES
                 ]
     return {
@@ -123,14 +126,6 @@ def _asked(plugin: TunerPlugin, num_ranks: int, num_nodes: int) -> dict[str, Any
         "asked_version": version,
         "decisions": decisions,
     }
-
-
-def _answer(
-    communicator: Communicator, version: int, collective: Collective, size: int, num_nodes: int
-) -> Answer:
-    if version == 2:
-        return communicator.ask_v2(collective, size, nvls_support=True)
-    return communicator.ask(collective, size, made_up_costs(collective, num_nodes))
 
 
 def _row(size_bytes: int, answer: Answer) -> dict[str, Any]:
@@ -144,7 +139,7 @@ def _wanted(answer: Answer) -> str | None:
     channels = answer.num_channels or None
     after = answer.cost_table_after
     # The cheapest made-up cell comes first, so another choice, or a price below it, is a wish.
-    if after is not None and nccl_choice(after) is not None:
+    if nccl_choice(after) is not None:
         cheapest = after[after >= 0].min()
         if cheapest >= _FIRST_COST_US:
             return Config(None, None, channels).key

@@ -96,7 +96,11 @@ def _nccl(question: Question, machine: Machine) -> Iterator[Check]:
         yield judge(
             "libnccl",
             f"NCCL {version}, {path}",
-            (minor < TUNER_ABI_SINCE[2], FAIL, f"tuners need NCCL {TUNER_ABI_SINCE[2]} or later"),
+            (
+                minor < TUNER_ABI_SINCE[4],
+                FAIL,
+                f"our tuners need NCCL {TUNER_ABI_SINCE[4]} or later",
+            ),
             (minor < OLDEST_ACTING, WARN, f"{abstains} {blind}"),
             (minor > NEWEST_ACTING, WARN, f"{abstains} {unread}"),
             (len(versions) > 1, WARN, several),

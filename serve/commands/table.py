@@ -40,7 +40,7 @@ def table_command(
     """Print the decisions by message size: of an artifact's table, or of any tuner plugin.
 
     A plugin is loaded in a separate process, with this environment, and called through its newest
-    tuner ABI (v2 to v6), once for each octave from 1 KiB to 16 GiB. The cost table that it gets is
+    tuner ABI (v4 to v6), once for each octave from 1 KiB to 16 GiB. The cost table that it gets is
     synthetic: every cell for which NCCL has a kernel is available, the first at 10 us and each
     next one 1 us more. A plugin that compares costs, or looks at the machine, may decide
     differently in a job. Ours acts only when all ranks agree, so for our plugin the decisions are

@@ -49,10 +49,14 @@ class File {
   // O_NONBLOCK: opening a FIFO without a writer would block forever.
   explicit File(const char* path, int flags = O_RDONLY | O_NONBLOCK, mode_t mode = 0644) noexcept
       : descriptor_(open(path, flags | O_CLOEXEC | O_NOCTTY, mode)) {}
-  ~File() {
-    if (is_open()) close(descriptor_);
-  }
+  File() = default;
+  ~File() { reset(-1); }
   File(const File&) = delete;
+
+  void reset(int descriptor) noexcept {
+    if (descriptor_ >= 0) close(descriptor_);
+    descriptor_ = descriptor;
+  }
 
   bool is_open() const noexcept { return descriptor_ >= 0; }
   int descriptor() const noexcept { return descriptor_; }
@@ -70,7 +74,7 @@ class File {
   }
 
  private:
-  int descriptor_;
+  int descriptor_ = -1;
 };
 
 }  // namespace dynamiccl

@@ -75,9 +75,9 @@ def test_ranks_that_are_processes_need_a_binary_with_mpi() -> None:
 
 @pytest.mark.parametrize(
     ("code", "needs", "status"),
-    [("22105", ANY_SWEEP, FAIL), ("22105", DEFAULT_ONLY, OK), ("22200", ANY_SWEEP, OK)],
+    [("22304", ANY_SWEEP, FAIL), ("22304", DEFAULT_ONLY, OK), ("22403", ANY_SWEEP, OK)],
 )
-def test_many_configs_in_a_process_need_a_cost_table(
+def test_many_configs_in_a_process_need_nccl_2_24(
     code: str, needs: SweepFile, status: CheckStatus
 ) -> None:
     old = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output=f"{code}\n")
@@ -133,7 +133,7 @@ def test_our_plugin_must_load() -> None:
     said = "OSError: /lib/libc.so.6: version `GLIBC_2.38' not found"
     check = found(HEALTHY.answering(*ask, output=said, status=1))["our plugin"]
     assert (check.status, "GLIBC_2.38" in check.found) == (FAIL, True)
-    check = found(HEALTHY.answering(*ask, output="ncclTunerPlugin_v2"))["our plugin"]
+    check = found(HEALTHY.answering(*ask, output="ncclTunerPlugin_v4"))["our plugin"]
     assert (check.status, "ncclTunerPlugin_v6" in check.advice) == (FAIL, True)
     assert "our plugin" not in found(HEALTHY, DEFAULT_ONLY)
 

@@ -72,13 +72,12 @@ _OWN_CHUNK_BYTES: Final = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What NCCL passes to getCollInfo; `nvls_support` is v2's."""
+    """What NCCL passes to getCollInfo."""
 
     collective: Collective
     size_bytes: int
     num_pipe_ops: int
     reg_buff: int
-    nvls_support: bool
     costs: CostTable
 
 
@@ -119,14 +118,11 @@ def random_costs(random: Random) -> CostTable:
 
 
 def random_question(random: Random) -> Question:
-    return Question(
-        collective=random.choice(TUNED),
-        size_bytes=int(2 ** (3 + 35 * random.random())),
-        num_pipe_ops=random.choice([1, 1, 1, 2, 5]),  # 0 asks about symmetric kernels
-        reg_buff=random.randrange(2),
-        nvls_support=random.randrange(2) == 1,
-        costs=random_costs(random),
-    )
+    collective, size_bytes = random.choice(TUNED), int(2 ** (3 + 35 * random.random()))
+    pipe_ops = random.choice([1, 1, 1, 2, 5])  # 0 asks about symmetric kernels
+    reg_buff = random.randrange(2)
+    random.randrange(2)  # was drawn when the answers that are kept were made
+    return Question(collective, size_bytes, pipe_ops, reg_buff, random_costs(random))
 
 
 def questions(count: int) -> list[Question]:
@@ -135,15 +131,10 @@ def questions(count: int) -> list[Question]:
 
 
 def told(question: Question, answer: Answer) -> str:
-    """What was written: `cell=value` of the cost table and channels, v2: what it chose. Or `-`."""
+    """What was written: `cell=value` of the cost table, and channels. Or `-`."""
     if not answer.acted:
         return "-"
     after = answer.cost_table_after
-    if after is None:
-        chosen = answer.algorithm, answer.protocol
-        return (
-            "/".join("auto" if c is None else c.wire for c in chosen) + f"/{answer.num_channels}ch"
-        )
     was, now = (table.ravel().view(np.int32) for table in (question.costs, after))
     written = [f"{cell}={after.flat[cell]:g}" for cell in np.flatnonzero(was != now)]
     return " ".join([*written, f"{answer.num_channels}ch"])
@@ -151,11 +142,6 @@ def told(question: Question, answer: Answer) -> str:
 
 def asked(communicator: Communicator, version: int, question: Question) -> str:
     """One getCollInfo, and getChunkSize where the version has one."""
-    if version == 2:
-        answer = communicator.ask_v2(
-            question.collective, question.size_bytes, nvls_support=question.nvls_support
-        )
-        return told(question, answer)
     answer = communicator.ask(
         question.collective,
         question.size_bytes,
@@ -232,7 +218,7 @@ def of_vendor(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
     os.environ["DYNAMICCL_NEXT_TUNER"] = str(plugin.path.with_name("libvendor_v6.so"))
     random, (num_ranks, num_nodes) = Random(SEED), SHAPES[0]
     everything = questions(QUESTIONS)
-    # Never a cell of the seventh row, which older releases have not.
+    # Never a cell of the seventh row, which made-up costs may lack.
     wishes = [(random.randrange(-1, 18), random.choice([-1, 4096])) for _ in everything]
     for version in plugin.versions:
         answers = []
@@ -253,8 +239,6 @@ def of_vendor(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
 def of_sweep(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
     """The player of sweeps: a schedule for each collective; its report's states come last."""
     for version in plugin.versions:
-        if version == 2:
-            continue  # it refuses NCCL 2.21, which has no cost table
         answers: list[str] = []
         states: Counter[str] = Counter()
         for collective in TUNED:
@@ -266,7 +250,7 @@ def of_sweep(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
                     costs = random_costs(random)
                     costs[costs == 0] = 1  # so that setting a cell to 0 shows
                     pipe_ops, reg_buff = random.choice([1, 1, 2]), random.randrange(2)
-                    question = Question(collective, size_bytes, pipe_ops, reg_buff, False, costs)
+                    question = Question(collective, size_bytes, pipe_ops, reg_buff, costs)
                     answers.append(asked(player, version, question))
             report = Path(environment["DYNAMICCL_SWEEP_REPORT"] or "").read_bytes()
             states.update(state.name for state in PlayReport.from_bytes(report).states)

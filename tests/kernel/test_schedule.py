@@ -114,7 +114,7 @@ def test_every_truncation_is_found() -> None:
 
 
 def report_bytes(*, states: bytes = b"\1\2", stopped: int = 0, blocks: int = 2) -> bytes:
-    header = struct.pack("<8sIi5Qi4x", REPORT_MAGIC, 1, blocks, 0xAB, 77, stopped, 1024, 512, 2)
+    header = struct.pack("<8sIi3Q24x", REPORT_MAGIC, 1, blocks, 0xAB, 77, stopped)
     assert len(header) == REPORT_HEADER_BYTES
     return header + struct.pack("<2I", 0, 65024) + states
 

@@ -85,7 +85,7 @@ def test_what_is_no_tuner_is_exit_4(shell: Shell, tmp_path: Path) -> None:
     source.write_text("int nothing;\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "empty.so", source], check=True)
     table = ("dynamiccl-deploy", "table", *SHAPE, "--plugin")
-    assert "exports no tuner of v2, v3, v4, v5, v6" in refused(shell(*table, "empty.so"), 4)
+    assert "exports no tuner of v4, v5, v6" in refused(shell(*table, "empty.so"), 4)
     assert "cannot load" in refused(shell(*table, "empty.c"), 4)
     assert "give the path of a .so file" in refused(shell(*table, "gone.so"), 2)
 
@@ -102,7 +102,7 @@ def test_ours_answers_by_the_artifacts_table(
     if by_variable:
         monkeypatch.setenv("DYNAMICCL_ARTIFACT", str(artifact))
     said = shell("dynamiccl-deploy", "table", *operands, "--plugin", plugin_path, *SHAPE).json
-    assert (said["name"], said["tuner_versions"]) == ("DynamICCL", [2, 3, 4, 5, 6])
+    assert (said["name"], said["tuner_versions"]) == ("DynamICCL", [4, 5, 6])
     at = {row["size_bytes"]: row["config"] for row in said["decisions"]["AllReduce"]}
     assert at[1 << 20] == "Ring/LL"
     assert at[1 << 34] is None
@@ -137,6 +137,6 @@ def test_made_up_costs_are_of_what_nccl_has() -> None:
 
 
 def test_our_plugin_has_all_versions(plugin_path: Path) -> None:
-    assert TunerPlugin(plugin_path).versions == (2, 3, 4, 5, 6)
+    assert TunerPlugin(plugin_path).versions == (4, 5, 6)
     with pytest.raises(PluginError, match=TUNER_NAME):
         TunerPlugin(plugin_path.with_name(f"gone-{TUNER_NAME}"))

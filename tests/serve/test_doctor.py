@@ -31,8 +31,8 @@ def found(machine: Machine, plugin: Path = Path("gone.so"), **question: Any) -> 
 @pytest.mark.parametrize(
     ("version", "status", "said"),
     [
-        ("22005", FAIL, "tuners need NCCL 2.21.0"),
-        ("22105", WARN, "before NCCL 2.27.0 a tuner is not told which communicator it is"),
+        ("22304", FAIL, "our tuners need NCCL 2.24.0"),
+        ("22403", WARN, "before NCCL 2.27.0 a tuner is not told which communicator it is"),
         ("22606", WARN, "before NCCL 2.27.0"),
         ("22707", OK, "NCCL 2.27.7, /n.so"),
         ("23007", OK, "NCCL 2.30.7, /n.so"),
@@ -76,10 +76,10 @@ def test_plugin_is_loaded_alone(plugin_path: Path, tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", needy, source], check=True)
     broken = found(Machine(), needy)["our plugin"]
     assert (broken.status, "undefined symbol: nobody_has_this" in broken.found) == (FAIL, True)
-    source.write_text("int ncclTunerPlugin_v4;\n")
+    source.write_text("int ncclTunerPlugin_v5;\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", needy, source], check=True)
     lacks = found(Machine(), needy)["our plugin"]
-    assert "lacks ncclTunerPlugin_v2, ncclTunerPlugin_v3, ncclTunerPlugin_v5" in lacks.advice
+    assert "lacks ncclTunerPlugin_v4, ncclTunerPlugin_v6" in lacks.advice
 
 
 OURS, VENDORS = f"/x/{TUNER_NAME}", f"/x/{VENDOR_NAME}"

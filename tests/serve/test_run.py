@@ -162,7 +162,7 @@ def opt_fixture(tmp_path: Path) -> Path:
     folder = tmp_path / "opt with space"
     folder.mkdir()
     source = tmp_path / "net.c"
-    for name, symbol in (("ofi", "ncclTunerPlugin_v3"), ("ib", "ncclNetPlugin_v8")):
+    for name, symbol in (("ofi", "ncclTunerPlugin_v6"), ("ib", "ncclNetPlugin_v8")):
         source.write_text(f"int {symbol}[4];\n")
         to = folder / f"libnccl-net-{name}.so"
         subprocess.run(["cc", "-shared", "-fPIC", "-s", "-o", to, source], check=True)

@@ -24,7 +24,7 @@ from dynamiccl.serve.answers import Answer, CostTable, expected_answer
 from tests.serve.benchmark_calls import benchmark_calls, random_schedule, stage
 from tests.serve.tables import TUNED, random_costs
 
-COST_VERSIONS = (3, 4, 5, 6)
+VERSIONS = (4, 5, 6)
 RING = Config(Algorithm.Ring, Protocol.LL128, 8)
 TREE = Config(Algorithm.Tree, Protocol.Simple, 4)
 #: Costs of a machine that can run everything, in us.
@@ -72,8 +72,6 @@ def read_report(environment: dict[str, str | None]) -> PlayReport:
 
 
 def same(answer: Answer, expected: Answer) -> bool:
-    assert answer.cost_table_after is not None
-    assert expected.cost_table_after is not None
     tables_agree = np.array_equal(
         answer.cost_table_after, expected.cost_table_after, equal_nan=True
     )
@@ -104,7 +102,7 @@ def run(command: list[str], environment: dict[str, str | None]) -> subprocess.Co
     )
 
 
-@pytest.mark.parametrize("version", COST_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("collective", TUNED, ids=lambda c: c.wire)
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_every_call_of_a_block_gets_its_config(
@@ -144,7 +142,7 @@ def state_of(config: Config, forced: set[bool]) -> BlockState:
     return BlockState.PLAYED if forced == {True} else BlockState.UNAVAILABLE
 
 
-@pytest.mark.parametrize("version", COST_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_what_the_machine_has_not_is_recorded(
     version: int, plugin: TunerPlugin, tmp_path: Path
 ) -> None:
@@ -199,9 +197,6 @@ def test_an_unexpected_call_stops_it_for_good(
     report = read_report(environment)
     assert report.states == tuple(STATES[letter] for letter in states)
     assert (report.stopped_at_call, report.calls) == (nth, len(calls))
-    raw = Path(environment["DYNAMICCL_SWEEP_REPORT"] or "").read_bytes()
-    expected = calls[nth - 1].size_bytes
-    assert struct.unpack_from("<QQi", raw, 40) == (expected, size_bytes, collective)
 
 
 def test_symmetric_kernels_are_no_calls(plugin: TunerPlugin, tmp_path: Path) -> None:
@@ -229,7 +224,7 @@ def test_timed_calls_leave_the_report_alone(plugin: TunerPlugin, tmp_path: Path)
     assert read_report(environment).calls == 10
 
 
-@pytest.mark.parametrize("version", COST_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
     ("shape", "changes", "reason"),
     [
@@ -348,9 +343,8 @@ def test_what_is_no_file_is_refused(
         pass
 
 
-def test_hash_may_be_in_capitals(plugin: TunerPlugin, tmp_path: Path) -> None:
+def test_says_what_it_plays(plugin: TunerPlugin, tmp_path: Path) -> None:
     environment = stage(tmp_path, SMALL)
-    environment["DYNAMICCL_SCHEDULE_HASH"] = SMALL.content_hash.upper()
     with plugin.communicator(8, 1, environment=environment) as communicator:
         play(communicator, SMALL)
     (line,) = communicator.lines
@@ -360,20 +354,11 @@ def test_hash_may_be_in_capitals(plugin: TunerPlugin, tmp_path: Path) -> None:
     )
 
 
-def test_needs_a_cost_table(plugin: TunerPlugin, tmp_path: Path) -> None:
-    with (
-        pytest.raises(PluginError, match=r"sweep mode needs NCCL 2\.22"),
-        plugin.communicator(8, 1, version=2, environment=stage(tmp_path, SMALL)),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("version", [2, *COST_VERSIONS])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_in_another_mode_it_abstains(version: int, plugin: TunerPlugin, tmp_path: Path) -> None:
     environment = stage(tmp_path, SMALL) | {"DYNAMICCL_MODE": "play"}
     with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
-        if version > 2:
-            assert not communicator.ask(Collective.AllReduce, 1024, ALL).acted
+        assert not communicator.ask(Collective.AllReduce, 1024, ALL).acted
     (line,) = communicator.lines
     assert "this library is for sweeps, and DYNAMICCL_MODE is 'play'" in line
 
@@ -489,7 +474,7 @@ def test_second_communicator_plays_and_leaves_the_report_alone(
     environment = stage(tmp_path, SMALL)
     with (
         plugin.communicator(8, 1, environment=environment) as first,
-        plugin.communicator(8, 1, version=3, environment=environment) as second,
+        plugin.communicator(8, 1, version=4, environment=environment) as second,
     ):
         play(second, SMALL)
         assert set(read_report(environment).states) == {BlockState.NOT_REACHED}

@@ -23,11 +23,9 @@ from dynamiccl.serve.table import DecisionTable
 OURS = Config(Algorithm.Ring, Protocol.Simple, 8)
 #: A vendor's library, NCCL's ABI, and the vendor's struct that is asked then.
 ASKED = [
-    *[("v2", version, 2) for version in (3, 4, 5, 6)],
-    *[("v3", version, 3) for version in (3, 4, 5, 6)],
-    *[("v5", version, 5) for version in (5, 6)],
+    *[("v4", version, 4) for version in (4, 5, 6)],
     ("v6", 6, 6),
-    ("v6", 5, 3),  # v6 is too new for it
+    ("v6", 5, 4),  # v6 is too new for it
 ]
 RANKS = 2
 
@@ -37,7 +35,7 @@ class Counts(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("inits", "calls", "finalized")),
-        *((name, ctypes.c_int) for name in ("version", "support", "reg_buff")),
+        *((name, ctypes.c_int) for name in ("version", "reg_buff")),
         ("comm_id", ctypes.c_uint64),
         ("constants", ctypes.c_void_p),
     )
@@ -110,14 +108,12 @@ def test_ours_decides_where_it_acts_and_theirs_elsewhere(
             assert both.counts.constants
         # Ring/Simple is ours; theirs, before it, is not to win the tie nor to relegate Ring.
         assert taken(asked) == (5, 8)
-        assert both.counts.reg_buff == (1 if theirs >= 4 and version >= 4 else -1)
+        assert both.counts.reg_buff == 1
         assert taken(asked, Collective.AllGather) == (1, 3)  # our table leaves it
         monkeypatch.setenv("VENDOR_CELL", "20")
         assert taken(asked) == (5, 8)
         assert taken(asked, num_pipe_ops=0) == (20, 3)  # about symmetric kernels
         assert taken(asked, c5=-1) == (20, 3)  # ours cannot be had
-        if theirs == 2:  # NCCL itself drops such an answer of v2
-            assert taken(asked, c5=-1, c20=-1)[0] == 0
         monkeypatch.setenv("VENDOR_CELL", "-1")
         assert taken(asked) == (5, 8)
         assert taken(asked, Collective.AllGather) == (0, 0)
@@ -125,16 +121,16 @@ def test_ours_decides_where_it_acts_and_theirs_elsewhere(
         with pytest.raises(PluginError, match="returned 5"):
             taken(asked)
         monkeypatch.delenv("VENDOR_ERROR")
-        assert both.counts.calls == (9 if theirs == 2 else 8)
+        assert both.counts.calls == 8
         assert both.counts.finalized == 0
     assert both.counts.finalized == RANKS
 
 
-@pytest.mark.parametrize("version", [3, 6])
+@pytest.mark.parametrize("version", [4, 6])
 def test_theirs_alone_where_ours_is_switched_off(
     version: int, behind: Callable[[str | None], Behind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = behind("v3")
+    both = behind("v4")
     monkeypatch.setenv("VENDOR_CELL", "20")
     with both.communicator(version, DYNAMICCL_DISABLE="1") as asked:
         assert taken(asked) == (20, 3)
@@ -142,20 +138,6 @@ def test_theirs_alone_where_ours_is_switched_off(
     with pytest.raises(PluginError, match="init returned 2"), both.communicator(version):
         pass
     assert (both.counts.inits, both.counts.finalized) == (RANKS, RANKS)
-
-
-def test_on_nccl_2_21_the_vendor_decides_alone(
-    behind: Callable[[str | None], Behind], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = behind("v2")
-    monkeypatch.setenv("VENDOR_CELL", "2")
-    with both.plugin.communicator(
-        RANKS, 1, version=2, environment=both.environment, all_ranks=True
-    ) as asked:
-        answer = asked.ask_v2(Collective.AllReduce, 1 << 20, nvls_support=True)
-    assert (answer.algorithm, answer.protocol) == (Algorithm.Tree, Protocol.Simple)
-    assert answer.num_channels == 3
-    assert (both.counts.support, both.counts.finalized) == (1, RANKS)
 
 
 def test_chunk_sizes_are_theirs(
@@ -180,7 +162,7 @@ def test_chunk_sizes_are_theirs(
         ("libnobody.so", "(libnobody.so): goes on without it: libnobody.so: "),
         ("none", None),
         ("itself", "goes on without it: that is this plugin itself"),
-        ("libc.so.6", "goes on without it: it exports no tuner that this NCCL takes"),
+        ("libc.so.6", "goes on without it: it exports no tuner of v4 to v6 that this NCCL takes"),
     ],
 )
 def test_without_a_vendor_ours_goes_on_and_says_so_once(
@@ -203,7 +185,7 @@ def test_ranks_that_ask_different_vendors_have_no_table(
     behind: Callable[[str | None], Behind], plugin: TunerPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one rank would run what the vendor says, and the other what NCCL says."""
-    both = behind("v5")
+    both = behind("v6")
     monkeypatch.setenv("VENDOR_CELL", "20")
     for name, value in both.environment.items():
         if value is not None:

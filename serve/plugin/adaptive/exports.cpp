@@ -86,8 +86,6 @@ struct AdaptiveTuner {
 
 }  // namespace
 
-const ncclTuner_v2_t ncclTunerPlugin_v2 = Shell<AdaptiveTuner>::v2;
-const ncclTuner_v3_t ncclTunerPlugin_v3 = Shell<AdaptiveTuner>::v3;
 const ncclTuner_v4_t ncclTunerPlugin_v4 = Shell<AdaptiveTuner>::v4;
 const ncclTuner_v5_t ncclTunerPlugin_v5 = Shell<AdaptiveTuner>::v5;
 // No chunk size: a rank that simulates a group (ncclGroupSimulateEnd) would have NCCL's at its next

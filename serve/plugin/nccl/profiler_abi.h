@@ -1,14 +1,14 @@
-// NCCL's profiler ABI, versions 4 to 6, declared by us from NVIDIA/nccl's published interface.
+// NCCL's profiler ABI, versions 4 to 6, declared by us from NVIDIA/nccl's published interface, in
+// NCCL's own spelling, as far as we read it.
 //
-// One plugin exports all three structs; NCCL takes the newest that it knows
-// (`src/plugin/profiler.cc`): v4 in 2.27, v5 in 2.28, v6 from 2.29. Older versions carry no GPU
-// time stamps. Only what we read is stated, with NCCL's own spelling.
+// A library exports all three; NCCL takes the newest that it knows (`src/plugin/profiler.cc`): v4
+// in 2.27, v5 in 2.28, v6 from 2.29. Older versions carry no GPU time stamps.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "nccl/profiler_v4.h"
+#include "nccl/tuner_abi.h"
 
 extern "C" {
 
@@ -20,13 +20,15 @@ enum ncclProfilerEventType : int {
   ncclProfileColl = 2,
   ncclProfileP2p = 4,
   ncclProfileKernelCh = 64,
-  ncclProfileGroupApi = 256,       // from v5 on
-  ncclProfileCollApi = 512,        // from v5 on
-  ncclProfileP2pApi = 1024,        // from v5 on
-  ncclProfileKernelLaunch = 2048,  // from v5 on
+  // From v5 on:
+  ncclProfileGroupApi = 256,
+  ncclProfileCollApi = 512,
+  ncclProfileP2pApi = 1024,
+  ncclProfileKernelLaunch = 2048,
 };
 
 // Of recordEventState: the kernel of a channel has ended, at `pTimer`.
+typedef int ncclProfilerEventState_t;
 enum : int { ncclProfilerKernelChStop = 22 };
 
 // A collective that has been put on its stream. `count` is in elements; NCCL turns AllGather and
@@ -102,15 +104,27 @@ struct ncclProfilerEventDescr_v5_t {
     char largest[88];
   };
 };
-typedef ncclProfilerEventDescr_v5_t ncclProfilerEventDescr_v6_t;
 
 union ncclProfilerEventStateArgs_v4_t {
   struct {
     std::uint64_t pTimer;
   } kernelCh;
 };
-typedef ncclProfilerEventStateArgs_v4_t ncclProfilerEventStateArgs_v5_t;
-typedef ncclProfilerEventStateArgs_v4_t ncclProfilerEventStateArgs_v6_t;
+
+// An error of `init` costs the profiler alone; the other results are not looked at. `commHash` and
+// `commId` are one number. `eActivationMask` points to one int of the whole process, which NCCL
+// reads at every call of its API.
+struct ncclProfiler_v4_t {
+  const char* name;
+  ncclResult_t (*init)(void** context, int* eActivationMask, const char* commName,
+                       std::uint64_t commHash, int nNodes, int nranks, int rank,
+                       ncclDebugLogger_t logfn);
+  ncclResult_t (*startEvent)(void* context, void** eHandle, ncclProfilerEventDescr_v4_t* eDescr);
+  ncclResult_t (*stopEvent)(void* eHandle);
+  ncclResult_t (*recordEventState)(void* eHandle, ncclProfilerEventState_t eState,
+                                   ncclProfilerEventStateArgs_v4_t* eStateArgs);
+  ncclResult_t (*finalize)(void* context);
+};
 
 struct ncclProfiler_v5_t {
   const char* name;
@@ -120,18 +134,17 @@ struct ncclProfiler_v5_t {
   ncclResult_t (*startEvent)(void* context, void** eHandle, ncclProfilerEventDescr_v5_t* eDescr);
   ncclResult_t (*stopEvent)(void* eHandle);
   ncclResult_t (*recordEventState)(void* eHandle, ncclProfilerEventState_t eState,
-                                   ncclProfilerEventStateArgs_v5_t* eStateArgs);
+                                   ncclProfilerEventStateArgs_v4_t* eStateArgs);
   ncclResult_t (*finalize)(void* context);
 };
 typedef ncclProfiler_v5_t ncclProfiler_v6_t;
 
 }  // extern "C"
 
-static_assert(offsetof(ncclProfilerEventDescr_v4_t, coll) == 24, "NCCL's layout, 64-bit");
-static_assert(offsetof(ncclProfilerEventDescr_v5_t, coll) == 24, "NCCL's layout, 64-bit");
-static_assert(offsetof(ncclProfilerColl_v4_t, nChannels) == 56 &&
-                  offsetof(ncclProfilerColl_v4_t, proto) == 72,
-              "NCCL's layout, 64-bit");
-static_assert(sizeof(ncclProfilerEventDescr_v4_t) == 104 &&
+static_assert(offsetof(ncclProfilerEventDescr_v4_t, coll) == 24 &&
+                  offsetof(ncclProfilerEventDescr_v5_t, coll) == 24 &&
+                  offsetof(ncclProfilerColl_v4_t, nChannels) == 56 &&
+                  offsetof(ncclProfilerColl_v4_t, proto) == 72 &&
+                  sizeof(ncclProfilerEventDescr_v4_t) == 104 &&
                   sizeof(ncclProfilerEventDescr_v5_t) == 112,
               "NCCL's layout, 64-bit");

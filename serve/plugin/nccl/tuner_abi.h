@@ -1,9 +1,8 @@
-// NCCL's tuner ABI, versions 2 to 6, declared by us from NVIDIA/nccl's published interface.
+// NCCL's tuner ABI, versions 4 to 6, declared by us from NVIDIA/nccl's published interface, in
+// NCCL's own spelling: nothing of NCCL is needed to build or test the plugin.
 //
-// One plugin exports all five structs; NCCL takes the newest that it knows (`src/misc/tuner.cc` to
-// 2.25, `src/plugin/tuner.cc` from 2.26): v2 in 2.21, v3 in 2.22 and 2.23, v4 in 2.24 to 2.27, v5
-// in 2.28 and 2.29, v6 from 2.30. Only layout and meaning are stated here, with NCCL's own
-// spelling; nothing of NCCL is needed to build or test the plugin.
+// A library exports all three; NCCL takes the newest that it knows (`src/misc/tuner.cc` to 2.25,
+// `src/plugin/tuner.cc` from 2.26). Older versions have no use: no table acts before 2.27.
 #pragma once
 
 #include <cstddef>
@@ -29,62 +28,41 @@ enum ncclDebugLogSubSys : unsigned long { NCCL_INIT = 0x1, NCCL_TUNING = 0x40 };
 typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel level, unsigned long flags, const char* file,
                                   int line, const char* format, ...);
 
-// `src/include/plugin/nccl_tuner.h`, from v5 (NCCL 2.28) on.
+// `collCostTable` is typed float** and is one flat float[numAlgo][numProto] of microseconds, -1.0
+// where a combination is not available (`src/enqueue.cc`, topoGetAlgoInfo). `nBytes` is count x
+// element size, x ranks for AllGather and ReduceScatter. `*nChannels` is 0 before the call, which
+// means that NCCL decides. `regBuff` is one rank's own view of its buffers.
+typedef ncclResult_t (*ncclTunerGetCollInfo_v4_t)(void* context, ncclFunc_t collType,
+                                                  std::size_t nBytes, int numPipeOps,
+                                                  float** collCostTable, int numAlgo, int numProto,
+                                                  int regBuff, int* nChannels);
+
+// NCCL 2.24 to 2.27 (v2.24.3-1 `src/include/nccl_tuner.h`).
+struct ncclTuner_v4_t {
+  const char* name;
+  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
+                       void** context);
+  ncclTunerGetCollInfo_v4_t getCollInfo;
+  ncclResult_t (*destroy)(void* context);
+};
+
+// `src/include/plugin/nccl_tuner.h`.
 struct ncclNvlDomainInfo_v5_t {
   int nNvlDomains;
   int minRanksPerNvlDomain;
   int maxRanksPerNvlDomain;
 };
 
-// The cost model's constants, in and out in v5 and v6: what `init` leaves there, the model is made
-// from (2.30.7 `src/init.cc:1639`). We leave them alone.
+// The cost model's constants, in and out: what `init` leaves there, the model is made from (2.30.7
+// `src/init.cc:1639`). We leave them alone.
 struct ncclTunerConstants_v5_t;
 
-// Common to all: `collCostTable` is typed float** and is one flat float[numAlgo][numProto] of
-// microseconds, -1.0 where a combination is not available (`src/enqueue.cc`, topoGetAlgoInfo).
-// `nBytes` is count x element size, x ranks for AllGather and ReduceScatter. `*nChannels` is 0
-// before the call, which means that NCCL decides.
-
-// NCCL 2.21 (v2.21.5-1 `src/include/nccl_tuner.h`). No cost table: the choice itself is returned,
-// and a value left at -1 is NCCL's to make.
-typedef ncclResult_t (*ncclTunerInit_v2_t)(std::size_t nRanks, std::size_t nNodes,
-                                           ncclDebugLogger_t logFunction, void** context);
-struct ncclTuner_v2_t {
-  const char* name;
-  ncclTunerInit_v2_t init;
-  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
-                              int collNetSupport, int nvlsSupport, int numPipeOps, int* algorithm,
-                              int* protocol, int* nChannels);
-  ncclResult_t (*destroy)(void* context);
-};
-
-// NCCL 2.22 (v2.22.3-1 `src/include/nccl_tuner.h`): the cost table.
-struct ncclTuner_v3_t {
-  const char* name;
-  ncclTunerInit_v2_t init;
-  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
-                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
-                              int* nChannels);
-  ncclResult_t (*destroy)(void* context);
-};
-
-// NCCL 2.24 (v2.24.3-1 `src/include/nccl_tuner.h`): `regBuff`, one rank's own view of its buffers.
-typedef ncclResult_t (*ncclTunerGetCollInfo_v4_t)(void* context, ncclFunc_t collType,
-                                                  std::size_t nBytes, int numPipeOps,
-                                                  float** collCostTable, int numAlgo, int numProto,
-                                                  int regBuff, int* nChannels);
-struct ncclTuner_v4_t {
-  const char* name;
-  ncclTunerInit_v2_t init;
-  ncclTunerGetCollInfo_v4_t getCollInfo;
-  ncclResult_t (*destroy)(void* context);
-};
-
-// NCCL 2.28 (v2.28.3-1 `src/include/plugin/tuner/tuner_v5.h`): the context comes first in init.
 typedef ncclResult_t (*ncclTunerInit_v5_t)(void** context, std::uint64_t commId, std::size_t nRanks,
                                            std::size_t nNodes, ncclDebugLogger_t logFunction,
                                            ncclNvlDomainInfo_v5_t* nvlDomainInfo,
                                            ncclTunerConstants_v5_t* constants);
+
+// NCCL 2.28 and 2.29 (v2.28.3-1 `src/include/plugin/tuner/tuner_v5.h`).
 struct ncclTuner_v5_t {
   const char* name;
   ncclTunerInit_v5_t init;
@@ -92,7 +70,7 @@ struct ncclTuner_v5_t {
   ncclResult_t (*finalize)(void* context);
 };
 
-// NCCL 2.30 (v2.30.3-1 `src/include/plugin/tuner/tuner_v6.h`): `getChunkSize`, which may be null.
+// From NCCL 2.30 on (v2.30.3-1 `src/include/plugin/tuner/tuner_v6.h`). `getChunkSize` may be null.
 struct ncclTuner_v6_t {
   const char* name;
   ncclTunerInit_v5_t init;
@@ -104,8 +82,6 @@ struct ncclTuner_v6_t {
 
 // What a tuner library of ours exports; `const` alone would give these internal linkage.
 #define DYNAMICCL_EXPORT __attribute__((visibility("default")))
-extern DYNAMICCL_EXPORT const ncclTuner_v2_t ncclTunerPlugin_v2;
-extern DYNAMICCL_EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3;
 extern DYNAMICCL_EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4;
 extern DYNAMICCL_EXPORT const ncclTuner_v5_t ncclTunerPlugin_v5;
 extern DYNAMICCL_EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;

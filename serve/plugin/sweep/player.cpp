@@ -14,12 +14,9 @@
 //                            a node's ranks would play another schedule.
 //   DYNAMICCL_SWEEP_REPORT   path of the report, which must not exist yet; the rank that creates
 //                            it writes it. Default: none.
-#include <strings.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -29,14 +26,12 @@
 #include "identity/environment.h"
 #include "nccl/tuner_shell.h"
 #include "platform/allocate.h"
-#include "platform/threads.h"
+#include "platform/clock.h"
 #include "sweep/schedule.h"
 
 namespace {
 
 using namespace dynamiccl;
-
-// ---- The report
 
 struct ReportHeader {
   std::uint8_t magic[8];
@@ -45,217 +40,173 @@ struct ReportHeader {
   std::uint64_t checksum;
   std::uint64_t calls;
   std::uint64_t stopped_at_call;
-  std::uint64_t expected_bytes;
-  std::uint64_t found_bytes;
-  std::int32_t found_collective;
-  std::int32_t zero;
+  std::uint8_t zero[24];
 };
 static_assert(sizeof(ReportHeader) == kReportHeaderBytes, "the file's header, byte for byte");
 
-/// Reserve the whole file: a store into a hole of it on a full disk would be a SIGBUS.
-const char* reserve(int descriptor, std::size_t size_bytes) noexcept {
-  rlimit limit;
-  // Beyond this limit the reservation would not fail but end the process (SIGXFSZ).
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < size_bytes) {
-    return "files may not grow that long here";
-  }
-  int error = EINTR;
-  while (error == EINTR) error = posix_fallocate(descriptor, 0, static_cast<off_t>(size_bytes));
-  return error == 0 ? nullptr : "its space cannot be reserved";
-}
-
-/// What was played, in a mapped file that outlives a kill. The format is in dynamiccl/schedule.py.
+/// What was played, in a file that outlives a kill. The format is in dynamiccl/schedule.py.
 ///
-/// A store makes no system call; but the kernel may have to make the page writable first, which can
-/// take long on a network file system. So what a benchmark times should not store: see Player. Nor
-/// need an NFS client write such pages before it wants their memory: `sync` sends them, in a call
-/// that nobody times, and so does the end.
+/// Each write is a system call, and may wait on a network file system: what a benchmark times
+/// should write nothing, see Player. `sync` sends it to the file's server, in a call that nobody
+/// times.
 class Report {
  public:
-  ~Report() {
-    if (header == nullptr) return;
-    sync(0);
-    munmap(header, size_bytes_);
-  }
-
-  /// Create the file; null on success, and when another rank has created it and reports, else why
-  /// there is none.
-  const char* create(const char* path, std::int32_t num_blocks, std::uint64_t checksum) noexcept {
-    const auto count = static_cast<std::size_t>(num_blocks);
-    size_bytes_ = sizeof *header + count * (sizeof *chunks_ + sizeof *states_);
-    const File file(path, O_RDWR | O_CREAT | O_EXCL);
-    if (!file.is_open()) return errno == EEXIST ? nullptr : "it cannot be created";
-    const char* problem = reserve(file.descriptor(), size_bytes_);
-    void* memory = MAP_FAILED;
-    if (problem == nullptr) {
-      memory = mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor(), 0);
-      if (memory == MAP_FAILED) problem = "it cannot be mapped";
+  /// Null on success, and when another rank has created it and reports; else why there is none.
+  const char* create(const char* path, const Schedule& schedule) noexcept {
+    num_blocks_ = static_cast<std::size_t>(schedule.num_blocks);
+    const std::size_t size_bytes = sizeof(ReportHeader) + num_blocks_ * (sizeof(std::uint32_t) + 1);
+    file_.reset(open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644));
+    if (!exists()) return errno == EEXIST ? nullptr : "it cannot be created";
+    const char* problem = nullptr;
+    rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < size_bytes) {
+      problem = "files may not grow that long here";  // to try would end the process (SIGXFSZ)
+    } else {
+      int error = EINTR;
+      while (error == EINTR) error = posix_fallocate(file_.descriptor(), 0, size_bytes);
+      if (error != 0) problem = "its space cannot be reserved";
     }
     if (problem != nullptr) {
       unlink(path);  // ours, and of no use to anyone
+      file_.reset(-1);
       return problem;
     }
-    header = static_cast<ReportHeader*>(memory);
-    chunks_ = reinterpret_cast<std::uint32_t*>(header + 1);
-    states_ = reinterpret_cast<std::uint8_t*>(chunks_ + count);
-    header->version = kReportVersion;
-    header->num_blocks = num_blocks;
-    header->checksum = checksum;
-    std::memcpy(header->magic, kReportMagic, sizeof kReportMagic);  // last: now it is one
+    ReportHeader header = {{}, kReportVersion, schedule.num_blocks, schedule.checksum, 0, 0, {}};
+    std::memcpy(header.magic, kReportMagic, sizeof kReportMagic);
+    write_at(0, header);
     return nullptr;
   }
 
-  /// Write what was stored to the file's server, unless that was done less than `every_ns` ago.
-  void sync(std::uint64_t every_ns) noexcept {
-    if (header == nullptr || monotonic_ns() - synced_ns_ < every_ns) return;
-    synced_ns_ = monotonic_ns();
-    msync(header, size_bytes_, MS_SYNC);  // where it fails, the kernel writes later
-  }
+  bool exists() const noexcept { return file_.is_open(); }
 
-  void set_calls(std::uint64_t calls) noexcept {
-    if (header != nullptr) header->calls = calls;
+  void set_calls(std::uint64_t calls) noexcept { write_at(offsetof(ReportHeader, calls), calls); }
+  void set_stopped(std::uint64_t call) noexcept {
+    set_calls(call);
+    write_at(offsetof(ReportHeader, stopped_at_call), call);
   }
   void set_state(std::int32_t block, BlockState state) noexcept {
-    if (header != nullptr) states_[block] = state;
+    const std::size_t states_at = sizeof(ReportHeader) + num_blocks_ * sizeof(std::uint32_t);
+    write_at(states_at + static_cast<std::size_t>(block), state);
   }
-  /// Keeps the smallest that a block got.
   void set_chunk(std::int32_t block, std::uint32_t chunk_bytes) noexcept {
-    if (header == nullptr) return;
-    std::uint32_t& smallest = chunks_[block];
-    if (smallest == 0 || chunk_bytes < smallest) smallest = chunk_bytes;
+    write_at(sizeof(ReportHeader) + static_cast<std::size_t>(block) * sizeof chunk_bytes,
+             chunk_bytes);
   }
 
-  ReportHeader* header = nullptr;  // null: there is none, and every call does nothing
+  /// Unless that was done less than `every_ns` ago.
+  void sync(std::uint64_t every_ns) noexcept {
+    if (!exists() || monotonic_ns() - synced_ns_ < every_ns) return;
+    synced_ns_ = monotonic_ns();
+    fdatasync(file_.descriptor());  // where it fails, the kernel writes later
+  }
 
  private:
-  std::uint32_t* chunks_ = nullptr;
-  std::uint8_t* states_ = nullptr;
-  std::size_t size_bytes_ = 0;
+  template <typename Value>
+  void write_at(std::size_t offset, const Value& value) noexcept {
+    if (!exists()) return;
+    [[maybe_unused]] const ssize_t written =
+        pwrite(file_.descriptor(), &value, sizeof value, static_cast<off_t>(offset));
+  }
+
+  File file_;
+  std::size_t num_blocks_ = 0;
   std::uint64_t synced_ns_ = 0;  // CLOCK_MONOTONIC
 };
 
-// ---- Playing
-
-/// Tells which getChunkSize calls belong to the latest getCollInfo.
-///
-/// NCCL asks about each part of a collective on its own, with the part's size: nothing in the
-/// question says which call it belongs to (`src/enqueue.cc`, v2.30.7-1). In a group all getCollInfo
-/// calls come first, so with two of them before it a question may be about either.
-class ChunkTurn {
- public:
-  /// A getCollInfo has come.
-  void question() noexcept {
-    questions_ = asked_ ? 1 : std::min(questions_ + 1, 2U);
-    asked_ = false;
-    chunk_bytes_ = 0;
-  }
-
-  /// It was answered with this cell, and its chunks are to have so many bytes (0: NCCL's own).
-  void answered(int collective, int cell, std::int32_t chunk_bytes) noexcept {
-    collective_ = collective;
-    cell_ = cell;
-    chunk_bytes_ = chunk_bytes;
-  }
-
-  /// A getChunkSize: true when the chunk was set, which is never above NCCL's own nor below a
-  /// grain.
-  bool answer(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept {
-    // NCCL rounds a chunk down to these, and divides by what is left (the same place).
-    constexpr std::size_t kGrainBytes[kNumProtocols] = {16, 1920, 512};
-    asked_ = true;
-    if (chunk_bytes_ == 0 || questions_ != 1 || collective != collective_ ||
-        algorithm != cell_ / kNumProtocols || protocol != cell_ % kNumProtocols) {
-      return false;
-    }
-    const std::size_t grain = kGrainBytes[protocol];
-    if (*chunk_bytes < grain) return false;  // more than this would not be ours to give
-    const std::size_t wanted = std::min(*chunk_bytes, static_cast<std::size_t>(chunk_bytes_));
-    *chunk_bytes = std::max<std::size_t>(wanted / grain, 1) * grain;
-    return true;
-  }
-
- private:
-  std::uint32_t questions_ = 0;  // getCollInfo calls since the last run of getChunkSize calls
-  bool asked_ = false;           // such a run has begun
-  int collective_ = -1;
-  int cell_ = -1;
-  std::int32_t chunk_bytes_ = 0;
-};
-
-/// One communicator's way through a schedule. NCCL uses a communicator from one thread at a time.
-/// Were it not so, nobody could count: a call that comes during another ends the playing.
+/// One communicator's way through a schedule. NCCL uses a communicator from one thread at a time,
+/// but ncclCommAbort finalizes from another while a call may be inside (`src/init.cc`).
 class Player {
  public:
-  ~Player() { report.set_calls(calls_); }
+  ~Player() {
+    report.set_calls(calls_);
+    report.sync(0);
+    std::free(bytes_);
+  }
 
-  /// Load the schedule at `path` for a communicator. Null on success, else why it must not be
-  /// played. `hash` is what the launcher says that the file's checksum is.
-  const char* load(const char* path, const char* hash, std::size_t num_ranks,
-                   std::size_t num_nodes) noexcept {
-    if (const char* problem = load_schedule(path, &schedule)) return problem;
+  /// Load the schedule at `path`. Null on success, else why it must not be played: what fails here
+  /// on one rank alone would hang all of them later. `hash` is what the launcher says that the
+  /// file's checksum is.
+  const char* load(const char* path, const char* hash, const Communicator& communicator,
+                   int abi_version) noexcept {
+    if (path == nullptr) return "DYNAMICCL_SCHEDULE is not set";
+    if (hash == nullptr) return "DYNAMICCL_SCHEDULE_HASH is not set";
+    const File file(path);
+    if (!file.is_open()) return "it cannot be opened";
+    bytes_ = static_cast<std::uint8_t*>(std::malloc(kMaxScheduleBytes + 1));
+    if (bytes_ == nullptr) return "memory is short";
+    const ssize_t size = file.read_all(bytes_, kMaxScheduleBytes + 1);
+    if (size < 0) return "it cannot be read";
+    const auto size_bytes = static_cast<std::size_t>(size);
+    if (size_bytes > kMaxScheduleBytes) return "it is too long";
+    const char* problem = decode_schedule(bytes_, size_bytes, &schedule);
+    if (problem != nullptr) return problem;
     char own[17];
     std::snprintf(own, sizeof own, "%016" PRIx64, schedule.checksum);
-    if (strcasecmp(own, hash) != 0) return "its hash is not DYNAMICCL_SCHEDULE_HASH";
-    if (static_cast<std::size_t>(schedule.num_ranks) != num_ranks ||
-        static_cast<std::size_t>(schedule.num_nodes) != num_nodes) {
+    if (std::strcmp(own, hash) != 0) return "its hash is not DYNAMICCL_SCHEDULE_HASH";
+    if (static_cast<std::size_t>(schedule.num_ranks) != communicator.num_ranks ||
+        static_cast<std::size_t>(schedule.num_nodes) != communicator.num_nodes) {
       return "it was made for another number of ranks or nodes";
     }
-    plays_.store(true, std::memory_order_relaxed);
+    // Played without them, its measurements would be of something else than they say.
+    for (std::int32_t i = 0; i < schedule.num_configs; ++i) {
+      if (schedule.configs[i].chunk_bytes != 0 && abi_version < 6) {
+        return "its chunk sizes need NCCL 2.30 or later";
+      }
+    }
     return nullptr;
   }
 
   /// Count a getCollInfo and give it what its block is to run, or touch nothing.
-  void answer(int collective, std::size_t size_bytes, CostTable costs, int* num_channels) noexcept {
-    const Stay stay(this);
-    if (!stay.is_alone) return;
+  void answer(const Question& question) noexcept {
     ++calls_;
-    chunks_.question();
-    if (!plays_.load(std::memory_order_relaxed) || !begin_call()) return;
-    if (size_bytes != expected_bytes_ || collective != schedule.collective) {
-      stop_at(collective, size_bytes);
+    num_questions_ = has_chunks_asked_ ? 1 : std::min(num_questions_ + 1, 2);
+    has_chunks_asked_ = false;
+    cell_ = -1;
+    if (is_stopped_ || !begin_call()) return;
+    if (question.size_bytes != expected_bytes_ || question.collective != schedule.collective) {
+      stop(question.size_bytes);
       return;
     }
-    // nccl-tests times neither the warm-up nor the first call of a half: see Report.
-    const auto half = static_cast<std::uint64_t>(schedule.calls_per_half);
-    const bool untimed = block_ < 0 || calls_left_ == half || calls_left_ == 2 * half;
+    // nccl-tests times neither the warm-up nor the first call of a half.
+    const bool is_timed =
+        block_ >= 0 && calls_left_ % static_cast<std::uint64_t>(schedule.calls_per_half) != 0;
     --calls_left_;
-    if (untimed) report.set_calls(calls_);
-    if (block_ >= 0) note(play(costs, num_channels));
-    if (untimed) report.sync(kSyncEveryNs);
+    if (!is_timed) report.set_calls(calls_);
+    if (block_ >= 0) play(question);
+    if (!is_timed) report.sync(kSyncEveryNs);
   }
 
   /// A getChunkSize: give the block's chunk size when the question surely is about its call.
+  ///
+  /// NCCL asks about each part of a collective on its own, with the part's size: nothing in the
+  /// question says which call it belongs to (`src/enqueue.cc`, v2.30.7-1). In a group all
+  /// getCollInfo calls come first, so with two of them before it, it may be about either.
   void answer_chunk(int collective, int algorithm, int protocol,
                     std::size_t* chunk_bytes) noexcept {
-    const Stay stay(this);
-    if (stay.is_alone && chunks_.answer(collective, algorithm, protocol, chunk_bytes)) {
-      report.set_chunk(block_, static_cast<std::uint32_t>(*chunk_bytes));
+    // NCCL rounds a chunk down to these, and divides by what is left (the same place).
+    constexpr std::size_t kGrainBytes[kNumProtocols] = {16, 1920, 512};
+    has_chunks_asked_ = true;
+    if (cell_ < 0 || config_->chunk_bytes == 0 || num_questions_ != 1 ||
+        collective != schedule.collective || algorithm != cell_ / kNumProtocols ||
+        protocol != cell_ % kNumProtocols) {
+      return;
     }
+    const std::size_t grain = kGrainBytes[protocol];
+    if (*chunk_bytes < grain) return;  // more than this would not be ours to give
+    const std::size_t wanted =
+        std::min(*chunk_bytes, static_cast<std::size_t>(config_->chunk_bytes));
+    *chunk_bytes = std::max<std::size_t>(wanted / grain, 1) * grain;
+    if (*chunk_bytes >= smallest_chunk_bytes_) return;
+    smallest_chunk_bytes_ = *chunk_bytes;
+    report.set_chunk(block_, static_cast<std::uint32_t>(*chunk_bytes));
   }
 
-  /// ncclCommAbort finalizes from another thread while a call may be inside (`src/init.cc`): false
-  /// where it did not leave in time, and then nothing may be freed under it.
-  bool close() noexcept {
-    is_closed_.store(true);
-    return wait_until([this] { return inside_.load() == 0; });
-  }
-
+  Mutex mutex;  // held in every call
   Schedule schedule;
   Report report;
 
  private:
   static constexpr std::uint64_t kSyncEveryNs = 1'000'000'000;
-
-  /// One call's stay inside.
-  struct Stay {
-    explicit Stay(Player* of) noexcept
-        : player(of), is_alone(of->inside_.fetch_add(1) == 0 && !of->is_closed_.load()) {
-      if (!is_alone) of->plays_.store(false, std::memory_order_relaxed);
-    }
-    ~Stay() { player->inside_.fetch_sub(1); }
-    Player* player;
-    bool is_alone;
-  };
 
   /// Find the warm-up run or block of a call; false when it comes after the last one.
   bool begin_call() noexcept {
@@ -275,18 +226,27 @@ class Player {
                   static_cast<std::uint64_t>(schedule.halves);
     config_ = &schedule.configs[schedule.blocks[block_]];
     state_ = kNotReached;
+    smallest_chunk_bytes_ = SIZE_MAX;
     return true;
   }
 
-  /// Not the call that was expected: what is being measured is not what the schedule says.
-  void stop_at(int collective, std::size_t size_bytes) noexcept {
-    plays_.store(false, std::memory_order_relaxed);
-    if (report.header != nullptr) {
-      report.header->calls = report.header->stopped_at_call = calls_;
-      report.header->expected_bytes = expected_bytes_;
-      report.header->found_bytes = size_bytes;
-      report.header->found_collective = collective;
+  void play(const Question& question) noexcept {
+    BlockState state = kAbstained;
+    if (config_->act != 0) {
+      if (is_sound(question.costs)) {
+        cell_ = choose(*config_, schedule.num_nodes, question.costs, question.num_channels);
+      }
+      state = cell_ < 0 ? kUnavailable : kPlayed;
     }
+    if (state_ == state || state_ == kMixed) return;
+    state_ = state_ == kNotReached ? state : kMixed;
+    report.set_state(block_, state_);
+  }
+
+  /// Not the call that was expected: what is being measured is not what the schedule says.
+  void stop(std::size_t size_bytes) noexcept {
+    is_stopped_ = true;
+    report.set_stopped(calls_);
     if (state_ == kPlayed) {
       report.set_state(block_, kMixed);
     } else if (state_ == kNotReached && previous_state_ == kPlayed &&
@@ -295,63 +255,27 @@ class Player {
     }
   }
 
-  BlockState play(CostTable costs, int* num_channels) noexcept {
-    if (config_->act == 0) return kAbstained;
-    const int cell =
-        is_sound(costs) ? choose(*config_, schedule.num_nodes, costs, num_channels) : -1;
-    if (cell < 0) return kUnavailable;
-    chunks_.answered(schedule.collective, cell, config_->chunk_bytes);
-    return kPlayed;
-  }
-
-  void note(BlockState state) noexcept {
-    const BlockState now = state_ == kNotReached || state_ == state ? state : kMixed;
-    if (now == state_) return;
-    state_ = now;
-    report.set_state(block_, now);
-  }
-
-  std::atomic<bool> plays_{false};
-  std::atomic<bool> is_closed_{false};
-  std::atomic<std::uint32_t> inside_{0};  // calls
+  std::uint8_t* bytes_ = nullptr;  // of the schedule
+  bool is_stopped_ = false;
   std::uint64_t calls_ = 0;
 
-  // The warm-up run or block in which the next call is.
-  std::uint64_t calls_left_ = 0;
-  std::uint64_t expected_bytes_ = 0;
+  // The warm-up run or block in which the next call is, and the block before.
+  std::uint64_t calls_left_ = 0, expected_bytes_ = 0, previous_bytes_ = 0;
   std::int32_t warmup_run_ = 0;  // the next one
   std::int32_t block_ = -1;      // -1: in the warm-up
   const Entry* config_ = nullptr;
-  BlockState state_ = kNotReached;
-  // The block before.
-  std::uint64_t previous_bytes_ = 0;
-  BlockState previous_state_ = kNotReached;
+  BlockState state_ = kNotReached, previous_state_ = kNotReached;
+  std::size_t smallest_chunk_bytes_ = SIZE_MAX;  // that this block got
 
-  ChunkTurn chunks_;
+  int cell_ = -1;                  // that the latest getCollInfo got; -1: none
+  int num_questions_ = 0;          // getCollInfo calls since the last run of getChunkSize calls
+  bool has_chunks_asked_ = false;  // such a run has begun
 };
-
-// ---- What NCCL sees
-
-/// Loads what is to be played; null on success, else why the communicator must not come to be.
-/// What fails here on one rank alone would hang all of them later.
-const char* load(const Communicator& communicator, int abi_version, const char* path,
-                 Player* player) noexcept {
-  if (player == nullptr) return "memory is short";
-  if (abi_version == 2) return "sweep mode needs NCCL 2.22 or later";
-  if (path == nullptr) return "DYNAMICCL_SCHEDULE is not set";
-  const char* hash = value_of("DYNAMICCL_SCHEDULE_HASH");
-  if (hash == nullptr) return "DYNAMICCL_SCHEDULE_HASH is not set";
-  const char* reason = player->load(path, hash, communicator.num_ranks, communicator.num_nodes);
-  if (reason != nullptr) return reason;
-  // Played without them, its measurements would be of something else than they say.
-  const bool chunks_are_lost = player->schedule.sets_chunks && abi_version < 6;
-  return chunks_are_lost ? "its chunk sizes need NCCL 2.30 or later" : nullptr;
-}
 
 struct SweepTuner {
   static ncclResult_t create(const Communicator& communicator, int abi_version,
                              ncclTunerConstants_v5_t*, void** context) noexcept {
-    if (in_forked_child() || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
+    if (is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
     const char* mode = value_of("DYNAMICCL_MODE");
     if (mode == nullptr || std::strcmp(mode, "sweep") != 0) {
       say(communicator, NCCL_LOG_INFO,
@@ -360,24 +284,24 @@ struct SweepTuner {
       return ncclSuccess;
     }
     const char* path = value_of("DYNAMICCL_SCHEDULE");
+    const char* hash = value_of("DYNAMICCL_SCHEDULE_HASH");
     auto* player = allocate<Player>();
-    if (const char* reason = load(communicator, abi_version, path, player)) {
+    const char* problem =
+        player == nullptr ? "memory is short" : player->load(path, hash, communicator, abi_version);
+    if (problem != nullptr) {
       deallocate(player);
       say(communicator, NCCL_LOG_WARN, "cannot sweep: %s%s%s", path != nullptr ? path : "",
-          path != nullptr ? ": " : "", reason);
+          path != nullptr ? ": " : "", problem);
       return ncclInvalidUsage;
     }
-    const Schedule& schedule = player->schedule;
     const char* report = value_of("DYNAMICCL_SWEEP_REPORT");
-    if (report != nullptr) {
-      const char* problem = player->report.create(report, schedule.num_blocks, schedule.checksum);
-      if (problem != nullptr) {
-        say(communicator, NCCL_LOG_WARN, "no sweep report: %s: %s", report, problem);
-      }
+    if (report != nullptr) problem = player->report.create(report, player->schedule);
+    if (problem != nullptr) {
+      say(communicator, NCCL_LOG_WARN, "no sweep report: %s: %s", report, problem);
     }
-    const bool reports = player->report.header != nullptr;
-    say(communicator, NCCL_LOG_INFO, "plays %d blocks from %s (hash %016" PRIx64 ", tuner v%d)%s%s",
-        schedule.num_blocks, path, schedule.checksum, abi_version, reports ? ", reports to " : "",
+    const bool reports = player->report.exists();
+    say(communicator, NCCL_LOG_INFO, "plays %d blocks from %s (hash %s, tuner v%d)%s%s",
+        player->schedule.num_blocks, path, hash, abi_version, reports ? ", reports to " : "",
         reports ? report : "");
     *context = player;
     return ncclSuccess;
@@ -385,23 +309,29 @@ struct SweepTuner {
 
   static ncclResult_t answer(void* context, const Question& question) noexcept {
     if (!is_about_a_cell(question.num_pipe_ops)) return ncclSuccess;
-    static_cast<Player*>(context)->answer(question.collective, question.size_bytes, question.costs,
-                                          question.num_channels);
+    auto* player = static_cast<Player*>(context);
+    const Lock lock(&player->mutex);
+    player->answer(question);
     return ncclSuccess;
   }
 
   static ncclResult_t finalize(void* context) noexcept {
     auto* player = static_cast<Player*>(context);
-    if (player->close()) deallocate(player);
+    {
+      const Lock until_a_call_has_left(&player->mutex);
+    }
+    deallocate(player);
     return ncclSuccess;
   }
 };
 
-/// v6. `nBytes` and `nChannels` are of one part of a collective: nothing to find the whole by.
+/// `nBytes` and `nChannels` are of one part of a collective: nothing to find the whole by.
 ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t, int algo, int proto, int,
                           std::size_t* chunkSize) noexcept {
   if (context == nullptr || chunkSize == nullptr) return ncclSuccess;
-  static_cast<Player*>(context)->answer_chunk(collType, algo, proto, chunkSize);
+  auto* player = static_cast<Player*>(context);
+  const Lock lock(&player->mutex);
+  player->answer_chunk(collType, algo, proto, chunkSize);
   return ncclSuccess;
 }
 
@@ -409,9 +339,7 @@ using Sweep = Shell<SweepTuner>;
 
 }  // namespace
 
-const ncclTuner_v2_t ncclTunerPlugin_v2 = Sweep::v2;  // no communicator of it comes to be
-const ncclTuner_v3_t ncclTunerPlugin_v3 = Sweep::v3;
 const ncclTuner_v4_t ncclTunerPlugin_v4 = Sweep::v4;
 const ncclTuner_v5_t ncclTunerPlugin_v5 = Sweep::v5;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Sweep::initWithId<6>, Sweep::getCollInfo,
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Sweep::init<6>, Sweep::getCollInfo,
                                            Sweep::finalize, getChunkSize};

@@ -9,13 +9,11 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "nccl/profiler_v4.h"
+#include "nccl/profiler_abi.h"
 #include "nccl/tuner_abi.h"
 #include "vocabulary.h"
 
@@ -27,9 +25,6 @@ extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* versio
 
 /// Logger of the tests: keeps the lines of the calling thread.
 inline thread_local std::vector<std::string> t_lines;
-
-/// What the calling thread's latest `init` returned.
-inline thread_local ncclResult_t t_init_result = ncclSuccess;
 
 inline void keep_line(ncclDebugLogLevel, unsigned long, const char*, int, const char* format, ...) {
   char line[8192];
@@ -62,9 +57,6 @@ class Library {
       std::exit(1);
     }
   }
-  ~Library() { dlclose(handle_); }
-  Library(const Library&) = delete;
-  Library& operator=(const Library&) = delete;
 
   template <typename Struct>
   const Struct* at(int version) const {
@@ -77,74 +69,43 @@ class Library {
              ncclDebugLogger_t logger = keep_line) const {
     const std::uint64_t id = ++last_id_;
     std::vector<void*> contexts(num_inits_ == 0 ? num_ranks : num_inits_);
-    const auto rank = [&](std::size_t number) {
-      return init_rank(version, id, num_ranks, num_nodes, logger, &contexts[number]);
+    const auto rank = [&](void** context) {
+      if (version >= 5) {
+        at<ncclTuner_v5_t>(version)->init(context, id, num_ranks, num_nodes, logger, nullptr,
+                                          nullptr);
+        return;
+      }
+      // A tuner of v4 knows the id from here: NCCL 2.27 calls it just before.
+      int mask = 0;
+      void* ignored = nullptr;
+      static_cast<const ncclProfiler_v4_t*>(dlsym(handle_, "ncclProfiler_v4"))
+          ->init(&ignored, &mask, "", id, static_cast<int>(num_nodes), static_cast<int>(num_ranks),
+                 0, logger);
+      at<ncclTuner_v4_t>(4)->init(num_ranks, num_nodes, logger, context);
     };
     std::vector<std::thread> others;
-    for (std::size_t i = 1; i < contexts.size(); ++i) others.emplace_back(rank, i);
-    t_init_result = rank(0);
+    for (std::size_t i = 1; i < contexts.size(); ++i) others.emplace_back(rank, &contexts[i]);
+    rank(&contexts[0]);
     for (std::thread& other : others) other.join();
-    const std::lock_guard lock(mutex_);
-    if (contexts[0] != nullptr) contexts_[id] = contexts;
     return contexts[0];
   }
 
+  // `getCollInfo` and `finalize` are at one place in all versions.
+
   Call ask(int version, void* context, Call call) const {
-    float** table = reinterpret_cast<float**>(call.costs.data());
-    const int a = call.num_algorithms, p = call.num_protocols;
-    if (version == 3) {
-      call.result =
-          at<ncclTuner_v3_t>(3)->getCollInfo(context, call.collective, call.size_bytes,
-                                             call.num_pipe_ops, table, a, p, &call.num_channels);
-    } else {  // at one place in v4 to v6
-      call.result = at<ncclTuner_v4_t>(version)->getCollInfo(
-          context, call.collective, call.size_bytes, call.num_pipe_ops, table, a, p, version > 4,
-          &call.num_channels);
-    }
+    call.result = at<ncclTuner_v4_t>(version)->getCollInfo(
+        context, call.collective, call.size_bytes, call.num_pipe_ops,
+        reinterpret_cast<float**>(call.costs.data()), call.num_algorithms, call.num_protocols,
+        version > 4, &call.num_channels);
     return call;
   }
 
   ncclResult_t finalize(int version, void* context) const {
-    std::vector<void*> ranks = {context};
-    {
-      // One table may be the context of several communicators: any of them will do.
-      const std::lock_guard lock(mutex_);
-      for (auto found = contexts_.begin(); found != contexts_.end(); ++found) {
-        if (found->second[0] != context) continue;
-        ranks = found->second;
-        contexts_.erase(found);
-        break;
-      }
-    }
-    ncclResult_t result = ncclSuccess;
-    for (void* rank : ranks) {
-      // At one place in all versions.
-      const ncclResult_t its_result = at<ncclTuner_v2_t>(version)->destroy(rank);
-      if (its_result != ncclSuccess) result = its_result;
-    }
-    return result;
+    return at<ncclTuner_v4_t>(version)->destroy(context);
   }
 
  private:
-  ncclResult_t init_rank(int version, std::uint64_t id, std::size_t ranks, std::size_t nodes,
-                         ncclDebugLogger_t logger, void** context) const {
-    if (version < 5) {
-      // As NCCL 2.27 does just before: a tuner of v3 and v4 knows the id from there.
-      int mask = 0;
-      const auto* told = static_cast<const ncclProfiler_v4_t*>(dlsym(handle_, "ncclProfiler_v4"));
-      void* ignored = nullptr;
-      if (told != nullptr) {
-        told->init(&ignored, &mask, "", id, static_cast<int>(nodes), static_cast<int>(ranks), 0,
-                   logger);
-      }
-      return at<ncclTuner_v2_t>(version)->init(ranks, nodes, logger, context);
-    }
-    return at<ncclTuner_v5_t>(version)->init(context, id, ranks, nodes, logger, nullptr, nullptr);
-  }
-
   void* handle_;
   const std::size_t num_inits_;
   mutable std::atomic<std::uint64_t> last_id_{100};
-  mutable std::mutex mutex_;
-  mutable std::map<std::uint64_t, std::vector<void*>> contexts_;  // of the ranks, by id
 };

@@ -10,7 +10,7 @@ using namespace dynamiccl;
 
 namespace {
 
-const int kWithCosts[] = {3, 4, 5, 6};
+const int kVersions[] = {4, 5, 6};
 const Entry kRingLl = {kRing, kLL, 8, 1, 0};
 
 /// Whether nothing was written at all.
@@ -22,18 +22,18 @@ bool untouched(const Call& before, const Call& after) {
 /// Of an algorithm that this NCCL has not, the cells are not the cost table's.
 void algorithm_newer_than_nccl(const Library& library, const ArtifactDirectory& artifact) {
   artifact.write(1, 8, table_of(1, 8, {kPAT, kSimple, 8, 1, 0}, kAllGather));
-  void* context = library.init(3, 8, 1);
+  void* context = library.init(4, 8, 1);
   Call call;
   call.collective = kAllGather;
-  CHECK(library.ask(3, context, call).costs[20] == 0.0F);
+  CHECK(library.ask(4, context, call).costs[20] == 0.0F);
   call.num_algorithms = 6;
-  CHECK(untouched(call, library.ask(3, context, call)));
-  library.finalize(3, context);
+  CHECK(untouched(call, library.ask(4, context, call)));
+  library.finalize(4, context);
 }
 
 void strange_arguments(const Library& library, const ArtifactDirectory& artifact) {
   artifact.write(1, 8, table_of(1, 8, kRingLl, kAllReduce, 40, 60));
-  for (const int version : kWithCosts) {
+  for (const int version : kVersions) {
     void* context = library.init(version, 8, 1);
     const auto is_left_alone = [&](const Call& call) {
       return untouched(call, library.ask(version, context, call));
@@ -84,13 +84,12 @@ void null_pointers(const Library& library) {
   void* context = library.init(6, 8, 1);
   int number = 0;
   float costs[21] = {};
-  const auto* v2 = library.at<ncclTuner_v2_t>(2);
+  const auto* v4 = library.at<ncclTuner_v4_t>(4);
   const auto* v6 = library.at<ncclTuner_v6_t>(6);
   CHECK(v6->getCollInfo(context, 4, 1 << 20, 1, nullptr, 7, 3, 0, &number) == ncclSuccess);
   CHECK(v6->getCollInfo(context, 4, 1 << 20, 1, reinterpret_cast<float**>(costs), 7, 3, 0,
                         nullptr) == ncclSuccess);
-  CHECK(v2->getCollInfo(context, 4, 1 << 20, 0, 0, 1, nullptr, nullptr, nullptr) == ncclSuccess);
-  CHECK(v2->init(8, 1, keep_line, nullptr) == ncclSuccess);
+  CHECK(v4->init(8, 1, keep_line, nullptr) == ncclSuccess);
   CHECK(v6->init(nullptr, 7, 8, 1, keep_line, nullptr, nullptr) == ncclSuccess);
   CHECK(number == 0);
   library.finalize(6, context);

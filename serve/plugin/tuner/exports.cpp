@@ -10,10 +10,6 @@ using namespace dynamiccl;
 struct TableTuner {
   static ncclResult_t create(Communicator communicator, int abi_version, ncclTunerConstants_v5_t*,
                              void** context) noexcept {
-    if (abi_version == 2) {
-      say(communicator, NCCL_LOG_INFO, "NCCL's own choice stands: NCCL 2.21 has no cost table");
-      return ncclSuccess;
-    }
     if (abi_version < 5) communicator.comm_id = take_comm_id(communicator);
     const DecisionTable* table = nullptr;
     const ncclResult_t result = init_communicator(communicator, "none", &table);
@@ -34,8 +30,6 @@ struct TableTuner {
 
 }  // namespace
 
-const ncclTuner_v2_t ncclTunerPlugin_v2 = Shell<TableTuner>::v2;
-const ncclTuner_v3_t ncclTunerPlugin_v3 = Shell<TableTuner>::v3;
 const ncclTuner_v4_t ncclTunerPlugin_v4 = Shell<TableTuner>::v4;
 const ncclTuner_v5_t ncclTunerPlugin_v5 = Shell<TableTuner>::v5;
 const ncclTuner_v6_t ncclTunerPlugin_v6 = Shell<TableTuner>::v6;

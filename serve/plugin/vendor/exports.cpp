@@ -17,220 +17,99 @@
 #include "identity/environment.h"
 #include "nccl/tuner_shell.h"
 #include "platform/allocate.h"
+#include "platform/clock.h"
 #include "platform/dynamic.h"
-#include "platform/threads.h"
 #include "tuner/init.h"
 
 namespace {
 
 using namespace dynamiccl;
 
-constexpr char kVariable[] = "DYNAMICCL_NEXT_TUNER";
-
-// ---- The vendor's library, found as NCCL finds its own
-
-/// The vendor's functions for one version of NCCL's ABI.
-struct NextPlugin {
-  int version;         // of the vendor's struct, which is at most NCCL's; 0: there is none
-  const void* plugin;  // its ncclTuner_v<version>_t
-
-  template <typename Struct>
-  const Struct* as() const noexcept {
-    return static_cast<const Struct*>(plugin);
-  }
-  const char* name() const noexcept {  // the first field of every version's struct
-    return *as<const char*>() != nullptr ? *as<const char*>() : "";
-  }
-};
-
-Mutex g_mutex;
-bool g_is_looked_for = false;  // under the mutex, like the library
-void* g_library = nullptr;     // never closed
-
-/// Opens it: the string itself, else libnccl-tuner-<string>.so. Null when the variable is unset or
-/// "none", or after one line in the log.
-void* open_next(const Communicator& communicator) noexcept {
-  const char* name = value_of(kVariable);
-  if (name == nullptr || strcasecmp(name, "none") == 0) return nullptr;
-  void* library = open_library(name);
-  const std::size_t length = std::strlen(name);
-  const bool is_soname = std::strncmp(name, "lib", 3) == 0 && length >= 3 &&
-                         std::strcmp(name + length - 3, ".so") == 0;
-  if (library == nullptr && std::strchr(name, '/') == nullptr && !is_soname) {
-    char soname[512];
-    std::snprintf(soname, sizeof soname, "libnccl-tuner-%s.so", name);
-    library = open_library(soname);
-  }
-  if (library == nullptr) {
-    say(communicator, NCCL_LOG_INFO, "%s (%s): goes on without it: %s", kVariable, name,
-        library_error());
-  }
-  return library;
-}
-
-/// The newest of its structs up to version `abi_version`. Whether there is one costs one line in
-/// the log of the process.
-NextPlugin find_next(int abi_version, const Communicator& communicator) noexcept {
-  const Lock lock(&g_mutex);
-  const bool is_first = !g_is_looked_for;
-  g_is_looked_for = true;
-  if (is_first) g_library = open_next(communicator);
-  NextPlugin next = {0, nullptr};
-  if (g_library == nullptr) return next;
-  for (int version = abi_version; version >= 2 && next.version == 0; --version) {
-    char symbol[32];
-    std::snprintf(symbol, sizeof symbol, "ncclTunerPlugin_v%d", version);
-    const void* plugin = find_symbol(g_library, symbol);
-    if (plugin != nullptr) next = {version, plugin};
-  }
-  char detail[64] = "goes on without it: it exports no tuner that this NCCL takes";
-  if (next.version != 0 && std::strcmp(next.name(), kName) == 0) {  // it would never end
-    std::strcpy(detail, "goes on without it: that is this plugin itself");
-    next = {0, nullptr};
-  } else if (next.version != 0) {
-    std::snprintf(detail, sizeof detail, "is asked first on every call (v%d)", next.version);
-  }
-  if (is_first) {
-    say(communicator, NCCL_LOG_INFO, "%s (%s): %s", kVariable, value_of(kVariable), detail);
-  }
-  return next;
-}
-
-// ---- Asking both
-
 /// The context that NCCL holds for a communicator.
 struct Both {
-  NextPlugin next;
-  void* theirs;                // the next one's context
-  const DecisionTable* table;  // ours; null: NCCL's own choice, or theirs, stands
+  // The vendor's tuner, of the newest version that both it and NCCL have; null: there is none.
+  // Older structs than v6 begin alike, but for the arguments of v4's `init`.
+  const ncclTuner_v6_t* next = nullptr;
+  int version = 0;
+  void* theirs = nullptr;                // its context
+  const DecisionTable* table = nullptr;  // ours; null: NCCL's own choice, or theirs, stands
 };
 
-constexpr int kMostCells = kMostAlgorithms * kNumProtocols;
-
-bool has_cell(const CostTable& costs, int algorithm, int protocol) noexcept {
-  const int cell = algorithm * costs.num_protocols + protocol;
-  return algorithm < costs.num_algorithms && protocol < costs.num_protocols &&
-         costs.cells[cell] != kCostIgnore;
+/// Opens the library as NCCL does: the string itself, else libnccl-tuner-<string>.so.
+void* open_next(const char* name) noexcept {
+  void* library = open_library(name);
+  if (library != nullptr || std::strchr(name, '/') != nullptr ||
+      std::strstr(name, ".so") != nullptr) {
+    return library;
+  }
+  char soname[512];
+  std::snprintf(soname, sizeof soname, "libnccl-tuner-%s.so", name);
+  return open_library(soname);
 }
 
-/// NCCL's own way with a v2 plugin (`src/plugin/tuner/tuner_v2.cc`).
-ncclResult_t ask_v2(const ncclTuner_v2_t* tuner, void* context, const Question& question) noexcept {
-  const CostTable& costs = question.costs;
-  const bool has_nvls = has_cell(costs, kNVLS, kSimple) || has_cell(costs, kNVLSTree, kSimple);
-  int algorithm = -1, protocol = -1;
-  const ncclResult_t result = tuner->getCollInfo(
-      context, question.collective, question.size_bytes, has_cell(costs, kCollNetChain, kSimple),
-      has_nvls, question.num_pipe_ops, &algorithm, &protocol, question.num_channels);
-  if (result == ncclSuccess && algorithm >= 0 && protocol >= 0 &&
-      has_cell(costs, algorithm, protocol)) {
-    costs.cells[algorithm * costs.num_protocols + protocol] = 0.0F;
+/// The library is looked for once a process, which costs one line in the log, and never closed.
+void find_next(int abi_version, const Communicator& communicator, Both* both) noexcept {
+  static Mutex mutex;
+  static bool is_looked_for = false;
+  static void* library = nullptr;
+  const char* name = value_of("DYNAMICCL_NEXT_TUNER");
+  const Lock lock(&mutex);
+  const bool is_first = !is_looked_for && name != nullptr && strcasecmp(name, "none") != 0;
+  is_looked_for = true;
+  char said[1024] = "goes on without it: it exports no tuner of v4 to v6 that this NCCL takes";
+  if (is_first) library = open_next(name);
+  if (is_first && library == nullptr) {
+    std::snprintf(said, sizeof said, "goes on without it: %s", library_error());
   }
-  return result;
-}
-
-/// The next float below a positive one; by hand, since libm is not linked.
-float just_below(float cost) noexcept {
-  std::uint32_t bits;
-  std::memcpy(&bits, &cost, sizeof bits);
-  --bits;
-  std::memcpy(&cost, &bits, sizeof cost);
-  return cost;
-}
-
-/// The costs that ours is to decide by: NCCL's, but that a cell which the vendor made free is just
-/// below the cheapest. Left free it would win a tie, and make every Ring look relegated.
-void show(const float* before, const float* after, int num_cells, float* shown) noexcept {
-  float cheapest = INFINITY;
-  for (int i = 0; i < num_cells; ++i) {
-    if (before[i] > 0.0F) cheapest = std::min(cheapest, before[i]);
-  }
-  for (int i = 0; i < num_cells; ++i) {
-    const bool is_freed = after[i] == 0.0F && before[i] != 0.0F;
-    shown[i] = is_freed ? just_below(cheapest) : after[i];
-  }
-}
-
-ncclResult_t ask_theirs(const Both& both, const Question& question) noexcept {
-  float** table = reinterpret_cast<float**>(question.costs.cells);
-  const int algorithms = question.costs.num_algorithms, protocols = question.costs.num_protocols;
-  switch (both.next.version) {
-    case 2:
-      return ask_v2(both.next.as<ncclTuner_v2_t>(), both.theirs, question);
-    case 3:
-      return both.next.as<ncclTuner_v3_t>()->getCollInfo(
-          both.theirs, question.collective, question.size_bytes, question.num_pipe_ops, table,
-          algorithms, protocols, question.num_channels);
-    default:  // v4 to v6 have this one at one place
-      return both.next.as<ncclTuner_v4_t>()->getCollInfo(
-          both.theirs, question.collective, question.size_bytes, question.num_pipe_ops, table,
-          algorithms, protocols, question.reg_buff, question.num_channels);
-  }
-}
-
-/// The vendor's tuner, then ours unless it returned an error: NCCL would stop there, too.
-ncclResult_t ask_both(const Both& both, const Question& question) noexcept {
-  const CostTable& costs = question.costs;
-  const bool is_ours = both.table != nullptr && is_about_a_cell(question.num_pipe_ops);
-  if (both.next.version == 0) {
-    if (!is_ours) return ncclSuccess;
-    answer(*both.table, question.collective, question.size_bytes, costs, question.num_channels);
-    return ncclSuccess;
-  }
-  const bool is_table = is_sound(costs);
-  const int num_cells = is_table ? costs.num_algorithms * costs.num_protocols : 0;
-  float before[kMostCells], shown[kMostCells], decided[kMostCells];
-  std::copy_n(costs.cells, num_cells, before);
-  int channels = *question.num_channels;
-  const ncclResult_t result = ask_theirs(both, question);
-  if (result != ncclSuccess || !is_ours || !is_table) return result;
-  show(before, costs.cells, num_cells, shown);
-  std::copy_n(shown, num_cells, decided);
-  const CostTable ours = {decided, costs.num_algorithms, costs.num_protocols};
-  answer(*both.table, question.collective, question.size_bytes, ours, &channels);
-  for (int cell = 0; cell < num_cells; ++cell) {
-    if (decided[cell] != 0.0F || shown[cell] == 0.0F) continue;
-    for (int i = 0; i < num_cells; ++i) {
-      if (costs.cells[i] == 0.0F) costs.cells[i] = before[i];
+  for (int version = abi_version; library != nullptr && version >= 4; --version) {
+    char symbol[32];
+    std::snprintf(symbol, sizeof symbol, "ncclTunerPlugin_v%d", version);
+    const auto* next = static_cast<const ncclTuner_v6_t*>(find_symbol(library, symbol));
+    if (next == nullptr) continue;
+    if (next->name != nullptr && std::strcmp(next->name, kName) == 0) {  // it would never end
+      std::strcpy(said, "goes on without it: that is this plugin itself");
+      break;
     }
-    costs.cells[cell] = 0.0F;
-    *question.num_channels = channels;
+    both->next = next;
+    both->version = version;
+    std::snprintf(said, sizeof said, "is asked first on every call (v%d)", version);
+    break;
   }
-  return ncclSuccess;
+  if (is_first) say(communicator, NCCL_LOG_INFO, "DYNAMICCL_NEXT_TUNER (%s): %s", name, said);
 }
 
 /// The vendor's `init`, and then ours.
-ncclResult_t init_both(const Communicator& communicator, int abi_version,
-                       ncclTunerConstants_v5_t* constants, Both* both) noexcept {
-  const NextPlugin& next = both->next;
+ncclResult_t init_both(const Communicator& communicator, ncclTunerConstants_v5_t* constants,
+                       Both* both) noexcept {
   const std::size_t ranks = communicator.num_ranks, nodes = communicator.num_nodes;
   ncclResult_t result = ncclSuccess;
-  if (next.version >= 5) {
-    result = next.as<ncclTuner_v5_t>()->init(&both->theirs, communicator.comm_id, ranks, nodes,
-                                             communicator.logger, communicator.domains, constants);
-  } else if (next.version != 0) {  // v2 to v4 are alike in this
-    result = next.as<ncclTuner_v4_t>()->init(ranks, nodes, communicator.logger, &both->theirs);
-  }
-  if (result != ncclSuccess || abi_version == 2) return result;
   char asked_first[128] = "none";
-  if (next.version != 0) {
-    std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", next.name(), next.version);
+  if (both->version == 4) {
+    const auto* v4 = reinterpret_cast<const ncclTuner_v4_t*>(both->next);
+    result = v4->init(ranks, nodes, communicator.logger, &both->theirs);
+  } else if (both->next != nullptr) {
+    result = both->next->init(&both->theirs, communicator.comm_id, ranks, nodes,
+                              communicator.logger, communicator.domains, constants);
+  }
+  if (result != ncclSuccess) return result;
+  if (both->next != nullptr) {
+    const char* name = both->next->name != nullptr ? both->next->name : "";
+    std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", name, both->version);
   }
   result = init_communicator(communicator, asked_first, &both->table);
-  if (result != ncclSuccess && next.version != 0) {
-    next.as<ncclTuner_v2_t>()->destroy(both->theirs);
-  }
+  if (result != ncclSuccess && both->next != nullptr) both->next->finalize(both->theirs);
   return result;
 }
 
 struct VendorTuner {
   static ncclResult_t create(Communicator communicator, int abi_version,
                              ncclTunerConstants_v5_t* constants, void** context) noexcept {
-    if (abi_version < 5) communicator.comm_id = take_comm_id(communicator);
+    if (abi_version == 4) communicator.comm_id = take_comm_id(communicator);
     auto* both = allocate<Both>();
     if (both == nullptr) return ncclSystemError;  // theirs may have to act on all ranks alike
-    both->next = find_next(abi_version, communicator);
-    const ncclResult_t result = init_both(communicator, abi_version, constants, both);
-    if (result == ncclSuccess && (both->next.version != 0 || both->table != nullptr)) {
+    find_next(abi_version, communicator, both);
+    const ncclResult_t result = init_both(communicator, constants, both);
+    if (result == ncclSuccess && (both->next != nullptr || both->table != nullptr)) {
       *context = both;
     } else {
       deallocate(both);
@@ -238,45 +117,68 @@ struct VendorTuner {
     return result;
   }
 
+  /// The vendor's tuner, then ours unless it returned an error: NCCL would stop there, too.
   static ncclResult_t answer(void* context, const Question& question) noexcept {
-    return ask_both(*static_cast<const Both*>(context), question);
+    const auto& both = *static_cast<const Both*>(context);
+    const CostTable& costs = question.costs;
+    const int num_cells = is_sound(costs) ? costs.num_algorithms * costs.num_protocols : 0;
+    float before[kMostAlgorithms * kNumProtocols], shown[kMostAlgorithms * kNumProtocols];
+    std::copy_n(costs.cells, num_cells, before);
+    int channels = *question.num_channels;
+    if (both.next != nullptr) {
+      const ncclResult_t result = both.next->getCollInfo(
+          both.theirs, question.collective, question.size_bytes, question.num_pipe_ops,
+          reinterpret_cast<float**>(costs.cells), costs.num_algorithms, costs.num_protocols,
+          question.reg_buff, question.num_channels);
+      if (result != ncclSuccess) return result;
+    }
+    const bool is_ours = both.table != nullptr && is_about_a_cell(question.num_pipe_ops) &&
+                         num_cells != 0 && costs.num_algorithms <= kNumAlgorithms;
+    const Entry* entry =
+        is_ours ? lookup(*both.table, question.collective, question.size_bytes) : nullptr;
+    if (entry == nullptr) return ncclSuccess;
+    // Ours decides by NCCL's costs, but that a cell which the vendor made free is just below the
+    // cheapest. Left free it would win a tie, and make every Ring look relegated.
+    float cheapest = INFINITY;
+    for (int i = 0; i < num_cells; ++i) {
+      if (before[i] > 0.0F) cheapest = std::min(cheapest, before[i]);
+    }
+    for (int i = 0; i < num_cells; ++i) {
+      const bool is_freed = costs.cells[i] == 0.0F && before[i] != 0.0F;
+      shown[i] = is_freed ? cost_of(order_of(cheapest) - 1) : costs.cells[i];
+    }
+    const CostTable ours = {shown, costs.num_algorithms, costs.num_protocols};
+    const int cell = choose(*entry, both.table->num_nodes, ours, &channels);
+    if (cell < 0) return ncclSuccess;
+    for (int i = 0; i < num_cells; ++i) {
+      if (costs.cells[i] == 0.0F) costs.cells[i] = before[i];
+    }
+    costs.cells[cell] = 0.0F;
+    *question.num_channels = channels;
+    return ncclSuccess;
   }
 
   static ncclResult_t finalize(void* context) noexcept {
     const auto* both = static_cast<const Both*>(context);
-    if (both->next.version == 0) return ncclSuccess;
-    return both->next.as<ncclTuner_v2_t>()->destroy(both->theirs);  // at one place in v2 to v6
+    return both->next != nullptr ? both->next->finalize(both->theirs) : ncclSuccess;
   }
 };
-
-/// NCCL 2.21 passes no cost table, so available cells are unknown: the vendor's answer stands.
-ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nBytes,
-                            int collNetSupport, int nvlsSupport, int numPipeOps, int* algorithm,
-                            int* protocol, int* nChannels) noexcept {
-  const auto* both = static_cast<const Both*>(context);
-  if (both == nullptr) return ncclSuccess;
-  return both->next.as<ncclTuner_v2_t>()->getCollInfo(both->theirs, collType, nBytes,
-                                                      collNetSupport, nvlsSupport, numPipeOps,
-                                                      algorithm, protocol, nChannels);
-}
 
 ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t nBytes, int algo,
                           int proto, int nChannels, std::size_t* chunkSize) noexcept {
   const auto* both = static_cast<const Both*>(context);
-  if (both == nullptr || both->next.version < 6) return ncclSuccess;
-  const auto* theirs = both->next.as<ncclTuner_v6_t>();
-  if (theirs->getChunkSize == nullptr) return ncclSuccess;
-  return theirs->getChunkSize(both->theirs, collType, nBytes, algo, proto, nChannels, chunkSize);
+  if (both == nullptr || both->version < 6 || both->next->getChunkSize == nullptr) {
+    return ncclSuccess;
+  }
+  return both->next->getChunkSize(both->theirs, collType, nBytes, algo, proto, nChannels,
+                                  chunkSize);
 }
 
 using Vendor = Shell<VendorTuner>;
 
 }  // namespace
 
-const ncclTuner_v2_t ncclTunerPlugin_v2 = {kName, Vendor::init<2>, getCollInfo_v2,
-                                           Vendor::finalize};
-const ncclTuner_v3_t ncclTunerPlugin_v3 = Vendor::v3;
 const ncclTuner_v4_t ncclTunerPlugin_v4 = Vendor::v4;
 const ncclTuner_v5_t ncclTunerPlugin_v5 = Vendor::v5;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Vendor::initWithId<6>, Vendor::getCollInfo,
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Vendor::init<6>, Vendor::getCollInfo,
                                            Vendor::finalize, getChunkSize};

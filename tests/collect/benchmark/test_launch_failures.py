@@ -311,8 +311,8 @@ def test_configs_without_a_plugin_that_can_play_them_are_refused(
     made = sweep()
     with pytest.raises(MachineError, match="needs the sweep plugin, and there is none: build it"):
         NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
-    old = sweep(nccl_version='"2.21.5"')
+    old = sweep(nccl_version='"2.23.4"')
     with pytest.raises(
-        MachineError, match=r"needs NCCL 2\.22\.\d or later, and nccl_version is 2\."
+        MachineError, match=r"needs NCCL 2\.24\.\d or later, and nccl_version is 2\."
     ):
         NcclTestsRunner(old.file, site(old, tmp_path, sweep_path)).check(old.trials)

@@ -195,9 +195,8 @@ def leave(
     (folder / SCHEDULE_NAME).write_bytes(SCHEDULE.to_bytes())
     count = schedule.num_blocks
     head = struct.pack(
-        "<8sIi5Qi4x",
+        "<8sIi3Q24x",
         *(REPORT_MAGIC, REPORT_VERSION, count, int(schedule.content_hash, 16), calls, stopped),
-        *(0, 0, 0),
     )
     every = [*states, *[BlockState.NOT_REACHED] * (count - len(states))]
     (folder / REPORT_NAME).write_bytes(head + bytes(4 * count) + bytes(every))

@@ -16,17 +16,15 @@ namespace {
 
 const std::vector<Release>& releases() {
   static const std::vector<Release> all = {
-      {"2.22", 22203, {3}, {}, 6, false, false},
-      {"2.23", 22304, {3}, {}, 7, false, false},
-      {"2.24", 22403, {4, 3}, {}, 7, false, false},
-      {"2.25", 22501, {4, 3}, {}, 7, false, false},
-      {"2.26", 22606, {4, 3}, {}, 7, false, false},
-      {"2.27", 22707, {4, 3}, {4}, 7, false, false},
-      {"2.28", 22809, {5, 4, 3}, {5, 4}, 7, true, false},
-      {"2.29", 22907, {5, 4, 3}, {6, 5, 4}, 7, true, true},
-      {"2.30", 23007, {6, 5, 4, 3}, {6, 5, 4}, 7, true, true},
+      {"2.24", 22403, {4}, {}, 7, false, false},
+      {"2.25", 22501, {4}, {}, 7, false, false},
+      {"2.26", 22606, {4}, {}, 7, false, false},
+      {"2.27", 22707, {4}, {4}, 7, false, false},
+      {"2.28", 22809, {5, 4}, {5, 4}, 7, true, false},
+      {"2.29", 22907, {5, 4}, {6, 5, 4}, 7, true, true},
+      {"2.30", 23007, {6, 5, 4}, {6, 5, 4}, 7, true, true},
       // Stands for a release that was not read.
-      {"2.31", 23102, {6, 5, 4, 3}, {6, 5, 4}, 7, true, true},
+      {"2.31", 23102, {6, 5, 4}, {6, 5, 4}, 7, true, true},
   };
   return all;
 }
@@ -67,7 +65,7 @@ ncclResult_t TunerCalls::init(void** context, std::uint64_t comm_id, int num_ran
                               ncclDebugLogger_t logger) const {
   const auto ranks = static_cast<std::size_t>(num_ranks);
   const auto nodes = static_cast<std::size_t>(num_nodes);
-  if (version_ <= 4) return as<ncclTuner_v2_t>()->init(ranks, nodes, logger, context);
+  if (version_ == 4) return as<ncclTuner_v4_t>()->init(ranks, nodes, logger, context);
   const int per_node = num_ranks / num_nodes;
   ncclNvlDomainInfo_v5_t domains = {num_nodes, per_node, (num_ranks + num_nodes - 1) / num_nodes};
   Constants constants = {};
@@ -86,21 +84,15 @@ TunerAnswer TunerCalls::ask(void* context, const TunerQuestion& question,
   TunerAnswer answer = {ncclSuccess, std::move(costs), 0};
   const int num_algorithms = release_.num_algorithms;
   float** table = reinterpret_cast<float**>(answer.costs.data());
-  if (version_ == 3) {
-    answer.result = as<ncclTuner_v3_t>()->getCollInfo(
-        context, question.collective, question.size_bytes, question.num_pipe_ops, table,
-        num_algorithms, kNumProtocols, &answer.num_channels);
-  } else {
-    // v5 and v6 have it at the same place.
-    answer.result = as<ncclTuner_v4_t>()->getCollInfo(
-        context, question.collective, question.size_bytes, question.num_pipe_ops, table,
-        num_algorithms, kNumProtocols, question.reg_buff, &answer.num_channels);
-  }
+  // v5 and v6 have it at the same place.
+  answer.result = as<ncclTuner_v4_t>()->getCollInfo(
+      context, question.collective, question.size_bytes, question.num_pipe_ops, table,
+      num_algorithms, kNumProtocols, question.reg_buff, &answer.num_channels);
   return answer;
 }
 
 ncclResult_t TunerCalls::finalize(void* context) const {
-  return as<ncclTuner_v2_t>()->destroy(context);  // at one place in all versions
+  return as<ncclTuner_v4_t>()->destroy(context);  // at one place in all versions
 }
 
 const char* collective_name(int collective) { return kCollectives[collective]; }

@@ -1,4 +1,4 @@
-// What a plugin can notice of an NCCL release, 2.22 to 2.30: which structs it takes, and how it
+// What a plugin can notice of an NCCL release, 2.24 to 2.30: which structs it takes, and how it
 // calls them, with that version's arguments and event descriptors.
 #pragma once
 

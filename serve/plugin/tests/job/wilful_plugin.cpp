@@ -1,5 +1,5 @@
 // A tuner that does what it is told, right or wrong, by which the harness shows that it sees what
-// it is there to see. NCCL 2.30 takes its v6, every other release its v3.
+// it is there to see. NCCL 2.30 takes its v6, every other release its v4.
 //
 //   WILFUL_ACT_FROM=N        from call N on, force Ring/LL with WILFUL_CHANNELS (4) channels
 //   WILFUL_SWITCH_EVERY=N    and change between Ring/LL and Ring/Simple every N calls
@@ -60,7 +60,7 @@ ncclResult_t init_with_id(void** context, std::uint64_t id, std::size_t ranks, s
   return init(ranks, nodes, logger, context);
 }
 
-ncclResult_t ask(void* context, ncclFunc_t, std::size_t, int, float** costs, int, int,
+ncclResult_t ask(void* context, ncclFunc_t, std::size_t, int, float** costs, int, int, int,
                  int* channels) {
   auto* tuner = static_cast<Tuner*>(context);
   const long call = tuner->calls++;
@@ -79,11 +79,6 @@ ncclResult_t ask(void* context, ncclFunc_t, std::size_t, int, float** costs, int
   return call == tuner->error_at ? ncclInvalidUsage : ncclSuccess;
 }
 
-ncclResult_t ask_v6(void* context, ncclFunc_t collective, std::size_t bytes, int ops, float** costs,
-                    int algorithms, int protocols, int, int* channels) {
-  return ask(context, collective, bytes, ops, costs, algorithms, protocols, channels);
-}
-
 ncclResult_t finalize(void* context) {
   auto* tuner = static_cast<Tuner*>(context);
   tuner->closing = true;
@@ -97,7 +92,7 @@ ncclResult_t finalize(void* context) {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3;
-const ncclTuner_v3_t ncclTunerPlugin_v3 = {"Wilful", init, ask, finalize};
+EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4;
+const ncclTuner_v4_t ncclTunerPlugin_v4 = {"Wilful", init, ask, finalize};
 EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_with_id, ask_v6, finalize, nullptr};
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_with_id, ask, finalize, nullptr};
