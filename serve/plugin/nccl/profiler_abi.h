@@ -62,23 +62,14 @@ struct ncclProfilerGroupApi_v5_t {
   int groupDepth;
 };
 
-// Send and Recv as such a call, and their launch.
-struct ncclProfilerP2pApi_v5_t {
-  const char* func;
-  std::size_t count;
-  const char* datatype;
-  void* stream;
-  bool graphCaptured;
-};
-
 // The kernel of a collective on one channel, seen by the proxy's thread.
 struct ncclProfilerKernelCh_v4_t {
   std::uint8_t channelId;
   std::uint64_t pTimer;  // GPU globaltimer in ns, when it began
 };
 
-// NCCL 2.27 (`src/include/plugin/profiler/profiler_v4.h`). `parentObj` is the handle of the Group
-// event for Coll, and of the Coll event for KernelCh.
+// NCCL 2.27 (`src/include/plugin/profiler/profiler_v4.h`). `parentObj` is the handle of a Coll's
+// Group event, and of a KernelCh's Coll event.
 struct ncclProfilerEventDescr_v4_t {
   std::uint8_t type;
   void* parentObj;
@@ -89,8 +80,8 @@ struct ncclProfilerEventDescr_v4_t {
   };
 };
 
-// NCCL 2.28 (`src/include/plugin/profiler/profiler_v5.h`): `type` is wide, and `parentObj` of Coll
-// is the handle of the CollApi event. `coll` has the handle of the Group event behind it.
+// From NCCL 2.28 on (profiler_v5.h): `type` is wide, and `parentObj` of a Coll is the handle of its
+// CollApi event; behind `coll` is that of the Group event.
 struct ncclProfilerEventDescr_v5_t {
   std::uint64_t type;
   void* parentObj;
@@ -98,7 +89,6 @@ struct ncclProfilerEventDescr_v5_t {
   union {
     ncclProfilerGroupApi_v5_t groupApi;
     ncclProfilerCollApi_v5_t collApi;
-    ncclProfilerP2pApi_v5_t p2pApi;
     ncclProfilerColl_v4_t coll;
     ncclProfilerKernelCh_v4_t kernelCh;
     char largest[88];

@@ -99,7 +99,7 @@ void bad_tables() {
   Bytes longer = good;
   longer.push_back(0);
   CHECK(abstains_from(longer, "length"));
-  CHECK(abstains_from(Bytes(2 << 20, 0), "its table: it is not"));
+  CHECK(abstains_from(Bytes(2 << 20, 0)));
   // Checksums that match do not make the numbers right: every field is checked on its own.
   for (std::size_t offset = 8; offset < kHeaderBytes; offset += 4) {
     for (const int odd : {-1, 0, 3, 250, 1 << 24, 0x7fffffff, static_cast<int>(0x80000000)}) {

@@ -165,11 +165,7 @@ void* ProfilerCalls::start_coll_api(void* context, void* group_api, int collecti
 }
 
 void* ProfilerCalls::start_p2p_api(void* context, void* group_api) const {
-  return start_v5(context, ncclProfileP2pApi, group_api, [](auto* descriptor) {
-    descriptor->p2pApi.func = "Send";
-    descriptor->p2pApi.count = 1024;
-    descriptor->p2pApi.datatype = "ncclFloat32";
-  });
+  return start_v5(context, ncclProfileP2pApi, group_api, [](auto*) {});
 }
 
 void* ProfilerCalls::start_kernel_launch(void* context, void* group_api) const {
