@@ -23,6 +23,7 @@ from dynamiccl.serve.table import DecisionTable
 OURS = Config(Algorithm.Ring, Protocol.Simple, 8)
 #: A vendor's library, NCCL's ABI, and the vendor's struct that is asked then.
 ASKED = [
+    *[("v3", version, 3) for version in (4, 5, 6)],  # as AWS's aws-ofi-nccl has it
     *[("v4", version, 4) for version in (4, 5, 6)],
     ("v6", 6, 6),
     ("v6", 5, 4),  # v6 is too new for it
@@ -108,7 +109,7 @@ def test_ours_decides_where_it_acts_and_theirs_elsewhere(
             assert both.counts.constants
         # Ring/Simple is ours; theirs, before it, is not to win the tie nor to relegate Ring.
         assert taken(asked) == (5, 8)
-        assert both.counts.reg_buff == 1
+        assert both.counts.reg_buff == (1 if theirs > 3 else -1)
         assert taken(asked, Collective.AllGather) == (1, 3)  # our table leaves it
         monkeypatch.setenv("VENDOR_CELL", "20")
         assert taken(asked) == (5, 8)
@@ -162,7 +163,7 @@ def test_chunk_sizes_are_theirs(
         ("libnobody.so", "(libnobody.so): goes on without it: libnobody.so: "),
         ("none", None),
         ("itself", "goes on without it: that is this plugin itself"),
-        ("libc.so.6", "goes on without it: it exports no tuner of v4 to v6 that this NCCL takes"),
+        ("libc.so.6", "goes on without it: it exports no tuner of v3 to v6 that this NCCL takes"),
     ],
 )
 def test_without_a_vendor_ours_goes_on_and_says_so_once(

@@ -37,6 +37,18 @@ typedef ncclResult_t (*ncclTunerGetCollInfo_v4_t)(void* context, ncclFunc_t coll
                                                   float** collCostTable, int numAlgo, int numProto,
                                                   int regBuff, int* nChannels);
 
+// NCCL 2.22 and 2.23, for a vendor's tuner alone, which 2.24 to 2.30 still take: AWS's aws-ofi-nccl
+// has v3 and, since 2.30, v6.
+struct ncclTuner_v3_t {
+  const char* name;
+  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
+                       void** context);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
+                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
+                              int* nChannels);
+  ncclResult_t (*destroy)(void* context);
+};
+
 // NCCL 2.24 to 2.27 (v2.24.3-1 `src/include/nccl_tuner.h`).
 struct ncclTuner_v4_t {
   const char* name;

@@ -32,20 +32,20 @@ int setting(const char* name, int otherwise) {
 char g_context;
 
 template <int version>
-ncclResult_t init(void** context, std::uint64_t id, std::size_t, std::size_t, ncclDebugLogger_t,
-                  ncclNvlDomainInfo_v5_t*, ncclTunerConstants_v5_t* constants) {
+[[maybe_unused]] ncclResult_t init(std::size_t, std::size_t, ncclDebugLogger_t, void** context) {
   vendor_counts.version = version;
-  vendor_counts.comm_id = id;
-  vendor_counts.constants = constants;
   if (setting("VENDOR_INIT_ERROR", 0) != 0) return ncclSystemError;
   ++vendor_counts.inits;
   *context = &g_context;
   return ncclSuccess;
 }
 
-ncclResult_t init_v4(std::size_t ranks, std::size_t nodes, ncclDebugLogger_t logger,
-                     void** context) {
-  return init<4>(context, 0, ranks, nodes, logger, nullptr, nullptr);
+[[maybe_unused]] ncclResult_t init_v6(void** context, std::uint64_t id, std::size_t ranks,
+                                      std::size_t nodes, ncclDebugLogger_t logger,
+                                      ncclNvlDomainInfo_v5_t*, ncclTunerConstants_v5_t* constants) {
+  vendor_counts.comm_id = id;
+  vendor_counts.constants = constants;
+  return init<6>(ranks, nodes, logger, context);
 }
 
 ncclResult_t ask(void* context, ncclFunc_t, std::size_t, int, float** costs, int, int, int reg_buff,
@@ -59,6 +59,11 @@ ncclResult_t ask(void* context, ncclFunc_t, std::size_t, int, float** costs, int
     *channels = 3;
   }
   return setting("VENDOR_ERROR", 0) != 0 ? ncclInvalidUsage : ncclSuccess;
+}
+
+ncclResult_t ask_v3(void* context, ncclFunc_t collective, std::size_t bytes, int ops, float** costs,
+                    int algorithms, int protocols, int* channels) {
+  return ask(context, collective, bytes, ops, costs, algorithms, protocols, -1, channels);
 }
 
 [[maybe_unused]] ncclResult_t chunk(void*, ncclFunc_t, std::size_t, int, int, int,
@@ -76,9 +81,13 @@ ncclResult_t finish(void* context) {
 
 }  // namespace
 
+EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3;
+const ncclTuner_v3_t ncclTunerPlugin_v3 = {"Vendor", init<3>, ask_v3, finish};
+#if VENDOR_NEWEST >= 4
 EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4;
-const ncclTuner_v4_t ncclTunerPlugin_v4 = {"Vendor", init_v4, ask, finish};
-#ifdef VENDOR_HAS_V6
+const ncclTuner_v4_t ncclTunerPlugin_v4 = {"Vendor", init<4>, ask, finish};
+#endif
+#if VENDOR_NEWEST >= 6
 EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Vendor", init<6>, ask, finish, chunk};
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Vendor", init_v6, ask, finish, chunk};
 #endif

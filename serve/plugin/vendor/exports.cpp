@@ -28,7 +28,8 @@ using namespace dynamiccl;
 /// The context that NCCL holds for a communicator.
 struct Both {
   // The vendor's tuner, of the newest version that both it and NCCL have; null: there is none.
-  // Older structs than v6 begin alike, but for the arguments of v4's `init`.
+  // Older structs than v6 begin alike, but for arguments: of v3's and v4's `init`, and of v3's
+  // `getCollInfo`.
   const ncclTuner_v6_t* next = nullptr;
   int version = 0;
   void* theirs = nullptr;                // its context
@@ -56,12 +57,12 @@ void find_next(int abi_version, const Communicator& communicator, Both* both) no
   const Lock lock(&mutex);
   const bool is_first = !is_looked_for && name != nullptr && strcasecmp(name, "none") != 0;
   is_looked_for = true;
-  char said[1024] = "goes on without it: it exports no tuner of v4 to v6 that this NCCL takes";
+  char said[1024] = "goes on without it: it exports no tuner of v3 to v6 that this NCCL takes";
   if (is_first) library = open_next(name);
   if (is_first && library == nullptr) {
     std::snprintf(said, sizeof said, "goes on without it: %s", library_error());
   }
-  for (int version = abi_version; library != nullptr && version >= 4; --version) {
+  for (int version = abi_version; library != nullptr && version >= 3; --version) {
     char symbol[32];
     std::snprintf(symbol, sizeof symbol, "ncclTunerPlugin_v%d", version);
     const auto* next = static_cast<const ncclTuner_v6_t*>(find_symbol(library, symbol));
@@ -84,7 +85,7 @@ ncclResult_t init_both(const Communicator& communicator, ncclTunerConstants_v5_t
   const std::size_t ranks = communicator.num_ranks, nodes = communicator.num_nodes;
   ncclResult_t result = ncclSuccess;
   char asked_first[128] = "none";
-  if (both->version == 4) {
+  if (both->next != nullptr && both->version < 5) {
     const auto* v4 = reinterpret_cast<const ncclTuner_v4_t*>(both->next);
     result = v4->init(ranks, nodes, communicator.logger, &both->theirs);
   } else if (both->next != nullptr) {
@@ -126,10 +127,15 @@ struct VendorTuner {
     std::copy_n(costs.cells, num_cells, before);
     int channels = *question.num_channels;
     if (both.next != nullptr) {
-      const ncclResult_t result = both.next->getCollInfo(
-          both.theirs, question.collective, question.size_bytes, question.num_pipe_ops,
-          reinterpret_cast<float**>(costs.cells), costs.num_algorithms, costs.num_protocols,
-          question.reg_buff, question.num_channels);
+      const auto ask = [&](auto get_coll_info, auto... reg_buff) {
+        return get_coll_info(both.theirs, question.collective, question.size_bytes,
+                             question.num_pipe_ops, reinterpret_cast<float**>(costs.cells),
+                             costs.num_algorithms, costs.num_protocols, reg_buff...,
+                             question.num_channels);
+      };
+      const auto* v3 = reinterpret_cast<const ncclTuner_v3_t*>(both.next);
+      const ncclResult_t result =
+          both.version == 3 ? ask(v3->getCollInfo) : ask(both.next->getCollInfo, question.reg_buff);
       if (result != ncclSuccess) return result;
     }
     const bool is_ours = both.table != nullptr && is_about_a_cell(question.num_pipe_ops) &&
