@@ -9,21 +9,7 @@
 // and aborts the others of its group (2.27.7 `src/group.cc:416`); the other ranks have the
 // communicator and wait in their first collective, from 2.28 on those of its node in a barrier
 // (2.30.7 `src/init.cc:1694`). `finalize` may follow with an empty context.
-//
-// What dynamiccl-run has prepared for this process:
-//
-//   DYNAMICCL_JOB        16 hex digits: which run of which job.
-//   DYNAMICCL_HOST       `uname -n` of the host that it was prepared on.
-//   DYNAMICCL_MACHINE    this machine, without its NCCL.
-//   DYNAMICCL_SYSTEMS    what the artifact calls it, by NCCL: "23007=b300 22809=b300-old".
-//   DYNAMICCL_TABLES     absolute path of the artifact's tables.
-//   DYNAMICCL_INDEX      16 hex digits of the digest of plugin.index.
-//   DYNAMICCL_PROBLEM    why this process must not use a table.
-//   DYNAMICCL_KILL_FILE  keeps new communicators from tables while it is there.
-//   DYNAMICCL_WORD       1: communicators of one node are surely on one host; 0: on several, maybe;
-//                        all: every one is on this host. Default: 1 without an arbiter.
-//   DYNAMICCL_ARBITER    address of the job's arbiter, "1.2.3.4:PORT" or "[IPV6]:PORT".
-//   DYNAMICCL_KEY        32 hex digits: the key of messages to and from it.
+// What dynamiccl-run has prepared for this process is in the environment (docs/environment.md).
 #pragma once
 
 #include "agree/caller.h"
