@@ -20,8 +20,8 @@
 //    row and the communicator's id, equal on all ranks by 1 and 2; not from the call at which a
 //    rank stood, a time or the reason. So ranks are in different stops only while one has not ended
 //    the earlier one, and the later one cannot be decided without it.
-// 6. Who ends voting (a shrink, a second context of this id, overlapping calls) never confirms
-//    again: nothing can be decided, and the table in force stays, for all.
+// 6. Who ends voting (a shrink, a second context of this id, overlapping calls) takes part in no
+//    later stop: nothing can be decided there, and the table in force stays, for all.
 #pragma once
 
 #include <algorithm>
