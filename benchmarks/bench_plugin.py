@@ -58,7 +58,7 @@ GENERATED: Final = "vocabulary.h"
 #: Targets of CMakeLists.txt that the tuner of a job is linked of (`add_parts(thin ...)`).
 TUNER_PARTS: Final = ("table", "communicator", "thin_parts", "nccl-tuner-dynamiccl")
 RECORDER_PARTS: Final = ("base", "recorder_parts", "nccl-profiler-dynamiccl")
-ADAPTIVE_PARTS: Final = ("adaptive_parts", "nccl-tuner-dynamiccl-adaptive")
+ADAPTIVE_PARTS: Final = ("nccl-tuner-dynamiccl-adaptive",)
 
 
 def full_table(num_nodes: int) -> DecisionTable:

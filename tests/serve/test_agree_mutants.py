@@ -9,7 +9,7 @@ import pytest
 from dynamiccl.serve.build import find_tool
 
 PLUGIN = Path(__file__).resolve().parents[2] / "serve" / "plugin"
-SOURCES = ("tests/test_agree_explore.cpp", "agree/rounds.cpp", "agree/stops.cpp")
+SOURCES = ("tests/test_agree_explore.cpp", "agree/rounds.cpp")
 #: What is wrong -> the part of the explorer that finds it, the file, and texts before and after.
 MUTANTS = {
     "a rank abstains after it has confirmed": (
@@ -67,12 +67,12 @@ MUTANTS = {
         [("may_repeat = *place_of(id) == id || count == kMost;", "may_repeat = false;")],
     ),
     "what NCCL told of a call is not in the digest": (
-        *("worlds", "agree/stops.cpp"),
+        *("worlds", "agree/stops.h"),
         [("size_bytes), marks);", "size_bytes), marks & 0);")],
     ),
     "a stop in the middle of a group": (
         *("worlds", "agree/stops.h"),
-        [("&& begins_group && votes()", "&& (begins_group || true) && votes()")],
+        [(">= at_ && begins_group &&", ">= at_ &&")],
     ),
     "a shrink takes the table back": (
         *("worlds", "agree/stops.h"),
@@ -88,11 +88,11 @@ MUTANTS = {
         [("has_confirmed() ? Verdict::kFailed : Verdict::kAbstain", "Verdict::kAbstain")],
     ),
     "a stop that failed is tried again in the same round": (
-        *("worlds", "agree/stops.cpp"),
-        [("  ++number_;\n  ++failures_;", "  ++failures_;")],
+        *("worlds", "agree/stops.h"),
+        [("    ++number_;\n    ++failures_;", "    ++failures_;")],
     ),
     "stops are not shifted by the communicator's id": (
-        *("worlds", "agree/stops.cpp"),
+        *("worlds", "agree/stops.h"),
         [("at_ = earliest + mixed(mixed(0, comm_id_), number_) % width;", "at_ = earliest;")],
     ),
     "whose time is up leaves by itself": (
@@ -121,7 +121,7 @@ def compiled(folder: Path, name: str, to: str) -> None:
 def explorer_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sources and objects of the explorer, of which a mutant changes one."""
     folder = tmp_path_factory.mktemp("explorer")
-    for part in ("adaptive", "agree", "identity", "tests"):
+    for part in ("agree", "identity", "tests"):
         shutil.copytree(PLUGIN / part, folder / part)
     for name in SOURCES:
         compiled(folder, name, object_of(name))

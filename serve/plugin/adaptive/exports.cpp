@@ -1,12 +1,21 @@
-// What NCCL sees of mode adaptive, over Switching (switching.h).
+// Mode adaptive, as NCCL sees it: a communicator agrees in `init` as in mode table, then looks up
+// in the table in force, and votes on the next one from inside those of its calls that are stops
+// (agree/stops.h). No thread, no file, and no connection but during a stop.
 //
-// Every function returns success, since any other value fails a collective or a communicator. The
-// exceptions are an `init` and a call that heard nothing for the answer limit after they had
-// confirmed (agree/ballot.h): other ranks may have another table, and this one cannot know.
+// As in tuner/init.h every function returns success, but for an `init` or a call that heard nothing
+// for the answer limit after it had confirmed.
+//
+//   DYNAMICCL_STOP_PERCENT  share of the process's time that calls may wait at stops. Default 0.1.
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
 
-#include "adaptive/switching.h"
+#include "agree/stops.h"
+#include "agree/told.h"
+#include "identity/environment.h"
 #include "nccl/tuner_shell.h"
+#include "platform/allocate.h"
 #include "profiler/created.h"
 #include "profiler/profiler.h"
 #include "tuner/init.h"
@@ -15,71 +24,260 @@ namespace {
 
 using namespace dynamiccl;
 
-/// What is made before the vote ends, since nothing that can fail may come after it.
-struct Making {
-  Joining* joining;
-  const CreatedCommunicator& told;
-  Switching* made = nullptr;
+class Switching;
+Mutex g_mutex;  // of these, of the times that they hold, and of which table describes a record
+Switching* g_all = nullptr;
+// Of the process, since one thread may call many communicators.
+std::atomic<std::uint64_t> g_since_ns{0}, g_waited_ns{0};
 
-  static bool accept(void* user, const Exchange& exchange) {
-    auto* making = static_cast<Making*>(user);
-    const Joining& joining = *making->joining;
-    Switching::Begin begin = {joining.communicator,   joining.checked.nccl_version,
-                              making->told.rank,      making->told.profiler,
-                              joining.vote.round.job, joining.arbiter,
-                              joining.table,          exchange.proposal};
-    begin.communicator.domains = nullptr;  // NCCL's, of the moment
-    making->made = Switching::create(begin);
-    return making->made != nullptr;
+/// One communicator that has a table.
+class Switching {
+ public:
+  /// A second one of one id ends voting for both.
+  Switching(const Joining& joined, const CreatedCommunicator& told) noexcept
+      : communicator_(joined.communicator),
+        nccl_version_(joined.checked.nccl_version),
+        told_(told),
+        arbiter_(joined.arbiter),
+        vote_(joined.vote),
+        stops_(communicator_.comm_id, joined.table, joined.exchange.proposal) {
+    const char* percent = value_of("DYNAMICCL_STOP_PERCENT");
+    const int ppm = percent != nullptr ? sample_ppm_of(percent) : -1;
+    if (ppm >= 0) stop_ppm_ = static_cast<std::uint64_t>(ppm);
+    // Both wait for whoever is inside, and so not under the mutex.
+    std::uint64_t never = 0;
+    if (g_since_ns.compare_exchange_strong(never, monotonic_ns())) {
+      Recorder::set_sink(take_time, nullptr);
+    }
+    told_.profiler->set_describe(describe, this);
+    const Lock lock(&g_mutex);
+    for (Switching* each = g_all; each != nullptr; each = each->next_) {
+      if (each->communicator_.comm_id != communicator_.comm_id) continue;
+      for (Switching* one : {each, this}) one->end_voting("another communicator here has its id");
+    }
+    next_ = g_all;
+    g_all = this;
   }
+
+  /// Ids may repeat from now on: no communicator of this process votes any more.
+  static void end_voting_of_all() noexcept {
+    const Lock lock(&g_mutex);
+    for (Switching* each = g_all; each != nullptr; each = each->next_)
+      each->end_voting("a communicator was shrunk: ids may repeat");
+  }
+
+  /// Give it back. ncclCommAbort calls this from another thread while a call may be inside `answer`
+  /// (`src/init.cc`): the call is woken within 10 ms, and this returns after it has left.
+  void retire() noexcept {
+    leaves_.store(true);
+    {
+      const Lock lock(&g_mutex);
+      Switching** link = &g_all;
+      while (*link != this) link = &(*link)->next_;
+      *link = next_;
+    }
+    const auto is_left = [this] { return inside_.load() == 0; };
+    for (int i = 0; i < 10 && !wait_until(is_left); ++i) continue;
+    // Rather a leak than a call in freed memory.
+    if (told_.profiler->set_describe(nullptr, nullptr) && is_left()) deallocate(this);
+  }
+
+  /// Set the chosen cell to 0.0 and, with it, the channels; or touch nothing.
+  ncclResult_t answer(const Question& question) noexcept {
+    CallMarks* marks = told_.profiler->marks();
+    const bool overlaps = inside_.fetch_add(1) != 0;
+    // NCCL forbids calls of one communicator at the same time; they cannot be counted.
+    if (overlaps) end_voting("calls of it overlap");
+    if (!overlaps && stops_.is_due(marks->begins_group())) stop();
+    const bool has_failed = has_failed_.load();
+    const DecisionTable* table = has_failed ? nullptr : stops_.table();
+    if (table != nullptr) {
+      dynamiccl::answer(*table, question.collective, question.size_bytes, question.costs,
+                        question.num_channels);
+    }
+    const std::uint64_t told = marks->pass();
+    if (!overlaps) stops_.answered(question.collective, question.size_bytes, told);
+    inside_.fetch_sub(1);
+    return has_failed ? ncclRemoteError : ncclSuccess;
+  }
+
+ private:
+  /// Of the latest calls since the last stop, as many as the body of a vote holds.
+  static constexpr std::size_t kMostTimes = (kMostBodyBytes - sizeof(Told)) / sizeof(CallTime);
+
+  /// The call is a stop: it goes on with a new table, or with the one in force.
+  void stop() noexcept {
+    const std::uint64_t from_ns = monotonic_ns();
+    const std::uint64_t lived_ns = from_ns - g_since_ns.load(), waited_ns = g_waited_ns.load();
+    const bool has_time = waited_ns <= lived_ns / 1'000'000 * stop_ppm_;
+    if (!has_time || leaves_.load() || in_forked_child()) return stop_failed();
+    Vote vote = vote_;
+    vote.nonce = draw();
+    stops_.write_vote(&vote);
+    std::uint8_t body[kMostBodyBytes];  // first what is told, then what comes
+    vote.body_bytes = write_told(lived_ns, waited_ns, body);
+    Exchange exchange;
+    exchange.told = exchange.body = body;
+    exchange.accepts = accept;
+    exchange.user = this;
+    exchange.leaves = &leaves_;
+    const Limits limits = limits_of_job();
+    const Verdict verdict =
+        agree_by_arbiter(arbiter_, vote, limits, stops_.patience_ms(limits), &exchange);
+    g_waited_ns.fetch_add(monotonic_ns() - from_ns);
+    if (verdict == Verdict::kTable) return agreed(exchange.proposal);
+    if (verdict == Verdict::kAbstain) return stop_failed();
+    has_failed_.store(true);
+    stops_.end_voting();
+    if (leaves_.load()) return;  // who aborts it knows
+    say(NCCL_LOG_WARN, "this communicator must not be used: other ranks may have another table");
+  }
+
+  /// What the leader is told, and of how many bytes it is.
+  std::uint32_t write_told(std::uint64_t lived_ns, std::uint64_t waited_ns,
+                           std::uint8_t* body) noexcept {
+    Told told;
+    told.lived_ns = lived_ns;
+    told.waited_ns = waited_ns;
+    told.num_nodes = static_cast<std::uint32_t>(communicator_.num_nodes);
+    told.nccl_version = static_cast<std::uint32_t>(nccl_version_);
+    told.in_force = stops_.table() == nullptr ? InForce::kOwnChoice : InForce::kTable;
+    told.last_table = stops_.last_table()->checksum;
+    std::memcpy(body, &told, sizeof told);
+    const Lock lock(&g_mutex);
+    const std::size_t size = std::min(num_times_, kMostTimes) * sizeof *times_;
+    std::memcpy(body + sizeof told, times_, size);
+    num_times_ = 0;
+    return static_cast<std::uint32_t>(sizeof told + size);
+  }
+
+  /// All that may fail of a proposal, before it is confirmed.
+  static bool accept(void* user, const Exchange& exchange) noexcept {
+    auto* own = static_cast<Switching*>(user);
+    const Reply& proposal = exchange.proposal;
+    if (proposal.change != Change::kNewTable) return proposal.body_bytes == 0;
+    DecisionTable* table = &own->received_[own->latest_ ^ 1];  // will not be in force again
+    if (decode_table(exchange.body, proposal.body_bytes, table) != nullptr) return false;
+    leave_out_what_no_job_may_ask(own->nccl_version_, table);
+    const Communicator& communicator = own->communicator_;
+    return is_for(*table, communicator.num_nodes, communicator.num_ranks);
+  }
+
+  /// `proposal` is the one that was confirmed.
+  void agreed(const Reply& proposal) noexcept {
+    const bool is_change = proposal.change != Change::kNothing;
+    {
+      const Lock lock(&g_mutex);
+      if (proposal.change == Change::kNewTable) latest_ ^= 1;
+      stops_.agreed(proposal, &received_[latest_]);
+      if (is_change) table_number_ = static_cast<std::uint32_t>(stops_.number());
+    }
+    if (is_change) told_.profiler->take_times(stops_.table() == nullptr);  // of probes
+    if (proposal.reason[0] == '\0' || std::strcmp(said_, proposal.reason) == 0) return;
+    std::memcpy(said_, proposal.reason, sizeof said_);
+    say(NCCL_LOG_INFO, said_);
+  }
+
+  void stop_failed() noexcept {
+    stops_.failed();
+    if (stops_.index() == Stops::kNever) end_voting("too many stops in a row came to nothing");
+  }
+
+  void end_voting(const char* why) noexcept {
+    if (stops_.end_voting()) say(NCCL_LOG_INFO, "what is in force stays: ", why);
+  }
+
+  void say(ncclDebugLogLevel level, const char* what, const char* why = "") const noexcept {
+    dynamiccl::say(communicator_, level, "from call %llu: %s%s",
+                   static_cast<unsigned long long>(stops_.calls() + 1), what, why);
+  }
+
+  /// On the thread of an event: of a graph's launches it is one of CUDA's.
+  static void describe(void* user, CallRecord* record) noexcept {
+    const auto* own = static_cast<Switching*>(user);
+    const Lock lock(&g_mutex);
+    const DecisionTable* table = own->stops_.table();
+    if (table == nullptr) record->flags |= kFlagProbe;
+    if (table == nullptr) return;
+    record->table = own->table_number_;
+    const Entry* entry = lookup(*table, record->collective, record->size_bytes);
+    record->decided = entry != nullptr &&
+                      (entry->algorithm == kAuto || entry->algorithm == record->algorithm) &&
+                      (entry->protocol == kAuto || entry->protocol == record->protocol);
+  }
+
+  /// From the recorder, on whatever thread.
+  static void take_time(void*, const CallRecord& record) noexcept {
+    if (record.start_ns == 0 || record.stop_ns <= record.start_ns) return;
+    // Launches of a graph share a number, and run what was chosen at their capture.
+    if ((record.flags & kFlagCaptured) != 0) return;
+    const Lock lock(&g_mutex);
+    for (Switching* each = g_all; each != nullptr; each = each->next_) {
+      const CreatedCommunicator& told = each->told_;
+      if (told.comm_id != record.comm_id || told.rank != record.rank) continue;
+      each->times_[each->num_times_++ % kMostTimes] = {
+          record.sequence,     record.size_bytes, record.stop_ns - record.start_ns,
+          record.collective,   record.algorithm,  record.protocol,
+          record.num_channels, record.decided,    record.flags};
+    }
+  }
+
+  const Communicator communicator_;
+  const int nccl_version_;
+  const CreatedCommunicator told_;
+  const Arbiter arbiter_;
+  const Vote vote_;
+  Stops stops_;
+  std::uint64_t stop_ppm_ = 1'000;
+  std::atomic<int> inside_{0};
+  std::atomic<bool> leaves_{false};
+  std::atomic<bool> has_failed_{false};
+  DecisionTable received_[2];  // at stops, of which one may be in force
+  int latest_ = 0;
+  std::uint32_t table_number_ = 1;
+  char said_[sizeof Reply::reason] = "";  // the leader's latest words
+  Switching* next_ = nullptr;
+  CallTime times_[kMostTimes];
+  std::size_t num_times_ = 0;  // since the last stop
 };
 
-/// This rank, as NCCL told our profiler just before.
-bool identify(const Communicator& communicator, CreatedCommunicator* told) noexcept {
-  return take_created(communicator.comm_id, told) && told->profiler != nullptr &&
-         told->num_ranks == static_cast<std::int32_t>(communicator.num_ranks) &&
-         told->num_nodes == static_cast<std::int32_t>(communicator.num_nodes);
-}
-
 struct AdaptiveTuner {
-  /// The tuning constants are left unchanged.
   static ncclResult_t create(const Communicator& communicator, int abi_version,
                              ncclTunerConstants_v5_t*, void** context) noexcept {
-    if (abi_version < 5) {
-      // The profiler does not tell which questions were launched as calls, and calls that a rank
-      // only simulates would make the ranks differ at a stop.
-      say(communicator, NCCL_LOG_INFO,
-          "NCCL's own choice stands: mode adaptive needs NCCL 2.28 or later; mode table does not");
-      return ncclSuccess;
-    }
-    CreatedCommunicator told;
-    const bool is_told = identify(communicator, &told);  // first: it is taken whatever follows
-    const Checked checked = check_communicator(communicator);  // so is its id, remembered
+    CreatedCommunicator told;  // taken, and the id remembered, whatever follows
+    if (!take_created(communicator.comm_id, &told)) told.profiler = nullptr;
+    Checked checked = check_communicator(communicator);
     if (checked.ids_repeat) Switching::end_voting_of_all();
     Joining joining = {communicator, checked, "none", true};
-    if (!is_told) {
-      std::snprintf(joining.problem, sizeof joining.problem,
-                    "NCCL_PROFILER_PLUGIN does not name this library too: mode adaptive needs what "
-                    "NCCL tells a profiler alone");
+    // Before, the profiler does not tell which questions were launched as calls, and calls that a
+    // rank only simulates would make the ranks differ at a stop.
+    if (abi_version < 5) {
+      checked.reason_to_abstain = "mode adaptive needs NCCL 2.28 or later; mode table does not";
     }
-    Making making = {&joining, told};
-    joining.exchange.accepts = Making::accept;
-    joining.exchange.user = &making;
+    void* room = std::malloc(sizeof(Switching));  // nothing that can fail may come after the vote
+    const char* problem = room == nullptr ? "memory is short" : "";
+    if (told.profiler == nullptr) {
+      problem =
+          "NCCL_PROFILER_PLUGIN does not name this library too: mode adaptive needs what NCCL "
+          "tells a profiler alone";
+    }
+    std::snprintf(joining.problem, sizeof joining.problem, "%s", problem);
     const ncclResult_t result = agree_in_init(&joining);
-    const bool is_agreed = joining.verdict == Verdict::kTable;
-    if (is_agreed) *context = making.made;
-    if (!is_agreed) Switching::retire(making.made);
+    if (joining.verdict == Verdict::kTable) {
+      *context = new (room) Switching(joining, told);
+    } else {
+      std::free(room);
+    }
     return result;
   }
 
   static ncclResult_t answer(void* context, const Question& question) noexcept {
     if (!is_about_a_cell(question.num_pipe_ops)) return ncclSuccess;
-    return static_cast<Switching*>(context)->answer(question.collective, question.size_bytes,
-                                                    question.costs, question.num_channels);
+    return static_cast<Switching*>(context)->answer(question);
   }
 
   static ncclResult_t finalize(void* context) noexcept {
-    Switching::retire(static_cast<Switching*>(context));
+    static_cast<Switching*>(context)->retire();
     return ncclSuccess;
   }
 };
@@ -88,6 +286,4 @@ struct AdaptiveTuner {
 
 const ncclTuner_v4_t ncclTunerPlugin_v4 = Shell<AdaptiveTuner>::v4;
 const ncclTuner_v5_t ncclTunerPlugin_v5 = Shell<AdaptiveTuner>::v5;
-// No chunk size: a rank that simulates a group (ncclGroupSimulateEnd) would have NCCL's at its next
-// call, and the others ours.
 const ncclTuner_v6_t ncclTunerPlugin_v6 = Shell<AdaptiveTuner>::v6;

@@ -52,7 +52,7 @@ struct Ballot {
   /// A connection that was refused or has ended, or something that could not be sent.
   void failed(std::uint64_t now_ms, const char* why = "") noexcept {
     if (step == Step::kDone) return;
-    if (has_confirmed()) return ask_again(now_ms + ask_ms);
+    if (has_confirmed()) return ask_again(now_ms < until_ms ? until_ms : now_ms);
     end(Verdict::kAbstain,
         step == Step::kConnect ? "the arbiter does not listen"
                                : "the connection to the arbiter ended",

@@ -2,33 +2,29 @@
 // in force from that call on. A state machine without sockets, clocks or threads.
 //
 // A call is a question of NCCL's about a collective; calls are counted from 1 on. With `init`, and
-// then with each decision, the ranks get the index of the next stop. The stop is the first call at
-// or after that index that begins a group. There a rank votes (Ballot), with a digest of all calls
-// before this one and of what NCCL told of them (marks.h). In the end it knows the decision, or
-// that there is none for this stop: then it has failed, and the table in force stays.
+// then with each decision, the ranks get the index of the next stop: the first call at or after it
+// that begins a group. There a rank votes (Ballot), with a digest of all calls before this one and
+// of what NCCL told of them (marks.h). A stop without a decision has failed: the table stays.
 //
 // Why all ranks use one table for each call:
 //
 // 1. `init` gives all ranks one table, stop 1 and its index, or none of them any.
 // 2. A decision takes the confirmation of all ranks, each from inside its stop and for one question
-//    of the arbiter's. The question came with the table, the next index and the span, so all ranks
-//    hold the same before anybody is told the decision.
-// 3. All digests were equal. So all ranks have made the same calls before, and stand at the same
-//    one; that some of them may only simulate it changes nothing, since what they will call after
-//    it is asked about anew, and later digests differ by the mark "not launched".
-// 4. Who has not confirmed may leave by itself: its stop has failed, there can be no decision, and
-//    it never votes in that round again. Who has confirmed is freed by an answer alone, and the
-//    arbiter's answers to one round are equal (rounds.h). So a stop has failed for all ranks or for
-//    none, however they came to know: by an answer, by a lost connection, by their own patience.
-// 5. After a failure the next index is computed from the last index, the span, the number of
-//    failures in a row and the communicator's id, which are equal on all ranks by 1 and 2. It is
-//    not computed from the call at which the rank stood, nor from any time, nor from the reason.
-//    So ranks may be in different stops only while one of them has not come to the end of the
-//    earlier one, and the later one cannot be decided without it.
-// 6. Who ends voting (a shrink, a second context of this id, overlapping calls, no time left) never
-//    confirms again: nothing can be decided, and the table in force stays, for all.
+//    of the arbiter's. That came with the table, the next index and the span: all hold the same.
+// 3. All digests were equal: all ranks have made the same calls, and stand at the same one. Some
+//    may only simulate it: what they call after it is asked about anew, and later digests differ.
+// 4. Who has not confirmed may leave: there can be no decision without it, and it never votes in
+//    that round again. Who has confirmed is freed by an answer alone, and the arbiter's answers to
+//    one round are equal (rounds.h). So a stop has failed for all ranks or for none.
+// 5. After a failure the next index comes from the last one, the span, the number of failures in a
+//    row and the communicator's id, equal on all ranks by 1 and 2; not from the call at which a
+//    rank stood, a time or the reason. So ranks are in different stops only while one has not ended
+//    the earlier one, and the later one cannot be decided without it.
+// 6. Who ends voting (a shrink, a second context of this id, overlapping calls) takes part in no
+//    later stop: nothing can be decided there, and the table in force stays, for all.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "agree/vote.h"
@@ -39,53 +35,97 @@ struct DecisionTable;
 
 class Stops {
  public:
-  /// In a row; after that the communicator keeps its table.
-  static constexpr std::uint32_t kMostFailures = 20;
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
   /// `agreed`: what all ranks confirmed in `init`. No table (null) is NCCL's own choice.
-  Stops(std::uint64_t comm_id, const DecisionTable* table, const Reply& agreed) noexcept;
-
-  // ---- a call, on the calling thread ----
+  Stops(std::uint64_t comm_id, const DecisionTable* table, const Reply& agreed) noexcept
+      : comm_id_(comm_id), last_table_(table), table_(table) {
+    succeeded(agreed);
+  }
 
   /// Whether the call that begins is the next stop.
   bool is_due(bool begins_group) const noexcept {
-    return calls_ + 1 >= at_ && begins_group && votes();
+    return calls_ + 1 >= at_ && begins_group && __atomic_load_n(&votes_, __ATOMIC_RELAXED);
   }
-  /// The table in force; for any thread.
-  const DecisionTable* table() const noexcept { return __atomic_load_n(&table_, __ATOMIC_ACQUIRE); }
   /// The call has been answered. `marks`: what NCCL told of it.
-  void answered(int collective, std::uint64_t size_bytes, std::uint64_t marks) noexcept;
-  std::uint64_t calls() const noexcept { return calls_; }
+  void answered(int collective, std::uint64_t size_bytes, std::uint64_t marks) noexcept {
+    __atomic_store_n(&calls_, calls_ + 1, __ATOMIC_RELAXED);
+    const auto number = static_cast<std::uint64_t>(collective);
+    digest_ = mixed(mixed(mixed(digest_, number), size_bytes), marks);
+  }
   /// The latest table; NCCL's own choice may be in force meanwhile.
   const DecisionTable* last_table() const noexcept { return last_table_; }
 
-  // ---- a stop, inside the call ----
-
   /// How long to wait for the others before it confirms.
-  std::uint64_t patience_ms(const Limits& limits) const noexcept;
-  void write_vote(Vote* vote) const noexcept;
+  std::uint64_t patience_ms(const Limits& limits) const noexcept {
+    return limits.patience_ms << std::min(failures_, kMorePatienceTimes);
+  }
+  void write_vote(Vote* vote) const noexcept {
+    vote->round.comm = comm_id_;
+    vote->round.number = number_;
+    for (std::uint64_t& field : vote->fields) field = 0;
+    vote->fields[0] = digest_;
+    vote->fields[1] = calls_ + 1;
+  }
   /// All ranks have agreed on what this one has confirmed. `table`: the one that came with it. Of
   /// those before none will be in force again.
-  void agreed(const Reply& proposal, const DecisionTable* table) noexcept;
+  void agreed(const Reply& proposal, const DecisionTable* table) noexcept {
+    if (proposal.change == Change::kNewTable) last_table_ = table;
+    if (proposal.change != Change::kNothing) {
+      table = proposal.change == Change::kOwnChoice ? nullptr : last_table_;
+      __atomic_store_n(&table_, table, __ATOMIC_RELEASE);
+    }
+    succeeded(proposal);
+  }
   /// There is no decision for this stop.
-  void failed() noexcept;
+  void failed() noexcept {
+    ++number_;
+    ++failures_;
+    const std::uint64_t width = span_calls_ << std::min(failures_ - 1, kFurtherTimes);
+    at_ = kNever;
+    if (failures_ < kMostFailures) go_to(earliest_ + width, width);
+  }
 
   /// The round of the next stop, and its index; kNever: there is none.
   std::uint64_t number() const noexcept { return number_; }
   std::uint64_t index() const noexcept { return at_; }
 
-  // ---- any thread ----
-
+  // These are for any thread.
+  const DecisionTable* table() const noexcept { return __atomic_load_n(&table_, __ATOMIC_ACQUIRE); }
+  std::uint64_t calls() const noexcept { return __atomic_load_n(&calls_, __ATOMIC_RELAXED); }
   /// Takes no part in stops from the next one on; the table in force stays. False where it had
   /// ended before.
   bool end_voting() noexcept { return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED); }
-  bool votes() const noexcept { return __atomic_load_n(&votes_, __ATOMIC_RELAXED); }
 
  private:
   friend struct Explored;  // the explorer, which tells states apart
 
-  void go_to(std::uint64_t earliest, std::uint64_t width) noexcept;
+  /// In a row; after that the communicator keeps its table. After each the next stop is further
+  /// away, and patience is longer: these double at most so many times.
+  static constexpr std::uint32_t kMostFailures = 20, kFurtherTimes = 14, kMorePatienceTimes = 3;
+  /// Indices and spans beyond this are no calls that a job could make.
+  static constexpr std::uint64_t kMostCalls = std::uint64_t{1} << 48;
+
+  static std::uint64_t mixed(std::uint64_t before, std::uint64_t number) noexcept {
+    const std::uint64_t product = (before ^ number) * 0x9e3779b97f4a7c15U;
+    return product ^ product >> 32;
+  }
+
+  void succeeded(const Reply& proposal) noexcept {
+    ++number_;
+    failures_ = 0;
+    span_calls_ = std::clamp<std::uint64_t>(proposal.span_calls, 1, kMostCalls);
+    at_ = kNever;
+    if (proposal.next_stop == 0 || proposal.next_stop > kMostCalls) return;
+    go_to(proposal.next_stop, span_calls_);
+  }
+
+  /// Shifted by a hash of the communicator's id, and another one each time: two communicators that
+  /// ranks call in opposite order would else wait for each other at each of their stops.
+  void go_to(std::uint64_t earliest, std::uint64_t width) noexcept {
+    earliest_ = earliest;
+    at_ = earliest + mixed(mixed(0, comm_id_), number_) % width;
+  }
 
   std::uint64_t comm_id_;
   const DecisionTable* last_table_;  // that was in force, or is

@@ -1,6 +1,5 @@
-// What a rank tells the leader at a stop: the body of its vote, and after it the times of its
-// latest calls. Nothing of it must be equal on all ranks, and nothing depends on it but what is
-// proposed.
+// What a rank tells the leader at a stop, the body of its vote: Told, and the times of its latest
+// calls. None of it needs to be equal on all ranks: only what is proposed depends on it.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +20,9 @@ static_assert(sizeof(Told) == 40, "no gaps: it is sent as it lies in memory");
 
 /// The GPU time of one call on this rank; fields of profiler/record.h.
 struct CallTime {
-  std::uint64_t sequence;
-  std::uint64_t size_bytes;
-  std::uint64_t duration_ns;
+  std::uint64_t sequence, size_bytes, duration_ns;
   std::uint8_t collective, algorithm, protocol, num_channels, decided, flags;
-  std::uint8_t zero[2];
+  std::uint8_t zero[2] = {};
 };
 static_assert(sizeof(CallTime) == 32, "no gaps");
 

@@ -24,7 +24,8 @@ Board* open_board(const char* name, const char** problem) noexcept {
   *problem = file.is_open() ? why_not_ours(file.descriptor(), S_IFREG) : std::strerror(error);
   if (*problem != nullptr) return nullptr;
   // ftruncate succeeds on a full tmpfs, and the first write is a SIGBUS.
-  error = posix_fallocate(file.descriptor(), 0, sizeof(Board));
+  do error = posix_fallocate(file.descriptor(), 0, sizeof(Board));
+  while (error == EINTR);
   if (error == 0) {
     const int access = PROT_READ | PROT_WRITE;
     memory = mmap(nullptr, sizeof(Board), access, MAP_SHARED, file.descriptor(), 0);
@@ -56,8 +57,8 @@ bool agree_by_word(const Vote& vote, std::uint64_t limit_ms, bool* waited_in_vai
                    std::size_t reason_size) noexcept {
   constexpr std::uint64_t kNsPerMs = 1'000'000, kNsPerS = 1'000'000'000;
   *waited_in_vain = false;
-  char name[96];
-  std::snprintf(name, sizeof name, "/dev/shm/dynamiccl-%u-%016" PRIx64 "-%016" PRIx64,
+  char name[96];  // with a number that another layout of the board changes
+  std::snprintf(name, sizeof name, "/dev/shm/dynamiccl-%u-%016" PRIx64 "-%016" PRIx64 "-1",
                 static_cast<unsigned>(geteuid()), vote.round.job, vote.round.comm);
   const char* problem = nullptr;
   Board* board = open_board(name, &problem);

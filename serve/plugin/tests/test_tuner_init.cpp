@@ -277,7 +277,7 @@ void a_link_in_place_of_a_word_is_not_followed(const Library& library) {
   const std::string file = g_build + "/artifact-init/users-file";
   close(open(file.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600));
   const std::string word = "/dev/shm/dynamiccl-" + std::to_string(geteuid()) + "-" +
-                           getenv("DYNAMICCL_JOB") + "-0000000000000065";  // its first id
+                           getenv("DYNAMICCL_JOB") + "-0000000000000065-1";  // its first id
   CHECK(symlink(file.c_str(), word.c_str()) == 0);
   CHECK(library.init(6, 2, 1) == nullptr);
   CHECK(std::filesystem::file_size(file) == 0);
