@@ -16,14 +16,13 @@ bool start_thread(void* (*run)(void*)) noexcept;
 /// Whether this process was forked off one that had loaded the plugin: it has none of the threads.
 bool in_forked_child() noexcept;
 
-/// Waits, at most 200 ms, until other threads have left; returns whether they have.
+/// Waits until other threads have left, say; returns whether they have.
 template <typename Condition>
-bool wait_until(const Condition& is_met) noexcept {
-  constexpr int kTries = 200;
-  constexpr std::uint64_t kPauseNs = 1'000'000;
+bool wait_until(const Condition& is_met, int limit_ms = 200) noexcept {
+  constexpr std::uint64_t kNsPerMs = 1'000'000;
   for (int i = 0; !is_met(); ++i) {
-    if (i == kTries) return false;
-    sleep_ns(kPauseNs);
+    if (i == limit_ms) return false;
+    sleep_ns(kNsPerMs);
   }
   return true;
 }
