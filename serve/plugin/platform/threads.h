@@ -1,10 +1,6 @@
 // Threads of the plugin, without a symbol newer than glibc 2.28.
 #pragma once
 
-#include <pthread.h>
-
-#include <cstdint>
-
 #include "platform/clock.h"
 
 namespace dynamiccl {
@@ -28,6 +24,11 @@ bool wait_until(const Condition& is_met, int limit_ms = 200) noexcept {
 }
 
 /// CLOCK_REALTIME.
-std::uint64_t realtime_ns() noexcept;
+inline std::uint64_t realtime_ns() noexcept {
+  timespec time;
+  clock_gettime(CLOCK_REALTIME, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U +
+         static_cast<std::uint64_t>(time.tv_nsec);
+}
 
 }  // namespace dynamiccl
