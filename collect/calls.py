@@ -33,7 +33,7 @@ MAGIC: Final = b"DCCALLS\0"
 VERSION: Final = 1
 SUFFIX: Final = ".dcc"
 
-#: `CallRecord` in serve/plugin/profiler/record.h.
+#: `CallRecord` in serve/plugin/profiler/recorder.h.
 RECORD: Final = np.dtype(
     [(n, "<u8") for n in ("comm_id", "sequence", "size_bytes")]
     + [(n, "<u8") for n in ("enqueued_ns", "start_ns", "stop_ns")]

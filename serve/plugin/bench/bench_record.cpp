@@ -2,10 +2,10 @@
 // removed.
 //
 // What NCCL's caller pays for a call: all that NCCL 2.28 tells of it under the mask which the
-// profiler asks for, reading the clock included (GroupApi, CollApi, Group, Coll, KernelLaunch), but
-// not the ABI's shells. The writer writes to a real file meanwhile. Calls are timed in batches,
-// since one is about as short as reading the clock, with a pause after each: a job's collectives do
-// not come back to back for seconds, and the ring has an end.
+// profiler asks for, reading the clock included (GroupApi, CollApi, Group, Coll, KernelLaunch). The
+// writer writes to a real file meanwhile. Calls are timed in batches, since one is about as short
+// as reading the clock, with a pause after each: a job's collectives do not come back to back for
+// seconds, and the recorder's memory has an end.
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +19,8 @@
 
 #include "profiler/profiler.h"
 
+extern "C" const ncclProfiler_v5_t ncclProfiler_v5;
+
 using namespace dynamiccl;
 using Clock = std::chrono::steady_clock;
 
@@ -26,18 +28,29 @@ namespace {
 
 constexpr int kBatches = 10'000, kWarmupBatches = 1'000, kBatchCalls = 64;
 
-void call(Profiler* profiler, std::uint64_t number) {
+void* g_profiler = nullptr;
+ncclProfilerEventDescr_v5_t g_event = {};
+
+void* start(ncclProfilerEventType type, void* parent) {
+  g_event.type = type;
+  g_event.parentObj = parent;
+  void* handle = nullptr;
+  ncclProfiler_v5.startEvent(g_profiler, &handle, &g_event);
+  return handle;
+}
+
+void call(std::uint64_t number) {
   static const char* const kFuncs[] = {"AllReduce", "AllGather", "ReduceScatter"};
   static const char* const kAlgorithms[] = {"RING", "TREE", "NVLS"};
-  void* const group = Profiler::start_group();
-  void* const api = profiler->start_call({}, group);
-  profiler->start_plan();
-  const ncclProfilerColl_v4_t event = {
-      number / 3, kFuncs[number % 3],      nullptr, nullptr, 1 << 18, 0, "ncclFloat32", 8,
-      16,         kAlgorithms[number % 3], "SIMPLE"};
-  void* const coll = profiler->start_collective(event, api);
-  profiler->launch(group);
-  Profiler::stop(coll);
+  void* const group = start(ncclProfileGroupApi, nullptr);
+  g_event.collApi = {};
+  void* const api = start(ncclProfileCollApi, group);
+  start(ncclProfileGroup, nullptr);
+  g_event.coll = {number / 3, kFuncs[number % 3], nullptr, nullptr, 1 << 18,
+                  0,          "ncclFloat32",      8,       16,      kAlgorithms[number % 3],
+                  "SIMPLE"};
+  start(ncclProfileColl, api);
+  start(ncclProfileKernelLaunch, group);
 }
 
 }  // namespace
@@ -47,18 +60,18 @@ int main() {
       std::filesystem::temp_directory_path() / ("bench-record-" + std::to_string(getpid()));
   setenv("DYNAMICCL_CALLS_DIR", directory.c_str(), 1);
   int mask = 0;
-  Profiler* profiler = Profiler::create({1, 0, 8, 1, &mask, nullptr, true});
-  if (profiler == nullptr) return 4;
+  ncclProfiler_v5.init(&g_profiler, 1, &mask, "", 1, 8, 0, nullptr);
+  if (g_profiler == nullptr) return 4;
   std::vector<double> call_ns;
   std::uint64_t number = 0;
   for (int batch = -kWarmupBatches; batch < kBatches; ++batch) {
     const auto begin = Clock::now();
-    for (int i = 0; i < kBatchCalls; ++i) call(profiler, number++);
+    for (int i = 0; i < kBatchCalls; ++i) call(number++);
     const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
     if (batch >= 0) call_ns.push_back(took.count() / kBatchCalls);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  profiler->finalize();
+  ncclProfiler_v5.finalize(g_profiler);
   std::filesystem::remove_all(directory);
   std::sort(call_ns.begin(), call_ns.end());
   std::printf("{\"record_ns\": %.2f, \"record_p99_ns\": %.2f}\n", call_ns[kBatches / 2],

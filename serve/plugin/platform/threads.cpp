@@ -3,10 +3,7 @@
 #include "platform/threads.h"
 
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
-
-#include <atomic>
 
 #include "platform/old_symbols.h"
 
@@ -21,12 +18,8 @@ namespace {
 /// each thread's stack. As much as its default: only pages that are used take memory.
 constexpr std::size_t kStackBytes = 8 * 1024 * 1024;
 
-std::atomic<bool> g_forked{false};
-
-void note_fork() { g_forked.store(true, std::memory_order_relaxed); }
-
-/// Registered when the library is loaded: later would be too late for a fork in between.
-__attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, note_fork); }
+/// As of when the library was loaded: later would be too late for a fork in between.
+const pid_t g_process = getpid();
 
 }  // namespace
 
@@ -45,13 +38,6 @@ bool start_thread(void* (*run)(void*)) noexcept {
   return result == 0;
 }
 
-bool in_forked_child() noexcept { return g_forked.load(std::memory_order_relaxed); }
-
-std::uint64_t realtime_ns() noexcept {
-  timespec time;
-  clock_gettime(CLOCK_REALTIME, &time);
-  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U +
-         static_cast<std::uint64_t>(time.tv_nsec);
-}
+bool in_forked_child() noexcept { return getpid() != g_process; }
 
 }  // namespace dynamiccl

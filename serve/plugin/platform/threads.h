@@ -1,10 +1,6 @@
 // Threads of the plugin, without a symbol newer than glibc 2.28.
 #pragma once
 
-#include <pthread.h>
-
-#include <cstdint>
-
 #include "platform/clock.h"
 
 namespace dynamiccl {
@@ -16,19 +12,23 @@ bool start_thread(void* (*run)(void*)) noexcept;
 /// Whether this process was forked off one that had loaded the plugin: it has none of the threads.
 bool in_forked_child() noexcept;
 
-/// Waits, at most 200 ms, until other threads have left; returns whether they have.
+/// Waits until other threads have left, say; returns whether they have.
 template <typename Condition>
-bool wait_until(const Condition& is_met) noexcept {
-  constexpr int kTries = 200;
-  constexpr std::uint64_t kPauseNs = 1'000'000;
+bool wait_until(const Condition& is_met, int limit_ms = 200) noexcept {
+  constexpr std::uint64_t kNsPerMs = 1'000'000;
   for (int i = 0; !is_met(); ++i) {
-    if (i == kTries) return false;
-    sleep_ns(kPauseNs);
+    if (i == limit_ms) return false;
+    sleep_ns(kNsPerMs);
   }
   return true;
 }
 
 /// CLOCK_REALTIME.
-std::uint64_t realtime_ns() noexcept;
+inline std::uint64_t realtime_ns() noexcept {
+  timespec time;
+  clock_gettime(CLOCK_REALTIME, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U +
+         static_cast<std::uint64_t>(time.tv_nsec);
+}
 
 }  // namespace dynamiccl

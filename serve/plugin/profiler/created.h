@@ -10,31 +10,22 @@ namespace dynamiccl {
 
 class Profiler;
 
-/// A plain struct: it lives in thread-local memory.
 struct CreatedCommunicator {
-  std::uint64_t comm_id;
+  std::uint64_t comm_id;  // 0: none
   std::int32_t rank;
   std::int32_t num_ranks;
   std::int32_t num_nodes;
   Profiler* profiler;  // null: it records nothing
 };
 
+/// Of this thread's latest profiler init, until a tuner has taken it.
 inline thread_local CreatedCommunicator t_created = {};
-inline thread_local bool t_has_created = false;
 
-/// Called by the profiler's init.
-inline void remember_created(const CreatedCommunicator& communicator) noexcept {
-  t_created = communicator;
-  t_has_created = true;
-}
-
-/// The arguments of this thread's latest profiler init, once, and only if they are of that
-/// communicator; otherwise a tuner was never created for them.
+/// Once, and only if it is of that communicator: else a tuner was never created for it.
 inline bool take_created(std::uint64_t comm_id, CreatedCommunicator* communicator) noexcept {
-  const bool is_there = t_has_created;
-  t_has_created = false;
   *communicator = t_created;
-  return is_there && communicator->comm_id == comm_id;
+  t_created = {};
+  return comm_id != 0 && communicator->comm_id == comm_id;
 }
 
 }  // namespace dynamiccl

@@ -1,4 +1,4 @@
-// A ring from NCCL's threads to one that writes the calls files; collect/calls.py reads them.
+// The calls files, which collect/calls.py reads, and the thread that writes them.
 //
 // A file is a header and then entries, each with a checksum of its own: a process may be killed
 // while it writes. All numbers are little-endian. All writing is done with write(): a store into a
@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
-#include <cstring>
 #include <initializer_list>
 
 #include "file.h"
@@ -25,62 +25,13 @@
 namespace dynamiccl {
 namespace {
 
-// ---- The ring
-
-/// `turn` says whose the cell is: 2 x lap for the producer of that lap, one more for the consumer.
-/// So memory full of zeros is an empty ring.
-struct Cell {
-  std::atomic<std::uint64_t> turn;
-  CallRecord record;
-};
-
-/// A bounded queue from many threads to one, after D. Vyukov's. When it is full a record is dropped
-/// and counted: whoever calls a collective is never held up. Its pages are taken when first used.
-constexpr unsigned kRingBits = 14;  // at 100,000 calls/s: 160 ms
-constexpr std::uint64_t kRingMask = (1U << kRingBits) - 1;
-Cell g_cells[kRingMask + 1];
-alignas(64) std::atomic<std::uint64_t> g_head{0};  // of the producers
-alignas(64) std::atomic<std::uint64_t> g_dropped{0};
-std::atomic<std::uint64_t> g_taken{0};
-
-void put(const CallRecord& record) noexcept {
-  std::uint64_t head = g_head.load(std::memory_order_relaxed);
-  while (true) {
-    Cell& cell = g_cells[head & kRingMask];
-    const std::uint64_t ours = 2 * (head >> kRingBits);
-    const std::uint64_t turn = cell.turn.load(std::memory_order_acquire);
-    if (turn == ours) {
-      if (!g_head.compare_exchange_weak(head, head + 1, std::memory_order_relaxed)) continue;
-      cell.record = record;
-      cell.turn.store(ours + 1, std::memory_order_release);
-      return;
-    }
-    if (turn < ours) {  // still full of the lap before
-      g_dropped.fetch_add(1, std::memory_order_relaxed);
-      return;
-    }
-    head = g_head.load(std::memory_order_relaxed);  // another producer was faster
-  }
-}
-
-/// The next record; false when there is none. `tail` is the consumer's.
-bool take(std::uint64_t* tail, CallRecord* record) noexcept {
-  Cell& cell = g_cells[*tail & kRingMask];
-  const std::uint64_t filled = 2 * (*tail >> kRingBits) + 1;
-  if (cell.turn.load(std::memory_order_acquire) != filled) return false;
-  *record = cell.record;
-  cell.turn.store(filled + 1, std::memory_order_release);
-  ++*tail;
-  return true;
-}
-
-// ---- The files
+// ---- The files: one writer, rotated, within a bound on disk. The thread's alone, once it runs
 
 struct Header {
-  std::uint8_t magic[8];
-  std::uint32_t version;
-  std::uint32_t header_bytes;
-  std::uint32_t entry_bytes;
+  char magic[8] = "DCCALLS";
+  std::uint32_t version = 1;
+  std::uint32_t header_bytes = 512;
+  std::uint32_t entry_bytes = 80;
   std::uint32_t number;
   std::int32_t pid;
   std::uint32_t zero;
@@ -99,15 +50,19 @@ struct Header {
 };
 struct CallsEntry {
   CallRecord record;
-  std::uint32_t dropped;   // records lost since the entry before: the ring was full
+  std::uint32_t dropped;   // records lost since the entry before: no room
   std::uint32_t checksum;  // low half of fnv1a over the bytes before it
 };
 static_assert(sizeof(Header) == 512 && sizeof(CallsEntry) == 80, "the file's, byte for byte");
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's numbers are little-endian");
 
-constexpr std::size_t kBufferEntries = 800;
 constexpr std::uint32_t kFilesKept = 8;
 constexpr std::uint64_t kDefaultMaxMib = 256, kLargestMaxMib = 1U << 20;
+
+int g_directory = -1;
+int g_file = -1;
+std::uint64_t g_file_bytes = 0, g_max_file_bytes = 0;
+Header g_header;  // of the next file
 
 /// Bytes before the checksum, which comes last.
 template <typename Struct>
@@ -115,225 +70,172 @@ std::uint64_t checksum_of(const Struct& value) noexcept {
   return fnv1a(reinterpret_cast<const std::uint8_t*>(&value), sizeof value - sizeof value.checksum);
 }
 
-/// One writer, rotated, within a bound on disk. The thread's alone, once it runs; but for the
-/// counters. Without constructor and destructor: at exit the thread may still be running.
-struct CallsFiles {
-  int directory;
-  int file;
-  bool has_file;
-  bool is_broken;  // nothing is written any more
-  std::uint64_t max_file_bytes;
-  std::uint64_t file_bytes;  // of the latest file, in whole entries
-  std::size_t buffered;      // entries
-  std::atomic<std::uint64_t> written, lost;
-  Header header;  // of the next file
-  CallsEntry buffer[kBufferEntries];
+bool begin_file() noexcept {
+  static char names[kFilesKept][160];
+  char (&name)[160] = names[g_header.number % kFilesKept];
+  if (g_file >= 0) close(g_file);
+  if (name[0] != '\0') unlinkat(g_directory, name, 0);  // the oldest
+  char rank[16] = "x";
+  if (g_header.world_rank >= 0) std::snprintf(rank, sizeof rank, "%d", g_header.world_rank);
+  std::snprintf(name, sizeof name, "calls-%.63s-%d-r%s-%04u.dcc", g_header.host, g_header.pid, rank,
+                g_header.number);
+  g_file = openat(g_directory, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (g_file < 0) return false;
+  g_header.created_ns = realtime_ns();
+  g_header.checksum = checksum_of(g_header);
+  g_file_bytes = sizeof g_header;
+  if (write(g_file, &g_header, sizeof g_header) != sizeof g_header) {
+    unlinkat(g_directory, name, 0);
+    return false;
+  }
+  ++g_header.number;
+  return true;
+}
 
-  void append(const CallRecord& record, std::uint32_t dropped) noexcept;
-  void flush() noexcept;
-  bool begin_file() noexcept;
-  void name_of(std::uint32_t number, char (&name)[160]) const noexcept;
+/// False when the disk is full, or the file system says no: then the file ends where its last whole
+/// entry does, and nothing may be written any more.
+bool write_entries(const CallsEntry* entries, std::size_t count) noexcept {
+  constexpr std::size_t kBytes = sizeof *entries;
+  while (count > 0) {
+    if (g_file_bytes + kBytes > g_max_file_bytes && !begin_file()) return false;
+    const std::size_t wanted = std::min(count, (g_max_file_bytes - g_file_bytes) / kBytes);
+    // One call: all signals are blocked here, so it comes back short when the disk is full alone.
+    const ssize_t put = write(g_file, entries, wanted * kBytes);
+    const std::size_t whole = put > 0 ? static_cast<std::size_t>(put) / kBytes : 0;
+    g_file_bytes += whole * kBytes;
+    if (whole < wanted) {
+      // Every reader would report the torn entry; when even this fails, they will.
+      if (ftruncate(g_file, static_cast<off_t>(g_file_bytes)) != 0) errno = 0;
+      return false;
+    }
+    entries += whole;
+    count -= whole;
+  }
+  return true;
+}
+
+/// The first of the variables that is set, else `otherwise`.
+template <std::size_t size>
+void copy_first(char (&text)[size], std::initializer_list<const char*> variables,
+                const char* otherwise = "") noexcept {
+  const char* found = nullptr;
+  for (const char* variable : variables) found = found != nullptr ? found : value_of(variable);
+  std::snprintf(text, size, "%s", found != nullptr ? found : otherwise);
+}
+
+/// What the headers say of the process.
+void fill_header(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept {
+  char text[32];
+  copy_first(text, {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"});
+  std::uint64_t rank = 0;
+  const bool is_rank = parse_number(text, &rank) && rank <= 0x7fffffff;
+  const char* library = nullptr;
+  g_header.world_rank = is_rank ? static_cast<std::int32_t>(rank) : -1;
+  g_header.nccl_version = nccl_version_of(logger, &library);
+  g_header.sample_ppm = sample_ppm;
+  g_header.pid = getpid();
+  copy_first(g_header.plugin_version, {}, kPluginVersion);
+  copy_first(g_header.mode, {"DYNAMICCL_MODE"}, "observe");
+  copy_first(g_header.job, {"DYNAMICCL_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"});
+  copy_first(g_header.fingerprint, {"DYNAMICCL_MACHINE"});
+  char (&host)[sizeof g_header.host] = g_header.host;
+  if (gethostname(host, sizeof host - 1) != 0) copy_first(host, {}, "unknown");
+}
+
+// ---- From NCCL's threads to the one that writes
+
+/// One is filled while the other is written. When it is full, records are dropped and counted:
+/// whoever calls a collective is never held up. Its pages are taken when first used.
+struct Batch {
+  std::size_t count;
+  CallsEntry entries[16'384];  // at 100,000 calls/s: 160 ms
 };
 
-CallsFiles g_files;
-
-/// Opens the directory, and makes it when only its last part is missing; no link is followed to it.
-/// Null on success, else why nothing will be written.
-const char* open_directory(const char* path, int* descriptor) noexcept {
-  mkdir(path, 0700);
-  const int opened = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (opened < 0) {
-    if (errno == ENOENT) return "there is no such directory";
-    return errno == ENOTDIR ? "it is not a directory, or a symbolic link to one"
-                            : "it cannot be opened";
-  }
-  const char* problem = why_not_ours(opened, S_IFDIR);
-  if (problem == nullptr) {
-    *descriptor = opened;
-  } else {
-    close(opened);
-  }
-  return problem;
-}
-
-/// Adds to a buffer that is written when it is full.
-void CallsFiles::append(const CallRecord& record, std::uint32_t dropped) noexcept {
-  if (has_file && file_bytes + (buffered + 1) * sizeof(CallsEntry) > max_file_bytes) {
-    flush();
-    close(file);
-    has_file = false;
-  }
-  if (is_broken || (!has_file && !begin_file())) {
-    lost.fetch_add(1, std::memory_order_relaxed);
-    return;
-  }
-  CallsEntry& entry = buffer[buffered++];
-  entry = {record, dropped, 0};
-  entry.checksum = static_cast<std::uint32_t>(checksum_of(entry));
-  if (buffered == kBufferEntries) flush();
-}
-
-/// When the disk is full, or the file system says no, the file ends where its last whole entry
-/// does, and nothing is written any more.
-void CallsFiles::flush() noexcept {
-  const std::size_t wanted = buffered;
-  buffered = 0;
-  if (wanted == 0) return;
-  // One call: all signals are blocked here, so it comes back short when the disk is full alone.
-  const ssize_t put = write(file, buffer, wanted * sizeof(CallsEntry));
-  const std::size_t whole = put > 0 ? static_cast<std::size_t>(put) / sizeof(CallsEntry) : 0;
-  file_bytes += whole * sizeof(CallsEntry);
-  written.fetch_add(whole, std::memory_order_relaxed);
-  if (whole == wanted) return;
-  lost.fetch_add(wanted - whole, std::memory_order_relaxed);
-  is_broken = true;
-  // Every reader would report the torn entry; when even this fails, they will.
-  if (ftruncate(file, static_cast<off_t>(file_bytes)) != 0) errno = 0;
-}
-
-bool CallsFiles::begin_file() noexcept {
-  char name[160];
-  if (header.number >= kFilesKept) {
-    name_of(header.number - kFilesKept, name);
-    unlinkat(directory, name, 0);
-  }
-  name_of(header.number, name);
-  file = openat(directory, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-  header.created_ns = realtime_ns();
-  header.checksum = checksum_of(header);
-  file_bytes = sizeof header;
-  has_file = file >= 0 && write(file, &header, sizeof header) == sizeof header;
-  ++header.number;
-  is_broken = !has_file;
-  if (file >= 0 && is_broken) {
-    unlinkat(directory, name, 0);
-    close(file);
-  }
-  return has_file;
-}
-
-void CallsFiles::name_of(std::uint32_t number, char (&name)[160]) const noexcept {
-  char rank[16] = "x";
-  if (header.world_rank >= 0) std::snprintf(rank, sizeof rank, "%d", header.world_rank);
-  std::snprintf(name, sizeof name, "calls-%.63s-%d-r%s-%04u.dcc", header.host, header.pid, rank,
-                number);
-}
-
-// ---- What a header says of the process
-
-/// The first of the variables that is set, else "".
-const char* first_of(std::initializer_list<const char*> variables) noexcept {
-  for (const char* variable : variables) {
-    if (const char* text = value_of(variable)) return text;
-  }
-  return "";
-}
-
-void read_environment(std::uint32_t sample_ppm, Header* header) noexcept {
-  constexpr std::uint8_t kMagicOfCalls[8] = {'D', 'C', 'C', 'A', 'L', 'L', 'S', 0};
-  std::memcpy(header->magic, kMagicOfCalls, sizeof header->magic);
-  header->version = 1;
-  header->header_bytes = sizeof(Header);
-  header->entry_bytes = sizeof(CallsEntry);
-  header->pid = getpid();
-  header->sample_ppm = sample_ppm;
-  std::uint64_t rank = 0;
-  const char* const text = first_of({"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"});
-  const bool is_rank = parse_number(text, &rank) && rank <= 0x7fffffff;
-  header->world_rank = is_rank ? static_cast<std::int32_t>(rank) : -1;
-  const char* const mode = first_of({"DYNAMICCL_MODE"});
-  std::snprintf(header->mode, sizeof header->mode, "%s", mode[0] != '\0' ? mode : "observe");
-  std::snprintf(header->job, sizeof header->job, "%s",
-                first_of({"DYNAMICCL_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}));
-  std::snprintf(header->plugin_version, sizeof header->plugin_version, "%s", kPluginVersion);
-  std::snprintf(header->fingerprint, sizeof header->fingerprint, "%s",
-                first_of({"DYNAMICCL_MACHINE"}));
-  if (gethostname(header->host, sizeof header->host - 1) != 0) std::strcpy(header->host, "unknown");
-}
-
-// ---- The thread
-
-constexpr std::uint64_t kBusyPauseNs = 2'000'000;
-constexpr std::uint64_t kIdlePauseNs = 16'000'000;
-
-Mutex g_mutex;  // of these two
-int g_communicators = 0;
-bool g_has_thread = false;
-std::atomic<std::uint64_t> g_flushes_wanted{0}, g_flushes_done{0};
+Mutex g_mutex;
+Batch g_batches[2];
+Batch* g_filled = g_batches;
+std::uint32_t g_dropped = 0;
+std::atomic<int> g_communicators{0};
+std::atomic<bool> g_writes{false};
+std::atomic<Recorder::Sink> g_sink{nullptr};
+std::atomic<void*> g_user{nullptr};
 
 /// It polls: waking it for each record would cost whoever calls a collective a system call.
 void* write_records(void*) noexcept {
+  constexpr std::uint64_t kBusyPauseNs = 2'000'000, kIdlePauseNs = 16'000'000;
   prctl(PR_SET_NAME, "dynamiccl-calls");
-  std::uint64_t tail = 0, dropped_before = 0, pause_ns = kBusyPauseNs;
-  while (true) {
-    // Asked before: what was pushed until then is in the ring.
-    const std::uint64_t wanted = g_flushes_wanted.load(std::memory_order_acquire);
-    CallRecord record;
-    bool is_any = false;
-    for (; take(&tail, &record); is_any = true) {
-      const std::uint64_t dropped = g_dropped.load(std::memory_order_relaxed);
-      const std::uint64_t since = std::min<std::uint64_t>(dropped - dropped_before, 0xffffffff);
-      dropped_before = dropped;
-      g_files.append(record, static_cast<std::uint32_t>(since));
+  bool is_broken = false;
+  for (std::uint64_t pause_ns = kBusyPauseNs;; sleep_ns(pause_ns)) {
+    Batch* const batch = g_filled;  // none but this thread changes it
+    {
+      const Lock lock(&g_mutex);
+      g_filled = batch == g_batches ? g_batches + 1 : g_batches;
     }
-    g_files.flush();
-    g_flushes_done.store(wanted, std::memory_order_release);
-    pause_ns = is_any ? kBusyPauseNs : std::min(2 * pause_ns, kIdlePauseNs);
-    sleep_ns(pause_ns);
+    for (std::size_t i = 0; i < batch->count; ++i) {
+      batch->entries[i].checksum = static_cast<std::uint32_t>(checksum_of(batch->entries[i]));
+    }
+    is_broken = is_broken || !write_entries(batch->entries, batch->count);
+    pause_ns = batch->count > 0 ? kBusyPauseNs : std::min(2 * pause_ns, kIdlePauseNs);
+    const Lock lock(&g_mutex);
+    batch->count = 0;
   }
 }
 
 }  // namespace
 
-std::atomic<bool> Recorder::s_writes{false};
-Hook<const CallRecord&> Recorder::s_sink;
-
 const char* Recorder::acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept {
-  if (in_forked_child()) return nullptr;
-  const Lock lock(&g_mutex);
-  ++g_communicators;
+  g_communicators.fetch_add(1);
+  static Mutex mutex;
+  const Lock lock(&mutex);
   const char* directory = value_of("DYNAMICCL_CALLS_DIR");
-  if (g_has_thread || directory == nullptr) return nullptr;
-  if (const char* problem = open_directory(directory, &g_files.directory)) return problem;
-  std::uint64_t mib = kDefaultMaxMib;
-  const char* text = value_of("DYNAMICCL_CALLS_MAX_MIB");
-  if (!parse_number(text, &mib) || mib > kLargestMaxMib) mib = kDefaultMaxMib;
-  g_files.max_file_bytes = (std::max<std::uint64_t>(mib, 1) << 20) / kFilesKept;
-  read_environment(sample_ppm, &g_files.header);
-  const char* library = nullptr;
-  g_files.header.nccl_version = nccl_version_of(logger, &library);
-  if (!start_thread(write_records)) {
-    close(g_files.directory);
-    return "its thread cannot be started";
-  }
-  g_has_thread = true;
-  s_writes.store(true, std::memory_order_relaxed);
-  return nullptr;
+  if (g_writes.load() || directory == nullptr) return nullptr;
+  std::uint64_t mib = 0;
+  const bool is_told = parse_number(value_of("DYNAMICCL_CALLS_MAX_MIB"), &mib);
+  if (!is_told || mib > kLargestMaxMib) mib = kDefaultMaxMib;
+  g_max_file_bytes = (std::max<std::uint64_t>(mib, 1) << 20) / kFilesKept;
+  g_file_bytes = g_max_file_bytes;  // the first file is yet to come
+  fill_header(sample_ppm, logger);
+  mkdir(directory, 0700);  // if only its last part is missing; no link is followed to it
+  g_directory = open(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  const char* problem = g_directory >= 0   ? why_not_ours(g_directory, S_IFDIR)
+                        : errno == ENOENT  ? "there is no such directory"
+                        : errno == ENOTDIR ? "it is not a directory, or a symbolic link to one"
+                                           : "it cannot be opened";
+  if (problem == nullptr && !start_thread(write_records)) problem = "its thread cannot be started";
+  g_writes.store(problem == nullptr);
+  if (problem != nullptr) close(g_directory);
+  return problem;
 }
 
 void Recorder::release() noexcept {
-  if (in_forked_child()) return;
-  {
+  if (g_communicators.fetch_sub(1) > 1 || !g_writes.load()) return;
+  const auto is_all_written = [] {
     const Lock lock(&g_mutex);
-    if (g_communicators == 0 || --g_communicators > 0 || !g_has_thread) return;
-  }
-  const std::uint64_t wanted = g_flushes_wanted.fetch_add(1) + 1;
-  const std::uint64_t limit_ns = monotonic_ns() + kFlushLimitNs;
-  while (g_flushes_done.load(std::memory_order_acquire) < wanted && monotonic_ns() < limit_ns) {
-    sleep_ns(kBusyPauseNs / 4);
-  }
+    return g_batches[0].count + g_batches[1].count == 0;
+  };
+  wait_until(is_all_written, 2'000);
+}
+
+void Recorder::set_sink(Sink sink, void* user) noexcept {
+  g_user.store(user);
+  g_sink.store(sink);
+}
+
+bool Recorder::is_on() noexcept {
+  return g_writes.load(std::memory_order_relaxed) || g_sink.load(std::memory_order_relaxed);
 }
 
 void Recorder::push(const CallRecord& record) noexcept {
-  g_taken.fetch_add(1, std::memory_order_relaxed);
-  s_sink.call(record);
-  if (s_writes.load(std::memory_order_relaxed)) put(record);
-}
-
-RecorderCounters Recorder::counters() noexcept {
-  return {g_taken.load(std::memory_order_relaxed), g_dropped.load(std::memory_order_relaxed),
-          g_files.written.load(std::memory_order_relaxed),
-          g_files.lost.load(std::memory_order_relaxed)};
+  const Sink sink = g_sink.load(std::memory_order_acquire);
+  if (sink != nullptr) sink(g_user.load(std::memory_order_relaxed), record);
+  if (!g_writes.load(std::memory_order_relaxed)) return;
+  const Lock lock(&g_mutex);
+  if (g_filled->count == sizeof g_filled->entries / sizeof *g_filled->entries) {
+    ++g_dropped;
+    return;
+  }
+  g_filled->entries[g_filled->count++] = {record, g_dropped, 0};
+  g_dropped = 0;
 }
 
 }  // namespace dynamiccl

@@ -7,89 +7,65 @@
 //   DYNAMICCL_MACHINE        this machine, as dynamiccl-run found it. Default: not known.
 #pragma once
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "nccl/tuner_abi.h"
-#include "platform/threads.h"
-#include "profiler/record.h"
 
 namespace dynamiccl {
 
-/// A function of the tuner's that events call, and that can be taken back while they do.
-template <typename Record>
-class Hook {
- public:
-  using Function = void (*)(void* user, Record record);
+/// Bits of CallRecord::flags.
+inline constexpr std::uint8_t kFlagCaptured = 1;    // captured in a CUDA graph
+inline constexpr std::uint8_t kFlagIncomplete = 2;  // some KernelCh events were lost: no GPU times
+inline constexpr std::uint8_t kFlagProbe = 4;       // a probe of NCCL's own choice
 
-  /// False when the old function was still running after 200 ms: then its `user` must be left alone
-  /// for good, and there is no new one.
-  bool set(Function function, void* user) noexcept {
-    function_.store(nullptr);
-    if (!wait_until([this] { return inside_.load() == 0; })) return false;
-    user_.store(user, std::memory_order_relaxed);
-    function_.store(function);
-    return true;
-  }
+/// A number that NCCL gave a name which is not in the vocabulary.
+inline constexpr std::uint8_t kUnknown = 255;
 
-  bool is_set() const noexcept { return function_.load(std::memory_order_relaxed) != nullptr; }
-
-  void call(Record record) noexcept {
-    if (!is_set()) return;
-    inside_.fetch_add(1);
-    const Function function = function_.load();
-    if (function != nullptr) function(user_.load(std::memory_order_relaxed), record);
-    inside_.fetch_sub(1, std::memory_order_release);
-  }
-
- private:
-  std::atomic<Function> function_{nullptr};
-  std::atomic<void*> user_{nullptr};
-  std::atomic<int> inside_{0};
+/// One collective call on one rank.
+struct CallRecord {
+  std::uint64_t comm_id;      // commId, commHash before 2.28
+  std::uint64_t sequence;     // NCCL's seqNumber: per communicator and collective
+  std::uint64_t size_bytes;   // NCCL's nBytes, as a tuner gets it
+  std::uint64_t enqueued_ns;  // CLOCK_REALTIME when NCCL began the event
+  std::uint64_t start_ns;     // GPU globaltimer, least of all channels; 0: not sampled
+  std::uint64_t stop_ns;      // largest of all channels; 0: not sampled
+  std::int32_t rank;
+  std::int32_t num_ranks;
+  std::int32_t num_nodes;
+  std::uint32_t table;  // number of the table in force; 0: NCCL's own choice everywhere
+  std::uint8_t collective;
+  std::uint8_t algorithm;
+  std::uint8_t protocol;
+  std::uint8_t num_channels;
+  std::uint8_t num_warps;
+  std::uint8_t datatype;  // ncclDataType_t
+  std::uint8_t decided;   // 1: our table asked for this config, 0: NCCL's own
+  std::uint8_t flags;
 };
+static_assert(sizeof(CallRecord) == 72 && offsetof(CallRecord, collective) == 64,
+              "as in the calls files, byte for byte");
 
-/// All counts are since the process began.
-struct RecorderCounters {
-  std::uint64_t taken;    // records
-  std::uint64_t dropped;  // the ring was full
-  std::uint64_t written;  // are in a file
-  std::uint64_t lost;     // could not be written: the disk is full, say
-};
-
-/// One a process. It has a thread once calls files are asked for, until the process ends. Nothing
-/// is done in a forked child.
-class Recorder {
- public:
-  /// Called on the thread of the event, NCCL's proxy's among them; must not block, nor call the
-  /// recorder.
-  using Sink = Hook<const CallRecord&>::Function;
+/// It has a thread once calls files are asked for, until the process ends.
+struct Recorder {
+  using Sink = void (*)(void* user, const CallRecord& record);
 
   /// A communicator has come. Null, or why no calls files are written though they were asked for.
-  /// `sample_ppm` is what their headers say of the sampled share; `logger` tells which NCCL it is.
+  /// Their headers say the sampled share, and of which NCCL `logger` is.
   static const char* acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept;
 
-  /// A communicator has gone. With the last one all is written; a file system that hangs is waited
-  /// for no longer than kFlushLimitNs.
+  /// A communicator has gone. With the last one all is written, if that takes no more than 2 s.
   static void release() noexcept;
 
-  /// Hand each record to `sink` as well; null: no longer, and when this returns it is not running.
-  static void set_sink(Sink sink, void* user) noexcept { s_sink.set(sink, user); }
+  /// Hand each record to `sink` as well, for good. It is called on the thread of the event, NCCL's
+  /// proxy's among them; it must not block, nor call the recorder or a profiler.
+  static void set_sink(Sink sink, void* user) noexcept;
 
   /// Whether anybody takes records. When not, they need not be made.
-  static bool is_on() noexcept {
-    return s_writes.load(std::memory_order_relaxed) || s_sink.is_set();
-  }
+  static bool is_on() noexcept;
 
-  /// From any thread; waits for nothing.
+  /// From any thread; waits for no file.
   static void push(const CallRecord& record) noexcept;
-
-  static RecorderCounters counters() noexcept;
-
- private:
-  static constexpr std::uint64_t kFlushLimitNs = 2'000'000'000;
-
-  static std::atomic<bool> s_writes;
-  static Hook<const CallRecord&> s_sink;
 };
 
 }  // namespace dynamiccl

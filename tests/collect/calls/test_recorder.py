@@ -417,7 +417,7 @@ def test_a_directory_that_others_may_change_is_refused(
     comm.finalize()
     (line,) = nccl.lines
     assert line == (
-        f"DYNAMICCL: rank 0 of 8: cannot keep calls in {directory}: {why}; "
+        f"DYNAMICCL: 8 ranks on 1 nodes: cannot keep calls in {directory}: {why}; "
         "GPU times of 1 % of the calls"
     )
     assert not list(tmp_path.rglob("*.dcc"))
@@ -458,7 +458,7 @@ def test_without_a_directory_it_only_hears_of_captures(
     assert sampled(comm, 2000) == []
     comm.finalize()
     assert threads() == before
-    assert nccl.lines == ["DYNAMICCL: rank 0 of 8: keeps no calls; GPU times of 1 % of the calls"]
+    assert nccl.lines == ["DYNAMICCL: 8 ranks on 1 nodes: keeps no calls; GPU times of 1 % of the calls"]
 
 
 def test_disabled_it_asks_for_no_events(
