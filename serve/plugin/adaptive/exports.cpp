@@ -16,6 +16,7 @@
 #include "identity/environment.h"
 #include "nccl/tuner_shell.h"
 #include "platform/allocate.h"
+#include "platform/threads.h"
 #include "profiler/created.h"
 #include "profiler/profiler.h"
 #include "tuner/init.h"
@@ -77,7 +78,7 @@ class Switching {
       *link = next_;
     }
     const auto is_left = [this] { return inside_.load() == 0; };
-    for (int i = 0; i < 10 && !wait_until(is_left); ++i) continue;
+    wait_until(is_left, 2'000);
     // Rather a leak than a call in freed memory.
     if (told_.profiler->set_describe(nullptr, nullptr) && is_left()) deallocate(this);
   }

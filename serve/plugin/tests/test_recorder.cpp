@@ -47,7 +47,7 @@ void* run_kernel(Profiler* profiler, void* coll, int channel, std::uint64_t begi
   ncclProfilerEventDescr_v5_t event = {};
   event.kernelCh = {static_cast<std::uint8_t>(channel), begin_ns};
   void* kernel = start(profiler, ncclProfileKernelCh, coll, event);
-  ncclProfilerEventStateArgs_v5_t stop = {{begin_ns + 100}};
+  ncclProfilerEventStateArgs_v4_t stop = {{begin_ns + 100}};
   ncclProfiler_v5.recordEventState(kernel, ncclProfilerKernelChStop, &stop);
   return kernel;
 }
