@@ -11,20 +11,24 @@ import pytest
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain.protocol import Answer, _sized
 from dynamiccl.serve.brain_check import random_windows
 from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.build import BRAIN_NAME, find_torch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS
-from tests.serve.leader import Leader, torch_brain
+from tests.serve.leader import Leader, encode_question, torch_brain
+from tests.serve.test_brain_protocol import QUESTION, SPOILED, body, spoiled
 
 
 def random_history(seed: int) -> list[KeyCalls]:
     random = np.random.default_rng(seed)
     keys = [(c, b) for c in TUNED for b in range(FIRST_BIN - 3, FIRST_BIN + NUM_BINS + 3)]
     windows = random_windows(random, len(keys))
-    return [KeyCalls(c, b, tuple(w)) for (c, b), w in zip(keys, windows, strict=True)]
+    # A leader always tells how many calls there were.
+    told = [(key, window, len(window) or None) for key, window in zip(keys, windows, strict=True)]
+    return [KeyCalls(*key, tuple(window), count) for key, window, count in told]
 
 
 @pytest.fixture
@@ -101,6 +105,18 @@ def test_damaged_brain_is_refused_in_one_line(brain: bytes, copied: Path, keep: 
     data = (copied / "brain.pt").read_bytes()
     (copied / "brain.pt").write_bytes(data[:keep])
     assert "\n" not in why_not(brain, config_of(copied))
+
+
+def test_question_that_no_leader_asks_is_refused(brain: bytes) -> None:
+    whole = body(encode_question(QUESTION))
+    spoiled_ones = [spoiled(*place[:3]) for place in SPOILED[1:]]
+    for question in (*spoiled_ones, whole[:24], whole[:-1], whole + b"x"):
+        with Leader(brain, CONFIG) as leader:
+            leader.connection.sendall(_sized(question))
+            assert leader.told() == Answer(QUESTION.number, error="its question is impossible")
+    with Leader(brain, CONFIG) as leader:
+        leader.connection.sendall(_sized(spoiled(*SPOILED[0][:3])))
+        assert leader.is_hung_up_on()  # another version
 
 
 def test_needs_torch_from_where_it_was_built_and_a_leader(torch_build_dir: Path) -> None:
