@@ -146,11 +146,9 @@ def test_gpu_without_a_usable_name_gives_no_fingerprint(
     assert "cannot be read" in done.stderr
 
 
-def test_version_is_that_of_the_loaded_nccl(probe: Path, libnccl: Path, tmp_path: Path) -> None:
+def test_version_is_that_of_the_jobs_nccl(probe: Path, tmp_path: Path) -> None:
     dgx(tmp_path)
-    assert ask(probe, tmp_path, "--nccl", libnccl)["fingerprint"] == f"{NODE};nccl=22809"
-    done = run(probe, tmp_path, "--nccl", tmp_path / "gone.so")
-    assert (done.returncode, "gone.so" in done.stderr) == (4, True)
+    assert ask(probe, tmp_path, "--nccl", "22809")["fingerprint"] == f"{NODE};nccl=22809"
 
 
 def test_probe_knows_an_artifact_and_whether_it_knows_the_machine(
@@ -178,7 +176,7 @@ def test_probe_says_what_is_wrong_with_an_artifact(
     assert json.loads(done.stdout)["artifact_problem"] == "there is no such file"
 
 
-@pytest.mark.parametrize("arguments", [["--nccl"], ["a", "b"], ["-x"]], ids=str)
+@pytest.mark.parametrize("arguments", [["--nccl"], ["--nccl", "2.28"], ["a", "b"], ["-x"]], ids=str)
 def test_wrong_usage_of_the_probe(arguments: list[str], probe: Path, tmp_path: Path) -> None:
     done = run(probe, tmp_path, *arguments)
     assert (done.returncode, done.stderr[:22]) == (2, "usage: dynamiccl-prepa")
