@@ -49,16 +49,25 @@ def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -
 def ask_probe(
     machine: Machine, plugin: Path, *, nccl: NcclVersion | None = None, artifact: Path | None = None
 ) -> dict[str, Any]:
-    """The output of `dynamiccl-prepare --facts`; raises PluginError without one."""
+    """What `dynamiccl-prepare --facts` says, for jobs with this NCCL; raises PluginError."""
     probe = find_probe(plugin)
-    options = [] if nccl is None else ["--nccl", str(nccl.code)]
-    operands = [] if artifact is None else [str(artifact)]
-    ran = machine.run(str(probe), "--facts", *options, *operands)
+    ran = machine.run(str(probe), "--facts", *([] if artifact is None else [str(artifact)]))
     line = next((text for text in ran.output.splitlines() if text.startswith("{")), "")
     try:
-        return dict(json.loads(line))
+        said = json.loads(line)
     except ValueError:
         raise PluginError(f"{probe} printed no facts: {ran.first_line}") from None
+    version = str(0 if nccl is None else nccl.code)
+    facts = {
+        "plugin_version": said["plugin_version"],
+        "fingerprint": f"{said['machine']};nccl={version}",
+    }
+    if said["artifact_problem"]:
+        facts["artifact_problem"] = said["artifact_problem"]
+    elif artifact is not None:
+        systems = dict(pair.split("=") for pair in said["systems"].split())
+        facts["system"] = systems.get(version)
+    return facts
 
 
 def find_probe(plugin: Path) -> Path:

@@ -1,11 +1,11 @@
 // dynamiccl-prepare: what a rank must know before it loads the plugin.
 //
-//   dynamiccl-prepare HOME COMMAND_PID LAUNCHER_PID         lines for a shell (dynamiccl-run)
-//   dynamiccl-prepare --facts [--nccl VERSION] [ARTIFACT]   a line of JSON (dynamiccl-deploy)
+//   dynamiccl-prepare ARBITER PIDS         lines for a shell (dynamiccl-run)
+//   dynamiccl-prepare --facts [ARTIFACT]   a line of JSON (dynamiccl-deploy)
 //
 // The first form never fails a job: what keeps its ranks from using a table becomes
 // DYNAMICCL_PROBLEM. Exit code of the second: 0; 2 wrong usage; 3 the artifact cannot be used; 4
-// the machine cannot be named. VERSION is as NCCL codes it, 22809; else the fingerprint has nccl=0.
+// the machine cannot be named.
 #include <dlfcn.h>
 #include <glob.h>
 #include <limits.h>
@@ -49,8 +49,10 @@ std::string value(const char* variable) {
   return text != nullptr ? text : "";
 }
 
-bool is_number(const std::string& text) {
-  return text.find_first_not_of("0123456789") == std::string::npos;
+/// Of two variables the first that is set.
+std::string value(const char* variable, const char* otherwise) {
+  const std::string first = value(variable);
+  return first.empty() ? value(otherwise) : first;
 }
 
 // --- This machine ---------------------------------------------------------------------------
@@ -262,38 +264,34 @@ Artifact read_artifact(const std::string& named, const std::string& machine) {
     const std::size_t at = line.find(here);
     if (line.rfind("system\t", 0) != 0 || at == std::string::npos) continue;
     const std::string name = line.substr(7, at - 7), nccl = line.substr(at + here.size());
-    if (!is_name(name) || !is_number(nccl)) continue;
+    if (!is_name(name) || nccl.find_first_not_of("0123456789") != std::string::npos) continue;
     const auto [known, is_new] = artifact.systems.emplace(nccl, name);
     if (!is_new && known->second != name) known->second = "";
   }
   return artifact;
 }
 
-int print_facts(Words words) {
-  std::string nccl = "0";
-  if (words.size() > 1 && words[0] == "--nccl") {
-    nccl = words[1];
-    words.erase(words.begin(), words.begin() + 2);
+/// "22809=box 23007=box": the releases of NCCL with which the artifact has tables for this machine.
+std::string systems_of(const Artifact& artifact, const std::string& wanted) {
+  std::string systems;
+  for (const auto& [nccl, system] : artifact.systems) {
+    if (system.empty() || (!wanted.empty() && system != wanted)) continue;
+    systems += (systems.empty() ? "" : " ") + nccl + "=" + system;
   }
-  if (words.size() > 1 || (!words.empty() && words[0][0] == '-') || !is_number(nccl)) {
-    std::fputs("usage: dynamiccl-prepare --facts [--nccl VERSION] [ARTIFACT]\n", stderr);
-    return kUsage;
-  }
+  return systems;
+}
+
+int print_facts(const std::string& named) {
   const std::string machine = take_fingerprint();
   if (machine.empty()) {
     std::fprintf(stderr, "error: %s\n", kNoMachine);
     return kBadMachine;
   }
-  Artifact artifact;
-  std::string more;  // no text in the index needs an escape in JSON
-  if (!words.empty()) {
-    artifact = read_artifact(words[0], machine);
-    const std::string system = artifact.systems[nccl];
-    more = system.empty() ? R"(, "system": null)" : R"(, "system": ")" + system + '"';
-    if (!artifact.problem.empty()) more = R"(, "artifact_problem": ")" + artifact.problem + '"';
-  }
-  std::printf(R"({"plugin_version": "%s", "fingerprint": "%s;nccl=%s"%s})", kPluginVersion,
-              machine.c_str(), nccl.c_str(), more.c_str());
+  const Artifact artifact = named.empty() ? Artifact{} : read_artifact(named, machine);
+  // No text in the index needs an escape in JSON.
+  std::printf(
+      R"({"plugin_version": "%s", "machine": "%s", "systems": "%s", "artifact_problem": "%s"})",
+      kPluginVersion, machine.c_str(), systems_of(artifact, "").c_str(), artifact.problem.c_str());
   std::puts("");
   return artifact.problem.empty() ? 0 : kBadArtifact;
 }
@@ -360,8 +358,7 @@ Start find_start() {
   const std::string step = value("SLURM_STEP_ID");
   const bool by_srun = !step.empty() && step.size() < 10 && value("OMPI_COMM_WORLD_RANK").empty();
   const auto of_slurm = [by_srun](const char* of_step, const char* of_job) {
-    const std::string found = by_srun ? value(of_step) : "";
-    return found.empty() ? value(of_job) : found;
+    return by_srun ? value(of_step, of_job) : value(of_job);
   };
   const Rank rank = find_rank(by_srun);
   start.is_rank = !rank.number.empty();
@@ -397,9 +394,7 @@ Start find_start() {
     if (!name.empty()) start.name += (start.name.empty() ? "" : ".") + name;
   }
   if (start.name.empty() && !start.is_rank) start.name = std::to_string(draw());
-  std::string attempt = value("DYNAMICCL_RESTART");
-  if (attempt.empty()) attempt = value("SLURM_RESTART_COUNT");
-  attempt = start.name + '\n' + attempt;
+  const std::string attempt = start.name + '\n' + value("DYNAMICCL_RESTART", "SLURM_RESTART_COUNT");
   start.id = fnv1a(reinterpret_cast<const std::uint8_t*>(attempt.data()), attempt.size()) | 1;
   return start;
 }
@@ -430,30 +425,6 @@ std::string hex_of(std::uint64_t number) {
   char text[20];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
   return text;
-}
-
-/// Why no table may be used; empty: nothing is in the way. Sets what the tuner looks for.
-std::string give_tables(const std::string& named, const std::string& machine) {
-  const Artifact artifact = read_artifact(named, machine);
-  const std::string wanted = value("DYNAMICCL_SYSTEM");
-  std::string systems;
-  for (const auto& [nccl, system] : artifact.systems) {
-    if (system.empty() || (!wanted.empty() && system != wanted)) continue;
-    systems += (systems.empty() ? "" : " ") + nccl + "=" + system;
-  }
-  set("DYNAMICCL_MACHINE", machine);
-  set("DYNAMICCL_SYSTEMS", systems);
-  set("DYNAMICCL_INDEX", artifact.digest != 0 ? hex_of(artifact.digest) : "");
-  set("DYNAMICCL_TABLES", systems.empty() ? "" : artifact.directory + "/tables");
-  if (!artifact.problem.empty()) {
-    return "the artifact's index: " + artifact.problem + ", " + named +
-           "/plugin.index; see 'dynamiccl-deploy doctor'";
-  }
-  if (machine.empty()) return kNoMachine;
-  if (!systems.empty()) return "";
-  return "the artifact does not know this machine" +
-         (wanted.empty() ? "" : " as DYNAMICCL_SYSTEM=" + wanted) + ", " + machine +
-         "; see 'dynamiccl-deploy bind'";
 }
 
 // --- The arbiter ----------------------------------------------------------------------------
@@ -533,10 +504,9 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const Words& endpoin
 }
 
 /// What DYNAMICCL_ARBITER is to be; empty: none. Starts one where this is the first rank's host and
-/// none answers yet: that of a rank which its launcher has started again goes on. `program`: how a
-/// shell starts it; `ends_with`: the processes with the last of which it ends.
+/// none answers yet: that of a rank which its launcher has started again goes on.
 std::string seek_arbiter(const Start& start, const std::string& by_hand, const Key& key,
-                         const std::string& program, const std::string& ends_with) {
+                         const std::string& program, const std::string& pids) {
   if (start.host.empty() && by_hand.empty()) {
     if (start.is_first) {
       note(
@@ -559,7 +529,7 @@ std::string seek_arbiter(const Start& start, const std::string& by_hand, const K
     // evaluates our output; why it cannot listen is told of the last port.
     const auto fails = [&](const std::string& port) {
       const char* quiet = port == ports.back() ? " > /dev/null" : " > /dev/null 2>&1";
-      return std::system((program + " " + port + ends_with + quiet).c_str()) != 0;
+      return std::system((program + " " + port + " " + pids + quiet).c_str()) != 0;
     };
     if (std::all_of(ports.begin(), ports.end(), fails)) return "";
   }
@@ -572,36 +542,34 @@ std::string seek_arbiter(const Start& start, const std::string& by_hand, const K
   return "";
 }
 
-/// An absolute path, since the job may go elsewhere.
-std::string path_of(const char* variable, const std::string& otherwise) {
-  char here[PATH_MAX];
-  const std::string path = value(variable);
-  if (path.empty()) return otherwise;
-  return path[0] == '/' || getcwd(here, sizeof here) == nullptr ? path : here + ("/" + path);
-}
-
-/// `words`: HOME COMMAND_PID LAUNCHER_PID
-int prepare(const Words& words) {
+/// `program`: the arbiter's; `pids`: the processes with the last of which it ends.
+int prepare(const std::string& program, const std::string& pids) {
   alarm(kMostSeconds);
   const Start start = find_start();
   const std::string by_hand = value("DYNAMICCL_ARBITER"), mode = value("DYNAMICCL_MODE");
-  char host[HOST_NAME_MAX + 1] = "";
-  gethostname(host, sizeof host - 1);
   set("DYNAMICCL_JOB", hex_of(start.id));
-  set("DYNAMICCL_HOST", host);
+  if (!start.name.empty()) set("DYNAMICCL_JOB_ID", start.name);  // of recorded calls
 
-  const std::string artifact = path_of("DYNAMICCL_ARTIFACT", words[0] + "/artifact");
-  const std::string machine = take_fingerprint();
-  set("DYNAMICCL_ARTIFACT", artifact);
-  const std::string problem = give_tables(artifact, machine);
-  set("DYNAMICCL_PROBLEM", problem);
-  // By the name that stays when another artifact is installed.
-  const std::string kill_file = path_of("DYNAMICCL_KILL_FILE", artifact + "/kill");
-  set("DYNAMICCL_KILL_FILE", kill_file);
-  // The arbiter's, which is in no directory of the job's.
-  for (const char* name : {"DYNAMICCL_METRICS_DIR", "DYNAMICCL_BRAIN_SOCKET"}) {
-    set(name, path_of(name, ""));
+  const std::string named = value("DYNAMICCL_ARTIFACT"), wanted = value("DYNAMICCL_SYSTEM");
+  const std::string kill_file = value("DYNAMICCL_KILL_FILE"), machine = take_fingerprint();
+  const Artifact artifact = read_artifact(named, machine);
+  const std::string systems = systems_of(artifact, wanted);
+  set("DYNAMICCL_MACHINE", machine);
+  set("DYNAMICCL_SYSTEMS", systems);
+  set("DYNAMICCL_INDEX", artifact.digest != 0 ? hex_of(artifact.digest) : "");
+  set("DYNAMICCL_TABLES", systems.empty() ? "" : artifact.directory + "/tables");
+  std::string problem;
+  if (!artifact.problem.empty()) {
+    problem = "the artifact's index: " + artifact.problem + ", " + named +
+              "/plugin.index; see 'dynamiccl-deploy doctor'";
+  } else if (machine.empty()) {
+    problem = kNoMachine;
+  } else if (systems.empty()) {
+    problem = "the artifact does not know this machine" +
+              (wanted.empty() ? "" : " as DYNAMICCL_SYSTEM=" + wanted) + ", " + machine +
+              "; see 'dynamiccl-deploy bind'";
   }
+  set("DYNAMICCL_PROBLEM", problem);
   if (mode != "observe" && start.is_first) {  // not all of a thousand
     const bool is_killed = access(kill_file.c_str(), F_OK) == 0;
     if (!problem.empty()) note("NCCL's own choice stands: " + problem);
@@ -624,17 +592,13 @@ int prepare(const Words& words) {
         "as in 'srun dynamiccl-run python train.py'");
   } else if (mode == "adaptive" ||
              (mode != "observe" && (start.has_several || !has_word || !by_hand.empty()))) {
-    const bool has_launcher = words[2] != "0" && words[2] != "1";
-    const std::string ends_with = " " + words[1] + (has_launcher ? " " + words[2] : "");
     if (why_no_key == nullptr) {
-      const std::string program = quoted(words[0] + "/bin/dynamiccl-arbiter");
-      arbiter = seek_arbiter(start, by_hand, key, program, ends_with);
+      arbiter = seek_arbiter(start, by_hand, key, quoted(program), pids);
     } else {
       note("ranks meet at their arbiter under a key, and " + key_file + " is none: " + why_no_key);
     }
   }
   set("DYNAMICCL_ARBITER", arbiter);
-  if (!start.name.empty()) set("DYNAMICCL_JOB_ID", start.name);  // of recorded calls
   return 0;
 }
 
@@ -644,8 +608,10 @@ int prepare(const Words& words) {
 int main(int count, char** arguments) {
   using namespace dynamiccl;
   const Words words(arguments + 1, arguments + count);
-  if (!words.empty() && words[0] == "--facts") return print_facts({words.begin() + 1, words.end()});
-  if (words.size() == 3) return prepare(words);
-  std::fputs("usage: dynamiccl-prepare HOME COMMAND_PID LAUNCHER_PID\n", stderr);
+  if (words == Words{"--facts"}) return print_facts("");
+  const bool are_two = words.size() == 2 && words[1][0] != '-';
+  if (are_two && words[0] == "--facts") return print_facts(words[1]);
+  if (are_two && words[0][0] != '-') return prepare(words[0], words[1]);
+  std::fputs("usage: dynamiccl-prepare ARBITER PIDS | --facts [ARTIFACT]\n", stderr);
   return kUsage;
 }
