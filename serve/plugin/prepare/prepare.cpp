@@ -34,13 +34,9 @@
 namespace dynamiccl {
 namespace {
 
-using namespace std::string_literals;
-
 using Words = std::vector<std::string>;
 
 constexpr int kUsage = 2, kBadArtifact = 3, kBadMachine = 4;
-/// A driver that answers no more must not keep a job from starting.
-constexpr unsigned kMostSeconds = 25;
 constexpr const char* kNoMachine = "a GPU or NIC of this machine cannot be read in /proc or /sys";
 
 /// The value of an environment variable; empty where it is not set.
@@ -152,11 +148,10 @@ std::string find_nics() {
   return kind.second + "*" + std::to_string(count);
 }
 
-/// The fingerprint of this machine without NCCL's release, one line of text that must be equal on
-/// all ranks, for example `gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8`. Several models are
-/// sorted and joined by '+'. Empty where something that is there could not be read or named, so
-/// that a guess never passes for a fact. Makes no CUDA call. What NICs are called and how they are
-/// counted is also in collect/nodes.py: the two must agree.
+/// The fingerprint of this machine without NCCL's release, which must be equal on all ranks, for
+/// example `gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8`, from the kernel's files, without a
+/// CUDA call. Empty where something that is there could not be read or named, so that a guess never
+/// passes for a fact. collect/nodes.py has the same rules: the two must agree.
 std::string take_fingerprint() {
   const std::string gpus = find_gpus();
   // The driver lists gpu<N>/mig/gi<M> for each instance of a GPU that is divided (NVIDIA MIG User
@@ -167,14 +162,11 @@ std::string take_fingerprint() {
 }
 
 /// Whether ranks of one nNodes may be on several hosts: NCCL joins those that one NVLink fabric
-/// connects, GPUs of one cluster (2.30.7 src/mnnvl.cc). In doubt they may. `has_gpus`: as the
-/// kernel's files say.
+/// connects, GPUs of one cluster (2.30.7 src/mnnvl.cc). In doubt they may.
 bool may_have_fabric(bool has_gpus) {
-  // nvml.h: nvmlGpuFabricInfo_t, whose first bytes are the cluster's UUID;
-  // NVML_INIT_FLAG_NO_ATTACH; NVML_ERROR_NOT_SUPPORTED.
-  constexpr std::size_t kInfoBytes = 28, kClusterBytes = 16;
+  // nvml.h: NVML_INIT_FLAG_NO_ATTACH; NVML_ERROR_NOT_SUPPORTED; nvmlGpuFabricInfo_t.
   constexpr unsigned kNoAttach = 2;
-  constexpr int kNotSupported = 3;
+  constexpr int kNotSupported = 3, kInfoBytes = 28, kClusterBytes = 16;
   void* nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
   if (nvml == nullptr) return has_gpus;
   // What a function returns, 0 on success; -1 where there is none of that name.
@@ -189,7 +181,7 @@ bool may_have_fabric(bool has_gpus) {
     void* gpu = nullptr;
     unsigned char info[kInfoBytes] = {};
     if (call("nvmlDeviceGetHandleByIndex_v2", i, &gpu) != 0) return true;
-    const int code = call("nvmlDeviceGetGpuFabricInfo", gpu, info + 0);
+    const int code = call("nvmlDeviceGetGpuFabricInfo", gpu, info);
     if (code != 0 && code != kNotSupported) return true;
     if (std::count(info, info + kClusterBytes, 0) != kClusterBytes) return true;
   }
@@ -230,23 +222,21 @@ const char* read_ours(const std::string& path, unsigned forbidden, std::size_t m
 
 /// The key of a job's messages, of all bytes of a file. Null, or why not.
 const char* read_key(const std::string& path, Key* key) {
-  constexpr std::size_t kLeastBytes = 16, kMostBytes = 4096;
   std::string text;
-  if (const char* why = read_ours(path, S_IRWXG | S_IRWXO, kMostBytes, &text)) return why;
-  if (text.size() < kLeastBytes) return "it is shorter than 16 bytes";
+  if (const char* why = read_ours(path, S_IRWXG | S_IRWXO, 4096, &text)) return why;
+  if (text.size() < 16) return "it is shorter than 16 bytes";
   *key = {siphash({0, 1}, text.data(), text.size()), siphash({0, 2}, text.data(), text.size())};
   return nullptr;
 }
 
 Artifact read_artifact(const std::string& named, const std::string& machine) {
-  constexpr std::size_t kMostBytes = 64 * 1024;
   Artifact artifact;
   std::string text;
   char path[PATH_MAX] = "";
   const char* why = "there is no such file";
   if (realpath(named.c_str(), path) != nullptr) {
     artifact.directory = path;
-    why = read_ours(artifact.directory + "/plugin.index", S_IWGRP | S_IWOTH, kMostBytes, &text);
+    why = read_ours(artifact.directory + "/plugin.index", S_IWGRP | S_IWOTH, 65'536, &text);
   }
   if (why == nullptr && (text.empty() || text.back() != '\n')) why = "it is cut off";
   if (why == nullptr && text.rfind("dynamiccl-index\t1\n", 0) != 0) {
@@ -290,9 +280,9 @@ int print_facts(const std::string& named) {
   const Artifact artifact = named.empty() ? Artifact{} : read_artifact(named, machine);
   // No text in the index needs an escape in JSON.
   std::printf(
-      R"({"plugin_version": "%s", "machine": "%s", "systems": "%s", "artifact_problem": "%s"})",
+      R"({"plugin_version": "%s", "machine": "%s", "systems": "%s", "artifact_problem": "%s"})"
+      "\n",
       kPluginVersion, machine.c_str(), systems_of(artifact, "").c_str(), artifact.problem.c_str());
-  std::puts("");
   return artifact.problem.empty() ? 0 : kBadArtifact;
 }
 
@@ -439,6 +429,7 @@ std::string ask(std::uint64_t job, const Key& key, const std::string& endpoint) 
   hello.nonce = draw();
   hello.kind = VoteKind::kRecall;
   hello.mac = mac_of(key, hello);
+  Reply reply;
   const std::size_t colon = endpoint.rfind(':');
   std::string named = endpoint.substr(0, colon), found;
   if (named[0] == '[' && named.back() == ']') named = named.substr(1, named.size() - 2);
@@ -452,7 +443,6 @@ std::string ask(std::uint64_t job, const Key& key, const std::string& endpoint) 
     const int descriptor = connection.descriptor();
     setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    Reply reply;
     char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
     if (connect(descriptor, to->ai_addr, to->ai_addrlen) != 0 ||
         send(descriptor, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello ||
@@ -463,7 +453,8 @@ std::string ask(std::uint64_t job, const Key& key, const std::string& endpoint) 
         std::strchr(host, '%') != nullptr) {  // fe80::1%eth0 is another one on the next host
       continue;
     }
-    found = (to->ai_family == AF_INET6 ? "[" + (host + "]:"s) : host + ":"s) + port;
+    const bool is_six = to->ai_family == AF_INET6;
+    found = (is_six ? "[" : "") + std::string(host) + (is_six ? "]:" : ":") + port;
   }
   freeaddrinfo(list);
   return found;
@@ -476,10 +467,10 @@ struct Search {
   std::size_t num_tried = 0;
 };
 
-/// The address, as DYNAMICCL_ARBITER has it, that answers as this job's arbiter. All endpoints are
-/// tried side by side, again and again until the limit; with a limit of 0 once, for a second.
-/// Empty: none. An accepted connection is no answer, since a service mesh accepts for the dead; nor
-/// is a port that says nothing, or another job's arbiter.
+/// The address of our arbiter; empty: none. All endpoints are tried side by side, again and again
+/// until the limit; with a limit of 0 once, for a second. An accepted connection is no answer,
+/// since a service mesh accepts for the dead; nor is a port that says nothing, or another job's
+/// arbiter.
 std::string find_arbiter(std::uint64_t job, const Key& key, const Words& endpoints,
                          std::uint64_t limit_ms) {
   constexpr std::uint64_t kLeastMs = 1'000, kPauseNs = 100'000'000, kLookNs = 1'000'000;
@@ -498,8 +489,8 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const Words& endpoin
   }
   for (;; sleep_ns(kLookNs)) {
     const std::lock_guard<std::mutex> lock(search->mutex);
-    const bool is_tried = limit_ms == 0 && search->num_tried == endpoints.size();
-    if (!search->found.empty() || is_tried || monotonic_ms() >= until_ms) return search->found;
+    const bool is_over = limit_ms == 0 && search->num_tried == endpoints.size();
+    if (!search->found.empty() || is_over || monotonic_ms() >= until_ms) return search->found;
   }
 }
 
@@ -507,14 +498,12 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const Words& endpoin
 /// none answers yet: that of a rank which its launcher has started again goes on.
 std::string seek_arbiter(const Start& start, const std::string& by_hand, const Key& key,
                          const std::string& program, const std::string& pids) {
-  if (start.host.empty() && by_hand.empty()) {
-    if (start.is_first) {
-      note(
-          "the host of rank 0 is not known here: set MASTER_ADDR, or "
-          "DYNAMICCL_ARBITER=HOST:PORT, for all ranks");
-    }
-    return "";
-  }
+  constexpr const char* kNoHost =
+      "the host of rank 0 is not known here: set MASTER_ADDR, or DYNAMICCL_ARBITER=HOST:PORT, for "
+      "all ranks";
+  const bool has_host = !start.host.empty() || !by_hand.empty();
+  if (!has_host && start.is_first) note(kNoHost);
+  if (!has_host) return "";
   const bool may_start = start.is_first && (start.is_rank || by_hand.empty());
   const std::string host = may_start ? "127.0.0.1" : start.host;
   Words ports, endpoints;  // where it may be: the first may be somebody else's
@@ -533,9 +522,8 @@ std::string seek_arbiter(const Start& start, const std::string& by_hand, const K
     };
     if (std::all_of(ports.begin(), ports.end(), fails)) return "";
   }
-  const std::string found = find_arbiter(start.id, key, endpoints, limits_of_job().vote_ms);
+  std::string tried, found = find_arbiter(start.id, key, endpoints, limits_of_job().vote_ms);
   if (!found.empty()) return found;
-  std::string tried;
   for (const std::string& endpoint : endpoints) tried += " " + endpoint;
   note("no arbiter of this job answers at" + tried + ": where ranks need one NCCL's own choice " +
        "stands; DYNAMICCL_ARBITER=HOST:PORT names another");
@@ -544,7 +532,7 @@ std::string seek_arbiter(const Start& start, const std::string& by_hand, const K
 
 /// `program`: the arbiter's; `pids`: the processes with the last of which it ends.
 int prepare(const std::string& program, const std::string& pids) {
-  alarm(kMostSeconds);
+  alarm(25);  // seconds: a driver that answers no more must not keep a job from starting
   const Start start = find_start();
   const std::string by_hand = value("DYNAMICCL_ARBITER"), mode = value("DYNAMICCL_MODE");
   set("DYNAMICCL_JOB", hex_of(start.id));
@@ -571,19 +559,18 @@ int prepare(const std::string& program, const std::string& pids) {
   }
   set("DYNAMICCL_PROBLEM", problem);
   if (mode != "observe" && start.is_first) {  // not all of a thousand
-    const bool is_killed = access(kill_file.c_str(), F_OK) == 0;
-    if (!problem.empty()) note("NCCL's own choice stands: " + problem);
-    if (is_killed) note("NCCL's own choice stands while " + kill_file + " is there");
+    const std::string stands = "NCCL's own choice stands";
+    if (!problem.empty()) note(stands + ": " + problem);
+    if (may_exist(kill_file.c_str())) note(stands + " while " + kill_file + " is there");
   }
 
   Key key;
   const std::string key_file = value("DYNAMICCL_KEY_FILE");
   const char* why_no_key = read_key(key_file, &key);
   set("DYNAMICCL_KEY", why_no_key == nullptr ? hex_of(key.low) + hex_of(key.high) : "");
-  const bool is_one_host = start.has_one_host && by_hand.empty();
   const bool has_gpus = machine.rfind("gpu=none*0", 0) != 0;
-  const bool has_word =
-      is_one_host || value("NCCL_MNNVL_ENABLE") == "0" || !may_have_fabric(has_gpus);
+  const bool has_word = (start.has_one_host && by_hand.empty()) ||
+                        value("NCCL_MNNVL_ENABLE") == "0" || !may_have_fabric(has_gpus);
   set("DYNAMICCL_WORD", has_word ? "1" : "0");
   std::string arbiter;
   if (!start.is_rank && start.has_several) {
@@ -608,8 +595,8 @@ int prepare(const std::string& program, const std::string& pids) {
 int main(int count, char** arguments) {
   using namespace dynamiccl;
   const Words words(arguments + 1, arguments + count);
-  if (words == Words{"--facts"}) return print_facts("");
   const bool are_two = words.size() == 2 && words[1][0] != '-';
+  if (words == Words{"--facts"}) return print_facts("");
   if (are_two && words[0] == "--facts") return print_facts(words[1]);
   if (are_two && words[0][0] != '-') return prepare(words[0], words[1]);
   std::fputs("usage: dynamiccl-prepare ARBITER PIDS | --facts [ARTIFACT]\n", stderr);
