@@ -54,20 +54,13 @@ def ask_probe(
     ran = machine.run(str(probe), "--facts", *([] if artifact is None else [str(artifact)]))
     line = next((text for text in ran.output.splitlines() if text.startswith("{")), "")
     try:
-        said = json.loads(line)
+        said: dict[str, Any] = json.loads(line)
     except ValueError:
         raise PluginError(f"{probe} printed no facts: {ran.first_line}") from None
-    version = str(0 if nccl is None else nccl.code)
-    facts = {
-        "plugin_version": said["plugin_version"],
-        "fingerprint": f"{said['machine']};nccl={version}",
-    }
-    if said["artifact_problem"]:
-        facts["artifact_problem"] = said["artifact_problem"]
-    elif artifact is not None:
-        systems = dict(pair.split("=") for pair in said["systems"].split())
-        facts["system"] = systems.get(version)
-    return facts
+    version = str(nccl.code if nccl else 0)
+    said["fingerprint"] = f"{said['machine']};nccl={version}"
+    said["system"] = dict(pair.split("=") for pair in said["systems"].split()).get(version)
+    return said
 
 
 def find_probe(plugin: Path) -> Path:

@@ -119,7 +119,7 @@ def decode_answer(data: bytes) -> Answer:
     """Read an answer without its length; raises MessageError."""
     reader = _Reader(data)
     number = reader.header(TABLE, KEEP, ERROR)
-    kind, body = reader.kind, reader.rest()
+    kind, body = reader.kind, data[_HEADER.size :]
     if kind == ERROR:
         return Answer(number, error=body.decode(errors="replace"))
     if (kind == KEEP) != (not body):
