@@ -5,7 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 
 namespace dynamiccl {
@@ -85,10 +84,9 @@ const char* receive_message(int socket, MessageHeader* header, std::string* body
 }
 
 const char* why_not_peer(int socket) {
-  ucred peer = {};
+  ucred peer = {0, static_cast<uid_t>(-1), 0};  // nobody's, where the kernel does not tell
   socklen_t size = sizeof peer;
-  const int problem = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size);
-  if (problem != 0 || size != sizeof peer) return "its user is not known";
+  getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size);
   return peer.uid == geteuid() ? nullptr : "it runs as another user";
 }
 
@@ -131,9 +129,10 @@ const char* BrainConnection::exchange(const BrainAsk& ask, BrainAnswer* answer) 
     return nullptr;
   }
   answer->table.assign(body.begin(), body.end());
-  const bool has_table = header.kind == MessageKind::kTable;
-  const bool fits = has_table != body.empty() && body.size() <= kMaxFileBytes;
-  return fits && (has_table || header.kind == MessageKind::kKeep) ? nullptr : kNoMessage;
+  const bool fits = header.kind == MessageKind::kKeep
+                        ? body.empty()
+                        : header.kind == MessageKind::kTable && !body.empty();
+  return fits && body.size() <= kMaxFileBytes ? nullptr : kNoMessage;
 }
 
 BrainAnswer BrainConnection::ask(const BrainAsk& ask) {

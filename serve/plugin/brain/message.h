@@ -15,7 +15,6 @@
 // error:  one line of text that says why there is no decision; the table in force stays
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>

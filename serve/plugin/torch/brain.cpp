@@ -31,8 +31,6 @@
 namespace dynamiccl {
 namespace {
 
-constexpr int kUsage = 2;
-
 // --- Questions ----------------------------------------------------------------------------------
 
 /// Takes values from the front of a message; false where it has too few.
@@ -70,11 +68,10 @@ bool take_task(std::string_view* from, TimedTask* task) {
                        task->collective < kNumCollectives && task->bin >= 0 &&
                        task->bin < kMaxBins && num_calls <= kWindow;
   if (!is_task) return false;
-  std::vector<TimedCall>& calls = task->calls;
-  calls.resize(num_calls);
-  if (!take(from, calls.data(), num_calls)) return false;
-  if (!calls.empty()) task->num_timed = calls.back().number;
-  return std::all_of(calls.begin(), calls.end(), is_sound);
+  task->calls.resize(num_calls);
+  if (!take(from, task->calls.data(), num_calls)) return false;
+  if (num_calls > 0) task->num_timed = task->calls.back().number;
+  return std::all_of(task->calls.begin(), task->calls.end(), is_sound);
 }
 
 bool read_ask(std::string_view body, BrainAsk* ask) {
@@ -113,17 +110,15 @@ class Brain {
   at::Tensor cold_;  // (collectives x bins, 5): the columns of an Entry
 };
 
-torch::jit::Module load(const std::string& path) {
+Brain::Brain(const BrainAsk& ask) {
+  const std::string path = ask.artifact + "/brain.pt";
   const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
   const char* problem = nullptr;
   if (!file.is_open()) problem = errno == ELOOP ? "it is a symbolic link" : std::strerror(errno);
   if (problem == nullptr) problem = why_not_ours(file.descriptor(), S_IFREG);
   if (problem != nullptr) throw std::runtime_error(path + ": " + problem);
   // What was looked at, whatever has that name by now.
-  return torch::jit::load("/proc/self/fd/" + std::to_string(file.descriptor()), at::kCPU);
-}
-
-Brain::Brain(const BrainAsk& ask) : script_(load(ask.artifact + "/brain.pt")) {
+  script_ = torch::jit::load("/proc/self/fd/" + std::to_string(file.descriptor()), at::kCPU);
   script_.eval();
   std::string columns;
   for (const at::IValue& name : script_.attr("call_columns").toListRef()) {
@@ -238,7 +233,7 @@ int main() {
       close(socket);
     } else if (errno == ENOTSOCK || errno == EINVAL || errno == EBADF) {
       std::fputs("dynamiccl-brain is started by dynamiccl-arbiter, in mode adaptive\n", stderr);
-      return dynamiccl::kUsage;
+      return 2;
     } else {
       poll(nullptr, 0, 100);  // it has no descriptor left, and one more waits all the time
     }
