@@ -246,7 +246,7 @@ def _gpu_facts(nvml: Any) -> dict[str, Any]:
 
 
 def _fingerprint(driver: Path, nics: Mapping[str, Any]) -> str | None:
-    """The node's fingerprint, as `serve/plugin/identity/fingerprint.cpp` computes it."""
+    """The node's fingerprint, as `serve/plugin/prepare/prepare.cpp` computes it."""
     models = []
     for path in (driver / "gpus").glob("*/information"):
         # Byte by byte, as the plugin does.

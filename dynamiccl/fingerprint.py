@@ -2,7 +2,7 @@
 
     gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809
 
-The plugin takes it inside a job (`serve/plugin/identity/fingerprint.cpp`), a sweep keeps all but
+The plugin takes it inside a job (`serve/plugin/prepare/prepare.cpp`), a sweep keeps all but
 the NCCL version beside what it measured (`collect/nodes.py`), and an artifact lists those
 that its tables were measured on. Equal texts are the same kind of machine.
 """

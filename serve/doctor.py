@@ -251,7 +251,7 @@ def rank_line(machine: Machine, question: Question) -> str:
         raise UserError("no artifact to compare: add ARTIFACT, or set DYNAMICCL_ARTIFACT")
     nccl = first_that_loads(nccl_libraries(machine, question.nccl))
     said = ask_probe(machine, question.plugin, nccl=nccl, artifact=question.artifact)
-    if "artifact_problem" not in said:
+    if not said["artifact_problem"]:
         said["artifact_sha256"] = file_sha256(question.artifact / INDEX_NAME)
     said |= {
         "host": platform.node(),
@@ -287,7 +287,7 @@ def compare(lines: Iterable[str]) -> Agreed:
     first = said[0]
     if not first.get("loads"):
         raise MachineError("the plugin loads on no rank; run 'dynamiccl-deploy doctor' on a node")
-    if "artifact_problem" in first:
+    if first.get("artifact_problem"):
         raise MachineError(f"the plugin refuses the artifact: {first['artifact_problem']}")
     if first.get("system") is None:
         raise MachineError(

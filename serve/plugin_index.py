@@ -10,7 +10,7 @@ compare theirs. It is made last, so the manifest does not list it. Lines of fiel
     noise             NAME   number of the collective   parts per million by which repeats differ
     table             NAME   num_nodes   num_ranks      SHA-256 of the .dct file
 
-At most 64 KiB; serve/plugin/identity/index.cpp reads it.
+At most 64 KiB; serve/plugin/prepare/prepare.cpp reads it.
 """
 
 import hashlib

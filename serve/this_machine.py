@@ -30,9 +30,9 @@ def nccl_libraries(machine: Machine, named: Path | None = None) -> dict[str, Ncc
     return {path: nccl_version(machine, path) for path in found}
 
 
-def first_that_loads(libraries: dict[str, NcclVersion | str]) -> str | None:
-    """The path of the libnccl that jobs are taken to load; None where none does."""
-    return next((path for path, version in libraries.items() if not isinstance(version, str)), None)
+def first_that_loads(libraries: dict[str, NcclVersion | str]) -> NcclVersion | None:
+    """The version of the libnccl that jobs are taken to load; None where none does."""
+    return next((found for found in libraries.values() if not isinstance(found, str)), None)
 
 
 def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -> str:
@@ -47,18 +47,20 @@ def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -
 
 
 def ask_probe(
-    machine: Machine, plugin: Path, *, nccl: str | None = None, artifact: Path | None = None
+    machine: Machine, plugin: Path, *, nccl: NcclVersion | None = None, artifact: Path | None = None
 ) -> dict[str, Any]:
-    """The output of `dynamiccl-prepare --facts`; raises PluginError without one."""
+    """What `dynamiccl-prepare --facts` says, for jobs with this NCCL; raises PluginError."""
     probe = find_probe(plugin)
-    options = [] if nccl is None else ["--nccl", nccl]
-    operands = [] if artifact is None else [str(artifact)]
-    ran = machine.run(str(probe), "--facts", *options, *operands)
+    ran = machine.run(str(probe), "--facts", *([] if artifact is None else [str(artifact)]))
     line = next((text for text in ran.output.splitlines() if text.startswith("{")), "")
     try:
-        return dict(json.loads(line))
+        said: dict[str, Any] = json.loads(line)
     except ValueError:
         raise PluginError(f"{probe} printed no facts: {ran.first_line}") from None
+    version = str(nccl.code if nccl else 0)
+    said["fingerprint"] = f"{said['machine']};nccl={version}"
+    said["system"] = dict(pair.split("=") for pair in said["systems"].split()).get(version)
+    return said
 
 
 def find_probe(plugin: Path) -> Path:

@@ -178,9 +178,6 @@ class _Reader:
         )
         return call, number
 
-    def rest(self) -> bytes:
-        return self.take(len(self._data) - self._offset)
-
     def finish(self) -> None:
         if self._offset != len(self._data):
             raise MessageError(f"{len(self._data) - self._offset} bytes too many")

@@ -57,9 +57,13 @@ class Leader:
     def ask(self, history: History = NOTHING, config: BrainConfig | None = None) -> Answer:
         number = next(self._numbers)
         self.connection.sendall(encode_question(Question(number, config or self._config, history)))
-        answer = decode_answer(self._read(LENGTH.unpack(self._read(4))[0]))
+        answer = self.told()
         assert answer.number == number
         return answer
+
+    def told(self) -> Answer:
+        """The next answer."""
+        return decode_answer(self._read(LENGTH.unpack(self._read(4))[0]))
 
     def table(self, tasks: Sequence[KeyCalls]) -> DecisionTable:
         """The table in its answer; anything else fails the test."""
@@ -115,7 +119,7 @@ def decode_answer(data: bytes) -> Answer:
     """Read an answer without its length; raises MessageError."""
     reader = _Reader(data)
     number = reader.header(TABLE, KEEP, ERROR)
-    kind, body = reader.kind, reader.rest()
+    kind, body = reader.kind, data[_HEADER.size :]
     if kind == ERROR:
         return Answer(number, error=body.decode(errors="replace"))
     if (kind == KEEP) != (not body):

@@ -4,6 +4,7 @@ import contextlib
 import re
 import struct
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,35 +124,40 @@ def test_damaged_question_is_refused_or_another_question(
         decode_question(body(encode_question(question))[:cut])
 
 
-@pytest.mark.parametrize(
-    ("offset", "layout", "value", "why"),
-    [
-        (8, "<I", 2, "not a message of version 1"),
-        (12, "<I", 2, "kind 2"),
-        (32, "<I", 5000, "5000 bytes where 4096"),
-        (45, "<I", 1 << 20, "bytes where 10012"),
-        (49, "<I", 5000, "5000 tasks"),
-        (53, "<i", 5, "is in no table"),
-        (53, "<i", 99, "99 is not a valid Collective"),
-        (57, "<i", 249, "in no table"),
-        (61, "<i", 9, "9 calls"),
-        (65, "<Q", 0, "0 bytes in"),
-        (65, "<Q", 1 << 62, "bytes in"),
-        (73, "<d", 0.0, "in 0.0 us"),
-        (73, "<d", float("nan"), "in nan us"),
-        (81, "<d", float("inf"), "bytes in"),
-        (97, "<b", 7, "7 is not a valid Algorithm"),
-        (98, "<b", -2, "-2 is not a valid Protocol"),
-        (99, "<b", 65, "65 channels"),
-    ],
-)
-def test_every_number_of_a_question_is_checked(
-    offset: int, layout: str, value: float, why: str
-) -> None:
+#: Offset in the bytes of QUESTION, layout, a number that no leader sends there, why not.
+SPOILED: list[Any] = [
+    (8, "<I", 2, "not a message of version 1"),
+    (12, "<I", 2, "kind 2"),
+    (32, "<I", 5000, "5000 bytes where 4096"),
+    (45, "<I", 1 << 20, "bytes where 10012"),
+    (49, "<I", 5000, "5000 tasks"),
+    (53, "<i", 5, "is in no table"),
+    (53, "<i", 99, "99 is not a valid Collective"),
+    (53, "<i", -1, "-1 is not a valid Collective"),
+    (57, "<i", 249, "in no table"),
+    (57, "<i", -1, "in no table"),
+    (61, "<i", 9, "9 calls"),
+    (65, "<Q", 0, "0 bytes in"),
+    (65, "<Q", 1 << 62, "bytes in"),
+    (73, "<d", 0.0, "in 0.0 us"),
+    (73, "<d", float("nan"), "in nan us"),
+    (81, "<d", float("inf"), "bytes in"),
+    (97, "<b", 7, "7 is not a valid Algorithm"),
+    (98, "<b", -2, "-2 is not a valid Protocol"),
+    (99, "<b", 65, "65 channels"),
+]
+
+
+def spoiled(offset: int, layout: str, value: float) -> bytes:
     message = bytearray(body(encode_question(QUESTION)))
     struct.pack_into(layout, message, offset, value)
-    with pytest.raises(MessageError, match=re.escape(why)):
-        decode_question(bytes(message))
+    return bytes(message)
+
+
+def test_every_number_of_a_question_is_checked() -> None:
+    for *place, why in SPOILED:
+        with pytest.raises(MessageError, match=re.escape(why)):
+            decode_question(spoiled(*place))
 
 
 def test_trailing_bytes_and_foreign_answers_are_refused() -> None:

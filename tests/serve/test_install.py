@@ -66,7 +66,9 @@ def test_what_is_written_is_there_and_nobody_else_may_change_it(home: Path) -> N
 def test_installed_artifact_is_whole(home: Path, shell: Shell) -> None:
     assert shell("dynamiccl-deploy", "verify", home / "artifact").code == 0
     probe = [str(home / "bin/dynamiccl-prepare"), "--facts", str(home / "artifact")]
-    assert b'"system"' in subprocess.run(probe, capture_output=True, check=True).stdout
+    assert (
+        b'"artifact_problem": ""' in subprocess.run(probe, capture_output=True, check=True).stdout
+    )
 
 
 def test_again_keeps_the_key_and_the_kill_file_and_says_so(

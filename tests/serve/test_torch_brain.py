@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +11,23 @@ import pytest
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain.protocol import Answer, _sized
 from dynamiccl.serve.brain_check import random_windows
 from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.build import BRAIN_NAME, find_torch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS
-from tests.serve.leader import Leader, torch_brain
+from tests.serve.leader import Leader, encode_question, torch_brain
+from tests.serve.test_brain_protocol import QUESTION, SPOILED, body, spoiled
 
 
 def random_history(seed: int) -> list[KeyCalls]:
     random = np.random.default_rng(seed)
     keys = [(c, b) for c in TUNED for b in range(FIRST_BIN - 3, FIRST_BIN + NUM_BINS + 3)]
     windows = random_windows(random, len(keys))
-    return [KeyCalls(c, b, tuple(w)) for (c, b), w in zip(keys, windows, strict=True)]
+    # A leader always tells how many calls there were.
+    return [KeyCalls(*k, tuple(w), len(w) or None) for k, w in zip(keys, windows, strict=True)]
 
 
 @pytest.fixture
@@ -80,27 +83,42 @@ def test_communicators_do_not_mix_and_one_that_ends_hurts_no_other(
         assert leader.table([]) == table
 
 
-def test_artifact_without_a_brain_and_unknown_shape_are_refused(brain: bytes, copied: Path) -> None:
-    unknown = replace(config_of(copied), num_nodes=2, num_ranks=16)
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (Path.unlink, "No such file or directory"),
+        (lambda module: module.symlink_to(module.rename(f"{module}.x")), "it is a symbolic link"),
+        (lambda module: module.chmod(0o664), "others may write to it"),
+        *(
+            (lambda module, k=k: module.write_bytes(module.read_bytes()[:k]), "")
+            for k in (0, 10, 5000)
+        ),
+    ],
+)
+def test_brain_that_cannot_be_used_is_refused_in_one_line(
+    spoil: Callable[[Path], object], said: str, brain: bytes, copied: Path
+) -> None:
+    spoil(copied / "brain.pt")
+    why = why_not(brain, config_of(copied))
+    assert said in why
+    assert "\n" not in why
+
+
+def test_unknown_shape_is_refused(brain: bytes, small_artifact: Artifact) -> None:
+    unknown = replace(config_of(small_artifact.directory), num_nodes=2, num_ranks=16)
     assert why_not(brain, unknown) == "brain.pt knows no 16 ranks on 2 nodes of box"
-    module = copied / "brain.pt"
-    module.rename(copied / "elsewhere.pt")
-    assert "No such file or directory" in why_not(brain, config_of(copied))
-    module.symlink_to(copied / "elsewhere.pt")
-    assert "it is a symbolic link" in why_not(brain, config_of(copied))
 
 
-def test_brain_that_others_can_change_is_refused(brain: bytes, copied: Path) -> None:
-    for mode in (0o664, 0o646):
-        (copied / "brain.pt").chmod(mode)
-        assert "others may write to it" in why_not(brain, config_of(copied))
-
-
-@pytest.mark.parametrize("keep", [0, 10, 5000])
-def test_damaged_brain_is_refused_in_one_line(brain: bytes, copied: Path, keep: int) -> None:
-    data = (copied / "brain.pt").read_bytes()
-    (copied / "brain.pt").write_bytes(data[:keep])
-    assert "\n" not in why_not(brain, config_of(copied))
+def test_question_that_no_leader_asks_is_refused(brain: bytes) -> None:
+    whole = body(encode_question(QUESTION))
+    others = [spoiled(*place) for *place, _ in SPOILED[1:]]
+    for question in (*others, whole[:24], whole[:-1], whole + b"x"):
+        with Leader(brain, CONFIG) as leader:
+            leader.connection.sendall(_sized(question))
+            assert leader.told() == Answer(QUESTION.number, error="its question is impossible")
+    with Leader(brain, CONFIG) as leader:
+        leader.connection.sendall(_sized(spoiled(8, "<I", 2)))
+        assert leader.is_hung_up_on()  # another version
 
 
 def test_needs_torch_from_where_it_was_built_and_a_leader(torch_build_dir: Path) -> None:

@@ -1,107 +1,148 @@
-// Never blocks without a deadline, and never raises SIGPIPE.
+// The leader's sockets have time limits, so no call waits for ever.
 #include "brain/connection.h"
 
 #include <errno.h>
-#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
-
-#include "platform/clock.h"
 
 namespace dynamiccl {
 namespace {
 
-constexpr std::uint64_t kRetryNs = 10'000'000;
+/// Of any message; the longest question that exists is shorter.
+constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
+constexpr const char* kNoMessage = "it sends something that is no message";
 
-/// Null when the process at the other end belongs to this user, else why not.
-const char* why_not_peer(int descriptor) {
-  ucred peer = {};
-  socklen_t size = sizeof peer;
-  if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || size != sizeof peer) {
-    return "its user is not known";
+const char* what_failed(ssize_t moved, std::size_t size) {
+  if (moved == static_cast<ssize_t>(size)) return nullptr;
+  if (moved == 0) return "it closed the connection";
+  if (moved > 0) return "it stopped within a message";
+  return errno == EAGAIN ? "it does not answer in time" : "the connection broke";
+}
+
+const char* receive_all(int socket, void* bytes, std::size_t size) {
+  ssize_t got;
+  do {
+    got = recv(socket, bytes, size, MSG_WAITALL);
+  } while (got < 0 && errno == EINTR);
+  return what_failed(got, size);
+}
+
+template <typename Text>
+void put_text(std::string* body, const Text& text) {
+  put(body, static_cast<std::uint32_t>(text.size()));
+  body->append(text.begin(), text.end());
+}
+
+std::string body_of(const BrainAsk& ask) {
+  std::string body;
+  put(&body, ask.num_nodes);
+  put(&body, ask.num_ranks);
+  put_text(&body, ask.artifact);
+  put_text(&body, ask.system);
+  put_text(&body, ask.table);
+  put(&body, static_cast<std::uint32_t>(ask.tasks.size()));
+  for (const TimedTask& task : ask.tasks) {
+    put(&body, task.collective);
+    put(&body, task.bin);
+    put(&body, static_cast<std::uint32_t>(task.calls.size()));
+    auto number = task.num_timed - static_cast<std::int64_t>(task.calls.size());
+    for (TimedCall call : task.calls) {
+      call.number = static_cast<std::uint8_t>(++number);
+      put(&body, call);
+    }
   }
-  return peer.uid == geteuid() ? nullptr : "it runs as another user";
+  return body;
 }
 
 }  // namespace
 
-BrainConnection::BrainConnection(const std::string& path, const BrainLimits& limits)
-    : path_(path), limits_(limits), size_(sizeof address_) {
+const char* send_message(int socket, MessageKind kind, std::uint64_t number,
+                         const std::string& body) {
+  MessageHeader header;
+  header.kind = kind;
+  header.number = number;
+  std::string bytes;
+  put(&bytes, static_cast<std::uint32_t>(sizeof header + body.size()));
+  put(&bytes, header);
+  bytes += body;
+  return what_failed(send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL), bytes.size());
+}
+
+const char* receive_message(int socket, MessageHeader* header, std::string* body) {
+  std::uint32_t size = 0;
+  if (const char* problem = receive_all(socket, &size, sizeof size)) return problem;
+  if (size < sizeof *header || size > kMaxBytes) return kNoMessage;
+  body->resize(size);
+  if (const char* problem = receive_all(socket, body->data(), size)) return problem;
+  std::memcpy(header, body->data(), sizeof *header);
+  body->erase(0, sizeof *header);
+  const MessageHeader ours;
+  if (std::memcmp(header->magic, ours.magic, sizeof ours.magic) != 0) return kNoMessage;
+  return header->version == ours.version ? nullptr : "it speaks another version";
+}
+
+const char* why_not_peer(int socket) {
+  ucred peer = {0, static_cast<uid_t>(-1), 0};  // nobody's, where the kernel does not tell
+  socklen_t size = sizeof peer;
+  getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+  return peer.uid == geteuid() ? nullptr : "it runs as another user";
+}
+
+BrainConnection::BrainConnection(const std::string& path, std::uint64_t limit_ms)
+    : path_(path), limit_ms_(limit_ms) {
   address_.sun_family = AF_UNIX;
   std::strncpy(address_.sun_path, path.c_str(), sizeof address_.sun_path - 1);
 }
 
-BrainConnection::BrainConnection(const sockaddr_un& address, socklen_t size,
-                                 const BrainLimits& limits)
-    : limits_(limits), address_(address), size_(size) {}
-
-void BrainConnection::disconnect() {
-  if (descriptor_ >= 0) close(descriptor_);
-  descriptor_ = -1;
-}
-
 const char* BrainConnection::connect_now() {
   if (path_.size() >= sizeof address_.sun_path) return "its path is too long";
-  descriptor_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (descriptor_ < 0) return "this process can have no more sockets";
-  const std::uint64_t until_ms = monotonic_ms() + limits_.connect_ms;
-  while (connect(descriptor_, reinterpret_cast<const sockaddr*>(&address_), size_) != 0) {
-    // A full queue of connections gives EAGAIN, for which poll() cannot wait.
-    if (errno != EAGAIN && errno != EINTR) return "nobody listens there";
-    if (monotonic_ms() >= until_ms) return "it does not take the connection in time";
-    sleep_ns(kRetryNs);
+  socket_.reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int descriptor = socket_.descriptor();
+  if (descriptor < 0) return "this process can have no more sockets";
+  const timeval limit = {static_cast<time_t>(limit_ms_ / 1'000),
+                         static_cast<suseconds_t>(limit_ms_ % 1'000 * 1'000)};
+  setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  if (connect(descriptor, reinterpret_cast<const sockaddr*>(&address_), size_) != 0) {
+    // As its queue of connections is full (man 7 unix).
+    return errno == EAGAIN ? "it does not take the connection in time" : "nobody listens there";
   }
-  return why_not_peer(descriptor_);
-}
-
-/// Sends (POLLOUT) or receives (POLLIN) all of them; null, or what failed.
-const char* BrainConnection::move_all(char* bytes, std::size_t size, short events,
-                                      std::uint64_t until_ms) {
-  for (std::size_t done = 0; done < size;) {
-    const std::uint64_t now_ms = monotonic_ms();
-    pollfd waited = {descriptor_, events, 0};
-    const int left_ms = static_cast<int>(until_ms - std::min(now_ms, until_ms));
-    const int ready = poll(&waited, 1, left_ms);
-    if (ready == 0) return "it does not answer in time";
-    if (ready < 0 && errno != EINTR) return "the connection broke";
-    if (ready < 0) continue;
-    const ssize_t moved = events == POLLOUT
-                              ? send(descriptor_, bytes + done, size - done, MSG_NOSIGNAL)
-                              : recv(descriptor_, bytes + done, size - done, 0);
-    if (moved == 0) return "it closed the connection";
-    if (moved < 0 && errno != EINTR && errno != EAGAIN) return "the connection broke";
-    if (moved > 0) done += static_cast<std::size_t>(moved);
-  }
-  return nullptr;
+  return why_not_peer(descriptor);
 }
 
 const char* BrainConnection::exchange(const BrainAsk& ask, BrainAnswer* answer) {
-  if (descriptor_ < 0) {
-    if (const char* problem = connect_now()) return problem;
+  const char* problem = socket_.is_open() ? nullptr : connect_now();
+  const int descriptor = socket_.descriptor();
+  MessageHeader header;
+  std::string body = body_of(ask);
+  if (problem == nullptr) problem = send_message(descriptor, MessageKind::kAsk, ++number_, body);
+  if (problem == nullptr) problem = receive_message(descriptor, &header, &body);
+  if (problem != nullptr) return problem;
+  if (header.number != number_) return "it answers another question";
+  if (header.kind == MessageKind::kError) {
+    answer->problem = body.empty() ? "it gives no reason" : body;
+    for (char& c : answer->problem) {
+      if (c < 0x20 || c > 0x7e) c = '?';  // it becomes a line of a log
+    }
+    return nullptr;
   }
-  const std::uint64_t until_ms = monotonic_ms() + limits_.answer_ms;
-  std::string asked = encode_ask(++number_, ask);
-  if (const char* problem = move_all(asked.data(), asked.size(), POLLOUT, until_ms)) return problem;
-  std::uint8_t length[kBrainLengthBytes];
-  auto* at = reinterpret_cast<char*>(length);
-  if (const char* problem = move_all(at, sizeof length, POLLIN, until_ms)) return problem;
-  const std::uint64_t size = read_unsigned(length, sizeof length);
-  if (size > kMaxBrainBytes) return "it sends something that is no message";
-  std::string told(size, '\0');
-  if (const char* problem = move_all(told.data(), size, POLLIN, until_ms)) return problem;
-  return decode_answer(told, number_, answer);
+  answer->table.assign(body.begin(), body.end());
+  const bool fits = header.kind == MessageKind::kKeep
+                        ? body.empty()
+                        : header.kind == MessageKind::kTable && !body.empty();
+  return fits && body.size() <= kMaxFileBytes ? nullptr : kNoMessage;
 }
 
 BrainAnswer BrainConnection::ask(const BrainAsk& ask) {
   BrainAnswer answer;
-  const std::string where = path_.empty() ? "" : " at " + path_;
   if (const char* problem = exchange(ask, &answer)) {
-    disconnect();  // bytes left in it would be taken for the next answer
-    return {"brain" + where + ": " + problem, {}};
+    socket_.reset(-1);  // bytes left in it would be taken for the next answer
+    answer = {problem, {}};
   }
-  if (!answer.problem.empty()) answer.problem = "brain" + where + ": " + answer.problem;
+  if (answer.problem.empty()) return answer;
+  answer.problem = "brain" + (path_.empty() ? "" : " at " + path_) + ": " + answer.problem;
   return answer;
 }
 

@@ -10,25 +10,28 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "brain/message.h"
+#include "file.h"
 
 namespace dynamiccl {
 
-/// Time limits of each step. The first question may have to wait for torch to be loaded.
-struct BrainLimits {
-  std::uint64_t connect_ms = 1'000;
-  std::uint64_t answer_ms = 30'000;  // to take the question and to answer it
+struct BrainAnswer {
+  std::string problem;              // why there is no decision
+  std::vector<std::uint8_t> table;  // none: keep the one in force
 };
 
 class BrainConnection {
  public:
+  /// How long connecting, a question and its answer may take each. The first question may have to
+  /// wait for torch to be loaded.
+  static constexpr std::uint64_t kLimitMs = 30'000;
+
   /// `path`: of a socket in the file system; else `address` is used.
-  explicit BrainConnection(const std::string& path, const BrainLimits& limits = {});
-  BrainConnection(const sockaddr_un& address, socklen_t size, const BrainLimits& limits = {});
-  ~BrainConnection() { disconnect(); }
-  BrainConnection(const BrainConnection&) = delete;
-  BrainConnection& operator=(const BrainConnection&) = delete;
+  explicit BrainConnection(const std::string& path, std::uint64_t limit_ms = kLimitMs);
+  BrainConnection(const sockaddr_un& address, socklen_t size)
+      : limit_ms_(kLimitMs), address_(address), size_(size) {}
 
   /// Connects with the first question, so a brain may start after the job.
   BrainAnswer ask(const BrainAsk& ask);
@@ -36,14 +39,12 @@ class BrainConnection {
  private:
   const char* connect_now();
   const char* exchange(const BrainAsk& ask, BrainAnswer* answer);
-  const char* move_all(char* bytes, std::size_t size, short events, std::uint64_t until_ms);
-  void disconnect();
 
   const std::string path_;  // empty: none
-  const BrainLimits limits_;
+  const std::uint64_t limit_ms_;
   sockaddr_un address_ = {};
-  socklen_t size_ = 0;
-  int descriptor_ = -1;
+  socklen_t size_ = sizeof address_;
+  File socket_;
   std::uint64_t number_ = 0;
 };
 
