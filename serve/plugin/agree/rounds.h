@@ -19,7 +19,6 @@
 #include <map>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "agree/vote.h"
 
@@ -51,7 +50,6 @@ class Outlet {
   virtual const char* propose(const Vote& first, Reply* question) = 0;
   /// A random number, never 0.
   virtual std::uint64_t draw() = 0;
-  /// A decision, for whoever reads the arbiter's output.
   virtual void decided(const RoundKey& round, std::uint32_t num_ranks, const Reply& reply) = 0;
 };
 
@@ -61,7 +59,6 @@ class Rounds {
 
   /// What an earlier worker logged. Before anything else.
   void restore(const Logged& table);
-
   void hear(Connection from, const Vote& vote, std::uint64_t now_ms, Outlet* outlet);
   /// A connection has ended.
   void gone(Connection connection, Outlet* outlet);
@@ -73,10 +70,11 @@ class Rounds {
 
   enum class State : std::uint8_t { kOpen, kAsking, kTable, kAbstain };
   struct Round {
+    bool is_decided() const { return state == State::kTable || state == State::kAbstain; }
+
     State state = State::kOpen;
     Vote first;
-    std::uint64_t ends_ms = 0;
-    std::uint64_t question = 0;
+    std::uint64_t ends_ms = 0, question = 0;
     std::uint32_t num_confirmed = 0;
     // Until it is decided: whether each voter has confirmed, by nonce, and the connections of all
     // of them. Of several of one voter nobody can tell which one it hears.
@@ -94,17 +92,14 @@ class Rounds {
   void bind(Connection connection, const Key& key, Round* round, std::uint64_t nonce);
   void vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outlet* outlet);
   void confirm(Connection from, const Vote& vote, Outlet* outlet);
-  void decide(const Key& key, Round* round, State state, const std::string& reason, Outlet* outlet);
+  void decide(const Key& key, State state, const std::string& reason, Outlet* outlet);
   void forget_before(const Key& key);
-  Reply reply_to(const Round& round) const;
 
   std::uint64_t job_;
   Limits limits_;
   std::map<Key, Round> rounds_;
-  /// Those that are not decided: few, where a long job has left thousands that are.
-  std::set<Key> open_;
-  /// The round that a connection belongs to, while it is open.
-  std::map<Connection, Key> bound_;
+  std::set<Key> open_;  // not decided: few, where a long job has left thousands that are
+  std::map<Connection, Key> bound_;  // the round that a connection belongs to, while it is open
 };
 
 }  // namespace dynamiccl
