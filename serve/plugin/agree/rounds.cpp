@@ -10,20 +10,13 @@ namespace {
 /// What must be equal at a stop: the calls before it, and which one it is.
 constexpr const char* kFieldNamesAtStop[] = {"calls, simulations or captures", "number of calls"};
 
-/// What a round may take, from its first vote on.
-std::uint64_t limit_ms(const Limits& limits, const Vote& first) {
-  return first.round.number == 0 ? vote_limit_ms(limits, first.num_ranks)
-                                 : limits.stop_ms + first.num_ranks;
-}
-
 std::string name_of(const Vote& vote) {
   return vote.rank >= 0 ? "rank " + std::to_string(vote.rank) : std::string("a rank");
 }
 
-Reply make_reply(ReplyKind kind, const std::string& reason, std::uint64_t question = 0) {
+Reply make_reply(ReplyKind kind, const std::string& reason) {
   Reply reply;
   reply.kind = kind;
-  reply.question = question;
   std::snprintf(reply.reason, sizeof reply.reason, "%s", reason.c_str());
   return reply;
 }
@@ -79,7 +72,8 @@ void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outle
   }
   if (round.voters.empty()) {
     round.first = vote;
-    round.ends_ms = now_ms + limit_ms(limits_, vote);
+    round.ends_ms = now_ms + (key.number == 0 ? vote_limit_ms(limits_, vote.num_ranks)
+                                              : limits_.stop_ms + vote.num_ranks);
     open_.insert(key);
   }
   bind(from, key, &round, vote.nonce);
@@ -92,7 +86,8 @@ void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outle
   forget_before(key);
   round.state = State::kAsking;
   round.question = outlet->draw();
-  Reply reply = make_reply(ReplyKind::kStillThere, "", round.question);
+  Reply reply = make_reply(ReplyKind::kStillThere, "");
+  reply.question = round.question;
   const char* why_not = outlet->propose(round.first, &reply);
   if (why_not != nullptr) return decide(key, State::kAbstain, why_not, outlet);
   for (const auto& [connection, nonce] : round.connections) outlet->send(connection, reply);
@@ -105,18 +100,17 @@ void Rounds::confirm(Connection from, const Vote& vote, Outlet* outlet) {
   if (round.is_decided()) {
     // Another question is of another communicator of this id, or of a round that a killed worker
     // had begun.
-    const bool has_table = round.state == State::kTable && round.question == vote.question;
-    const char* why = round.state == State::kTable ? "another round of this id has the table"
-                                                   : round.reason.c_str();
-    outlet->send(from, has_table ? make_reply(ReplyKind::kTable, "", round.question)
-                                 : make_reply(ReplyKind::kAbstain, why));
+    const bool has_table = round.state == State::kTable;
+    const std::string why = has_table ? "another round of this id has the table" : round.reason;
+    const bool is_its = has_table && round.question == vote.question;
+    outlet->send(from,
+                 is_its ? make_reply(ReplyKind::kTable, "") : make_reply(ReplyKind::kAbstain, why));
     return;
   }
   const bool is_known = round.state == State::kAsking && round.question == vote.question &&
                         round.voters.count(vote.nonce) != 0;
   bind(from, key, &round, vote.nonce);
   if (!is_known) {
-    if (round.first.num_ranks == 0) round.first = vote;
     return decide(key, State::kAbstain, "the arbiter's worker was lost before it decided", outlet);
   }
   bool& has_confirmed = round.voters[vote.nonce];
@@ -139,14 +133,13 @@ void Rounds::gone(Connection connection, Outlet* outlet) {
   const Key key = bound->second;
   bound_.erase(bound);
   const auto found = rounds_.find(key);
-  if (found == rounds_.end()) return;  // all ranks have voted in a later one
+  // Its round may have been forgotten, and begun anew.
+  if (found == rounds_.end() || found->second.connections.count(connection) == 0) return;
   Round& round = found->second;
-  const auto voter = round.connections.find(connection);
-  if (voter == round.connections.end()) return;
-  const std::uint64_t nonce = voter->second;
-  round.connections.erase(voter);
+  const bool has_confirmed = round.voters[round.connections[connection]];
+  round.connections.erase(connection);
   // One that has confirmed asks again; any other abstains by itself.
-  if (!round.voters[nonce]) decide(key, State::kAbstain, "a rank left", outlet);
+  if (!has_confirmed) decide(key, State::kAbstain, "a rank left", outlet);
 }
 
 std::uint64_t Rounds::look_at_clock(std::uint64_t now_ms, Outlet* outlet) {
@@ -174,8 +167,7 @@ void Rounds::decide(const Key& key, State state, const std::string& reason, Outl
   round.state = state;
   round.reason = reason;
   const bool has_table = state == State::kTable;
-  const Reply reply =
-      make_reply(has_table ? ReplyKind::kTable : ReplyKind::kAbstain, reason, round.question);
+  const Reply reply = make_reply(has_table ? ReplyKind::kTable : ReplyKind::kAbstain, reason);
   outlet->decided({job_, key.comm, key.number}, round.first.num_ranks, reply);
   for (const auto& [connection, nonce] : round.connections) {
     outlet->send(connection, reply);

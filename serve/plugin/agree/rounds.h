@@ -27,8 +27,7 @@ namespace dynamiccl {
 /// A connection, by a number that is not used again.
 using Connection = std::uint64_t;
 
-/// A decided table, as it lies in the log: each communicator's latest. Of those before all ranks
-/// know, since all of them have voted in this one.
+/// A decided table, as it lies in the log: each communicator's latest.
 struct Logged {
   RoundKey round;
   std::uint64_t question = 0;
@@ -41,12 +40,10 @@ static_assert(sizeof(Logged) == 64, "none crosses a page: a write of one is whol
 class Outlet {
  public:
   virtual ~Outlet() = default;
-  /// Whether it is in the log, in the place of the communicator's latest: what is not may not be
-  /// sent.
+  /// Whether it is in the log, in place of the communicator's latest: else it may not be sent.
   virtual bool log(const Logged& table) = 0;
   virtual void send(Connection to, const Reply& reply) = 0;
-  /// What to ask all ranks of this round: change, next stop and span; its body goes with it. Null,
-  /// or why nothing is.
+  /// What to ask all ranks: change, next stop, span, body. Null, or why nothing is.
   virtual const char* propose(const Vote& first, Reply* question) = 0;
   /// A random number, never 0.
   virtual std::uint64_t draw() = 0;

@@ -3,14 +3,13 @@
 //   dynamiccl-arbiter PORT [PID...]
 //
 // dynamiccl-run starts it on the host of the first rank. It prints its port on one line (PORT may
-// be 0) and goes into the background: a session of its own, with descriptors 0, 1, 2 and all that
-// it was given closed, so that nobody waits for it who reads a launcher's output to its end or
-// waits for all its children. It ends when all these processes have ended, the launcher and the
-// first rank; with none named, when the one that started it has. From the environment, as
-// dynamiccl-run sets it:
+// be 0) and goes into the background: a session of its own, with nothing left open of what it was
+// given, so that nobody waits for it who reads a launcher's output to its end or waits for all its
+// children. It ends when all these processes have ended, the launcher and the first rank; with none
+// named, when the one that started it has. From the environment, as dynamiccl-run sets it:
 //
-//   DYNAMICCL_JOB        whose arbiter this is: 16 hexadecimal digits
-//   DYNAMICCL_KEY        of its messages: 32 hexadecimal digits
+//   DYNAMICCL_JOB  whose arbiter this is: 16 hexadecimal digits
+//   DYNAMICCL_KEY  of its messages: 32 hexadecimal digits
 // and those of the leader (leader.h).
 //
 // The *keeper* holds the listening socket and the log (a memfd: no disk that could be full, nothing
@@ -33,18 +32,12 @@
 #include "agree/seal.h"
 #include "arbiter/leader.h"
 
-// The same on all processors; headers of older systems lack them.
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
-#ifndef SYS_close_range
-#define SYS_close_range 436
-#endif
-
 namespace dynamiccl {
 namespace {
 
 constexpr int kUsage = 2, kMachine = 4;
+/// The same on all processors; headers of older systems lack them.
+constexpr long kPidfdOpen = 434, kCloseRange = 436;
 /// How often it looks whether its processes live.
 constexpr std::uint64_t kLookMs = 200;
 
@@ -56,50 +49,45 @@ bool is_sound(const Key& key, const Vote& vote) noexcept {
          vote.mac == mac_of(key, vote);
 }
 
-/// Processes of others, each by a descriptor: a number may be somebody else's one day.
-class Processes {
- public:
-  void add(pid_t pid) {
-    // glibc 2.36 has a function for it. A descriptor may be opened of a process of another user, as
-    // Slurm's root, which /proc may hide. None: Linux before 5.3, or a filter.
-    const auto descriptor = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-    if (descriptor >= 0 || errno != ESRCH) found_.emplace_back(descriptor, pid);
+/// What a keeper gives to all its workers.
+struct Given {
+  /// By a descriptor too: a number may be somebody else's one day. One may be opened of a process
+  /// of another user, as Slurm's root, which /proc may hide. None: Linux before 5.3, or a filter.
+  void ends_with(pid_t pid) {
+    const auto descriptor = static_cast<int>(syscall(kPidfdOpen, pid, 0));
+    if (descriptor >= 0 || errno != ESRCH) processes.emplace_back(descriptor, pid);
   }
 
-  /// Whether any of them lives.
-  bool live() const {
-    return std::any_of(found_.begin(), found_.end(), [](const auto& one) {
-      if (one.first < 0) return kill(one.second, 0) == 0 || errno == EPERM;
+  bool has_ended() const {
+    return std::none_of(processes.begin(), processes.end(), [](const auto& one) {
       pollfd ended = {one.first, POLLIN, 0};
+      if (one.first < 0) return kill(one.second, 0) == 0 || errno == EPERM;
       return poll(&ended, 1, 0) == 0;
     });
   }
 
- private:
-  std::vector<std::pair<int, pid_t>> found_;
+  std::uint64_t job = 0;
+  Key key;
+  std::vector<std::pair<int, pid_t>> processes;  // of others
+  int listener = -1, log = -1;
+  std::uint64_t instance = draw() >> 32 | 1;  // the upper half of all their questions
 };
 
 class Worker final : private Outlet {
  public:
-  Worker(std::uint64_t job, const Key& key, std::uint64_t instance, int listener, int log)
-      : job_(job),
-        key_(key),
-        instance_(instance),
-        listener_(listener),
-        log_(log),
-        rounds_(job, limits_of_job()),
-        leader_(job) {
+  explicit Worker(const Given& given)
+      : given_(given), rounds_(given.job, limits_of_job()), leader_(given.job) {
     Logged table;
-    while (pread(log, &table, sizeof table, log_size_) == static_cast<ssize_t>(sizeof table)) {
+    while (pread(given.log, &table, sizeof table, log_size_) == kLoggedBytes) {
       rounds_.restore(table);
       places_[table.round.comm] = log_size_;
-      log_size_ += static_cast<off_t>(sizeof table);
+      log_size_ += kLoggedBytes;
     }
-    watch(listener, kListener);
+    watch(given.listener, kListener);
   }
 
-  /// Answers until all these have ended.
-  void run(const Processes& processes) {
+  /// Answers until the job has ended.
+  void run() {
     std::vector<epoll_event> events(1'024);
     for (std::uint64_t look_ms = 0;;) {
       const std::uint64_t now_ms = monotonic_ms();
@@ -107,7 +95,7 @@ class Worker final : private Outlet {
       if (now_ms >= look_ms) {
         // Ranks that outlive these processes, and have confirmed, must not be left unanswered.
         const bool is_any_open = next_ms != ~std::uint64_t{0};
-        if (!is_any_open && !processes.live()) return;
+        if (!is_any_open && given_.has_ended()) return;
         look_ms = now_ms + kLookMs;
       }
       const auto wait_ms = static_cast<int>(std::min(next_ms - now_ms, kLookMs));
@@ -131,8 +119,8 @@ class Worker final : private Outlet {
   bool log(const Logged& table) override {
     if (table.round.number == 0 && leader_.may_see_kill_file()) return false;  // it has come since
     const off_t at = places_.emplace(table.round.comm, log_size_).first->second;
-    if (at == log_size_) log_size_ += static_cast<off_t>(sizeof table);
-    return pwrite(log_, &table, sizeof table, at) == static_cast<ssize_t>(sizeof table);
+    if (at == log_size_) log_size_ += kLoggedBytes;
+    return pwrite(given_.log, &table, sizeof table, at) == kLoggedBytes;
   }
 
   void send(Connection to, const Reply& reply) override {
@@ -140,7 +128,7 @@ class Worker final : private Outlet {
     if (found == peers_.end()) return;
     const auto& [descriptor, vote, heard, size] = found->second;
     Reply sealed = reply;
-    sealed.mac = mac_of(key_, sealed, vote);
+    sealed.mac = mac_of(given_.key, sealed, vote);
     std::string bytes(reinterpret_cast<const char*>(&sealed), sizeof sealed);
     if (reply.body_bytes > 0) bytes.append(leader_.body().begin(), leader_.body().end());
     // It fits into the buffer of a new connection; one that does not take it whole has broken.
@@ -149,13 +137,15 @@ class Worker final : private Outlet {
     if (sent != static_cast<ssize_t>(bytes.size())) shutdown(descriptor, SHUT_RDWR);
   }
 
-  std::uint64_t draw() override { return instance_ << 32 | (dynamiccl::draw() & 0xffff'ffff); }
+  std::uint64_t draw() override {
+    return given_.instance << 32 | (dynamiccl::draw() & 0xffff'ffff);
+  }
 
   const char* propose(const Vote& first, Reply* question) override {
     const char* why_not = leader_.propose(first, question);
     const std::vector<std::uint8_t>& body = leader_.body();
     question->body_bytes = static_cast<std::uint32_t>(body.size());
-    if (!body.empty()) question->body_digest = siphash(key_, body.data(), body.size());
+    if (!body.empty()) question->body_digest = siphash(given_.key, body.data(), body.size());
     return why_not;
   }
 
@@ -167,7 +157,7 @@ class Worker final : private Outlet {
   /// processes were lost with their log. Others may have had the table from it, so there is no
   /// answer.
   void hear(Connection from, const Vote& vote) {
-    if (vote.question == 0 || vote.question >> 32 == instance_) {
+    if (vote.question == 0 || vote.question >> 32 == given_.instance) {
       return rounds_.hear(from, vote, monotonic_ms(), this);
     }
     Reply reply;
@@ -185,7 +175,8 @@ class Worker final : private Outlet {
   void accept_all() {
     const int one = 1;
     for (;;) {
-      const int descriptor = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      const int descriptor =
+          accept4(given_.listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (descriptor < 0 && (errno == EMFILE || errno == ENFILE)) answer_without_descriptors();
       if (descriptor < 0) return;
       setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -200,11 +191,11 @@ class Worker final : private Outlet {
   void answer_without_descriptors() {
     close(reserve_);
     Peer& peer = peers_[++last_];
-    peer.descriptor = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    peer.descriptor = accept4(given_.listener, nullptr, nullptr, SOCK_CLOEXEC);
     const timeval patience = {0, 100'000};
     setsockopt(peer.descriptor, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     const ssize_t got = recv(peer.descriptor, &peer.vote, sizeof peer.vote, MSG_WAITALL);
-    if (got == static_cast<ssize_t>(sizeof peer.vote) && is_sound(key_, peer.vote)) {
+    if (got == static_cast<ssize_t>(sizeof peer.vote) && is_sound(given_.key, peer.vote)) {
       Vote vote = peer.vote;
       std::strcpy(vote.problem, "the arbiter has no descriptor left");
       hear(last_, vote);
@@ -224,7 +215,7 @@ class Worker final : private Outlet {
     if (peer.size < peer.bytes.size()) return;
     if (peer.size == sizeof peer.vote) {
       std::memcpy(&peer.vote, peer.bytes.data(), sizeof peer.vote);
-      if (!is_sound(key_, peer.vote)) return end(connection);
+      if (!is_sound(given_.key, peer.vote)) return end(connection);
       peer.bytes.resize(sizeof peer.vote + peer.vote.body_bytes);
       if (peer.vote.body_bytes > 0) return;  // which comes next
     }
@@ -232,8 +223,8 @@ class Worker final : private Outlet {
     const Vote vote = peer.vote;
     if (vote.body_bytes > 0) {
       const std::string body = peer.bytes.substr(sizeof vote);
-      if (vote.body_digest != siphash(key_, body.data(), body.size())) return end(connection);
-      if (vote.round.job == job_) leader_.hear(vote, body);
+      if (vote.body_digest != siphash(given_.key, body.data(), body.size())) return end(connection);
+      if (vote.round.job == given_.job) leader_.hear(vote, body);
     }
     hear(connection, vote);
   }
@@ -244,16 +235,15 @@ class Worker final : private Outlet {
     rounds_.gone(connection, this);
   }
 
-  std::uint64_t job_;
-  Key key_;
-  std::uint64_t instance_;  // the upper half of all questions of this keeper's workers
-  int listener_, log_;
+  static constexpr ssize_t kLoggedBytes = sizeof(Logged);
+  static constexpr Connection kListener = 0;
+
+  const Given given_;
   off_t log_size_ = 0;
   std::unordered_map<std::uint64_t, off_t> places_;  // of communicators, in the log
   Rounds rounds_;
   Leader leader_;
   int reserve_ = open("/dev/null", O_RDONLY | O_CLOEXEC), epoll_ = epoll_create1(EPOLL_CLOEXEC);
-  static constexpr Connection kListener = 0;
   Connection last_ = kListener;
   std::unordered_map<Connection, Peer> peers_;
 };
@@ -288,25 +278,16 @@ int listen_on(int port) {
   return listener;
 }
 
-/// Starts workers until all these processes have ended.
-void keep(std::uint64_t job, const Key& key, int listener, int log, const Processes& processes) {
-  sigset_t child;
-  sigemptyset(&child);
-  sigaddset(&child, SIGCHLD);
-  sigprocmask(SIG_BLOCK, &child, nullptr);
-  const std::uint64_t instance = draw() >> 32 | 1;
-  while (processes.live()) {
+/// Starts workers until the job has ended.
+void keep(const Given& given) {
+  while (!given.has_ended()) {
     const pid_t worker = fork();
     if (worker == 0) {
-      Worker(job, key, instance, listener, log).run(processes);
+      Worker(given).run();
       _exit(0);
     }
-    // Memory may be short for a moment.
-    const timespec look = {1, 0};
-    for (int status = 0; worker > 0 && waitpid(worker, &status, WNOHANG) == 0;) {
-      sigtimedwait(&child, nullptr, &look);
-    }
-    if (worker < 0) nanosleep(&look, nullptr);
+    if (worker < 0) sleep(1);  // memory may be short for a moment
+    waitpid(worker, nullptr, 0);
   }
 }
 
@@ -324,27 +305,26 @@ bool parse(std::string_view text, Number* number, int base) {
 int main(int argc, char** argv) {
   using namespace dynamiccl;
   // Pipes of a launcher or a shell, whose readers would wait for us.
-  if (syscall(SYS_close_range, 3U, ~0U, 0U) != 0) {  // Linux before 5.9
+  if (syscall(kCloseRange, 3U, ~0U, 0U) != 0) {  // Linux before 5.9
     for (int descriptor = 3; descriptor < 1'024; ++descriptor) close(descriptor);
   }
   int port = 0;
   bool is_sound = argc > 1 && parse(argv[1], &port, 10);
-  Processes processes;
-  if (argc == 2) processes.add(getppid());
+  Given given;
+  if (argc == 2) given.ends_with(getppid());
   for (int i = 2; i < argc; ++i) {
     pid_t number = 0;
     is_sound &= parse(argv[i], &number, 10);
-    processes.add(number);
+    given.ends_with(number);
   }
   if (!is_sound) {
     std::fprintf(stderr, "usage: dynamiccl-run dynamiccl-arbiter PORT [PID...]\n");
     return kUsage;
   }
-  std::uint64_t job = 0;
-  Key key;
   const std::string digits = text_of("DYNAMICCL_KEY");
-  if (digits.size() != 32 || !parse(text_of("DYNAMICCL_JOB"), &job, 16) ||
-      !parse(digits.substr(0, 16), &key.low, 16) || !parse(digits.substr(16), &key.high, 16)) {
+  if (digits.size() != 32 || !parse(text_of("DYNAMICCL_JOB"), &given.job, 16) ||
+      !parse(digits.substr(0, 16), &given.key.low, 16) ||
+      !parse(digits.substr(16), &given.key.high, 16)) {
     std::fprintf(stderr,
                  "dynamiccl-arbiter: DYNAMICCL_JOB and DYNAMICCL_KEY are not 16 and 32 hexadecimal "
                  "digits: start it with 'dynamiccl-run dynamiccl-arbiter PORT'\n");
@@ -354,9 +334,9 @@ int main(int argc, char** argv) {
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
-  const int log = memfd_create("dynamiccl-arbiter", MFD_CLOEXEC);
-  if (log < 0) fail("no log");
-  const int listener = listen_on(port);
+  given.log = memfd_create("dynamiccl-arbiter", MFD_CLOEXEC);
+  if (given.log < 0) fail("no log");
+  given.listener = listen_on(port);
   // What a launcher sends to all processes of a step (Slurm: --signal, and SIGTERM before the grace
   // time) is for the ranks.
   for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGXCPU}) {
@@ -364,6 +344,6 @@ int main(int argc, char** argv) {
   }
   // Descriptors 0, 1, 2 are /dev/null's from here on: nothing may become a standard descriptor.
   if (daemon(0, 0) != 0) fail("cannot go into the background");
-  keep(job, key, listener, log, processes);
+  keep(given);
   return 0;
 }

@@ -14,16 +14,11 @@
 #include <unistd.h>
 
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <system_error>
-#include <utility>
-#include <vector>
 
 #include "brain/connection.h"
 #include "identity/environment.h"
@@ -38,8 +33,12 @@ class BrainThread {
     pthread_t thread;  // as long as the worker
     const auto run = [](void* brains) -> void* { static_cast<BrainThread*>(brains)->run(); };
     is_running_ = is_running_ || pthread_create(&thread, nullptr, run, this) == 0;
-    if (!is_running_ || !open_.emplace(comm_id, Open{++last_number_, nullptr}).second) return false;
-    questions_.push_back({comm_id, last_number_, std::move(question)});
+    std::shared_ptr<Brain>& brain = brains_[comm_id];
+    if (brain == nullptr) brain = std::make_shared<Brain>();
+    if (!is_running_ || brain->is_asked) return false;
+    brain->is_asked = true;
+    brain->question = std::move(question);
+    asked_.push_back(brain);
     has_question_.notify_one();
     return true;
   }
@@ -47,71 +46,59 @@ class BrainThread {
   /// The answer to it, once.
   std::unique_ptr<BrainAnswer> take(std::uint64_t comm_id) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto open = open_.find(comm_id);
-    if (open == open_.end() || open->second.answer == nullptr) return nullptr;
-    std::unique_ptr<BrainAnswer> answer = std::move(open->second.answer);
-    open_.erase(open);
-    return answer;
+    const auto found = brains_.find(comm_id);
+    if (found == brains_.end() || found->second->answer == nullptr) return nullptr;
+    found->second->is_asked = false;
+    return std::move(found->second->answer);
   }
 
-  /// The communicator is no more, or its next question is about another artifact.
+  /// The communicator is no more, or its next question is about another artifact: nobody wants the
+  /// answer to this one.
   void forget(std::uint64_t comm_id) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    open_.erase(comm_id);
-    forgotten_.push_back(comm_id);
+    brains_.erase(comm_id);
   }
 
  private:
-  struct Question {
-    std::uint64_t comm_id, number;
-    BrainAsk ask;
-  };
-  struct Open {
-    std::uint64_t number;
-    std::unique_ptr<BrainAnswer> answer;  // none: not yet
+  struct Brain {
+    bool is_asked = false;
+    BrainAsk question;  // the thread's, as the connection is, from then until there is an answer
+    std::unique_ptr<BrainAnswer> answer;
+    std::unique_ptr<BrainConnection> connection;
+    pid_t process = 0;  // to which dynamiccl-brain
   };
 
   [[noreturn]] void run() {
     for (std::unique_lock<std::mutex> lock(mutex_);;) {
-      has_question_.wait(lock, [this] { return !questions_.empty(); });
-      for (const std::uint64_t comm_id : forgotten_) brains_.erase(comm_id);
-      forgotten_.clear();
-      const Question question = std::move(questions_.front());
-      questions_.pop_front();
-      // Of one that was forgotten nobody wants the answer, and least of all the next one of that
-      // communicator, which is about another artifact.
-      if (find(question) == nullptr) continue;
+      has_question_.wait(lock, [this] { return !asked_.empty(); });
+      const std::shared_ptr<Brain> brain = std::move(asked_.front());
+      asked_.pop_front();
+      if (brain.use_count() == 1) continue;  // it was forgotten
       lock.unlock();
-      auto answer = std::make_unique<BrainAnswer>(think(question));
+      auto answer = std::make_unique<BrainAnswer>(think(brain.get()));
       lock.lock();
-      if (Open* open = find(question)) open->answer = std::move(answer);
+      brain->answer = std::move(answer);
     }
   }
 
-  Open* find(const Question& question) {
-    const auto open = open_.find(question.comm_id);
-    return open != open_.end() && open->second.number == question.number ? &open->second : nullptr;
-  }
-
-  BrainAnswer think(const Question& question) {
+  BrainAnswer think(Brain* brain) {
     const char* socket = value_of("DYNAMICCL_BRAIN_SOCKET");
     if (socket == nullptr) {
       if (const char* problem = start_brain()) return {problem, {}};
     }
-    std::unique_ptr<BrainConnection>& brain = brains_[question.comm_id];
-    if (brain == nullptr) {
-      brain = socket == nullptr ? std::make_unique<BrainConnection>(address_, size_)
-                                : std::make_unique<BrainConnection>(socket);
+    if (brain->connection == nullptr || brain->process != process_) {
+      brain->connection = socket == nullptr ? std::make_unique<BrainConnection>(address_, size_)
+                                            : std::make_unique<BrainConnection>(socket);
+      brain->process = process_;
     }
-    return brain->ask(question.ask);
+    return brain->connection->ask(brain->question);
   }
 
   /// Null where it runs, else why not. Its socket has a name that the kernel draws, in no
   /// directory.
   const char* start_brain() {
-    if (brain_ > 0 && waitpid(brain_, nullptr, WNOHANG) == 0) return nullptr;
-    brain_ = 0;
-    brains_.clear();  // of the one before
+    if (process_ > 0 && waitpid(process_, nullptr, WNOHANG) == 0) return nullptr;
+    process_ = 0;
     std::error_code error;
     const std::string program =
         std::filesystem::read_symlink("/proc/self/exe", error).replace_filename("dynamiccl-brain");
@@ -137,21 +124,18 @@ class BrainThread {
     }
     close(listener);
     if (child < 0) return "dynamiccl-brain cannot be started";
-    brain_ = child;
+    process_ = child;
     return nullptr;
   }
 
   std::mutex mutex_;  // of these
   std::condition_variable has_question_;
   bool is_running_ = false;
-  std::deque<Question> questions_;
-  std::vector<std::uint64_t> forgotten_;
-  std::map<std::uint64_t, Open> open_;  // a communicator's question
-  std::uint64_t last_number_ = 0;
+  std::map<std::uint64_t, std::shared_ptr<Brain>> brains_;  // by communicator
+  std::deque<std::shared_ptr<Brain>> asked_;
 
-  // The thread's.
-  std::map<std::uint64_t, std::unique_ptr<BrainConnection>> brains_;
-  pid_t brain_ = 0;  // of dynamiccl-brain
+  // The thread's: dynamiccl-brain.
+  pid_t process_ = 0;
   sockaddr_un address_ = {};
   socklen_t size_ = 0;
 };

@@ -10,14 +10,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "agree/told.h"
 #include "brain/message.h"
@@ -165,13 +161,13 @@ class Guard {
   void finish(const CallTime& told, std::uint64_t least_ns, std::uint64_t most_ns) {
     const Task task = {told.collective, size_bin(told.size_bytes)};
     if (task.second < 0) return;
-    TimedCall call;
-    call.size_bytes = told.size_bytes;
-    call.time_us = static_cast<double>(least_ns) / 1000.0;
-    call.skew_us = static_cast<double>(most_ns - least_ns) / 1000.0;
-    call.algorithm = static_cast<std::int8_t>(told.algorithm);
-    call.protocol = static_cast<std::int8_t>(told.protocol);
-    call.num_channels = static_cast<std::int8_t>(told.num_channels);
+    const TimedCall call = {told.size_bytes,
+                            static_cast<double>(least_ns) / 1000.0,
+                            static_cast<double>(most_ns - least_ns) / 1000.0,
+                            -1.0,
+                            static_cast<std::int8_t>(told.algorithm),
+                            static_cast<std::int8_t>(told.protocol),
+                            static_cast<std::int8_t>(told.num_channels)};
     ++num_timed_;
     History& history = tasks_[task];
     ++history.num_timed;

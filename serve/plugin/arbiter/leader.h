@@ -9,30 +9,186 @@
 //   DYNAMICCL_STOP_PERCENT      share of time that calls may wait at stops. Default 0.1.
 //   DYNAMICCL_PROBE_CALLS       calls between two probes. Default 6400; 0: none, and no guard.
 //   DYNAMICCL_ADAPT_INTERVAL_S  seconds from one decision of the brain to the next. Default 10.
-//   DYNAMICCL_SYSTEMS           what the artifact calls this machine: "23007=b300 22809=b300-old".
-// and those of leader_files.h and brain_thread.h.
+//   DYNAMICCL_ARTIFACT          directory of the artifact; read again when its plugin.index
+//   changes. DYNAMICCL_SYSTEMS           what it calls this machine: "23007=b300 22809=b300-old".
+//   DYNAMICCL_MACHINE           this machine, as its index has it. Default: any.
+//   DYNAMICCL_KILL_FILE         while it is there NCCL's own choice stands, from the next stop on.
+//   DYNAMICCL_LOOK_INTERVAL_S   about so many seconds from one look to the next. Default 1.
+//   DYNAMICCL_METRICS_DIR       where counters are written, a file a job. Default: nowhere.
+// and that of brain_thread.h.
 #pragma once
 
-#include <algorithm>
+#include <atomic>
 #include <cinttypes>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
+#include <cstdlib>
+#include <fstream>
 
-#include "agree/told.h"
 #include "agree/vote.h"
 #include "arbiter/brain_thread.h"
 #include "arbiter/guard.h"
-#include "arbiter/leader_files.h"
-#include "identity/environment.h"
 #include "platform/clock.h"
-#include "table.h"
 
 namespace dynamiccl {
+
+/// The value of an environment variable; empty where it is not set.
+inline std::string text_of(const char* variable) {
+  const char* text = value_of(variable);
+  return text != nullptr ? text : "";
+}
+
+/// A number of 0 or more.
+inline double number_of(const char* variable, double otherwise) {
+  const std::string text = text_of(variable);
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  return !text.empty() && *end == '\0' && number >= 0.0 ? number : otherwise;
+}
+
+/// What the leader has of file systems: the artifact's tables, the kill file, and metrics. One
+/// thread waits for them, so that the worker never does: while a file server stalls, ranks wait for
+/// its answers.
+class LeaderFiles {
+ public:
+  struct Table {
+    std::uint64_t edition;  // of the artifact: another one after each change
+    std::string system;     // as it calls this machine
+    std::vector<std::uint8_t> bytes;
+    std::vector<double> noise;  // of each collective, a share
+  };
+
+  explicit LeaderFiles(const std::string& metrics_name) {
+    if (!metrics_path_.empty()) metrics_path_ += "/" + metrics_name;
+    start();
+  }
+
+  const std::string& artifact() const { return artifact_; }
+  std::uint64_t look_ns() const { return look_ns_; }
+
+  /// 1: there is a kill file, 0: there is none, -1: not known, yet or for 5 seconds.
+  int kill_file() {
+    start();
+    if (kill_path_.empty()) return 0;
+    return monotonic_ms() > looked_ms_ + kKnownMs ? -1 : int{has_kill_file_};
+  }
+
+  /// Null: the artifact has no sound one, or it has not been read yet; or this machine with this
+  /// NCCL has another name, or none: a later artifact may have given it to another machine.
+  std::shared_ptr<const Table> table(const Told& of, std::uint32_t num_ranks) {
+    const char* found = find_system(systems_.c_str(), static_cast<int>(of.nccl_version));
+    const std::string system(found, std::strcspn(found, " "));
+    const std::string nccl = ";nccl=" + std::to_string(of.nccl_version) + "\n";
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (system.empty()) return nullptr;
+    if (!machine_.empty() && !find("system\t" + system + "\t" + machine_ + nccl)) return nullptr;
+    return tables_[system + "/nodes" + std::to_string(of.num_nodes) + "_ranks" +
+                   std::to_string(num_ranks) + ".dct"];
+  }
+
+  void write_metrics(const std::string& text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    metrics_ = text;
+  }
+
+ private:
+  /// Communicators that are made soon after a kill file has come keep NCCL's own choice.
+  static constexpr std::uint64_t kKillFilePauseNs = 100'000'000;
+  /// After so long without a look it is not known whether the file is there.
+  static constexpr std::uint64_t kKnownMs = 5'000;
+  static constexpr std::size_t kMostIndexBytes = 64 * 1024;  // as dynamiccl-prepare has it
+  /// The first line of an index (serve/plugin_index.py).
+  static constexpr const char* kIndexVersion = "dynamiccl-index\t1\n";
+  static constexpr double kUnknownNoise = 0.05;  // where the artifact has no noise band
+
+  /// Where no thread can be had the worker goes on without, and it is tried again at the next
+  /// round: ranks that have confirmed need its answer.
+  void start() {
+    if (is_running_ || (artifact_.empty() && kill_path_.empty() && metrics_path_.empty())) return;
+    pthread_t thread;  // as long as the worker
+    const auto run = [](void* files) -> void* { static_cast<LeaderFiles*>(files)->run(); };
+    is_running_ = pthread_create(&thread, nullptr, run, this) == 0;
+  }
+
+  [[noreturn]] void run() {
+    for (std::uint64_t next_ns = 0;; sleep_ns(std::min(look_ns_ / 2, kKillFilePauseNs))) {
+      if (!kill_path_.empty()) {
+        has_kill_file_ = may_exist(kill_path_.c_str());
+        looked_ms_ = monotonic_ms();
+      }
+      if (monotonic_ns() < next_ns) continue;
+      look();
+      next_ns = monotonic_ns() + look_ns_ / 2;
+    }
+  }
+
+  void look() {
+    const std::string index = read(artifact_ + "/plugin.index", kMostIndexBytes);
+    std::map<std::string, std::shared_ptr<const Table>> tables;
+    std::string metrics;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (index != index_ && index.rfind(kIndexVersion, 0) == 0) {
+        index_ = index;
+        ++edition_;
+      }
+      tables = tables_;
+      metrics.swap(metrics_);
+    }
+    for (const auto& [path, table] : tables) {
+      if (edition_ == 0 || (table != nullptr && table->edition == edition_)) continue;
+      // Of a new artifact that is half written the old table stays.
+      const std::string bytes = read(artifact_ + "/tables/" + path, kMaxFileBytes);
+      const auto fresh = std::make_shared<Table>();
+      *fresh = {edition_, path.substr(0, path.find('/')), {bytes.begin(), bytes.end()}, {}};
+      const auto decoded = std::make_unique<DecisionTable>();
+      if (decode_table(fresh->bytes.data(), bytes.size(), decoded.get()) != nullptr) continue;
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (int collective = 0; collective < kNumCollectives; ++collective) {
+        const std::string of = fresh->system + "\t" + std::to_string(collective) + "\t";
+        const char* ppm = find("noise\t" + of);
+        fresh->noise.push_back(ppm != nullptr ? 1e-6 * std::strtod(ppm, nullptr) : kUnknownNoise);
+      }
+      tables_[path] = fresh;
+    }
+    if (metrics.empty() || metrics_path_.empty()) return;
+    const std::string fresh = metrics_path_ + ".new";
+    std::ofstream file(fresh, std::ios::trunc);
+    file << metrics;
+    file.close();
+    if (file) std::rename(fresh.c_str(), metrics_path_.c_str());
+  }
+
+  /// What follows these words in a line of the index; null where it has none.
+  const char* find(const std::string& words) const {
+    const std::size_t at = index_.find("\n" + words);
+    return at != std::string::npos ? index_.c_str() + at + 1 + words.size() : nullptr;
+  }
+
+  /// A file that nobody else may write to; empty where it cannot be had.
+  static std::string read(const std::string& path, std::size_t most) {
+    const File file(path.c_str());
+    if (!file.is_open() || why_not_ours(file.descriptor(), S_IFREG) != nullptr) return "";
+    std::string text(most, '\0');
+    const ssize_t size = file.read_all(reinterpret_cast<std::uint8_t*>(text.data()), most);
+    text.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+    return text;
+  }
+
+  const std::string artifact_ = text_of("DYNAMICCL_ARTIFACT");
+  const std::string kill_path_ = text_of("DYNAMICCL_KILL_FILE");
+  const std::string machine_ = text_of("DYNAMICCL_MACHINE");
+  const std::string systems_ = text_of("DYNAMICCL_SYSTEMS");
+  std::string metrics_path_ = text_of("DYNAMICCL_METRICS_DIR");
+  const std::uint64_t look_ns_ =
+      static_cast<std::uint64_t>(1e9 * std::max(0.01, number_of("DYNAMICCL_LOOK_INTERVAL_S", 1.0)));
+  bool is_running_ = false;
+  std::atomic<bool> has_kill_file_{false};
+  std::atomic<std::uint64_t> looked_ms_{0};  // for it
+  std::uint64_t edition_ = 0;                // the thread's
+
+  std::mutex mutex_;  // of these
+  std::string index_, metrics_;
+  std::map<std::string, std::shared_ptr<const Table>> tables_;  // by path; null: wanted
+};
 
 class Leader {
  public:
@@ -145,7 +301,7 @@ class Leader {
     std::uint64_t calls = 0, lived_ns = 0, waited_ns = 0;  // at the stop before
     std::uint64_t probed_at = 0;                           // the call at which one began
     std::uint64_t next_probe = 0;
-    std::uint64_t asked_ns = 0, asked_with = 0;  // when the brain was, and with how many times
+    std::uint64_t asked_ns = 0;  // when the brain was
     std::shared_ptr<const LeaderFiles::Table> artifact;
     std::vector<std::uint8_t> table;  // to be in force, with what is withdrawn
     bool is_changed = false;          // and they have not agreed on it yet
@@ -167,12 +323,6 @@ class Leader {
            is_for(*decoded, group.latest.num_nodes, group.guard.num_ranks());
   }
 
-  static std::string system_of(const Group& group) {
-    const std::string systems = text_of("DYNAMICCL_SYSTEMS");
-    const char* system = find_system(systems.c_str(), static_cast<int>(group.latest.nccl_version));
-    return {system, std::strcspn(system, " ")};
-  }
-
   static void change(Group* group, const std::vector<std::uint8_t>& table, const char* why) {
     group->table = table;
     group->is_changed = true;
@@ -184,8 +334,7 @@ class Leader {
   void renew(Group* group, std::uint64_t comm_id) {
     const Told& told = group->latest;
     const std::uint32_t num_ranks = group->guard.num_ranks();
-    const auto table =
-        files_.table(system_of(*group), told.nccl_version, told.num_nodes, num_ranks);
+    const auto table = files_.table(told, num_ranks);
     if (table == nullptr) return;
     const bool is_first = group->artifact == nullptr;
     if (is_first || group->artifact->edition != table->edition) {
@@ -223,14 +372,12 @@ class Leader {
 
   void ask_brain(Group* group, std::uint64_t comm_id) {
     const Told& now = group->latest;
-    if (group->artifact == nullptr || group->is_changed) return;
-    if (now.lived_ns < group->asked_ns + adapt_ns_) return;
-    if (group->guard.num_timed() == group->asked_with) return;  // it knows all that yet
-    BrainAsk question = {files_.artifact(),        system_of(*group), now.num_nodes,
-                         group->guard.num_ranks(), group->table,      group->guard.tasks()};
-    if (!brain_thread_.ask(comm_id, std::move(question))) return;
-    group->asked_ns = now.lived_ns;
-    group->asked_with = group->guard.num_timed();
+    const bool is_due = now.lived_ns >= group->asked_ns + adapt_ns_;
+    if (group->artifact == nullptr || group->is_changed || !is_due) return;
+    BrainAsk question = {files_.artifact(), group->artifact->system,
+                         now.num_nodes,     group->guard.num_ranks(),
+                         group->table,      group->guard.tasks()};
+    if (brain_thread_.ask(comm_id, std::move(question))) group->asked_ns = now.lived_ns;
   }
 
   void place_next_stop(Group* group, std::uint64_t call, bool begins_probe, Reply* question) {
