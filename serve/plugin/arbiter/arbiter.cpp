@@ -41,14 +41,6 @@ constexpr long kPidfdOpen = 434, kCloseRange = 436;
 /// How often it looks whether its processes live.
 constexpr std::uint64_t kLookMs = 200;
 
-/// Whether received bytes are a vote under this key: known numbers, a zero-terminated text.
-bool is_sound(const Key& key, const Vote& vote) noexcept {
-  return vote.magic == kVoteMagic && vote.num_ranks >= 2 && vote.nonce != 0 &&
-         vote.kind >= VoteKind::kVote && vote.kind <= VoteKind::kRecall &&
-         vote.body_bytes <= kMostBodyBytes && vote.problem[kProblemBytes - 1] == '\0' &&
-         vote.mac == mac_of(key, vote);
-}
-
 /// What a keeper gives to all its workers.
 struct Given {
   /// By a descriptor too: a number may be somebody else's one day. One may be opened of a process
@@ -153,17 +145,15 @@ class Worker final : private Outlet {
     leader_.decided(round, reply.kind == ReplyKind::kTable);
   }
 
-  /// Who answers another arbiter's question, of this job, had one before this one, whose two
-  /// processes were lost with their log. Others may have had the table from it, so there is no
-  /// answer.
-  void hear(Connection from, const Vote& vote) {
-    if (vote.question == 0 || vote.question >> 32 == given_.instance) {
-      return rounds_.hear(from, vote, monotonic_ms(), this);
-    }
-    Reply reply;
-    reply.kind = ReplyKind::kStranger;
-    std::snprintf(reply.reason, sizeof reply.reason, "another arbiter of this job asked that");
-    send(from, reply);
+  /// Whether received bytes are a vote under our key, of known numbers and a zero-terminated text,
+  /// and about no other arbiter's question: who answers one of this job had an arbiter before this
+  /// one, whose two processes were lost with their log, and others may have the table from it.
+  bool may_answer(const Vote& vote) const {
+    return vote.magic == kVoteMagic && vote.num_ranks >= 2 && vote.nonce != 0 &&
+           vote.kind >= VoteKind::kVote && vote.kind <= VoteKind::kRecall &&
+           vote.body_bytes <= kMostBodyBytes && vote.problem[kProblemBytes - 1] == '\0' &&
+           vote.mac == mac_of(given_.key, vote) &&
+           (vote.question == 0 || vote.question >> 32 == given_.instance);
   }
 
   bool watch(int descriptor, Connection connection) const {
@@ -195,10 +185,9 @@ class Worker final : private Outlet {
     const timeval patience = {0, 100'000};
     setsockopt(peer.descriptor, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     const ssize_t got = recv(peer.descriptor, &peer.vote, sizeof peer.vote, MSG_WAITALL);
-    if (got == static_cast<ssize_t>(sizeof peer.vote) && is_sound(given_.key, peer.vote)) {
-      Vote vote = peer.vote;
-      std::strcpy(vote.problem, "the arbiter has no descriptor left");
-      hear(last_, vote);
+    if (got == static_cast<ssize_t>(sizeof peer.vote) && may_answer(peer.vote)) {
+      std::strcpy(peer.vote.problem, "the arbiter has no descriptor left");
+      rounds_.hear(last_, Vote(peer.vote), monotonic_ms(), this);
     }
     end(last_);
     reserve_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -215,7 +204,7 @@ class Worker final : private Outlet {
     if (peer.size < peer.bytes.size()) return;
     if (peer.size == sizeof peer.vote) {
       std::memcpy(&peer.vote, peer.bytes.data(), sizeof peer.vote);
-      if (!is_sound(given_.key, peer.vote)) return end(connection);
+      if (!may_answer(peer.vote)) return end(connection);
       peer.bytes.resize(sizeof peer.vote + peer.vote.body_bytes);
       if (peer.vote.body_bytes > 0) return;  // which comes next
     }
@@ -226,7 +215,7 @@ class Worker final : private Outlet {
       if (vote.body_digest != siphash(given_.key, body.data(), body.size())) return end(connection);
       if (vote.round.job == given_.job) leader_.hear(vote, body);
     }
-    hear(connection, vote);
+    rounds_.hear(connection, vote, monotonic_ms(), this);
   }
 
   void end(Connection connection) {

@@ -225,7 +225,7 @@ void check_another_arbiter() {
     };
   };
   check_all(play(arbiter, 1, 2, note), Verdict::kTable);
-  for (const ReplyKind kind : {ReplyKind::kTable, ReplyKind::kStranger}) {
+  for (const bool is_its : {true, false}) {
     Vote recall;  // of one to which this was lost on the way
     recall.num_ranks = 2;
     recall.round = {kJobOfTest, 1, 0};
@@ -238,8 +238,9 @@ void check_another_arbiter() {
     CHECK(connect(rank, to, arbiter.size) == 0);
     Reply reply;
     CHECK(send(rank, &recall, sizeof recall, MSG_NOSIGNAL) == sizeof recall);
-    CHECK(recv(rank, &reply, sizeof reply, MSG_WAITALL) == sizeof reply);
-    CHECK(is_sound(arbiter.key, reply, recall) && reply.kind == kind);
+    const ssize_t got = recv(rank, &reply, sizeof reply, MSG_WAITALL);
+    CHECK(got == (is_its ? static_cast<ssize_t>(sizeof reply) : 0));
+    CHECK(!is_its || (is_sound(arbiter.key, reply, recall) && reply.kind == ReplyKind::kTable));
     close(rank);
     stop();
     arbiter = start();
