@@ -3,20 +3,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
-#include <utility>
 
 namespace dynamiccl {
 namespace {
 
 /// What must be equal at a stop: the calls before it, and which one it is.
 constexpr const char* kFieldNamesAtStop[] = {"calls, simulations or captures", "number of calls"};
-
-/// What a round may take, from its first vote on.
-std::uint64_t limit_ms(const Limits& limits, const Vote& first) {
-  return first.round.number == 0 ? vote_limit_ms(limits, first.num_ranks)
-                                 : limits.stop_ms + first.num_ranks;
-}
 
 std::string name_of(const Vote& vote) {
   return vote.rank >= 0 ? "rank " + std::to_string(vote.rank) : std::string("a rank");
@@ -31,6 +23,7 @@ Reply make_reply(ReplyKind kind, const std::string& reason) {
 
 /// Why two votes do not agree; empty when they do.
 std::string difference(const Vote& first, const Vote& vote) {
+  if (vote.problem[0] != '\0') return name_of(vote) + ": " + vote.problem;
   if (first.num_ranks != vote.num_ranks) return name_of(vote) + " counts other ranks";
   for (std::size_t i = 0; i < kNumFields; ++i) {
     if (first.fields[i] == vote.fields[i]) continue;
@@ -44,11 +37,12 @@ std::string difference(const Vote& first, const Vote& vote) {
 }  // namespace
 
 void Rounds::restore(const Logged& table) {
-  Round& round = rounds_[{table.round.comm, table.round.number}];
+  const Key key = {table.round.comm, table.round.number};
+  Round& round = rounds_[key];
   round.state = State::kTable;
   round.question = table.question;
   round.first.num_ranks = table.num_ranks;
-  forget_before({table.round.comm, table.round.number});  // all had voted in this one
+  forget_before(key);  // all had voted in this one
 }
 
 void Rounds::hear(Connection from, const Vote& vote, std::uint64_t now_ms, Outlet* outlet) {
@@ -70,7 +64,7 @@ void Rounds::bind(Connection connection, const Key& key, Round* round, std::uint
 void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outlet* outlet) {
   const Key key = {vote.round.comm, vote.round.number};
   Round& round = rounds_[key];
-  if (round.state == State::kTable || round.state == State::kAbstain) {
+  if (round.is_decided()) {
     const bool has_table = round.state == State::kTable;
     const std::string why = "a communicator of this id has its table already";
     outlet->send(from, make_reply(ReplyKind::kAbstain, has_table ? why : round.reason));
@@ -78,16 +72,16 @@ void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outle
   }
   if (round.voters.empty()) {
     round.first = vote;
-    round.ends_ms = now_ms + limit_ms(limits_, vote);
+    round.ends_ms = now_ms + (key.number == 0 ? vote_limit_ms(limits_, vote.num_ranks)
+                                              : limits_.stop_ms + vote.num_ranks);
     open_.insert(key);
   }
   bind(from, key, &round, vote.nonce);
   std::string why = difference(round.first, vote);
-  if (vote.problem[0] != '\0') why = name_of(vote) + ": " + vote.problem;
   if (round.state == State::kAsking || round.voters.size() > round.first.num_ranks) {
     why = "more ranks voted than the communicator has";
   }
-  if (!why.empty()) return decide(key, &round, State::kAbstain, why, outlet);
+  if (!why.empty()) return decide(key, State::kAbstain, why, outlet);
   if (round.voters.size() < round.first.num_ranks) return;
   forget_before(key);
   round.state = State::kAsking;
@@ -95,7 +89,7 @@ void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outle
   Reply reply = make_reply(ReplyKind::kStillThere, "");
   reply.question = round.question;
   const char* why_not = outlet->propose(round.first, &reply);
-  if (why_not != nullptr) return decide(key, &round, State::kAbstain, why_not, outlet);
+  if (why_not != nullptr) return decide(key, State::kAbstain, why_not, outlet);
   for (const auto& [connection, nonce] : round.connections) outlet->send(connection, reply);
 }
 
@@ -103,22 +97,21 @@ void Rounds::vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outle
 void Rounds::confirm(Connection from, const Vote& vote, Outlet* outlet) {
   const Key key = {vote.round.comm, vote.round.number};
   Round& round = rounds_[key];
-  if (round.state == State::kTable && round.question != vote.question) {
-    // Of another communicator of this id, or of a round that a killed worker had begun.
-    outlet->send(from, make_reply(ReplyKind::kAbstain, "another round of this id has the table"));
-    return;
-  }
-  if (round.state == State::kTable || round.state == State::kAbstain) {
-    outlet->send(from, reply_to(round));
+  if (round.is_decided()) {
+    // Another question is of another communicator of this id, or of a round that a killed worker
+    // had begun.
+    const bool has_table = round.state == State::kTable;
+    const std::string why = has_table ? "another round of this id has the table" : round.reason;
+    const bool is_its = has_table && round.question == vote.question;
+    outlet->send(from,
+                 is_its ? make_reply(ReplyKind::kTable, "") : make_reply(ReplyKind::kAbstain, why));
     return;
   }
   const bool is_known = round.state == State::kAsking && round.question == vote.question &&
                         round.voters.count(vote.nonce) != 0;
   bind(from, key, &round, vote.nonce);
   if (!is_known) {
-    if (round.first.num_ranks == 0) round.first = vote;
-    return decide(key, &round, State::kAbstain, "the arbiter's worker was lost before it decided",
-                  outlet);
+    return decide(key, State::kAbstain, "the arbiter's worker was lost before it decided", outlet);
   }
   bool& has_confirmed = round.voters[vote.nonce];
   if (has_confirmed) return;
@@ -127,10 +120,10 @@ void Rounds::confirm(Connection from, const Vote& vote, Outlet* outlet) {
   if (round.num_confirmed < round.first.num_ranks) return;
   const Logged table = {{job_, key.comm, key.number}, round.question, round.first.num_ranks, {}};
   if (outlet->log(table)) {
-    decide(key, &round, State::kTable, "", outlet);
+    decide(key, State::kTable, "", outlet);
   } else {
-    decide(key, &round, State::kAbstain,
-           "a kill file has come, or the arbiter cannot write its log", outlet);
+    decide(key, State::kAbstain, "a kill file has come, or the arbiter cannot write its log",
+           outlet);
   }
 }
 
@@ -140,64 +133,55 @@ void Rounds::gone(Connection connection, Outlet* outlet) {
   const Key key = bound->second;
   bound_.erase(bound);
   const auto found = rounds_.find(key);
-  if (found == rounds_.end()) return;
+  // Its round may have been forgotten, and begun anew.
+  if (found == rounds_.end() || found->second.connections.count(connection) == 0) return;
   Round& round = found->second;
-  const auto voter = round.connections.find(connection);
-  if (voter == round.connections.end()) return;
-  const std::uint64_t nonce = voter->second;
-  round.connections.erase(voter);
+  const bool has_confirmed = round.voters[round.connections[connection]];
+  round.connections.erase(connection);
   // One that has confirmed asks again; any other abstains by itself.
-  if (!round.voters[nonce]) decide(key, &round, State::kAbstain, "a rank left", outlet);
+  if (!has_confirmed) decide(key, State::kAbstain, "a rank left", outlet);
 }
 
 std::uint64_t Rounds::look_at_clock(std::uint64_t now_ms, Outlet* outlet) {
   std::uint64_t next_ms = ~std::uint64_t{0};
   for (auto next = open_.begin(); next != open_.end();) {
     const Key key = *next++;  // decided, it is no longer among them
-    Round& round = rounds_.at(key);
+    const Round& round = rounds_.at(key);
     if (now_ms < round.ends_ms) {
       next_ms = std::min(next_ms, round.ends_ms);
       continue;
     }
-    const std::size_t here =
-        round.state == State::kOpen ? round.voters.size() : std::size_t{round.num_confirmed};
-    decide(key, &round, State::kAbstain,
+    const bool is_open = round.state == State::kOpen;
+    const std::size_t here = is_open ? round.voters.size() : std::size_t{round.num_confirmed};
+    decide(key, State::kAbstain,
            std::to_string(here) + " of " + std::to_string(round.first.num_ranks) +
-               (round.state == State::kOpen ? " ranks voted in time" : " ranks confirmed in time"),
+               (is_open ? " ranks voted in time" : " ranks confirmed in time"),
            outlet);
   }
   return next_ms;
 }
 
-void Rounds::decide(const Key& key, Round* round, State state, const std::string& reason,
-                    Outlet* outlet) {
+void Rounds::decide(const Key& key, State state, const std::string& reason, Outlet* outlet) {
   open_.erase(key);
-  round->state = state;
-  round->reason = reason;
-  const Reply reply = reply_to(*round);
-  outlet->decided({job_, key.comm, key.number}, round->first.num_ranks, reply);
-  for (const auto& [connection, nonce] : round->connections) {
+  Round& round = rounds_.at(key);
+  round.state = state;
+  round.reason = reason;
+  const bool has_table = state == State::kTable;
+  const Reply reply = make_reply(has_table ? ReplyKind::kTable : ReplyKind::kAbstain, reason);
+  outlet->decided({job_, key.comm, key.number}, round.first.num_ranks, reply);
+  for (const auto& [connection, nonce] : round.connections) {
     outlet->send(connection, reply);
     bound_.erase(connection);
   }
-  round->connections.clear();
-  round->voters.clear();
-}
-
-Reply Rounds::reply_to(const Round& round) const {
-  Reply reply = make_reply(round.state == State::kTable ? ReplyKind::kTable : ReplyKind::kAbstain,
-                           round.reason);
-  reply.question = round.question;
-  return reply;
+  round.connections.clear();
+  round.voters.clear();
 }
 
 /// All ranks of the communicator have voted in round `key`: they know what became of those before.
 void Rounds::forget_before(const Key& key) {
-  auto from = rounds_.lower_bound({key.comm, 0});
-  while (from != rounds_.end() && from->first < key) {
-    open_.erase(from->first);
-    from = rounds_.erase(from);
-  }
+  const auto first = rounds_.lower_bound({key.comm, 0}), last = rounds_.find(key);
+  for (auto round = first; round != last; ++round) open_.erase(round->first);
+  rounds_.erase(first, last);
 }
 
 }  // namespace dynamiccl

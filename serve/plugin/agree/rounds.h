@@ -19,7 +19,6 @@
 #include <map>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "agree/vote.h"
 
@@ -28,8 +27,7 @@ namespace dynamiccl {
 /// A connection, by a number that is not used again.
 using Connection = std::uint64_t;
 
-/// A decided table, as it lies in the log: each communicator's latest. Of those before all ranks
-/// know, since all of them have voted in this one.
+/// A decided table, as it lies in the log: each communicator's latest.
 struct Logged {
   RoundKey round;
   std::uint64_t question = 0;
@@ -42,16 +40,13 @@ static_assert(sizeof(Logged) == 64, "none crosses a page: a write of one is whol
 class Outlet {
  public:
   virtual ~Outlet() = default;
-  /// Whether it is in the log, in the place of the communicator's latest: what is not may not be
-  /// sent.
+  /// Whether it is in the log, in place of the communicator's latest: else it may not be sent.
   virtual bool log(const Logged& table) = 0;
   virtual void send(Connection to, const Reply& reply) = 0;
-  /// What to ask all ranks of this round: change, next stop and span; its body goes with it. Null,
-  /// or why nothing is.
+  /// What to ask all ranks: change, next stop, span, body. Null, or why nothing is.
   virtual const char* propose(const Vote& first, Reply* question) = 0;
   /// A random number, never 0.
   virtual std::uint64_t draw() = 0;
-  /// A decision, for whoever reads the arbiter's output.
   virtual void decided(const RoundKey& round, std::uint32_t num_ranks, const Reply& reply) = 0;
 };
 
@@ -61,7 +56,6 @@ class Rounds {
 
   /// What an earlier worker logged. Before anything else.
   void restore(const Logged& table);
-
   void hear(Connection from, const Vote& vote, std::uint64_t now_ms, Outlet* outlet);
   /// A connection has ended.
   void gone(Connection connection, Outlet* outlet);
@@ -73,10 +67,11 @@ class Rounds {
 
   enum class State : std::uint8_t { kOpen, kAsking, kTable, kAbstain };
   struct Round {
+    bool is_decided() const { return state == State::kTable || state == State::kAbstain; }
+
     State state = State::kOpen;
     Vote first;
-    std::uint64_t ends_ms = 0;
-    std::uint64_t question = 0;
+    std::uint64_t ends_ms = 0, question = 0;
     std::uint32_t num_confirmed = 0;
     // Until it is decided: whether each voter has confirmed, by nonce, and the connections of all
     // of them. Of several of one voter nobody can tell which one it hears.
@@ -94,17 +89,14 @@ class Rounds {
   void bind(Connection connection, const Key& key, Round* round, std::uint64_t nonce);
   void vote(Connection from, const Vote& vote, std::uint64_t now_ms, Outlet* outlet);
   void confirm(Connection from, const Vote& vote, Outlet* outlet);
-  void decide(const Key& key, Round* round, State state, const std::string& reason, Outlet* outlet);
+  void decide(const Key& key, State state, const std::string& reason, Outlet* outlet);
   void forget_before(const Key& key);
-  Reply reply_to(const Round& round) const;
 
   std::uint64_t job_;
   Limits limits_;
   std::map<Key, Round> rounds_;
-  /// Those that are not decided: few, where a long job has left thousands that are.
-  std::set<Key> open_;
-  /// The round that a connection belongs to, while it is open.
-  std::map<Connection, Key> bound_;
+  std::set<Key> open_;  // not decided: few, where a long job has left thousands that are
+  std::map<Connection, Key> bound_;  // the round that a connection belongs to, while it is open
 };
 
 }  // namespace dynamiccl

@@ -378,7 +378,8 @@ def is_ring_simple(config: Config | None) -> bool:
 
 @pytest.mark.parametrize(
     ("policy", "probe_calls"),
-    [("search", "0"), pytest.param("autoccl", "0", marks=pytest.mark.soak)],
+    # The guard judges and withdraws what is tried: a trial has ended then.
+    [("search", "0"), ("search", "400"), ("autoccl", "400")],
 )
 def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
     policy: str, probe_calls: str, play_adaptive: Adaptive, eight_ranks: Setting, hinted: Path
@@ -405,6 +406,7 @@ def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
         for task in last.tasks
     }
     assert len(tried) >= {"autoccl": 6, "search": 3}[policy]
+    assert ("choices withdrawn" in played.log) or (policy, probe_calls) != ("autoccl", "400")
     large = [t for t in last.tasks if t.bin in LARGE and t.collective is Collective.AllReduce]
     assert large
     for task in large:
