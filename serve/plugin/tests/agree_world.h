@@ -33,9 +33,9 @@ inline constexpr std::uint64_t kJob = 1, kOtherJob = 2;
 struct State {
   std::uint64_t digest = 0;
 
-  template <typename... Numbers>
-  void put(Numbers... numbers) {
-    (mix(static_cast<std::uint64_t>(numbers)), ...);
+  template <typename... Values>  // numbers and pointers
+  void put(Values... values) {
+    (mix((std::uint64_t)(values)), ...);
   }
   void mix(std::uint64_t number) {
     digest = (digest ^ number) * 0x9e3779b97f4a7c15U + 1;
@@ -252,11 +252,11 @@ struct Explored final : World, Outlet {
       out.put(rank.ballot.has_value(), rank.is_due, rank.has_left, rank.is_aborted,
               rank.marks.bits.load(), rank.verdicts.size(), rank.used.size());
       for (const Verdict verdict : rank.verdicts) out.put(verdict);
-      for (const std::uint64_t table : rank.used) out.put(table);
+      for (const DecisionTable* table : rank.used) out.put(table);
       if (rank.stops) {
         const Stops& stops = *rank.stops;
         out.put(stops.digest_, stops.calls(), stops.number(), stops.earliest_, stops.index(),
-                stops.failures_, stops.votes(), number_of(stops.table()));
+                stops.failures_, stops.votes(), stops.table());
       }
       if (!rank.ballot) continue;
       const Ballot& ballot = *rank.ballot;
@@ -299,9 +299,9 @@ struct Explored final : World, Outlet {
     std::vector<Verdict> verdicts = {};  // of its rounds
     bool has_left = false;               // its communicator is no more
     bool is_aborted = false;
-    std::optional<Stops> stops = {};       // none: it has no table to replace
-    Copied<CallMarks> marks = {};          // what the profiler tells of its calls
-    std::vector<std::uint64_t> used = {};  // for each of its calls; 0: NCCL's own choice
+    std::optional<Stops> stops = {};              // none: it has no table to replace
+    Copied<CallMarks> marks = {};                 // what the profiler tells of its calls
+    std::vector<const DecisionTable*> used = {};  // for each of its calls; null: NCCL's choice
   };
   struct Process {
     bool dead = false;
@@ -332,9 +332,6 @@ struct Explored final : World, Outlet {
   static const DecisionTable* table_of(const Reply& proposal) {
     return reinterpret_cast<const DecisionTable*>(proposal.question);
   }
-  static std::uint64_t number_of(const DecisionTable* table) {
-    return reinterpret_cast<std::uint64_t>(table);
-  }
 
   /// The calls of a process up to where it has to wait.
   void run(std::size_t number) {
@@ -357,7 +354,7 @@ struct Explored final : World, Outlet {
   /// What comes of a call.
   void answer(Rank* rank) {
     const bool is_simulated = processes_[rank->process].calls[0] == 's';
-    if (!is_simulated) rank->used.push_back(rank->stops ? number_of(rank->stops->table()) : 0);
+    if (!is_simulated) rank->used.push_back(rank->stops ? rank->stops->table() : nullptr);
     if (!rank->stops) return;
     rank->stops->answered(4, 1024, rank->marks.pass());
     if (!is_simulated) rank->marks.set_launched(nullptr);
