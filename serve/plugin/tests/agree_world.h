@@ -54,9 +54,8 @@ struct Setup {
   ///   x        another job's arbiter comes to the address of ours, once both processes are dead
   ///   a        a communicator is aborted inside a stop
   ///   o        a rank leaves a stop out: it has waited enough, or has no descriptor
-  /// by a word:
-  ///   u        a rank cannot use the file: no descriptor, a full tmpfs, another /dev/shm
-  ///   t        a rank's time is up
+  ///   u        by a word: a rank cannot use it (no descriptor, a full tmpfs, another /dev/shm)
+  ///   t        by a word: a rank's time is up
   /// and what is so from the beginning:
   ///   d, n, f  the last rank differs, or never comes to `init`; the log is full
   ///   2, p     the same processes make another communicator at once, or others do
@@ -199,8 +198,7 @@ struct Explored final : World, Outlet {
     wires_.erase(std::remove_if(wires_.begin(), wires_.end(), is_forgotten), wires_.end());
     return count_;
   }
-  /// The first of what can happen: so many are no disturbance.
-  int num_usual = 0;
+  int num_usual = 0;  // the first of what can happen: so many are no disturbance
 
   /// What is wrong; null when nothing is. `is_over`: nothing can happen any more.
   const char* wrong(bool is_over) const {
@@ -222,11 +220,8 @@ struct Explored final : World, Outlet {
           if (rank.used[k] != other.used[k]) return "two tables for one call";
         }
         if (!goes_on || processes_[other.process].dead || other.has_left || calls_differ) continue;
-        if (rank.stops && other.stops &&
-            (rank.stops->number() != other.stops->number() ||
-             rank.stops->index() != other.stops->index())) {
-          return "its ranks go to different stops";
-        }
+        if (!rank.stops || !other.stops || next_stop(rank) == next_stop(other)) continue;
+        return "its ranks go to different stops";
       }
       const bool has_failed = !is_in_init(rank) && rank.verdicts.back() == Verdict::kFailed;
       if (has_failed && all_live && !arbiter_was_lost_ && !rank.is_aborted) {
@@ -234,12 +229,10 @@ struct Explored final : World, Outlet {
       }
       if (is_there && (rank.ballot || !process.calls.empty())) return "it hangs";
       if (!goes_on) continue;
-      const auto tables = std::count(rank.verdicts.begin(), rank.verdicts.end(), Verdict::kTable);
       const bool can_fail = !setup_->with.empty() || calls_differ;
-      if (!can_fail && static_cast<std::size_t>(tables) < rank.verdicts.size()) {
-        return "nothing went wrong, and it has no table";
-      }
-      if (tables < setup_->least_decided) return "too few of its rounds were decided";
+      const auto least = can_fail ? setup_->least_decided : static_cast<int>(rank.verdicts.size());
+      const auto tables = std::count(rank.verdicts.begin(), rank.verdicts.end(), Verdict::kTable);
+      if (tables < least) return "too few of its rounds were decided";
     }
     return nullptr;
   }
@@ -321,16 +314,13 @@ struct Explored final : World, Outlet {
     std::vector<Reply> down = {};
   };
 
-  // ---- ranks ----
-
   static bool votes(const Rank& rank) { return rank.ballot.has_value(); }
+  static std::pair<std::uint64_t, std::uint64_t> next_stop(const Rank& rank) {
+    return {rank.stops->number(), rank.stops->index()};
+  }
   static bool is_in_init(const Rank& rank) { return rank.verdicts.empty(); }
   bool never_comes(const Rank& rank) const {
     return is_in_init(rank) && setup_->is('n') && setup_->is_last(rank.vote);
-  }
-  /// The question stands for the table.
-  static const DecisionTable* table_of(const Reply& proposal) {
-    return reinterpret_cast<const DecisionTable*>(proposal.question);
   }
 
   /// The calls of a process up to where it has to wait.
@@ -351,7 +341,6 @@ struct Explored final : World, Outlet {
       answer(&rank);
     }
   }
-  /// What comes of a call.
   void answer(Rank* rank) {
     const bool is_simulated = processes_[rank->process].calls[0] == 's';
     if (!is_simulated) rank->used.push_back(rank->stops ? rank->stops->table() : nullptr);
@@ -420,14 +409,15 @@ struct Explored final : World, Outlet {
   }
   void end_round(Rank* rank, Verdict verdict, const Reply& agreed) {
     const bool is_init = is_in_init(*rank);
+    const auto* table = reinterpret_cast<const DecisionTable*>(agreed.question);  // stands for it
     rank->verdicts.push_back(verdict);
     rank->has_left |= verdict == Verdict::kFailed;
     if (is_init && verdict == Verdict::kTable) {
-      rank->stops.emplace(rank->vote.round.comm, table_of(agreed), agreed);
+      rank->stops.emplace(rank->vote.round.comm, table, agreed);
       if (setup_->ranks_per_process > 1) rank->stops->end_voting();  // a second context of one id
     }
     if (!is_init) {
-      if (verdict == Verdict::kTable) rank->stops->agreed(agreed, table_of(agreed));
+      if (verdict == Verdict::kTable) rank->stops->agreed(agreed, table);
       if (verdict == Verdict::kAbstain) rank->stops->failed();
       if (!rank->has_left) answer(rank);
       processes_[rank->process].calls.erase(0, 1);
@@ -468,8 +458,6 @@ struct Explored final : World, Outlet {
     });
   }
 
-  // ---- time ----
-
   std::uint64_t deadline_of_worker() {
     // At time 0 no round is over: it only tells when the next one is.
     return worker_ && !worker_stopped_ ? worker_->look_at_clock(0, this) : kNoTime;
@@ -495,8 +483,6 @@ struct Explored final : World, Outlet {
       if (rank.ballot->has_confirmed()) left -= std::min(left, asks);
     }
   }
-
-  // ---- the arbiter ----
 
   bool log(const Logged& table) override {
     if (!has('f')) log_[table.round.comm] = table;
@@ -548,7 +534,6 @@ struct Explored final : World, Outlet {
       });
     }
   }
-  /// The worker hears what has come.
   void take(Wire* wire) {
     wire->accepted = true;
     has_idled_ = false;

@@ -4,9 +4,7 @@
 // ranks and one of the arbiter's two processes live and stops and cuts stay below the answer limit;
 // every vote ends.
 //
-//   test_agree_explore worlds | random | word
-//
-// DYNAMICCL_FEW=1: the small worlds, and fewer schedules. DYNAMICCL_SEED: the first schedule.
+//   test_agree_explore worlds | random | word     DYNAMICCL_FEW=1: fewer; DYNAMICCL_SEED: others
 #include <cinttypes>
 #include <cstdlib>
 #include <memory>
@@ -49,7 +47,6 @@ bool explore(const char* name, const Small& begin, bool is_told = true) {
     }
   }
   std::printf("%s: %zu states\n", name, seen.size());
-  std::fflush(stdout);
   return true;
 }
 
@@ -70,10 +67,10 @@ struct WordWorld final : World {
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       Rank& rank = ranks_[i];
       if (is_out(rank) || is_done(rank)) continue;
-      if (rank.board == kNone) {
+      if (!rank.board) {
         may("open", i, [&] { rank.board = boards_.size() - 1; });
         may_once('u', "open fails", i, 0, [&] { rank.failed = true; });
-      } else if (rank.vote.step() == WordVote::Step::kWait && boards_[rank.board].word == 0) {
+      } else if (rank.vote.step() == WordVote::Step::kWait && boards_[*rank.board].word == 0) {
         may_once('t', "time is up", i, 0, [&] { step(&rank, true); });
       } else {
         may("step", i, [&] { step(&rank, false); });
@@ -101,8 +98,8 @@ struct WordWorld final : World {
   State state() const {
     State out;
     for (const Rank& rank : ranks_) {
-      out.put(rank.vote.step(), rank.board, rank.dead, rank.failed, rank.vote.has_table(),
-              rank.vote.came_last());
+      out.put(rank.vote.step(), rank.board.value_or(99), rank.dead, rank.failed,
+              rank.vote.has_table(), rank.vote.came_last());
     }
     for (const Copied<Board>& board : boards_) {
       out.put(WordVote::state_of(board.word), board.votes.load(), board.digest.load());
@@ -112,12 +109,11 @@ struct WordWorld final : World {
     return out;
   }
 
-  static constexpr std::size_t kNone = ~std::size_t{0};
   struct Rank {
     std::shared_ptr<const Vote> own;
     WordVote vote;
     int comm;
-    std::size_t board = kNone;
+    std::optional<std::size_t> board = {};
     bool dead = false;
     bool failed = false;
   };
@@ -128,7 +124,7 @@ struct WordWorld final : World {
   static bool has_table(const Rank& rank) { return is_done(rank) && rank.vote.has_table(); }
 
   void step(Rank* rank, bool is_time_up) {
-    rank->vote.take(&boards_[rank->board], is_time_up);
+    rank->vote.take(&boards_[*rank->board], is_time_up);
     // Whoever comes last takes the name away, whatever lies under it by then.
     if (is_done(*rank) && rank->vote.came_last()) boards_.emplace_back();
   }
@@ -227,8 +223,7 @@ void play_at_random(std::uint64_t seed) {
   const auto below = [&random](int count) {
     return static_cast<int>(random() % static_cast<std::uint64_t>(count));
   };
-  Setup setup = {"random"};
-  setup.num_ranks = 2 + below(below(8) == 0 ? 30 : 5);
+  Setup setup = {"random", 2 + below(below(8) == 0 ? 30 : 5)};
   const bool has_stops = below(3) > 0;
   if (has_stops && below(2) == 0) setup.calls = "|";
   if (below(6) == 0) setup.with = "2ph"[below(setup.has_begun() ? 2 : 3)];
