@@ -1,10 +1,8 @@
 // A small world for the vote of `agree/`: ranks on hosts, the arbiter's keeper and worker, and what
 // a cluster does to them. Its machines are the shipped ones; what happens next is a choice.
 //
-// Each process has one thread that makes calls, one after the other, of one or two communicators;
-// at a stop it waits inside its call. A call's kernel waits for nobody: a rank may be any number of
-// calls ahead, as NCCL's are. What a rank used for each of its calls is kept.
-//
+// Each process has one thread that makes calls, one after the other; at a stop it waits inside its
+// call. A call's kernel waits for nobody: a rank may be any number of calls ahead, as NCCL's are.
 // Processes are killed, and stand still (SIGSTOP, a frozen VM) while their clock goes on.
 // Connections hold what was sent and not yet read; a cut loses any end of it, and either side
 // learns of it or does not. The kernel accepts connections while keeper or worker live; a new
@@ -14,12 +12,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <deque>
+#include <cstring>
 #include <map>
-#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agree/ballot.h"
@@ -30,897 +27,592 @@
 
 namespace dynamiccl {
 
-inline constexpr std::uint64_t kJob = 1, kOtherJob = 2, kComm = 77, kOtherComm = 78;
+inline constexpr std::uint64_t kJob = 1, kOtherJob = 2;
 
-struct Budget {
-  int rank_kills = 0;
-  int worker_kills = 0;
-  int keeper_kills = 0;
-  int stops = 0;  // of a rank or the worker; the first may last almost the answer limit
-  int cuts = 0;
-  int late = 0;       // times that the clock goes on although something could happen
-  int strangers = 0;  // another job's arbiter at the address of ours, once both processes are dead
-  int aborts = 0;     // of a communicator, inside a stop
-  int skips = 0;      // stops that a rank leaves out: it has waited enough, or has no descriptor
-};
+/// 64 bits stand for a state: two of three million are taken for one with a probability of 2e-7.
+struct State {
+  std::uint64_t digest = 0;
 
-enum class Second : std::uint8_t {
-  kNone,
-  kSameProcesses,   // which make another communicator at the same time
-  kOtherProcesses,  // have another communicator
-  kShrinks,         // two disjoint shrinks of one parent, which have one id
+  template <typename... Values>  // numbers and pointers
+  void put(Values... values) {
+    (mix((std::uint64_t)(values)), ...);
+  }
+  void mix(std::uint64_t number) {
+    digest = (digest ^ number) * 0x9e3779b97f4a7c15U + 1;
+    digest ^= digest >> 32;
+  }
 };
 
 struct Setup {
   const char* name;
   int num_ranks = 2;
-  Budget budget = {};
-  int differs = -1;
-  int never_comes = -1;
-  Second second = Second::kNone;
-  bool log_is_full = false;
-  /// The arbiter is not outside the job but lives in this process, and dies with it: what must be
-  /// wrong.
-  int arbiter_in_process = -1;
-  /// After `init`, what each process calls: `a` a call of the first communicator, `b` of the
-  /// second, `s` one that is only simulated and `c` one that is captured, of the first; `-`: it
-  /// sees a shrink. All calls are equal, since others are told apart.
+  /// What may happen, once for each letter:
+  ///   r, w, k  a rank's process, the worker or the keeper is killed
+  ///   s        a rank's process or the worker stands still, perhaps for almost the answer limit
+  ///   c        a connection is cut
+  ///   l        the clock goes on although something could happen: a message is late
+  ///   x        another job's arbiter comes to the address of ours, once both processes are dead
+  ///   a        a communicator is aborted inside a stop
+  ///   o        a rank leaves a stop out: it has waited enough, or has no descriptor
+  ///   u        by a word: a rank cannot use it (no descriptor, a full tmpfs, another /dev/shm)
+  ///   t        by a word: a rank's time is up
+  /// and what is so from the beginning:
+  ///   d, n, f  the last rank differs, or never comes to `init`; the log is full
+  ///   2, p     the same processes make another communicator at once, or others do
+  ///   h        there are two disjoint shrinks of one parent, which have one id
+  ///   i        the arbiter is not outside the job but dies with the last process: a mistake
+  std::string with = "";
+  /// After `init`, what each process calls: `a` a call of its communicator, `b` of its second one,
+  /// `s` one that is only simulated and `c` one that is captured; `-`: it sees a shrink. All calls
+  /// are equal, since others are told apart. `|` before them: all have their first table already.
   std::string calls = "";
   std::string calls_of_last = "=";  // of the last process; `=`: the same
   std::uint64_t first_stop = 1;
+  int least_decided = 0;  // rounds of each rank that must succeed
   std::uint64_t span_calls = 1;
-  std::uint64_t gap_calls = 1;  // from a stop that succeeds to the next
-  bool has_begun = false;       // all have their first table already
-  int ranks_per_process = 1;    // on one thread
-  int least_decided = 0;        // stops of each rank that must succeed
-};
+  std::uint64_t gap_calls = 1;        // from a stop that succeeds to the next
+  std::size_t ranks_per_process = 1;  // on one thread
 
-enum class What : std::uint8_t {
-  // What ranks and the arbiter do.
-  kBegin,
-  kSkip,
-  kConnect,
-  kSend,
-  kSendFails,
-  kHear,
-  kHearEnd,
-  kClock,
-  kTake,
-  kWorkerClock,
-  kRestart,
-  kTime,
-  // What happens to them.
-  kTakeAndDie,
-  kTimeLong,
-  kKillRank,
-  kKillWorker,
-  kKillKeeper,
-  kStopRank,
-  kStopWorker,
-  kGoOnRank,
-  kGoOnWorker,
-  kCut,
-  kStranger,
-  kAbort,
-};
-inline constexpr const char* kWhatNames[] = {"begin",
-                                             "skip",
-                                             "connect",
-                                             "send",
-                                             "send fails",
-                                             "hear",
-                                             "hear end",
-                                             "clock",
-                                             "take",
-                                             "worker clock",
-                                             "restart",
-                                             "time",
-                                             "take and die after",
-                                             "long time",
-                                             "kill rank",
-                                             "kill worker",
-                                             "kill keeper",
-                                             "stop rank",
-                                             "stop worker",
-                                             "go on rank",
-                                             "go on worker",
-                                             "cut",
-                                             "stranger",
-                                             "abort"};
+  bool is(char letter) const { return with.find(letter) != std::string::npos; }
+  bool has_begun() const { return calls[0] == '|'; }
+  int num_communicators() const { return is('2') || is('p') || is('h') ? 2 : 1; }
+  bool is_last(const Vote& vote) const { return vote.rank + 1 == num_ranks; }
 
-struct Action {
-  What what;
-  std::uint8_t which = 0;
-  std::uint8_t how = 0;
-};
-
-struct Explored;  // reads private members
-
-class AgreeWorld final : private Outlet {
- public:
-  explicit AgreeWorld(const Setup& setup) : setup_(&setup), left_(setup.budget) {
-    const int comms = setup.second == Second::kNone ? 1 : 2;
-    for (int i = 0; i < comms * setup.num_ranks; ++i) ranks_.emplace_back(make_rank(i));
-    for (const Rank& rank : ranks_) {
-      if (rank.process >= static_cast<int>(processes_.size())) processes_.emplace_back();
-    }
-    worker_.emplace_back(kJob, limits_);
-    for (std::size_t i = 0; i < processes_.size(); ++i) {
-      const bool is_last = i + 1 == processes_.size() && setup.calls_of_last != "=";
-      programs_->push_back(
-          program(static_cast<int>(i), is_last ? setup.calls_of_last : setup.calls));
-      if (setup.has_begun) run(static_cast<int>(i));
-    }
+  /// For `init`, of any communicator's ranks.
+  Vote vote_of(int index) const {
+    constexpr std::uint64_t kComm = 77, kOtherComm = 78;
+    Vote vote;
+    vote.num_ranks = static_cast<std::uint32_t>(num_ranks);
+    vote.rank = index % num_ranks;
+    vote.fields[2] = is('d') && is_last(vote) ? 2 : 1;
+    vote.round = {kJob, index < num_ranks ? kComm : kOtherComm, 0};
+    vote.nonce = static_cast<std::uint64_t>(index) + 1;
+    if (!is('h')) return vote;
+    Ids ids;  // of this process, which was a member of the parent
+    ids.note(kComm);
+    vote.round.comm = id_of_shrunk(kComm);
+    if (ids.note(vote.round.comm)) vote.problem[0] = '?';
+    return vote;
   }
-  AgreeWorld(const AgreeWorld&) = default;
-  AgreeWorld& operator=(const AgreeWorld&) = default;
+};
 
-  static const char* name_of(const Action& action) {
-    return kWhatNames[static_cast<std::size_t>(action.what)];
+/// Atomics, in a world that is copied.
+template <typename Atomics>
+struct Copied : Atomics {
+  Copied() : Atomics{} {}
+  Copied(const Copied& other) : Atomics{} { *this = other; }
+  Copied& operator=(const Copied& other) {
+    std::memcpy(static_cast<void*>(this), static_cast<const void*>(&other), sizeof other);
+    return *this;
   }
-  std::vector<Action> actions() const;
-  void act(const Action& action);
-  /// What is wrong; null when nothing is.
-  const char* wrong() const;
-  /// What is wrong with a world in which nothing can happen any more.
-  const char* wrong_at_end() const;
-  /// Equal for worlds that cannot be told apart from here on.
-  std::string state() const;
-  std::vector<Action> path;
+};
 
- private:
-  friend struct Explored;
-
-  /// What the profiler tells of one communicator, as it is shipped, in a world that is copied.
-  struct Marks {
-    CallMarks marks;
-    Marks() { marks.begin(true); }
-    Marks(const Marks& other) { *this = other; }
-    Marks& operator=(const Marks& other) {
-      marks.bits = other.marks.bits.load();
-      marks.kept = other.marks.kept;
-      return *this;
-    }
-    ~Marks() = default;
+/// All that can happen in a world is gone through, and one of it happens, or nothing.
+struct World {
+  struct Event {
+    const char* what;
+    std::size_t which, how;  // which part of the world, and how
   };
+  std::vector<Event> path;  // what has happened
+
+  bool has(char letter) const { return left_.find(letter) != std::string::npos; }
+  /// Without a `letter` any number of times.
+  template <typename Effect>
+  void may_once(char letter, const char* what, std::size_t which, std::size_t how,
+                const Effect& effect) {
+    if ((letter != 0 && !has(letter)) || count_++ != chosen_) return;
+    path.push_back({what, which, how});
+    if (letter != 0) left_.erase(left_.find(letter), 1);
+    effect();
+  }
+  template <typename Effect>
+  void may(const char* what, std::size_t which, const Effect& effect) {
+    may_once(0, what, which, 0, effect);
+  }
+
+  int chosen_ = -1;
+  int count_ = 0;
+  std::string left_;  // of what may happen once
+};
+
+/// Named as its friends name it: it tells states apart by what nobody else may see.
+struct Explored final : World, Outlet {
+  explicit Explored(const Setup& setup) : setup_(&setup), worker_(Rounds(kJob, limits_)) {
+    for (int i = 0; i < setup.num_communicators() * setup.num_ranks; ++i) {
+      const bool has_own_thread = setup.is('p') || setup.is('h');
+      const auto thread = static_cast<std::size_t>(has_own_thread ? i : i % setup.num_ranks);
+      ranks_.push_back({setup.vote_of(i), i >= setup.num_ranks, thread / setup.ranks_per_process});
+      ranks_.back().marks.begin(true);
+    }
+    processes_.resize(ranks_.back().process + 1);
+    while (setup.has_begun() && happen(0) > 0) {
+    }
+    for (std::size_t i = 0; i < processes_.size(); ++i) {
+      const bool is_other = i + 1 == processes_.size() && setup.calls_of_last != "=";
+      for (const char what : is_other ? setup.calls_of_last : setup.calls) {
+        if (what != '|') processes_[i].calls.append(setup.ranks_per_process, what);
+      }
+      run(i);
+    }
+    path.clear();
+    left_ = setup.with;
+  }
+
+  /// Lets the `chosen`-th of all that can happen happen; -1: none. Returns how many there are.
+  int happen(int chosen) {
+    chosen_ = chosen;
+    count_ = 0;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (processes_[ranks_[i].process].runs()) rank_goes_on(i, &ranks_[i]);
+    }
+    arbiter_goes_on();
+    const bool is_quiet = count_ == 0;
+    const bool is_open = std::any_of(ranks_.begin(), ranks_.end(), votes);
+    const bool is_answered = is_listening() && !is_stranger_;
+    bool is_anything_stopped = worker_stopped_;
+    for (std::size_t i = 0; i < processes_.size(); ++i) {
+      is_anything_stopped |= processes_[i].stopped;
+      if (processes_[i].stopped) may("go on", i, [&] { processes_[i].stopped = false; });
+    }
+    const bool is_over = is_quiet && !is_open;
+    if (worker_stopped_ && !is_over) {
+      may("worker goes on", 0, [&] { worker_stopped_ = has_idled_ = false; });
+    }
+    // Whoever asks again and again, each time as before: a few times stand for all.
+    if (is_open && is_answered && (!has_idled_ || !is_anything_stopped) && deadline() != kNoTime) {
+      may_once(is_quiet ? '\0' : 'l', "time", 0, 0, [&] {
+        now_ms_ = std::max(now_ms_, deadline());
+        has_idled_ = true;
+      });
+    }
+    num_usual = count_;
+    if (is_open && is_quiet && (!is_answered || (is_anything_stopped && !was_long_))) {
+      may("long time", 0, [&] { wait_long(is_answered); });
+    }
+    for (std::size_t i = 0; i < ranks_.size(); ++i) disturb(i, &ranks_[i]);
+    if (!is_over) disturb_arbiter();
+    const auto is_forgotten = [&](const Wire& wire) {  // nobody holds it any more
+      const bool worker_learns = wire.worker_open && (wire.end_for_worker || !wire.up.empty());
+      return !is_held(wire) && !worker_learns && (wire.accepted || !wire.worker_open || wire.cut);
+    };
+    wires_.erase(std::remove_if(wires_.begin(), wires_.end(), is_forgotten), wires_.end());
+    return count_;
+  }
+  int num_usual = 0;  // the first of what can happen: so many are no disturbance
+
+  /// What is wrong; null when nothing is. `is_over`: nothing can happen any more.
+  const char* wrong(bool is_over) const {
+    const bool calls_differ = setup_->calls_of_last != "=";
+    for (const Rank& rank : ranks_) {
+      const Process& process = processes_[rank.process];
+      const bool is_there = is_over && !process.dead && !never_comes(rank);
+      const bool goes_on = is_there && !rank.has_left;
+      bool all_live = true;
+      for (const Rank& other : ranks_) {
+        if (rank.is_second != other.is_second) continue;
+        all_live &= !processes_[other.process].dead;
+        for (std::size_t k = 0; k < std::min(rank.verdicts.size(), other.verdicts.size()); ++k) {
+          if (rank.verdicts[k] == Verdict::kTable && other.verdicts[k] == Verdict::kAbstain) {
+            return "table beside abstain";
+          }
+        }
+        for (std::size_t k = 0; k < std::min(rank.used.size(), other.used.size()); ++k) {
+          if (rank.used[k] != other.used[k]) return "two tables for one call";
+        }
+        if (!goes_on || processes_[other.process].dead || other.has_left || calls_differ) continue;
+        if (!rank.stops || !other.stops || next_stop(rank) == next_stop(other)) continue;
+        return "its ranks go to different stops";
+      }
+      const bool has_failed = !is_in_init(rank) && rank.verdicts.back() == Verdict::kFailed;
+      if (has_failed && all_live && !arbiter_was_lost_ && !rank.is_aborted) {
+        return "it failed while all members and the arbiter live";
+      }
+      if (is_there && (rank.ballot || !process.calls.empty())) return "it hangs";
+      if (!goes_on) continue;
+      const bool can_fail = !setup_->with.empty() || calls_differ;
+      const auto least = can_fail ? setup_->least_decided : static_cast<int>(rank.verdicts.size());
+      const auto tables = std::count(rank.verdicts.begin(), rank.verdicts.end(), Verdict::kTable);
+      if (tables < least) return "too few of its rounds were decided";
+    }
+    return nullptr;
+  }
+
+  /// Equal for worlds that cannot be told apart from here on.
+  State state() const {
+    State out;
+    const auto from_now = [this](std::uint64_t ms) { return ms == kNoTime ? ms : ms - now_ms_; };
+    for (const Rank& rank : ranks_) {
+      out.put(rank.ballot.has_value(), rank.is_due, rank.has_left, rank.is_aborted,
+              rank.marks.bits.load(), rank.verdicts.size(), rank.used.size());
+      for (const Verdict verdict : rank.verdicts) out.put(verdict);
+      for (const DecisionTable* table : rank.used) out.put(table);
+      if (rank.stops) {
+        const Stops& stops = *rank.stops;
+        out.put(stops.digest_, stops.calls(), stops.number(), stops.earliest_, stops.index(),
+                stops.failures_, stops.votes_, stops.table());
+      }
+      if (!rank.ballot) continue;
+      const Ballot& ballot = *rank.ballot;
+      out.put(place(rank.connection), ballot.step, ballot.vote.kind, ballot.vote.question,
+              from_now(std::max(ballot.at_ms, now_ms_)), from_now(ballot.until_ms),
+              ballot.asks_left);
+    }
+    for (const Process& each : processes_) out.put(each.dead, each.stopped, each.calls.size());
+    for (const Wire& wire : wires_) {
+      out.put(wire.rank, is_held(wire), wire.accepted, wire.cut, wire.worker_open,
+              wire.end_for_rank, wire.end_for_worker, wire.up.size(), wire.down.size());
+      for (const Vote& vote : wire.up) out.put(vote.kind, vote.question, vote.nonce);
+      for (const Reply& reply : wire.down) out.put(reply.kind, reply.question);
+    }
+    for (const auto& [comm, table] : log_) out.put(comm, table.round.number, table.question);
+    for (const char letter : left_) out.put(letter);
+    out.put(wires_.size(), log_.size(), left_.size(), worker_.has_value(), worker_stopped_,
+            keeper_lives_, was_long_, is_stranger_, arbiter_was_lost_, has_idled_);
+    if (!worker_) return out;
+    for (const auto& [key, round] : worker_->rounds_) {
+      out.put(key.comm, key.number, round.state, round.question, round.first.num_ranks,
+              round.first.fields[0], round.first.fields[1], round.first.fields[2]);
+      if (round.state == Rounds::State::kTable || round.state == Rounds::State::kAbstain) continue;
+      out.put(from_now(round.ends_ms), round.voters.size(), round.connections.size());
+      for (const auto& [nonce, has_confirmed] : round.voters) out.put(nonce, has_confirmed);
+      for (const auto& [connection, nonce] : round.connections) out.put(place(connection), nonce);
+    }
+    return out;
+  }
+
+  static constexpr std::uint64_t kNoTime = ~std::uint64_t{0};
+
   struct Rank {
-    Ballot ballot;
-    std::uint64_t comm;
-    int number;  // in its communicator
-    int process;
-    bool begun = false;  // its `init`
-    bool is_voting = false;
-    bool is_at_stop = false;       // and has not begun to vote
-    bool has_passed_stop = false;  // in the call that it is in
-    bool has_left = false;         // its communicator is no more
-    bool is_aborted = false;
-    std::uint64_t connection = 0;        // 0: none
+    Vote vote;
+    bool is_second;  // of the second communicator
+    std::size_t process;
+    bool is_due = true;                  // it has come to a round, `init` first
+    std::optional<Ballot> ballot = {};   // while it votes
+    Connection connection = 0;           // 0: none
     std::vector<Verdict> verdicts = {};  // of its rounds
-    std::vector<Stops> stops = {};       // none or one: it has no table to replace
-    Marks marks = {};
-    std::vector<std::uint64_t> used = {};  // for each of its calls; 0: NCCL's own choice
+    bool has_left = false;               // its communicator is no more
+    bool is_aborted = false;
+    std::optional<Stops> stops = {};              // none: it has no table to replace
+    Copied<CallMarks> marks = {};                 // what the profiler tells of its calls
+    std::vector<const DecisionTable*> used = {};  // for each of its calls; null: NCCL's choice
   };
   struct Process {
     bool dead = false;
     bool stopped = false;
-    std::size_t at = 0;  // in its program
-  };
-  struct Step {
-    char what;
-    int rank;
+    std::string calls = "";  // still to make
+    bool runs() const { return !dead && !stopped; }
   };
   struct Wire {
     Connection id;
-    int rank;
+    std::size_t rank;
     bool accepted = false;
     bool cut = false;  // nothing arrives any more
-    bool rank_open = true;
     bool worker_open = true;
     bool end_for_rank = false;  // after what is in `down`
     bool end_for_worker = false;
-    std::deque<Vote> up = {};
-    std::deque<Reply> down = {};
+    std::vector<Vote> up = {};
+    std::vector<Reply> down = {};
   };
-  struct Sent {
-    Connection to;
-    Reply reply;
-  };
+
+  static bool votes(const Rank& rank) { return rank.ballot.has_value(); }
+  static std::pair<std::uint64_t, std::uint64_t> next_stop(const Rank& rank) {
+    return {rank.stops->number(), rank.stops->index()};
+  }
+  static bool is_in_init(const Rank& rank) { return rank.verdicts.empty(); }
+  bool never_comes(const Rank& rank) const {
+    return is_in_init(rank) && setup_->is('n') && setup_->is_last(rank.vote);
+  }
+
+  /// The calls of a process up to where it has to wait.
+  void run(std::size_t number) {
+    for (const Rank& rank : ranks_) {
+      if (rank.process == number && is_in_init(rank)) return;
+    }
+    std::string& calls = processes_[number].calls;
+    for (; !calls.empty(); calls.erase(0, 1)) {
+      const std::size_t here = setup_->ranks_per_process;
+      const std::size_t second = calls[0] == 'b' ? ranks_.size() / 2 : 0;
+      Rank& rank = ranks_[second + number * here + calls.size() % here];
+      if (rank.stops && calls[0] == '-') rank.stops->end_voting();
+      if (rank.has_left || calls[0] == '-') continue;
+      rank.marks.set_captured(calls[0] == 'c');
+      rank.is_due = rank.stops && rank.stops->is_due(rank.marks.begins_group());
+      if (rank.is_due) return;
+      answer(&rank);
+    }
+  }
+  void answer(Rank* rank) {
+    const bool is_simulated = processes_[rank->process].calls[0] == 's';
+    if (!is_simulated) rank->used.push_back(rank->stops ? rank->stops->table() : nullptr);
+    if (!rank->stops) return;
+    rank->stops->answered(4, 1024, rank->marks.pass());
+    if (!is_simulated) rank->marks.set_launched(nullptr);
+  }
+
+  void rank_goes_on(std::size_t i, Rank* rank) {
+    if (!rank->ballot) {
+      if (!rank->is_due || never_comes(*rank)) return;
+      may("begin", i, [&] {
+        const bool is_init = is_in_init(*rank);
+        if (!is_init) rank->stops->write_vote(&rank->vote);
+        if (!is_init) rank->vote.nonce += 100;
+        const auto patience_ms = is_init ? limits_.vote_ms / 2 : rank->stops->patience_ms(limits_);
+        rank->ballot.emplace(rank->vote, limits_, patience_ms, now_ms_);
+      });
+      if (is_in_init(*rank)) return;
+      return may_once('o', "leave out", i, 0, [&] { end_round(rank, Verdict::kAbstain, {}); });
+    }
+    Ballot& ballot = *rank->ballot;
+    Wire* wire = find(rank->connection);
+    const Ballot::Step step = ballot.step;
+    const bool is_time = ballot.until_ms <= now_ms_;
+    if (step == Ballot::Step::kConnect && ballot.at_ms <= now_ms_) {
+      may("connect", i, [&] {
+        if (!is_listening()) return fail(rank);
+        rank->connection = ++connections_;
+        wires_.push_back({rank->connection, i});
+        ballot.worked(now_ms_);
+      });
+    }
+    if (step == Ballot::Step::kSend) {
+      may("send", i, [&] {
+        if (!wire->cut && wire->worker_open) wire->up.push_back(ballot.vote);
+        ballot.worked(now_ms_);
+      });
+    }
+    if (step == Ballot::Step::kListen && !wire->down.empty()) {
+      may("hear", i, [&] {
+        ballot.hear(wire->down.front(), now_ms_);
+        wire->down.erase(wire->down.begin());
+        after(rank);
+      });
+    } else if (step != Ballot::Step::kConnect && wire->end_for_rank) {
+      may("hear end", i, [&] { fail(rank); });
+    }
+    if (is_time) {
+      may("clock", i, [&] {
+        ballot.look_at_clock(now_ms_);
+        after(rank);
+      });
+    }
+  }
+  void fail(Rank* rank) {
+    rank->ballot->failed(now_ms_);
+    after(rank);
+  }
+  /// What a rank does once its ballot has changed.
+  void after(Rank* rank) {
+    const Ballot::Step step = rank->ballot->step;
+    if (step == Ballot::Step::kConnect || step == Ballot::Step::kDone) hang_up(rank);
+    if (step != Ballot::Step::kDone) return;
+    end_round(rank, rank->ballot->verdict, rank->ballot->proposal);
+  }
+  void end_round(Rank* rank, Verdict verdict, const Reply& agreed) {
+    const bool is_init = is_in_init(*rank);
+    const auto* table = reinterpret_cast<const DecisionTable*>(agreed.question);  // stands for it
+    rank->verdicts.push_back(verdict);
+    rank->has_left |= verdict == Verdict::kFailed;
+    if (is_init && verdict == Verdict::kTable) {
+      rank->stops.emplace(rank->vote.round.comm, table, agreed);
+      if (setup_->ranks_per_process > 1) rank->stops->end_voting();  // a second context of one id
+    }
+    if (!is_init) {
+      if (verdict == Verdict::kTable) rank->stops->agreed(agreed, table);
+      if (verdict == Verdict::kAbstain) rank->stops->failed();
+      if (!rank->has_left) answer(rank);
+      processes_[rank->process].calls.erase(0, 1);
+    }
+    rank->ballot.reset();
+    rank->is_due = false;
+    run(rank->process);
+  }
+  void hang_up(Rank* rank) {
+    if (Wire* wire = find(rank->connection)) {
+      wire->down.clear();
+      wire->end_for_worker |= !wire->cut;
+    }
+    rank->connection = 0;
+  }
+  void disturb(std::size_t i, Rank* rank) {
+    if (!rank->ballot) return;
+    Process& process = processes_[rank->process];
+    if (!is_in_init(*rank) && !process.stopped) {
+      may_once('a', "abort", i, 0, [&] {
+        rank->has_left = rank->is_aborted = true;
+        rank->ballot->leave();
+        after(rank);
+      });
+    }
+    if (!process.stopped) may_once('s', "stop", i, 0, [&] { process.stopped = true; });
+    may_once('r', "kill", i, 0, [&] {
+      process = {true, false, process.calls};
+      for (Rank& other : ranks_) {
+        if (other.process != rank->process) continue;
+        hang_up(&other);
+        other.ballot.reset();
+      }
+      if (!setup_->is('i') || rank->process + 1 < processes_.size()) return;
+      keeper_lives_ = false;
+      kill_worker();
+      arbiter_was_lost_ = false;  // of the job one process was lost, which was no member
+    });
+  }
+
+  std::uint64_t deadline_of_worker() {
+    // At time 0 no round is over: it only tells when the next one is.
+    return worker_ && !worker_stopped_ ? worker_->look_at_clock(0, this) : kNoTime;
+  }
+  /// The next time at which anybody does something by itself.
+  std::uint64_t deadline() {
+    std::uint64_t next = deadline_of_worker();
+    for (const Rank& rank : ranks_) {
+      if (!rank.ballot || !processes_[rank.process].runs()) continue;
+      const std::uint64_t at_ms = rank.ballot->at_ms;
+      next = std::min({next, rank.ballot->until_ms, at_ms > now_ms_ ? at_ms : kNoTime});
+    }
+    return next;
+  }
+  /// As long as an answer may take; whoever has confirmed asks in vain all the time.
+  void wait_long(bool is_answered) {
+    was_long_ = true;
+    now_ms_ += limits_.answer_ms;
+    const std::uint64_t asks = is_answered ? limits_.answer_ms / limits_.ask_ms : kNoTime;
+    for (Rank& rank : ranks_) {
+      if (!rank.ballot || processes_[rank.process].stopped) continue;
+      std::uint64_t& left = rank.ballot->asks_left;
+      if (rank.ballot->has_confirmed()) left -= std::min(left, asks);
+    }
+  }
 
   bool log(const Logged& table) override {
-    if (setup_->log_is_full) return false;
-    for (Logged& slot : log_) {
-      if (slot.round.comm != table.round.comm) continue;
-      slot = table;
-      return true;
-    }
-    log_.push_back(table);
-    return true;
+    if (!has('f')) log_[table.round.comm] = table;
+    return !has('f');
   }
-  void send(Connection to, const Reply& reply) override { sent_.push_back({to, reply}); }
+  void send(Connection to, const Reply& reply) override {
+    Wire* wire = find(to);
+    const bool arrives = wire != nullptr && !wire->cut && is_held(*wire) && wire->worker_open;
+    if (!arrives || sends_left_ == 0) return;
+    --sends_left_;
+    wire->down.push_back(reply);
+  }
   std::uint64_t draw() override { return ++draws_; }
   void decided(const RoundKey&, std::uint32_t, const Reply&) override {}
-
   const char* propose(const Vote& first, Reply* question) override {
-    write_proposal(first, question);
-    return nullptr;
-  }
-  void write_proposal(const Vote& first, Reply* question) const {
     const bool is_first = first.round.number == 0;
     question->change = Change::kNewTable;
     question->next_stop = is_first ? setup_->first_stop : first.fields[1] + setup_->gap_calls;
     question->span_calls = setup_->span_calls;
-  }
-
-  Rank make_rank(int index) const {
-    const int number = index % setup_->num_ranks;
-    const bool is_second = index >= setup_->num_ranks;
-    const bool has_own_processes =
-        setup_->second == Second::kShrinks || setup_->second == Second::kOtherProcesses;
-    const int process = (has_own_processes ? index : number) / setup_->ranks_per_process;
-    std::uint64_t comm = is_second ? kOtherComm : kComm;
-    Vote vote;
-    vote.num_ranks = static_cast<std::uint32_t>(setup_->num_ranks);
-    vote.rank = number;
-    vote.fields[2] = number == setup_->differs ? 2 : 1;
-    if (setup_->second == Second::kShrinks) {
-      Ids ids;  // of this process, which was a member of the parent
-      ids.note(kComm);
-      comm = id_of_shrunk(kComm);
-      if (ids.note(comm)) std::snprintf(vote.problem, sizeof vote.problem, "its id is not unique");
-    }
-    vote.round = {kJob, comm, 0};
-    vote.nonce = static_cast<std::uint64_t>(index) + 1;
-    Rank rank = {Ballot(vote, limits_, limits_.vote_ms / 2, now_ms_), comm, number, process};
-    if (!setup_->has_begun) return rank;
-    Reply agreed;
-    agreed.question = 1;
-    write_proposal(vote, &agreed);
-    rank.begun = true;
-    rank.verdicts.push_back(Verdict::kTable);
-    rank.stops.push_back(begin_stops(comm, agreed));
-    return rank;
-  }
-  Stops begin_stops(std::uint64_t comm, const Reply& agreed) const {
-    Stops stops(comm, table_of(agreed), agreed);
-    if (setup_->ranks_per_process > 1) stops.end_voting();  // the second context of one id
-    return stops;
-  }
-  /// The question stands for the table.
-  static const DecisionTable* table_of(const Reply& proposal) {
-    return reinterpret_cast<const DecisionTable*>(proposal.question);
-  }
-  std::vector<Step> program(int process, const std::string& calls) const {
-    std::vector<Step> steps;
-    for (const char what : calls) {
-      for (std::size_t i = 0; i < ranks_.size(); ++i) {
-        const bool is_meant = communicator_of(i) == (what == 'b' ? 1 : 0);
-        if (ranks_[i].process == process && is_meant) steps.push_back({what, static_cast<int>(i)});
-      }
-    }
-    return steps;
-  }
-  void run(int process);
-  int communicator_of(std::size_t rank) const { return static_cast<int>(rank) / setup_->num_ranks; }
-  bool is_listening() const { return !worker_.empty() || keeper_lives_; }
-  Wire* find(Connection id) {
-    for (Wire& wire : wires_) {
-      if (wire.id == id) return &wire;
-    }
     return nullptr;
   }
-  const Wire* find(Connection id) const { return const_cast<AgreeWorld*>(this)->find(id); }
 
-  std::uint64_t next_deadline() const;
-  bool is_quiet(const std::vector<Action>& found) const;
-  void close_by_rank(Rank* rank);
-  void after(Rank* rank);
-  void deliver(std::size_t count);
-  void kill_worker();
-  void sweep_wires();
+  bool is_listening() const { return worker_ || keeper_lives_; }
+  bool is_held(const Wire& wire) const { return ranks_[wire.rank].connection == wire.id; }
+  bool can_take(const Wire& wire) const {
+    const bool has_news = wire.worker_open && (!wire.up.empty() || wire.end_for_worker);
+    return worker_ && !worker_stopped_ && has_news;
+  }
+  std::size_t place(Connection id) const {
+    std::size_t at = 0;
+    while (at < wires_.size() && wires_[at].id != id) ++at;
+    return at;
+  }
+  Wire* find(Connection id) { return place(id) < wires_.size() ? &wires_[place(id)] : nullptr; }
+  void arbiter_goes_on() {
+    for (std::size_t i = 0; i < wires_.size(); ++i) {
+      if (can_take(wires_[i])) may("take", i, [&] { take(&wires_[i]); });
+    }
+    if (deadline_of_worker() <= now_ms_) {
+      may("worker clock", 0, [&] {
+        has_idled_ = false;
+        worker_->look_at_clock(now_ms_, this);
+      });
+    }
+    if (!worker_ && keeper_lives_) {
+      may("restart", 0, [&] {
+        worker_.emplace(kJob, limits_);
+        for (const auto& [comm, table] : log_) worker_->restore(table);
+      });
+    }
+  }
+  void take(Wire* wire) {
+    wire->accepted = true;
+    has_idled_ = false;
+    if (wire->up.empty()) {
+      wire->worker_open = false;
+      return worker_->gone(wire->id, this);
+    }
+    const Vote vote = wire->up.front();
+    wire->up.erase(wire->up.begin());
+    worker_->hear(wire->id, vote, now_ms_, this);
+  }
+  void kill_worker() {
+    worker_.reset();
+    worker_stopped_ = false;
+    for (Wire& wire : wires_) {
+      if (!wire.accepted && keeper_lives_) continue;  // it waits for the next worker
+      wire.worker_open = false;
+      wire.up.clear();
+      wire.end_for_rank |= !wire.cut;
+    }
+    arbiter_was_lost_ |= !keeper_lives_;
+  }
+  void disturb_arbiter() {
+    if (worker_ && !is_stranger_) {
+      may_once('w', "kill worker", 0, 0, [&] { kill_worker(); });
+      if (!worker_stopped_) may_once('s', "stop worker", 0, 0, [&] { worker_stopped_ = true; });
+    }
+    for (std::size_t i = 0; i < wires_.size(); ++i) {
+      Wire& wire = wires_[i];
+      for (std::size_t how = 0; how <= wires_.size() && can_take(wire) && !is_stranger_; ++how) {
+        may_once('w', "kill worker in its replies", i, how, [&] {
+          sends_left_ = static_cast<int>(how);
+          take(&wire);
+          sends_left_ = -1;
+          kill_worker();
+        });
+      }
+      // Bits: lose what goes up, what comes down; the rank learns of it, the worker does.
+      for (std::size_t how = 0; how < 16 && !wire.cut; ++how) {
+        may_once('c', "cut", i, how, [&] {
+          wire.cut = true;
+          if ((how & 1) != 0) wire.up.clear();
+          if ((how & 2) != 0) wire.down.clear();
+          wire.end_for_rank |= (how & 4) != 0;
+          wire.end_for_worker |= (how & 8) != 0;
+        });
+      }
+    }
+    if (keeper_lives_) {
+      may_once('k', "kill keeper", 0, 0, [&] {
+        keeper_lives_ = false;
+        if (!worker_) kill_worker();  // and what waited for the next one
+      });
+    }
+    if (!is_listening()) {
+      may_once('x', "stranger", 0, 0, [&] {
+        is_stranger_ = true;
+        worker_.emplace(kOtherJob, limits_);
+      });
+    }
+  }
 
   const Setup* setup_;
-  Budget left_;
   Limits limits_;
   std::uint64_t now_ms_ = 1'000;
   std::vector<Rank> ranks_;
   std::vector<Process> processes_;
-  std::shared_ptr<std::vector<std::vector<Step>>> programs_ =
-      std::make_shared<std::vector<std::vector<Step>>>();
-  std::vector<Rounds> worker_;  // none or one
+  std::optional<Rounds> worker_;
   bool worker_stopped_ = false;
   bool is_stranger_ = false;
   bool keeper_lives_ = true;
-  std::vector<Logged> log_;
-  std::deque<Wire> wires_;
-  std::vector<Sent> sent_;
+  std::map<std::uint64_t, Logged> log_;  // by communicator
+  std::vector<Wire> wires_;
+  int sends_left_ = -1;  // before the worker is killed; -1: all
   Connection connections_ = 0;
   std::uint64_t draws_ = 100;
-  std::uint64_t worker_clock_ms_ = ~std::uint64_t{0};
-  int idle_ = 0;  // steps of the clock since the worker last did something
+  bool has_idled_ = false;  // the clock went on since the worker last did something
   bool was_long_ = false;
   bool arbiter_was_lost_ = false;
 };
-
-struct Explored {
-  static std::uint64_t next_of(const Rounds& rounds) {
-    std::uint64_t next = ~std::uint64_t{0};
-    for (const auto& [key, round] : rounds.rounds_) {
-      if (round.state == Rounds::State::kOpen || round.state == Rounds::State::kAsking) {
-        next = std::min(next, round.ends_ms);
-      }
-    }
-    return next;
-  }
-  /// The next time at which a ballot does something by itself.
-  static std::uint64_t next_of(const Ballot& ballot, std::uint64_t now_ms) {
-    if (ballot.step == Ballot::Step::kDone) return ~std::uint64_t{0};
-    std::uint64_t next = ballot.until_ms;
-    if (ballot.step == Ballot::Step::kConnect && ballot.at_ms > now_ms) {
-      next = std::min(next, ballot.at_ms);
-    }
-    return next;
-  }
-  /// It has asked in vain so many times.
-  static void wear_out(Ballot* ballot, std::uint64_t asks) {
-    if (ballot->has_confirmed()) ballot->asks_left -= std::min(ballot->asks_left, asks);
-  }
-  static void put(std::string* out, std::uint64_t number) {
-    for (; number >= 0x80; number >>= 7) out->push_back(static_cast<char>(number | 0x80));
-    out->push_back(static_cast<char>(number));
-  }
-  static void put_time(std::string* out, std::uint64_t time, std::uint64_t now) {
-    put(out, time == ~std::uint64_t{0} ? 0
-             : time >= now             ? 2 * (time - now) + 1
-                                       : 2 * (now - time) + 2);
-  }
-  static void put(std::string* out, const Ballot& ballot, std::uint64_t now) {
-    put(out, static_cast<std::uint64_t>(ballot.step));
-    put(out, static_cast<std::uint64_t>(ballot.vote.kind));
-    put(out, ballot.vote.question);
-    put_time(out, ballot.at_ms > now ? ballot.at_ms : now, now);
-    put_time(out, ballot.until_ms, now);
-    put(out, ballot.asks_left);
-  }
-  static void put(std::string* out, const Stops& stops) {
-    put(out, stops.digest_);
-    for (const std::uint64_t number :
-         {stops.calls_, stops.number_, stops.earliest_, stops.at_, std::uint64_t{stops.failures_},
-          std::uint64_t{stops.votes_}, reinterpret_cast<std::uint64_t>(stops.table_)}) {
-      put(out, number);
-    }
-  }
-  template <typename Place>
-  static void put(std::string* out, const Rounds& rounds, std::uint64_t now, Place place) {
-    for (const auto& [key, round] : rounds.rounds_) {
-      put(out, key.comm);
-      put(out, key.number);
-      put(out, static_cast<std::uint64_t>(round.state));
-      put(out, round.question);
-      put(out, round.first.num_ranks);
-      put(out, round.first.fields[2]);
-      put(out, round.first.fields[0]);
-      put(out, round.first.fields[1]);
-      if (round.state == Rounds::State::kTable || round.state == Rounds::State::kAbstain) continue;
-      put_time(out, round.ends_ms, now);
-      for (const auto& [nonce, has_confirmed] : round.voters) {
-        put(out, nonce);
-        put(out, has_confirmed);
-      }
-      for (const auto& [connection, nonce] : round.connections) {
-        put(out, place(connection));
-        put(out, nonce);
-      }
-    }
-  }
-};
-
-inline std::uint64_t AgreeWorld::next_deadline() const {
-  std::uint64_t next = ~std::uint64_t{0};
-  for (const Rank& rank : ranks_) {
-    const Process& process = processes_[static_cast<std::size_t>(rank.process)];
-    if (rank.is_voting && !process.dead && !process.stopped) {
-      next = std::min(next, Explored::next_of(rank.ballot, now_ms_));
-    }
-  }
-  if (!worker_.empty() && !worker_stopped_) next = std::min(next, worker_clock_ms_);
-  return next;
-}
-
-inline std::vector<Action> AgreeWorld::actions() const {
-  std::vector<Action> found;
-  const auto add = [&found](What what, std::size_t which = 0, std::size_t how = 0) {
-    found.push_back({what, static_cast<std::uint8_t>(which), static_cast<std::uint8_t>(how)});
-  };
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    const Rank& rank = ranks_[i];
-    const Process& process = processes_[static_cast<std::size_t>(rank.process)];
-    if (process.dead || process.stopped) continue;
-    if (!rank.begun && rank.number == setup_->never_comes) continue;
-    if (!rank.begun || rank.is_at_stop) add(What::kBegin, i);
-    if (rank.is_at_stop && left_.skips > 0) add(What::kSkip, i);
-    if (!rank.is_voting) continue;
-    const Wire* wire = find(rank.connection);
-    switch (rank.ballot.step) {
-      case Ballot::Step::kConnect:
-        if (rank.ballot.at_ms <= now_ms_) add(What::kConnect, i);
-        break;
-      case Ballot::Step::kSend:
-        add(What::kSend, i);
-        if (wire->end_for_rank) add(What::kSendFails, i);
-        break;
-      case Ballot::Step::kListen:
-        if (!wire->down.empty()) {
-          add(What::kHear, i);
-        } else if (wire->end_for_rank) {
-          add(What::kHearEnd, i);
-        }
-        break;
-      case Ballot::Step::kDone:
-        continue;
-    }
-    if (Explored::next_of(rank.ballot, now_ms_) <= now_ms_) add(What::kClock, i);
-  }
-  if (!worker_.empty() && !worker_stopped_) {
-    for (std::size_t i = 0; i < wires_.size(); ++i) {
-      const Wire& wire = wires_[i];
-      if (wire.worker_open && (!wire.up.empty() || wire.end_for_worker)) add(What::kTake, i);
-    }
-    if (worker_clock_ms_ <= now_ms_) add(What::kWorkerClock);
-  }
-  if (worker_.empty() && keeper_lives_) add(What::kRestart);
-  const bool is_quiet = found.empty();
-  bool is_open = false, is_anything_stopped = worker_stopped_;
-  for (const Rank& rank : ranks_) {
-    is_open |= rank.is_voting && !processes_[static_cast<std::size_t>(rank.process)].dead;
-  }
-  for (const Process& process : processes_) is_anything_stopped |= process.stopped && !process.dead;
-  if (is_open && (is_quiet || left_.late > 0) && next_deadline() != ~std::uint64_t{0}) {
-    // Whoever asks again and again, each time as before: a few times stand for all.
-    const bool is_answered = is_listening() && !is_stranger_;
-    if (is_answered && (idle_ < 1 || !is_anything_stopped)) add(What::kTime, 0, is_quiet ? 0 : 1);
-  }
-  if (is_open && is_quiet && (!is_listening() || is_stranger_)) add(What::kTimeLong);
-  if (is_open && is_quiet && is_anything_stopped && !was_long_) add(What::kTimeLong);
-  for (std::size_t i = 0; i < processes_.size(); ++i) {
-    const Process& process = processes_[i];
-    const bool is_voting = std::any_of(ranks_.begin(), ranks_.end(), [i](const Rank& rank) {
-      return rank.process == static_cast<int>(i) && rank.is_voting;
-    });
-    if (process.dead) continue;
-    if (process.stopped) {
-      add(What::kGoOnRank, i);
-    } else if (left_.stops > 0 && is_voting) {
-      add(What::kStopRank, i);
-    }
-    if (left_.rank_kills > 0 && is_voting) add(What::kKillRank, i);
-  }
-  for (std::size_t i = 0; i < ranks_.size() && left_.aborts > 0; ++i) {
-    const Rank& rank = ranks_[i];
-    const Process& process = processes_[static_cast<std::size_t>(rank.process)];
-    const bool is_in_call = rank.is_voting && !rank.stops.empty();
-    if (is_in_call && !process.dead && !process.stopped) add(What::kAbort, i);
-  }
-  if (!is_open && is_quiet) return found;
-  if (!worker_.empty() && !is_stranger_) {
-    if (left_.worker_kills > 0) {
-      add(What::kKillWorker);
-      for (std::size_t i = 0; i < wires_.size() && !worker_stopped_; ++i) {
-        const Wire& wire = wires_[i];
-        if (!wire.worker_open || (wire.up.empty() && !wire.end_for_worker)) continue;
-        AgreeWorld copy = *this;  // how many effects has it?
-        copy.act({What::kTakeAndDie, static_cast<std::uint8_t>(i), 255});
-        for (std::size_t how = 0; how <= copy.sent_.size(); ++how) add(What::kTakeAndDie, i, how);
-      }
-    }
-    if (worker_stopped_) {
-      add(What::kGoOnWorker);
-    } else if (left_.stops > 0) {
-      add(What::kStopWorker);
-    }
-  }
-  if (keeper_lives_ && left_.keeper_kills > 0) add(What::kKillKeeper);
-  if (!is_listening() && left_.strangers > 0) add(What::kStranger);
-  if (left_.cuts > 0) {
-    for (std::size_t i = 0; i < wires_.size(); ++i) {
-      // Bits: lose what goes up, what comes down; the rank learns of it, the worker does.
-      for (std::size_t how = 0; how < 16 && !wires_[i].cut; ++how) add(What::kCut, i, how);
-    }
-  }
-  return found;
-}
-
-/// Hands over the first `count` of the replies that the worker wants to send.
-inline void AgreeWorld::deliver(std::size_t count) {
-  for (std::size_t i = 0; i < sent_.size() && i < count; ++i) {
-    Wire* wire = find(sent_[i].to);
-    if (wire != nullptr && !wire->cut && wire->rank_open && wire->worker_open) {
-      wire->down.push_back(sent_[i].reply);
-    }
-  }
-  if (count == 255) return;  // they are only counted
-  sent_.clear();
-}
-
-inline void AgreeWorld::kill_worker() {
-  worker_.clear();
-  worker_stopped_ = false;
-  worker_clock_ms_ = ~std::uint64_t{0};
-  for (Wire& wire : wires_) {
-    if (!wire.accepted && keeper_lives_) continue;  // it waits for the next worker
-    wire.worker_open = false;
-    wire.up.clear();
-    wire.end_for_rank |= !wire.cut;
-  }
-  arbiter_was_lost_ |= !keeper_lives_;
-}
-
-inline void AgreeWorld::close_by_rank(Rank* rank) {
-  if (Wire* wire = find(rank->connection)) {
-    wire->rank_open = false;
-    wire->down.clear();
-    wire->end_for_worker |= !wire->cut;
-  }
-  rank->connection = 0;
-}
-
-/// What a rank does once its ballot has changed.
-inline void AgreeWorld::after(Rank* rank) {
-  const Ballot::Step step = rank->ballot.step;
-  if (step == Ballot::Step::kConnect || step == Ballot::Step::kDone) close_by_rank(rank);
-  if (step != Ballot::Step::kDone) return;
-  const Verdict verdict = rank->ballot.verdict;
-  rank->verdicts.push_back(verdict);
-  rank->is_voting = false;
-  rank->has_left |= verdict == Verdict::kFailed;
-  if (rank->stops.empty()) {  // `init`
-    const Reply& agreed = rank->ballot.proposal;
-    if (verdict == Verdict::kTable) rank->stops.push_back(begin_stops(rank->comm, agreed));
-  } else if (verdict == Verdict::kTable) {
-    rank->stops[0].agreed(rank->ballot.proposal, table_of(rank->ballot.proposal));
-  } else if (verdict == Verdict::kAbstain) {
-    rank->stops[0].failed();
-  }
-  rank->has_passed_stop = rank->verdicts.size() > 1;
-  run(rank->process);
-}
-
-/// The calls of a process up to where it has to wait.
-inline void AgreeWorld::run(int process) {
-  for (const Rank& rank : ranks_) {
-    if (rank.process == process && rank.verdicts.empty()) return;  // in `init`
-  }
-  const std::vector<Step>& steps = (*programs_)[static_cast<std::size_t>(process)];
-  for (std::size_t& at = processes_[static_cast<std::size_t>(process)].at; at < steps.size();
-       ++at) {
-    Rank& rank = ranks_[static_cast<std::size_t>(steps[at].rank)];
-    const char what = steps[at].what;
-    if (rank.has_left) continue;
-    if (what == '-') {
-      for (Stops& stops : rank.stops) stops.end_voting();
-      continue;
-    }
-    if (rank.stops.empty()) {
-      if (what != 's') rank.used.push_back(0);
-      continue;
-    }
-    Stops& stops = rank.stops[0];
-    CallMarks& marks = rank.marks.marks;
-    if (!rank.has_passed_stop) marks.set_captured(what == 'c');
-    rank.is_at_stop = !rank.has_passed_stop && stops.is_due(marks.begins_group());
-    if (rank.is_at_stop) return;
-    rank.has_passed_stop = false;
-    if (what != 's') rank.used.push_back(reinterpret_cast<std::uint64_t>(stops.table()));
-    stops.answered(4, 1024, marks.pass());
-    if (what != 's') marks.set_launched(nullptr);
-  }
-}
-
-/// Forgets connections that nobody holds any more.
-inline void AgreeWorld::sweep_wires() {
-  const auto is_over = [](const Wire& wire) {
-    const bool worker_learns = wire.worker_open && (wire.end_for_worker || !wire.up.empty());
-    return !wire.rank_open && !worker_learns && (wire.accepted || !wire.worker_open || wire.cut);
-  };
-  wires_.erase(std::remove_if(wires_.begin(), wires_.end(), is_over), wires_.end());
-}
-
-inline void AgreeWorld::act(const Action& action) {
-  path.push_back(action);
-  Rank* rank = action.which < ranks_.size() ? &ranks_[action.which] : nullptr;
-  switch (action.what) {
-    case What::kBegin:
-      rank->is_voting = true;
-      if (rank->is_at_stop) {
-        Vote vote = rank->ballot.vote;
-        rank->stops[0].write_vote(&vote);
-        vote.nonce += 100;
-        rank->is_at_stop = false;
-        rank->ballot = Ballot(vote, limits_, rank->stops[0].patience_ms(limits_), now_ms_);
-      } else {
-        rank->begun = true;
-        rank->ballot = Ballot(rank->ballot.vote, limits_, limits_.vote_ms / 2, now_ms_);
-      }
-      break;
-    case What::kSkip:
-      --left_.skips;
-      rank->is_at_stop = false;
-      rank->verdicts.push_back(Verdict::kAbstain);
-      rank->stops[0].failed();
-      rank->has_passed_stop = true;
-      run(rank->process);
-      break;
-    case What::kConnect:
-      if (is_listening()) {
-        rank->connection = ++connections_;
-        wires_.push_back({rank->connection, action.which});
-        rank->ballot.worked(now_ms_);
-      } else {
-        rank->ballot.failed(now_ms_);
-        after(rank);
-      }
-      break;
-    case What::kSend: {
-      Wire* wire = find(rank->connection);
-      if (!wire->cut && wire->worker_open) wire->up.push_back(rank->ballot.vote);
-      rank->ballot.worked(now_ms_);
-      break;
-    }
-    case What::kSendFails:
-    case What::kHearEnd:
-      rank->ballot.failed(now_ms_);
-      after(rank);
-      break;
-    case What::kHear: {
-      Wire* wire = find(rank->connection);
-      const Reply reply = wire->down.front();
-      wire->down.pop_front();
-      rank->ballot.hear(reply, now_ms_);
-      after(rank);
-      break;
-    }
-    case What::kClock:
-      rank->ballot.look_at_clock(now_ms_);
-      after(rank);
-      break;
-    case What::kTake:
-    case What::kTakeAndDie: {
-      Wire& wire = wires_[action.which];
-      wire.accepted = true;
-      idle_ = 0;
-      if (!wire.up.empty()) {
-        const Vote vote = wire.up.front();
-        wire.up.pop_front();
-        worker_[0].hear(wire.id, vote, now_ms_, this);
-      } else {
-        wire.worker_open = false;
-        worker_[0].gone(wire.id, this);
-      }
-      const bool dies = action.what == What::kTakeAndDie;
-      deliver(dies ? action.how : sent_.size());
-      if (dies && action.how != 255) {
-        --left_.worker_kills;
-        kill_worker();
-      } else if (!dies) {
-        worker_clock_ms_ = Explored::next_of(worker_[0]);
-      }
-      break;
-    }
-    case What::kWorkerClock:
-      idle_ = 0;
-      worker_clock_ms_ = worker_[0].look_at_clock(now_ms_, this);
-      deliver(sent_.size());
-      break;
-    case What::kRestart:
-      worker_.emplace_back(kJob, limits_);
-      for (const Logged& table : log_) worker_[0].restore(table);
-      break;
-    case What::kTime:
-      left_.late -= action.how;
-      now_ms_ = std::max(now_ms_, next_deadline());
-      ++idle_;
-      break;
-    case What::kTimeLong: {
-      // As long as an answer may take; whoever has confirmed asks in vain all the time.
-      const bool is_lost = !is_listening() || is_stranger_;
-      was_long_ = true;
-      now_ms_ += limits_.answer_ms;
-      for (Rank& each : ranks_) {
-        if (processes_[static_cast<std::size_t>(each.process)].stopped) continue;
-        Explored::wear_out(&each.ballot,
-                           is_lost ? ~std::uint64_t{0} : limits_.answer_ms / limits_.ask_ms);
-      }
-      break;
-    }
-    case What::kKillRank:
-      --left_.rank_kills;
-      processes_[action.which].dead = true;
-      processes_[action.which].stopped = false;
-      for (Rank& each : ranks_) {
-        if (each.process == action.which) close_by_rank(&each);
-      }
-      if (action.which == setup_->arbiter_in_process) {
-        keeper_lives_ = false;
-        kill_worker();
-        arbiter_was_lost_ = false;  // of the job one process was lost, which was no member
-      }
-      break;
-    case What::kKillWorker:
-      --left_.worker_kills;
-      kill_worker();
-      break;
-    case What::kKillKeeper:
-      --left_.keeper_kills;
-      keeper_lives_ = false;
-      arbiter_was_lost_ |= worker_.empty();
-      if (worker_.empty()) kill_worker();  // and what waited for the next one
-      break;
-    case What::kStopRank:
-      --left_.stops;
-      processes_[action.which].stopped = true;
-      break;
-    case What::kGoOnRank:
-      processes_[action.which].stopped = false;
-      break;
-    case What::kStopWorker:
-      --left_.stops;
-      worker_stopped_ = true;
-      break;
-    case What::kGoOnWorker:
-      worker_stopped_ = false;
-      idle_ = 0;
-      break;
-    case What::kCut: {
-      --left_.cuts;
-      Wire& wire = wires_[action.which];
-      wire.cut = true;
-      if ((action.how & 1) != 0) wire.up.clear();
-      if ((action.how & 2) != 0) wire.down.clear();
-      wire.end_for_rank |= (action.how & 4) != 0;
-      wire.end_for_worker |= (action.how & 8) != 0;
-      break;
-    }
-    case What::kStranger:
-      --left_.strangers;
-      is_stranger_ = true;
-      worker_.emplace_back(kOtherJob, limits_);
-      break;
-    case What::kAbort:
-      --left_.aborts;
-      rank->has_left = true;
-      rank->is_aborted = true;
-      rank->ballot.leave();
-      after(rank);
-      break;
-  }
-  sweep_wires();
-}
-
-inline const char* AgreeWorld::wrong() const {
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    const Rank& rank = ranks_[i];
-    bool all_live = true;
-    for (std::size_t j = 0; j < ranks_.size(); ++j) {
-      const Rank& other = ranks_[j];
-      if (communicator_of(i) != communicator_of(j)) continue;
-      all_live &= !processes_[static_cast<std::size_t>(other.process)].dead;
-      for (std::size_t k = 0; k < std::min(rank.verdicts.size(), other.verdicts.size()); ++k) {
-        if (rank.verdicts[k] == Verdict::kTable && other.verdicts[k] == Verdict::kAbstain) {
-          return "table beside abstain";
-        }
-      }
-      for (std::size_t k = 0; k < std::min(rank.used.size(), other.used.size()); ++k) {
-        if (rank.used[k] != other.used[k]) return "two tables for one call";
-      }
-    }
-    if (rank.verdicts.empty() || rank.verdicts.back() != Verdict::kFailed) continue;
-    if (all_live && !arbiter_was_lost_ && !rank.is_aborted) {
-      return "it failed while all members and the arbiter live";
-    }
-  }
-  return nullptr;
-}
-
-inline const char* AgreeWorld::wrong_at_end() const {
-  const Budget& budget = setup_->budget;
-  const bool is_disturbed = budget.rank_kills + budget.worker_kills + budget.keeper_kills +
-                                budget.stops + budget.cuts + budget.late + budget.aborts +
-                                budget.skips >
-                            0;
-  const bool calls_differ = setup_->calls_of_last != "=";
-  const bool can_fail = is_disturbed || setup_->differs >= 0 || setup_->never_comes >= 0 ||
-                        setup_->second != Second::kNone || setup_->log_is_full || calls_differ;
-  for (const Rank& rank : ranks_) {
-    const Process& process = processes_[static_cast<std::size_t>(rank.process)];
-    if (process.dead || !rank.begun) continue;
-    const std::size_t steps = (*programs_)[static_cast<std::size_t>(rank.process)].size();
-    if (rank.is_voting || process.at < steps) {
-      return "it hangs";
-    }
-    if (rank.has_left) continue;
-    int decided = 0;
-    for (std::size_t i = 0; i < rank.verdicts.size(); ++i) {
-      const bool is_decided = rank.verdicts[i] == Verdict::kTable;
-      if (i > 0) decided += is_decided;
-      if (!can_fail && !is_decided) return "nothing went wrong, and it has no table";
-    }
-    if (decided < setup_->least_decided) return "too few of its stops were decided";
-    for (const Rank& other : ranks_) {
-      const bool is_alive = !processes_[static_cast<std::size_t>(other.process)].dead;
-      if (other.comm != rank.comm || !is_alive || other.has_left || calls_differ) continue;
-      if (rank.stops.empty() || other.stops.empty()) continue;
-      if (rank.stops[0].number() != other.stops[0].number() ||
-          rank.stops[0].index() != other.stops[0].index()) {
-        return "its ranks go to different stops";
-      }
-    }
-  }
-  return nullptr;
-}
-
-inline std::string AgreeWorld::state() const {
-  std::string out;
-  const auto place = [this](Connection id) -> std::uint64_t {
-    for (std::size_t i = 0; i < wires_.size(); ++i) {
-      if (wires_[i].id == id) return i + 1;
-    }
-    return 0;
-  };
-  const auto put = [&out](std::uint64_t number) { Explored::put(&out, number); };
-  for (const Rank& rank : ranks_) {
-    put(static_cast<std::uint64_t>(rank.begun) | static_cast<std::uint64_t>(rank.is_voting) << 1 |
-        static_cast<std::uint64_t>(rank.is_at_stop) << 2 |
-        static_cast<std::uint64_t>(rank.has_passed_stop) << 3 |
-        static_cast<std::uint64_t>(rank.has_left) << 4 |
-        static_cast<std::uint64_t>(rank.is_aborted) << 5);
-    put(rank.verdicts.size());
-    for (const Verdict verdict : rank.verdicts) put(static_cast<std::uint64_t>(verdict));
-    put(rank.used.size());
-    for (const std::uint64_t table : rank.used) put(table);
-    for (const Stops& stops : rank.stops) Explored::put(&out, stops);
-    put(rank.marks.marks.bits);
-    if (!rank.is_voting || processes_[static_cast<std::size_t>(rank.process)].dead) continue;
-    put(place(rank.connection));
-    Explored::put(&out, rank.ballot, now_ms_);
-  }
-  for (const Process& process : processes_) {
-    put(static_cast<std::uint64_t>(process.dead) |
-        static_cast<std::uint64_t>(process.stopped) << 1 | process.at << 2);
-  }
-  for (const Wire& wire : wires_) {
-    put(static_cast<std::uint64_t>(wire.rank));
-    put(static_cast<std::uint64_t>(wire.accepted) | static_cast<std::uint64_t>(wire.cut) << 1 |
-        static_cast<std::uint64_t>(wire.rank_open) << 2 |
-        static_cast<std::uint64_t>(wire.worker_open) << 3 |
-        static_cast<std::uint64_t>(wire.end_for_rank) << 4 |
-        static_cast<std::uint64_t>(wire.end_for_worker) << 5);
-    put(wire.up.size());
-    for (const Vote& vote : wire.up) {
-      put(static_cast<std::uint64_t>(vote.kind));
-      put(vote.question);
-      put(vote.nonce);
-    }
-    put(wire.down.size());
-    for (const Reply& reply : wire.down) {
-      put(static_cast<std::uint64_t>(reply.kind));
-      put(reply.question);
-    }
-  }
-  put(worker_.size());
-  if (!worker_.empty()) Explored::put(&out, worker_[0], now_ms_, place);
-  put(static_cast<std::uint64_t>(worker_stopped_) | static_cast<std::uint64_t>(keeper_lives_) << 1 |
-      static_cast<std::uint64_t>(was_long_) << 2 | static_cast<std::uint64_t>(is_stranger_) << 3 |
-      static_cast<std::uint64_t>(arbiter_was_lost_) << 4);
-  put(static_cast<std::uint64_t>(std::min(idle_, 1)));
-  for (const Logged& table : log_) {
-    put(table.round.comm);
-    put(table.round.number);
-    put(table.question);
-  }
-  for (const int left : {left_.rank_kills, left_.worker_kills, left_.keeper_kills, left_.stops,
-                         left_.cuts, left_.late, left_.strangers, left_.aborts, left_.skips}) {
-    put(static_cast<std::uint64_t>(left));
-  }
-  return out;
-}
 
 }  // namespace dynamiccl

@@ -1,20 +1,22 @@
 // Creates communicators under a tuner as NCCL does, without the rest of NCCL: many ranks, as
 // threads of a few processes, all in the tuner's `init` at once.
 //
-//   init_ranks LIBRARY --ranks 2000 [--processes 4] [--rounds 1] [--late MS] [--absent 1]
-//              [--kill-at MS] [--grow 2] [--at-once 1] [--abort-at MS] [--bind 1] [--own-shm 1]
-//
-// abort-at: creations are non-blocking, and each rank aborts its own after so long, which waits for
-// its thread. grow: so many ranks join after the first round only. at-once: a rank's rounds are all
-// made at once, each on a thread of its own, and only in the first is anybody late. kill-at: the
-// first process is killed so long after all have met. bind: each rank is bound to one processor
-// when it comes, as NCCL binds it. own-shm: each process has a /dev/shm of its own, as in a
-// container of its own.
+//   init_ranks LIBRARY [OPTION NUMBER]...      the options, and what they are unless given:
+//     --ranks 2 --processes 1 --rounds 1
+//     --late 0         ms that the last rank comes late, to the first round
+//     --absent 0       so many never come
+//     --kill-at -1     ms after all have met until the first process is killed
+//     --grow 0         so many ranks join after the first round only
+//     --at-once 0      1: a rank's rounds are all made at once, each on a thread of its own
+//     --abort-at -1    creations are non-blocking, and aborted after so many ms
+//     --bind 0         1: each rank is bound to one processor when it comes, as NCCL binds it
+//     --own-shm 0      1: each process has a /dev/shm of its own, as in a container of its own
 //
 // Prints a JSON object: how many ranks got the table, abstained and failed; the time in ms from the
 // last entry to the last return, of each round; the longest that one rank was in `init`, and in an
-// abort; how many rounds were over before the last rank of the first one came; how many threads are
-// still bound after a failure, or are no longer without one. What it warns of goes to stderr.
+// abort, which waits for its thread; how many rounds were over before the last rank of the first
+// one came; how many threads are still bound after a failure, or are no longer without one. What it
+// warns of goes to stderr.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -24,7 +26,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdarg>
@@ -41,28 +42,25 @@ namespace {
 
 constexpr int kMostRounds = 4096;
 
+/// Shared by the processes.
 struct Board {
-  pthread_barrier_t first, later;  // NCCL's bootstrap, of the first round and of the others
+  pthread_barrier_t meetings[2];  // NCCL's bootstrap, of the first round and of the others
   std::atomic<std::int64_t> last_entry_ns[kMostRounds], last_return_ns[kMostRounds];
   std::atomic<std::int64_t> longest_ns, longest_abort_ns;
   std::atomic<int> num_begun, tables, abstained, failed, bound_wrongly;
 };
+Board* g_board = nullptr;
+const ncclTuner_v6_t* g_tuner = nullptr;
 
-struct Options {
-  int ranks = 2, processes = 1, rounds = 1, late_ms = 0, absent = 0, kill_at_ms = -1, grow = 0,
-      at_once = 0, abort_at_ms = -1, bind = 0, own_shm = 0;
+std::map<std::string, int> g_options = {{"--ranks", 2}, {"--processes", 1}, {"--rounds", 1},
+                                        {"--late", 0},  {"--absent", 0},    {"--kill-at", -1},
+                                        {"--grow", 0},  {"--at-once", 0},   {"--abort-at", -1},
+                                        {"--bind", 0},  {"--own-shm", 0}};
 
-  bool takes_part(int rank, int round) const {
-    if (rank >= ranks - absent) return false;
-    return round > 0 || rank < ranks - grow;
-  }
-  /// What NCCL says there are: an absent rank is one of them.
-  int num_ranks(int round) const {
-    int count = absent;
-    for (int rank = 0; rank < ranks; ++rank) count += takes_part(rank, round) ? 1 : 0;
-    return count;
-  }
-};
+int option(const char* name) { return g_options.at(name); }
+int num_present(int round) {
+  return option("--ranks") - option("--absent") - (round == 0 ? option("--grow") : 0);
+}
 
 /// As ncclDebugLog lies in NCCL.
 void warn(ncclDebugLogLevel level, unsigned long, const char*, int, const char* format, ...) {
@@ -74,49 +72,46 @@ void warn(ncclDebugLogLevel level, unsigned long, const char*, int, const char* 
   std::fputc('\n', stderr);
 }
 
-bool is_bound() {
-  cpu_set_t allowed;
-  return sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) == 1;
-}
-
 std::int64_t now_ns() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
+void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
 void raise_to(std::atomic<std::int64_t>* most, std::int64_t value) {
-  std::int64_t seen = most->load();
+  std::int64_t seen = *most;
   while (seen < value && !most->compare_exchange_weak(seen, value)) {
   }
 }
 
-void make_communicator(const ncclTuner_v6_t* tuner, const Options& options, int rank, int round,
-                       Board* board) {
+void make_communicator(int rank, int round) {
+  Board* board = g_board;
   // NCCL's bootstrap has all ranks before a tuner's init begins.
-  if (options.at_once == 0) pthread_barrier_wait(round == 0 ? &board->first : &board->later);
+  if (option("--at-once") == 0) pthread_barrier_wait(&board->meetings[round == 0 ? 0 : 1]);
   ++board->num_begun;
-  if (rank == options.ranks - options.absent - 1 && round == 0 && options.late_ms > 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(options.late_ms));
-  }
+  if (round == 0 && rank + 1 == option("--ranks") - option("--absent")) sleep_ms(option("--late"));
   void* context = nullptr;
-  const int num_ranks = options.num_ranks(round);
+  const int num_ranks = num_present(round) + option("--absent");
   ncclNvlDomainInfo_v5_t domains = {1, num_ranks, num_ranks};
   const std::int64_t from = now_ns();
   raise_to(&board->last_entry_ns[round], from);
   ncclResult_t result = ncclSuccess;
   const auto init = [&] {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(sched_getcpu(), &one);
-    if (options.bind != 0) sched_setaffinity(0, sizeof one, &one);
-    result = tuner->init(&context, 0x1000U + static_cast<unsigned>(round),
-                         static_cast<std::size_t>(num_ranks), 1, warn, &domains, nullptr);
-    if (options.bind != 0 && is_bound() != (result == ncclSuccess)) ++board->bound_wrongly;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(sched_getcpu(), &set);
+    if (option("--bind") != 0) sched_setaffinity(0, sizeof set, &set);
+    result = g_tuner->init(&context, 0x1000U + static_cast<unsigned>(round),
+                           static_cast<std::size_t>(num_ranks), 1, warn, &domains, nullptr);
+    sched_getaffinity(0, sizeof set, &set);
+    const bool is_bound = CPU_COUNT(&set) == 1;
+    if (option("--bind") != 0 && is_bound != (result == ncclSuccess)) ++board->bound_wrongly;
   };
-  if (options.abort_at_ms < 0) {
+  if (option("--abort-at") < 0) {
     init();
   } else {
     std::thread creation(init);
-    std::this_thread::sleep_for(std::chrono::milliseconds(options.abort_at_ms));
+    sleep_ms(option("--abort-at"));
     const std::int64_t aborted = now_ns();
     creation.join();  // 2.30.7 `init.cc:3041`
     raise_to(&board->longest_abort_ns, now_ns() - aborted);
@@ -125,26 +120,26 @@ void make_communicator(const ncclTuner_v6_t* tuner, const Options& options, int 
   raise_to(&board->last_return_ns[round], until);
   raise_to(&board->longest_ns, until - from);
   ++(result != ncclSuccess ? board->failed : context != nullptr ? board->tables : board->abstained);
-  tuner->finalize(context);
+  g_tuner->finalize(context);
 }
 
-void play_rank(const ncclTuner_v6_t* tuner, const Options& options, int rank, Board* board) {
+void play_rank(int rank) {
   std::vector<std::thread> rounds;
-  for (int round = 0; round < options.rounds; ++round) {
-    if (!options.takes_part(rank, round)) continue;
-    if (options.at_once != 0) {
-      rounds.emplace_back(make_communicator, tuner, options, rank, round, board);
+  for (int round = 0; round < option("--rounds"); ++round) {
+    if (round == 0 && rank >= option("--ranks") - option("--grow")) continue;
+    if (option("--at-once") != 0) {
+      rounds.emplace_back(make_communicator, rank, round);
     } else {
-      make_communicator(tuner, options, rank, round, board);
+      make_communicator(rank, round);
     }
   }
   for (std::thread& round : rounds) round.join();
 }
 
-int play_process(const char* library, const Options& options, int process, Board* board) {
-  if (options.own_shm != 0 && (unshare(CLONE_NEWNS) != 0 ||
-                               mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-                               mount("tmpfs", "/dev/shm", "tmpfs", 0, nullptr) != 0)) {
+int play_process(const char* library, int process) {
+  if (option("--own-shm") != 0 && (unshare(CLONE_NEWNS) != 0 ||
+                                   mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+                                   mount("tmpfs", "/dev/shm", "tmpfs", 0, nullptr) != 0)) {
     std::perror("a /dev/shm of its own");
     return 1;
   }
@@ -153,10 +148,10 @@ int play_process(const char* library, const Options& options, int process, Board
     std::fprintf(stderr, "%s\n", dlerror());
     return 1;
   }
-  const auto* tuner = static_cast<const ncclTuner_v6_t*>(dlsym(loaded, "ncclTunerPlugin_v6"));
+  g_tuner = static_cast<const ncclTuner_v6_t*>(dlsym(loaded, "ncclTunerPlugin_v6"));
   std::vector<std::thread> ranks;
-  for (int rank = process; rank < options.ranks - options.absent; rank += options.processes) {
-    ranks.emplace_back(play_rank, tuner, options, rank, board);
+  for (int rank = process; rank < num_present(1); rank += option("--processes")) {
+    ranks.emplace_back(play_rank, rank);
   }
   for (std::thread& rank : ranks) rank.join();
   return 0;
@@ -170,65 +165,48 @@ extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* versio
 }
 
 int main(int argc, char** argv) {
-  Options options;
-  const std::map<std::string, int*> known = {{"--ranks", &options.ranks},
-                                             {"--processes", &options.processes},
-                                             {"--rounds", &options.rounds},
-                                             {"--late", &options.late_ms},
-                                             {"--absent", &options.absent},
-                                             {"--grow", &options.grow},
-                                             {"--bind", &options.bind},
-                                             {"--at-once", &options.at_once},
-                                             {"--abort-at", &options.abort_at_ms},
-                                             {"--kill-at", &options.kill_at_ms},
-                                             {"--own-shm", &options.own_shm}};
   for (int i = 2; i + 1 < argc; i += 2) {
-    const auto found = known.find(argv[i]);
-    if (found == known.end()) {
+    const auto found = g_options.find(argv[i]);
+    if (found == g_options.end()) {
       std::fprintf(stderr, "unknown option %s\n", argv[i]);
       return 2;
     }
-    *found->second = std::atoi(argv[i + 1]);
+    found->second = std::atoi(argv[i + 1]);
   }
-  if (argc < 2 || options.rounds > kMostRounds) return 2;
-  auto* board = static_cast<Board*>(
+  if (argc < 2 || option("--rounds") > kMostRounds) return 2;
+  g_board = static_cast<Board*>(
       mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   pthread_barrierattr_t shared;
   pthread_barrierattr_init(&shared);
   pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
-  const auto init = [&](pthread_barrier_t* barrier, int round) {
-    const int count = options.num_ranks(round) - options.absent;
-    pthread_barrier_init(barrier, &shared, static_cast<unsigned>(count));
-  };
-  init(&board->first, 0);
-  init(&board->later, 1);
+  for (int i = 0; i < 2; ++i) {
+    pthread_barrier_init(&g_board->meetings[i], &shared, static_cast<unsigned>(num_present(i)));
+  }
   std::vector<pid_t> processes;
-  for (int process = 0; process < options.processes; ++process) {
+  for (int process = 0; process < option("--processes"); ++process) {
     const pid_t pid = fork();
-    if (pid == 0) std::exit(play_process(argv[1], options, process, board));
+    if (pid == 0) std::exit(play_process(argv[1], process));
     processes.push_back(pid);
   }
-  if (options.kill_at_ms >= 0) {
-    while (board->num_begun == 0) usleep(50);  // all have met by then
-    std::this_thread::sleep_for(std::chrono::milliseconds(options.kill_at_ms));
+  if (option("--kill-at") >= 0) {
+    while (g_board->num_begun == 0) usleep(50);  // all have met by then
+    sleep_ms(option("--kill-at"));
     kill(processes[0], SIGKILL);
   }
   for (const pid_t pid : processes) waitpid(pid, nullptr, 0);
+  const auto ms = [](std::int64_t ns) { return static_cast<double>(ns) / 1e6; };
+  int num_before_the_late = 0;
+  std::printf("{\"ms\": [");
+  for (int round = 0; round < option("--rounds"); ++round) {
+    const std::int64_t until = g_board->last_return_ns[round];
+    std::printf("%s%.3f", round == 0 ? "" : ", ", ms(until - g_board->last_entry_ns[round]));
+    if (round > 0 && until < g_board->last_entry_ns[0]) ++num_before_the_late;
+  }
   std::printf(
-      "{\"tables\": %d, \"abstained\": %d, \"failed\": %d, \"longest_ms\": %.3f, "
-      "\"longest_abort_ms\": %.3f, \"ms\": [",
-      board->tables.load(), board->abstained.load(), board->failed.load(),
-      static_cast<double>(board->longest_ns.load()) / 1e6,
-      static_cast<double>(board->longest_abort_ns.load()) / 1e6);
-  for (int round = 0; round < options.rounds; ++round) {
-    const std::int64_t took = board->last_return_ns[round] - board->last_entry_ns[round];
-    std::printf("%s%.3f", round == 0 ? "" : ", ", static_cast<double>(took) / 1e6);
-  }
-  int before = 0;
-  for (int round = 1; round < options.rounds; ++round) {
-    before += board->last_return_ns[round] < board->last_entry_ns[0] ? 1 : 0;
-  }
-  std::printf("], \"before_the_late\": %d, \"bound_wrongly\": %d}\n", before,
-              board->bound_wrongly.load());
+      "], \"tables\": %d, \"abstained\": %d, \"failed\": %d, \"longest_ms\": %.3f, "
+      "\"longest_abort_ms\": %.3f, \"before_the_late\": %d, \"bound_wrongly\": %d}\n",
+      g_board->tables.load(), g_board->abstained.load(), g_board->failed.load(),
+      ms(g_board->longest_ns), ms(g_board->longest_abort_ns), num_before_the_late,
+      g_board->bound_wrongly.load());
   return 0;
 }

@@ -1,11 +1,11 @@
-// Writes table files for the tests, good and bad, from the format's description (serve/table.py).
+// Table files for the tests, good and bad, and the environment of a job that has them.
 #pragma once
 
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -37,13 +37,11 @@ inline Bytes table_of(int num_nodes, int num_ranks, dynamiccl::Entry entry,
        {1, num_nodes, num_ranks, num_ranks / num_nodes, first_bin, num_bins, 5, 4, 8}) {
     append(&bytes, static_cast<std::uint32_t>(value), 4);
   }
-  const dynamiccl::Entry abstain = {-1, -1, 0, 0, 0};
   for (int i = 0; i < dynamiccl::kNumCollectives * num_bins; ++i) {
+    const dynamiccl::Entry abstain = {-1, -1, 0, 0, 0};
     const dynamiccl::Entry& here = i / num_bins == collective ? entry : abstain;
-    for (const int column : {here.algorithm, here.protocol, here.num_channels, here.act}) {
-      append(&bytes, static_cast<std::uint8_t>(column), 1);
-    }
-    append(&bytes, static_cast<std::uint32_t>(here.chunk_bytes), 4);
+    const auto* raw = reinterpret_cast<const std::uint8_t*>(&here);
+    bytes.insert(bytes.end(), raw, raw + sizeof here);
   }
   return sealed(bytes);
 }
@@ -59,11 +57,11 @@ inline void begin_job() {
 
 /// Words that ranks have waited at in vain, which dynamiccl-run sweeps.
 inline std::vector<std::string> words_of_job() {
-  const std::string begin =
-      "dynamiccl-" + std::to_string(geteuid()) + "-" + getenv("DYNAMICCL_JOB");
+  const std::string begin = "/dev/shm/dynamiccl-" + std::to_string(geteuid()) + "-";
   std::vector<std::string> found;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    if (entry.path().filename().string().rfind(begin, 0) == 0) found.push_back(entry.path());
+    const std::string path = entry.path();
+    if (path.rfind(begin + getenv("DYNAMICCL_JOB"), 0) == 0) found.push_back(path);
   }
   return found;
 }
@@ -72,12 +70,11 @@ inline void sweep_job() {
 }
 
 /// An artifact's directory for one test, and what dynamiccl-run would have prepared for this job.
-class ArtifactDirectory {
- public:
+struct ArtifactDirectory {
   ArtifactDirectory(const std::string& parent, const std::string& name)
-      : root_(parent + "/artifact-" + name) {
-    std::filesystem::remove_all(root_);  // of an earlier run
-    std::filesystem::create_directories(root_ + "/tables/test");
+      : root(parent + "/artifact-" + name) {
+    std::filesystem::remove_all(root);  // of an earlier run
+    std::filesystem::create_directories(root + "/tables/test");
     for (const char* variable : {"ARBITER", "DISABLE", "KEY", "KILL_FILE", "PROBLEM", "WORD"}) {
       unsetenv((std::string("DYNAMICCL_") + variable).c_str());
     }
@@ -85,27 +82,22 @@ class ArtifactDirectory {
     uname(&here);
     setenv("DYNAMICCL_HOST", here.nodename, 1);
     setenv("DYNAMICCL_MACHINE", "gpu=Test*8;mig=0;nic=none*0", 1);
-    // And with the NCCL of fake_nccl_library.cpp.
-    setenv("DYNAMICCL_SYSTEMS", "23007=test 22809=test", 1);
-    setenv("DYNAMICCL_TABLES", (root_ + "/tables").c_str(), 1);
+    setenv("DYNAMICCL_SYSTEMS", "23007=test 22809=test", 1);  // and with fake_nccl_library.cpp's
+    setenv("DYNAMICCL_TABLES", (root + "/tables").c_str(), 1);
     setenv("DYNAMICCL_INDEX", "0123456789abcdef", 1);
     begin_job();
   }
   ~ArtifactDirectory() { sweep_job(); }
-  ArtifactDirectory(const ArtifactDirectory&) = delete;
-  ArtifactDirectory& operator=(const ArtifactDirectory&) = delete;
 
   std::string path(int num_nodes, int num_ranks) const {
-    return root_ + "/tables/test/nodes" + std::to_string(num_nodes) + "_ranks" +
+    return root + "/tables/test/nodes" + std::to_string(num_nodes) + "_ranks" +
            std::to_string(num_ranks) + ".dct";
   }
-
   void write(int num_nodes, int num_ranks, const Bytes& bytes) const {
     std::ofstream file(path(num_nodes, num_ranks), std::ios::binary | std::ios::trunc);
     file.write(reinterpret_cast<const char*>(bytes.data()),
                static_cast<std::streamsize>(bytes.size()));
   }
 
- private:
-  std::string root_;
+  std::string root;
 };
