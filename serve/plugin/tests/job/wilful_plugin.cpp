@@ -1,5 +1,5 @@
 // A tuner that does what it is told, right or wrong, by which the harness shows that it sees what
-// it is there to see. NCCL 2.30 takes its v6, every other release its v3.
+// it is there to see. NCCL 2.30 takes its v6, every other release its v4.
 //
 //   WILFUL_ACT_FROM=N        from call N on, force Ring/LL with WILFUL_CHANNELS (4) channels
 //   WILFUL_SWITCH_EVERY=N    and change between Ring/LL and Ring/Simple every N calls
@@ -19,19 +19,13 @@ namespace {
 
 using namespace dynamiccl;
 
-long setting(const char* name, long otherwise) {
+long setting(const char* name, long otherwise = -1) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::atol(text) : otherwise;
 }
 
 struct Tuner {
-  ncclDebugLogger_t logger = nullptr;
-  long act_from = setting("WILFUL_ACT_FROM", -1);
-  long switch_every = setting("WILFUL_SWITCH_EVERY", -1);
-  long num_channels = setting("WILFUL_CHANNELS", 4);
-  long cell = setting("WILFUL_CELL", -1);
-  long error_at = setting("WILFUL_ERROR_AT", -1);
-  long wait_at = setting("WILFUL_WAIT_AT", -1);
+  ncclDebugLogger_t logger;
   std::atomic<long> calls{0};
   std::atomic<bool> closing{false};
   std::atomic<int> inside{0};
@@ -43,11 +37,9 @@ void say(ncclDebugLogger_t logger, const char* format, Values... values) {
 }
 
 ncclResult_t init(std::size_t, std::size_t, ncclDebugLogger_t logger, void** context) {
-  if (setting("WILFUL_INIT_ERROR", 0) != 0) return ncclInvalidUsage;
-  auto* tuner = new Tuner;
-  tuner->logger = logger;
-  *context = tuner;
-  if (setting("WILFUL_LOG_FROM_THREAD", 0) != 0) {
+  if (setting("WILFUL_INIT_ERROR") > 0) return ncclInvalidUsage;
+  *context = new Tuner{logger};
+  if (setting("WILFUL_LOG_FROM_THREAD") > 0) {
     std::thread([logger] { say(logger, "from a thread"); }).join();
   }
   return ncclSuccess;
@@ -60,28 +52,25 @@ ncclResult_t init_with_id(void** context, std::uint64_t id, std::size_t ranks, s
   return init(ranks, nodes, logger, context);
 }
 
-ncclResult_t ask(void* context, ncclFunc_t, std::size_t, int, float** costs, int, int,
+ncclResult_t ask(void* context, ncclFunc_t, std::size_t, int, float** costs, int, int, int,
                  int* channels) {
   auto* tuner = static_cast<Tuner*>(context);
   const long call = tuner->calls++;
-  if (call == tuner->wait_at) {
+  if (call == setting("WILFUL_WAIT_AT")) {
     ++tuner->inside;
     while (!tuner->closing) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     --tuner->inside;
     return ncclInvalidUsage;
   }
-  if (tuner->act_from >= 0 && call >= tuner->act_from) {
-    const bool second = tuner->switch_every > 0 && call / tuner->switch_every % 2 == 1;
-    const long own = kRing * kNumProtocols + (second ? kSimple : kLL);
-    reinterpret_cast<float*>(costs)[tuner->cell >= 0 ? tuner->cell : own] = 0.0F;
-    *channels = static_cast<int>(tuner->num_channels);
+  const long act_from = setting("WILFUL_ACT_FROM");
+  const long switch_every = setting("WILFUL_SWITCH_EVERY");
+  if (act_from >= 0 && call >= act_from) {
+    const bool is_second = switch_every > 0 && call / switch_every % 2 == 1;
+    const long own = kRing * kNumProtocols + (is_second ? kSimple : kLL);
+    reinterpret_cast<float*>(costs)[setting("WILFUL_CELL", own)] = 0.0F;
+    *channels = static_cast<int>(setting("WILFUL_CHANNELS", 4));
   }
-  return call == tuner->error_at ? ncclInvalidUsage : ncclSuccess;
-}
-
-ncclResult_t ask_v6(void* context, ncclFunc_t collective, std::size_t bytes, int ops, float** costs,
-                    int algorithms, int protocols, int, int* channels) {
-  return ask(context, collective, bytes, ops, costs, algorithms, protocols, channels);
+  return call == setting("WILFUL_ERROR_AT") ? ncclInvalidUsage : ncclSuccess;
 }
 
 ncclResult_t finalize(void* context) {
@@ -95,9 +84,5 @@ ncclResult_t finalize(void* context) {
 
 }  // namespace
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
-EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3;
-const ncclTuner_v3_t ncclTunerPlugin_v3 = {"Wilful", init, ask, finalize};
-EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_with_id, ask_v6, finalize, nullptr};
+const ncclTuner_v4_t ncclTunerPlugin_v4 = {"Wilful", init, ask, finalize};
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_with_id, ask, finalize, nullptr};
