@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from dynamiccl.serve.build import SOURCE_DIR
-from tests.serve.jobs.setting import KEY, clean_environment
+from tests.serve.jobs.play import clean_environment
+from tests.serve.jobs.setting import KEY
 
 
 def bytes_of(message: str) -> int:

@@ -14,10 +14,9 @@ from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.disturbing import OFTEN, arbiter_of, assert_no_report
-from tests.serve.jobs.play import Played, play
+from tests.serve.jobs.play import Played, clean_environment, play
 from tests.serve.jobs.setting import (
     Setting,
-    clean_environment,
     fingerprint,
     make_setting,
 )
@@ -33,7 +32,7 @@ class Player(Protocol):
 
 def player_of(directory: Path, plugin: str) -> Player:
     def run(*options: str, environment: Mapping[str, str], **named: object) -> Played:
-        program = directory / "play_job"
+        program = directory / "play_rank"
         return play(program, directory / plugin, *options, environment=environment, **named)
 
     return run
@@ -120,25 +119,18 @@ def play_wilful(build_dir: Callable[[str], Path]) -> Player:
     return player_of(build_dir(""), "libwilful.so")
 
 
-@pytest.fixture
-def four_ranks(tmp_path: Path) -> Iterator[Setting]:
-    yield from swept(make_setting(tmp_path, num_ranks=4))
+def setting_of(num_ranks: int, num_nodes: int) -> Callable[..., Iterator[Setting]]:
+    def made(tmp_path: Path) -> Iterator[Setting]:
+        setting = make_setting(tmp_path, num_ranks=num_ranks, num_nodes=num_nodes)
+        yield setting
+        setting.sweep()
+
+    return made
 
 
-@pytest.fixture
-def two_nodes(tmp_path: Path) -> Iterator[Setting]:
-    """Eight ranks on two nodes."""
-    yield from swept(make_setting(tmp_path, num_ranks=8, num_nodes=2))
-
-
-@pytest.fixture
-def eight_ranks(tmp_path: Path) -> Iterator[Setting]:
-    yield from swept(make_setting(tmp_path, num_ranks=8))
-
-
-def swept(setting: Setting) -> Iterator[Setting]:
-    yield setting
-    setting.sweep()
+four_ranks = pytest.fixture(setting_of(4, 1), name="four_ranks")
+eight_ranks = pytest.fixture(setting_of(8, 1), name="eight_ranks")
+two_nodes = pytest.fixture(setting_of(8, 2), name="two_nodes")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from tests.serve.jobs.arbiter import Arbiter, send
 from tests.serve.jobs.setting import Setting
@@ -76,29 +76,30 @@ def trouble_for(arbiter: Arbiter, seed: int, *, pause_s: float) -> Iterator[None
 
 
 class Cutter:
-    """Passes connections on; of their directions a share breaks at any byte, or goes silent.
+    """Leads to an arbiter's port: of its connections' directions a share breaks, or goes silent.
 
     `answers`: how many bytes the first connections are answered with; it is silent then, and on all
     later ones.
     """
 
-    def __init__(self, port: int, seed: int, share: float, answers: Sequence[int] | None) -> None:
+    def __init__(
+        self, port: int, seed: int = 0, *, share: float = 0, answers: Sequence[int] | None = None
+    ) -> None:
         self._to = ("127.0.0.1", port)
         self._draw = random.Random(seed)
         self._share = share
         self._answers = answers
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._opened = [self._listener]
+        self._opened = [socket.create_server(("127.0.0.1", 0), backlog=64)]
+        self.port = int(self._opened[0].getsockname()[1])
         #: How many have come.
         self.num_connections = 0
         self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
-
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for each in self._opened:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -108,7 +109,7 @@ class Cutter:
     def _serve(self) -> None:
         while True:
             try:
-                near, _ = self._listener.accept()
+                near, _ = self._opened[0].accept()
             except OSError:
                 return
             self._opened.append(near)
@@ -140,15 +141,3 @@ class Cutter:
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def cuts_before(
-    port: int, seed: int, *, share: float, answers: Sequence[int] | None = None
-) -> Iterator[Cutter]:
-    """Leads to `port` through a network that breaks."""
-    cutter = Cutter(port, seed, share, answers)
-    try:
-        yield cutter
-    finally:
-        cutter.stop()

@@ -1,32 +1,65 @@
-"""Runs a job of rank processes under the built plugin (`play_job`), and parses its report.
+#!/usr/bin/env python3
+"""Plays a whole job against a tuner and profiler plugin, as NCCL would, without NCCL and GPUs.
 
-The work is done by `play_job` (serve/plugin/tests/job/), which behaves as NCCL does and checks at
-every collective that all ranks would run the same.
+    play_job PLUGIN.so [--NAME VALUE]...
+
+Each rank is a process of `play_rank` (serve/plugin/tests/job, whose options.h has the names), which
+keeps what it would run at every collective: where all would not run the same algorithm, protocol
+and channels, a real job hangs. Whatever the ranks do, the deadline comes. As a program, which the
+build copies to its directory, it prints the results as JSON.
+
+Options of its own: --deadline SECONDS, --env RANK:NAME=VALUE (NAME alone: unset), --netns
+RANK:NAME.
 """
 
+import contextlib
 import json
+import mmap
+import os
+import secrets
+import signal
 import subprocess
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from tests.serve.jobs.setting import clean_environment
+import numpy as np
+import numpy.typing as npt
 
-#: Over this the launcher ends the job by force; the harness itself ends a little later.
-DEADLINE_S: Final = 30
+#: As the rank of an action.
+ALL: Final = -1
+MAX_RANKS: Final = 16
+# The layout of board.h.
+RANK: Final = np.dtype(
+    [(name, "u8") for name in ("asked", "asked_longest_ns", "created_longest_ns")]
+    + [(name, "i4") for name in ("kills_itself", "dead")]
+)
+LANE: Final = np.dtype([(name, "i4") for name in ("issued", "stage", "end", "members")])
+ANSWER: Final = ("algorithm", "protocol", "num_channels")
+COMPARED: Final = ("generation", "call", "collective", "size_bytes", *ANSWER)
+RECORD: Final = np.dtype(
+    [(name, "u8") for name in ("size_bytes", "question")]
+    + [(name, "i4") for name in ("collective", *ANSWER, "acted", "replayed", "generation", "call")]
+)
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The results of one rank."""
+    """The results of one rank; `log` has what the plugin said."""
 
     asked: int
     errors: list[str]
     violations: list[str]
     log: list[str]
-    exit: int | None
-    signal: int | None
+    #: Of its process, or minus the signal that ended it.
+    exit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +69,25 @@ class Communicator:
     slot: int
     ranks: list[int]
     calls: int
+    #: Calls that the plugin decided on all ranks, and those that it decided on some only.
     acted: int
+    acted_unevenly: int
+    replayed: int
+    disagreements: int
+    #: Where a question gets another answer than it got since the latest switch.
     switches: int
     generations: int
     generations_acted: int
-    #: Call of its generation at which the plugin first acted on all ranks.
+    #: Calls of their generation at which the plugin first and last acted on all ranks.
     first_acted: int | None
     last_acted: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The results of a job; `raw` has all of it."""
+    """The results of a job."""
 
     calls: int
-    #: Calls that the plugin decided on all ranks, and those that it decided on some only.
     acted: int
     acted_unevenly: int
     disagreements: int
@@ -59,11 +96,13 @@ class Played:
     violations: int
     abnormal_exits: int
     hit_deadline: bool
+    wall_s: float
     asked_longest_ms: float
     created_longest_ms: float
+    #: The ranks' records of that call.
+    first_disagreement: list[dict[str, int]]
     communicators: list[Communicator]
     ranks: list[Rank]
-    raw: dict[str, Any]
 
     @property
     def is_sound(self) -> bool:
@@ -83,38 +122,214 @@ class Played:
         return "\n".join(line for rank in self.ranks for line in rank.log)
 
     def __str__(self) -> str:
-        return json.dumps(self.raw, indent=1)
+        return json.dumps(asdict(self), indent=1)
+
+
+class Board:
+    """The memory that the ranks share, by communicator slot and rank."""
+
+    def __init__(self, num_slots: int, num_records: int) -> None:
+        shapes = {RANK: (MAX_RANKS,), LANE: (num_slots, MAX_RANKS)}
+        shapes |= {RECORD: (num_slots, MAX_RANKS, num_records)}
+        size = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in shapes.items())
+        self.descriptor = os.memfd_create("board")
+        os.ftruncate(self.descriptor, size)
+        memory = mmap.mmap(self.descriptor, size)
+        arrays, at = [], 0
+        for dtype, shape in shapes.items():
+            arrays.append(np.ndarray(shape, dtype, memory, at))
+            at += arrays[-1].nbytes
+        self.ranks, self.lanes, self.records = arrays
+
+    def communicators(self) -> Iterator[tuple[int, list[int]]]:
+        """The slots, and for each the groups of ranks in one communicator."""
+        for slot, lanes in enumerate(self.lanes):
+            for group in dict.fromkeys(lanes["members"][lanes["members"] != 0].tolist()):
+                yield slot, [rank for rank in range(MAX_RANKS) if group >> rank & 1]
+
+    def compare(self, slot: int, members: list[int], first: list[dict[str, int]]) -> Communicator:
+        """What these ranks would have run; the `first` disagreement is kept."""
+        rows = [self.records[slot, rank, : self.lanes[slot, rank]["issued"]] for rank in members]
+        most = max(rows, key=len)
+        num_came, num_acted, num_replayed, num_differ = np.zeros((4, len(most)), int)
+        for row in rows:  # a rank that was lost has fewer
+            num_came[: len(row)] += 1
+            num_acted[: len(row)] += row["acted"]
+            num_replayed[: len(row)] += row["replayed"]
+            equal = [row[name] == most[name][: len(row)] for name in COMPARED]
+            num_differ[: len(row)] += ~np.all(equal, axis=0)
+        for call in np.flatnonzero(num_differ)[: not first]:
+            for rank, row in zip(members, rows, strict=True):
+                for record in row[call : call + 1].tolist():
+                    named = zip(RECORD.names or (), record, strict=True)
+                    first.append({"comm": slot, "rank": rank} | dict(named))
+        acted = most[num_acted == num_came]
+        return Communicator(
+            slot=slot,
+            ranks=members,
+            calls=len(most),
+            acted=len(acted),
+            acted_unevenly=int(np.sum((num_acted > 0) & (num_acted < num_came))),
+            replayed=int(np.sum(num_replayed > 0)),
+            disagreements=int(np.sum(num_differ > 0)),
+            switches=switches_of(most),
+            generations=int(most["generation"].max(initial=0)) + 1,
+            generations_acted=len(np.unique(acted["generation"])),
+            first_acted=int(acted["call"][0]) if len(acted) else None,
+            last_acted=int(acted["call"][-1]) if len(acted) else None,
+        )
+
+
+def switches_of(records: Array) -> int:
+    switches, generation = 0, 0
+    answers: dict[int, list[int]] = {}
+    columns = (records[name].tolist() for name in ("replayed", "generation", "question", *ANSWER))
+    for is_replayed, its_generation, question, *answer in zip(*columns, strict=True):
+        if its_generation != generation:
+            generation, answers = its_generation, {}
+        if not is_replayed and answers.setdefault(question, answer) != answer:
+            switches, answers = switches + 1, {question: answer}
+    return switches
+
+
+class Job:
+    """The processes of the ranks."""
+
+    def __init__(self, play_rank: Path, plugin: Path | str, environment: Mapping[str, str]) -> None:
+        self._program = play_rank
+        plugins = {"NCCL_TUNER_PLUGIN": str(plugin), "NCCL_PROFILER_PLUGIN": str(plugin)}
+        self._environment = clean_environment() | dict(environment) | plugins
+        #: What ranks have of their own, and the beginning of their commands.
+        self._own: dict[int, dict[str, str | None]] = defaultdict(dict)
+        self._within: dict[int, list[str]] = {}
+        self._options: dict[str, str] = {}
+        self._actions: list[str] = []
+        self.codes: list[int] = []
+        self.hit_deadline = False
+
+    def add(self, name: str, value: str) -> None:
+        """One option."""
+        rank, _, rest = value.partition(":")
+        if name == "--env":
+            variable, equals, content = rest.partition("=")
+            self._own[int(rank)][variable] = content if equals else None
+        elif name == "--netns":
+            self._within[int(rank)] = ["ip", "netns", "exec", rest]
+        elif name in {"--at", "--every"}:
+            self._actions += (name, value)
+        else:
+            self._options[name] = value
+
+    def run(self) -> tuple[Board, str, list[str]]:
+        """To its end; what the processes have shared, said on stderr, and told each for itself."""
+        of = self._options
+        num_ranks, slots, calls, group = (
+            int(of[f"--{name}"]) for name in ("ranks", "comms", "calls", "max-group")
+        )
+        until = time.monotonic() + float(of.pop("--deadline"))
+        board = Board(slots, calls + group + 64)
+        of |= {"--board": str(board.descriptor), "--job": str(secrets.randbelow(1 << 31))}
+        with contextlib.ExitStack() as stack:
+            # What is appended to keeps lines of several threads whole.
+            files = [
+                stack.enter_context(tempfile.TemporaryFile("a+")) for _ in range(num_ranks + 1)
+            ]
+            ranks = range(1 if "--one-thread" in of else num_ranks)
+            alive = {rank: self._start(rank, board, files[0], files[1 + rank]) for rank in ranks}
+            self.codes = [0 for _ in ranks]
+            while alive:
+                for rank, process in list(alive.items()):
+                    if (code := process.poll()) is not None:
+                        del alive[rank]
+                        self.codes[rank] = code
+                        board.ranks[rank]["dead"] = 1
+                if not self.hit_deadline and time.monotonic() > until:
+                    self.hit_deadline = True
+                    for process in alive.values():
+                        process.kill()
+                time.sleep(0.005)
+            os.close(board.descriptor)
+            for file in files:
+                file.seek(0)
+            errors, *logs = (file.read() for file in files)
+        return board, errors, logs
+
+    def _start(
+        self, rank: int, board: Board, errors: IO[str], log: IO[str]
+    ) -> subprocess.Popen[bytes]:
+        environment = self._environment | {"RANK": str(rank)} | self._own[rank]
+        words = [*chain.from_iterable(self._options.items()), *self._actions]
+        return subprocess.Popen(
+            [*self._within.get(rank, []), self._program, *words, "--rank", str(rank)],
+            env={name: value for name, value in environment.items() if value is not None},
+            stdout=log,
+            stderr=errors,
+            pass_fds=[board.descriptor],
+        )
 
 
 def play(
-    play_job: Path,
-    plugin: Path,
+    play_rank: Path,
+    plugin: Path | str,
     *options: str,
     environment: Mapping[str, str] | None = None,
     **named: object,
 ) -> Played:
-    """Run `play_job PLUGIN --name value ...`; `options` are whole arguments, such as `--at`.
+    """Play a job: `options` are whole arguments, such as `--at`; `named` others, `rate=100`.
 
-    Only what `environment` says reaches the plugin: the tests' own settings do not.
+    Only what `environment` says reaches the plugin: the tests' own settings do not. Raises
+    ValueError for an option that is none.
     """
-    arguments = [str(play_job), str(plugin), *options]
-    settings = {"deadline": DEADLINE_S, **named}
-    for name, value in settings.items():
-        arguments += [f"--{name.replace('_', '-')}", str(value)]
-    done = subprocess.run(
-        arguments,
-        env=clean_environment() | dict(environment or {}),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=float(str(settings["deadline"])) + 60,
-    )
-    ended = f"ended with {done.returncode}"
-    assert done.returncode == 0, f"{done.stderr}\n{ended}: {' '.join(arguments)}"
-    played = _read(done.stdout)
+    job = Job(play_rank, plugin, environment or {})
+    chosen = {"ranks": 4, "comms": 1, "calls": 1000, "max_group": 4, "deadline": 60} | named
+    for name, value in chosen.items():
+        job.add(f"--{name.replace('_', '-')}", str(value))
+    for name, value in zip(options[::2], options[1::2], strict=True):
+        job.add(name, value)
+    began = time.monotonic()
+    board, said, logs = job.run()
+    wall_s = time.monotonic() - began
+    if 2 in job.codes:
+        raise ValueError(said)
     # Sanitizers speak here; a rank's own death shows in the result as well.
-    assert "Sanitizer" not in done.stderr, done.stderr
-    return played
+    assert "Sanitizer" not in said, said
+    first: list[dict[str, int]] = []
+    comms = [board.compare(slot, members, first) for slot, members in board.communicators()]
+    totals = {
+        name: sum(getattr(comm, name) for comm in comms)
+        for name in ("calls", "acted", "acted_unevenly", "disagreements", "switches")
+    }
+    ranks = [
+        Rank(int(state["asked"]), of_kind("E", log), of_kind("V", log), of_kind("L", log), code)
+        for state, log, code in zip(board.ranks, logs, job.codes, strict=False)
+    ]
+    # Killed because the job said so.
+    is_told = board.ranks["kills_itself"] == 1
+    return Played(
+        **totals,
+        errors=sum(len(rank.errors) for rank in ranks),
+        violations=sum(len(rank.violations) for rank in ranks),
+        abnormal_exits=sum(
+            code != 0 and not (code == -signal.SIGKILL and is_told[rank])
+            for rank, code in enumerate(job.codes)
+        ),
+        hit_deadline=job.hit_deadline,
+        wall_s=wall_s,
+        asked_longest_ms=float(board.ranks["asked_longest_ns"].max()) / 1e6,
+        created_longest_ms=float(board.ranks["created_longest_ns"].max()) / 1e6,
+        first_disagreement=first,
+        communicators=comms,
+        ranks=ranks,
+    )
+
+
+def of_kind(kind: str, log: str) -> list[str]:
+    return [line[1:] for line in log.split("\n") if line.startswith(kind)]
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's, without what it says to NCCL and to us."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}
 
 
 def assert_never_split(played: Played) -> None:
@@ -123,14 +338,19 @@ def assert_never_split(played: Played) -> None:
     assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
 
 
-def at(call: int, what: str, *, rank: int | str = 0, comm: int = 0) -> tuple[str, str]:
+def at(call: int, what: str, *, rank: int = 0, comm: int = 0) -> tuple[str, str]:
     """An action before one call: `at(100, "sleep=2", rank=3)`."""
-    return "--at", f"{call}:rank={rank}:comm={comm}:{what}"
+    return "--at", f"{call}:{rank}:{comm}:{what}"
 
 
-def every(calls: int, what: str, *, rank: int | str = 0, comm: int = 0) -> tuple[str, str]:
+def every(calls: int, what: str, *, rank: int = 0, comm: int = 0) -> tuple[str, str]:
     """An action before every `calls` calls."""
-    return "--every", f"{calls}:rank={rank}:comm={comm}:{what}"
+    return "--every", f"{calls}:{rank}:{comm}:{what}"
+
+
+def stop(seconds: float) -> str:
+    """An action that lets a whole rank stand still."""
+    return f"sh=kill -STOP $PPID; sleep {seconds}; kill -CONT $PPID"
 
 
 def on_rank(rank: int, settings: Mapping[str, str | None]) -> list[str]:
@@ -142,52 +362,6 @@ def on_rank(rank: int, settings: Mapping[str, str | None]) -> list[str]:
     ]
 
 
-def _read(text: str) -> Played:
-    raw = json.loads(text)
-    return Played(
-        **{
-            name: raw[name]
-            for name in (
-                "calls",
-                "acted",
-                "acted_unevenly",
-                "disagreements",
-                "switches",
-                "errors",
-                "violations",
-                "abnormal_exits",
-                "hit_deadline",
-                "asked_longest_ms",
-                "created_longest_ms",
-            )
-        },
-        communicators=[_communicator(comm) for comm in raw["comms"]],
-        ranks=list(_ranks(raw["ranks"])),
-        raw=raw,
-    )
-
-
-def _communicator(raw: dict[str, Any]) -> Communicator:
-    names = (
-        "ranks",
-        "calls",
-        "acted",
-        "switches",
-        "generations",
-        "generations_acted",
-        "first_acted",
-        "last_acted",
-    )
-    return Communicator(slot=raw["comm"], **{name: raw[name] for name in names})
-
-
-def _ranks(raw: Iterable[dict[str, Any]]) -> Iterable[Rank]:
-    for rank in raw:
-        yield Rank(
-            asked=rank["asked"],
-            errors=rank["error_texts"],
-            violations=rank["violation_texts"],
-            log=rank["log"],
-            exit=rank["exit"],
-            signal=rank["signal"],
-        )
+if __name__ == "__main__":
+    program, (library, *given) = Path(__file__).with_name("play_rank"), sys.argv[1:]
+    sys.stdout.write(json.dumps(asdict(play(program, library, *given, environment=os.environ))))

@@ -21,8 +21,6 @@ SECOND: Final = Config(Algorithm.Ring, Protocol.Simple, 4)
 JOB: Final[dict[str, Any]] = {"rate": 4000, "calls": 4000}
 
 NCCL_CODES: Final = {
-    "2.24": 22403,
-    "2.25": 22501,
     "2.26": 22606,
     "2.27": 22707,
     "2.28": 22809,
@@ -145,8 +143,3 @@ def make_setting(root: Path, *, num_ranks: int, num_nodes: int = 1) -> Setting:
         machine=write_machine(root / "machine"),
         run_dir=run_dir,
     )
-
-
-def clean_environment() -> dict[str, str]:
-    """This process's, without what it says to NCCL and to us."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}

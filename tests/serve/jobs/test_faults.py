@@ -12,7 +12,7 @@ import pytest
 from dynamiccl.libraries import PROFILER_NAME
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from tests.serve.jobs.conftest import Adaptive, Player, player_of
-from tests.serve.jobs.play import Played, assert_never_split, at, every
+from tests.serve.jobs.play import ALL, Played, assert_never_split, at, every
 from tests.serve.jobs.setting import JOB, Setting, shapes_of, write_artifact
 from tests.serve.jobs.watching import Look, records_of
 
@@ -63,7 +63,7 @@ def test_allgatherv_is_given_no_channels_that_are_not_there(
     setting = replace(
         four_ranks, artifact=write_artifact(four_ranks.root / "many", many, shapes_of(4))
     )
-    played = play(setting, *every(20, "bcasts=3", rank="all"), release=release)
+    played = play(setting, *every(20, "bcasts=3", rank=ALL), release=release)
     assert played.is_sound, played
     assert played.acted > 0
 
@@ -119,7 +119,7 @@ def record(job_build_dir: Path, four_ranks: Setting) -> Recording:
 def test_the_recorder_alone_agrees_on_nothing(record: Recording, tmp_path: Path) -> None:
     """Children write nothing into their parents' files."""
     look = Look(tmp_path / "look")
-    forks = every(300, "fork", rank="all")
+    forks = every(300, "fork", rank=ALL)
     record(*at(400, look.action), *forks, ranks=4, rate=1000, calls=700)
     for rank in look.ranks():
         ours = [name for name in rank.threads if name.startswith("dynamiccl")]
@@ -145,6 +145,6 @@ def test_a_replay_is_heard_of_only_with_host_nodes(
     percent: int, silent: int, record: Recording
 ) -> None:
     """A graph has them that was captured while times were taken: the first of five."""
-    captures = at(100, "capture=5,20", rank="all")
+    captures = at(100, "capture=5,20", rank=ALL)
     played, records = record(*captures, percent=percent, ranks=2, max_group=1, rate=1000, calls=500)
     assert played.calls - len(records) == silent

@@ -5,8 +5,9 @@ The plugin here does on purpose what it is told, right or wrong.
 
 import pytest
 
+from dynamiccl.nccl import Protocol
 from tests.serve.jobs.conftest import Player
-from tests.serve.jobs.play import at, on_rank
+from tests.serve.jobs.play import ALL, at, on_rank, stop
 
 ACTS = {"WILFUL_ACT_FROM": "100"}
 
@@ -22,10 +23,10 @@ def test_ranks_that_act_alike_are_sound(play_wilful: Player) -> None:
 def test_one_rank_a_call_late_is_one_disagreement(play_wilful: Player) -> None:
     played = play_wilful(*on_rank(2, {"WILFUL_ACT_FROM": "101"}), environment=ACTS, ranks=4)
     assert (played.disagreements, played.acted_unevenly) == (1, 1)
-    first = played.raw["first_disagreement"]
-    assert (first["comm"], first["call"]) == (0, 100)
-    assert [answer["acted"] for answer in first["answers"]] == [True, True, False, True]
-    assert first["answers"][2]["protocol"] != "LL" or first["answers"][2]["num_channels"] != 4
+    answers = played.first_disagreement
+    assert {(answer["comm"], answer["call"]) for answer in answers} == {(0, 100)}
+    assert [answer["acted"] for answer in answers] == [1, 1, 0, 1]
+    assert (answers[2]["protocol"], answers[2]["num_channels"]) != (Protocol.LL, 4)
 
 
 def test_a_difference_in_channels_alone_is_found(play_wilful: Player) -> None:
@@ -93,9 +94,9 @@ def test_a_simulated_group_asks_and_runs_nothing(play_wilful: Player) -> None:
 def test_a_captured_group_asks_once(play_wilful: Player) -> None:
     played = play_wilful(*at(100, "capture=5,20", rank=1), environment={}, ranks=4)
     assert played.is_sound, played
-    assert sum(comm["replayed"] for comm in played.raw["comms"]) >= 100
+    assert sum(comm.replayed for comm in played.communicators) >= 100
     assert played.ranks[0].asked - played.ranks[1].asked >= 95
-    both = play_wilful(*at(100, "capture=5,20", rank="all"), environment=ACTS, ranks=4)
+    both = play_wilful(*at(100, "capture=5,20", rank=ALL), environment=ACTS, ranks=4)
     assert both.is_sound, both
     assert both.ranks[0].asked == both.ranks[1].asked < both.calls
 
@@ -113,12 +114,12 @@ def test_communicators_come_and_go(more: dict[str, int], play_wilful: Player) ->
 
 def test_a_killed_rank_ends_the_job_and_is_told(play_wilful: Player) -> None:
     played = play_wilful(*at(100, "kill", rank=2), environment=ACTS, ranks=4, watchdog=0.3)
-    assert played.ranks[2].signal == 9
+    assert played.ranks[2].exit == -9
     assert played.abnormal_exits == 0  # it was told to
     assert not played.hit_deadline
     assert played.disagreements == 0
     assert played.calls < 200  # the others wait for it, as for a GPU's queue, and then abort
-    assert [rank.exit for rank in played.ranks] == [0, 0, None, 0]
+    assert [rank.exit for rank in played.ranks] == [0, 0, -9, 0]
     going_on = play_wilful(*at(100, "kill", rank=2), environment=ACTS, ranks=4, survivors_go_on=1)
     assert going_on.calls >= 1000
 
@@ -142,9 +143,9 @@ def test_a_job_may_end_without_destroying(play_wilful: Player) -> None:
 
 
 def test_a_stopped_rank_goes_on(play_wilful: Player) -> None:
-    played = play_wilful(*at(100, "stop=0.5", rank=1), environment=ACTS, ranks=4)
+    played = play_wilful(*at(100, stop(0.5), rank=1), environment=ACTS, ranks=4)
     assert played.is_sound, played
-    assert played.raw["wall_s"] > 0.5
+    assert played.wall_s > 0.5
     assert played.calls >= 1000
 
 
@@ -156,6 +157,6 @@ def test_a_job_that_hangs_is_ended(play_wilful: Player) -> None:
 
 
 def test_what_is_not_an_option_is_refused(play_wilful: Player) -> None:
-    for words in (["--rank", "2"], ["--at", "5:jump"], ["--ranks", "x"], ["--release", "2.20"]):
-        with pytest.raises(AssertionError, match="play_job: "):
-            play_wilful(*words, environment={})
+    for words in ("--range 2", "--at 5:jump", "--rate x", "--nodes 3", "--release 2.20"):
+        with pytest.raises(ValueError, match="play_job: "):
+            play_wilful(*words.split(), environment={})

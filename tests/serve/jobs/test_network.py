@@ -56,7 +56,7 @@ def test_a_cut_that_heals_splits_and_fails_nobody(
     """The arbiter is on the first node; communicators are made anew while the cable is down."""
     cable = f"ip netns exec {nodes[1]} ip link set {DEVICE}"
     cut = f"sh={cable} down; (sleep 1.5; {cable} up) &"
-    places = [f"--netns={rank}:/run/netns/{nodes[rank // 4]}" for rank in range(8)]
+    places = [f"--netns={rank}:{nodes[rank // 4]}" for rank in range(8)]
     with arbiter_of(job_build_dir, two_nodes, within=("ip", "netns", "exec", nodes[0])) as arbiter:
         played = player_of(job_build_dir, library)(
             *(word for place in places for word in place.split("=", 1)),

@@ -16,18 +16,18 @@ from tests.conftest import Soak
 from tests.serve.jobs.conftest import player_of
 from tests.serve.jobs.disturbing import (
     OFTEN,
+    Cutter,
     arbiter_of,
     assert_no_report,
-    cuts_before,
     trouble_for,
 )
-from tests.serve.jobs.play import assert_never_split, at
+from tests.serve.jobs.play import ALL, assert_never_split, at, stop
 from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
 
 CALLS: Final = 3000
 #: What may come at any call, to any rank.
 FAULTS: Final = (
-    *("kill", "stop=0.05", "stop=0.5", "sleep=0.2", "abort=0", "abort=0.2", "fork", "swap", "p2p"),
+    *("kill", stop(0.05), stop(0.5), "sleep=0.2", "abort=0", "abort=0.2", "fork", "swap", "p2p"),
 )
 #: What makes the ranks' calls differ, or all of them count the same more.
 MISCOUNTS: Final = ("simulate=1", "simulate=3", "capture=3,9", "bcasts=3", "symmetric=2")
@@ -47,8 +47,8 @@ def draw_actions(random: Generator, setting: Setting, num_ranks: int, num_slots:
     if random.integers(2):
         what = str(random.choice(MISCOUNTS))
         is_one = what.startswith(("simulate", "symmetric")) and bool(random.integers(2))
-        rank_or_all = int(random.integers(num_ranks)) if is_one else "all"
-        actions += at(int(random.integers(CALLS)), what, rank=rank_or_all)
+        rank = int(random.integers(num_ranks)) if is_one else ALL
+        actions += at(int(random.integers(CALLS)), what, rank=rank)
     return actions
 
 
@@ -71,12 +71,14 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
             pause_s = float(random.choice([0.1, 0.5, 100]))
             stack.enter_context(trouble_for(arbiter, seed, pause_s=pause_s))
             share = float(random.choice([0, 0, 0.1]))
-            cutter = stack.enter_context(cuts_before(arbiter.port, seed, share=share))
+            cutter = stack.enter_context(Cutter(arbiter.port, seed, share=share))
             environment = setting.by_arbiter(f"127.0.0.1:{cutter.port}")
         played = player_of(build, library)(
             *draw_actions(random, setting, num_ranks, num_slots),
             environment=environment | OFTEN,
-            release=random.choice(list(NCCL_CODES)[6 if is_adaptive else 0 :]),
+            release=random.choice(
+                [name for name in NCCL_CODES if not is_adaptive or name >= "2.28"]
+            ),
             ranks=num_ranks,
             nodes=num_nodes,
             comms=num_slots,

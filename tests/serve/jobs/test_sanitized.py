@@ -17,7 +17,7 @@ from tests.conftest import Soak
 from tests.plugin_build import TUNER_TARGET
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.conftest import Adaptive, Inits, player_of
-from tests.serve.jobs.play import Played, at, every, play
+from tests.serve.jobs.play import ALL, Played, at, every, play
 from tests.serve.jobs.setting import Setting
 from tests.serve.jobs.test_random_jobs import LIBRARIES, play_for_a_while
 from tests.serve.jobs.thinking import brain
@@ -32,11 +32,11 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "no-destroy": ((), {"destroy": 0}),
     "at-once": ((), {"create_at_once": 1, "comms": 8}),
     "kernel-events": ((), {"kernel_drop": 10, "kernel_duplicate": 10, "kernel_delay_us": 500}),
-    "graphs": (at(100, "capture=5,20", rank="all"), {}),
+    "graphs": (at(100, "capture=5,20", rank=ALL), {}),
     "simulate": (at(100, "simulate=5", rank=1), {}),
     "abort": (at(300, "abort=0", rank=1), {"watchdog": 0.2}),
     "kill": (at(300, "kill", rank=1), {"watchdog": 0.2}),
-    "fork": (every(500, "fork", rank="all"), {}),
+    "fork": (every(500, "fork", rank=ALL), {}),
 }
 
 
@@ -47,7 +47,7 @@ def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Settin
     runtime = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
     preloaded = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
     environment = four_ranks.environment() | preloaded
-    played = play(build_dir("") / "play_job", plugin, environment=environment, **JOB)
+    played = play(build_dir("") / "play_rank", plugin, environment=environment, **JOB)
     assert_clean(played)
     assert played.acted > 0
 
@@ -56,7 +56,7 @@ def test_creations_at_once_are_free_of_races(
     build_dir: Callable[..., Path], four_ranks: Setting, arbiter: Callable[..., Arbiter]
 ) -> None:
     """Whole jobs whose communicators are made at once; ranks that are threads of one process."""
-    directory = build_dir("thread", (*TUNER_TARGET, "play_job", "init_ranks"))
+    directory = build_dir("thread", (*TUNER_TARGET, "play_rank", "init_ranks"))
     by_arbiter = four_ranks.by_arbiter(arbiter(four_ranks).address)
     for release, environment in (("2.27", by_arbiter), ("2.30", four_ranks.environment())):
         played = player_of(directory, TUNER_NAME)(

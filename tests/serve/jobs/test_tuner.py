@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -16,7 +16,7 @@ from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.install import install
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.conftest import Inits, Player
-from tests.serve.jobs.play import Played, every, on_rank, play
+from tests.serve.jobs.play import ALL, Played, at, every, on_rank, play
 from tests.serve.jobs.setting import (
     FIRST,
     JOB,
@@ -46,7 +46,6 @@ def test_the_table_is_in_force_from_call_0(
 ) -> None:
     played = play_tuner(
         environment=four_ranks.environment(),
-        ranks=4,
         comms=4,
         threads=2,
         release=release,
@@ -83,24 +82,13 @@ def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
     assert tuner == home / "lib" / library
     ours = {name: value for name, value in shown.items() if name.startswith("DYNAMICCL_")}
     environment = eight_ranks.environment() | ours | path
-    played = play(job_build_dir / "play_job", tuner, environment=environment, ranks=8, **SHORT)
+    played = play(job_build_dir / "play_rank", tuner, environment=environment, ranks=8, **SHORT)
     assert played.is_sound, played
     assert played.acted > 0
     assert played.switches == 0
     assert played.log.count("the artifact's table, from call 0") == 8
     asked = "(libnccl-net.so): is asked first on every call (v3)"
     assert played.log.count(asked) == (8 if is_net_a_tuner else 0)
-
-
-@pytest.mark.parametrize("release", ["2.24", "2.26", "2.31"])
-def test_releases_that_nobody_has_read_abstain(
-    release: str, play_tuner: Player, four_ranks: Setting
-) -> None:
-    """Before 2.27 none tells which communicator it is, whatever a job promises."""
-    environment = four_ranks.environment() | {"WORLD_SIZE": "4", "DYNAMICCL_ONE_WORLD": "1"}
-    played = play_tuner(environment=environment, ranks=4, comms=3, release=release, **SHORT)
-    assert (played.is_sound, played.acted) == (True, 0), played
-    assert "another release of NCCL than 2.27 to 2.30" in played.log
 
 
 @pytest.mark.parametrize("word", ["0", "1"])
@@ -113,13 +101,35 @@ def test_ranks_of_several_nodes_agree_by_the_arbiter(
     assert_table_from_call_0(played)
 
 
-def test_several_nodes_without_an_arbiter_abstain_at_once(
-    play_tuner: Player, two_nodes: Setting
+NO_PLUGIN: Final = {"NCCL_TUNER_PLUGIN": None, "NCCL_PROFILER_PLUGIN": None}
+UNREAD: Final = "another release of NCCL than 2.27 to 2.30"
+LATE: Final = "not all 4 ranks came in time"
+
+
+@pytest.mark.parametrize(
+    ("why", "of_all", "of_one", "named"),
+    [
+        # Before 2.27 none tells which communicator it is, whatever a job promises.
+        (UNREAD, {"DYNAMICCL_ONE_WORLD": "1"}, {}, {"release": "2.26", "comms": 3}),
+        (UNREAD, {}, {}, {"release": "2.31", "comms": 3}),
+        ("DYNAMICCL_ARBITER is not set", {}, {}, {"ranks": 8, "nodes": 2}),
+        ("NCCL_COMM_ID is set", {"NCCL_COMM_ID": "127.0.0.1:1"}, {}, {}),
+        (LATE, {}, NO_PLUGIN, JOB),
+        (LATE, {}, {"DYNAMICCL_DISABLE": "1"}, JOB),
+    ],
+)
+def test_all_abstain(
+    why: str,
+    of_all: dict[str, str],
+    of_one: Mapping[str, str | None],
+    named: dict[str, Any],
+    play_tuner: Player,
+    two_nodes: Setting,
 ) -> None:
-    played = play_tuner(environment=two_nodes.environment(), ranks=8, nodes=2, **SHORT)
-    assert played.is_sound, played
-    assert played.acted == 0
-    assert "DYNAMICCL_ARBITER is not set" in played.log
+    environment = two_nodes.environment() | of_all
+    played = play_tuner(*on_rank(2, of_one), environment=environment, **SHORT | named)
+    assert (played.is_sound, played.acted) == (True, 0), played
+    assert why in played.log
 
 
 #: Words of a line of the log -> what one rank's environment is.
@@ -144,7 +154,6 @@ def test_one_rank_that_differs_makes_all_abstain_at_once_and_a_line_names_it(
     played = play_tuner(
         *on_rank(2, DIFFERENCES[difference](four_ranks)),
         environment=environment,
-        ranks=4,
         comms=2,
         **SHORT,
     )
@@ -162,31 +171,15 @@ def test_a_rank_without_the_key_can_make_all_abstain(
     environment = four_ranks.by_arbiter(arbiter(four_ranks, limit_ms=1000).address)
     environment |= {"DYNAMICCL_TEST_LIMIT_MS": "1000"}
     lacks = on_rank(2, {"DYNAMICCL_KEY": "0" * 32})
-    played = play_tuner(*lacks, environment=environment, ranks=4, **SHORT)
+    played = play_tuner(*lacks, environment=environment, **SHORT)
     assert (played.is_sound, played.acted) == (True, 0), played
-
-
-@pytest.mark.parametrize(
-    "without",
-    [{"NCCL_TUNER_PLUGIN": None, "NCCL_PROFILER_PLUGIN": None}, {"DYNAMICCL_DISABLE": "1"}],
-)
-def test_a_rank_that_never_votes_leaves_nccls_own_choice(
-    without: Mapping[str, str | None], play_tuner: Player, four_ranks: Setting
-) -> None:
-    without_it = on_rank(2, without)
-    played = play_tuner(
-        *without_it, environment=four_ranks.environment(), ranks=4, deadline=60, **JOB
-    )
-    assert played.is_sound, played
-    assert played.acted == 0
-    assert "not all 4 ranks came in time" in played.log
 
 
 def test_a_kill_file_counts_when_a_communicator_is_made(
     play_tuner: Player, four_ranks: Setting
 ) -> None:
     (four_ranks.artifact / "kill").touch()
-    played = play_tuner(environment=four_ranks.environment(), ranks=4, **SHORT)
+    played = play_tuner(environment=four_ranks.environment(), **SHORT)
     assert played.is_sound, played
     assert played.acted == 0
     assert "a kill file is there" in played.log
@@ -200,7 +193,6 @@ def test_the_new_enqueue_of_one_rank_makes_all_abstain(
         played = play_tuner(
             *on_rank(2, {"NCCL_ENQUEUE_REARCH_ENABLE": value}),
             environment=four_ranks.environment(),
-            ranks=4,
             **SHORT,
         )
         assert played.is_sound, played
@@ -213,21 +205,75 @@ def test_questions_about_symmetric_kernels_are_left_alone(
 ) -> None:
     """A cell would start such a kernel on buffers that are not registered."""
     played = play_tuner(
-        *every(50, "symmetric=4", rank="all"),
+        *every(50, "symmetric=4", rank=ALL),
         environment=four_ranks.environment(),
-        ranks=4,
         **SHORT,
     )
     assert_table_from_call_0(played)
 
 
-def test_nccl_comm_id_gives_all_communicators_one_id(
-    play_tuner: Player, four_ranks: Setting
+# All ways in which NCCL makes communicators: one choice on all ranks of each.
+
+#: Splits of the world by three colourings, splits of a colouring again, one more world.
+SPLITS: Final = {"comms": 8}
+
+
+def assert_all_acted(played: Played) -> None:
+    assert played.is_sound, played
+    for comm in played.communicators:
+        assert comm.acted == comm.calls > 0, played.log
+
+
+@pytest.mark.parametrize(
+    ("actions", "named"),
+    [
+        pytest.param((), SPLITS, id="split-and-split-again"),
+        pytest.param((), SPLITS | {"create_at_once": 1}, id="in-one-group"),
+        pytest.param((), SPLITS | {"threads": 4}, id="threads"),
+        pytest.param((), SPLITS | {"lifetime": 100}, id="destroyed-and-made-anew"),
+        pytest.param((), {"comms": 5, "max_group": 1, "pattern": 1}, id="one-call-again-and-again"),
+        pytest.param(every(150, "fork", rank=ALL), SPLITS, id="forks"),
+        pytest.param(every(100, "p2p", rank=ALL), {"comms": 2}, id="send-and-receive"),
+        pytest.param(at(100, "capture=5,20", rank=1), {"comms": 2}, id="one-rank-captures"),
+        pytest.param(at(100, "simulate=5", rank=1), {"comms": 2}, id="one-rank-simulates"),
+    ],
+)
+@pytest.mark.parametrize("release", ["2.27", "2.30"])
+def test_all_ranks_of_a_communicator_run_the_same(
+    actions: tuple[str, ...],
+    named: dict[str, object],
+    release: str,
+    play_tuner: Player,
+    four_ranks: Setting,
 ) -> None:
-    environment = four_ranks.environment() | {"NCCL_COMM_ID": "127.0.0.1:1"}
-    played = play_tuner(environment=environment, ranks=4, **SHORT)
-    assert (played.acted, played.is_sound) == (0, True)
-    assert "NCCL_COMM_ID is set" in played.log
+    played = play_tuner(
+        *actions, environment=four_ranks.environment(), release=release, **(SHORT | named)
+    )
+    assert_all_acted(played)
+
+
+@pytest.mark.parametrize("release", ["2.27", "2.30"])
+@pytest.mark.parametrize("lifetime", [0, 100])
+def test_what_comes_of_two_disjoint_shrinks_abstains(
+    release: str, lifetime: int, play_tuner: Player, four_ranks: Setting
+) -> None:
+    """Both halves shrink the world at once, under one id, and split that, under one id again.
+
+    With a lifetime each does it again, as one does whose shrink failed, and a process that has been
+    in a shrink has no new table of the world's next ones either.
+    """
+    played = play_tuner(
+        environment=four_ranks.environment(),
+        release=release,
+        comms=4,
+        shrinks=1,
+        lifetime=lifetime,
+        **SHORT,
+    )
+    assert played.is_sound, played
+    for comm in played.communicators:
+        assert comm.first_acted == (0 if comm.slot == 0 else None), played.log
+        assert comm.generations_acted == (comm.slot == 0), played.log
 
 
 def test_a_communicator_grows(inits: Inits, four_ranks: Setting) -> None:
@@ -296,7 +342,7 @@ def test_what_is_left_of_a_jobs_former_round_has_communicators_of_its_own(
     with ThreadPoolExecutor() as pool:
         played = list(
             pool.map(
-                lambda chosen: play_tuner(environment=chosen, ranks=4, comms=4, **SHORT),
+                lambda chosen: play_tuner(environment=chosen, comms=4, **SHORT),
                 rounds,
             )
         )

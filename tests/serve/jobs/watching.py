@@ -12,14 +12,19 @@ import numpy.typing as npt
 from dynamiccl.collect.calls import SUFFIX, read_header, read_records
 from dynamiccl.collect.output import FileReport
 
-#: Prints the threads and libraries of its parent's other children, by process.
+#: Prints the threads and libraries of all ranks, by process: one of them is its parent.
 _LOOK: Final = """
 import json, os, pathlib, sys
+
+def kind_of(process):
+    parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+    return parent, os.readlink(process / "exe")
+
 seen = {}
+kind = kind_of(pathlib.Path("/proc") / str(os.getppid()))
 for process in pathlib.Path("/proc").glob("[0-9]*"):
     try:
-        fields = (process / "stat").read_text().rpartition(")")[2].split()
-        if int(process.name) == os.getpid() or int(fields[1]) != os.getppid():
+        if kind_of(process) != kind:
             continue
         seen[process.name] = {
             "threads": [(t / "comm").read_text().strip() for t in (process / "task").iterdir()],
@@ -28,7 +33,7 @@ for process in pathlib.Path("/proc").glob("[0-9]*"):
                 if line.endswith(".so")
             }),
         }
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         pass
 with open(sys.argv[1], "w") as file:
     json.dump(seen, file)
@@ -52,7 +57,7 @@ class Look:
         self._script = folder / "look.py"
         self._script.write_text(_LOOK)
         self._result = folder / "seen.json"
-        # In place of the shell, so that the ranks are its siblings.
+        # In place of the shell, so that a rank is its parent.
         self.action = f"sh=exec {sys.executable} -S {self._script} {self._result}"
 
     def ranks(self) -> list[Seen]:

@@ -1,70 +1,137 @@
-// The command line of `play_job`: the job, its habits, and what happens to it at chosen calls.
+// A job, and what its ranks do at chosen calls: the command line of play.py and `play_rank`.
 #pragma once
 
-#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
+#include <set>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-/// Something that happens on one rank, or on the launcher, before a chosen call of a communicator.
+/// What a rank can do before a call of one of its communicators.
+inline const std::set<std::string> kActions = {
+    "simulate",   // =TASKS: a simulated group
+    "symmetric",  // =TASKS: questions about symmetric kernels, as NCCL 2.31 asks them
+    "capture",  // =GROUPS,TIMES: captured as CUDA graphs and replayed, by whoever does not ask live
+    "p2p",      // ncclSend and ncclRecv in a group of their own
+    "bcasts",   // =ROOTS: broadcasts in one group; only for all ranks
+    "sleep",    // =SECONDS
+    "kill",     // SIGKILL
+    "fork",     // a child that lives on for a moment and exits
+    "abort",    // =SECONDS: ncclCommAbort from another thread, so long after the call began
+    "sh",       // =COMMAND, whose end the call waits for
+    "swap",     // =PATH,PATH: one rename that exchanges them
+};
+
 struct Action {
-  enum class Kind : std::uint8_t {
-    simulate,   // =TASKS: a simulated group
-    symmetric,  // =TASKS: questions about symmetric kernels, as NCCL 2.31 asks them
-    capture,  // =GROUPS,TIMES: captured as a CUDA graph and replayed, by whoever does not ask live
-    p2p,      // ncclSend and ncclRecv in a group of their own
-    bcasts,   // =ROOTS: broadcasts in one group; only for all ranks
-    sleep,    // =SECONDS
-    stop,     // =SECONDS: SIGSTOP, later SIGCONT
-    kill,     // SIGKILL
-    fork,     // a child that lives on for a moment and exits
-    abort,    // =SECONDS: ncclCommAbort from another thread, so long after the call began
-    shell,    // =COMMAND: on the launcher; the call waits for it
-    swap,     // =PATH,PATH: on the launcher, one rename that exchanges them; the call waits for it
-  };
-  Kind kind;
-  std::uint64_t call;
+  int call;
   bool repeats;  // also at every multiple of `call`
   int rank;      // -1: all ranks
   int slot;      // which communicator of the rank
-  std::vector<std::string> arguments;
+  std::string kind, argument;
+
+  int count() const { return std::atoi(argument.c_str()); }
+  double seconds() const { return std::atof(argument.c_str()); }
+  /// What follows the comma.
+  std::string second() const { return argument.substr(argument.find(',') + 1); }
 };
+
+/// NCCL's codes. 2.31 stands for a release that was not read.
+inline const std::map<std::string, int> kReleases = {{"2.26", 22606}, {"2.27", 22707},
+                                                     {"2.28", 22809}, {"2.29", 22907},
+                                                     {"2.30", 23007}, {"2.31", 23102}};
 
 struct Options {
-  std::string plugin;
-  std::string release = "2.28";
-  int num_ranks = 4;
-  int num_nodes = 1;
-  int num_slots = 1;    // communicators that each rank is in
-  int num_threads = 1;  // each with its own communicators
-  std::uint64_t num_calls = 1000;
-  std::uint64_t calls_per_lifetime = 0;  // a communicator is then destroyed and made anew; 0: never
-  double calls_per_s = 0;                // 0: as fast as it goes
-  int run_ahead = 64;                    // calls that a rank may be ahead of the slowest
-  int max_group = 4;                     // collectives in one group
-  int pattern = 64;                      // groups after which the job's questions repeat
-  int jitter_us = 50;                    // random pauses of each rank
-  std::uint64_t seed = 1;
-  double deadline_s = 60;
-  double watchdog_s = 1;  // after which a rank that waits for a lost one aborts the communicator
-  bool survivors_go_on = false;
-  bool is_opposite = false;       // ranks 1, 3 ... call their communicators in the opposite order
-  bool shrinks = false;           // the communicators but the first come of shrinks: plan.h
-  bool creates_at_once = false;   // each communicator on a thread of its own, as in one group
-  int aborts_creation = -1;       // this rank aborts the first communicator while it is made
-  bool is_on_one_thread = false;  // all ranks are; nothing but their number and calls counts then
-  bool destroys = true;           // false: exits without ncclCommDestroy
-  int kernel_delay_us = 0, kernel_drop_percent = 0, kernel_duplicate_percent = 0;
-  int slow_cell = -1;
-  double slow_factor = 1.0;
-  double scatter_percent = 0.0;
-  std::map<int, std::string> namespaces;                 // path of the rank's network namespace
-  std::vector<std::pair<int, std::string>> environment;  // rank or -1, NAME=VALUE or NAME
+  std::map<std::string, double> numbers = {
+      {"board", -1},  // descriptor of board.h
+      {"job", 0},     // sets two jobs of one seed apart, as NCCL's unique ids do
+      {"rank", 0},
+      {"ranks", 4},
+      {"nodes", 1},
+      {"comms", 1},       // communicators that each rank is in
+      {"threads", 1},     // each with its own communicators
+      {"calls", 1000},    // of each communicator
+      {"lifetime", 0},    // calls after which a communicator is made anew; 0: never
+      {"rate", 0},        // calls a second; 0: as fast as it goes
+      {"run-ahead", 64},  // calls that a rank may be ahead of the slowest
+      {"max-group", 4},   // collectives in one group
+      {"pattern", 64},    // groups after which the job's questions repeat
+      {"jitter-us", 50},  // random pauses of each rank
+      {"seed", 1},
+      {"watchdog", 1},         // seconds that a rank waits for a lost one before it aborts
+      {"survivors-go-on", 0},  // they wait for no lost one
+      {"opposite", 0},         // ranks 1, 3 ... call their communicators in the opposite order
+      {"shrinks", 0},          // the communicators but the first come of shrinks: plan.h
+      {"create-at-once", 0},   // each communicator on a thread of its own, as in one group
+      {"abort-creation", -1},  // this rank aborts the first communicator while it is made
+      {"one-thread", 0},       // all ranks are on one, as after ncclCommInitAll
+      {"destroy", 1},          // 0: exits without ncclCommDestroy
+      {"kernel-delay-us", 0},
+      {"kernel-drop", 0},       // percent
+      {"kernel-duplicate", 0},  // percent
+      {"scatter", 0},           // percent; kernels take up to so much longer
+  };
+  int release = kReleases.at("2.28");
+  int slow_cell = -1;  // algorithm x 3 + protocol whose kernels take `slow_factor` as long
+  double slow_factor = 1;
   std::vector<Action> actions;
+
+  int operator[](const char* name) const { return static_cast<int>(numbers.at(name)); }
 };
 
-/// PLUGIN.so and pairs of --NAME VALUE; an action is `--at
-/// CALL[:rank=R|all][:comm=SLOT]:KIND[=...]`, or `--every` likewise. Throws std::invalid_argument
-/// on anything it does not know.
-Options parse(const std::vector<std::string>& arguments);
+/// Sets one option; throws std::invalid_argument on what it does not know.
+inline void set(Options* options, const std::string& name, const std::string& value) {
+  const auto check = [&](bool is_right, const std::string& wanted) {
+    if (!is_right) throw std::invalid_argument("--" + name + " " + value + ": needs " + wanted);
+  };
+  if (const auto found = options->numbers.find(name); found != options->numbers.end()) {
+    char* end = nullptr;
+    found->second = std::strtod(value.c_str(), &end);
+    check(!value.empty() && *end == '\0', "a number");
+  } else if (name == "release") {
+    check(kReleases.count(value) > 0, "2.26 to 2.31");
+    options->release = kReleases.at(value);
+  } else if (name == "slow") {
+    int algorithm = 0, protocol = 0;
+    double* factor = &options->slow_factor;
+    check(std::sscanf(value.c_str(), "%d:%d:%lf", &algorithm, &protocol, factor) == 3,
+          "ALGORITHM:PROTOCOL:FACTOR, in numbers");
+    options->slow_cell = 3 * algorithm + protocol;
+  } else if (name == "at" || name == "every") {
+    Action action = {0, name == "every", 0, 0, "", ""};
+    int at = 0;
+    std::sscanf(value.c_str(), "%d:%d:%d:%n", &action.call, &action.rank, &action.slot, &at);
+    const std::string what = value.substr(static_cast<std::size_t>(at));
+    action.kind = what.substr(0, what.find('='));
+    action.argument = what.substr(what.find('=') + 1);
+    check(at > 0 && kActions.count(action.kind) > 0, "CALL:RANK:COMM:ACTION, RANK -1 for all");
+    check(action.call > 0 || !action.repeats, "a call that is not 0");
+    options->actions.push_back(action);
+  } else {
+    throw std::invalid_argument("no option --" + name);
+  }
+}
+
+/// Pairs of --NAME VALUE. Throws std::invalid_argument.
+inline Options parse(const std::vector<std::string>& words) {
+  Options options;
+  for (std::size_t i = 0; i < words.size(); i += 2) {
+    const bool is_pair = words[i].rfind("--", 0) == 0 && i + 1 < words.size();
+    if (!is_pair) throw std::invalid_argument("'" + words[i] + "' is no --NAME with a VALUE");
+    set(&options, words[i].substr(2), words[i + 1]);
+  }
+  bool is_right = options["ranks"] >= 2 && options["ranks"] <= 16 && options["nodes"] > 0 &&
+                  options["ranks"] % options["nodes"] == 0;
+  for (const char* name : {"comms", "threads", "run-ahead", "max-group", "pattern"}) {
+    is_right = is_right && options[name] > 0;
+  }
+  for (const Action& action : options.actions) {
+    is_right = is_right && action.slot < options["comms"] && action.rank < options["ranks"];
+  }
+  if (is_right) return options;
+  throw std::invalid_argument(
+      "--ranks is 2 to 16 and a multiple of --nodes; --comms, --threads, --run-ahead, --max-group "
+      "and --pattern are from 1; an action is on a rank and a communicator that are there");
+}

@@ -19,19 +19,13 @@ namespace {
 
 using namespace dynamiccl;
 
-long setting(const char* name, long otherwise) {
+long setting(const char* name, long otherwise = -1) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::atol(text) : otherwise;
 }
 
 struct Tuner {
-  ncclDebugLogger_t logger = nullptr;
-  long act_from = setting("WILFUL_ACT_FROM", -1);
-  long switch_every = setting("WILFUL_SWITCH_EVERY", -1);
-  long num_channels = setting("WILFUL_CHANNELS", 4);
-  long cell = setting("WILFUL_CELL", -1);
-  long error_at = setting("WILFUL_ERROR_AT", -1);
-  long wait_at = setting("WILFUL_WAIT_AT", -1);
+  ncclDebugLogger_t logger;
   std::atomic<long> calls{0};
   std::atomic<bool> closing{false};
   std::atomic<int> inside{0};
@@ -43,11 +37,9 @@ void say(ncclDebugLogger_t logger, const char* format, Values... values) {
 }
 
 ncclResult_t init(std::size_t, std::size_t, ncclDebugLogger_t logger, void** context) {
-  if (setting("WILFUL_INIT_ERROR", 0) != 0) return ncclInvalidUsage;
-  auto* tuner = new Tuner;
-  tuner->logger = logger;
-  *context = tuner;
-  if (setting("WILFUL_LOG_FROM_THREAD", 0) != 0) {
+  if (setting("WILFUL_INIT_ERROR") > 0) return ncclInvalidUsage;
+  *context = new Tuner{logger};
+  if (setting("WILFUL_LOG_FROM_THREAD") > 0) {
     std::thread([logger] { say(logger, "from a thread"); }).join();
   }
   return ncclSuccess;
@@ -64,19 +56,21 @@ ncclResult_t ask(void* context, ncclFunc_t, std::size_t, int, float** costs, int
                  int* channels) {
   auto* tuner = static_cast<Tuner*>(context);
   const long call = tuner->calls++;
-  if (call == tuner->wait_at) {
+  if (call == setting("WILFUL_WAIT_AT")) {
     ++tuner->inside;
     while (!tuner->closing) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     --tuner->inside;
     return ncclInvalidUsage;
   }
-  if (tuner->act_from >= 0 && call >= tuner->act_from) {
-    const bool second = tuner->switch_every > 0 && call / tuner->switch_every % 2 == 1;
-    const long own = kRing * kNumProtocols + (second ? kSimple : kLL);
-    reinterpret_cast<float*>(costs)[tuner->cell >= 0 ? tuner->cell : own] = 0.0F;
-    *channels = static_cast<int>(tuner->num_channels);
+  const long act_from = setting("WILFUL_ACT_FROM");
+  const long switch_every = setting("WILFUL_SWITCH_EVERY");
+  if (act_from >= 0 && call >= act_from) {
+    const bool is_second = switch_every > 0 && call / switch_every % 2 == 1;
+    const long own = kRing * kNumProtocols + (is_second ? kSimple : kLL);
+    reinterpret_cast<float*>(costs)[setting("WILFUL_CELL", own)] = 0.0F;
+    *channels = static_cast<int>(setting("WILFUL_CHANNELS", 4));
   }
-  return call == tuner->error_at ? ncclInvalidUsage : ncclSuccess;
+  return call == setting("WILFUL_ERROR_AT") ? ncclInvalidUsage : ncclSuccess;
 }
 
 ncclResult_t finalize(void* context) {
@@ -90,9 +84,5 @@ ncclResult_t finalize(void* context) {
 
 }  // namespace
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
-EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4;
 const ncclTuner_v4_t ncclTunerPlugin_v4 = {"Wilful", init, ask, finalize};
-EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
 const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_with_id, ask, finalize, nullptr};
