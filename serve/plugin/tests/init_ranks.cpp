@@ -17,7 +17,6 @@
 // abort, which waits for its thread; how many rounds were over before the last rank of the first
 // one came; how many threads are still bound after a failure, or are no longer without one. What it
 // warns of goes to stderr.
-#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -26,17 +25,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
-#include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
-#include <map>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "nccl/tuner_abi.h"
+#include "tests/library.h"
 
 namespace {
 
@@ -143,12 +134,8 @@ int play_process(const char* library, int process) {
     std::perror("a /dev/shm of its own");
     return 1;
   }
-  void* loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-  if (loaded == nullptr) {
-    std::fprintf(stderr, "%s\n", dlerror());
-    return 1;
-  }
-  g_tuner = static_cast<const ncclTuner_v6_t*>(dlsym(loaded, "ncclTunerPlugin_v6"));
+  const Library loaded(library);
+  g_tuner = loaded.at<ncclTuner_v6_t>(6);
   std::vector<std::thread> ranks;
   for (int rank = process; rank < num_present(1); rank += option("--processes")) {
     ranks.emplace_back(play_rank, rank);
@@ -158,11 +145,6 @@ int play_process(const char* library, int process) {
 }
 
 }  // namespace
-
-extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
-  *version = 23007;
-  return 0;
-}
 
 int main(int argc, char** argv) {
   for (int i = 2; i + 1 < argc; i += 2) {
