@@ -6,7 +6,6 @@
 // RANKS processes make one communicator; the last one measures. Calls are timed in batches, since
 // one call is as short as reading the clock. Sizes and collectives are drawn at random, as a job's
 // look to a branch predictor.
-#include <dlfcn.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -15,22 +14,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "nccl/profiler_abi.h"
-#include "nccl/tuner_abi.h"
-
-/// The NCCL that a tuner finds in this process (ENABLE_EXPORTS).
-extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
-  *version = 23007;
-  return 0;
-}
+#include "tests/library.h"
 
 namespace {
 
@@ -93,18 +82,15 @@ long other_threads_sleeps(int* num_threads) {
 
 /// One rank's side of the communicator, in a library that may want to be told of its calls too.
 const ncclTuner_v5_t* create(const char* path, int rank, int num_ranks, void** context) {
-  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    std::fprintf(stderr, "%s\n", dlerror());
-    std::exit(3);
-  }
-  const auto* profiler = static_cast<const ncclProfiler_v5_t*>(dlsym(library, "ncclProfiler_v5"));
+  static const Library library(path);
+  void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  const auto* profiler = static_cast<const ncclProfiler_v5_t*>(dlsym(handle, "ncclProfiler_v5"));
   static int mask = 0;
   void* ignored = nullptr;
   if (profiler != nullptr) {
     profiler->init(&ignored, 0x1234, &mask, "bench", 1, num_ranks, rank, nullptr);
   }
-  const auto* tuner = static_cast<const ncclTuner_v5_t*>(dlsym(library, "ncclTunerPlugin_v5"));
+  const auto* tuner = library.at<ncclTuner_v5_t>(5);
   const auto count = static_cast<std::size_t>(num_ranks);
   tuner->init(context, 0x1234, count, 1, nullptr, nullptr, nullptr);
   if (*context == nullptr) std::exit(4);

@@ -15,9 +15,8 @@
 // Prints a JSON object: how many ranks got the table, abstained and failed; the time in ms from the
 // last entry to the last return, of each round; the longest that one rank was in `init`, and in an
 // abort, which waits for its thread; how many rounds were over before the last rank of the first
-// one came; how many threads are still bound after a failure, or are no longer without one. What it
-// warns of goes to stderr.
-#include <dlfcn.h>
+// one came; how many threads are still bound after a failure, or are no longer without one. Why a
+// creation failed goes to stderr.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -26,17 +25,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
-#include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
 #include <map>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "nccl/tuner_abi.h"
+#include "tests/library.h"
 
 namespace {
 
@@ -60,16 +52,6 @@ std::map<std::string, int> g_options = {{"--ranks", 2}, {"--processes", 1}, {"--
 int option(const char* name) { return g_options.at(name); }
 int num_present(int round) {
   return option("--ranks") - option("--absent") - (round == 0 ? option("--grow") : 0);
-}
-
-/// As ncclDebugLog lies in NCCL.
-void warn(ncclDebugLogLevel level, unsigned long, const char*, int, const char* format, ...) {
-  if (level > NCCL_LOG_WARN) return;
-  va_list arguments;
-  va_start(arguments, format);
-  std::vfprintf(stderr, format, arguments);
-  va_end(arguments);
-  std::fputc('\n', stderr);
 }
 
 std::int64_t now_ns() {
@@ -102,7 +84,8 @@ void make_communicator(int rank, int round) {
     CPU_SET(sched_getcpu(), &set);
     if (option("--bind") != 0) sched_setaffinity(0, sizeof set, &set);
     result = g_tuner->init(&context, 0x1000U + static_cast<unsigned>(round),
-                           static_cast<std::size_t>(num_ranks), 1, warn, &domains, nullptr);
+                           static_cast<std::size_t>(num_ranks), 1, keep_line, &domains, nullptr);
+    if (result != ncclSuccess) std::fprintf(stderr, "%s\n", t_lines.back().c_str());
     sched_getaffinity(0, sizeof set, &set);
     const bool is_bound = CPU_COUNT(&set) == 1;
     if (option("--bind") != 0 && is_bound != (result == ncclSuccess)) ++board->bound_wrongly;
@@ -143,12 +126,8 @@ int play_process(const char* library, int process) {
     std::perror("a /dev/shm of its own");
     return 1;
   }
-  void* loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-  if (loaded == nullptr) {
-    std::fprintf(stderr, "%s\n", dlerror());
-    return 1;
-  }
-  g_tuner = static_cast<const ncclTuner_v6_t*>(dlsym(loaded, "ncclTunerPlugin_v6"));
+  const Library loaded(library);
+  g_tuner = loaded.at<ncclTuner_v6_t>(6);
   std::vector<std::thread> ranks;
   for (int rank = process; rank < num_present(1); rank += option("--processes")) {
     ranks.emplace_back(play_rank, rank);
@@ -158,11 +137,6 @@ int play_process(const char* library, int process) {
 }
 
 }  // namespace
-
-extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
-  *version = 23007;
-  return 0;
-}
 
 int main(int argc, char** argv) {
   for (int i = 2; i + 1 < argc; i += 2) {

@@ -26,15 +26,14 @@ Bytes table(int num_channels) {
   return table_of(1, 2, {kRing, kSimple, static_cast<std::int8_t>(num_channels), 1, 0}, kAllGather);
 }
 
-struct OtherNccl {
-  explicit OtherNccl(const std::string& name)
-      : handle(dlopen((g_build + "/lib" + name + ".so").c_str(), RTLD_NOW | RTLD_LOCAL)),
-        logger(reinterpret_cast<ncclDebugLogger_t>(dlsym(handle, "fake_logger"))),
-        line(static_cast<const char*>(dlsym(handle, "fake_line"))) {}
-  void* handle;
-  ncclDebugLogger_t logger;
-  const char* line;  // of this thread
-};
+/// Of another NCCL in this process.
+void* symbol_of(const std::string& name, const char* symbol) {
+  const std::string path = g_build + "/lib" + name + ".so";
+  return dlsym(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), symbol);
+}
+ncclDebugLogger_t logger_of(const std::string& name) {
+  return reinterpret_cast<ncclDebugLogger_t>(symbol_of(name, "fake_logger"));
+}
 
 bool said(const char* why) {
   return !t_lines.empty() && t_lines.back().find(why) != std::string::npos;
@@ -80,17 +79,17 @@ void start_arbiter(const std::string& port) {
 /// Channels of an AllGather are asked for before NCCL 2.29 alone: the second NCCL is 2.28, the
 /// program's own is 2.30, and both take one table. RCCL is left alone.
 void the_nccl_that_calls_counts(const Library& library) {
-  const OtherNccl other("second_nccl"), rccl("rccl");
   Call call;
   call.collective = kAllGather;
   for (int i = 0; i < 2; ++i) {
     void* own = library.init(6, 2, 1);
-    void* others = library.init(6, 2, 1, other.logger);
+    void* others = library.init(6, 2, 1, logger_of("second_nccl"));
     CHECK(own != nullptr && library.ask(6, own, call).num_channels == 0);
     CHECK(others != nullptr && library.ask(6, others, call).num_channels == 8);
   }
-  CHECK(library.init(6, 2, 1, rccl.logger) == nullptr);
-  CHECK(std::string(rccl.line).find("this is RCCL") != std::string::npos);
+  CHECK(library.init(6, 2, 1, logger_of("rccl")) == nullptr);
+  const std::string line = static_cast<const char*>(symbol_of("rccl", "fake_line"));
+  CHECK(line.find("this is RCCL") != std::string::npos);
   CHECK(library.init(6, 2, 1, nullptr) != nullptr);
 }
 
@@ -198,10 +197,9 @@ void a_link_in_place_of_a_word_is_not_followed(const Library& library) {
 
 /// Its bytes are in own memory: a mapped file that is cut off is a SIGBUS.
 void a_file_is_cut_off_and_replaced_in_use(const Library& library) {
-  const OtherNccl other("second_nccl");
   Call call;
   call.collective = kAllGather;
-  void* context = library.init(6, 2, 1, other.logger);
+  void* context = library.init(6, 2, 1, logger_of("second_nccl"));
   g_artifact->write(1, 2, {});
   CHECK(library.ask(6, context, call).num_channels == 8);
   g_artifact->write(1, 2, table(8));
