@@ -2,10 +2,9 @@
 // removed.
 //
 // What NCCL's caller pays for a call: all that NCCL 2.28 tells of it under the mask which the
-// profiler asks for, reading the clock included (GroupApi, CollApi, Group, Coll, KernelLaunch). The
-// writer writes to a real file meanwhile. Calls are timed in batches, since one is about as short
-// as reading the clock, with a pause after each: a job's collectives do not come back to back for
-// seconds, and the recorder's memory has an end.
+// profiler asks for, reading the clock included. The writer writes to a real file meanwhile. Calls
+// are timed in batches, since one is about as short as reading the clock, with a pause after each:
+// a job's collectives do not come back to back for seconds, and the recorder's memory has an end.
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,7 +30,7 @@ constexpr int kBatches = 10'000, kWarmupBatches = 1'000, kBatchCalls = 64;
 void* g_profiler = nullptr;
 ncclProfilerEventDescr_v5_t g_event = {};
 
-void* start(ncclProfilerEventType type, void* parent) {
+void* start(unsigned type, void* parent) {
   g_event.type = type;
   g_event.parentObj = parent;
   void* handle = nullptr;
@@ -40,15 +39,15 @@ void* start(ncclProfilerEventType type, void* parent) {
 }
 
 void call(std::uint64_t number) {
-  static const char* const kFuncs[] = {"AllReduce", "AllGather", "ReduceScatter"};
-  static const char* const kAlgorithms[] = {"RING", "TREE", "NVLS"};
+  static const char* const kNames[][2] = {
+      {"AllReduce", "RING"}, {"AllGather", "TREE"}, {"ReduceScatter", "NVLS"}};
+  const auto& [func, algorithm] = kNames[number % 3];
   void* const group = start(ncclProfileGroupApi, nullptr);
   g_event.collApi = {};
   void* const api = start(ncclProfileCollApi, group);
   start(ncclProfileGroup, nullptr);
-  g_event.coll = {number / 3, kFuncs[number % 3], nullptr, nullptr, 1 << 18,
-                  0,          "ncclFloat32",      8,       16,      kAlgorithms[number % 3],
-                  "SIMPLE"};
+  g_event.coll = {number / 3,    func, nullptr, nullptr,   1 << 18, 0,
+                  "ncclFloat32", 8,    16,      algorithm, "SIMPLE"};
   start(ncclProfileColl, api);
   start(ncclProfileKernelLaunch, group);
 }

@@ -8,7 +8,7 @@
 
 namespace dynamiccl {
 
-class Profiler;
+struct Profiler;
 
 struct CreatedCommunicator {
   std::uint64_t comm_id;  // 0: none

@@ -24,23 +24,21 @@ Profiler* create(std::uint64_t comm_id, int rank = 0) {
   return static_cast<Profiler*>(context);
 }
 
-void* start(Profiler* profiler, std::uint64_t type, void* parent,
-            ncclProfilerEventDescr_v5_t event = {}) {
+void* start(Profiler* of, unsigned type, void* parent, ncclProfilerEventDescr_v5_t event = {}) {
   event.type = type;
   event.parentObj = parent;
   void* handle = nullptr;
-  ncclProfiler_v5.startEvent(profiler, &handle, &event);
+  ncclProfiler_v5.startEvent(of, &handle, &event);
   return handle;
 }
 
 /// A call as NCCL 2.28 tells of it; null unless its channels will be reported.
-void* call(Profiler* profiler, std::uint64_t sequence, bool is_captured = false) {
+void* call(Profiler* of, std::uint64_t sequence, bool is_captured = false) {
   ncclProfilerEventDescr_v5_t event = {};
   event.collApi.graphCaptured = is_captured;
-  void* group = start(profiler, ncclProfileGroupApi, nullptr);
-  void* api = start(profiler, ncclProfileCollApi, group, event);
+  void* api = start(of, ncclProfileCollApi, start(of, ncclProfileGroupApi, nullptr), event);
   event.coll = {sequence, "AllReduce", nullptr, nullptr, 1, 0, "ncclFloat32", 2, 1, "RING", "LL"};
-  return start(profiler, ncclProfileColl, api, event);
+  return start(of, ncclProfileColl, api, event);
 }
 
 void* run_kernel(Profiler* profiler, void* coll, int channel, std::uint64_t begin_ns) {
@@ -101,7 +99,7 @@ void many_threads() {
 
 /// Nobody waits for the writer: what finds no room is counted, and the rest is whole.
 void too_many_for_the_writer() {
-  constexpr std::uint64_t kProducers = 3, kEach = 100'000;
+  constexpr std::uint64_t kEach = 100'000;
   const auto push = [](std::uint64_t count) {
     CallRecord record = {};
     record.comm_id = 1000;
@@ -111,8 +109,8 @@ void too_many_for_the_writer() {
     }
   };
   Recorder::acquire(0, nullptr);
-  std::vector<std::thread> producers;
-  for (std::uint64_t i = 0; i < kProducers; ++i) producers.emplace_back(push, kEach);
+  std::thread producers[] = {std::thread(push, kEach), std::thread(push, kEach),
+                             std::thread(push, kEach)};
   for (std::thread& producer : producers) producer.join();
   Recorder::release();  // all is written
   Recorder::acquire(0, nullptr);
@@ -124,14 +122,13 @@ void too_many_for_the_writer() {
     dropped += entry.dropped;
     CHECK(entry.stop_ns == ~entry.sequence);
   }
-  CHECK(dropped > 0 && kept.size() + dropped == kProducers * kEach + 1);
+  CHECK(dropped > 0 && kept.size() + dropped == 3 * kEach + 1);
 }
 
 /// Wrong handles are nobody's; a forked child, which has no writer, waits for none.
 void wrong_handles_and_a_fork() {
   Profiler* profiler = create(50);
-  std::uint64_t bits = 1;
-  for (int i = 0; i < 20'000; ++i) {
+  for (std::uint64_t i = 0, bits = 1; i < 20'000; ++i) {
     bits = bits * 6364136223846793005U + 1442695040888963407U;
     run_kernel(profiler, reinterpret_cast<void*>(i % 2 == 0 ? bits : bits >> 40), i % 256, bits);
   }
@@ -157,8 +154,12 @@ void what_the_tuner_uses() {
   CHECK(told.num_ranks == 8 && told.num_nodes == 2 && !take_created(77, &told));  // once
   static CallRecord last;
   Recorder::set_sink([](void*, const CallRecord& record) { last = record; }, nullptr);
-  const auto complete = [](void* user, CallRecord* to) { to->table = *static_cast<int*>(user); };
-  int table = 9;
+  const auto complete = [](void* user, CallRecord* record) {
+    std::this_thread::yield();
+    record->table = *static_cast<std::uint32_t*>(user);
+    CHECK(record->table != 8);
+  };
+  std::uint32_t table = 9;
   CHECK(profiler->set_describe(complete, &table));
   call(profiler, 0);
   CHECK(last.comm_id == 77 && last.table == 9);
@@ -167,18 +168,17 @@ void what_the_tuner_uses() {
   profiler->take_times(true);
   for (std::uint64_t i = 1597; i < 1620; ++i) CHECK(call(profiler, i) != nullptr);
   profiler->take_times(false);  // the burst in between has not ended it
-  CHECK(call(profiler, 3) == nullptr);
-  // It takes its hook back while another thread is in the middle of calls.
+  CHECK(call(profiler, 3) == nullptr && profiler->set_describe(nullptr, nullptr));
   std::atomic<bool> stop{false};
   std::thread caller([&] {
     for (std::uint64_t i = 0; !stop.load(); ++i) call(profiler, i);
   });
   for (int i = 0; i < 200; ++i) {
-    auto* hooked = new int(7);
-    CHECK(profiler->set_describe(complete, hooked));
-    if (i % 16 == 0) std::this_thread::yield();
+    table = 7;
+    CHECK(profiler->set_describe(complete, &table));
+    std::this_thread::yield();
     CHECK(profiler->set_describe(nullptr, nullptr));
-    delete hooked;  // would be read by a call that is still inside
+    table = 8;  // a call that is still inside would read it
   }
   stop.store(true);
   caller.join();
