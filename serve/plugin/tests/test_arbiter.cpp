@@ -23,8 +23,10 @@
 #include <vector>
 
 #include "agree/caller.h"
+#include "arbiter/guard.h"
 #include "platform/clock.h"
 #include "tests/check.h"
+#include "tests/table_file.h"
 
 using namespace dynamiccl;
 
@@ -267,6 +269,51 @@ void check_end() {
   CHECK(comes_true([] { return processes().empty(); }));
 }
 
+/// What was withdrawn is so when it is chosen again, too, and whoever chose it is told how it went.
+void check_guard() {
+  Guard guard(2);
+  std::uint64_t sequence = 0;
+  const auto call = [&](std::uint8_t algorithm, std::uint64_t time_us, bool is_ours) {
+    for (int i = 0; i < 16; ++i, ++sequence) {
+      guard.take({sequence / 2,
+                  1 << 20,
+                  1'000 * time_us,
+                  kAllReduce,
+                  algorithm,
+                  kSimple,
+                  4,
+                  is_ours,
+                  0,
+                  {}});
+    }
+  };
+  const auto shows = [&guard](double time_us) {
+    const TimedTask task = guard.tasks()[0];
+    return std::all_of(task.calls.begin(), task.calls.end(),
+                       [time_us](const TimedCall& each) { return each.time_us == time_us; });
+  };
+  const std::vector<double> noise(kNumCollectives, 0.05);
+  const auto table = [](Entry entry) { return table_of(1, 2, entry, kAllReduce, 80, 1); };
+  const Bytes own = table({kAuto, kAuto, 0, 0, 0});
+  const Bytes tree = table({kTree, kSimple, 0, 1, 0}), ring = table({kRing, kSimple, 0, 1, 0});
+  guard.begin(tree);
+  call(kNVLS, 50, false);
+  call(kTree, 52, true);
+  CHECK(guard.withdraw_slow(noise).empty());
+  for (int i = 0; i < 4; ++i) call(kTree, 60 + i, true);
+  CHECK(guard.withdraw_slow(noise).find("1 choices withdrawn: collective 4") == 0);
+  CHECK(guard.withdraw_slow(noise).empty());
+  call(kNVLS, 50, false);
+  CHECK(shows(63.0));
+  guard.begin(ring);
+  call(kTree, 70, true);  // told late
+  call(kRing, 49, true);
+  CHECK(guard.withdraw_slow(noise).empty() && shows(49.0));
+  CHECK(guard.allowed(tree) == own && guard.allowed(ring) == ring && guard.num_withdrawn() == 1);
+  guard.begin(tree);
+  CHECK(shows(63.0));
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -278,6 +325,7 @@ int main(int, char** argv) {
   setenv("DYNAMICCL_KEY", g_key_text, 1);
   setenv("DYNAMICCL_KILL_FILE", (std::string("/tmp/") + g_key_text).c_str(), 1);
   setenv("DYNAMICCL_TEST_LIMIT_MS", "5000", 1);
+  check_guard();
   check_no_threads();
   check_forked_child();
   check_another_arbiter();
