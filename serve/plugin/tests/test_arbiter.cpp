@@ -3,7 +3,6 @@
 //
 //   test_arbiter ARBITER
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -146,28 +145,14 @@ bool gives_tables(const Arbiter& arbiter) {
 
 /// Starts an arbiter that ends with this process, or with some; returns its address. Reads its
 /// output to the end, as a script does, on a descriptor that it was given besides, too.
-Arbiter start(const std::vector<pid_t>& ends_with = {getpid()}, uid_t user = 0) {
-  int ends[2];
-  if (pipe(ends) != 0) std::abort();
-  if (fork() == 0) {
-    dup2(ends[1], 1);
-    dup2(ends[1], 63);
-    close(ends[0]);
-    close(ends[1]);
-    const rlimit four = {4, 4};
-    if (user != 0 && (setrlimit(RLIMIT_NPROC, &four) != 0 || setuid(user) != 0)) std::abort();
-    std::string command = std::string("exec ") + g_program + " 0";
-    for (const pid_t pid : ends_with) command += " " + std::to_string(pid);
-    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-    _exit(127);
-  }
-  close(ends[1]);
-  std::FILE* said = fdopen(ends[0], "r");
+Arbiter start(const std::vector<pid_t>& ends_with = {getpid()}, const std::string& within = "") {
+  std::string command = "exec " + within + g_program + " 0";
+  for (const pid_t pid : ends_with) command += " " + std::to_string(pid);
+  std::FILE* said = popen((command + " 9>&1").c_str(), "r");
   int port = 0;
   CHECK(std::fscanf(said, "%d", &port) == 1);
-  while (std::fgetc(said) != EOF) continue;
-  std::fclose(said);
-  wait(nullptr);
+  CHECK(std::fgetc(said) == '\n' && std::fgetc(said) == EOF);
+  pclose(said);
   Arbiter arbiter;
   arbiter.key = g_key;
   CHECK(parse_address(("127.0.0.1:" + std::to_string(port)).c_str(), &arbiter));
@@ -179,7 +164,8 @@ Arbiter start(const std::vector<pid_t>& ends_with = {getpid()}, uid_t user = 0) 
 void check_no_threads() {
   if (geteuid() != 0) return;
   const uid_t user = 100'000 + static_cast<uid_t>(getpid());
-  const Arbiter arbiter = start({getpid()}, user);
+  const std::string as_user = "setpriv --clear-groups --reuid=" + std::to_string(user) + " ";
+  const Arbiter arbiter = start({getpid()}, "prlimit --nproc=4 " + as_user);
   const pid_t others[] = {idle(user), idle(user)};
   const auto is_theirs = [user](pid_t pid) {
     struct stat facts = {};
@@ -253,19 +239,18 @@ void check_another_arbiter() {
 
 /// It ends with the last of its processes, at once where no round is open.
 void check_end() {
-  const pid_t launchers[] = {idle(), idle()};
-  const Arbiter arbiter = start({launchers[0], launchers[1]});
-  end(launchers[0]);
+  const pid_t launcher = idle(), rank = idle();
+  const Arbiter arbiter = start({launcher, rank});
+  end(launcher);
   rest(1'200);
-  check_all(play(arbiter, 1, 2), Verdict::kTable);
+  CHECK(gives_tables(arbiter));
   // A round that has begun is ended before that.
   const auto late = [](Vote* vote, Exchange*) { usleep(vote->rank == 0 ? 500'000 : 0); };
-  check_all(play(arbiter, 2, 2, late,
-                 [&launchers] {
-                   rest(200);
-                   end(launchers[1]);
-                 }),
-            Verdict::kTable);
+  const auto meanwhile = [rank] {
+    rest(200);
+    end(rank);
+  };
+  check_all(play(arbiter, 2, 2, late, meanwhile), Verdict::kTable);
   CHECK(comes_true([] { return processes().empty(); }));
 }
 
