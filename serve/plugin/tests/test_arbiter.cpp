@@ -3,7 +3,6 @@
 //
 //   test_arbiter ARBITER
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,8 +22,10 @@
 #include <vector>
 
 #include "agree/caller.h"
+#include "arbiter/guard.h"
 #include "platform/clock.h"
 #include "tests/check.h"
+#include "tests/table_file.h"
 
 using namespace dynamiccl;
 
@@ -144,28 +145,14 @@ bool gives_tables(const Arbiter& arbiter) {
 
 /// Starts an arbiter that ends with this process, or with some; returns its address. Reads its
 /// output to the end, as a script does, on a descriptor that it was given besides, too.
-Arbiter start(const std::vector<pid_t>& ends_with = {getpid()}, uid_t user = 0) {
-  int ends[2];
-  if (pipe(ends) != 0) std::abort();
-  if (fork() == 0) {
-    dup2(ends[1], 1);
-    dup2(ends[1], 63);
-    close(ends[0]);
-    close(ends[1]);
-    const rlimit four = {4, 4};
-    if (user != 0 && (setrlimit(RLIMIT_NPROC, &four) != 0 || setuid(user) != 0)) std::abort();
-    std::string command = std::string("exec ") + g_program + " 0";
-    for (const pid_t pid : ends_with) command += " " + std::to_string(pid);
-    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-    _exit(127);
-  }
-  close(ends[1]);
-  std::FILE* said = fdopen(ends[0], "r");
+Arbiter start(const std::vector<pid_t>& ends_with = {getpid()}, const std::string& within = "") {
+  std::string command = "exec " + within + g_program + " 0";
+  for (const pid_t pid : ends_with) command += " " + std::to_string(pid);
+  std::FILE* said = popen((command + " 9>&1").c_str(), "r");
   int port = 0;
   CHECK(std::fscanf(said, "%d", &port) == 1);
-  while (std::fgetc(said) != EOF) continue;
-  std::fclose(said);
-  wait(nullptr);
+  CHECK(std::fgetc(said) == '\n' && std::fgetc(said) == EOF);
+  pclose(said);
   Arbiter arbiter;
   arbiter.key = g_key;
   CHECK(parse_address(("127.0.0.1:" + std::to_string(port)).c_str(), &arbiter));
@@ -177,7 +164,8 @@ Arbiter start(const std::vector<pid_t>& ends_with = {getpid()}, uid_t user = 0) 
 void check_no_threads() {
   if (geteuid() != 0) return;
   const uid_t user = 100'000 + static_cast<uid_t>(getpid());
-  const Arbiter arbiter = start({getpid()}, user);
+  const std::string as_user = "setpriv --clear-groups --reuid=" + std::to_string(user) + " ";
+  const Arbiter arbiter = start({getpid()}, "prlimit --nproc=4 " + as_user);
   const pid_t others[] = {idle(user), idle(user)};
   const auto is_theirs = [user](pid_t pid) {
     struct stat facts = {};
@@ -251,20 +239,64 @@ void check_another_arbiter() {
 
 /// It ends with the last of its processes, at once where no round is open.
 void check_end() {
-  const pid_t launchers[] = {idle(), idle()};
-  const Arbiter arbiter = start({launchers[0], launchers[1]});
-  end(launchers[0]);
+  const pid_t launcher = idle(), rank = idle();
+  const Arbiter arbiter = start({launcher, rank});
+  end(launcher);
   rest(1'200);
-  check_all(play(arbiter, 1, 2), Verdict::kTable);
+  CHECK(gives_tables(arbiter));
   // A round that has begun is ended before that.
   const auto late = [](Vote* vote, Exchange*) { usleep(vote->rank == 0 ? 500'000 : 0); };
-  check_all(play(arbiter, 2, 2, late,
-                 [&launchers] {
-                   rest(200);
-                   end(launchers[1]);
-                 }),
-            Verdict::kTable);
+  const auto meanwhile = [rank] {
+    rest(200);
+    end(rank);
+  };
+  check_all(play(arbiter, 2, 2, late, meanwhile), Verdict::kTable);
   CHECK(comes_true([] { return processes().empty(); }));
+}
+
+/// What was withdrawn is so when it is chosen again, too, and whoever chose it is told how it went.
+void check_guard() {
+  Guard guard(2);
+  std::uint64_t sequence = 0;
+  const auto call = [&](std::uint8_t algorithm, std::uint64_t time_us, bool is_ours) {
+    for (int i = 0; i < 16; ++i, ++sequence) {
+      guard.take({sequence / 2,
+                  1 << 20,
+                  1'000 * time_us,
+                  kAllReduce,
+                  algorithm,
+                  kSimple,
+                  4,
+                  is_ours,
+                  0,
+                  {}});
+    }
+  };
+  const auto shows = [&guard](double time_us) {
+    const TimedTask task = guard.tasks()[0];
+    return std::all_of(task.calls.begin(), task.calls.end(),
+                       [time_us](const TimedCall& each) { return each.time_us == time_us; });
+  };
+  const std::vector<double> noise(kNumCollectives, 0.05);
+  const auto table = [](Entry entry) { return table_of(1, 2, entry, kAllReduce, 80, 1); };
+  const Bytes own = table({kAuto, kAuto, 0, 0, 0});
+  const Bytes tree = table({kTree, kSimple, 0, 1, 0}), ring = table({kRing, kSimple, 0, 1, 0});
+  guard.begin(tree);
+  call(kNVLS, 50, false);
+  call(kTree, 52, true);
+  CHECK(guard.withdraw_slow(noise).empty());
+  for (int i = 0; i < 4; ++i) call(kTree, 60 + i, true);
+  CHECK(guard.withdraw_slow(noise).find("1 choices withdrawn: collective 4") == 0);
+  CHECK(guard.withdraw_slow(noise).empty());
+  call(kNVLS, 50, false);
+  CHECK(shows(63.0));
+  guard.begin(ring);
+  call(kTree, 70, true);  // told late
+  call(kRing, 49, true);
+  CHECK(guard.withdraw_slow(noise).empty() && shows(49.0));
+  CHECK(guard.allowed(tree) == own && guard.allowed(ring) == ring && guard.num_withdrawn() == 1);
+  guard.begin(tree);
+  CHECK(shows(63.0));
 }
 
 }  // namespace
@@ -278,6 +310,7 @@ int main(int, char** argv) {
   setenv("DYNAMICCL_KEY", g_key_text, 1);
   setenv("DYNAMICCL_KILL_FILE", (std::string("/tmp/") + g_key_text).c_str(), 1);
   setenv("DYNAMICCL_TEST_LIMIT_MS", "5000", 1);
+  check_guard();
   check_no_threads();
   check_forked_child();
   check_another_arbiter();

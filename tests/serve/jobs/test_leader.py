@@ -434,7 +434,7 @@ def test_the_command_serves_a_search_to_a_job(
     with brain(eight_ranks, hinted, policy):
         played = play_adaptive(
             replace(eight_ranks, artifact=hinted),
-            leader=THINKING | SYSTEMS,
+            leader=THINKING | SYSTEMS | {"DYNAMICCL_PROBE_CALLS": "400"},
             environment=SYSTEMS | SAMPLED,
             **SEARCHING | {"calls": 4200},
         )
