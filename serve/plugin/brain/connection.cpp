@@ -90,8 +90,8 @@ const char* why_not_peer(int socket) {
   return peer.uid == geteuid() ? nullptr : "it runs as another user";
 }
 
-BrainConnection::BrainConnection(const std::string& path, std::uint64_t limit_ms)
-    : path_(path), limit_ms_(limit_ms) {
+BrainConnection::BrainConnection(const std::string& path, timeval limit)
+    : path_(path), limit_(limit) {
   address_.sun_family = AF_UNIX;
   std::strncpy(address_.sun_path, path.c_str(), sizeof address_.sun_path - 1);
 }
@@ -101,10 +101,8 @@ const char* BrainConnection::connect_now() {
   socket_.reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int descriptor = socket_.descriptor();
   if (descriptor < 0) return "this process can have no more sockets";
-  const timeval limit = {static_cast<time_t>(limit_ms_ / 1'000),
-                         static_cast<suseconds_t>(limit_ms_ % 1'000 * 1'000)};
-  setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-  setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &limit_, sizeof limit_);
+  setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &limit_, sizeof limit_);
   if (connect(descriptor, reinterpret_cast<const sockaddr*>(&address_), size_) != 0) {
     // As its queue of connections is full (man 7 unix).
     return errno == EAGAIN ? "it does not take the connection in time" : "nobody listens there";

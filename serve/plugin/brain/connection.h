@@ -6,6 +6,7 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 
 #include <cstdint>
@@ -24,14 +25,10 @@ struct BrainAnswer {
 
 class BrainConnection {
  public:
-  /// How long connecting, a question and its answer may take each. The first question may have to
-  /// wait for torch to be loaded.
-  static constexpr std::uint64_t kLimitMs = 30'000;
-
-  /// `path`: of a socket in the file system; else `address` is used.
-  explicit BrainConnection(const std::string& path, std::uint64_t limit_ms = kLimitMs);
-  BrainConnection(const sockaddr_un& address, socklen_t size)
-      : limit_ms_(kLimitMs), address_(address), size_(size) {}
+  /// `path`: of a socket in the file system; else `address` is used. `limit`: how long connecting,
+  /// a question and its answer may take each; the first may have to wait for torch to be loaded.
+  explicit BrainConnection(const std::string& path, timeval limit = {30, 0});
+  BrainConnection(const sockaddr_un& address, socklen_t size) : address_(address), size_(size) {}
 
   /// Connects with the first question, so a brain may start after the job.
   BrainAnswer ask(const BrainAsk& ask);
@@ -41,7 +38,7 @@ class BrainConnection {
   const char* exchange(const BrainAsk& ask, BrainAnswer* answer);
 
   const std::string path_;  // empty: none
-  const std::uint64_t limit_ms_;
+  const timeval limit_ = {30, 0};
   sockaddr_un address_ = {};
   socklen_t size_ = sizeof address_;
   File socket_;

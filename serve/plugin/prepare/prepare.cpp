@@ -193,9 +193,8 @@ bool may_have_fabric(bool has_gpus) {
 struct Artifact {
   std::string directory;     // without links
   std::uint64_t digest = 0;  // of plugin.index: the ranks compare it
-  /// What it calls this machine, by NCCL's release. One that has two names is known by neither.
-  std::map<std::string, std::string> systems;
-  std::string problem;  // why nothing of it may be used; empty: nothing
+  std::string systems;       // what it calls this machine by NCCL's release: "22809=box 23007=box"
+  std::string problem;       // why nothing of it may be used; empty: nothing
 };
 
 /// A system's name becomes part of a path.
@@ -247,6 +246,7 @@ Artifact read_artifact(const std::string& named, const std::string& machine) {
     return artifact;
   }
   artifact.digest = siphash({}, text.data(), text.size());
+  std::map<std::string, std::string> systems;  // one that has two names is known by neither
   const std::string here = "\t" + machine + ";nccl=";
   for (std::size_t next = 0, end; next < text.size(); next = end + 1) {
     end = text.find('\n', next);
@@ -255,20 +255,15 @@ Artifact read_artifact(const std::string& named, const std::string& machine) {
     if (line.rfind("system\t", 0) != 0 || at == std::string::npos) continue;
     const std::string name = line.substr(7, at - 7), nccl = line.substr(at + here.size());
     if (!is_name(name) || nccl.find_first_not_of("0123456789") != std::string::npos) continue;
-    const auto [known, is_new] = artifact.systems.emplace(nccl, name);
+    const auto [known, is_new] = systems.emplace(nccl, name);
     if (!is_new && known->second != name) known->second = "";
   }
-  return artifact;
-}
-
-/// "22809=box 23007=box": the releases of NCCL with which the artifact has tables for this machine.
-std::string systems_of(const Artifact& artifact, const std::string& wanted) {
-  std::string systems;
-  for (const auto& [nccl, system] : artifact.systems) {
+  const std::string wanted = value("DYNAMICCL_SYSTEM");
+  for (const auto& [nccl, system] : systems) {
     if (system.empty() || (!wanted.empty() && system != wanted)) continue;
-    systems += (systems.empty() ? "" : " ") + nccl + "=" + system;
+    artifact.systems += (artifact.systems.empty() ? "" : " ") + nccl + "=" + system;
   }
-  return systems;
+  return artifact;
 }
 
 int print_facts(const std::string& named) {
@@ -282,7 +277,7 @@ int print_facts(const std::string& named) {
   std::printf(
       R"({"plugin_version": "%s", "machine": "%s", "systems": "%s", "artifact_problem": "%s"})"
       "\n",
-      kPluginVersion, machine.c_str(), systems_of(artifact, "").c_str(), artifact.problem.c_str());
+      kPluginVersion, machine.c_str(), artifact.systems.c_str(), artifact.problem.c_str());
   return artifact.problem.empty() ? 0 : kBadArtifact;
 }
 
@@ -541,18 +536,17 @@ int prepare(const std::string& program, const std::string& pids) {
   const std::string named = value("DYNAMICCL_ARTIFACT"), wanted = value("DYNAMICCL_SYSTEM");
   const std::string kill_file = value("DYNAMICCL_KILL_FILE"), machine = take_fingerprint();
   const Artifact artifact = read_artifact(named, machine);
-  const std::string systems = systems_of(artifact, wanted);
   set("DYNAMICCL_MACHINE", machine);
-  set("DYNAMICCL_SYSTEMS", systems);
+  set("DYNAMICCL_SYSTEMS", artifact.systems);
   set("DYNAMICCL_INDEX", artifact.digest != 0 ? hex_of(artifact.digest) : "");
-  set("DYNAMICCL_TABLES", systems.empty() ? "" : artifact.directory + "/tables");
+  set("DYNAMICCL_TABLES", artifact.systems.empty() ? "" : artifact.directory + "/tables");
   std::string problem;
   if (!artifact.problem.empty()) {
     problem = "the artifact's index: " + artifact.problem + ", " + named +
               "/plugin.index; see 'dynamiccl-deploy doctor'";
   } else if (machine.empty()) {
     problem = kNoMachine;
-  } else if (systems.empty()) {
+  } else if (artifact.systems.empty()) {
     problem = "the artifact does not know this machine" +
               (wanted.empty() ? "" : " as DYNAMICCL_SYSTEM=" + wanted) + ", " + machine +
               "; see 'dynamiccl-deploy bind'";
