@@ -301,7 +301,7 @@ class Leader {
     std::uint64_t calls = 0, lived_ns = 0, waited_ns = 0;  // at the stop before
     std::uint64_t probed_at = 0;                           // the call at which one began
     std::uint64_t next_probe = 0;
-    std::uint64_t asked_ns = 0;  // when the brain was
+    std::uint64_t asked_ns = 0, asked_with = 0;  // when the brain was, and with how many times
     std::shared_ptr<const LeaderFiles::Table> artifact;
     std::vector<std::uint8_t> table;  // to be in force, with what is withdrawn
     bool is_changed = false;          // and they have not agreed on it yet
@@ -373,11 +373,14 @@ class Leader {
   void ask_brain(Group* group, std::uint64_t comm_id) {
     const Told& now = group->latest;
     const bool is_due = now.lived_ns >= group->asked_ns + adapt_ns_;
-    if (group->artifact == nullptr || group->is_changed || !is_due) return;
+    const bool has_new = group->guard.num_timed() != group->asked_with;
+    if (group->artifact == nullptr || group->is_changed || !is_due || !has_new) return;
     BrainAsk question = {files_.artifact(), group->artifact->system,
                          now.num_nodes,     group->guard.num_ranks(),
                          group->table,      group->guard.tasks()};
-    if (brain_thread_.ask(comm_id, std::move(question))) group->asked_ns = now.lived_ns;
+    if (!brain_thread_.ask(comm_id, std::move(question))) return;
+    group->asked_ns = now.lived_ns;
+    group->asked_with = group->guard.num_timed();
   }
 
   void place_next_stop(Group* group, std::uint64_t call, bool begins_probe, Reply* question) {
