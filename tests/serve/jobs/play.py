@@ -232,7 +232,8 @@ class Job:
         with contextlib.ExitStack() as stack:
             # What is appended to keeps lines of several threads whole.
             files = [
-                stack.enter_context(tempfile.TemporaryFile("a+")) for _ in range(num_ranks + 1)
+                stack.enter_context(tempfile.TemporaryFile("a+", errors="replace"))
+                for _ in range(num_ranks + 1)
             ]
             ranks = range(1 if "--one-thread" in of else num_ranks)
             alive = {rank: self._start(rank, board, files[0], files[1 + rank]) for rank in ranks}

@@ -21,6 +21,8 @@ SECOND: Final = Config(Algorithm.Ring, Protocol.Simple, 4)
 JOB: Final[dict[str, Any]] = {"rate": 4000, "calls": 4000}
 
 NCCL_CODES: Final = {
+    "2.24": 22403,
+    "2.25": 22501,
     "2.26": 22606,
     "2.27": 22707,
     "2.28": 22809,

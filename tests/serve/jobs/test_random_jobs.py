@@ -66,6 +66,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
     opposite = bool(random.integers(2))
     with contextlib.ExitStack() as stack:
         environment = setting.environment()
+        sampled = str(random.choice([0, 1, 1, 100]))
         if is_adaptive or num_nodes > 1 or random.integers(2):
             arbiter = stack.enter_context(arbiter_of(build, setting))
             pause_s = float(random.choice([0.1, 0.5, 100]))
@@ -75,7 +76,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
             environment = setting.by_arbiter(f"127.0.0.1:{cutter.port}")
         played = player_of(build, library)(
             *draw_actions(random, setting, num_ranks, num_slots),
-            environment=environment | OFTEN,
+            environment=environment | OFTEN | {"DYNAMICCL_SAMPLE_PERCENT": sampled},
             release=random.choice(
                 [name for name in NCCL_CODES if not is_adaptive or name >= "2.28"]
             ),
@@ -84,7 +85,11 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
             comms=num_slots,
             threads=int(random.integers(1, 4)),
             # In opposite order no communicator could be made anew, nor of another one.
-            lifetime=0 if opposite else int(random.choice([0, 0, 100, 1500])),
+            lifetime=0 if opposite else int(random.choice([0, 0, 50, 700, 1500])),
+            destroy=int(random.integers(4) > 0),
+            kernel_drop=int(random.choice([0, 20])),
+            kernel_duplicate=int(random.choice([0, 10])),
+            kernel_delay_us=int(random.choice([0, 500, 5000])),
             create_at_once=int(random.integers(2)),
             opposite=int(opposite),
             shrinks=int(num_slots > 1 and not opposite and random.integers(8) == 0),

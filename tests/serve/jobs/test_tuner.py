@@ -110,7 +110,8 @@ LATE: Final = "not all 4 ranks came in time"
     ("why", "of_all", "of_one", "named"),
     [
         # Before 2.27 none tells which communicator it is, whatever a job promises.
-        (UNREAD, {"DYNAMICCL_ONE_WORLD": "1"}, {}, {"release": "2.26", "comms": 3}),
+        (UNREAD, {"DYNAMICCL_ONE_WORLD": "1"}, {}, {"release": "2.24", "comms": 3}),
+        (UNREAD, {}, {}, {"release": "2.26", "comms": 3}),
         (UNREAD, {}, {}, {"release": "2.31", "comms": 3}),
         ("DYNAMICCL_ARBITER is not set", {}, {}, {"ranks": 8, "nodes": 2}),
         ("NCCL_COMM_ID is set", {"NCCL_COMM_ID": "127.0.0.1:1"}, {}, {}),
