@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -109,15 +109,20 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
     assert played.errors == 0, played
 
 
-def play_for_a_while(library: str, build: Path, directory: Path, soak: Soak) -> None:
-    """Jobs of one seed after the other, at least one, until the time is over."""
+def seeds_of(soak: Soak, directory: Path) -> Iterator[tuple[int, Path]]:
+    """Seeds, at least one, until the time is over; each with a directory of its own."""
     until = time.monotonic() + soak.seconds
     for seed in count(soak.seed):
         made = directory / str(seed)
         made.mkdir()
-        assert_lawful_at_random(seed, library, build, made)
+        yield seed, made
         if time.monotonic() >= until:
             return
+
+
+def play_for_a_while(library: str, build: Path, directory: Path, soak: Soak) -> None:
+    for seed, made in seeds_of(soak, directory):
+        assert_lawful_at_random(seed, library, build, made)
 
 
 @pytest.mark.parametrize("seed", range(5))
