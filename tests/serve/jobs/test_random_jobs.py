@@ -59,6 +59,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
     """
     random = np.random.default_rng(seed)
     is_adaptive = library == ADAPTIVE_NAME
+    releases = [name for name in NCCL_CODES if not is_adaptive or name >= "2.28"]
     num_nodes = int(random.choice([1, 1, 2]))
     num_ranks = num_nodes * int(random.integers(2, 5))
     num_slots = int(random.integers(1, 7))
@@ -77,9 +78,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
         played = player_of(build, library)(
             *draw_actions(random, setting, num_ranks, num_slots),
             environment=environment | OFTEN | {"DYNAMICCL_SAMPLE_PERCENT": sampled},
-            release=random.choice(
-                [name for name in NCCL_CODES if not is_adaptive or name >= "2.28"]
-            ),
+            release=random.choice(releases),
             ranks=num_ranks,
             nodes=num_nodes,
             comms=num_slots,
