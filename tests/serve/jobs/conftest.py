@@ -15,11 +15,7 @@ from dynamiccl.serve.plugin_index import PluginIndex
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.disturbing import OFTEN, arbiter_of, assert_no_report
 from tests.serve.jobs.play import Played, clean_environment, play
-from tests.serve.jobs.setting import (
-    Setting,
-    fingerprint,
-    make_setting,
-)
+from tests.serve.jobs.setting import Setting, fingerprint, make_setting
 
 
 class Player(Protocol):

@@ -107,14 +107,8 @@ class Played:
     @property
     def is_sound(self) -> bool:
         """Whether a real job would have run undisturbed."""
-        return not (
-            self.disagreements
-            or self.acted_unevenly
-            or self.errors
-            or self.violations
-            or self.abnormal_exits
-            or self.hit_deadline
-        )
+        wrong = (self.disagreements, self.acted_unevenly, self.errors, self.violations)
+        return not any((*wrong, self.abnormal_exits, self.hit_deadline))
 
     @property
     def log(self) -> str:
@@ -201,7 +195,7 @@ class Job:
         self._environment = clean_environment() | dict(environment) | plugins
         #: What ranks have of their own, and the beginning of their commands.
         self._own: dict[int, dict[str, str | None]] = defaultdict(dict)
-        self._within: dict[int, list[str]] = {}
+        self._within: dict[int, list[str]] = defaultdict(list)
         self._options: dict[str, str] = {}
         self._actions: list[str] = []
         self.codes: list[int] = []
@@ -232,22 +226,19 @@ class Job:
         with contextlib.ExitStack() as stack:
             # What is appended to keeps lines of several threads whole.
             files = [
-                stack.enter_context(tempfile.TemporaryFile("a+")) for _ in range(num_ranks + 1)
+                stack.enter_context(tempfile.TemporaryFile("a+", errors="replace"))
+                for _ in range(num_ranks + 1)
             ]
             ranks = range(1 if "--one-thread" in of else num_ranks)
-            alive = {rank: self._start(rank, board, files[0], files[1 + rank]) for rank in ranks}
-            self.codes = [0 for _ in ranks]
-            while alive:
-                for rank, process in list(alive.items()):
-                    if (code := process.poll()) is not None:
-                        del alive[rank]
-                        self.codes[rank] = code
-                        board.ranks[rank]["dead"] = 1
+            processes = [self._start(rank, board, files[0], files[1 + rank]) for rank in ranks]
+            while None in (codes := [process.poll() for process in processes]):
+                board.ranks["dead"][: len(codes)] = [code is not None for code in codes]
                 if not self.hit_deadline and time.monotonic() > until:
                     self.hit_deadline = True
-                    for process in alive.values():
+                    for process in processes:
                         process.kill()
                 time.sleep(0.005)
+            self.codes = [process.returncode for process in processes]
             os.close(board.descriptor)
             for file in files:
                 file.seek(0)
@@ -260,7 +251,7 @@ class Job:
         environment = self._environment | {"RANK": str(rank)} | self._own[rank]
         words = [*chain.from_iterable(self._options.items()), *self._actions]
         return subprocess.Popen(
-            [*self._within.get(rank, []), self._program, *words, "--rank", str(rank)],
+            [*self._within[rank], self._program, *words, "--rank", str(rank)],
             env={name: value for name, value in environment.items() if value is not None},
             stdout=log,
             stderr=errors,

@@ -21,14 +21,16 @@ SECOND: Final = Config(Algorithm.Ring, Protocol.Simple, 4)
 JOB: Final[dict[str, Any]] = {"rate": 4000, "calls": 4000}
 
 NCCL_CODES: Final = {
+    "2.24": 22403,
+    "2.25": 22501,
     "2.26": 22606,
     "2.27": 22707,
     "2.28": 22809,
     "2.29": 22907,
     "2.30": 23007,
 }
-#: The harness's "2.31": a release whose source was not read.
-UNREAD_CODE: Final = 23102
+#: And the harness's "2.31", a release whose source was not read.
+CODES: Final = (*NCCL_CODES.values(), 23102)
 GPU: Final = "NVIDIA Test GPU"
 NUM_GPUS: Final = 8
 #: Of messages between ranks and arbiters. It marks the arbiters of this process.
@@ -52,8 +54,7 @@ def write_artifact(directory: Path, config: Config, shapes: Iterable[tuple[int, 
     directory.mkdir(parents=True)
     (directory / "manifest.json").write_text(manifest)
     lines.append("artifact\t" + hashlib.sha256(manifest.encode()).hexdigest())
-    codes = [*NCCL_CODES.values(), UNREAD_CODE]
-    lines += [f"system\t{SYSTEM}\t" + fingerprint(code) for code in codes]
+    lines += [f"system\t{SYSTEM}\t" + fingerprint(code) for code in CODES]
     for num_nodes, num_ranks in shapes:
         table = DecisionTable.from_configs(
             [[config] * MAX_BINS] * 5, num_nodes=num_nodes, num_ranks=num_ranks
@@ -88,12 +89,11 @@ def write_machine(root: Path) -> Path:
 def prepared(artifact: Path) -> dict[str, str]:
     """What dynamiccl-run says of an artifact and of this machine."""
     index = (artifact / "plugin.index").read_bytes()
-    codes = [*NCCL_CODES.values(), UNREAD_CODE]
     return {
         "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_HOST": platform.node(),
         "DYNAMICCL_MACHINE": fingerprint(0).removesuffix(";nccl=0"),
-        "DYNAMICCL_SYSTEMS": " ".join(f"{code}={SYSTEM}" for code in codes),
+        "DYNAMICCL_SYSTEMS": " ".join(f"{code}={SYSTEM}" for code in CODES),
         "DYNAMICCL_TABLES": str(artifact / "tables"),
         "DYNAMICCL_INDEX": hashlib.sha256(index).hexdigest()[:16],
         "DYNAMICCL_KILL_FILE": str(artifact / "kill"),

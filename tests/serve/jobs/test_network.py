@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -56,10 +57,10 @@ def test_a_cut_that_heals_splits_and_fails_nobody(
     """The arbiter is on the first node; communicators are made anew while the cable is down."""
     cable = f"ip netns exec {nodes[1]} ip link set {DEVICE}"
     cut = f"sh={cable} down; (sleep 1.5; {cable} up) &"
-    places = [f"--netns={rank}:{nodes[rank // 4]}" for rank in range(8)]
+    places = [("--netns", f"{rank}:{nodes[rank // 4]}") for rank in range(8)]
     with arbiter_of(job_build_dir, two_nodes, within=("ip", "netns", "exec", nodes[0])) as arbiter:
         played = player_of(job_build_dir, library)(
-            *(word for place in places for word in place.split("=", 1)),
+            *chain.from_iterable(places),
             *at(call, cut),
             environment=two_nodes.by_arbiter(f"{ADDRESSES[0]}:{arbiter.port}") | OFTEN,
             release="2.30",

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -59,6 +59,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
     """
     random = np.random.default_rng(seed)
     is_adaptive = library == ADAPTIVE_NAME
+    releases = [name for name in NCCL_CODES if not is_adaptive or name >= "2.28"]
     num_nodes = int(random.choice([1, 1, 2]))
     num_ranks = num_nodes * int(random.integers(2, 5))
     num_slots = int(random.integers(1, 7))
@@ -66,6 +67,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
     opposite = bool(random.integers(2))
     with contextlib.ExitStack() as stack:
         environment = setting.environment()
+        sampled = str(random.choice([0, 1, 1, 100]))
         if is_adaptive or num_nodes > 1 or random.integers(2):
             arbiter = stack.enter_context(arbiter_of(build, setting))
             pause_s = float(random.choice([0.1, 0.5, 100]))
@@ -75,16 +77,18 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
             environment = setting.by_arbiter(f"127.0.0.1:{cutter.port}")
         played = player_of(build, library)(
             *draw_actions(random, setting, num_ranks, num_slots),
-            environment=environment | OFTEN,
-            release=random.choice(
-                [name for name in NCCL_CODES if not is_adaptive or name >= "2.28"]
-            ),
+            environment=environment | OFTEN | {"DYNAMICCL_SAMPLE_PERCENT": sampled},
+            release=random.choice(releases),
             ranks=num_ranks,
             nodes=num_nodes,
             comms=num_slots,
             threads=int(random.integers(1, 4)),
             # In opposite order no communicator could be made anew, nor of another one.
-            lifetime=0 if opposite else int(random.choice([0, 0, 100, 1500])),
+            lifetime=0 if opposite else int(random.choice([0, 0, 50, 700, 1500])),
+            destroy=int(random.integers(4) > 0),
+            kernel_drop=int(random.choice([0, 20])),
+            kernel_duplicate=int(random.choice([0, 10])),
+            kernel_delay_us=int(random.choice([0, 500, 5000])),
             create_at_once=int(random.integers(2)),
             opposite=int(opposite),
             shrinks=int(num_slots > 1 and not opposite and random.integers(8) == 0),
@@ -104,15 +108,20 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
     assert played.errors == 0, played
 
 
-def play_for_a_while(library: str, build: Path, directory: Path, soak: Soak) -> None:
-    """Jobs of one seed after the other, at least one, until the time is over."""
+def seeds_of(soak: Soak, directory: Path) -> Iterator[tuple[int, Path]]:
+    """Seeds, at least one, until the time is over; each with a directory of its own."""
     until = time.monotonic() + soak.seconds
     for seed in count(soak.seed):
         made = directory / str(seed)
         made.mkdir()
-        assert_lawful_at_random(seed, library, build, made)
+        yield seed, made
         if time.monotonic() >= until:
             return
+
+
+def play_for_a_while(library: str, build: Path, directory: Path, soak: Soak) -> None:
+    for seed, made in seeds_of(soak, directory):
+        assert_lawful_at_random(seed, library, build, made)
 
 
 @pytest.mark.parametrize("seed", range(5))

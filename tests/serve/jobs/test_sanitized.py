@@ -11,33 +11,19 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
+from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.serve.build import SANITIZERS
 from tests.conftest import Soak
 from tests.plugin_build import TUNER_TARGET
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.conftest import Adaptive, Inits, player_of
-from tests.serve.jobs.play import ALL, Played, at, every, play
+from tests.serve.jobs.play import assert_never_split, play
 from tests.serve.jobs.setting import Setting
 from tests.serve.jobs.test_random_jobs import LIBRARIES, play_for_a_while
 from tests.serve.jobs.thinking import brain
 
 #: Slow enough that ranks under a sanitizer keep up.
 JOB: dict[str, Any] = {"ranks": 4, "rate": 500, "calls": 1500, "comms": 4, "threads": 2}
-SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "plain": ((), {}),
-    "come-and-go": ((), {"lifetime": 50}),
-    # Long enough that what was kept of a communicator is freed while the job goes on.
-    "buried": ((), {"lifetime": 700, "rate": 350, "calls": 2500, "comms": 2}),
-    "no-destroy": ((), {"destroy": 0}),
-    "at-once": ((), {"create_at_once": 1, "comms": 8}),
-    "kernel-events": ((), {"kernel_drop": 10, "kernel_duplicate": 10, "kernel_delay_us": 500}),
-    "graphs": (at(100, "capture=5,20", rank=ALL), {}),
-    "simulate": (at(100, "simulate=5", rank=1), {}),
-    "abort": (at(300, "abort=0", rank=1), {"watchdog": 0.2}),
-    "kill": (at(300, "kill", rank=1), {"watchdog": 0.2}),
-    "fork": (every(500, "fork", rank=ALL), {}),
-}
 
 
 def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Setting) -> None:
@@ -48,7 +34,7 @@ def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Settin
     preloaded = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
     environment = four_ranks.environment() | preloaded
     played = play(build_dir("") / "play_rank", plugin, environment=environment, **JOB)
-    assert_clean(played)
+    assert_never_split(played)
     assert played.acted > 0
 
 
@@ -62,45 +48,14 @@ def test_creations_at_once_are_free_of_races(
         played = player_of(directory, TUNER_NAME)(
             environment=environment, release=release, create_at_once=1, **(JOB | {"comms": 8})
         )
-        assert_clean(played)
+        assert_never_split(played)
         assert played.acted > 0
         found = Inits(directory)(environment, ranks=4, processes=2, rounds=8, at_once=1)
         assert "Sanitizer" not in found["said"], found["said"]
         assert (found["tables"], found["failed"]) == (32, 0)
 
 
-SAMPLED = {"DYNAMICCL_SAMPLE_PERCENT": "100"}
-
-
-def assert_clean(played: Played) -> None:
-    assert (played.disagreements, played.violations, played.abnormal_exits) == (0, 0, 0), played
-    assert not played.hit_deadline, played
-
-
 sanitized = pytest.mark.parametrize("sanitize", [name for name in SANITIZERS if name])
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@sanitized
-@pytest.mark.parametrize("plugin", [TUNER_NAME, ADAPTIVE_NAME])
-def test_a_job_is_clean(
-    plugin: str,
-    sanitize: str,
-    scenario: str,
-    build_dir: Callable[[str], Path],
-    four_ranks: Setting,
-) -> None:
-    actions, named = SCENARIOS[scenario]
-    if plugin == ADAPTIVE_NAME:
-        adaptive = Adaptive(build_dir(sanitize))
-        played = adaptive(four_ranks, *actions, environment=SAMPLED, **(JOB | named))
-    else:
-        environment = four_ranks.environment() | SAMPLED
-        played = player_of(build_dir(sanitize), plugin)(
-            *actions, environment=environment, **(JOB | named)
-        )
-    assert_clean(played)
 
 
 @pytest.mark.soak
@@ -117,9 +72,12 @@ def test_random_jobs_are_clean(
 def test_an_adaptive_job_is_clean(
     sanitize: str, build_dir: Callable[[str], Path], eight_ranks: Setting, known: Path
 ) -> None:
-    often = {"DYNAMICCL_ADAPT_INTERVAL_S": "0.2"}
-    play = Adaptive(build_dir(sanitize))
+    leader = {"DYNAMICCL_ADAPT_INTERVAL_S": "0.2"}
+    environment = {"DYNAMICCL_SAMPLE_PERCENT": "100"}
+    job = {"ranks": 8, "rate": 500, "calls": 3000}
     with brain(eight_ranks, known, "restless"):
-        played = play(eight_ranks, leader=often, environment=SAMPLED, ranks=8, rate=500, calls=3000)
+        played = Adaptive(build_dir(sanitize))(
+            eight_ranks, leader=leader, environment=environment, **job
+        )
     assert played.is_sound, played
     assert played.switches >= 2

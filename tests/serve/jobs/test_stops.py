@@ -83,23 +83,20 @@ def test_two_builds_of_one_version_share_no_table(
     assert "plugin" in played.log
 
 
-ONE: Final = 1
-
-
 @pytest.mark.parametrize(
     "what",
     [
-        at(1500, "simulate=1", rank=ONE),
-        at(1500, "simulate=3", rank=ONE),
-        at(1500, "simulate=1", rank=ONE) + at(1500, "p2p", rank=ALL),
+        at(1500, "simulate=1", rank=1),
+        at(1500, "simulate=3", rank=1),
+        at(1500, "simulate=1", rank=1) + at(1500, "p2p", rank=ALL),
         every(700, "simulate=1", rank=ALL),
         at(1500, "capture=5,20", rank=ALL),
-        at(1500, "capture=5,20", rank=ONE),
+        at(1500, "capture=5,20", rank=1),
         every(4, "capture=4,2", rank=ALL),
-        every(100, "p2p", rank=ONE),
+        every(100, "p2p", rank=1),
         at(1500, "bcasts=3", rank=ALL),
-        every(50, "symmetric=2", rank=ONE),
-        every(500, "fork", rank=ONE),
+        every(50, "symmetric=2", rank=1),
+        every(500, "fork", rank=1),
     ],
     ids=lambda what: "-".join(part for each in what[1::2] for part in each.split(":")[1::2]),
 )

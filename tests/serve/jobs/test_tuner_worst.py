@@ -6,11 +6,9 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +18,7 @@ from tests.conftest import Soak
 from tests.serve.jobs.arbiter import REPLIES, VOTES, Arbiter, Between
 from tests.serve.jobs.conftest import Inits
 from tests.serve.jobs.setting import Setting, make_setting
+from tests.serve.jobs.test_random_jobs import seeds_of
 
 LIMIT_MS: Final = 1000
 #: What tests wait for in vain is a tenth of what a job waits for.
@@ -300,10 +299,5 @@ def test_a_random_creation_is_alike_on_all_ranks(
 def test_random_creations_are_alike_on_all_ranks(
     inits: Inits, tmp_path: Path, arbiter: Start, soak: Soak
 ) -> None:
-    until = time.monotonic() + soak.seconds
-    for seed in count(soak.seed):
-        directory = tmp_path / str(seed)
-        directory.mkdir()
-        create_at_random(seed, inits, directory, arbiter)
-        if time.monotonic() >= until:
-            return
+    for seed, made in seeds_of(soak, tmp_path):
+        create_at_random(seed, inits, made, arbiter)

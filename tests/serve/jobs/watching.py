@@ -1,10 +1,11 @@
 """Inspects running ranks: records, threads, libraries."""
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -83,23 +84,12 @@ def records_of(directory: Path, rank: int) -> npt.NDArray[np.void]:
 
 def metrics_of(text: str) -> dict[tuple[str, str], float]:
     """Values by name and labels; fails for a line that is not of Prometheus' text format."""
-    values: dict[tuple[str, str], float] = {}
-    types: dict[str, Any] = {}
-    for line in text.splitlines():
-        if line.startswith("# HELP "):
-            continue
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(" ")
-            assert kind in {"counter", "gauge"}
-            assert name not in types
-            types[name] = kind
-            continue
-        name_and_labels, _, value = line.rpartition(" ")
-        name, brace, labels = name_and_labels.partition("{")
-        assert name in types, line
-        assert name.replace("_", "").isalnum(), line
-        assert not brace or labels.endswith("}"), line
-        assert (name, labels.removesuffix("}")) not in values, line
-        values[name, labels.removesuffix("}")] = float(value)
-    assert text.endswith("\n")
+    form = r"(# HELP \w+ .*|# TYPE \w+ (counter|gauge)|\w+(\{[^{}]*\})? [-+.\w]+)\n"
+    assert re.fullmatch(f"({form})+", text), text
+    names = re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)
+    found = re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE)
+    values = {(name, labels): float(value) for name, labels, value in found}
+    assert len(set(names)) == len(names), text
+    assert len(values) == len(found), text
+    assert {name for name, _ in values} <= set(names), text
     return values

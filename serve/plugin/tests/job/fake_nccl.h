@@ -78,11 +78,7 @@ struct CostModel {
     const int most = is_nvls ? 16 : most_channels();
     const std::uint64_t per_channel = outcome.protocol == kLL ? 1 << 12 : 1 << 15;
     if (asked == 0) asked = is_nvls ? most : static_cast<int>(outcome.size_bytes / per_channel);
-    // One channel per 32 KiB of traffic at the least (`src/enqueue.cc`, scheduleCollTasksToPlan).
-    const std::uint64_t traffic = outcome.size_bytes * (outcome.collective == kAllReduce ? 2 : 1) *
-                                  (outcome.protocol == kLL ? 4 : 1);
-    const auto enough = static_cast<int>(std::min<std::uint64_t>(1 + (traffic - 1) / 32768, most));
-    return std::max(1, std::min({asked, most, enough}));
+    return std::max(1, std::min(asked, most));
   }
 };
 

@@ -39,9 +39,9 @@ struct Action {
 };
 
 /// NCCL's codes. 2.31 stands for a release that was not read.
-inline const std::map<std::string, int> kReleases = {{"2.26", 22606}, {"2.27", 22707},
-                                                     {"2.28", 22809}, {"2.29", 22907},
-                                                     {"2.30", 23007}, {"2.31", 23102}};
+inline const std::map<std::string, int> kReleases = {
+    {"2.24", 22403}, {"2.25", 22501}, {"2.26", 22606}, {"2.27", 22707},
+    {"2.28", 22809}, {"2.29", 22907}, {"2.30", 23007}, {"2.31", 23102}};
 
 struct Options {
   std::map<std::string, double> numbers = {
@@ -81,46 +81,40 @@ struct Options {
   int operator[](const char* name) const { return static_cast<int>(numbers.at(name)); }
 };
 
-/// Sets one option; throws std::invalid_argument on what it does not know.
-inline void set(Options* options, const std::string& name, const std::string& value) {
-  const auto check = [&](bool is_right, const std::string& wanted) {
-    if (!is_right) throw std::invalid_argument("--" + name + " " + value + ": needs " + wanted);
-  };
-  if (const auto found = options->numbers.find(name); found != options->numbers.end()) {
-    char* end = nullptr;
-    found->second = std::strtod(value.c_str(), &end);
-    check(!value.empty() && *end == '\0', "a number");
-  } else if (name == "release") {
-    check(kReleases.count(value) > 0, "2.26 to 2.31");
-    options->release = kReleases.at(value);
-  } else if (name == "slow") {
-    int algorithm = 0, protocol = 0;
-    double* factor = &options->slow_factor;
-    check(std::sscanf(value.c_str(), "%d:%d:%lf", &algorithm, &protocol, factor) == 3,
-          "ALGORITHM:PROTOCOL:FACTOR, in numbers");
-    options->slow_cell = 3 * algorithm + protocol;
-  } else if (name == "at" || name == "every") {
-    Action action = {0, name == "every", 0, 0, "", ""};
-    int at = 0;
-    std::sscanf(value.c_str(), "%d:%d:%d:%n", &action.call, &action.rank, &action.slot, &at);
-    const std::string what = value.substr(static_cast<std::size_t>(at));
-    action.kind = what.substr(0, what.find('='));
-    action.argument = what.substr(what.find('=') + 1);
-    check(at > 0 && kActions.count(action.kind) > 0, "CALL:RANK:COMM:ACTION, RANK -1 for all");
-    check(action.call > 0 || !action.repeats, "a call that is not 0");
-    options->actions.push_back(action);
-  } else {
-    throw std::invalid_argument("no option --" + name);
-  }
-}
-
-/// Pairs of --NAME VALUE. Throws std::invalid_argument.
+/// Pairs of --NAME VALUE. Throws std::invalid_argument on what it does not know.
 inline Options parse(const std::vector<std::string>& words) {
   Options options;
   for (std::size_t i = 0; i < words.size(); i += 2) {
-    const bool is_pair = words[i].rfind("--", 0) == 0 && i + 1 < words.size();
-    if (!is_pair) throw std::invalid_argument("'" + words[i] + "' is no --NAME with a VALUE");
-    set(&options, words[i].substr(2), words[i + 1]);
+    const std::string name = words[i], value = i + 1 < words.size() ? words[i + 1] : "";
+    const auto check = [&](bool is_right, const std::string& wanted) {
+      if (!is_right) throw std::invalid_argument(name + " " + value + ": " + wanted);
+    };
+    check(name.rfind("--", 0) == 0, "is no option");
+    if (const auto found = options.numbers.find(name.substr(2)); found != options.numbers.end()) {
+      char* end = nullptr;
+      found->second = std::strtod(value.c_str(), &end);
+      check(!value.empty() && *end == '\0', "needs a number");
+    } else if (name == "--release") {
+      check(kReleases.count(value) > 0, "needs 2.24 to 2.31");
+      options.release = kReleases.at(value);
+    } else if (name == "--slow") {
+      int algorithm = 0, protocol = 0;
+      double* factor = &options.slow_factor;
+      check(std::sscanf(value.c_str(), "%d:%d:%lf", &algorithm, &protocol, factor) == 3,
+            "needs ALGORITHM:PROTOCOL:FACTOR, in numbers");
+      options.slow_cell = 3 * algorithm + protocol;
+    } else {
+      Action action = {0, name == "--every", 0, 0, "", ""};
+      check(name == "--at" || name == "--every", "is no option");
+      int at = 0;
+      std::sscanf(value.c_str(), "%d:%d:%d:%n", &action.call, &action.rank, &action.slot, &at);
+      const std::string what = value.substr(static_cast<std::size_t>(at));
+      action.kind = what.substr(0, what.find('='));
+      action.argument = what.substr(what.find('=') + 1);
+      check(at > 0 && kActions.count(action.kind) > 0, "needs CALL:RANK:COMM:ACTION");
+      check(action.call > 0 || !action.repeats, "needs a call that is not 0");
+      options.actions.push_back(action);
+    }
   }
   bool is_right = options["ranks"] >= 2 && options["ranks"] <= 16 && options["nodes"] > 0 &&
                   options["ranks"] % options["nodes"] == 0;

@@ -1,4 +1,4 @@
-// How NCCL 2.26 to 2.30 load a plugin and call it: which structs a release takes, with that
+// How NCCL 2.24 to 2.30 load a plugin and call it: which structs a release takes, with that
 // version's arguments and event descriptors (`src/misc/tuner.cc`, `src/plugin/*.cc`).
 #pragma once
 
