@@ -63,16 +63,16 @@ OWNERS = {
 #: Lines that a room may have, and those that it had when this was last written: where it has more
 #: than both, the test fails. Whoever makes a room smaller writes its new count (`make size`).
 ROOMS = {
-    "dynamiccl": (2000, 2161),
+    "dynamiccl": (2000, 2157),
     "dynamiccl/simulator": (3500, 4182),
     "datasets": (3200, 3716),
     "collect": (10000, 9690),
     "train": (6200, 10063),
     "evaluate": (4000, 8043),
-    "serve": (4200, 7591),
-    "serve/plugin": (5500, 9073),
-    "serve/plugin tests": (4500, 7470),
-    "tests": (27000, 45377),  # with what C++ tests of recorder, sweep and vendor held
+    "serve": (4200, 7542),
+    "serve/plugin": (5500, 6827),
+    "serve/plugin tests": (4500, 4600),
+    "tests": (27000, 45291),  # with what C++ tests of recorder, sweep and vendor held
     "benchmarks": (4500, 7689),
     "docs": (2500, 3051),
 }
