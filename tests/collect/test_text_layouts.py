@@ -6,7 +6,8 @@ import pytest
 
 from dynamiccl.collect import nccl_tests
 from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.collect.output import layouts_of_header, plausible, without_prefix
+from dynamiccl.collect.lines import without_prefix
+from dynamiccl.collect.output import layouts_of_header, plausible
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
