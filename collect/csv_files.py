@@ -18,11 +18,11 @@ Decisions that the columns leave open:
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -185,18 +185,17 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
         first = next(file, "")
         # Not polars: it fills a row that is cut short with nulls, and knows no lines.
         reader = csv.reader(chain([first], file), delimiter=max(",;\t", key=first.count))
-        table: _Table | None = None
+        columns: list[str] | None = None
+        known = options.model_dump(include=_KNOWN, exclude_none=True)
         try:
             for cells in filter(None, reader):
-                if table is None:
-                    table = _table(cells, options, report)
-                    if table is None or not re.match(_TABLE_LINE, ",".join(cells)):
-                        continue
-                if cells[0].startswith("#"):
+                is_row = columns is not None or re.match(_TABLE_LINE, ",".join(cells))
+                columns = columns or _header(cells, options, report)
+                if not (columns and is_row) or cells[0].startswith("#"):
                     continue
                 report.rows_read += 1
                 try:
-                    record = table.record(cells)
+                    record = _record(columns, cells, known)
                     measured = _measurement(record)
                 except (ValueError, UnknownName) as error:
                     why = first_problem(error) if isinstance(error, ValidationError) else str(error)
@@ -208,33 +207,25 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
             raise OutputError(
                 f"{report.path}:{line}: no CSV: {error}; correct that line"
             ) from error
-        if table is None:
-            raise OutputError(f"{report.path} has no line with the names of columns; add one")
 
 
-class _Table(NamedTuple):
-    """The columns of one file, by its names and ours, and what is known of all of its rows."""
-
-    names: Sequence[str]
-    ours: Sequence[str]
-    known: Mapping[str, Any]
-
-    def record(self, cells: Sequence[str]) -> _Record:
-        """The record of a row. Raises ValueError and UnknownName with what is wrong with it."""
-        texts, known = _texts(list(self.ours), cells), {**self.known}
-        if texts.get("is_default", "").lower() in {"true", "1", "yes"}:
-            # What a caller says was forced is of the other rows.
-            known = {name: told for name, told in known.items() if name not in _FORCED}
-        if {"num_nodes", "ranks_per_node"} <= texts.keys():
-            known.pop("num_ranks", None)
-        return _Record.model_validate({**known, **texts})
+def _record(columns: Sequence[str], cells: Sequence[str], known: Row) -> _Record:
+    """The record of a row. Raises ValueError and UnknownName with what is wrong with it."""
+    texts, known = _texts(columns, cells), dict(known)
+    if texts.get("is_default", "").lower() in {"true", "1", "yes"}:
+        # What a caller says was forced is of the other rows.
+        known = {name: told for name, told in known.items() if name not in _FORCED}
+    if {"num_nodes", "ranks_per_node"} <= texts.keys():
+        known.pop("num_ranks", None)
+    return _Record.model_validate({**known, **texts})
 
 
-def _texts(ours: list[str], cells: Sequence[str]) -> dict[str, str]:
+def _texts(ours: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     """The cells that say something, by our names and in our units."""
     if "comm_processes" in ours and len(cells) == len(ours) + 1:
         # rccl-tests' header has no name for the number of communicators.
-        ours.insert(ours.index("collective") + 1, "comms")
+        at = ours.index("collective") + 1
+        ours = [*ours[:at], "comms", *ours[at:]]
     if "low" in ours:
         ours = ours[: max(len(cells), len(ours) - 2)]
     if len(cells) != len(ours):
@@ -268,8 +259,8 @@ def _ranks_of_rccl(texts: dict[str, str]) -> None:
         texts |= {"num_ranks": str(of_all * gpus), "num_nodes": str(of_all // max(of_comm, 1))}
 
 
-def _table(cells: Sequence[str], options: ImportOptions, report: FileReport) -> _Table | None:
-    """The table under a first line, or None below a comment.
+def _header(cells: Sequence[str], options: ImportOptions, report: FileReport) -> list[str] | None:
+    """Our names of the columns that a first line names, or None for a comment.
 
     Raises OutputError where columns are missing or unknown, and what `_named` does.
     """
@@ -290,10 +281,10 @@ def _table(cells: Sequence[str], options: ImportOptions, report: FileReport) -> 
         report.remark(remark)
     ours = [columns.get(name, "") for name in names]
     _check_names(names, ours, options, report)
-    known = options.model_dump(include=_KNOWN, exclude_none=True)
-    for name in known.keys() & {*_FORCED} & {*ours}:
-        report.remark(f"empty cells of the column {name} are taken as the option's {known[name]}")
-    return _Table(names, ours, known)
+    for name in (name for name in _FORCED if name in ours and getattr(options, name)):
+        told = getattr(options, name)
+        report.remark(f"empty cells of the column {name} are taken as the option's {told}")
+    return ours
 
 
 def _columns(pairs: Iterable[str]) -> dict[str, str]:
@@ -303,18 +294,21 @@ def _columns(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _named(pairs: Iterable[str]) -> dict[str, str]:
-    """The columns that the caller names; raises UserError for what is none of ours."""
-    named = _columns(pairs)
+    """The columns that the caller names, either way; raises UserError for what is none of ours."""
     choices = (*CSV_COLUMNS, *_UNITS)
-    for theirs, ours in named.items():
+    named: dict[str, str] = {}
+    for theirs, ours in _columns(pairs).items():
+        if ours not in choices:
+            theirs, ours = ours, theirs  # noqa: PLW2901
         if ours not in choices:
             raise UserError(
-                f"--columns '{ours}={theirs}': write OURS=THEIRS, such as size_bytes=bytes, with "
+                f"--columns '{theirs}={ours}': write OURS=THEIRS, such as size_bytes=bytes, with "
                 f"any of {', '.join(choices)} before the ="
             )
         if ours == "time_us" and (unit := _OTHER_UNIT.search(theirs)):
             right = f"time_{unit[1].lower()}s={theirs}"
             raise UserError(f"--columns 'time_us={theirs}' is of another unit; write {right}")
+        named[theirs] = ours
     return named
 
 

@@ -37,6 +37,8 @@ from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
 __all__ = ["ImportOptions", "ImportSummary", "import_files"]
 
 _CALLS: Final = "calls"
+_TEXT: Final = Source.NCCL_TESTS_TEXT.value
+_JSON: Final = Source.NCCL_TESTS_JSON.value
 _TRACES: Final = (CallSource.KINETO.value, CallSource.INSPECTOR.value)
 #: Characters by which a file is recognised.
 _BEGINNING: Final = 1 << 16
@@ -181,54 +183,45 @@ class _Format(NamedTuple):
     sign: str
     #: None where all files are read together.
     read: _Reader | None
-    #: Endings of its name, where these say it too.
-    suffixes: tuple[str, ...] = ()
 
 
 #: In the order in which they are tried.
 _FORMATS: Final = (
-    # By its name too: text would be refused for reasons that do not help.
-    _Format(_CALLS, rf"\A{MAGIC.decode()}", None, (SUFFIX,)),
+    _Format(_CALLS, rf"\A{MAGIC.decode()}", None),
     *(_Format(source.value, sign, None) for source, sign in SIGNS),
-    _Format(
-        Source.NCCL_TESTS_JSON.value, r'\A\s*\{[^\0]*"(?:nccl_version|args)"\s*:', _read_output
-    ),
-    _Format(CSV, CSV_SIGN, read_csv, (".csv", ".csv.gz")),
-    _Format(Source.NCCL_TESTS_TEXT.value, "", _read_output),
+    _Format(_JSON, r'\A\s*\{[^\0]*"(?:nccl_version|args)"\s*:', _read_output),
+    _Format(CSV, CSV_SIGN, read_csv),
+    _Format(_TEXT, rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
 )
 _TOGETHER: Final = {each.name for each in _FORMATS if each.read is None}
-_TEXT: Final = _FORMATS[-1]
 
 
 def _recognise(path: Path, *, is_named: bool) -> str:
-    """The format of a file, by its beginning; text that is not named must have a row or NCCL's log.
+    """The format of a file, by its beginning; of text, by any of its lines.
 
     Raises MissingPath, OutputError for what is not read, and CorruptFile.
     """
     if not path.is_file():
         raise MissingPath("file to import", path, "check the name")
+    if path.suffix == SUFFIX:
+        return _CALLS
     with opened(path) as file:
         head = file.read(_BEGINNING)
-    if not head.strip():
-        raise OutputError(f"{path} is empty")
-    plain = "\n".join(plain_lines(head.splitlines()))
-    for each in _FORMATS[:-1]:
-        if re.search(each.sign, plain) or path.name.endswith(each.suffixes):
-            return each.name
-    with opened(path) as file:
-        has_row = any("NCCL INFO" in line or MEANT_AS_ROW.search(line) for line in file)
-    if not has_row and not is_named:
+        plain = "\n".join(plain_lines(head.splitlines()))
+        found = (each.name for each in _FORMATS if re.search(each.sign, plain))
+        if name := next(found, None):
+            return name
+        if any(re.search(_FORMATS[-1].sign, line) for line in file):
+            return _TEXT
+    # What has the best words for what is wrong with it.
+    if path.name.endswith((".csv", ".csv.gz")) or (is_named and re.match(SOME_CSV, plain)):
+        return CSV
+    if not is_named:
         raise OutputError(f"{path} is no kind that is known")
-    return _TEXT.name if has_row else _best(path, plain)
-
-
-def _best(path: Path, plain: str) -> str:
-    """The format whose reader has the best words for what is wrong with a file."""
-    if plain.lstrip().startswith("{"):
-        return Source.NCCL_TESTS_JSON.value
-    if sum(map(plain.count, "\0\ufffd")) > len(plain) / 10:
-        raise OutputError(f"{path} is no text; give the text that an nccl-tests program prints")
-    return CSV if re.match(SOME_CSV, plain) else _TEXT.name
+    if not head.strip() or sum(map(plain.count, "\0\ufffd")) > len(plain) / 10:
+        what = "no text" if head.strip() else "empty"
+        raise OutputError(f"{path} is {what}; give what an nccl-tests program prints")
+    return _JSON if plain.lstrip().startswith(("{", "[")) else _TEXT
 
 
 def _check(paths: Sequence[Path], reports: Sequence[FileReport], options: ImportOptions) -> None:

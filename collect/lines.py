@@ -66,6 +66,7 @@ _TIME: Final = (
 #: Each begins at the line's first character and ends with the space that it brings.
 _PREFIXES: Final = (
     rf"[\[(]?{_TIME}[\])]?(?::|,| -)? ?",  # `kubectl logs --timestamps`, ts, mpirun, loggers
+    r"\s+(?=#)",  # quoted in a page
     r"std(?:out|err) [FP] ",  # container runtimes' own files
     r"\[?(?:INFO|DEBUG|WARNING|WARN|ERROR)\]?(?::| -)? ",  # loggers, behind a time
     r"\[pod/[^\]]{1,200}\] ",  # `kubectl logs --prefix`
@@ -82,7 +83,7 @@ _PREFIX: Final = re.compile(f"(?:{'|'.join(_PREFIXES)})+")
 #: A line without any of these, as rows are, has nothing of all that.
 _MARK: Final = re.compile(r"[:\])|{\x1b^\ufeff]|\[\d")
 #: One line of text in an object: docker's json-file, Fluent Bit, journald, cloud logs.
-_TEXT_KEYS: Final = ("log", "message", "MESSAGE", "msg", "textPayload", "line")
+_TEXT_KEYS: Final = ("log", "message", "MESSAGE", "msg", "textPayload", "text", "line")
 _ENVELOPE: Final = re.compile(rf'\s*\{{.*"(?:{"|".join(_TEXT_KEYS)})"\s*:\s*".*\}}\s*$', re.DOTALL)
 #: A header line of nccl-tests behind something that is no row and no line of NCCL's.
 _BEHIND: Final = re.compile(
