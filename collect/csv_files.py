@@ -87,14 +87,10 @@ _UNITS: Final = {
     **{f"{bw}_gbits_per_s": (f"{bw}_gbytes_per_s", 1 / 8) for bw in ("algbw", "busbw")},
     **{f"{bw}_mbytes_per_s": (f"{bw}_gbytes_per_s", 1e-3) for bw in ("algbw", "busbw")},
 }
-#: One of these is needed, too.
 _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 #: What a caller may know of cells that are empty, and what was forced.
 _FORCED: Final = ("algorithm", "protocol", "num_channels")
-_KNOWN: Final = {
-    *("system", "gpu", "num_nodes", "num_ranks", "nccl_version", "launch_profile", "collective"),
-    *_FORCED,
-}
+_KNOWN: Final = (*Known.model_fields, "system", "num_ranks", "launch_profile")
 #: What is no column of the schema, or another.
 _OTHER: Final = {"system", *_FORCED, "mode", "repeat", "note"}
 #: How a note says that an attempt ended by its time limit.
@@ -186,7 +182,7 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
         # Not polars: it fills a row that is cut short with nulls, and knows no lines.
         reader = csv.reader(chain([first], file), delimiter=max(",;\t", key=first.count))
         columns: list[str] | None = None
-        known = options.model_dump(include=_KNOWN, exclude_none=True)
+        known = options.model_dump(include={*_KNOWN}, exclude_none=True)
         try:
             for cells in filter(None, reader):
                 is_row = columns is not None or re.match(_TABLE_LINE, ",".join(cells))
@@ -322,7 +318,7 @@ def _check_names(
     there = {*ours, *(f"--{n}" for n in ("system", "collective") if getattr(options, n))}
     missing = [" or ".join(each) for each in needed if each and there.isdisjoint(each)]
     pairs = zip(names, columns, strict=True)
-    odd = [name for name, our in pairs if not our or (our != "-" and columns.count(our) > 1)]
+    odd = [name for name, own in pairs if not own or (own != "-" and columns.count(own) > 1)]
     if missing or odd:
         raise OutputError(
             f"{report.path}:1: no column {', '.join(missing) or '-'}; unknown or repeated column "
@@ -415,13 +411,12 @@ def _figures(record: _Record, num_ranks: int | None) -> Row:
 
 def _check_fit(told: float | None, least: float, most: float) -> None:
     """Raise ValueError where a bandwidth is none that the time says, within its printed digits."""
-    near = min(least * 0.75, least - 0.05), max(most * 1.33, most + 0.05)
-    if told is None or near[0] <= told <= near[1]:
+    low, high = min(least * 0.75, least - 0.05), max(most * 1.33, most + 0.05)
+    if told is None or low <= told <= high:
         return
     off = told / most if most else 0.0
-    why = [text for factor, text in _OFF.items() if 0.7 < off / factor < 1.4]
+    why = [f"; {text}" for factor, text in _OFF.items() if 0.7 < off / factor < 1.4]
     raise ValueError(
-        f"time and bandwidth contradict each other: the time says {most:.4g} GB/s, the column "
-        f"{told:.4g}{''.join(f'; {text}' for text in why[:1])}: correct the units, or name the "
-        "columns' with --columns (time_ms=NAME, busbw_gbits_per_s=NAME)"
+        f"time and bandwidth contradict each other: {told:.4g} GB/s where the time says {most:.4g}"
+        f"{''.join(why)}: correct them, or name their units (--columns time_ms=NAME)"
     )

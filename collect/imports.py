@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -113,12 +113,14 @@ def import_files(
     reports, hashes = _recognised(paths, summary)
     _check(paths, reports, options)
     seen = set(part_paths(out_dir)) if out_dir.is_dir() else set()
-    fresh = [report for report in reports if report.format and not report.remarks]
-    jobs = [report for report in fresh if report.format in _TOGETHER]
-    for report in fresh:
+    jobs = []
+    for report in (each for each in reports if each.format and not each.remarks):
+        _, read = _FORMATS[report.format]
+        if read is None:
+            jobs.append(report)
+            continue
         try:
-            if report.format not in _TOGETHER:
-                _write_file(report, hashes, options, out_dir, seen)
+            _write_file(read, report, hashes, options, out_dir, seen)
         except DataError as error:
             report.failure = str(error)
             summary.errors.append(error)
@@ -175,25 +177,15 @@ def _read_output(
 _Reader = Callable[[Path, str, ImportOptions, FileReport], Iterator[Part]]
 
 
-class _Format(NamedTuple):
-    """One format of files."""
-
-    name: str
-    #: What the beginning of such a file holds, in plain lines.
-    sign: str
-    #: None where all files are read together.
-    read: _Reader | None
-
-
-#: In the order in which they are tried.
-_FORMATS: Final = (
-    _Format(_CALLS, rf"\A{MAGIC.decode()}", None),
-    *(_Format(source.value, sign, None) for source, sign in SIGNS),
-    _Format(_JSON, r'\A\s*\{[^\0]*"(?:nccl_version|args)"\s*:', _read_output),
-    _Format(CSV, CSV_SIGN, read_csv),
-    _Format(_TEXT, rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
-)
-_TOGETHER: Final = {each.name for each in _FORMATS if each.read is None}
+#: What the beginning of a file of each format holds, in plain lines, and its reader; None where all
+#: files are read together. In the order in which they are tried.
+_FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
+    _CALLS: (rf"\A{MAGIC.decode()}", None),
+    **{source.value: (sign, None) for source, sign in SIGNS},
+    _JSON: (r'\A\s*\{[^\0]*"(?:nccl_version|args)"\s*:', _read_output),
+    CSV: (CSV_SIGN, read_csv),
+    _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
+}
 
 
 def _recognise(path: Path, *, is_named: bool) -> str:
@@ -208,10 +200,10 @@ def _recognise(path: Path, *, is_named: bool) -> str:
     with opened(path) as file:
         head = file.read(_BEGINNING)
         plain = "\n".join(plain_lines(head.splitlines()))
-        found = (each.name for each in _FORMATS if re.search(each.sign, plain))
+        found = (name for name, (sign, _) in _FORMATS.items() if re.search(sign, plain))
         if name := next(found, None):
             return name
-        if any(re.search(_FORMATS[-1].sign, line) for line in file):
+        if any(re.search(_FORMATS[_TEXT][0], line) for line in file):
             return _TEXT
     # What has the best words for what is wrong with it.
     if path.name.endswith((".csv", ".csv.gz")) or (is_named and re.match(SOME_CSV, plain)):
@@ -239,6 +231,7 @@ def _check(paths: Sequence[Path], reports: Sequence[FileReport], options: Import
 
 
 def _write_file(
+    read: _Reader,
     report: FileReport,
     hashes: Mapping[str, str],
     options: ImportOptions,
@@ -248,7 +241,6 @@ def _write_file(
     """Write what a file tells that is read by itself; raises DataError where that is nothing."""
     path = Path(report.path)
     run = f"{slug(path.stem)[:80]}-{hashes[report.path][:8]}"
-    [read] = (each.read for each in _FORMATS if each.name == report.format and each.read)
     wrong, provenance = 0, _provenance([report], hashes)
     for kind, table in read(path, run, options, report):
         parts = write_part(out_dir, table, kind=kind, provenance=provenance)
@@ -330,7 +322,8 @@ def import_command(
     """Read nccl-tests outputs (text, -J JSON), CSV sweeps, what the plugin recorded, and traces.
 
     A directory stands for all such files below it; what is none of them is named and left alone. A
-    CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s (docs/collect.md). Traces
+    CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s, by these names or those of
+    --columns (docs/collect.md). Traces
     are those of PyTorch's profiler and dumps of NCCL's Inspector (.json, .json.gz). The calls files
     (.dcc) or traces of all ranks of a job belong into one import: the time of a call is known only
     with all its ranks. Options say what the files do not.

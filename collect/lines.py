@@ -32,14 +32,11 @@ _NO_TEXT: Final = {
     b"PK\x03\x04": "a zip archive or a spreadsheet, which is not read; unpack it, or save the "
     "sheet as CSV",
     b"\x28\xb5\x2f\xfd": "packed by zstd, which is not read; unpack it (zstd -d)",
-    b"7z\xbc\xaf\x27\x1c": "an archive, which is not read; unpack it (7z x)",
     b"PAR1": "a Parquet file, which is not read; give the log that it was made of",
     b"SQLite format 3": "a database (a report of Nsight Systems?), which is not read",
     b"%PDF": "a PDF, which is not read; save its text",
     b"\x89PNG": "a picture, which is not read; give the text",
-    b"\xff\xd8\xff": "a picture, which is not read; give the text",
     b"<!DOCTYPE html": "a web page, which is not read; save the raw text",
-    b"<html": "a web page, which is not read; save the raw text",
 }
 #: Beginnings of text -> its encoding; PowerShell's `>` writes UTF-16, with a mark or without.
 _ENCODINGS: Final = (
@@ -124,15 +121,13 @@ def plain_lines(lines: Iterable[str]) -> Iterator[str]:
     """The lines as the program printed them; one of each, but for envelopes of several."""
     rest = iter(lines)
     beginning = list(islice(rest, _BEGINNING))
-    learned = {shape for line in beginning for shape in map(_shape, _texts(line)) if shape}
-    own = _any_of(learned)
-    for text in chain.from_iterable(map(_texts, chain(beginning, rest))):
-        shape = _shape(text) if "#" in text else None
-        if shape and shape not in learned:
-            learned.add(shape)
-            own = _any_of(learned)
-        found = own.match(text) if own else None
-        yield text[found.end() :] if found else text
+    shapes = {shape for line in beginning for shape in map(_shape, _texts(line)) if shape}
+    for line in chain(beginning, rest):
+        for text in _texts(line):
+            if "#" in text and (shape := _shape(text)):
+                shapes.add(shape)
+            found = re.match("|".join(sorted(shapes, reverse=True)), text) if shapes else None
+            yield text[found.end() :] if found else text
 
 
 def without_prefix(line: str) -> str:
@@ -164,10 +159,5 @@ def _texts(line: str) -> list[str]:
 def _shape(text: str) -> str | None:
     """A pattern of what stands before a header line of nccl-tests, numbers left open; or None."""
     found = _BEHIND.match(text)
-    if found is None:
-        return None
-    return re.sub(r"\d+", r"\\d+", re.sub(r"(?:\\ )+", " +", re.escape(found[1])))
-
-
-def _any_of(shapes: Iterable[str]) -> re.Pattern[str] | None:
-    return re.compile("|".join(sorted(shapes, key=len, reverse=True))) if shapes else None
+    before = re.sub(r"(?:\\ )+", " +", re.escape(found[1])) if found else None
+    return before and re.sub(r"\d+", r"\\d+", before)

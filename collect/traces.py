@@ -116,10 +116,18 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
     OutputError where none is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
-    found, errors = _recognised(paths)
+    found: dict[Path, CallSource] = {}
+    errors: list[DataError] = []
+    named = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
+    for file in filter(Path.is_file, chain.from_iterable(named)):
+        try:
+            if source := trace_source(file):
+                found[file] = source
+        except DataError as error:
+            errors.append(error)
     if not found and not errors:
-        named = ", ".join(map(str, paths))
-        raise OutputError(f"{named}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
+        listed = ", ".join(map(str, paths))
+        raise OutputError(f"{listed}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
     reports = [FileReport(path=str(path), format=source.value) for path, source in found.items()]
     records, steps = _Rows(), _Rows()
     for path, report in zip(found, reports, strict=True):
@@ -134,19 +142,6 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
     of_steps = of_steps.sort("source_file", "step")
     errors += [CorruptFile(report.failure) for report in reports if report.failure]
     return Traces(table, of_steps.to_arrow().cast(STEPS), reports, untimed, errors)
-
-
-def _recognised(paths: Sequence[Path]) -> tuple[dict[Path, CallSource], list[DataError]]:
-    """The traces among files and directories, and what is wrong with others."""
-    found, errors = {}, []
-    for path in paths:
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            try:
-                if file.is_file() and (source := trace_source(file)):
-                    found[file] = source
-            except DataError as error:
-                errors.append(error)
-    return found, errors
 
 
 def _read(path: Path, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
@@ -228,15 +223,11 @@ def _inspected(
     collective, sequence = _wire(perf.get("coll"), Collective, report), whole(perf.get("coll_sn"))
     # A record has one rank's count times the element, which of these is a part of NCCL's nBytes
     # (`inspectorComputeOpBw` in inspector.cc); the whole only where its own bandwidth is of that.
-    told, time_us = (
-        whole(perf.get("coll_msg_size_bytes")) or 0,
-        number(perf.get("coll_exec_time_us")),
-    )
+    told, time_us = whole(perf.get("coll_msg_size_bytes")), number(perf.get("coll_exec_time_us"))
     moved = (number(perf.get("coll_algobw_gbs")) or 0.0) * 1e3 * (time_us or 0.0)
-    is_part = (
-        collective in {"AllGather", "ReduceScatter"} and not 0.95 < moved / max(told, 1) < 1.05
-    )
-    size_bytes = whole(told * (num_ranks if is_part else 1))
+    has_parts = collective in {"AllGather", "ReduceScatter"}
+    is_whole = not has_parts or 0.95 < moved / (told or 1) < 1.05
+    size_bytes = whole((told or 0) * (1 if is_whole else num_ranks))
     if collective is None or not size_bytes or rank is None or rank >= num_ranks:
         why = "its collective, size or rank is missing, not known or out of range"
         report.reject(line, why, str(document))
