@@ -245,14 +245,20 @@ def _ranks_of_rccl(texts: dict[str, str]) -> None:
     """Ranks are processes times GPUs.
 
     Under MPI a row's cell for nodes has the number of communicators, and that for ranks per node
-    has a communicator's processes: of nodes it tells nothing.
+    has a communicator's processes: of nodes it tells nothing. With several, bandwidths must agree.
     """
     names = ("gpus", "comm_processes", "processes")
     gpus, of_comm, of_all = (int(texts.pop(name, 1)) for name in names)
-    if texts.pop("comms", None):
-        texts["num_ranks"] = str(of_comm * gpus)
-    else:
+    comms = texts.pop("comms", None)
+    if comms is None:
         texts |= {"num_ranks": str(of_all * gpus), "num_nodes": str(of_all // max(of_comm, 1))}
+        return
+    algbw, busbw = (float(texts.get(name, 0)) for name in _TIMES[1:])
+    factor = Collective.parse(texts.get("collective", "")).bus_factor
+    for ranks, known in ((of_comm * gpus, {}), (of_all * gpus, {"num_nodes": comms})):
+        if comms == "1" or (ranks and abs(algbw * factor(ranks) - busbw) < 0.01 * algbw):
+            texts |= {"num_ranks": str(ranks), **known}
+            return
 
 
 def _header(cells: Sequence[str], options: ImportOptions, report: FileReport) -> list[str] | None:

@@ -203,6 +203,12 @@ TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"num_nodes": 2},
         "AllReduce 8 2 40.0 - - -",
     ),
+    "rccl-tests split or not": (
+        f"collective, {RCCL}\nAllReduce, 2, 16, 8, 1, 1048576, float, sum, 0, 50, 20.97, 36.7, 0\n"
+        "AllReduce, 2, 16, 8, 1, 2097152, float, sum, 0, 50, 41.94, 78.64, 0\n",
+        {},
+        "AllReduce 8 - 50.0 - - -; AllReduce 16 2 50.0 - - -",
+    ),
     "rccl-tests alone": (
         "collective, gpus, size, type, redop, inplace, time, algbw, busbw, #wrong\n"
         "AllGather, 4, 1048576, half, none, 1, 50, 20.97, 15.73, N/A\n",
