@@ -1,63 +1,47 @@
 """`dynamiccl-collect import`: other people's measurements into the Parquet store.
 
-A file is recognised by what it holds (`_kind`). It becomes parts of its own, which depend on
-nothing but the file, the options and this program: a file imported twice by one release is there
-once, and a bad file among good ones costs nothing but itself. Calls files and traces of all ranks
-are joined, so all that are named together make parts together.
+A file is recognised by what it holds: `_FORMATS` has a sign and a reader of each format. It becomes
+parts of its own, which depend on nothing but the file, the options and this program: a file
+imported twice by one release is there once, and a bad file among good ones costs nothing but
+itself. Calls files and traces of all ranks are joined, so all that are named together make parts
+together.
 
 Nothing is lost silently: a row that was read is written, dropped with a reason, counted as a
 duplicate, or rejected with its file, line and text.
 """
 
-import csv
 import dataclasses
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
-from pydantic import BeforeValidator, Field, ValidationError
 
 from dynamiccl import cli
 from dynamiccl.collect.calls import MAGIC, SUFFIX, read_calls
-from dynamiccl.collect.nccl_tests import (
-    CHUNK_ROWS,
-    CollectiveName,
-    Count,
-    ImportOptions,
-    Known,
-    Part,
-    ranks_per_node,
-    read_file,
-)
-from dynamiccl.collect.output import MEANT_AS_ROW, FileReport, Rejected, Row
-from dynamiccl.collect.traces import read_traces, trace_source
+from dynamiccl.collect.csv_files import CSV, CSV_SIGN, SOME_CSV, read_csv
+from dynamiccl.collect.lines import opened, plain_lines
+from dynamiccl.collect.nccl_tests import ImportOptions, Part, read_file
+from dynamiccl.collect.output import MEANT_AS_ROW, FileReport, Rejected
+from dynamiccl.collect.traces import SIGNS, read_traces
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.provenance import file_sha256, program_record
-from dynamiccl.datasets.rows import measurements_table, scope_of, trial_id
-from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
+from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.datasets.store import part_paths, slug, write_part
-from dynamiccl.errors import DataError, MissingPath, OutputError, UnknownName, UserError
-from dynamiccl.nccl import Collective
-from dynamiccl.simulator.toml_table import first_problem
-from dynamiccl.sizes import MAX_SIZE_BITS
+from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
 
 __all__ = ["ImportOptions", "ImportSummary", "import_files"]
 
-TEXT: Final = Source.NCCL_TESTS_TEXT.value
-JSON: Final = Source.NCCL_TESTS_JSON.value
-CSV: Final = Source.TIDY_CSV.value
-#: Kinds of which all files are read together; traces have the name of their source.
 _CALLS: Final = "calls"
+_TEXT: Final = Source.NCCL_TESTS_TEXT.value
+_JSON: Final = Source.NCCL_TESTS_JSON.value
 _TRACES: Final = (CallSource.KINETO.value, CallSource.INSPECTOR.value)
-_SNIFF_BYTES: Final = 65_536
+#: Characters by which a file is recognised.
+_BEGINNING: Final = 1 << 16
 #: Lines of each kind that people are shown; all are in --json.
 _SHOWN: Final = 20
 #: Totals that are sums over the files.
@@ -129,12 +113,14 @@ def import_files(
     reports, hashes = _recognised(paths, summary)
     _check(paths, reports, options)
     seen = set(part_paths(out_dir)) if out_dir.is_dir() else set()
-    fresh = [report for report in reports if report.format and not report.remarks]
-    jobs = [report for report in fresh if report.format in {_CALLS, *_TRACES}]
-    for report in fresh:
+    jobs = []
+    for report in (each for each in reports if each.format and not each.remarks):
+        _, read = _FORMATS[report.format]
+        if read is None:
+            jobs.append(report)
+            continue
         try:
-            if report.format not in {_CALLS, *_TRACES}:
-                _write_file(report, hashes, options, out_dir, seen)
+            _write_file(read, report, hashes, options, out_dir, seen)
         except DataError as error:
             report.failure = str(error)
             summary.errors.append(error)
@@ -164,7 +150,7 @@ def _recognised(
         for file in below if path.is_dir() else [path]:
             report = FileReport(str(file), "")
             try:
-                report.format = _kind(file, is_named=file == path)
+                report.format = _recognise(file, is_named=file == path)
                 hashes[report.path] = file_sha256(file)
                 same = first.setdefault(hashes[report.path], file)
                 if same is not file:
@@ -179,29 +165,55 @@ def _recognised(
     return reports, hashes
 
 
-def _kind(path: Path, *, is_named: bool) -> str:
-    """What a file holds, by its beginning; text that is not named must have a row, or NCCL's log.
+def _read_output(
+    path: Path, run: str, options: ImportOptions, report: FileReport
+) -> Iterator[Part]:
+    """Yield what nccl-tests' text or JSON tells, and NCCL's own log."""
+    base = {**options.columns(path), "run": run, "source_file": str(path)}
+    return read_file(path, base, options, report)
+
+
+#: Yields what one file tells, by its path, a name for its runs, what the caller knows, its report.
+_Reader = Callable[[Path, str, ImportOptions, FileReport], Iterator[Part]]
+
+
+#: What the beginning of a file of each format holds, in plain lines, and its reader; None where all
+#: files are read together. In the order in which they are tried.
+_FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
+    _CALLS: (rf"\A{MAGIC.decode()}", None),
+    **{source.value: (sign, None) for source, sign in SIGNS},
+    _JSON: (r'\A\s*\{[^\0]*"(?:nccl_version|args)"\s*:', _read_output),
+    CSV: (CSV_SIGN, read_csv),
+    _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
+}
+
+
+def _recognise(path: Path, *, is_named: bool) -> str:
+    """The format of a file, by its beginning; of text, by any of its lines.
 
     Raises MissingPath, OutputError for what is not read, and CorruptFile.
     """
     if not path.is_file():
         raise MissingPath("file to import", path, "check the name")
-    with path.open("rb") as file:
-        head = file.read(_SNIFF_BYTES)
-    # By its name too: text would be refused for reasons that do not help.
-    if head.startswith(MAGIC) or path.suffix == SUFFIX:
+    if path.suffix == SUFFIX:
         return _CALLS
-    if trace := trace_source(path):
-        return trace.value
-    text = head.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
-    if text.startswith("{"):
-        return JSON
-    if path.suffix == ".csv" or "size_bytes" in text.split("\n", 1)[0]:
+    with opened(path) as file:
+        head = file.read(_BEGINNING)
+        plain = "\n".join(plain_lines(head.splitlines()))
+        found = (name for name, (sign, _) in _FORMATS.items() if re.search(sign, plain))
+        if name := next(found, None):
+            return name
+        if any(re.search(_FORMATS[_TEXT][0], line) for line in file):
+            return _TEXT
+    # What has the best words for what is wrong with it.
+    if path.name.endswith((".csv", ".csv.gz")) or (is_named and re.match(SOME_CSV, plain)):
         return CSV
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        if is_named or any("NCCL INFO" in line or MEANT_AS_ROW.search(line) for line in lines):
-            return TEXT
-    raise OutputError(f"{path} is no kind that is known")
+    if not is_named:
+        raise OutputError(f"{path} is no kind that is known")
+    if not head.strip() or sum(map(plain.count, "\0\ufffd")) > len(plain) / 10:
+        what = "no text" if head.strip() else "empty"
+        raise OutputError(f"{path} is {what}; give what an nccl-tests program prints")
+    return _JSON if plain.lstrip().startswith(("{", "[")) else _TEXT
 
 
 def _check(paths: Sequence[Path], reports: Sequence[FileReport], options: ImportOptions) -> None:
@@ -219,6 +231,7 @@ def _check(paths: Sequence[Path], reports: Sequence[FileReport], options: Import
 
 
 def _write_file(
+    read: _Reader,
     report: FileReport,
     hashes: Mapping[str, str],
     options: ImportOptions,
@@ -227,14 +240,9 @@ def _write_file(
 ) -> None:
     """Write what a file tells that is read by itself; raises DataError where that is nothing."""
     path = Path(report.path)
-    if report.format == CSV:
-        tables = _read_csv(path, options, report)
-    else:
-        run = f"{slug(path.stem)[:80]}-{hashes[report.path][:8]}"
-        base = {**options.columns(path), "run": run, "source_file": str(path)}
-        tables = read_file(path, base, options, report)
+    run = f"{slug(path.stem)[:80]}-{hashes[report.path][:8]}"
     wrong, provenance = 0, _provenance([report], hashes)
-    for kind, table in tables:
+    for kind, table in read(path, run, options, report):
         parts = write_part(out_dir, table, kind=kind, provenance=provenance)
         report.parts += map(str, parts)
         if kind == "measurements":
@@ -285,201 +293,6 @@ def _write_jobs(
             summary.calls_timed += table.num_rows - table["time_us"].null_count
 
 
-# --- CSV sweeps: one measurement a row, one column a fact, as published sweeps are tidied ---
-#
-# Decisions that the columns leave open:
-# * A channel count in a default row was read back, unless its note says `requested`: then it was
-#   forced and algorithm and protocol were left to NCCL, which is a requested config of its own and
-#   not NCCL's default (the definition in the schema: nothing was requested).
-# * `channels = upper limit` in a note is a limit of the launch profile, not a requested count.
-# * A mode other than `isolated` is what ran beside the collective; how strong it was is not known.
-# * Time is computed from the bus bandwidth where only that is given (`time_derived`). A bandwidth
-#   that is printed as 0 has no time, and stays a row without one.
-
-
-_of_runs: Final = partial(re.sub, r"mean_of_\d+_runs", Statistic.MEAN_OF_RUNS.value)
-
-
-class _Record(Known):
-    """The cells of one record; an empty one, or one of a column that is not there, is the default.
-
-    The defaults are one quiet run in the untouched environment.
-    """
-
-    source: str | None = None
-    system: str
-    ranks_per_node: Count | None = None
-    collective: CollectiveName
-    size_bytes: int = Field(ge=0, lt=1 << MAX_SIZE_BITS)
-    mode: str = "isolated"
-    launch_profile: str = DEFAULT_PROFILE
-    in_place: bool | None = None
-    run: str = "csv"
-    repeat: int | None = Field(default=None, ge=0, lt=1 << 31)
-    statistic: Annotated[Statistic, BeforeValidator(_of_runs)] = Statistic.MEAN
-    time_us: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    busbw_gbytes_per_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    is_default: bool | None = None
-    note: str = ""
-
-
-#: Every column that there may be.
-CSV_COLUMNS: Final = tuple(_Record.model_fields)
-#: One of these is needed, too.
-_CSV_TIMES: Final = ("time_us", "busbw_gbytes_per_s")
-#: What the caller may know of all rows.
-_CSV_KNOWN: Final = {"system", "gpu", "num_nodes", "nccl_version", "launch_profile"}
-#: What is no column of the schema, or another.
-_CSV_OTHER: Final = {"system", "algorithm", "protocol", "num_channels", "mode", "repeat", "note"}
-#: How a note says that an attempt ended by its time limit.
-_HANG: Final = re.compile(r"(?i)\bhang|\bhung|timeout|timed out")
-
-
-def _read_csv(path: Path, options: ImportOptions, report: FileReport) -> Iterator[Part]:
-    """Yield the measurements of one CSV file; refused rows go to `report` with their line.
-
-    Raises OutputError when a column is missing or unknown, and where the file is no CSV.
-    """
-    rows: list[Row] = []
-    repeats: defaultdict[tuple[Any, ...], set[int]] = defaultdict(set)
-    for line, record in _records(options, report):
-        row = {**options.columns(path, record.system), **_measurement(record)}
-        row |= {"source_file": str(path), "source_line": line, "trial": trial_id(row)}
-        config = (record.algorithm, record.protocol, record.num_channels)
-        known = repeats[row["trial"], record.system, record.run, *config]
-        if not record.size_bytes:
-            report.drop("size 0")
-        elif record.repeat in known:
-            report.duplicates += 1
-        else:
-            free = (number for number in count(len(known)) if number not in known)
-            row["repeat"] = next(free) if record.repeat is None else record.repeat
-            known.add(row["repeat"])
-            rows.append(row)
-        if row["status"] == Status.OK.value and row["time_us"] is None:
-            report.remark("rows with a bandwidth of 0 or an unknown number of ranks keep no time")
-        if len(rows) == CHUNK_ROWS:
-            yield "measurements", measurements_table(rows)
-            rows = []
-    if rows:
-        yield "measurements", measurements_table(rows)
-
-
-def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, _Record]]:
-    """All records, and the line that each ends on; wrong ones are rejected."""
-    # What the caller knows is for cells that are empty.
-    known = {
-        "ranks_per_node": ranks_per_node(options.num_ranks, options.num_nodes),
-        **options.model_dump(include=_CSV_KNOWN, exclude_none=True),
-    }
-    with Path(report.path).open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        # Not polars: it fills a row that is cut short with nulls, and knows no lines.
-        reader = csv.reader(file)
-        try:
-            names = [name.strip() for name in next(reader, [])]
-            _check_names(names, options, report)
-            for cells in filter(None, reader):
-                report.rows_read += 1
-                try:
-                    record = _record(names, cells, known)
-                except (ValueError, UnknownName) as error:
-                    why = first_problem(error) if isinstance(error, ValidationError) else str(error)
-                    report.reject(reader.line_num, why, ",".join(cells))
-                    continue
-                yield reader.line_num, record
-        except csv.Error as error:
-            line = reader.line_num
-            raise OutputError(
-                f"{report.path}:{line}: no CSV: {error}; correct that line"
-            ) from error
-
-
-def _record(names: Sequence[str], cells: Sequence[str], known: Mapping[str, Any]) -> _Record:
-    if len(cells) != len(names):
-        raise ValueError(f"{len(cells)} cells where the header names {len(names)} columns")
-    texts = {name: text for name, cell in zip(names, cells, strict=True) if (text := cell.strip())}
-    return _Record.model_validate({**known, **texts})
-
-
-def _check_names(names: Sequence[str], options: ImportOptions, report: FileReport) -> None:
-    """Refuse columns that are missing or unknown; say what is assumed in place of others."""
-    needed = (("size_bytes",), ("collective",), ("system", "--system"), _CSV_TIMES)
-    there = {*names, "--system" if options.system else None}
-    missing = [" or ".join(each) for each in needed if there.isdisjoint(each)]
-    odd = [name for name in names if name not in CSV_COLUMNS or names.count(name) > 1]
-    if missing or odd:
-        raise OutputError(
-            f"{report.path}:1: no column {', '.join(missing) or '-'}; unknown or repeated column "
-            f"{', '.join(odd) or '-'}; it has {', '.join(names)}, and a sweep may have "
-            f"{', '.join(CSV_COLUMNS)}: add, rename or remove what is wrong"
-        )
-    lacking = [n for n in ("mode", "launch_profile", "run", "statistic") if n not in names]
-    taken = [f"{name} '{_Record.model_fields[name].default}'" for name in lacking]
-    if not {"is_default", "algorithm", "protocol"} & set(names):
-        taken.append("NCCL's own choice")
-    if taken:
-        report.remark(f"no column says otherwise, so all rows are taken as {', '.join(taken)}")
-
-
-def _measurement(record: _Record) -> Row:
-    """The columns of a record; see the decisions on top."""
-    nodes, per_node = record.num_nodes, record.ranks_per_node
-    num_ranks = nodes * per_node if nodes and per_node else None
-    is_quiet = record.mode == "isolated"
-    return {
-        **record.model_dump(exclude=_CSV_OTHER),
-        "source": CSV,
-        "system_description": record.system,
-        "num_ranks": num_ranks,
-        "default_scope": scope_of(record.launch_profile),
-        "interference_kind": QUIET if is_quiet else record.mode,
-        "interference_level": 0.0 if is_quiet else None,
-        "reason": record.note or None,
-        **_config(record),
-        **_figures(record, num_ranks),
-    }
-
-
-def _config(record: _Record) -> Row:
-    """The requested and the actual config."""
-    note, channels = record.note.lower(), record.num_channels
-    names = {"algorithm": record.algorithm, "protocol": record.protocol}
-    is_auto = channels is None and not any(names.values())
-    is_default = is_auto if record.is_default is None else record.is_default
-    is_limit = "upper limit" in note
-    is_said = "channels" in note and "requested" in note
-    is_forced = is_said if is_default else not (is_limit or "channels: read back" in note)
-    asked, ran = ({}, names) if is_default else (names, {})
-    return {
-        "is_default": is_default and not (is_forced and channels),
-        **{f"requested_{name}": asked.get(name) for name in names},
-        **{f"actual_{name}": ran.get(name) for name in names},
-        "requested_num_channels": channels if is_forced else None,
-        "actual_num_channels": None if is_forced or is_limit else channels,
-    }
-
-
-def _figures(record: _Record, num_ranks: int | None) -> Row:
-    """Time and bandwidth, one from the other, and what an attempt without both came to."""
-    time_us, busbw, algbw = record.time_us, record.busbw_gbytes_per_s, None
-    status, statistic = Status.OK, record.statistic
-    if time_us is not None:
-        algbw = record.size_bytes / (time_us * 1e3)
-    elif busbw is None:
-        status = Status.TIMED_OUT if _HANG.search(record.note) else Status.FAILED
-        statistic = Statistic.NONE
-    elif num_ranks and (factor := Collective[record.collective].bus_factor(num_ranks)):
-        algbw = busbw / factor or None
-        time_us = algbw and record.size_bytes / (algbw * 1e3)
-    return {
-        "status": status.value,
-        "statistic": statistic.value,
-        "time_us": time_us,
-        "time_derived": record.time_us is None and algbw is not None,
-        "algbw_gbytes_per_s": algbw,
-    }
-
-
 # --- The command ---
 
 
@@ -500,13 +313,17 @@ def import_command(
     num_channels: Annotated[
         int | None, typer.Option("--channels", help="Forced number of channels.", min=1)
     ] = None,
+    foreign_columns: Annotated[
+        str | None, typer.Option("--columns", help="A CSV's own names: OURS=THEIRS,...")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")] = False,
 ) -> None:
     """Read nccl-tests outputs (text, -J JSON), CSV sweeps, what the plugin recorded, and traces.
 
     A directory stands for all such files below it; what is none of them is named and left alone. A
-    CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s (docs/collect.md). Traces
+    CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s, by these names or those of
+    --columns (docs/collect.md). Traces
     are those of PyTorch's profiler and dumps of NCCL's Inspector (.json, .json.gz). The calls files
     (.dcc) or traces of all ranks of a job belong into one import: the time of a call is known only
     with all its ranks. Options say what the files do not.

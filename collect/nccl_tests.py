@@ -26,6 +26,7 @@ import polars as pl
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from dynamiccl.collect.lines import opened, plain_lines
 from dynamiccl.collect.nccl_log import add_settings, cost_rows, named, requested_by
 from dynamiccl.collect.output import (
     PER_ITERATION,
@@ -129,6 +130,8 @@ class ImportOptions(Known):
     launch_profile: str | None = None
     #: TOML file with facts of known systems.
     systems_file: Path | None = None
+    #: Columns of a CSV that have other names: OURS=THEIRS,...
+    foreign_columns: str | None = None
 
     @cached_property
     def facts(self) -> dict[str, Row]:
@@ -201,8 +204,8 @@ def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport)
         yield from _parts(_gathered([halves]), [run], base, options, report)
         return
     text_runs = TextRuns(report)
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        rows = _gathered(text_runs.rows(lines))
+    with opened(path) as file:
+        rows = _gathered(text_runs.rows(plain_lines(file)))
     if not report.rows_read:
         if not any(run.nccl.costs for run in text_runs.runs):
             raise OutputError(_no_row(path, text_runs.runs, report))

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from dynamiccl.collect.lines import opened
 from dynamiccl.collect.nccl_log import NcclLog, Settings, Shell, kept, program_in
 from dynamiccl.errors import CorruptFile, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
@@ -79,15 +80,6 @@ _TAILS: Final = ("Out of bounds", "Avg bus bandwidth", "Collective test conclude
 _ENDS: Final = ("Test NCCL failure", "Test CUDA failure", "Test failure", "Segmentation fault")
 #: What a failed run says; warnings of NCCL's are no failure yet.
 _FAILURES: Final = (*_ENDS, "no algorithm/protocol", "MPI_ABORT")
-#: srun -l, mpirun --tag-output (with and without a date, with and without a rank), MPICH
-#: -prepend-rank, `kubectl logs --timestamps` and `--prefix`, container runtimes' own log files.
-_PREFIX: Final = re.compile(
-    r"(?:\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)?"
-    r"(?: {1,80}(?=\[\d{1,6},\d{1,6}\]<std))?"  # cut from a page
-    r"(?:\[pod/[^\]]{1,200}\] )?"
-    r"(?:(?:[^<>\[\]]{0,40}\b(?:19|20)\d\d)?(?:\[\d{1,6},\d{1,6}\])?<std(?:out|err)>: ?"
-    r"| {0,6}\d{1,6}: |\[\d{1,6}\] )?"
-)
 
 
 class Rejected(NamedTuple):
@@ -338,7 +330,7 @@ class Run:
 
 
 class TextRuns:
-    """The runs of one text, in order of appearance: `rows` yields their rows and fills `runs`."""
+    """The runs of plain lines, in order of appearance: `rows` yields their rows, fills `runs`."""
 
     def __init__(self, report: FileReport) -> None:
         self.runs = [Run(0)]
@@ -357,7 +349,7 @@ class TextRuns:
             if layout is not None and tokens[0].isdecimal():
                 yield self._halves(layout, tokens, number)
                 continue
-            text = command + without_prefix(line).rstrip()
+            text = command + line.rstrip()
             command = ""
             if text.endswith("\\"):  # the next line goes on
                 command = text[:-1] + " "
@@ -421,15 +413,6 @@ class TextRuns:
         if if_so:
             self._layouts, self._in_table = {}, False
             self.runs.append(Run(len(self.runs), settings=self._shell.environment))
-
-
-def without_prefix(line: str) -> str:
-    """The line without what a launcher put before it.
-
-    >>> without_prefix("[1,0]<stdout>:#  Rank  0"), without_prefix(" 3: # nThread 1")
-    ('#  Rank  0', '# nThread 1')
-    """
-    return _PREFIX.sub("", line, count=1)
 
 
 # --- JSON ---
@@ -500,7 +483,8 @@ def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
     is another kind of JSON or a version that is not known.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with opened(path) as file:
+            text = file.read()
         document = _Document.model_validate(json.loads(text, strict=False))
     except (json.JSONDecodeError, RecursionError) as error:
         raise CorruptFile(

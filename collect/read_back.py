@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.grid import Setting
+from dynamiccl.collect.lines import plain_lines
 from dynamiccl.collect.nccl_log import NcclLog, logged_calls, write_costs
 from dynamiccl.collect.output import (
     MEANT_AS_ROW,
@@ -94,7 +95,7 @@ def _text_blocks(lines: Sequence[str]) -> tuple[list[list[Row]], Row]:
     report = FileReport("output", Source.NCCL_TESTS_TEXT.value)
     found = TextRuns(report)
     # A row that cannot be read (torn, or without a time) still takes its place in the walk.
-    rows = list(found.rows(lines))
+    rows = list(found.rows(plain_lines(lines)))
     first = next((half for row in rows for half in row), None)
     told = _told(found.runs[first[RUN]]) if first else {}
     return [[_measured(half, report.format) for half in row] for row in rows], told

@@ -9,14 +9,11 @@ traces, of the annotation `nccl:all_reduce` in which, on the same thread, its la
 no kernel (a copy engine, another backend) is no call here.
 """
 
-import gzip
 import json
 import math
 import re
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -29,6 +26,7 @@ import polars as pl
 import pyarrow as pa
 
 from dynamiccl.collect.calls import RANK_RECORD, join_traces
+from dynamiccl.collect.lines import opened
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import STEPS
@@ -40,7 +38,7 @@ _Rows = list[dict[str, Any]]
 _BEGINNING: Final = 1 << 16
 _SLICE: Final = 1 << 22
 #: What the beginning of a trace of each kind holds.
-_KINDS: Final = (
+SIGNS: Final = (
     (CallSource.KINETO, r'(?s)"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProperties"'),
     (CallSource.INSPECTOR, r'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'),
 )
@@ -100,29 +98,13 @@ class Traces:
 def trace_source(path: Path) -> CallSource | None:
     """The kind of trace that a file is, by its beginning; None for other files.
 
-    Raises CorruptFile for a damaged one, OutputError for an archive, and OSError where it cannot be
-    read.
+    Raises what `opened` does.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         head = file.read(_BEGINNING)
-    if head[257:262] == "ustar":
-        raise OutputError(f"{path} is an archive, which is not read; unpack it (tar xf)")
     if not head.lstrip().startswith("{"):
         return None
-    return next((source for source, pattern in _KINDS if re.search(pattern, head)), None)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    """The text of a file, which gzip may have packed. Raises CorruptFile for a damaged one."""
-    with path.open("rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b"
-    opener: Callable[..., TextIO] = gzip.open if is_gzip else open
-    try:
-        with opener(path, "rt", encoding="utf-8-sig", errors="replace") as unpacked:
-            yield unpacked
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
+    return next((source for source, pattern in SIGNS if re.search(pattern, head)), None)
 
 
 def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
@@ -134,10 +116,18 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
     OutputError where none is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
-    found, errors = _recognised(paths)
+    found: dict[Path, CallSource] = {}
+    errors: list[DataError] = []
+    named = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
+    for file in filter(Path.is_file, chain.from_iterable(named)):
+        try:
+            if source := trace_source(file):
+                found[file] = source
+        except DataError as error:
+            errors.append(error)
     if not found and not errors:
-        named = ", ".join(map(str, paths))
-        raise OutputError(f"{named}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
+        listed = ", ".join(map(str, paths))
+        raise OutputError(f"{listed}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
     reports = [FileReport(path=str(path), format=source.value) for path, source in found.items()]
     records, steps = _Rows(), _Rows()
     for path, report in zip(found, reports, strict=True):
@@ -154,23 +144,10 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
     return Traces(table, of_steps.to_arrow().cast(STEPS), reports, untimed, errors)
 
 
-def _recognised(paths: Sequence[Path]) -> tuple[dict[Path, CallSource], list[DataError]]:
-    """The traces among files and directories, and what is wrong with others."""
-    found, errors = {}, []
-    for path in paths:
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            try:
-                if file.is_file() and (source := trace_source(file)):
-                    found[file] = source
-            except DataError as error:
-                errors.append(error)
-    return found, errors
-
-
 def _read(path: Path, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
     """Records as RANK_RECORD that a trace tells, and rows of its steps; none if it is damaged."""
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             if report.format == CallSource.KINETO:
                 calls, steps = _read_kineto(file, report, num_ranks)
             else:
@@ -245,14 +222,16 @@ def _inspected(
     rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks")) or 0
     collective, sequence = _wire(perf.get("coll"), Collective, report), whole(perf.get("coll_sn"))
     # A record has one rank's count times the element, which of these is a part of NCCL's nBytes
-    # (`inspectorComputeOpBw` in inspector.cc).
-    parts = num_ranks if collective in {"AllGather", "ReduceScatter"} else 1
-    size_bytes = whole((whole(perf.get("coll_msg_size_bytes")) or 0) * parts)
+    # (`inspectorComputeOpBw` in inspector.cc); the whole only where its own bandwidth is of that.
+    told, time_us = whole(perf.get("coll_msg_size_bytes")), number(perf.get("coll_exec_time_us"))
+    moved = (number(perf.get("coll_algobw_gbs")) or 0.0) * 1e3 * (time_us or 0.0)
+    has_parts = collective in {"AllGather", "ReduceScatter"}
+    is_whole = not has_parts or 0.95 < moved / (told or 1) < 1.05
+    size_bytes = whole((told or 0) * (1 if is_whole else num_ranks))
     if collective is None or not size_bytes or rank is None or rank >= num_ranks:
         why = "its collective, size or rank is missing, not known or out of range"
         report.reject(line, why, str(document))
         return []
-    time_us = number(perf.get("coll_exec_time_us")) or None
     ident = re.fullmatch(r"(?:0x)?0*([1-9a-f][0-9a-f]{0,15})", str(comm.get("id")).lower())
     name = ident[1].zfill(16) if ident else None
     clock = "gpu" if "gpu" in str(perf.get("coll_timing_source")).lower() else "cpu"
@@ -269,7 +248,7 @@ def _inspected(
         "asks_tuner": Collective.parse(collective).tunable and num_ranks > 1,
         "actual_algorithm": _wire(perf.get("coll_algo"), Algorithm, report),
         "actual_protocol": _wire(perf.get("coll_proto"), Protocol, report),
-        "time_us": time_us,
+        "time_us": time_us or None,
         "timing_source": clock if time_us else None,
     }
     return [record]

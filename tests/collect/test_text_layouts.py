@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.collect import nccl_tests
 from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.collect.output import layouts_of_header, plausible, without_prefix
+from dynamiccl.collect.output import layouts_of_header, plausible
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
@@ -39,30 +39,6 @@ def refusal(text: str, folder: Path, name: str = "run1.log", **options: str) -> 
         import_files([log], folder / "out", options=ImportOptions(system="s", **options))  # type: ignore[arg-type]
     assert not (folder / "out").exists()
     return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "",
-        " 0: ",
-        "[0] ",
-        "        [1,0]<stdout>: ",
-        "Fri Sep 20 10:11:12 2024<stdout>:",
-        "Fri Sep 20 10:11:12 2024[1,0]<stdout>:",
-        "2024-05-01T10:00:00.123456789Z ",
-        "2024-05-01T10:00:00.123456789Z stdout F ",
-        "[pod/nccl-launcher-x7/launcher] ",
-    ],
-)
-def test_launcher_prefixes_come_off(prefix: str) -> None:
-    text = "".join(prefix + line + "\n" for line in WHOLE.splitlines())
-    output = parse(text)
-    assert times(output) == [100.0, 102.0, 150.0, 151.0]
-    assert [row["in_place"] for row in output.rows] == [False, True, False, True]
-    assert {(row["num_ranks"], row["gpu"]) for row in output.rows} == {(8, "H100")}
-    line = "[1622510346.876958] [g0185:1:0] ucp UCX  WARN x"
-    assert without_prefix(line) == line
 
 
 def test_todays_columns_need_no_header_and_others_do(tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""Plain lines of whatever file a log lies in: the one place before all readers of text.
+
+    bytes -> unpacked (gzip, bzip2, xz) -> decoded (UTF-8, UTF-16)
+          -> without colours, envelopes and prefixes -> lines
+
+A prefix is what launchers, containers and log collectors put before each line, in any nesting: a
+time, a rank, a host, a pod. Those of `_PREFIXES` are known; what else stands before nccl-tests'
+own header lines is learned from them. An envelope is a JSON object of which one text is the line.
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from dynamiccl.errors import CorruptFile, OutputError
+
+_PACKED: Final[dict[bytes, Callable[..., Any]]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
+#: How files begin that are no text, and what to do with them.
+_NO_TEXT: Final = {
+    b"PK\x03\x04": "a zip archive or a spreadsheet, which is not read; unpack it, or save the "
+    "sheet as CSV",
+    b"\x28\xb5\x2f\xfd": "packed by zstd, which is not read; unpack it (zstd -d)",
+    b"PAR1": "a Parquet file, which is not read; give the log that it was made of",
+    b"SQLite format 3": "a database (a report of Nsight Systems?), which is not read",
+    b"%PDF": "a PDF, which is not read; save its text",
+    b"\x89PNG": "a picture, which is not read; give the text",
+    b"<!DOCTYPE html": "a web page, which is not read; save the raw text",
+}
+#: Beginnings of text -> its encoding; PowerShell's `>` writes UTF-16, with a mark or without.
+_ENCODINGS: Final = (
+    (rb"\xff\xfe(?:[\t\r\n -~]\0){3}|\xfe\xff(?:\0[\t\r\n -~]){3}", "utf-16"),
+    (rb"(?:[\t\r\n -~]\0){8}", "utf-16-le"),
+    (rb"(?:\0[\t\r\n -~]){8}", "utf-16-be"),
+    (b"", "utf-8-sig"),
+)
+#: Lines whose prefix is looked for before the first of them is read.
+_BEGINNING: Final = 2_000
+
+#: Colours, also where ESC was lost or printed as `^[`; titles and other controls of a terminal.
+_CONTROLS: Final = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][0-9A-B]|\x1b[=>78M]"
+    r"|(?:\^\[)?\[\d{1,3}(?:;\d{1,3})*m|\^\[\[m|\ufeff"
+)
+_CLOCK: Final = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_DATE: Final = r"(?:\d{4}[-/]\d\d[-/]\d\d|\d\d[-/]\d\d[-/]\d{2,4})"
+_MONTH: Final = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2}"
+_TIME: Final = (
+    rf"(?:{_DATE}[T ,] ?{_CLOCK}(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
+    rf"|(?:[A-Z][a-z]{{2}} )?{_MONTH},? (?:\d{{4}} )?{_CLOCK}(?: \d{{4}})?|{_CLOCK})"
+)
+#: Each begins at the line's first character and ends with the space that it brings.
+_PREFIXES: Final = (
+    rf"[\[(]?{_TIME}[\])]?(?::|,| -)? ?",  # `kubectl logs --timestamps`, ts, mpirun, loggers
+    r"\s+(?=#)",  # quoted in a page
+    r"std(?:out|err) [FP] ",  # container runtimes' own files
+    r"\[?(?:INFO|DEBUG|WARNING|WARN|ERROR)\]?(?::| -)? ",  # loggers, behind a time
+    r"\[pod/[^\]]{1,200}\] ",  # `kubectl logs --prefix`
+    r" {0,80}(?:\[[^\[\]<>]{1,80}\]){0,3}<std(?:out|err|diag)>: ?",  # mpirun --tag-output
+    r" {0,6}\d{1,6}: ",  # srun -l
+    r"\[(?:default|rank)?\d{1,6}(?:@[\w.-]{1,64})?\](?:: ?| )",  # MPICH, Intel MPI, torchrun
+    r"\([^()=]{0,60}\b(?:rank|pid|ip)=[^()]{1,120}\) ?",  # SkyPilot, Ray
+    r"(?=[\w.@-]*\d)[\w.@-]{2,100} *\| ",  # docker compose, docker service
+    r"[\w.-]{1,64} [\w./@-]{1,64}\[\d{1,9}\]: ",  # syslog, journald
+    r"[IWEF]\d{4} \d\d:\d\d:\d\d[.]\d+ +\d+ [\w.]+:\d+\] ",  # glog
+    r"[\w.-]{1,64}: (?=\s*#|\s*\d+\s+\d+\s+[a-z]\w+\s)",  # pdsh, clush
+)
+_PREFIX: Final = re.compile(f"(?:{'|'.join(_PREFIXES)})+")
+#: A line without any of these, as rows are, has nothing of all that.
+_MARK: Final = re.compile(r"[:\])|{\x1b^\ufeff]|\[\d")
+#: One line of text in an object: docker's json-file, Fluent Bit, journald, cloud logs.
+_TEXT_KEYS: Final = ("log", "message", "MESSAGE", "msg", "textPayload", "text", "line")
+_ENVELOPE: Final = re.compile(rf'\s*\{{.*"(?:{"|".join(_TEXT_KEYS)})"\s*:\s*".*\}}\s*$', re.DOTALL)
+#: A header line of nccl-tests behind something that is no row and no line of NCCL's.
+_BEHIND: Final = re.compile(
+    r"(?!\s*\d+\s|.*NCCL)([^#\n]{0,79}[^#\s\n] *)#\s*(?:nThread \d|Rank\s+\d+\s|Using devices"
+    r"|size\s+count|nccl-tests version|Collective test |Out of bounds val|Avg bus band)"
+)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """The text of a file, unpacked and decoded; bytes that are no text become U+FFFD.
+
+    Raises CorruptFile for a damaged one, also while it is read, OutputError for what is no text,
+    and OSError.
+    """
+    with path.open("rb") as file:
+        first = file.read(8)
+    unpack = next((each for magic, each in _PACKED.items() if first.startswith(magic)), open)
+    try:
+        with unpack(path, "rb") as file:
+            head = file.read(512)
+        if head[257:262] == b"ustar":
+            raise OutputError(f"{path} is an archive, which is not read; unpack it (tar xf)")
+        for magic, what in _NO_TEXT.items():
+            if head.lstrip()[: len(magic)].lower() == magic.lower():
+                raise OutputError(f"{path} is {what}")
+        encoding = next(name for mark, name in _ENCODINGS if re.match(mark, head))
+        with unpack(path, "rt", encoding=encoding, errors="replace") as text:
+            yield text
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        # The system's own errors have a number, those of unpacking have none.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
+
+
+def plain_lines(lines: Iterable[str]) -> Iterator[str]:
+    """The lines as the program printed them; one of each, but for envelopes of several."""
+    rest = iter(lines)
+    beginning = list(islice(rest, _BEGINNING))
+    shapes = {shape for line in beginning for shape in map(_shape, _texts(line)) if shape}
+    for line in chain(beginning, rest):
+        for text in _texts(line):
+            if "#" in text and (shape := _shape(text)):
+                shapes.add(shape)
+            found = re.match("|".join(sorted(shapes, reverse=True)), text) if shapes else None
+            yield text[found.end() :] if found else text
+
+
+def without_prefix(line: str) -> str:
+    """The line without the prefixes that are known.
+
+    >>> without_prefix("[1,0]<stdout>:#  Rank  0"), without_prefix(" 3: [0] # nThread 1")
+    ('#  Rank  0', '# nThread 1')
+    """
+    found = _PREFIX.match(line)
+    return line[found.end() :] if found else line
+
+
+def _texts(line: str) -> list[str]:
+    """What is in a line, without colours and known prefixes: itself, or lines of an envelope."""
+    if not _MARK.search(line):
+        return [line]
+    text = without_prefix(_CONTROLS.sub("", line))
+    if "{" in text and _ENVELOPE.match(text):
+        try:
+            told = json.loads(text)
+        except (ValueError, RecursionError):
+            return [text]
+        inside = next((told[key] for key in _TEXT_KEYS if isinstance(told.get(key), str)), None)
+        if inside is not None:
+            return [each for part in inside.splitlines() or [""] for each in _texts(part)]
+    return [text]
+
+
+def _shape(text: str) -> str | None:
+    """A pattern of what stands before a header line of nccl-tests, numbers left open; or None."""
+    found = _BEHIND.match(text)
+    before = re.sub(r"(?:\\ )+", " +", re.escape(found[1])) if found else None
+    return before and re.sub(r"\d+", r"\\d+", before)

@@ -1,0 +1,332 @@
+"""Files as launchers, containers, shells and other programs leave them: what each must give."""
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamiccl.collect.health import examine
+from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
+from dynamiccl.collect.lines import without_prefix
+from dynamiccl.datasets import store
+from dynamiccl.errors import DynamicclError, OutputError, UserError
+from tests.collect.traces.made import calls_of, inspector_line, write_lines
+from tests.published import WHOLE, published
+
+CASES = WHOLE / "public-cases"
+#: Times of 40 us, and an algorithm that only the shell's line tells.
+LOG = """\
+$ NCCL_ALGO=Ring ./all_reduce_perf -b 2M -e 2M -g 2
+# nThread 1 nGpus 2 minBytes 2097152 maxBytes 2097152 step: 2(factor) iters: 20 agg iters: 1
+# Using devices
+#  Rank  0 Group  0 Pid  9 on m7 device  0 [0000:1a:00] GPU B
+#  Rank  1 Group  0 Pid  9 on m7 device  1 [0000:1b:00] GPU B
+#       size         count    type   redop    root     time   algbw   busbw #wrong
+     2097152        524288   float     sum      -1    40.00   52.43   52.43      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 52.43
+"""
+#: Before each line; `%d` is the line's number.
+PREFIXES = (
+    "[1,0]<stdout>:",
+    "[1,mpirank:0,algo-2]<stdout>:",
+    "[prterun-m7-4011@1,0][m7:9]<stdout>: ",
+    "Fri Jan  2 03:04:0%d 2026[1,0]<stdout>:",
+    "1: ",
+    "  3: [0] ",
+    "[0] ",
+    "[0@m7] ",
+    "[rank0]: ",
+    "[default0]:",
+    "(worker1, rank=1, pid=12) ",
+    "(head, rank=0, pid=11) [1,0]<stdout>:",
+    "(RayTrainWorker pid=77, ip=10.0.0.1) ",
+    "2026-01-02T03:04:0%d.123456789Z ",
+    "2026-01-02T03:04:0%d.123456789Z stdout F ",
+    "2026-01-02T03:04:0%d.123456789+01:00 stdout F [pod/x-launcher-0/launcher] 0: ",
+    "[pod/x-launcher-0/launcher] 2026-01-02T03:04:0%d.1Z [1,0]<stdout>:",
+    "[2026-01-02 03:04:0%d,678] ",
+    "[2026-01-02T03:04:0%d.678] (worker1, rank=1, pid=12) ",
+    "2026/01/02 03:04:0%d [1,0]<stderr>: ",
+    "Jan  2 03:04:0%d m7 slurmd[41]: ",
+    "03:04:0%d.5 | ",
+    "2026-01-02 03:04:0%d,678 - INFO - ",
+    "worker-1  | ",
+    "svc.1.k3j@m7    | ",
+    "m7: ",
+    "I0102 03:04:0%d.12345 77 run.py:12] ",
+    "mpi-launcher nccl-test> ",  # learned
+    "<m7/%d>[x] ",
+    "1767322445.%d ",
+    "    ",
+    "\x1b[36m(head, rank=0, pid=11)\x1b[0m ",
+    "[36m(head, rank=0, pid=11)[0m ",
+)
+
+
+def envelope(**told: str) -> Callable[[str], bytes]:
+    """Makes a line of JSON of each line; `key` is that of the text."""
+    key = told.pop("key")
+    return lambda log: "".join(
+        json.dumps({"stream": "stdout", key: line, **told}) + "\n"
+        for line in log.splitlines(keepends=True)
+    ).encode()
+
+
+FORMS: dict[str, Callable[[str], bytes]] = {
+    "plain": str.encode,
+    "gzip": lambda log: gzip.compress(log.encode()),
+    "bzip2": lambda log: bz2.compress(log.encode()),
+    "xz": lambda log: lzma.compress(log.encode()),
+    "UTF-16": lambda log: log.encode("utf-16"),
+    "UTF-16 BE in gzip": lambda log: gzip.compress(b"\xfe\xff" + log.encode("utf-16-be")),
+    "UTF-16 without mark": lambda log: log.encode("utf-16-le"),
+    "UTF-8 with mark": lambda log: log.encode("utf-8-sig"),
+    "CRLF": lambda log: log.replace("\n", "\r\n").encode(),
+    "colours": lambda log: "".join(f"\x1b[1;32m{x}\x1b[0m\n" for x in log.splitlines()).encode(),
+    "docker": envelope(key="log", time="2026-01-02T03:04:05Z"),
+    "Fluent Bit": envelope(key="message", kubernetes="x"),
+    "journald": envelope(key="MESSAGE", _HOSTNAME="m7"),
+    "docker in kubectl's": lambda log: b"".join(
+        b"2026-01-02T03:04:05.1Z " + line + b"\n"
+        for line in envelope(key="log")(f"[1,0]<stdout>:{log}").splitlines()
+    ),
+    **{
+        repr(prefix): lambda log, prefix=prefix: "".join(  # type: ignore[misc]
+            prefix.replace("%d", str(number % 10)) + line
+            for number, line in enumerate(log.splitlines(keepends=True))
+        ).encode()
+        for prefix in PREFIXES
+    },
+}
+
+
+def load(path: Path, **told: Any) -> tuple[ImportSummary, list[dict[str, Any]]]:
+    """The summary of one file's import, and its rows in order."""
+    out = path.parent / "out"
+    summary = import_files([path], out, options=ImportOptions(system="s", **told))
+    return summary, store.read(out).sort("source_line", "in_place").to_dicts()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_log_is_the_same_in_every_form(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(FORMS[form](LOG))
+    summary, [row] = load(path)
+    told = [row[n] for n in ("collective", "time_us", "busbw_gbytes_per_s", "num_ranks", "gpu")]
+    assert told == ["AllReduce", 40.0, 52.43, 2, "GPU B"]
+    assert (row["requested_algorithm"], row["source_line"], row["num_nodes"]) == ("Ring", 7, 1)
+    assert (summary.rejected, summary.rows_read) == ([], 1)
+
+
+def test_what_is_no_prefix_stays() -> None:
+    for line in ("[1622510346.876958] [g0185:1:0] ucp UCX  WARN x", "n1:7:7 [0] NCCL INFO x", LOG):
+        assert without_prefix(line) == line
+
+
+def of_readme() -> list[str]:
+    """The logs that must all give one row, by the README's own list."""
+    if not CASES.is_dir():
+        return []
+    [listed] = re.findall(r"(?m)^- (prefix_.*)$", (CASES / "README.md").read_text())
+    return [name.strip() for name in listed.split(",")]
+
+
+@pytest.mark.parametrize("name", of_readme())
+def test_public_logs_give_their_row(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(published(CASES / name).read_bytes())
+    _, rows = load(tmp_path / name)
+    for row in rows:
+        told = [row[n] for n in ("collective", "num_ranks", "num_nodes", "time_us")]
+        assert (told, row["busbw_gbytes_per_s"]) == (["AllReduce", 4, 1, 50.0], 31.46)
+    assert [row["in_place"] for row in rows] == [False, True]
+
+
+def test_public_pairs_name_the_slow_node(tmp_path: Path) -> None:
+    logs = [published(CASES / f"pair_{a}_{b}.log") for a, b in combinations("abcd", 2)]
+    import_files(logs, tmp_path, options=ImportOptions(system="s"))
+    [slow] = examine(store.read(tmp_path), least=0.05).findings
+    assert (slow.kind, slow.where, slow.comms) == ("node", "b", 3)
+
+
+def test_public_tables(tmp_path: Path) -> None:
+    found = {}
+    for name in ("nvidia_raw.csv", "tuner.conf", "csv_ms.csv"):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / name
+        path.write_bytes(published(CASES / name).read_bytes())
+        summary, rows = load(path)
+        ranks = 8 if name == "csv_ms.csv" else 4
+        assert {tuple(row[n] for n in ROW[:3]) for row in rows} == {("AllReduce", ranks, 1)}
+        refused = [line.line for line in summary.rejected]
+        found[name] = ([(row["requested_algorithm"], row["time_us"]) for row in rows], refused)
+    assert found == {
+        "nvidia_raw.csv": ([("Ring", 50.0), ("Tree", 80.0)], []),
+        "tuner.conf": ([("Tree", None), ("Ring", None)], []),
+        "csv_ms.csv": ([(None, 6000.0)], [2, 4]),
+    }
+
+
+RCCL = "ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,#wrong"
+TUNER = "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks\n"
+NVIDIA = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff"
+#: A CSV, options, and what its rows must be: collective, ranks, nodes, us, what was requested.
+TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "NVIDIA's": (
+        f"{NVIDIA},cost_metric,bandwidth_gbps,latency_us\n"
+        "broadcast,65536,ring,ll,4,2,16,-1,-1,0.2,9,30.5\n"
+        "allreduce,65536,nvls,simple,-1,-1,-1,1,0,1,9,7\n",
+        {},
+        "Broadcast 16 2 30.5 Ring LL 4; AllReduce - - 7.0 NVLS Simple -",
+    ),
+    "its table": (
+        f"{TUNER}allreduce,0,32768,tree,ll,2,2,16\n"
+        "allgather,32769,4294967295,ring,simple,-1,2,16\n",
+        {},
+        "AllReduce 16 2 - Tree LL 2; AllGather 16 2 - Ring Simple -",
+    ),
+    "without names": (
+        "allreduce,0,32768,nvls_tree,simple,2,2,16,-1,1\n",
+        {},
+        "AllReduce 16 2 - NVLSTree Simple 2",
+    ),
+    # Its rows have one cell more than its header.
+    "rccl-tests under MPI": (
+        f"numCycle,collective,{RCCL}\n0,AllReduce,1,8,8,1,2097152,float,sum,0,40,52.43,91.75,0\n",
+        {"num_nodes": 2},
+        "AllReduce 8 2 40.0 - - -",
+    ),
+    "rccl-tests split or not": (
+        f"collective, {RCCL}\nAllReduce, 2, 16, 8, 1, 1048576, float, sum, 0, 50, 20.97, 36.7, 0\n"
+        "AllReduce, 2, 16, 8, 1, 2097152, float, sum, 0, 50, 41.94, 78.64, 0\n",
+        {},
+        "AllReduce 8 - 50.0 - - -; AllReduce 16 2 50.0 - - -",
+    ),
+    "rccl-tests alone": (
+        "collective, gpus, size, type, redop, inplace, time, algbw, busbw, #wrong\n"
+        "AllGather, 4, 1048576, half, none, 1, 50, 20.97, 15.73, N/A\n",
+        {},
+        "AllGather 4 1 50.0 - - -",
+    ),
+    "named columns": (
+        "bytes;op;latency_ms;gpus;host\n1048576;all_reduce;0.05;4;m7\n",
+        {"foreign_columns": "bytes=size_bytes,collective=op,time_ms=latency_ms,num_ranks=gpus"},
+        "AllReduce 4 - 50.0 - - -",
+    ),
+    "Gb/s by name": (
+        "collective,size_bytes,num_ranks,busbw_gbits_per_s\nreduce,1000000,4,80\n",
+        {},
+        "Reduce 4 - 100.0 - - -",
+    ),
+    "forced by options": (
+        "collective,size_bytes,time_us\nallreduce,1024,9\n",
+        {"algorithm": "tree", "protocol": "ll", "num_channels": 2},
+        "AllReduce - - 9.0 Tree LL 2",
+    ),
+    "the file's own column": (
+        "collective,size_bytes,algorithm,time_us\nallreduce,1024,,9\nallreduce,1024,ring,8\n",
+        {"algorithm": "tree"},
+        "AllReduce - - 9.0 Tree - -; AllReduce - - 8.0 Ring - -",
+    ),
+    "collective by option": (
+        "size_bytes,time_us,is_default\n1024,9,true\n2048,8,false\n",
+        {"collective": "Broadcast", "protocol": "ll"},
+        "Broadcast - - 9.0 - - -; Broadcast - - 8.0 - LL -",
+    ),
+}
+ROW = ("collective", "num_ranks", "num_nodes", "time_us")
+ASKED = ("requested_algorithm", "requested_protocol", "requested_num_channels")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_others(name: str, tmp_path: Path) -> None:
+    text, told, wanted = TABLES[name]
+    (tmp_path / "table.txt").write_text(text)
+    summary, rows = load(tmp_path / "table.txt", **told)
+    cells = [["-" if row[n] is None else str(row[n]) for n in (*ROW, *ASKED)] for row in rows]
+    assert "; ".join(map(" ".join, cells)) == wanted
+    assert [row["is_default"] for row in rows] == [set(each[4:]) == {"-"} for each in cells]
+    assert summary.rejected == []
+    timeless = any("no times" in remark for remark in summary.files[0].remarks)
+    assert timeless == (rows[0]["time_us"] is None)
+
+
+HEADER = "collective,size_bytes,num_nodes,ranks_per_node,time_us,busbw_gbytes_per_s\n"
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ("allreduce,536870912,1,8,3.0,313.2", "the time seems to be in ms"),
+        ("allreduce,536870912,1,8,0.003,313.2", "the time seems to be in s"),
+        ("allreduce,536870912,1,8,3000,2505.6", "the bandwidth seems to be in Gb/s"),
+        ("allreduce,536870912,1,8,3000,313200", "the bandwidth seems to be in MB/s"),
+        ("allgather,1048576,,,100,25", "time and bandwidth contradict each other"),
+    ],
+)
+def test_a_time_and_a_bandwidth_that_do_not_fit_are_refused(
+    cells: str, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{HEADER}{cells}\nallreduce,1048576,,,100,18.35\n")
+    summary, [row] = load(path)
+    assert (row["time_us"], summary.rejected[0].line) == (100.0, 2)
+    assert why in summary.rejected[0].reason
+
+
+def test_a_bus_bandwidth_without_ranks_is_no_measurement(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(HEADER + "allreduce,1048576,,,,18.35\n")
+    with pytest.raises(OutputError, match=r"no usable row: a bus bandwidth without its number of"):
+        load(path)
+    _, [row] = load(path, num_ranks=8, num_nodes=1)
+    assert row["time_us"] == pytest.approx(100.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty"),
+        (b"PK\x03\x04....", "is a zip archive or a spreadsheet, which is not read; unpack it"),
+        (b"\x28\xb5\x2f\xfd....", r"is packed by zstd, which is not read; unpack it \(zstd -d\)"),
+        (b"<!doctype html><p>", "is a web page, which is not read; save the raw text"),
+        (bytes(range(256)) * 4, "is no text; give what an nccl-tests"),
+        (gzip.compress(LOG.encode())[:-30], "is damaged: .*; copy it again"),
+        (b"msg,coll,ms\n8,allreduce,1\n", r"no column size_bytes.*with --columns size_bytes=NAME"),
+        (b"# only a comment, and no more\n", "holds no row of nccl-tests"),
+    ],
+)
+def test_a_refusal_names_the_reason(content: bytes, why: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(DynamicclError, match=why) as caught:
+        load(tmp_path / "x")
+    assert (caught.value.exit_code, "\n" in str(caught.value)) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [("bytes=size", "write OURS=THEIRS"), ("time_us=latency_ms", "write time_ms=latency_ms")],
+)
+def test_wrong_names_of_columns(columns: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("collective,bytes,latency_ms\nallreduce,8,1\n")
+    with pytest.raises(UserError, match=why):
+        load(tmp_path / "t.csv", foreign_columns=columns)
+
+
+@pytest.mark.parametrize(("parts_told", "parts"), [(1, 1), (4, 4), (0.004, 4), (None, 4)])
+def test_inspectors_size_is_the_whole_only_where_its_bandwidth_is(
+    parts_told: float | None, parts: int, tmp_path: Path
+) -> None:
+    line = inspector_line(0, 0, 100, header={"n_ranks": 4})
+    algbw = None if parts_told is None else parts_told * 10.48576
+    line["coll_perf"] |= {"coll": "AllGather", "coll_msg_size_bytes": 1 << 20}
+    line["coll_perf"]["coll_algobw_gbs"] = algbw
+    calls = calls_of(write_lines(tmp_path / "a.log", line))
+    assert calls["size_bytes"].to_list() == [parts << 20]
