@@ -32,7 +32,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -72,19 +72,14 @@ _EXPANDED: Final = re.compile(r"[$`*]")
 #: Options of nccl-tests (2.19; `-F`, `-E` of rccl-tests) that make another measurement of it, by
 #: letter, and the value that each has unasked.
 _OPTIONS: Final = {
-    "C": ("report_cputime", "0"),
-    "D": ("device_implementation", "0"),
-    "E": ("rotating_tensor", "0"),
-    "F": ("cache_flush", "0"),
-    "G": ("graph", "0"),
-    "R": ("local_register", "0"),
-    "V": ("device_cta_count", ""),
-    "a": ("average", "1"),
-    "m": ("agg_iters", "1"),
-    "u": ("unalign", "0"),
-    "x": ("cta_policy", "0"),
-    "y": ("stream_null", "0"),
-    "z": ("blocking", "0"),
+    letter: (name, usual)
+    for letter, name, usual in (
+        *(("C", "report_cputime", "0"), ("D", "device_implementation", "0")),
+        *(("E", "rotating_tensor", "0"), ("F", "cache_flush", "0"), ("G", "graph", "0")),
+        *(("R", "local_register", "0"), ("V", "device_cta_count", ""), ("a", "average", "1")),
+        *(("m", "agg_iters", "1"), ("u", "unalign", "0"), ("x", "cta_policy", "0")),
+        *(("y", "stream_null", "0"), ("z", "blocking", "0")),
+    )
 }
 _OPTION_NAMES: Final = {"cudagraph": "graph", **{name: name for name, _ in _OPTIONS.values()}}
 _OPTION: Final = re.compile(rf"(?<!\S)(?:-([{''.join(_OPTIONS)}])\s*|--(\w+)[=\s]\s*)(\d[\d,]*)")
@@ -104,7 +99,7 @@ _ASSIGNED: Final = re.compile(
 )
 #: Words of a shell that say whether what follows is run.
 _TESTS: Final = {"[", "[[", "((", "test", "!"}
-_UNSETS: Final = {"unset", "unsetenv"}
+_EXPORTS: Final = {"export", "declare", "typeset", "setenv", "unset", "unsetenv"}
 #: First words of lines that name a benchmark and do not run it; prose begins with a capital.
 _NO_RUN: Final = re.compile(r"(?:ls|ll|cat|cp|mv|cd|tee|echo|which|make|ldd|file|grep)$|[A-Z][a-z]")
 #: What stands before a command that is part of another.
@@ -194,9 +189,8 @@ def without_usual(options: Settings) -> Settings:
 def _common(environments: Iterable[Settings]) -> Settings:
     """What all have alike; what one has otherwise, or not at all, without a value."""
     each = list(environments)
-    names = dict.fromkeys(name for one in each for name in one)
-    found = ((name, [one.get(name) if name in one else None for one in each]) for name in names)
-    return {name: values[0] if len({*values}) == 1 else None for name, values in found}
+    found = {name: {one.get(name) for one in each} for name in chain.from_iterable(each)}
+    return {name: values.pop() if len(values) == 1 else None for name, values in found.items()}
 
 
 @dataclass(slots=True)
@@ -258,13 +252,12 @@ class Shell:
                 self.conditions = max(0, self.conditions - 1)
             # Of a subshell nothing persists.
             is_sure = is_sure and words[0] not in _TESTS and not command.lstrip().startswith("(")
-            is_known = is_sure and not self.conditions
+            is_plain = words[0] in _EXPORTS or not is_traced
             if program_in(command) and not _NO_RUN.match(words[0]):
                 self.commands.append(self._environment_of(command, words))
-            elif words[0] in _UNSETS or words[:2] == ["export", "-n"]:
-                told |= self._unset(command, words, is_known=is_known)
             else:
-                told |= self._assign(command, words, is_known=is_known, is_traced=is_traced)
+                is_known = is_sure and is_plain and not self.conditions
+                told |= self._say(command, words, is_known=is_known)
         return told
 
     def _environment_of(self, command: str, words: Sequence[str]) -> Settings:
@@ -282,39 +275,29 @@ class Shell:
             found |= {f"--{option}": value} if option else {}
         return without_usual({**found, **_assigned(command)})
 
-    def _unset(self, command: str, words: Sequence[str], *, is_known: bool) -> Settings:
-        told = kept((word, "") for word in words)
-        if _EXPANDED.search(command):  # unset ${!NCCL_*}
-            told, is_known = dict.fromkeys(self.exported), False
-        self._say(told)
-        self.exported = {k: v for k, v in self.exported.items() if not (is_known and k in told)}
-        return told
-
-    def _assign(
-        self, command: str, words: Sequence[str], *, is_known: bool, is_traced: bool
-    ) -> Settings:
-        told = _assigned(command)
+    def _say(self, command: str, words: Sequence[str], *, is_known: bool) -> Settings:
+        """Take in a command that is no benchmark's; returns what it sets or unsets."""
+        told, is_export = _assigned(command), words[0] in _EXPORTS
         is_bare = re.match(f"{_VARIABLE}=", words[0]) is not None
-        is_export = words[0] in {"export", "declare", "typeset", "setenv"}
-        if not is_known or not (is_export or (is_bare and not is_traced)):
+        is_unset = "unset" in words[0] or words[:2] == ["export", "-n"]
+        if is_unset and _EXPANDED.search(command):  # unset ${!NCCL_*}
+            told, is_known = self.exported, False
+        elif is_export:
+            # `export NAME` of what was assigned before: now it persists.
+            named = kept((word, "") for word in words[1:])
+            told = {**{name: self.exported.get(name) for name in named}, **told}
+        if not (is_known and (is_export or is_bare)):
             told = dict.fromkeys(told)
-        alone = kept((word, "") for word in words[1:] if is_export)
-        # `export NAME` of what was assigned before: now it persists.
-        told = {**{name: self.exported.get(name) for name in alone}, **told}
-        self._say(told)
-        if not is_export:
-            self.passing |= told.keys()
+        self.doubtful -= told.keys()
+        self.passing = self.passing - told.keys() if is_export else self.passing | told.keys()
+        is_gone = is_unset and is_known
+        self.exported = {k: v for k, v in self.exported.items() if k not in told}
+        self.exported |= {} if is_gone else told
         for environment in self.commands:
             # Between a command and its output: what it prints itself holds, another may not.
             odd = {name for name in told if not is_bare and name not in environment}
             add_settings(environment, {**told, **dict.fromkeys(odd)})
         return told
-
-    def _say(self, told: Settings) -> None:
-        """What holds from now on, whatever was said before."""
-        self.exported |= told
-        self.passing -= told.keys()
-        self.doubtful -= told.keys()
 
 
 def _assigned(command: str) -> Settings:
@@ -343,43 +326,44 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
     rest = {name: "?" if value is None else value for name, value in settings.items()}
     is_known = None not in settings.values()
     told = rest if is_known and collective.tunable else {}
-    requested = {
-        "requested_algorithm": _single(told, "NCCL_ALGO", Algorithm, collective),
-        "requested_protocol": _single(told, "NCCL_PROTO", Protocol, collective),
-        "requested_num_channels": _channels(told, "CTAS") or _channels(told, "NCHANNELS"),
-    }
+    requested = dict.fromkeys(("requested_algorithm", "requested_protocol"))
+    try:
+        requested = {
+            "requested_algorithm": _single(told, "NCCL_ALGO", Algorithm, collective),
+            "requested_protocol": _single(told, "NCCL_PROTO", Protocol, collective),
+        }
+    except UnknownName:
+        is_known = False
+    channels = _channels(told, "CTAS") or _channels(told, "NCHANNELS")
     tuners = {rest.get("--tuner", ""), rest.get("NCCL_TUNER_PLUGIN", "")} - {"", "none"}
-    is_own = is_known and not (tuners and collective.tunable)
-    is_own = is_own and _is_read(rest.get("NCCL_ALGO", ""), Algorithm)
-    is_own = is_own and _is_read(rest.get("NCCL_PROTO", ""), Protocol)
+    is_asked = any(requested.values()) or channels or (tuners and collective.tunable)
     words = [f"{re.sub('^(NCCL_|--)', '', name).lower()}={rest[name]}" for name in rest]
     return {
         **requested,
-        "is_default": is_own and not any(requested.values()),
+        "requested_num_channels": channels,
+        "is_default": is_known and not is_asked,
         "launch_profile": ",".join(sorted(words)) or DEFAULT_PROFILE,
     }
-
-
-def _is_read(value: str, kind: type[_Kind]) -> bool:
-    """Whether each name in a list or an exclusion is one of NCCL's."""
-    parts = [part.rpartition(":")[2].removeprefix("^") for part in value.split(";") if part]
-    return all(named(kind, name) is not None for part in parts for name in part.split(","))
 
 
 def _single(
     rest: dict[str, str], name: str, kind: type[_Kind], collective: Collective
 ) -> str | None:
-    """Take `name` out of `rest` when it names exactly one choice for `collective`."""
+    """Take `name` out of `rest` when it names exactly one choice for `collective`.
+
+    Raises UnknownName for what is none of NCCL's.
+    """
     # `ring;allreduce:tree`: a part without a name holds for all others.
     parts = [part.rpartition(":") for part in rest.get(name, "").split(";")]
-    by_name = {whose.lower(): choice for whose, _, choice in parts}
-    value = by_name.get(collective.wire.lower(), by_name.get(""))
-    try:
-        wire = kind.parse(value).wire if value is not None else None
-    except UnknownName:
+    by_name = {whose.lower(): choice for whose, _, choice in parts if choice}
+    for choice in by_name.values():
+        for each in choice.removeprefix("^").split(","):
+            kind.parse(each)
+    value = by_name.get(collective.wire.lower(), by_name.get("", "^"))
+    if value.startswith("^") or "," in value:
         return None
-    rest.pop(name, None)
-    return wire
+    del rest[name]
+    return kind.parse(value).wire
 
 
 def _channels(rest: dict[str, str], noun: str) -> int | None:

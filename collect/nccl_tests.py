@@ -431,13 +431,11 @@ class _Facts:
 
     def _named(self, program: str, rows: Row, possible: Sequence[Collective]) -> Collective | str:
         """The collective of a program's name, unless the bandwidths contradict it."""
-        told, asked, ranks = named(Collective, program), self._options.collective, self._run.ranks
+        told, asked = named(Collective, program), self._options.collective
         if told is None:
             return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
         logged = self._run.nccl.num_ranks
-        count = len(ranks) if {line.rank for line in ranks} == {*range(len(ranks))} else 0
-        count = min(logged) if not count and len(logged) == 1 else count
-        count = count if len({line.group for line in ranks}) <= 1 else 0
+        count = self._run.listed or (min(logged) if len(logged) == 1 else 0)
         others = [each for each in possible if count and _fits(rows, each, count)]
         is_other = bool(others) and not _fits(rows, told, count)
         is_possible = _fits(rows, told, *range(1, _ALIKE_RANKS)) and _may_have(rows, told)
@@ -455,13 +453,11 @@ class _Facts:
     def _num_ranks(self) -> int | None:
         """The number of ranks, unless the list lacks one or the bandwidths contradict it."""
         run, rows, collective = self._run, self._rows, self.collective
-        ranks = {line.rank for line in run.ranks}
-        is_whole = not ranks or len(ranks) == len(run.ranks) == max(ranks) + 1
-        found: int | None = len(ranks) or self._one(run.nccl.num_ranks, "number of ranks")
+        found: int | None = len(run.ranks) or self._one(run.nccl.num_ranks, "number of ranks")
         found = found or self._options.num_ranks
         if found is None:
             why = "not known: the output lists none; say --ranks, --nodes"
-        elif not is_whole or len({line.group for line in run.ranks}) > 1:
+        elif run.ranks and not run.listed:
             why = "left out: the list of ranks is not complete, or of several communicators"
         elif rows and collective is not None and not _fits(rows, collective, found):
             algbw, busbw = (rows[name] for name in _BANDWIDTHS)
@@ -498,8 +494,9 @@ class _Facts:
         for name, value in settings.items():
             if value is None:
                 self._remark(f"{name} cannot be read, or is two things: the config is not known")
-            elif "~" in value:
-                self._remark(f"{name} is kept as a digest in the launch profile")
+            elif "~" in value or value == "?":
+                how = "a digest" if "~" in value else "?, since its value is not shown,"
+                self._remark(f"{name} is kept as {how} in the launch profile")
         if release := settings.get("--rccl"):
             self._remark(
                 f"RCCL {release} is kept in the launch profile; it is no release of NCCL's"

@@ -324,6 +324,12 @@ class Run:
     failure: tuple[int, str] | None = None
 
     @property
+    def listed(self) -> int:
+        """Ranks of a list that is whole and of one communicator, else 0."""
+        is_whole = {line.rank for line in self.ranks} == {*range(len(self.ranks))}
+        return len(self.ranks) if is_whole and len({line.group for line in self.ranks}) < 2 else 0
+
+    @property
     def in_force(self) -> Settings:
         """All that it was told, by whoever says it."""
         found = without_usual({**self.settings, **self.options})
@@ -430,9 +436,10 @@ class TextRuns:
         mark = next((mark for mark in _BEGINS if mark in text), None)
         if any(end in text for end in (*_ENDS, *_TAILS)):
             self._started().ended, self._in_table = True, False
-        elif layouts is not None or mark is not None or (rank := _RANK.match(text)):
+        elif layouts is not None or mark is not None or _RANK.match(text):
             self._next(if_so=run.rows > 0 or run.ended)
-            self._started().marks[mark or ("columns" if layouts is not None else rank[1])] += 1
+            # Of names of columns and of ranks the first two words are alike.
+            self._started().marks[mark or " ".join(text.strip("# ").split()[:2])] += 1
             if layouts is not None:
                 self._layouts, self._in_table, self._in_place_first = layouts, True, False
         elif "NCCL INFO" in text:
