@@ -1,10 +1,12 @@
-"""What NCCL was told (NCCL_* variables that a shell or NCCL itself shows), and what its log tells.
+"""What NCCL was told (settings that a shell or NCCL itself shows), and what its log tells.
 
-**Variables.** An environment may hold secrets, so nothing is kept that is not on a literal list of
-names. What names one algorithm, protocol or channel count is the requested config; everything else
-that is kept becomes part of the launch profile, since it is fixed for the whole process. A variable
-whose value cannot be read (`$1`), or is said to be two things, is kept without a value. The config
-of its run is then *not known*: it is never taken for NCCL's own choice.
+**Settings** are variables, and options of the benchmark (`--graph`). An environment may hold
+secrets, so a value is kept of a literal list of names; of other variables for NCCL, libfabric and
+ROCm a digest tells whether two runs had the same. What names one algorithm, protocol or channel
+count is the requested config; everything else becomes part of the launch profile, since it is fixed
+for the whole process. A setting whose value cannot be read (`$1`), or is said to be two things, is
+kept without a value. The config of its run is then *not known*: it is never taken for NCCL's own
+choice.
 
 **What ran** (NCCL_DEBUG_SUBSYS=TUNING, or COLL from 2.23 on), by release:
 
@@ -25,11 +27,12 @@ in blocks of three algorithms:
 A bandwidth of 0.0 means that NCCL does not take the cell, or that it is below 0.05 GB/s.
 """
 
+import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -42,23 +45,44 @@ from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.simulator.group import Cell, CostLine
 
-#: Variables by name; None = set, to what is not known.
+#: Settings by name (options of the benchmark as `--name`); None = set, to what is not known.
 Settings = dict[str, str | None]
 
-#: Every variable that is ever stored, without NCCL_; exact names, no patterns. None of them can
-#: hold a secret.
+#: Every variable whose value is ever stored, without NCCL_; exact names, no patterns. None of them
+#: can hold a secret.
 _KEPT: Final = """
     ALGO PROTO MIN_CTAS MAX_CTAS MIN_NCHANNELS MAX_NCHANNELS BUFFSIZE CHECKS_DISABLE
     COLLNET_ENABLE CROSS_NIC CTA_POLICY CUMEM_ENABLE DMABUF_ENABLE GRAPH_REGISTER
-    IB_ADAPTIVE_ROUTING IB_DISABLE IB_QPS_PER_CONNECTION IB_SPLIT_DATA_ON_QPS IB_TC
-    LL_BUFFSIZE LL128_BUFFSIZE LOCAL_REGISTER MNNVL_ENABLE NCHANNELS_PER_NET_PEER NET
-    NET_GDR_LEVEL NET_GDR_READ NSOCKS_PERTHREAD NTHREADS NVLS_ENABLE P2P_DISABLE P2P_LEVEL
-    P2P_NET_CHUNKSIZE P2P_NVL_CHUNKSIZE P2P_PCI_CHUNKSIZE PXN_DISABLE SHM_DISABLE
-    SOCKET_NTHREADS WIN_ENABLE
+    IB_ADAPTIVE_ROUTING IB_DISABLE IB_GID_INDEX IB_HCA IB_PCI_RELAXED_ORDERING IB_QPS_PER_CONNECTION
+    IB_SL IB_SPLIT_DATA_ON_QPS IB_TC IB_TIMEOUT LL_BUFFSIZE LL128_BUFFSIZE LOCAL_REGISTER
+    MAX_P2P_NCHANNELS MIN_P2P_NCHANNELS MNNVL_ENABLE NCHANNELS_PER_NET_PEER NET NET_GDR_LEVEL
+    NET_GDR_READ NET_PLUGIN NSOCKS_PERTHREAD NTHREADS NVLS_ENABLE P2P_DISABLE P2P_LEVEL
+    P2P_NET_CHUNKSIZE P2P_NVL_CHUNKSIZE P2P_PCI_CHUNKSIZE PXN_DISABLE SHM_DISABLE SOCKET_IFNAME
+    SOCKET_NTHREADS TUNER_PLUGIN WIN_ENABLE
 """
 KEPT_NAMES: Final = frozenset(f"NCCL_{name}" for name in _KEPT.split())
-#: Long or odd values are not settings that we understand.
-_PLAIN_VALUE: Final = re.compile(r"[\w.,;:^/+-]{1,64}")
+#: What changes no measurement: logs, where a build or a container has NCCL, and secrets.
+_OF_NO_MATTER: Final = re.compile(
+    r"NCCL_(DEBUG\w*|VERSION|HOME|ROOT\w*|DIR)|\w+_LOG_\w+|\w+_(SECRET|TOKEN|KEY|PASS|CRED)\w*"
+)
+_VARIABLE: Final = r"(?:R?NCCL|FI|HSA)_\w+"
+#: Long or odd values are not settings that we understand, and what a shell would still expand.
+_PLAIN_VALUE: Final = re.compile(r"[\w.,;:^/+=-]{1,64}")
+_EXPANDED: Final = re.compile(r"[$`*]")
+#: Options of nccl-tests (2.19; `-F`, `-E` of rccl-tests) that make another measurement of it, by
+#: letter, and the value that each has unasked.
+_OPTIONS: Final = {
+    letter: (name, usual)
+    for letter, name, usual in (
+        *(("C", "report_cputime", "0"), ("D", "device_implementation", "0")),
+        *(("E", "rotating_tensor", "0"), ("F", "cache_flush", "0"), ("G", "graph", "0")),
+        *(("R", "local_register", "0"), ("V", "device_cta_count", ""), ("a", "average", "1")),
+        *(("m", "agg_iters", "1"), ("u", "unalign", "0"), ("x", "cta_policy", "0")),
+        *(("y", "stream_null", "0"), ("z", "blocking", "0")),
+    )
+}
+_OPTION_NAMES: Final = {"cudagraph": "graph", **{name: name for name, _ in _OPTIONS.values()}}
+_OPTION: Final = re.compile(rf"(?<!\S)(?:-([{''.join(_OPTIONS)}])\s*|--(\w+)[=\s]\s*)(\d[\d,]*)")
 
 #: nccl-tests binaries; `make NAME_SUFFIX=_mpi` and packagers put something behind `_perf`.
 _PROGRAM: Final = re.compile(r"(?:^|[\s/\"'=])([a-z][a-z_]*?)_perf[\w.-]*(?=$|[\s\"'])")
@@ -70,16 +94,29 @@ _PROMPT: Final = re.compile(
 #: `NCCL_ALGO=Ring`, `--export=ALL,NCCL_ALGO=Ring,Tree,NCCL_PROTO=LL`, `"NCCL_ALGO=Ring"`; with the
 #: name and value apart, as MPICH, Intel MPI and csh have it.
 _ASSIGNED: Final = re.compile(
-    r"(?:^|[\s,=`(\"']|-x)(NCCL_\w+)=(\"[^\"]*\"|'[^']*'|(?:(?!,NCCL_)[^\s\"'])*)"
-    r"|(?:-genv|-env|setenv)\s+(NCCL_\w+)\s+(\S+)"
+    rf"(?:^|[\s,=`(\"']|-x)({_VARIABLE})=(\"[^\"]*\"|'[^']*'|(?:(?!,{_VARIABLE}=)[^\s\"'])*)"
+    rf"|(?:-genv|-env|setenv)\s+({_VARIABLE})\s+(\S+)"
 )
+#: Words of a shell that say whether what follows is run.
+_TESTS: Final = {"[", "[[", "((", "test", "!"}
+_EXPORTS: Final = {"export", "declare", "typeset", "setenv", "unset", "unsetenv"}
+#: First words of lines that name a benchmark and do not run it; prose begins with a capital.
+_NO_RUN: Final = re.compile(r"(?:ls|ll|cat|cp|mv|cd|tee|echo|which|make|ldd|file|grep)$|[A-Z][a-z]")
+#: What stands before a command that is part of another.
+_SYNTAX: Final = re.compile(r"^\s*(?:(?:then|else|do)\s+|[({]\s*)*")
 #: What is between two commands of a line, and in no quotation.
 _BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
 _RANKS: Final = re.compile(r"\bnranks (\d{1,7})\b", re.IGNORECASE)
 _NODES: Final = re.compile(r"\bnNodes (\d{1,7})\b")
-_SET: Final = re.compile(r"\b(NCCL_\w+) set (?:by|in) (?:the )?environment (?:variable )?to (.*)")
+#: ROCm's library has releases of its own; the older ones say `NCCL version 2.13.4+hip5.4`.
+_RCCL: Final = re.compile(r"RCCL version ?:? ?(\d+\.\d+\.\d+)|NCCL version (\d[\d.]+)\+hip")
+#: 2.19 on, `src/plugin/tuner/tuner_v*.cc`: with `tuner plugin` before the name until 2.26.
+_TUNER: Final = re.compile(r"TUNER/Plugin: Using (?:tuner plugin )?(?!internal)([\w.+-]{1,64})")
+_SET: Final = re.compile(
+    rf"\b({_VARIABLE}) set (?:by|in) (?:the )?environment (?:variable )?to (.*)"
+)
 
 _CALL: Final = re.compile(
     r"(?:([A-Za-z]+)( \[[^\]]+\])?: )?(\d{1,18}) Bytes -> (?=\w)(?:Algo (\w+) proto (\w+)"
@@ -111,12 +148,30 @@ def program_in(line: str) -> str | None:
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
-    """The variables on the list; without a value where it is not a plain one."""
+    """The settings among some variables; without a value where that cannot be read.
+
+    >>> kept([("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "$2"), ("FI_X", "hush"), ("HOME", "/h")])
+    {'NCCL_ALGO': 'Ring', 'NCCL_PROTO': None, 'FI_X': '~7944d2'}
+    """
     return {
-        name: value if _PLAIN_VALUE.fullmatch(value) else None
+        name: _value(name, value.strip())
         for name, value in pairs
-        if name in KEPT_NAMES
+        if re.fullmatch(_VARIABLE, name) and not _OF_NO_MATTER.fullmatch(name)
     }
+
+
+def _value(name: str, value: str) -> str | None:
+    # Too short a digest to find a value by it; folders of a path may be names of people.
+    digest = "~" + hashlib.sha256(f"{name}={value}".encode()).hexdigest()[:6]
+    if not value or _EXPANDED.search(value):
+        return None
+    if name not in KEPT_NAMES:
+        return digest
+    if name.endswith("_PLUGIN") and "/" in value:
+        return value.rpartition("/")[2] + digest
+    # NCCL_NET="AWS Libfabric"; of a list `Ring, Tree` it is not known what NCCL makes.
+    plain = value if name in {"NCCL_ALGO", "NCCL_PROTO"} else value.replace(" ", "_")
+    return plain if _PLAIN_VALUE.fullmatch(plain) else None
 
 
 def add_settings(known: Settings, told: Mapping[str, str | None]) -> None:
@@ -125,55 +180,124 @@ def add_settings(known: Settings, told: Mapping[str, str | None]) -> None:
         known[name] = value if known.get(name, value) == value else None
 
 
+def without_usual(options: Settings) -> Settings:
+    """Settings without the options that have the value that they have unasked."""
+    usual = {f"--{name}": value for name, value in _OPTIONS.values()}
+    return {name: value for name, value in options.items() if usual.get(name, "") != value}
+
+
+def _common(environments: Iterable[Settings]) -> Settings:
+    """What all have alike; what one has otherwise, or not at all, without a value."""
+    each = list(environments)
+    found = {name: {one.get(name) for one in each} for name in chain.from_iterable(each)}
+    return {name: values.pop() if len(values) == 1 else None for name, values in found.items()}
+
+
 @dataclass(slots=True)
 class Shell:
-    """The NCCL_* variables that a shell shows, line by line.
+    """The settings that a shell shows, line by line, for the benchmark that starts next.
 
-    `export` persists, and so does what `env` prints; an assignment in a command's own line holds
-    for that command and wins. What is commented out or unset does not count. Of an assignment that
-    `set -x` prints by itself it is not known whether it persists.
+    `export` persists; an assignment in a command's own line holds for that command and wins. What
+    `env` prints, or a shell assigns without a command, holds for the next benchmark, and is not
+    known for later ones. What is commented out or unset does not count. Not known is also what
+    `set -x` prints by itself, what depends on a condition, what a line that is no shell's names,
+    and what several commands before one output have otherwise: which of them wrote it is not known.
     """
 
     exported: Settings = field(default_factory=dict)
-    #: Of the last command.
-    inline: Settings = field(default_factory=dict)
+    #: What each command that is shown finds set, since the last benchmark started.
+    commands: list[Settings] = field(default_factory=list)
+    #: Exported, but not known to persist.
+    passing: set[str] = field(default_factory=set)
+    #: What the last commands had otherwise: not known for an output without a command of its own.
+    doubtful: set[str] = field(default_factory=set)
+    #: Conditions (`if`, `case`) around the line.
+    conditions: int = 0
 
     @property
     def environment(self) -> Settings:
         """What a benchmark that starts now finds set."""
-        return {**self.exported, **self.inline}
+        return _common(self.commands or [{**self.exported, **dict.fromkeys(self.doubtful)}])
 
-    def read(self, line: str) -> None:
-        """Take in one line of a shell.
+    def start(self) -> Settings:
+        """A benchmark starts: what it finds set."""
+        found = self.environment
+        if self.commands:
+            each = _common([*self.commands, self.exported])
+            self.doubtful = {name for name, value in each.items() if value is None}
+        self.exported |= dict.fromkeys(self.passing)
+        self.commands, self.passing = [], set()
+        return found
+
+    def read(self, line: str) -> Settings:
+        """Take in one line of a shell; returns what it says of commands behind it.
 
         >>> shell = Shell()
-        >>> shell.read("export NCCL_ALGO=Tree; NCCL_PROTO=LL ./all_reduce_perf")
+        >>> shell.read("export NCCL_ALGO=Tree; NCCL_PROTO=LL ./all_reduce_perf -R 2")
+        {'NCCL_ALGO': 'Tree'}
         >>> shell.environment
-        {'NCCL_ALGO': 'Tree', 'NCCL_PROTO': 'LL'}
+        {'NCCL_ALGO': 'Tree', '--local_register': '2', 'NCCL_PROTO': 'LL'}
         """
         text = _PROMPT.sub("", line, count=1)
         is_traced = "+" in line[: len(line) - len(text)]
-        if program_in(text):
-            self.inline = {}
-            if text.startswith("#"):
-                # A comment, or a command behind the prompt of root: then it is not known which.
-                self.inline = dict.fromkeys(_assigned(text))
+        is_sure, told = True, Settings()
+        if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
+            # A comment, or a command behind the prompt of root: then it is not known which.
+            self.commands.append({**self.exported, **dict.fromkeys(assigned)})
         for command in _BETWEEN_COMMANDS.split(re.sub(r"(?:^|\s)#.*", "", text)):
-            self._command(command, is_traced=is_traced)
+            words = _SYNTAX.sub("", command).split() or [""]
+            if (words[0] == "if" and _TESTS & {*words}) or (words[0] == "case" and "in" in words):
+                self.conditions += 1
+            elif words[0] in {"fi", "esac"}:
+                self.conditions = max(0, self.conditions - 1)
+            # Of a subshell nothing persists.
+            is_sure = is_sure and words[0] not in _TESTS and not command.lstrip().startswith("(")
+            is_plain = words[0] in _EXPORTS or not is_traced
+            if program_in(command) and not _NO_RUN.match(words[0]):
+                self.commands.append(self._environment_of(command, words))
+            else:
+                is_known = is_sure and is_plain and not self.conditions
+                told |= self._say(command, words, is_known=is_known)
+        return told
 
-    def _command(self, command: str, *, is_traced: bool) -> None:
-        assigned, words = _assigned(command), command.split() or [""]
-        if program_in(command):
-            # mpirun -x NAME: whatever the launcher's own environment has.
-            forwarded = KEPT_NAMES.intersection(words) - assigned.keys() - self.exported.keys()
-            self.inline |= {**assigned, **dict.fromkeys(forwarded)}
-        elif words[0] in {"unset", "unsetenv"}:
-            for name in words[1:]:
-                self.exported.pop(name, None)
-        elif words[0].startswith("NCCL_"):
-            self.exported |= dict.fromkeys(assigned) if is_traced else assigned
-        elif words[0] in {"export", "declare", "typeset", "setenv"}:
-            self.exported |= assigned
+    def _environment_of(self, command: str, words: Sequence[str]) -> Settings:
+        """What a command finds set, and its options."""
+        before, behind = _PROGRAM.split(command, maxsplit=1)[::2]
+        pairs = list(pairwise(words))
+        is_empty = ("env", "-i") in pairs
+        unset = {name for option, name in pairs if option == "-u"}
+        found = {k: v for k, v in self.exported.items() if not is_empty and k not in unset}
+        # mpirun -x NAME: whatever the launcher's own environment has.
+        for name in kept((word, "") for word in before.split() if word not in unset):
+            found.setdefault(name, None if name in KEPT_NAMES else "?")
+        for letter, name, value in _OPTION.findall(behind):
+            option = _OPTIONS[letter][0] if letter else _OPTION_NAMES.get(name)
+            found |= {f"--{option}": value} if option else {}
+        return without_usual({**found, **_assigned(command)})
+
+    def _say(self, command: str, words: Sequence[str], *, is_known: bool) -> Settings:
+        """Take in a command that is no benchmark's; returns what it sets or unsets."""
+        told, is_export = _assigned(command), words[0] in _EXPORTS
+        is_bare = re.match(f"{_VARIABLE}=", words[0]) is not None
+        is_unset = "unset" in words[0] or words[:2] == ["export", "-n"]
+        if is_unset and _EXPANDED.search(command):  # unset ${!NCCL_*}
+            told, is_known = self.exported, False
+        elif is_export:
+            # `export NAME` of what was assigned before: now it persists.
+            named = kept((word, "") for word in words[1:])
+            told = {**{name: self.exported.get(name) for name in named}, **told}
+        if not (is_known and (is_export or is_bare)):
+            told = dict.fromkeys(told)
+        self.doubtful -= told.keys()
+        self.passing = self.passing - told.keys() if is_export else self.passing | told.keys()
+        is_gone = is_unset and is_known
+        self.exported = {k: v for k, v in self.exported.items() if k not in told}
+        self.exported |= {} if is_gone else told
+        for environment in self.commands:
+            # Between a command and its output: what it prints itself holds, another may not.
+            odd = {name for name in told if not is_bare and name not in environment}
+            add_settings(environment, {**told, **dict.fromkeys(odd)})
+        return told
 
 
 def _assigned(command: str) -> Settings:
@@ -186,13 +310,12 @@ def _assigned(command: str) -> Settings:
     return found
 
 
-def requested_by(
-    settings: Mapping[str, str | None], collective: Collective, extra: Iterable[str] = ()
-) -> dict[str, Any]:
+def requested_by(settings: Mapping[str, str | None], collective: Collective) -> dict[str, Any]:
     """The requested config (which a tuner could set) and the launch profile, as columns.
 
-    `extra` are words for the profile that do not come from the environment (`blocking`). A list or
-    an exclusion (`Ring,Tree`, `^NVLS`) leaves the choice to NCCL within limits: it is a profile.
+    A list or an exclusion (`Ring,Tree`, `^NVLS`) leaves the choice to NCCL within limits: it is a
+    profile, and so is all that is set for a collective that has no algorithms. Under another tuner
+    the config is not known where none is forced.
 
     >>> tree = {"NCCL_ALGO": "allreduce:tree;broadcast:ring"}
     >>> requested_by(tree, Collective.AllReduce)["requested_algorithm"]
@@ -202,34 +325,45 @@ def requested_by(
     """
     rest = {name: "?" if value is None else value for name, value in settings.items()}
     is_known = None not in settings.values()
-    told = rest if is_known else {}
-    requested = {
-        "requested_algorithm": _single(told, "NCCL_ALGO", Algorithm, collective),
-        "requested_protocol": _single(told, "NCCL_PROTO", Protocol, collective),
-        "requested_num_channels": _channels(told, "CTAS") or _channels(told, "NCHANNELS"),
-    }
-    words = [f"{name.removeprefix('NCCL_').lower()}={rest[name]}" for name in sorted(rest)]
+    told = rest if is_known and collective.tunable else {}
+    requested = dict.fromkeys(("requested_algorithm", "requested_protocol"))
+    try:
+        requested = {
+            "requested_algorithm": _single(told, "NCCL_ALGO", Algorithm, collective),
+            "requested_protocol": _single(told, "NCCL_PROTO", Protocol, collective),
+        }
+    except UnknownName:
+        is_known = False
+    channels = _channels(told, "CTAS") or _channels(told, "NCHANNELS")
+    tuners = {rest.get("--tuner", ""), rest.get("NCCL_TUNER_PLUGIN", "")} - {"", "none"}
+    is_asked = any(requested.values()) or channels or (tuners and collective.tunable)
+    words = [f"{re.sub('^(NCCL_|--)', '', name).lower()}={rest[name]}" for name in rest]
     return {
         **requested,
-        "is_default": is_known and not any(requested.values()),
-        "launch_profile": ",".join([*words, *extra]) or DEFAULT_PROFILE,
+        "requested_num_channels": channels,
+        "is_default": is_known and not is_asked,
+        "launch_profile": ",".join(sorted(words)) or DEFAULT_PROFILE,
     }
 
 
 def _single(
     rest: dict[str, str], name: str, kind: type[_Kind], collective: Collective
 ) -> str | None:
-    """Take `name` out of `rest` when it names exactly one choice for `collective`."""
+    """Take `name` out of `rest` when it names exactly one choice for `collective`.
+
+    Raises UnknownName for what is none of NCCL's.
+    """
     # `ring;allreduce:tree`: a part without a name holds for all others.
     parts = [part.rpartition(":") for part in rest.get(name, "").split(";")]
-    by_name = {whose.lower(): choice for whose, _, choice in parts}
-    value = by_name.get(collective.wire.lower(), by_name.get(""))
-    try:
-        wire = kind.parse(value).wire if value is not None else None
-    except UnknownName:
+    by_name = {whose.lower(): choice for whose, _, choice in parts if choice}
+    for choice in by_name.values():
+        for each in choice.removeprefix("^").split(","):
+            kind.parse(each)
+    value = by_name.get(collective.wire.lower(), by_name.get("", "^"))
+    if value.startswith("^") or "," in value:
         return None
-    rest.pop(name, None)
-    return wire
+    del rest[name]
+    return kind.parse(value).wire
 
 
 def _channels(rest: dict[str, str], noun: str) -> int | None:
@@ -293,7 +427,7 @@ class NcclLog:
     cuda_versions: set[str] = field(default_factory=set)
     num_ranks: set[int] = field(default_factory=set)
     num_nodes: set[int] = field(default_factory=set)
-    #: Variables that NCCL says it found set.
+    #: What NCCL says that it found set, its tuner plugin (`--tuner`) and ROCm's release (`--rccl`).
     settings: Settings = field(default_factory=dict)
     calls: dict[LoggedCall, None] = field(default_factory=dict)
     #: Cost tables, one for each communicator that logged one.
@@ -307,7 +441,9 @@ class NcclLog:
         _, mark, text = line.partition("NCCL INFO")
         if mark and "|" in text:
             self._note_cost(text)
-        if version := _VERSION.search(line):
+        if rccl := _RCCL.search(line):
+            add_settings(self.settings, {"--rccl": rccl[1] or rccl[2]})
+        elif version := _VERSION.search(line):
             self.versions.add(str(NcclVersion.parse(version[1])))
             if version[2]:
                 self.cuda_versions.add(version[2])
@@ -316,6 +452,8 @@ class NcclLog:
             self.num_nodes.update(int(n) for n in _NODES.findall(line))
         if mark and (told := _SET.search(line)):
             add_settings(self.settings, kept([(told[1], told[2].strip().rstrip("."))]))
+        if mark and (tuner := _TUNER.search(line)):
+            add_settings(self.settings, {"--tuner": tuner[1]})
 
     def choices(
         self, collective: Collective, num_ranks: int | None

@@ -27,7 +27,7 @@ import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dynamiccl.collect.lines import opened, plain_lines
-from dynamiccl.collect.nccl_log import add_settings, cost_rows, named, requested_by
+from dynamiccl.collect.nccl_log import cost_rows, named, requested_by
 from dynamiccl.collect.output import (
     PER_ITERATION,
     RUN,
@@ -39,7 +39,7 @@ from dynamiccl.collect.output import (
     read_json,
 )
 from dynamiccl.datasets.rows import columns_table, scope_of, trial_id
-from dynamiccl.datasets.schema import COSTS, MEASUREMENTS, QUIET, Source, Status
+from dynamiccl.datasets.schema import COSTS, MEASUREMENTS, QUIET, Source, Statistic, Status
 from dynamiccl.datasets.store import check_slug, slug
 from dynamiccl.errors import MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
@@ -73,8 +73,6 @@ _FINITE: Final = (*_BANDWIDTHS, *PER_ITERATION)
 #: What makes two rows of a run repeats of one measurement.
 _CELL: Final = (RUN, "size_bytes", "datatype", "in_place")
 
-#: Bandwidths below this have too few digits for a ratio.
-_MIN_BANDWIDTH: Final = 1.0
 #: From so many ranks on the ratios of bus to algorithm bandwidth are alike.
 _ALIKE_RANKS: Final = 257
 #: (Whether it has an operation, a root) -> the collectives whose rows are so. Older releases print
@@ -87,6 +85,8 @@ _BY_COLUMNS: Final = {
     (False, True): (Collective.Broadcast, Collective.Scatter, Collective.Gather),
     (False, False): (Collective.AllGather, Collective.AlltoAll, Collective.SendRecv),
 }
+#: What never has an operation in its rows.
+_UNREDUCED: Final = {Collective.Broadcast, Collective.AllGather}
 _IN_FILE_NAME: Final = re.compile(
     r"(?<![a-z])(all[_-]?reduce|all[_-]?gather|reduce[_-]?scatter|all[_-]?to[_-]?all|send[_-]?recv"
     r"|broadcast|scatter|gather|reduce)(?![a-z])"
@@ -210,14 +210,31 @@ def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport)
         if not any(run.nccl.costs for run in text_runs.runs):
             raise OutputError(_no_row(path, text_runs.runs, report))
         report.remark("no benchmark row; what NCCL logs of its costs is taken")
+    failed = [row for run in text_runs.runs for row in _failed(run)]
+    rows = (
+        pl.concat([rows, _frame(failed)], how="diagonal") if failed and report.rows_read else rows
+    )
     yield from _parts(rows, text_runs.runs, base, options, report)
 
 
-def _no_row(path: Path, runs: Iterable[Run], report: FileReport) -> str:
+def _failed(run: Run) -> list[Row]:
+    """A row without a time, of the first size, for a run that failed before its first row."""
+    if run.rows or run.torn or run.failure is None or run.first_size is None:
+        return []
+    line, _ = run.failure
+    return [{RUN: run.number, "source_line": line, "size_bytes": run.first_size}]
+
+
+def _no_row(path: Path, runs: Sequence[Run], report: FileReport) -> str:
     failures = [run.failure for run in runs if run.failure is not None]
     if failures:
         number, line = min(failures)
         return f"{path}:{number}: no benchmark row; the run failed: {line[:300]}"
+    if calls := sum(len(run.nccl.calls) for run in runs):
+        return (
+            f"{path} is NCCL's log of a job: {calls} calls with the config that ran and no time, "
+            "and no cost table (NCCL_DEBUG_SUBSYS=INIT,TUNING): no measurement can be made of it"
+        )
     torn = f", and this torn one: {report.rejected[0]}" if report.rejected else ""
     return (
         f"{path} holds no row of nccl-tests (size, count, type, ..., time, algbw, busbw){torn}; "
@@ -250,7 +267,7 @@ def _parts(
     known: dict[int, Row] = {}
     choices: list[tuple[Any, ...]] = []
     costs: list[Row] = []
-    with_rows = [run.number for run in runs if run.rows]
+    with_rows = rows[RUN].unique().sort().to_list()
     for run in runs:
         mine = rows if with_rows == [run.number] else rows.filter(pl.col(RUN) == run.number)
         told = _Facts(run, mine, options, report)
@@ -307,14 +324,17 @@ def _table(rows: pl.DataFrame, known: Mapping[int, Row], ran: pl.DataFrame) -> p
     whole = whole.join(of_runs, on=RUN, how="left", maintain_order="left")
     whole = whole.join(ran, on=[RUN, "size_bytes"], how="left", maintain_order="left")
     is_wrong = pl.col("wrong_values").fill_null(0) > 0
-    ok, wrong = pl.lit(Status.OK.value), pl.lit(Status.WRONG_VALUES.value)
+    has_failed = pl.col("time_us").is_null()
+    ok, wrong, failed = (pl.lit(s.value) for s in (Status.OK, Status.WRONG_VALUES, Status.FAILED))
+    mean, none = pl.lit(Statistic.MEAN.value), pl.lit(Statistic.NONE.value)
     arrow = (
         whole.drop(RUN)
         .with_columns(
             pl.col(pl.Categorical).cast(pl.String),
             *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
             verified=pl.col("actual_algorithm").is_not_null(),
-            status=pl.when(is_wrong).then(wrong).otherwise(ok),
+            status=pl.when(has_failed).then(failed).when(is_wrong).then(wrong).otherwise(ok),
+            statistic=pl.when(has_failed).then(none).otherwise(mean),
         )
         .to_arrow()
     )
@@ -335,14 +355,20 @@ class _Facts:
         self._rows = _evidence(rows) if rows.height else None
         #: None where it is not known, and for what is no run of a benchmark.
         self.collective: Collective | None = None
-        if not run.rows and run.began and run.failure is not None:
+        if run.failure is not None and (run.marks or run.commands):
             number, line = run.failure
-            self._remark(f"line {number}: a run failed before its first row: {line[:200]}")
+            how = "behind a row" if run.rows else "before its first row"
+            self._remark(f"line {number}: a run failed {how}: {line[:200]}")
+        elif run.marks and not (run.rows or run.torn):
+            self._remark(f"a run of {self._program or 'a benchmark'} has no row, and no word why")
         if self._rows is None:
             return
         found = self._collective(self._rows)
         if max(run.marks.values(), default=1) > 1:
-            found = "several processes wrote into one output: import that of each by itself"
+            found = (
+                "several processes wrote into one output, or a run ended without a word: import "
+                "that of each by itself"
+            )
         if isinstance(found, Collective):
             self.collective = found
         else:
@@ -355,11 +381,13 @@ class _Facts:
         num_ranks = self._num_ranks()
         num_nodes = self._num_nodes(num_ranks)
         request = self._request()
-        if self._rows and request["is_default"] and not (run.settings or run.nccl.settings):
+        shown = [name for name in run.in_force if not name.startswith("--")]
+        if self._rows and request["is_default"] and not shown:
             self._remark(
                 "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
                 "forced with the options algorithm, protocol, num_channels)"
             )
+        failed = run.failure[1][:200] if run.failure and not run.rows else None
         wrong = f"the run reports {run.out_of_bounds} values out of bounds"
         if run.out_of_bounds:
             self._remark(wrong)
@@ -375,21 +403,20 @@ class _Facts:
             "num_nodes": num_nodes,
             "hosts": hosts_of(ranks) if len({r.group for r in ranks}) == 1 else None,
             "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
-            "reason": wrong if run.out_of_bounds else None,
+            "reason": wrong if run.out_of_bounds else failed,
         }
+
+    @property
+    def _program(self) -> str | None:
+        """What the output calls itself, or the one command that is shown."""
+        commands = self._run.commands
+        return self._run.program or (min(commands) if len(commands) == 1 else None)
 
     def _collective(self, rows: Row) -> Collective | str:
         """What the run measured, or why that is not known."""
-        run, asked = self._run, self._options.collective
-        program = run.program or (min(run.commands) if len(run.commands) == 1 else None)
-        if program is not None:
-            told = named(Collective, program)
-            if told is None:
-                return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
-            if asked not in {None, told.wire}:
-                self._remark(f"the output says {told.wire}; the option's {asked} was not used")
-            return told
-        possible = _by_columns(rows)
+        asked, possible = self._options.collective, _by_columns(rows)
+        if self._program is not None:
+            return self._named(self._program, rows, possible)
         if asked is not None:
             names = _listed(possible) or "no collective with such bandwidths"
             contradicted = f"the columns are of {names}, not of {asked}: correct --collective"
@@ -405,18 +432,37 @@ class _Facts:
         self._remark(f"collective {possible[0].wire} {how}")
         return possible[0]
 
+    def _named(self, program: str, rows: Row, possible: Sequence[Collective]) -> Collective | str:
+        """The collective of a program's name, unless the bandwidths contradict it."""
+        told, asked = named(Collective, program), self._options.collective
+        if told is None:
+            return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
+        logged = self._run.nccl.num_ranks
+        count = self._run.listed or (min(logged) if len(logged) == 1 else 0)
+        others = [each for each in possible if count and _fits(rows, each, count)]
+        is_other = bool(others) and not _fits(rows, told, count)
+        is_possible = _fits(rows, told, *range(1, _ALIKE_RANKS)) and _may_have(rows, told)
+        if is_other or not is_possible:
+            algbw, busbw = (rows[name] for name in _BANDWIDTHS)
+            where = f" on {count} ranks" if count else ""
+            return (
+                f"the output calls itself {told.wire}, and busbw {busbw} of algbw {algbw}{where} "
+                f"is of {_listed(others or possible) or 'none'}"
+            )
+        if asked not in {None, told.wire}:
+            self._remark(f"the output says {told.wire}; the option's {asked} was not used")
+        return told
+
     def _num_ranks(self) -> int | None:
         """The number of ranks, unless the list lacks one or the bandwidths contradict it."""
         run, rows, collective = self._run, self._rows, self.collective
-        ranks = {line.rank for line in run.ranks}
-        is_whole = not ranks or len(ranks) == len(run.ranks) == max(ranks) + 1
-        found: int | None = len(ranks) or self._one(run.nccl.num_ranks, "number of ranks")
+        found: int | None = len(run.ranks) or self._one(run.nccl.num_ranks, "number of ranks")
         found = found or self._options.num_ranks
         if found is None:
             why = "not known: the output lists none; say --ranks, --nodes"
-        elif not is_whole or len({line.group for line in run.ranks}) > 1:
+        elif run.ranks and not run.listed:
             why = "left out: the list of ranks is not complete, or of several communicators"
-        elif rows and collective is not None and not _ratio_fits(rows, collective, found):
+        elif rows and collective is not None and not _fits(rows, collective, found):
             algbw, busbw = (rows[name] for name in _BANDWIDTHS)
             expected = algbw * collective.bus_factor(found)
             why = f"left out: {found} would make busbw {expected:.2f} of algbw {algbw}, not {busbw}"
@@ -447,13 +493,20 @@ class _Facts:
 
     def _request(self) -> Row:
         """The requested config and the profile, as shell, NCCL's log, or else the caller say."""
-        settings = dict(self._run.settings)
-        add_settings(settings, self._run.nccl.settings)
-        for name in (name for name, value in settings.items() if value is None):
-            self._remark(f"{name} cannot be read, or is two things: the config is not known")
+        settings = self._run.in_force
+        for name, value in settings.items():
+            if value is None:
+                self._remark(f"{name} cannot be read, or is two things: the config is not known")
+            elif "~" in value or value == "?":
+                how = "a digest" if "~" in value else "?, since its value is not shown,"
+                self._remark(f"{name} is kept as {how} in the launch profile")
+        if release := settings.get("--rccl"):
+            self._remark(
+                f"RCCL {release} is kept in the launch profile; it is no release of NCCL's"
+            )
         # The costs of a job's log are of all collectives; AllReduce stands for them.
         asked_of = Collective.AllReduce if self.collective is None else self.collective
-        columns = requested_by(settings, asked_of, sorted(self._run.words))
+        columns = requested_by(settings, asked_of)
         for name in ("algorithm", "protocol", "num_channels"):
             told = getattr(self._options, name)
             if told and not columns[f"requested_{name}"]:
@@ -499,11 +552,20 @@ def _by_columns(rows: Row) -> list[Collective]:
     if rows["has_root"] and operations == {None}:
         # Older columns, when nothing but Broadcast had a root and no operation.
         found = (Collective.Broadcast,)
-    return [c for c in found if any(_ratio_fits(rows, c, n) for n in range(1, _ALIKE_RANKS))]
+    return [each for each in found if _fits(rows, each, *range(1, _ALIKE_RANKS))]
 
 
-def _ratio_fits(rows: Row, collective: Collective, num_ranks: int) -> bool:
-    """Whether the bandwidths are of so many ranks, where they have digits enough to tell."""
+def _may_have(rows: Row, told: Collective) -> bool:
+    """Whether a collective has the rows' operations; some releases print `sum` for SendRecv."""
+    if told in _BY_COLUMNS[True, True] + _BY_COLUMNS[True, False]:
+        return bool(rows["operations"] != {"none"})
+    return told not in _UNREDUCED or rows["operations"] <= {None, "none"}
+
+
+def _fits(rows: Row, collective: Collective, *nums_ranks: int) -> bool:
+    """Whether the bandwidths are of one of some numbers of ranks, within their two decimals."""
     algbw, busbw = (float(rows[name]) for name in _BANDWIDTHS)
-    expected = algbw * collective.bus_factor(num_ranks)
-    return algbw < _MIN_BANDWIDTH or abs(busbw - expected) <= 0.01 + 0.01 * algbw
+    factors = map(collective.bus_factor, nums_ranks)
+    return any(
+        abs(busbw - algbw * factor) <= 0.006 * (1.0 + factor) + 0.01 * algbw for factor in factors
+    )

@@ -2,8 +2,10 @@
 
     size count type [redop] [root] | time algbw busbw [#wrong] [4 of -I] | the same in place | [-S]
 
-A run ends with its tail, its failure or a repeated line of column names. What follows (settings,
-commands, NCCL's log) belongs to the next run. The columns of a row are those of the header above
+**A run** is what one benchmark prints: header, ranks, NCCL's log, rows, tail or failure. It begins
+with a command, with NCCL's log behind an end, or with a line of a header behind rows or an end, and
+ends where the next begins. In force for it is what the shell shows until its first line; what its
+header and NCCL's log say of it comes on top. The columns of a row are those of the header above
 it, and its numbers must fit each other. A line that was meant as a row and cannot be read as one is
 reported and nothing of it is taken: half a row joined with half of another would be a measurement
 that nobody made.
@@ -23,7 +25,15 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from dynamiccl.collect.lines import opened
-from dynamiccl.collect.nccl_log import NcclLog, Settings, Shell, kept, program_in
+from dynamiccl.collect.nccl_log import (
+    NcclLog,
+    Settings,
+    Shell,
+    add_settings,
+    kept,
+    program_in,
+    without_usual,
+)
 from dynamiccl.errors import CorruptFile, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.simulator.toml_table import first_problem
@@ -69,15 +79,19 @@ _RANK: Final = re.compile(
     r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+\d{1,9})?\s+on\s+(\S+)"
     r"\s+device\s+(\d{1,4})\s+\[([^\]]*)\]\s*(.*\S)?"
 )
-#: Options that make another measurement of it, with other than their usual values.
-_OPTION: Final = re.compile(r"\b(?:agg iters: (?!1(?!\d))|(?:graph|unalign): (?!0(?!\d)))\d+")
+#: Options that make another measurement of it, as a header names them.
+_OPTION: Final = re.compile(r"\b(agg iters|graph|unalign): (\d+)")
+_FIRST_SIZE: Final = re.compile(r" minBytes (\d{1,18})\b")
 _LIBRARY: Final = re.compile(r"nccl-tests version (\S+)(?:.*nccl-library=(\d{4,6}))?")
 _OUT_OF_BOUNDS: Final = re.compile(r"Out of bounds values\s*: (\d{1,18})")
-#: Lines that begin a run, as column names do.
-_BEGINS: Final = ("nccl-tests version", "Collective test starting", " minBytes ")
+#: Lines that begin a run, as column names and `# Rank` do.
+_BEGINS: Final = ("nccl-tests version", "Collective test starting", " minBytes ", "# Using devices")
 _TAILS: Final = ("Out of bounds", "Avg bus bandwidth", "Collective test concluded")
 #: What ends a run without a tail.
-_ENDS: Final = ("Test NCCL failure", "Test CUDA failure", "Test failure", "Segmentation fault")
+_ENDS: Final = (
+    *("Test NCCL failure", "Test CUDA failure", "Test failure", "Segmentation fault", "Bus error"),
+    *("Exited with exit code", "CANCELLED AT", "mpirun noticed that", "core dumped", "Killed"),
+)
 #: What a failed run says; warnings of NCCL's are no failure yet.
 _FAILURES: Final = (*_ENDS, "no algorithm/protocol", "MPI_ABORT")
 
@@ -144,7 +158,7 @@ class FileReport:
 Layout = tuple[tuple[str, ...], tuple[tuple[bool | None, tuple[str, ...]], ...]]
 
 
-def layouts_of_header(line: str) -> dict[int, Layout] | None:
+def layouts_of_header(line: str, *, in_place_first: bool = False) -> dict[int, Layout] | None:
     """Layouts by number of tokens for a line of column names, or None when it is not one.
 
     AlltoAll has a `redop` column and nothing in it, so its rows are one token shorter. Of columns
@@ -164,7 +178,8 @@ def layouts_of_header(line: str) -> dict[int, Layout] | None:
         tuple(_COLUMNS.get(name, name) for name in part.split())
         for part in (known[1], *known[2].replace("time", "| time").split("|")[1:])
     )
-    halves = tuple(zip((False, True) if len(parts) == 2 else (None,), parts, strict=True))
+    order = (in_place_first, not in_place_first)
+    halves = tuple(zip(order if len(parts) == 2 else (None,), parts, strict=True))
     blank = tuple(name for name in leading if name != "reduction_op")
     # A time stamp at the end is two tokens.
     width = sum(map(len, parts)) + (2 if known[3] else 0)
@@ -281,31 +296,43 @@ class Run:
     #: How often each kind of header line was seen; twice: several processes wrote into each other.
     marks: Counter[str] = field(default_factory=Counter)
     rows: int = 0
+    #: Lines that were meant as rows.
+    torn: int = 0
+    started: bool = False
     ended: bool = False
     #: The program that it calls itself, and those of the commands that are shown before it.
     program: str | None = None
     commands: set[str] = field(default_factory=set)
     ranks: list[RankLine] = field(default_factory=list)
     tests_versions: set[str] = field(default_factory=set)
-    #: What the shell had set when it began.
+    #: What the shell had set when it started, and its command's options.
     settings: Settings = field(default_factory=dict)
-    #: Words for the launch profile (`blocking`).
-    words: set[str] = field(default_factory=set)
+    #: Options that its header names.
+    options: Settings = field(default_factory=dict)
+    first_size: int | None = None
     nccl: NcclLog = field(default_factory=NcclLog)
     out_of_bounds: int = 0
     #: Line number and text of what first says that it failed.
     failure: tuple[int, str] | None = None
 
     @property
-    def began(self) -> bool:
-        """Whether a program began to print."""
-        return self.rows > 0 or bool(self.marks)
+    def listed(self) -> int:
+        """Ranks of a list that is whole and of one communicator, else 0."""
+        is_whole = {line.rank for line in self.ranks} == {*range(len(self.ranks))}
+        return len(self.ranks) if is_whole and len({line.group for line in self.ranks}) < 2 else 0
+
+    @property
+    def in_force(self) -> Settings:
+        """All that it was told, by whoever says it."""
+        found = without_usual({**self.settings, **self.options})
+        add_settings(found, self.nccl.settings)
+        return found
 
     def note(self, line: str, number: int) -> None:
         """Take in the facts of a line that is not a row."""
         if self.failure is None and any(mark in line for mark in _FAILURES):
             self.failure = (number, line.strip())
-        if "NCCL" in line:
+        if "CCL" in line:  # RCCL, too
             self.nccl.note(line)
         if "NCCL INFO" not in line:
             self._note_header(line)
@@ -320,11 +347,13 @@ class Run:
             self.program = self.program or program_in(line)
         elif " minBytes " in line:
             told = _OPTION.findall(line)
-            self.words |= {option.replace(": ", "=").replace(" ", "_") for option in told}
+            self.options |= {f"--{name.replace(' ', '_')}": value for name, value in told}
+            first = _FIRST_SIZE.search(line)
+            self.first_size = int(first[1]) if first else None
         elif wrong := _OUT_OF_BOUNDS.search(line):
             self.out_of_bounds += int(wrong[1])
         elif "Blocking Enabled" in line:
-            self.words.add("blocking")
+            self.options["--blocking"] = self.settings.get("--blocking") or "1"
         elif program := program_in(line):
             self.commands.add(program)
 
@@ -337,8 +366,9 @@ class TextRuns:
         self._report = report
         self._shell = Shell()
         self._layouts: dict[int, Layout] = {}
-        #: Whether rows may follow.
+        #: Whether rows may follow, and in which order of halves.
         self._in_table = False
+        self._in_place_first = False
 
     def rows(self, lines: Iterable[str]) -> Iterator[list[Row]]:
         """Yield each row's halves (none of a torn one); `runs` are whole after the last."""
@@ -355,6 +385,8 @@ class TextRuns:
                 command = text[:-1] + " "
             elif text:
                 yield from self._other(text, number)
+        if not self.runs[-1].started:
+            self.runs[-1].settings = self._shell.environment
 
     def _other(self, text: str, number: int) -> Iterator[list[Row]]:
         """A row behind a prefix, a line that was meant as a row, or one that is none."""
@@ -366,17 +398,21 @@ class TextRuns:
         elif is_meant or (self._in_table and _PIECE.match(text)):
             known = max(self._layouts, default="none that is known (-C prints cputime, no time)")
             reason = f"torn row: {len(tokens)} columns, the header names {known}"
-            self._report.reject(number, reason, text)
+            self._reject(number, reason, text)
             yield []
         else:
             self._note(text, number)
 
+    def _reject(self, number: int, reason: str, text: str) -> None:
+        self._started().torn += 1
+        self._report.reject(number, reason, text)
+
     def _halves(self, layout: Layout, tokens: Sequence[str], number: int) -> list[Row]:
-        run = self.runs[-1]
+        run = self._started()
         try:
             halves = read_row(layout, tokens, run.number, number)
         except ValueError as error:
-            self._report.reject(number, f"torn row: {error}", " ".join(tokens))
+            self._reject(number, f"torn row: {error}", " ".join(tokens))
             return []
         run.rows += 1
         self._report.rows_read += 1
@@ -387,32 +423,45 @@ class TextRuns:
     def _note(self, text: str, number: int) -> None:
         """Take in a line that is not a row: it may begin a run, or end one."""
         run = self.runs[-1]
-        layouts = layouts_of_header(text) if "algbw" in text else None
+        first = self._in_place_first
+        layouts = layouts_of_header(text, in_place_first=first) if "algbw" in text else None
         mark = next((mark for mark in _BEGINS if mark in text), None)
         if any(end in text for end in (*_ENDS, *_TAILS)):
-            run.ended, self._in_table = True, False
-        elif layouts is not None or mark is not None:
+            self._started().ended, self._in_table = True, False
+        elif layouts is not None or mark is not None or _RANK.match(text):
             self._next(if_so=run.rows > 0 or run.ended)
-            self.runs[-1].marks[mark or "columns"] += 1
+            # Of names of columns and of ranks the first two words are alike.
+            self._started().marks[mark or " ".join(text.strip("# ").split()[:2])] += 1
             if layouts is not None:
-                self._layouts, self._in_table = layouts, True
+                self._layouts, self._in_table, self._in_place_first = layouts, True, False
         elif "NCCL INFO" in text:
-            self._next(if_so=run.ended)
-        elif program_in(text) is not None:
-            self._shell.read(text)
-            self._next(if_so=run.began or run.ended)
-        elif "NCCL_" in text:
-            self._shell.read(text)
+            # What a communicator says when it is destroyed is of the run before.
+            self._next(if_so=run.ended and not text.endswith(" COMPLETE"))
+        elif "out-of-place" in text and "in-place" in text:
+            self._in_place_first = text.index("in-place") < text.index("out-of-place")
+        else:
+            is_command = program_in(text) is not None
+            self._next(if_so=is_command and (run.started or run.nccl != NcclLog()))
+            told = self._shell.read(text)
+            if run.started and not (run.rows or run.ended or is_command):
+                # Set while it prints: that it was set before is not known.
+                run.settings |= {k: None for k, v in told.items() if run.settings.get(k) != v}
+        self.runs[-1].note(text, number)
+
+    def _started(self) -> Run:
+        """The run, which prints from now on at the latest: what the shell has set holds for it."""
         run = self.runs[-1]
-        if not run.began:
-            # What the shell has set when it begins to print holds for all of it.
-            run.settings = self._shell.environment
-        run.note(text, number)
+        if not run.started:
+            run.started, run.settings = True, self._shell.start()
+        return run
 
     def _next(self, *, if_so: bool) -> None:
-        if if_so:
-            self._layouts, self._in_table = {}, False
-            self.runs.append(Run(len(self.runs), settings=self._shell.environment))
+        if not if_so:
+            return
+        if not self.runs[-1].started:
+            self.runs[-1].settings = self._shell.environment
+        self._layouts, self._in_table = {}, False
+        self.runs.append(Run(len(self.runs)))
 
 
 # --- JSON ---
@@ -524,14 +573,16 @@ def _json_run(document: _Document) -> Run:
     told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
     for each in filter(None, config.devices):
         lines.append(told.format_map(defaultdict(str, {"group": "0", **each})))
+    shell = Shell()
+    shell.read(" ".join(document.args))
+    # `env` is the whole environment of whoever ran it: only settings are kept.
+    run.settings = shell.environment | kept(item.partition("=")[::2] for item in document.env)
     for line in lines:
         run.note(line, 0)
     if len(run.ranks) == 1:
         # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
         only, count = run.ranks[0], config.nthreads * config.ngpus
         run.ranks = [only._replace(rank=i, device=only.device + i) for i in range(count)]
-    # `env` is the whole environment of whoever ran it: only the listed settings are kept.
-    run.settings = kept(item.partition("=")[::2] for item in document.env)
     with suppress(UnknownName):
         run.nccl.versions.add(str(NcclVersion.parse(document.nccl_version)))
     return run

@@ -71,7 +71,7 @@ def test_version_3_with_one_half(tmp_path: Path) -> None:
     assert (frame.height, row["in_place"]) == (1, False)
     assert row["iteration_times_us"] == [None, 50.0, 50.5, 52.5]
     assert row["process_times_us"] == [51.0, 51.0]
-    assert (row["nccl_version"], row["launch_profile"]) == ("2.30.7", "blocking")
+    assert (row["nccl_version"], row["launch_profile"]) == ("2.30.7", "blocking=1")
 
 
 def test_what_a_config_leaves_out_is_the_usual(tmp_path: Path) -> None:

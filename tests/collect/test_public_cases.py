@@ -6,7 +6,9 @@ import pytest
 
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets import store
-from tests.published import COPIES
+from dynamiccl.datasets.costs import read_costs
+from dynamiccl.errors import OutputError
+from tests.published import COPIES, WHOLE, published
 
 CASES = COPIES / "public-cases"
 
@@ -17,26 +19,49 @@ def cases() -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines if ".log |" in line]
 
 
+def case(name: str) -> Path:
+    """The file; skips the test where it is not here."""
+    copy = CASES / name
+    return copy if copy.is_file() else published(WHOLE / "public-cases" / name)
+
+
 def told(row: dict[str, object]) -> str:
     asked = "own" if row["is_default"] else row["requested_algorithm"] or "?"
-    return f"{row['collective']} {asked} {row['time_us']:.0f} us"
+    profile = "" if row["launch_profile"] == "default" else f" [{row['launch_profile']}]"
+    time = "failed" if row["time_us"] is None else f"{row['time_us']:.0f} us"
+    assert row["status"] == ("failed" if row["time_us"] is None else "ok")
+    return f"{row['collective']} {asked}{profile} {time}"
 
 
 def test_every_file_has_a_line() -> None:
-    assert {path.name for path in CASES.glob("*.log")} == {name for name, _, _ in cases()}
+    assert {path.name for path in CASES.glob("*.log")} <= {name for name, _, _ in cases()}
 
 
 @pytest.mark.parametrize(("name", "shape", "runs"), cases(), ids=lambda text: str(text)[:30])
 def test_each_run_is_what_it_was(name: str, shape: str, runs: str, tmp_path: Path) -> None:
-    summary = import_files([CASES / name], tmp_path, options=ImportOptions(system="s"))
+    log, options = case(name), ImportOptions(system="s")
+    if runs.startswith("refused: "):
+        with pytest.raises(OutputError) as caught:
+            import_files([log], tmp_path, options=options)
+        assert runs.removeprefix("refused: ") in str(caught.value)
+        return
+    summary = import_files([log], tmp_path, options=options)
     frame = store.read(tmp_path).sort("source_line", "in_place")
-    # In place and out of place were the same in these cases.
+    # In place and out of place were the same in nearly all of these cases.
     rows = frame.unique("run", keep="first", maintain_order=True).to_dicts()
     assert "; ".join(map(told, rows)) == runs
     assert frame["repeat"].unique().to_list() == [0]
     found = {f"{row['num_ranks'] or '?'} x {row['num_nodes'] or '?'}" for row in rows}
     assert found == {shape}
     assert not any("several" in remark for remark in summary.files[0].remarks)
+
+
+def test_costs_of_a_forced_run_do_not_displace_those_of_the_default(tmp_path: Path) -> None:
+    logs = [case("costs_default.log"), case("costs_forced_tree.log")]
+    import_files(logs, tmp_path, options=ImportOptions(system="s"))
+    costs = read_costs(tmp_path)
+    assert set(costs["launch_profile"]) == {"default"}
+    assert costs.filter(protocol="Simple")["bandwidth_gbytes_per_s"].to_list() == [80.0, 60.0]
 
 
 def test_a_run_that_failed_before_its_first_row_is_told(tmp_path: Path) -> None:
@@ -78,5 +103,6 @@ def test_each_launch_has_the_settings_of_its_own_command(tmp_path: Path) -> None
         "\n".join(line if line.startswith("$") else f"[1,0]<stdout>:{line}" for line in lines)
     )
     import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
-    rows = store.read(tmp_path / "out").sort("source_line")
-    assert rows.select("requested_algorithm", "num_ranks").unique().rows() == [("Ring", 4)]
+    rows = store.read(tmp_path / "out").unique("run").sort("source_line")
+    found = rows.select("requested_algorithm", "num_ranks", "status").rows()
+    assert found == [("NVLS", 4, "failed"), ("Ring", 4, "ok")]

@@ -75,6 +75,7 @@ def test_other_kernels_are_no_config() -> None:
         ({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}, (None, None, 8, "default")),
         ({"NCCL_MIN_NCHANNELS": "4", "NCCL_MAX_NCHANNELS": "4"}, (None, None, 4, "default")),
         ({"NCCL_MAX_CTAS": "8"}, (None, None, None, "max_ctas=8")),
+        ({"NCCL_TUNER_PLUGIN": "none"}, (None, None, None, "tuner_plugin=none")),
         (
             {"NCCL_SHM_DISABLE": "1", "NCCL_P2P_DISABLE": "1"},
             (None, None, None, "p2p_disable=1,shm_disable=1"),
@@ -91,10 +92,38 @@ def test_settings_are_a_request_or_a_profile(
     assert found["is_default"] == (wanted[:3] == (None, None, None))
 
 
+@pytest.mark.parametrize("plugin", [{"NCCL_TUNER_PLUGIN": "libx.so"}, {"--tuner": "X"}])
+def test_what_another_tuner_chose_is_not_known(plugin: dict[str, str | None]) -> None:
+    found = requested_by(plugin, Collective.AllReduce)
+    assert (found["is_default"], found["requested_algorithm"]) == (False, None)
+    assert requested_by(plugin, Collective.AlltoAll)["is_default"]
+    forced = requested_by({**plugin, "NCCL_ALGO": "Ring"}, Collective.AllReduce)
+    assert forced["requested_algorithm"] == "Ring"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("Using nccl_ofi_tuner (v3)", "nccl_ofi_tuner"),
+        ("Using tuner plugin A3xTunerPlugin_v2", "A3xTunerPlugin_v2"),
+        ("Could not find: libnccl-tuner.so. Using internal tuner plugin.", None),
+        ("Failed to find ncclTunerPlugin_v2 symbol, using internal tuner instead.", None),
+    ],
+)
+def test_log_says_which_tuner_is_used(said: str, name: str | None) -> None:
+    assert log(f"TUNER/Plugin: {said}").settings.get("--tuner") == name
+
+
+#: In place of lines that a benchmark printed.
+OUTPUT = ""
+
+
 def shell(*lines: str) -> dict[str, str | None]:
     """What a benchmark that starts behind these lines finds set."""
     found = Shell()
     for line in lines:
+        if line == OUTPUT:
+            found.start()
         found.read(line)
     return found.environment
 
@@ -108,7 +137,22 @@ def shell(*lines: str) -> dict[str, str | None]:
         (["export NCCL_ALGO=Ring", "unset NCCL_ALGO"], {}),
         (["# export NCCL_ALGO=Ring"], {}),
         (["export NCCL_ALGO=Ring  # NCCL_PROTO=LL"], {"NCCL_ALGO": "Ring"}),
-        (["NCCL_ALGO=Ring ./all_reduce_perf", "./all_reduce_perf"], {}),
+        (["NCCL_ALGO=Ring ./all_reduce_perf", OUTPUT, "./all_reduce_perf"], {}),
+        (["NCCL_ALGO=Ring ./all_reduce_perf", "./all_reduce_perf"], {"NCCL_ALGO": None}),
+        (["NCCL_ALGO=Ring ./all_reduce_perf", OUTPUT], {"NCCL_ALGO": None}),
+        (["export NCCL_ALGO=Ring", "./all_reduce_perf", OUTPUT], {"NCCL_ALGO": "Ring"}),
+        (["NCCL_ALGO=Ring", OUTPUT, "./all_reduce_perf"], {"NCCL_ALGO": None}),
+        (["NCCL_ALGO=Ring", "export NCCL_ALGO", OUTPUT], {"NCCL_ALGO": "Ring"}),
+        (["NCCL_ALGO=Ring ./all_reduce_perf", "NCCL_ALGO=Tree"], {"NCCL_ALGO": None}),
+        (["export NCCL_ALGO=Ring", "env -u NCCL_ALGO ./all_reduce_perf"], {}),
+        (["export NCCL_ALGO=Ring", "export -n NCCL_ALGO"], {}),
+        (["ls -l x/all_reduce_perf", "NCCL_ALGO=Ring x/all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
+        (
+            ["./all_reduce_perf -G1 -m 1 --local_register 2"],
+            {"--graph": "1", "--local_register": "2"},
+        ),
+        (["NCCL_IB_HCA==mlx5_0:1 NCCL_DEBUG=INFO ./all_reduce_perf"], {"NCCL_IB_HCA": "=mlx5_0:1"}),
+        (["FI_PROVIDER=efa ./all_reduce_perf"], {"FI_PROVIDER": "~dedf16"}),
         (["export NCCL_ALGO=Ring", "mpirun -x NCCL_ALGO ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
         (["[me@n1 tests]$ NCCL_ALGO=Ring ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
         (["srun --export=ALL,NCCL_ALGO=Ring,NCCL_PROTO=LL x/all_reduce_perf"], None),
@@ -139,6 +183,10 @@ def test_shell_keeps_what_is_exported_and_what_stands_in_the_command(
         "+ NCCL_ALGO=Ring",  # set -x: of the next command, or of all
         "mpirun -x NCCL_ALGO ./all_reduce_perf",  # whatever the launcher has
         "mpirun -x NCCL_ALGO=Ring -x NCCL_ALGO=Tree ./all_reduce_perf",
+        'if [ "$1" = tree ]; then export NCCL_ALGO=Tree; fi',
+        '[ -n "$tree" ] && export NCCL_ALGO=Tree',
+        "(export NCCL_ALGO=Tree; make)",
+        "=== with NCCL_ALGO=Tree ===",
     ],
 )
 def test_a_value_that_cannot_be_read_is_not_known(line: str) -> None:
@@ -162,6 +210,6 @@ def test_nccl_that_says_two_things_of_a_setting_is_not_believed() -> None:
         "NCCL INFO NCCL_DEBUG_FILE set by environment to /home/alice/hush",
     ],
 )
-def test_only_listed_names_are_kept(line: str) -> None:
+def test_nothing_is_kept_of_secrets_and_logs(line: str) -> None:
     assert shell(line) == {}
     assert log(line).settings == {}

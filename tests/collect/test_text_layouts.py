@@ -238,7 +238,7 @@ def test_blocking_and_aggregation_are_launch_profiles() -> None:
     text = START.replace("maxBytes 64", "maxBytes 64 step: 2(factor) agg iters: 4 graph: 0")
     text += "# Blocking Enabled: wait and barrier after each inner iteration\n"
     row = parse(text + RANKS + NAMES + ROW_1M).rows[0]
-    assert row["launch_profile"] == "agg_iters=4,blocking"
+    assert row["launch_profile"] == "agg_iters=4,blocking=1"
 
 
 def test_rows_of_size_zero_are_counted_and_dropped(tmp_path: Path) -> None:
