@@ -4,15 +4,7 @@ One row is one measurement, one column a fact. A dialect is another program's co
 is recognised by its header. What a row says twice must agree: a time and a bandwidth that do not
 fit each other are of other units than their columns, and neither is believed.
 
-Decisions that the columns leave open:
-* A channel count in a default row was read back, unless its note says `requested`: then it was
-  forced and algorithm and protocol were left to NCCL, which is a requested config of its own and
-  not NCCL's default (the definition in the schema: nothing was requested).
-* `channels = upper limit` in a note is a limit of the launch profile, not a requested count.
-* A mode other than `isolated` is what ran beside the collective; how strong it was is not known.
-* Time is computed from the bus bandwidth where only that is given (`time_derived`). A bandwidth
-  that is printed as 0 has no time, and stays a row without one; one whose number of ranks is not
-  known tells nothing, and is no measurement.
+A mode other than `isolated` is what ran beside the collective; how strong it was is not known.
 """
 
 import csv
@@ -51,10 +43,7 @@ _Figure = Annotated[float | None, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class _Record(Known):
-    """The cells of one record; an empty one, or one of a column that is not there, is the default.
-
-    The defaults are one quiet run in the untouched environment.
-    """
+    """The cells of one record; what is empty is of one quiet run in the untouched environment."""
 
     source: str | None = None
     system: str
@@ -78,7 +67,6 @@ class _Record(Known):
     note: str = ""
 
 
-#: Every column that there may be.
 CSV_COLUMNS: Final = tuple(_Record.model_fields)
 #: Columns in other units, too: ours, and what a cell is multiplied by.
 _UNITS: Final = {
@@ -88,13 +76,9 @@ _UNITS: Final = {
     **{f"{bw}_mbytes_per_s": (f"{bw}_gbytes_per_s", 1e-3) for bw in ("algbw", "busbw")},
 }
 _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
-#: What a caller may know of cells that are empty, and what was forced.
 _FORCED: Final = ("algorithm", "protocol", "num_channels")
-_KNOWN: Final = (*Known.model_fields, "system", "num_ranks", "launch_profile")
-#: What is no column of the schema, or another.
-_OTHER: Final = {"system", *_FORCED, "mode", "repeat", "note"}
-#: How a note says that an attempt ended by its time limit.
-_HANG: Final = re.compile(r"(?i)\bhang|\bhung|timeout|timed out")
+#: What a caller may know of cells that are empty.
+_KNOWN: Final = {*Known.model_fields, "system", "num_ranks", "launch_profile"}
 #: Another unit of time, in a column's name.
 _OTHER_UNIT: Final = re.compile(r"(?i)(?:^|[^a-z])(m?)(?:s|sec|seconds?)(?:$|[^a-z])")
 #: By what a bandwidth is more than the time says, and what that says of units.
@@ -104,8 +88,6 @@ _OFF: Final = {
     1e-3: "the time seems to be in ms",
     1e-6: "the time seems to be in s",
 }
-#: Cells that say nothing: NVIDIA's tuner has -1 for any and for NCCL's own.
-_EMPTY: Final = {"", "-1", "N/A"}
 #: The columns of each dialect, OURS or OURS=THEIRS, `-` for what is not taken; and a remark.
 _DIALECTS: Final = (
     (" ".join((*CSV_COLUMNS, *_UNITS)), ""),
@@ -138,7 +120,7 @@ _TABLE_LINE: Final = (
 #: What a CSV holds at its beginning, and how one begins whose names nobody here knows.
 CSV_SIGN: Final = rf"\A[^\n]*(?:size_bytes|\bsize, ?type, ?redop\b)|{_TABLE_LINE}"
 SOME_CSV: Final = r"\A#?[A-Za-z][\w .()/#%-]*(?:[,;\t][\w .()/#%-]+){2,}\n[^\n]*[,;\t]"
-#: What the rows of a tuner's table say of themselves.
+#: How the note of a tuner's table begins.
 _REQUEST: Final = "a tuner's table asks for it at"
 
 
@@ -154,10 +136,12 @@ def read_csv(path: Path, _: str, options: ImportOptions, report: FileReport) -> 
         row |= {"source_file": str(path), "source_line": line, "trial": trial_id(row)}
         config = (record.algorithm, record.protocol, record.num_channels)
         known = repeats[row["trial"], record.system, record.run, *config]
-        is_timed = row["time_us"] is not None
+        busbw = record.busbw_gbytes_per_s if row["time_us"] is None else None
+        if busbw == 0.0:
+            report.remark("rows with a bandwidth of 0 keep no time")
         if not record.size_bytes:
             report.drop("size 0")
-        elif record.busbw_gbytes_per_s and not is_timed and row["num_ranks"] != 1:
+        elif busbw and row["num_ranks"] != 1:
             report.drop("a bus bandwidth without its number of ranks (say --ranks, --nodes)")
         elif record.repeat in known:
             report.duplicates += 1
@@ -166,8 +150,6 @@ def read_csv(path: Path, _: str, options: ImportOptions, report: FileReport) -> 
             row["repeat"] = next(free) if record.repeat is None else record.repeat
             known.add(row["repeat"])
             rows.append(row)
-        if record.busbw_gbytes_per_s == 0.0 and not is_timed:
-            report.remark("rows with a bandwidth of 0 keep no time")
         if len(rows) == CHUNK_ROWS:
             yield "measurements", measurements_table(rows)
             rows = []
@@ -182,7 +164,7 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
         # Not polars: it fills a row that is cut short with nulls, and knows no lines.
         reader = csv.reader(chain([first], file), delimiter=max(",;\t", key=first.count))
         columns: list[str] | None = None
-        known = options.model_dump(include={*_KNOWN}, exclude_none=True)
+        known = options.model_dump(include=_KNOWN, exclude_none=True)
         try:
             for cells in filter(None, reader):
                 is_row = columns is not None or re.match(_TABLE_LINE, ",".join(cells))
@@ -196,28 +178,15 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
                 except (ValueError, UnknownName) as error:
                     why = first_problem(error) if isinstance(error, ValidationError) else str(error)
                     report.reject(reader.line_num, why, ",".join(cells))
-                    continue
-                yield reader.line_num, record, measured
+                else:
+                    yield reader.line_num, record, measured
         except csv.Error as error:
-            line = reader.line_num
-            raise OutputError(
-                f"{report.path}:{line}: no CSV: {error}; correct that line"
-            ) from error
+            where = f"{report.path}:{reader.line_num}"
+            raise OutputError(f"{where}: no CSV: {error}; correct that line") from error
 
 
-def _record(columns: Sequence[str], cells: Sequence[str], known: Row) -> _Record:
+def _record(ours: Sequence[str], cells: Sequence[str], known: Row) -> _Record:
     """The record of a row. Raises ValueError and UnknownName with what is wrong with it."""
-    texts, known = _texts(columns, cells), dict(known)
-    if texts.get("is_default", "").lower() in {"true", "1", "yes"}:
-        # What a caller says was forced is of the other rows.
-        known = {name: told for name, told in known.items() if name not in _FORCED}
-    if {"num_nodes", "ranks_per_node"} <= texts.keys():
-        known.pop("num_ranks", None)
-    return _Record.model_validate({**known, **texts})
-
-
-def _texts(ours: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
-    """The cells that say something, by our names and in our units."""
     if "comm_processes" in ours and len(cells) == len(ours) + 1:
         # rccl-tests' header has no name for the number of communicators.
         at = ours.index("collective") + 1
@@ -227,7 +196,8 @@ def _texts(ours: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     if len(cells) != len(ours):
         raise ValueError(f"{len(cells)} cells where the header names {len(ours)} columns")
     pairs = zip(ours, map(str.strip, cells), strict=True)
-    texts = {name: text for name, text in pairs if text not in _EMPTY and name != "-"}
+    # NVIDIA's tuner has -1 for any and for NCCL's own.
+    texts = {n: text for n, text in pairs if text not in {"", "-1", "N/A"} and n != "-"}
     for name in _UNITS.keys() & texts:
         target, factor = _UNITS[name]
         texts[target] = repr(float(texts.pop(name)) * factor)
@@ -238,7 +208,12 @@ def _texts(ours: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
         # 4294967295 is no end.
         texts["size_bytes"] = str(high if 0 < high < 0xFFFFFFFF else max(low, 1))
         texts["note"] = f"{_REQUEST} {low} to {high} bytes"
-    return texts
+    # What a caller says was forced is of the rows that are not NCCL's own choice.
+    is_default = texts.get("is_default", "").lower() in {"true", "1", "yes"}
+    other = {*_FORCED} if is_default else set()
+    other |= {"num_ranks"} if {"num_nodes", "ranks_per_node"} <= texts.keys() else set()
+    kept = {name: told for name, told in known.items() if name not in other}
+    return _Record.model_validate({**kept, **texts})
 
 
 def _ranks_of_rccl(texts: dict[str, str]) -> None:
@@ -262,20 +237,18 @@ def _ranks_of_rccl(texts: dict[str, str]) -> None:
 
 
 def _header(cells: Sequence[str], options: ImportOptions, report: FileReport) -> list[str] | None:
-    """Our names of the columns that a first line names, or None for a comment.
-
-    Raises OutputError where columns are missing or unknown, and what `_named` does.
-    """
+    """Our names of the columns that a first line names, or None for a comment."""
     names = [name.strip() for name in (cells[0].lstrip("# "), *cells[1:])]
     named = _named(filter(None, (options.foreign_columns or "").split(",")))
-    tables = [(_columns(text.split()), remark) for text, remark in _DIALECTS]
+    pairs = [([pair.partition("=") for pair in text.split()], why) for text, why in _DIALECTS]
+    tables = [({theirs or ours: ours for ours, _, theirs in each}, why) for each, why in pairs]
     if re.match(_TABLE_LINE, ",".join(cells)):
         names = [*tables[-1][0]]
     fits = (each for each in tables if {*names} <= each[0].keys() | named.keys())
-    columns, remark = next(fits, (None, ""))
-    if columns is None and cells[0].startswith("#"):
+    if (found := next(fits, None)) is None and cells[0].startswith("#"):
         return None
-    columns = {**(columns or tables[0][0]), **named}
+    columns, remark = found or tables[0]
+    columns |= named
     if named and (others := [name for name in names if name not in columns]):
         report.remark(f"columns that are not taken: {', '.join(others)}")
         columns |= dict.fromkeys(others, "-")
@@ -283,29 +256,23 @@ def _header(cells: Sequence[str], options: ImportOptions, report: FileReport) ->
         report.remark(remark)
     ours = [columns.get(name, "") for name in names]
     _check_names(names, ours, options, report)
-    for name in (name for name in _FORCED if name in ours and getattr(options, name)):
-        told = getattr(options, name)
-        report.remark(f"empty cells of the column {name} are taken as the option's {told}")
+    for name in _FORCED:
+        if name in ours and (told := getattr(options, name)):
+            report.remark(f"empty cells of the column {name} are taken as the option's {told}")
     return ours
 
 
-def _columns(pairs: Iterable[str]) -> dict[str, str]:
-    """Names of a file -> ours, of OURS=THEIRS, or OURS where they are the same."""
-    parts = (pair.partition("=") for pair in pairs)
-    return {(theirs or ours).strip(): ours.strip() for ours, _, theirs in parts}
-
-
 def _named(pairs: Iterable[str]) -> dict[str, str]:
-    """The columns that the caller names, either way; raises UserError for what is none of ours."""
+    """Their names -> ours, as the caller says, either way; raises UserError for none of ours."""
     choices = (*CSV_COLUMNS, *_UNITS)
     named: dict[str, str] = {}
-    for theirs, ours in _columns(pairs).items():
-        if ours not in choices:
-            theirs, ours = ours, theirs  # noqa: PLW2901
+    for pair in pairs:
+        left, _, right = map(str.strip, pair.partition("="))
+        ours, theirs = (left, right or left) if left in choices else (right, left)
         if ours not in choices:
             raise UserError(
-                f"--columns '{theirs}={ours}': write OURS=THEIRS, such as size_bytes=bytes, with "
-                f"any of {', '.join(choices)} before the ="
+                f"--columns '{pair}': write OURS=THEIRS, such as size_bytes=bytes, with any of "
+                f"{', '.join(choices)} before the ="
             )
         if ours == "time_us" and (unit := _OTHER_UNIT.search(theirs)):
             right = f"time_{unit[1].lower()}s={theirs}"
@@ -342,15 +309,15 @@ def _check_names(
 
 
 def _measurement(record: _Record) -> Row:
-    """The columns of a record; see the decisions on top. Raises ValueError for contradictions."""
+    """The columns of a record; raises ValueError where they contradict each other."""
     nodes, per_node, num_ranks = record.num_nodes, record.ranks_per_node, record.num_ranks
-    of_nodes = nodes * per_node if nodes and per_node else None
-    if num_ranks and of_nodes and num_ranks != of_nodes:
-        raise ValueError(f"{num_ranks} ranks are not {nodes} nodes of {per_node}")
-    num_ranks = num_ranks or of_nodes
+    if nodes and per_node:
+        num_ranks = num_ranks or nodes * per_node
+        if num_ranks != nodes * per_node:
+            raise ValueError(f"{num_ranks} ranks are not {nodes} nodes of {per_node}")
     is_quiet = record.mode == "isolated"
     return {
-        **record.model_dump(exclude=_OTHER),
+        **record.model_dump(exclude={"system", *_FORCED, "mode", "repeat", "note"}),
         "source": CSV,
         "system_description": record.system,
         "num_ranks": num_ranks,
@@ -365,7 +332,12 @@ def _measurement(record: _Record) -> Row:
 
 
 def _config(record: _Record) -> Row:
-    """The requested and the actual config."""
+    """The requested and the actual config.
+
+    A channel count in a default row was read back, unless its note says `requested`: then it was
+    forced and the rest left to NCCL, which is not NCCL's default (nothing was requested). A note of
+    `channels = upper limit` is of the launch profile.
+    """
     note, channels = record.note.lower(), record.num_channels
     names = {"algorithm": record.algorithm, "protocol": record.protocol}
     is_auto = channels is None and not any(names.values())
@@ -400,7 +372,8 @@ def _figures(record: _Record, num_ranks: int | None) -> Row:
         _check_fit(busbw, by_time * min(factors), by_time * max(factors))
         algbw = by_time
     elif statistic is Statistic.NONE and not record.note.startswith(_REQUEST):
-        status = Status.TIMED_OUT if _HANG.search(record.note) else Status.FAILED
+        has_hung = re.search(r"(?i)\bhang|\bhung|timeout|timed out", record.note)
+        status = Status.TIMED_OUT if has_hung else Status.FAILED
     elif algbw is None and busbw and len({*factors}) == 1 and factors[0]:
         algbw = busbw / factors[0]
     algbw = algbw or None

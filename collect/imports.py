@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
@@ -27,8 +28,7 @@ from dynamiccl.collect.csv_files import CSV, CSV_SIGN, SOME_CSV, read_csv
 from dynamiccl.collect.lines import opened, plain_lines
 from dynamiccl.collect.nccl_tests import ImportOptions, Part, read_file
 from dynamiccl.collect.output import MEANT_AS_ROW, FileReport, Rejected
-from dynamiccl.collect.traces import SIGNS, read_traces
-from dynamiccl.datasets.call_columns import CallSource
+from dynamiccl.collect.traces import BEGINNING, SIGNS, read_traces
 from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.datasets.store import part_paths, slug, write_part
@@ -39,13 +39,9 @@ __all__ = ["ImportOptions", "ImportSummary", "import_files"]
 _CALLS: Final = "calls"
 _TEXT: Final = Source.NCCL_TESTS_TEXT.value
 _JSON: Final = Source.NCCL_TESTS_JSON.value
-_TRACES: Final = (CallSource.KINETO.value, CallSource.INSPECTOR.value)
-#: Characters by which a file is recognised.
-_BEGINNING: Final = 1 << 16
+_TRACES: Final = {source.value for source in SIGNS}
 #: Lines of each kind that people are shown; all are in --json.
 _SHOWN: Final = 20
-#: Totals that are sums over the files.
-_SUMS: Final = ("rows_read", "measurements_written", "duplicates", "num_rejected", "already_there")
 
 
 @dataclass(slots=True)
@@ -62,9 +58,8 @@ class ImportSummary:
     dropped: int = 0
     duplicates: int = 0
     num_rejected: int = 0
-    #: The first rejected lines of each file.
+    #: The first of each file.
     rejected: list[Rejected] = field(default_factory=list)
-    #: Measurements of those written that an earlier import had written, too.
     already_there: int = 0
     #: Calls of jobs, one for all ranks, and those of them whose time is known from all ranks.
     calls_written: int = 0
@@ -77,7 +72,8 @@ class ImportSummary:
 
     def add_up(self) -> None:
         """Count the rows of all files; joined calls belong to no single file."""
-        for name in _SUMS:
+        sums = ("rows_read", "measurements_written", "duplicates", "num_rejected", "already_there")
+        for name in sums:
             setattr(self, name, sum(getattr(report, name) for report in self.files))
         self.dropped = sum(sum(report.dropped.values()) for report in self.files)
         self.rejected = [line for report in self.files for line in report.rejected]
@@ -109,25 +105,28 @@ def import_files(
     of which system a file is, and OutputError, which names the files, after all are written when
     some gave no row. A single file raises its own error, which may be a CorruptFile.
     """
-    options, summary = options or ImportOptions(), ImportSummary()
+    summary = ImportSummary()
     reports, hashes = _recognised(paths, summary)
-    _check(paths, reports, options)
-    seen = set(part_paths(out_dir)) if out_dir.is_dir() else set()
-    jobs = []
-    for report in (each for each in reports if each.format and not each.remarks):
-        _, read = _FORMATS[report.format]
-        if read is None:
-            jobs.append(report)
-            continue
+    if not reports:
+        given = ", ".join(map(str, paths)) or "no file to import"
+        kinds = "no nccl-tests output, CSV, calls file or trace"
+        raise UserError(f"{given}: {kinds}; name other files")
+    options = options or ImportOptions()
+    unknown = [report.path for report in reports if report.format not in {"", CSV}]
+    if options.system is None and unknown:
+        why = "does not say on which system it was measured; name it with --system"
+        raise UserError(f"{unknown[0]} {why}")
+    run = _Import(out_dir, options, hashes, summary)
+    to_read = [each for each in reports if each.format and not each.remarks]
+    for report in to_read:
         try:
-            _write_file(read, report, hashes, options, out_dir, seen)
+            run.write_file(report)
         except DataError as error:
             report.failure = str(error)
             summary.errors.append(error)
     # A trace that is read has a report of its own.
     summary.files += [each for each in reports if each.format not in _TRACES or each.remarks]
-    if jobs:
-        _write_jobs(jobs, hashes, options, out_dir, summary)
+    run.write_jobs([each for each in to_read if _FORMATS[each.format][1] is None])
     summary.add_up()
     if errors := summary.errors:
         told = "; ".join([*map(str, errors), f"of the others {summary.written}"])
@@ -165,12 +164,10 @@ def _recognised(
     return reports, hashes
 
 
-def _read_output(
-    path: Path, run: str, options: ImportOptions, report: FileReport
-) -> Iterator[Part]:
+def _read_output(path: Path, run: str, told: ImportOptions, report: FileReport) -> Iterator[Part]:
     """Yield what nccl-tests' text or JSON tells, and NCCL's own log."""
-    base = {**options.columns(path), "run": run, "source_file": str(path)}
-    return read_file(path, base, options, report)
+    base = {**told.columns(path), "run": run, "source_file": str(path)}
+    return read_file(path, base, told, report)
 
 
 #: Yields what one file tells, by its path, a name for its runs, what the caller knows, its report.
@@ -181,7 +178,7 @@ _Reader = Callable[[Path, str, ImportOptions, FileReport], Iterator[Part]]
 #: files are read together. In the order in which they are tried.
 _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
     _CALLS: (rf"\A{MAGIC.decode()}", None),
-    **{source.value: (sign, None) for source, sign in SIGNS},
+    **{source.value: (sign, None) for source, sign in SIGNS.items()},
     _JSON: (r'\A\s*\{[^\0]*"(?:nccl_version|args)"\s*:', _read_output),
     CSV: (CSV_SIGN, read_csv),
     _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
@@ -198,7 +195,7 @@ def _recognise(path: Path, *, is_named: bool) -> str:
     if path.suffix == SUFFIX:
         return _CALLS
     with opened(path) as file:
-        head = file.read(_BEGINNING)
+        head = file.read(BEGINNING)
         plain = "\n".join(plain_lines(head.splitlines()))
         found = (name for name, (sign, _) in _FORMATS.items() if re.search(sign, plain))
         if name := next(found, None):
@@ -216,81 +213,66 @@ def _recognise(path: Path, *, is_named: bool) -> str:
     return _JSON if plain.lstrip().startswith(("{", "[")) else _TEXT
 
 
-def _check(paths: Sequence[Path], reports: Sequence[FileReport], options: ImportOptions) -> None:
-    """Raise UserError where there is nothing to read, or it is not known of which system it is."""
-    if not reports:
-        named = ", ".join(map(str, paths)) or "no file to import"
-        raise UserError(
-            f"{named}: no nccl-tests output, CSV, calls file or trace; name other files"
-        )
-    unknown = [report.path for report in reports if report.format not in {"", CSV}]
-    if options.system is None and unknown:
-        raise UserError(
-            f"{unknown[0]} does not say on which system it was measured; name it with --system"
-        )
+class _Import:
+    """One import: where it writes, what the caller knows, and the SHA-256 of each path."""
 
+    def __init__(
+        self, out: Path, options: ImportOptions, hashes: Mapping[str, str], summary: ImportSummary
+    ) -> None:
+        self._out, self._options, self._hashes, self._summary = out, options, hashes, summary
+        self._seen = set(part_paths(out)) if out.is_dir() else set()
 
-def _write_file(
-    read: _Reader,
-    report: FileReport,
-    hashes: Mapping[str, str],
-    options: ImportOptions,
-    out_dir: Path,
-    seen: set[Path],
-) -> None:
-    """Write what a file tells that is read by itself; raises DataError where that is nothing."""
-    path = Path(report.path)
-    run = f"{slug(path.stem)[:80]}-{hashes[report.path][:8]}"
-    wrong, provenance = 0, _provenance([report], hashes)
-    for kind, table in read(path, run, options, report):
-        parts = write_part(out_dir, table, kind=kind, provenance=provenance)
-        report.parts += map(str, parts)
-        if kind == "measurements":
-            report.measurements_written += table.num_rows
-            wrong += pc.sum(pc.equal(table["status"], Status.WRONG_VALUES.value)).as_py()
-            again = [pq.read_metadata(part).num_rows for part in parts if part in seen]
-            report.already_there += sum(again)
-    if wrong:
-        report.remark(f"{wrong} measurements had wrong values: kept as such, and nothing uses them")
-    if not report.parts:
-        reasons = [*report.dropped, *report.rejected[:1], *report.remarks]
-        raise OutputError(f"{path} holds no usable row: {'; '.join(map(str, reasons))}")
+    def write_file(self, report: FileReport) -> None:
+        """Write what a file tells that is read by itself; raises DataError where it is nothing."""
+        path, read, wrong = Path(report.path), _FORMATS[report.format][1], 0
+        if read is None:
+            return
+        run = f"{slug(path.stem)[:80]}-{self._hashes[report.path][:8]}"
+        for kind, table in read(path, run, self._options, report):
+            parts = self._write(kind, table, [report])
+            report.parts += map(str, parts)
+            if kind == "measurements":
+                report.measurements_written += table.num_rows
+                wrong += pc.sum(pc.equal(table["status"], Status.WRONG_VALUES.value)).as_py()
+                again = [pq.read_metadata(part).num_rows for part in parts if part in self._seen]
+                report.already_there += sum(again)
+        if wrong:
+            kept = "kept as such, and nothing uses them"
+            report.remark(f"{wrong} measurements had wrong values: {kept}")
+        if not report.parts:
+            reasons = map(str, [*report.dropped, *report.rejected[:1], *report.remarks])
+            raise OutputError(f"{path} holds no usable row: {'; '.join(reasons)}")
 
+    def _write(self, kind: str, table: pa.Table, reports: Sequence[FileReport]) -> list[Path]:
+        # No command line and no host: importing files again writes the same parts, not others.
+        files = {Path(report.path).name: self._hashes[report.path] for report in reports}
+        provenance = program_record("import", files=files)
+        return write_part(self._out, table, kind=kind, provenance=provenance)
 
-def _provenance(reports: Sequence[FileReport], hashes: Mapping[str, str]) -> dict[str, Any]:
-    # No command line and no host: importing files again writes the same parts, not others.
-    files = {Path(report.path).name: hashes[report.path] for report in reports}
-    return program_record("import", files=files)
-
-
-def _write_jobs(
-    reports: Sequence[FileReport],
-    hashes: Mapping[str, str],
-    options: ImportOptions,
-    out_dir: Path,
-    summary: ImportSummary,
-) -> None:
-    """Write the calls and steps of the recorder's files, and of the traces, of all ranks."""
-    known = options.model_dump(include={"gpu", "nccl_version"}, exclude_none=True)
-    base = {**options.columns(Path(reports[0].path)), **known}
-    shape = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
-    recorded = [(Path(each.path), each) for each in reports if each.format == _CALLS]
-    tables = [("calls", read_calls(recorded, base, summary.errors))]
-    if others := [Path(each.path) for each in reports if each.format != _CALLS]:
-        traces = read_traces(others, **{**base, **shape})
-        tables += [("calls", traces.calls), ("steps", traces.steps)]
-        summary.files += traces.reports
-        summary.errors += traces.errors
-        summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
-        summary.steps_written = traces.steps.num_rows
-        summary.untimed = dict(traces.untimed.most_common())
-    provenance = _provenance(reports, hashes)
-    for kind, table in tables:
-        if table.num_rows:
-            write_part(out_dir, table, kind=kind, provenance=provenance)
-        if kind == "calls":
-            summary.calls_written += table.num_rows
-            summary.calls_timed += table.num_rows - table["time_us"].null_count
+    def write_jobs(self, reports: Sequence[FileReport]) -> None:
+        """Write the calls and steps of the recorder's files, and of the traces, of all ranks."""
+        if not reports:
+            return
+        options, summary = self._options, self._summary
+        known = options.model_dump(include={"gpu", "nccl_version"}, exclude_none=True)
+        base = {**options.columns(Path(reports[0].path)), **known}
+        recorded = [(Path(each.path), each) for each in reports if each.format == _CALLS]
+        tables = [("calls", read_calls(recorded, base, summary.errors))]
+        if others := [Path(each.path) for each in reports if each.format != _CALLS]:
+            base |= {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
+            traces = read_traces(others, **base)
+            tables += [("calls", traces.calls), ("steps", traces.steps)]
+            summary.files += traces.reports
+            summary.errors += traces.errors
+            summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
+            summary.steps_written = traces.steps.num_rows
+            summary.untimed = dict(traces.untimed.most_common())
+        for kind, table in tables:
+            if table.num_rows:
+                self._write(kind, table, reports)
+            if kind == "calls":
+                summary.calls_written += table.num_rows
+                summary.calls_timed += table.num_rows - table["time_us"].null_count
 
 
 # --- The command ---
@@ -310,12 +292,8 @@ def import_command(
     launch_profile: Annotated[str | None, typer.Option(help="Name of launch settings.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Forced algorithm.")] = None,
     protocol: Annotated[str | None, typer.Option(help="Forced protocol.")] = None,
-    num_channels: Annotated[
-        int | None, typer.Option("--channels", help="Forced number of channels.", min=1)
-    ] = None,
-    foreign_columns: Annotated[
-        str | None, typer.Option("--columns", help="A CSV's own names: OURS=THEIRS,...")
-    ] = None,
+    num_channels: Annotated[int | None, typer.Option("--channels", help="Forced.", min=1)] = None,
+    foreign_columns: Annotated[str | None, typer.Option("--columns", help="OURS=THEIRS,..")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")] = False,
 ) -> None:
@@ -323,10 +301,9 @@ def import_command(
 
     A directory stands for all such files below it; what is none of them is named and left alone. A
     CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s, by these names or those of
-    --columns (docs/collect.md). Traces
-    are those of PyTorch's profiler and dumps of NCCL's Inspector (.json, .json.gz). The calls files
-    (.dcc) or traces of all ranks of a job belong into one import: the time of a call is known only
-    with all its ranks. Options say what the files do not.
+    --columns (docs/collect.md). Traces are those of PyTorch's profiler and dumps of NCCL's
+    Inspector (.json, .json.gz). The calls files (.dcc) or traces of all ranks of a job belong into
+    one import: only with all its ranks is a call's time known. Options say what files do not.
 
     Example: dynamiccl-collect import all_reduce.log --out out/data --system mycluster
     Example: dynamiccl-collect import rank*.json.gz --out out/data --system mycluster

@@ -45,9 +45,6 @@ _ENCODINGS: Final = (
     (rb"(?:\0[\t\r\n -~]){8}", "utf-16-be"),
     (b"", "utf-8-sig"),
 )
-#: Lines whose prefix is looked for before the first of them is read.
-_BEGINNING: Final = 2_000
-
 #: Colours, also where ESC was lost or printed as `^[`; titles and other controls of a terminal.
 _CONTROLS: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][0-9A-B]|\x1b[=>78M]"
@@ -120,7 +117,8 @@ def opened(path: Path) -> Iterator[TextIO]:
 def plain_lines(lines: Iterable[str]) -> Iterator[str]:
     """The lines as the program printed them; one of each, but for envelopes of several."""
     rest = iter(lines)
-    beginning = list(islice(rest, _BEGINNING))
+    # Of these the prefix is looked for before the first is read.
+    beginning = list(islice(rest, 2_000))
     shapes = {shape for line in beginning for shape in map(_shape, _texts(line)) if shape}
     for line in chain(beginning, rest):
         for text in _texts(line):
@@ -131,11 +129,7 @@ def plain_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def without_prefix(line: str) -> str:
-    """The line without the prefixes that are known.
-
-    >>> without_prefix("[1,0]<stdout>:#  Rank  0"), without_prefix(" 3: [0] # nThread 1")
-    ('#  Rank  0', '# nThread 1')
-    """
+    """The line without the prefixes that are known."""
     found = _PREFIX.match(line)
     return line[found.end() :] if found else line
 

@@ -1,10 +1,5 @@
 """Reads what a launch printed and logged: rows of its blocks, and what really ran.
 
-    read_rows      the benchmark's text and JSON -> the halves of each block
-    wrong_comms    several communicators at once: are they the right ones
-    choices_of     NCCL's log of a read-back launch -> the config that ran in each block
-    keep_costs     NCCL's cost table
-
 Text is what survives a crash, JSON has the digits: JSON is taken when it is whole and holds every
 row of the text, the text otherwise. A row that cannot be read, or of a size that is not the next of
 the walk, ends what is believed: the blocks from there on count as not reached, and run again.
@@ -14,13 +9,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.lines import plain_lines
-from dynamiccl.collect.nccl_log import NcclLog, logged_calls, write_costs
+from dynamiccl.collect.nccl_log import logged_calls, write_costs
 from dynamiccl.collect.output import (
     MEANT_AS_ROW,
     RUN,
@@ -45,11 +40,7 @@ _OF_A_HALF: Final = (
     "wrong_values", "time_min_us", "time_max_us", "time_p99_us", "time_cv_percent",
     "iteration_times_us", "process_times_us",
 )  # fmt: skip
-_IMPOSSIBLE: Final = re.compile(r"no algorithm/protocol available", re.IGNORECASE)
-_FAILURE: Final = re.compile(
-    r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
-)
-_CALL: Final = re.compile(r" Bytes -> ")
+_FAILURE: Final = re.compile(r"(?i)Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid")
 
 # --- What it printed ---
 
@@ -88,7 +79,7 @@ def last_words(lines: Sequence[str]) -> str:
 
 def is_impossible(lines: Sequence[str]) -> bool:
     """Whether NCCL logged that no such combination exists (2.24 and later, `src/enqueue.cc`)."""
-    return any(_IMPOSSIBLE.search(line) for line in lines)
+    return any("no algorithm/protocol available" in line.lower() for line in lines)
 
 
 def _text_blocks(lines: Sequence[str]) -> tuple[list[list[Row]], Row]:
@@ -125,9 +116,8 @@ def _measured(half: Row, source: str) -> Row:
 
 def _told(run: Run) -> Row:
     """The environment columns that a run names; what two lines say differently is not known."""
-    gpus = {line.gpu for line in run.ranks if line.gpu}
     told = {
-        "gpu": gpus,
+        "gpu": {line.gpu for line in run.ranks if line.gpu},
         "nccl_version": run.nccl.versions,
         "nccl_tests_version": run.tests_versions,
     }
@@ -136,12 +126,9 @@ def _told(run: Run) -> Row:
 
 def _believed(blocks: Sequence[list[Row]], sizes: Sequence[int]) -> list[list[Row]]:
     """The blocks before the first one that is torn or not of the expected size."""
-    good: list[list[Row]] = []
-    for block, size in zip(blocks, cycle(sizes), strict=False):
-        if not block or block[0]["size_bytes"] != size:
-            break
-        good.append(block)
-    return good
+    pairs = zip(blocks, cycle(sizes), strict=False)
+    good = takewhile(lambda pair: pair[0] and pair[0][0]["size_bytes"] == pair[1], pairs)
+    return [block for block, _ in good]
 
 
 # --- Several communicators at once ---
@@ -228,13 +215,12 @@ def choices_of(
 
 def keep_costs(out: Path, file: SweepFile, launch: Launch, log: Sequence[str]) -> None:
     """Keep the cost table of a log's TUNING section as a part of `costs`, if it holds just one."""
-    nccl, set_up = NcclLog(), [line for line in log if not _CALL.search(line)]
-    for line in set_up:
-        nccl.note(line)
-    table = nccl.cost_table()
+    run = Run(0)
+    for line in log:
+        if " Bytes -> " not in line:
+            run.note(line, 0)
+    table = run.nccl.cost_table()
     if table is not None:
         known = trial_row(file, launch, launch.trials[0])
-        gpus = {rank.gpu for rank in rank_lines(set_up) if rank.gpu}
-        for column, values in (("gpu", gpus), ("nccl_version", nccl.versions)):
-            known[column] = values.pop() if len(values) == 1 else None
+        known |= {"gpu": None, "nccl_version": None, **_told(run)}
         write_costs(out, table, known, program="run")

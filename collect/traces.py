@@ -1,12 +1,10 @@
 """Traces that a job left: those of PyTorch's profiler (Kineto), and dumps of NCCL's Inspector.
 
-A trace is recognised by what it holds and never by its name. The traces of all ranks of a job
-become the tables `calls` and `steps`; what they do not tell is null, never guessed.
-
-A communication kernel of a Kineto trace tells channels (blocks of its grid), threads and time. What
-it sent stands in its own arguments or in those of the operation `record_param_comms` or, in older
-traces, of the annotation `nccl:all_reduce` in which, on the same thread, its launch lies. What ran
-no kernel (a copy engine, another backend) is no call here.
+Those of all ranks of a job become the tables `calls` and `steps`. A communication kernel of a
+Kineto trace tells channels (blocks of its grid), threads and time. What it sent stands in its own
+arguments or in those of the operation `record_param_comms` or, in older traces, of the annotation
+`nccl:all_reduce` in which, on the same thread, its launch lies. What ran no kernel (a copy engine,
+another backend) is no call here.
 """
 
 import json
@@ -14,7 +12,6 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -35,13 +32,13 @@ from dynamiccl.nccl import Algorithm, Collective, Protocol
 
 _Rows = list[dict[str, Any]]
 #: A trace is recognised by so many characters, and one of PyTorch's decoded in slices of so many.
-_BEGINNING: Final = 1 << 16
+BEGINNING: Final = 1 << 16
 _SLICE: Final = 1 << 22
 #: What the beginning of a trace of each kind holds.
-SIGNS: Final = (
-    (CallSource.KINETO, r'(?s)"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProperties"'),
-    (CallSource.INSPECTOR, r'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'),
-)
+SIGNS: Final = {
+    CallSource.KINETO: r'(?s)"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProperties"',
+    CallSource.INSPECTOR: r'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:',
+}
 
 #: From NCCL 2.19 `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, before `ncclKernel_AllReduce_..`; on
 #: symmetric memory 2.27 `ncclSymDevKernel_`, 2.28 on `ncclSymkDevKernel_`
@@ -80,14 +77,11 @@ _TORCH_NAMES: Final = {
 _VARIANT: Final = re.compile(r"_|base|into|tensor|coalesced|oop|sparse|uneven|\s*\d+(?:->|<-)\d+.*")
 
 
-@dataclass(slots=True)
-class Traces:
-    """The tables, and what went wrong."""
+class Traces(NamedTuple):
+    """Tables of schemas CALLS and STEPS, a report of each trace, and what went wrong."""
 
-    #: Of schemas CALLS and STEPS.
     calls: pa.Table
     steps: pa.Table
-    #: One for each trace.
     reports: list[FileReport]
     #: Why calls have no time of their own -> calls.
     untimed: Counter[str]
@@ -101,47 +95,46 @@ def trace_source(path: Path) -> CallSource | None:
     Raises what `opened` does.
     """
     with opened(path) as file:
-        head = file.read(_BEGINNING)
-    if not head.lstrip().startswith("{"):
-        return None
-    return next((source for source, pattern in SIGNS if re.search(pattern, head)), None)
+        head = file.read(BEGINNING)
+    found = (source for source, sign in SIGNS.items() if re.search(sign, head))
+    return next(found, None) if head.lstrip().startswith("{") else None
 
 
 def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
     """Read the traces of one job; those of all ranks belong into one call.
 
-    `paths` are trace files or directories, of which other files are left alone.
-    `known` holds columns of `calls` that the caller knows, `num_ranks` and `num_nodes` where traces
-    do not tell. What single traces do wrong stands in `errors` and in their reports. Raises
-    OutputError where none is a trace.
+    Of directories other files are left alone. `known` holds columns of `calls` that the caller
+    knows; `num_ranks` and `num_nodes` only where traces do not tell. What single traces do wrong
+    stands in `errors` and in their reports. Raises OutputError where none is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
-    found: dict[Path, CallSource] = {}
+    reports: list[FileReport] = []
     errors: list[DataError] = []
+    records, steps = _Rows(), _Rows()
     named = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
     for file in filter(Path.is_file, chain.from_iterable(named)):
         try:
-            if source := trace_source(file):
-                found[file] = source
+            source = trace_source(file)
         except DataError as error:
             errors.append(error)
-    if not found and not errors:
+            continue
+        if source is not None:
+            report = FileReport(path=str(file), format=source.value)
+            reports.append(report)
+            calls, rows = _read(file, report, base.get("num_ranks"))
+            same = {"source": report.format, "source_file": report.path}
+            records += [call | same for call in calls]
+            steps += [base | row | same for row in rows]
+    if not reports and not errors:
         listed = ", ".join(map(str, paths))
         raise OutputError(f"{listed}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
-    reports = [FileReport(path=str(path), format=source.value) for path, source in found.items()]
-    records, steps = _Rows(), _Rows()
-    for path, report in zip(found, reports, strict=True):
-        calls, rows = _read(path, report, base.get("num_ranks"))
-        same = {"source": report.format, "source_file": report.path}
-        records += [call | same for call in calls]
-        steps += [base | row | same for row in rows]
     table, untimed, duplicates = join_traces(pl.DataFrame(records, schema=RANK_RECORD), base)
     if reports:
         reports[0].duplicates += duplicates
-    of_steps = pl.DataFrame(steps, schema=dict(pl.DataFrame(STEPS.empty_table()).schema))
-    of_steps = of_steps.sort("source_file", "step")
+    steps.sort(key=itemgetter("source_file", "step"))
     errors += [CorruptFile(report.failure) for report in reports if report.failure]
-    return Traces(table, of_steps.to_arrow().cast(STEPS), reports, untimed, errors)
+    of_steps = pa.Table.from_pylist(steps, schema=STEPS)
+    return Traces(table, of_steps, reports, untimed, errors)
 
 
 def _read(path: Path, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
@@ -187,8 +180,9 @@ def _read_inspector(file: TextIO, report: FileReport) -> _Rows:
                 report.reject(line, reason, "")
                 report.failure = f"{report.path}:{line}: {reason}; copy the file again"
             header, stats = document.get("header"), mapping(document["dump_stats"])
-            counts = [whole(stats.get(f"{kind}_records")) for kind in ("coll", "p2p", "proxy")]
-            left = sum(filter(None, counts))
+            left = sum(
+                whole(stats.get(f"{kind}_records")) or 0 for kind in ("coll", "p2p", "proxy")
+            )
             continue
         # A record with a header of its own is none of those that the dump's header is for.
         told = document.get("header", header if left else None)
@@ -210,7 +204,7 @@ def _object(raw: str) -> dict[str, Any]:
 
 
 def _inspected(
-    document: Mapping[str, Any], comm: Mapping[str, Any], line: int, report: FileReport
+    document: dict[str, Any], comm: dict[str, Any], line: int, report: FileReport
 ) -> _Rows:
     """The record of one call, or none, with the reason in `report`."""
     perf = mapping(document.get("coll_perf"))
@@ -397,17 +391,14 @@ def _keep(event: object, spans: Mapping[str, list[_Span]], report: FileReport) -
         report.drop("an event without a time")
         return
     told = mapping(event.get("args"))
-    is_gpus, is_told = kind in {"compute", "kernel"}, kind not in {"compute", "launch"}
-    span = _Span(
-        start_us,
-        start_us + duration_us,
-        duration_us,
-        whole(told.get("device")) or 0 if is_gpus else f"{event.get('pid')} {event.get('tid')}",
-        whole(told.get("correlation")),
-        name if is_told else "",
-        told if is_told else {},
-    )
-    spans[kind].append(span)
+    where: object = f"{event.get('pid')} {event.get('tid')}"
+    if kind in {"compute", "kernel"}:
+        where = whole(told.get("device")) or 0
+    correlation = whole(told.get("correlation"))
+    if kind in {"compute", "launch"}:
+        name, told = "", {}
+    end_us = start_us + duration_us
+    spans[kind].append(_Span(start_us, end_us, duration_us, where, correlation, name, told))
 
 
 def _launched(spans: Mapping[str, Sequence[_Span]]) -> dict[int | None, tuple[float, list[_Span]]]:
