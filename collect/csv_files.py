@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -79,8 +79,6 @@ _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 _FORCED: Final = ("algorithm", "protocol", "num_channels")
 #: What a caller may know of cells that are empty.
 _KNOWN: Final = {*Known.model_fields, "system", "num_ranks", "launch_profile"}
-#: Another unit of time, in a column's name.
-_OTHER_UNIT: Final = re.compile(r"(?i)(?:^|[^a-z])(m?)(?:s|sec|seconds?)(?:$|[^a-z])")
 #: By what a bandwidth is more than the time says, and what that says of units.
 _OFF: Final = {
     8.0: "the bandwidth seems to be in Gb/s",
@@ -129,7 +127,12 @@ def read_csv(path: Path, _: str, options: ImportOptions, report: FileReport) -> 
 
     Raises OutputError when a column is missing or unknown, and where the file is no CSV.
     """
-    rows: list[Row] = []
+    rows = _rows(path, options, report)
+    while chunk := list(islice(rows, CHUNK_ROWS)):
+        yield "measurements", measurements_table(chunk)
+
+
+def _rows(path: Path, options: ImportOptions, report: FileReport) -> Iterator[Row]:
     repeats: defaultdict[tuple[Any, ...], set[int]] = defaultdict(set)
     for line, record, measured in _records(options, report):
         row = {**options.columns(path, record.system), **measured}
@@ -149,12 +152,7 @@ def read_csv(path: Path, _: str, options: ImportOptions, report: FileReport) -> 
             free = (number for number in count(len(known)) if number not in known)
             row["repeat"] = next(free) if record.repeat is None else record.repeat
             known.add(row["repeat"])
-            rows.append(row)
-        if len(rows) == CHUNK_ROWS:
-            yield "measurements", measurements_table(rows)
-            rows = []
-    if rows:
-        yield "measurements", measurements_table(rows)
+            yield row
 
 
 def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, _Record, Row]]:
@@ -274,7 +272,8 @@ def _named(pairs: Iterable[str]) -> dict[str, str]:
                 f"--columns '{pair}': write OURS=THEIRS, such as size_bytes=bytes, with any of "
                 f"{', '.join(choices)} before the ="
             )
-        if ours == "time_us" and (unit := _OTHER_UNIT.search(theirs)):
+        unit = re.search(r"(?i)(?:^|[^a-z])(m?)(?:s|sec|seconds?)(?:$|[^a-z])", theirs)
+        if ours == "time_us" and unit:
             right = f"time_{unit[1].lower()}s={theirs}"
             raise UserError(f"--columns 'time_us={theirs}' is of another unit; write {right}")
         named[theirs] = ours
@@ -345,21 +344,17 @@ def _config(record: _Record) -> Row:
     is_limit = "upper limit" in note
     is_said = "channels" in note and "requested" in note
     is_forced = is_said if is_default else not (is_limit or "channels: read back" in note)
-    asked, ran = ({}, names) if is_default else (names, {})
     return {
         "is_default": is_default and not (is_forced and channels),
-        **{f"requested_{name}": asked.get(name) for name in names},
-        **{f"actual_{name}": ran.get(name) for name in names},
+        **{f"requested_{name}": None if is_default else told for name, told in names.items()},
+        **{f"actual_{name}": told if is_default else None for name, told in names.items()},
         "requested_num_channels": channels if is_forced else None,
         "actual_num_channels": None if is_forced or is_limit else channels,
     }
 
 
 def _figures(record: _Record, num_ranks: int | None) -> Row:
-    """Time and bandwidth, one from the other, and what an attempt without both came to.
-
-    Raises ValueError where they contradict each other.
-    """
+    """Time and bandwidth, one from the other, and what an attempt without both came to."""
     time_us, algbw, busbw = figures = [getattr(record, name) for name in _TIMES]
     collective = Collective.parse(record.collective)
     # Without a number of ranks those of two and of very many.

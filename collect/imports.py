@@ -1,13 +1,10 @@
 """`dynamiccl-collect import`: other people's measurements into the Parquet store.
 
-A file is recognised by what it holds: `_FORMATS` has a sign and a reader of each format. It becomes
-parts of its own, which depend on nothing but the file, the options and this program: a file
-imported twice by one release is there once, and a bad file among good ones costs nothing but
-itself. Calls files and traces of all ranks are joined, so all that are named together make parts
-together.
-
-Nothing is lost silently: a row that was read is written, dropped with a reason, counted as a
-duplicate, or rejected with its file, line and text.
+A file becomes parts of its own, which depend on nothing but the file, the options and this program:
+imported twice by one release it is there once, and a bad file among good ones costs nothing but
+itself. Calls files and traces of all ranks are joined: all that are named together make parts
+together. A row that was read is written, dropped with a reason, counted as a duplicate, or rejected
+with its file, line and text.
 """
 
 import dataclasses
@@ -40,8 +37,6 @@ _CALLS: Final = "calls"
 _TEXT: Final = Source.NCCL_TESTS_TEXT.value
 _JSON: Final = Source.NCCL_TESTS_JSON.value
 _TRACES: Final = {source.value for source in SIGNS}
-#: Lines of each kind that people are shown; all are in --json.
-_SHOWN: Final = 20
 
 
 @dataclass(slots=True)
@@ -109,8 +104,8 @@ def import_files(
     reports, hashes = _recognised(paths, summary)
     if not reports:
         given = ", ".join(map(str, paths)) or "no file to import"
-        kinds = "no nccl-tests output, CSV, calls file or trace"
-        raise UserError(f"{given}: {kinds}; name other files")
+        why = "no nccl-tests output, CSV, calls file or trace; name other files"
+        raise UserError(f"{given}: {why}")
     options = options or ImportOptions()
     unknown = [report.path for report in reports if report.format not in {"", CSV}]
     if options.system is None and unknown:
@@ -186,10 +181,7 @@ _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
 
 
 def _recognise(path: Path, *, is_named: bool) -> str:
-    """The format of a file, by its beginning; of text, by any of its lines.
-
-    Raises MissingPath, OutputError for what is not read, and CorruptFile.
-    """
+    """The format of a file, by its beginning; of text, by any line. Raises DataError for others."""
     if not path.is_file():
         raise MissingPath("file to import", path, "check the name")
     if path.suffix == SUFFIX:
@@ -275,9 +267,6 @@ class _Import:
                 summary.calls_timed += table.num_rows - table["time_us"].null_count
 
 
-# --- The command ---
-
-
 def import_command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE_OR_DIR...")],
     out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
@@ -330,7 +319,8 @@ def _show(summary: ImportSummary, out: Path) -> None:
     for remark, paths in of_remark.items():
         others = f" (and {len(paths) - 1} more files)" if len(paths) > 1 else ""
         lines.append(f"{paths[0]}{others}: {remark}")
-    lines[_SHOWN:] = [f"... and {len(lines) - _SHOWN} more (with --json)"][: len(lines) > _SHOWN]
+    if len(lines) > 20:
+        lines[20:] = [f"... and {len(lines) - 20} more (with --json)"]
     lines += [f"{path}: left alone, {what}" for path, what in summary.skipped.items()]
     lines += [f"{count} calls without a time: {why}" for why, count in summary.untimed.items()]
     for line in lines:

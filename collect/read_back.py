@@ -34,15 +34,9 @@ from dynamiccl.errors import DataError
 
 #: Lines of Slurm and of Open MPI, which end the other ranks and tell each of them.
 _LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
-#: Columns of the benchmark's output that are of a half of a block; the runner knows all others.
-_OF_A_HALF: Final = (
-    "size_bytes", "in_place", "time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s",
-    "wrong_values", "time_min_us", "time_max_us", "time_p99_us", "time_cv_percent",
-    "iteration_times_us", "process_times_us",
-)  # fmt: skip
+#: Columns of a row that are of its launch: the runner knows them.
+_OF_A_LAUNCH: Final = {RUN, "source_line", "datatype", "reduction_op", "root"}
 _FAILURE: Final = re.compile(r"(?i)Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid")
-
-# --- What it printed ---
 
 
 def read_rows(
@@ -64,10 +58,7 @@ def read_rows(
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The error lines of a failed benchmark, else its last lines, and a launcher's first.
-
-    That one names the node that failed.
-    """
+    """The error lines of a failed benchmark, else its last; and a launcher's, which names nodes."""
     told = [line.strip() for line in lines if line.strip() and not MEANT_AS_ROW.search(line)]
     launchers = [line for line in told if _LAUNCHERS.match(line)]
     # Comment lines are the table's header, which does not explain a failure.
@@ -109,8 +100,8 @@ def _json_blocks(path: Path) -> tuple[list[list[Row]], Row]:
 
 def _measured(half: Row, source: str) -> Row:
     status = Status.WRONG_VALUES if half["wrong_values"] else Status.OK
-    kept = {name: half[name] for name in _OF_A_HALF if half.get(name) is not None}
-    numbers = {k: v for k, v in kept.items() if not isinstance(v, float) or math.isfinite(v)}
+    told = {k: v for k, v in half.items() if k not in _OF_A_LAUNCH and v is not None}
+    numbers = {k: v for k, v in told.items() if not isinstance(v, float) or math.isfinite(v)}
     return {"source": source, "status": status.value, **numbers}
 
 
@@ -129,9 +120,6 @@ def _believed(blocks: Sequence[list[Row]], sizes: Sequence[int]) -> list[list[Ro
     pairs = zip(blocks, cycle(sizes), strict=False)
     good = takewhile(lambda pair: pair[0] and pair[0][0]["size_bytes"] == pair[1], pairs)
     return [block for block, _ in good]
-
-
-# --- Several communicators at once ---
 
 
 def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
@@ -153,17 +141,13 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
         tuple(sorted(line.rank for line in group)): len({line.host for line in group})
         for group in groups.values()
     }
-    nodes = {found.get(members) for members in setting.comms}
-    if nodes == {setting.num_nodes}:
+    if {found.get(members) for members in setting.comms} == {setting.num_nodes}:
         return None
     return (
         f"nccl-tests made other communicators than split '{setting.split}' asks for "
         f"({', '.join(f'{len(group)} ranks on {on} hosts' for group, on in found.items())}); build "
         "it with MPI, and start ranks node by node (srun --distribution=block, mpirun --map-by ppr)"
     )
-
-
-# --- What ran ---
 
 
 def comm_logs(folder: Path) -> list[list[str]]:
@@ -196,9 +180,9 @@ def choices_of(
         found: list[Choice | None] = []
         # With a single size nothing else reveals a miscount of calls.
         whole = len(calls) <= len(grid.blocks) * counts.per_block
-        for place in range(0, len(calls) if whole else 0, counts.per_block):
+        places = range(0, len(calls) if whole else 0, counts.per_block)
+        for place, wanted in zip(places, cycle(grid.benchmark_bytes), strict=False):
             part = calls[place : place + counts.per_block]
-            wanted = grid.benchmark_bytes[len(found) % len(grid.benchmark_bytes)]
             sizes = {call.whole_bytes(launch.setting.num_ranks) for call in part}
             if len(part) < counts.per_block or sizes != {wanted}:
                 break
@@ -208,9 +192,6 @@ def choices_of(
         each.append(found)
     blocks = zip(*each, strict=False)
     return [block[0] if all(one == block[0] for one in block) else None for block in blocks]
-
-
-# --- NCCL's own costs ---
 
 
 def keep_costs(out: Path, file: SweepFile, launch: Launch, log: Sequence[str]) -> None:

@@ -90,10 +90,7 @@ class Traces(NamedTuple):
 
 
 def trace_source(path: Path) -> CallSource | None:
-    """The kind of trace that a file is, by its beginning; None for other files.
-
-    Raises what `opened` does.
-    """
+    """The kind of trace that a file is, by its beginning; None for other files."""
     with opened(path) as file:
         head = file.read(BEGINNING)
     found = (source for source, sign in SIGNS.items() if re.search(sign, head))
@@ -180,9 +177,8 @@ def _read_inspector(file: TextIO, report: FileReport) -> _Rows:
                 report.reject(line, reason, "")
                 report.failure = f"{report.path}:{line}: {reason}; copy the file again"
             header, stats = document.get("header"), mapping(document["dump_stats"])
-            left = sum(
-                whole(stats.get(f"{kind}_records")) or 0 for kind in ("coll", "p2p", "proxy")
-            )
+            counts = ("coll_records", "p2p_records", "proxy_records")
+            left = sum(whole(stats.get(name)) or 0 for name in counts)
             continue
         # A record with a header of its own is none of those that the dump's header is for.
         told = document.get("header", header if left else None)
@@ -301,9 +297,9 @@ def _kind_of(category: str, name: str) -> str:
         return "launch" if re.match(_LAUNCHES, name) else ""
     if category == "user_annotation" and _STEP.match(name):
         return "step"
-    is_annotation = category == "user_annotation" and name.startswith("nccl:")
-    is_operation = category == "cpu_op" and name == "record_param_comms"
-    return "operation" if is_annotation or is_operation else ""
+    if category == "user_annotation" and name.startswith("nccl:"):
+        return "operation"
+    return "operation" if category == "cpu_op" and name == "record_param_comms" else ""
 
 
 def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
@@ -316,10 +312,8 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
         head = _decoded(file, lambda event: _keep(event, spans, report))
     except (ValueError, RecursionError) as error:
         # A slice has other columns than the file, and the same lines.
-        why = str(error).partition(" column")[0]
-        raise CorruptFile(
-            f"{report.path} is damaged, it does not decode: {why}; copy it again"
-        ) from error
+        why = f"it does not decode: {str(error).partition(' column')[0]}"
+        raise CorruptFile(f"{report.path} is damaged, {why}; copy it again") from error
     info = mapping(head.get("distributedInfo"))
     rank, base_us = whole(info.get("rank")), (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
     marks = sorted((s.start_us, s.end_us, int(s.name.rpartition("#")[2])) for s in spans["step"])
