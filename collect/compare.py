@@ -212,8 +212,6 @@ def _changes(cells: pl.DataFrame, common: float) -> Iterator[dict[str, Any]]:
     """Neighbouring sizes of a config that changed alike, and those where NCCL chooses otherwise."""
     in_range = (pl.col("sign") == 0) & (pl.col("change") * pl.col("whole") > -pl.col("usual"))
     rows = cells.with_columns(sign=pl.when(in_range).then("whole").otherwise("sign")).to_dicts()
-    for cell in rows:
-        cell["name"] = OWN_CHOICE if cell["is_default"] else config_of(cell).key
     for (_, sign, told), group in groupby(rows, lambda c: (c["line"], c["sign"], _why(c))):
         (is_other, why), part = told, list(group)
         first, errors = part[0], [c["usual" if len(part) > 2 else "error"] for c in part]
@@ -226,7 +224,7 @@ def _changes(cells: pl.DataFrame, common: float) -> Iterator[dict[str, Any]]:
         if is_beyond or (first["is_default"] and is_other):
             yield {
                 **{c: first[c] for c in TASK if c != "size_bytes"},
-                "config": first["name"],
+                "config": OWN_CHOICE if first["is_default"] else config_of(first).key,
                 "first_bytes": first["size_bytes"],
                 "last_bytes": part[-1]["size_bytes"],
                 **_interval(change + math.log1p(common), error),

@@ -167,8 +167,6 @@ def _read_output(path: Path, run: str, told: ImportOptions, report: FileReport) 
 
 #: Yields what one file tells, by its path, a name for its runs, what the caller knows, its report.
 _Reader = Callable[[Path, str, ImportOptions, FileReport], Iterator[Part]]
-
-
 #: What the beginning of a file of each format holds, in plain lines, and its reader; None where all
 #: files are read together. In the order in which they are tried.
 _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {

@@ -52,7 +52,6 @@ _OTHERS: Final = re.compile(
 )
 #: CUDA's and HIP's calls that start a kernel.
 _LAUNCHES: Final = r"(?:cuda|cu|hip)(?:Ext)?(?:Module)?(?:Launch|GraphLaunch)"
-_STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})$")
 #: nccl-tests' element types and their bytes, by PyTorch's names (c10/core/ScalarType.h, and the C++
 #: names of older traces). NCCL has no bool: PyTorch sends bytes (c10d/NCCLUtils.hpp).
 _TYPES: Final = {
@@ -288,6 +287,10 @@ class _Span(NamedTuple):
     arguments: Mapping[str, Any]
 
 
+#: By what `_kind_of` tells.
+_Spans = Mapping[str, list[_Span]]
+
+
 @lru_cache(65_536)
 def _kind_of(category: str, name: str) -> str:
     """What an event is to us: compute, kernel (of communication), launch, operation, step or ""."""
@@ -295,7 +298,7 @@ def _kind_of(category: str, name: str) -> str:
         return "compute" if comm_kernel(name) is None else "kernel"
     if category in {"cuda_runtime", "cuda_driver"}:
         return "launch" if re.match(_LAUNCHES, name) else ""
-    if category == "user_annotation" and _STEP.match(name):
+    if category == "user_annotation" and re.match(r"ProfilerStep#\d{1,18}$", name):
         return "step"
     if category == "user_annotation" and name.startswith("nccl:"):
         return "operation"
@@ -338,8 +341,7 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
             report.remark("several kernels of one operation: their sizes are not known")
         calls.append(call | {"rank": rank, "timestamp": round(base_us + kernel.start_us)})
     report.rows_read += len(calls)
-    steps = _steps(marks, spans["compute"], kernels, base_us)
-    return calls, [step | {"rank": rank} for step in steps]
+    return calls, [step | {"rank": rank} for step in _steps(marks, spans, base_us)]
 
 
 def _decoded(file: TextIO, seen: Callable[[Any], None]) -> dict[str, Any]:
@@ -373,7 +375,7 @@ def _decoded(file: TextIO, seen: Callable[[Any], None]) -> dict[str, Any]:
     return document
 
 
-def _keep(event: object, spans: Mapping[str, list[_Span]], report: FileReport) -> None:
+def _keep(event: object, spans: _Spans, report: FileReport) -> None:
     """Keep of an event what matters."""
     event = mapping(event)
     name = str(event.get("name", ""))
@@ -395,7 +397,7 @@ def _keep(event: object, spans: Mapping[str, list[_Span]], report: FileReport) -
     spans[kind].append(_Span(start_us, end_us, duration_us, where, correlation, name, told))
 
 
-def _launched(spans: Mapping[str, Sequence[_Span]]) -> dict[int | None, tuple[float, list[_Span]]]:
+def _launched(spans: _Spans) -> dict[int | None, tuple[float, list[_Span]]]:
     """When each correlation was launched, in which operation and annotation: inner first."""
     wanted = {k.correlation for k in spans["kernel"]} - {None}
     launches = [each for each in spans["launch"] if each.correlation in wanted]
@@ -462,17 +464,13 @@ def _call(
     }
 
 
-def _steps(
-    marks: Sequence[tuple[float, float, int]],
-    compute: Sequence[_Span],
-    kernels: Sequence[_Span],
-    base_us: float,
-) -> _Rows:
+def _steps(marks: Sequence[tuple[float, float, int]], spans: _Spans, base_us: float) -> _Rows:
     """Rows of `steps`: one for each ProfilerStep, else one for the whole trace.
 
     Kernels count where they ran, not where they were launched: what runs on into the next step is
     that one's. Without any kernel (the GPU was not traced) only the step's length is known.
     """
+    compute, kernels = spans["compute"], spans["kernel"]
     ran = [*compute, *kernels]
     if ran and not marks:
         marks = [(min(each.start_us for each in ran), max(each.end_us for each in ran), 0)]
