@@ -56,9 +56,6 @@ def check_for_sweep(
     yield from _host(machine, sweep)
 
 
-# --- nccl-tests and NCCL ---
-
-
 def _benchmark(
     machine: Machine, sweep: SweepFile, folder: Path | None, *, plays: bool
 ) -> Iterator[Check]:
@@ -130,8 +127,6 @@ GPU_FACTS: Final = "name,driver_version,mig.mode.current,ecc.errors.uncorrected.
 #: Asked for by themselves: a driver that knows other words answers nothing at all.
 CLOCKS: Final = "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active"
 PROCESSES: Final = "pid,process_name,used_memory"
-#: Shares GPUs for us, and is no job.
-_SERVER: Final = "nvidia-cuda-mps-server"
 
 
 def smi(kind: str, facts: str) -> tuple[str, ...]:
@@ -179,19 +174,15 @@ def _gpus(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
         (bool(slowed), WARN, "see to cooling and power: rows measured like this are flagged"),
     )
     rows, problem = _ask(machine, "compute-apps", PROCESSES)
-    others = [f"{pid} ({name}, {mib} MiB)" for pid, name, mib in rows if not name.endswith(_SERVER)]
+    # It shares GPUs for us, and is no job.
+    jobs = [row for row in rows if not row[1].endswith("nvidia-cuda-mps-server")]
+    others = [f"{pid} ({name}, {mib} MiB)" for pid, name, mib in jobs]
     yield judge(
         "other jobs on the GPUs",
         problem or ", ".join(others) or "none",
         (bool(problem), UNKNOWN, "look at 'nvidia-smi' by hand"),
         (bool(others), FAIL, "not the machine alone would be measured: wait, or take --exclusive"),
     )
-
-
-# --- Between nodes, and the host ---
-
-#: Kernel modules that let a NIC read GPU memory: NVIDIA's by its two names, and EFA's driver.
-_PEER_MEMORY: Final = ("nvidia_peermem", "nv_peer_mem", "efa")
 
 
 def _network(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
@@ -213,7 +204,9 @@ def _network(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
     if not ports:
         return
     modules = {line.split()[0] for line in (machine.read("/proc/modules") or "").splitlines()}
-    peers = ", ".join(module for module in _PEER_MEMORY if module in modules)
+    # They let a NIC read GPU memory: NVIDIA's by its two names, and EFA's driver.
+    known = ("nvidia_peermem", "nv_peer_mem", "efa")
+    peers = ", ".join(module for module in known if module in modules)
     advice = "data goes through host memory, unless DMA-BUF works (open kernel modules, Linux "
     advice += "5.12): 'modprobe nvidia_peermem', or look for GDRDMA in NCCL's log"
     yield judge("GPUDirect RDMA", peers or "no module", (not peers, WARN, advice))

@@ -29,18 +29,10 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from dynamiccl.collect import schedule
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.journal import Journal, Record, Shard, open_journal
-from dynamiccl.collect.schedule import (
-    NOT_PICKED,
-    Launch,
-    LaunchMode,
-    Row,
-    deal,
-    grouped,
-    lost_row,
-    trial_row,
-)
+from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
 from dynamiccl.collect.strategies import Outcome, Strategy, outcome_of
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.schema import Status
@@ -49,7 +41,7 @@ from dynamiccl.nccl import ABSTAIN, Config
 
 _log = logging.getLogger(__name__)
 
-#: What a sweep wrote, in numbers, as `run --json` prints it (`run_sweep`).
+#: As `run --json` prints it (`run_sweep`).
 Summary = dict[str, Any]
 
 
@@ -147,8 +139,6 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
 
 
 class _Run:
-    """The state of one run."""
-
     def __init__(
         self,
         sweep: Sweep,
@@ -212,8 +202,6 @@ class _Run:
             "ended": ended,
         }
 
-    # --- Which trials ---
-
     def _trials_of(self, number: int) -> Sequence[Trial] | None:
         """The trials of a round: the journal's, the strategy's, or what failed; None at the end."""
         rounds = self._journal.rounds
@@ -241,8 +229,6 @@ class _Run:
     def _trial(self, entry: Sequence[Any]) -> Trial:
         key, repeat, probability = entry
         return replace(self._by_key[key], repeat=repeat, probability=probability)
-
-    # --- A round ---
 
     def _round(self, number: int, trials: Sequence[Trial]) -> str:
         """Run those launches of a round that are not done; returns "done", or why it stopped."""
@@ -317,8 +303,6 @@ class _Run:
         left = [self._trial(entry) for entry in record["left"]]
         return self._left_of(launch.again(left)) if left else []
 
-    # --- A launch ---
-
     def _measure(self, launch: Launch) -> tuple[Launch, float]:
         """Run a launch without the trials that are not tried; returns it and its seconds."""
         kept: list[Trial] = []
@@ -332,7 +316,7 @@ class _Run:
                 status = Status.INFEASIBLE if trial.infeasible else Status.FAILED
                 row = {**trial_row(self._sweep.file, launch, trial), **self._runner.environment()}
                 lost.append((trial, (lost_row(row, status, reason),)))
-        is_picked = launch.mode not in NOT_PICKED
+        is_picked = launch.mode not in schedule.NOT_PICKED
         paid = kept
         if is_picked:
             most = self._left - sum(trial.infeasible is None for trial, _ in lost)
@@ -354,7 +338,7 @@ class _Run:
         if launch.mode is LaunchMode.SIMULATED:
             return len(trials)
         most = self._sweep.file.runner.max_blocks
-        return len(deal(replace(launch, trials=tuple(trials)), max_blocks=most).blocks)
+        return len(schedule.deal(replace(launch, trials=tuple(trials)), max_blocks=most).blocks)
 
     def _commit(self, launch: Launch, seconds: float) -> list[Launch]:
         """Write a launch that ended to the journal; returns what goes on with what it left.
@@ -377,8 +361,7 @@ class _Run:
         return self._left_of(launch)
 
     def _remember(self, record: Record) -> None:
-        """Take in a launch of the journal."""
-        if record["mode"] not in NOT_PICKED:
+        if record["mode"] not in schedule.NOT_PICKED:
             # A strategy counts its own rounds: a retry belongs to the one before.
             rounds = self._journal.rounds[: record["round"] + 1]
             own = sum("retry" not in one for one in rounds) - 1

@@ -37,8 +37,6 @@ SYSFS: Final = Path("/sys")
 PERIOD_S: Final = 0.2
 #: What a starter writes to say: end when this input does.
 HELLO: Final = b"\n"
-#: Below the trials and everything else of the user's.
-_NICENESS: Final = 10
 #: Arguments of nvmlDeviceGetTotalEccErrors: NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC.
 _UNCORRECTED_SINCE_LOADED: Final = (1, 0)
 #: What counts for which column of a measurement, in the folder of a port.
@@ -148,7 +146,7 @@ def main(sysfs: Path = SYSFS) -> None:
     # Those of which we know no counter say nothing about the others.
     known = [port for port in folders if {*read_port(port).values()} != {None}]
     ports = {f"{port.parents[1].name}/{port.name}": port for port in known}
-    os.nice(_NICENESS)
+    os.nice(10)  # below the trials and everything else of the user's
     nvml, num_gpus = None, 0
     # What a node is, asked before a sweep and by the doctor, says why there is none.
     with suppress(MachineError):

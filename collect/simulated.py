@@ -63,8 +63,24 @@ class SimulatorRunner(Runner):
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Raise for groups, collectives, profiles and interference that are not modelled."""
+        known, kinds = self._system.groups(), (QUIET, *SIMULATED)
+        collectives = [collective.wire for collective in self._system.collectives()]
         for setting in dict.fromkeys(trial.setting for trial in trials):
-            _check(setting, self._system)
+            if _group(setting) not in known:
+                shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
+                raise InvalidSweep(
+                    f"the simulator has no group of {setting.num_nodes} nodes x "
+                    f"{setting.ranks_per_node} ranks; choose from {shapes}"
+                )
+            for what, value, choices in (
+                ("", setting.collective.wire, collectives),
+                ("interference ", setting.interference.kind, kinds),
+            ):
+                if value not in choices:
+                    raise InvalidSweep(
+                        f"the simulator has no {what}{value}; choose from {', '.join(choices)}"
+                    )
+            _launch_of(setting.profile, self._system)
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
         """One launch for each setting of the round."""
@@ -115,8 +131,9 @@ class SimulatorRunner(Runner):
         try:
             parts = self._system.parts(call, trial.config, fixed)
         except KeyError:
-            reason = f"NCCL has no {trial.config.key} for this group"
-            return lost_row(row, Status.INFEASIBLE, reason)
+            return lost_row(
+                row, Status.INFEASIBLE, f"NCCL has no {trial.config.key} for this group"
+            )
         comms = setting.comms
         processes = setting.hosts * setting.ranks_per_host
         members = (range(processes),) if comms is None else comms
@@ -181,24 +198,3 @@ def _launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
 
 def _group(setting: Setting) -> Group:
     return Group(setting.num_nodes, setting.ranks_per_node)
-
-
-def _check(setting: Setting, system: System) -> None:
-    known = system.groups()
-    if _group(setting) not in known:
-        shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
-        raise InvalidSweep(
-            f"the simulator has no group of {setting.num_nodes} nodes x "
-            f"{setting.ranks_per_node} ranks; choose from {shapes}"
-        )
-    kinds = (QUIET, *SIMULATED)
-    collectives = [collective.wire for collective in system.collectives()]
-    for what, value, choices in (
-        ("", setting.collective.wire, collectives),
-        ("interference ", setting.interference.kind, kinds),
-    ):
-        if value not in choices:
-            raise InvalidSweep(
-                f"the simulator has no {what}{value}; choose from {', '.join(choices)}"
-            )
-    _launch_of(setting.profile, system)
