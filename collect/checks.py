@@ -103,7 +103,6 @@ def _benchmark(
 
 
 def _plugins(machine: Machine, sweep: SweepFile, *, plays: bool) -> Iterator[Check]:
-    """Check for our plugin, for others that it displaces, and for settings that overrule it."""
     for role in doctor.ROLES:
         other = doctor.find_other_plugin(machine, role)
         advice = "it is part of the untouched default alone: inside a sweep ours takes its place"
@@ -121,8 +120,7 @@ def _plugins(machine: Machine, sweep: SweepFile, *, plays: bool) -> Iterator[Che
         yield replace(check, status=FAIL) if forced else check
 
 
-# --- GPUs, by nvidia-smi (--help-query-gpu, --help-query-compute-apps) ---
-
+#: Asked of nvidia-smi (--help-query-gpu, --help-query-compute-apps).
 GPU_FACTS: Final = "name,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total"
 #: Asked for by themselves: a driver that knows other words answers nothing at all.
 CLOCKS: Final = "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active"
@@ -144,7 +142,6 @@ def _ask(machine: Machine, kind: str, facts: str) -> tuple[list[list[str]], str]
 
 
 def _gpus(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
-    """Check that GPUs are enough, alike, healthy, at full clocks, and ours alone."""
     rows, problem = _ask(machine, "gpu", GPU_FACTS)
     names, drivers, mig, errors = zip(*rows, strict=True) if rows else [()] * 4
     broken = [f"gpu{i}: {e}" for i, e in enumerate(errors) if e.isdecimal() and int(e)]
@@ -186,7 +183,6 @@ def _gpus(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
 
 
 def _network(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
-    """Check RDMA ports and what they need to reach GPU memory."""
     ports = []  # (DEVICE, "ACTIVE", "400 Gb/sec (4X NDR)")
     for path in machine.paths("/sys/class/infiniband/*/ports/*"):
         state, rate = (machine.read(f"{path}/{name}") or "unknown" for name in ("state", "rate"))
@@ -219,7 +215,6 @@ def _network(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
 
 
 def _host(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
-    """Check that we are in a Slurm job where srun needs one, shared memory, and NVML."""
     job = machine.env.get("SLURM_JOB_ID")
     if sweep.launcher.kind == "srun":
         wanted = max(group.hosts for group in sweep.groups)

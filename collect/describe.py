@@ -175,21 +175,17 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     )
     # The default of a task's profile is what the job would get otherwise.
     joined = best.join(default, on=TASK_COLUMNS, how="left", nulls_equal=True)
-    joined = joined.join(_bands(rows), on=NOISE_KEY, how="left", nulls_equal=True)
+    bands = rows.group_by(NOISE_KEY).agg(_aa=pl.col("aa_noise_band").median())
+    repeats = cells.noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
+    bands = bands.join(repeats, on=NOISE_KEY, how="left", nulls_equal=True)
+    bands = bands.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
+    joined = joined.join(bands, on=NOISE_KEY, how="left", nulls_equal=True)
     config = pl.struct(list(CONFIG_COLUMNS))
     key = config.map_elements(lambda row: config_of(row).key, return_dtype=pl.String)
     gain = pl.col("default_us") / pl.col("best_us") - 1.0
     beyond = gain > pl.col("noise_band").fill_null(0.0)
     judged = joined.with_columns(best=key, gain=gain, beyond_noise=beyond)
     return judged.drop(list(CONFIG_COLUMNS)).sort(*FAMILY_COLUMNS, "size_bytes")
-
-
-def _bands(rows: pl.DataFrame) -> pl.DataFrame:
-    """One noise band for each NOISE_KEY: from A/A pairs where there are any, else from repeats."""
-    measured = rows.group_by(NOISE_KEY).agg(_aa=pl.col("aa_noise_band").median())
-    repeats = cells.noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
-    joined = measured.join(repeats, on=NOISE_KEY, how="left", nulls_equal=True)
-    return joined.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
 
 
 def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:

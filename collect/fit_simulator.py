@@ -89,7 +89,6 @@ class Fit:
     held_out: list[Cell]
     #: Measurements that say nothing of the physics, by reason.
     left_out: dict[str, int]
-    #: Free numbers that ended at a bound.
     at_bound: list[str]
 
 

@@ -74,7 +74,6 @@ class Finding:
 class Report:
     """What is slow, and what it was found in."""
 
-    #: Whether nothing is.
     is_well: bool
     nodes: int
     communicators: int

@@ -41,9 +41,7 @@ from dynamiccl.datasets.store import part_provenance, sweep_folder, sweep_parts,
 from dynamiccl.errors import CorruptFile, MachineError, UserError
 from dynamiccl.slurm import hold
 
-#: How the sweep ended; of a journal where it ended.
 COMPLETE: Final = "complete"
-#: What a launch's rows keep of themselves once they are in a part.
 _ASKED_FOR: Final = ("status", "time_us", "in_place", *UNWELL_COLUMNS)
 #: Rows with equal values here share a noise band: one setting in one round.
 _BAND_KEY: Final = (

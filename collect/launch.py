@@ -45,7 +45,6 @@ BINARIES: Final[Mapping[Collective, str]] = {
     Collective.AlltoAll: "alltoall_perf",
     Collective.SendRecv: "sendrecv_perf",
 }
-#: Beginning of the name of a launch's folder.
 _FOLDER: Final = "launch-"
 #: How long the plugin's report may take over a network file system.
 _REPORT_S: Final = 45.0
@@ -59,7 +58,6 @@ _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 
 class Site:
     """Where nccl-tests runs: launcher, directories, plugin."""
 
-    #: The data directory.
     out: Path
     #: Folder for the files of launches, on a file system shared by all nodes.
     work: Path

@@ -42,7 +42,6 @@ from dynamiccl.simulator.toml_table import Table
 
 _log = logging.getLogger(__name__)
 
-#: What a sweep file and the command line may name.
 LauncherKind = Literal["local", "mpirun", "srun", "sbatch"]
 
 
@@ -137,6 +136,16 @@ def _mpirun(ranks: Ranks, settings: LauncherSettings) -> _Command:
 
 def _srun(ranks: Ranks, settings: LauncherSettings) -> _Command:
     rank, env = _in_container(ranks, settings)
+    container, options = settings.container, list[str]()
+    if container is not None and container.runtime == "pyxis":
+        # By name the image is imported once on a node and not for each launch; the first makes it.
+        digest = hashlib.sha256(container.image.encode()).hexdigest()[:8]
+        options = [f"--container-image={container.image}", f"--container-name=dynamiccl-{digest}"]
+        if container.mounts:
+            options.append(f"--container-mounts={','.join(container.mounts)}")
+        if env:
+            # Without it a variable that the image sets too keeps the image's value.
+            options.append(f"--container-env={','.join(sorted(env))}")
     argv = (
         "srun",
         *("-N", str(ranks.num_nodes), "-n", str(ranks.num_nodes * ranks.ranks_per_node)),
@@ -146,7 +155,7 @@ def _srun(ranks: Ranks, settings: LauncherSettings) -> _Command:
         # A rank that dies leaves the others waiting for it.
         "--kill-on-bad-exit=1",
         *(["--overlap"] if ranks.overlap else []),
-        *_pyxis_options(env, settings.container),
+        *options,
         *settings.extra_args,
         *rank,
     )
@@ -217,20 +226,6 @@ def _in_container(ranks: Ranks, settings: LauncherSettings) -> _Command:
     inside = {f"APPTAINERENV_{name}": value for name, value in env.items()}
     binds = _each("--bind", container.mounts)
     return ("apptainer", "exec", "--nv", *binds, container.image, *argv), {**env, **inside}
-
-
-def _pyxis_options(env: Mapping[str, str], container: ContainerSettings | None) -> tuple[str, ...]:
-    if container is None or container.runtime != "pyxis":
-        return ()
-    # By name the image is imported once on a node and not for each launch; the first one makes it.
-    digest = hashlib.sha256(container.image.encode()).hexdigest()[:8]
-    options = [f"--container-image={container.image}", f"--container-name=dynamiccl-{digest}"]
-    if container.mounts:
-        options.append(f"--container-mounts={','.join(container.mounts)}")
-    if env:
-        # Without it a variable that the image sets too keeps the image's value.
-        options.append(f"--container-env={','.join(sorted(env))}")
-    return tuple(options)
 
 
 def _each(option: str, values: Sequence[str]) -> list[str]:

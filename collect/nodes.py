@@ -51,7 +51,6 @@ class Nodes:
     """The nodes that a launcher reaches; our own programs run outside of any container."""
 
     def __init__(self, settings: launchers.LauncherSettings) -> None:
-        """Take the sweep's launcher."""
         extra = settings.extra_args
         if settings.is_slurm:
             # Bound to the one core of its task, CPU stress would leave all others alone.
@@ -105,7 +104,6 @@ class Companion:
     """A program on the nodes, beside the launches; a thread hands on what it says."""
 
     def __init__(self, argv: Sequence[str], hear: Callable[[str], object]) -> None:
-        """Start it."""
         self.text = shlex.join(argv)
         self.process = launchers.start_session(argv, subprocess.PIPE, stdin=subprocess.PIPE)
         self._lines: deque[str] = deque(maxlen=20)

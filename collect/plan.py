@@ -54,7 +54,6 @@ GBYTES_PER_S: Final = 10.0
 _RULE: Final = f"{LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s for each call"
 #: A group lends its times to groups of so many times its nodes at most.
 _MOST_TIMES_NODES: Final = 16
-_stdout = Console()
 #: A plan as plain data, as `plan --json` prints it (`make_plan`).
 Plan = dict[str, Any]
 #: Microseconds of a call, by setting, NCCL's nBytes and config (`call_times`).
@@ -276,4 +275,4 @@ def shapes_command(
             "launch_profile": DEFAULT_PROFILE,
         }
         [path] = write_costs(out, lines, known, program="shapes")
-        _stdout.print(f"{text}: {len(lines)} costs in {path}", soft_wrap=True)
+        Console().print(f"{text}: {len(lines)} costs in {path}", soft_wrap=True)

@@ -119,8 +119,8 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
 
     `out` is made when missing; `resume` goes on with what is in it, instead of refusing to add to
     it, and `take_over` takes it from a run that may still live, where the file system knows no
-    locks. `retry_failed` measures once more, at the end, what failed. `progress` is told of what is
-    done and asked whether to stop; `shard` is this process's share of the launches.
+    locks. `progress` is told of what is done and asked whether to stop; `shard` is this process's
+    share of the launches.
 
     Raises UserError as `open_journal` does, and MachineError: the disk is full, or a launch could
     not be started at all.
@@ -168,7 +168,6 @@ class _Run:
         self._outcomes: list[Outcome] = []
         self._statuses: Counter[str] = Counter()
         self._skipped, self._launched = len(journal.launches), 0
-        self._may_retry = False
         #: The last launch that began, by whether the plugin applies the configs.
         self._began: dict[bool, Launch] = {}
 
@@ -212,7 +211,6 @@ class _Run:
             if picks is not None:
                 self._journal.begin_round(picks)
             elif self._may_retry and failed:
-                # Each trial as often as it failed.
                 again = [
                     replace(self._by_key[key], repeat=repeat)
                     for key, count in failed.items()

@@ -21,7 +21,6 @@ from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Protocol
 from dynamiccl.schedule import BlockState, PlayReport, Schedule, totals_of
 
-#: Files of a launch in its folder.
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 JSON_NAME: Final = "rows.json"

@@ -92,7 +92,11 @@ class SimulatorRunner(Runner):
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         """Simulate one call for each trial; out-of-place only."""
-        self._keep_costs(launch)
+        place = _group(launch.setting), launch.setting.profile.name
+        if self._out is not None and place not in self._kept:
+            self._kept.add(place)
+            known = {**trial_row(self._file, launch, launch.trials[0]), **self.environment()}
+            write_costs(self._out, self._system.lines(place[0]), known, program="run")
         measured = []
         for trial in launch.trials:
             measured.append((trial, (self._measure(launch, trial),)))
@@ -112,16 +116,6 @@ class SimulatorRunner(Runner):
             "exclusive_node": True,
             "mig": False,
         }
-
-    def _keep_costs(self, launch: Launch) -> None:
-        """Write NCCL's modelled cost table, once for each group."""
-        group = _group(launch.setting)
-        place = group, launch.setting.profile.name
-        if self._out is None or place in self._kept:
-            return
-        self._kept.add(place)
-        known = {**trial_row(self._file, launch, launch.trials[0]), **self.environment()}
-        write_costs(self._out, self._system.lines(group), known, program="run")
 
     def _measure(self, launch: Launch, trial: Trial) -> Row:
         setting = launch.setting

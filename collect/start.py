@@ -40,9 +40,7 @@ from dynamiccl.slurm import BatchScript, bare_option, option_name, quoted
 
 _log = logging.getLogger(__name__)
 
-#: What may measure a sweep.
 RunnerName = Literal["nccl-tests", "simulator"]
-#: The share of a sweep that is all of it.
 WHOLE: Final = "0/1"
 _FIX: Final = "correct launcher.sbatch_header or the sweep's groups"
 
