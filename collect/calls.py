@@ -55,8 +55,6 @@ FLAG_CAPTURED: Final = 1
 FLAG_INCOMPLETE: Final = 2
 FLAG_PROBE: Final = 4
 
-_FNV_OFFSET: Final = 0xCBF29CE484222325
-_FNV_PRIME: Final = 0x100000001B3
 #: `ncclDataType_t`, as nccl-tests prints it.
 DATATYPES: Final = (
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
@@ -296,9 +294,9 @@ def read_records(path: Path, report: FileReport) -> npt.NDArray[np.void]:
 
 def _fnv1a(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """64-bit FNV-1a of each row; whole columns at a time."""
-    digests = np.full(len(rows), _FNV_OFFSET, dtype=np.uint64)
+    digests = np.full(len(rows), 0xCBF29CE484222325, dtype=np.uint64)
     for column in rows.T:
-        digests = (digests ^ column) * np.uint64(_FNV_PRIME)
+        digests = (digests ^ column) * np.uint64(0x100000001B3)
     return digests
 
 

@@ -56,9 +56,6 @@ def check_for_sweep(
     yield from _host(machine, sweep)
 
 
-# --- nccl-tests and NCCL ---
-
-
 def _benchmark(
     machine: Machine, sweep: SweepFile, folder: Path | None, *, plays: bool
 ) -> Iterator[Check]:
@@ -106,7 +103,6 @@ def _benchmark(
 
 
 def _plugins(machine: Machine, sweep: SweepFile, *, plays: bool) -> Iterator[Check]:
-    """Check for our plugin, for others that it displaces, and for settings that overrule it."""
     for role in doctor.ROLES:
         other = doctor.find_other_plugin(machine, role)
         advice = "it is part of the untouched default alone: inside a sweep ours takes its place"
@@ -124,14 +120,11 @@ def _plugins(machine: Machine, sweep: SweepFile, *, plays: bool) -> Iterator[Che
         yield replace(check, status=FAIL) if forced else check
 
 
-# --- GPUs, by nvidia-smi (--help-query-gpu, --help-query-compute-apps) ---
-
+#: Asked of nvidia-smi (--help-query-gpu, --help-query-compute-apps).
 GPU_FACTS: Final = "name,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total"
 #: Asked for by themselves: a driver that knows other words answers nothing at all.
 CLOCKS: Final = "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active"
 PROCESSES: Final = "pid,process_name,used_memory"
-#: Shares GPUs for us, and is no job.
-_SERVER: Final = "nvidia-cuda-mps-server"
 
 
 def smi(kind: str, facts: str) -> tuple[str, ...]:
@@ -149,7 +142,6 @@ def _ask(machine: Machine, kind: str, facts: str) -> tuple[list[list[str]], str]
 
 
 def _gpus(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
-    """Check that GPUs are enough, alike, healthy, at full clocks, and ours alone."""
     rows, problem = _ask(machine, "gpu", GPU_FACTS)
     names, drivers, mig, errors = zip(*rows, strict=True) if rows else [()] * 4
     broken = [f"gpu{i}: {e}" for i, e in enumerate(errors) if e.isdecimal() and int(e)]
@@ -179,7 +171,9 @@ def _gpus(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
         (bool(slowed), WARN, "see to cooling and power: rows measured like this are flagged"),
     )
     rows, problem = _ask(machine, "compute-apps", PROCESSES)
-    others = [f"{pid} ({name}, {mib} MiB)" for pid, name, mib in rows if not name.endswith(_SERVER)]
+    # It shares GPUs for us, and is no job.
+    jobs = [row for row in rows if not row[1].endswith("nvidia-cuda-mps-server")]
+    others = [f"{pid} ({name}, {mib} MiB)" for pid, name, mib in jobs]
     yield judge(
         "other jobs on the GPUs",
         problem or ", ".join(others) or "none",
@@ -188,14 +182,7 @@ def _gpus(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
     )
 
 
-# --- Between nodes, and the host ---
-
-#: Kernel modules that let a NIC read GPU memory: NVIDIA's by its two names, and EFA's driver.
-_PEER_MEMORY: Final = ("nvidia_peermem", "nv_peer_mem", "efa")
-
-
 def _network(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
-    """Check RDMA ports and what they need to reach GPU memory."""
     ports = []  # (DEVICE, "ACTIVE", "400 Gb/sec (4X NDR)")
     for path in machine.paths("/sys/class/infiniband/*/ports/*"):
         state, rate = (machine.read(f"{path}/{name}") or "unknown" for name in ("state", "rate"))
@@ -213,7 +200,9 @@ def _network(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
     if not ports:
         return
     modules = {line.split()[0] for line in (machine.read("/proc/modules") or "").splitlines()}
-    peers = ", ".join(module for module in _PEER_MEMORY if module in modules)
+    # They let a NIC read GPU memory: NVIDIA's by its two names, and EFA's driver.
+    known = ("nvidia_peermem", "nv_peer_mem", "efa")
+    peers = ", ".join(module for module in known if module in modules)
     advice = "data goes through host memory, unless DMA-BUF works (open kernel modules, Linux "
     advice += "5.12): 'modprobe nvidia_peermem', or look for GDRDMA in NCCL's log"
     yield judge("GPUDirect RDMA", peers or "no module", (not peers, WARN, advice))
@@ -226,7 +215,6 @@ def _network(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
 
 
 def _host(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
-    """Check that we are in a Slurm job where srun needs one, shared memory, and NVML."""
     job = machine.env.get("SLURM_JOB_ID")
     if sweep.launcher.kind == "srun":
         wanted = max(group.hosts for group in sweep.groups)

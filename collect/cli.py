@@ -27,8 +27,6 @@ app = typer.Typer(
 _stderr = Console(stderr=True)
 _stdout = Console()
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
-_Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
-_Out = Annotated[Path, typer.Option("--out", help="Data directory to add to.")]
 _NcclTestsDir = Annotated[
     Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
 ]
@@ -65,7 +63,7 @@ def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
 @app.command("run")
 def run_command(
     sweep_file: _SweepFile,
-    out: _Out,
+    out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
     runner: Annotated[start.RunnerName, typer.Option(help="What measures.")] = "nccl-tests",
     launcher: Annotated[
         LauncherKind | None, typer.Option(help="What starts ranks; default the sweep file's.")
@@ -83,7 +81,7 @@ def run_command(
     ] = start.WHOLE,
     batch_script: Annotated[Path | None, typer.Option(hidden=True)] = None,
     as_json: _Json = False,
-    verbose: _Verbose = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")] = False,
 ) -> None:
     """Run a sweep and write a Parquet part for each finished round.
 

@@ -24,14 +24,6 @@ FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_byt
 #: Families drawn at most in one picture; more would not be legible.
 MOST_FAMILIES: Final = 24
 _DEFAULT: Final = "default, or within noise"
-_DEFAULT_COLOUR: Final = "#d9d9d9"
-#: What is told of the recorded calls of a system.
-_RECORDED: Final = {
-    "calls": pl.len(),
-    "calls_timed": pl.col("time_us").count(),
-    "communicators": pl.col("comm").drop_nulls().n_unique(),
-    "sources": pl.col("source").unique().sort(),
-}
 
 
 def describe(directory: Path) -> list[dict[str, Any]]:
@@ -56,8 +48,14 @@ def describe(directory: Path) -> list[dict[str, Any]]:
         for (name,), part in frame.group_by("system", maintain_order=True):
             found[str(name)] = _summary(part, *bands.get(name, (None, None)))
     if part_paths(directory, "calls"):
-        per_system = scan(directory, "calls").group_by("system").agg(**_RECORDED)
-        for counts in per_system.sort("system").collect().to_dicts():
+        calls = scan(directory, "calls").group_by("system")
+        counted = calls.agg(
+            calls=pl.len(),
+            calls_timed=pl.col("time_us").count(),
+            communicators=pl.col("comm").drop_nulls().n_unique(),
+            sources=pl.col("source").unique().sort(),
+        )
+        for counts in counted.sort("system").collect().to_dicts():
             name = counts.pop("system")
             found.setdefault(name, {"system": name})["recorded"] = counts
     return [*found.values()]
@@ -115,18 +113,15 @@ def other_lines(directory: Path, systems: Sequence[Mapping[str, Any]]) -> list[s
     if part_paths(directory, "costs"):
         counts = scan(directory, "costs").group_by("system").len().sort("system").collect()
         lines += [f"{system}: {n} cells of NCCL's own cost model" for system, n in counts.rows()]
-    if part_paths(directory, "steps"):
-        lines += _steps(scan(directory, "steps"))
-    return lines
-
-
-def _steps(steps: pl.LazyFrame) -> list[str]:
+    if not part_paths(directory, "steps"):
+        return lines
     traced = pl.col("step_us").filter(pl.col("communication_us").is_not_null()).sum()
     shares = pl.col("communication_us", "exposed_us").sum() / traced
-    jobs = steps.group_by("system", "sweep", "run").agg(
-        pl.len(), pl.col("rank").n_unique(), pl.col("step_us").median() / 1e3, shares
+    jobs = (
+        scan(directory, "steps")
+        .group_by("system", "sweep", "run")
+        .agg(pl.len(), pl.col("rank").n_unique(), pl.col("step_us").median() / 1e3, shares)
     )
-    lines = []
     for row in jobs.sort("system", "sweep", "run").collect().iter_rows():
         system, sweep, run, count, ranks, step_ms, communication, exposed = row
         parts = f"{communication:.0%} of it communication, {exposed:.0%} exposed"
@@ -180,21 +175,17 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     )
     # The default of a task's profile is what the job would get otherwise.
     joined = best.join(default, on=TASK_COLUMNS, how="left", nulls_equal=True)
-    joined = joined.join(_bands(rows), on=NOISE_KEY, how="left", nulls_equal=True)
+    bands = rows.group_by(NOISE_KEY).agg(_aa=pl.col("aa_noise_band").median())
+    repeats = cells.noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
+    bands = bands.join(repeats, on=NOISE_KEY, how="left", nulls_equal=True)
+    bands = bands.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
+    joined = joined.join(bands, on=NOISE_KEY, how="left", nulls_equal=True)
     config = pl.struct(list(CONFIG_COLUMNS))
     key = config.map_elements(lambda row: config_of(row).key, return_dtype=pl.String)
     gain = pl.col("default_us") / pl.col("best_us") - 1.0
     beyond = gain > pl.col("noise_band").fill_null(0.0)
     judged = joined.with_columns(best=key, gain=gain, beyond_noise=beyond)
     return judged.drop(list(CONFIG_COLUMNS)).sort(*FAMILY_COLUMNS, "size_bytes")
-
-
-def _bands(rows: pl.DataFrame) -> pl.DataFrame:
-    """One noise band for each NOISE_KEY: from A/A pairs where there are any, else from repeats."""
-    measured = rows.group_by(NOISE_KEY).agg(_aa=pl.col("aa_noise_band").median())
-    repeats = cells.noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
-    joined = measured.join(repeats, on=NOISE_KEY, how="left", nulls_equal=True)
-    return joined.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
 
 
 def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
@@ -230,7 +221,7 @@ def draw_system(title: str, part: pl.DataFrame, kind: Any, inches_per_size: floa
     tasks = [(row, task) for row, each in enumerate(families) for task in each.to_dicts()]
     names = sorted({_kind(task) for _, task in tasks} - {_DEFAULT})
     palette = mpl.colormaps["tab20"]
-    colours: dict[str, Any] = {_DEFAULT: _DEFAULT_COLOUR}
+    colours: dict[str, Any] = {_DEFAULT: "#d9d9d9"}
     colours |= {name: palette(i % palette.N) for i, name in enumerate(names)}
     for row, task in tasks:
         name, column = _kind(task), sizes.index(task["size_bytes"])

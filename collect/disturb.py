@@ -40,8 +40,6 @@ from dynamiccl.errors import InvalidSweep, MachineError
 #: Importing torch from a slow disk takes a minute, and so does NCCL's start on many nodes.
 READY_S: Final = 300.0
 _READY: Final = "ready"
-#: Channels at level 1; NCCL takes fewer where the communicator has fewer.
-_ALL_CHANNELS: Final = 32
 
 
 @contextmanager
@@ -101,7 +99,8 @@ def _traffic(
         )
     spare = num_gpus - used
     ranks, gpus = (1, spare) if nodes.one_process else (spare, 1)
-    channels = max(1, round(setting.interference.level * _ALL_CHANNELS))
+    # NCCL takes fewer where the communicator has fewer.
+    channels = max(1, round(setting.interference.level * 32))
     # A size at which bandwidth is taken away, not latency. `-N 0` never ends; `-c 0` since checking
     # would pause the traffic.
     return [
@@ -109,9 +108,6 @@ def _traffic(
         *(f"NCCL_TESTS_DEVICE={used}", program, "-b", "64M", "-e", "64M", "-g", str(gpus)),
         *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
     ], ranks
-
-
-# --- The programs ---
 
 
 def main() -> None:

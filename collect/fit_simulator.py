@@ -27,15 +27,9 @@ from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Collective
+from dynamiccl.simulator import parameters
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parameters import (
-    CELL_NUMBERS,
-    LINK_NUMBERS,
-    FitParameters,
-    Origin,
-    Parameter,
-    SystemFile,
-)
+from dynamiccl.simulator.parameters import FitParameters, Origin, Parameter, SystemFile
 from dynamiccl.simulator.parametric import ParametricSystem
 from dynamiccl.simulator.physics import MAX_OVERLAP, CellValues, LinkValues, Work, times
 from dynamiccl.simulator.system import Call
@@ -48,20 +42,10 @@ Vector = npt.NDArray[np.float64]
 #: Where a call counts fully.
 LARGE_BYTES: Final = 1 << 20
 FOLDS: Final = 3
-#: What a fit is to reach above 1 MiB, unless the noise of repeats is larger.
-BAR_MEDIAN: Final = 0.05
-BAR_P90: Final = 0.15
-_SMALL_WEIGHT: Final = 0.25
-_BENDS_AT: Final = 0.1
-_MAX_EVALUATIONS: Final = 200
 _LEAST, _MOST = 1e-4, 1e7
 #: A larger crowd penalty would let the bandwidth have two peaks over channels (physics.py).
 _MOST_OF: Final = {"overlap": MAX_OVERLAP, "crowd_penalty": 50.0, "small_penalty": 8.0}
 _LINKS: Final = "links"
-#: Noise of times that may not leave a number uncertain by a factor of e: then the data tell it.
-_NOISE: Final = 0.05
-#: Against a division by zero where a number changes no time at all.
-_RIDGE: Final = 1e-12
 #: Size classes, and where all but the last end.
 _CLASSES: Final = ("to 64 KiB", "to 1 MiB", "to 16 MiB", "to 256 MiB", "above 256 MiB")
 _CLASS_ENDS: Final = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
@@ -69,8 +53,6 @@ _CELL: Final = (
     *("collective", "num_nodes", "ranks_per_node", "size_bytes", "launch_profile"),
     *REQUESTED_COLUMNS,
 )
-#: Both halves of one launch (in place and not) are one measurement.
-_REPEAT: Final = ("sweep", "run", "repeat")
 _HEAD: Final = (
     "Fitted by dynamiccl-collect fit-simulator; docs/simulator.md says what each number does.\n"
     "origin = fitted: by the measurements; published and prior: as in the description {base}."
@@ -107,7 +89,6 @@ class Fit:
     held_out: list[Cell]
     #: Measurements that say nothing of the physics, by reason.
     left_out: dict[str, int]
-    #: Free numbers that ended at a bound.
     at_bound: list[str]
 
 
@@ -198,7 +179,9 @@ def read_cells(
             f"nothing of {', '.join(names)} is left to fit '{file.name}' to: of its groups, "
             f"collectives and launch profiles ({', '.join(rules.profiles)}) the data has no time"
         )
-    once = wanted.group_by([*_CELL, *_REPEAT], maintain_order=True).agg(pl.col("time_us").median())
+    # Both halves of one launch (in place and not) are one measurement.
+    repeats = wanted.group_by([*_CELL, "sweep", "run", "repeat"], maintain_order=True)
+    once = repeats.agg(pl.col("time_us").median())
     grouped = once.group_by(list(_CELL), maintain_order=True).agg(pl.col("time_us"))
     system, cells, left_out = parametric_system(file), list[Cell](), Counter[str]()
     # By name, so that the order of rows in the data changes no figure.
@@ -243,16 +226,16 @@ def _cell(row: dict[str, Any], system: ParametricSystem, opened: int | None) -> 
 
 
 def _numbers(file: SystemFile) -> dict[Name, Parameter]:
-    links = {(_LINKS, number): getattr(file.links, number) for number in LINK_NUMBERS}
-    cells = {(cell.key, n): getattr(cell, n) for cell in file.cells for n in CELL_NUMBERS}
+    links = {(_LINKS, number): getattr(file.links, number) for number in parameters.LINK_NUMBERS}
+    cells = {(c.key, n): getattr(c, n) for c in file.cells for n in parameters.CELL_NUMBERS}
     return links | cells
 
 
 def _log_times(cells: Sequence[Cell], values: Mapping[Name, float]) -> Vector:
     """log(time in us) of every cell."""
-    links = LinkValues(**{number: values[_LINKS, number] for number in LINK_NUMBERS})
+    links = LinkValues(**{number: values[_LINKS, number] for number in parameters.LINK_NUMBERS})
     physics = {
-        key: CellValues(**{number: values[key, number] for number in CELL_NUMBERS})
+        key: CellValues(**{number: values[key, number] for number in parameters.CELL_NUMBERS})
         for key in {cell.key for cell in cells}
     }
     return np.log([times(cell.work, physics[cell.key], links).total_us for cell in cells])
@@ -277,7 +260,7 @@ def _solve(
     high = np.log([_MOST_OF.get(number, _MOST) for _, number in names])
     start = np.log([max(values[name], _LEAST) for name in names])
     sizes = np.array([cell.call.size_bytes for cell in cells])
-    weights = np.where(sizes > LARGE_BYTES, 1.0, _SMALL_WEIGHT)
+    weights = np.where(sizes > LARGE_BYTES, 1.0, 0.25)
     measured = np.log([cell.time_us for cell in cells])
 
     def residuals(x: Vector) -> Vector:
@@ -290,15 +273,17 @@ def _solve(
         np.clip(start, low + 1e-6, high - 1e-6),
         bounds=(low, high),
         loss="soft_l1",
-        f_scale=_BENDS_AT,
-        max_nfev=_MAX_EVALUATIONS,
+        f_scale=0.1,
+        max_nfev=200,
     )
     texts = np.array(["/".join(name) for name in names])
     at_bound = (solved.x - low < 1e-3) | (high - solved.x < 1e-3)
-    # By the slopes, the standard errors of logarithms; beyond a bound there is nothing to tell.
+    # By the slopes, the standard errors of logarithms; beyond a bound there is nothing to tell. The
+    # ridge: a number may change no time at all.
     slopes = solved.jac[:, ~at_bound] / weights[:, None]
-    variances = np.linalg.inv(slopes.T @ slopes + _RIDGE * np.eye(slopes.shape[1])).diagonal()
-    unclear = np.sqrt(np.abs(variances)) * _NOISE > 1.0
+    variances = np.linalg.inv(slopes.T @ slopes + 1e-12 * np.eye(slopes.shape[1])).diagonal()
+    # Where noise of 5 % leaves a number uncertain by a factor of e, the data do not tell it.
+    unclear = np.sqrt(np.abs(variances)) * 0.05 > 1.0
     values = dict(zip(names, np.exp(solved.x).tolist(), strict=True))
     return values, texts[at_bound].tolist(), texts[~at_bound][unclear].tolist()
 
@@ -375,7 +360,8 @@ def to_json(fit: Fit) -> dict[str, Any]:
     large = [cell for cell in fit.held_out if cell.call.size_bytes > LARGE_BYTES]
     errors = errors_of(large)
     noise = errors["noise"] or 0.0
-    bars = {"median": max(BAR_MEDIAN, noise), "p90": max(BAR_P90, 2 * noise)}
+    # What a fit is to reach, unless the noise of repeats is larger.
+    bars = {"median": max(0.05, noise), "p90": max(0.15, 2 * noise)}
     misses = [
         f"{name} error {errors[name]:.1%} is above the bar of {bar:.1%}"
         for name, bar in bars.items()

@@ -5,13 +5,13 @@ processes. So the ladder's sizes within an octave are sixteenths of a power of t
 exactly, and `walks` cuts any list into as few walks as it can.
 """
 
-import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations_with_replacement
+from operator import and_, floordiv, mod, or_
 from typing import Final
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
@@ -30,20 +30,11 @@ RANK_GRAIN_BYTES: Final = 16
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter, Collective.AlltoAll})
 #: Bytes of one element, by nccl-tests' spelling (`-d`).
 DATATYPE_BYTES: Final = {
-    "int8": 1,
-    "uint8": 1,
-    "int32": 4,
-    "uint32": 4,
-    "int64": 8,
-    "uint64": 8,
-} | {"half": 2, "float": 4, "double": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1}
+    "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+    "half": 2, "float": 4, "double": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1,
+}  # fmt: skip
 #: What makes the colour of a process out of its number.
-_SPLITS: Final[Mapping[str, Callable[[int, int], int]]] = {
-    "AND": operator.and_,
-    "OR": operator.or_,
-    "MOD": operator.mod,
-    "DIV": operator.floordiv,
-}
+_SPLITS: Final = {"AND": and_, "OR": or_, "MOD": mod, "DIV": floordiv}
 #: Sizes that one nccl-tests process walks: each a factor times the one before.
 Walk = tuple[int, ...]
 _SPLIT: Final = re.compile(r"(AND|OR|MOD|DIV) (0x[0-9a-f]{1,7}|0|[1-9]\d{0,8})")

@@ -36,19 +36,10 @@ from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Status
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.slurm import expand_hosts, host_list
 
-#: Checks of a healthy cluster that find something, at most, were noise normal.
-_FALSE_ALARMS: Final = 0.01
-#: Below this no launch repeats itself: nccl-tests prints and clocks have four digits or so.
-_LEAST_SIGMA: Final = 0.003
 #: Standard error of a median over that of a mean, of a normal distribution: sqrt(pi / 2).
 _MEDIAN: Final = 1.2533
-_BELOW_MEDIAN: Final = 0.158655
-#: So many alike communicators are a reference of their own; fewer are compared with all.
-_ENOUGH: Final = 4
 #: So many sets of hosts, one after the other, show which of them is slow.
 _SETS: Final = 3
-#: In so many rows, and most of them, a port is the worst before it is named.
-_OFTEN: Final = 3
 _TASK: Final = (
     *("system", "collective", "datatype", "size_bytes", "in_place", "num_nodes", "num_ranks"),
     *("launch_profile", "interference_kind", *REQUESTED_COLUMNS),
@@ -83,7 +74,6 @@ class Finding:
 class Report:
     """What is slow, and what it was found in."""
 
-    #: Whether nothing is.
     is_well: bool
     nodes: int
     communicators: int
@@ -199,9 +189,10 @@ def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
         for members, time_us in _communicators(row)
     ]  # fmt: skip
     times = pl.DataFrame(lines, _TIMES, orient="row")
-    # NICs are compared with those on the same rail, GPUs with those in the same slot.
+    # NICs are compared with those on the same rail, GPUs with those in the same slot, where these
+    # are four, a reference of their own; fewer are compared with all.
     alike = pl.col("hosts").len().over("row", "numbers").min().over("launch")
-    like = pl.when(alike >= _ENOUGH).then("numbers").otherwise(pl.lit("all"))
+    like = pl.when(alike >= 4).then("numbers").otherwise(pl.lit("all"))
     own = pl.col("log").quantile(0.5, "lower").over("row", "like")
     times = times.with_columns(like=like).with_columns(own=own)
     # At most what it takes elsewhere; a launch of one communicator has nothing else.
@@ -267,9 +258,10 @@ def _judge(comms: Sequence[_Comm], least: float) -> tuple[list[Finding], float |
         return [], None
     left = np.array([comm.excess for comm in comms])
     spread = median(_MEDIAN * comm.spread / sqrt(comm.rows / comm.launches) for comm in comms)
-    sigma = max(_sigma_below(left), spread, _LEAST_SIGMA)
+    # No launch repeats itself by less: nccl-tests prints and clocks have four digits or so.
+    sigma = max(_sigma_below(left), spread, 0.003)
     kinds = _parts(comms)
-    limit = NormalDist().inv_cdf(1.0 - _FALSE_ALARMS / max(sum(map(len, kinds)), 2))
+    limit = NormalDist().inv_cdf(1.0 - 0.01 / max(sum(map(len, kinds)), 2))
     found = []
     for parts, share in zip(kinds, (4, 2, 2, 2), strict=True):
         # What healthy ones differ by is no fault of any.
@@ -332,10 +324,11 @@ def lossy_ports(frame: pl.DataFrame) -> list[tuple[str, int, int]]:
 
     As (HOST DEVICE/PORT, rows in which it was the worst port, what all ports counted in these). A
     packet is lost now and then anywhere, and where all ports lose some none of them is to blame.
+    One is named from three rows on, if these are most.
     """
     told = frame.filter((pl.col("nic_retries") > 0) & pl.col("nic_worst").is_not_null())
     by_port = told.group_by("nic_worst").agg(pl.len(), pl.col("nic_retries").sum())
-    often = by_port.filter((pl.col("len") >= _OFTEN) & (pl.col("len") > told.height / 2))
+    often = by_port.filter((pl.col("len") >= 3) & (pl.col("len") > told.height / 2))
     return often.sort("len", "nic_worst", descending=[True, False]).rows()
 
 
@@ -360,7 +353,7 @@ def _lower(values: _FloatArray, share: int) -> float:
 
 def _sigma_below(values: _FloatArray) -> float:
     """Sigma of the noise, from the lower half alone: outliers lie above."""
-    return _lower(values, 2) - float(np.quantile(values, _BELOW_MEDIAN))
+    return _lower(values, 2) - float(np.quantile(values, 0.158655))
 
 
 @cache

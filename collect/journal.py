@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.schedule import NOT_PICKED, Launch
+from dynamiccl.collect.strategies import seed_of
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.cells import UNWELL_COLUMNS, usable
 from dynamiccl.datasets.provenance import run_record
@@ -40,11 +41,7 @@ from dynamiccl.datasets.store import part_provenance, sweep_folder, sweep_parts,
 from dynamiccl.errors import CorruptFile, MachineError, UserError
 from dynamiccl.slurm import hold
 
-#: How the sweep ended; of a journal where it ended.
 COMPLETE: Final = "complete"
-#: Changes with the layout of a round's launches, and of the journal (5: none forces one config).
-_FORMAT: Final = "5"
-#: What a launch's rows keep of themselves once they are in a part.
 _ASKED_FOR: Final = ("status", "time_us", "in_place", *UNWELL_COLUMNS)
 #: Rows with equal values here share a noise band: one setting in one round.
 _BAND_KEY: Final = (
@@ -64,8 +61,7 @@ class Shard:
 
     def holds(self, setting: Setting) -> bool:
         """Whether this shard runs the launches of a setting; the same on every resume."""
-        digest = hashlib.sha256(setting.key.encode()).digest()
-        return int.from_bytes(digest[:8], "little") % self.count == self.index
+        return seed_of(setting.key) % self.count == self.index
 
 
 def journal_folder(sweep: Sweep, out: Path, shard: Shard) -> Path:
@@ -114,7 +110,8 @@ class Journal:
         """Check the grid, read the records, and finish what a crash cut short."""
         self._sweep, self._out, self._folder, self._runner = sweep, out, folder, runner
         keys = "\n".join(trial.key for trial in sweep.trials)
-        grid = {"trials": _digest(keys), "runner": runner, "layout": _FORMAT}
+        # Layout of a round's launches, and of the journal (5: no launch forces one config).
+        grid = {"trials": _digest(keys), "runner": runner, "layout": "5"}
         path = folder / "sweep.json"
         if not path.is_file():
             _write_atomically(path, json.dumps(grid))
@@ -272,9 +269,6 @@ def with_noise_band(table: pa.Table) -> pa.Table:
         bands, on=_BAND_KEY, how="left", nulls_equal=True, maintain_order="left"
     )
     return found.select(table.column_names).to_arrow().cast(table.schema)
-
-
-# --- Files ---
 
 
 def _known(row: Mapping[str, Any]) -> Record:

@@ -4,10 +4,6 @@ A launch works in a folder of its own under the journal, on a file system that a
 schedule is written there, the plugin reports there what it played, and timed launches print nothing
 but their table; which config NCCL really ran is read back once for each trial, from the log of an
 untimed launch.
-
-A config that hangs or crashes is the launch's culprit: what follows it runs again. A launch that
-reached no config at all is started once more; whether its configs or the machine are to blame is
-the sweep's to find out (run.py).
 """
 
 import logging
@@ -27,14 +23,7 @@ from typing import Any, Final
 from dynamiccl.collect import launchers, read_back, schedule
 from dynamiccl.collect.disturb import disturb
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.launchers import (
-    Finished,
-    Interrupt,
-    LauncherSettings,
-    Limits,
-    Ranks,
-    run_process,
-)
+from dynamiccl.collect.launchers import Finished, Interrupt, Limits, Ranks, run_process
 from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes
 from dynamiccl.collect.output import MEANT_AS_ROW, hosts_of, rank_lines
 from dynamiccl.collect.run import Runner
@@ -56,7 +45,6 @@ BINARIES: Final[Mapping[Collective, str]] = {
     Collective.AlltoAll: "alltoall_perf",
     Collective.SendRecv: "sendrecv_perf",
 }
-#: Beginning of the name of a launch's folder.
 _FOLDER: Final = "launch-"
 #: How long the plugin's report may take over a network file system.
 _REPORT_S: Final = 45.0
@@ -64,16 +52,12 @@ _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 _ACTUAL: Final = ("actual_algorithm", "actual_protocol", "actual_num_channels")
 #: Exit codes after SIGTERM or SIGKILL, as seen by us and as reported by a launcher.
 _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 15, 128 + 9})
-#: Seconds that the same signal may take to reach us.
-_HEARING_S: Final = 2.0
-_LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where nccl-tests runs: launcher, directories, plugin."""
 
-    #: The data directory.
     out: Path
     #: Folder for the files of launches, on a file system shared by all nodes.
     work: Path
@@ -81,7 +65,7 @@ class Site:
     nccl_tests_dir: Path | None
     #: What plays schedules; None = there is none.
     plugin: Path | None
-    launcher: LauncherSettings
+    launcher: launchers.LauncherSettings
 
 
 def find_program(collective: Collective, site: Site) -> str:
@@ -205,8 +189,6 @@ class NcclTestsRunner(Runner):
         if self._plays and self._site.plugin is not None:
             launchers.map_into_container(str(self._site.plugin), container)
 
-    # --- One process ---
-
     def _attempt(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         self.close()
         self._site.work.mkdir(parents=True, exist_ok=True)
@@ -262,8 +244,8 @@ class NcclTestsRunner(Runner):
         except _Enough:
             return ran
         # Slurm signals the steps of a job and its batch script at once, and we hear of it when the
-        # step may be gone already: then no config is to blame.
-        if finished.returncode not in _ENDED_FROM_OUTSIDE or self._pause(_HEARING_S):
+        # step may be gone already, up to 2 s later: then no config is to blame.
+        if finished.returncode not in _ENDED_FROM_OUTSIDE or self._pause(2.0):
             ran.finished = finished
         return ran
 
@@ -273,10 +255,8 @@ class NcclTestsRunner(Runner):
         while not self._interrupt.requested:
             if time.monotonic() >= deadline:
                 return True
-            time.sleep(_LOOK_S)
+            time.sleep(0.05)
         return False
-
-    # --- What came of it ---
 
     def _timed(
         self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran", alone: str | None

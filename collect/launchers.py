@@ -1,7 +1,5 @@
 """Launchers: what to start on this machine for a program that runs as ranks on nodes; running it.
 
-`command` makes an argument vector of `Ranks` and the sweep's `[launcher]`; `run_process` runs it.
-
 local   the program itself: one process that drives all GPUs (`-g N` of nccl-tests)
 mpirun  Open MPI 4 and 5. It forwards output in chunks, not lines, so two ranks may share a line:
         nccl-tests prints its tables from one rank, and NCCL's logs must go to NCCL_DEBUG_FILE
@@ -44,7 +42,6 @@ from dynamiccl.simulator.toml_table import Table
 
 _log = logging.getLogger(__name__)
 
-#: What a sweep file and the command line may name.
 LauncherKind = Literal["local", "mpirun", "srun", "sbatch"]
 
 
@@ -116,12 +113,9 @@ def _local(ranks: Ranks, settings: LauncherSettings) -> _Command:
     return _in_container(ranks, settings)
 
 
-#: Options of mpirun that say where ranks are bound.
-_BINDING: Final = {"--bind-to", "-bind-to", "--cpu-set", "--rankfile", "-rf", "--cpu-list"}
-
-
 def _mpirun(ranks: Ranks, settings: LauncherSettings) -> _Command:
     rank, env = _in_container(ranks, settings)
+    binding = {"--bind-to", "-bind-to", "--cpu-set", "--rankfile", "-rf", "--cpu-list"}
     argv = (
         "mpirun",
         # Open MPI refuses to run as root without this option.
@@ -130,7 +124,7 @@ def _mpirun(ranks: Ranks, settings: LauncherSettings) -> _Command:
         *("--map-by", f"ppr:{ranks.ranks_per_node}:node"),
         # Open MPI 4 binds up to two ranks to one core each, which would make NCCL's proxy threads
         # and the benchmark share it.
-        *([] if _BINDING & set(settings.extra_args) else ["--bind-to", "none"]),
+        *([] if binding & set(settings.extra_args) else ["--bind-to", "none"]),
         *_each("-x", [f"{name}={env[name]}" for name in sorted(env)]),
         *settings.extra_args,
         *rank,
@@ -142,6 +136,16 @@ def _mpirun(ranks: Ranks, settings: LauncherSettings) -> _Command:
 
 def _srun(ranks: Ranks, settings: LauncherSettings) -> _Command:
     rank, env = _in_container(ranks, settings)
+    container, options = settings.container, list[str]()
+    if container is not None and container.runtime == "pyxis":
+        # By name the image is imported once on a node and not for each launch; the first makes it.
+        digest = hashlib.sha256(container.image.encode()).hexdigest()[:8]
+        options = [f"--container-image={container.image}", f"--container-name=dynamiccl-{digest}"]
+        if container.mounts:
+            options.append(f"--container-mounts={','.join(container.mounts)}")
+        if env:
+            # Without it a variable that the image sets too keeps the image's value.
+            options.append(f"--container-env={','.join(sorted(env))}")
     argv = (
         "srun",
         *("-N", str(ranks.num_nodes), "-n", str(ranks.num_nodes * ranks.ranks_per_node)),
@@ -151,7 +155,7 @@ def _srun(ranks: Ranks, settings: LauncherSettings) -> _Command:
         # A rank that dies leaves the others waiting for it.
         "--kill-on-bad-exit=1",
         *(["--overlap"] if ranks.overlap else []),
-        *_pyxis_options(env, settings.container),
+        *options,
         *settings.extra_args,
         *rank,
     )
@@ -224,33 +228,15 @@ def _in_container(ranks: Ranks, settings: LauncherSettings) -> _Command:
     return ("apptainer", "exec", "--nv", *binds, container.image, *argv), {**env, **inside}
 
 
-def _pyxis_options(env: Mapping[str, str], container: ContainerSettings | None) -> tuple[str, ...]:
-    if container is None or container.runtime != "pyxis":
-        return ()
-    # By name the image is imported once on a node and not for each launch; the first one makes it.
-    digest = hashlib.sha256(container.image.encode()).hexdigest()[:8]
-    options = [f"--container-image={container.image}", f"--container-name=dynamiccl-{digest}"]
-    if container.mounts:
-        options.append(f"--container-mounts={','.join(container.mounts)}")
-    if env:
-        # Without it a variable that the image sets too keeps the image's value.
-        options.append(f"--container-env={','.join(sorted(env))}")
-    return tuple(options)
-
-
 def _each(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
-
-# --- Running it ---
 
 #: Seconds between looks at the clock, the leader and the interrupt while no output comes, and at
 #: what is about to end.
 _LOOK_S: Final = 0.02
 #: Seconds that output may still come after the leader's end, from a child that holds the pipe.
 _LINGER_S: Final = 0.5
-#: Seconds that the kernel may take to end what got SIGKILL, before we stop waiting.
-_KILLED_S: Final = 5.0
 #: A longer line is handed on in pieces: a runaway log must not fill our memory.
 MAX_LINE_BYTES: Final = 1 << 20
 
@@ -400,11 +386,7 @@ def start_session(
     """
     try:
         return subprocess.Popen(
-            argv,
-            stdin=stdin,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            argv, stdin=stdin, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     except OSError as error:
         raise MachineError(
@@ -432,8 +414,9 @@ def end_session(
             meanwhile()
             time.sleep(_LOOK_S)
     finally:
-        # Again and again, since a process may start another one between our look and its end.
-        deadline = time.monotonic() + _KILLED_S
+        # Again and again, since a process may start another one between our look and its end; the
+        # kernel has 5 s to end it.
+        deadline = time.monotonic() + 5.0
         while (members := _members(leader.pid)) and time.monotonic() < deadline:
             for pid in members:
                 with suppress(ProcessLookupError):

@@ -41,8 +41,6 @@ from dynamiccl.slurm import capture
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for srun or mpirun to end ranks elsewhere before they are killed here.
-_GRACE_S: Final = 5.0
 #: For the last words of an ended program.
 _END_S: Final = 10.0
 #: A question to all nodes takes as long as a step takes to start; to Slurm, as it is busy.
@@ -53,7 +51,6 @@ class Nodes:
     """The nodes that a launcher reaches; our own programs run outside of any container."""
 
     def __init__(self, settings: launchers.LauncherSettings) -> None:
-        """Take the sweep's launcher."""
         extra = settings.extra_args
         if settings.is_slurm:
             # Bound to the one core of its task, CPU stress would leave all others alone.
@@ -96,7 +93,8 @@ class Nodes:
         try:
             yield program
         finally:
-            launchers.end_session(program.process, _GRACE_S)
+            # In 5 s srun or mpirun end ranks elsewhere, before they are killed here.
+            launchers.end_session(program.process, 5.0)
             program.process.stdin.close()  # type: ignore[union-attr]
             # A process that it left behind may hold the pipe open: then the thread stays with it.
             program.reader.join(timeout=_END_S)
@@ -106,7 +104,6 @@ class Companion:
     """A program on the nodes, beside the launches; a thread hands on what it says."""
 
     def __init__(self, argv: Sequence[str], hear: Callable[[str], object]) -> None:
-        """Start it."""
         self.text = shlex.join(argv)
         self.process = launchers.start_session(argv, subprocess.PIPE, stdin=subprocess.PIPE)
         self._lines: deque[str] = deque(maxlen=20)
@@ -141,17 +138,11 @@ class Companion:
                 hear(line)
 
 
-# --- What the nodes are ---
-
-#: Prints a node's facts as one line of JSON.
 NODE_ARGV: Final = (sys.executable, "-m", "dynamiccl.collect.nodes")
 #: nvmlNvLinkVersion (nvml.h, NVML_NVLINK_VERSION_*) -> generation.
 _NVLINK_GENERATION: Final[Mapping[int, int]] = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
 #: Of /proc/cpuinfo.
 _CPU_VENDORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "CPU implementer": "arm"}
-#: `OverSubscribe` of `scontrol show job` for a job that shares its nodes with nobody (slurm.conf(5)
-#: and `src/api/job_info.c`, Slurm 22.05 to 24.11).
-_ALONE: Final = frozenset({"NO", "EXCLUSIVE"})
 
 
 def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -194,8 +185,9 @@ def exclusive(job: str) -> bool | None:
     said = ""
     with suppress(MachineError):
         said = capture(("scontrol", "show", "job", job), timeout_s=_ANSWER_S).stdout
+    # slurm.conf(5) and `src/api/job_info.c`, Slurm 22.05 to 24.11.
     found = re.search(r"\bOverSubscribe=(\S+)", said)
-    return None if found is None else found[1] in _ALONE
+    return None if found is None else found[1] in {"NO", "EXCLUSIVE"}
 
 
 def node_facts(sysfs: Path = SYSFS, proc: Path = Path("/proc")) -> dict[str, Any]:
@@ -296,8 +288,6 @@ def _text(path: Path, encoding: str = "utf-8") -> str:
     except OSError:
         return ""
 
-
-# --- How healthy they were ---
 
 Row = dict[str, Any]
 _TIME, _END = itemgetter("time_s"), itemgetter("end_s")

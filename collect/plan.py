@@ -54,9 +54,6 @@ GBYTES_PER_S: Final = 10.0
 _RULE: Final = f"{LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s for each call"
 #: A group lends its times to groups of so many times its nodes at most.
 _MOST_TIMES_NODES: Final = 16
-_stdout = Console()
-
-
 #: A plan as plain data, as `plan --json` prints it (`make_plan`).
 Plan = dict[str, Any]
 #: Microseconds of a call, by setting, NCCL's nBytes and config (`call_times`).
@@ -117,8 +114,8 @@ def make_plan(sweep: Sweep) -> Plan:
         "launches_one_per_config": total_single,
         "launches_saved_ratio": round(total_single / total, 2) if total else 1.0,
         # Inside processes.
-        "hours": _hours(total_seconds),
-        "gpu_hours": _hours(gpu_seconds),
+        "hours": float(f"{total_seconds / 3600:.3g}"),
+        "gpu_hours": float(f"{gpu_seconds / 3600:.3g}"),
         "dominates": [
             {"what": what, "share": round(spent_s / total_seconds, 4)}
             for what, spent_s in sorted(seconds.items(), key=lambda spent: -spent[1])
@@ -129,11 +126,6 @@ def make_plan(sweep: Sweep) -> Plan:
         # The sweep file's own limit, of which the hours above know nothing.
         "max_hours": file.budget.max_hours,
     }
-
-
-def _hours(seconds: float) -> float:
-    """Hours, to three digits."""
-    return float(f"{seconds / 3600:.3g}")
 
 
 def _num_processes(setting: Setting) -> int:
@@ -283,4 +275,4 @@ def shapes_command(
             "launch_profile": DEFAULT_PROFILE,
         }
         [path] = write_costs(out, lines, known, program="shapes")
-        _stdout.print(f"{text}: {len(lines)} costs in {path}", soft_wrap=True)
+        Console().print(f"{text}: {len(lines)} costs in {path}", soft_wrap=True)

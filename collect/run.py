@@ -29,18 +29,10 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from dynamiccl.collect import schedule
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.journal import Journal, Record, Shard, open_journal
-from dynamiccl.collect.schedule import (
-    NOT_PICKED,
-    Launch,
-    LaunchMode,
-    Row,
-    deal,
-    grouped,
-    lost_row,
-    trial_row,
-)
+from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
 from dynamiccl.collect.strategies import Outcome, Strategy, outcome_of
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.schema import Status
@@ -49,7 +41,7 @@ from dynamiccl.nccl import ABSTAIN, Config
 
 _log = logging.getLogger(__name__)
 
-#: What a sweep wrote, in numbers, as `run --json` prints it (`run_sweep`).
+#: As `run --json` prints it (`run_sweep`).
 Summary = dict[str, Any]
 
 
@@ -127,8 +119,8 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
 
     `out` is made when missing; `resume` goes on with what is in it, instead of refusing to add to
     it, and `take_over` takes it from a run that may still live, where the file system knows no
-    locks. `retry_failed` measures once more, at the end, what failed. `progress` is told of what is
-    done and asked whether to stop; `shard` is this process's share of the launches.
+    locks. `progress` is told of what is done and asked whether to stop; `shard` is this process's
+    share of the launches.
 
     Raises UserError as `open_journal` does, and MachineError: the disk is full, or a launch could
     not be started at all.
@@ -147,8 +139,6 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
 
 
 class _Run:
-    """The state of one run."""
-
     def __init__(
         self,
         sweep: Sweep,
@@ -178,7 +168,6 @@ class _Run:
         self._outcomes: list[Outcome] = []
         self._statuses: Counter[str] = Counter()
         self._skipped, self._launched = len(journal.launches), 0
-        self._may_retry = False
         #: The last launch that began, by whether the plugin applies the configs.
         self._began: dict[bool, Launch] = {}
 
@@ -212,8 +201,6 @@ class _Run:
             "ended": ended,
         }
 
-    # --- Which trials ---
-
     def _trials_of(self, number: int) -> Sequence[Trial] | None:
         """The trials of a round: the journal's, the strategy's, or what failed; None at the end."""
         rounds = self._journal.rounds
@@ -224,7 +211,6 @@ class _Run:
             if picks is not None:
                 self._journal.begin_round(picks)
             elif self._may_retry and failed:
-                # Each trial as often as it failed.
                 again = [
                     replace(self._by_key[key], repeat=repeat)
                     for key, count in failed.items()
@@ -241,8 +227,6 @@ class _Run:
     def _trial(self, entry: Sequence[Any]) -> Trial:
         key, repeat, probability = entry
         return replace(self._by_key[key], repeat=repeat, probability=probability)
-
-    # --- A round ---
 
     def _round(self, number: int, trials: Sequence[Trial]) -> str:
         """Run those launches of a round that are not done; returns "done", or why it stopped."""
@@ -317,8 +301,6 @@ class _Run:
         left = [self._trial(entry) for entry in record["left"]]
         return self._left_of(launch.again(left)) if left else []
 
-    # --- A launch ---
-
     def _measure(self, launch: Launch) -> tuple[Launch, float]:
         """Run a launch without the trials that are not tried; returns it and its seconds."""
         kept: list[Trial] = []
@@ -332,7 +314,7 @@ class _Run:
                 status = Status.INFEASIBLE if trial.infeasible else Status.FAILED
                 row = {**trial_row(self._sweep.file, launch, trial), **self._runner.environment()}
                 lost.append((trial, (lost_row(row, status, reason),)))
-        is_picked = launch.mode not in NOT_PICKED
+        is_picked = launch.mode not in schedule.NOT_PICKED
         paid = kept
         if is_picked:
             most = self._left - sum(trial.infeasible is None for trial, _ in lost)
@@ -354,7 +336,7 @@ class _Run:
         if launch.mode is LaunchMode.SIMULATED:
             return len(trials)
         most = self._sweep.file.runner.max_blocks
-        return len(deal(replace(launch, trials=tuple(trials)), max_blocks=most).blocks)
+        return len(schedule.deal(replace(launch, trials=tuple(trials)), max_blocks=most).blocks)
 
     def _commit(self, launch: Launch, seconds: float) -> list[Launch]:
         """Write a launch that ended to the journal; returns what goes on with what it left.
@@ -377,8 +359,7 @@ class _Run:
         return self._left_of(launch)
 
     def _remember(self, record: Record) -> None:
-        """Take in a launch of the journal."""
-        if record["mode"] not in NOT_PICKED:
+        if record["mode"] not in schedule.NOT_PICKED:
             # A strategy counts its own rounds: a retry belongs to the one before.
             rounds = self._journal.rounds[: record["round"] + 1]
             own = sum("retry" not in one for one in rounds) - 1

@@ -37,10 +37,6 @@ SYSFS: Final = Path("/sys")
 PERIOD_S: Final = 0.2
 #: What a starter writes to say: end when this input does.
 HELLO: Final = b"\n"
-#: Below the trials and everything else of the user's.
-_NICENESS: Final = 10
-#: Arguments of nvmlDeviceGetTotalEccErrors: NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC.
-_UNCORRECTED_SINCE_LOADED: Final = (1, 0)
 #: What counts for which column of a measurement, in the folder of a port.
 COUNTERS: Final = {
     "nic_retries": (
@@ -65,7 +61,6 @@ COUNTERS: Final = {
 #: config by heat or power: software's power cap, a hardware slow-down by half or more, software's
 #: and hardware's thermal ones, the power supply's brake. Idle clocks and a display's are no fault.
 SLOWED: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
-_NO_GPU: Final = dict.fromkeys(("throttled", "ecc_errors"))
 SAMPLER_ARGV: Final = (sys.executable, "-m", "dynamiccl.collect.sampler")
 
 
@@ -138,7 +133,8 @@ def read_gpu(nvml: Any, gpu: int) -> dict[str, int | None]:
     bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksEventReasons")
     if bits is None:  # an older driver
         bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    errors = ask_gpu(nvml, gpu, "nvmlDeviceGetTotalEccErrors", *_UNCORRECTED_SINCE_LOADED)
+    # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC.
+    errors = ask_gpu(nvml, gpu, "nvmlDeviceGetTotalEccErrors", 1, 0)
     return {"throttled": None if bits is None else bool(bits & SLOWED), "ecc_errors": errors}
 
 
@@ -148,7 +144,7 @@ def main(sysfs: Path = SYSFS) -> None:
     # Those of which we know no counter say nothing about the others.
     known = [port for port in folders if {*read_port(port).values()} != {None}]
     ports = {f"{port.parents[1].name}/{port.name}": port for port in known}
-    os.nice(_NICENESS)
+    os.nice(10)  # below the trials and everything else of the user's
     nvml, num_gpus = None, 0
     # What a node is, asked before a sweep and by the doctor, says why there is none.
     with suppress(MachineError):
@@ -161,7 +157,8 @@ def main(sysfs: Path = SYSFS) -> None:
         line = {"sampler": f"{platform.node()}:{os.getpid()}", "time_s": round(time.time(), 4)}
         gpus = {f"gpu{gpu}": read_gpu(nvml, gpu) for gpu in range(num_gpus)}
         nics = {name: read_port(port) for name, port in ports.items()}
-        read = (gpus or {"no GPU": _NO_GPU}) | (nics or {"no NIC": dict.fromkeys(COUNTERS)})
+        gpus = gpus or {"no GPU": {"throttled": None, "ecc_errors": None}}
+        read = gpus | (nics or {"no NIC": dict.fromkeys(COUNTERS)})
         print(json.dumps(line | {"read": read}), flush=True)  # noqa: T201 - what it is for
         if outlives(parent, PERIOD_S):
             return

@@ -4,12 +4,6 @@ A *launch* is one process and the trials that it measures; it comes back with th
 is what is committed: its rows are in the journal, or it runs again. One process of nccl-tests
 measures all configs of a setting: it walks its sizes once in each cycle of `-N`, and the plugin
 plays a schedule. A *block* is one (cycle, size), all calls of which get one config.
-
-    lay_out      trials of a round -> launches
-    deal         trials of a launch -> blocks
-    arguments, environment, schedule_of   what a launch starts
-    judge        what the plugin's report says of each block
-    without_slow which trials are left out
 """
 
 import random
@@ -27,40 +21,23 @@ from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Protocol
 from dynamiccl.schedule import BlockState, PlayReport, Schedule, totals_of
 
-#: Files of a launch in its folder; each rank has a log of its own: host and process id.
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 JSON_NAME: Final = "rows.json"
-_LOG_NAME: Final = "nccl.%h.%p.log"
 #: Out-of-place and in-place: every benchmark that NCCL asks a tuner about runs both.
 HALVES: Final = 2
-#: Measurements of the reference default per size and round: an A/A pair.
-REFERENCE_REPEATS: Final = 2
-#: Repeat numbers of a continuing launch's fillers start above those of the launch it continues.
-_FILLERS_OF_A_LAUNCH: Final = 1_000_000
-#: Algorithm bandwidth that is slow for any cluster: one channel of LL over two nodes of H100 makes
-#: 1.5 GB/s, so that 44 calls of 4 GiB take 126 s and are no hang.
-_SLOW_BYTES_PER_S: Final = 0.5e9
 #: Variables that override the requested config (`src/graph/tuning.cc` reads them first).
 CONFIG_VARIABLES: Final = ("NCCL_ALGO", "NCCL_PROTO")
 #: Variables that only our launches may set.
 PLUGIN_VARIABLES: Final = (
     "DYNAMICCL_MODE", "DYNAMICCL_SCHEDULE", "DYNAMICCL_SCHEDULE_HASH", "DYNAMICCL_SWEEP_REPORT",
 )  # fmt: skip
-#: How nccl-tests makes several communicators (v2.14 to v2.19.6, `src/common.cu`, run).
-_SPLIT: Final = "NCCL_TESTS_SPLIT"
-_SPLIT_MASK: Final = "NCCL_TESTS_SPLIT_MASK"
-#: Seconds between two looks at a report that is awaited.
-_LOOK_S: Final = 0.2
 
 #: A measurement as column -> value; columns that are missing take the schema's neutral value.
 Row = Mapping[str, Any]
 #: What NCCL ran, as plain data: algorithm, protocol, channels (None before NCCL 2.24).
 Choice = list[str | int | None]
 _Key = TypeVar("_Key", bound=Hashable)
-
-
-# --- A launch, and rows of it ---
 
 
 class LaunchMode(StrEnum):
@@ -160,11 +137,7 @@ def trial_row(file: SweepFile, launch: Launch, trial: Trial) -> dict[str, Any]:
 
 def lost_row(row: Row, status: Status, reason: str) -> dict[str, Any]:
     """The row of an attempt that gave no time, with the reason."""
-    why = {"status": status.value, "reason": reason, "statistic": Statistic.NONE.value}
-    return {**row, **why}
-
-
-# --- The launches of a round ---
+    return {**row, "status": status.value, "reason": reason, "statistic": Statistic.NONE.value}
 
 
 def lay_out(
@@ -203,7 +176,7 @@ def lay_out(
         defaults = [
             Trial(setting, size, ABSTAIN, repeat=repeat)
             for size in sorted(untouched[setting])
-            for repeat in range(REFERENCE_REPEATS)
+            for repeat in range(2)  # an A/A pair
         ]
         found += _walked(base, "reference", defaults, small_bytes)
     return tuple(found)
@@ -227,9 +200,6 @@ def grouped(trials: Iterable[Trial], key: Callable[[Trial], _Key]) -> dict[_Key,
     for trial in trials:
         groups.setdefault(key(trial), []).append(trial)
     return groups
-
-
-# --- The blocks of a launch ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +237,8 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
         hands.append(hand)
     depth = min(max(map(len, hands)), max(1, max_blocks // len(walk)))
     known = (trial.repeat for trial in launch.trials if trial.config == ABSTAIN)
-    first = max(known, default=-1) + 1 + launch.id.count("~") * _FILLERS_OF_A_LAUNCH
+    # Fillers of a continuing launch are numbered above those of the launch that it continues.
+    first = max(known, default=-1) + 1 + launch.id.count("~") * 1_000_000
     for hand, size in zip(hands, walk, strict=True):
         hand += [
             Trial(launch.setting, size, ABSTAIN, repeat=first + number)
@@ -277,9 +248,6 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
     used = {id(trial) for cycle in cycles for trial in cycle}
     left_over = tuple(trial for trial in launch.trials if id(trial) not in used)
     return Grid(walk, tuple(map(launch.setting.benchmark_bytes, walk)), cycles, left_over)
-
-
-# --- What a launch starts ---
 
 
 class Calls(NamedTuple):
@@ -300,8 +268,11 @@ class Calls(NamedTuple):
         return HALVES * self.per_half
 
     def slow_s(self, size_bytes: int) -> float:
-        """Seconds that a block of a size may take, at the least bandwidth of any cluster."""
-        return self.per_block * size_bytes / _SLOW_BYTES_PER_S
+        """Seconds that a block of a size may take, at 0.5 GB/s, which is slow for any cluster.
+
+        One channel of LL over two nodes of H100 makes 1.5: 44 calls of 4 GiB take 126 s, no hang.
+        """
+        return self.per_block * size_bytes / 0.5e9
 
 
 def _small_bytes(file: SweepFile) -> int:
@@ -342,9 +313,10 @@ def environment(
     A reference launch is the user's own environment and nothing else. `folder` and `plugin` are as
     the ranks see them; `schedule_hash` is empty for a launch without the plugin.
     """
-    split = {_SPLIT: launch.setting.split} if launch.setting.split else {}
-    # NCCL_TESTS_SPLIT_MASK is read first, and would take precedence.
-    mask = (_SPLIT_MASK,) if split else ()
+    # How nccl-tests makes several communicators (v2.14 to v2.19.6, `src/common.cu`, run). The mask
+    # is read first, and would take precedence.
+    split = {"NCCL_TESTS_SPLIT": launch.setting.split} if launch.setting.split else {}
+    mask = ("NCCL_TESTS_SPLIT_MASK",) if split else ()
     if launch.mode is LaunchMode.REFERENCE:
         return split, (*PLUGIN_VARIABLES, *mask)
     # Without NCCL_DEBUG a failure prints no details.
@@ -362,7 +334,8 @@ def environment(
         found |= {
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
-            "NCCL_DEBUG_FILE": str(folder / _LOG_NAME),
+            # Each rank has a log of its own: host and process id.
+            "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log"),
         }
     return found, (*unset, *mask)
 
@@ -386,15 +359,9 @@ def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, in
 
     nccl-tests v2.16.9 to v2.19.6 `src/common.cu`, TimeTest: whatever the factor of the walk is.
     """
-    runs = []
-    size = grid.walk[0]
-    while size <= grid.walk[-1]:
-        runs.append((setting.benchmark_bytes(size), calls.warmup))
-        size *= 2
-    return tuple(runs)
-
-
-# --- What the plugin's report says ---
+    first, last = grid.walk[0], grid.walk[-1]
+    doublings = range((last // first).bit_length())
+    return tuple((setting.benchmark_bytes(first << n), calls.warmup) for n in doublings)
 
 
 def judge(
@@ -421,7 +388,7 @@ def judge(
         is_over = not isinstance(played, str) and played.stopped_at_call is not None
         if reached >= num_rows or is_over or time.monotonic() >= deadline:
             break
-        time.sleep(_LOOK_S)
+        time.sleep(0.2)
     if isinstance(played, str):
         reason = f"the plugin wrote no report, so the configs are not known: {played}"
         return [{"status": Status.FAILED.value, "reason": reason}] * num_rows, False
@@ -454,9 +421,6 @@ def _verdict(played: PlayReport, number: int) -> dict[str, Any]:
     where = "" if stopped is None else f"; it stopped at call {stopped}"
     reason = f"the plugin did not play all calls of this block ({state.name}{where})"
     return {"status": Status.FAILED.value, "reason": reason}
-
-
-# --- Which trials need no block ---
 
 
 def without_slow(sweep: Sweep) -> Sweep:

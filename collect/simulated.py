@@ -63,8 +63,24 @@ class SimulatorRunner(Runner):
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Raise for groups, collectives, profiles and interference that are not modelled."""
+        known, kinds = self._system.groups(), (QUIET, *SIMULATED)
+        collectives = [collective.wire for collective in self._system.collectives()]
         for setting in dict.fromkeys(trial.setting for trial in trials):
-            _check(setting, self._system)
+            if _group(setting) not in known:
+                shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
+                raise InvalidSweep(
+                    f"the simulator has no group of {setting.num_nodes} nodes x "
+                    f"{setting.ranks_per_node} ranks; choose from {shapes}"
+                )
+            for what, value, choices in (
+                ("", setting.collective.wire, collectives),
+                ("interference ", setting.interference.kind, kinds),
+            ):
+                if value not in choices:
+                    raise InvalidSweep(
+                        f"the simulator has no {what}{value}; choose from {', '.join(choices)}"
+                    )
+            _launch_of(setting.profile, self._system)
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
         """One launch for each setting of the round."""
@@ -76,7 +92,11 @@ class SimulatorRunner(Runner):
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         """Simulate one call for each trial; out-of-place only."""
-        self._keep_costs(launch)
+        place = _group(launch.setting), launch.setting.profile.name
+        if self._out is not None and place not in self._kept:
+            self._kept.add(place)
+            known = {**trial_row(self._file, launch, launch.trials[0]), **self.environment()}
+            write_costs(self._out, self._system.lines(place[0]), known, program="run")
         measured = []
         for trial in launch.trials:
             measured.append((trial, (self._measure(launch, trial),)))
@@ -97,16 +117,6 @@ class SimulatorRunner(Runner):
             "mig": False,
         }
 
-    def _keep_costs(self, launch: Launch) -> None:
-        """Write NCCL's modelled cost table, once for each group."""
-        group = _group(launch.setting)
-        place = group, launch.setting.profile.name
-        if self._out is None or place in self._kept:
-            return
-        self._kept.add(place)
-        known = {**trial_row(self._file, launch, launch.trials[0]), **self.environment()}
-        write_costs(self._out, self._system.lines(group), known, program="run")
-
     def _measure(self, launch: Launch, trial: Trial) -> Row:
         setting = launch.setting
         row = {**trial_row(self._file, launch, trial), **self.environment()}
@@ -115,8 +125,9 @@ class SimulatorRunner(Runner):
         try:
             parts = self._system.parts(call, trial.config, fixed)
         except KeyError:
-            reason = f"NCCL has no {trial.config.key} for this group"
-            return lost_row(row, Status.INFEASIBLE, reason)
+            return lost_row(
+                row, Status.INFEASIBLE, f"NCCL has no {trial.config.key} for this group"
+            )
         comms = setting.comms
         processes = setting.hosts * setting.ranks_per_host
         members = (range(processes),) if comms is None else comms
@@ -181,24 +192,3 @@ def _launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
 
 def _group(setting: Setting) -> Group:
     return Group(setting.num_nodes, setting.ranks_per_node)
-
-
-def _check(setting: Setting, system: System) -> None:
-    known = system.groups()
-    if _group(setting) not in known:
-        shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
-        raise InvalidSweep(
-            f"the simulator has no group of {setting.num_nodes} nodes x "
-            f"{setting.ranks_per_node} ranks; choose from {shapes}"
-        )
-    kinds = (QUIET, *SIMULATED)
-    collectives = [collective.wire for collective in system.collectives()]
-    for what, value, choices in (
-        ("", setting.collective.wire, collectives),
-        ("interference ", setting.interference.kind, kinds),
-    ):
-        if value not in choices:
-            raise InvalidSweep(
-                f"the simulator has no {what}{value}; choose from {', '.join(choices)}"
-            )
-    _launch_of(setting.profile, system)

@@ -40,12 +40,8 @@ from dynamiccl.slurm import BatchScript, bare_option, option_name, quoted
 
 _log = logging.getLogger(__name__)
 
-#: What may measure a sweep.
 RunnerName = Literal["nccl-tests", "simulator"]
-#: The share of a sweep that is all of it.
 WHOLE: Final = "0/1"
-#: What Slurm sends before a time limit.
-_WARNING: Final = "SIGUSR1"
 _FIX: Final = "correct launcher.sbatch_header or the sweep's groups"
 
 
@@ -100,7 +96,7 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> Summa
             BatchScript(options.batch_script, _FIX).submit_again(os.environ)
         raise
     # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
-    warned = summary["ended"] == "interrupted" and interrupt.cause == _WARNING
+    warned = summary["ended"] == "interrupted" and interrupt.cause == "SIGUSR1"
     if options.batch_script is not None and warned:
         if progress_on_disk(folder)[0] == launches:
             raise MachineError(
@@ -155,9 +151,6 @@ def parse_shard(text: str) -> Shard:
     if match is None or int(match[1]) >= int(match[2]):
         raise UserError(f"--shard '{text}' is no share; write I/N with I from 0 to N-1, like 0/4")
     return Shard(int(match[1]), int(match[2]))
-
-
-# --- As a batch job ---
 
 
 def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:

@@ -108,7 +108,6 @@ class TaskTrials:
         return () if self.default is None else (self.default, replace(self.default, repeat=1))
 
 
-#: The tasks of each setting.
 Tasks = Mapping[Setting, Sequence[TaskTrials]]
 
 
@@ -294,10 +293,7 @@ def _subspace(trial: Trial) -> tuple[object, object]:
 def beliefs(
     tasks: Tasks, history: Sequence[Outcome], *, seed: int
 ) -> Iterator[tuple[TaskTrials, Sequence[Trial], Belief]]:
-    """The belief about every task after a history, and the trials that it is about, in its order.
-
-    `seed` is of the draws.
-    """
+    """The belief about every task after a history, and the trials it is about, in its order."""
     times: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
     for outcome in sorted(history, key=lambda one: (one.round, one.time_us or 0.0)):
         time_us = outcome.time_us

@@ -17,22 +17,14 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from dynamiccl import nccl
 from dynamiccl.collect import grid
 from dynamiccl.collect.grid import Interference, LaunchProfile, Setting, Trial, parse_size
 from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
-from dynamiccl.nccl import (
-    ABSTAIN,
-    NEWEST_KNOWN,
-    Algorithm,
-    Collective,
-    Config,
-    NcclVersion,
-    Protocol,
-    invalid_reason,
-)
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.toml_table import Table, first_problem, one_of, toml_value
 from dynamiccl.sizes import MAX_SIZE_BITS
 
@@ -316,12 +308,13 @@ def sweep_text(file: SweepFile, *, head: str = "") -> str:
 
 
 def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
-    nccl = None if file.nccl_version is None else NcclVersion.parse(file.nccl_version)
-    if nccl is not None and (nccl.major, nccl.minor) > (NEWEST_KNOWN.major, NEWEST_KNOWN.minor):
+    version = None if file.nccl_version is None else NcclVersion.parse(file.nccl_version)
+    newest = nccl.NEWEST_KNOWN
+    if version is not None and (version.major, version.minor) > (newest.major, newest.minor):
         raise InvalidSweep(
-            f"{where}: nccl_version: NCCL {nccl} is newer than the newest whose rules are known "
-            f"here, {NEWEST_KNOWN.major}.{NEWEST_KNOWN.minor}; leave the key out, and what runs is "
-            "read from NCCL's log"
+            f"{where}: nccl_version: NCCL {version} is newer than the newest whose rules are known "
+            f"here, {newest.major}.{newest.minor}; leave the key out, and what runs is read from "
+            "NCCL's log"
         )
     algorithms = [Algorithm.parse(a, where=f"{where}: algorithms") for a in file.algorithms]
     protocols = [Protocol.parse(p, where=f"{where}: protocols") for p in file.protocols]
@@ -331,8 +324,8 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
     for setting in _settings(file, where):
         configs = [ABSTAIN, *(forced if setting.collective.tunable else ())]
         for size, config in product(file.sizes.ladder(), configs):
-            reason = invalid_reason(
-                config, setting.collective, version=nccl, num_nodes=setting.num_nodes
+            reason = nccl.invalid_reason(
+                config, setting.collective, version=version, num_nodes=setting.num_nodes
             )
             if not setting.benchmark_bytes(size):
                 reason = f"{size} bytes leave nothing to each of {setting.num_ranks} ranks"
