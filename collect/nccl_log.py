@@ -85,7 +85,7 @@ _OPTION_NAMES: Final = {"cudagraph": "graph", **{name: name for name, _ in _OPTI
 _OPTION: Final = re.compile(rf"(?<!\S)(?:-([{''.join(_OPTIONS)}])\s*|--(\w+)[=\s]\s*)(\d[\d,]*)")
 
 #: nccl-tests binaries; `make NAME_SUFFIX=_mpi` and packagers put something behind `_perf`.
-_PROGRAM: Final = re.compile(r"(?:^|[\s/\"'=])([a-z][a-z_]*?)_perf[\w.-]*(?=$|[\s\"'])")
+_PROGRAM: Final = re.compile(r"(?:^|[\s/\"'=])([a-z][a-z_]*?)_perf[\w.-]*(?=$|[\s\"');&|])")
 
 #: What a shell prints before a command: `$ `, `+ ` of `set -x`, `user@node:~/tests$ `.
 _PROMPT: Final = re.compile(
@@ -207,8 +207,8 @@ class Shell:
     exported: Settings = field(default_factory=dict)
     #: What each command that is shown finds set, since the last benchmark started.
     commands: list[Settings] = field(default_factory=list)
-    #: Exported, but not known to persist.
-    passing: set[str] = field(default_factory=set)
+    #: Settings for the next benchmark only, and what is exported of each behind it.
+    passing: dict[str, Settings] = field(default_factory=dict)
     #: What the last commands had otherwise: not known for an output without a command of its own.
     doubtful: set[str] = field(default_factory=set)
     #: Conditions (`if`, `case`) around the line.
@@ -225,8 +225,11 @@ class Shell:
         if self.commands:
             each = _common([*self.commands, self.exported])
             self.doubtful = {name for name, value in each.items() if value is None}
-        self.exported |= dict.fromkeys(self.passing)
-        self.commands, self.passing = [], set()
+        self.doubtful |= self.passing.keys()
+        for name, behind in self.passing.items():
+            self.exported.pop(name, None)
+            self.exported |= behind
+        self.commands, self.passing = [], {}
         return found
 
     def read(self, line: str) -> Settings:
@@ -240,7 +243,7 @@ class Shell:
         """
         text = _PROMPT.sub("", line, count=1)
         is_traced = "+" in line[: len(line) - len(text)]
-        is_sure, told = True, Settings()
+        is_sure, told, before = True, Settings(), self.exported
         if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
             # A comment, or a command behind the prompt of root: then it is not known which.
             self.commands.append({**self.exported, **dict.fromkeys(assigned)})
@@ -250,14 +253,16 @@ class Shell:
                 self.conditions += 1
             elif words[0] in {"fi", "esac"}:
                 self.conditions = max(0, self.conditions - 1)
-            # Of a subshell nothing persists.
-            is_sure = is_sure and words[0] not in _TESTS and not command.lstrip().startswith("(")
+            is_sure = is_sure and words[0] not in _TESTS
             is_plain = words[0] in _EXPORTS or not is_traced
             if program_in(command) and not _NO_RUN.match(words[0]):
                 self.commands.append(self._environment_of(command, words))
             else:
                 is_known = is_sure and is_plain and not self.conditions
                 told |= self._say(command, words, is_known=is_known)
+        if text.startswith("("):  # of a subshell nothing persists
+            self.exported = before
+            return {}
         return told
 
     def _environment_of(self, command: str, words: Sequence[str]) -> Settings:
@@ -289,15 +294,18 @@ class Shell:
         if not (is_known and (is_export or is_bare)):
             told = dict.fromkeys(told)
         self.doubtful -= told.keys()
-        self.passing = self.passing - told.keys() if is_export else self.passing | told.keys()
-        is_gone = is_unset and is_known
-        self.exported = {k: v for k, v in self.exported.items() if k not in told}
-        self.exported |= {} if is_gone else told
+        for name in told:
+            # What `env` prints may persist; what is no shell's line sets nothing.
+            before = self.passing.pop(name, {k: v for k, v in self.exported.items() if k == name})
+            if not is_export:
+                self.passing[name] = {name: None} if is_bare else before
+        others = {k: v for k, v in self.exported.items() if k not in told}
+        self.exported = others if is_unset and is_known else {**others, **told}
         for environment in self.commands:
             # Between a command and its output: what it prints itself holds, another may not.
             odd = {name for name in told if not is_bare and name not in environment}
             add_settings(environment, {**told, **dict.fromkeys(odd)})
-        return told
+        return dict.fromkeys(told) if is_unset else told
 
 
 def _assigned(command: str) -> Settings:

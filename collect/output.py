@@ -434,7 +434,7 @@ class TextRuns:
             self._started().marks[mark or " ".join(text.strip("# ").split()[:2])] += 1
             if layouts is not None:
                 self._layouts, self._in_table, self._in_place_first = layouts, True, False
-        elif "NCCL INFO" in text:
+        elif "NCCL INFO" in text or "CCL version" in text:
             # What a communicator says when it is destroyed is of the run before.
             self._next(if_so=run.ended and not text.endswith(" COMPLETE"))
         elif "out-of-place" in text and "in-place" in text:

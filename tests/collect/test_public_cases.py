@@ -106,3 +106,16 @@ def test_each_launch_has_the_settings_of_its_own_command(tmp_path: Path) -> None
     rows = store.read(tmp_path / "out").unique("run").sort("source_line")
     found = rows.select("requested_algorithm", "num_ranks", "status").rows()
     assert found == [("NVLS", 4, "failed"), ("Ring", 4, "ok")]
+
+
+def test_what_nccl_says_between_two_runs_is_of_the_second(tmp_path: Path) -> None:
+    log = tmp_path / "releases.log"
+    text = (CASES / "export_persists.log").read_text()
+    first, second = text.rsplit("$ ./all", 1)
+    header = second.split("\n", 1)[1]
+    destroyed = "n1:7:7 [0] NCCL INFO comm 0x1 rank 0 nranks 4 - Destroy COMPLETE\n"
+    first = first.replace("# Using", "NCCL version 2.26.2\n# Using")
+    log.write_text(f"{first}{destroyed}NCCL version 2.27.3+cuda12.4\n{header}")
+    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    rows = store.read(tmp_path / "out").unique("run").sort("source_line")
+    assert rows.select("nccl_version", "time_us").rows() == [("2.26.2", 80.0), ("2.27.3", 81.0)]

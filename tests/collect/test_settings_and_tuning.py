@@ -146,6 +146,10 @@ def shell(*lines: str) -> dict[str, str | None]:
         (["NCCL_ALGO=Ring ./all_reduce_perf", "NCCL_ALGO=Tree"], {"NCCL_ALGO": None}),
         (["export NCCL_ALGO=Ring", "env -u NCCL_ALGO ./all_reduce_perf"], {}),
         (["export NCCL_ALGO=Ring", "export -n NCCL_ALGO"], {}),
+        (["(export NCCL_ALGO=Tree; make)"], {}),
+        (["(export NCCL_ALGO=Tree; ./all_reduce_perf)"], {"NCCL_ALGO": "Tree"}),
+        (["== NCCL_ALGO=Tree ==", "./all_reduce_perf", OUTPUT, "./all_reduce_perf"], {}),
+        (["== NCCL_ALGO=Tree ==", "./all_reduce_perf", OUTPUT], {"NCCL_ALGO": None}),
         (["ls -l x/all_reduce_perf", "NCCL_ALGO=Ring x/all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
         (
             ["./all_reduce_perf -G1 -m 1 --local_register 2"],
@@ -185,7 +189,6 @@ def test_shell_keeps_what_is_exported_and_what_stands_in_the_command(
         "mpirun -x NCCL_ALGO=Ring -x NCCL_ALGO=Tree ./all_reduce_perf",
         'if [ "$1" = tree ]; then export NCCL_ALGO=Tree; fi',
         '[ -n "$tree" ] && export NCCL_ALGO=Tree',
-        "(export NCCL_ALGO=Tree; make)",
         "=== with NCCL_ALGO=Tree ===",
     ],
 )
