@@ -22,6 +22,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -472,7 +473,7 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const Words& endpoin
   const std::uint64_t until_ms = monotonic_ms() + std::max(limit_ms, kLeastMs);
   const auto search = std::make_shared<Search>();
   for (const std::string& endpoint : endpoints) {
-    std::thread([=] {
+    const auto search_at = [=] {
       for (bool goes_on = true; goes_on; sleep_ns(kPauseNs)) {
         const std::string found = ask(job, key, endpoint);
         const std::lock_guard<std::mutex> lock(search->mutex);
@@ -480,7 +481,14 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const Words& endpoin
         ++search->num_tried;
         goes_on = limit_ms > 0 && search->found.empty();
       }
-    }).detach();
+    };
+    try {
+      std::thread(search_at).detach();
+    } catch (const std::system_error& error) {
+      note("an arbiter at " + endpoint + " is not looked for: " + error.what());
+      const std::lock_guard<std::mutex> lock(search->mutex);
+      ++search->num_tried;
+    }
   }
   for (;; sleep_ns(kLookNs)) {
     const std::lock_guard<std::mutex> lock(search->mutex);
