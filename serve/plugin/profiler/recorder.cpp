@@ -67,7 +67,7 @@ Header g_header;  // of the next file
 /// Bytes before the checksum, which comes last.
 template <typename Struct>
 std::uint64_t checksum_of(const Struct& value) noexcept {
-  return fnv1a(reinterpret_cast<const std::uint8_t*>(&value), sizeof value - sizeof value.checksum);
+  return fnv1a(&value, sizeof value - sizeof value.checksum);
 }
 
 /// What a job that has closed a standard descriptor prints must not come into a file.

@@ -186,7 +186,7 @@ std::string Brain::decide(const std::vector<TimedTask>& tasks) {
   std::string table;
   put(&table, header_);
   table.append(static_cast<const char*>(file.data_ptr()), file.nbytes());
-  put(&table, fnv1a(reinterpret_cast<const std::uint8_t*>(table.data()), table.size()));
+  put(&table, fnv1a(table.data(), table.size()));
   return table;
 }
 
