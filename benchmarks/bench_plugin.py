@@ -55,7 +55,7 @@ KIB_PER_MIB: Final = 1024
 SYSTEM = "bench"
 #: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
-#: Targets of CMakeLists.txt that the tuner of a job is linked of (`add_parts(thin ...)`).
+#: Targets of CMakeLists.txt that the tuner of a job is linked of (`set(thin ...)`).
 TUNER_PARTS: Final = ("table", "communicator", "thin_parts", "nccl-tuner-dynamiccl")
 RECORDER_PARTS: Final = ("base", "recorder_parts")
 ADAPTIVE_PARTS: Final = ("nccl-tuner-dynamiccl-adaptive",)

@@ -70,9 +70,9 @@ ROOMS = {
     "train": (6200, 10063),
     "evaluate": (4000, 8043),
     "serve": (4200, 7542),
-    "serve/plugin": (5500, 6827),
+    "serve/plugin": (5500, 6851),
     "serve/plugin tests": (4500, 4600),
-    "tests": (27000, 45291),  # with what C++ tests of recorder, sweep and vendor held
+    "tests": (27000, 45306),  # with what C++ tests of recorder, sweep and vendor held
     "benchmarks": (4500, 7689),
     "docs": (2500, 3051),
 }

@@ -359,6 +359,13 @@ def test_where_nvlink_may_join_hosts_a_job_that_may_be_on_several_has_one(
         assert not job.processes()
 
 
+def test_it_stays_where_its_standard_descriptors_are_closed(job: Job) -> None:
+    with job.launcher("RANK=0 $RUN true <&- >&- 2>&-") as launcher:
+        lines_of(launcher)
+        assert len(job.processes()) == 2
+    assert job.is_gone(1)
+
+
 def test_usage_of_the_program(job: Job) -> None:
     program = job.home / "bin" / "dynamiccl-arbiter"
     for words, said in ([], "usage: "), (["x"], "usage: "), (["0"], "start it with 'dynamiccl-run"):

@@ -135,6 +135,14 @@ def test_what_the_user_set_stays(run: Runner) -> None:
     assert shown["DYNAMICCL_PROBLEM"].startswith(said)
 
 
+def test_what_the_wrapper_calls_its_own_things_is_no_variable_of_the_jobs(run: Runner) -> None:
+    script = (run.home / "bin" / "dynamiccl-run").read_text(encoding="utf-8")
+    names = set(re.findall(r"^\s*(?:for )?([a-z_]+)(?:=| in )", script, re.MULTILINE))
+    names |= {name.removeprefix("dynamiccl_") for name in names}
+    own = {name: "the job's" for name in names if not name.startswith("dynamiccl_")}
+    assert own.items() <= run.shown(**own).items()
+
+
 def test_switched_off_it_is_not_there(run: Runner) -> None:
     shown = run.shown(DYNAMICCL_DISABLE="1")
     assert {name for name in shown if name.startswith(("NCCL", "DYNAMICCL"))} == {

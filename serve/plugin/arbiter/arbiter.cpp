@@ -75,11 +75,11 @@ class Worker final : private Outlet {
       places_[table.round.comm] = log_size_;
       log_size_ += kLoggedBytes;
     }
-    watch(given.listener, kListener);
   }
 
   /// Answers until the job has ended.
   void run() {
+    if (epoll_ < 0 || !watch(given_.listener, kListener)) return;
     std::vector<epoll_event> events(1'024);
     for (std::uint64_t look_ms = 0;;) {
       const std::uint64_t now_ms = monotonic_ms();
@@ -269,14 +269,17 @@ int listen_on(int port) {
 
 /// Starts workers until the job has ended.
 void keep(const Given& given) {
+  constexpr int kLeastMs = 50, kPauseMs = 100;
   while (!given.has_ended()) {
+    const std::uint64_t from_ms = monotonic_ms();
     const pid_t worker = fork();
     if (worker == 0) {
       Worker(given).run();
       _exit(0);
     }
-    if (worker < 0) sleep(1);  // memory may be short for a moment
     waitpid(worker, nullptr, 0);
+    // What a worker has none of, memory or descriptors, may come back.
+    if (worker < 0 || monotonic_ms() - from_ms < kLeastMs) poll(nullptr, 0, kPauseMs);
   }
 }
 
@@ -297,6 +300,10 @@ int main(int argc, char** argv) {
   if (syscall(kCloseRange, 3U, ~0U, 0U) != 0) {  // Linux before 5.9
     for (int descriptor = 3; descriptor < 1'024; ++descriptor) close(descriptor);
   }
+  // Nor may what is opened next take the place of a standard one that is closed.
+  int standard = 0;
+  while (standard >= 0 && standard < 3) standard = open("/dev/null", O_RDWR | O_CLOEXEC);
+  close(standard);
   int port = 0;
   bool is_sound = argc > 1 && parse(argv[1], &port, 10);
   Given given;

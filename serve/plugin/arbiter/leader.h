@@ -9,8 +9,8 @@
 //   DYNAMICCL_STOP_PERCENT      share of time that calls may wait at stops. Default 0.1.
 //   DYNAMICCL_PROBE_CALLS       calls between two probes. Default 6400; 0: none, and no guard.
 //   DYNAMICCL_ADAPT_INTERVAL_S  seconds from one decision of the brain to the next. Default 10.
-//   DYNAMICCL_ARTIFACT          directory of the artifact; read again when its plugin.index
-//   changes. DYNAMICCL_SYSTEMS           what it calls this machine: "23007=b300 22809=b300-old".
+//   DYNAMICCL_ARTIFACT          directory of the artifact; read again when plugin.index changes.
+//   DYNAMICCL_SYSTEMS           what it calls this machine: "23007=b300 22809=b300-old".
 //   DYNAMICCL_MACHINE           this machine, as its index has it. Default: any.
 //   DYNAMICCL_KILL_FILE         while it is there NCCL's own choice stands, from the next stop on.
 //   DYNAMICCL_LOOK_INTERVAL_S   about so many seconds from one look to the next. Default 1.
@@ -168,7 +168,7 @@ class LeaderFiles {
     const File file(path.c_str());
     if (!file.is_open() || why_not_ours(file.descriptor(), S_IFREG) != nullptr) return "";
     std::string text(most, '\0');
-    const ssize_t size = file.read_all(reinterpret_cast<std::uint8_t*>(text.data()), most);
+    const ssize_t size = file.read_all(text.data(), most);
     text.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
     return text;
   }

@@ -22,6 +22,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -74,7 +75,7 @@ Words files(const char* pattern) {
 std::string read_text(const std::string& path) {
   std::string text(2048, '\0');
   const File file(path.c_str());
-  const ssize_t size = file.read_all(reinterpret_cast<std::uint8_t*>(text.data()), text.size());
+  const ssize_t size = file.read_all(text.data(), text.size());
   text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
   return text.erase(text.find_last_not_of(" \t\r\n") + 1);
 }
@@ -213,7 +214,7 @@ const char* read_ours(const std::string& path, unsigned forbidden, std::size_t m
   }
   if (const char* why = why_not_ours(file.descriptor(), S_IFREG, forbidden)) return why;
   text->resize(most + 1);
-  const ssize_t size = file.read_all(reinterpret_cast<std::uint8_t*>(text->data()), text->size());
+  const ssize_t size = file.read_all(text->data(), text->size());
   if (size < 0) return "it cannot be read";
   text->resize(static_cast<std::size_t>(size));
   return text->size() > most ? "it is too long" : nullptr;
@@ -380,7 +381,7 @@ Start find_start() {
   }
   if (start.name.empty() && !start.is_rank) start.name = std::to_string(draw());
   const std::string attempt = start.name + '\n' + value("DYNAMICCL_RESTART", "SLURM_RESTART_COUNT");
-  start.id = fnv1a(reinterpret_cast<const std::uint8_t*>(attempt.data()), attempt.size()) | 1;
+  start.id = fnv1a(attempt.data(), attempt.size()) | 1;
   return start;
 }
 
@@ -472,7 +473,7 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const Words& endpoin
   const std::uint64_t until_ms = monotonic_ms() + std::max(limit_ms, kLeastMs);
   const auto search = std::make_shared<Search>();
   for (const std::string& endpoint : endpoints) {
-    std::thread([=] {
+    const auto search_at = [=] {
       for (bool goes_on = true; goes_on; sleep_ns(kPauseNs)) {
         const std::string found = ask(job, key, endpoint);
         const std::lock_guard<std::mutex> lock(search->mutex);
@@ -480,7 +481,14 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const Words& endpoin
         ++search->num_tried;
         goes_on = limit_ms > 0 && search->found.empty();
       }
-    }).detach();
+    };
+    try {
+      std::thread(search_at).detach();
+    } catch (const std::system_error& error) {
+      note("an arbiter at " + endpoint + " is not looked for: " + error.what());
+      const std::lock_guard<std::mutex> lock(search->mutex);
+      ++search->num_tried;
+    }
   }
   for (;; sleep_ns(kLookNs)) {
     const std::lock_guard<std::mutex> lock(search->mutex);

@@ -67,7 +67,15 @@ Header g_header;  // of the next file
 /// Bytes before the checksum, which comes last.
 template <typename Struct>
 std::uint64_t checksum_of(const Struct& value) noexcept {
-  return fnv1a(reinterpret_cast<const std::uint8_t*>(&value), sizeof value - sizeof value.checksum);
+  return fnv1a(&value, sizeof value - sizeof value.checksum);
+}
+
+/// What a job that has closed a standard descriptor prints must not come into a file.
+int above_standard(int descriptor) noexcept {
+  if (descriptor < 0 || descriptor > 2) return descriptor;
+  const int moved = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
+  close(descriptor);
+  return moved;
 }
 
 bool begin_file() noexcept {
@@ -79,7 +87,8 @@ bool begin_file() noexcept {
   if (g_header.world_rank >= 0) std::snprintf(rank, sizeof rank, "%d", g_header.world_rank);
   std::snprintf(name, sizeof name, "calls-%.63s-%d-r%s-%04u.dcc", g_header.host, g_header.pid, rank,
                 g_header.number);
-  g_file = openat(g_directory, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  g_file = above_standard(openat(g_directory, name, kNew, 0644));
   if (g_file < 0) return false;
   g_header.created_ns = realtime_ns();
   g_header.checksum = checksum_of(g_header);

@@ -3,7 +3,6 @@
 //
 //   test_arbiter ARBITER
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,11 +52,10 @@ std::string text_of(const std::string& path) {
   return text.str();
 }
 
-/// A process that waits for its end.
-pid_t idle(uid_t user = geteuid()) {
+/// A process that waits for its end, with all descriptors that are open.
+pid_t idle() {
   const pid_t pid = fork();
-  if (pid == 0 && setuid(user) == 0) pause();
-  if (pid == 0) _exit(0);
+  if (pid == 0) pause();
   return pid;
 }
 
@@ -164,14 +162,23 @@ Arbiter start(const std::vector<pid_t>& ends_with = {getpid()}, const std::strin
 void check_no_threads() {
   if (geteuid() != 0) return;
   const uid_t user = 100'000 + static_cast<uid_t>(getpid());
-  const std::string as_user = "setpriv --clear-groups --reuid=" + std::to_string(user) + " ";
-  const Arbiter arbiter = start({getpid()}, "prlimit --nproc=4 " + as_user);
-  const pid_t others[] = {idle(user), idle(user)};
-  const auto is_theirs = [user](pid_t pid) {
-    struct stat facts = {};
-    return stat(("/proc/" + std::to_string(pid)).c_str(), &facts) == 0 && facts.st_uid == user;
+  const auto num_threads = [](pid_t pid) {
+    const std::filesystem::directory_iterator threads("/proc/" + std::to_string(pid) + "/task");
+    return std::distance(begin(threads), end(threads));
   };
-  CHECK(comes_true([&] { return is_theirs(others[0]) && is_theirs(others[1]); }));
+  start();  // to count: a sanitizer has threads of its own in each process
+  const auto of_keeper = num_threads(processes()[0]), of_worker = num_threads(processes()[1]);
+  stop();
+  const std::string most = "prlimit --nproc=" + std::to_string(of_keeper + of_worker);
+  const Arbiter arbiter =
+      start({getpid()}, most + " setpriv --clear-groups --reuid=" + std::to_string(user) + " ");
+  std::vector<pid_t> others;  // in the places of the threads that a worker starts
+  for (auto place = of_keeper; place < of_worker; ++place) {
+    others.push_back(fork());
+    if (others.back() == 0 && setuid(user) == 0) execlp("sleep", "sleep", "infinity", nullptr);
+    const std::string name = "/proc/" + std::to_string(others.back()) + "/comm";
+    CHECK(comes_true([&name] { return text_of(name) == "sleep\n"; }));
+  }
   const pid_t worker = processes()[1];
   kill(worker, SIGKILL);
   CHECK(comes_true([&] { return processes().size() == 2 && processes()[1] != worker; }));
@@ -260,16 +267,9 @@ void check_guard() {
   std::uint64_t sequence = 0;
   const auto call = [&](std::uint8_t algorithm, std::uint64_t time_us, bool is_ours) {
     for (int i = 0; i < 16; ++i, ++sequence) {
-      guard.take({sequence / 2,
-                  1 << 20,
-                  1'000 * time_us,
-                  kAllReduce,
-                  algorithm,
-                  kSimple,
-                  4,
-                  is_ours,
-                  0,
-                  {}});
+      const CallTime told = {sequence / 2, 1 << 20, 1'000 * time_us, kAllReduce, algorithm,
+                             kSimple,      4,       is_ours,         0,          {}};
+      guard.take(told);
     }
   };
   const auto shows = [&guard](double time_us) {

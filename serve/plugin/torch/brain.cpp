@@ -186,7 +186,7 @@ std::string Brain::decide(const std::vector<TimedTask>& tasks) {
   std::string table;
   put(&table, header_);
   table.append(static_cast<const char*>(file.data_ptr()), file.nbytes());
-  put(&table, fnv1a(reinterpret_cast<const std::uint8_t*>(table.data()), table.size()));
+  put(&table, fnv1a(table.data(), table.size()));
   return table;
 }
 
@@ -194,6 +194,7 @@ std::string Brain::decide(const std::vector<TimedTask>& tasks) {
 
 /// A thread: answers the questions of one communicator.
 void serve(int socket) {
+  at::set_num_threads(1);  // the processors are the job's; of this thread, as OpenMP counts
   const c10::InferenceMode no_gradients;
   // Without it the first calls are profiled and compiled anew, which takes 100 times as long.
   const torch::jit::GraphOptimizerEnabledGuard plain(false);
@@ -223,7 +224,6 @@ void serve(int socket) {
 }  // namespace dynamiccl
 
 int main() {
-  at::set_num_threads(1);  // the processors are the job's
   at::set_num_interop_threads(1);
   for (;;) {
     const int socket = accept4(0, nullptr, nullptr, SOCK_CLOEXEC);

@@ -59,7 +59,7 @@ inline ncclResult_t init_communicator(const Communicator& communicator, const ch
 /// Sets the cost of the chosen cell to 0.0 and the number of channels; or changes nothing.
 inline void answer(const DecisionTable& table, int collective, std::size_t size_bytes,
                    const CostTable& costs, int* num_channels) noexcept {
-  // RCCL has an eighth algorithm; NCCL before 2.23 had six.
+  // RCCL has an eighth algorithm.
   const bool is_nccl = is_sound(costs) && costs.num_algorithms <= kNumAlgorithms;
   const Entry* entry = is_nccl ? lookup(table, collective, size_bytes) : nullptr;
   if (entry != nullptr) choose(*entry, table.num_nodes, costs, num_channels);
