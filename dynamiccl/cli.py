@@ -87,7 +87,7 @@ def _ending(error: BaseException) -> tuple[str, int]:
         extra = _EXTRAS.get(package)
         text = (
             f"error: this command needs the package '{package}', which is not installed; "
-            f"install it with: pip install 'dynamiccl[{extra}]'"
+            f"install it with: pip install '.[{extra}]'"
         )
         return (text if extra else ""), MachineError.exit_code
     if isinstance(error, OSError):
