@@ -1,6 +1,7 @@
 """`dynamiccl-train list` and `fit`: the recipes, and one training run."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,9 +19,11 @@ from dynamiccl.train.commands.options import (
     TrackingUri,
     folding_table,
     progress_bar,
+    stderr,
     stdout,
 )
 from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.recipe_checks import CAUTIOUS
 from dynamiccl.train.recipes import RECIPES, make_recipe, settable, setting_meanings
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
@@ -117,11 +120,16 @@ def fit_command(
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
-    from dynamiccl.train import fit as fitting
-    from dynamiccl.train import tracking
+    with cli.working("loading PyTorch and MLflow"):
+        from dynamiccl.train import fit as fitting
+        from dynamiccl.train import tracking
 
+    name = resume or chosen.name
+    # What is fitted in one go has no steps that lines could tell of.
+    in_one_go = chosen.algorithm in CAUTIOUS and not stderr.is_terminal
+    telling = cli.working(f"{name}: fitting") if in_one_go else nullcontext()
     try:
-        with progress_bar(resume or chosen.name) as show:
+        with telling, progress_bar(name) as show:
             if resume is not None:
                 summary = fitting.resume(
                     data, resume, tracking_uri=tracking_uri, progress=show, ray=ray
