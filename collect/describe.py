@@ -285,8 +285,7 @@ def draw_system(title: str, part: pl.DataFrame, kind: Any, inches_per_size: floa
 
 def _kind(task: Mapping[str, Any]) -> str:
     """Algorithm and protocol of a task's best config; 'default' where nothing beats it."""
-    beaten = task["best"] != "ABSTAIN" and task["beyond_noise"]
-    if task["default_us"] is not None and not beaten:
+    if task["best"] == "ABSTAIN" or (task["default_us"] is not None and not task["beyond_noise"]):
         return _DEFAULT
     return "/".join(task["best"].split("/")[:2])
 
