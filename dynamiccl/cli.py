@@ -91,7 +91,7 @@ def _ending(error: BaseException) -> tuple[str, int]:
         extra = _EXTRAS.get(package)
         text = (
             f"error: this command needs the package '{package}', which is not installed; "
-            f"install it with: pip install '.[{extra}]'"
+            f"in the project's folder: pip install '.[{extra}]'"
         )
         return (text if extra else ""), MachineError.exit_code
     if isinstance(error, OSError):
