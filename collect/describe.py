@@ -96,7 +96,38 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         "verified_share": int(worked["verified"].sum()) / max(worked.height, 1),
         "noise_band": band,
         "noise_median": median,
+        "gain": _gain(part),
     }
+
+
+def _gain(part: pl.DataFrame) -> dict[str, Any]:
+    """Tasks of a system that have NCCL's own choice and a forced config, and where that is faster.
+
+    `faster` counts gains beyond the noise band, any where it is not known; `most` is the largest.
+    """
+    rows = usable(quiet(tuned(part)))
+    kinds = rows.group_by(TASK_COLUMNS).agg(n=pl.col("is_default").n_unique())
+    faster = crossovers(part).filter("beyond_noise").sort("gain", descending=True)
+    told = ("collective", "num_nodes", "ranks_per_node", "size_bytes", "best", "gain")
+    return {
+        "compared": kinds.filter(pl.col("n") == 2).height,
+        "faster": faster.height,
+        "most": next(iter(faster.select(told).to_dicts()), None),
+    }
+
+
+def _gain_text(gain: Mapping[str, Any], *, is_known: bool) -> str:
+    if not gain["compared"]:
+        return "cannot tell: no task has both NCCL's own choice and a forced config; sweep some"
+    most, beyond = gain["most"], " beyond noise" if is_known else " (noise is not known)"
+    if most is None:
+        return f"nothing{beyond} in {gain['compared']} tasks that compare configs"
+    shape = "x".join(str(most[name] or "?") for name in ("num_nodes", "ranks_per_node"))
+    return (
+        f"in {gain['faster']} of {gain['compared']} tasks a config is faster than NCCL's own choice"
+        f"{beyond}; most: {most['best']}, {most['gain']:.0%}, {most['collective']} of "
+        f"{size_label(most['size_bytes'])} on {shape}. A hint: fresh runs prove it"
+    )
 
 
 def other_lines(directory: Path, systems: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -154,6 +185,7 @@ def lines(one: Mapping[str, Any]) -> dict[str, str]:
         "repeated cells": str(one["cells_repeated"]),
         "verified": f"{one['verified_share']:.0%} of the rows that worked",
         "noise band": noise,
+        "to gain": _gain_text(one["gain"], is_known=one["noise_band"] is not None),
     }
 
 
@@ -244,8 +276,7 @@ def draw_system(title: str, part: pl.DataFrame, kind: Any, inches_per_size: floa
 
 def _kind(task: Mapping[str, Any]) -> str:
     """Algorithm and protocol of a task's best config; 'default' where nothing beats it."""
-    beaten = task["best"] != "ABSTAIN" and task["beyond_noise"]
-    if task["default_us"] is not None and not beaten:
+    if task["best"] == "ABSTAIN" or (task["default_us"] is not None and not task["beyond_noise"]):
         return _DEFAULT
     return "/".join(task["best"].split("/")[:2])
 

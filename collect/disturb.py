@@ -152,7 +152,7 @@ def stress_gpus(level: float, kind: str = "cuda") -> None:
         import torch
     except ImportError as error:
         raise MachineError(
-            "interference 'gemm' needs torch on every node; pip install 'dynamiccl[train]'"
+            "interference 'gemm' needs torch on every node; pip install '.[train]'"
         ) from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise MachineError(

@@ -69,7 +69,7 @@ def load_nvml() -> Any:
     try:
         import pynvml
     except ImportError as error:
-        raise MachineError("no package nvidia-ml-py; pip install 'dynamiccl[telemetry]'") from error
+        raise MachineError("no package nvidia-ml-py; pip install '.[telemetry]'") from error
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -16,14 +16,14 @@ from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import SweepFile, parse_sweep
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep, UserError
-from dynamiccl.nccl import Transport
+from dynamiccl.nccl import NcclVersion, Transport
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
 from dynamiccl.simulator.parametric import ParametricSystem
 from dynamiccl.simulator.parts import Surroundings
 from dynamiccl.simulator.system import UNTOUCHED, Call, System
 from dynamiccl.simulator.system import Launch as LaunchSettings
-from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.systems import SYSTEMS, find_system
 
 _THREADS, _NO_P2P, _NO_SHM = "NCCL_NTHREADS", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"
 _MODELLED = (_THREADS, _NO_P2P, _NO_SHM)
@@ -62,7 +62,15 @@ class SimulatorRunner(Runner):
         )
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Raise for groups, collectives, profiles and interference that are not modelled."""
+        """Raise for a release, groups, collectives, profiles and interference not modelled."""
+        named, modelled = self._file.nccl_version, self._system.nccl_version
+        if named is not None and NcclVersion.parse(named) != modelled:
+            others = ", ".join(f"{name} {make().nccl_version}" for name, make in SYSTEMS.items())
+            raise InvalidSweep(
+                f"nccl_version: the sweep names NCCL {named}, and the simulated system "
+                f"'{self._file.simulator.system}' runs {modelled}; write {modelled}, leave the key "
+                f"out, or name another as [simulator] system: {others}"
+            )
         known, kinds = self._system.groups(), (QUIET, *SIMULATED)
         collectives = [collective.wire for collective in self._system.collectives()]
         for setting in dict.fromkeys(trial.setting for trial in trials):

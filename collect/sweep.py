@@ -24,10 +24,21 @@ from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
+from dynamiccl.nccl import (
+    ABSTAIN,
+    NEWEST_KNOWN,
+    VALID_PROTOCOLS,
+    Algorithm,
+    Collective,
+    Config,
+    NcclVersion,
+    Protocol,
+    invalid_reason,
+)
 from dynamiccl.simulator.toml_table import Table, first_problem, one_of, toml_value
-from dynamiccl.sizes import MAX_SIZE_BITS
 
+#: nccl-tests keeps three buffers of a size (`maxBytes` in common.cu), and no GPU has over 288 GB.
+_MAX_BYTES: Final = 128 << 30
 _Size = Annotated[int, BeforeValidator(parse_size)]
 #: 0 stands for AUTO.
 _SizeOrAuto = Annotated[int, BeforeValidator(lambda size: size and parse_size(size))]
@@ -100,10 +111,16 @@ class Sizes(Table):
             raise ValueError("give either min and max, or list = [sizes]")
         if (self.factor is not None) + (self.steps_per_octave is not None) + bool(self.list) > 1:
             raise ValueError("give one of factor, steps_per_octave and list")
-        if max(self.list, default=self.max or 0) >> MAX_SIZE_BITS or not self.ladder():
+        largest = max(self.list, default=self.max or 0)
+        if largest > _MAX_BYTES:
+            raise ValueError(
+                f"{largest} bytes are more than a GPU holds, of which nccl-tests keeps three "
+                f"buffers; give at most '{_MAX_BYTES >> 30}G'"
+            )
+        if not self.ladder():
             raise ValueError(
                 f"no size of the ladder lies from {self.min} to {self.max} bytes; give a min below "
-                f"the max, less than 2^{MAX_SIZE_BITS} bytes, with a power of two between them"
+                "the max, with a power of two between them"
             )
         return self
 
@@ -285,7 +302,10 @@ def parse_sweep(text: str, *, where: str) -> Sweep:
         file = SweepFile.model_validate(tomllib.loads(text))
         check_slug(file.name, "sweep")
         check_slug(file.system, "system")
-        return Sweep(file, text, _trials(file, where))
+        trials = _trials(file, where)
+        if "algorithms" in file.model_fields_set and not file.only:
+            _check_protocols(file, where)
+        return Sweep(file, text, trials)
     except tomllib.TOMLDecodeError as error:
         raise InvalidSweep(f"{where} is not TOML: {error}") from error
     except ValidationError as error:
@@ -342,6 +362,20 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
             "own keys, or remove it"
         )
     return tuple(trial for trial in trials if not file.only or trial.key in file.only)
+
+
+def _check_protocols(file: SweepFile, where: str) -> None:
+    """Raise InvalidSweep for an algorithm that is asked for and has none of the protocols."""
+    protocols = {Protocol.parse(name) for name in file.protocols}
+    for algorithm in map(Algorithm.parse, file.algorithms):
+        beside = map(Collective.parse, file.collectives)
+        has = {p for each in beside for p in VALID_PROTOCOLS.get(each, {}).get(algorithm, ())}
+        if has and not has & protocols:
+            raise InvalidSweep(
+                f"{where}: {algorithm.wire} has no {', '.join(file.protocols)}: add "
+                f"{' or '.join(sorted(p.wire for p in has))} to protocols, or remove "
+                f"{algorithm.wire} from algorithms"
+            )
 
 
 def _settings(file: SweepFile, where: str) -> Iterator[Setting]:

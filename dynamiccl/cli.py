@@ -9,6 +9,8 @@ import json
 import logging
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +32,8 @@ _EXTRAS: Final = {
     "torch": "train",
 }
 INTERRUPTED: Final = Interrupted.exit_code
+#: Seconds until what takes long says so where there is no terminal.
+FIRST_LINE_S: Final = 5.0
 #: What the system refused -> what helps.
 _ADVICE: Final = {
     errno.EACCES: "correct its permissions, or name another place",
@@ -87,7 +91,7 @@ def _ending(error: BaseException) -> tuple[str, int]:
         extra = _EXTRAS.get(package)
         text = (
             f"error: this command needs the package '{package}', which is not installed; "
-            f"install it with: pip install 'dynamiccl[{extra}]'"
+            f"in the project's folder: pip install '.[{extra}]'"
         )
         return (text if extra else ""), MachineError.exit_code
     if isinstance(error, OSError):
@@ -107,6 +111,35 @@ def _wrong_usage(error: Any) -> str:
             said += f", not '{sys.argv[sys.argv.index(name) + 1]}'"
     program, root = Path(sys.argv[0]).name, error.ctx.find_root().info_name
     return f"error: {said}; see '{program}{error.ctx.command_path.removeprefix(root)} --help'"
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Tell on stderr how long the block has taken: in place on a terminal, else in lines.
+
+    The first line comes after 5 s, so that what is fast says nothing.
+    """
+    ended, stream, began = threading.Event(), sys.stderr, time.monotonic()
+    in_place = stream.isatty()
+
+    def tell() -> None:
+        wait_s = 1.0 if in_place else FIRST_LINE_S
+        while not ended.wait(wait_s):
+            told = f"{what}: {time.monotonic() - began:.0f} s"
+            stream.write(f"\r{told}" if in_place else f"{told}\n")
+            stream.flush()
+            wait_s = 1.0 if in_place else 30.0
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        if in_place:
+            stream.write("\r\x1b[K")
+            stream.flush()
 
 
 @contextmanager

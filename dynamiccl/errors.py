@@ -43,11 +43,17 @@ class UnknownName(UserError):
     ) -> None:
         """Make the message: kind, value, place, choices, and the closest choice."""
         names = list(choices)
-        near = difflib.get_close_matches(str(value).lower(), [name.lower() for name in names], n=1)
-        hint = next((f" (did you mean '{n}'?)" for n in names if near and n.lower() == near[0]), "")
         place = f" in {where}" if where else ""
         listed = ", ".join(names) if names else "none exist"
-        super().__init__(f"unknown {kind} '{value}'{place}; choose from {listed}{hint}")
+        hint = near_name(value, names)
+        super().__init__(f"unknown {kind} '{value}'{place}{hint}; choose from {listed}")
+
+
+def near_name(value: object, choices: Iterable[str]) -> str:
+    """` (did you mean 'Ring'?)`, or nothing where no choice is near; before a list of 40 names."""
+    names = {name.lower(): name for name in choices}
+    near = difflib.get_close_matches(str(value).lower(), names, n=1)
+    return f" (did you mean '{names[near[0]]}'?)" if near else ""
 
 
 class InvalidSweep(UserError):

@@ -1,5 +1,6 @@
 """`dynamiccl-evaluate`: evaluates policies on sizes unseen in training."""
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from dynamiccl.evaluate.commands.forecast import forecast_command
 from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, open_bar
+from dynamiccl.train.commands.options import Json, open_bar, stderr
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
@@ -33,7 +34,7 @@ def report_command(
         list[str],
         typer.Option(
             metavar="[NAME=]RUN_OR_ARTIFACT",
-            help="Run id, run directory, artifact; two or more: what changes from the first.",
+            help="Run's id or name, directory, artifact; repeatable: what changes from the first.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Where results.parquet and report.html go.")],
@@ -51,18 +52,21 @@ def report_command(
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
-    from dynamiccl.evaluate.named import named_policies
-    from dynamiccl.evaluate.report import make_report
-    from dynamiccl.evaluate.training import Training, log_report
+    with cli.working("loading PyTorch, MLflow and the policies"):
+        from dynamiccl.evaluate.named import named_policies
+        from dynamiccl.evaluate.report import make_report
+        from dynamiccl.evaluate.training import Training, log_report
 
-    named = named_policies(policy, tracking_uri)
-    trainings = {
-        each.name: Training.read(each.run_id, tracking_uri)
-        for each in named
-        if each.run_id is not None
-    }
+        named = named_policies(policy, tracking_uri)
+        trainings = {
+            each.name: Training.read(each.run_id, tracking_uri)
+            for each in named
+            if each.run_id is not None
+        }
     kept = "a report is written at the end, so nothing is there yet; give the same command again"
-    with cli.interruptible(lambda: kept), open_bar() as bar:
+    # On a terminal the bar tells the time itself.
+    telling = nullcontext() if stderr.is_terminal else cli.working("scoring and drawing")
+    with cli.interruptible(lambda: kept), telling, open_bar() as bar:
         task = bar.add_task("policies and baselines", total=None)
         report = make_report(
             data,

@@ -96,12 +96,14 @@ def main() -> None:
     }
     path = out / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    console.print(
-        f"\nreport   {report['page']}\nfigures  {path}\nruns     mlflow ui --backend-store-uri "
-        f"{tracking}\ndone in {summary['seconds']} s",
-        soft_wrap=True,
-        highlight=False,
-    )
+    ended = [
+        f"\nreport   {report['page']}",
+        f"figures  {path}",
+        f"runs     mlflow ui --backend-store-uri {tracking}",
+        f"done in {summary['seconds']} s; with your own data: docs/start.md",
+        f"\n{in_one_line(answers)}",
+    ]
+    console.print("\n".join(ended), soft_wrap=True, highlight=False)
 
 
 def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
@@ -136,6 +138,22 @@ def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
                 }
             )
     return answers
+
+
+def in_one_line(answers: list[dict[str, Any]]) -> str:
+    """What came of it: where the plugin chose otherwise than NCCL, and what that was worth."""
+    ratios = [each["time_us"] / each["nccl_time_us"] for each in answers]
+    others = [each for each in answers if each["config"] != each["nccl_config"]]
+    slower = sum(ratio > 1.0 for ratio in ratios)
+    best = min(answers, key=lambda each: each["time_us"] / each["nccl_time_us"])
+    saved = 1.0 - best["time_us"] / best["nccl_time_us"]
+    return (
+        f"AllReduce, {GROUP.num_nodes} x {GROUP.ranks_per_node} H100 (simulated): the plugin takes "
+        f"another config than NCCL at {len(others)} of {len(answers)} sizes, saves "
+        f"{1.0 - sum(ratios) / len(ratios):.1%} of the time over all, at most {saved:.1%} (at "
+        f"{best['size'] >> 20} MiB: {best['config']} for {best['nccl_config']}), and is slower at "
+        f"{slower}"
+    )
 
 
 def regrets(report: dict[str, Any]) -> dict[str, Any]:

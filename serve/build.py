@@ -93,7 +93,7 @@ def find_tool(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
-        raise PluginError(f"no {name} to build the plugin with; pip install 'dynamiccl[plugin]'")
+        raise PluginError(f"no {name} to build the plugin with; pip install '.[plugin]'")
     return found
 
 

@@ -33,7 +33,7 @@ collectives = ["AllReduce", "AllGather"]
 algorithms = ["Ring", "Tree", "NVLSTree"]
 groups = [{ num_nodes = 4, ranks_per_node = 8 }]
 sizes = { min = "64K", max = "64M", steps_per_octave = 1 }
-nccl_version = "2.29.7"
+nccl_version = "2.27.5"
 cycles = CYCLES
 
 [simulator]

@@ -1,7 +1,8 @@
-"""docs/start.md, line by line: its three paths, on simulated and on sample data.
+"""docs/start.md, line by line: its four paths, on simulated and on sample data.
 
-What this machine lacks is added to a line: Slurm and GPUs (the simulator), a job (`train.py` plays
-one by the harness that behaves as NCCL does, under whatever plugin NCCL was told to load).
+What this machine lacks is played: GPUs by the simulator, as in the page's rehearsal, and a job
+(`train.py` plays one by the harness that behaves as NCCL does, under whatever plugin NCCL was told
+to load).
 """
 
 import contextlib
@@ -93,7 +94,7 @@ class User:
 @pytest.fixture(scope="module")
 def user(build_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> User:
     home = tmp_path_factory.mktemp("start")
-    for name in ("examples", "datasets"):
+    for name in ("examples", "datasets", "tests"):
         (home / name).symlink_to(ROOT / name)
     (home / "train.py").write_text(TRAIN)
     (home / "out").mkdir()
@@ -106,13 +107,18 @@ def user(build_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 
 
 def lines_of(path: str, user: User) -> list[str]:
-    """The commands of a path, as they are typed here: with fewer steps and seeds."""
-    text: str = PATHS[path].replace("/shared/dynamiccl", f"{user.home}/shared")
+    """The commands of a path, as they are typed here: with fewer steps and seeds.
+
+    What the path exports by hand stands in its lines, since some run without a shell.
+    """
+    text: str = PATHS[path].replace("~/dynamiccl", f"{user.home}/shared")
+    for name, value in re.findall(r'^export (\w+)="?([^"#]*?)"? +#', text, re.MULTILINE):
+        text = text.replace(f"${name}", value)
     return text.replace("steps=400", "steps=100").replace("--seeds 2", "--seeds 1").splitlines()
 
 
 def test_the_paths_are_short() -> None:
-    assert list(PATHS) == ["cluster", "idea", "distrust"]
+    assert list(PATHS) == ["files", "cluster", "idea", "distrust"]
     assert max(len(path.splitlines()) for path in PATHS.values()) < 15
 
 
@@ -123,8 +129,7 @@ def tonight(user: User) -> dict[str, str]:
     for line in lines_of("cluster", user):
         if line.startswith("dynamiccl-collect doctor"):
             with_few_channels(user.home / "sweep.toml")  # "make it yours"
-        simulated = line.startswith("dynamiccl-collect run")
-        typed = line.split("  #")[0] + (" --runner simulator --launcher local" * simulated)
+        typed = line.split("  #")[0].strip()
         if typed.startswith("dynamiccl-deploy install"):
             # Simulated data name no machine: they are told to be of this one.
             user.types(f"dynamiccl-deploy bind artifact --fingerprint '{MACHINE}'")
@@ -134,6 +139,12 @@ def tonight(user: User) -> dict[str, str]:
     return said
 
 
+def test_i_have_a_trace_or_a_log(user: User) -> None:
+    _, described, forecast = [user.types(line) for line in lines_of("files", user)]
+    assert re.search(r"to gain .* a config is faster than NCCL's own choice", described)
+    assert forecast.startswith("Nothing to gain: the best table of the model would save")
+
+
 def test_tonight_on_my_cluster(tonight: dict[str, str]) -> None:
     said = tonight
     doctors = [text for line, text in said.items() if "doctor" in line]
@@ -141,7 +152,9 @@ def test_tonight_on_my_cluster(tonight: dict[str, str]) -> None:
     assert "gated; acts in" in doctors[1]
     gates = [text for line, text in said.items() if "gate --policy" in line]
     assert "would pass" in gates[0]
-    (exported,) = [text for line, text in said.items() if "export" in line]
+    (exported,) = [text for line, text in said.items() if "deploy export" in line]
+    (why,) = [text for line, text in said.items() if "evaluate explain" in line]
+    assert "acts: predicted" in why
     acting = re.search(r"gated; acts in (\d+) of", exported)
     assert acting
     assert int(acting[1]) > 30
@@ -190,6 +203,9 @@ def test_my_own_idea(user: User, tmp_path: Path) -> None:
     (studied,) = [text for line, text in said.items() if "study" in line]
     assert "attention" in studied
     assert "2 of 2 trials" in studied
+    assert re.search(r"dynamiccl-evaluate report --data \S+ --policy \w{32} --policy", studied)
+    (reported,) = [text for line, text in said.items() if "report" in line]
+    assert "  attention-seed0: " in reported
     assert "nccl-default" in (tmp_path / "report" / "report.html").read_text()
 
 

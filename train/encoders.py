@@ -17,7 +17,7 @@ from torch import nn
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.datasets.history_columns import WINDOW_COLUMN
-from dynamiccl.errors import UnknownName
+from dynamiccl.errors import UnknownName, UserError
 
 #: Wavelengths of `SizeWaves`, in octaves of message size.
 WAVE_OCTAVES: Final = (8.0, 16.0, 32.0)
@@ -119,6 +119,25 @@ def register_window_encoder(name: str, make: Callable[[Sequence[int]], nn.Module
     WINDOW_ENCODERS[name] = make
 
 
+def _check_own(name: str, encoder: Any, window_shape: Sequence[int]) -> None:
+    """Raise UserError for an encoder of somebody's own that cannot be trained and exported.
+
+    Now, and not at the end of training: it runs, is TorchScript, and its output is of its `width`.
+    """
+    try:
+        with torch.no_grad():
+            made = torch.jit.script(encoder)(torch.zeros(2, *map(int, window_shape)))
+        found, said = list(made.shape), encoder.width
+    except Exception as error:  # whatever somebody's module may raise is told with its name
+        told = " ".join(str(error).split())[:300]
+        raise UserError(f"window encoder '{name}': {type(error).__name__}: {told}") from error
+    if found != [2, said]:
+        raise UserError(
+            f"window encoder '{name}' makes a tensor {found} of 2 windows, and its width is {said}:"
+            " self.width must be the second number, and the tensor (windows, width)"
+        )
+
+
 class Trunk(nn.Module):
     """Standardise the context, encode the window, and apply one MLP to both.
 
@@ -139,7 +158,8 @@ class Trunk(nn.Module):
     ) -> None:
         """Lay out the layers for a (K, W) window and F context features.
 
-        Raises UnknownName for a window encoder that is not registered.
+        Raises UnknownName for a window encoder that is not registered, and UserError for one
+        that cannot be trained and exported.
         """
         super().__init__()
         if window_encoder not in WINDOW_ENCODERS:
@@ -149,6 +169,8 @@ class Trunk(nn.Module):
         self.register_buffer("window_mean", torch.zeros(int(window_shape[1])))
         self.register_buffer("window_scale", torch.ones(int(window_shape[1])))
         self.window = WINDOW_ENCODERS[window_encoder](window_shape)
+        if type(self.window).__module__ != __name__:
+            _check_own(window_encoder, self.window, window_shape)
         self.waves = SizeWaves()
         width = self.window.width + context_size + 2 * len(WAVE_OCTAVES)
         layers: list[nn.Module] = []

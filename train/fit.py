@@ -72,7 +72,7 @@ def fit(  # noqa: PLR0913 - all of a run
         )
     _check_ray(recipe, ray)
     data = _load(data_dir, recipe, seed)
-    name = f"{recipe.name}-seed{seed}"
+    name = f"{tags.get('setting', recipe.name)}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         facts = {"recipe": recipe.to_json(), "seed": seed, "data_hash": data.digest}
         _write(_state_path(run).with_name(_BEGUN_NAME), facts)

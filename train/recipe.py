@@ -53,6 +53,7 @@ class Recipe:
     entropy_end: Annotated[float, Within(0, 1e6)] = 0.0
     #: At the first gradient step; it falls to 0 along a cosine.
     learning_rate: Annotated[float, Within(0, 1, low_is_open=True)] = 1e-3
+    #: Steps (of calls, and of sweeps) in a batch.
     batch_size: Annotated[int, Within(2, 1 << 16)] = 256
     #: Whether half of every batch comes from the calls of jobs, where the data set holds any.
     use_calls: bool = True

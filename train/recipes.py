@@ -5,6 +5,8 @@ recipe can also be a file of one's own (`docs/add-recipe.md`).
 """
 
 import importlib.util
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -165,13 +167,33 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     recipe = recipe_of_file(Path(name)) if name.endswith(".py") else _ours(name)
     for setting in settings:
         key, separator, text = setting.partition("=")
-        settable = [f.name for f in fields(Recipe) if f.name not in _FIXED]
-        if not separator or key not in settable:
-            raise UnknownName("recipe setting", key, settable, where=f"--set {setting}")
+        if key not in settable():
+            raise UnknownName("recipe setting", key, settable(), where=f"--set {setting}")
+        if not separator:
+            value = ",".join(map(str, v)) if isinstance(v := getattr(recipe, key), tuple) else v
+            raise UserError(f"--set {key} has no value; write --set {key}={value}")
         changed: dict[str, Any] = {key: _read(text, getattr(recipe, key), setting)}
         recipe = replace(recipe, **changed)
     check_recipe(recipe)
     return recipe
+
+
+def settable() -> list[str]:
+    """The names that `--set` takes."""
+    return [f.name for f in fields(Recipe) if f.name not in _FIXED]
+
+
+def setting_meanings() -> dict[str, str]:
+    """Setting -> its meaning: the comment above it in recipe.py, which may be above several."""
+    found: dict[str, str] = {}
+    comment: list[str] = []
+    is_over = False
+    for line in map(str.strip, inspect.getsource(Recipe).splitlines()):
+        if line.startswith("#:"):
+            comment, is_over = ([] if is_over else comment) + [line[2:].strip()], False
+        elif field := re.match(r"(\w+): ", line):
+            found[field[1]], is_over = " ".join(comment), True
+    return found
 
 
 def recipe_of_file(path: Path) -> Recipe:

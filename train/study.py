@@ -69,6 +69,7 @@ class StudySummary:
     """The results of a study so far, best setting first."""
 
     run_id: str
+    data: str
     trials: int
     done: int
     default_regret: float | None
@@ -236,6 +237,7 @@ def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:
     defaults = {summary.validation_default_regret for summary in done.values()}
     return StudySummary(
         run_id=run_id,
+        data=study.data,
         trials=len(study.trials),
         done=len(done),
         default_regret=min(defaults, default=None),

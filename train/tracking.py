@@ -4,6 +4,7 @@ The default store is an SQLite file beside the working directory's `mlruns`. Met
 an epoch: a call costs tens of milliseconds.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -315,7 +316,7 @@ def tag_version(tracking_uri: str, version: str, tags: Mapping[str, str]) -> Non
 
 
 def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
-    """The local policy folder of a run id, a run's artifact folder, or a policy folder itself.
+    """The local policy folder of a run's id or name or artifact folder, or a policy folder itself.
 
     Also of a registered version, by alias or number: `models:/dynamiccl@candidate`. Raises
     MissingPath when it is none of them.
@@ -328,7 +329,10 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     check_there(tracking_uri, run_or_folder)
     quiet_mlflow()
-    uri = run_or_folder if ":/" in run_or_folder else f"runs:/{run_or_folder}/{POLICY_FOLDER}"
+    uri = run_or_folder
+    if ":/" not in uri:
+        with _store(tracking_uri) as client:
+            uri = f"runs:/{_id_of(client, run_or_folder)}/{POLICY_FOLDER}"
     try:
         address = absolute_uri(tracking_uri)
         mlflow.set_tracking_uri(address)
@@ -376,10 +380,20 @@ def find_run(named: str, tracking_uri: str) -> str | None:
     check_there(tracking_uri, named)
     with _store(tracking_uri) as client:
         if not found or kind == "runs":
-            run_id = (path or named).partition("/")[0]
+            run_id = path.partition("/")[0] if found else _id_of(client, named)
         else:
             run_id = _version_named(client, path).run_id
         return str(client.get_run(run_id).info.run_id)
+
+
+def _id_of(client: MlflowClient, named: str) -> str:
+    """The id of a run by its name (`cql-seed0`): of the latest that ended well; others as given."""
+    if re.fullmatch("[0-9a-f]{32}", named) or "'" in named:
+        return named
+    wanted = f"attributes.run_name = '{named}' AND attributes.status = 'FINISHED'"
+    places = [each.experiment_id for each in client.search_experiments()]
+    found = client.search_runs(places, wanted, max_results=1, order_by=["start_time DESC"])
+    return str(found[0].info.run_id) if found else named
 
 
 def _version_named(client: MlflowClient, path: str) -> Any:

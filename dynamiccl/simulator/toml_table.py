@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from dynamiccl.errors import UnknownName
+from dynamiccl.errors import UnknownName, near_name
 
 _WIDTH: Final = 110
 _UNKNOWN_KEY: Final = "unknown_key"
@@ -26,8 +26,9 @@ class Table(BaseModel):
         # Before all else: a misspelt key is why its right spelling is missing.
         for key in table if isinstance(table, Mapping) else ():
             if key not in cls.model_fields:
-                told = {"key": key, "known": ", ".join(cls.model_fields)}
-                text = "unknown key '{key}'; known keys are {known}"
+                known = [*cls.model_fields]
+                told = {"key": key, "near": near_name(key, known), "known": ", ".join(known)}
+                text = "unknown key '{key}'{near}; known keys are {known}"
                 raise PydanticCustomError(_UNKNOWN_KEY, text, told)
         return table
 
@@ -35,8 +36,8 @@ class Table(BaseModel):
 def first_problem(error: ValidationError) -> str:
     """The first of a document's errors, on one line: the key, what is wrong, the value."""
     [first, *_] = error.errors()
-    key = ".".join(str(part) for part in first["loc"]) or "all of it"
-    told = f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    key = ".".join(str(part) for part in first["loc"])
+    told = f"{key}: " * bool(key) + first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return f"{told}; add it"
     return told if first["type"] == _UNKNOWN_KEY else f"{told} (got {first['input']!r:.60})"

@@ -11,6 +11,8 @@ from dynamiccl.nccl import Collective
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, folding_table, wide_stdout
 
+_ROWS = 15
+
 
 def explain_command(
     policy: Annotated[
@@ -50,10 +52,13 @@ def explain_command(
         f"(the same from {found.first_byte} to {found.last_byte} bytes)"
     )
     table = folding_table("config", "predicted time over NCCL's", "may be chosen", title=title)
-    for each in found.predictions:
+    # What it takes is among the fastest, or is NCCL's own choice.
+    for each in found.predictions[:_ROWS]:
         table.add_row(each.config, f"{each.time_over_default:.3f}", each.not_allowed or "yes")
     wide = wide_stdout()
     wide.print(table)
+    if len(found.predictions) > _ROWS:
+        wide.print(f"and {len(found.predictions) - _ROWS} slower ones (--json has all)")
     band = "unknown" if found.noise_band is None else f"{found.noise_band:.2%}"
     for line in (
         f"margin {found.margin:.2%}, noise band {band}",

@@ -8,12 +8,14 @@ import typer
 from dynamiccl import cli
 from dynamiccl.errors import UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, folding_table, stderr, wide_stdout
+from dynamiccl.train.commands.options import Json, folding_table, wide_stdout
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.forecast.forecast import Forecast
 
 _ROWS = 12
+#: Characters; a longer reason stands below its table.
+_LONG = 24
 
 
 def forecast_command(
@@ -76,7 +78,7 @@ def forecast_command(
     from dynamiccl.evaluate.forecast.output import sweep_for, to_json, write
 
     asked = ForecastInputs(data, system, policy, tracking_uri, groups, ranks_per_node, least)
-    with stderr.status("reading traces"):
+    with cli.working("reading traces"):
         found = look_ahead(traces, asked)
     page = None if out is None else write(found, [str(path) for path in traces], out)
     sweep = sweep_for(found)
@@ -117,8 +119,14 @@ def _show(found: "Forecast") -> None:
     wide.print(f"{shares}. {asking_text(found)}", soft_wrap=True, highlight=False)
     for block in tables(found, _ROWS):
         table = folding_table(*block.heads, title=block.title)
-        for row in block.rows:
-            table.add_row(*row)
+        why: list[str] = []
+        for *cells, last in block.rows:
+            if len(last) > _LONG:
+                why += [last] * (last not in why)
+                last = f"({why.index(last) + 1})"  # noqa: PLW2901
+            table.add_row(*cells, last)
         wide.print(table)
+        for number, reason in enumerate(why, 1):
+            wide.print(f"({number}) {reason}", soft_wrap=True, highlight=False, markup=False)
     for note in found.notes:
         wide.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)

@@ -9,7 +9,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.errors import UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, folding_table, stderr, wide_stdout
+from dynamiccl.train.commands.options import Json, folding_table, wide_stdout
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.gate import Gated
@@ -103,7 +103,7 @@ def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float) -
     from dynamiccl.train.tracking import policy_directory
 
     loaded = TorchPolicy.load(policy_directory(gating.policy, gating.tracking_uri))
-    with stderr.status("planning"):
+    with cli.working("planning"):
         trained = FreshRuns(read(known), loaded.manifest.actions())
         return plan_gate(loaded, trained, base, write, q=gating.q, power=power)
 

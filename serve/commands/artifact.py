@@ -42,11 +42,11 @@ def export_command(
 
     Example: dynamiccl-deploy export RUN_ID --out out/artifact
     """
-    policy = _find_policy(run, tracking_uri)
-    watching = None if trigger is None else _find_trigger(trigger, tracking_uri)
-    artifact = export_artifact(
-        policy, out, watching, [cli.parse_group(text) for text in group or []]
-    )
+    groups = [cli.parse_group(text) for text in group or []]
+    with cli.working("making tables and brain, and checking them"):
+        policy = _find_policy(run, tracking_uri)
+        watching = None if trigger is None else _find_trigger(trigger, tracking_uri)
+        artifact = export_artifact(policy, out, watching, groups)
     if watching is not None and Manifest.read_unchecked(policy).trigger is None:
         stderr.print(
             "warning: this policy was trained without a Trigger: interference levels are something "

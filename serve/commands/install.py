@@ -30,9 +30,10 @@ def install_command(
 
     Example: dynamiccl-deploy install out/artifact --to /shared/dynamiccl
     """
-    if not ungated:
-        check_gated(artifact)
-    installed = install_artifact(artifact, to, plugin)
+    with cli.working("checking the artifact; building the plugin where none is built"):
+        if not ungated:
+            check_gated(artifact)
+        installed = install_artifact(artifact, to, plugin)
     if as_json:
         cli.print_json({**asdict(installed), "directory": str(installed.directory)})
         return

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dynamiccl import cli
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import META_VERSION
@@ -87,6 +88,7 @@ def shell_fixture(
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "EVERY_S", math.inf)
+    monkeypatch.setattr(cli, "FIRST_LINE_S", 1e6)
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(command: str, *arguments: object) -> Done:

@@ -135,7 +135,7 @@ def test_without_matplotlib_the_fix_is_named(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SystemExit, match="4"):
         cli.run(lambda: plot_systems(frame(*grid("box")), tmp_path))
-    assert "pip install 'dynamiccl[plot]'" in capsys.readouterr().err
+    assert "pip install '.[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

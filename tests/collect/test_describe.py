@@ -43,6 +43,11 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     assert found["verified_share"] == pytest.approx(2 / 7)
     assert found["shapes"] == ["1x8", "2x8"]
     assert found["noise_median"] == pytest.approx(0.02)
+    gain = found["gain"]
+    assert (gain["compared"], gain["faster"], gain["most"]["best"]) == (1, 1, "Ring/LL")
+    assert lines(found)["to gain"].startswith(
+        "in 1 of 1 tasks a config is faster than NCCL's own choice beyond noise; most: Ring/LL, "
+    )
     assert (found["gpu"], found["source"], found["simulated"]) == ("H100", "nccl-tests-text", False)
 
 

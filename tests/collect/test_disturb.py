@@ -249,7 +249,7 @@ def test_it_ends_with_its_starter_and_a_killed_one_leaves_nobody() -> None:
 @pytest.mark.parametrize(
     ("before", "call", "said"),
     [
-        ("import sys; sys.modules['torch'] = None", ON_GPU, "pip install 'dynamiccl[train]'"),
+        ("import sys; sys.modules['torch'] = None", ON_GPU, "pip install '.[train]'"),
         ("import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''", ON_GPU, "finds no CUDA device on"),
         (
             "import torch\ndef broken(*_, **__): raise RuntimeError('out of memory')\n"

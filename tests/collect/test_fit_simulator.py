@@ -231,7 +231,7 @@ def test_without_scipy_the_fix_is_named(
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(SystemExit, match="4"):
         cli.run(lambda: fit_system(ring_only(), tmp_path))
-    assert "pip install 'dynamiccl[train]'" in capsys.readouterr().err
+    assert "pip install '.[train]'" in capsys.readouterr().err
 
 
 # --- The shipped fits against the published measurements that they were made from ---

@@ -201,7 +201,7 @@ def test_node_without_nvml_says_what_to_install_and_what_the_kernel_shows(tmp_pa
         f"where = Path({str(tmp_path)!r}); print(json.dumps(node_facts(where, where)))"
     )
     assert json.loads(subprocess.check_output(python(code))) == {
-        "nvml_error": "no package nvidia-ml-py; pip install 'dynamiccl[telemetry]'",
+        "nvml_error": "no package nvidia-ml-py; pip install '.[telemetry]'",
         "num_gpus": None,
         "cpu_vendor": "intel",
         "node_fingerprint": None,

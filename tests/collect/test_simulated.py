@@ -58,6 +58,10 @@ def measured(made: Sweep) -> dict[str, dict[str, Any]]:
             {"interference": '[{ kind = "gemm", level = 0.5 }]'},
             "no interference gemm; choose from none, congestion",
         ),
+        (
+            {"nccl_version": '"2.29.2"'},
+            "names NCCL 2.29.2, and the simulated system 'h100-ib' runs 2.27.5; write 2.27.5, ",
+        ),
     ],
 )
 def test_sweep_outside_the_model_is_refused_before_it_runs(keys: dict[str, str], said: str) -> None:

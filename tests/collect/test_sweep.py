@@ -58,8 +58,8 @@ def group(words: str) -> str:
         (group("num_nodes = 0, ranks_per_node = 8"), "groups.0.num_nodes: Input should be"),
         (
             group("nodes = 1, ranks_per_node = 8"),
-            "groups.0: unknown key 'nodes'; known keys are num_nodes, ranks_per_node, num_hosts, "
-            "split, spare",
+            "groups.0: unknown key 'nodes' (did you mean 'num_nodes'?); known keys are num_nodes, "
+            "ranks_per_node, num_hosts, split, spare",
         ),
         (group("num_nodes = 1, ranks_per_node = 8, num_hosts = 3"), "8 ranks cannot be shared out"),
         (group('num_nodes = 4, ranks_per_node = 8, split = "MOD 7"'), "no equal communicators"),
@@ -77,7 +77,10 @@ def group(words: str) -> str:
         ('sizes = { min = "1M" }', "sizes: max is missing; add it"),
         ("sizes = { list = [64], min = 1, max = 2 }", "give either min and max, or list"),
         ("sizes = { min = 1, max = 8, factor = 2, steps_per_octave = 1 }", "give one of factor"),
-        ('datatypes = ["flot"]', "unknown datatype 'flot'; choose from int8, uint8"),
+        (
+            'datatypes = ["flot"]',
+            "unknown datatype 'flot' (did you mean 'float'?); choose from int8",
+        ),
         ('[[profiles]]\nname = "a"\nenv = { FOO = "1" }', "'FOO' is no NCCL_* variable"),
         ('[[profiles]]\nname = "a"\nenv = { NCCL_ALGO = "Ring" }', "use algorithms and protocols"),
         (
@@ -89,17 +92,28 @@ def group(words: str) -> str:
             "is the user's untouched environment",
         ),
         ('[[interference]]\nkind = "cpu"\nlevel = 2', "the level of 'cpu' is a share"),
-        ('[[interference]]\nkind = "noise"', "unknown interference 'noise'; choose from none, "),
+        (
+            '[[interference]]\nkind = "noise"',
+            "unknown interference 'noise' (did you mean 'none'?); ",
+        ),
         ('[runner]\narguments = ["-z"]', "runner: unknown key 'arguments'; known keys are"),
         ('[launcher]\nkind = "pbs"', "launcher.kind: Input should be 'local', 'mpirun', 'srun' or"),
         ("cycles = 0", "cycles: Input should be greater than or equal to 1 (got 0)"),
         ('nccl_version = "2.99"', "nccl_version: NCCL 2.99.0 is newer than the newest whose"),
-        ("cycels = 5", "unknown key 'cycels'; known keys are name, system"),
+        (
+            "cycels = 5",
+            "s.toml: unknown key 'cycels' (did you mean 'cycles'?); known keys are name",
+        ),
         ("[simulator]\nnoise_sigma = nan", "noise_sigma: Input should be a finite number"),
         ("num_channels = [0, 0]", "trial AllReduce:4x8:1048576:Tree/LL is declared twice"),
         (
             'only = ["AllReduce:4x8:3145728:Ring/LL"]',
             "only: the grid has no trial AllReduce:4x8:31",
+        ),
+        ('sizes = { min = "1K", max = "64T" }', "more than a GPU holds"),
+        (
+            'algorithms = ["Ring", "NVLS"]\nprotocols = ["LL"]',
+            "NVLS has no LL: add Simple to protocols, or remove NVLS from algorithms",
         ),
         ("name =", "s.toml is not TOML: Invalid value"),
     ],
@@ -281,7 +295,7 @@ def test_sizes_are_read_with_binary_units_and_laddered_as_asked() -> None:
     assert Sizes.model_validate({"list": ["1M", 12, 100, 12]}).ladder() == (12, 100, 1 << 20)
 
 
-@given(low=st.integers(9, 46), octaves=st.integers(0, 10), steps=st.sampled_from([1, 2, 4]))
+@given(low=st.integers(9, 27), octaves=st.integers(0, 10), steps=st.sampled_from([1, 2, 4]))
 @settings(deadline=None, max_examples=60)
 def test_ladder_is_one_size_for_each_of_its_bins_in_a_walk_for_each_step(
     low: int, octaves: int, steps: int

@@ -100,7 +100,7 @@ def test_unknown_protocol_lists_choices() -> None:
     with pytest.raises(UnknownName) as caught:
         Protocol.parse("LL127", where="row 3")
     assert str(caught.value) == (
-        "unknown protocol 'LL127' in row 3; choose from LL, LL128, Simple (did you mean 'LL128'?)"
+        "unknown protocol 'LL127' in row 3 (did you mean 'LL128'?); choose from LL, LL128, Simple"
     )
 
 

@@ -53,7 +53,7 @@ def test_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_missing_tool_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(PluginError, match=r"no cmake .*pip install 'dynamiccl\[plugin\]'"):
+    with pytest.raises(PluginError, match=r"no cmake .*pip install '\.\[plugin\]'"):
         build.build_plugin(tmp_path / "build")
 
 

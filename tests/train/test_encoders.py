@@ -4,11 +4,34 @@ import pytest
 import torch
 
 from dynamiccl.datasets.history_columns import WINDOW_COLUMN
-from dynamiccl.train.encoders import WINDOW_ENCODERS, Trunk
+from dynamiccl.errors import UserError
+from dynamiccl.train.encoders import WINDOW_ENCODERS, Trunk, register_window_encoder
 
 SHAPE, FEATURES = (8, 5), 6
 VALID = WINDOW_COLUMN["valid"]
 RECURRENT = ("lstm", "gru")
+
+
+class Flat(torch.nn.Module):
+    """Somebody's own, which says another width than it has."""
+
+    width = 7
+
+    def __init__(self, _shape: tuple[int, int]) -> None:
+        super().__init__()
+
+    def forward(self, window: torch.Tensor) -> torch.Tensor:
+        return window.flatten(1)
+
+
+class Unscripted(Flat):
+    """TorchScript has no try."""
+
+    def forward(self, window: torch.Tensor) -> torch.Tensor:
+        try:
+            return window.flatten(1)
+        finally:
+            self.width = 40
 
 
 def window(valid: int, seed: int = 0) -> torch.Tensor:
@@ -71,3 +94,20 @@ def test_calls_are_scaled_and_padding_says_nothing(name: str) -> None:
         calls = window(valid)
         raw = (calls * scale + mean) * calls[:, :, [VALID]]  # padding is zeros as ever
         torch.testing.assert_close(trunk(raw, context), plain(calls, context))
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (Flat, r"'own' makes a tensor \[2, 40\] of 2 windows, and its width is 7: self.width must"),
+        (Unscripted, "window encoder 'own': UnsupportedNodeError: try blocks"),
+    ],
+)
+def test_an_own_encoder_that_cannot_be_trained_and_exported_is_told_before(
+    own: type[Flat], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamiccl.train.encoders.WINDOW_ENCODERS", dict(WINDOW_ENCODERS))
+    register_window_encoder("own", own)
+    with pytest.raises(UserError, match=said) as caught:
+        make_trunk("own")
+    assert "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ import pytest
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.train.bounds import bounds_of, check_bounds
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipes import RECIPES, make_recipe
+from dynamiccl.train.recipes import RECIPES, make_recipe, settable, setting_meanings
 
 
 def test_every_recipe_is_complete_under_its_own_name() -> None:
@@ -29,10 +29,24 @@ def test_unknown_recipe_lists_choices() -> None:
         make_recipe("ddqn-duelling")
 
 
-@pytest.mark.parametrize("setting", ["lr=1", "steps", "name=x"])
+@pytest.mark.parametrize("setting", ["lr=1", "stpes", "name=x"])
 def test_unknown_setting_lists_choices(setting: str) -> None:
     with pytest.raises(UnknownName, match="learning_rate"):
         make_recipe("ddqn-dueling", [setting])
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"), [("steps", "steps=4000"), ("hidden_sizes", "hidden_sizes=128,128")]
+)
+def test_a_setting_without_a_value_is_told_how_to_write_it(setting: str, fix: str) -> None:
+    with pytest.raises(UserError, match=f"--set {setting} has no value; write --set {fix}"):
+        make_recipe("ddqn-dueling", [setting])
+
+
+def test_every_setting_has_a_meaning() -> None:
+    meanings = setting_meanings()
+    assert all(meanings[name].endswith((".", "none", "empty")) for name in settable())
+    assert meanings["steps"] == meanings["steps_per_epoch"] != meanings["batch_size"]
 
 
 def test_what_is_judged_by_held_calls_does_not_look_ahead_too() -> None:

@@ -135,7 +135,7 @@ def test_without_optuna_the_message_names_the_extra(data_dir: Path, tmp_path: Pa
     done = without_package("optuna", tmp_path, *words)
     assert done.returncode == 4, done.stderr
     assert "needs the package 'optuna', which is not installed" in done.stderr
-    assert "pip install 'dynamiccl[optuna]'" in done.stderr
+    assert "pip install '.[optuna]'" in done.stderr
     assert not (tmp_path / "mlflow.db").exists()  # no study was begun
 
 

@@ -1,7 +1,8 @@
 """`dynamiccl-train list` and `fit`: the recipes, and one training run."""
 
 import math
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,30 +19,60 @@ from dynamiccl.train.commands.options import (
     TrackingUri,
     folding_table,
     progress_bar,
+    stderr,
     stdout,
 )
-from dynamiccl.train.recipes import RECIPES, make_recipe
+from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.recipe_checks import CAUTIOUS
+from dynamiccl.train.recipes import RECIPES, make_recipe, settable, setting_meanings
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from dynamiccl.train.export import FitSummary
 
 
-def list_command(as_json: Json = False) -> None:
-    """Show the recipes and their settings.
+def list_command(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One of them, or FILE.py with one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the recipes; of one, its settings with their meanings.
 
     Example: dynamiccl-train list
+    Example: dynamiccl-train list gaussian-process
     """
+    if recipe is not None:
+        _show_settings(make_recipe(recipe), as_json=as_json)
+        return
     recipes = [make().to_json() for make in RECIPES.values()]
     if as_json:
         cli.print_json(recipes)
         return
-    for recipe in recipes:
-        title = f"{recipe['name']}: {recipe['summary']}"
-        table = folding_table("setting (--set)", "value", title=title)
-        for key, value in recipe.items():
-            if key not in {"name", "summary"}:
-                table.add_row(key, str(value))
-        stdout.print(table)
+    table = folding_table("recipe", "what it is")
+    for each in recipes:
+        table.add_row(each["name"], each["summary"])
+    stdout.print(table)
+    stdout.print("settings of one, and what they mean: dynamiccl-train list NAME", soft_wrap=True)
+
+
+def _show_settings(recipe: Recipe, *, as_json: bool) -> None:
+    """Print a recipe's settings; those first that the recipe sets itself."""
+    values = recipe.to_json()
+    if as_json:
+        cli.print_json(values)
+        return
+    plain, meanings = {f.name: f.default for f in fields(Recipe)}, setting_meanings()
+    own = [key for key in settable() if values[key] != plain[key]]
+    title = f"{recipe.name}: {recipe.summary}; algorithm {recipe.algorithm}"
+    table = folding_table("setting (--set)", "value", "meaning", title=title)
+    for key in [*own, *(key for key in settable() if key not in own)]:
+        value = values[key]
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        table.add_row(key, text, meanings[key])
+    stdout.print(table)
+    stdout.print(
+        f"the first {len(own)} are this recipe's own; the rest as in all recipes", soft_wrap=True
+    )
 
 
 def fit_command(
@@ -89,11 +120,16 @@ def fit_command(
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
-    from dynamiccl.train import fit as fitting
-    from dynamiccl.train import tracking
+    with cli.working("loading PyTorch and MLflow"):
+        from dynamiccl.train import fit as fitting
+        from dynamiccl.train import tracking
 
+    name = resume or chosen.name
+    # What is fitted in one go has no steps that lines could tell of.
+    in_one_go = chosen.algorithm in CAUTIOUS and not stderr.is_terminal
+    telling = cli.working(f"{name}: fitting") if in_one_go else nullcontext()
     try:
-        with progress_bar(resume or chosen.name) as show:
+        with telling, progress_bar(name) as show:
             if resume is not None:
                 summary = fitting.resume(
                     data, resume, tracking_uri=tracking_uri, progress=show, ray=ray

@@ -15,6 +15,7 @@ from rich.progress import (
     ProgressColumn,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -95,6 +96,7 @@ def open_bar(*more: ProgressColumn) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TimeElapsedColumn(),
         TimeRemainingColumn(),
         *more,
         console=stderr,

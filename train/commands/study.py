@@ -95,7 +95,8 @@ def study_command(
     if slurm and ray is not None:
         raise UserError("--slurm and --ray are two places for the same trials: give one")
     backend = _backend(jobs, sbatch_option or [], ray, slurm=slurm)
-    from dynamiccl.train import study as studies
+    with cli.working("loading PyTorch and MLflow"):
+        from dynamiccl.train import study as studies
     from dynamiccl.train.stores import absolute_uri
 
     uri = absolute_uri(tracking_uri)
@@ -125,7 +126,8 @@ def study_command(
         failures = _run_study(backend, run_id, uri)
     summary = studies.summarise_study(run_id, uri)
     studies.end_study(summary, uri)
-    _show(summary, failures, as_json=as_json)
+    store = "" if tracking_uri == DEFAULT_TRACKING_URI else f" --tracking-uri {uri}"
+    _show(summary, failures, store, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,12 +259,17 @@ def _run_trials(
     return failures
 
 
-def _show(summary: "StudySummary", failures: list[str], *, as_json: bool) -> None:
+def _show(summary: "StudySummary", failures: list[str], store: str, *, as_json: bool) -> None:
     """Print a study's result; raises DataError when trials failed."""
     if as_json:
         cli.print_json(asdict(summary))
     else:
         wide_stdout().print(_study_table(summary))
+        runs = " ".join(f"--policy {each.best_run}" for each in summary.settings)
+        report = f"dynamiccl-evaluate report --data {summary.data} {runs}{store} --out report"
+        if summary.settings:
+            told = f"their best runs, side by side on test sizes: {report}"
+            stdout.print(told, soft_wrap=True, highlight=False)
     if failures:
         for failure in failures:
             stderr.print(failure, soft_wrap=True, highlight=False)
