@@ -3,12 +3,16 @@
 The number of repeats follows from the policy's training data: in each size bin the mean gain, less
 one standard error (the policy chose what looked best), and its standard deviation between runs. The
 gate's t-test there has the power of a noncentral t.
+
+Each repeat is new processes, whose starts are most of the cost. A process walks sizes by a factor
+of 2, so sizes are of as few such ladders as will do, and bins between two that are measured pass
+with them (`stretches`). By default the proof takes no longer than the sweep that it is about.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +29,13 @@ from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns
 from dynamiccl.evaluate.gate.gate import wanted_cells
 from dynamiccl.nccl import ABSTAIN, Collective
-from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
+from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 
 #: Maximum number of planned repeats.
 MOST_CYCLES: Final = 40
+#: Share of bins to pass, of those that can, where no other is asked for.
+DEFAULT_POWER: Final = 0.9
 #: Bins with a smaller probability of passing at that number are left out.
 _LEAST_POWER: Final = 0.5
 
@@ -47,6 +53,10 @@ class GatePlan:
     expected_to_pass: float
     #: Reason -> bins that are left out.
     left_out: dict[str, int]
+    #: What the sweep of the data trained on takes, by the same model.
+    sweep_hours: float
+    #: Whether there are fewer repeats than wanted, so that it takes no longer than that.
+    is_cut: bool
     sweep: Plan
     written: str
 
@@ -69,13 +79,20 @@ class _ExpectedGain:
 
 
 def plan_gate(
-    policy: TorchPolicy, trained: FreshRuns, base: Sweep, write: Path, *, q: float, power: float
+    policy: TorchPolicy,
+    trained: FreshRuns,
+    base: Sweep,
+    write: Path,
+    *,
+    q: float,
+    power: float | None = None,
 ) -> GatePlan:
     """Write the fresh sweep for a policy into `write`.
 
-    `trained` is what the policy was trained on; `base` the sweep whose cluster it is. Raises
-    UserError where the policy wants nothing there, NotEnoughData where no bin could pass, and
-    InvalidSweep where the grid of `base` lacks a config.
+    `trained` is what the policy was trained on; `base` the sweep whose cluster it is. `power` is
+    the share of bins to pass, of those that can; without it 90 %, or what the hours of `base`
+    allow. Raises UserError where the policy wants nothing there, NotEnoughData where no bin could
+    pass, and InvalidSweep where the grid of `base` lacks a config.
     """
     manifest = policy.manifest
     groups = [group for group in base.file.groups if group.split is None]
@@ -106,16 +123,26 @@ def plan_gate(
             f"in none of the {len(hopes)} size bins in which the policy acts do the data that it "
             f"was trained on show a gain that {MOST_CYCLES} repeats would tell from noise"
         )
+    wanted = DEFAULT_POWER if power is None else power
+    kept, left_out = _kept(hopes, able, wanted)
+    tested = [hope for hope in able if hope in kept]
     tried = range(MIN_RUNS, MOST_CYCLES)
-    enough = (n for n in tried if np.mean([hope.power(n, q / 2) for hope in able]) >= power)
+    enough = (n for n in tried if np.mean([hope.power(n, q / 2) for hope in tested]) >= wanted)
     cycles = next(enough, MOST_CYCLES)
-    kept, left_out = _kept(hopes, able)
     name = _fresh_name(base.file.name, manifest)
-    text = _fresh_sweep(base, name, kept, manifest, cycles)
-    plan = make_plan(parse_sweep(text, where="the fresh sweep"))
-    write.write_text(text, encoding="utf-8")
+    fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
+    sweep_hours = make_plan(base)["hours"]
+    if base.file.budget.max_hours is not None:
+        sweep_hours = min(sweep_hours, base.file.budget.max_hours)
+    affordable = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
+    is_cut = power is None and affordable < cycles
+    if is_cut:
+        cycles = affordable
+        fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
+    head = f"Fresh runs of sweep {base.file.name} for a gate, by dynamiccl-evaluate gate --plan."
+    write.write_text(sweep_text(fresh, head=head), encoding="utf-8")
     passing = sum(hope.power(cycles, q / 2) for hope in kept)
-    counts = (len(hopes), len(kept), cycles, passing, left_out)
+    counts = (len(hopes), len(kept), cycles, passing, left_out, sweep_hours, is_cut)
     return GatePlan(name, *counts, plan, str(write))
 
 
@@ -133,22 +160,64 @@ def _effect(trained: FreshRuns, support: Support, cell: Cell) -> float | None:
 
 
 def _kept(
-    hopes: Sequence[_ExpectedGain], able: Sequence[_ExpectedGain]
+    hopes: Sequence[_ExpectedGain], able: Sequence[_ExpectedGain], power: float
 ) -> tuple[list[_ExpectedGain], dict[str, int]]:
-    """The bins worth measuring: those that can pass, and those between two of them."""
+    """The bins to measure, and why others are not: reason -> bins."""
     reach: dict[tuple[object, ...], list[int]] = {}
     for hope in able:
         reach.setdefault(_family(hope), []).append(hope.cell.bin)
-    kept, left_out = [], Counter[str]()
+    groups: dict[tuple[object, ...], list[_ExpectedGain]] = {}
+    left_out = Counter[str]()
     for hope in hopes:
         bins = reach.get(_family(hope), [])
         if bins and min(bins) <= hope.cell.bin <= max(bins):
-            kept.append(hope)
+            groups.setdefault(_family(hope)[:-1], []).append(hope)
         elif hope.effect is None:
             left_out["the data trained on do not tell its gain"] += 1
         else:
             left_out[f"its gain would not pass in {MOST_CYCLES} repeats"] += 1
-    return kept, dict(left_out)
+    kept = []
+    for group in groups.values():
+        ladders, between = _ladders(group, reach, power)
+        measured = [hope for hope in group if hope.cell.bin % BINS_PER_OCTAVE in ladders]
+        kept += measured
+        left_out["it passes where its neighbours on both sides do"] += between
+        left_out["it would need processes of its own"] += len(group) - len(measured) - between
+    return kept, {reason: count for reason, count in left_out.items() if count}
+
+
+def _ladders(
+    group: Sequence[_ExpectedGain], reach: dict[tuple[object, ...], list[int]], power: float
+) -> tuple[Sequence[int], int]:
+    """The steps of an octave at which a collective is measured, and the bins that lie between.
+
+    As few steps as reach the share `power` of the bins: sizes of one step double, and are measured
+    in one process. A bin is reached where it is measured, or lies in a row of bins with its config
+    between two that can pass.
+    """
+    rows: list[list[_ExpectedGain]] = []
+    for hope in sorted(group, key=lambda hope: (str(_family(hope)), hope.cell.bin)):
+        before = rows[-1][-1] if rows else None
+        follows = before is not None and _family(before) == _family(hope)
+        if before is None or not follows or hope.cell.bin != before.cell.bin + 1:
+            rows.append([])
+        rows[-1].append(hope)
+
+    def reached(ladders: Sequence[int]) -> tuple[int, int]:
+        measured = between = 0
+        for row in rows:
+            on = [hope.cell.bin for hope in row if hope.cell.bin % BINS_PER_OCTAVE in ladders]
+            ends = sorted({*on} & {*reach[_family(row[0])]})
+            inside = [h.cell.bin for h in row if ends and ends[0] < h.cell.bin < ends[-1]]
+            measured += len(on)
+            between += len({*inside} - {*on})
+        return measured + between, between
+
+    steps = range(BINS_PER_OCTAVE)
+    choices = chain.from_iterable(combinations(steps, n + 1) for n in steps)
+    enough = [each for each in choices if reached(each)[0] >= power * len(group)]
+    chosen = min(enough, key=lambda each: (len(each), -reached(each)[0]))
+    return chosen, reached(chosen)[1]
 
 
 def _family(hope: _ExpectedGain) -> tuple[object, ...]:
@@ -158,11 +227,12 @@ def _family(hope: _ExpectedGain) -> tuple[object, ...]:
 
 def _fresh_sweep(
     base: Sweep, name: str, kept: Sequence[_ExpectedGain], manifest: Manifest, cycles: int
-) -> str:
-    """The sweep file of the bins: single trials of the base's grid, NCCL's default beside each.
+) -> tuple[SweepFile, Plan]:
+    """The sweep of the bins: single trials of the base's grid, NCCL's default beside each.
 
     All else is the base's: launcher, runner, iterations. Other launch profiles and what runs beside
-    are left out, as a gate takes neither. Raises UserError where no size can be measured.
+    are left out, as a gate takes neither. Where the many calls of small messages for all sizes take
+    less than processes of their own, all get them. Raises UserError where no size can be measured.
     """
     file, configs = base.file, manifest.actions().configs
     groups = [group for group in file.groups if group.split is None]
@@ -188,8 +258,12 @@ def _fresh_sweep(
         # Other noise, as other runs have.
         "simulator": file.simulator.model_copy(update={"seed": file.simulator.seed + 1}),
     }
-    head = f"Fresh runs of sweep {file.name} for a gate, by dynamiccl-evaluate gate --plan."
-    return sweep_text(file.model_copy(update=update), head=head)
+    planned = []
+    for small_max in (file.small_max, max(file.small_max, *sizes)):
+        fresh = file.model_copy(update=update | {"small_max": small_max})
+        plan = make_plan(parse_sweep(sweep_text(fresh, head=""), where="the fresh sweep"))
+        planned.append((fresh, plan))
+    return min(planned, key=lambda each: each[1]["hours"])
 
 
 def _sizes_in(index: int, setting: Setting) -> list[int]:

@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.datasets.costs import COST_TYPES
@@ -112,7 +113,7 @@ def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     base = parse_sweep(SWEEP, where="sweep")
     known = FreshRuns(read(trained.data), policy.manifest.actions())
     write = tmp_path / "fresh.toml"
-    planned = plan_gate(policy, known, base, write, q=0.01, power=0.9)
+    planned = plan_gate(policy, known, base, write, q=0.01)
     sweep = load_sweep(write)
     assert 0 < planned.bins_planned <= planned.bins_wanted
     assert sum(planned.left_out.values()) == planned.bins_wanted - planned.bins_planned
@@ -121,6 +122,10 @@ def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     tasks = {(t.setting, t.size_bytes) for t in sweep.trials}
     assert len(tasks) == planned.bins_planned
     assert len(sweep.trials) == 2 * len(tasks)  # the default and one config
+    assert planned.sweep["hours"] <= planned.sweep_hours == make_plan(base)["hours"]
+    sure = plan_gate(policy, known, base, tmp_path / "sure.toml", q=0.01, power=0.99)
+    assert sure.sweep["hours"] >= planned.sweep["hours"]
+    assert not sure.is_cut
     data = simulate(sweep.text, tmp_path / "fresh")
     gated = pass_gate(policy, read(data), known=read(trained.data), costs=costs_of(data))
     passed = gated.counts()["passed"]
@@ -133,4 +138,4 @@ def test_a_sweep_of_another_system_is_told(trained: Trained, tmp_path: Path) -> 
     known = FreshRuns(read(trained.data), policy.manifest.actions())
     base = parse_sweep(SWEEP.replace('system = "', 'system = "other-'), where="sweep")
     with pytest.raises(UserError, match="is of system 'other-"):
-        plan_gate(policy, known, base, tmp_path / "fresh.toml", q=0.01, power=0.9)
+        plan_gate(policy, known, base, tmp_path / "fresh.toml", q=0.01)
