@@ -203,7 +203,7 @@ def lay_out(
         defaults = [
             Trial(setting, size, ABSTAIN, repeat=repeat)
             for size in sorted(untouched[setting])
-            for repeat in range(REFERENCE_REPEATS)
+            for repeat in range(max(REFERENCE_REPEATS, file.strategy.repeats))
         ]
         found += _walked(base, "reference", defaults, small_bytes)
     return tuple(found)

@@ -42,7 +42,7 @@ def gate_command(
     power: Annotated[
         float | None,
         typer.Option(
-            help="With --plan: share of bins to pass, of those that can; default 0.9, or what "
+            help="With --plan: share of bins to pass, of those that can; default 0.8, or what "
             "takes no longer than the sweep.",
             min=0,
             max=1,
@@ -87,9 +87,6 @@ def gate_command(
         _show(gated, out)
 
 
-_MORE = "for more repeats, and more bins that pass, say --power 0.9"
-
-
 @dataclass(frozen=True, slots=True)
 class Gating:
     """The policy to gate, and the false discovery rate."""
@@ -120,12 +117,13 @@ def _show_plan(found: "GatePlan") -> None:
     wide, plan = wide_stdout(), found.sweep
     lines = [
         f"the policy acts in {found.bins_wanted} size bins; {found.bins_planned} are measured, "
-        f"under its config and NCCL's default, {found.cycles} times: about "
+        f"under its config and NCCL's default, in {found.cycles} runs: about "
         f"{found.expected_to_pass:.0f} would pass",
         *(f"left out {count}: {reason}" for reason, count in found.left_out.items()),
         f"{plan['hours']:.2g} hours, {plan['gpu_hours']:.2g} GPU-hours by the model of "
         f"{plan['model']}, {plan['launches']} processes; the sweep itself takes "
-        f"{found.sweep_hours:.2g} hours" + (f": {_MORE}" if found.is_cut else ""),
+        f"{found.sweep_hours:.2g} hours"
+        + ("; more bins pass in more: say --power" if found.is_cut else ""),
         f"{found.written}: run it with 'dynamiccl-collect run {found.written} --out FRESH_DATA'",
     ]
     for line in lines:

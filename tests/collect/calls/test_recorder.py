@@ -458,9 +458,7 @@ def test_without_a_directory_it_only_hears_of_captures(
     assert sampled(comm, 2000) == []
     comm.finalize()
     assert threads() == before
-    assert nccl.lines == [
-        "DYNAMICCL: 8 ranks on 1 nodes: keeps no calls; GPU times of 1 % of the calls"
-    ]
+    assert nccl.lines == ["DYNAMICCL: 8 ranks on 1 nodes: keeps no calls; GPU times of 1 % of the calls"]
 
 
 def test_disabled_it_asks_for_no_events(

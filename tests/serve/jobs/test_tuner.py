@@ -121,9 +121,9 @@ def test_an_ab_says_in_how_many_communicators_tables_acted(
     here = known.parent
     home = install(known, here / "home", job_build_dir / TUNER_NAME).directory
     (here / "job.py").write_text(AB_JOB)
-    asked = [home / "bin" / "dynamiccl-run", "--ab", "--pairs", "1", "--out", here / "ab", "--"]
+    ab = f"{home}/bin/dynamiccl-run --ab --pairs 1 --out {here}/ab --".split()
     ran = subprocess.run(
-        [*asked, sys.executable, here / "job.py", job_build_dir / "play_job", ranks],
+        [*ab, sys.executable, f"{here}/job.py", f"{job_build_dir}/play_job", ranks],
         env={
             "PATH": os.environ["PATH"],
             "HOME": str(here),
