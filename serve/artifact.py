@@ -81,12 +81,11 @@ class Artifact:
         if not any(info.acting for info in self.tables):
             why = "no gain was shown, or too little was measured: measure more, and gate that"
             found.append(("its tables act at no size: every job keeps NCCL's own choice", why))
-        unbound = [name for name in self.index.system_names if not self.index.machines_of(name)]
-        if unbound:
-            bind = f"on a node like those of the data: dynamiccl-deploy bind {self.directory}"
-            for name in unbound:
+        for name in self.index.system_names:
+            if not self.index.machines_of(name):
+                bind = f"dynamiccl-deploy bind {self.directory} --system {name}"
                 nowhere = f"no machine is bound to {name}: its tables act nowhere"
-                found.append((nowhere, f"{bind} --system {name}"))
+                found.append((nowhere, f"on a node like those of the data: {bind}"))
         return found
 
     def to_json(self) -> dict[str, Any]:

@@ -146,11 +146,13 @@ def plan_gate(
     fresh = _fresh_sweep(base, name, kept, manifest, cycles)
     plan = make_plan(fresh)
     sweep_hours = min(make_plan(base)["hours"], base.file.budget.max_hours or np.inf)
-    own = [hope for hope in kept if hope.is_own]
+    swept = [hope for hope in kept if hope.is_own]
     is_cut = power is None and plan["hours"] > sweep_hours
-    if is_cut and own:
-        left_out["sizes that the sweep lacked are left to their neighbours"] = len(kept) - len(own)
-        kept, fresh = own, _fresh_sweep(base, name, own, manifest, cycles)
+    if is_cut and swept:
+        left_out["sizes that the sweep lacked are left to their neighbours"] = len(kept) - len(
+            swept
+        )
+        kept, fresh = swept, _fresh_sweep(base, name, swept, manifest, cycles)
         plan = make_plan(fresh)
     if is_cut and plan["hours"] > sweep_hours:
         cycles = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
