@@ -74,11 +74,26 @@ class Artifact:
             f"{word}; acts in {acting} of {entries} size bins, NCCL's own choice stands elsewhere"
         )
 
+    @property
+    def warnings(self) -> list[tuple[str, str]]:
+        """Why jobs under it may run as without it: what is so, and what to do."""
+        found = []
+        if not any(info.acting for info in self.tables):
+            why = "no gain was shown, or too little was measured: measure more, and gate that"
+            found.append(("its tables act at no size: every job keeps NCCL's own choice", why))
+        for name in self.index.system_names:
+            if not self.index.machines_of(name):
+                bind = f"dynamiccl-deploy bind {self.directory} --system {name}"
+                nowhere = f"no machine is bound to {name}: its tables act nowhere"
+                found.append((nowhere, f"on a node like those of the data: {bind}"))
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data for `json.dumps`."""
         return {
             "artifact": str(self.directory),
             "gated": self.is_gated,
+            "warnings": [what for what, _ in self.warnings],
             "recipe": self.manifest.recipe,
             "data_hash": self.manifest.data_hash,
             "git_commit": self.manifest.git_commit,

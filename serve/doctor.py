@@ -159,13 +159,13 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
         yield Check("artifact", FAIL, str(error), "until then every job under it abstains")
         return
     yield Check("artifact", OK, f"{artifact}: whole, {opened.index.sha256[:16]}")
-    acts = any(info.acting for info in opened.tables)
     yield judge(
         "gate",
         opened.in_short,
         (not opened.is_gated, WARN, "use 'dynamiccl-evaluate gate', and export that"),
-        (not acts, WARN, "jobs run as without it: no gain was shown, or too few were measured"),
     )
+    for what, advice in opened.warnings:
+        yield Check("tables", WARN, what, advice)
     if (artifact / KILL_NAME).exists():
         found = f"{artifact / KILL_NAME} is there"
         yield Check("kill file", WARN, found, "remove it to use the tables")
@@ -195,6 +195,17 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
             f"dynamiccl-deploy bind {artifact} --system NAME",
         ),
     )
+    if system is not None:
+        acting = [
+            f"{info.num_ranks} ranks on {info.num_nodes} nodes ({info.acting} size bins)"
+            for info in opened.tables
+            if info.system == system and info.acting
+        ]
+        yield judge(
+            "tables that act here",
+            "; ".join(acting) or f"none of {system}",
+            (not acting, WARN, "every job here keeps NCCL's own choice"),
+        )
 
 
 def _key(machine: Machine) -> Iterator[Check]:
@@ -237,6 +248,9 @@ class Agreed:
     num_ranks: int
     artifact_sha256: str
     system: str
+    #: Size bins in which their table acts in a communicator of all of them, on as many nodes as
+    #: hosts; 0 without one.
+    acting: int
 
 
 def rank_line(machine: Machine, question: Question) -> str:
@@ -253,6 +267,9 @@ def rank_line(machine: Machine, question: Question) -> str:
     said = ask_probe(machine, question.plugin, nccl=nccl, artifact=question.artifact)
     if not said["artifact_problem"]:
         said["artifact_sha256"] = file_sha256(question.artifact / INDEX_NAME)
+        tables = open_artifact(question.artifact).tables
+        own = [info for info in tables if info.system == said["system"]]
+        said["acting"] = {f"{info.num_nodes}x{info.num_ranks}": info.acting for info in own}
     said |= {
         "host": platform.node(),
         "num_ranks": size,
@@ -294,7 +311,9 @@ def compare(lines: Iterable[str]) -> Agreed:
             f"all {num_ranks} ranks are alike, and the artifact does not know their machine, so "
             f"they would abstain: '{first['fingerprint']}'; see 'dynamiccl-deploy bind'"
         )
-    return Agreed(num_ranks, first["artifact_sha256"], first["system"])
+    num_hosts = len({values.get("host") for values in said.values()})
+    acting = int(first.get("acting", {}).get(f"{num_hosts}x{num_ranks}", 0))
+    return Agreed(num_ranks, first["artifact_sha256"], first["system"], acting)
 
 
 def _read(lines: Iterable[str]) -> dict[int, Mapping[str, Any]]:

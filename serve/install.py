@@ -61,6 +61,8 @@ class Installed:
     killed: bool
     #: Gated or not, and how much of the tables acts.
     in_short: str
+    #: Why jobs may run as without it, and what to do.
+    warnings: list[str]
 
 
 def check_gated(artifact_dir: Path) -> None:
@@ -101,6 +103,7 @@ def install(artifact_dir: Path, to: Path, plugin: Path | None = None) -> Install
         key_kept,
         (directory / "artifact" / KILL_NAME).exists(),
         artifact.in_short,
+        [f"{what}; {advice}, and install it again" for what, advice in artifact.warnings],
     )
 
 

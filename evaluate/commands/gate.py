@@ -40,9 +40,14 @@ def gate_command(
         typer.Option(metavar="SWEEP.toml", help="With --plan: the sweep of the data trained on."),
     ] = None,
     power: Annotated[
-        float,
-        typer.Option(help="With --plan: share of bins to pass, of those that can.", min=0, max=1),
-    ] = 0.9,
+        float | None,
+        typer.Option(
+            help="With --plan: share of bins to pass, of those that can; default 0.8, or what "
+            "takes no longer than the sweep.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     q: Annotated[
         float, typer.Option(help="False discovery rate over all tested bins.", min=0.0, max=1.0)
     ] = 0.01,
@@ -91,7 +96,7 @@ class Gating:
     q: float
 
 
-def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float) -> "GatePlan":
+def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float | None) -> "GatePlan":
     from dynamiccl.collect.sweep import load_sweep
 
     cli.check_plan_file(write)
@@ -112,11 +117,13 @@ def _show_plan(found: "GatePlan") -> None:
     wide, plan = wide_stdout(), found.sweep
     lines = [
         f"the policy acts in {found.bins_wanted} size bins; {found.bins_planned} are measured, "
-        f"under its config and NCCL's default, {found.cycles} times: about "
+        f"under its config and NCCL's default, in {found.cycles} runs: about "
         f"{found.expected_to_pass:.0f} would pass",
         *(f"left out {count}: {reason}" for reason, count in found.left_out.items()),
         f"{plan['hours']:.2g} hours, {plan['gpu_hours']:.2g} GPU-hours by the model of "
-        f"{plan['model']}, {plan['launches']} launches",
+        f"{plan['model']}, {plan['launches']} processes; the sweep itself takes "
+        f"{found.sweep_hours:.2g} hours"
+        + ("; more bins pass in more: say --power" if found.is_cut else ""),
         f"{found.written}: run it with 'dynamiccl-collect run {found.written} --out FRESH_DATA'",
     ]
     for line in lines:

@@ -89,6 +89,24 @@ class FreshRuns:
         rows = _of(self._rows, support).filter(pl.col("bin").is_in(list(bins)))
         return _paired_gains(rows.filter(collective=collective), action)
 
+    def within_runs(self, support: Support, collective: str, bins: Sequence[int]) -> float:
+        """Variance that the noise within processes gives a run's mean log time of the default.
+
+        As if each were measured once; the mean is over sizes and buffer placements. 0.0 where no
+        run has repeats.
+        """
+        rows = _of(self._rows, support).filter(pl.col("bin").is_in(list(bins)))
+        repeated = (
+            rows.filter(collective=collective, action=ABSTAIN_ACTION)
+            .group_by([*_PAIR, "default_scope"])
+            .agg(var=pl.col("time_us").log().var())
+            .drop_nulls("var")
+        )
+        num_means = max(
+            1, repeated.select(_PAIR).n_unique() / max(1, repeated.select(_RUN).n_unique())
+        )
+        return float(np.mean(repeated["var"].to_numpy())) / num_means if len(repeated) else 0.0
+
     def band(self, support: Support, collective: str) -> float | None:
         """The noise band of the fresh runs (unitless); None if unknown."""
         return self._bands.get((support.system, collective))

@@ -3,6 +3,11 @@
 The number of repeats follows from the policy's training data: in each size bin the mean gain, less
 one standard error (the policy chose what looked best), and its standard deviation between runs. The
 gate's t-test there has the power of a noncentral t.
+
+Each run is new processes, whose starts are most of the cost: several repeats in each take away
+noise for less than further runs. By default the proof takes no longer than the sweep that it is of:
+where it would, sizes that the sweep lacked, which need processes of their own, are left to the
+stretches of bins around them (`stretches`), and then there are fewer runs, five at least.
 """
 
 from collections import Counter
@@ -17,7 +22,14 @@ from scipy import stats
 
 from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, Trial, octave_ladder
 from dynamiccl.collect.plan import Plan, make_plan
-from dynamiccl.collect.sweep import Sizes, Sweep, SweepFile, parse_sweep, sweep_text
+from dynamiccl.collect.sweep import (
+    Sizes,
+    StrategySettings,
+    Sweep,
+    SweepFile,
+    parse_sweep,
+    sweep_text,
+)
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.questions import REACH_BINS, table_supports
 from dynamiccl.errors import NotEnoughData, UserError
@@ -30,8 +42,14 @@ from dynamiccl.train.policy import TorchPolicy
 
 #: Maximum number of planned repeats.
 MOST_CYCLES: Final = 40
+#: Share of bins to pass, of those that can, where no other is asked for.
+DEFAULT_POWER: Final = 0.8
 #: Bins with a smaller probability of passing at that number are left out.
 _LEAST_POWER: Final = 0.5
+#: Repeats in a run, in one process, and the variances of one measurement that they take away, of a
+#: config measured once and a default measured twice: the median of four normal draws has 0.298.
+_REPEATS: Final = 4
+_LESS_NOISE: Final = (1.0 - 0.298) + (0.5 - 0.298)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +65,10 @@ class GatePlan:
     expected_to_pass: float
     #: Reason -> bins that are left out.
     left_out: dict[str, int]
+    #: What the sweep of the data trained on takes, by the same model.
+    sweep_hours: float
+    #: Whether there are fewer bins or runs than wanted, so that it takes no longer than that.
+    is_cut: bool
     sweep: Plan
     written: str
 
@@ -59,6 +81,8 @@ class _ExpectedGain:
     support: Support
     #: None: unknown from the training data.
     effect: float | None
+    #: Whether they measured this very bin.
+    is_own: bool
 
     def power(self, cycles: int, level: float) -> float:
         """Probability that the gate's test passes the bin."""
@@ -69,13 +93,20 @@ class _ExpectedGain:
 
 
 def plan_gate(
-    policy: TorchPolicy, trained: FreshRuns, base: Sweep, write: Path, *, q: float, power: float
+    policy: TorchPolicy,
+    trained: FreshRuns,
+    base: Sweep,
+    write: Path,
+    *,
+    q: float,
+    power: float | None = None,
 ) -> GatePlan:
     """Write the fresh sweep for a policy into `write`.
 
-    `trained` is what the policy was trained on; `base` the sweep whose cluster it is. Raises
-    UserError where the policy wants nothing there, NotEnoughData where no bin could pass, and
-    InvalidSweep where the grid of `base` lacks a config.
+    `trained` is what the policy was trained on; `base` the sweep whose cluster it is. `power` is
+    the share of bins to pass, of those that can; without it 80 %, or what the hours of `base`
+    allow. Raises UserError where the policy wants nothing there, NotEnoughData where no bin could
+    pass, and InvalidSweep where the grid of `base` lacks a config.
     """
     manifest = policy.manifest
     groups = [group for group in base.file.groups if group.split is None]
@@ -89,7 +120,7 @@ def plan_gate(
             f"has a table of this policy, which knows {known}; name its own sweep with --sweep"
         )
     hopes = [
-        _ExpectedGain(cell, support, _effect(trained, support, cell))
+        _expected(trained, support, cell)
         for support in supports
         for cell in wanted_cells(policy, support)
         if cell.verdict is not Verdict.ABSTAINS
@@ -104,32 +135,49 @@ def plan_gate(
     if not able:
         raise NotEnoughData(
             f"in none of the {len(hopes)} size bins in which the policy acts do the data that it "
-            f"was trained on show a gain that {MOST_CYCLES} repeats would tell from noise"
+            f"was trained on show a gain that {MOST_CYCLES} runs would tell from noise"
         )
+    wanted = DEFAULT_POWER if power is None else power
     tried = range(MIN_RUNS, MOST_CYCLES)
-    enough = (n for n in tried if np.mean([hope.power(n, q / 2) for hope in able]) >= power)
+    enough = (n for n in tried if np.mean([hope.power(n, q / 2) for hope in able]) >= wanted)
     cycles = next(enough, MOST_CYCLES)
     kept, left_out = _kept(hopes, able)
     name = _fresh_name(base.file.name, manifest)
-    text = _fresh_sweep(base, name, kept, manifest, cycles)
-    plan = make_plan(parse_sweep(text, where="the fresh sweep"))
-    write.write_text(text, encoding="utf-8")
+    fresh = _fresh_sweep(base, name, kept, manifest, cycles)
+    plan = make_plan(fresh)
+    sweep_hours = min(make_plan(base)["hours"], base.file.budget.max_hours or np.inf)
+    swept = [hope for hope in kept if hope.is_own]
+    is_cut = power is None and plan["hours"] > sweep_hours
+    if is_cut and swept:
+        left_out["sizes that the sweep lacked are left to their neighbours"] = len(kept) - len(
+            swept
+        )
+        kept, fresh = swept, _fresh_sweep(base, name, swept, manifest, cycles)
+        plan = make_plan(fresh)
+    if is_cut and plan["hours"] > sweep_hours:
+        cycles = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
+        fresh = _fresh_sweep(base, name, kept, manifest, cycles)
+        plan = make_plan(fresh)
+    write.write_text(fresh.text, encoding="utf-8")
     passing = sum(hope.power(cycles, q / 2) for hope in kept)
-    counts = (len(hopes), len(kept), cycles, passing, left_out)
+    counts = (len(hopes), len(kept), cycles, passing, left_out, sweep_hours, is_cut)
     return GatePlan(name, *counts, plan, str(write))
 
 
-def _effect(trained: FreshRuns, support: Support, cell: Cell) -> float | None:
-    """Effect of the bin itself, or of the nearest one measured with this config; None without."""
+def _expected(trained: FreshRuns, support: Support, cell: Cell) -> _ExpectedGain:
+    """That of the bin itself, or of the nearest one measured with this config."""
     band = trained.band(support, cell.collective)
     for distance in range(REACH_BINS + 1):
         near = sorted({cell.bin - distance, cell.bin + distance})
         gains = trained.gains(support, cell.collective, near, cell.action)
         if band is not None and len(gains) > 1:
-            spread = max(float(np.std(gains, ddof=1)), 1e-6)
-            surely = float(np.mean(gains)) - spread / np.sqrt(len(gains))
-            return float((surely - np.log1p(band)) / spread)
-    return None
+            variance = max(float(np.var(gains, ddof=1)), 1e-12)
+            surely = float(np.mean(gains)) - np.sqrt(variance / len(gains)) - np.log1p(band)
+            within = trained.within_runs(support, cell.collective, near)
+            # So few runs do not tell well how much of their noise is between them.
+            left = max(variance - _LESS_NOISE * within, variance / 4)
+            return _ExpectedGain(cell, support, float(surely / np.sqrt(left)), distance == 0)
+    return _ExpectedGain(cell, support, None, is_own=False)
 
 
 def _kept(
@@ -147,7 +195,7 @@ def _kept(
         elif hope.effect is None:
             left_out["the data trained on do not tell its gain"] += 1
         else:
-            left_out[f"its gain would not pass in {MOST_CYCLES} repeats"] += 1
+            left_out[f"its gain would not pass in {MOST_CYCLES} runs"] += 1
     return kept, dict(left_out)
 
 
@@ -158,8 +206,8 @@ def _family(hope: _ExpectedGain) -> tuple[object, ...]:
 
 def _fresh_sweep(
     base: Sweep, name: str, kept: Sequence[_ExpectedGain], manifest: Manifest, cycles: int
-) -> str:
-    """The sweep file of the bins: single trials of the base's grid, NCCL's default beside each.
+) -> Sweep:
+    """The sweep of the bins: single trials of the base's grid, NCCL's default beside each.
 
     All else is the base's: launcher, runner, iterations. Other launch profiles and what runs beside
     are left out, as a gate takes neither. Raises UserError where no size can be measured.
@@ -179,17 +227,19 @@ def _fresh_sweep(
                 only[Trial(setting, size, config).key] = None
     if not only:
         raise UserError("none of the size bins holds a size of whole shares of a rank")
-    plain = ("profiles", "interference", "strategy", "budget")
+    plain = ("profiles", "interference", "budget")
     update = {key: SweepFile.model_fields[key].default for key in plain} | {
         "name": name,
         "sizes": Sizes(list=tuple(sorted(sizes))),
         "only": tuple(only),
         "cycles": cycles,
+        "strategy": StrategySettings(repeats=_REPEATS),
         # Other noise, as other runs have.
         "simulator": file.simulator.model_copy(update={"seed": file.simulator.seed + 1}),
     }
     head = f"Fresh runs of sweep {file.name} for a gate, by dynamiccl-evaluate gate --plan."
-    return sweep_text(file.model_copy(update=update), head=head)
+    text = sweep_text(file.model_copy(update=update), head=head)
+    return parse_sweep(text, where="the fresh sweep")
 
 
 def _sizes_in(index: int, setting: Setting) -> list[int]:

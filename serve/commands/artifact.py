@@ -108,6 +108,8 @@ def _show(artifact: Artifact, word: str, *, as_json: bool) -> None:
     if as_json:
         cli.print_json(artifact.to_json())
         return
+    for what, advice in artifact.warnings:
+        stderr.print(f"warning: {what}; {advice}", soft_wrap=True, highlight=False)
     table = folding_table("system", "nodes", "ranks", "entries", "acting", "table")
     for info in artifact.tables:
         counts = (info.num_nodes, info.num_ranks, info.entries, info.acting)

@@ -87,4 +87,12 @@ def _compare(file: Path, *, as_json: bool) -> None:
         cli.print_json(asdict(agreed))
         return
     artifact = agreed.artifact_sha256[:16]
-    print(f"{agreed.num_ranks} ranks are alike: {agreed.system}, artifact {artifact}")
+    acts = (
+        f"acts in {agreed.acting} size bins"
+        if agreed.acting
+        else "acts at no size, if there is one"
+    )
+    print(
+        f"{agreed.num_ranks} ranks are alike: {agreed.system}, artifact {artifact}; for a "
+        f"communicator of all of them its table {acts}"
+    )

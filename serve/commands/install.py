@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
-from dynamiccl.serve.commands.options import ArtifactDir, Json, stdout
+from dynamiccl.serve.commands.options import ArtifactDir, Json, stderr, stdout
 from dynamiccl.serve.install import Installed, check_gated
 from dynamiccl.serve.install import install as install_artifact
 
@@ -37,6 +37,8 @@ def install_command(
     if as_json:
         cli.print_json({**asdict(installed), "directory": str(installed.directory)})
         return
+    for warning in installed.warnings:
+        stderr.print(f"warning: {warning}", soft_wrap=True, highlight=False)
     stdout.print("\n".join(_lines(installed)), soft_wrap=True, highlight=False, markup=False)
 
 

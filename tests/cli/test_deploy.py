@@ -21,6 +21,10 @@ def test_export_and_verify_describe_the_artifact(
     [table] = verified["tables"]
     assert (table["system"], table["num_nodes"], table["num_ranks"]) == ("box", 1, 8)
     assert table["acting"] > 0
+    assert verified["warnings"] == ["no machine is bound to box: its tables act nowhere"]
+    told = shell("dynamiccl-deploy", "export", policy, "--out", "third").err
+    assert "no machine is bound to box: its tables act nowhere; " in told
+    assert "third --system box" in told
 
 
 def test_export_adds_to_nothing(artifact: Path, policy: Path, shell: Shell) -> None:

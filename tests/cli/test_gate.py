@@ -43,6 +43,7 @@ def test_runs_without_a_gain_let_nothing_through(
     assert shell(*gate, "--out", "gated", "--json").json["counts"]["passed"] == 0
     exported = shell("dynamiccl-deploy", "export", "gated", "--out", "artifact", "--json")
     assert exported.json["tables"][0]["acting"] == 0
+    assert "its tables act at no size: every job keeps NCCL's own choice" in exported.out
 
 
 def test_gate_plans_its_sweep_from_the_files_that_are_there(

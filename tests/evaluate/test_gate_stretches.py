@@ -3,16 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
+from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.gate.cells import Verdict
-from dynamiccl.evaluate.gate.evidence import FreshRuns, costs_of
+from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, costs_of
 from dynamiccl.evaluate.gate.gate import pass_gate
 from dynamiccl.evaluate.gate.plan import plan_gate
 from dynamiccl.sizes import bin_center_bytes, size_bin
@@ -20,7 +22,7 @@ from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained
 from tests.data_sets import SWEEP
 from tests.evaluate.test_gate import always_ring, runs, verdicts
-from tests.rows import frame
+from tests.rows import default, frame
 
 LOW = size_bin(1 << 20)
 #: Five bins, an octave: the default in all is Tree/LL (`runs`).
@@ -112,7 +114,7 @@ def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     base = parse_sweep(SWEEP, where="sweep")
     known = FreshRuns(read(trained.data), policy.manifest.actions())
     write = tmp_path / "fresh.toml"
-    planned = plan_gate(policy, known, base, write, q=0.01, power=0.9)
+    planned = plan_gate(policy, known, base, write, q=0.01)
     sweep = load_sweep(write)
     assert 0 < planned.bins_planned <= planned.bins_wanted
     assert sum(planned.left_out.values()) == planned.bins_wanted - planned.bins_planned
@@ -121,6 +123,7 @@ def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     tasks = {(t.setting, t.size_bytes) for t in sweep.trials}
     assert len(tasks) == planned.bins_planned
     assert len(sweep.trials) == 2 * len(tasks)  # the default and one config
+    assert planned.sweep["hours"] <= planned.sweep_hours == make_plan(base)["hours"]
     data = simulate(sweep.text, tmp_path / "fresh")
     gated = pass_gate(policy, read(data), known=read(trained.data), costs=costs_of(data))
     passed = gated.counts()["passed"]
@@ -128,9 +131,36 @@ def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     assert passed <= planned.bins_planned
 
 
+def test_a_proof_that_would_take_longer_than_its_sweep_has_fewer_runs(
+    trained: Trained, tmp_path: Path
+) -> None:
+    policy = TorchPolicy.load(trained.policy)
+    base = parse_sweep(SWEEP + "[budget]\nmax_hours = 0.001\n", where="sweep")
+    known = FreshRuns(read(trained.data), policy.manifest.actions())
+    planned = plan_gate(policy, known, base, tmp_path / "fresh.toml", q=1e-6)
+    sure = plan_gate(policy, known, base, tmp_path / "sure.toml", q=1e-6, power=0.8)
+    assert planned.sweep_hours == sure.sweep_hours == 0.001
+    assert (planned.is_cut, sure.is_cut) == (True, False)
+    assert planned.cycles == MIN_RUNS < sure.cycles
+
+
+def test_noise_within_runs_is_told_from_that_between_them() -> None:
+    random = np.random.default_rng(0)
+    rows = [
+        default(100.0 * drift * random.lognormal(0.0, 0.01), run=f"run-{run}", repeat=repeat)
+        for run, drift in enumerate(random.lognormal(0.0, 0.2, 200))
+        for repeat in range(4)
+    ]
+    policy = always_ring(*runs(0.2, sizes=OCTAVE, count=1, sweep="trained"))
+    [support] = policy.manifest.supports
+    fresh = FreshRuns(frame(*rows), policy.manifest.actions())
+    assert fresh.within_runs(support, "AllReduce", [LOW]) == pytest.approx(1e-4, rel=0.15)
+    assert fresh.within_runs(support, "AllGather", [LOW]) == 0.0
+
+
 def test_a_sweep_of_another_system_is_told(trained: Trained, tmp_path: Path) -> None:
     policy = TorchPolicy.load(trained.policy)
     known = FreshRuns(read(trained.data), policy.manifest.actions())
     base = parse_sweep(SWEEP.replace('system = "', 'system = "other-'), where="sweep")
     with pytest.raises(UserError, match="is of system 'other-"):
-        plan_gate(policy, known, base, tmp_path / "fresh.toml", q=0.01, power=0.9)
+        plan_gate(policy, known, base, tmp_path / "fresh.toml", q=0.01)

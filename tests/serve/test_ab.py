@@ -10,12 +10,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynamiccl.doctor import Machine
 from dynamiccl.serve.install import install
+from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.this_machine import ask_probe
 
 #: Prints steps; the arguments are the time with our tuner and without, and what it does with it.
 JOB = """
@@ -28,6 +32,16 @@ if what == "fail":
     sys.exit(8)
 if ours and what == "hang":
     time.sleep(600)
+# As NCCL says it, once a rank, of three communicators.
+if ours and os.environ["NCCL_DEBUG"] == "INFO" and "INIT" in os.environ["NCCL_DEBUG_SUBSYS"]:
+    acts = "the artifact's table, from call 0: it acts in %d of 405 size bins"
+    tables = [acts % 37, acts % 37, "NCCL's own choice stands: a rank left"]
+    if what == "nowhere":
+        tables = [acts % 0, "NCCL's own choice stands: a rank left", acts % 0]
+    for comm, told in enumerate(tables if what != "mute" else ()):
+        for rank in range(4 if comm < 2 else 8):
+            head = "n1:%d:%d [%d] NCCL INFO DYNAMICCL: " % (9, 9 + rank, rank)
+            print("%s%d ranks on 1 nodes: %s" % (head, 4 if comm < 2 else 8, told), flush=True)
 for step in range(12):
     taken = step_s * random.lognormvariate(0, 0.01) * (5 if step < 5 else 1)
     if what == "quiet":
@@ -43,6 +57,8 @@ if what == "endless":
 @pytest.fixture(name="home")
 def home_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> Path:
     (tmp_path / "job.py").write_text(JOB)
+    index, machine = PluginIndex.read(artifact), ask_probe(Machine(), plugin_path)["machine"]
+    index.bound(index.system_names[0], f"{machine};nccl=22809").write(artifact)
     return install(artifact, tmp_path / "home", plugin_path).directory
 
 
@@ -81,7 +97,13 @@ def test_a_faster_job_is_told_and_the_artifact_stays(home: Path) -> None:
     for launch in found["launches"]:
         told = Path(launch["output"]).read_text().splitlines()[-1]
         assert ("DYNAMICCL_ARTIFACT" in told) == (launch["arm"] == "with")
-        assert (told == "[]") == (launch["arm"] == "without")
+        assert (told == "['DYNAMICCL_DISABLE']") == (launch["arm"] == "without")
+        acted = 2 if launch["arm"] == "with" else 0
+        assert launch["tables"]["acted_in"] == acted
+    assert (
+        "tables acted in 10 of 15 communicators (5 launches), not in others: a rank left"
+        in done.stderr
+    )
 
 
 def test_equal_jobs_cannot_be_told_apart(home: Path) -> None:
@@ -139,6 +161,68 @@ def test_launches_end_after_the_seconds(home: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert all(launch["ended_by_us"] for launch in found["launches"])
     assert all(len(launch["steps_s"]) == 7 for launch in found["launches"])
+
+
+def test_where_no_table_acts_it_stops_and_says_so(home: Path) -> None:
+    done, found = tried(home, "0.1", "0.1", "nowhere")
+    assert (done.returncode, found["verdict"]) == (3, "not tested")
+    assert len(found["launches"]) <= 2
+    why = (
+        "no table acted in any of 3 communicators: the table for 8 ranks on 1 nodes acts at no size"
+    )
+    assert why in done.stderr
+    assert "cannot be told apart" not in done.stderr
+
+
+def test_a_log_that_says_nothing_of_tables_is_no_equal_job(home: Path) -> None:
+    done, found = tried(home, "0.1", "0.1", "mute", options=("--pairs", "2"))
+    assert (done.returncode, found["verdict"]) == (3, "not tested")
+    assert len(found["launches"]) == 4
+    assert "whether a table acted is not known" in done.stderr
+
+
+def test_a_machine_that_the_artifact_does_not_know_is_named(
+    artifact: Path, plugin_path: Path, tmp_path: Path
+) -> None:
+    """By dynamiccl-run itself, whatever NCCL's log has: nothing of it is bound here."""
+    (tmp_path / "job.py").write_text(JOB)
+    (artifact / "plugin.index").write_bytes(
+        replace(PluginIndex.read(artifact), systems={}).to_bytes()
+    )
+    home = install(artifact, tmp_path / "home", plugin_path).directory
+    done, found = tried(home, "0.1", "0.1", "mute")
+    assert (done.returncode, found["verdict"]) == (3, "not tested")
+    assert (
+        "no table acted: NCCL's own choice stands: the artifact does not know this" in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "debug", "subsystems"),
+    [
+        ({}, "INFO", "INIT"),
+        ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_SUBSYS": "NET"}, "INFO", "INIT"),
+        ({"NCCL_DEBUG": "info", "NCCL_DEBUG_SUBSYS": "NET"}, "info", "NET,INIT"),
+        ({"NCCL_DEBUG": "TRACE", "NCCL_DEBUG_FILE": "/tmp/%h"}, "TRACE", None),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "^INIT"}, "INFO", "^INIT"),
+    ],
+)
+def test_both_arms_have_what_shows_the_lines(
+    given: dict[str, str], debug: str, subsystems: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DYNAMICCL_MODE", "adaptive")
+    for arm in ("with", "without"):
+        found = the_program().environment_of(arm)
+        assert (found["NCCL_DEBUG"], found.get("NCCL_DEBUG_SUBSYS")) == (debug, subsystems)
+        assert "NCCL_DEBUG_FILE" not in found
+        assert ("DYNAMICCL_MODE" in found, "DYNAMICCL_DISABLE" in found) == (
+            arm == "with",
+            arm == "without",
+        )
 
 
 def test_ctrl_c_ends_the_job_and_keeps_what_there_is(home: Path) -> None:

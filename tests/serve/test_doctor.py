@@ -144,12 +144,18 @@ def test_command_knows_a_bound_machine_and_an_unknown_one(
     assert done.code == 4
     assert "unknown to the artifact\n      -> every job here abstains" in done.out
     assert f"dynamiccl-deploy bind {artifact} --system NAME" in done.out
+    assert "WARN  tables: no machine is bound to box: its tables act nowhere" in done.out
     assert shell("dynamiccl-deploy", "bind", artifact, *options).code == 0
     checks = {check["name"]: check for check in shell(*doctor, "--json").json}
     machine = checks["machine"]["found"]
     assert "nccl=22809: known, box" in machine
     # What a login node says of itself is no promise for the nodes of a job.
     assert (checks["machine"]["status"] == "unknown") == ("gpu=none*0" in machine)
+    assert "tables" not in checks
+    bins = PluginIndex.read(artifact).tables
+    acting = checks["tables that act here"]
+    assert acting["status"] == "ok"
+    assert acting["found"].startswith("8 ranks on 1 nodes ("), bins
     (artifact / "kill").touch()
     assert "WARN  kill file" in shell(*doctor).out
 
@@ -208,6 +214,9 @@ def test_ranks_that_are_alike_agree() -> None:
     noise = ["srun: job 12 queued", "", "1: " + line(1)]
     agreed = compare([line(3), line(0), *noise, line(2)])
     assert (agreed.num_ranks, agreed.artifact_sha256, agreed.system) == (4, "a", "box")
+    assert agreed.acting == 0
+    acting = {"1x4": 5, "2x4": 7}
+    assert compare([line(rank, acting=acting) for rank in range(4)]).acting == 7
 
 
 @pytest.mark.parametrize(
@@ -268,7 +277,8 @@ def test_each_rank_says_and_one_command_compares(
     compared = [*command, "--compare", "-"]
     piped = subprocess.run(compared, input=lines, capture_output=True, text=True, check=True)
     sha256 = PluginIndex.read(artifact).sha256
-    assert piped.stdout == f"2 ranks are alike: box, artifact {sha256[:16]}\n"
+    assert piped.stdout.startswith(f"2 ranks are alike: box, artifact {sha256[:16]}; for a ")
+    assert piped.stdout.endswith("its table acts at no size, if there is one\n")
 
 
 def test_rank_outside_of_a_launcher_is_wrong_usage(

@@ -202,8 +202,11 @@ def test_what_passed_no_gate_is_installed_only_when_that_is_said(
     assert "passed no gate" in line
     assert "say --ungated" in line
     assert not (tmp_path / "home").exists()
-    told = shell(*command, "--plugin", plugin_path, "--ungated").out
-    assert "NOT gated; acts in " in told
+    told = shell(*command, "--plugin", plugin_path, "--ungated")
+    assert "NOT gated; acts in " in told.out
+    assert "warning: no machine is bound to box: its tables act nowhere; " in told.err
+    assert "bind" in told.err
+    assert "install it again" in told.err
 
 
 def test_doctor_finds_the_plugin_that_was_installed_with_the_artifact(

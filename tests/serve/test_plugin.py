@@ -213,7 +213,14 @@ def test_says_once_that_it_acts(plugin: TunerPlugin, tmp_path: Path) -> None:
         for _ in range(5):
             communicator.ask(Collective.AllReduce, 1 << 20, np.ones((7, 3), dtype=np.float32))
     (line,) = communicator.lines
-    assert line == "DYNAMICCL: 8 ranks on 1 nodes: the artifact's table, from call 0"
+    told = re.fullmatch(
+        r"DYNAMICCL: 8 ranks on 1 nodes: the artifact's table, from call 0: it acts in (\d+) of "
+        r"(\d+) size bins",
+        line,
+    )
+    assert told is not None, line
+    assert int(told[1]) == np.count_nonzero(uniform(RING).entries["act"])
+    assert int(told[2]) == uniform(RING).entries.size
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <sys/utsname.h>
 
+#include <algorithm>
+
 #include "agree/word.h"
 #include "build_digest.h"
 #include "file.h"
@@ -224,7 +226,12 @@ ncclResult_t agree_in_init(Joining* joining) noexcept {
     why_not = joining->problem[0] != '\0' ? joining->problem : joining->exchange.reason;
   }
   if (joining->verdict == Verdict::kTable) {
-    say(communicator, NCCL_LOG_INFO, "the artifact's table, from call 0");
+    const DecisionTable& table = *joining->table;
+    const int size = table.num_collectives * table.num_bins;
+    const auto acting = std::count_if(table.entries, table.entries + size,
+                                      [](const Entry& entry) { return entry.act != 0; });
+    say(communicator, NCCL_LOG_INFO,
+        "the artifact's table, from call 0: it acts in %td of %d size bins", acting, size);
     return ncclSuccess;
   }
   if (joining->verdict == Verdict::kAbstain) {

@@ -4,6 +4,7 @@ import os
 import re
 import resource
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,6 +89,51 @@ def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
     assert played.log.count("the artifact's table, from call 0") == 8
     asked = "(libnccl-net.so): is asked first on every call (v3)"
     assert played.log.count(asked) == (8 if is_net_a_tuner else 0)
+
+
+#: The harness's job under the tuner that NCCL would load, and what the plugin says in NCCL's log.
+AB_JOB: Final = """
+import json, os, subprocess, sys
+_, program, ranks = sys.argv
+if "NCCL_TUNER_PLUGIN" in os.environ and os.environ["NCCL_DEBUG"] == "INFO":
+    options = ["--ranks", ranks, "--comms", "2", "--calls", "200"]
+    job = [sys.executable, program, os.environ["NCCL_TUNER_PLUGIN"], *options]
+    played = json.loads(subprocess.run(job, stdout=-1, check=True).stdout)
+    print(*(line for rank in played["ranks"] for line in rank["log"]), sep="\\n")
+print("step time: 0.1 s\\n" * 10)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        (
+            "8",
+            "in 1 of 3 communicators (1 launches), not in others: the artifact has no table for 4",
+        ),
+        ("3", "acted in any of 2 communicators: the artifact has no table for 3 ranks on 1 nodes"),
+    ],
+)
+def test_an_ab_says_in_how_many_communicators_tables_acted(
+    ranks: str, said: str, job_build_dir: Path, eight_ranks: Setting, known: Path
+) -> None:
+    here = known.parent
+    home = install(known, here / "home", job_build_dir / TUNER_NAME).directory
+    (here / "job.py").write_text(AB_JOB)
+    ab = f"{home}/bin/dynamiccl-run --ab --pairs 1 --out {here}/ab --".split()
+    ran = subprocess.run(
+        [*ab, sys.executable, f"{here}/job.py", f"{job_build_dir}/play_job", ranks],
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(here),
+            "DYNAMICCL_TEST_ROOT": str(eight_ranks.machine),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == (3 if "any of" in said else 0), ran.stderr
+    assert said in ran.stderr
 
 
 @pytest.mark.parametrize("word", ["0", "1"])
