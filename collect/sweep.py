@@ -26,14 +26,12 @@ from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
 from dynamiccl.nccl import (
     ABSTAIN,
-    NEWEST_KNOWN,
     VALID_PROTOCOLS,
     Algorithm,
     Collective,
     Config,
     NcclVersion,
     Protocol,
-    invalid_reason,
 )
 from dynamiccl.simulator.toml_table import Table, first_problem, one_of, toml_value
 
