@@ -46,6 +46,7 @@ if plugin:
     played = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert not (played["disagreements"] or played["errors"] or played["abnormal_exits"]), played
     acted = played["acted"]
+    print(*(line for rank in played["ranks"] for line in rank["log"]), sep="\\n")  # NCCL's log
 pathlib.Path("acted").write_text(str(acted))
 for step in range(20):
     print(f"step time: {0.01 + 0.0001 * (step % 3)} s")

@@ -183,4 +183,4 @@ def test_without_ray_the_message_names_the_extra(data_dir: Path, tmp_path: Path)
     words = ["study", "--data", str(data_dir), "--ray", "10.79.0.1:6379"]
     done = without_package("ray", tmp_path, *words)
     assert done.returncode == 4, done.stderr
-    assert "pip install 'dynamiccl[ray]'" in done.stderr
+    assert "pip install '.[ray]'" in done.stderr

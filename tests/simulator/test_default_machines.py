@@ -188,5 +188,5 @@ def test_wrong_description_is_refused(
 def test_unknown_machine_and_shape_are_named_with_the_choices() -> None:
     with pytest.raises(UnknownName, match="choose from a100-nvswitch, b300"):
         find_machine("dgx-2")
-    with pytest.raises(UnknownName, match=r"'1 x 7'; choose from 1 x 2"):
+    with pytest.raises(UnknownName, match=r"'1 x 7' \(did you mean '1 x 2'\?\); choose"):
         parse_machine("mine", GOOD).graph(Group(1, 7))

@@ -444,8 +444,8 @@ def test_on_a_full_disk_the_file_ends_with_a_whole_entry(
     assert sizes == ([] if most_bytes == 100 else [HEADER.itemsize + 2 * ENTRY.itemsize])
 
 
-def threads() -> list[str]:
-    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+def threads() -> set[str]:
+    return {path.name for path in Path("/proc/self/task").iterdir()}
 
 
 def test_without_a_directory_it_only_hears_of_captures(
@@ -457,7 +457,7 @@ def test_without_a_directory_it_only_hears_of_captures(
     assert nccl.mask.value == COLL | KERNEL_LAUNCH
     assert sampled(comm, 2000) == []
     comm.finalize()
-    assert threads() == before
+    assert threads() <= before  # one of the test before may end meanwhile
     (line,) = nccl.lines
     assert line == "DYNAMICCL: 8 ranks on 1 nodes: keeps no calls; GPU times of 1 % of the calls"
 
