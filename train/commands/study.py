@@ -277,9 +277,10 @@ def _study_table(summary: "StudySummary") -> Table:
     default = "" if summary.default_regret is None else f"{summary.default_regret:.2%}"
     title = f"{summary.done} of {summary.trials} trials; NCCL's default {default}"
     heads = ("setting", "seeds", "validation\nregret", "95 % interval", "seconds", "best run")
-    table = folding_table(*heads, title=title)
-    for column in table.columns[1:]:
-        column.no_wrap = True
+    table = folding_table(title=title)
+    for head in heads:
+        # A run id that is cut short names nothing.
+        table.add_column(head, no_wrap=head != heads[0], overflow="fold")
     for each in summary.settings:
         # No regret is negative, which Student's interval does not know.
         low = None if each.low is None else max(each.low, 0.0)
