@@ -19,7 +19,7 @@ from scenario_places import record_exploring, train_trigger
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.evaluate.simulate.compare import Estimate, Played, Row, conclude, over_best, play
 from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simple_contenders
-from dynamiccl.evaluate.simulate.page import write_page
+from dynamiccl.evaluate.simulate.page import write_simulation
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
@@ -78,7 +78,7 @@ def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
     compared = conclude(setting, played)
     delay = delay_calls(simple_contenders(setting)[0].world)
     ours = frozenset(name for name in played.totals if "policy" in name)
-    write_page(compared, ours, delay, page)
+    write_simulation(compared, ours, delay, page)
     return {
         "data_sets": {DATA_SET: {row.name: _figures(row) for row in compared.rows}},
         "agents_calls": CALLS,

@@ -20,8 +20,8 @@ from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, Algorithm, Collective, Config
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import find_system
+from dynamiccl.train.cautious.gaussian import Kernel, Posterior, fit_kernel
 from dynamiccl.train.cautious.tasks import Rows
-from dynamiccl.train.gaussian import Kernel, Posterior, fit_kernel
 
 Floats = npt.NDArray[np.float64]
 

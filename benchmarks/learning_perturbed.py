@@ -27,8 +27,8 @@ from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy
+from dynamiccl.train.cautious.fit import fit_gaussian
 from dynamiccl.train.fit import fit
-from dynamiccl.train.gaussian import fit_gaussian
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 

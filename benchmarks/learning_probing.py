@@ -29,8 +29,8 @@ from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key, State
 from dynamiccl.train.cautious.caution import MIN_GAIN
+from dynamiccl.train.cautious.gaussian import Posterior
 from dynamiccl.train.cautious.tasks import Rows
-from dynamiccl.train.gaussian import Posterior
 
 Actions = npt.NDArray[np.int64]
 CAUTION: Final = 2.0

@@ -55,14 +55,15 @@ def score(
     tasks slower than the default beyond the noise (null: nobody knows the noise).
     """
     found = make_report(Path(data), [("policy", _policy(run, tracking_uri))], Path(out))
-    columns = {
-        "regret": "mean",
-        "time_over_default": "ratio_to_default",
-        "slower": "slower_than_default",
-    }
     rows = [
-        {"system": system.system, "policy": each.policy, "tasks": each.tasks}
-        | {name: getattr(each, source) for name, source in columns.items()}
+        {
+            "system": system.system,
+            "policy": each.policy,
+            "tasks": each.tasks,
+            "regret": each.mean,
+            "time_over_default": each.ratio_to_default,
+            "slower": each.slower_than_default,
+        }
         for system in found.systems
         for each in system.summaries
     ]
@@ -83,6 +84,5 @@ def export(
 
 def _policy(run: FitSummary | str, tracking_uri: str) -> Path:
     """The policy directory of a run."""
-    return policy_directory(
-        run.run_directory if isinstance(run, FitSummary) else str(run), tracking_uri
-    )
+    named = run.run_directory if isinstance(run, FitSummary) else run
+    return policy_directory(named, tracking_uri)

@@ -17,19 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import __version__
-from dynamiccl.errors import DynamicclError, Interrupted, MachineError, MissingPath, UserError
+from dynamiccl.errors import DynamicclError, Interrupted, MachineError, UserError
 
 #: Packages that only some commands need -> the extra that brings them.
 _EXTRAS: Final = {
-    "d3rlpy": "train",
-    "gym_notices": "train",
+    **dict.fromkeys(("d3rlpy", "gym_notices", "mlflow", "scipy", "torch"), "train"),
     "jinja2": "evaluate",
     "matplotlib": "plot",
-    "mlflow": "train",
     "optuna": "optuna",
     "ray": "ray",
-    "scipy": "train",
-    "torch": "train",
 }
 INTERRUPTED: Final = Interrupted.exit_code
 #: Seconds until what takes long says so where there is no terminal.
@@ -121,13 +117,13 @@ def working(what: str) -> Iterator[None]:
     """
     ended, stream, began = threading.Event(), sys.stderr, time.monotonic()
     in_place = stream.isatty()
+    end = "" if in_place else "\n"
 
     def tell() -> None:
         wait_s = 1.0 if in_place else FIRST_LINE_S
         while not ended.wait(wait_s):
             told = f"{what}: {time.monotonic() - began:.0f} s"
-            stream.write(f"\r{told}" if in_place else f"{told}\n")
-            stream.flush()
+            print(f"\r{told}" if in_place else told, end=end, file=stream, flush=True)
             wait_s = 1.0 if in_place else 30.0
 
     teller = threading.Thread(target=tell, daemon=True)
@@ -138,8 +134,7 @@ def working(what: str) -> Iterator[None]:
         ended.set()
         teller.join()
         if in_place:
-            stream.write("\r\x1b[K")
-            stream.flush()
+            print("\r\x1b[K", end="", file=stream, flush=True)
 
 
 @contextmanager
@@ -162,14 +157,6 @@ def configure_logging(*, verbose: bool) -> None:
 def print_json(document: object) -> None:
     """Write one JSON document to stdout."""
     print(json.dumps(document, indent=2, sort_keys=False, allow_nan=False))
-
-
-def check_plan_file(path: Path) -> None:
-    """Raise UserError or MissingPath when `--plan` cannot create the file."""
-    if path.exists():
-        raise UserError(f"--plan {path}: it exists already; name another file, or remove it")
-    if not path.parent.is_dir():
-        raise MissingPath("directory", path.parent, "make it, or write elsewhere")
 
 
 def parse_group(text: str) -> tuple[int, int]:

@@ -98,9 +98,7 @@ class ProgramResult:
     @property
     def first_line(self) -> str:
         """The first line of output that is not empty, or "no output"."""
-        return next(
-            (line.strip() for line in self.output.splitlines() if line.strip()), "no output"
-        )
+        return next(filter(str.strip, self.output.splitlines()), "no output").strip()
 
     @property
     def last_line(self) -> str:

@@ -1,20 +1,5 @@
 """All errors that DynamICCL raises on purpose, with the exit codes of commands.
 
-    DynamicclError
-      UserError                exit 2: the command line, recipe or sweep file is wrong
-        UnknownName            a name that is in no list; the message lists what exists
-        InvalidSweep           a sweep file that does not describe a grid
-        MissingPath            a file or directory that is not there
-      DataError                exit 3: a file is not what it says it is
-        OutputError            benchmark output without a usable row; carries path and line
-        SchemaMismatch         columns or schema version that this release does not read
-        CorruptFile            bytes that do not decode (Parquet, JSON, table)
-        ArtifactMismatch       an artifact that differs from its manifest
-        NotEnoughData          a data set too small for what was asked of it
-      MachineError             exit 4: the machine failed us
-        PluginError            the built plugin cannot be loaded or called
-      Interrupted              exit 130: Ctrl-C; the message says what is kept, and how to go on
-
 A message says what was wrong, the value, the choices and the fix, on one line.
 """
 

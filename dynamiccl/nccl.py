@@ -6,7 +6,7 @@ Paths such as `src/enqueue.cc` are in NVIDIA/nccl at v2.30.7-1 unless a tag is g
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, Self
@@ -107,9 +107,8 @@ NUM_ALGORITHMS: Final = len(Algorithm)
 NUM_PROTOCOLS: Final = len(Protocol)
 #: A cost cell with this value is not available and is never written (`src/include/nccl_tuner.h`).
 COST_IGNORE: Final = -1.0
-#: MAXCHANNELS since 2.25; it was 32 before (`src/include/device.h`).
+#: MAXCHANNELS since 2.25 (`src/include/device.h`).
 MAX_CHANNELS: Final = 64
-MAX_CHANNELS_BEFORE_2_25: Final = 32
 #: A Ring row this much dearer than the cheapest other cell was relegated by NCCL on purpose
 #: (x1024 for fp8 on more than 8 ranks, `src/enqueue.cc:2017`): it counts as unavailable.
 RELEGATED_COST_RATIO: Final = 100.0
@@ -220,10 +219,8 @@ class Config:
         """
         if self == ABSTAIN:
             return "ABSTAIN"
-        parts = [
-            self.algorithm.wire if self.algorithm is not None else "auto",
-            self.protocol.wire if self.protocol is not None else "auto",
-        ]
+        cell = self.algorithm, self.protocol
+        parts = ["auto" if each is None else each.wire for each in cell]
         if self.num_channels is not None:
             parts.append(f"{self.num_channels}ch")
         if self.chunk_bytes is not None:
@@ -253,42 +250,29 @@ def invalid_reason(
         return None
     if not collective.tunable:
         return f"NCCL never asks a tuner about {collective.wire}"
-    reason = _invalid_number(config, version)
-    if reason is not None or config.algorithm is None:
-        return reason
-    return _invalid_algorithm(config.algorithm, config.protocol, collective) or _too_early(
-        config.algorithm, version, num_nodes
-    )
+    return next(_invalid_reasons(config, collective, version, num_nodes), None)
 
 
-def _invalid_number(config: Config, version: NcclVersion | None) -> str | None:
+def _invalid_reasons(
+    config: Config, collective: Collective, version: NcclVersion | None, num_nodes: int | None
+) -> Iterator[str]:
     old = version is not None and version < NcclVersion(2, 25)
-    limit = MAX_CHANNELS_BEFORE_2_25 if old else MAX_CHANNELS
+    limit = 32 if old else MAX_CHANNELS  # MAXCHANNELS before (src/include/device.h)
     if config.num_channels is not None and not 1 <= config.num_channels <= limit:
-        return f"{config.num_channels} channels are outside 1..{limit}"
+        yield f"{config.num_channels} channels are outside 1..{limit}"
     since = TUNER_ABI_SINCE[6]
     if config.chunk_bytes is not None and version is not None and version < since:
-        return f"a chunk size needs NCCL {since} and this is {version}"
-    return None
-
-
-def _invalid_algorithm(
-    algorithm: Algorithm, protocol: Protocol | None, collective: Collective
-) -> str | None:
+        yield f"a chunk size needs NCCL {since} and this is {version}"
+    algorithm, protocol = config.algorithm, config.protocol
+    if algorithm is None:
+        return
     protocols = VALID_PROTOCOLS[collective].get(algorithm)
     if protocols is None:
-        return f"{collective.wire} has no {algorithm.wire}"
-    if protocol is not None and protocol not in protocols:
-        return f"{algorithm.wire} has no {protocol.wire} for {collective.wire}"
-    return None
-
-
-def _too_early(
-    algorithm: Algorithm, version: NcclVersion | None, num_nodes: int | None
-) -> str | None:
-    since = ALGORITHM_SINCE.get(algorithm)
-    if version is not None and since is not None and version < since:
-        return f"{algorithm.wire} needs NCCL {since} and this is {version}"
+        yield f"{collective.wire} has no {algorithm.wire}"
+    elif protocol is not None and protocol not in protocols:
+        yield f"{algorithm.wire} has no {protocol.wire} for {collective.wire}"
+    begun = ALGORITHM_SINCE.get(algorithm)
+    if version is not None and begun is not None and version < begun:
+        yield f"{algorithm.wire} needs NCCL {begun} and this is {version}"
     if num_nodes == 1 and algorithm is Algorithm.NVLSTree:
-        return "NVLSTree needs more than one node"
-    return None
+        yield "NVLSTree needs more than one node"

@@ -67,7 +67,8 @@ MAX_CALLS: Final = 1 << 24
 #: FNV-1a, 64 bits (draft-eastlake-fnv): not a signature, only a guard against damaged files.
 FNV_OFFSET: Final = 0xCBF29CE484222325
 FNV_PRIME: Final = 0x100000001B3
-_AUTO: Final = -1
+#: In an algorithm or protocol column: NCCL decides that knob itself.
+AUTO: Final = -1
 _INT32_MAX: Final = (1 << 31) - 1
 _HEADER: Final = struct.Struct("<8sI9i")
 _RUN: Final = struct.Struct("<QQ")
@@ -151,7 +152,7 @@ class Schedule:
                 _HEADER.pack(SCHEDULE_MAGIC, SCHEDULE_VERSION, *shape, *counts),
                 *(_RUN.pack(*run) for run in self.warmup),
                 struct.pack(f"<{len(self.sizes)}Q", *self.sizes),
-                *map(_packed, index),
+                *(_CONFIG.pack(*config_columns(config)) for config in index),
                 struct.pack(f"<{len(blocks)}H", *map(index.__getitem__, blocks)),
             )
         )
@@ -221,12 +222,13 @@ def fnv1a(data: bytes) -> int:
     return digest
 
 
-def _packed(config: Config) -> bytes:
-    return _CONFIG.pack(
-        _AUTO if config.algorithm is None else config.algorithm,
-        _AUTO if config.protocol is None else config.protocol,
+def config_columns(config: Config) -> tuple[int, int, int, int, int]:
+    """A config as schedules and tables hold it; the fourth, `act`, is 0 for ABSTAIN alone."""
+    return (
+        AUTO if config.algorithm is None else config.algorithm,
+        AUTO if config.protocol is None else config.protocol,
         config.num_channels or 0,
-        config != ABSTAIN,
+        int(config != ABSTAIN),
         config.chunk_bytes or 0,
     )
 

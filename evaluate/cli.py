@@ -13,13 +13,12 @@ from dynamiccl.evaluate.commands.forecast import forecast_command
 from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, open_bar, stderr
+from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
     **cli.APPLICATION,
 )
-_TrackingUri = Annotated[str, typer.Option(help="MLflow store that holds the run ids.")]
 
 
 def main() -> None:
@@ -38,7 +37,7 @@ def report_command(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Where results.parquet and report.html go.")],
-    tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
+    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     log: Annotated[
         bool, typer.Option(help="Keep page and figures among the artifacts of each RUN_ID given.")
     ] = True,
@@ -110,7 +109,7 @@ def simulate_command(
     calls: simulating.CallsOption = 100_000,
     jobs: Annotated[int, typer.Option(help="Jobs at once, for each seed.", min=1)] = 4,
     seeds: Annotated[int, typer.Option(help="Seeds: 5 for intervals worth the name.", min=1)] = 5,
-    tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
+    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Simulate whole jobs in a changing network: policies, searches, fixed choices, oracle.

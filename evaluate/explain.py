@@ -150,14 +150,7 @@ def _gate(policy_dir: Path, support: Support, asked: Query, index: int) -> Cell 
     if gated is None:
         return None
     place = (support.system, support.num_nodes, support.num_ranks, asked.collective.wire, index)
-    return next(
-        (
-            cell
-            for cell in gated.cells
-            if (cell.system, cell.num_nodes, cell.num_ranks, cell.collective, cell.bin) == place
-        ),
-        None,
-    )
+    return next((cell for cell in gated.cells if cell.place == place), None)
 
 
 def _gain(ratio: float) -> str:

@@ -1,8 +1,8 @@
 """The policies of a report: learned ones and baselines."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any
 
 import polars as pl
 
@@ -25,39 +25,9 @@ from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Oracle, Poli
 from dynamiccl.train.policy import TorchPolicy
 
 
-def _nearest(training: TaskGrid, validation: TaskGrid, _catalogue: Catalogue) -> Policy:
-    make = partial(NearestNeighbours, training)
-    return Picked(make, NearestNeighbours.SETTINGS, validation)
-
-
-def _regions(training: TaskGrid, validation: TaskGrid, _catalogue: Catalogue) -> Policy:
-    return Picked(partial(RegionTable, training), RegionTable.SETTINGS, validation)
-
-
-def _tree(training: TaskGrid, validation: TaskGrid, catalogue: Catalogue) -> Policy:
-    make = partial(DecisionTree, training, catalogue)
-    return Picked(make, DecisionTree.SETTINGS, validation)
-
-
-def _boosting(training: TaskGrid, validation: TaskGrid, catalogue: Catalogue) -> Policy:
-    make = partial(GradientBoosting, training, catalogue)
-    return Picked(make, GradientBoosting.SETTINGS, validation)
-
-
-#: How each baseline that tries nothing is made of training tasks; settings by validation tasks.
-BASELINES: Final[Mapping[str, Callable[[TaskGrid, TaskGrid, Catalogue], Policy]]] = {
-    NcclDefault.name: lambda *_: NcclDefault(),
-    Random.name: lambda *_: Random(),
-    BestFixed.name: lambda training, *_: BestFixed(training),
-    PooledFixed.name: lambda training, *_: PooledFixed(training),
-    FiveBins.name: lambda training, *_: FiveBins(training),
-    RegionTable.name: _regions,
-    NearestSize.name: lambda training, *_: NearestSize(training),
-    Interpolated.name: lambda training, *_: Interpolated(training),
-    NearestNeighbours.name: _nearest,
-    DecisionTree.name: _tree,
-    GradientBoosting.name: _boosting,
-}
+def _picked(kind: Any, validation: TaskGrid, *known: TaskGrid | Catalogue) -> Policy:
+    """A baseline with one of its SETTINGS, made of what is `known`."""
+    return Picked(partial(kind, *known), kind.SETTINGS, validation)
 
 
 def make_policies(
@@ -76,14 +46,24 @@ def make_policies(
     """
     return [
         *(LearnedPolicy(policy, catalogue, name) for name, policy in learned),
-        *(make(training, validation, catalogue) for make in BASELINES.values()),
+        NcclDefault(),
+        Random(),
+        BestFixed(training),
+        PooledFixed(training),
+        FiveBins(training),
+        _picked(RegionTable, validation, training),
+        NearestSize(training),
+        Interpolated(training),
+        _picked(NearestNeighbours, validation, training),
+        _picked(DecisionTree, validation, training, catalogue),
+        _picked(GradientBoosting, validation, training, catalogue),
         *(
             []
             if costs is None or costs.is_empty()
             else [CostTimesResidual(training, catalogue, costs)]
         ),
-        Picked(Ucb1, Ucb1.SETTINGS, validation),
-        Picked(partial(EpsilonGreedy, catalogue), EpsilonGreedy.SETTINGS, validation),
-        Picked(partial(CoordinateDescent, catalogue), CoordinateDescent.SETTINGS, validation),
+        _picked(Ucb1, validation),
+        _picked(EpsilonGreedy, validation, catalogue),
+        _picked(CoordinateDescent, validation, catalogue),
         Oracle(),
     ]

@@ -18,8 +18,7 @@ from dynamiccl.evaluate.figures.drawing import family_title, order_by_size
 from dynamiccl.evaluate.figures.families import curves, heat_map
 from dynamiccl.evaluate.figures.regret import regret_by_octave, regret_by_size
 from dynamiccl.evaluate.metrics import Summary, simple_baselines
-from dynamiccl.evaluate.ope.logged import LoggedValue
-from dynamiccl.evaluate.ope.report_blocks import logged_blocks
+from dynamiccl.evaluate.ope.logged import LoggedValue, logged_blocks
 from dynamiccl.evaluate.page import HEADS, cells, crossfit_text
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.sizes import BINS_PER_OCTAVE

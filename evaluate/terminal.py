@@ -10,7 +10,6 @@ from rich.table import Table
 from dynamiccl.evaluate.metrics import Summary
 from dynamiccl.evaluate.report import Report, first_lines
 from dynamiccl.evaluate.simulate.compare import Comparison, Row
-from dynamiccl.evaluate.simulate.page import PAGE_NAME
 from dynamiccl.evaluate.systems import SystemReport
 from dynamiccl.train.commands.options import wide_stdout
 
@@ -85,7 +84,7 @@ def print_comparison(found: Comparison, out: Path) -> None:
     for row in found.rows:
         table.add_row(*_simulate_cells(row))
     console.print(table)
-    _say(console, str(out / PAGE_NAME))
+    _say(console, str(out / "simulate.html"))
 
 
 def _simulate_cells(row: Row) -> tuple[str, ...]:

@@ -3,14 +3,15 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from dynamiccl.evaluate.blocks import FigureBlock
-from dynamiccl.evaluate.figures.learning import learning_curves
+from dynamiccl.evaluate.figures.drawing import svg_text
 from dynamiccl.train import SUMMARY_NAME, tracking
+from dynamiccl.train.plots import training_curves
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,16 @@ class Training:
             text += f"; the weights of step {self.best_step} were exported (dotted line)"
         if self.default_regret is not None:
             text += f"; NCCL's default has {self.default_regret:.2%} there (dashed line)"
-        svg = learning_curves(
-            self.losses, self.regrets, best_step=self.best_step, default_regret=self.default_regret
+        curves: dict[str, Sequence[float]] = {
+            "steps": list(self.losses),
+            "losses": list(self.losses.values()),
+            "regrets": list(self.regrets.values()),
+        }
+        figure = training_curves(
+            curves, best_step=self.best_step, default_regret=self.default_regret
         )
-        return FigureBlock(f"Learning curves of {policy}", f"training-{policy}", svg, f"{text}.")
+        title = f"Learning curves of {policy}"
+        return FigureBlock(title, f"training-{policy}", svg_text(figure), f"{text}.")
 
 
 def log_report(files: Iterable[Path], run_id: str, tracking_uri: str, data_hash: str) -> str:

@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from dynamiccl.datasets.carried import with_shape
-from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
+from dynamiccl.datasets.features import (
+    WINDOW_LENGTH,
+    Observations,
+    feature_table,
+    window_table,
+)
 from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
     GATE_NAME,
@@ -28,10 +33,9 @@ from dynamiccl.datasets.manifest import (
     Manifest,
     Support,
 )
-from dynamiccl.datasets.questions import cold_questions, table_supports
+from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, check_trigger, differing_share
-from dynamiccl.serve.make_table import make_table
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import ScriptedPolicy
@@ -165,7 +169,7 @@ def _build(
     for support in supports:
         path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_table(policy, manifest, support).to_bytes())
+        path.write_bytes(_make_table(policy, manifest, support).to_bytes())
     if trigger is not None:
         shutil.copyfile(trigger, out / TRIGGER_NAME)
     from dynamiccl.serve.brain_module import write_brain
@@ -175,6 +179,21 @@ def _build(
     write_brain(out / POLICY_NAME, configs, questions, out / BRAIN_NAME, trigger)
     manifest.write(out)
     PluginIndex.of_artifact(out, supports).write(out)
+
+
+def _make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
+    """Ask the policy about every bin and every tuned collective of one communicator shape."""
+    asked = cold_questions(manifest, support)
+    actions = decide(policy, Observations.cold(asked.context), asked.mask)
+    configs = manifest.actions().configs
+    chosen = [configs[action] for action in actions]
+    rows = [chosen[i : i + asked.num_bins] for i in range(0, len(chosen), asked.num_bins)]
+    return DecisionTable.from_configs(
+        rows,
+        num_nodes=support.num_nodes,
+        num_ranks=support.num_ranks,
+        first_bin=asked.first_bin,
+    )
 
 
 def _trigger_facts(trigger: Path) -> dict[str, Any]:
@@ -209,7 +228,7 @@ def verify_artifact(directory: Path) -> Artifact:
     policy = ScriptedPolicy(directory / POLICY_NAME)
     for support, info in zip(table_supports(artifact.manifest), artifact.tables, strict=True):
         path = directory / info.path
-        decided = make_table(policy, artifact.manifest, support)
+        decided = _make_table(policy, artifact.manifest, support)
         differing = differing_share(DecisionTable.read(path), decided)
         if differing > NEAR_TIES:
             raise ArtifactMismatch(

@@ -27,8 +27,8 @@ from dynamiccl.datasets.history_columns import (
 from dynamiccl.datasets.network_sense import ebb_gbytes_per_s
 from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import Config
+from dynamiccl.schedule import config_columns
 from dynamiccl.serve.job_state import asking
-from dynamiccl.serve.table import entry_of
 from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation
 from dynamiccl.serve.watcher import NoWatcher, Watcher
 
@@ -159,7 +159,7 @@ class BrainModule(nn.Module):
         ]
         self.contexts = [torch.from_numpy(asked.context) for asked in questions]
         self.masks = [torch.from_numpy(asked.mask) for asked in questions]
-        rows = [entry_of(config) for config in configs]
+        rows = [config_columns(config) for config in configs]
         self.register_buffer("entries", torch.tensor(rows, dtype=torch.int32))
 
     @torch.jit.export

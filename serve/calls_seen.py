@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -107,7 +107,4 @@ def calls_in_trace(path: Path, num_nodes: int | None, num_ranks: int | None) -> 
             if nodes < 1 or ranks < 1:
                 raise UserError(f"{path}:{line} names no ranks or nodes; add --ranks and --nodes")
             found[collective, size_bin(size), nodes, ranks] += count
-    return [
-        replace(Called(*key, calls=0), calls=count)
-        for key, count in sorted(found.items(), key=lambda item: item[0])
-    ]
+    return [Called(*key, count) for key, count in sorted(found.items())]

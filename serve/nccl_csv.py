@@ -9,13 +9,15 @@ force ONE channel (plugin.c:361). We therefore write 0, which leaves NCCL's own 
 What that format cannot say is left out and counted: to abstain, and a config with an AUTO knob.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.nccl import Algorithm, Collective, Config
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.sizes import bin_center_bytes, bin_first_byte
+from dynamiccl.sizes import bin_first_byte
 
 _ALGORITHMS: Final = {
     Algorithm.CollNetDirect: "collnet_direct",
@@ -52,15 +54,13 @@ def nccl_csv(table: DecisionTable) -> NcclCsv:
     return NcclCsv("\n".join(lines) + "\n", abstaining, auto)
 
 
-def _ranges(table: DecisionTable, collective: Collective) -> list[tuple[int, int, Config | None]]:
-    ranges: list[tuple[int, int, Config | None]] = []
-    for index in range(table.first_bin, table.first_bin + table.num_bins):
-        config = table.lookup(collective, bin_center_bytes(index))
-        if ranges and ranges[-1][2] == config:
-            ranges[-1] = (ranges[-1][0], index, config)
-        else:
-            ranges.append((index, index, config))
-    return ranges
+def _ranges(
+    table: DecisionTable, collective: Collective
+) -> Iterator[tuple[int, int, Config | None]]:
+    bins = range(table.first_bin, table.first_bin + table.num_bins)
+    for config, group in groupby(bins, key=lambda index: table.at(collective, index)):
+        same = list(group)
+        yield same[0], same[-1], config
 
 
 def _line(

@@ -46,15 +46,13 @@ from dynamiccl.nccl import (
     Protocol,
     invalid_reason,
 )
-from dynamiccl.schedule import fnv1a
+from dynamiccl.schedule import AUTO, config_columns, fnv1a
 from dynamiccl.sizes import BINS_PER_OCTAVE, MAX_SIZE_BITS, size_bin
 
 MAGIC: Final = b"DCTABLE\0"
 FORMAT_VERSION: Final = 1
 #: Bins run from 0 to one below this: every size that has a bin at all.
 MAX_BINS: Final = size_bin((1 << MAX_SIZE_BITS) - 1) + 1
-#: In an algorithm or protocol column: NCCL decides that knob itself.
-AUTO: Final = -1
 #: One decision. `num_channels` and `chunk_bytes` are 0 where NCCL decides; `act` is 0 to abstain.
 ENTRY: Final = np.dtype(
     [
@@ -131,7 +129,7 @@ class DecisionTable:
 
         Raises ValueError for rows of unequal length and for what NCCL cannot run.
         """
-        rows = [[entry_of(config) for config in row] for row in configs]
+        rows = [[config_columns(config or ABSTAIN) for config in row] for row in configs]
         try:
             entries = np.array(rows, dtype=ENTRY)
         except OverflowError as error:
@@ -210,19 +208,6 @@ class DecisionTable:
 
     def __hash__(self) -> int:
         return hash(self.to_bytes())
-
-
-def entry_of(config: Config | None) -> tuple[int, int, int, int, int]:
-    """The columns of ENTRY for one decision; None and ABSTAIN abstain."""
-    if config is None or config == ABSTAIN:
-        return (AUTO, AUTO, 0, 0, 0)
-    return (
-        AUTO if config.algorithm is None else config.algorithm,
-        AUTO if config.protocol is None else config.protocol,
-        config.num_channels or 0,
-        1,
-        config.chunk_bytes or 0,
-    )
 
 
 def _config(entry: Any) -> Config:

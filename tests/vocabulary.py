@@ -91,7 +91,7 @@ def _limits() -> Iterator[str]:
         ("NumAlgorithms", NUM_ALGORITHMS),
         ("NumProtocols", NUM_PROTOCOLS),
         ("MaxChannels", MAX_CHANNELS),
-        ("Auto", table.AUTO),
+        ("Auto", schedule.AUTO),
         ("OldestNccl", OLDEST_ACTING.code),
         ("NewestNccl", NEWEST_ACTING.code + 99),
     ):

@@ -1,19 +1,23 @@
 """Output of a training run: a policy that abstains by a margin, its directory, and a summary."""
 
+import json
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 import dynamiccl
 from dynamiccl.datasets.cells import run_names, usable
 from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
-from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
+from dynamiccl.datasets.manifest import POLICY_FOLDER, POLICY_NAME, Manifest
 from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.supports import find_other_shapes, find_supports
+from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.heads import Member
 from dynamiccl.train.policy_module import PolicyModule, StatefulPolicyModule
@@ -63,8 +67,42 @@ def with_margin(
     return module, margin, regret
 
 
-def export_policy(
-    folder: Path, module: nn.Module, data: TrainingData, recipe: Recipe, margin: float
+def end_run(
+    run: tracking.Run,
+    scratch: Path,
+    policy: tuple[nn.Module, float],
+    data: TrainingData,
+    recipe: Recipe,
+    **found: Any,
+) -> FitSummary:
+    """Write policy (module and margin) and recipe beside what `scratch` holds, and log all of it.
+
+    `found`: what only this kind of run can say of its summary.
+    """
+    (scratch / POLICY_FOLDER).mkdir()
+    manifest = _export_policy(scratch / POLICY_FOLDER, *policy, data, recipe)
+    (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
+    if recipe.source:
+        shutil.copy(recipe.source, scratch / "recipe.py")
+    summary = FitSummary(
+        run_id=run.run_id,
+        run_directory=str(run.directory or run.artifact_uri),
+        recipe=recipe.name,
+        validation_default_regret=data.default_regret(),
+        validation_tasks=data.validation.tasks.height,
+        abstain_margin=policy[1],
+        num_actions=len(manifest.catalogue),
+        counts=asdict(data.training.counts),
+        **found,
+    )
+    # Written last: if it exists, all other files do.
+    run.log_folder(scratch)
+    run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+    return summary
+
+
+def _export_policy(
+    folder: Path, module: nn.Module, margin: float, data: TrainingData, recipe: Recipe
 ) -> Manifest:
     """Write a policy directory: the module as TorchScript, and its manifest."""
     save_script(module, folder / POLICY_NAME)

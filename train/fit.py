@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import socket
 import tempfile
 import time
@@ -17,31 +16,26 @@ import d3rlpy
 import numpy as np
 import torch
 
-from dynamiccl.datasets.manifest import POLICY_FOLDER
 from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.train import SUMMARY_NAME, tracking
+from dynamiccl.train import tracking
 from dynamiccl.train.action_head import ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
-from dynamiccl.train.cautious.fit import Fitted
 from dynamiccl.train.cautious.run import fit_and_export
 from dynamiccl.train.cost_base import base_residuals
 from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.export import FitSummary, export_policy, with_margin
-from dynamiccl.train.gaussian import fit_gaussian
+from dynamiccl.train.export import FitSummary, end_run, with_margin
 from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.online.loop import OnlineLoop
 from dynamiccl.train.online.make import make_loop as make_online_loop
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import ONLINE, CostBase
+from dynamiccl.train.recipe_checks import CAUTIOUS, ONLINE, CostBase
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Called after each epoch with the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
-#: Algorithms outside of d3rlpy -> function (data, alpha, seed) that fits one.
-CAUTIOUS: Final[Mapping[str, Callable[..., Fitted]]] = {"GaussianProcess": fit_gaussian}
 #: The state file from which a killed run resumes; removed when the run finishes.
 _STATE_NAME: Final = "state.pt"
 #: The arguments of a run, to resume one that was killed before its first epoch.
@@ -113,7 +107,7 @@ def _train(  # noqa: PLR0913 - all of a run
 ) -> FitSummary:
     """Train and export; continues from `state` if given."""
     if recipe.algorithm in CAUTIOUS:
-        summary = fit_and_export(CAUTIOUS[recipe.algorithm], data, recipe, seed, run)
+        summary = fit_and_export(data, recipe, seed, run)
     else:
         loop, algorithm = _make_loop(data, recipe, seed, run, ray)
         if state is not None:
@@ -292,19 +286,11 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     members_of(algorithm).load_state_dict(best.weights)
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
     module, margin, regret = with_margin(_members(algorithm), data, recipe)
-    manifest = export_policy(_made(scratch / POLICY_FOLDER), module, data, recipe, margin)
-    (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
-    if recipe.source:
-        shutil.copy(recipe.source, scratch / "recipe.py")
     default = data.default_regret()
     from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
 
-    training_curves(
-        _made(scratch / "plots") / "training.png",
-        loop.curves,
-        best_step=best.step,
-        default_regret=default,
-    )
+    figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
+    figure.savefig(_made(scratch / "plots") / "training.png", dpi=120)
     final = {
         "best_validation_regret": regret,
         "default_validation_regret": default,
@@ -312,24 +298,9 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
         "train_seconds": seconds,
     }
     run.log_metrics(final, step=recipe.steps)
-    summary = FitSummary(
-        run_id=run.run_id,
-        run_directory=str(run.directory or run.artifact_uri),
-        recipe=recipe.name,
-        steps=recipe.steps,
-        seconds=seconds,
-        best_step=best.step,
-        validation_regret=regret,
-        validation_default_regret=default,
-        validation_tasks=data.validation.tasks.height,
-        abstain_margin=margin,
-        num_actions=len(manifest.catalogue),
-        counts=asdict(data.training.counts),
-    )
-    # Written last: if it exists, all other files do.
-    run.log_folder(scratch)
-    run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
-    return summary
+    told = {"steps": recipe.steps, "seconds": seconds, "best_step": best.step}
+    policy = module, margin
+    return end_run(run, scratch, policy, data, recipe, validation_regret=regret, **told)
 
 
 def _state_path(run: tracking.Run) -> Path:

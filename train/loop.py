@@ -17,7 +17,7 @@ from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Version of the state format.
-STATE_VERSION: Final = 3
+STATE_VERSION: Final = 4
 
 
 @dataclass(frozen=True, slots=True)

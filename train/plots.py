@@ -1,7 +1,6 @@
 """Plots of a training run."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -10,13 +9,9 @@ mpl.use("Agg")
 
 
 def training_curves(
-    path: Path,
-    curves: Mapping[str, Sequence[float]],
-    *,
-    best_step: int,
-    default_regret: float,
-) -> None:
-    """Loss and validation regret by gradient step, the chosen checkpoint marked, as a PNG.
+    curves: Mapping[str, Sequence[float]], *, best_step: int | None, default_regret: float | None
+) -> Figure:
+    """Loss and validation regret by gradient step, the exported step marked; None: not known.
 
     `curves` holds `steps`, `losses` and `regrets`, of equal length; regrets are fractions. Where it
     has `speedups`, of actors in simulated worlds, and `validation_speedups`, these stand in the
@@ -31,18 +26,20 @@ def training_curves(
             steps, curves["validation_speedups"], color="tab:red", label="most likely actions"
         )
         left.axhline(1.0, color="grey", linestyle="--")
-        left.axvline(best_step, color="tab:red", alpha=0.4, linestyle=":")
         left.legend(loc="lower right", fontsize=8)
         left.set(xlabel="update", ylabel="speedup over NCCL's own choice")
     else:
         left.plot(steps, losses, color="tab:blue")
         left.set(xlabel="gradient step", ylabel="loss (Huber in log time)", yscale="log")
     right.plot(steps, [100 * value for value in regrets], color="tab:red")
-    right.axhline(100 * default_regret, color="grey", linestyle="--", label="NCCL's default")
-    right.axvline(best_step, color="tab:red", alpha=0.4, linestyle=":", label="chosen checkpoint")
+    if default_regret is not None:
+        right.axhline(100 * default_regret, color="grey", linestyle="--", label="NCCL's default")
+    if best_step is not None:
+        left.axvline(best_step, color="tab:red", linestyle=":")
+        right.axvline(best_step, color="tab:red", linestyle=":", label=f"exported ({best_step})")
     right.legend(loc="upper right", fontsize=8)
     right.set(xlabel="gradient step", ylabel="mean regret on validation bins (%)")
     right.set_ylim(bottom=0)
     for axes in (left, right):
         axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, dpi=120)
+    return figure

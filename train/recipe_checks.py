@@ -29,15 +29,13 @@ class RewardScale(StrEnum):
     """The reward of actors in simulated worlds.
 
     `raw`: minus the time in ms; `reference`: minus time / NCCL's default in quiet; `clipped`: the
-    same, clipped at -2 (cf. the clipped rewards of Atari agents); `log`: minus its logarithm;
-    `popart`: as `raw`, to a critic that normalises what it learns (train/online/popart.py).
+    same, clipped at -2 (cf. the clipped rewards of Atari agents); `log`: minus its logarithm.
     """
 
     RAW = "raw"
     REFERENCE = "reference"
     CLIPPED = "clipped"
     LOG = "log"
-    POPART = "popart"
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -85,11 +83,6 @@ def _check_algorithm(recipe: Recipe) -> None:
         raise UserError(
             "seen_decisions=0 with state_units: the state needs the last decision; --set "
             "seen_decisions=1, or state_units=0"
-        )
-    if recipe.reward_scale == RewardScale.POPART and recipe.algorithm != "IMPALA":
-        raise UserError(
-            f"reward_scale=popart changes weights that one learner has alone, and '{recipe.name}' "
-            f"is {recipe.algorithm}: take 'impala-lstm', or --set reward_scale=log"
         )
     if recipe.state_units and recipe.algorithm not in ONLINE:
         raise UserError(

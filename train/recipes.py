@@ -1,4 +1,4 @@
-"""Recipes: named functions that return a complete, frozen training set-up.
+"""Recipes: complete, frozen training set-ups, by name.
 
 `dynamiccl-train list` shows them; `--set key=value` changes a field for one run and is recorded. A
 recipe can also be a file of one's own (`docs/add-recipe.md`).
@@ -7,7 +7,7 @@ recipe can also be a file of one's own (`docs/add-recipe.md`).
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,29 +20,63 @@ from dynamiccl.train.recipe_checks import check_recipe
 _FIXED: Final = ("name", "summary", "source", "algorithm")
 
 
-def ddqn_dueling() -> Recipe:
-    """Double DQN with a dueling head, feed-forward over the flattened window."""
-    return Recipe(
-        name="ddqn-dueling",
-        summary="double DQN, dueling head in log time, MLP over window and context",
-        algorithm="DoubleDQN",
-    )
-
-
-def ddqn_actions() -> Recipe:
-    """Double DQN whose head has actions as inputs, over NCCL's own costs."""
-    return replace(
-        ddqn_dueling(),
+#: Double DQN with a dueling head, feed-forward over the flattened window.
+_DDQN_DUELING: Final = Recipe(
+    name="ddqn-dueling",
+    summary="double DQN, dueling head in log time, MLP over window and context",
+    algorithm="DoubleDQN",
+)
+#: A Gaussian process over configs, with NCCL's cost model as its mean; not RL.
+_GAUSSIAN_PROCESS: Final = Recipe(
+    name="gaussian-process",
+    summary="Gaussian process over NCCL's own costs: for tables of quiet systems",
+    algorithm="GaussianProcess",
+    use_calls=False,
+)
+#: Asynchronous advantage actor-critic (Mnih et al. 2016), in the simulator.
+_A3C: Final = Recipe(
+    name="a3c",
+    summary="A3C: actors that play in simulated worlds, one policy",
+    algorithm="A3C",
+    action_inputs=True,
+    places="b300-nvlink:decode+lora:busy-host,b300-nvlink:moe:busy-host",
+    # Rounds of 28 ms, and states that last for seconds.
+    gamma=0.9,
+    num_steps=20,
+    # Longer than states last, so that first uses of algorithms are the few that they are.
+    episode_rounds=400,
+    # An LSTM takes as long for 32 jobs as for 8: most of it is the way from key to key.
+    jobs=32,
+    learning_rate=0.004,
+    average_decay=0.98,
+    entropy_start=0.02,
+    steps=2_000,
+    num_members=1,
+    unanimous=False,
+    # Of log odds, not of log time.
+    abstain_margins=(0.0, 0.2, 0.5, 1.0),
+    warm_margin=0.0,
+)
+#: As a3c, with a state that lives as long as a job (Mnih et al. 2016, section 5.6).
+_A3C_LSTM: Final = replace(
+    _A3C,
+    name="a3c-lstm",
+    summary="A3C with an LSTM over all keys of a job, its state as old as the job",
+    state_units=64,
+    probe_every=(0, 24, 48, 96),
+)
+_OURS: Final = (
+    _DDQN_DUELING,
+    # A head that has actions as inputs, over NCCL's own costs.
+    replace(
+        _DDQN_DUELING,
         name="ddqn-actions",
         summary="double DQN, actions as inputs beside NCCL's own costs: for sweeps",
         action_inputs=True,
         use_calls=False,
-    )
-
-
-def drqn_lstm() -> Recipe:
-    """Recurrent double DQN (Hausknecht and Stone 2015) over the window of calls."""
-    return Recipe(
+    ),
+    # Recurrent double DQN (Hausknecht and Stone 2015) over the window of calls.
+    Recipe(
         name="drqn-lstm",
         summary="recurrent double DQN: LSTM over the window, dueling, 3-step returns",
         algorithm="DoubleDQN",
@@ -50,12 +84,9 @@ def drqn_lstm() -> Recipe:
         gamma=0.5,
         num_steps=3,
         entropy_start=0.01,
-    )
-
-
-def cql() -> Recipe:
-    """Conservative Q-learning (Kumar et al. 2020), for logs of exploration."""
-    return Recipe(
+    ),
+    # Conservative Q-learning (Kumar et al. 2020), for logs of exploration.
+    Recipe(
         name="cql",
         summary="conservative Q-learning, dueling, MLP: for adaptive or deployed logs",
         algorithm="DiscreteCQL",
@@ -63,99 +94,33 @@ def cql() -> Recipe:
         gamma=0.5,
         num_steps=3,
         entropy_start=0.01,
-    )
-
-
-def bc() -> Recipe:
-    """Behaviour cloning: the most frequent action of the data, as an offline baseline."""
-    return Recipe(
+    ),
+    # Behaviour cloning: the most frequent action of the data, as an offline baseline.
+    Recipe(
         name="bc",
         summary="behaviour cloning: the action that the data took most; a baseline",
         algorithm="DiscreteBC",
         num_members=1,
-    )
-
-
-def gaussian_process() -> Recipe:
-    """A Gaussian process over configs, with NCCL's cost model as its mean; not RL."""
-    return Recipe(
-        name="gaussian-process",
-        summary="Gaussian process over NCCL's own costs: for tables of quiet systems",
-        algorithm="GaussianProcess",
-        use_calls=False,
-    )
-
-
-def a3c() -> Recipe:
-    """Asynchronous advantage actor-critic (Mnih et al. 2016), in the simulator."""
-    return Recipe(
-        name="a3c",
-        summary="A3C: actors that play in simulated worlds, one policy",
-        algorithm="A3C",
-        action_inputs=True,
-        places="b300-nvlink:decode+lora:busy-host,b300-nvlink:moe:busy-host",
-        # Rounds of 28 ms, and states that last for seconds.
-        gamma=0.9,
-        num_steps=20,
-        # Longer than states last, so that first uses of algorithms are the few that they are.
-        episode_rounds=400,
-        # An LSTM takes as long for 32 jobs as for 8: most of it is the way from key to key.
-        jobs=32,
-        learning_rate=0.004,
-        average_decay=0.98,
-        entropy_start=0.02,
-        steps=2_000,
-        num_members=1,
-        unanimous=False,
-        # Of log odds, not of log time.
-        abstain_margins=(0.0, 0.2, 0.5, 1.0),
-        warm_margin=0.0,
-    )
-
-
-def a3c_lstm() -> Recipe:
-    """As a3c, with a state that lives as long as a job (Mnih et al. 2016, section 5.6)."""
-    return replace(
-        a3c(),
-        name="a3c-lstm",
-        summary="A3C with an LSTM over all keys of a job, its state as old as the job",
-        state_units=64,
-        probe_every=(0, 24, 48, 96),
-    )
-
-
-def impala_lstm() -> Recipe:
-    """IMPALA (Espeholt et al. 2018), as in mvfst-rl (Sivakumar et al. 2019)."""
-    return replace(
-        a3c_lstm(),
-        name="impala-lstm",
-        summary="IMPALA with V-trace: actors play and one learner learns, LSTM as in a3c-lstm",
-        algorithm="IMPALA",
-    )
-
-
-def threshold_rule() -> Recipe:
-    """The manual approach to interference: two tables and a threshold."""
-    return replace(
-        gaussian_process(),
+    ),
+    _GAUSSIAN_PROCESS,
+    # The manual approach to interference: two tables and a threshold.
+    replace(
+        _GAUSSIAN_PROCESS,
         name="threshold-rule",
         summary="two tables and a threshold, on a Trigger's level: what one would try by hand",
         level_threshold=0.15,
-    )
-
-
-RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
-    "ddqn-dueling": ddqn_dueling,
-    "ddqn-actions": ddqn_actions,
-    "drqn-lstm": drqn_lstm,
-    "cql": cql,
-    "bc": bc,
-    "gaussian-process": gaussian_process,
-    "threshold-rule": threshold_rule,
-    "a3c": a3c,
-    "a3c-lstm": a3c_lstm,
-    "impala-lstm": impala_lstm,
-}
+    ),
+    _A3C,
+    _A3C_LSTM,
+    # IMPALA (Espeholt et al. 2018), as in mvfst-rl (Sivakumar et al. 2019).
+    replace(
+        _A3C_LSTM,
+        name="impala-lstm",
+        summary="IMPALA with V-trace: actors play and one learner learns, LSTM as in a3c-lstm",
+        algorithm="IMPALA",
+    ),
+)
+RECIPES: Final[Mapping[str, Recipe]] = {each.name: each for each in _OURS}
 
 
 def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
@@ -164,13 +129,15 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type,
     or two that exclude each other).
     """
-    recipe = recipe_of_file(Path(name)) if name.endswith(".py") else _ours(name)
+    if name not in RECIPES and not name.endswith(".py"):
+        raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
+    recipe = RECIPES[name] if name in RECIPES else recipe_of_file(Path(name))
     for setting in settings:
         key, separator, text = setting.partition("=")
         if key not in settable():
             raise UnknownName("recipe setting", key, settable(), where=f"--set {setting}")
         if not separator:
-            value = ",".join(map(str, v)) if isinstance(v := getattr(recipe, key), tuple) else v
+            value = setting_text(getattr(recipe, key))
             raise UserError(f"--set {key} has no value; write --set {key}={value}")
         changed: dict[str, Any] = {key: _read(text, getattr(recipe, key), setting)}
         recipe = replace(recipe, **changed)
@@ -181,6 +148,11 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
 def settable() -> list[str]:
     """The names that `--set` takes."""
     return [f.name for f in fields(Recipe) if f.name not in _FIXED]
+
+
+def setting_text(value: object) -> str:
+    """A value as `--set` takes it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def setting_meanings() -> dict[str, str]:
@@ -215,12 +187,6 @@ def recipe_of_file(path: Path) -> Recipe:
     if not isinstance(made, Recipe):
         raise UserError(f"{path}: recipe() returns {type(made).__name__}, not a Recipe")
     return replace(made, source=str(path.resolve()))
-
-
-def _ours(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
-    return RECIPES[name]()
 
 
 def _read(text: str, default: object, setting: str) -> object:

@@ -202,17 +202,15 @@ def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
 
 def trial_summary(run_id: str, number: int, tracking_uri: str) -> FitSummary | None:
     """The summary of one trial; None while it is not done."""
-    for child in tracking.children(tracking_uri, run_id, {_TRIAL_TAG: str(number)}):
-        text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
-        if text is not None:
-            return FitSummary(**json.loads(text))
-    return None
+    return done_trials(run_id, tracking_uri, {_TRIAL_TAG: str(number)}).get(number)
 
 
-def done_trials(run_id: str, tracking_uri: str) -> dict[int, FitSummary]:
-    """The summaries of finished trials, by number; raises UserError for an unfinished run."""
+def done_trials(
+    run_id: str, tracking_uri: str, tags: Mapping[str, str] = tracking.NO_TAGS
+) -> dict[int, FitSummary]:
+    """The summaries of finished trials with some tags, by number; raises as `read_study`."""
     done: dict[int, FitSummary] = {}
-    for child in tracking.children(tracking_uri, run_id, {}):
+    for child in tracking.children(tracking_uri, run_id, tags):
         text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
         if text is not None:
             done[int(child.tags[_TRIAL_TAG])] = FitSummary(**json.loads(text))
@@ -222,8 +220,7 @@ def done_trials(run_id: str, tracking_uri: str) -> dict[int, FitSummary]:
 def missing_trials(run_id: str, tracking_uri: str) -> list[int]:
     """Numbers of the trials that are not done; raises as `read_study`."""
     trials = read_study(run_id, tracking_uri).trials
-    done = done_trials(run_id, tracking_uri)
-    return [number for number in range(len(trials)) if number not in done]
+    return sorted(set(range(len(trials))) - set(done_trials(run_id, tracking_uri)))
 
 
 def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:

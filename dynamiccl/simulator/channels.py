@@ -58,17 +58,6 @@ def communicator_channels(group: Group, algorithm: Algorithm) -> int:
     return default_model().max_channels(group, algorithm)
 
 
-def default_channels(
-    group: Group,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-) -> int:
-    """Channels that NCCL uses by itself; at least 1."""
-    return actual_channels(group, collective, algorithm, protocol, size_bytes)
-
-
 def actual_channels(  # noqa: PLR0913 - the call, and what was asked for it
     group: Group,
     collective: Collective,
@@ -102,7 +91,7 @@ def channel_factor(  # noqa: PLR0913 - the call, and what was asked for it
     """Transfer time / transfer time with NCCL's own number of channels."""
     call = (group, collective, algorithm, protocol, size_bytes)
     used = actual_channels(*call, num_channels, max_channels=max_channels)
-    default = default_channels(*call)
+    default = actual_channels(*call)
     if used == default:
         return 1.0
     best = best_channels(group, algorithm, protocol, size_bytes)

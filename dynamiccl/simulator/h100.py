@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import tables
-from dynamiccl.simulator.channels import actual_channels, channel_factor, default_channels
+from dynamiccl.simulator.channels import actual_channels, channel_factor
 from dynamiccl.simulator.chunks import chunk_factor
 from dynamiccl.simulator.group import GPUS_PER_NODE, Group
 from dynamiccl.simulator.nics import least_transfer_us
@@ -106,7 +106,7 @@ def true_us(  # noqa: PLR0913 - a call, and everything that can be set about it
     if num_channels is not None or max_channels is not None:
         transfer_us *= channel_factor(*call, num_channels, max_channels=max_channels)
         used = actual_channels(*call, num_channels, max_channels=max_channels)
-        if used < default_channels(*call):
+        if used < actual_channels(*call):
             # What NCCL's own number reaches was measured; fewer have fewer NICs.
             transfer_us = max(transfer_us, least_transfer_us(*call, used))
     transfer_us *= chunk_factor(*call, chunk_bytes) * (1.0 + congestion)

@@ -9,7 +9,7 @@ from dynamiccl.collect.grid import parse_size
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, folding_table, wide_stdout
+from dynamiccl.train.commands.options import Json, RunStore, folding_table, wide_stdout
 
 _ROWS = 15
 
@@ -25,9 +25,7 @@ def explain_command(
     system: Annotated[
         str | None, typer.Option(help="System, where several have this shape.")
     ] = None,
-    tracking_uri: Annotated[
-        str, typer.Option(help="MLflow store that holds the run ids.")
-    ] = DEFAULT_TRACKING_URI,
+    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Show what a policy predicts for each config of one message, the margin, noise and gate.

@@ -7,8 +7,9 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.commands import check_plan_file
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, folding_table, wide_stdout
+from dynamiccl.train.commands.options import Json, RunStore, folding_table, wide_stdout
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.forecast.forecast import Forecast
@@ -55,9 +56,7 @@ def forecast_command(
     least: Annotated[
         float, typer.Option(help="The least saving that counts, as a fraction.", min=0.0, max=1.0)
     ] = 0.005,
-    tracking_uri: Annotated[
-        str, typer.Option(help="MLflow store that holds the run ids.")
-    ] = DEFAULT_TRACKING_URI,
+    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Forecast what a job would gain under a policy or the best table, from its trace.
@@ -105,7 +104,7 @@ def _check(data: Path | None, plan: Path | None) -> None:
     if data is not None:
         part_paths(data)
     if plan is not None:
-        cli.check_plan_file(plan)
+        check_plan_file(plan)
 
 
 def _show(found: "Forecast") -> None:

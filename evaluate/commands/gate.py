@@ -1,6 +1,6 @@
 """`dynamiccl-evaluate gate`: which bins of a policy may be deployed, and the sweep to find out."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,8 +8,9 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.commands import check_plan_file
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, folding_table, wide_stdout
+from dynamiccl.train.commands.options import Json, RunStore, folding_table, wide_stdout
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.gate import Gated
@@ -51,9 +52,7 @@ def gate_command(
     q: Annotated[
         float, typer.Option(help="False discovery rate over all tested bins.", min=0.0, max=1.0)
     ] = 0.01,
-    tracking_uri: Annotated[
-        str, typer.Option(help="MLflow store that holds the run ids.")
-    ] = DEFAULT_TRACKING_URI,
+    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Allow bins where fresh runs show a gain over NCCL's default; all others abstain.
@@ -71,7 +70,7 @@ def gate_command(
                 f"--plan {plan} needs {missing}: the sweep file and the data that the policy was "
                 "trained on"
             )
-        found = _plan(plan, sweep, known, Gating(policy, tracking_uri, q), power)
+        found = _plan(plan, sweep, known, (policy, tracking_uri), q, power)
         if as_json:
             cli.print_json(asdict(found))
         else:
@@ -80,26 +79,19 @@ def gate_command(
     if data is None or out is None:
         missing = "--data FRESH_DATA" if data is None else "--out DIR"
         raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")
-    gated = _judge(data, out, known, Gating(policy, tracking_uri, q))
+    gated = _judge(data, out, known, (policy, tracking_uri), q)
     if as_json:
         cli.print_json(gated.to_json())
     else:
         _show(gated, out)
 
 
-@dataclass(frozen=True, slots=True)
-class Gating:
-    """The policy to gate, and the false discovery rate."""
-
-    policy: str
-    tracking_uri: str
-    q: float
-
-
-def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float | None) -> "GatePlan":
+def _plan(
+    write: Path, sweep: Path, known: Path, policy: tuple[str, str], q: float, power: float | None
+) -> "GatePlan":
     from dynamiccl.collect.sweep import load_sweep
 
-    cli.check_plan_file(write)
+    check_plan_file(write)
     base = load_sweep(sweep)
     from dynamiccl.datasets.store import read
     from dynamiccl.evaluate.gate.evidence import FreshRuns
@@ -107,10 +99,10 @@ def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float | 
     from dynamiccl.train.policy import TorchPolicy
     from dynamiccl.train.tracking import policy_directory
 
-    loaded = TorchPolicy.load(policy_directory(gating.policy, gating.tracking_uri))
+    loaded = TorchPolicy.load(policy_directory(*policy))
     with cli.working("planning"):
         trained = FreshRuns(read(known), loaded.manifest.actions())
-        return plan_gate(loaded, trained, base, write, q=gating.q, power=power)
+        return plan_gate(loaded, trained, base, write, q=q, power=power)
 
 
 def _show_plan(found: "GatePlan") -> None:
@@ -130,7 +122,7 @@ def _show_plan(found: "GatePlan") -> None:
         wide.print(line, soft_wrap=True, highlight=False)
 
 
-def _judge(data: Path, out: Path, known: Path | None, gating: Gating) -> "Gated":
+def _judge(data: Path, out: Path, known: Path | None, policy: tuple[str, str], q: float) -> "Gated":
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
@@ -143,11 +135,11 @@ def _judge(data: Path, out: Path, known: Path | None, gating: Gating) -> "Gated"
     from dynamiccl.train.policy import TorchPolicy
     from dynamiccl.train.tracking import policy_directory
 
-    folder = policy_directory(gating.policy, gating.tracking_uri)
+    folder = policy_directory(*policy)
     seen = None if known is None else read(known)
     costs = costs_of(*(each for each in (data, known) if each is not None))
     loaded = TorchPolicy.load(folder)
-    gated = pass_gate(loaded, read(data), known=seen, costs=costs, q=gating.q)
+    gated = pass_gate(loaded, read(data), known=seen, costs=costs, q=q)
     write_gated(gated, folder, out)
     return gated
 

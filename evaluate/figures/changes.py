@@ -19,6 +19,7 @@ from dynamiccl.evaluate.figures.drawing import (
     column_inches,
     family_title,
     svg_text,
+    write_cell,
 )
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.sizes import size_label
@@ -93,15 +94,7 @@ def _draw(tasks: pl.DataFrame, change: npt.NDArray[np.float64], changed: set[int
                 colour = "white" if abs(change[row]) > _DARK_FROM else DARK
             else:
                 text, colour = "·", "#888888"
-            axes.text(
-                column + 0.5,
-                level + 0.5,
-                text,
-                ha="center",
-                va="center",
-                fontsize=6.5,
-                color=colour,
-            )
+            write_cell(axes, column + 0.5, level + 0.5, text, fontsize=6.5, color=colour)
     axes.pcolormesh(
         np.ma.masked_invalid(cells),
         cmap="RdBu_r",

@@ -11,7 +11,13 @@ from matplotlib.patches import Patch, Rectangle
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.figures.drawing import DARK, column_inches, size_labels, svg_text
+from dynamiccl.evaluate.figures.drawing import (
+    DARK,
+    column_inches,
+    size_labels,
+    svg_text,
+    write_cell,
+)
 from dynamiccl.evaluate.policies import Actions
 
 #: Pale fills, so that letters and hatches stand out.
@@ -87,16 +93,8 @@ def _draw_strip(
         box = (at, level + 0.08)
         axes.add_patch(Rectangle(box, width, 0.84, edgecolor=DARK, linewidth=0.6, **_look(index)))
         mark = f"({letter(index)})" if left_to_nccl else letter(index)
-        axes.text(
-            at + width / 2,
-            level + 0.5,
-            mark,
-            ha="center",
-            va="center",
-            fontsize=8,
-            color=DARK,
-            bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "linewidth": 0},
-        )
+        behind = {"boxstyle": "round,pad=0.12", "facecolor": "white", "linewidth": 0}
+        write_cell(axes, at + width / 2, level + 0.5, mark, fontsize=8, bbox=behind)
         at += width
 
 

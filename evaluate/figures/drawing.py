@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import matplotlib as mpl
 import polars as pl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dynamiccl.sizes import size_label
@@ -67,6 +68,12 @@ def svg_text(figure: Figure) -> str:
     text = buffer.getvalue()
     text = re.sub(r"(stroke|fill): #000000", r"\1: currentColor", text)
     return text[text.index("<svg") :]
+
+
+def write_cell(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
+    """Write into the middle of a cell, so that its colour is not needed."""
+    style = {"color": DARK, **style}
+    axes.text(x, y, text, ha="center", va="center", **style)
 
 
 def family_title(row: Mapping[str, object]) -> str:

@@ -17,6 +17,7 @@ from dynamiccl.evaluate.figures.drawing import (
     line_style,
     size_labels,
     svg_text,
+    write_cell,
 )
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.sizes import size_label
@@ -57,20 +58,13 @@ def heat_map(grid: TaskGrid, rows: Sequence[int], catalogue: Catalogue) -> str:
 
 
 def _write_slowdowns(axes: Axes, slowdown: npt.NDArray[np.float64]) -> None:
-    """Write the number into each cell, so that colour is not needed."""
+    """Write the number into each cell."""
     best = np.nanargmin(slowdown, axis=1)
     for column, row in np.argwhere(~np.isnan(slowdown)).tolist():
         value = slowdown[column, row]
         text = "•" if row == best[column] else _factor(value)
-        axes.text(
-            column + 0.5,
-            row + 0.5,
-            text,
-            ha="center",
-            va="center",
-            fontsize=9 if text == "•" else 6,
-            color="white" if value > _DARK else DARK,
-        )
+        size, colour = 9 if text == "•" else 6, "white" if value > _DARK else DARK
+        write_cell(axes, column + 0.5, row + 0.5, text, fontsize=size, color=colour)
 
 
 def _factor(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Measured gains of each config over NCCL's own choice, for one kind of call.
+"""Gains of each config over NCCL's own choice, for one kind of call: measured, or of a model.
 
 A gain is log(default / config), run by run: what a run does to all its times alike cancels. What a
 size in a job's trace gains comes from sizes at most an octave away, as in a decision table
@@ -8,7 +8,6 @@ size in a job's trace gains comes from sizes at most an octave away, as in a dec
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
-from typing import Protocol as Interface
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,9 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import NotEnoughData, UnknownName
 from dynamiccl.evaluate.forecast.between import MIN_RUNS, AtSize, between
 from dynamiccl.evaluate.forecast.job import Kind
-from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Call, System
 
 Floats = npt.NDArray[np.float64]
 _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
@@ -58,25 +59,6 @@ class Gains:
         enough = count >= (MIN_RUNS if self.runs else 1)
         found: Floats = np.where(enough, total / np.maximum(count, 1), -np.inf)
         return found
-
-
-class Source(Interface):
-    """A source of gains."""
-
-    @property
-    def system(self) -> str:
-        """Name of the system."""
-
-    @property
-    def nccl_version(self) -> str | None:
-        """NCCL release of the gains, or None."""
-
-    @property
-    def shapes(self) -> Sequence[tuple[int, int]]:
-        """Known shapes (nodes, ranks per node)."""
-
-    def gains(self, kind: Kind) -> Gains | str:
-        """The gains of a kind of call, or why there are none."""
 
 
 class Measured:
@@ -128,7 +110,7 @@ class Measured:
         if self._other_version:
             return f"measured under NCCL {self.nccl_version}; the job ran another minor version"
         if kind.num_nodes is None or kind.num_ranks is None:
-            return unplaced(kind, self._shapes)
+            return _unplaced(kind, self._shapes)
         per_node = kind.num_ranks // kind.num_nodes
         tasks = self._tasks.get((kind.collective, kind.num_nodes, per_node))
         if tasks is None:
@@ -155,7 +137,50 @@ class Measured:
         )
 
 
-def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
+class Modelled:
+    """Quiet times of a simulated system."""
+
+    def __init__(self, system: System, configs: Sequence[Config] = ()) -> None:
+        """Take a system; beside its own algorithms and protocols, it is asked for `configs`."""
+        self.system = system.name
+        self.nccl_version = str(system.nccl_version)
+        self._system, self._configs = system, tuple(configs)
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]]:
+        """(nodes, ranks a node) of the system."""
+        return [(group.num_nodes, group.ranks_per_node) for group in self._system.groups()]
+
+    def gains(self, kind: Kind) -> Gains | str:
+        """The gains of a kind of calls, or why there are none."""
+        if kind.num_nodes is None or kind.num_ranks is None:
+            return _unplaced(kind, self.shapes)
+        group = Group(kind.num_nodes, kind.num_ranks // kind.num_nodes)
+        collective = Collective.parse(kind.collective)
+        if group not in self._system.groups() or collective not in self._system.collectives():
+            shape = f"{group.num_nodes} x {group.ranks_per_node}"
+            return f"the model has no {kind.collective} on {shape}"
+        call = Call(group, collective, kind.size_bytes)
+        cells = [Config(*cell) for cell in self._system.cells(group, collective)]
+        configs = tuple(dict.fromkeys((ABSTAIN, *cells, *self._configs)))
+        times = np.array([self._quiet_us(call, config) for config in configs])
+        logs = (np.log(times[0]) - np.log(times))[:, None]
+        return Gains(
+            configs, logs, (), np.zeros(len(configs)), float(times[0]), (kind.size_bytes,), 0.0
+        )
+
+    def _quiet_us(self, call: Call, config: Config) -> float:
+        try:
+            return self._system.parts(call, config).quiet_us
+        except KeyError:
+            return float("nan")
+
+
+#: What tells gains.
+Source = Measured | Modelled
+
+
+def _unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
     """Why gains are unknown for a kind whose shape the trace does not tell, and the fix."""
     if kind.num_ranks is None:
         return "the trace does not say how many ranks"

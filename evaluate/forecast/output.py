@@ -1,15 +1,16 @@
 """Output of a forecast: sentences, tables, a page, JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from dynamiccl.collect.sweep import Sweep
+from dynamiccl.collect.grid import RANK_GRAIN_BYTES
+from dynamiccl.collect.sweep import Sweep, parse_sweep
+from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.blocks import TableBlock
-from dynamiccl.evaluate.forecast.covering import covering_sweep
 from dynamiccl.evaluate.forecast.forecast import (
     BEST,
     POLICY,
@@ -23,7 +24,7 @@ from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.evaluate.forecast.saving import Estimate, of_calls
 from dynamiccl.evaluate.page import write_page
 from dynamiccl.nccl import ABSTAIN
-from dynamiccl.sizes import size_label
+from dynamiccl.sizes import bin_center_bytes, size_bin, size_label
 
 _OWN: Final = "NCCL's own"
 _ARMS: Final = {
@@ -31,6 +32,13 @@ _ARMS: Final = {
     TABLE: "the best table, cross-fitted",
     BEST: "the best config of each size, chosen and scored on the same runs (no table exceeds it)",
 }
+
+#: Independent runs: enough for an interval of a few per cent (docs/evaluate.md).
+_CYCLES: Final = 5
+#: The most sizes; those that take most time come first.
+_MOST_SIZES: Final = 24
+_T = TypeVar("_T")
+_ALGORITHMS: Final = ("Ring", "Tree", "NVLS", "NVLSTree", "PAT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,46 @@ def sweep_for(found: Forecast) -> Sweep | None:
     kinds = [weighed.kinds[k] for k in found.uncovered]
     if not kinds and found.verdict is Conclusion.CANNOT_TELL:
         kinds = [kind for kind in weighed.kinds if kind.asks]
-    return covering_sweep(kinds, found.system)
+    return _covering_sweep(kinds, found.system)
+
+
+def _covering_sweep(kinds: Sequence[Kind], system: str) -> Sweep | None:
+    """A sweep of these kinds of calls, most important first; None where none has a shape."""
+    able = [k for k in kinds if k.num_nodes is not None and k.num_ranks is not None]
+    if not able:
+        return None
+    sizes = list(dict.fromkeys(_size(kind) for kind in able))[:_MOST_SIZES]
+    shapes = _once((k.num_nodes or 1, (k.num_ranks or 1) // (k.num_nodes or 1)) for k in able)
+    groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {per} }}" for n, per in shapes)
+    lines = [
+        "# What a job calls and no sweep has measured, by dynamiccl-evaluate forecast.",
+        f'name = "{slug(f"{system}-job")}"',
+        f'system = "{slug(system)}"',
+        f"collectives = [{_quoted(_once(kind.collective for kind in able))}]",
+        f"groups = [{groups}]",
+        f"sizes = {{ list = [{', '.join(str(size) for size in sorted(sizes))}] }}",
+        f"algorithms = [{_quoted(_ALGORITHMS)}]",
+        f"cycles = {_CYCLES}",
+    ]
+    return parse_sweep("\n".join(lines) + "\n", where="the sweep for this job")
+
+
+def _size(kind: Kind) -> int:
+    """A size of the kind's bin that is whole shares of its ranks."""
+    whole = RANK_GRAIN_BYTES * (kind.num_ranks or 1)
+    for size in (kind.size_bytes, bin_center_bytes(kind.bin)):
+        rounded = max(whole, round(size / whole) * whole)
+        if size_bin(rounded) == kind.bin:
+            return rounded
+    return max(whole, kind.size_bytes)
+
+
+def _once(values: Iterable[_T]) -> list[_T]:
+    return list(dict.fromkeys(values))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def to_json(found: Forecast) -> dict[str, Any]:

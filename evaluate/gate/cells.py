@@ -33,3 +33,8 @@ class Cell:
     #: 95 % interval of the mean gain; None where too few runs measured it.
     low: float | None = None
     high: float | None = None
+
+    @property
+    def place(self) -> tuple[str, int, int, str, int]:
+        """System, nodes, ranks, collective and size bin: one cell of a policy has each."""
+        return self.system, self.num_nodes, self.num_ranks, self.collective, self.bin

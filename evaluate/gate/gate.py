@@ -150,7 +150,7 @@ def _judge(
     evidence: dict[int, Evidence] = {}
     for i in acting:
         cell = wanted[i]
-        support = supports[cell.system, cell.num_nodes, cell.num_ranks]
+        support = supports[cell.place[:3]]
         evidence[i] = fresh.test(support, cell.collective, cell.bin, cell.action)
     tested = [i for i in acting if evidence[i].p_value is not None]
     p_values = np.array([evidence[i].p_value for i in tested], dtype=np.float64)
@@ -180,7 +180,7 @@ def _by_support(
     gated: dict[tuple[str, int, int], dict[str, dict[str, list[int]]]] = {}
     for cell in cells:
         if cell.verdict in {Verdict.PASSED, Verdict.INFERRED}:
-            support = gated.setdefault((cell.system, cell.num_nodes, cell.num_ranks), {})
+            support = gated.setdefault(cell.place[:3], {})
             actions = support.setdefault(cell.collective, {})
             actions.setdefault(str(cell.action), []).append(cell.bin)
     return gated

@@ -38,17 +38,13 @@ def read_gated(policy_dir: Path) -> Gated | None:
         q = float(raw["q"])
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptFile(f"{path} is not what a gate writes: {error}; gate again") from error
-    wanted = {_place(cell): cell for cell in found}
+    wanted = {cell.place: cell for cell in found}
     cells = [
-        wanted.get(_place(cell), cell)
+        wanted.get(cell.place, cell)
         for support in table_supports(manifest)
         for cell in abstaining_cells(support)
     ]
     return Gated(q, cells, manifest)
-
-
-def _place(cell: Cell) -> tuple[object, ...]:
-    return cell.system, cell.num_nodes, cell.num_ranks, cell.collective, cell.bin
 
 
 def gate_rows(gated: Gated) -> list[list[str]]:

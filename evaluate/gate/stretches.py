@@ -60,13 +60,13 @@ def let_stretches_pass(
     for stretch in stretches:
         for cell in stretch.cells:
             if cell.verdict is Verdict.REFUSED:
-                support = supports[cell.system, cell.num_nodes, cell.num_ranks]
-                found[_place(cell)] = (
+                support = supports[cell.place[:3]]
+                found[cell.place] = (
                     replace(cell, reason="neither it nor the stretch around it is beyond the noise")
                     if id(stretch) in failed
                     else _within(cell, stretch, support, fresh)
                 )
-    return [found.get(_place(cell), _alone(cell, fresh, supports)) for cell in cells]
+    return [found.get(cell.place, _alone(cell, fresh, supports)) for cell in cells]
 
 
 def _within(cell: Cell, stretch: _Stretch, support: Support, fresh: FreshRuns) -> Cell:
@@ -88,7 +88,7 @@ def _alone(cell: Cell, fresh: FreshRuns, supports: Mapping[tuple[str, int, int],
     """The verdict on a bin outside of stretches: the reason, where not measured."""
     if cell.verdict is not Verdict.REFUSED or cell.runs:
         return cell
-    support = supports[cell.system, cell.num_nodes, cell.num_ranks]
+    support = supports[cell.place[:3]]
     if cell.bin in fresh.measured_bins(support, cell.collective):
         return cell
     reason = "it was not measured, and its neighbours did not both pass with this config"
@@ -99,7 +99,7 @@ def _families(cells: Sequence[Cell]) -> dict[tuple[str, int, int, str], list[Cel
     """Cells by system, nodes, ranks and collective, ascending in size."""
     families: dict[tuple[str, int, int, str], list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: cell.bin):
-        families.setdefault(_place(cell)[:4], []).append(cell)
+        families.setdefault(cell.place[:4], []).append(cell)
     return families
 
 
@@ -142,7 +142,3 @@ def _pooled(cells: Sequence[Cell], support: Support, fresh: FreshRuns) -> _Stret
     gains = fresh.gains(support, collective, within, cells[0].action)
     band = fresh.band(support, collective) or 0.0  # those at the ends passed, so it is known
     return _Stretch(cells, within, p_value(gains - np.log1p(band)))
-
-
-def _place(cell: Cell) -> tuple[str, int, int, str, int]:
-    return cell.system, cell.num_nodes, cell.num_ranks, cell.collective, cell.bin

@@ -1,8 +1,8 @@
 """Estimates of a policy's value from a log, with intervals where these mean something.
 
     DM      direct method: the mean of a reward model under the policy
-    IPS     importance sampling (Horvitz and Thompson 1952): mean of w r, w = policy / behaviour
-    SNIPS   the same, normalised by the sum of weights (Swaminathan and Joachims 2015)
+    SNIPS   importance sampling: sum of w r over sum of w, w = policy / behaviour (Swaminathan and
+            Joachims 2015); without the second sum draws without a time count as taking none
     DR      doubly robust (Dudik, Langford and Li 2011): DM corrected by the weighted residuals
 
 Every estimate comes with the effective sample size (sum w)^2 / sum w^2. Where a policy wants what
@@ -18,7 +18,6 @@ import numpy as np
 from scipy import stats
 
 from dynamiccl.evaluate.ope.logs import Float64Array, Log
-from dynamiccl.evaluate.ope.models import tabular_model
 
 #: Rows that have to count for an interval, in effect.
 MIN_EFFECTIVE: Final = 50.0
@@ -26,6 +25,8 @@ MIN_EFFECTIVE: Final = 50.0
 MAX_UNCOVERED: Final = 0.001
 NO_OVERLAP: Final = "no overlap"
 NO_INTERVAL: Final = "no interval"
+#: Weight, in rows, of a neighbour's mean where a cell has few of its own.
+_PRIOR_ROWS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,11 @@ def direct(log: Log, policy: Float64Array, model: Float64Array) -> Estimate:
     return Estimate("DM", value, None, None, float(len(log)), NO_INTERVAL)
 
 
-def ips(log: Log, policy: Float64Array, behaviour: Float64Array, confidence: float) -> Estimate:
-    """Importance sampling; `behaviour` (T, A) are the logging probabilities."""
-    weights = weights_of(log, policy)
-
-    def terms() -> tuple[float, Float64Array]:
-        each = weights * log.reward
-        return float(each.mean()), each - each.mean()
-
-    return _weighted("IPS", log, policy, behaviour, confidence, terms)
-
-
 def snips(log: Log, policy: Float64Array, behaviour: Float64Array, confidence: float) -> Estimate:
-    """Self-normalised importance sampling; the interval is by the delta method."""
+    """Self-normalised importance sampling, with an interval by the delta method.
+
+    `behaviour` (T, A) are the logging probabilities.
+    """
     weights = weights_of(log, policy)
 
     def terms() -> tuple[float, Float64Array]:
@@ -96,13 +89,26 @@ def every_estimate(
             each.estimator: each
             for each in (
                 direct(log, policy, model),
-                ips(log, policy, behaviour, confidence),
                 snips(log, policy, behaviour, confidence),
                 doubly_robust(log, policy, behaviour, confidence),
             )
         }
         for policy in policies
     ]
+
+
+def tabular_model(log: Log, shape: tuple[int, int]) -> Float64Array:
+    """(T, A) mean reward of every cell, shrunk towards its action's mean where rows are few.
+
+    For an action that was never taken, the mean over all rows.
+    """
+    sums, counts = np.zeros(shape), np.zeros(shape)
+    np.add.at(sums, (log.task, log.action), log.reward)
+    np.add.at(counts, (log.task, log.action), 1.0)
+    overall = float(log.reward.mean())
+    by_action = (sums.sum(axis=0) + _PRIOR_ROWS * overall) / (counts.sum(axis=0) + _PRIOR_ROWS)
+    model: Float64Array = (sums + _PRIOR_ROWS * by_action) / (counts + _PRIOR_ROWS)
+    return model
 
 
 def _cross_fitted(log: Log, policy: Float64Array) -> tuple[Float64Array, Float64Array]:

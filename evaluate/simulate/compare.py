@@ -1,9 +1,7 @@
 """Compares policies by total true communication time, with intervals over seeds."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
@@ -87,10 +85,6 @@ class Comparison:
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         del plain["timelines"]
         return plain | {"rows": [asdict(row) for row in self.rows]}
-
-    def write(self, path: Path) -> None:
-        """Write the JSON."""
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.evaluate.blocks import FigureBlock, Section, TableBlock
-from dynamiccl.evaluate.page import render
+from dynamiccl.evaluate.page import write_page
 from dynamiccl.evaluate.simulate.compare import Comparison, Row
 from dynamiccl.evaluate.simulate.timeline import timeline_figure
 
@@ -18,8 +18,6 @@ HEADS: Final = (
     "slower than NCCL",
     "alarms per 100,000 calls",
 )
-PAGE_NAME: Final = "simulate.html"
-RESULTS_NAME: Final = "simulate.json"
 
 
 def cells(row: Row) -> list[str]:
@@ -36,9 +34,8 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def write_page(found: Comparison, ours: frozenset[str], delay: int, out: Path) -> Path:
-    """Write page and figures into `out`; the page's path."""
-    out.mkdir(parents=True, exist_ok=True)
+def write_simulation(found: Comparison, ours: frozenset[str], delay: int, out: Path) -> Path:
+    """Write page, results and figures into `out`; the page's path."""
     svg = timeline_figure(found.timelines)
     table = TableBlock(
         "Who spends least time",
@@ -59,9 +56,7 @@ def write_page(found: Comparison, ours: frozenset[str], delay: int, out: Path) -
         "begin; crosses: the config changes.",
     )
     section = Section("All rows", [table, course], simulated=True)
-    header = {**found.to_json(), "delay": delay}
-    path = out / PAGE_NAME
-    path.write_text(render([section], header, "simulate"), encoding="utf-8")
+    plain = found.to_json()
+    path = write_page(out, "simulate", plain, [section], {**plain, "delay": delay})
     (out / f"{course.name}.svg").write_text(svg, encoding="utf-8")
-    found.write(out / RESULTS_NAME)
     return path

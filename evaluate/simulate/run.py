@@ -10,7 +10,7 @@ from dynamiccl.evaluate.simulate.lineup import (
     policy_contenders,
     simple_contenders,
 )
-from dynamiccl.evaluate.simulate.page import write_page
+from dynamiccl.evaluate.simulate.page import write_simulation
 from dynamiccl.simulator.record_jobs import check_workload
 from dynamiccl.train.commands.options import open_bar
 from dynamiccl.train.environment import delay_calls
@@ -42,7 +42,7 @@ def simulate(
         bar = progress.add_task("calls", total=total)
         played = play(setting, contenders, seeds, lambda count: progress.advance(bar, count))
     found = conclude(setting, played)
-    write_page(found, ours, delay_calls(contenders[0].world), out)
+    write_simulation(found, ours, delay_calls(contenders[0].world), out)
     return found
 
 

@@ -16,8 +16,9 @@ from dynamiccl.datasets.features import WINDOW_LENGTH
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile, DataError
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Collective, Protocol
+from dynamiccl.schedule import AUTO
 from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
-from dynamiccl.serve.table import AUTO, MAX_BINS, MAX_FILE_BYTES, DecisionTable
+from dynamiccl.serve.table import MAX_BINS, MAX_FILE_BYTES, DecisionTable
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 MAGIC: Final = b"DCBRAIN\0"

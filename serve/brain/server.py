@@ -13,7 +13,6 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from dynamiccl.errors import UserError
@@ -58,12 +57,7 @@ class BrainServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         with self._lock:
             left = dict(self._connections)

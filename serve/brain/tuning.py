@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.history import Call
-from dynamiccl.datasets.manifest import POLICY_NAME
+from dynamiccl.datasets.manifest import POLICY_NAME, TRIGGER_NAME
 from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain.disturbance import Disturbance
 from dynamiccl.serve.brain.search_context import (
     MIN_CALLS,
     SearchContext,
@@ -38,9 +37,9 @@ from dynamiccl.serve.search.belief import Prior
 from dynamiccl.serve.search.epsilon_greedy import EpsilonGreedy
 from dynamiccl.serve.search.policy_search import PolicySearch, Rules
 from dynamiccl.serve.search.space import Choice, SearchSpace
-from dynamiccl.serve.search.tuner import Key, SpaceOf, Tuner
+from dynamiccl.serve.search.tuner import Key, SpaceOf, Tuner, is_disturbed
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import ScriptedPolicy
+from dynamiccl.serve.torchscript import ScriptedPolicy, ScriptedTrigger
 from dynamiccl.sizes import bin_center_bytes
 
 #: Fewer calls than usual per measurement, since a window shows only the latest calls.
@@ -56,6 +55,35 @@ class _Progress:
 
     playing: int
     seen: tuple[Call, ...] = ()
+
+
+class _Disturbance:
+    """The interference state of one communicator's task keys."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Take the artifact's Trigger, where it has one."""
+        path = artifact.directory / TRIGGER_NAME
+        self._trigger = ScriptedTrigger(path) if path.is_file() else None
+        self._seen: dict[tuple[Collective, int], tuple[Call, ...]] = {}
+        self._is_disturbed: dict[tuple[Collective, int], bool] = {}
+
+    def has_changed(self, task: KeyCalls) -> bool:
+        """Whether new calls show that interference on the task key began or ended."""
+        key = (task.collective, task.bin)
+        fresh = num_new_calls(self._seen.get(key, ()), task.calls)
+        self._seen[key] = task.calls
+        before = self._is_disturbed.get(key, False)
+        for call in task.calls[len(task.calls) - fresh :]:
+            self._is_disturbed[key] = self._after(key, call)
+        return self._is_disturbed.get(key, False) != before
+
+    def _after(self, key: tuple[Collective, int], call: Call) -> bool:
+        before = self._is_disturbed.get(key, False)
+        level = call.interference
+        if self._trigger is not None:
+            stream = (*key, call.algorithm, call.protocol, call.num_channels)
+            level = self._trigger.tell(key, stream, call.time_us, call.size_bytes)
+        return before if level is None else is_disturbed(level, before=before)
 
 
 class TunerBrain:
@@ -74,10 +102,11 @@ class TunerBrain:
         self._from_table = from_table
         self._tuner = make_tuner(self._space, self._prior)
         self._spaces: dict[Key, SearchSpace] = {}
-        self._disturbance = Disturbance(artifact) if alarmed else None
+        self._disturbance = _Disturbance(artifact) if alarmed else None
         self._progress: dict[tuple[Collective, int], _Progress] = {}
         self._context: SearchContext | None = None
-        self._policy: _ColdPolicy | None = None
+        #: The policy's values without history, once they are asked for.
+        self._q: npt.NDArray[np.float32] | None = None
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
         """The table with the tuner's requested config for each task key that has a history.
@@ -132,29 +161,15 @@ class TunerBrain:
         return self._spaces[key]
 
     def _prior(self, key: Key) -> Prior:
+        """The policy's prediction for a (collective, size bin), without history."""
         assert self._context is not None
-        if self._policy is None:
-            self._policy = _ColdPolicy(self._artifact, self._context)
-        return self._policy.prior(key)
-
-
-class _ColdPolicy:
-    """The policy's predictions for each config, without history."""
-
-    def __init__(self, artifact: Artifact, context: SearchContext) -> None:
-        """Ask about every task; raises MachineError without torch."""
-        asked = cold_questions(artifact.manifest, context.support)
-        policy = ScriptedPolicy(artifact.directory / POLICY_NAME)
-        self._first_bin, self._num_bins = asked.first_bin, asked.num_bins
-        self._q: npt.NDArray[np.float32] = policy.values(
-            Observations.cold(asked.context), asked.mask
-        )
-
-    def prior(self, key: Key) -> Prior:
-        """The prior of one (collective, size bin)."""
         assert isinstance(key, tuple)
-        collective, index = key
-        return Prior.from_q(self._q[collective * self._num_bins + index - self._first_bin])
+        if self._q is None:
+            asked = cold_questions(self._artifact.manifest, self._context.support)
+            policy = ScriptedPolicy(self._artifact.directory / POLICY_NAME)
+            self._q = policy.values(Observations.cold(asked.context), asked.mask)
+        (collective, index), table = key, self._context.table
+        return Prior.from_q(self._q[collective * table.num_bins + index - table.first_bin])
 
 
 def autoccl_brain(artifact: Artifact, seed: int) -> TunerBrain:

@@ -8,12 +8,8 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import Manifest, find_policy_in, find_trigger_in
 from dynamiccl.errors import MissingPath
-from dynamiccl.serve.artifact import (
-    Artifact,
-    export_artifact,
-    verify_artifact,
-)
-from dynamiccl.serve.commands.options import ArtifactDir, Json, folding_table, stderr, stdout
+from dynamiccl.serve.artifact import Artifact, export_artifact, verify_artifact
+from dynamiccl.serve.commands.options import ArtifactDir, Json, folding_table, stdout, warn
 from dynamiccl.train import DEFAULT_TRACKING_URI
 
 
@@ -48,27 +44,21 @@ def export_command(
         watching = None if trigger is None else _find_trigger(trigger, tracking_uri)
         artifact = export_artifact(policy, out, watching, groups)
     if watching is not None and Manifest.read_unchecked(policy).trigger is None:
-        stderr.print(
-            "warning: this policy was trained without a Trigger: interference levels are something "
-            "that it has never seen, and what it makes of them was never learned",
-            soft_wrap=True,
-            highlight=False,
+        warn(
+            "this policy was trained without a Trigger: interference levels are something that it "
+            "has never seen, and what it makes of them was never learned"
         )
     if not artifact.is_gated:
-        stderr.print(
-            "warning: this policy passed no gate: nothing but its own margin keeps it from being "
-            "slower than NCCL; measure fresh runs and use 'dynamiccl-evaluate gate' before jobs "
-            "run under it",
-            soft_wrap=True,
-            highlight=False,
+        warn(
+            "this policy passed no gate: nothing but its own margin keeps it from being slower "
+            "than NCCL; measure fresh runs and use 'dynamiccl-evaluate gate' before jobs run "
+            "under it"
         )
     carried = [f"{s.num_nodes}x{s.ranks_per_node}" for s in artifact.manifest.supports if s.carried]
     if carried:
-        stderr.print(
-            f"warning: nothing was measured on {', '.join(carried)}: those tables rest on other "
-            "shapes and on NCCL's own costs; measure a few sizes there before jobs rely on them",
-            soft_wrap=True,
-            highlight=False,
+        warn(
+            f"nothing was measured on {', '.join(carried)}: those tables rest on other shapes and "
+            "on NCCL's own costs; measure a few sizes there before jobs rely on them"
         )
     _show(artifact, "exported", as_json=as_json)
 
@@ -109,7 +99,7 @@ def _show(artifact: Artifact, word: str, *, as_json: bool) -> None:
         cli.print_json(artifact.to_json())
         return
     for what, advice in artifact.warnings:
-        stderr.print(f"warning: {what}; {advice}", soft_wrap=True, highlight=False)
+        warn(f"{what}; {advice}")
     table = folding_table("system", "nodes", "ranks", "entries", "acting", "table")
     for info in artifact.tables:
         counts = (info.num_nodes, info.num_ranks, info.entries, info.acting)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
-from dynamiccl.serve.commands.options import ArtifactDir, Json, stderr, stdout
+from dynamiccl.serve.commands.options import ArtifactDir, Json, stdout, warn
 from dynamiccl.serve.install import Installed, check_gated
 from dynamiccl.serve.install import install as install_artifact
 
@@ -38,7 +38,7 @@ def install_command(
         cli.print_json({**asdict(installed), "directory": str(installed.directory)})
         return
     for warning in installed.warnings:
-        stderr.print(f"warning: {warning}", soft_wrap=True, highlight=False)
+        warn(warning)
     stdout.print("\n".join(_lines(installed)), soft_wrap=True, highlight=False, markup=False)
 
 

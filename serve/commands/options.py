@@ -21,6 +21,11 @@ def wide_stdout(least: int = 100) -> Console:
     return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))
 
 
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    stderr.print(f"warning: {text}", soft_wrap=True, highlight=False)
+
+
 def folding_table(*heads: str, title: str | None = None) -> Table:
     """A table whose cells are folded where it is narrow: a run id that is cut names nothing."""
     table = Table(title=title, title_justify="left")

@@ -4,8 +4,9 @@ A law is plain arithmetic on agreed numbers and on its own past, which is of agr
 ranks that begin alike decide alike, whatever their own clocks say.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dynamiccl.datasets.network_sense import NetworkSense
 from dynamiccl.serve.ddp.settings import Settings
@@ -45,44 +46,41 @@ class Gradient:
         return decision.wire_bytes(self.numel, each, self.ranks)
 
 
-class Law(Protocol):
+class Law(ABC):
     """Decides the next step from the last agreed one."""
 
-    sense: NetworkSense
-    decision: Decision
+    def __init__(self, settings: Settings, gradient: Gradient) -> None:
+        self.sense = NetworkSense(settings.btlbw_window, settings.rtprop_window)
+        ratio = settings.start_ratio
+        self.decision = DENSE if ratio >= 1.0 else Decision(Method.SPARSE, ratio)
+        self._set = settings
+        self._gradient = gradient
 
+    @abstractmethod
     def update(self, interval: Interval) -> None:
         """Take an interval; `decision` is then that of the next step."""
 
+    @abstractmethod
     def facts(self) -> dict[str, float]:
         """What it knows, in numbers for people."""
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs: plain numbers, lists and words."""
+        return {
+            "sense": {
+                "ebb": self.sense.ebb_gbytes_per_s,
+                "btlbw": self.sense.btlbw.values,
+                "rtprop": self.sense.rtprop.values,
+            },
+            "decision": decision_state(self.decision),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
-
-
-def first_decision(settings: Settings) -> Decision:
-    """Of a job's first step."""
-    ratio = settings.start_ratio
-    return DENSE if ratio >= 1.0 else Decision(Method.SPARSE, ratio)
-
-
-def sense_state(sense: NetworkSense) -> dict[str, Any]:
-    """What a checkpoint holds of the filters."""
-    return {
-        "ebb": sense.ebb_gbytes_per_s,
-        "btlbw": sense.btlbw.values,
-        "rtprop": sense.rtprop.values,
-    }
-
-
-def restore_sense(sense: NetworkSense, state: dict[str, Any]) -> None:
-    """Put it back."""
-    sense.ebb_gbytes_per_s = state["ebb"]
-    sense.btlbw.values, sense.rtprop.values = state["btlbw"], state["rtprop"]
+        sense = state["sense"]
+        self.sense.ebb_gbytes_per_s = sense["ebb"]
+        self.sense.btlbw.values, self.sense.rtprop.values = sense["btlbw"], sense["rtprop"]
+        self.decision = restored_decision(state["decision"])
 
 
 def decision_state(decision: Decision) -> list[Any]:

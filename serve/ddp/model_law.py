@@ -3,16 +3,8 @@
 from statistics import median
 from typing import Any, Final
 
-from dynamiccl.datasets.network_sense import NetworkSense, Windowed
-from dynamiccl.serve.ddp.law import (
-    Gradient,
-    Interval,
-    decision_state,
-    first_decision,
-    restore_sense,
-    restored_decision,
-    sense_state,
-)
+from dynamiccl.datasets.network_sense import Windowed
+from dynamiccl.serve.ddp.law import Gradient, Interval, Law
 from dynamiccl.serve.ddp.settings import Settings
 from dynamiccl.serve.ddp.wire import DENSE, FP16, Decision, Method
 
@@ -22,7 +14,7 @@ _LEAST_SHARE: Final = 0.1
 _FIRST_STEPS: Final = 3
 
 
-class ModelLaw:
+class ModelLaw(Law):
     """The largest ratio whose predicted communication, L + bytes/B, fits the budget.
 
     L is the windowed least of the agreement's own times. B is the median slope from there to each
@@ -33,10 +25,7 @@ class ModelLaw:
     """
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
-        self.sense = NetworkSense(settings.btlbw_window, settings.rtprop_window)
-        self.decision = first_decision(settings)
-        self._set = settings
-        self._gradient = gradient
+        super().__init__(settings, gradient)
         self._windows = {
             "latency_s": Windowed(min, settings.rtprop_window),
             # Of the present method.
@@ -165,9 +154,7 @@ class ModelLaw:
 
     def state(self) -> dict[str, Any]:
         """See `Law`."""
-        return {
-            "sense": sense_state(self.sense),
-            "decision": decision_state(self.decision),
+        return super().state() | {
             "windows": {name: window.values for name, window in self._windows.items()},
             "bytes_per_s": self._bytes_per_s,
             "arriving": self._arriving,
@@ -176,8 +163,7 @@ class ModelLaw:
 
     def restore(self, state: dict[str, Any]) -> None:
         """See `Law`."""
-        restore_sense(self.sense, state["sense"])
-        self.decision = restored_decision(state["decision"])
+        super().restore(state)
         for name, values in state["windows"].items():
             self._windows[name].values = values
         self._bytes_per_s, self._efficiency = state["bytes_per_s"], dict(state["efficiency"])

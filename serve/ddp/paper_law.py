@@ -2,28 +2,16 @@
 
 from typing import Any
 
-from dynamiccl.datasets.network_sense import NetworkSense
-from dynamiccl.serve.ddp.law import (
-    Gradient,
-    Interval,
-    decision_state,
-    first_decision,
-    restore_sense,
-    restored_decision,
-    sense_state,
-)
+from dynamiccl.serve.ddp.law import Gradient, Interval, Law
 from dynamiccl.serve.ddp.settings import Settings
 from dynamiccl.serve.ddp.wire import DENSE, Decision, Method
 
 
-class PaperLaw:
+class PaperLaw(Law):
     """Algorithm 1 for the ratio, and step 1 of Algorithm 2 for 16-bit values."""
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
-        self.sense = NetworkSense(settings.btlbw_window, settings.rtprop_window)
-        self.decision = first_decision(settings)
-        self._set = settings
-        self._gradient = gradient
+        super().__init__(settings, gradient)
         self._ratio = settings.start_ratio
         self._starting = True
 
@@ -60,15 +48,12 @@ class PaperLaw:
 
     def state(self) -> dict[str, Any]:
         """See `Law`."""
-        return {
-            "sense": sense_state(self.sense),
-            "decision": decision_state(self.decision),
+        return super().state() | {
             "ratio": self._ratio,
             "starting": self._starting,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """See `Law`."""
-        restore_sense(self.sense, state["sense"])
-        self.decision = restored_decision(state["decision"])
+        super().restore(state)
         self._ratio, self._starting = state["ratio"], state["starting"]

@@ -58,11 +58,6 @@ class Residuals:
         del self._flats[layout]
         return flat
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._flats.clear()
-        self._parts.clear()
-
     def state(self) -> dict[str, torch.Tensor]:
         """Copies by parameter name, on the CPU."""
         found = dict(self._parts)
@@ -79,7 +74,7 @@ class Residuals:
                     f"model's has {sizes.get(name, 'no such parameter')}: load the state_dict of "
                     f"a job with the same model"
                 )
-        self.clear()
+        self._flats.clear()
         self._parts = {name: value.float() for name, value in state.items()}
 
     def _split(self, names: set[str]) -> None:

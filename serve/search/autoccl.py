@@ -1,8 +1,9 @@
 """AutoCCL's search as an online tuner: coordinate descent in every subspace.
 
 Algorithm 1 (Xu et al., NSDI 2025): visit the subspaces one after the other, descend in each
-(descent.py), keep the fastest config of all. Each call runs one candidate until the search is over:
-no prediction, no limit on the cost of a probe, no spreading over time. It never searches again.
+(algorithm 2), keep the fastest config of all. Each call runs one candidate until the search is
+over: no prediction, no limit on the cost of a probe, no spreading over time. It never searches
+again.
 """
 
 from collections.abc import Generator
@@ -11,8 +12,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from dynamiccl.serve.search.descent import descend
-from dynamiccl.serve.search.space import SearchSpace
+from dynamiccl.serve.search.space import AXES, SearchSpace
 from dynamiccl.serve.search.tuner import Key, SpaceOf, State, check_time
 
 #: Where the descent in a subspace begins: at what NCCL's own choice would set, or anywhere.
@@ -109,7 +109,7 @@ class AutoCcl:
 def _all_subspaces(
     space: SearchSpace, start: Start, random: np.random.Generator
 ) -> Generator[int, float, None]:
-    """Algorithm 1, as a generator like `descend`."""
+    """Algorithm 1, as a generator like `_descend`."""
     known = {space.default: (yield space.default)}
     numbers = list(range(len(space.subspaces)))
     if start == "random":
@@ -122,4 +122,35 @@ def _all_subspaces(
             begin = int(random.choice(space.subspaces[number]))
         else:
             begin = space.start(number)
-        yield from descend(space, begin, known)
+        yield from _descend(space, begin, known)
+
+
+def _descend(space: SearchSpace, start: int, known: dict[int, float]) -> Generator[int, float, int]:
+    """Algorithm 2, coordinate descent in one subspace: yields actions to measure, is sent their us.
+
+    Returns the fastest action. Each knob in turn is moved as long as the call gets faster; the step
+    is in proportion to the last gain of bandwidth, and the least step after one that did not pay.
+    Where the paper leaves something open, this is what its published code does (gbxu/autoccl
+    @63acb15): a knob is tried upwards and downwards, a gain starts the count of failures anew, and
+    the subspace is done when no knob pays either way. What is in `known`, the times so far by
+    action, is not measured again.
+    """
+    here = start
+    if here not in known:
+        known[here] = yield here
+    failures, axis, sign, stride = 0, 0, 1, 1
+    while failures < 2 * len(AXES):
+        there = space.step(here, axis, sign * stride)
+        if there is not None and there not in known:
+            known[there] = yield there
+        if there is not None and known[there] < known[here]:
+            gain = 1.0 - known[there] / known[here]  # of bandwidth, as a share of the new one
+            stride = max(1, round(gain * space.line_length(there, axis)))
+            here, failures = there, 0
+            continue
+        failures, stride = failures + 1, 1
+        if sign > 0:
+            sign = -1
+        else:
+            axis, sign = (axis + 1) % len(AXES), 1
+    return here

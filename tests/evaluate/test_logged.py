@@ -14,9 +14,8 @@ from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.ope.estimators import NO_INTERVAL, NO_OVERLAP
-from dynamiccl.evaluate.ope.logged import LoggedValue, logged_values
+from dynamiccl.evaluate.ope.logged import LoggedValue, logged_blocks, logged_values
 from dynamiccl.evaluate.ope.logs import drawn_rows, read_log
-from dynamiccl.evaluate.ope.report_blocks import logged_blocks
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy
 from tests.data_sets import SYSTEM, make_data
 

@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile
+from dynamiccl.schedule import AUTO
 from dynamiccl.serve.brain.protocol import (
     _CALL,
     _HEADER,
@@ -30,7 +31,7 @@ from dynamiccl.serve.brain.protocol import (
 )
 from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.build import BRAIN_NAME
-from dynamiccl.serve.table import AUTO, DecisionTable
+from dynamiccl.serve.table import DecisionTable
 
 NOTHING = History((), None)
 

@@ -12,10 +12,11 @@ from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH, Observatio
 from dynamiccl.datasets.history import Call, history_arrays
 from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.nccl import Collective
+from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain_check import random_windows
 from dynamiccl.serve.brain_history import KeyCalls
-from dynamiccl.serve.table import DecisionTable, entry_of
+from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
 from dynamiccl.train.encoders import ObservationEncoder, Trunk
 from dynamiccl.train.heads import Imitator, PlainHead
@@ -101,7 +102,7 @@ class InPython:
             assert task.num_timed is not None
             self.latest[row] = int(found[0]), task.num_timed
             entries[int(task.collective), task.bin - FIRST_BIN] = tuple(
-                entry_of(self.configs[chosen])
+                config_columns(self.configs[chosen])
             )
         return DecisionTable(
             num_nodes=self.table.num_nodes,

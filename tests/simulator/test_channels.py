@@ -37,7 +37,7 @@ def test_default_channels_are_those_that_nccl_s_own_code_used() -> None:
         for row in csv.DictReader(file):
             if row["topology"] != "sm90_8gpu_nvswitch18_8x400gbps" or row["chosen"] != "true":
                 continue
-            found = channels.default_channels(
+            found = channels.actual_channels(
                 h100.Group(int(row["num_nodes"]), 8),
                 Collective.parse(row["collective"]),
                 Algorithm.parse(row["algorithm"]),
@@ -98,7 +98,7 @@ def test_channels_used_are_between_one_and_one_more_than_asked(
 def test_asking_for_nccl_s_own_number_changes_nothing(
     call: tuple[h100.Group, Collective, Algorithm, Protocol], size: int
 ) -> None:
-    own = channels.default_channels(*call, size)
+    own = channels.actual_channels(*call, size)
     plain = h100.true_us(*call, size)
     assert h100.true_us(*call, size, num_channels=own) == plain
     assert channels.channel_factor(*call, size, own) == 1.0
@@ -128,7 +128,7 @@ def best_of(group: h100.Group, collective: Collective, size: int) -> tuple[int, 
     best = min(counts, key=lambda n: times[n])
     worst = max(channels.channel_factor(*call, n) for n in counts)
     used = channels.actual_channels(*call, best)
-    return channels.default_channels(*call), used, 1 - times[best] / h100.true_us(*call), worst
+    return channels.actual_channels(*call), used, 1 - times[best] / h100.true_us(*call), worst
 
 
 def test_there_is_something_to_find_and_something_to_lose() -> None:

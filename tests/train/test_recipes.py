@@ -88,8 +88,8 @@ NUMBERS = sorted(
 
 def test_every_number_of_a_recipe_has_bounds() -> None:
     assert sorted(bounds_of(Recipe)) == NUMBERS
-    for make in RECIPES.values():
-        check_bounds(make(), "ours")
+    for recipe in RECIPES.values():
+        check_bounds(recipe, "ours")
 
 
 @pytest.mark.parametrize("name", NUMBERS)

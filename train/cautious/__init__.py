@@ -1,1 +1,1 @@
-"""Shared code of models that predict times and act only where confident."""
+"""Gaussian processes that predict times, and a policy that acts only where confident."""

@@ -1,18 +1,24 @@
-"""Fits a model of times to a data set, and calibrates its confidence threshold."""
+"""Fits Gaussian processes to a data set, and calibrates their confidence threshold.
+
+The rows of a machine share a kernel; each collective has a posterior of its own. What is expected
+of a time is NCCL's cost, or the time of its own choice: whichever has the least regret on the
+validation bins.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.train.cautious.caution import Calibration
+from dynamiccl.train.cautious.gaussian import Kernel, Posterior, fit_kernel
 from dynamiccl.train.cautious.policy import Block, CautiousPolicy
-from dynamiccl.train.cautious.tasks import BoolArray, Int64Array, Rows, Tasks
+from dynamiccl.train.cautious.tasks import BoolArray, Int64Array, Tasks
+from dynamiccl.train.data import TrainingData
 
 #: Parts that the training octaves are held out in, to calibrate on them.
 _OCTAVE_PARTS: Final = 3
@@ -21,28 +27,6 @@ _SHAPE_PARTS: Final = 8
 _MIN_SHAPES: Final = 3
 #: ln of time: nothing repeats better.
 _LEAST_NOISE: Final = 1e-3
-
-#: What a learner fits to all rows of a machine, or chooses for them, before it fits the rest.
-Setting = TypeVar("Setting")
-
-
-class Learner(Protocol[Setting]):
-    """How the times of one machine are learned, separately for each collective."""
-
-    def settings(self, collectives: Sequence[Rows]) -> Sequence[Setting]:
-        """The candidate settings, chosen from on validation bins, given each collective's rows."""
-        ...
-
-    def model(self, setting: Setting, rows: Rows) -> nn.Module:
-        """The fitted model of a collective; scriptable.
-
-        (numbers_BAR, cells_BA) -> means (B, A) of y, spreads (B, A) of y minus that of action 0.
-        """
-        ...
-
-    def noise(self, setting: Setting) -> float:
-        """Variance of y of one repeat."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +42,10 @@ class Fitted:
     of_shapes: Sequence[Calibration]
 
 
-def fit_cautious(tasks: Tasks, learner: Learner[Setting], *, alpha: float) -> Fitted:
-    """Fit to the training and validation bins, and calibrate on what was held out of them.
-
-    The rows of a machine share a setting; each collective has its own model. What is expected of a
-    time is NCCL's cost, or the time of its own choice: whichever has the least regret on the
-    validation bins.
-    """
-    machines = [_Machine(tasks, number, learner) for number in np.unique(tasks.machine)]
+def fit_gaussian(data: TrainingData, *, alpha: float, seed: int) -> Fitted:
+    """Fit to the training and validation bins, and calibrate on what was held out of them."""
+    tasks = Tasks.of(data)
+    machines = [_Machine(tasks, number, seed) for number in np.unique(tasks.machine)]
     of_sizes = [Calibration.joined(one.held_out_sizes()) for one in machines]
     of_shapes = [Calibration.joined(one.held_out_shapes()) for one in machines]
     # By machine, since what is true of one need not be of another.
@@ -111,16 +91,16 @@ def _choose(tasks: Tasks, blocks: Sequence[Block], which: Int64Array) -> _Choice
     return _Choice(best.astype(np.int64), -z.numpy()[place], spread.numpy()[place])
 
 
-class _Machine(Generic[Setting]):
+class _Machine:
     """What is fitted to the tasks of one machine."""
 
-    def __init__(self, tasks: Tasks, number: int, learner: Learner[Setting]) -> None:
-        self._tasks, self._number, self._learner = tasks, int(number), learner
+    def __init__(self, tasks: Tasks, number: int, seed: int) -> None:
+        self._tasks, self._number, self._seed = tasks, int(number), seed
         self._rows = np.flatnonzero(tasks.machine == number)
         collectives = np.unique(tasks.collective[self._rows[tasks.is_train[self._rows]]])
         self._collectives = [int(each) for each in collectives]
         ways = [True, False] if bool(tasks.known[self._rows].any()) else [False]
-        tried = [(way, setting) for way in ways for setting in self._settings(uses_cost=way)]
+        tried = [(way, self._kernel(uses_cost=way)) for way in ways]
         self._chosen = min(tried, key=self._regret) if len(tried) > 1 else tried[0]
 
     def blocks(self, is_told: BoolArray) -> list[Block]:
@@ -148,25 +128,25 @@ class _Machine(Generic[Setting]):
         turn = np.searchsorted(mine, shape) % min(len(mine), _SHAPE_PARTS)
         return [self._compare(turn == part, turn != part) for part in np.unique(turn[self._rows])]
 
-    def _blocks(self, is_told: BoolArray, chosen: tuple[bool, Setting]) -> list[Block]:
+    def _blocks(self, is_told: BoolArray, chosen: tuple[bool, Kernel]) -> list[Block]:
         tasks, found = self._tasks, []
-        uses_cost, setting = chosen
+        uses_cost, kernel = chosen
         for collective in self._collectives:
             mine = self._rows[tasks.collective[self._rows] == collective]
             told = tasks.rows(mine[is_told[mine]], uses_cost=uses_cost)
             if len(told):
-                model = self._learner.model(setting, told)
+                model = Posterior(kernel, told)
                 found.append(Block(self._number, collective, uses_cost, model))
         return found
 
-    def _settings(self, *, uses_cost: bool) -> Sequence[Setting]:
+    def _kernel(self, *, uses_cost: bool) -> Kernel:
         tasks = self._tasks
         train = self._rows[tasks.is_train[self._rows]]
         parts = [train[tasks.collective[train] == each] for each in self._collectives]
         rows = [tasks.rows(part, uses_cost=uses_cost) for part in parts]
-        return self._learner.settings([each for each in rows if len(each)])
+        return fit_kernel([each for each in rows if len(each)], seed=self._seed)
 
-    def _regret(self, chosen: tuple[bool, Setting]) -> float:
+    def _regret(self, chosen: tuple[bool, Kernel]) -> float:
         """Mean validation regret of the config with the smallest predicted time."""
         tasks = self._tasks
         held = self._rows[~tasks.is_train[self._rows]]
@@ -185,7 +165,7 @@ class _Machine(Generic[Setting]):
         acts = chosen.action != ABSTAIN_ACTION
         place = held, chosen.action
         repeats = 1.0 / tasks.grid.repeats[place] + 1.0 / tasks.grid.repeats[held, ABSTAIN_ACTION]
-        noise = self._learner.noise(self._chosen[1])
+        noise = float(self._chosen[1].noise())
         return Calibration(
             predicted=np.where(acts, chosen.gain, 0.0),
             measured=np.log(tasks.grid.default_us[held] / tasks.grid.times_us[place]),

@@ -24,7 +24,13 @@ from dynamiccl.train.commands.options import (
 )
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import CAUTIOUS
-from dynamiccl.train.recipes import RECIPES, make_recipe, settable, setting_meanings
+from dynamiccl.train.recipes import (
+    RECIPES,
+    make_recipe,
+    settable,
+    setting_meanings,
+    setting_text,
+)
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from dynamiccl.train.export import FitSummary
@@ -44,7 +50,7 @@ def list_command(
     if recipe is not None:
         _show_settings(make_recipe(recipe), as_json=as_json)
         return
-    recipes = [make().to_json() for make in RECIPES.values()]
+    recipes = [each.to_json() for each in RECIPES.values()]
     if as_json:
         cli.print_json(recipes)
         return
@@ -66,9 +72,7 @@ def _show_settings(recipe: Recipe, *, as_json: bool) -> None:
     title = f"{recipe.name}: {recipe.summary}; algorithm {recipe.algorithm}"
     table = folding_table("setting (--set)", "value", "meaning", title=title)
     for key in [*own, *(key for key in settable() if key not in own)]:
-        value = values[key]
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        table.add_row(key, text, meanings[key])
+        table.add_row(key, setting_text(values[key]), meanings[key])
     stdout.print(table)
     stdout.print(
         f"the first {len(own)} are this recipe's own; the rest as in all recipes", soft_wrap=True

@@ -28,6 +28,7 @@ DEFAULT_RECIPE: Final = "ddqn-dueling"
 DEFAULT_EXPERIMENT: Final = "dynamiccl"
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 TrackingUri = Annotated[str, typer.Option(help="MLflow store.")]
+RunStore = Annotated[str, typer.Option(help="MLflow store that holds the run ids.")]
 Experiment = Annotated[str, typer.Option(help="MLflow experiment.")]
 stdout = Console()
 stderr = Console(stderr=True)

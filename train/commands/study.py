@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +27,7 @@ from dynamiccl.train.commands.options import (
 
 if TYPE_CHECKING:
     from dynamiccl.train.fanout.backend import Backend
+    from dynamiccl.train.search import Search
     from dynamiccl.train.study import Study, StudySummary
 
 
@@ -105,18 +106,17 @@ def study_command(
         from dynamiccl.datasets.store import part_paths
 
         part_paths(data)
-        order = _StudyOptions(
-            data=data,
-            experiment=experiment,
+        from dynamiccl.train.search import Search
+
+        wanted = Search(
             recipes=tuple(recipe or [DEFAULT_RECIPE]),
             settings=tuple(settings or []),
-            grid=tuple(grid or []),
             space=tuple(space or []),
-            count=optuna,
+            count=optuna or 0,
             seeds=seeds,
-            at_once=jobs or os.cpu_count() or 1,
+            per_round=max(1, (jobs or os.cpu_count() or 1) // seeds),
         )
-        run_id = studies.begin_study(_planned(order), uri)
+        run_id = studies.begin_study(_planned(data, experiment, wanted, grid or []), uri)
     assert run_id is not None
     if script_only:
         _write_script(backend, run_id, uri, as_json=as_json)
@@ -130,51 +130,26 @@ def study_command(
     _show(summary, failures, store, as_json=as_json)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StudyOptions:
-    """The command line options of a new study."""
-
-    data: Path
-    experiment: str
-    recipes: tuple[str, ...]
-    settings: tuple[str, ...]
-    grid: tuple[str, ...]
-    space: tuple[str, ...]
-    #: Settings to try in a search; None: a grid.
-    count: int | None
-    seeds: int
-    at_once: int
-
-
-def _planned(order: _StudyOptions) -> "Study":
-    """The study of a grid, or a new search."""
-    from dynamiccl.train.search import Search
+def _planned(data: Path, experiment: str, wanted: "Search", grid: list[str]) -> "Study":
+    """A new search; the study of a grid where it is to try no settings."""
     from dynamiccl.train.study import plan_search, plan_study
 
-    if order.count is None:
-        if order.space:
-            raise UserError(f"--space {order.space[0]} is for --optuna N: give both, or --grid")
+    if not wanted.count:
+        if wanted.space:
+            raise UserError(f"--space {wanted.space[0]} is for --optuna N: give both, or --grid")
         return plan_study(
-            order.data,
-            experiment=order.experiment,
-            recipes=order.recipes,
-            settings=order.settings,
-            grid=order.grid,
-            seeds=order.seeds,
+            data,
+            experiment=experiment,
+            recipes=wanted.recipes,
+            settings=wanted.settings,
+            grid=grid,
+            seeds=wanted.seeds,
         )
-    if order.grid:
-        raise UserError(f"--grid {order.grid[0]} is for all its values: with --optuna use --space")
-    if not order.space and len(order.recipes) == 1:
+    if grid:
+        raise UserError(f"--grid {grid[0]} is for all its values: with --optuna use --space")
+    if not wanted.space and len(wanted.recipes) == 1:
         raise UserError("--optuna needs something to search: give --space, or several --recipe")
-    search = Search(
-        recipes=order.recipes,
-        settings=order.settings,
-        space=order.space,
-        count=order.count,
-        seeds=order.seeds,
-        per_round=max(1, order.at_once // order.seeds),
-    )
-    return plan_search(order.data, experiment=order.experiment, search=search)
+    return plan_search(data, experiment=experiment, search=wanted)
 
 
 def _backend(

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from dynamiccl.train.heads import Imitator
-from dynamiccl.train.online.popart import ValueScale
 from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 #: Width of what the critic knows of a decision, and of its hidden layer.
@@ -61,13 +60,7 @@ class ActorCritic(nn.Module):
         self.critic = nn.Sequential(
             nn.Linear(width, _CRITIC_UNITS), nn.SiLU(), nn.Linear(_CRITIC_UNITS, 1)
         )
-        nn.init.constant_(self.last.bias, usual)
-        self.scale = ValueScale()
-
-    @property
-    def last(self) -> nn.Linear:
-        """The critic's last layer."""
-        return cast(nn.Linear, self.critic[2])
+        nn.init.constant_(cast(nn.Linear, self.critic[2]).bias, usual)
 
     @property
     def state_units(self) -> int:
@@ -84,7 +77,7 @@ class ActorCritic(nn.Module):
         logits_BA = self.actor.logits(hidden_BH, flat.context, flat.mask)
         decided_BD = self.decision(flat.decided + 1).flatten(1)
         known = torch.cat([hidden_BH, decided_BD, flat.earned.unsqueeze(1)], dim=1)
-        value_TR = self.scale(self.critic(known)).view(rounds, -1)
+        value_TR = self.critic(known).view(rounds, -1)
         log_TRA = torch.log_softmax(logits_BA, dim=1).view(rounds, value_TR.size(1), -1)
         return log_TRA, value_TR, state
 

@@ -20,7 +20,6 @@ from dynamiccl.train.online.player import Trajectory
 from dynamiccl.train.online.rmsprop import SharedRmsProp
 from dynamiccl.train.online.vtrace import vtrace
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import RewardScale
 
 #: Queue capacity in trajectories per actor: a longer queue holds more off-policy data.
 _WAITING: Final = 2
@@ -82,19 +81,16 @@ class Learner:
             rho_most=recipe.rho_most,
             c_most=recipe.c_most,
         )
-        std, weight_TR = self.network.scale.std, is_called_TR.float()
         total = loss(
             log_SRA[:-1],
-            value_SR[:-1] / std,
+            value_SR[:-1],
             played.action,
-            advantage_TR / std * ~played.is_probe,
-            target_TR / std,
-            weight_TR,
+            advantage_TR * ~played.is_probe,
+            target_TR,
+            is_called_TR.float(),
             played.curiosity * recipe.entropy_weight(number),
         )
         descend(total, self.network, self._optimizer, recipe, number)
-        if recipe.reward_scale == RewardScale.POPART:
-            self.network.scale.follow(target_TR, weight_TR, self.network.last)
         return float(total.detach())
 
     @property

@@ -135,7 +135,7 @@ class Player:
         scale = self.recipe.reward_scale
         if scale == RewardScale.LOG:
             return -torch.log((-earned_R).clamp_min(1e-3)).masked_fill(earned_R == 0.0, 0.0)
-        if scale in {RewardScale.RAW, RewardScale.POPART}:
+        if scale == RewardScale.RAW:
             reference_ms = torch.from_numpy(self.env.tables.reference_us / 1000.0)
             return earned_R * reference_ms.to(earned_R.dtype).repeat(self.env.num_envs)
         return earned_R.clamp_min(-2.0) if scale == RewardScale.CLIPPED else earned_R

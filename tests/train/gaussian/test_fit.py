@@ -35,11 +35,11 @@ from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
+from dynamiccl.train.cautious.fit import fit_gaussian
 from dynamiccl.train.cautious.policy import CautiousPolicy
 from dynamiccl.train.data import load_data
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit
-from dynamiccl.train.gaussian import fit_gaussian
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.data_sets import SWEEP, SYSTEM, make_data

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from dynamiccl.train.cautious.gaussian import Kernel, Posterior, fit_kernel, inducing_points
 from dynamiccl.train.cautious.tasks import Rows
-from dynamiccl.train.gaussian import Kernel, Posterior, fit_kernel, inducing_points
 
 SIZE, NODES, _, CHANNELS, _, OWN = range(6)
 

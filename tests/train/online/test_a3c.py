@@ -62,7 +62,7 @@ def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(da
     reference_us = torch.from_numpy(np.tile(player.env.tables.reference_us, 2)).float()
     in_ms = player._scaled(torch.full_like(reference_us, -2.0))
     assert torch.allclose(in_ms, -2.0 * reference_us / 1000.0)
-    with pytest.raises(UnknownName, match="raw, reference, clipped, log, popart"):
+    with pytest.raises(UnknownName, match="from raw, reference, clipped, log"):
         make_recipe("a3c", ["reward_scale=moon"])
 
 

@@ -23,16 +23,13 @@ as there are points it is exact.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import nn
 
-from dynamiccl.train.cautious.fit import Fitted, fit_cautious
-from dynamiccl.train.cautious.tasks import Rows, Tasks
-from dynamiccl.train.data import TrainingData
+from dynamiccl.train.cautious.tasks import Rows
 
 #: Where a row says whether it is NCCL's own choice.
 _OWN: Final = 5
@@ -267,24 +264,3 @@ def fit_kernel(blocks: list[Rows], *, seed: int, steps: int = 60, most: int = 35
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return kernel.requires_grad_(requires_grad=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """The learner: rows of a machine share a kernel; each collective has its own posterior."""
-
-    seed: int
-
-    def settings(self, collectives: Sequence[Rows]) -> Sequence[Kernel]:
-        return [fit_kernel(list(collectives), seed=self.seed)]
-
-    def model(self, setting: Kernel, rows: Rows) -> Posterior:
-        return Posterior(setting, rows)
-
-    def noise(self, setting: Kernel) -> float:
-        return float(setting.noise())
-
-
-def fit_gaussian(data: TrainingData, *, alpha: float, seed: int) -> Fitted:
-    """Fit to the training and validation bins, and calibrate; see `fit_cautious`."""
-    return fit_cautious(Tasks.of(data), _Process(seed), alpha=alpha)
