@@ -279,7 +279,7 @@ def test_samplers_are_ended_when_the_run_fails_or_their_start_is_interrupted(
     assert not samplers()
 
     def interrupted(*_: object) -> bool:
-        await_true(samplers)
+        await_true(lambda: samplers() != [])
         raise KeyboardInterrupt
 
     machine.setattr(Companion, "wait_for", interrupted)
