@@ -28,7 +28,7 @@ _SIXTEENTHS: Final = {1: (16,), 2: (16, 23), 4: (16, 19, 23, 27)}
 #: nccl-tests rounds the share of each rank down to so many bytes (`src/all_gather.cu`, v2.19.6).
 RANK_GRAIN_BYTES: Final = 16
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter, Collective.AlltoAll})
-#: Bytes of one element, by nccl-tests' spelling (`-d`).
+#: Bytes of one element, by nccl-tests' spelling (`-d`), in the order of `ncclDataType_t`.
 DATATYPE_BYTES: Final = {
     "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
     "half": 2, "float": 4, "double": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1,
