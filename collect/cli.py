@@ -242,11 +242,10 @@ def _nccl_tests(
     file: SweepFile, site: Site, interrupt: Interrupt, stack: ExitStack
 ) -> NcclTestsRunner:
     """The runner of real sweeps, with samplers on its nodes until the stack is closed."""
-    nodes = Nodes(site.launcher)
-    num_nodes = max(group.hosts for group in file.groups)
-    facts = ask_nodes(nodes, num_nodes, os.environ)
-    is_watched = file.telemetry.enabled
-    health = stack.enter_context(watch_health(nodes, num_nodes)) if is_watched else None
+    nodes, num_nodes = Nodes(site.launcher), max(group.hosts for group in file.groups)
+    facts, health = ask_nodes(nodes, num_nodes, os.environ), None
+    if file.telemetry.enabled:
+        health = stack.enter_context(watch_health(nodes, num_nodes))
     runner = NcclTestsRunner(file, site, interrupt, health=health, facts=facts)
     # After an error the last launch may not be in the journal yet.
     stack.push(lambda error, *_: runner.close() if error is None else None)
