@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness import OUT, write_result
-from rich.console import Console
 
 from dynamiccl.collect import launch
+from dynamiccl.collect.cli import RunOptions, start_sweep
 from dynamiccl.collect.launchers import Finished
 from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.read_back import read_rows
-from dynamiccl.collect.start import RunOptions, start_sweep
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.serve.build import build_plugin
 
@@ -83,7 +82,7 @@ def overhead_ms() -> tuple[float, int]:
             sweep_file=EXAMPLE, out=out / "data", nccl_tests_dir=install_stand_in(out / "bin")
         )
         began = time.perf_counter()
-        summary = start_sweep(sweep, options, console=Console(stderr=True))
+        summary = start_sweep(sweep, options)
         seconds = time.perf_counter() - began
     # Both halves of a block are one measurement of the sweep.
     measured = summary["rows_by_status"]["ok"] // 2

@@ -21,6 +21,7 @@ import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
+from dynamiccl.collect.grid import DATATYPE_BYTES
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import CALLS
@@ -55,11 +56,6 @@ FLAG_CAPTURED: Final = 1
 FLAG_INCOMPLETE: Final = 2
 FLAG_PROBE: Final = 4
 
-#: `ncclDataType_t`, as nccl-tests prints it.
-DATATYPES: Final = (
-    *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
-    *("half", "float", "double", "bfloat16", "f8e4m3", "f8e5m2"),
-)
 #: What a record must hold, by what is said of those that do not.
 _CHECKS: Final = {
     "collective not known": pl.col("collective") < NUM_TUNED_COLLECTIVES,
@@ -319,7 +315,7 @@ def _joined(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     named = calls.with_columns(
         comm=pl.col("comm_id").map_elements("{:016x}".format, return_dtype=pl.String),
         collective=_named("collective", [c.wire for c in Collective if c.tunable]),
-        datatype=_named("datatype", DATATYPES),
+        datatype=_named("datatype", [*DATATYPE_BYTES]),
         actual_algorithm=_named("algorithm", [a.wire for a in Algorithm]),
         actual_protocol=_named("protocol", [p.wire for p in Protocol]),
         decided=pl.col("decided") != 0,

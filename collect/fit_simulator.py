@@ -3,10 +3,8 @@
 Times span five orders of magnitude, so residuals are differences of log time, and parameters, all
 positive, are fitted as logarithms too. Calls above 1 MiB, where time is spent, weigh four times as
 much as smaller ones. Loss: soft L1, which bends over at a tenth, so that a launch in a bad state of
-the machine pulls little.
-
-Every third size of every config is held out in turn and predicted by a fit of the other two thirds;
-the numbers that are written come from all of them.
+the machine pulls little. The numbers that are written come from all sizes, the errors that are
+shown from fits without the size (`_hold_out`).
 """
 
 from bisect import bisect_left

@@ -28,7 +28,7 @@ _SIXTEENTHS: Final = {1: (16,), 2: (16, 23), 4: (16, 19, 23, 27)}
 #: nccl-tests rounds the share of each rank down to so many bytes (`src/all_gather.cu`, v2.19.6).
 RANK_GRAIN_BYTES: Final = 16
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter, Collective.AlltoAll})
-#: Bytes of one element, by nccl-tests' spelling (`-d`).
+#: Bytes of one element, by nccl-tests' spelling (`-d`), in the order of `ncclDataType_t`.
 DATATYPE_BYTES: Final = {
     "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
     "half": 2, "float": 4, "double": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1,
@@ -124,12 +124,15 @@ def walks(sizes: Iterable[int]) -> list[Walk]:
     return min(cuts, key=lambda cut: (len(cut), sum(map(len, cut))))
 
 
-def parse_split(text: str) -> tuple[str, int]:
-    """The operation and the operand of one of nccl-tests' splits; raises ValueError.
+def split_text(text: str) -> str:
+    """The one spelling of one of nccl-tests' splits: masks in hexadecimal. Raises ValueError.
 
     With `NCCL_TESTS_SPLIT="<operation> <value>"` (nccl-tests 2.14, `src/common.cu`, run) the colour
     of a process is its number in the job, operation, value; processes of one colour make a
     communicator. All run the same calls at the same time; printed is the mean over all ranks.
+
+    >>> split_text("MOD 8"), split_text("AND 7")
+    ('MOD 8', 'AND 0x7')
     """
     match = _SPLIT.fullmatch(text)
     operation, value = (match[1], int(match[2], 0)) if match else ("MOD", 0)
@@ -137,16 +140,6 @@ def parse_split(text: str) -> tuple[str, int]:
         raise ValueError(
             f"'{text}' is no split; write AND, OR, MOD or DIV and a number, like 'MOD 8'"
         )
-    return operation, value
-
-
-def split_text(text: str) -> str:
-    """The one spelling of a split: masks in hexadecimal. Raises ValueError as `parse_split`.
-
-    >>> split_text("MOD 8"), split_text("AND 7")
-    ('MOD 8', 'AND 0x7')
-    """
-    operation, value = parse_split(text)
     return f"{operation} {value:#x}" if operation in {"AND", "OR"} else f"{operation} {value}"
 
 
@@ -163,10 +156,10 @@ def communicators(
     >>> communicators("MOD 8", 4, 8)[1]
     (1, 9, 17, 25)
     """
-    operation, value = parse_split(split)
+    operation, operand = split_text(split).split()
     groups: dict[int, list[int]] = defaultdict(list)
     for process in range(num_nodes * ranks_per_node):
-        groups[_SPLITS[operation](process, value)].append(process)
+        groups[_SPLITS[operation](process, int(operand, 0))].append(process)
     several = [group for group in groups.values() if len(group) > 1 or not spare]
     # Of each, its ranks on each of its nodes: (8, 8) is two nodes of eight.
     spread = {tuple(Counter(p // ranks_per_node for p in group).values()) for group in several}

@@ -204,10 +204,8 @@ class Journal:
         whose = {"journal": self._identity, "segment": self._segment, "runner": self._runner}
         provenance = run_record("run", sweep_file=self._sweep.text, **whose)
         table = with_noise_band(measurements_table(map(_with_time, rows)))
-        try:
+        with _writing(self._out):
             write_part(self._out, table, provenance=provenance)
-        except OSError as error:
-            raise _full(self._out, error) from error
 
     def _cut(self) -> None:
         """Keep of a segment, whose rows are in a part now, what a resume asks for."""
@@ -313,33 +311,35 @@ def _line(record: Record) -> str:
 def _append(path: Path, record: Record) -> None:
     """Add a line to a file; what a full disk left of it is cut away when it is opened again."""
     line = _line(record).encode()
-    try:
-        # Unbuffered: what a full disk refuses is not tried again when the file is closed.
-        with path.open("ab", buffering=0) as file:
-            while line:
-                line = line[os.write(file.fileno(), line) :]
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _full(path, error) from error
+    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
+    with _writing(path), path.open("ab", buffering=0) as file:
+        while line:
+            line = line[os.write(file.fileno(), line) :]
+        os.fsync(file.fileno())
 
 
 def _write_atomically(path: Path, text: str) -> None:
     """Write a file via a temporary name; raises MachineError on a full disk."""
     hidden = path.with_name(f".writing-{path.name}")
+    with _writing(path):
+        try:
+            with hidden.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            hidden.replace(path)
+        finally:
+            hidden.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises MachineError for what the disk refuses inside."""
     try:
-        with hidden.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.replace(path)
+        yield
     except OSError as error:
-        hidden.unlink(missing_ok=True)
-        raise _full(path, error) from error
-
-
-def _full(path: Path, error: OSError) -> MachineError:
-    what = "the disk is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else str(error)
-    return MachineError(
-        f"cannot write {path}: {what}; everything measured before is kept: make room and go on "
-        "with --resume"
-    )
+        what = "the disk is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else str(error)
+        raise MachineError(
+            f"cannot write {path}: {what}; everything measured before is kept: make room and go on "
+            "with --resume"
+        ) from error

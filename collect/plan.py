@@ -1,14 +1,8 @@
 """The plan of a sweep: what would run, what is left out and why, how long it takes (pure).
 
-Call times are those of the simulator's model of the sweep's communicators. Where it has none, a
-rule stands in, and is in the plan:
-
-* the nearest group of the same kind (one node, or several) lends its times, to groups of up to
-  sixteen times its nodes; to a larger one nothing is lent, and there is no plan;
-* a collective that the model lacks, or a kind of group, takes 50 us and 10 GB/s;
-* a config for which NCCL has no cell takes what NCCL's own choice takes, since that runs then;
-
-A launch profile takes the times of the untouched environment, and what runs beside slows nothing.
+Call times are those of the simulator's model of the sweep's communicators; where it has none, a
+rule stands in, and is in the plan (`call_times`). A launch profile takes the times of the untouched
+environment, and what runs beside slows nothing.
 
 Also here: `shapes`, NCCL's modelled cost tables of shapes that nobody has measured (3,330 recorded
 costs of 2.27 to 2.30 come out of it, dynamiccl/simulator/ORIGIN.md). A log of such a job is better:
@@ -161,8 +155,10 @@ def _seconds(
 def call_times(system: System, rules: dict[str, None]) -> CallTimes:
     """Microseconds of a call on a simulated system without noise, by setting, nBytes and config.
 
-    Rules that stand in for times are added to `rules`, each once. The function that is returned
-    raises UserError for a setting without a near group.
+    Where the system has no such group the nearest of its kind (one node, or several) lends its
+    times; without that kind or the collective _RULE holds; without the config's cell NCCL's own
+    choice runs. Each rule is added to `rules` once. The function raises UserError for a setting
+    without a near group.
     """
 
     @cache

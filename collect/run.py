@@ -5,14 +5,9 @@ them in random order, so that slow drift of the machine affects all configs and 
 The measurements of a round have the same `run`: they are correlated, those of different rounds are
 independent.
 
-What goes wrong:
-
-* A config that hangs or crashes runs once more, with what followed it, in a further launch. When it
-  has ended two launches it is in quarantine: not tried from its size on.
-* A launch that never began is set aside. The next one that begins says that the machine is well:
-  then the configs of the first are failed. If that never begins either, nothing is marked and the
-  sweep ends. Where no other launch is left, NCCL's own choice is the next one.
-* `retry_failed` measures once more, in a round of its own at the end, all that failed.
+A config that hangs or crashes runs once more, with what followed it, in a further launch. A launch
+that never began is set aside. The next one that begins says that the machine is well: then the
+configs of the first are failed. If that never begins either, nothing is marked and the sweep ends.
 """
 
 import logging
@@ -118,9 +113,10 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     rows were written, by status, too; and how it `ended`: done, budget or interrupted.
 
     `out` is made when missing; `resume` goes on with what is in it, instead of refusing to add to
-    it, and `take_over` takes it from a run that may still live, where the file system knows no
-    locks. `progress` is told of what is done and asked whether to stop; `shard` is this process's
-    share of the launches.
+    it, `retry_failed` measures once more, in a round of its own at the end, all that failed, and
+    `take_over` takes it from a run that may still live, where the file system knows no locks.
+    `progress` is told of what is done and asked whether to stop; `shard` is this process's share of
+    the launches.
 
     Raises UserError as `open_journal` does, and MachineError: the disk is full, or a launch could
     not be started at all.

@@ -27,6 +27,7 @@ import numpy as np
 from dynamiccl import belief
 from dynamiccl.belief import AUTO, Belief, Floats
 from dynamiccl.collect.grid import Setting, Trial
+from dynamiccl.collect.schedule import grouped
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.cells import is_unwell
 from dynamiccl.datasets.schema import Status
@@ -113,10 +114,7 @@ Tasks = Mapping[Setting, Sequence[TaskTrials]]
 
 def tasks_of(trials: Sequence[Trial]) -> Tasks:
     """The tasks of a sweep in declaration order; those without a feasible trial are left out."""
-    feasible: dict[tuple[Setting, int], list[Trial]] = defaultdict(list)
-    for trial in trials:
-        if trial.infeasible is None:
-            feasible[trial.task].append(trial)
+    feasible = grouped((one for one in trials if one.infeasible is None), lambda one: one.task)
     tasks: dict[Setting, list[TaskTrials]] = defaultdict(list)
     for (setting, size_bytes), found in feasible.items():
         default = next((trial for trial in found if trial.config == ABSTAIN), None)

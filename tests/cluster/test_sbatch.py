@@ -11,8 +11,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dynamiccl.collect.cli import script_path
 from dynamiccl.collect.journal import COMPLETE, progress_on_disk
-from dynamiccl.collect.start import script_path
 from dynamiccl.datasets import store
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_sweeps import SMALL, SMALL_PICKS, check_picks, command, environment

@@ -1,6 +1,5 @@
 """From the command's options to a sweep that runs or is submitted (real Slurm: tests/cluster)."""
 
-import io
 import json
 import signal
 import subprocess
@@ -11,16 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from dynamiccl import slurm
-from dynamiccl.collect import start as start_module
-from dynamiccl.collect.grid import Trial
-from dynamiccl.collect.journal import Shard
-from dynamiccl.collect.run import Summary
-from dynamiccl.collect.schedule import Launch
-from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.start import (
+from dynamiccl.collect import cli
+from dynamiccl.collect.cli import (
     RunOptions,
     batch_script,
     find_plugin,
@@ -29,6 +22,11 @@ from dynamiccl.collect.start import (
     start_sweep,
     submit_sweep,
 )
+from dynamiccl.collect.grid import Trial
+from dynamiccl.collect.journal import Shard
+from dynamiccl.collect.run import Summary
+from dynamiccl.collect.schedule import Launch
+from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import Outcome, make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
@@ -36,8 +34,6 @@ from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UserError
 from dynamiccl.libraries import SWEEP_NAME
 from dynamiccl.slurm import BatchScript
 from tests.collect.benchmark.sweeps import sweep
-
-NOWHERE = Console(file=io.StringIO())
 
 
 def options(folder: Path, **more: Any) -> RunOptions:
@@ -47,7 +43,7 @@ def options(folder: Path, **more: Any) -> RunOptions:
 
 
 def start(made: Sweep, folder: Path, **more: Any) -> Summary:
-    return start_sweep(made, options(folder, **more), console=NOWHERE)
+    return start_sweep(made, options(folder, **more))
 
 
 # --- Here ---
@@ -230,7 +226,7 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     )
     assert Path(first["script"]).read_text().startswith("#!/bin/bash\n#SBATCH --job-name=grid\n")
     picks = Warned(made, 1)
-    monkeypatch.setattr(start_module, "make_strategy", lambda *_: picks)
+    monkeypatch.setattr(cli, "make_strategy", lambda *_: picks)
     start(made, tmp_path)
     again = played.submit()
     assert (again["job"], again["state"]) == ("77", "PENDING (Priority)")
@@ -326,7 +322,7 @@ def test_a_job_is_queued_again_where_its_time_limit_left_work(
 ) -> None:
     made = sweep()
     warned = Warned(made, number, name)
-    monkeypatch.setattr(start_module, "make_strategy", lambda *_: warned)
+    monkeypatch.setattr(cli, "make_strategy", lambda *_: warned)
     start(made, tmp_path, batch_script=played.script)
     assert played.asked("scontrol") == ["scontrol requeue 77"] * queued
 
@@ -336,7 +332,7 @@ def test_a_job_that_measured_nothing_ends_with_the_error(
 ) -> None:
     made = sweep()
     warned = Warned(made, 0)
-    monkeypatch.setattr(start_module, "make_strategy", lambda *_: warned)
+    monkeypatch.setattr(cli, "make_strategy", lambda *_: warned)
     with pytest.raises(MachineError, match=r"before anything was measured.*--time"):
         start(made, tmp_path, batch_script=played.script)
     assert played.asked("scontrol") == []
@@ -370,7 +366,7 @@ def test_where_slurm_refuses_to_requeue_another_job_follows(
 ) -> None:
     played.submit()
     played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
-    BatchScript(played.script, start_module._FIX).submit_again(environ)
+    BatchScript(played.script, cli._FIX).submit_again(environ)
     assert played.asked("scontrol") == [f"scontrol requeue {name}"]
     wanted = f"sbatch --parsable --dependency=afterany:{name}{more} {played.script}"
     assert played.asked("sbatch")[1:] == [wanted]

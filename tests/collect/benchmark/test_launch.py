@@ -1,17 +1,15 @@
 """The real runner on the stand-in: real processes, the real plugin, times of the simulator."""
 
-import io
 import platform
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from rich.console import Console
 
 from dynamiccl.collect import launch, launchers
+from dynamiccl.collect.cli import RunOptions, start_sweep
 from dynamiccl.collect.launchers import Finished, Limits
-from dynamiccl.collect.start import RunOptions, start_sweep
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
@@ -112,7 +110,7 @@ def test_what_takes_long_and_does_not_win_is_not_started(
     )
     programs, out = install_stand_in(tmp_path / "bin"), tmp_path / "out"
     options = RunOptions(sweep_file=tmp_path / "s.toml", out=out, nccl_tests_dir=programs)
-    start_sweep(made, options, console=Console(file=io.StringIO()))
+    start_sweep(made, options)
     found = rows(tmp_path)
     [reason] = found.filter(pl.col("status") == "infeasible")["reason"]
     assert "(runner.slow_max)" in reason
