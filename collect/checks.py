@@ -11,7 +11,8 @@ from typing import Final
 
 from dynamiccl import doctor
 from dynamiccl.collect.launch import BINARIES
-from dynamiccl.collect.nodes import NODE_ARGV, SLOWED
+from dynamiccl.collect.nodes import NODE_ARGV
+from dynamiccl.collect.sampler import SLOWED
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
 from dynamiccl.doctor import Check, CheckStatus, Machine, judge
 from dynamiccl.libraries import SWEEP_NAME, built

@@ -4,7 +4,7 @@
     python -m dynamiccl.collect.disturb gemm 0.5
 
 are two kinds, on the node where they run, with their level: busy for so much of the time.
-They print `ready` when all are busy, and end with their starter (nodes.py).
+They print `ready` when all are busy, and end with their starter (sampler.py).
 
 `cpu`: busy processes on `level` x the cores that it may use, of which one may rest in between. The
 launcher must not bind it to a few of them (`srun --cpu-bind=none`).
@@ -31,8 +31,9 @@ from typing import Final
 
 from dynamiccl import cli
 from dynamiccl.collect.grid import Setting
-from dynamiccl.collect.nodes import Nodes, end_with_starter, outlives
+from dynamiccl.collect.nodes import Nodes
 from dynamiccl.collect.output import MEANT_AS_ROW
+from dynamiccl.collect.sampler import end_with_starter, outlives
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep, MachineError
 

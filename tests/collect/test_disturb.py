@@ -15,7 +15,8 @@ from dynamiccl.collect import disturb as module
 from dynamiccl.collect.disturb import disturb, repeat
 from dynamiccl.collect.grid import Interference, Setting
 from dynamiccl.collect.launchers import LauncherSettings
-from dynamiccl.collect.nodes import HELLO, Nodes
+from dynamiccl.collect.nodes import Nodes
+from dynamiccl.collect.sampler import HELLO
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 from tests.collect.live_processes import PATIENCE_S, await_true, children, cpu_seconds, is_running

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.collect.nodes import HELLO, SAMPLER_ARGV, SLOWED, read_port
+from dynamiccl.collect.sampler import HELLO, SAMPLER_ARGV, SLOWED, read_port
 from tests.collect import sysfs
 from tests.collect.live_processes import await_true, is_running
 from tests.fakes.nvml.build import fake_nvml_env
@@ -68,8 +68,8 @@ def test_every_gpu_and_every_port_is_read(fake_nvml: Path, tmp_path: Path) -> No
     port = sysfs.infiniband(tmp_path, "mlx5_0", layer="Ethernet")
     sysfs.write(port / "hw_counters", out_of_sequence=2, np_cnp_sent=5)
     sysfs.infiniband(tmp_path, "odd")
-    code = "from pathlib import Path; from dynamiccl.collect import nodes; "
-    code += f"nodes.sample(Path({str(tmp_path)!r}))"
+    code = "from pathlib import Path; from dynamiccl.collect import sampler; "
+    code += f"sampler.main(Path({str(tmp_path)!r}))"
     with sampling(fake_nvml, sys.executable, "-c", code, gpus=1) as child:
         assert line(child)["read"] == {
             "gpu0": {"throttled": False, "ecc_errors": 0},
