@@ -297,7 +297,7 @@ def test_a_bus_bandwidth_without_ranks_is_no_measurement(tmp_path: Path) -> None
         (b"PK\x03\x04....", "is a zip archive or a spreadsheet, which is not read; unpack it"),
         (b"\x28\xb5\x2f\xfd....", r"is packed by zstd, which is not read; unpack it \(zstd -d\)"),
         (b"<!doctype html><p>", "is a web page, which is not read; save the raw text"),
-        (bytes(range(256)) * 4, "is no text; give what an nccl-tests"),
+        (bytes(range(256)) * 4, "is no text; give an output of nccl-tests"),
         (gzip.compress(LOG.encode())[:-30], "is damaged: .*; copy it again"),
         (b"msg,coll,ms\n8,allreduce,1\n", r"no column size_bytes.*with --columns size_bytes=NAME"),
         (b"# only a comment, and no more\n", "holds no row of nccl-tests"),

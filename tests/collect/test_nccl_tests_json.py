@@ -116,6 +116,6 @@ def test_other_json_is_refused(changes: dict[str, Any], message: str, tmp_path: 
 
 def test_deep_nesting_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "deep.json"
-    path.write_text('{"a":' + "[" * 200_000)
+    path.write_text('{"args":' + "[" * 200_000)
     with pytest.raises(CorruptFile):
         import_files([path], tmp_path / "out", options=SYSTEM)
