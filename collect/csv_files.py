@@ -158,7 +158,7 @@ _TABLE_LINE: Final = (
 )
 #: What a CSV holds at its beginning, and how one begins whose names nobody here knows.
 CSV_SIGN: Final = (
-    r"\A(?:#[^\n]*\n|\s*\n)*(?!\s*[\[{<])[^\n]*(?:size_bytes|\bsize, ?type, ?redop\b)"
+    r'(?m:(?:^#? ?|[,;\t|]) ?"?size_bytes"? ?(?:[,;\t|]|$))|\bsize, ?type, ?redop\b'
     rf"|{_TABLE_LINE}"
 )
 SOME_CSV: Final = r"\A#?\"?[A-Za-z][\w .()/#%\"-]*(?:[,;\t|][\w .()/#%\"-]+){2,}\n[^\n]*[,;\t|]"
@@ -302,7 +302,8 @@ def _factors(measure: str, unit: str) -> list[float]:
         return [float(base**power) for base in bases]
     # Gb is bits and GB bytes; gb is either.
     is_bits = "it" in noun.lower() or (noun == "b" and data[1].isupper())
-    shares = [1.0, 1 / 8] if noun == "b" and not is_bits else [1 / 8 if is_bits else 1.0]
+    is_open = noun == "b" and not (is_bits or data[2])
+    shares = [1.0, 1 / 8] if is_open else [1 / 8 if is_bits else 1.0]
     return [(1024 if data[2] else 1000) ** power / 1e9 * share for share in shares]
 
 
