@@ -12,7 +12,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -69,33 +69,40 @@ class _Record(Known):
 
 
 CSV_COLUMNS: Final = tuple(_Record.model_fields)
-#: What has a unit: our column, and how others call it.
-_MEASURES: Final = {
-    "time": ("time_us", r"(?:(?:avg|mean|average)[ _]?)?(?:time|latency|lat)"),
-    "size": ("size_bytes", r"(?:(?:message|msg|data)[ _]?)?(?:size|bytes)"),
-    "algbw": ("algbw_gbytes_per_s", r"alg(?:orithm)?[ _]?(?:bw|bandwidth)"),
-    "busbw": ("busbw_gbytes_per_s", r"bus[ _]?(?:bw|bandwidth)"),
-}
-_ALIASES: Final = {
-    **dict.fromkeys(("ranks", "nranks", "n_ranks", "world_size"), "num_ranks"),
-    **dict.fromkeys(("nodes", "nnodes", "n_nodes"), "num_nodes"),
-    **dict.fromkeys(("algo", "nccl_algo"), "algorithm"),
-    **dict.fromkeys(("proto", "nccl_proto"), "protocol"),
-    **dict.fromkeys(("channels", "nchannels"), "num_channels"),
-    "bytes": "size_bytes",
-}
-#: Names that a caller may give to columns in other units.
+#: Ours with a unit: the column, what a cell is multiplied by, and the unit as others write it. MB
+#: may be of 1000 or 1024, and gb/s bytes or bits: no name tells.
 _UNITS: Final = {
-    "time": ("time_ns", "time_us", "time_ms", "time_s"),
-    "size": ("size_kbytes", "size_kib", "size_mbytes", "size_mib", "size_gbytes", "size_gib"),
+    "time_ns": ("time_us", 1e-3, r"(?i:n(?:ano)?s(?:ecs?|econds?)?)"),
+    "time_us": ("time_us", 1.0, r"(?i:(?:[u\u00b5\u03bc\ufffd]|micro)s(?:ecs?|econds?)?)"),
+    "time_ms": ("time_us", 1e3, r"(?i:m(?:illi)?s(?:ecs?|econds?)?)"),
+    "time_s": ("time_us", 1e6, r"(?i:s(?:ecs?|econds?)?)"),
+    "size_bytes": ("size_bytes", 1.0, r"(?i:b(?:ytes?)?)"),
+    **{f"size_{p}ib": ("size_bytes", 1024.0**n, f"(?i:{p}ib)") for n, p in enumerate("kmg", 1)},
     **{
-        bw: tuple(f"{bw}_{unit}_per_s" for unit in ("mbytes", "gbytes", "mbits", "gbits", "gib"))
+        f"{bw}_{p.lower()}{noun}s_per_s": (
+            f"{bw}_gbytes_per_s",
+            by * share,
+            rf"(?:{p}{letter}|(?i:{p}{noun}s?))(?:/|p|_per_)s",
+        )
         for bw in ("algbw", "busbw")
+        for p, by in (("M", 1e-3), ("G", 1.0), ("Gi", 1.024**3))
+        for noun, letter, share in (("byte", "B", 1.0), ("bit", "b", 1 / 8))
     },
 }
-#: Our column, and what a cell is multiplied by.
+#: How others call what has a unit, and other columns in short.
+_MEASURES: Final = {
+    "time": r"(?:(?:avg|mean|average)[ _]?)?(?:time|latency|lat)",
+    "size": r"(?:(?:message|msg|data)[ _]?)?(?:size|bytes)",
+    "algbw": r"alg(?:orithm)?[ _]?(?:bw|bandwidth)",
+    "busbw": r"bus[ _]?(?:bw|bandwidth)",
+}
+_CAMEL: Final = "(?<=[a-z])(?=[A-Z][a-z])"
+_SHORT: Final = {"algo": "algorithm", "proto": "protocol", "bytes": "size_bytes"}
+#: One of our columns, and what a cell of another unit is multiplied by; and those by name.
 _Column = tuple[str, float]
-_LEFT_OUT: Final = ("-", 1.0)
+_Names = Mapping[str, _Column]
+#: In place of the columns below a line of names that nobody here knows.
+_UNKNOWN: Final = ("", 0.0)
 _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 _NUMBERS: Final = {*_TIMES, "size_bytes"}
 _FORCED: Final = ("algorithm", "protocol", "num_channels")
@@ -108,13 +115,13 @@ _KNOWN: Final = {*Known.model_fields, "system", "num_ranks", "launch_profile"}
 _OFF: Final = {
     8.0: "the bandwidth seems to be in Gb/s",
     1e3: "the bandwidth seems to be in MB/s, or the time in ns",
-    1e-3: "the time seems to be in ms, or the bandwidth in TB/s",
+    1e-3: "the time seems to be in ms",
     1e-6: "the time seems to be in s",
 }
 #: No link carries as many GB/s, and no call between GPUs is over in as few us.
 _MOST_GBYTES_PER_S, _LEAST_US = 10_000.0, 0.5
 #: The columns of other programs, OURS or OURS=THEIRS, and a remark. Not taken is `-`; what begins
-#: with `+` joins the launch profile, and with `?` the config is not known then.
+#: with `+` joins the launch profile, and without a forced config nobody knows whose choice it was.
 _DIALECTS: Final = (
     # nccl-tests' own columns, by name; their times are us.
     (
@@ -148,9 +155,11 @@ _DIALECTS: Final = (
 )
 #: Their names -> ours.
 _TABLES: Final = [
-    ({theirs or ours: (ours, 1.0) for ours, _, theirs in pairs}, remark)
+    (
+        {theirs or ours: (ours, 1.0) for ours, theirs in re.findall(r"([^\s=]+)=?(\S*)", text)},
+        remark,
+    )
     for text, remark in _DIALECTS
-    for pairs in [[pair.partition("=") for pair in text.split()]]
 ]
 _TABLE_LINE: Final = (
     r"(?mi:^\s*(?:all_?reduce|broadcast|reduce|all_?gather|reduce_?scatter)\s*,"
@@ -185,12 +194,9 @@ def _rows(path: Path, options: ImportOptions, report: FileReport) -> Iterator[Ro
         row |= {"source_file": str(path), "source_line": line, "trial": trial_id(row)}
         config = (record.algorithm, record.protocol, record.num_channels)
         known = repeats[row["trial"], record.system, record.run, *config]
-        busbw = record.busbw_gbytes_per_s if row["time_us"] is None else None
-        if busbw == 0.0:
-            report.remark("rows with a bandwidth of 0 keep no time")
         if not record.size_bytes:
             report.drop("size 0")
-        elif busbw:
+        elif record.busbw_gbytes_per_s and row["time_us"] is None:
             report.drop("a bus bandwidth without its number of ranks (say --ranks, --nodes)")
         elif record.repeat in known:
             report.duplicates += 1
@@ -208,7 +214,11 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
     with opened(Path(report.path)) as file:
         lines = unwrapped(file)
         head = [*islice(lines, _HEAD)]
-        mark = max(",;\t|", key=lambda each: _names_in(head, each, named))
+        marks = {
+            mark: max((_num_names(line.split(mark), named) for line in head[:100]), default=0)
+            for mark in ",;\t|"
+        }
+        mark = max(marks, key=marks.__getitem__)
         edge = '"' if mark == "," else rf'(?:["{mark}]|^|$)'
         comma = re.compile(rf"{edge} *-?[\d.]*\d,(?:\d\d?|\d{{4,}}) *{edge}", re.MULTILINE)
         has_commas = any(map(comma.search, map(str.rstrip, head)))
@@ -231,21 +241,19 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
 
 
 def _cells(
-    reader: Iterable[list[str]],
-    named: Mapping[str, _Column],
-    options: ImportOptions,
-    report: FileReport,
+    reader: Iterable[list[str]], named: _Names, options: ImportOptions, report: FileReport
 ) -> Iterator[tuple[list[_Column], list[str]]]:
     """Each row and its columns; a line of names begins a table, also below another one."""
     columns: list[_Column] = []
     unknown: list[str] = []
-    for cells in filter(lambda each: any(map(str.strip, each)), reader):
-        is_row = any(cell.lstrip()[:1].isdigit() for cell in cells)
-        if not is_row and sum(_is_name(cell, named) for cell in cells) > 1:
+    for cells in filter(lambda each: any(cell.strip(" \t:-") for cell in each), reader):
+        if _num_names(cells, named) > 1:
             columns = _header(cells, named, options, report) or columns
             continue
         if not columns and re.match(_TABLE_LINE, ",".join(cells)):
             columns = _header([*_TABLES[-1][0]], {}, options, report) or []
+        if columns and len([*filter(None, cells)]) > 2 and not re.search(r"\d", "".join(cells)):
+            columns = [_UNKNOWN]
         if columns and not cells[0].lstrip().startswith("#"):
             yield columns, cells
         else:
@@ -254,64 +262,36 @@ def _cells(
         _header([cell.lstrip("# ") for cell in unknown], named, options, report)
 
 
-def _is_name(cell: str, named: Mapping[str, _Column]) -> bool:
-    """Whether somebody's column has that name."""
-    name = cell.lstrip("# ").strip(' "\n\r')
-    return bool(name in named or any(name in table for table, _ in _TABLES) or _meanings(name))
+def _num_names(cells: Sequence[str], named: _Names) -> int:
+    """How many are names of somebody's columns; none in a row that has numbers."""
+    names = [cell.lstrip("# ").strip(' "\n\r') for cell in cells]
+    if any(name[:1].isdigit() for name in names):
+        return 0
+    tables = [named, *(table for table, _ in _TABLES)]
+    return sum(any(name in each for each in tables) or bool(_meaning(name)) for name in names)
 
 
-def _names_in(head: Sequence[str], mark: str, named: Mapping[str, _Column]) -> tuple[int, int]:
-    """Most names of columns on one line, if `mark` separates them; and how often it is there."""
-    lines = (line.split(mark) for line in head if mark in line and not line[:1].isdigit())
-    known = (sum(_is_name(cell, named) for cell in cells) for cells in lines)
-    return max(known, default=0), sum(line.count(mark) for line in head)
+def _meaning(name: str) -> _Column | None:
+    """Our column that a name says by its words and its unit, and what a cell is multiplied by.
 
-
-@lru_cache(4096)
-def _meanings(name: str) -> tuple[_Column, ...]:
-    """Our columns that a name can be by its words and its unit: `Time (us)`, `size(MiB)`, `algo`.
-
-    Several where its unit is two things (`MB`, `gbps`); none for names that say nothing to us.
+    >>> [_meaning(name) for name in ("Time (ms)", "BusBw_Gbps", "size_mb")]
+    [('time_us', 1000.0), ('busbw_gbytes_per_s', 0.125), None]
     """
-    plain = re.sub(r"[ .-]+", "_", name.strip().lower())
-    if plain in CSV_COLUMNS or plain in _ALIASES:
-        return ((_ALIASES.get(plain, plain), 1.0),)
-    unit = r"(?:[ _]+|[ _]*[(\[] *|(?<=[a-z])(?=[A-Z]))([\w\u00b5\u03bc/]+) *[)\]]?"
-    for measure, (ours, words) in _MEASURES.items():
-        if found := re.fullmatch(rf"(?i:{words}){unit}", name.strip()):
-            return tuple((ours, factor) for factor in _factors(measure, found[1]))
-    return ()
-
-
-def _factors(measure: str, unit: str) -> list[float]:
-    """What a time, size or bandwidth of others is multiplied by; several where nobody can tell.
-
-    >>> _factors("time", "msec"), _factors("size", "MB"), _factors("busbw", "Gb/s")
-    ([1000.0], [1000000.0, 1048576.0], [0.125])
-    """
-    if measure == "time":
-        time = re.fullmatch(r"(?i)(nano|n|micro|u|\u00b5|\u03bc|milli|m|)s(?:ecs?|econds?)?", unit)
-        names = {"": 1e6, "milli": 1e3, "m": 1e3, "nano": 1e-3, "n": 1e-3}
-        return [names.get(time[1].lower(), 1.0)] if time else []
-    data = re.fullmatch(r"(?i)([kmg]?)(i?)(b|bits?|bytes?)((?:/|_per_|p)s(?:ec)?)?", unit)
-    if data is None or (measure == "size") == bool(data[4]):
-        return []
-    power, noun = "_kmg".index(data[1].lower() or "_"), data[3]
-    if measure == "size":
-        bases = [1024] if data[2] else [1000, 1024] if power and len(noun) == 1 else [1000]
-        return [float(base**power) for base in bases]
-    # Gb is bits and GB bytes; gb is either.
-    is_bits = "it" in noun.lower() or (noun == "b" and data[1].isupper())
-    is_open = noun == "b" and not (is_bits or data[2])
-    shares = [1.0, 1 / 8] if is_open else [1 / 8 if is_bits else 1.0]
-    return [(1024 if data[2] else 1000) ** power / 1e9 * share for share in shares]
+    plain = re.sub(r"[ .-]+|^nccl_(?=algo|proto)", "_", name.strip().lower()).lstrip("_")
+    plain = re.sub(r"^n?_?(?=(?:ranks|nodes|channels)$)", "num_", _SHORT.get(plain, plain))
+    if plain in CSV_COLUMNS or plain in _UNITS:
+        return _UNITS.get(plain, (plain, 1.0))[:2]
+    for ours, (column, factor, unit) in _UNITS.items():
+        words = rf"(?i:{_MEASURES[ours.partition('_')[0]]})(?:[ _(\[]+|{_CAMEL})"
+        if re.fullmatch(rf"{words}{unit}[ )\]]*", name.strip()):
+            return column, factor
+    return None
 
 
 def _number(text: str, *, is_size: bool, has_commas: bool) -> str:
     """As Python writes it; raises ValueError where what separates its digits is two things."""
-    if is_size and (told := re.fullmatch(r"(\d+) ?([KMG])(?:iB)?", text)):
-        # As nccl-tests' own options.
-        return str(int(told[1]) << 10 * " KMG".index(told[2]))
+    if not has_commas and "," not in text:
+        return text
     point, group = ",." if has_commas else ".,"
     grouped = re.fullmatch(rf"-?\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{point}]\d+)?", text)
     is_open = group == "," and not is_size and len(re.findall("[.,]", text)) == 1
@@ -329,6 +309,8 @@ def _texts(columns: Sequence[_Column], cells: Sequence[str], *, has_commas: bool
         columns = [*columns[:at], ("comms", 1.0), *columns[at:]]
     if "low" in names:
         columns = columns[: max(len(cells), len(columns) - 2)]
+    if columns == [_UNKNOWN]:
+        raise ValueError("a line of names that are not known stands above it, or is it")
     if len(cells) != len(columns):
         raise ValueError(f"{len(cells)} cells where the header names {len(columns)} columns")
     texts: dict[str, str] = {}
@@ -345,42 +327,40 @@ def _texts(columns: Sequence[_Column], cells: Sequence[str], *, has_commas: bool
 
 def _record(texts: dict[str, str], known: Row) -> _Record:
     """The record of a row. Raises ValueError and UnknownName with what is wrong with it."""
-    if re.search(r"(?i)to_?all_?v", told := texts.get("collective", "")):
-        raise ValueError(f"'{told}' is another call than AlltoAll, and NCCL tunes neither")
-    if "low" in texts or "gpus" in texts:
-        _of_dialect(texts)
-    # What a caller says was forced is of the rows that are not NCCL's own choice.
-    is_default = texts.get("is_default", "").lower() in {"true", "1", "yes"}
-    other = {name for name in _FORCED if is_default or texts.get(name, "").lower() in _OWN}
-    other |= {"num_ranks"} if {"num_nodes", "ranks_per_node"} <= texts.keys() else set()
-    of_config = {name for name in texts if name in _FORCED or name[0] in "+?"}
-    own = {n: text for n, text in texts.items() if n not in of_config or text.lower() not in _OWN}
-    beside = {name: own.pop(name) for name in [*own] if name[0] in "+?"}
-    told = {name: text for name, text in known.items() if name not in other} | own
-    if beside:
-        words = [f"{name[1:]}={text}" for name, text in beside.items()]
-        told["launch_profile"] = _joined(told.get("launch_profile", DEFAULT_PROFILE), words)
-        if any(name[0] == "?" for name in beside) and told.keys().isdisjoint(_FORCED):
-            told.setdefault("is_default", "false")
-    return _Record.model_validate(told)
-
-
-def _joined(profile: str, words: Sequence[str]) -> str:
-    """A launch profile with more settings."""
-    return ",".join([*([] if profile == DEFAULT_PROFILE else [profile]), *words])
-
-
-def _of_dialect(texts: dict[str, str]) -> None:
-    """A tuner's range of sizes as one size, and rccl-tests' processes as ranks."""
+    collective = texts.get("collective") or known.get("collective")
+    if re.search(r"(?i)to_?all_?v", str(collective)):
+        raise ValueError(f"'{collective}' is another call than AlltoAll, and NCCL tunes neither")
     if "gpus" in texts:
         _ranks_of_rccl(texts)
-        return
-    low, high = (int(texts.pop(name, 0)) for name in ("low", "size_bytes"))
-    if 0 < high < low:
-        raise ValueError(f"{low} to {high} bytes is no range")
-    # 4294967295 is no end.
-    texts["size_bytes"] = str(high if 0 < high < 0xFFFFFFFF else max(low, 1))
-    texts["note"] = f"{_REQUEST} {low} to {high} bytes"
+    if "low" in texts:
+        low, high = (int(texts.pop(name, 0)) for name in ("low", "size_bytes"))
+        if 0 < high < low:
+            raise ValueError(f"{low} to {high} bytes is no range")
+        # 4294967295 is no end.
+        texts["size_bytes"] = str(high if 0 < high < 0xFFFFFFFF else max(low, 1))
+        texts["note"] = f"{_REQUEST} {low} to {high} bytes"
+    unset = {n for n in texts if (n in _FORCED or n[0] == "+") and texts[n].lower() in _OWN}
+    # What a caller says was forced is of the rows that are not NCCL's own choice.
+    is_default = texts.get("is_default", "").lower() in {"true", "1", "yes"}
+    other = {*_FORCED} if is_default else unset
+    other |= {"num_ranks"} if {"num_nodes", "ranks_per_node"} <= texts.keys() else set()
+    row = {name: told for name, told in known.items() if name not in other}
+    row |= {name: text for name, text in texts.items() if name not in unset}
+    return _Record.model_validate(_with_profile(row))
+
+
+def _with_profile(row: Row) -> Row:
+    """The cells of a row; what is set beside its config, or for none, joins the launch profile."""
+    is_tuned = "collective" not in row or Collective.parse(row["collective"]).tunable
+    beside = [n for n in row if n[0] == "+" or (not is_tuned and n in _FORCED[:2])]
+    short = {ours: name for name, ours in _SHORT.items()}
+    words = [f"{short.get(name, name[1:])}={row.pop(name)}" for name in beside]
+    told = row.get("launch_profile", DEFAULT_PROFILE)
+    if any(name[0] == "+" for name in beside) and row.keys().isdisjoint(_FORCED):
+        row.setdefault("is_default", "false")
+    if words:
+        row["launch_profile"] = ",".join([told] * (told != DEFAULT_PROFILE) + words)
+    return row
 
 
 def _ranks_of_rccl(texts: dict[str, str]) -> None:
@@ -404,29 +384,25 @@ def _ranks_of_rccl(texts: dict[str, str]) -> None:
 
 
 def _header(
-    cells: Sequence[str],
-    named: Mapping[str, _Column],
-    options: ImportOptions,
-    report: FileReport,
+    cells: Sequence[str], named: _Names, options: ImportOptions, report: FileReport
 ) -> list[_Column] | None:
     """Our columns that a line names, or None for a comment; raises OutputError."""
-    names = [cell.strip() for cell in (cells[0].lstrip("# "), *cells[1:])] if cells else []
+    names = [cell.strip() for cell in ("".join(cells[:1]).lstrip("# "), *cells[1:])]
     said, own = {*names} - {""}, {*CSV_COLUMNS, *named}
     fits = (each for each in _TABLES if not said <= own and said <= each[0].keys() | named.keys())
     table, remark = next(fits, ({}, ""))
     # A column of numbers of rows has no name.
-    given = {**table, **named, "": _LEFT_OUT}
-    could = [(given[name],) if name in given else _meanings(name) for name in names]
-    if not all(could) and cells[0].lstrip().startswith("#"):
+    given = {**table, **named, "": ("-", 1.0)}
+    found = [given.get(name) or _meaning(name) for name in names]
+    if None in found and cells and cells[0].lstrip().startswith("#"):
         return None
-    if named:
-        could = [each or (_beside(name, report),) for name, each in zip(names, could, strict=True)]
+    pairs = zip(names, found, strict=True)
+    columns = [own or (_beside(name, report) if named else ("", 1.0)) for name, own in pairs]
     if remark:
         report.remark(remark)
-    _check_names(names, could, options, report)
-    columns = [each[0] for each in could]
-    for name in {*_FORCED} & {ours for ours, _ in columns}:
-        if told := getattr(options, name):
+    _check_names(names, [ours for ours, _ in columns], options, report)
+    for name in _FORCED:
+        if (name, 1.0) in columns and (told := getattr(options, name)):
             report.remark(f"empty cells of the column {name} are taken as the option's {told}")
     return columns
 
@@ -435,63 +411,48 @@ def _beside(name: str, report: FileReport) -> _Column:
     """What becomes of a column that is none of those that the caller named."""
     if not _OF_CONFIG.search(name):
         report.remark(f"the column {name} is not taken")
-        return _LEFT_OUT
-    report.remark(
-        f"the column {name} joins the launch profile, and what it says is not taken as NCCL's own "
-        "choice (say with --columns what it is)"
-    )
-    return f"?{name.lower()}", 1.0
+        return "-", 1.0
+    why = "what it says is not taken as NCCL's own choice (say with --columns what it is)"
+    report.remark(f"the column {name} joins the launch profile, and {why}")
+    return f"+{name.lower()}", 1.0
 
 
 def _named(pairs: Iterable[str]) -> dict[str, _Column]:
     """Their names -> ours, as the caller says, either way; raises UserError for none of ours."""
     named: dict[str, _Column] = {}
+    choices = (*CSV_COLUMNS, *_UNITS)
     for pair in pairs:
         left, _, right = map(str.strip, pair.partition("="))
-        ours, theirs = (left, right or left) if _is_ours(left) else (right, left)
-        if not _is_ours(ours):
+        ours, theirs = (left, right or left) if left in choices else (right, left)
+        if ours not in choices:
             raise UserError(
                 f"--columns '{pair}': write OURS=THEIRS, such as size_bytes=bytes, with any of "
-                f"{', '.join(CSV_COLUMNS)}, or in another unit, such as time_ms, size_mib and "
-                "busbw_gbits_per_s, before the ="
+                f"{', '.join(choices)} before the ="
             )
-        [column] = _meanings(ours)
-        measure = next((each for each, (own, _) in _MEASURES.items() if own == column[0]), "")
-        text = theirs.replace("_per_", "/")
-        words = [*re.split(r"(?<=[a-z])(?=[A-Z])", text), *re.split(r"[\s()\[\]_]+", text)]
-        of_unit = [_factors(measure, word) for word in words] if measure else []
-        could = next(filter(None, reversed(of_unit)), [column[1]])
-        if column[1] not in could:
-            units = [unit for unit in _UNITS[measure] if _meanings(unit)[0][1] in could]
-            others = " or ".join(f"{unit}={theirs}" for unit in units) or "it in one of ours"
+        named[theirs] = _UNITS.get(ours, (ours, 1.0))[:2]
+        units = [
+            unit
+            for unit, (column, _, text) in _UNITS.items()
+            if column == named[theirs][0]
+            and re.search(rf"(?:^|[^A-Za-z]|{_CAMEL}){text.replace('ib)', 'i?b)')}\W*$", theirs)
+        ]
+        if units and ours not in units:
+            others = " or ".join(f"{unit}={theirs}" for unit in units)
             raise UserError(f"--columns '{ours}={theirs}' is of another unit; write {others}")
-        named[theirs] = column
     return named
 
 
-def _is_ours(name: str) -> bool:
-    return name in CSV_COLUMNS or any(name in units for units in _UNITS.values())
-
-
 def _check_names(
-    names: Sequence[str],
-    could: Sequence[tuple[_Column, ...]],
-    options: ImportOptions,
-    report: FileReport,
+    names: Sequence[str], ours: Sequence[str], options: ImportOptions, report: FileReport
 ) -> None:
     """Refuse columns that are missing or unknown; say what is assumed in place of others."""
-    ours = [each[0][0] if each else "" for each in could]
     times = () if "low" in ours else _TIMES
     needed = (("size_bytes",), ("collective", "--collective"), ("system", "--system"), times)
     there = {*ours, *(f"--{n}" for n in ("system", "collective") if getattr(options, n))}
     pairs = list(zip(names, ours, strict=True))
-    wrong = {
-        "no column": [" or ".join(each) for each in needed if each and there.isdisjoint(each)],
-        "unknown or repeated column": [
-            name for name, own in pairs if not own or (own[0] not in "-+?" and ours.count(own) > 1)
-        ],
-        "of more than one unit": [n for n, each in zip(names, could, strict=True) if len(each) > 1],
-    }
+    odd = [name for name, own in pairs if not own or (own[0] not in "-+" and ours.count(own) > 1)]
+    missing = [" or ".join(each) for each in needed if each and there.isdisjoint(each)]
+    wrong = {"no column": missing, "unknown or repeated column": odd}
     if why := "; ".join(f"{what} {', '.join(each)}" for what, each in wrong.items() if each):
         raise OutputError(
             f"{report.path}: {why}; it has {', '.join(names)}, and a sweep may have "
@@ -541,16 +502,6 @@ def _config(record: _Record) -> Row:
     """
     note, channels = record.note.lower(), record.num_channels
     names = {"algorithm": record.algorithm, "protocol": record.protocol}
-    if not Collective.parse(record.collective).tunable and any(names.values()):
-        # What has no algorithms is left to NCCL within these settings.
-        said = {"algo": record.algorithm, "proto": record.protocol, "channels": channels}
-        words = [f"{name}={value}" for name, value in said.items() if value]
-        profile = _joined(record.launch_profile, words)
-        return {
-            "is_default": True,
-            "launch_profile": profile,
-            "default_scope": scope_of(profile),
-        }
     is_auto = channels is None and not any(names.values())
     is_default = is_auto if record.is_default is None else record.is_default
     is_limit = "upper limit" in note
@@ -586,6 +537,8 @@ def _figures(record: _Record, num_ranks: int | None, report: FileReport) -> Row:
     elif busbw and len({*factors}) == 1 and factors[0]:
         algbw = busbw / factors[0]
     algbw = algbw or None
+    if busbw == 0.0 and not (time_us or algbw):
+        report.remark("rows with a bandwidth of 0 keep no time")
     if time_us is None and algbw:
         time_us = record.size_bytes / (algbw * 1e3)
     if time_us and num_ranks != 1 and (time_us < _LEAST_US or (algbw or 0) > _MOST_GBYTES_PER_S):

@@ -597,11 +597,10 @@ def _json_halves(result: _Result) -> list[Row]:
         half = _Half.model_validate({**told, **each})
         if not half.time_us or half.time_us < 0.0 or not result.size_bytes:
             continue
-        told_by = (half.time_us, half.algbw_gbytes_per_s, half.busbw_gbytes_per_s)
-        if None not in told_by and not plausible(result.size_bytes, *map(float, told_by)):
-            raise ValueError(
-                f"{result.size_bytes} bytes in {told_by[0]} us are not {told_by[1]} GB/s"
-            )
+        size, time_us = result.size_bytes, half.time_us
+        algbw, busbw = half.algbw_gbytes_per_s, half.busbw_gbytes_per_s
+        if None not in {algbw, busbw} and not plausible(size, time_us, algbw or 0, busbw or 0):
+            raise ValueError(f"{size} bytes in {time_us} us are not {algbw} GB/s (busbw {busbw})")
         row: Row = {RUN: 0, "source_line": None, "in_place": in_place}
         row |= {**result.model_dump(), **half.model_dump()}
         known = [[time for time in times if time is not None] for times in half.process_times_us]

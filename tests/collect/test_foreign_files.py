@@ -5,17 +5,21 @@ import gzip
 import json
 import lzma
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynamiccl.collect import imports
 from dynamiccl.collect.health import examine
 from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.collect.lines import without_prefix
+from dynamiccl.collect.nccl_tests import Part
+from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets import store
+from dynamiccl.datasets.rows import measurements_table, trial_id
 from dynamiccl.errors import DynamicclError, NotEnoughData, OutputError, UserError
 from tests.collect.traces.made import calls_of, inspector_line, write_lines
 from tests.published import WHOLE, published
@@ -358,6 +362,15 @@ def test_bandwidths_contradict_each_other_without_a_time(tmp_path: Path) -> None
     assert "2 ranks cannot be on 4 nodes" in summary.rejected[1].reason
 
 
+def test_rows_below_names_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    # The other way round they would fit, too.
+    rows = "allreduce,1048576,1,4,50,31.46\nkind,bytes,n,m,bw,lat\nallreduce,1048576,1,4,31.46,50\n"
+    (tmp_path / "t.csv").write_text(HEADER + rows)
+    summary, [row] = load(tmp_path / "t.csv")
+    assert (row["time_us"], [line.line for line in summary.rejected]) == (50.0, [3, 4])
+    assert "names that are not known" in summary.rejected[1].reason
+
+
 def test_five_percent_are_told(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(f"{HEADER}allreduce,1048576,1,8,100,17.5\n")
     summary, [row] = load(tmp_path / "t.csv")
@@ -405,7 +418,7 @@ def test_a_bus_bandwidth_without_ranks_is_no_measurement(tmp_path: Path) -> None
         (b"msg,coll,ms\n8,allreduce,1\n", r"no column size_bytes.*with --columns size_bytes=NAME"),
         (b"# only a comment, and no more\n", "holds no row of nccl-tests"),
         (b"collective,size_bytes,time_us\n", "holds no usable row: it has none"),
-        (b"collective,size(MB),time_us\nreduce,1,9\n", r"of more than one unit size\(MB\)"),
+        (b"collective,size(MB),time_us\nreduce,1,9\n", r"unknown or repeated column size\(MB\)"),
         (b'[{"ph":"X","name":"a"}]', "is JSON of no kind that is read; give an output of nccl-te"),
         (b'{"nccl_version":"2.28.3","communicators_count":1}', "is a report of NCCL's RAS"),
         (b'{"comm_lib_version":"2","pg_status":{}}', "is PyTorch's Flight Recorder"),
@@ -419,13 +432,40 @@ def test_a_refusal_names_the_reason(content: bytes, why: str, tmp_path: Path) ->
     assert (caught.value.exit_code, "\n" in str(caught.value)) == (3, False)
 
 
+def test_one_more_format_is_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path, run: str, told: ImportOptions, report: FileReport) -> Iterator[Part]:
+        report.rows_read += 1
+        row = told.columns(path) | {"collective": "Reduce", "size_bytes": 8, "time_us": 7.0}
+        row |= {"run": run, "repeat": 0, "source": "tidy_csv", "source_file": str(path)}
+        yield "measurements", measurements_table([row | {"trial": trial_id(row), "status": "ok"}])
+
+    monkeypatch.setitem(imports._FORMATS, "made up", (r"\Amade up", read))
+    (tmp_path / "x").write_text("made up\n")
+    summary, [row] = load(tmp_path / "x")
+    assert (row["time_us"], summary.files[0].format) == (7.0, "made up")
+
+
+@pytest.mark.parametrize("told", [{"algorithm": "ring", "num_channels": 4}, {"num_nodes": 8}])
+def test_options_that_cannot_be_are_not_taken(told: dict[str, Any], tmp_path: Path) -> None:
+    log = LOG.replace("NCCL_ALGO=Ring ./all_reduce", "./alltoall")
+    (tmp_path / "x").write_text(
+        log.replace("  sum ", " none ").replace("52.43   52.43", "52.43   26.21")
+    )
+    summary, [row] = load(tmp_path / "x", **told)
+    assert (row["collective"], row["is_default"]) == ("AlltoAll", True)
+    assert (row["requested_algorithm"], row["requested_num_channels"]) == (None, None)
+    assert row["num_nodes"] == (None if "num_nodes" in told else 1)
+    why = "8|has no algorithms: the option's"
+    assert any(re.search(why, remark) for remark in summary.files[0].remarks)
+
+
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
         ("bytes=size", "write OURS=THEIRS"),
         ("time_us=latency_ms", "write time_ms=latency_ms"),
         ("size_bytes=size(MiB)", r"write size_mib=size\(MiB\)"),
-        ("size_bytes=size_kb", "write size_kbytes=size_kb or size_kib=size_kb"),
+        ("size_bytes=size_kb", "write size_kib=size_kb"),
         ("busbw_gbytes_per_s=BusBw (Gb/s)", r"write busbw_gbits_per_s=BusBw \(Gb/s\)"),
     ],
 )
