@@ -1,8 +1,9 @@
 """Reads sweeps in CSV: our own tidy columns, those of other programs, and those a caller names.
 
 One row is one measurement, one column a fact. A dialect is another program's columns by ours, and
-is recognised by its header. What a row says twice must agree: a time and a bandwidth that do not
-fit each other are of other units than their columns, and neither is believed.
+is recognised by its header; other columns tell their unit by name (`Time (us)`, `size(MiB)`). What
+a row says twice must agree: a time and a bandwidth that do not fit each other are of other units
+than their columns, and neither is believed.
 
 A mode other than `isolated` is what ran beside the collective; how strong it was is not known.
 """
@@ -10,7 +11,7 @@ A mode other than `isolated` is what ran beside the collective; how strong it wa
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from dynamiccl.collect.lines import opened
+from dynamiccl.collect.lines import opened, unwrapped
 from dynamiccl.collect.nccl_tests import (
     CHUNK_ROWS,
     CollectiveName,
@@ -59,7 +60,7 @@ class _Record(Known):
     run: str = "csv"
     repeat: int | None = Field(default=None, ge=0, lt=1 << 31)
     statistic: Annotated[Statistic, BeforeValidator(_of_runs)] = Statistic.MEAN
-    time_us: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    time_us: float | None = Field(default=None, gt=0.0, lt=1e10, allow_inf_nan=False)
     algbw_gbytes_per_s: _Figure = None
     busbw_gbytes_per_s: _Figure = None
     wrong_values: int | None = Field(default=None, ge=0, lt=1 << 62)
@@ -68,15 +69,46 @@ class _Record(Known):
 
 
 CSV_COLUMNS: Final = tuple(_Record.model_fields)
-#: Columns in other units, too: ours, and what a cell is multiplied by.
+#: Ours with a unit: the column, what a cell is multiplied by, and the unit as others write it. MB
+#: may be of 1000 or 1024, and gb/s bytes or bits: no name tells.
 _UNITS: Final = {
-    "time_ms": ("time_us", 1e3),
-    "time_s": ("time_us", 1e6),
-    **{f"{bw}_gbits_per_s": (f"{bw}_gbytes_per_s", 1 / 8) for bw in ("algbw", "busbw")},
-    **{f"{bw}_mbytes_per_s": (f"{bw}_gbytes_per_s", 1e-3) for bw in ("algbw", "busbw")},
+    "time_ns": ("time_us", 1e-3, r"(?i:n(?:ano)?s(?:ecs?|econds?)?)"),
+    "time_us": ("time_us", 1.0, r"(?i:(?:[u\u00b5\u03bc\ufffd]|micro)s(?:ecs?|econds?)?)"),
+    "time_ms": ("time_us", 1e3, r"(?i:m(?:illi)?s(?:ecs?|econds?)?)"),
+    "time_s": ("time_us", 1e6, r"(?i:s(?:ecs?|econds?)?)"),
+    "size_bytes": ("size_bytes", 1.0, r"(?i:b(?:ytes?)?)"),
+    **{f"size_{p}ib": ("size_bytes", 1024.0**n, f"(?i:{p}ib)") for n, p in enumerate("kmg", 1)},
+    **{
+        f"{bw}_{p.lower()}{noun}s_per_s": (
+            f"{bw}_gbytes_per_s",
+            by * share,
+            rf"(?:{p}{letter}|(?i:{p}{noun}s?))(?:/|p|_per_)s",
+        )
+        for bw in ("algbw", "busbw")
+        for p, by in (("M", 1e-3), ("G", 1.0), ("Gi", 1.024**3))
+        for noun, letter, share in (("byte", "B", 1.0), ("bit", "b", 1 / 8))
+    },
 }
+#: How others call what has a unit, and other columns in short.
+_MEASURES: Final = {
+    "time": r"(?:(?:avg|mean|average)[ _]?)?(?:time|latency|lat)",
+    "size": r"(?:(?:message|msg|data)[ _]?)?(?:size|bytes)",
+    "algbw": r"alg(?:orithm)?[ _]?(?:bw|bandwidth)",
+    "busbw": r"bus[ _]?(?:bw|bandwidth)",
+}
+_CAMEL: Final = "(?<=[a-z])(?=[A-Z][a-z])"
+_SHORT: Final = {"algo": "algorithm", "proto": "protocol", "bytes": "size_bytes"}
+#: One of our columns, and what a cell of another unit is multiplied by; and those by name.
+_Column = tuple[str, float]
+_Names = Mapping[str, _Column]
+#: In place of the columns below a line of names that nobody here knows.
+_UNKNOWN: Final = ("", 0.0)
 _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
+_NUMBERS: Final = {*_TIMES, "size_bytes"}
 _FORCED: Final = ("algorithm", "protocol", "num_channels")
+#: Cells that leave the choice to NCCL, and names of columns that are of the config or its settings.
+_OWN: Final = {"default", "auto", "none", "-"}
+_OF_CONFIG: Final = re.compile(r"(?i)algo|proto|chan|conf|nccl|tun|plugin|variant|setting|env|prof")
 #: What a caller may know of cells that are empty.
 _KNOWN: Final = {*Known.model_fields, "system", "num_ranks", "launch_profile"}
 #: By what a bandwidth is more than the time says, and what that says of units.
@@ -86,13 +118,22 @@ _OFF: Final = {
     1e-3: "the time seems to be in ms",
     1e-6: "the time seems to be in s",
 }
-#: The columns of each dialect, OURS or OURS=THEIRS, `-` for what is not taken; and a remark.
+#: No link carries as many GB/s, and no call between GPUs is over in as few us.
+_MOST_GBYTES_PER_S, _LEAST_US = 10_000.0, 0.5
+#: The columns of other programs, OURS or OURS=THEIRS, and a remark. Not taken is `-`; what begins
+#: with `+` joins the launch profile, and without a forced config nobody knows whose choice it was.
 _DIALECTS: Final = (
-    (" ".join((*CSV_COLUMNS, *_UNITS)), ""),
+    # nccl-tests' own columns, by name; their times are us.
+    (
+        "size_bytes=size -=count datatype=type reduction_op=redop -=root time_us=time "
+        "algbw_gbytes_per_s=algbw busbw_gbytes_per_s=busbw wrong_values=#wrong",
+        "taken as columns of nccl-tests: bytes, us and GB/s",
+    ),
     # NVIDIA/nccl plugins/tuner/example/scripts; in its own sample bandwidths do not fit times.
     (
         "collective size_bytes algorithm protocol num_channels=channels num_nodes=nodes "
-        "num_ranks=ranks time_us=latency_us -=pipeOps -=regBuff -=cost_metric -=bandwidth_gbps",
+        "num_ranks=ranks time_us=latency_us +pipeops=pipeOps +regbuff=regBuff -=cost_metric "
+        "-=bandwidth_gbps",
         "taken as the CSV of NVIDIA's optimize_config.py; its bandwidth, whose unit is not known, "
         "is not used",
     ),
@@ -103,21 +144,35 @@ _DIALECTS: Final = (
         "time_us=time algbw_gbytes_per_s=algbw busbw_gbytes_per_s=busbw wrong_values=#wrong",
         "taken as the CSV of rccl-tests, which under MPI tells no nodes (say --nodes)",
     ),
-    # README.md beside the first; the names of its columns need not be there.
+    # README.md beside the second; the names of its columns need not be there.
     (
         "collective=collective_type low=min_bytes size_bytes=max_bytes algorithm protocol "
-        "num_channels=channels num_nodes=nNodes num_ranks=nRanks -=numPipeOps -=regBuff",
+        "num_channels=channels num_nodes=nNodes num_ranks=nRanks +pipeops=numPipeOps "
+        "+regbuff=regBuff",
         "taken as a table of NVIDIA's example tuner, which says what is to run and no times: its "
         "rows are kept as requests, and nothing learns from them; import the CSV of its times",
     ),
 )
+#: Their names -> ours.
+_TABLES: Final = [
+    (
+        {theirs or ours: (ours, 1.0) for ours, theirs in re.findall(r"([^\s=]+)=?(\S*)", text)},
+        remark,
+    )
+    for text, remark in _DIALECTS
+]
 _TABLE_LINE: Final = (
     r"(?mi:^\s*(?:all_?reduce|broadcast|reduce|all_?gather|reduce_?scatter)\s*,"
     r"\s*\d+\s*,\s*-?\d+\s*,\s*\w+\s*,\s*(?:ll|ll128|simple)\s*,)"
 )
 #: What a CSV holds at its beginning, and how one begins whose names nobody here knows.
-CSV_SIGN: Final = rf"\A[^\n]*(?:size_bytes|\bsize, ?type, ?redop\b)|{_TABLE_LINE}"
-SOME_CSV: Final = r"\A#?[A-Za-z][\w .()/#%-]*(?:[,;\t][\w .()/#%-]+){2,}\n[^\n]*[,;\t]"
+CSV_SIGN: Final = (
+    r'(?m:(?:^#? ?|[,;\t|]) ?"?size_bytes"? ?(?:[,;\t|]|$))|\bsize, ?type, ?redop\b'
+    rf"|{_TABLE_LINE}"
+)
+SOME_CSV: Final = r"\A#?\"?[A-Za-z][\w .()/#%\"-]*(?:[,;\t|][\w .()/#%\"-]+){2,}\n[^\n]*[,;\t|]"
+#: So many lines tell what separates cells, and whether numbers have decimal commas.
+_HEAD: Final = 1_000
 #: How the note of a tuner's table begins.
 _REQUEST: Final = "a tuner's table asks for it at"
 
@@ -139,12 +194,9 @@ def _rows(path: Path, options: ImportOptions, report: FileReport) -> Iterator[Ro
         row |= {"source_file": str(path), "source_line": line, "trial": trial_id(row)}
         config = (record.algorithm, record.protocol, record.num_channels)
         known = repeats[row["trial"], record.system, record.run, *config]
-        busbw = record.busbw_gbytes_per_s if row["time_us"] is None else None
-        if busbw == 0.0:
-            report.remark("rows with a bandwidth of 0 keep no time")
         if not record.size_bytes:
             report.drop("size 0")
-        elif busbw and row["num_ranks"] != 1:
+        elif record.busbw_gbytes_per_s and row["time_us"] is None:
             report.drop("a bus bandwidth without its number of ranks (say --ranks, --nodes)")
         elif record.repeat in known:
             report.duplicates += 1
@@ -157,25 +209,30 @@ def _rows(path: Path, options: ImportOptions, report: FileReport) -> Iterator[Ro
 
 def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, _Record, Row]]:
     """All records, the line that each ends on, and its columns; wrong ones are rejected."""
+    known = options.model_dump(include=_KNOWN, exclude_none=True)
+    named = _named(filter(None, (options.foreign_columns or "").split(",")))
     with opened(Path(report.path)) as file:
-        first = next(file, "")
+        lines = unwrapped(file)
+        head = [*islice(lines, _HEAD)]
+        marks = {
+            mark: max((_num_names(line.split(mark), named) for line in head[:100]), default=0)
+            for mark in ",;\t|"
+        }
+        mark = max(marks, key=marks.__getitem__)
+        edge = '"' if mark == "," else rf'(?:["{mark}]|^|$)'
+        comma = re.compile(rf"{edge} *-?[\d.]*\d,(?:\d\d?|\d{{4,}}) *{edge}", re.MULTILINE)
+        has_commas = any(map(comma.search, map(str.rstrip, head)))
         # Not polars: it fills a row that is cut short with nulls, and knows no lines.
-        reader = csv.reader(chain([first], file), delimiter=max(",;\t", key=first.count))
-        columns: list[str] | None = None
-        known = options.model_dump(include=_KNOWN, exclude_none=True)
+        reader = csv.reader(chain(head, lines), delimiter=mark, skipinitialspace=True)
         try:
-            for cells in filter(None, reader):
-                is_row = columns is not None or re.match(_TABLE_LINE, ",".join(cells))
-                columns = columns or _header(cells, options, report)
-                if not (columns and is_row) or cells[0].startswith("#"):
-                    continue
+            for columns, cells in _cells(reader, named, options, report):
                 report.rows_read += 1
                 try:
-                    record = _record(columns, cells, known)
-                    measured = _measurement(record)
+                    record = _record(_texts(columns, cells, has_commas=has_commas), known)
+                    measured = _measurement(record, report)
                 except (ValueError, UnknownName) as error:
                     why = first_problem(error) if isinstance(error, ValidationError) else str(error)
-                    report.reject(reader.line_num, why, ",".join(cells))
+                    report.reject(reader.line_num, why, mark.join(cells))
                 else:
                     yield reader.line_num, record, measured
         except csv.Error as error:
@@ -183,35 +240,127 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
             raise OutputError(f"{where}: no CSV: {error}; correct that line") from error
 
 
-def _record(ours: Sequence[str], cells: Sequence[str], known: Row) -> _Record:
-    """The record of a row. Raises ValueError and UnknownName with what is wrong with it."""
-    if "comm_processes" in ours and len(cells) == len(ours) + 1:
+def _cells(
+    reader: Iterable[list[str]], named: _Names, options: ImportOptions, report: FileReport
+) -> Iterator[tuple[list[_Column], list[str]]]:
+    """Each row and its columns; a line of names begins a table, also below another one."""
+    columns: list[_Column] = []
+    unknown: list[str] = []
+    for cells in filter(lambda each: any(cell.strip(" \t:-") for cell in each), reader):
+        if _num_names(cells, named) > 1:
+            columns = _header(cells, named, options, report) or columns
+            continue
+        if not columns and re.match(_TABLE_LINE, ",".join(cells)):
+            columns = _header([*_TABLES[-1][0]], {}, options, report) or []
+        if columns and len([*filter(None, cells)]) > 2 and not re.search(r"\d", "".join(cells)):
+            columns = [_UNKNOWN]
+        if columns and not cells[0].lstrip().startswith("#"):
+            yield columns, cells
+        else:
+            unknown = max(unknown, cells, key=len)
+    if not columns:
+        _header([cell.lstrip("# ") for cell in unknown], named, options, report)
+
+
+def _num_names(cells: Sequence[str], named: _Names) -> int:
+    """How many are names of somebody's columns; none in a row that has numbers."""
+    names = [cell.lstrip("# ").strip(' "\n\r') for cell in cells]
+    if any(name[:1].isdigit() for name in names):
+        return 0
+    tables = [named, *(table for table, _ in _TABLES)]
+    return sum(any(name in each for each in tables) or bool(_meaning(name)) for name in names)
+
+
+def _meaning(name: str) -> _Column | None:
+    """Our column that a name says by its words and its unit, and what a cell is multiplied by.
+
+    >>> [_meaning(name) for name in ("Time (ms)", "BusBw_Gbps", "size_mb")]
+    [('time_us', 1000.0), ('busbw_gbytes_per_s', 0.125), None]
+    """
+    plain = re.sub(r"[ .-]+|^nccl_(?=algo|proto)", "_", name.strip().lower()).lstrip("_")
+    plain = re.sub(r"^n?_?(?=(?:ranks|nodes|channels)$)", "num_", _SHORT.get(plain, plain))
+    if plain in CSV_COLUMNS or plain in _UNITS:
+        return _UNITS.get(plain, (plain, 1.0))[:2]
+    for ours, (column, factor, unit) in _UNITS.items():
+        words = rf"(?i:{_MEASURES[ours.partition('_')[0]]})(?:[ _(\[]+|{_CAMEL})"
+        if re.fullmatch(rf"{words}{unit}[ )\]]*", name.strip()):
+            return column, factor
+    return None
+
+
+def _number(text: str, *, is_size: bool, has_commas: bool) -> str:
+    """As Python writes it; raises ValueError where what separates its digits is two things."""
+    if not has_commas and "," not in text:
+        return text
+    point, group = ",." if has_commas else ".,"
+    grouped = re.fullmatch(rf"-?\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{point}]\d+)?", text)
+    is_open = group == "," and not is_size and len(re.findall("[.,]", text)) == 1
+    if group in text and (is_open or not grouped):
+        raise ValueError(f"'{text}' can be two numbers: write it without separators of thousands")
+    return text.replace(group, "").replace(point, ".")
+
+
+def _texts(columns: Sequence[_Column], cells: Sequence[str], *, has_commas: bool) -> dict[str, str]:
+    """The cells of a row by our columns, numbers in our units; raises ValueError."""
+    names = [name for name, _ in columns]
+    if "comm_processes" in names and len(cells) == len(names) + 1:
         # rccl-tests' header has no name for the number of communicators.
-        at = ours.index("collective") + 1
-        ours = [*ours[:at], "comms", *ours[at:]]
-    if "low" in ours:
-        ours = ours[: max(len(cells), len(ours) - 2)]
-    if len(cells) != len(ours):
-        raise ValueError(f"{len(cells)} cells where the header names {len(ours)} columns")
-    pairs = zip(ours, map(str.strip, cells), strict=True)
-    # NVIDIA's tuner has -1 for any and for NCCL's own.
-    texts = {n: text for n, text in pairs if text not in {"", "-1", "N/A"} and n != "-"}
-    for name in _UNITS.keys() & texts:
-        target, factor = _UNITS[name]
-        texts[target] = repr(float(texts.pop(name)) * factor)
-    if "gpus" in ours:
+        at = names.index("collective") + 1
+        columns = [*columns[:at], ("comms", 1.0), *columns[at:]]
+    if "low" in names:
+        columns = columns[: max(len(cells), len(columns) - 2)]
+    if columns == [_UNKNOWN]:
+        raise ValueError("a line of names that are not known stands above it, or is it")
+    if len(cells) != len(columns):
+        raise ValueError(f"{len(cells)} cells where the header names {len(columns)} columns")
+    texts: dict[str, str] = {}
+    for (name, factor), cell in zip(columns, map(str.strip, cells), strict=True):
+        # NVIDIA's tuner has -1 for any and for NCCL's own; a time of -1 is none.
+        if name == "-" or cell in {"", "N/A"} or (cell == "-1" and name not in _TIMES):
+            continue
+        texts[name] = cell
+        if name in _NUMBERS:
+            number = _number(cell, is_size=name == "size_bytes", has_commas=has_commas)
+            texts[name] = number if factor == 1.0 else repr(float(number) * factor)
+    return texts
+
+
+def _record(texts: dict[str, str], known: Row) -> _Record:
+    """The record of a row. Raises ValueError and UnknownName with what is wrong with it."""
+    collective = texts.get("collective") or known.get("collective")
+    if re.search(r"(?i)to_?all_?v", str(collective)):
+        raise ValueError(f"'{collective}' is another call than AlltoAll, and NCCL tunes neither")
+    if "gpus" in texts:
         _ranks_of_rccl(texts)
-    if "low" in ours:
+    if "low" in texts:
         low, high = (int(texts.pop(name, 0)) for name in ("low", "size_bytes"))
+        if 0 < high < low:
+            raise ValueError(f"{low} to {high} bytes is no range")
         # 4294967295 is no end.
         texts["size_bytes"] = str(high if 0 < high < 0xFFFFFFFF else max(low, 1))
         texts["note"] = f"{_REQUEST} {low} to {high} bytes"
+    unset = {n for n in texts if (n in _FORCED or n[0] == "+") and texts[n].lower() in _OWN}
     # What a caller says was forced is of the rows that are not NCCL's own choice.
     is_default = texts.get("is_default", "").lower() in {"true", "1", "yes"}
-    other = {*_FORCED} if is_default else set()
+    other = {*_FORCED} if is_default else unset
     other |= {"num_ranks"} if {"num_nodes", "ranks_per_node"} <= texts.keys() else set()
-    kept = {name: told for name, told in known.items() if name not in other}
-    return _Record.model_validate({**kept, **texts})
+    row = {name: told for name, told in known.items() if name not in other}
+    row |= {name: text for name, text in texts.items() if name not in unset}
+    return _Record.model_validate(_with_profile(row))
+
+
+def _with_profile(row: Row) -> Row:
+    """The cells of a row; what is set beside its config, or for none, joins the launch profile."""
+    is_tuned = "collective" not in row or Collective.parse(row["collective"]).tunable
+    beside = [n for n in row if n[0] == "+" or (not is_tuned and n in _FORCED[:2])]
+    short = {ours: name for name, ours in _SHORT.items()}
+    words = [f"{short.get(name, name[1:])}={row.pop(name)}" for name in beside]
+    told = row.get("launch_profile", DEFAULT_PROFILE)
+    if any(name[0] == "+" for name in beside) and row.keys().isdisjoint(_FORCED):
+        row.setdefault("is_default", "false")
+    if words:
+        row["launch_profile"] = ",".join([told] * (told != DEFAULT_PROFILE) + words)
+    return row
 
 
 def _ranks_of_rccl(texts: dict[str, str]) -> None:
@@ -234,36 +383,44 @@ def _ranks_of_rccl(texts: dict[str, str]) -> None:
             return
 
 
-def _header(cells: Sequence[str], options: ImportOptions, report: FileReport) -> list[str] | None:
-    """Our names of the columns that a first line names, or None for a comment."""
-    names = [name.strip() for name in (cells[0].lstrip("# "), *cells[1:])]
-    named = _named(filter(None, (options.foreign_columns or "").split(",")))
-    pairs = [([pair.partition("=") for pair in text.split()], why) for text, why in _DIALECTS]
-    tables = [({theirs or ours: ours for ours, _, theirs in each}, why) for each, why in pairs]
-    if re.match(_TABLE_LINE, ",".join(cells)):
-        names = [*tables[-1][0]]
-    fits = (each for each in tables if {*names} <= each[0].keys() | named.keys())
-    if (found := next(fits, None)) is None and cells[0].startswith("#"):
+def _header(
+    cells: Sequence[str], named: _Names, options: ImportOptions, report: FileReport
+) -> list[_Column] | None:
+    """Our columns that a line names, or None for a comment; raises OutputError."""
+    names = [cell.strip() for cell in ("".join(cells[:1]).lstrip("# "), *cells[1:])]
+    said, own = {*names} - {""}, {*CSV_COLUMNS, *named}
+    fits = (each for each in _TABLES if not said <= own and said <= each[0].keys() | named.keys())
+    table, remark = next(fits, ({}, ""))
+    # A column of numbers of rows has no name.
+    given = {**table, **named, "": ("-", 1.0)}
+    found = [given.get(name) or _meaning(name) for name in names]
+    if None in found and cells and cells[0].lstrip().startswith("#"):
         return None
-    columns, remark = found or tables[0]
-    columns |= named
-    if named and (others := [name for name in names if name not in columns]):
-        report.remark(f"columns that are not taken: {', '.join(others)}")
-        columns |= dict.fromkeys(others, "-")
+    pairs = zip(names, found, strict=True)
+    columns = [own or (_beside(name, report) if named else ("", 1.0)) for name, own in pairs]
     if remark:
         report.remark(remark)
-    ours = [columns.get(name, "") for name in names]
-    _check_names(names, ours, options, report)
+    _check_names(names, [ours for ours, _ in columns], options, report)
     for name in _FORCED:
-        if name in ours and (told := getattr(options, name)):
+        if (name, 1.0) in columns and (told := getattr(options, name)):
             report.remark(f"empty cells of the column {name} are taken as the option's {told}")
-    return ours
+    return columns
 
 
-def _named(pairs: Iterable[str]) -> dict[str, str]:
+def _beside(name: str, report: FileReport) -> _Column:
+    """What becomes of a column that is none of those that the caller named."""
+    if not _OF_CONFIG.search(name):
+        report.remark(f"the column {name} is not taken")
+        return "-", 1.0
+    why = "what it says is not taken as NCCL's own choice (say with --columns what it is)"
+    report.remark(f"the column {name} joins the launch profile, and {why}")
+    return f"+{name.lower()}", 1.0
+
+
+def _named(pairs: Iterable[str]) -> dict[str, _Column]:
     """Their names -> ours, as the caller says, either way; raises UserError for none of ours."""
+    named: dict[str, _Column] = {}
     choices = (*CSV_COLUMNS, *_UNITS)
-    named: dict[str, str] = {}
     for pair in pairs:
         left, _, right = map(str.strip, pair.partition("="))
         ours, theirs = (left, right or left) if left in choices else (right, left)
@@ -272,29 +429,33 @@ def _named(pairs: Iterable[str]) -> dict[str, str]:
                 f"--columns '{pair}': write OURS=THEIRS, such as size_bytes=bytes, with any of "
                 f"{', '.join(choices)} before the ="
             )
-        unit = re.search(r"(?i)(?:^|[^a-z])(m?)(?:s|sec|seconds?)(?:$|[^a-z])", theirs)
-        if ours == "time_us" and unit:
-            right = f"time_{unit[1].lower()}s={theirs}"
-            raise UserError(f"--columns 'time_us={theirs}' is of another unit; write {right}")
-        named[theirs] = ours
+        named[theirs] = _UNITS.get(ours, (ours, 1.0))[:2]
+        units = [
+            unit
+            for unit, (column, _, text) in _UNITS.items()
+            if column == named[theirs][0]
+            and re.search(rf"(?:^|[^A-Za-z]|{_CAMEL}){text.replace('ib)', 'i?b)')}\W*$", theirs)
+        ]
+        if units and ours not in units:
+            others = " or ".join(f"{unit}={theirs}" for unit in units)
+            raise UserError(f"--columns '{ours}={theirs}' is of another unit; write {others}")
     return named
 
 
 def _check_names(
-    names: Sequence[str], columns: Sequence[str], options: ImportOptions, report: FileReport
+    names: Sequence[str], ours: Sequence[str], options: ImportOptions, report: FileReport
 ) -> None:
     """Refuse columns that are missing or unknown; say what is assumed in place of others."""
-    ours = [_UNITS.get(name, (name, 1.0))[0] for name in columns if name != "-"]
     times = () if "low" in ours else _TIMES
     needed = (("size_bytes",), ("collective", "--collective"), ("system", "--system"), times)
     there = {*ours, *(f"--{n}" for n in ("system", "collective") if getattr(options, n))}
+    pairs = list(zip(names, ours, strict=True))
+    odd = [name for name, own in pairs if not own or (own[0] not in "-+" and ours.count(own) > 1)]
     missing = [" or ".join(each) for each in needed if each and there.isdisjoint(each)]
-    pairs = zip(names, columns, strict=True)
-    odd = [name for name, own in pairs if not own or (own != "-" and columns.count(own) > 1)]
-    if missing or odd:
+    wrong = {"no column": missing, "unknown or repeated column": odd}
+    if why := "; ".join(f"{what} {', '.join(each)}" for what, each in wrong.items() if each):
         raise OutputError(
-            f"{report.path}:1: no column {', '.join(missing) or '-'}; unknown or repeated column "
-            f"{', '.join(odd) or '-'}; it has {', '.join(names)}, and a sweep may have "
+            f"{report.path}: {why}; it has {', '.join(names)}, and a sweep may have "
             f"{', '.join(CSV_COLUMNS)}: add, rename or remove what is wrong, or say which is which "
             "with --columns size_bytes=NAME,time_us=NAME"
         )
@@ -307,13 +468,15 @@ def _check_names(
         report.remark(f"no column says otherwise, so all rows are taken as {', '.join(taken)}")
 
 
-def _measurement(record: _Record) -> Row:
+def _measurement(record: _Record, report: FileReport) -> Row:
     """The columns of a record; raises ValueError where they contradict each other."""
     nodes, per_node, num_ranks = record.num_nodes, record.ranks_per_node, record.num_ranks
     if nodes and per_node:
         num_ranks = num_ranks or nodes * per_node
         if num_ranks != nodes * per_node:
             raise ValueError(f"{num_ranks} ranks are not {nodes} nodes of {per_node}")
+    if num_ranks and nodes and num_ranks < nodes:
+        raise ValueError(f"{num_ranks} ranks cannot be on {nodes} nodes")
     is_quiet = record.mode == "isolated"
     return {
         **record.model_dump(exclude={"system", *_FORCED, "mode", "repeat", "note"}),
@@ -326,7 +489,7 @@ def _measurement(record: _Record) -> Row:
         "interference_level": 0.0 if is_quiet else None,
         "reason": record.note or None,
         **_config(record),
-        **_figures(record, num_ranks),
+        **_figures(record, num_ranks, report),
     }
 
 
@@ -353,7 +516,7 @@ def _config(record: _Record) -> Row:
     }
 
 
-def _figures(record: _Record, num_ranks: int | None) -> Row:
+def _figures(record: _Record, num_ranks: int | None, report: FileReport) -> Row:
     """Time and bandwidth, one from the other, and what an attempt without both came to."""
     time_us, algbw, busbw = figures = [getattr(record, name) for name in _TIMES]
     collective = Collective.parse(record.collective)
@@ -363,17 +526,26 @@ def _figures(record: _Record, num_ranks: int | None) -> Row:
     statistic = record.statistic if any(each is not None for each in figures) else Statistic.NONE
     if time_us is not None and record.size_bytes:
         by_time = record.size_bytes / (time_us * 1e3)
-        _check_fit(algbw, by_time, by_time)
-        _check_fit(busbw, by_time * min(factors), by_time * max(factors))
+        _check_fit(algbw, by_time, by_time, report)
+        _check_fit(busbw, by_time * min(factors), by_time * max(factors), report)
         algbw = by_time
     elif statistic is Statistic.NONE and not record.note.startswith(_REQUEST):
         has_hung = re.search(r"(?i)\bhang|\bhung|timeout|timed out", record.note)
         status = Status.TIMED_OUT if has_hung else Status.FAILED
-    elif algbw is None and busbw and len({*factors}) == 1 and factors[0]:
+    elif algbw:
+        _check_fit(busbw, algbw * min(factors), algbw * max(factors), report)
+    elif busbw and len({*factors}) == 1 and factors[0]:
         algbw = busbw / factors[0]
     algbw = algbw or None
+    if busbw == 0.0 and not (time_us or algbw):
+        report.remark("rows with a bandwidth of 0 keep no time")
     if time_us is None and algbw:
         time_us = record.size_bytes / (algbw * 1e3)
+    if time_us and num_ranks != 1 and (time_us < _LEAST_US or (algbw or 0) > _MOST_GBYTES_PER_S):
+        raise ValueError(
+            f"{time_us:.4g} us, which is {algbw or 0:.4g} GB/s, is too fast for any call between "
+            "GPUs: name the unit (--columns time_ms=NAME)"
+        )
     return {
         "status": status.value,
         "statistic": statistic.value,
@@ -383,14 +555,20 @@ def _figures(record: _Record, num_ranks: int | None) -> Row:
     }
 
 
-def _check_fit(told: float | None, least: float, most: float) -> None:
+def _check_fit(told: float | None, least: float, most: float, report: FileReport) -> None:
     """Raise ValueError where a bandwidth is none that the time says, within its printed digits."""
-    low, high = min(least * 0.75, least - 0.05), max(most * 1.33, most + 0.05)
-    if told is None or low <= told <= high:
+    if told is None:
         return
-    off = told / most if most else 0.0
-    why = [f"; {text}" for factor, text in _OFF.items() if 0.7 < off / factor < 1.4]
-    raise ValueError(
-        f"time and bandwidth contradict each other: {told:.4g} GB/s where the time says {most:.4g}"
-        f"{''.join(why)}: correct them, or name their units (--columns time_ms=NAME)"
-    )
+    off = max(least - told, told - most, 0.0)
+    if off > max(0.05 * most, 0.05):
+        by = told / most if most else 0.0
+        why = [f"; {text}" for factor, text in _OFF.items() if 0.7 < by / factor < 1.4]
+        raise ValueError(
+            f"time and bandwidth contradict each other: {told:.4g} GB/s where time and ranks say "
+            f"{most:.4g}{''.join(why)}: correct them, or name units (--columns time_ms=NAME)"
+        )
+    if off > max(0.015 * most, 0.05):
+        report.remark(
+            "bandwidths differ by up to 5 % from what times and sizes say (MB or MiB? averages?): "
+            "the times are taken"
+        )

@@ -38,7 +38,8 @@ from dynamiccl.slurm import expand_hosts, host_list
 
 #: Standard error of a median over that of a mean, of a normal distribution: sqrt(pi / 2).
 _MEDIAN: Final = 1.2533
-#: So many sets of hosts, one after the other, show which of them is slow.
+#: So many sets of hosts, one after the other, show which of them is slow, if a host is in half of
+#: them at most: of pairs of three nodes two of three are slow.
 _SETS: Final = 3
 _TASK: Final = (
     *("system", "collective", "datatype", "size_bytes", "in_place", "num_nodes", "num_ranks"),
@@ -144,7 +145,7 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
         raise NotEnoughData(
             f"no row knows its hosts, or its processes' times, and has others like it{first}; "
             f"measure with a sweep as in examples/health.toml (nccl-tests 2.19.2 or later), or "
-            f"import logs of {_SETS} sets of hosts or more"
+            f"import logs of {_SETS} sets of hosts or more, of pairs of four nodes or more"
         )
     inside = [comm for comm in comms if len(comm.hosts) == 1]
     between = [comm for comm in comms if len(comm.hosts) > 1]
@@ -246,8 +247,11 @@ def _elsewhere(times: pl.DataFrame) -> pl.DataFrame:
     )
     per_set = launches.group_by("task", "hosts").agg(pl.col("own").median())
     usual = pl.col("own").quantile(0.5, "lower").alias("elsewhere")
-    per_task = per_set.group_by("task").agg(usual, sets=pl.len())
-    enough = pl.col("sets") >= pl.when("alone").then(_SETS).otherwise(2)
+    hosts = pl.col("hosts").str.split(",").list.explode()
+    share = hosts.len() / hosts.n_unique() / pl.len()
+    per_task = per_set.group_by("task").agg(usual, sets=pl.len(), share=share)
+    shows = (pl.col("sets") >= _SETS) & (pl.col("share") <= 0.5)
+    enough = pl.when("alone").then(shows).otherwise(pl.col("sets") >= 2)
     compared = launches.filter("lonely").join(per_task, on="task").filter(enough)
     return compared.select("task", "launch", "elsewhere")
 
@@ -378,5 +382,5 @@ def _show(report: Report, out: Console) -> None:
     if report.is_well:
         out.print("nothing is slow")
     if report.not_compared:
-        few = f"the same call ran on fewer than {_SETS} sets of hosts"
+        few = f"the same call ran on fewer than {_SETS} sets of hosts, or on pairs of three nodes"
         out.print(f"not compared: {report.not_compared} launches: {few}")

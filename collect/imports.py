@@ -172,9 +172,21 @@ _Reader = Callable[[Path, str, ImportOptions, FileReport], Iterator[Part]]
 _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
     _CALLS: (rf"\A{MAGIC.decode()}", None),
     **{source.value: (sign, None) for source, sign in SIGNS.items()},
-    _JSON: (r'\A\s*\{[^\0]*"(?:nccl_version|args)"\s*:', _read_output),
+    _JSON: (r'\A\s*\{[^\0]*"(?:args|results)"\s*:', _read_output),
     CSV: (CSV_SIGN, read_csv),
     _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
+}
+
+
+#: What else is known by its beginning, and why no measurement can be made of it.
+_NOT_READ: Final = {
+    r'"(?:pg_status|collective_seq_id)"': "PyTorch's Flight Recorder: calls without times",
+    r'"schema"\s*:\s*"[^"]*chakra|"in_msg_size"\s*:': "an execution trace: calls without times",
+    r'"communicators_count"\s*:': "a report of NCCL's RAS: counts without a time",
+    r"(?:Time|Duration|Avg) \(ns\)": "a table of Nsight Systems: kernels without sizes and ranks",
+    r"(?i)mscclpp": "an output of MSCCL++, which is not NCCL",
+    r"\A\s*[{[]": "JSON of no kind that is read",
+    r"\A\s*\Z": "empty",
 }
 
 
@@ -192,15 +204,13 @@ def _recognise(path: Path, *, is_named: bool) -> str:
             return name
         if any(re.search(_FORMATS[_TEXT][0], line) for line in file):
             return _TEXT
-    # What has the best words for what is wrong with it.
-    if path.name.endswith((".csv", ".csv.gz")) or (is_named and re.match(SOME_CSV, plain)):
-        return CSV
-    if not is_named:
-        raise OutputError(f"{path} is no kind that is known")
-    if not head.strip() or sum(map(plain.count, "\0\ufffd")) > len(plain) / 10:
-        what = "no text" if head.strip() else "empty"
-        raise OutputError(f"{path} is {what}; give what an nccl-tests program prints")
-    return _JSON if plain.lstrip().startswith(("{", "[")) else _TEXT
+    is_csv = re.search(r"\.[ct]sv\b", path.name) or (is_named and re.match(SOME_CSV, plain))
+    is_text = sum(map(plain.count, "\0\ufffd")) <= len(plain) / 10
+    other = ("" if is_text else "no text") if is_named or is_csv else "no kind that is known"
+    if what := next((what for sign, what in _NOT_READ.items() if re.search(sign, plain)), other):
+        others = "nccl-tests, a trace of PyTorch's profiler or a dump of NCCL's Inspector"
+        raise OutputError(f"{path} is {what}; give an output of {others}")
+    return CSV if is_csv else _TEXT
 
 
 class _Import:
@@ -230,7 +240,7 @@ class _Import:
             kept = "kept as such, and nothing uses them"
             report.remark(f"{wrong} measurements had wrong values: {kept}")
         if not report.parts:
-            reasons = map(str, [*report.dropped, *report.rejected[:1], *report.remarks])
+            reasons = [*report.dropped, *map(str, report.rejected[:1])] or ["it has none"]
             raise OutputError(f"{path} holds no usable row: {'; '.join(reasons)}")
 
     def _write(self, kind: str, table: pa.Table, reports: Sequence[FileReport]) -> list[Path]:

@@ -128,6 +128,14 @@ def plain_lines(lines: Iterable[str]) -> Iterator[str]:
             yield text[found.end() :] if found else text
 
 
+def unwrapped(file: Iterable[str]) -> Iterator[str]:
+    """The lines as they are, or their text where the first is in an envelope or behind a prefix."""
+    lines = iter(file)
+    first = next(lines, "")
+    rest = chain([first] if first else [], lines)
+    return rest if [*plain_lines([first])] == [first] else plain_lines(rest)
+
+
 def without_prefix(line: str) -> str:
     """The line without the prefixes that are known."""
     found = _PREFIX.match(line)

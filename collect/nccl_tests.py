@@ -479,6 +479,9 @@ class _Facts:
         ranks = self._run.ranks
         told: int | None = self._one(self._run.nccl.num_nodes, "number of nodes")
         told = told or self._options.num_nodes
+        if told and num_ranks and num_ranks < told:
+            self._remark(f"number of nodes left out: {num_ranks} ranks cannot be on {told}")
+            return None
         if told is not None or num_ranks is None:
             return told
         if not ranks:
@@ -509,7 +512,9 @@ class _Facts:
         columns = requested_by(settings, asked_of)
         for name in ("algorithm", "protocol", "num_channels"):
             told = getattr(self._options, name)
-            if told and not columns[f"requested_{name}"]:
+            if told and not asked_of.tunable:
+                self._remark(f"{asked_of.wire} has no algorithms: the option's {told} is not used")
+            elif told and not columns[f"requested_{name}"]:
                 columns |= {f"requested_{name}": told, "is_default": False}
         profile = self._options.launch_profile or columns["launch_profile"]
         return {**columns, "launch_profile": profile, "default_scope": scope_of(profile)}

@@ -549,9 +549,9 @@ def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
     for number, result in enumerate(document.results):
         try:
             halves = _json_halves(_Result.model_validate(result))
-        except ValidationError as error:
-            why = f"results[{number}]: {first_problem(error)}"
-            report.reject(number + 1, why, json.dumps(result)[:200])
+        except ValueError as error:
+            why = first_problem(error) if isinstance(error, ValidationError) else str(error)
+            report.reject(number + 1, f"results[{number}]: {why}", json.dumps(result)[:200])
             continue
         report.rows_read += 1
         run.rows += 1
@@ -597,6 +597,10 @@ def _json_halves(result: _Result) -> list[Row]:
         half = _Half.model_validate({**told, **each})
         if not half.time_us or half.time_us < 0.0 or not result.size_bytes:
             continue
+        size, time_us = result.size_bytes, half.time_us
+        algbw, busbw = half.algbw_gbytes_per_s, half.busbw_gbytes_per_s
+        if None not in {algbw, busbw} and not plausible(size, time_us, algbw or 0, busbw or 0):
+            raise ValueError(f"{size} bytes in {time_us} us are not {algbw} GB/s (busbw {busbw})")
         row: Row = {RUN: 0, "source_line": None, "in_place": in_place}
         row |= {**result.model_dump(), **half.model_dump()}
         known = [[time for time in times if time is not None] for times in half.process_times_us]

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -23,7 +23,7 @@ import polars as pl
 import pyarrow as pa
 
 from dynamiccl.collect.calls import RANK_RECORD, join_traces
-from dynamiccl.collect.lines import opened
+from dynamiccl.collect.lines import opened, plain_lines, unwrapped
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import STEPS
@@ -36,8 +36,8 @@ BEGINNING: Final = 1 << 16
 _SLICE: Final = 1 << 22
 #: What the beginning of a trace of each kind holds.
 SIGNS: Final = {
-    CallSource.KINETO: r'(?s)"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProperties"',
-    CallSource.INSPECTOR: r'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:',
+    CallSource.KINETO: r'(?s)\A\s*\{.*(?:"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProp)',
+    CallSource.INSPECTOR: r'(?s)\A\s*\{.*"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:',
 }
 
 #: From NCCL 2.19 `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, before `ncclKernel_AllReduce_..`; on
@@ -91,9 +91,8 @@ class Traces(NamedTuple):
 def trace_source(path: Path) -> CallSource | None:
     """The kind of trace that a file is, by its beginning; None for other files."""
     with opened(path) as file:
-        head = file.read(BEGINNING)
-    found = (source for source, sign in SIGNS.items() if re.search(sign, head))
-    return next(found, None) if head.lstrip().startswith("{") else None
+        head = "\n".join(plain_lines(file.read(BEGINNING).splitlines()))
+    return next((source for source, sign in SIGNS.items() if re.search(sign, head)), None)
 
 
 def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
@@ -140,7 +139,7 @@ def _read(path: Path, report: FileReport, num_ranks: int | None) -> tuple[_Rows,
             if report.format == CallSource.KINETO:
                 calls, steps = _read_kineto(file, report, num_ranks)
             else:
-                calls, steps = _read_inspector(file, report), []
+                calls, steps = _read_inspector(unwrapped(file), report), []
     except CorruptFile as error:
         report.failure = str(error)
         return [], []
@@ -151,7 +150,7 @@ def _read(path: Path, report: FileReport, num_ranks: int | None) -> tuple[_Rows,
     return calls, steps
 
 
-def _read_inspector(file: TextIO, report: FileReport) -> _Rows:
+def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
     """The records of a dump of NCCL's Inspector, JSON lines of formats 4.0 to 4.3.
 
     Of messages between two ranks, which ask no tuner, the number is told. Lines that cannot be are
@@ -166,7 +165,7 @@ def _read_inspector(file: TextIO, report: FileReport) -> _Rows:
     header: object = None
     left = 0
     # A last dump of nothing ends the one before.
-    for line, raw in enumerate(chain(file, ['{"dump_stats": {}}']), 1):
+    for line, raw in enumerate(chain(lines, ['{"dump_stats": {}}']), 1):
         if raw.isspace():
             continue
         document = _object(raw)
@@ -215,7 +214,11 @@ def _inspected(
     told, time_us = whole(perf.get("coll_msg_size_bytes")), number(perf.get("coll_exec_time_us"))
     moved = (number(perf.get("coll_algobw_gbs")) or 0.0) * 1e3 * (time_us or 0.0)
     has_parts = collective in {"AllGather", "ReduceScatter"}
-    is_whole = not has_parts or 0.95 < moved / (told or 1) < 1.05
+    share = moved / (told or 1)
+    is_whole = not has_parts or 0.95 < share < 1.05
+    if moved and all(not 0.7 < share / n < 1.4 for n in {1, num_ranks if has_parts else 1}):
+        others = "the sizes are taken as NCCL's sources say"
+        report.remark(f"bandwidths are of neither one nor all parts of a size: {others}")
     size_bytes = whole((told or 0) * (1 if is_whole else num_ranks))
     if collective is None or not size_bytes or rank is None or rank >= num_ranks:
         why = "its collective, size or rank is missing, not known or out of range"

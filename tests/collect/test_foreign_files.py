@@ -5,18 +5,22 @@ import gzip
 import json
 import lzma
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynamiccl.collect import imports
 from dynamiccl.collect.health import examine
 from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.collect.lines import without_prefix
+from dynamiccl.collect.nccl_tests import Part
+from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets import store
-from dynamiccl.errors import DynamicclError, OutputError, UserError
+from dynamiccl.datasets.rows import measurements_table, trial_id
+from dynamiccl.errors import DynamicclError, NotEnoughData, OutputError, UserError
 from tests.collect.traces.made import calls_of, inspector_line, write_lines
 from tests.published import WHOLE, published
 
@@ -156,6 +160,22 @@ def test_public_pairs_name_the_slow_node(tmp_path: Path) -> None:
     assert (slow.kind, slow.where, slow.comms) == ("node", "b", 3)
 
 
+@pytest.mark.parametrize("nodes", ["abc", "abcd"])
+def test_pairs_of_three_nodes_do_not_name_one(nodes: str, tmp_path: Path) -> None:
+    text = LOG.replace("$ NCCL_ALGO=Ring ./all_reduce_perf -b 2M -e 2M -g 2\n", "")
+    for a, b in combinations(nodes, 2):
+        time, algbw = ("80.00", "26.21") if "b" in (a, b) else ("40.00", "52.43")
+        pair = text.replace("m7", a, 1).replace("m7", b).replace("52.43", algbw)
+        (tmp_path / f"all_reduce_{a}{b}.log").write_text(pair.replace("40.00", time))
+    import_files([*tmp_path.glob("*.log")], tmp_path / "out", options=ImportOptions(system="s"))
+    frame = store.read(tmp_path / "out")
+    if nodes == "abc":
+        with pytest.raises(NotEnoughData, match="of pairs of four nodes or more"):
+            examine(frame, least=0.05)
+    else:
+        assert [one.where for one in examine(frame, least=0.05).findings] == ["b"]
+
+
 def test_public_tables(tmp_path: Path) -> None:
     found = {}
     for name in ("nvidia_raw.csv", "tuner.conf", "csv_ms.csv"):
@@ -241,6 +261,46 @@ TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
         "Broadcast - - 9.0 - - -; Broadcast - - 8.0 - LL -",
     ),
 }
+TABLES |= {
+    "units by name": (
+        "Collective;Size (MiB);Ranks;Nodes;Time (ms);BusBw (Gb/s);algo\n"
+        "all_reduce;1;4;1;0,05;251,7;Tree\n",
+        {},
+        "AllReduce 4 1 50.0 Tree - -",
+    ),
+    "decimal commas and points between thousands": (
+        "collective\tsize_bytes\tnum_ranks\ttime_us\nallreduce\t1.048.576\t4\t1.234\n"
+        "allreduce\t2097152\t4\t60,5\n",
+        {},
+        "AllReduce 4 - 1234.0 - - -; AllReduce 4 - 60.5 - - -",
+    ),
+    "below a title, an index, a second table in other units": (
+        "Results of Monday\n\n,collective,size_bytes,num_ranks,time_us,busbw_gbytes_per_s\n"
+        '0,allreduce,"1,048,576",4,50,31.46\n  # more\n'
+        "\ncollective,size_bytes,num_ranks,busbw_gbytes_per_s,time_ms\n"
+        "allreduce,1048576,4,26.21,0.06\n",
+        {},
+        "AllReduce 4 - 50.0 - - -; AllReduce 4 - 60.0 - - -",
+    ),
+    "columns of nccl-tests": (
+        "size,count,type,redop,root,time,algbw,busbw,#wrong\n"
+        "1048576,262144,float,sum,-1,50.00,20.97,31.46,0\n",
+        {"collective": "AllReduce", "num_ranks": 4},
+        "AllReduce 4 - 50.0 - - -",
+    ),
+    "what leaves the choice to NCCL": (
+        "collective,size_bytes,algorithm,protocol,time_us\nallreduce,1024,default,auto,9\n"
+        "alltoall,1024,Ring,LL,8\n",
+        {"algorithm": "Tree"},
+        "AllReduce - - 9.0 - - -; AlltoAll - - 8.0 - - -",
+    ),
+    "behind the prefix of a launcher": (
+        "[1,0]<stdout>:collective,size_bytes,num_ranks,time_us\n"
+        "[1,0]<stdout>:allreduce,1048576,4,50\n",
+        {},
+        "AllReduce 4 - 50.0 - - -",
+    ),
+}
 ROW = ("collective", "num_ranks", "num_nodes", "time_us")
 ASKED = ("requested_algorithm", "requested_protocol", "requested_num_channels")
 
@@ -269,6 +329,14 @@ HEADER = "collective,size_bytes,num_nodes,ranks_per_node,time_us,busbw_gbytes_pe
         ("allreduce,536870912,1,8,3000,2505.6", "the bandwidth seems to be in Gb/s"),
         ("allreduce,536870912,1,8,3000,313200", "the bandwidth seems to be in MB/s"),
         ("allgather,1048576,,,100,25", "time and bandwidth contradict each other"),
+        # Those of 8 ranks, not of 16; GiB/s; units that no second number tells.
+        ("allreduce,1048576,2,8,100,18.35", "contradict each other: 18.35 GB/s where .* 19.66"),
+        ("allreduce,536870912,1,8,3000,291.7", "contradict each other"),
+        ("allreduce,1048576,1,8,0.05,", "too fast for any call between GPUs: name the unit"),
+        ("allreduce,1048576,1,8,,31460", "too fast for any call between GPUs: name the unit"),
+        ("allreduce,1048576,1,8,-1,18.35", "time_us: Input should be greater than 0"),
+        ("alltoallv,1048576,1,8,100,", "'alltoallv' is another call than AlltoAll"),
+        ('allreduce,1048576,1,8,"1,234",', "'1,234' can be two numbers"),
     ],
 )
 def test_a_time_and_a_bandwidth_that_do_not_fit_are_refused(
@@ -278,7 +346,55 @@ def test_a_time_and_a_bandwidth_that_do_not_fit_are_refused(
     path.write_text(f"{HEADER}{cells}\nallreduce,1048576,,,100,18.35\n")
     summary, [row] = load(path)
     assert (row["time_us"], summary.rejected[0].line) == (100.0, 2)
-    assert why in summary.rejected[0].reason
+    assert re.search(why, summary.rejected[0].reason)
+
+
+def test_bandwidths_contradict_each_other_without_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    head = "collective,size_bytes,num_ranks,num_nodes,algbw_gbytes_per_s,busbw_gbytes_per_s\n"
+    path.write_text(
+        f"{head}allreduce,1048576,4,1,20.97,31.46\nallreduce,1048576,4,1,20.97,251.7\n"
+        "allreduce,1048576,2,4,20.97,20.97\n"
+    )
+    summary, [row] = load(path)
+    assert row["time_us"] == pytest.approx(50.0, rel=1e-3)
+    assert [line.line for line in summary.rejected] == [3, 4]
+    assert "2 ranks cannot be on 4 nodes" in summary.rejected[1].reason
+
+
+def test_rows_below_names_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    # The other way round they would fit, too.
+    rows = "allreduce,1048576,1,4,50,31.46\nkind,bytes,n,m,bw,lat\nallreduce,1048576,1,4,31.46,50\n"
+    (tmp_path / "t.csv").write_text(HEADER + rows)
+    summary, [row] = load(tmp_path / "t.csv")
+    assert (row["time_us"], [line.line for line in summary.rejected]) == (50.0, [3, 4])
+    assert "names that are not known" in summary.rejected[1].reason
+
+
+def test_five_percent_are_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"{HEADER}allreduce,1048576,1,8,100,17.5\n")
+    summary, [row] = load(tmp_path / "t.csv")
+    assert row["time_us"] == 100.0
+    assert any("differ by up to 5 %" in remark for remark in summary.files[0].remarks)
+
+
+def test_a_column_that_may_be_of_the_config_is_no_choice_of_nccls(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "op,size_bytes,config,host,lat\nallreduce,8,Tree/LL,a,9\nallreduce,8,default,b,8\n"
+    )
+    summary, rows = load(tmp_path / "t.csv", foreign_columns="collective=op,time_us=lat")
+    told = [(row["is_default"], row["launch_profile"], row["repeat"]) for row in rows]
+    assert told == [(False, "config=Tree/LL", 0), (True, "default", 0)]
+    assert any("the column host is not taken" in text for text in summary.files[0].remarks)
+
+
+def test_registered_buffers_of_nvidias_table_are_a_profile(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        f"{NVIDIA},latency_us\nallreduce,65536,ring,ll,4,1,8,-1,0,9\n"
+        "allreduce,65536,ring,ll,4,1,8,-1,1,8\n"
+    )
+    _, rows = load(tmp_path / "t.csv")
+    assert [row["launch_profile"] for row in rows] == ["regbuff=0", "regbuff=1"]
 
 
 def test_a_bus_bandwidth_without_ranks_is_no_measurement(tmp_path: Path) -> None:
@@ -297,10 +413,16 @@ def test_a_bus_bandwidth_without_ranks_is_no_measurement(tmp_path: Path) -> None
         (b"PK\x03\x04....", "is a zip archive or a spreadsheet, which is not read; unpack it"),
         (b"\x28\xb5\x2f\xfd....", r"is packed by zstd, which is not read; unpack it \(zstd -d\)"),
         (b"<!doctype html><p>", "is a web page, which is not read; save the raw text"),
-        (bytes(range(256)) * 4, "is no text; give what an nccl-tests"),
+        (bytes(range(256)) * 4, "is no text; give an output of nccl-tests"),
         (gzip.compress(LOG.encode())[:-30], "is damaged: .*; copy it again"),
         (b"msg,coll,ms\n8,allreduce,1\n", r"no column size_bytes.*with --columns size_bytes=NAME"),
         (b"# only a comment, and no more\n", "holds no row of nccl-tests"),
+        (b"collective,size_bytes,time_us\n", "holds no usable row: it has none"),
+        (b"collective,size(MB),time_us\nreduce,1,9\n", r"unknown or repeated column size\(MB\)"),
+        (b'[{"ph":"X","name":"a"}]', "is JSON of no kind that is read; give an output of nccl-te"),
+        (b'{"nccl_version":"2.28.3","communicators_count":1}', "is a report of NCCL's RAS"),
+        (b'{"comm_lib_version":"2","pg_status":{}}', "is PyTorch's Flight Recorder"),
+        (b"Time (%),Avg (ns),Name\n9,5,k\n", "is a table of Nsight Systems: kernels without"),
     ],
 )
 def test_a_refusal_names_the_reason(content: bytes, why: str, tmp_path: Path) -> None:
@@ -310,14 +432,54 @@ def test_a_refusal_names_the_reason(content: bytes, why: str, tmp_path: Path) ->
     assert (caught.value.exit_code, "\n" in str(caught.value)) == (3, False)
 
 
+def test_one_more_format_is_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path, run: str, told: ImportOptions, report: FileReport) -> Iterator[Part]:
+        report.rows_read += 1
+        row = told.columns(path) | {"collective": "Reduce", "size_bytes": 8, "time_us": 7.0}
+        row |= {"run": run, "repeat": 0, "source": "tidy_csv", "source_file": str(path)}
+        yield "measurements", measurements_table([row | {"trial": trial_id(row), "status": "ok"}])
+
+    monkeypatch.setitem(imports._FORMATS, "made up", (r"\Amade up", read))
+    (tmp_path / "x").write_text("made up\n")
+    summary, [row] = load(tmp_path / "x")
+    assert (row["time_us"], summary.files[0].format) == (7.0, "made up")
+
+
+@pytest.mark.parametrize("told", [{"algorithm": "ring", "num_channels": 4}, {"num_nodes": 8}])
+def test_options_that_cannot_be_are_not_taken(told: dict[str, Any], tmp_path: Path) -> None:
+    log = LOG.replace("NCCL_ALGO=Ring ./all_reduce", "./alltoall")
+    (tmp_path / "x").write_text(
+        log.replace("  sum ", " none ").replace("52.43   52.43", "52.43   26.21")
+    )
+    summary, [row] = load(tmp_path / "x", **told)
+    assert (row["collective"], row["is_default"]) == ("AlltoAll", True)
+    assert (row["requested_algorithm"], row["requested_num_channels"]) == (None, None)
+    assert row["num_nodes"] == (None if "num_nodes" in told else 1)
+    why = "8|has no algorithms: the option's"
+    assert any(re.search(why, remark) for remark in summary.files[0].remarks)
+
+
 @pytest.mark.parametrize(
     ("columns", "why"),
-    [("bytes=size", "write OURS=THEIRS"), ("time_us=latency_ms", "write time_ms=latency_ms")],
+    [
+        ("bytes=size", "write OURS=THEIRS"),
+        ("time_us=latency_ms", "write time_ms=latency_ms"),
+        ("size_bytes=size(MiB)", r"write size_mib=size\(MiB\)"),
+        ("size_bytes=size_kb", "write size_kib=size_kb"),
+        ("busbw_gbytes_per_s=BusBw (Gb/s)", r"write busbw_gbits_per_s=BusBw \(Gb/s\)"),
+    ],
 )
 def test_wrong_names_of_columns(columns: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("collective,bytes,latency_ms\nallreduce,8,1\n")
     with pytest.raises(UserError, match=why):
         load(tmp_path / "t.csv", foreign_columns=columns)
+
+
+def test_a_dump_behind_a_prefix_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    lines = (json.dumps(inspector_line(rank, 0, 100)) for rank in range(2))
+    path.write_text("".join(f"{rank}: {line}\n" for rank, line in enumerate(lines)))
+    assert calls_of(path)["time_us"].to_list() == [100.0]
 
 
 @pytest.mark.parametrize(("parts_told", "parts"), [(1, 1), (4, 4), (0.004, 4), (None, 4)])

@@ -103,6 +103,10 @@ def test_cut_off_json_names_the_byte(tmp_path: Path) -> None:
             "cpu_time: Input should be",
         ),
         ({"results": [{"size": 8, "in_place_per_iter": {"times_us": 1.0}}]}, "a valid list"),
+        (
+            {"results": [{"size": 8, "in_place": {"time": 9, "alg_bw": 7, "bus_bw": 7}}]},
+            "8 bytes in 9.0 us are not 7.0 GB/s",
+        ),
         ({"results": [{"size": 8, "root": "9e30"}]}, "root: Input should be"),
         ({"results": [{"size": 1 << 62}]}, "size: Input should be less than"),
         ({"results": [{"size": 8, "in_place": {"time": [1.0]}}]}, "time: Input should be a valid"),
@@ -116,6 +120,6 @@ def test_other_json_is_refused(changes: dict[str, Any], message: str, tmp_path: 
 
 def test_deep_nesting_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "deep.json"
-    path.write_text('{"a":' + "[" * 200_000)
+    path.write_text('{"args":' + "[" * 200_000)
     with pytest.raises(CorruptFile):
         import_files([path], tmp_path / "out", options=SYSTEM)

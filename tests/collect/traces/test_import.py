@@ -59,7 +59,7 @@ def test_a_directory_of_all_kinds_is_one_import(job: Path, shell: Shell, tmp_pat
     assert "notes.txt: left alone" in done.err
     assert "old.tar.gz: left alone, an archive, which is not read; unpack it" in done.err
     assert "nccl_trace_rank_0: left alone, no kind that is known" in done.err
-    assert "et.json.gz: left alone, no kind that is known" in done.err
+    assert "et.json.gz: left alone, an execution trace: calls without times" in done.err
     calls = store.read(tmp_path / "data", "calls").sort("source")
     assert calls["source"].to_list() == ["inspector", "kineto"]
     assert calls["time_us"].to_list() == [9.0, 200.0]
