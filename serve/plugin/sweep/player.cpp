@@ -5,15 +5,6 @@
 // calls, so counting them is enough to agree; should a call not be the one expected, every rank
 // sees that at the same call, and every rank stops playing for good. Here alone an `init` fails on
 // purpose: a schedule that cannot be played would measure something else than it says, or hang.
-//
-// Environment (read once per communicator, at its creation):
-//   DYNAMICCL_MODE           must be `sweep`, else NCCL's own choice stands.
-//   DYNAMICCL_DISABLE        1: NCCL's own choice stands.
-//   DYNAMICCL_SCHEDULE       path of the schedule (dynamiccl/schedule.py writes it).
-//   DYNAMICCL_SCHEDULE_HASH  its hash, 16 hexadecimal digits, from the launcher: with a stale copy,
-//                            a node's ranks would play another schedule.
-//   DYNAMICCL_SWEEP_REPORT   path of the report, which must not exist yet; the rank that creates
-//                            it writes it. Default: none.
 #include <sys/resource.h>
 
 #include <algorithm>
