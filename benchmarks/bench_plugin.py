@@ -57,7 +57,7 @@ SYSTEM = "bench"
 GENERATED: Final = "vocabulary.h"
 #: Targets of CMakeLists.txt that the tuner of a job is linked of (`set(thin ...)`).
 TUNER_PARTS: Final = ("table", "communicator", "thin_parts", "nccl-tuner-dynamiccl")
-RECORDER_PARTS: Final = ("base", "recorder_parts")
+RECORDER_PARTS: Final = ("recorder_parts",)
 ADAPTIVE_PARTS: Final = ("nccl-tuner-dynamiccl-adaptive",)
 
 
