@@ -26,7 +26,7 @@ what it has beyond the tuner's lines and the recorder's. `stop_8_ranks_ms`: how 
 rank's process wait at one stop, the mean over a job of play_job (8 processes, 700 calls a second)
 by the leader's counters: the others have to come, on this machine's processors.
 
-`record_*`: bench_record.cpp. Writes out/bench/plugin.json.
+`record_*`: one recorded call, as bench.cpp says. Writes out/bench/plugin.json.
 """
 
 import json
@@ -43,7 +43,7 @@ from typing import Any, Final
 import numpy as np
 from harness import write_result
 
-from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
 from dynamiccl.serve.loopback import prepared_environment, write_bare_artifact
@@ -57,7 +57,7 @@ SYSTEM = "bench"
 GENERATED: Final = "vocabulary.h"
 #: Targets of CMakeLists.txt that the tuner of a job is linked of (`set(thin ...)`).
 TUNER_PARTS: Final = ("table", "communicator", "thin_parts", "nccl-tuner-dynamiccl")
-RECORDER_PARTS: Final = ("base", "recorder_parts")
+RECORDER_PARTS: Final = ("recorder_parts",)
 ADAPTIVE_PARTS: Final = ("nccl-tuner-dynamiccl-adaptive",)
 
 
@@ -91,7 +91,7 @@ def measure_tuner(build_dir: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         full = tuner_environment(Path(folder) / "full", full_table(1))
         figures = figures_of(
-            [str(build_dir / "bench_tuner"), str(build_dir / TUNER_NAME), str(NUM_RANKS)], full
+            [str(build_dir / "bench"), str(build_dir / TUNER_NAME), str(NUM_RANKS)], full
         )
         for way, ranks, processes, rounds in (
             ("word", 8, 8, 200),
@@ -188,7 +188,7 @@ def measure_adaptive(build_dir: Path) -> dict[str, float]:
             environment |= start_arbiter(build_dir, environment)
             return figures_of([str(build_dir / program), library, *options], environment)
 
-        of_call = run("bench_tuner", 2, "2")
+        of_call = run("bench", 2, "2")
         job = ("--ranks", "8", "--rate", "700", "--calls", "7000", "--release", "2.30")
         played = run("play_job", 8, *job)
         if played["disagreements"] or played["errors"]:
@@ -206,13 +206,13 @@ def measure_adaptive(build_dir: Path) -> dict[str, float]:
 def main() -> None:
     """Build, measure, write."""
     build_dir = build_plugin(
-        Path("out/bench-plugin"), tests=True, targets=("all", "benchmarks")
+        Path("out/bench-plugin"), tests=True, targets=("all", "bench")
     ).parent.resolve()
     figures: dict[str, float | int | str | None] = {
         **measure_tuner(build_dir),
         **measure_adaptive(build_dir),
         **source_lines(build_dir),
-        **figures_of([str(build_dir / "bench_record")], {}),
+        **figures_of([str(build_dir / "bench"), str(build_dir / PROFILER_NAME)], {}),
     }
     write_result("plugin", figures)
 

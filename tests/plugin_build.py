@@ -59,4 +59,4 @@ def adaptive_path(plugin_path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    built(targets=("all", "benchmarks"))
+    built(targets=("all", "bench"))

@@ -214,8 +214,8 @@ def of_table(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
 
 
 def of_vendor(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
-    """The same, behind a vendor's tuner (serve/plugin/tests/vendor_plugin.cpp) that acts or not."""
-    os.environ["DYNAMICCL_NEXT_TUNER"] = str(plugin.path.with_name("libvendor_v6.so"))
+    """The same, behind a vendor's tuner (serve/plugin/tests/wilful_plugin.cpp) that acts or not."""
+    os.environ["DYNAMICCL_NEXT_TUNER"] = str(plugin.path.with_name("libwilful_v6.so"))
     random, (num_ranks, num_nodes) = Random(SEED), SHAPES[0]
     everything = questions(QUESTIONS)
     # Never a cell of the seventh row, which made-up costs may lack.
@@ -230,8 +230,8 @@ def of_vendor(plugin: TunerPlugin, directory: Path) -> Iterator[Answers]:
             all_ranks=True,
         ) as communicator:
             for question, (cell, chunk_bytes) in zip(everything, wishes, strict=True):
-                os.environ["VENDOR_CELL"] = str(cell)
-                os.environ["VENDOR_CHUNK"] = str(chunk_bytes)
+                os.environ["WILFUL_CELL"] = str(cell)
+                os.environ["WILFUL_CHUNK"] = str(chunk_bytes)
                 answers.append(asked(communicator, version, question))
         yield version, answers, {}
 

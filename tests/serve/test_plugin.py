@@ -143,7 +143,7 @@ def test_holds_no_path_of_this_machine(library: Path) -> None:
     assert b"/serve/plugin" not in content
 
 
-def test_size_bins_agree_with_python_bit_for_bit(build_dir: Callable[[str], Path]) -> None:
+def test_size_bins_agree_with_python_bit_for_bit(plugin: TunerPlugin, tmp_path: Path) -> None:
     edges = [
         (edge << octave >> 32) + step
         for octave in range(63)
@@ -155,14 +155,18 @@ def test_size_bins_agree_with_python_bit_for_bit(build_dir: Callable[[str], Path
     drawn = [int(2**power) for power in random.uniform(0, 63.9, size=20_000)]
     extremes = [0, 1, 2, 3, 2**62 - 1, 2**62, 2**63, 2**64 - 1]
     sizes = [size for size in (*range(5000), *edges, *centers, *drawn, *extremes) if size >= 0]
-    done = subprocess.run(
-        [str(build_dir("") / "print_bins")],
-        input="\n".join(map(str, sizes)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert [int(line) for line in done.stdout.split()] == [size_bin(size) for size in sizes]
+    kinds = [*((Algorithm.Ring, protocol) for protocol in Protocol), (Algorithm.Tree, Protocol.LL)]
+    of_bin = [Config(*kinds[index // 64], 1 + index % 64) for index in range(249)]
+    rows = [of_bin if row == Collective.AllReduce else [None] * 249 for row in range(5)]
+    table = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=8)
+    costs = np.full((7, 3), 10, dtype=np.float32)
+    with plugin.communicator(
+        8, 1, environment=deploy(tmp_path, table), all_ranks=True
+    ) as communicator:
+        for size in sizes:
+            answer = communicator.ask(Collective.AllReduce, size, costs)
+            index = of_bin.index(answer.config) if answer.acted else -1
+            assert index == size_bin(size), size
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -4,8 +4,6 @@
 //
 // As in tuner/init.h every function returns success, but for an `init` or a call that heard nothing
 // for the answer limit after it had confirmed.
-//
-//   DYNAMICCL_STOP_PERCENT  share of the process's time that calls may wait at stops. Default 0.1.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +15,6 @@
 #include "nccl/tuner_shell.h"
 #include "platform/allocate.h"
 #include "platform/threads.h"
-#include "profiler/created.h"
 #include "profiler/profiler.h"
 #include "tuner/init.h"
 
@@ -48,7 +45,7 @@ class Switching {
     // Both wait for whoever is inside, and so not under the mutex.
     std::uint64_t never = 0;
     if (g_since_ns.compare_exchange_strong(never, monotonic_ns())) {
-      Recorder::set_sink(take_time, nullptr);
+      Recorder::set_sink(take_time);
     }
     told_.profiler->set_describe(describe, this);
     const Lock lock(&g_mutex);
@@ -85,7 +82,7 @@ class Switching {
 
   /// Set the chosen cell to 0.0 and, with it, the channels; or touch nothing.
   ncclResult_t answer(const Question& question) noexcept {
-    CallMarks* marks = told_.profiler->marks();
+    CallMarks* marks = &told_.profiler->call_marks;
     const bool overlaps = inside_.fetch_add(1) != 0;
     // NCCL forbids calls of one communicator at the same time; they cannot be counted.
     if (overlaps) end_voting("calls of it overlap");
@@ -208,7 +205,7 @@ class Switching {
   }
 
   /// From the recorder, on whatever thread.
-  static void take_time(void*, const CallRecord& record) noexcept {
+  static void take_time(const CallRecord& record) noexcept {
     if (record.start_ns == 0 || record.stop_ns <= record.start_ns) return;
     // Launches of a graph share a number, and run what was chosen at their capture.
     if ((record.flags & kFlagCaptured) != 0) return;

@@ -1,6 +1,6 @@
 // The agreement of ranks that are all on one host: one word of shared memory, and no process that
 // could be lost. A state machine of single steps on atomics, so that the explorer can put any other
-// rank's step between two of them; `agree_by_word` takes them one after the other.
+// rank's step between two of them; tuner/init.cpp takes them one after the other.
 //
 //   kDigest   the first digest is set by compare-and-swap
 //   kDiffer   who finds another one there, or has a problem, swaps open -> abstain before it counts
@@ -13,7 +13,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstdio>
 
 #include "agree/seal.h"
 
@@ -102,15 +101,5 @@ struct WordVote {
   bool came_last = false;    // the others have opened the word, and nobody comes late
   std::uint32_t word = 0;    // as it was read in the end
 };
-
-/// Agrees with the other ranks of `vote.round`, all of which are on this host, by a word in
-/// /dev/shm that is named by user, job and communicator; at most `limit_ms`. Whether they all use
-/// the table; if not, `reason` says why. `waited_in_vain`: whether somebody did not come at all.
-///
-/// A rank that cannot open the file never votes, so nobody has the table. Whoever comes last
-/// removes the name, since all have opened it. Where one does not come it stays, should that one
-/// come late, and the next dynamiccl-run of the user sweeps it.
-bool agree_by_word(const Vote& vote, std::uint64_t limit_ms, bool* waited_in_vain, char* reason,
-                   std::size_t reason_size) noexcept;
 
 }  // namespace dynamiccl

@@ -6,11 +6,7 @@
 // be 0) and goes into the background: a session of its own, with nothing left open of what it was
 // given, so that nobody waits for it who reads a launcher's output to its end or waits for all its
 // children. It ends when all these processes have ended, the launcher and the first rank; with none
-// named, when the one that started it has. From the environment, as dynamiccl-run sets it:
-//
-//   DYNAMICCL_JOB  whose arbiter this is: 16 hexadecimal digits
-//   DYNAMICCL_KEY  of its messages: 32 hexadecimal digits
-// and those of the leader (leader.h).
+// named, when the one that started it has.
 //
 // The *keeper* holds the listening socket and the log (a memfd: no disk that could be full, nothing
 // to remove) and starts the *worker* again when that is killed. The worker answers. It lives on
@@ -24,8 +20,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#include <charconv>
-#include <string_view>
 #include <unordered_map>
 
 #include "agree/rounds.h"
@@ -141,8 +135,8 @@ class Worker final : private Outlet {
     return why_not;
   }
 
-  void decided(const RoundKey& round, std::uint32_t, const Reply& reply) override {
-    leader_.decided(round, reply.kind == ReplyKind::kTable);
+  void decided(const RoundKey& round, bool has_table) override {
+    leader_.decided(round, has_table);
   }
 
   /// Whether received bytes are a vote under our key, of known numbers and a zero-terminated text,
@@ -243,11 +237,11 @@ class Worker final : private Outlet {
 }
 
 /// Dual-stack, on all addresses; prints the port.
-int listen_on(int port) {
+int listen_on(std::uint16_t port) {
   const int yes = 1, no = 0;
   sockaddr_in6 address = {};
   address.sin6_family = AF_INET6;
-  address.sin6_port = htons(static_cast<std::uint16_t>(port));
+  address.sin6_port = htons(port);
   socklen_t size = sizeof address;
   int listener = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (listener >= 0) {
@@ -283,14 +277,6 @@ void keep(const Given& given) {
   }
 }
 
-/// A number that is all of a text. Not strtoull, which glibc made anew in 2.38: the container may
-/// have an older one than the machine that compiled this.
-template <typename Number>
-bool parse(std::string_view text, Number* number, int base) {
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), *number, base);
-  return parsed.ec == std::errc() && parsed.ptr == text.data() + text.size();
-}
-
 }  // namespace
 }  // namespace dynamiccl
 
@@ -304,35 +290,35 @@ int main(int argc, char** argv) {
   int standard = 0;
   while (standard >= 0 && standard < 3) standard = open("/dev/null", O_RDWR | O_CLOEXEC);
   close(standard);
-  int port = 0;
-  bool is_sound = argc > 1 && parse(argv[1], &port, 10);
+  constexpr std::uint64_t kMostPort = 65'535, kMostPid = 0x7fff'ffff;
+  std::uint64_t port = 0, pid = 0;
+  bool is_sound = argc > 1 && parse_number(argv[1], &port) && port <= kMostPort;
   Given given;
   if (argc == 2) given.ends_with(getppid());
-  for (int i = 2; i < argc; ++i) {
-    pid_t number = 0;
-    is_sound &= parse(argv[i], &number, 10);
-    given.ends_with(number);
+  for (int i = 2; i < argc && is_sound; ++i) {
+    is_sound = parse_number(argv[i], &pid) && pid <= kMostPid;
+    given.ends_with(static_cast<pid_t>(pid));
   }
   if (!is_sound) {
     std::fprintf(stderr, "usage: dynamiccl-run dynamiccl-arbiter PORT [PID...]\n");
     return kUsage;
   }
-  const std::string digits = text_of("DYNAMICCL_KEY");
-  if (digits.size() != 32 || !parse(text_of("DYNAMICCL_JOB"), &given.job, 16) ||
-      !parse(digits.substr(0, 16), &given.key.low, 16) ||
-      !parse(digits.substr(16), &given.key.high, 16)) {
+  std::uint64_t key[2] = {};
+  if (!parse_hex(value_of("DYNAMICCL_JOB"), 1, &given.job) ||
+      !parse_hex(value_of("DYNAMICCL_KEY"), 2, key)) {
     std::fprintf(stderr,
                  "dynamiccl-arbiter: DYNAMICCL_JOB and DYNAMICCL_KEY are not 16 and 32 hexadecimal "
                  "digits: start it with 'dynamiccl-run dynamiccl-arbiter PORT'\n");
     return kUsage;
   }
+  given.key = {key[0], key[1]};
   rlimit files = {};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
   given.log = memfd_create("dynamiccl-arbiter", MFD_CLOEXEC);
   if (given.log < 0) fail("no log");
-  given.listener = listen_on(port);
+  given.listener = listen_on(static_cast<std::uint16_t>(port));
   // What a launcher sends to all processes of a step (Slurm: --signal, and SIGTERM before the grace
   // time) is for the ranks.
   for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGXCPU}) {

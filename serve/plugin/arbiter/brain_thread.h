@@ -1,15 +1,15 @@
 // The brains of a job's communicators: dynamiccl-brain, which is started when it is first needed,
-// or a process that listens at a socket (brain/connection.h). One thread asks them, one question
-// after the other: ranks never wait for a brain.
-//
-//   DYNAMICCL_BRAIN_SOCKET  the brain is the process that listens there. Default: dynamiccl-brain,
-//                           which lies beside this program where it was built with torch.
+// or the process that listens at DYNAMICCL_BRAIN_SOCKET. One thread asks them, one question after
+// the other: ranks never wait for a brain. Every wait is bounded: a slow, dead or faulty brain
+// costs the thread some seconds, its connection is closed, and the next question makes another.
 #pragma once
 
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,10 +20,111 @@
 #include <memory>
 #include <mutex>
 
-#include "brain/connection.h"
+#include "brain/message.h"
+#include "file.h"
 #include "identity/environment.h"
 
 namespace dynamiccl {
+
+struct BrainAnswer {
+  std::string problem;              // why there is no decision
+  std::vector<std::uint8_t> table;  // none: keep the one in force
+};
+
+/// To the brain of one communicator, a process of this user.
+class BrainConnection {
+ public:
+  /// `path`: of a socket in the file system; else `address` is used. `limit`: how long connecting,
+  /// a question and its answer may take each; the first may have to wait for torch to be loaded.
+  explicit BrainConnection(const std::string& path, timeval limit = {30, 0})
+      : path_(path), limit_(limit) {
+    address_.sun_family = AF_UNIX;
+    std::strncpy(address_.sun_path, path.c_str(), sizeof address_.sun_path - 1);
+  }
+  BrainConnection(const sockaddr_un& address, socklen_t size) : address_(address), size_(size) {}
+
+  /// Connects with the first question, so a brain may start after the job.
+  BrainAnswer ask(const BrainAsk& ask) {
+    BrainAnswer answer;
+    if (const char* problem = exchange(ask, &answer)) {
+      socket_.reset(-1);  // bytes left in it would be taken for the next answer
+      answer = {problem, {}};
+    }
+    if (answer.problem.empty()) return answer;
+    answer.problem = "brain" + (path_.empty() ? "" : " at " + path_) + ": " + answer.problem;
+    return answer;
+  }
+
+ private:
+  const char* connect_now() {
+    if (path_.size() >= sizeof address_.sun_path) return "its path is too long";
+    socket_.reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int descriptor = socket_.descriptor();
+    if (descriptor < 0) return "this process can have no more sockets";
+    setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &limit_, sizeof limit_);
+    setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &limit_, sizeof limit_);
+    if (connect(descriptor, reinterpret_cast<const sockaddr*>(&address_), size_) != 0) {
+      // As its queue of connections is full (man 7 unix).
+      return errno == EAGAIN ? "it does not take the connection in time" : "nobody listens there";
+    }
+    return why_not_peer(descriptor);
+  }
+
+  const char* exchange(const BrainAsk& ask, BrainAnswer* answer) {
+    const char* problem = socket_.is_open() ? nullptr : connect_now();
+    const int descriptor = socket_.descriptor();
+    MessageHeader header;
+    std::string body = body_of(ask);
+    if (problem == nullptr) problem = send_message(descriptor, MessageKind::kAsk, ++number_, body);
+    if (problem == nullptr) problem = receive_message(descriptor, &header, &body);
+    if (problem != nullptr) return problem;
+    if (header.number != number_) return "it answers another question";
+    if (header.kind == MessageKind::kError) {
+      answer->problem = body.empty() ? "it gives no reason" : body;
+      for (char& c : answer->problem) {
+        if (c < 0x20 || c > 0x7e) c = '?';  // it becomes a line of a log
+      }
+      return nullptr;
+    }
+    answer->table.assign(body.begin(), body.end());
+    const bool fits = header.kind == MessageKind::kKeep
+                          ? body.empty()
+                          : header.kind == MessageKind::kTable && !body.empty();
+    return fits && body.size() <= kMaxFileBytes ? nullptr : kNoMessage;
+  }
+
+  static std::string body_of(const BrainAsk& ask) {
+    std::string body;
+    const auto put_text = [&body](const auto& text) {
+      put(&body, static_cast<std::uint32_t>(text.size()));
+      body.append(text.begin(), text.end());
+    };
+    put(&body, ask.num_nodes);
+    put(&body, ask.num_ranks);
+    put_text(ask.artifact);
+    put_text(ask.system);
+    put_text(ask.table);
+    put(&body, static_cast<std::uint32_t>(ask.tasks.size()));
+    for (const TimedTask& task : ask.tasks) {
+      put(&body, task.collective);
+      put(&body, task.bin);
+      put(&body, static_cast<std::uint32_t>(task.calls.size()));
+      auto number = task.num_timed - static_cast<std::int64_t>(task.calls.size());
+      for (TimedCall call : task.calls) {
+        call.number = static_cast<std::uint8_t>(++number);
+        put(&body, call);
+      }
+    }
+    return body;
+  }
+
+  const std::string path_;  // empty: none
+  const timeval limit_ = {30, 0};
+  sockaddr_un address_ = {};
+  socklen_t size_ = sizeof address_;
+  File socket_;
+  std::uint64_t number_ = 0;
+};
 
 class BrainThread {
  public:

@@ -5,21 +5,9 @@
 // At each stop, the first of these that applies: NCCL's own choice while a kill file is there; the
 // table again after a probe; a new artifact's; the brain's; without what the guard has withdrawn; a
 // probe of NCCL's own choice; nothing.
-//
-//   DYNAMICCL_STOP_PERCENT      share of time that calls may wait at stops. Default 0.1.
-//   DYNAMICCL_PROBE_CALLS       calls between two probes. Default 6400; 0: none, and no guard.
-//   DYNAMICCL_ADAPT_INTERVAL_S  seconds from one decision of the brain to the next. Default 10.
-//   DYNAMICCL_ARTIFACT          directory of the artifact; read again when plugin.index changes.
-//   DYNAMICCL_SYSTEMS           what it calls this machine: "23007=b300 22809=b300-old".
-//   DYNAMICCL_MACHINE           this machine, as its index has it. Default: any.
-//   DYNAMICCL_KILL_FILE         while it is there NCCL's own choice stands, from the next stop on.
-//   DYNAMICCL_LOOK_INTERVAL_S   about so many seconds from one look to the next. Default 1.
-//   DYNAMICCL_METRICS_DIR       where counters are written, a file a job. Default: nowhere.
-// and that of brain_thread.h.
 #pragma once
 
 #include <atomic>
-#include <cinttypes>
 #include <cstdlib>
 #include <fstream>
 
@@ -27,14 +15,9 @@
 #include "arbiter/brain_thread.h"
 #include "arbiter/guard.h"
 #include "platform/clock.h"
+#include "programs.h"
 
 namespace dynamiccl {
-
-/// The value of an environment variable; empty where it is not set.
-inline std::string text_of(const char* variable) {
-  const char* text = value_of(variable);
-  return text != nullptr ? text : "";
-}
 
 /// A number of 0 or more.
 inline double number_of(const char* variable, double otherwise) {
@@ -94,9 +77,6 @@ class LeaderFiles {
   static constexpr std::uint64_t kKillFilePauseNs = 100'000'000;
   /// After so long without a look it is not known whether the file is there.
   static constexpr std::uint64_t kKnownMs = 5'000;
-  static constexpr std::size_t kMostIndexBytes = 64 * 1024;  // as dynamiccl-prepare has it
-  /// The first line of an index (serve/plugin_index.py).
-  static constexpr const char* kIndexVersion = "dynamiccl-index\t1\n";
   static constexpr double kUnknownNoise = 0.05;  // where the artifact has no noise band
 
   /// Where no thread can be had the worker goes on without, and it is tried again at the next
@@ -163,14 +143,10 @@ class LeaderFiles {
     return at != std::string::npos ? index_.c_str() + at + 1 + words.size() : nullptr;
   }
 
-  /// A file that nobody else may write to; empty where it cannot be had.
+  /// Empty where it cannot be had.
   static std::string read(const std::string& path, std::size_t most) {
-    const File file(path.c_str());
-    if (!file.is_open() || why_not_ours(file.descriptor(), S_IFREG) != nullptr) return "";
-    std::string text(most, '\0');
-    const ssize_t size = file.read_all(text.data(), most);
-    text.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
-    return text;
+    std::string text;
+    return read_ours(path, most, &text) == nullptr ? text : "";
   }
 
   const std::string artifact_ = text_of("DYNAMICCL_ARTIFACT");
@@ -192,7 +168,7 @@ class LeaderFiles {
 
 class Leader {
  public:
-  explicit Leader(std::uint64_t job) : files_("dynamiccl-" + hex(job) + ".prom") {}
+  explicit Leader(std::uint64_t job) : files_("dynamiccl-" + hex_of(job) + ".prom") {}
 
   /// A new communicator gets no table then.
   bool may_see_kill_file() { return files_.kill_file() != 0; }
@@ -311,12 +287,6 @@ class Leader {
     Guard guard;
   };
 
-  static std::string hex(std::uint64_t number) {
-    char text[17];
-    std::snprintf(text, sizeof text, "%016" PRIx64, number);
-    return text;
-  }
-
   static bool is_table_for(const std::vector<std::uint8_t>& bytes, const Group& group) {
     const auto decoded = std::make_unique<DecisionTable>();
     return decode_table(bytes.data(), bytes.size(), decoded.get()) == nullptr &&
@@ -415,7 +385,7 @@ class Leader {
     written_ms_ = monotonic_ms();
     std::map<std::string, std::string> lines;  // by name and type
     for (const auto& [comm_id, group] : groups_) {
-      const std::string labels = "{comm=\"" + hex(comm_id) + "\",ranks=\"" +
+      const std::string labels = "{comm=\"" + hex_of(comm_id) + "\",ranks=\"" +
                                  std::to_string(group.guard.num_ranks()) + "\",nodes=\"" +
                                  std::to_string(group.latest.num_nodes) + "\"} ";
       const std::pair<std::string, std::uint64_t> values[] = {

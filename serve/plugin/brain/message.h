@@ -15,7 +15,12 @@
 // error:  one line of text that says why there is no decision; the table in force stays
 #pragma once
 
+#include <errno.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -68,13 +73,58 @@ void put(std::string* bytes, const Value& value) {
   bytes->append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-/// These wait as long as the socket's own time limits say. Null, or what failed; the connection is
-/// then of no more use.
-const char* send_message(int socket, MessageKind kind, std::uint64_t number,
-                         const std::string& body);
-const char* receive_message(int socket, MessageHeader* header, std::string* body);
+/// Of any message; the longest question that exists is shorter.
+inline constexpr std::size_t kMostMessageBytes = std::size_t{1} << 20;
+inline constexpr const char* kNoMessage = "it sends something that is no message";
+
+/// Null where so many bytes were sent or received.
+inline const char* what_failed(ssize_t moved, std::size_t size) {
+  if (moved == static_cast<ssize_t>(size)) return nullptr;
+  if (moved == 0) return "it closed the connection";
+  if (moved > 0) return "it stopped within a message";
+  return errno == EAGAIN ? "it does not answer in time" : "the connection broke";
+}
+
+// These wait as long as the socket's own time limits say. Null, or what failed; the connection is
+// then of no more use.
+
+inline const char* send_message(int socket, MessageKind kind, std::uint64_t number,
+                                const std::string& body) {
+  MessageHeader header;
+  header.kind = kind;
+  header.number = number;
+  std::string bytes;
+  put(&bytes, static_cast<std::uint32_t>(sizeof header + body.size()));
+  put(&bytes, header);
+  bytes += body;
+  return what_failed(send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL), bytes.size());
+}
+
+inline const char* receive_message(int socket, MessageHeader* header, std::string* body) {
+  const auto receive_all = [socket](void* bytes, std::size_t size) {
+    ssize_t got;
+    do got = recv(socket, bytes, size, MSG_WAITALL);
+    while (got < 0 && errno == EINTR);
+    return what_failed(got, size);
+  };
+  std::uint32_t size = 0;
+  if (const char* problem = receive_all(&size, sizeof size)) return problem;
+  if (size < sizeof *header || size > kMostMessageBytes) return kNoMessage;
+  body->resize(size);
+  if (const char* problem = receive_all(body->data(), size)) return problem;
+  std::memcpy(header, body->data(), sizeof *header);
+  body->erase(0, sizeof *header);
+  const MessageHeader ours;
+  if (std::memcmp(header->magic, ours.magic, sizeof ours.magic) != 0) return kNoMessage;
+  return header->version == ours.version ? nullptr : "it speaks another version";
+}
 
 /// Null when the process at the other end belongs to this user, else why not.
-const char* why_not_peer(int socket);
+inline const char* why_not_peer(int socket) {
+  ucred peer = {0, static_cast<uid_t>(-1), 0};  // nobody's, where the kernel does not tell
+  socklen_t size = sizeof peer;
+  getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+  return peer.uid == geteuid() ? nullptr : "it runs as another user";
+}
 
 }  // namespace dynamiccl

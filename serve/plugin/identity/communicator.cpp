@@ -21,14 +21,6 @@ DYNAMICCL_OLD_SYMBOL(dlsym);
 namespace dynamiccl {
 namespace {
 
-/// Of all communicators of this process, parents of shrunk ones included.
-bool note_id(std::uint64_t id) noexcept {
-  static Mutex mutex;
-  static Ids ids;
-  const Lock lock(&mutex);
-  return ids.note(id);
-}
-
 /// The result of ncclGetVersion in a loaded library (null: in the program and what it is linked
 /// with); 0 where there is none.
 int nccl_version_in(const char* library) noexcept {
@@ -78,9 +70,12 @@ int nccl_version_of(ncclDebugLogger_t logger, const char** library) noexcept {
 }
 
 Checked check_communicator(const Communicator& communicator) noexcept {
-  const bool ids_repeat = note_id(communicator.comm_id);  // whatever follows
+  static Mutex mutex;
+  static Ids ids;  // of all communicators of this process, parents of shrunk ones included
   const char* library = nullptr;
   const int version = nccl_version_of(communicator.logger, &library);
+  const Lock lock(&mutex);
+  const bool ids_repeat = ids.note(communicator.comm_id);  // whatever its reason is
   return {version, reason_to_abstain(communicator, version, library), ids_repeat};
 }
 

@@ -1,16 +1,17 @@
-// Threads of the plugin, without a symbol newer than glibc 2.28.
+// What libraries need that record calls: threads of others, processes, and the clock of events.
 #pragma once
+
+#include <unistd.h>
 
 #include "platform/clock.h"
 
 namespace dynamiccl {
 
-/// Start a thread that lives as long as the process, with all signals blocked, so that none of the
-/// job's handlers runs on it. Its argument is null. Returns false when the system refuses.
-bool start_thread(void* (*run)(void*)) noexcept;
+/// As of when the library was loaded: later would be too late for a fork in between.
+inline const pid_t g_process = getpid();
 
 /// Whether this process was forked off one that had loaded the plugin: it has none of the threads.
-bool in_forked_child() noexcept;
+inline bool in_forked_child() noexcept { return getpid() != g_process; }
 
 /// Waits until other threads have left, say; returns whether they have.
 template <typename Condition>

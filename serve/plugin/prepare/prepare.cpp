@@ -22,14 +22,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "agree/seal.h"
-#include "file.h"
 #include "platform/clock.h"
+#include "programs.h"
 #include "vocabulary.h"
 
 namespace dynamiccl {
@@ -39,18 +38,6 @@ using Words = std::vector<std::string>;
 
 constexpr int kUsage = 2, kBadArtifact = 3, kBadMachine = 4;
 constexpr const char* kNoMachine = "a GPU or NIC of this machine cannot be read in /proc or /sys";
-
-/// The value of an environment variable; empty where it is not set.
-std::string value(const char* variable) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? text : "";
-}
-
-/// Of two variables the first that is set.
-std::string value(const char* variable, const char* otherwise) {
-  const std::string first = value(variable);
-  return first.empty() ? value(otherwise) : first;
-}
 
 // --- This machine ---------------------------------------------------------------------------
 
@@ -62,7 +49,7 @@ constexpr std::size_t kMostBytes = 189, kMostNameBytes = 95;
 Words files(const char* pattern) {
   std::string root;
 #ifdef DYNAMICCL_TESTS
-  root = value("DYNAMICCL_TEST_ROOT");
+  root = text_of("DYNAMICCL_TEST_ROOT");
 #endif
   glob_t found = {};
   glob((root + pattern).c_str(), GLOB_NOSORT, nullptr, &found);
@@ -204,26 +191,10 @@ bool is_name(const std::string& name) {
          name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789._-") == std::string::npos;
 }
 
-/// All of a file that may steer jobs, at most so many bytes. Null, or why not.
-const char* read_ours(const std::string& path, unsigned forbidden, std::size_t most,
-                      std::string* text) {
-  const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-  if (!file.is_open()) {
-    if (errno == ENOENT) return "there is no such file";
-    return errno == ELOOP ? "it is a symbolic link" : "it cannot be opened";
-  }
-  if (const char* why = why_not_ours(file.descriptor(), S_IFREG, forbidden)) return why;
-  text->resize(most + 1);
-  const ssize_t size = file.read_all(text->data(), text->size());
-  if (size < 0) return "it cannot be read";
-  text->resize(static_cast<std::size_t>(size));
-  return text->size() > most ? "it is too long" : nullptr;
-}
-
 /// The key of a job's messages, of all bytes of a file. Null, or why not.
 const char* read_key(const std::string& path, Key* key) {
   std::string text;
-  if (const char* why = read_ours(path, S_IRWXG | S_IRWXO, 4096, &text)) return why;
+  if (const char* why = read_ours(path, 4096, &text, S_IRWXG | S_IRWXO)) return why;
   if (text.size() < 16) return "it is shorter than 16 bytes";
   *key = {siphash({0, 1}, text.data(), text.size()), siphash({0, 2}, text.data(), text.size())};
   return nullptr;
@@ -236,10 +207,10 @@ Artifact read_artifact(const std::string& named, const std::string& machine) {
   const char* why = "there is no such file";
   if (realpath(named.c_str(), path) != nullptr) {
     artifact.directory = path;
-    why = read_ours(artifact.directory + "/plugin.index", S_IWGRP | S_IWOTH, 65'536, &text);
+    why = read_ours(artifact.directory + "/plugin.index", kMostIndexBytes, &text);
   }
   if (why == nullptr && (text.empty() || text.back() != '\n')) why = "it is cut off";
-  if (why == nullptr && text.rfind("dynamiccl-index\t1\n", 0) != 0) {
+  if (why == nullptr && text.rfind(kIndexVersion, 0) != 0) {
     why = "it is not a DynamICCL index of format version 1";
   }
   if (why != nullptr) {
@@ -259,7 +230,7 @@ Artifact read_artifact(const std::string& named, const std::string& machine) {
     const auto [known, is_new] = systems.emplace(nccl, name);
     if (!is_new && known->second != name) known->second = "";
   }
-  const std::string wanted = value("DYNAMICCL_SYSTEM");
+  const std::string wanted = text_of("DYNAMICCL_SYSTEM");
   for (const auto& [nccl, system] : systems) {
     if (system.empty() || (!wanted.empty() && system != wanted)) continue;
     artifact.systems += (artifact.systems.empty() ? "" : " ") + nccl + "=" + system;
@@ -285,12 +256,8 @@ int print_facts(const std::string& named) {
 // --- What launchers say ---------------------------------------------------------------------
 //
 // torchrun (RANK, LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID), Open MPI (OMPI_*), Slurm (SLURM_*), PMI
-// and PMIx, Kubernetes (JOB_COMPLETION_INDEX: one rank a pod), and
-//
-//   DYNAMICCL_JOB_ID   names the job; the same on all its ranks. Default: what the launcher sets.
-//   DYNAMICCL_RESTART  which attempt of the job this is. Default: Slurm's count.
-//   MASTER_ADDR        host of rank 0.
-//   MASTER_PORT        names the job, beside others.
+// and PMIx, Kubernetes (JOB_COMPLETION_INDEX: one rank a pod), and what users set
+// (docs/environment.md).
 
 /// What they say of this process and its job.
 struct Start {
@@ -322,15 +289,15 @@ struct Rank {
 
 /// As which rank a launcher started this process; the innermost launcher comes first.
 Rank find_rank(bool by_srun) {
-  const bool is_first = value("SLURM_NODEID") == "0" && value("SLURM_LOCALID") == "0";
+  const bool is_first = text_of("SLURM_NODEID") == "0" && text_of("SLURM_LOCALID") == "0";
   const Rank told[] = {
-      {value("RANK"), value("WORLD_SIZE"), value("LOCAL_WORLD_SIZE")},
-      {value("OMPI_COMM_WORLD_RANK"), value("OMPI_COMM_WORLD_SIZE"),
-       value("OMPI_COMM_WORLD_LOCAL_SIZE")},
+      {text_of("RANK"), text_of("WORLD_SIZE"), text_of("LOCAL_WORLD_SIZE")},
+      {text_of("OMPI_COMM_WORLD_RANK"), text_of("OMPI_COMM_WORLD_SIZE"),
+       text_of("OMPI_COMM_WORLD_LOCAL_SIZE")},
       {by_srun ? (is_first ? "0" : "1") : "", "", ""},
-      {value("PMI_RANK"), value("PMI_SIZE"), value("MPI_LOCALNRANKS")},
-      {value("PMIX_RANK"), "", ""},
-      {value("JOB_COMPLETION_INDEX"), "", ""},
+      {text_of("PMI_RANK"), text_of("PMI_SIZE"), text_of("MPI_LOCALNRANKS")},
+      {text_of("PMIX_RANK"), "", ""},
+      {text_of("JOB_COMPLETION_INDEX"), "", ""},
   };
   for (const Rank& rank : told) {
     if (!rank.number.empty()) return rank;
@@ -341,10 +308,11 @@ Rank find_rank(bool by_srun) {
 Start find_start() {
   Start start;
   // A script, or the shell of salloc, is a step whose number has ten digits. And orted is no rank.
-  const std::string step = value("SLURM_STEP_ID");
-  const bool by_srun = !step.empty() && step.size() < 10 && value("OMPI_COMM_WORLD_RANK").empty();
+  const std::string step = text_of("SLURM_STEP_ID");
+  const bool by_srun = !step.empty() && step.size() < 10 && text_of("OMPI_COMM_WORLD_RANK").empty();
   const auto of_slurm = [by_srun](const char* of_step, const char* of_job) {
-    return by_srun ? value(of_step, of_job) : value(of_job);
+    const std::string own = by_srun ? text_of(of_step) : "";
+    return own.empty() ? text_of(of_job) : own;
   };
   const Rank rank = find_rank(by_srun);
   start.is_rank = !rank.number.empty();
@@ -353,10 +321,10 @@ Start find_start() {
   if (!rank.size.empty() && !rank.local_size.empty()) {
     start.has_one_host = rank.size == rank.local_size;
   } else {
-    start.has_one_host = nodes == "1" && value("SLURM_HET_SIZE").empty();
+    start.has_one_host = nodes == "1" && text_of("SLURM_HET_SIZE").empty();
   }
   start.has_several = !start.has_one_host && (start.is_rank || !nodes.empty());
-  start.host = value("MASTER_ADDR");
+  start.host = text_of("MASTER_ADDR");
   if (start.host.empty()) {
     start.host = first_of_list(of_slurm("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"));
   }
@@ -365,13 +333,13 @@ Start find_start() {
   // Not TORCHELASTIC_RESTART_COUNT: each agent counts the failures of its own processes. Not
   // MASTER_ADDR: rank 0 may know its host by another name. Two jobs of one name are no harm: the
   // ids of their communicators are drawn.
-  Words names = {value("DYNAMICCL_JOB_ID")};
-  const std::string torch = value("TORCHELASTIC_RUN_ID"), slurm = value("SLURM_JOB_ID");
+  Words names = {text_of("DYNAMICCL_JOB_ID")};
+  const std::string torch = text_of("TORCHELASTIC_RUN_ID"), slurm = text_of("SLURM_JOB_ID");
   const bool has_step = by_srun && torch.empty();  // of agents each may have a step of its own
   if (names[0].empty()) {
-    names = {slurm, has_step ? step : "", value("MASTER_PORT"), torch == "none" ? "" : torch};
+    names = {slurm, has_step ? step : "", text_of("MASTER_PORT"), torch == "none" ? "" : torch};
     for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"}) {
-      if (torch.empty()) names.push_back(value(name));
+      if (torch.empty()) names.push_back(text_of(name));
     }
   } else if (has_step && names[0] == slurm) {
     names.push_back(step);  // `dynamiccl-run srun ... &`, twice
@@ -380,7 +348,9 @@ Start find_start() {
     if (!name.empty()) start.name += (start.name.empty() ? "" : ".") + name;
   }
   if (start.name.empty() && !start.is_rank) start.name = std::to_string(draw());
-  const std::string attempt = start.name + '\n' + value("DYNAMICCL_RESTART", "SLURM_RESTART_COUNT");
+  const char* restart = value_of("DYNAMICCL_RESTART");
+  const std::string attempt =
+      start.name + '\n' + (restart != nullptr ? restart : text_of("SLURM_RESTART_COUNT"));
   start.id = fnv1a(attempt.data(), attempt.size()) | 1;
   return start;
 }
@@ -406,12 +376,6 @@ void set(const char* name, const std::string& text) {
 }
 
 void note(const std::string& text) { std::fprintf(stderr, "dynamiccl-run: %s\n", text.c_str()); }
-
-std::string hex_of(std::uint64_t number) {
-  char text[20];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
-  return text;
-}
 
 // --- The arbiter ----------------------------------------------------------------------------
 
@@ -482,13 +446,7 @@ std::string find_arbiter(std::uint64_t job, const Key& key, const Words& endpoin
         goes_on = limit_ms > 0 && search->found.empty();
       }
     };
-    try {
-      std::thread(search_at).detach();
-    } catch (const std::system_error& error) {
-      note("an arbiter at " + endpoint + " is not looked for: " + error.what());
-      const std::lock_guard<std::mutex> lock(search->mutex);
-      ++search->num_tried;
-    }
+    std::thread(search_at).detach();
   }
   for (;; sleep_ns(kLookNs)) {
     const std::lock_guard<std::mutex> lock(search->mutex);
@@ -537,12 +495,12 @@ std::string seek_arbiter(const Start& start, const std::string& by_hand, const K
 int prepare(const std::string& program, const std::string& pids) {
   alarm(25);  // seconds: a driver that answers no more must not keep a job from starting
   const Start start = find_start();
-  const std::string by_hand = value("DYNAMICCL_ARBITER"), mode = value("DYNAMICCL_MODE");
+  const std::string by_hand = text_of("DYNAMICCL_ARBITER"), mode = text_of("DYNAMICCL_MODE");
   set("DYNAMICCL_JOB", hex_of(start.id));
   if (!start.name.empty()) set("DYNAMICCL_JOB_ID", start.name);  // of recorded calls
 
-  const std::string named = value("DYNAMICCL_ARTIFACT"), wanted = value("DYNAMICCL_SYSTEM");
-  const std::string kill_file = value("DYNAMICCL_KILL_FILE"), machine = take_fingerprint();
+  const std::string named = text_of("DYNAMICCL_ARTIFACT"), wanted = text_of("DYNAMICCL_SYSTEM");
+  const std::string kill_file = text_of("DYNAMICCL_KILL_FILE"), machine = take_fingerprint();
   const Artifact artifact = read_artifact(named, machine);
   set("DYNAMICCL_MACHINE", machine);
   set("DYNAMICCL_SYSTEMS", artifact.systems);
@@ -567,12 +525,12 @@ int prepare(const std::string& program, const std::string& pids) {
   }
 
   Key key;
-  const std::string key_file = value("DYNAMICCL_KEY_FILE");
+  const std::string key_file = text_of("DYNAMICCL_KEY_FILE");
   const char* why_no_key = read_key(key_file, &key);
   set("DYNAMICCL_KEY", why_no_key == nullptr ? hex_of(key.low) + hex_of(key.high) : "");
   const bool has_gpus = machine.rfind("gpu=none*0", 0) != 0;
   const bool has_word = (start.has_one_host && by_hand.empty()) ||
-                        value("NCCL_MNNVL_ENABLE") == "0" || !may_have_fabric(has_gpus);
+                        text_of("NCCL_MNNVL_ENABLE") == "0" || !may_have_fabric(has_gpus);
   set("DYNAMICCL_WORD", has_word ? "1" : "0");
   std::string arbiter;
   if (!start.is_rank && start.has_several) {

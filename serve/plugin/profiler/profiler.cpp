@@ -13,7 +13,6 @@
 #include "identity/environment.h"
 #include "platform/allocate.h"
 #include "platform/threads.h"
-#include "profiler/created.h"
 
 namespace dynamiccl {
 namespace {

@@ -1,10 +1,5 @@
 // One Profiler per communicator makes a CallRecord of each collective from what NCCL tells. It
 // changes nothing of what NCCL does, and never returns an error.
-//
-// Environment (read once per communicator, at its creation):
-//   DYNAMICCL_DISABLE         1: nothing is recorded.
-//   DYNAMICCL_SAMPLE_PERCENT  share of calls whose GPU time is taken, in bursts. Default 1.
-// and those of recorder.h.
 #pragma once
 
 #include <atomic>
@@ -20,12 +15,9 @@ namespace dynamiccl {
 /// Parts per million of a text such as "1", "0.25" or "100"; -1 when it is not from 0 to 100.
 int sample_ppm_of(const char* percent) noexcept;
 
-/// Its memory is used again but never freed: a tuner may hold it, for the three functions.
+/// Its memory is used again but never freed: a tuner may hold it, for marks and both functions.
 struct Profiler {
   using Describe = void (*)(void* user, CallRecord* record);
-
-  /// What is told about the calls.
-  CallMarks* marks() noexcept { return &call_marks; }
 
   /// Have `describe` complete each record (table, decided, probe), on the thread of the event. With
   /// null the old one is taken back: false when it was still running after 200 ms, and then `user`
@@ -36,7 +28,7 @@ struct Profiler {
   /// the communicator's own thread.
   void take_times(bool wanted) noexcept;
 
-  CallMarks call_marks;
+  CallMarks call_marks;  // what is told about the calls
   Profiler* next_free = nullptr;
   CallRecord blank = {};  // what is the same in all
   int* mask = nullptr;    // NCCL's, of the whole process
@@ -53,5 +45,28 @@ struct Profiler {
   void* held_group = nullptr;
   int held_root = 0;  // -1: held_group has several
 };
+
+// What NCCL told the profiler about a communicator, for the tuner, which is created next on the
+// same thread and gets neither rank nor, before 2.28, id. Both inits of a communicator run on one
+// thread, the profiler's first (`src/init.cc`, ncclCommInitRankFunc, 2.28.9 to 2.30.7), so ranks of
+// one communicator that share a process are not mixed up.
+
+struct CreatedCommunicator {
+  std::uint64_t comm_id;  // 0: none
+  std::int32_t rank;
+  std::int32_t num_ranks;
+  std::int32_t num_nodes;
+  Profiler* profiler;  // null: it records nothing
+};
+
+/// Of this thread's latest profiler init, until a tuner has taken it.
+inline thread_local CreatedCommunicator t_created = {};
+
+/// Once, and only if it is of that communicator: else a tuner was never created for it.
+inline bool take_created(std::uint64_t comm_id, CreatedCommunicator* communicator) noexcept {
+  *communicator = t_created;
+  t_created = {};
+  return comm_id != 0 && communicator->comm_id == comm_id;
+}
 
 }  // namespace dynamiccl

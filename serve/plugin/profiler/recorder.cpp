@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,8 +20,13 @@
 #include "file.h"
 #include "identity/communicator.h"
 #include "identity/environment.h"
+#include "platform/old_symbols.h"
 #include "platform/threads.h"
 #include "vocabulary.h"
+
+DYNAMICCL_OLD_SYMBOL(pthread_attr_setstacksize);
+DYNAMICCL_OLD_SYMBOL(pthread_create);
+DYNAMICCL_OLD_SYMBOL(pthread_detach);
 
 namespace dynamiccl {
 namespace {
@@ -134,12 +140,8 @@ void copy_first(char (&text)[size], std::initializer_list<const char*> variables
 
 /// What the headers say of the process.
 void fill_header(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept {
-  char text[32];
-  copy_first(text, {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"});
-  std::uint64_t rank = 0;
-  const bool is_rank = parse_number(text, &rank) && rank <= 0x7fffffff;
   const char* library = nullptr;
-  g_header.world_rank = is_rank ? static_cast<std::int32_t>(rank) : -1;
+  g_header.world_rank = world_rank();
   g_header.nccl_version = nccl_version_of(logger, &library);
   g_header.sample_ppm = sample_ppm;
   g_header.pid = getpid();
@@ -163,7 +165,6 @@ std::uint32_t g_dropped = 0;
 std::atomic<int> g_communicators{0};
 std::atomic<bool> g_writes{false};
 std::atomic<Recorder::Sink> g_sink{nullptr};
-std::atomic<void*> g_user{nullptr};
 
 /// It polls: waking it for each record would cost whoever calls a collective a system call.
 void* write_records(void*) noexcept {
@@ -189,6 +190,26 @@ void* write_records(void*) noexcept {
   }
 }
 
+/// The thread that writes lives as long as the process, with all signals blocked, so that none of
+/// the job's handlers runs on it. False when the system refuses.
+bool start_writing() noexcept {
+  // glibc takes the process's static thread-local memory, some hundred KiB with many libraries,
+  // from each thread's stack. As much as its default: only pages that are used take memory.
+  constexpr std::size_t kStackBytes = 8 * 1024 * 1024;
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) return false;
+  pthread_attr_setstacksize(&attributes, kStackBytes);
+  sigset_t all, before;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, &before);  // on Linux: of the calling thread, and inherited
+  pthread_t thread;
+  const int result = pthread_create(&thread, &attributes, write_records, nullptr);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
+  if (result == 0) pthread_detach(thread);
+  return result == 0;
+}
+
 }  // namespace
 
 const char* Recorder::acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept {
@@ -209,7 +230,7 @@ const char* Recorder::acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger
                         : errno == ENOENT  ? "there is no such directory"
                         : errno == ENOTDIR ? "it is not a directory, or a symbolic link to one"
                                            : "it cannot be opened";
-  if (problem == nullptr && !start_thread(write_records)) problem = "its thread cannot be started";
+  if (problem == nullptr && !start_writing()) problem = "its thread cannot be started";
   g_writes.store(problem == nullptr);
   if (problem != nullptr) close(g_directory);
   return problem;
@@ -224,10 +245,7 @@ void Recorder::release() noexcept {
   wait_until(is_all_written, 2'000);
 }
 
-void Recorder::set_sink(Sink sink, void* user) noexcept {
-  g_user.store(user);
-  g_sink.store(sink);
-}
+void Recorder::set_sink(Sink sink) noexcept { g_sink.store(sink); }
 
 bool Recorder::is_on() noexcept {
   return g_writes.load(std::memory_order_relaxed) || g_sink.load(std::memory_order_relaxed);
@@ -235,7 +253,7 @@ bool Recorder::is_on() noexcept {
 
 void Recorder::push(const CallRecord& record) noexcept {
   const Sink sink = g_sink.load(std::memory_order_acquire);
-  if (sink != nullptr) sink(g_user.load(std::memory_order_relaxed), record);
+  if (sink != nullptr) sink(record);
   if (!g_writes.load(std::memory_order_relaxed)) return;
   const Lock lock(&g_mutex);
   if (g_head - g_tail == kMost) {

@@ -1,10 +1,6 @@
 // The recorder of this process: takes records from all communicators, writes calls files and feeds
 // a sink.
-//
-// Environment (read when a communicator comes, until the first files are begun):
-//   DYNAMICCL_CALLS_DIR      directory for the calls files. Default: none are written.
-//   DYNAMICCL_CALLS_MAX_MIB  disk that this process's files may take. Default 256.
-//   DYNAMICCL_MACHINE        this machine, as dynamiccl-run found it. Default: not known.
+// Its variables are read when a communicator comes, until the first files are begun.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +44,7 @@ static_assert(sizeof(CallRecord) == 72 && offsetof(CallRecord, collective) == 64
 
 /// It has a thread once calls files are asked for, until the process ends.
 struct Recorder {
-  using Sink = void (*)(void* user, const CallRecord& record);
+  using Sink = void (*)(const CallRecord& record);
 
   /// A communicator has come. Null, or why no calls files are written though they were asked for.
   /// Their headers say the sampled share, and of which NCCL `logger` is.
@@ -59,7 +55,7 @@ struct Recorder {
 
   /// Hand each record to `sink` as well, for good. It is called on the thread of the event, NCCL's
   /// proxy's among them; it must not block, nor call the recorder or a profiler.
-  static void set_sink(Sink sink, void* user) noexcept;
+  static void set_sink(Sink sink) noexcept;
 
   /// Whether anybody takes records. When not, they need not be made.
   static bool is_on() noexcept;

@@ -5,15 +5,6 @@
 // calls, so counting them is enough to agree; should a call not be the one expected, every rank
 // sees that at the same call, and every rank stops playing for good. Here alone an `init` fails on
 // purpose: a schedule that cannot be played would measure something else than it says, or hang.
-//
-// Environment (read once per communicator, at its creation):
-//   DYNAMICCL_MODE           must be `sweep`, else NCCL's own choice stands.
-//   DYNAMICCL_DISABLE        1: NCCL's own choice stands.
-//   DYNAMICCL_SCHEDULE       path of the schedule (dynamiccl/schedule.py writes it).
-//   DYNAMICCL_SCHEDULE_HASH  its hash, 16 hexadecimal digits, from the launcher: with a stale copy,
-//                            a node's ranks would play another schedule.
-//   DYNAMICCL_SWEEP_REPORT   path of the report, which must not exist yet; the rank that creates
-//                            it writes it. Default: none.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -51,15 +42,11 @@ static_assert(sizeof(ReportHeader) == kReportHeaderBytes, "the file's header, by
 /// times.
 class Report {
  public:
-  ~Report() {
-    if (exists()) close(descriptor_);
-  }
-
   /// Null on success, and when another rank has created it and reports; else why there is none.
   const char* create(const char* path, const Schedule& schedule) noexcept {
     num_blocks_ = static_cast<std::size_t>(schedule.num_blocks);
     const std::size_t size_bytes = sizeof(ReportHeader) + num_blocks_ * (sizeof(std::uint32_t) + 1);
-    descriptor_ = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644);
+    file_.reset(open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644));
     if (!exists()) return errno == EEXIST ? nullptr : "it cannot be created";
     const char* problem = nullptr;
     rlimit limit;
@@ -67,13 +54,12 @@ class Report {
       problem = "files may not grow that long here";  // to try would end the process (SIGXFSZ)
     } else {
       int error = EINTR;
-      while (error == EINTR) error = posix_fallocate(descriptor_, 0, size_bytes);
+      while (error == EINTR) error = posix_fallocate(file_.descriptor(), 0, size_bytes);
       if (error != 0) problem = "its space cannot be reserved";
     }
     if (problem != nullptr) {
       unlink(path);  // ours, and of no use to anyone
-      close(descriptor_);
-      descriptor_ = -1;
+      file_.reset(-1);
       return problem;
     }
     ReportHeader header = {{}, kReportVersion, schedule.num_blocks, schedule.checksum, 0, 0, {}};
@@ -82,7 +68,7 @@ class Report {
     return nullptr;
   }
 
-  bool exists() const noexcept { return descriptor_ >= 0; }
+  bool exists() const noexcept { return file_.is_open(); }
 
   void set_calls(std::uint64_t calls) noexcept { write_at(offsetof(ReportHeader, calls), calls); }
   void set_stopped(std::uint64_t call) noexcept {
@@ -102,7 +88,7 @@ class Report {
   void sync(std::uint64_t every_ns) noexcept {
     if (!exists() || monotonic_ns() - synced_ns_ < every_ns) return;
     synced_ns_ = monotonic_ns();
-    fdatasync(descriptor_);  // where it fails, the kernel writes later
+    fdatasync(file_.descriptor());  // where it fails, the kernel writes later
   }
 
  private:
@@ -110,10 +96,10 @@ class Report {
   void write_at(std::size_t offset, const Value& value) noexcept {
     if (!exists()) return;
     [[maybe_unused]] const ssize_t written =
-        pwrite(descriptor_, &value, sizeof value, static_cast<off_t>(offset));
+        pwrite(file_.descriptor(), &value, sizeof value, static_cast<off_t>(offset));
   }
 
-  int descriptor_ = -1;
+  File file_;
   std::size_t num_blocks_ = 0;
   std::uint64_t synced_ns_ = 0;  // CLOCK_MONOTONIC
 };

@@ -496,7 +496,7 @@ struct Explored final : World, Outlet {
     wire->down.push_back(reply);
   }
   std::uint64_t draw() override { return ++draws_; }
-  void decided(const RoundKey&, std::uint32_t, const Reply&) override {}
+  void decided(const RoundKey&, bool) override {}
   const char* propose(const Vote& first, Reply* question) override {
     const bool is_first = first.round.number == 0;
     question->change = Change::kNewTable;

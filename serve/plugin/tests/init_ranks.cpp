@@ -20,14 +20,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <map>
-
+#include "tests/job/board.h"
 #include "tests/library.h"
 
 namespace {
@@ -35,13 +31,13 @@ namespace {
 constexpr int kMostRounds = 4096;
 
 /// Shared by the processes.
-struct Board {
+struct Shared {
   pthread_barrier_t meetings[2];  // NCCL's bootstrap, of the first round and of the others
-  std::atomic<std::int64_t> last_entry_ns[kMostRounds], last_return_ns[kMostRounds];
-  std::atomic<std::int64_t> longest_ns, longest_abort_ns;
+  std::atomic<std::uint64_t> last_entry_ns[kMostRounds], last_return_ns[kMostRounds];
+  std::atomic<std::uint64_t> longest_ns, longest_abort_ns;
   std::atomic<int> num_begun, tables, abstained, failed, bound_wrongly;
 };
-Board* g_board = nullptr;
+Shared* g_board = nullptr;
 const ncclTuner_v6_t* g_tuner = nullptr;
 
 std::map<std::string, int> g_options = {{"--ranks", 2}, {"--processes", 1}, {"--rounds", 1},
@@ -54,20 +50,10 @@ int num_present(int round) {
   return option("--ranks") - option("--absent") - (round == 0 ? option("--grow") : 0);
 }
 
-std::int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
-
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-void raise_to(std::atomic<std::int64_t>* most, std::int64_t value) {
-  std::int64_t seen = *most;
-  while (seen < value && !most->compare_exchange_weak(seen, value)) {
-  }
-}
-
 void make_communicator(int rank, int round) {
-  Board* board = g_board;
+  Shared* board = g_board;
   // NCCL's bootstrap has all ranks before a tuner's init begins.
   if (option("--at-once") == 0) pthread_barrier_wait(&board->meetings[round == 0 ? 0 : 1]);
   ++board->num_begun;
@@ -75,7 +61,7 @@ void make_communicator(int rank, int round) {
   void* context = nullptr;
   const int num_ranks = num_present(round) + option("--absent");
   ncclNvlDomainInfo_v5_t domains = {1, num_ranks, num_ranks};
-  const std::int64_t from = now_ns();
+  const std::uint64_t from = now_ns();
   raise_to(&board->last_entry_ns[round], from);
   ncclResult_t result = ncclSuccess;
   const auto init = [&] {
@@ -95,11 +81,11 @@ void make_communicator(int rank, int round) {
   } else {
     std::thread creation(init);
     sleep_ms(option("--abort-at"));
-    const std::int64_t aborted = now_ns();
+    const std::uint64_t aborted = now_ns();
     creation.join();  // 2.30.7 `init.cc:3041`
     raise_to(&board->longest_abort_ns, now_ns() - aborted);
   }
-  const std::int64_t until = now_ns();
+  const std::uint64_t until = now_ns();
   raise_to(&board->last_return_ns[round], until);
   raise_to(&board->longest_ns, until - from);
   ++(result != ncclSuccess ? board->failed : context != nullptr ? board->tables : board->abstained);
@@ -148,8 +134,8 @@ int main(int argc, char** argv) {
     found->second = std::atoi(argv[i + 1]);
   }
   if (argc < 2 || option("--rounds") > kMostRounds) return 2;
-  g_board = static_cast<Board*>(
-      mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  g_board = static_cast<Shared*>(
+      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   pthread_barrierattr_t shared;
   pthread_barrierattr_init(&shared);
   pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
@@ -168,11 +154,13 @@ int main(int argc, char** argv) {
     kill(processes[0], SIGKILL);
   }
   for (const pid_t pid : processes) waitpid(pid, nullptr, 0);
-  const auto ms = [](std::int64_t ns) { return static_cast<double>(ns) / 1e6; };
+  const auto ms = [](std::uint64_t ns) {  // negative where nobody returned
+    return static_cast<double>(static_cast<std::int64_t>(ns)) / 1e6;
+  };
   int num_before_the_late = 0;
   std::printf("{\"ms\": [");
   for (int round = 0; round < option("--rounds"); ++round) {
-    const std::int64_t until = g_board->last_return_ns[round];
+    const std::uint64_t until = g_board->last_return_ns[round];
     std::printf("%s%.3f", round == 0 ? "" : ", ", ms(until - g_board->last_entry_ns[round]));
     if (round > 0 && until < g_board->last_entry_ns[0]) ++num_before_the_late;
   }

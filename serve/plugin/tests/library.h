@@ -63,6 +63,11 @@ class Library {
     const std::string symbol = "ncclTunerPlugin_v" + std::to_string(version);
     return static_cast<const Struct*>(dlsym(handle_, symbol.c_str()));
   }
+  template <typename Struct>
+  const Struct* profiler(int version) const {
+    const std::string symbol = "ncclProfiler_v" + std::to_string(version);
+    return static_cast<const Struct*>(dlsym(handle_, symbol.c_str()));
+  }
 
   /// A new communicator; the first rank's context.
   void* init(int version, std::size_t num_ranks, std::size_t num_nodes,
@@ -70,18 +75,22 @@ class Library {
     const std::uint64_t id = ++last_id_;
     std::vector<void*> contexts(num_inits_ == 0 ? num_ranks : num_inits_);
     const auto rank = [&](void** context) {
-      if (version >= 5) {
-        at<ncclTuner_v5_t>(version)->init(context, id, num_ranks, num_nodes, logger, nullptr,
-                                          nullptr);
+      // NCCL calls a profiler just before: a tuner of v4 knows the id from there, and that of mode
+      // adaptive needs it.
+      const int ranks = static_cast<int>(num_ranks), nodes = static_cast<int>(num_nodes);
+      static int mask = 0;
+      void* ignored = nullptr;
+      if (version < 5) {
+        profiler<ncclProfiler_v4_t>(4)->init(&ignored, &mask, "", id, nodes, ranks, 0, logger);
+        at<ncclTuner_v4_t>(4)->init(num_ranks, num_nodes, logger, context);
         return;
       }
-      // A tuner of v4 knows the id from here: NCCL 2.27 calls it just before.
-      int mask = 0;
-      void* ignored = nullptr;
-      static_cast<const ncclProfiler_v4_t*>(dlsym(handle_, "ncclProfiler_v4"))
-          ->init(&ignored, &mask, "", id, static_cast<int>(num_nodes), static_cast<int>(num_ranks),
-                 0, logger);
-      at<ncclTuner_v4_t>(4)->init(num_ranks, num_nodes, logger, context);
+      const auto* profiler_v5 = profiler<ncclProfiler_v5_t>(5);
+      if (profiler_v5 != nullptr) {
+        profiler_v5->init(&ignored, id, &mask, "", nodes, ranks, 0, logger);
+      }
+      at<ncclTuner_v5_t>(version)->init(context, id, num_ranks, num_nodes, logger, nullptr,
+                                        nullptr);
     };
     std::vector<std::thread> others;
     for (std::size_t i = 1; i < contexts.size(); ++i) others.emplace_back(rank, &contexts[i]);

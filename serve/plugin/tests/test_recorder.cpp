@@ -8,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include "profiler/created.h"
 #include "profiler/profiler.h"
 #include "tests/check.h"
 
@@ -153,7 +152,7 @@ void what_the_tuner_uses() {
   CHECK(take_created(77, &told) && told.profiler == profiler && told.rank == 5);
   CHECK(told.num_ranks == 8 && told.num_nodes == 2 && !take_created(77, &told));  // once
   static CallRecord last;
-  Recorder::set_sink([](void*, const CallRecord& record) { last = record; }, nullptr);
+  Recorder::set_sink([](const CallRecord& record) { last = record; });
   const auto complete = [](void* user, CallRecord* record) {
     std::this_thread::yield();
     record->table = *static_cast<std::uint32_t*>(user);

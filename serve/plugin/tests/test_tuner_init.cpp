@@ -48,13 +48,6 @@ bool has_table(const Library& library, double least_ms = 0, double most_ms = 500
   return has;
 }
 
-/// 10 s once a process (here 4), then 1 s, then 0.1 s.
-void wait_in_vain(const Library& library) {
-  for (const double limit_ms : {4000.0, 400.0, 40.0, 40.0}) {
-    CHECK(!has_table(library, limit_ms, limit_ms + 150));
-  }
-}
-
 /// A port on which nobody listens, and the environment of ranks that vote by it.
 std::string use_arbiter() {
   sockaddr_in any = {};
@@ -142,7 +135,11 @@ void waits_in_vain_are_short_and_forgiven(const Library& library) {
   setenv("DYNAMICCL_PROBLEM", "no artifact", 1);
   CHECK(!has_table(library));  // nobody has waited
   unsetenv("DYNAMICCL_PROBLEM");
-  wait_in_vain(Library(g_library, 1));
+  const Library one(g_library, 1);
+  // 10 s once a process (here 4), then 1 s, then 0.1 s.
+  for (const double limit_ms : {4000.0, 400.0, 40.0, 40.0}) {
+    CHECK(!has_table(one, limit_ms, limit_ms + 150));
+  }
   CHECK(said("not all 2 ranks came in time"));
   CHECK(words_of_job().size() == 4);                  // for those who come late
   for (int i = 0; i < 3; ++i) library.init(6, 1, 1);  // by the ids of those above

@@ -98,10 +98,86 @@ constexpr int kNumColumns = 8;
 class Brain {
  public:
   /// Loads the module and decides the cold table, which is the warm-up as well.
-  explicit Brain(const BrainAsk& ask);
+  explicit Brain(const BrainAsk& ask) {
+    const std::string path = ask.artifact + "/brain.pt";
+    const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+    const char* problem = nullptr;
+    if (!file.is_open()) problem = errno == ELOOP ? "it is a symbolic link" : std::strerror(errno);
+    if (problem == nullptr) problem = why_not_ours(file.descriptor(), S_IFREG);
+    if (problem != nullptr) throw std::runtime_error(path + ": " + problem);
+    // What was looked at, whatever has that name by now.
+    script_ = torch::jit::load("/proc/self/fd/" + std::to_string(file.descriptor()), at::kCPU);
+    script_.eval();
+    std::string columns;
+    for (const at::IValue& name : script_.attr("call_columns").toListRef()) {
+      columns += name.toStringRef() + " ";
+    }
+    if (columns != kColumns || script_.attr("window_length").toInt() != std::int64_t{kWindow}) {
+      throw std::runtime_error("brain.pt wants other facts of a call: export it again");
+    }
+    const std::int64_t num_nodes = ask.num_nodes, num_ranks = ask.num_ranks;
+    shape_ = script_.run_method("find_shape", ask.system, num_nodes, num_ranks).toInt();
+    if (shape_ < 0) {
+      throw std::runtime_error("brain.pt knows no " + std::to_string(num_ranks) + " ranks on " +
+                               std::to_string(num_nodes) + " nodes of " + ask.system);
+    }
+    const std::vector<std::int64_t> shape = script_.run_method("shape", shape_).toIntVector();
+    if (shape.size() != 5 || shape[3] < 0 || shape[4] < 1 || shape[3] + shape[4] > kMaxBins) {
+      throw std::runtime_error("brain.pt has an impossible shape");
+    }
+    const std::vector<std::int32_t> told(shape.begin(), shape.end());
+    header_ = {{},      kFormatVersion, told[0],         told[1],        told[2],
+               told[3], told[4],        kNumCollectives, kBinsPerOctave, kEntryBytes};
+    std::copy_n(kMagic, sizeof kMagic, header_.magic);
+    cold_ = script_.run_method("cold", shape_).toTensor();
+    if (cold_.sizes() != at::IntArrayRef({kNumCollectives * shape[4], 5})) {
+      throw std::runtime_error("brain.pt answers with something that is no table");
+    }
+  }
 
   /// The next table, as a file.
-  std::string decide(const std::vector<TimedTask>& tasks);
+  std::string decide(const std::vector<TimedTask>& tasks) {
+    std::vector<std::int64_t> rows, timed;
+    std::vector<double> windows;
+    for (const TimedTask& task : tasks) {
+      const int column = task.bin - header_.first_bin;
+      if (task.calls.empty() || column < 0 || column >= header_.num_bins) continue;
+      rows.push_back(task.collective * header_.num_bins + column);
+      timed.push_back(task.num_timed);
+      // Right-aligned, as history_arrays has them.
+      windows.resize(windows.size() + kNumColumns * (kWindow - task.calls.size()));
+      for (const TimedCall& call : task.calls) {
+        windows.insert(windows.end(),
+                       {1.0, static_cast<double>(call.size_bytes), call.time_us,
+                        static_cast<double>(call.algorithm), static_cast<double>(call.protocol),
+                        static_cast<double>(call.num_channels), call.interference, call.skew_us});
+      }
+    }
+    at::Tensor entries = cold_;
+    if (!rows.empty()) {
+      const auto count = static_cast<std::int64_t>(rows.size());
+      const at::Tensor row = at::from_blob(rows.data(), {count}, at::kLong);
+      const at::Tensor told = at::from_blob(timed.data(), {count}, at::kLong);
+      at::Tensor window =
+          at::from_blob(windows.data(), {count, std::int64_t{kWindow}, kNumColumns}, at::kDouble);
+      if (script_.find_method("watch")) {  // not in older artifacts
+        window = script_.run_method("watch", row, window, told).toTensor();
+      }
+      const at::Tensor warm = script_.run_method("warm", shape_, row, window).toTensor();
+      entries = cold_.index_copy(0, row, warm);
+    }
+    const at::Tensor small = entries.narrow(1, 0, 4), bytes = small.to(at::kChar).contiguous();
+    if (!bytes.to(small.scalar_type()).equal(small)) {
+      throw std::runtime_error("brain.pt answers with a number outside the vocabulary");
+    }
+    const at::Tensor chunks = entries.narrow(1, 4, 1).to(at::kInt);
+    const at::Tensor file = at::cat({bytes.view(at::kInt), chunks}, 1);
+    std::string table;
+    put(&table, header_);
+    table.append(static_cast<const char*>(file.data_ptr()), file.nbytes());
+    put(&table, fnv1a(table.data(), table.size()));
+    return table;
+  }
 
  private:
   torch::jit::Module script_;
@@ -109,86 +185,6 @@ class Brain {
   TableHeader header_ = {};
   at::Tensor cold_;  // (collectives x bins, 5): the columns of an Entry
 };
-
-Brain::Brain(const BrainAsk& ask) {
-  const std::string path = ask.artifact + "/brain.pt";
-  const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-  const char* problem = nullptr;
-  if (!file.is_open()) problem = errno == ELOOP ? "it is a symbolic link" : std::strerror(errno);
-  if (problem == nullptr) problem = why_not_ours(file.descriptor(), S_IFREG);
-  if (problem != nullptr) throw std::runtime_error(path + ": " + problem);
-  // What was looked at, whatever has that name by now.
-  script_ = torch::jit::load("/proc/self/fd/" + std::to_string(file.descriptor()), at::kCPU);
-  script_.eval();
-  std::string columns;
-  for (const at::IValue& name : script_.attr("call_columns").toListRef()) {
-    columns += name.toStringRef() + " ";
-  }
-  if (columns != kColumns || script_.attr("window_length").toInt() != std::int64_t{kWindow}) {
-    throw std::runtime_error("brain.pt wants other facts of a call: export it again");
-  }
-  const std::int64_t num_nodes = ask.num_nodes, num_ranks = ask.num_ranks;
-  shape_ = script_.run_method("find_shape", ask.system, num_nodes, num_ranks).toInt();
-  if (shape_ < 0) {
-    throw std::runtime_error("brain.pt knows no " + std::to_string(num_ranks) + " ranks on " +
-                             std::to_string(num_nodes) + " nodes of " + ask.system);
-  }
-  const std::vector<std::int64_t> shape = script_.run_method("shape", shape_).toIntVector();
-  if (shape.size() != 5 || shape[3] < 0 || shape[4] < 1 || shape[3] + shape[4] > kMaxBins) {
-    throw std::runtime_error("brain.pt has an impossible shape");
-  }
-  const std::vector<std::int32_t> told(shape.begin(), shape.end());
-  header_ = {{},      kFormatVersion, told[0],         told[1],        told[2],
-             told[3], told[4],        kNumCollectives, kBinsPerOctave, kEntryBytes};
-  std::copy_n(kMagic, sizeof kMagic, header_.magic);
-  cold_ = script_.run_method("cold", shape_).toTensor();
-  if (cold_.sizes() != at::IntArrayRef({kNumCollectives * shape[4], 5})) {
-    throw std::runtime_error("brain.pt answers with something that is no table");
-  }
-}
-
-std::string Brain::decide(const std::vector<TimedTask>& tasks) {
-  std::vector<std::int64_t> rows, timed;
-  std::vector<double> windows;
-  for (const TimedTask& task : tasks) {
-    const int column = task.bin - header_.first_bin;
-    if (task.calls.empty() || column < 0 || column >= header_.num_bins) continue;
-    rows.push_back(task.collective * header_.num_bins + column);
-    timed.push_back(task.num_timed);
-    // Right-aligned, as history_arrays has them.
-    windows.resize(windows.size() + kNumColumns * (kWindow - task.calls.size()));
-    for (const TimedCall& call : task.calls) {
-      windows.insert(windows.end(),
-                     {1.0, static_cast<double>(call.size_bytes), call.time_us,
-                      static_cast<double>(call.algorithm), static_cast<double>(call.protocol),
-                      static_cast<double>(call.num_channels), call.interference, call.skew_us});
-    }
-  }
-  at::Tensor entries = cold_;
-  if (!rows.empty()) {
-    const auto count = static_cast<std::int64_t>(rows.size());
-    const at::Tensor row = at::from_blob(rows.data(), {count}, at::kLong);
-    const at::Tensor told = at::from_blob(timed.data(), {count}, at::kLong);
-    at::Tensor window =
-        at::from_blob(windows.data(), {count, std::int64_t{kWindow}, kNumColumns}, at::kDouble);
-    if (script_.find_method("watch")) {  // not in older artifacts
-      window = script_.run_method("watch", row, window, told).toTensor();
-    }
-    const at::Tensor warm = script_.run_method("warm", shape_, row, window).toTensor();
-    entries = cold_.index_copy(0, row, warm);
-  }
-  const at::Tensor small = entries.narrow(1, 0, 4), bytes = small.to(at::kChar).contiguous();
-  if (!bytes.to(small.scalar_type()).equal(small)) {
-    throw std::runtime_error("brain.pt answers with a number outside the vocabulary");
-  }
-  const at::Tensor chunks = entries.narrow(1, 4, 1).to(at::kInt);
-  const at::Tensor file = at::cat({bytes.view(at::kInt), chunks}, 1);
-  std::string table;
-  put(&table, header_);
-  table.append(static_cast<const char*>(file.data_ptr()), file.nbytes());
-  put(&table, fnv1a(table.data(), table.size()));
-  return table;
-}
 
 // --- Leaders ------------------------------------------------------------------------------------
 

@@ -1,10 +1,15 @@
 // Implementation of init.h. Nothing that can fail comes after the vote.
 #include "tuner/init.h"
 
+#include <linux/futex.h>
 #include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <climits>
 
 #include "agree/word.h"
 #include "build_digest.h"
@@ -35,29 +40,7 @@ const DecisionTable* keep(Kept* made) noexcept {
   return &(g_kept = made)->table;
 }
 
-/// So many numbers of 16 hex digits, and nothing else.
-bool parse_hex(const char* text, std::size_t count, std::uint64_t* numbers) noexcept {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  if (text == nullptr || std::strlen(text) != 16 * count) return false;
-  for (std::size_t i = 0; i < 16 * count; ++i) {
-    const char* digit = std::strchr(kDigits, text[i]);
-    if (digit == nullptr) return false;
-    numbers[i / 16] = numbers[i / 16] << 4 | static_cast<std::uint64_t>(digit - kDigits);
-  }
-  return true;
-}
-
 std::uint64_t digest_of(const char* text) noexcept { return fnv1a(text, std::strlen(text)); }
-
-/// The launcher's number of this process; -1: not known.
-std::int32_t world_rank() noexcept {
-  for (const char* variable :
-       {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK"}) {
-    std::uint64_t rank = 0;
-    if (parse_number(value_of(variable), &rank)) return static_cast<std::int32_t>(rank);
-  }
-  return -1;
-}
 
 /// Where its ranks meet; null on success, else why nowhere, which is the same on all ranks that
 /// were started alike.
@@ -185,6 +168,83 @@ void prepare(Joining* joining) noexcept {
                 static_cast<int>(sizeof vote.problem - 1), joining->problem);
 }
 
+/// Null on failure, with `*problem`.
+Board* open_board(const char* name, const char** problem) noexcept {
+  const File file(name, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
+  void* memory = MAP_FAILED;
+  int error = errno;
+  *problem = file.is_open() ? why_not_ours(file.descriptor(), S_IFREG) : std::strerror(error);
+  if (*problem != nullptr) return nullptr;
+  // ftruncate succeeds on a full tmpfs, and the first write is a SIGBUS.
+  do error = posix_fallocate(file.descriptor(), 0, sizeof(Board));
+  while (error == EINTR);
+  if (error == 0) {
+    const int access = PROT_READ | PROT_WRITE;
+    memory = mmap(nullptr, sizeof(Board), access, MAP_SHARED, file.descriptor(), 0);
+    error = errno;
+  }
+  *problem = std::strerror(error);
+  return memory != MAP_FAILED ? static_cast<Board*>(memory) : nullptr;
+}
+
+/// Why there is no table.
+void write_reason(const WordVote& own, char* text, std::size_t size) noexcept {
+  const std::uint32_t rank = own.word >> 8, why = own.why(), field = why - WordVote::kFirstField;
+  char who[24] = "a rank";
+  if (rank != WordVote::kNoRank) std::snprintf(who, sizeof who, "rank %u", rank);
+  if (why == WordVote::kLate) {
+    std::snprintf(text, size, "not all %u ranks came in time", own.vote->num_ranks);
+  } else if (why == WordVote::kProblem) {
+    std::snprintf(text, size, "%s cannot use a table: its own line says why", who);
+  } else {
+    const bool is_known = field < kNumFields;
+    std::snprintf(text, size, "%s differs from the first%s%s", who, is_known ? " in " : "",
+                  is_known ? kFieldNames[field] : "");
+  }
+}
+
+/// Agrees with the other ranks, all of which are on this host, by a word in /dev/shm that is named
+/// by user, job and communicator; at most `limit_ms`. `waited_in_vain`: somebody did not come at
+/// all.
+///
+/// A rank that cannot open the file never votes, so nobody has the table. Whoever comes last
+/// removes the name, since all have opened it. Where one does not come it stays, should that one
+/// come late, and the next dynamiccl-run of the user sweeps it.
+Verdict agree_by_word(const Vote& vote, std::uint64_t limit_ms, bool* waited_in_vain,
+                      Exchange* exchange) noexcept {
+  constexpr std::uint64_t kNsPerMs = 1'000'000, kNsPerS = 1'000'000'000;
+  char name[96];  // with a number that another layout of the board changes
+  std::snprintf(name, sizeof name, "/dev/shm/dynamiccl-%u-%016" PRIx64 "-%016" PRIx64 "-1",
+                static_cast<unsigned>(geteuid()), vote.round.job, vote.round.comm);
+  const char* problem = nullptr;
+  Board* board = open_board(name, &problem);
+  if (board == nullptr) {
+    std::snprintf(exchange->reason, sizeof exchange->reason,
+                  "its word in /dev/shm cannot be used: %s", problem);
+    return Verdict::kAbstain;
+  }
+  const std::uint64_t until_ns = monotonic_ns() + limit_ms * kNsPerMs;
+  const timespec until = {static_cast<time_t>(until_ns / kNsPerS),
+                          static_cast<long>(until_ns % kNsPerS)};
+  WordVote own(&vote);
+  while (own.step != WordVote::Step::kDone) {
+    // The first one writes its fields after its digest: a moment for them, so that one is named.
+    if (own.step == WordVote::Step::kDiffer && vote.problem[0] == '\0') sleep_ns(kNsPerMs);
+    own.take(board, monotonic_ns() >= until_ns);
+    if (own.step != WordVote::Step::kWait) continue;
+    // Until the word is no longer open. An atomic of 32 bits lies as a plain one does; not
+    // FUTEX_PRIVATE: ranks are processes.
+    syscall(SYS_futex, &board->word, FUTEX_WAIT_BITSET, 0, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+  }
+  if (own.has_decided) syscall(SYS_futex, &board->word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (own.came_last) unlink(name);
+  munmap(board, sizeof(Board));
+  if (own.has_table()) return Verdict::kTable;
+  write_reason(own, exchange->reason, sizeof exchange->reason);
+  *waited_in_vain = own.why() == WordVote::kLate;
+  return Verdict::kAbstain;
+}
+
 void vote_in_init(Joining* joining) noexcept {
   // How often this process has waited in vain, up to 2. Where hosts share no /dev/shm, or a rank
   // has no plugin, each communicator of a job would wait the whole limit otherwise.
@@ -195,11 +255,8 @@ void vote_in_init(Joining* joining) noexcept {
   const std::uint64_t wait_ms = limits.vote_ms / kDivisors[before];
   bool was_in_vain = false;
   if (joining->by_word) {
-    char (&reason)[sizeof Exchange::reason] = joining->exchange.reason;
     const std::uint64_t limit_ms = wait_ms + joining->vote.num_ranks;
-    if (agree_by_word(joining->vote, limit_ms, &was_in_vain, reason, sizeof reason)) {
-      joining->verdict = Verdict::kTable;
-    }
+    joining->verdict = agree_by_word(joining->vote, limit_ms, &was_in_vain, &joining->exchange);
   } else {
     const std::uint64_t from_ms = monotonic_ms();
     joining->verdict =

@@ -1,12 +1,9 @@
 // The tuner of tuner/, with a vendor's tuner asked first on every call, so that "NCCL's own choice"
 // means what would run without ours.
 //
-// Environment (read once per process, when the first communicator is created):
-//   DYNAMICCL_NEXT_TUNER  the vendor's plugin: a path or soname, or NAME for
-//                         libnccl-tuner-NAME.so, as NCCL_TUNER_PLUGIN takes it.
-//
 // NCCL itself guards no plugin against a finalize beside a call (ncclCommAbort): theirs sees what
 // it would see without us, and what is ours here is never freed.
+#include <dlfcn.h>
 #include <strings.h>
 
 #include <algorithm>
@@ -18,8 +15,12 @@
 #include "nccl/tuner_shell.h"
 #include "platform/allocate.h"
 #include "platform/clock.h"
-#include "platform/dynamic.h"
+#include "platform/old_symbols.h"
 #include "tuner/init.h"
+
+DYNAMICCL_OLD_SYMBOL(dlerror);
+DYNAMICCL_OLD_SYMBOL(dlopen);
+DYNAMICCL_OLD_SYMBOL(dlsym);
 
 namespace {
 
@@ -38,14 +39,14 @@ struct Both {
 
 /// Opens the library as NCCL does: the string itself, else libnccl-tuner-<string>.so.
 void* open_next(const char* name) noexcept {
-  void* library = open_library(name);
+  void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr || std::strchr(name, '/') != nullptr ||
       std::strstr(name, ".so") != nullptr) {
     return library;
   }
   char soname[512];
   std::snprintf(soname, sizeof soname, "libnccl-tuner-%s.so", name);
-  return open_library(soname);
+  return dlopen(soname, RTLD_NOW | RTLD_LOCAL);
 }
 
 /// The library is looked for once a process, which costs one line in the log, and never closed.
@@ -60,12 +61,13 @@ void find_next(int abi_version, const Communicator& communicator, Both* both) no
   char said[1024] = "goes on without it: it exports no tuner of v3 to v6 that this NCCL takes";
   if (is_first) library = open_next(name);
   if (is_first && library == nullptr) {
-    std::snprintf(said, sizeof said, "goes on without it: %s", library_error());
+    const char* why = dlerror();
+    std::snprintf(said, sizeof said, "goes on without it: %s", why != nullptr ? why : "");
   }
   for (int version = abi_version; library != nullptr && version >= 3; --version) {
     char symbol[32];
     std::snprintf(symbol, sizeof symbol, "ncclTunerPlugin_v%d", version);
-    const auto* next = static_cast<const ncclTuner_v6_t*>(find_symbol(library, symbol));
+    const auto* next = static_cast<const ncclTuner_v6_t*>(dlsym(library, symbol));
     if (next == nullptr) continue;
     if (next->name != nullptr && std::strcmp(next->name, kName) == 0) {  // it would never end
       std::strcpy(said, "goes on without it: that is this plugin itself");
@@ -82,23 +84,19 @@ void find_next(int abi_version, const Communicator& communicator, Both* both) no
 /// The vendor's `init`, and then ours.
 ncclResult_t init_both(const Communicator& communicator, ncclTunerConstants_v5_t* constants,
                        Both* both) noexcept {
-  const std::size_t ranks = communicator.num_ranks, nodes = communicator.num_nodes;
-  ncclResult_t result = ncclSuccess;
-  char asked_first[128] = "none";
-  if (both->next != nullptr && both->version < 5) {
-    const auto* v4 = reinterpret_cast<const ncclTuner_v4_t*>(both->next);
-    result = v4->init(ranks, nodes, communicator.logger, &both->theirs);
-  } else if (both->next != nullptr) {
-    result = both->next->init(&both->theirs, communicator.comm_id, ranks, nodes,
-                              communicator.logger, communicator.domains, constants);
-  }
+  const auto& [ranks, nodes, logger, domains, comm_id] = communicator;
+  const ncclTuner_v6_t* next = both->next;
+  if (next == nullptr) return init_communicator(communicator, "none", &both->table);
+  const auto* v4 = reinterpret_cast<const ncclTuner_v4_t*>(next);
+  ncclResult_t result = both->version < 5 ? v4->init(ranks, nodes, logger, &both->theirs)
+                                          : next->init(&both->theirs, comm_id, ranks, nodes, logger,
+                                                       domains, constants);
   if (result != ncclSuccess) return result;
-  if (both->next != nullptr) {
-    const char* name = both->next->name != nullptr ? both->next->name : "";
-    std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", name, both->version);
-  }
+  char asked_first[128];
+  const char* name = next->name != nullptr ? next->name : "";
+  std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", name, both->version);
   result = init_communicator(communicator, asked_first, &both->table);
-  if (result != ncclSuccess && both->next != nullptr) both->next->finalize(both->theirs);
+  if (result != ncclSuccess) next->finalize(both->theirs);
   return result;
 }
 

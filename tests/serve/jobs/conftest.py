@@ -111,8 +111,8 @@ def inits(job_build_dir: Path) -> Inits:
 
 @pytest.fixture(scope="session")
 def play_wilful(build_dir: Callable[[str], Path]) -> Player:
-    """Jobs under a plugin that does what WILFUL_* tells it (tests/job/wilful_plugin.cpp)."""
-    return player_of(build_dir(""), "libwilful.so")
+    """Jobs under serve/plugin/tests/wilful_plugin.cpp, which does what WILFUL_* tells it."""
+    return player_of(build_dir(""), "libwilful_v6.so")
 
 
 def setting_of(num_ranks: int, num_nodes: int) -> Callable[..., Iterator[Setting]]:

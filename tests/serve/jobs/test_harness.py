@@ -26,7 +26,7 @@ def test_one_rank_a_call_late_is_one_disagreement(play_wilful: Player) -> None:
     answers = played.first_disagreement
     assert {(answer["comm"], answer["call"]) for answer in answers} == {(0, 100)}
     assert [answer["acted"] for answer in answers] == [1, 1, 0, 1]
-    assert (answers[2]["protocol"], answers[2]["num_channels"]) != (Protocol.LL, 4)
+    assert (answers[2]["protocol"], answers[2]["num_channels"]) != (Protocol.LL, 3)
 
 
 def test_a_difference_in_channels_alone_is_found(play_wilful: Player) -> None:

@@ -63,7 +63,7 @@ def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
     is_net_a_tuner = library == VENDOR_NAME
     path = {"LD_LIBRARY_PATH": str(tmp_path)}
     if is_net_a_tuner:
-        (tmp_path / "libnccl-net.so").symlink_to(job_build_dir / "libvendor_v3.so")
+        (tmp_path / "libnccl-net.so").symlink_to(job_build_dir / "libwilful_v3.so")
     home = install(known, tmp_path / "home", job_build_dir / TUNER_NAME).directory
     ran = subprocess.run(
         [str(home / "bin" / "dynamiccl-run"), "env"],
