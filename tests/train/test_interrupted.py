@@ -1,65 +1,79 @@
 """Ctrl-C in long commands: exit code 130, one line, and what it says works."""
 
+import contextlib
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from dynamiccl import cli
+from dynamiccl.evaluate import report
 from dynamiccl.train.commands import options
+from tests.cli.in_process import run
 from tests.conftest import Trained
 from tests.stores import new_store
 
 ROOT = Path(__file__).parents[2]
 
 
-def interrupted(command: list[str], ready: str, folder: Path) -> str:
-    """Start a command, send SIGINT once it wrote a file like `ready`; its last line on stderr."""
-    if not (folder / "mlflow.db").exists():
-        new_store(folder)
-    before = time.time()
+def last_line(code: object, said: str) -> str:
+    assert code == 130, said[-900:]
+    assert "Traceback" not in said
+    return said.rstrip("\n").rpartition("\n")[2]
+
+
+def test_fit_names_its_run_and_goes_on(data_dir: Path, tmp_path: Path) -> None:
+    """The command as a process, which gets SIGINT once a state is kept."""
+    new_store(tmp_path)
+    fit = ["dynamiccl.train.cli", "fit", "--data", str(data_dir)]
+    settings = ["--set", "steps=400", "--set", "steps_per_epoch=20", "--set", "hidden_sizes=8"]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", *command],
+        [sys.executable, "-P", "-m", *fit, *settings],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=folder,
+        cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     deadline = time.monotonic() + 300
-    while not any(path.stat().st_mtime > before for path in folder.rglob(ready)):
+    while not any(tmp_path.rglob("state.pt")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
-    assert process.returncode == 130, error[-900:]
-    assert "Traceback" not in error
-    return error.rstrip("\n").rpartition("\n")[2]
-
-
-def test_fit_names_its_run_and_goes_on(data_dir: Path, tmp_path: Path) -> None:
-    fit = ["dynamiccl.train.cli", "fit", "--data", str(data_dir)]
-    settings = ["--set", "steps=4000", "--set", "steps_per_epoch=20", "--set", "hidden_sizes=8"]
-    said = interrupted([*fit, *settings], "state.pt", tmp_path)
-    found = re.fullmatch(r"interrupted: run (\w+) is kept; go on with: dynamiccl-(\w+) (.*)", said)
+    said = last_line(process.returncode, error)
+    found = re.fullmatch(r"interrupted: run (\w+) is kept; go on with: (dynamiccl-\w+ .*)", said)
     assert found is not None, said
-    words = shlex.split(found[3])
-    assert words[-1] == found[1]
-    begin = ["dynamiccl.train.cli", *words]
-    again = interrupted(begin, "state.pt", tmp_path)
-    assert found[1] in again
+    assert shlex.split(found[2])[-1] == found[1]
+    with contextlib.chdir(tmp_path):
+        code, said = run(found[2])
+    assert code == 0, said
+    assert found[1] in said
 
 
 def test_study_names_itself(data_dir: Path, tmp_path: Path) -> None:
-    study = ["dynamiccl.train.cli", "study", "--data", str(data_dir), "--jobs", "1"]
-    said = interrupted([*study, "--seeds", "2"], "begun.json", tmp_path)
+    new_store(tmp_path)
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 300
+        while not any(tmp_path.rglob("begun.json")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watching = threading.Thread(target=interrupt)
+    with contextlib.chdir(tmp_path):
+        watching.start()
+        ended = run(f"dynamiccl-train study --data {data_dir} --jobs 1 --seeds 2")
+    watching.join()
+    said = last_line(*ended)
     assert re.fullmatch(
         r"interrupted: study (\w+) keeps what is done; go on with: dynamiccl-train study --resume "
         r"\1 --tracking-uri sqlite:///.*mlflow.db",
@@ -67,25 +81,13 @@ def test_study_names_itself(data_dir: Path, tmp_path: Path) -> None:
     )
 
 
-def test_report_says_that_nothing_is_kept(trained: Trained, tmp_path: Path) -> None:
-    (tmp_path / "ready").touch()
-    command = ["dynamiccl.evaluate.cli", "report", "--data", str(trained.data), "--out", "out"]
-    code = (
-        "import sys, os, signal; from dynamiccl.evaluate import cli, report;"
-        "report.make_policies = lambda *a: os.kill(os.getpid(), signal.SIGINT);"
-        f"sys.argv = {[*command, '--policy', str(trained.policy)]!r}; cli.main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 130
-    # A busy machine may say before that it loads PyTorch.
-    assert "\ninterrupted: a report is written at the end" in f"\n{done.stderr}"
+def test_report_says_that_nothing_is_kept(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "make_policies", lambda *_: signal.raise_signal(signal.SIGINT))
+    line = f"report --data {trained.data} --policy {trained.policy} --out {tmp_path / 'out'}"
+    said = last_line(*run(f"dynamiccl-evaluate {line}"))
+    assert said.startswith("interrupted: a report is written at the end")
 
 
 def test_what_takes_long_says_so(

@@ -201,7 +201,7 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
 
 
 def test_each_actor_may_keep_a_statistic_of_its_own(data: Path) -> None:
-    recipe = make_recipe("a3c", [*SMALL, "shared_statistic=false", "seen_decisions=0"])
+    recipe = make_recipe("a3c", [*SMALL, "actors=1", "shared_statistic=false", "seen_decisions=0"])
     loop, _ = make_loop(load_data(data, 0, with_costs=True), recipe, 0, uses_cost=True)
     while not loop.is_over:
         loop.run_epoch()

@@ -126,7 +126,8 @@ def test_actors_play_on_while_the_learner_learns(loaded: TrainingData) -> None:
     def make() -> object:
         return _network(loaded, LSTM, uses_cost=True)
 
-    actors = LocalActors(network, _orders(loaded, LSTM, 0), make)  # type: ignore[arg-type]
+    one, _ = _orders(loaded, LSTM, 0)
+    actors = LocalActors(network, [one], make)  # type: ignore[arg-type]
     actors.start()
     try:
         actors.next()
