@@ -200,7 +200,7 @@ def _recognise(path: Path, *, is_named: bool) -> str:
     if not head.strip() or sum(map(plain.count, "\0\ufffd")) > len(plain) / 10:
         what = "no text" if head.strip() else "empty"
         raise OutputError(f"{path} is {what}; give what an nccl-tests program prints")
-    return _JSON if plain.lstrip().startswith(("{", "[")) else _TEXT
+    return _JSON if re.match(r"\s*[{\[]\s*[\"{\[\]}]", plain) else _TEXT
 
 
 class _Import:
@@ -312,7 +312,8 @@ def _show(summary: ImportSummary, out: Path) -> None:
     lines = [f"{line.path}:{line.line}: {line.reason}" for line in summary.rejected]
     of_remark: dict[str, list[str]] = {}
     for file in summary.files:
-        for remark in file.remarks:
+        dropped = [f"{count} rows left out: {why}" for why, count in file.dropped.items()]
+        for remark in file.remarks + dropped:
             of_remark.setdefault(remark, []).append(file.path)
     for remark, paths in of_remark.items():
         others = f" (and {len(paths) - 1} more files)" if len(paths) > 1 else ""

@@ -63,9 +63,10 @@ _KEPT: Final = """
 KEPT_NAMES: Final = frozenset(f"NCCL_{name}" for name in _KEPT.split())
 #: What changes no measurement: logs, where a build or a container has NCCL, and secrets.
 _OF_NO_MATTER: Final = re.compile(
-    r"NCCL_(DEBUG\w*|VERSION|HOME|ROOT\w*|DIR)|\w+_LOG_\w+|\w+_(SECRET|TOKEN|KEY|PASS|CRED)\w*"
+    r"NCCL_(DEBUG\w*|VERSION|HOME|ROOT\w*|DIR|\w+_DUMP_FILE)|\w+_LOG_\w+"
+    r"|\w+_(SECRET|TOKEN|KEY|PASS|CRED)\w*"
 )
-_VARIABLE: Final = r"(?:R?NCCL|FI|HSA)_\w+"
+_VARIABLE: Final = r"(?:(?:[NR]CCL|MSCCL|MSCCLPP|OFI|FI|HSA)_\w+|LD_PRELOAD)"
 #: Long or odd values are not settings that we understand, and what a shell would still expand.
 _PLAIN_VALUE: Final = re.compile(r"[\w.,;:^/+=-]{1,64}")
 _EXPANDED: Final = re.compile(r"[$`*]")
@@ -82,38 +83,59 @@ _OPTIONS: Final = {
     )
 }
 _OPTION_NAMES: Final = {"cudagraph": "graph", **{name: name for name, _ in _OPTIONS.values()}}
-_OPTION: Final = re.compile(rf"(?<!\S)(?:-([{''.join(_OPTIONS)}])\s*|--(\w+)[=\s]\s*)(\d[\d,]*)")
+_OPTION: Final = re.compile(
+    rf"(?<!\S)(?:-([{''.join(_OPTIONS)}])\s*|--(\w+)[=\s]\s*)(\d[\d,]*|\$\S+)"
+)
 
 #: nccl-tests binaries; `make NAME_SUFFIX=_mpi` and packagers put something behind `_perf`.
 _PROGRAM: Final = re.compile(r"(?:^|[\s/\"'=])([a-z][a-z_]*?)_perf[\w.-]*(?=$|[\s\"');&|])")
 
-#: What a shell prints before a command: `$ `, `+ ` of `set -x`, `user@node:~/tests$ `.
+#: What a shell prints before a command: `$ `, `+ ` or `+(run.sh:3): ` of `set -x`, `user@node:~$ `.
 _PROMPT: Final = re.compile(
-    r"\s*(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[^$#>%]{0,100}[$#>%]\s+|([+$>% \t]+))?"
+    r"\s*(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[^$#>%]{0,100}[$#>%]\s+"
+    r"|([+$>% \t]+(?:\(?[\w./-]+:\d+\)?:?\s+)?))?"
 )
 #: `NCCL_ALGO=Ring`, `--export=ALL,NCCL_ALGO=Ring,Tree,NCCL_PROTO=LL`, `"NCCL_ALGO=Ring"`; with the
-#: name and value apart, as MPICH, Intel MPI and csh have it.
+#: name and value apart, as MPICH, Intel MPI and csh have it; `"NCCL_ALGO": "Ring"` of YAML, Python.
 _ASSIGNED: Final = re.compile(
-    rf"(?:^|[\s,=`(\"']|-x)({_VARIABLE})=(\"[^\"]*\"|'[^']*'|(?:(?!,{_VARIABLE}=)[^\s\"'])*)"
-    rf"|(?:-genv|-env|setenv)\s+({_VARIABLE})\s+(\S+)"
+    rf"(?:^|[\s,;=`(\"']|-[ex])({_VARIABLE})=(\"[^\"]*\"|'[^']*'|(?:(?![,;]{_VARIABLE}=)[^\s\"'])*)"
+    rf"|(?:-genv|-env|setenv|set -\w*x)\s+({_VARIABLE})\s+(\S+)|\bname: *[\"']?({_VARIABLE})"
+    rf"|(?<![\w${{])({_VARIABLE})[\"'\]]*\s*(?:[:=]+>?|->)\s*[\"']?([\w^][\w^,;:]*)"
 )
+#: A line, or a file's name, that names what was forced, without saying how.
+NAMES_A_CHOICE: Final = re.compile(
+    r"(?<![a-zA-Z0-9/$])(?:(?i:ring|tree|nvls(?:[_-]?tree)?|collnet\w*|ll128)|S(?:imple|IMPLE)|PAT|LL)"
+    r"(?![a-zA-Z0-9/])"
+)
+#: What forces algorithm or protocol.
+CHOICE: Final = {"NCCL_ALGO", "NCCL_PROTO"}
+#: A comment; headings begin with `## `.
+_COMMENT: Final = re.compile(r"#(?!#+ (?!export|setenv))")
 #: Words of a shell that say whether what follows is run.
 _TESTS: Final = {"[", "[[", "((", "test", "!"}
-_EXPORTS: Final = {"export", "declare", "typeset", "setenv", "unset", "unsetenv"}
+_EXPORTS: Final = {"export", "declare", "typeset", "set", "setenv", "unset", "unsetenv"}
 #: First words of lines that name a benchmark and do not run it; prose begins with a capital.
 _NO_RUN: Final = re.compile(r"(?:ls|ll|cat|cp|mv|cd|tee|echo|which|make|ldd|file|grep)$|[A-Z][a-z]")
+#: What sets the environment of a job or container, in place of `export` or before the name.
+_DIRECTIVE: Final = re.compile(r"^#(?:SBATCH|PBS|BSUB|\$)(?=\s)|\b(?:APPTAINER|SINGULARITY)ENV_")
+#: srun's environment, where it is not the whole one of the shell.
+_EXPORT_NO_MORE: Final = re.compile(r"--export[= ](?!\S*\bALL\b)")
 #: What stands before a command that is part of another.
 _SYNTAX: Final = re.compile(r"^\s*(?:(?:then|else|do)\s+|[({]\s*)*")
-#: What is between two commands of a line, and in no quotation.
-_BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
+#: What is between two commands of a line, and neither in a quotation nor in `ring;allreduce:tree`.
+_BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?!\w+:\w)(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
 _RANKS: Final = re.compile(r"\bnranks (\d{1,7})\b", re.IGNORECASE)
 _NODES: Final = re.compile(r"\bnNodes (\d{1,7})\b")
 #: ROCm's library has releases of its own; the older ones say `NCCL version 2.13.4+hip5.4`.
 _RCCL: Final = re.compile(r"RCCL version ?:? ?(\d+\.\d+\.\d+)|NCCL version (\d[\d.]+)\+hip")
-#: 2.19 on, `src/plugin/tuner/tuner_v*.cc`: with `tuner plugin` before the name until 2.26.
-_TUNER: Final = re.compile(r"TUNER/Plugin: Using (?:tuner plugin )?(?!internal)([\w.+-]{1,64})")
+#: 2.19 on, `src/plugin/tuner/tuner_v*.cc`: with `tuner plugin` before the name until 2.26. What
+#: MSCCL++ runs in NCCL's place is none of its choices either.
+_TUNER: Final = re.compile(
+    r"(?:TUNER/Plugin: Using (?:tuner plugin )?(?!internal)|external tuner plugin (?:\S*/)?"
+    r"|Initializing (?=MSCCL)|TUNER/(?!Plugin:))([\w.+-]{1,64})"
+)
 _SET: Final = re.compile(
     rf"\b({_VARIABLE}) set (?:by|in) (?:the )?environment (?:variable )?to (.*)"
 )
@@ -147,6 +169,12 @@ def program_in(line: str) -> str | None:
     return match[1] if match else None
 
 
+def is_at_prompt(line: str) -> bool:
+    """Whether a shell shows the line as a command of its own, behind a prompt or in a trace."""
+    found = _PROMPT.match(line)
+    return found is not None and bool(found[0].strip())
+
+
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
     """The settings among some variables; without a value where that cannot be read.
 
@@ -156,7 +184,9 @@ def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
     return {
         name: _value(name, value.strip())
         for name, value in pairs
-        if re.fullmatch(_VARIABLE, name) and not _OF_NO_MATTER.fullmatch(name)
+        if re.fullmatch(_VARIABLE, name)
+        and not _OF_NO_MATTER.fullmatch(name)
+        and (name != "LD_PRELOAD" or "ccl" in value.lower())  # another library than the linked one
     }
 
 
@@ -165,10 +195,10 @@ def _value(name: str, value: str) -> str | None:
     digest = "~" + hashlib.sha256(f"{name}={value}".encode()).hexdigest()[:6]
     if not value or _EXPANDED.search(value):
         return None
+    if name == "LD_PRELOAD" or (name.endswith("_PLUGIN") and "/" in value):
+        return value.rpartition("/")[2] + digest
     if name not in KEPT_NAMES:
         return digest
-    if name.endswith("_PLUGIN") and "/" in value:
-        return value.rpartition("/")[2] + digest
     # NCCL_NET="AWS Libfabric"; of a list `Ring, Tree` it is not known what NCCL makes.
     plain = value if name in {"NCCL_ALGO", "NCCL_PROTO"} else value.replace(" ", "_")
     return plain if _PLAIN_VALUE.fullmatch(plain) else None
@@ -243,10 +273,13 @@ class Shell:
         """
         text = _PROMPT.sub("", line, count=1)
         is_traced = "+" in line[: len(line) - len(text)]
+        text = _DIRECTIVE.sub(lambda found: "export" * found[0].startswith("#"), text)
         is_sure, told, before = True, Settings(), self.exported
         if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
             # A comment, or a command behind the prompt of root: then it is not known which.
             self.commands.append({**self.exported, **dict.fromkeys(assigned)})
+        if not is_traced and self._names_a_choice(text):
+            text = "name: NCCL_ALGO"
         for command in _BETWEEN_COMMANDS.split(re.sub(r"(?:^|\s)#.*", "", text)):
             words = _SYNTAX.sub("", command).split() or [""]
             if (words[0] == "if" and _TESTS & {*words}) or (words[0] == "case" and "in" in words):
@@ -254,7 +287,10 @@ class Shell:
             elif words[0] in {"fi", "esac"}:
                 self.conditions = max(0, self.conditions - 1)
             is_sure = is_sure and words[0] not in _TESTS
-            is_plain = words[0] in _EXPORTS or not is_traced
+            # What is exported already is so behind an assignment that `set -x` prints.
+            is_plain = words[0] in _EXPORTS or all(
+                not is_traced or self.exported.get(name) for name in _assigned(command)
+            )
             if program_in(command) and not _NO_RUN.match(words[0]):
                 self.commands.append(self._environment_of(command, words))
             else:
@@ -265,11 +301,19 @@ class Shell:
             return {}
         return told
 
+    def _names_a_choice(self, text: str) -> bool:
+        """Whether a heading (`## Tree`) is all that tells what the next benchmark is forced to."""
+        if self.commands or program_in(text) or self.exported.keys() & CHOICE:
+            return False
+        is_heading = text.startswith("##") or "CCL_" not in text
+        is_short = is_heading and len(text) < 100 and not _COMMENT.match(text)
+        return is_short and NAMES_A_CHOICE.search(text) is not None
+
     def _environment_of(self, command: str, words: Sequence[str]) -> Settings:
         """What a command finds set, and its options."""
         before, behind = _PROGRAM.split(command, maxsplit=1)[::2]
         pairs = list(pairwise(words))
-        is_empty = ("env", "-i") in pairs
+        is_empty = ("env", "-i") in pairs or _EXPORT_NO_MORE.search(before)
         unset = {name for option, name in pairs if option == "-u"}
         found = {k: v for k, v in self.exported.items() if not is_empty and k not in unset}
         # mpirun -x NAME: whatever the launcher's own environment has.
@@ -277,7 +321,7 @@ class Shell:
             found.setdefault(name, None if name in KEPT_NAMES else "?")
         for letter, name, value in _OPTION.findall(behind):
             option = _OPTIONS[letter][0] if letter else _OPTION_NAMES.get(name)
-            found |= {f"--{option}": value} if option else {}
+            found |= {f"--{option}": None if value[0] == "$" else value} if option else {}
         return without_usual({**found, **_assigned(command)})
 
     def _say(self, command: str, words: Sequence[str], *, is_known: bool) -> Settings:
@@ -285,16 +329,21 @@ class Shell:
         told, is_export = _assigned(command), words[0] in _EXPORTS
         is_bare = re.match(f"{_VARIABLE}=", words[0]) is not None
         is_unset = "unset" in words[0] or words[:2] == ["export", "-n"]
-        if is_unset and _EXPANDED.search(command):  # unset ${!NCCL_*}
+        if command in {"exit", "logout"} or (is_unset and _EXPANDED.search(command)):
+            # Of another shell, or of `unset ${!NCCL_*}`, it is not known what is left.
             told, is_known = self.exported, False
         elif is_export:
             # `export NAME` of what was assigned before: now it persists.
             named = kept((word, "") for word in words[1:])
             told = {**{name: self.exported.get(name) for name in named}, **told}
         if not (is_known and (is_export or is_bare)):
-            told = dict.fromkeys(told)
+            # Said again, it is no news.
+            again = {} if is_unset or told is self.exported else self.exported
+            told = {k: v if again.get(k, "") == v else None for k, v in told.items()}
         self.doubtful -= told.keys()
-        for name in told:
+        for name, value in told.items():
+            if not is_export and value and self.exported.get(name) == value:
+                continue
             # What `env` prints may persist; what is no shell's line sets nothing.
             before = self.passing.pop(name, {k: v for k, v in self.exported.items() if k == name})
             if not is_export:
@@ -312,9 +361,9 @@ def _assigned(command: str) -> Settings:
     """What a command sets. An open quotation, or two values of one variable, say nothing."""
     is_whole = command.count('"') % 2 == command.count("'") % 2 == 0
     found: Settings = {}
-    for name, value, apart, behind in _ASSIGNED.findall(command):
-        told = (value or behind).strip("\"'") if is_whole else "$"
-        add_settings(found, kept([(name or apart, told)]))
+    for match in _ASSIGNED.finditer(command):
+        name, value = [*filter(None, match.groups()), ""][:2]
+        add_settings(found, kept([(name, value.strip("\"'") if is_whole else "$")]))
     return found
 
 
@@ -343,7 +392,10 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
     except UnknownName:
         is_known = False
     channels = _channels(told, "CTAS") or _channels(told, "NCHANNELS")
-    tuners = {rest.get("--tuner", ""), rest.get("NCCL_TUNER_PLUGIN", "")} - {"", "none"}
+    others = ("--tuner", "NCCL_TUNER_PLUGIN", "NCCL_CONF_FILE")
+    tuners = {rest.get(name, "") for name in others} - {"", "none"}
+    if "msccl" in rest.get("LD_PRELOAD", ""):
+        tuners.add("msccl")
     is_asked = any(requested.values()) or channels or (tuners and collective.tunable)
     words = [f"{re.sub('^(NCCL_|--)', '', name).lower()}={rest[name]}" for name in rest]
     return {
@@ -460,8 +512,8 @@ class NcclLog:
             self.num_nodes.update(int(n) for n in _NODES.findall(line))
         if mark and (told := _SET.search(line)):
             add_settings(self.settings, kept([(told[1], told[2].strip().rstrip("."))]))
-        if mark and (tuner := _TUNER.search(line)):
-            add_settings(self.settings, {"--tuner": tuner[1]})
+        if tuner := _TUNER.search(line):
+            self.settings.setdefault("--tuner", tuner[1])
 
     def choices(
         self, collective: Collective, num_ranks: int | None

@@ -27,7 +27,7 @@ import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dynamiccl.collect.lines import opened, plain_lines
-from dynamiccl.collect.nccl_log import cost_rows, named, requested_by
+from dynamiccl.collect.nccl_log import CHOICE, NAMES_A_CHOICE, cost_rows, named, requested_by
 from dynamiccl.collect.output import (
     PER_ITERATION,
     RUN,
@@ -210,7 +210,9 @@ def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport)
         if not any(run.nccl.costs for run in text_runs.runs):
             raise OutputError(_no_row(path, text_runs.runs, report))
         report.remark("no benchmark row; what NCCL logs of its costs is taken")
-    failed = [row for run in text_runs.runs for row in _failed(run)]
+    *before, last = text_runs.runs
+    failed = [row for run in before for row in _failed(run)]
+    failed += _failed(last) if last.failure else []  # else it may go on, behind the file's end
     rows = (
         pl.concat([rows, _frame(failed)], how="diagonal") if failed and report.rows_read else rows
     )
@@ -218,10 +220,11 @@ def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport)
 
 
 def _failed(run: Run) -> list[Row]:
-    """A row without a time, of the first size, for a run that failed before its first row."""
-    if run.rows or run.torn or run.failure is None or run.first_size is None:
+    """A row without a time, of the first size, for a run that ended before its first row."""
+    is_one = run.has_run and (run.failure is not None or run.marks)
+    if run.rows or run.torn or run.first_size is None or not is_one:
         return []
-    line, _ = run.failure
+    line = None if run.failure is None else run.failure[0]
     return [{RUN: run.number, "source_line": line, "size_bytes": run.first_size}]
 
 
@@ -359,7 +362,7 @@ class _Facts:
             number, line = run.failure
             how = "behind a row" if run.rows else "before its first row"
             self._remark(f"line {number}: a run failed {how}: {line[:200]}")
-        elif run.marks and not (run.rows or run.torn):
+        elif run.started and not (run.rows or run.torn):
             self._remark(f"a run of {self._program or 'a benchmark'} has no row, and no word why")
         if self._rows is None:
             return
@@ -387,14 +390,14 @@ class _Facts:
                 "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
                 "forced with the options algorithm, protocol, num_channels)"
             )
-        failed = run.failure[1][:200] if run.failure and not run.rows else None
+        failed = run.failure[1][:200] if run.failure else "no row, and no word why"
         wrong = f"the run reports {run.out_of_bounds} values out of bounds"
         if run.out_of_bounds:
             self._remark(wrong)
         return {
             "collective": None if self.collective is None else self.collective.wire,
-            "gpu": self._one({r.gpu for r in ranks if r.gpu}, "GPU model") or options.gpu,
-            "nccl_version": self._one(run.nccl.versions, "NCCL version") or options.nccl_version,
+            "gpu": self._one({r.gpu for r in ranks if r.gpu}, "GPU model", options.gpu),
+            "nccl_version": self._one(run.nccl.versions, "NCCL version", options.nccl_version),
             "nccl_tests_version": self._one(run.tests_versions, "nccl-tests version"),
             "cuda_version": self._one(run.nccl.cuda_versions, "CUDA version"),
             **request,
@@ -403,7 +406,7 @@ class _Facts:
             "num_nodes": num_nodes,
             "hosts": hosts_of(ranks) if len({r.group for r in ranks}) == 1 else None,
             "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
-            "reason": wrong if run.out_of_bounds else failed,
+            "reason": wrong if run.out_of_bounds else None if run.rows else failed,
         }
 
     @property
@@ -493,7 +496,7 @@ class _Facts:
 
     def _request(self) -> Row:
         """The requested config and the profile, as shell, NCCL's log, or else the caller say."""
-        settings = self._run.in_force
+        settings, options = self._run.in_force, self._options
         for name, value in settings.items():
             if value is None:
                 self._remark(f"{name} cannot be read, or is two things: the config is not known")
@@ -506,20 +509,28 @@ class _Facts:
             )
         # The costs of a job's log are of all collectives; AllReduce stands for them.
         asked_of = Collective.AllReduce if self.collective is None else self.collective
+        in_name = NAMES_A_CHOICE.search(self._file_name.upper()) if asked_of.tunable else None
+        if in_name and not (settings.keys() & CHOICE or options.algorithm or options.protocol):
+            settings["NCCL_ALGO"] = None
+            self._remark(
+                f"the file's name says {in_name[0]}, and the output nothing of it: the config is "
+                "not known (say it with --algorithm, --protocol)"
+            )
         columns = requested_by(settings, asked_of)
         for name in ("algorithm", "protocol", "num_channels"):
-            told = getattr(self._options, name)
+            told = getattr(options, name)
             if told and not columns[f"requested_{name}"]:
                 columns |= {f"requested_{name}": told, "is_default": False}
-        profile = self._options.launch_profile or columns["launch_profile"]
+        profile = options.launch_profile or columns["launch_profile"]
         return {**columns, "launch_profile": profile, "default_scope": scope_of(profile)}
 
-    def _one(self, values: Collection[Any], what: str) -> Any:
-        """The one value; None where there is none, or several, which the report says."""
-        if len(values) > 1:
-            listed = ", ".join(map(str, sorted(values)[:4]))
-            self._remark(f"{what} left out: the output names several ({listed})")
-        return next(iter(values)) if len(values) == 1 else None
+    def _one(self, values: Collection[Any], what: str, asked: Any = None) -> Any:
+        """The one value, or what the caller says; None of several others, which the report says."""
+        if len(values) < 2 or asked in values:
+            return asked if asked in values else next(iter(values), asked)
+        listed = ", ".join(map(str, sorted(values)[:4]))
+        self._remark(f"{what} left out: the output names several ({listed})")
+        return None
 
 
 def ranks_per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:

@@ -24,12 +24,14 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from dynamiccl.collect.grid import parse_size
 from dynamiccl.collect.lines import opened
 from dynamiccl.collect.nccl_log import (
     NcclLog,
     Settings,
     Shell,
     add_settings,
+    is_at_prompt,
     kept,
     program_in,
     without_usual,
@@ -83,6 +85,8 @@ _RANK: Final = re.compile(
 _OPTION: Final = re.compile(r"\b(agg iters|graph|unalign): (\d+)")
 _FIRST_SIZE: Final = re.compile(r" minBytes (\d{1,18})\b")
 _LIBRARY: Final = re.compile(r"nccl-tests version (\S+)(?:.*nccl-library=(\d{4,6}))?")
+_MIN_BYTES: Final = re.compile(r"\s(?:-b|--minbytes)[ =]?(\d{1,12}[KMGkmg]?)(?=\s|$)")
+_PLACES: Final = re.compile(r"(?i)\b(in|out[-_ ]of)[-_ ]place")
 _OUT_OF_BOUNDS: Final = re.compile(r"Out of bounds values\s*: (\d{1,18})")
 #: Lines that begin a run, as column names and `# Rank` do.
 _BEGINS: Final = ("nccl-tests version", "Collective test starting", " minBytes ", "# Using devices")
@@ -91,9 +95,15 @@ _TAILS: Final = ("Out of bounds", "Avg bus bandwidth", "Collective test conclude
 _ENDS: Final = (
     *("Test NCCL failure", "Test CUDA failure", "Test failure", "Segmentation fault", "Bus error"),
     *("Exited with exit code", "CANCELLED AT", "mpirun noticed that", "core dumped", "Killed"),
+    *("Terminated", "Aborted", "exited on signal"),
+)
+#: What a shell or the loader says of a program that did not run: no failure of its config.
+_NO_START: Final = tuple(
+    f"_perf: {why}"
+    for why in ("error while loading", "command not found", "No such file", "Permission denied")
 )
 #: What a failed run says; warnings of NCCL's are no failure yet.
-_FAILURES: Final = (*_ENDS, "no algorithm/protocol", "MPI_ABORT")
+_FAILURES: Final = (*_ENDS, *_NO_START, "no algorithm/protocol", "MPI_ABORT")
 
 
 class Rejected(NamedTuple):
@@ -168,7 +178,7 @@ def layouts_of_header(line: str, *, in_place_first: bool = False) -> dict[int, L
     >>> sorted(layouts_of_header("#  size time algbw busbw")), layouts_of_header("a b")
     ([4], None)
     """
-    names = line.lstrip("# ").split()
+    names = line.lstrip("# \t").split()
     if names[:1] not in (["size"], ["bytes"]) or "algbw" not in names:
         return None
     known = _HEADER.fullmatch(" ".join(names))
@@ -309,11 +319,17 @@ class Run:
     settings: Settings = field(default_factory=dict)
     #: Options that its header names.
     options: Settings = field(default_factory=dict)
+    #: In bytes, by its header, or by a command for one that died before.
     first_size: int | None = None
     nccl: NcclLog = field(default_factory=NcclLog)
     out_of_bounds: int = 0
     #: Line number and text of what first says that it failed.
     failure: tuple[int, str] | None = None
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it was started at all, as far as its failure says."""
+        return self.failure is None or not any(why in self.failure[1] for why in _NO_START)
 
     @property
     def listed(self) -> int:
@@ -356,6 +372,8 @@ class Run:
             self.options["--blocking"] = self.settings.get("--blocking") or "1"
         elif program := program_in(line):
             self.commands.add(program)
+            asked = _MIN_BYTES.search(line)
+            self.first_size = self.first_size or (parse_size(asked[1]) if asked else None)
 
 
 class TextRuns:
@@ -426,24 +444,29 @@ class TextRuns:
         first = self._in_place_first
         layouts = layouts_of_header(text, in_place_first=first) if "algbw" in text else None
         mark = next((mark for mark in _BEGINS if mark in text), None)
-        if any(end in text for end in (*_ENDS, *_TAILS)):
+        if any(end in text for end in (*_ENDS, *_NO_START, *_TAILS)):
             self._started().ended, self._in_table = True, False
         elif layouts is not None or mark is not None or _RANK.match(text):
-            self._next(if_so=run.rows > 0 or run.ended)
+            # The name of another program.
+            is_other = "test starting" in text and run.program not in {None, program_in(text)}
+            self._next(if_so=run.rows > 0 or run.ended or is_other)
             # Of names of columns and of ranks the first two words are alike.
             self._started().marks[mark or " ".join(text.strip("# ").split()[:2])] += 1
             if layouts is not None:
                 self._layouts, self._in_table, self._in_place_first = layouts, True, False
         elif "NCCL INFO" in text or "CCL version" in text:
             # What a communicator says when it is destroyed is of the run before.
-            self._next(if_so=run.ended and not text.endswith(" COMPLETE"))
-        elif "out-of-place" in text and "in-place" in text:
-            self._in_place_first = text.index("in-place") < text.index("out-of-place")
+            is_over = run.ended or (run.rows > 0 and "CCL version" in text)
+            self._next(if_so=is_over and not text.endswith(" COMPLETE"))
+        elif len(places := _PLACES.findall(text)) == 2:
+            self._in_place_first = places[0].lower() == "in"
         else:
-            is_command = program_in(text) is not None
-            self._next(if_so=is_command and (run.started or run.nccl != NcclLog()))
+            program = program_in(text)
+            if program and run.commands - {program} and is_at_prompt(text):
+                self._started()  # the command before is over, and printed nothing that we know
+            self._next(if_so=program is not None and (run.started or run.nccl != NcclLog()))
             told = self._shell.read(text)
-            if run.started and not (run.rows or run.ended or is_command):
+            if run.started and not (run.rows or run.ended or program):
                 # Set while it prints: that it was set before is not known.
                 run.settings |= {k: None for k, v in told.items() if run.settings.get(k) != v}
         self.runs[-1].note(text, number)
