@@ -426,6 +426,7 @@ class TextRuns:
         self._report.reject(number, reason, text)
 
     def _halves(self, layout: Layout, tokens: Sequence[str], number: int) -> list[Row]:
+        self._next(if_so=self.runs[-1].ended)  # the header of this one is missing
         run = self._started()
         try:
             halves = read_row(layout, tokens, run.number, number)
@@ -445,7 +446,8 @@ class TextRuns:
         layouts = layouts_of_header(text, in_place_first=first) if "algbw" in text else None
         mark = next((mark for mark in _BEGINS if mark in text), None)
         if any(end in text for end in (*_ENDS, *_NO_START, *_TAILS)):
-            self._started().ended, self._in_table = True, False
+            self._started().ended = True
+            self._layouts, self._in_table = {}, False
         elif layouts is not None or mark is not None or _RANK.match(text):
             # The name of another program.
             is_other = "test starting" in text and run.program not in {None, program_in(text)}
