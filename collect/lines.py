@@ -82,7 +82,7 @@ _ENVELOPE: Final = re.compile(rf'\s*\{{.*"(?:{"|".join(_TEXT_KEYS)})"\s*:\s*".*\
 #: A header line of nccl-tests behind something that is no row and no line of NCCL's.
 _BEHIND: Final = re.compile(
     r"(?!\s*\d+\s|.*NCCL)([^#\n]{0,159}[^#\s\n] *)(?:#?\s*size\s+(?:count|time)\s|#\s*(?:nThread \d"
-    r"|Rank\s+\d+\s|Using devices|nccl-tests version|Collective test |Out of bounds val|Avg bus band))"
+    r"|Rank\s+\d+\s|Using devices|nccl-tests version|Collective test |Out of bounds|Avg bus band))"
 )
 
 

@@ -315,7 +315,9 @@ class Shell:
         pairs = list(pairwise(words))
         is_empty = ("env", "-i") in pairs or _EXPORT_NO_MORE.search(before)
         unset = {name for option, name in pairs if option == "-u"}
-        found = {k: v for k, v in self.exported.items() if not is_empty and k not in unset}
+        found = {k: v for k, v in self.exported.items() if k not in unset}
+        if is_empty:
+            found = {k: v for k, v in found.items() if k in before}
         # mpirun -x NAME: whatever the launcher's own environment has.
         for name in kept((word, "") for word in before.split() if word not in unset):
             found.setdefault(name, None if name in KEPT_NAMES else "?")
@@ -413,9 +415,11 @@ def _single(
 
     Raises UnknownName for what is none of NCCL's.
     """
+    if name not in rest:
+        return None
     # `ring;allreduce:tree`: a part without a name holds for all others.
-    parts = [part.rpartition(":") for part in rest.get(name, "").split(";")]
-    by_name = {whose.lower(): choice for whose, _, choice in parts if choice}
+    parts = [part.rpartition(":") for part in rest[name].split(";")]
+    by_name = {whose.lower(): choice for whose, _, choice in parts}
     for choice in by_name.values():
         for each in choice.removeprefix("^").split(","):
             kind.parse(each)

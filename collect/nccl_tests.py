@@ -404,7 +404,7 @@ class _Facts:
             "num_ranks": num_ranks,
             "num_hosts": len({r.host for r in ranks}) if ranks and num_ranks else None,
             "num_nodes": num_nodes,
-            "hosts": hosts_of(ranks) if len({r.group for r in ranks}) == 1 else None,
+            "hosts": hosts_of(ranks) if run.listed else None,
             "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
             "reason": wrong if run.out_of_bounds else None if run.rows else failed,
         }

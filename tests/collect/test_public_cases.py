@@ -128,6 +128,7 @@ SHOWN = {
     ),
     "+(run.sh:3): export NCCL_ALGO=Ring / +(run.sh:4): AR / @50": "Ring 50 us",
     "export NCCL_ALGO=Tree / srun --export=NONE AR / @50": "own 50 us",
+    "export NCCL_ALGO=Tree / srun --export=NCCL_ALGO,PATH AR / @50": "Tree 50 us",
     "#SBATCH --export=ALL,NCCL_ALGO=Tree / srun AR / @50": "Tree 50 us",
     "##SBATCH --export=ALL,NCCL_ALGO=Tree / srun AR / @50": "own 50 us",
     "APPTAINERENV_NCCL_ALGO=Tree AR / @50": "Tree 50 us",
@@ -152,6 +153,10 @@ SHOWN = {
     "$ NCCL_ALGO=Tree AR -b 1M / Segmentation fault / $ AR / @50": "Tree failed; own 50 us",
     "$ NCCL_ALGO=Tree AR / @0 / ^C / $ AR / @50": "Tree failed; own 50 us",
     "$ ./alltoall_perf -b 1M / There are not enough slots / $ AR / @50": "own 50 us",
+    "$ NCCL_ALGO=Tree AR / @50 / 1048576 262144 float sum -1 90.00 11.65 17.48 0 90.00 11.65 17.48 0": (
+        "Tree 50 us; ? [algo=?] 90 us"
+    ),
+    "export NCCL_ALGO=Tree: / AR / @50": "? [algo=Tree:] 50 us",
     "# in_place out_of_place / @50": "own 60 us",
 }
 
