@@ -365,7 +365,7 @@ def _assigned(command: str) -> Settings:
     found: Settings = {}
     for match in _ASSIGNED.finditer(command):
         name, value = [*filter(None, match.groups()), ""][:2]
-        add_settings(found, kept([(name, value.strip("\"'") if is_whole else "$")]))
+        add_settings(found, kept([(name, value.strip("\"';") if is_whole else "$")]))
     return found
 
 

@@ -205,27 +205,25 @@ def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport)
         return
     text_runs = TextRuns(report)
     with opened(path) as file:
-        rows = _gathered(text_runs.rows(plain_lines(file)))
+        lines = plain_lines(file)
+        rows = _gathered(chain(text_runs.rows(lines), _failed(text_runs.runs, report)))
     if not report.rows_read:
         if not any(run.nccl.costs for run in text_runs.runs):
             raise OutputError(_no_row(path, text_runs.runs, report))
         report.remark("no benchmark row; what NCCL logs of its costs is taken")
-    *before, last = text_runs.runs
-    failed = [row for run in before for row in _failed(run)]
-    failed += _failed(last) if last.failure else []  # else it may go on, behind the file's end
-    rows = (
-        pl.concat([rows, _frame(failed)], how="diagonal") if failed and report.rows_read else rows
-    )
     yield from _parts(rows, text_runs.runs, base, options, report)
 
 
-def _failed(run: Run) -> list[Row]:
-    """A row without a time, of the first size, for a run that ended before its first row."""
-    is_one = run.has_run and (run.failure is not None or run.marks)
-    if run.rows or run.torn or run.first_size is None or not is_one:
-        return []
-    line = None if run.failure is None else run.failure[0]
-    return [{RUN: run.number, "source_line": line, "size_bytes": run.first_size}]
+def _failed(runs: Sequence[Run], report: FileReport) -> Iterator[list[Row]]:
+    """Rows without a time, of the first size, for runs that ended before their first row.
+
+    The last one may go on behind the end of the file, unless it says that it failed.
+    """
+    for run in runs if report.rows_read else ():
+        line = None if run.failure is None else run.failure[0]
+        is_over = line is not None or (run.marks and run is not runs[-1])
+        if is_over and run.has_run and run.first_size and not (run.rows or run.torn):
+            yield [{RUN: run.number, "source_line": line, "size_bytes": run.first_size}]
 
 
 def _no_row(path: Path, runs: Sequence[Run], report: FileReport) -> str:
@@ -358,11 +356,12 @@ class _Facts:
         self._rows = _evidence(rows) if rows.height else None
         #: None where it is not known, and for what is no run of a benchmark.
         self.collective: Collective | None = None
-        if run.failure is not None and (run.marks or run.commands):
+        is_told = run.started and bool(run.marks or run.commands)
+        if is_told and run.failure is not None:
             number, line = run.failure
             how = "behind a row" if run.rows else "before its first row"
             self._remark(f"line {number}: a run failed {how}: {line[:200]}")
-        elif run.started and not (run.rows or run.torn):
+        elif is_told and not (run.rows or run.torn):
             self._remark(f"a run of {self._program or 'a benchmark'} has no row, and no word why")
         if self._rows is None:
             return

@@ -90,20 +90,18 @@ _PLACES: Final = re.compile(r"(?i)\b(in|out[-_ ]of)[-_ ]place")
 _OUT_OF_BOUNDS: Final = re.compile(r"Out of bounds values\s*: (\d{1,18})")
 #: Lines that begin a run, as column names and `# Rank` do.
 _BEGINS: Final = ("nccl-tests version", "Collective test starting", " minBytes ", "# Using devices")
-_TAILS: Final = ("Out of bounds", "Avg bus bandwidth", "Collective test concluded")
-#: What ends a run without a tail.
-_ENDS: Final = (
-    *("Test NCCL failure", "Test CUDA failure", "Test failure", "Segmentation fault", "Bus error"),
-    *("Exited with exit code", "CANCELLED AT", "mpirun noticed that", "core dumped", "Killed"),
-    *("Terminated", "Aborted", "exited on signal"),
-)
 #: What a shell or the loader says of a program that did not run: no failure of its config.
-_NO_START: Final = tuple(
-    f"_perf: {why}"
-    for why in ("error while loading", "command not found", "No such file", "Permission denied")
+_NO_START: Final = re.compile(
+    r"_perf: (?:error while loading|command not found|No such file|Permission denied)"
 )
-#: What a failed run says; warnings of NCCL's are no failure yet.
-_FAILURES: Final = (*_ENDS, *_NO_START, "no algorithm/protocol", "MPI_ABORT")
+#: What ends a run without a tail, and what tells why before its end; other warnings do not.
+_FAILED: Final = re.compile(
+    rf"{_NO_START.pattern}|Test (?:NCCL |CUDA )?failure|Segmentation fault|Bus error|Killed"
+    r"|Terminated|Aborted|Exited with exit code|exited on signal|CANCELLED AT|mpirun noticed that"
+    r"|core dumped"
+)
+_WARNED: Final = re.compile("no algorithm/protocol|MPI_ABORT")
+_TAIL: Final = re.compile(r"Out of bounds|Avg bus bandwidth|Collective test concluded")
 
 
 class Rejected(NamedTuple):
@@ -315,10 +313,8 @@ class Run:
     commands: set[str] = field(default_factory=set)
     ranks: list[RankLine] = field(default_factory=list)
     tests_versions: set[str] = field(default_factory=set)
-    #: What the shell had set when it started, and its command's options.
+    #: What the shell had set when it started, and options of its command and header.
     settings: Settings = field(default_factory=dict)
-    #: Options that its header names.
-    options: Settings = field(default_factory=dict)
     #: In bytes, by its header, or by a command for one that died before.
     first_size: int | None = None
     nccl: NcclLog = field(default_factory=NcclLog)
@@ -329,7 +325,7 @@ class Run:
     @property
     def has_run(self) -> bool:
         """Whether it was started at all, as far as its failure says."""
-        return self.failure is None or not any(why in self.failure[1] for why in _NO_START)
+        return self.failure is None or not _NO_START.search(self.failure[1])
 
     @property
     def listed(self) -> int:
@@ -340,13 +336,13 @@ class Run:
     @property
     def in_force(self) -> Settings:
         """All that it was told, by whoever says it."""
-        found = without_usual({**self.settings, **self.options})
+        found = without_usual(self.settings)
         add_settings(found, self.nccl.settings)
         return found
 
     def note(self, line: str, number: int) -> None:
         """Take in the facts of a line that is not a row."""
-        if self.failure is None and any(mark in line for mark in _FAILURES):
+        if self.failure is None and (_FAILED.search(line) or _WARNED.search(line)):
             self.failure = (number, line.strip())
         if "CCL" in line:  # RCCL, too
             self.nccl.note(line)
@@ -363,13 +359,13 @@ class Run:
             self.program = self.program or program_in(line)
         elif " minBytes " in line:
             told = _OPTION.findall(line)
-            self.options |= {f"--{name.replace(' ', '_')}": value for name, value in told}
+            self.settings |= {f"--{name.replace(' ', '_')}": value for name, value in told}
             first = _FIRST_SIZE.search(line)
             self.first_size = int(first[1]) if first else None
         elif wrong := _OUT_OF_BOUNDS.search(line):
             self.out_of_bounds += int(wrong[1])
         elif "Blocking Enabled" in line:
-            self.options["--blocking"] = self.settings.get("--blocking") or "1"
+            self.settings.setdefault("--blocking", "1")
         elif program := program_in(line):
             self.commands.add(program)
             asked = _MIN_BYTES.search(line)
@@ -445,7 +441,7 @@ class TextRuns:
         first = self._in_place_first
         layouts = layouts_of_header(text, in_place_first=first) if "algbw" in text else None
         mark = next((mark for mark in _BEGINS if mark in text), None)
-        if any(end in text for end in (*_ENDS, *_NO_START, *_TAILS)):
+        if _FAILED.search(text) or _TAIL.search(text):
             self._started().ended = True
             self._layouts, self._in_table = {}, False
         elif layouts is not None or mark is not None or _RANK.match(text):
