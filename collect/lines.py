@@ -27,15 +27,11 @@ _PACKED: Final[dict[bytes, Callable[..., Any]]] = {
     b"BZh": bz2.open,
     b"\xfd7zXZ\0": lzma.open,
 }
-#: How files begin that are no text, and what to do with them.
+#: How files begin that hold text, and what to do with them.
 _NO_TEXT: Final = {
     b"PK\x03\x04": "a zip archive or a spreadsheet, which is not read; unpack it, or save the "
     "sheet as CSV",
     b"\x28\xb5\x2f\xfd": "packed by zstd, which is not read; unpack it (zstd -d)",
-    b"PAR1": "a Parquet file, which is not read; give the log that it was made of",
-    b"SQLite format 3": "a database (a report of Nsight Systems?), which is not read",
-    b"%PDF": "a PDF, which is not read; save its text",
-    b"\x89PNG": "a picture, which is not read; give the text",
     b"<!DOCTYPE html": "a web page, which is not read; save the raw text",
 }
 #: Beginnings of text -> its encoding; PowerShell's `>` writes UTF-16, with a mark or without.

@@ -18,13 +18,8 @@ From 2.24 on, B is count times type size: the bytes of one rank for AllGather an
 Symmetric kernels and the copy engine print another tail; they are none of the configs we know.
 
 **The cost model** (2.13 to 2.30, `src/graph/tuning.cc`), by rank 0 under NCCL_DEBUG_SUBSYS=TUNING,
-in blocks of three algorithms:
-
-      Algorithm   |                            Tree                  |  ...
-      Protocol    |             LL |          LL128 |         Simple |  ...
-        Broadcast |     0.0/   0.0 |     0.0/   0.0 |     9.3/   1.2 |  ...
-
-A bandwidth of 0.0 means that NCCL does not take the cell, or that it is below 0.05 GB/s.
+in blocks of three algorithms. A bandwidth of 0.0 means that NCCL does not take the cell, or that it
+is below 0.05 GB/s.
 """
 
 import hashlib
@@ -74,12 +69,11 @@ _EXPANDED: Final = re.compile(r"[$`*]")
 #: letter, and the value that each has unasked.
 _OPTIONS: Final = {
     letter: (name, usual)
-    for letter, name, usual in (
-        *(("C", "report_cputime", "0"), ("D", "device_implementation", "0")),
-        *(("E", "rotating_tensor", "0"), ("F", "cache_flush", "0"), ("G", "graph", "0")),
-        *(("R", "local_register", "0"), ("V", "device_cta_count", ""), ("a", "average", "1")),
-        *(("m", "agg_iters", "1"), ("u", "unalign", "0"), ("x", "cta_policy", "0")),
-        *(("y", "stream_null", "0"), ("z", "blocking", "0")),
+    for letter, name, usual in re.findall(
+        r"(\w)=(\w+):(\d*)",
+        "C=report_cputime:0 D=device_implementation:0 E=rotating_tensor:0 F=cache_flush:0 G=graph:0 "
+        "R=local_register:0 V=device_cta_count: a=average:1 m=agg_iters:1 u=unalign:0 x=cta_policy:0 "
+        "y=stream_null:0 z=blocking:0",
     )
 }
 _OPTION_NAMES: Final = {"cudagraph": "graph", **{name: name for name, _ in _OPTIONS.values()}}
@@ -396,9 +390,8 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
     channels = _channels(told, "CTAS") or _channels(told, "NCHANNELS")
     others = ("--tuner", "NCCL_TUNER_PLUGIN", "NCCL_CONF_FILE")
     tuners = {rest.get(name, "") for name in others} - {"", "none"}
-    if "msccl" in rest.get("LD_PRELOAD", ""):
-        tuners.add("msccl")
     is_asked = any(requested.values()) or channels or (tuners and collective.tunable)
+    is_known = is_known and "msccl" not in rest.get("LD_PRELOAD", "")
     words = [f"{re.sub('^(NCCL_|--)', '', name).lower()}={rest[name]}" for name in rest]
     return {
         **requested,

@@ -30,6 +30,7 @@ from dynamiccl.collect.lines import opened, plain_lines
 from dynamiccl.collect.nccl_log import CHOICE, NAMES_A_CHOICE, cost_rows, named, requested_by
 from dynamiccl.collect.output import (
     PER_ITERATION,
+    ROW,
     RUN,
     FileReport,
     Row,
@@ -60,11 +61,7 @@ _TYPES: Final[dict[str, Any]] = {
     **dict.fromkeys(("datatype", "reduction_op"), pl.Categorical),
     RUN: pl.UInt32,
 }
-#: Columns that every row has, and those that some outputs have.
-_COLUMNS: Final = (
-    *(RUN, "source_line", "size_bytes", "datatype", "reduction_op", "root", "in_place"),
-    *("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_values"),
-)
+#: Columns that some outputs have.
 _OPTIONAL: Final = (*PER_ITERATION, "iteration_times_us", "process_times_us")
 _CHOICE: Final = (RUN, "size_bytes", "actual_algorithm", "actual_protocol", "actual_num_channels")
 _BANDWIDTHS: Final = ("algbw_gbytes_per_s", "busbw_gbytes_per_s")
@@ -167,11 +164,7 @@ _SYSTEMS: Final = TypeAdapter(dict[Literal["systems"], dict[str, _SystemFacts]])
 
 
 def load_systems(path: Path | None) -> dict[str, Row]:
-    """Read a systems file: the columns of each system, a new name among them.
-
-        [systems."b300-nvlink"]
-        name = "b300"                  # optional: rename the system
-        nvswitch = true
+    """Read a systems file (`[systems."b300-nvlink"]`): columns of each, a new name among them.
 
     Raises MissingPath, and UserError with table, key, value and choices.
     """
@@ -222,7 +215,7 @@ def _failed(runs: Sequence[Run], report: FileReport) -> Iterator[list[Row]]:
     for run in runs if report.rows_read else ():
         line = None if run.failure is None else run.failure[0]
         is_over = line is not None or (run.marks and run is not runs[-1])
-        if is_over and run.has_run and run.first_size and not (run.rows or run.torn):
+        if is_over and run.first_size and not (run.rows or run.torn):
             yield [{RUN: run.number, "source_line": line, "size_bytes": run.first_size}]
 
 
@@ -253,8 +246,8 @@ def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
 
 
 def _frame(rows: list[Row]) -> pl.DataFrame:
-    has_more = max(map(len, rows), default=0) > len(_COLUMNS)
-    names = (*_COLUMNS, *_OPTIONAL) if has_more else _COLUMNS
+    has_more = max(map(len, rows), default=0) > len(ROW)
+    names = (*ROW, *_OPTIONAL) if has_more else ROW
     return pl.DataFrame(rows, schema={name: _TYPES[name] for name in names})
 
 

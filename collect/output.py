@@ -61,6 +61,11 @@ _COLUMNS: Final = {
     "i_p99": "time_p99_us",
     "i_cv%": "time_cv_percent",
 }
+#: Columns that every row has, and those that -I adds.
+ROW: Final = (
+    *(RUN, "source_line", "size_bytes", "datatype", "reduction_op", "root", "in_place"),
+    *("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_values"),
+)
 PER_ITERATION: Final = ("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent")
 #: The column names that we know: of the call, of one half or two (-I adds four), and of -S.
 _HEADER: Final = re.compile(
@@ -219,19 +224,9 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
             continue
         if not plausible(size, time_us, algbw, busbw):
             raise ValueError(f"{size} bytes in {time_us} us are not {algbw} GB/s (busbw {busbw})")
-        row = {
-            RUN: run,
-            "source_line": line,
-            "size_bytes": size,
-            "datatype": datatype,
-            "reduction_op": redop,
-            "root": root,
-            "in_place": in_place,
-            "time_us": time_us,
-            "algbw_gbytes_per_s": algbw,
-            "busbw_gbytes_per_s": busbw,
-            "wrong_values": _wrong(half[3]) if "wrong_values" in names else None,
-        }
+        wrong = _wrong(half[3]) if "wrong_values" in names else None
+        told = (run, line, size, datatype, redop, root, in_place, time_us, algbw, busbw, wrong)
+        row: Row = dict(zip(ROW, told, strict=True))
         if len(names) > 4:
             row |= zip(names[-4:], map(float, half[-4:]), strict=True)
         rows.append(row)
@@ -315,17 +310,12 @@ class Run:
     tests_versions: set[str] = field(default_factory=set)
     #: What the shell had set when it started, and options of its command and header.
     settings: Settings = field(default_factory=dict)
-    #: In bytes, by its header, or by a command for one that died before.
+    #: In bytes, by its header, or by the command of one that died before; of one that ran.
     first_size: int | None = None
     nccl: NcclLog = field(default_factory=NcclLog)
     out_of_bounds: int = 0
     #: Line number and text of what first says that it failed.
     failure: tuple[int, str] | None = None
-
-    @property
-    def has_run(self) -> bool:
-        """Whether it was started at all, as far as its failure says."""
-        return self.failure is None or not _NO_START.search(self.failure[1])
 
     @property
     def listed(self) -> int:
@@ -344,6 +334,8 @@ class Run:
         """Take in the facts of a line that is not a row."""
         if self.failure is None and (_FAILED.search(line) or _WARNED.search(line)):
             self.failure = (number, line.strip())
+            if _NO_START.search(line):
+                self.first_size = None
         if "CCL" in line:  # RCCL, too
             self.nccl.note(line)
         if "NCCL INFO" not in line:
