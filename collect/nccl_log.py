@@ -71,9 +71,9 @@ _OPTIONS: Final = {
     letter: (name, usual)
     for letter, name, usual in re.findall(
         r"(\w)=(\w+):(\d*)",
-        "C=report_cputime:0 D=device_implementation:0 E=rotating_tensor:0 F=cache_flush:0 G=graph:0 "
-        "R=local_register:0 V=device_cta_count: a=average:1 m=agg_iters:1 u=unalign:0 x=cta_policy:0 "
-        "y=stream_null:0 z=blocking:0",
+        "C=report_cputime:0 D=device_implementation:0 E=rotating_tensor:0 F=cache_flush:0 "
+        "G=graph:0 R=local_register:0 V=device_cta_count: a=average:1 m=agg_iters:1 u=unalign:0 "
+        "x=cta_policy:0 y=stream_null:0 z=blocking:0",
     )
 }
 _OPTION_NAMES: Final = {"cudagraph": "graph", **{name: name for name, _ in _OPTIONS.values()}}
@@ -238,14 +238,9 @@ class Shell:
     #: Conditions (`if`, `case`) around the line.
     conditions: int = 0
 
-    @property
-    def environment(self) -> Settings:
-        """What a benchmark that starts now finds set."""
-        return _common(self.commands or [{**self.exported, **dict.fromkeys(self.doubtful)}])
-
     def start(self) -> Settings:
         """A benchmark starts: what it finds set."""
-        found = self.environment
+        found = _common(self.commands or [{**self.exported, **dict.fromkeys(self.doubtful)}])
         if self.commands:
             each = _common([*self.commands, self.exported])
             self.doubtful = {name for name, value in each.items() if value is None}
@@ -262,7 +257,7 @@ class Shell:
         >>> shell = Shell()
         >>> shell.read("export NCCL_ALGO=Tree; NCCL_PROTO=LL ./all_reduce_perf -R 2")
         {'NCCL_ALGO': 'Tree'}
-        >>> shell.environment
+        >>> shell.start()
         {'NCCL_ALGO': 'Tree', '--local_register': '2', 'NCCL_PROTO': 'LL'}
         """
         text = _PROMPT.sub("", line, count=1)

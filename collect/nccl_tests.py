@@ -349,7 +349,7 @@ class _Facts:
         self._rows = _evidence(rows) if rows.height else None
         #: None where it is not known, and for what is no run of a benchmark.
         self.collective: Collective | None = None
-        is_told = run.started and bool(run.marks or run.commands)
+        is_told = bool(run.marks or run.commands)
         if is_told and run.failure is not None:
             number, line = run.failure
             how = "behind a row" if run.rows else "before its first row"

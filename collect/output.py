@@ -391,8 +391,7 @@ class TextRuns:
                 command = text[:-1] + " "
             elif text:
                 yield from self._other(text, number)
-        if not self.runs[-1].started:
-            self.runs[-1].settings = self._shell.environment
+        self._started()
 
     def _other(self, text: str, number: int) -> Iterator[list[Row]]:
         """A row behind a prefix, a line that was meant as a row, or one that is none."""
@@ -469,12 +468,10 @@ class TextRuns:
         return run
 
     def _next(self, *, if_so: bool) -> None:
-        if not if_so:
-            return
-        if not self.runs[-1].started:
-            self.runs[-1].settings = self._shell.environment
-        self._layouts, self._in_table = {}, False
-        self.runs.append(Run(len(self.runs)))
+        if if_so:
+            self._started()
+            self._layouts, self._in_table = {}, False
+            self.runs.append(Run(len(self.runs)))
 
 
 # --- JSON ---
@@ -589,7 +586,7 @@ def _json_run(document: _Document) -> Run:
     shell = Shell()
     shell.read(" ".join(document.args))
     # `env` is the whole environment of whoever ran it: only settings are kept.
-    run.settings = shell.environment | kept(item.partition("=")[::2] for item in document.env)
+    run.settings = shell.start() | kept(item.partition("=")[::2] for item in document.env)
     for line in lines:
         run.note(line, 0)
     if len(run.ranks) == 1:

@@ -125,7 +125,7 @@ def shell(*lines: str) -> dict[str, str | None]:
         if line == OUTPUT:
             found.start()
         found.read(line)
-    return found.environment
+    return found.start()
 
 
 @pytest.mark.parametrize(
