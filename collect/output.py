@@ -572,23 +572,22 @@ def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
 
 
 def _json_run(document: _Document) -> Run:
-    """What the document says of its run, by the lines that the text has in its place."""
-    run, config = Run(0), document.config
-    lines = [
-        f"Collective test starting: {' '.join(document.args[:1])}",
-        f"nThread 1 nGpus 1 minBytes agg iters: {config.aggregated_iterations} "
-        f"graph: {config.graph} unalign: {config.unalign}",
-        "Blocking Enabled" if config.blocking_collectives else "",
-    ]
-    told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
-    for each in filter(None, config.devices):
-        lines.append(told.format_map(defaultdict(str, {"group": "0", **each})))
-    shell = Shell()
+    """What the document says of its run."""
+    run, config, shell = Run(0), document.config, Shell()
+    run.program = program_in(" ".join(document.args[:1]))
     shell.read(" ".join(document.args))
     # `env` is the whole environment of whoever ran it: only settings are kept.
     run.settings = shell.start() | kept(item.partition("=")[::2] for item in document.env)
-    for line in lines:
-        run.note(line, 0)
+    run.settings |= {
+        "--agg_iters": str(config.aggregated_iterations),
+        "--graph": str(config.graph),
+        "--unalign": str(config.unalign),
+    }
+    if config.blocking_collectives:
+        run.settings.setdefault("--blocking", "1")
+    told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
+    devices = (defaultdict(str, {"group": "0", **each}) for each in filter(None, config.devices))
+    run.ranks = [*rank_lines(map(told.format_map, devices))]
     if len(run.ranks) == 1:
         # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
         only, count = run.ranks[0], config.nthreads * config.ngpus
