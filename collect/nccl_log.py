@@ -154,11 +154,7 @@ _Kind = TypeVar("_Kind", Algorithm, Protocol, Collective)
 
 
 def program_in(line: str) -> str | None:
-    """The nccl-tests program that a line names, without `_perf`, or None.
-
-    >>> program_in("$ srun -N2 ./build/all_reduce_perf_mpi -b 1M -e 128M")
-    'all_reduce'
-    """
+    """The nccl-tests program that a line names, without `_perf` and what is behind it, or None."""
     match = _PROGRAM.search(line) if "_perf" in line else None
     return match[1] if match else None
 
@@ -252,14 +248,7 @@ class Shell:
         return found
 
     def read(self, line: str) -> Settings:
-        """Take in one line of a shell; returns what it says of commands behind it.
-
-        >>> shell = Shell()
-        >>> shell.read("export NCCL_ALGO=Tree; NCCL_PROTO=LL ./all_reduce_perf -R 2")
-        {'NCCL_ALGO': 'Tree'}
-        >>> shell.start()
-        {'NCCL_ALGO': 'Tree', '--local_register': '2', 'NCCL_PROTO': 'LL'}
-        """
+        """Take in one line of a shell; returns what it says of commands behind it."""
         text = _PROMPT.sub("", line, count=1)
         is_traced = "+" in line[: len(line) - len(text)]
         text = _DIRECTIVE.sub(lambda found: "export" * found[0].startswith("#"), text)
@@ -364,12 +353,6 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
     A list or an exclusion (`Ring,Tree`, `^NVLS`) leaves the choice to NCCL within limits: it is a
     profile, and so is all that is set for a collective that has no algorithms. Under another tuner
     the config is not known where none is forced.
-
-    >>> tree = {"NCCL_ALGO": "allreduce:tree;broadcast:ring"}
-    >>> requested_by(tree, Collective.AllReduce)["requested_algorithm"]
-    'Tree'
-    >>> requested_by({"NCCL_ALGO": "^NVLS"}, Collective.AllReduce)["launch_profile"]
-    'algo=^NVLS'
     """
     rest = {name: "?" if value is None else value for name, value in settings.items()}
     is_known = None not in settings.values()

@@ -5,11 +5,9 @@
 
 The rule is that nothing is guessed. A fact needs one value; where the output gives two, or a
 number that its own bandwidths contradict, the column stays null and the report says why. The
-collective comes from, in this order:
-1. the program's name inside the output (header, tail, or the one command shown);
-2. the columns and bandwidths, where they can be of one collective only;
-3. the option `collective`, unless the columns contradict it: then the run is refused;
-4. the name of the file, when it contains exactly one collective's name. This is reported.
+collective comes from the program's name inside the output (header, tail, or the one command shown),
+else from the option `collective`, else from columns and bandwidths that can be of one only, else,
+and this is reported, from the name of the file. What the columns contradict is refused.
 
 Rows become columns a chunk at a time, since there may be millions.
 """

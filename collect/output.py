@@ -177,9 +177,6 @@ def layouts_of_header(line: str, *, in_place_first: bool = False) -> dict[int, L
     AlltoAll has a `redop` column and nothing in it, so its rows are one token shorter. Of columns
     that are not known (`cputime` of -C, which is the cost of the launch; the milliseconds of 2018)
     there is no layout.
-
-    >>> sorted(layouts_of_header("#  size time algbw busbw")), layouts_of_header("a b")
-    ([4], None)
     """
     names = line.lstrip("# \t").split()
     if names[:1] not in (["size"], ["bytes"]) or "algbw" not in names:
@@ -248,9 +245,6 @@ def plausible(size: int, time_us: float, algbw: float, busbw: float) -> bool:
     them. Bus bandwidth is below twice the algorithm bandwidth for every collective. Bandwidth has
     two decimals (none from 10^4 on, one digit from 10^5 on), time at least two decimals below 100;
     five per cent on top of the rounding.
-
-    >>> plausible(1 << 20, 100.0, 10.49, 18.35), plausible(1 << 20, 100.0, 18.35, 18.35)
-    (True, False)
     """
     if not (time_us > 0.0 and algbw >= 0.0 and busbw >= 0.0 and math.isfinite(time_us)):
         return False

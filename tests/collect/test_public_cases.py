@@ -152,6 +152,7 @@ SHOWN = {
     "$ AR / n1:7:7 [0] NCCL INFO TUNER/Example: Loaded / @50": "? [tuner=Example] 50 us",
     "$ NCCL_ALGO=Tree AR / AR: error while loading shared libraries: x / $ AR / @50": "own 50 us",
     "$ NCCL_ALGO=Tree AR -b 1M / Segmentation fault / $ AR / @50": "Tree failed; own 50 us",
+    "$ srun -N2 /b/all_reduce_perf_mpi -b 1M -e 128M / @50": "own 50 us",
     "$ NCCL_ALGO=Tree AR / @0 / ^C / $ AR / @50": "Tree failed; own 50 us",
     "$ ./alltoall_perf -b 1M / There are not enough slots / $ AR / @50": "own 50 us",
     "$ NCCL_ALGO=Tree AR / @50 / @-90": "Tree 50 us; ? [algo=?] 90 us",
