@@ -161,8 +161,7 @@ def program_in(line: str) -> str | None:
 
 def is_at_prompt(line: str) -> bool:
     """Whether a shell shows the line as a command of its own, behind a prompt or in a trace."""
-    found = _PROMPT.match(line)
-    return found is not None and bool(found[0].strip())
+    return bool(line[: len(line) - len(_PROMPT.sub("", line, count=1))].strip())
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
@@ -281,11 +280,10 @@ class Shell:
 
     def _names_a_choice(self, text: str) -> bool:
         """Whether a heading (`## Tree`) is all that tells what the next benchmark is forced to."""
-        if self.commands or program_in(text) or self.exported.keys() & CHOICE:
-            return False
-        is_heading = text.startswith("##") or "CCL_" not in text
-        is_short = is_heading and len(text) < 100 and not _COMMENT.match(text)
-        return is_short and NAMES_A_CHOICE.search(text) is not None
+        is_told = bool(self.commands or program_in(text) or self.exported.keys() & CHOICE)
+        is_heading = len(text) < 100 and (text.startswith("##") or "CCL_" not in text)
+        is_one = NAMES_A_CHOICE.search(text) is not None and not _COMMENT.match(text)
+        return is_heading and is_one and not is_told
 
     def _environment_of(self, command: str, words: Sequence[str]) -> Settings:
         """What a command finds set, and its options."""
@@ -307,7 +305,7 @@ class Shell:
     def _say(self, command: str, words: Sequence[str], *, is_known: bool) -> Settings:
         """Take in a command that is no benchmark's; returns what it sets or unsets."""
         told, is_export = _assigned(command), words[0] in _EXPORTS
-        is_bare = re.match(f"{_VARIABLE}=", words[0]) is not None
+        is_bare = re.match(rf"\s*{_VARIABLE}(?:=|: )", command) is not None
         is_unset = "unset" in words[0] or words[:2] == ["export", "-n"]
         if command in {"exit", "logout"} or (is_unset and _EXPANDED.search(command)):
             # Of another shell, or of `unset ${!NCCL_*}`, it is not known what is left.

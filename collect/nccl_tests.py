@@ -80,8 +80,6 @@ _BY_COLUMNS: Final = {
     (False, True): (Collective.Broadcast, Collective.Scatter, Collective.Gather),
     (False, False): (Collective.AllGather, Collective.AlltoAll, Collective.SendRecv),
 }
-#: What never has an operation in its rows.
-_UNREDUCED: Final = {Collective.Broadcast, Collective.AllGather}
 _IN_FILE_NAME: Final = re.compile(
     r"(?<![a-z])(all[_-]?reduce|all[_-]?gather|reduce[_-]?scatter|all[_-]?to[_-]?all|send[_-]?recv"
     r"|broadcast|scatter|gather|reduce)(?![a-z])"
@@ -560,7 +558,8 @@ def _may_have(rows: Row, told: Collective) -> bool:
     """Whether a collective has the rows' operations; some releases print `sum` for SendRecv."""
     if told in _BY_COLUMNS[True, True] + _BY_COLUMNS[True, False]:
         return bool(rows["operations"] != {"none"})
-    return told not in _UNREDUCED or rows["operations"] <= {None, "none"}
+    may_print_one = told not in {Collective.Broadcast, Collective.AllGather}
+    return may_print_one or rows["operations"] <= {None, "none"}
 
 
 def _fits(rows: Row, collective: Collective, *nums_ranks: int) -> bool:

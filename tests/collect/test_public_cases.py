@@ -140,7 +140,7 @@ SHOWN = {
         "Tree 50 us; ? [algo=?] 60 us"
     ),
     "env: / - name: NCCL_ALGO /   value: Tree / AR / @50": "? [algo=?] 50 us",
-    "env: /   NCCL_ALGO: Tree / AR / @50": "? [algo=?] 50 us",
+    "env: /   NCCL_ALGO: Tree / AR / @50 / AR / @60": "Tree 50 us; ? [algo=?] 60 us",
     'os.environ["NCCL_ALGO"] = "Tree" / AR / @50': "? [algo=?] 50 us",
     "### default / $ AR / @50 / ### ring / $ AR / @60": "own 50 us; ? [algo=?] 60 us",
     "## With `NCCL_ALGO=Tree` / @50": "? [algo=?] 50 us",
