@@ -250,7 +250,7 @@ class Shell:
         """Take in one line of a shell; returns what it says of commands behind it."""
         text = _PROMPT.sub("", line, count=1)
         is_traced = "+" in line[: len(line) - len(text)]
-        text = _DIRECTIVE.sub(lambda found: "export" * found[0].startswith("#"), text)
+        text = self._expanded(text)
         is_sure, told, before = True, Settings(), self.exported
         if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
             # A comment, or a command behind the prompt of root: then it is not known which.
@@ -277,6 +277,13 @@ class Shell:
             self.exported = before
             return {}
         return told
+
+    def _expanded(self, text: str) -> str:
+        """The line with directives as exports, and with the values of what is exported."""
+        text = _DIRECTIVE.sub(lambda found: "export" * found[0].startswith("#"), text)
+        for name in KEPT_NAMES & self.exported.keys() if "$" in text else ():
+            text = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", self.exported[name] or "$", text)
+        return text
 
     def _names_a_choice(self, text: str) -> bool:
         """Whether a heading (`## Tree`) is all that tells what the next benchmark is forced to."""

@@ -143,6 +143,11 @@ SHOWN = {
     "env: /   NCCL_ALGO: Tree / AR / @50 / AR / @60": "Tree 50 us; ? [algo=?] 60 us",
     'os.environ["NCCL_ALGO"] = "Tree" / AR / @50': "? [algo=?] 50 us",
     "### default / $ AR / @50 / ### ring / $ AR / @60": "own 50 us; ? [algo=?] 60 us",
+    'export NCCL_ALGO=Tree / echo "NCCL_ALGO=$NCCL_ALGO" / NCCL_ALGO=Tree / AR / @50 / AR / @60': (
+        "Tree 50 us; Tree 60 us"
+    ),
+    "export NCCL_ALGO=Tree / mpirun -x NCCL_ALGO=${NCCL_ALGO} AR / @50": "Tree 50 us",
+    "mpirun -x NCCL_ALGO=$NCCL_ALGO AR / @50": "? [algo=?] 50 us",
     "## With `NCCL_ALGO=Tree` / @50": "? [algo=?] 50 us",
     "# Tree hangs / #export NCCL_ALGO=Tree / ## export NCCL_ALGO=Tree / AR / @50": "own 50 us",
     "$ RCCL_MSCCL_ENABLE=0 AR / @50": "own [rccl_msccl_enable=~b18a4c] 50 us",
