@@ -112,8 +112,6 @@ _EXPORTS: Final = {"export", "declare", "typeset", "set", "setenv", "unset", "un
 _NO_RUN: Final = re.compile(r"(?:ls|ll|cat|cp|mv|cd|tee|echo|which|make|ldd|file|grep)$|[A-Z][a-z]")
 #: What sets the environment of a job or container, in place of `export` or before the name.
 _DIRECTIVE: Final = re.compile(r"^#(?:SBATCH|PBS|BSUB|\$)(?=\s)|\b(?:APPTAINER|SINGULARITY)ENV_")
-#: srun's environment, where it is not the whole one of the shell.
-_EXPORT_NO_MORE: Final = re.compile(r"--export[= ](?!\S*\bALL\b)")
 #: What stands before a command that is part of another.
 _SYNTAX: Final = re.compile(r"^\s*(?:(?:then|else|do)\s+|[({]\s*)*")
 #: What is between two commands of a line, and neither in a quotation nor in `ring;allreduce:tree`.
@@ -165,11 +163,7 @@ def is_at_prompt(line: str) -> bool:
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
-    """The settings among some variables; without a value where that cannot be read.
-
-    >>> kept([("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "$2"), ("FI_X", "hush"), ("HOME", "/h")])
-    {'NCCL_ALGO': 'Ring', 'NCCL_PROTO': None, 'FI_X': '~7944d2'}
-    """
+    """The settings among some variables; without a value where that cannot be read."""
     return {
         name: _value(name, value.strip())
         for name, value in pairs
@@ -296,11 +290,12 @@ class Shell:
         """What a command finds set, and its options."""
         before, behind = _PROGRAM.split(command, maxsplit=1)[::2]
         pairs = list(pairwise(words))
-        is_empty = ("env", "-i") in pairs or _EXPORT_NO_MORE.search(before)
-        unset = {name for option, name in pairs if option == "-u"}
+        # srun passes on what --export names.
+        is_empty = ("env", "-i") in pairs or re.search(r"--export[= ](?!\S*\bALL\b)", before)
+        unset = {name for option, name in pairs if option == "-u"} | {
+            name for name in self.exported if is_empty and name not in before
+        }
         found = {k: v for k, v in self.exported.items() if k not in unset}
-        if is_empty:
-            found = {k: v for k, v in found.items() if k in before}
         # mpirun -x NAME: whatever the launcher's own environment has.
         for name in kept((word, "") for word in before.split() if word not in unset):
             found.setdefault(name, None if name in KEPT_NAMES else "?")
