@@ -185,7 +185,7 @@ _NOT_READ: Final = {
     r'"communicators_count"\s*:': "a report of NCCL's RAS: counts without a time",
     r"(?:Time|Duration|Avg) \(ns\)": "a table of Nsight Systems: kernels without sizes and ranks",
     r"(?i)mscclpp": "an output of MSCCL++, which is not NCCL",
-    r"\A\s*[{[]": "JSON of no kind that is read",
+    r"\A\s*[{[]\s*[\"{[\]}]": "JSON of no kind that is read",
     r"\A\s*\Z": "empty",
 }
 
@@ -322,7 +322,8 @@ def _show(summary: ImportSummary, out: Path) -> None:
     lines = [f"{line.path}:{line.line}: {line.reason}" for line in summary.rejected]
     of_remark: dict[str, list[str]] = {}
     for file in summary.files:
-        for remark in file.remarks:
+        dropped = [f"{count} rows left out: {why}" for why, count in file.dropped.items()]
+        for remark in file.remarks + dropped:
             of_remark.setdefault(remark, []).append(file.path)
     for remark, paths in of_remark.items():
         others = f" (and {len(paths) - 1} more files)" if len(paths) > 1 else ""

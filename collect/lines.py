@@ -27,22 +27,18 @@ _PACKED: Final[dict[bytes, Callable[..., Any]]] = {
     b"BZh": bz2.open,
     b"\xfd7zXZ\0": lzma.open,
 }
-#: How files begin that are no text, and what to do with them.
+#: How files begin that hold text, and what to do with them.
 _NO_TEXT: Final = {
     b"PK\x03\x04": "a zip archive or a spreadsheet, which is not read; unpack it, or save the "
     "sheet as CSV",
     b"\x28\xb5\x2f\xfd": "packed by zstd, which is not read; unpack it (zstd -d)",
-    b"PAR1": "a Parquet file, which is not read; give the log that it was made of",
-    b"SQLite format 3": "a database (a report of Nsight Systems?), which is not read",
-    b"%PDF": "a PDF, which is not read; save its text",
-    b"\x89PNG": "a picture, which is not read; give the text",
     b"<!DOCTYPE html": "a web page, which is not read; save the raw text",
 }
 #: Beginnings of text -> its encoding; PowerShell's `>` writes UTF-16, with a mark or without.
 _ENCODINGS: Final = (
-    (rb"\xff\xfe(?:[\t\r\n -~]\0){3}|\xfe\xff(?:\0[\t\r\n -~]){3}", "utf-16"),
-    (rb"(?:[\t\r\n -~]\0){8}", "utf-16-le"),
-    (rb"(?:\0[\t\r\n -~]){8}", "utf-16-be"),
+    (rb"\xff\xfe(?:[\t\r\n\x1b -~]\0){3}|\xfe\xff(?:\0[\t\r\n\x1b -~]){3}", "utf-16"),
+    (rb"(?:[\t\r\n\x1b -~]\0){8}", "utf-16-le"),
+    (rb"(?:\0[\t\r\n\x1b -~]){8}", "utf-16-be"),
     (b"", "utf-8-sig"),
 )
 #: Colours, also where ESC was lost or printed as `^[`; titles and other controls of a terminal.
@@ -71,7 +67,7 @@ _PREFIXES: Final = (
     r"(?=[\w.@-]*\d)[\w.@-]{2,100} *\| ",  # docker compose, docker service
     r"[\w.-]{1,64} [\w./@-]{1,64}\[\d{1,9}\]: ",  # syslog, journald
     r"[IWEF]\d{4} \d\d:\d\d:\d\d[.]\d+ +\d+ [\w.]+:\d+\] ",  # glog
-    r"[\w.-]{1,64}: (?=\s*#|\s*\d+\s+\d+\s+[a-z]\w+\s)",  # pdsh, clush
+    r"[\w.-]{1,64}: (?=\s*\d+\s+\d+\s+[a-z]\w+\s)",  # pdsh, clush, before rows
 )
 _PREFIX: Final = re.compile(f"(?:{'|'.join(_PREFIXES)})+")
 #: A line without any of these, as rows are, has nothing of all that.
@@ -81,8 +77,8 @@ _TEXT_KEYS: Final = ("log", "message", "MESSAGE", "msg", "textPayload", "text", 
 _ENVELOPE: Final = re.compile(rf'\s*\{{.*"(?:{"|".join(_TEXT_KEYS)})"\s*:\s*".*\}}\s*$', re.DOTALL)
 #: A header line of nccl-tests behind something that is no row and no line of NCCL's.
 _BEHIND: Final = re.compile(
-    r"(?!\s*\d+\s|.*NCCL)([^#\n]{0,79}[^#\s\n] *)#\s*(?:nThread \d|Rank\s+\d+\s|Using devices"
-    r"|size\s+count|nccl-tests version|Collective test |Out of bounds val|Avg bus band)"
+    r"(?!\s*\d+\s|.*NCCL)([^#\n]{0,159}[^#\s\n] *)(?:#?\s*size\s+(?:count|time)\s|#\s*(?:nThread \d"
+    r"|Rank\s+\d+\s|Using devices|nccl-tests version|Collective test |Out of bounds|Avg bus band))"
 )
 
 

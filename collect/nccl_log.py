@@ -18,13 +18,8 @@ From 2.24 on, B is count times type size: the bytes of one rank for AllGather an
 Symmetric kernels and the copy engine print another tail; they are none of the configs we know.
 
 **The cost model** (2.13 to 2.30, `src/graph/tuning.cc`), by rank 0 under NCCL_DEBUG_SUBSYS=TUNING,
-in blocks of three algorithms:
-
-      Algorithm   |                            Tree                  |  ...
-      Protocol    |             LL |          LL128 |         Simple |  ...
-        Broadcast |     0.0/   0.0 |     0.0/   0.0 |     9.3/   1.2 |  ...
-
-A bandwidth of 0.0 means that NCCL does not take the cell, or that it is below 0.05 GB/s.
+in blocks of three algorithms. A bandwidth of 0.0 means that NCCL does not take the cell, or that it
+is below 0.05 GB/s.
 """
 
 import hashlib
@@ -63,9 +58,10 @@ _KEPT: Final = """
 KEPT_NAMES: Final = frozenset(f"NCCL_{name}" for name in _KEPT.split())
 #: What changes no measurement: logs, where a build or a container has NCCL, and secrets.
 _OF_NO_MATTER: Final = re.compile(
-    r"NCCL_(DEBUG\w*|VERSION|HOME|ROOT\w*|DIR)|\w+_LOG_\w+|\w+_(SECRET|TOKEN|KEY|PASS|CRED)\w*"
+    r"NCCL_(DEBUG\w*|VERSION|HOME|ROOT\w*|DIR|\w+_DUMP_FILE)|\w+_LOG_\w+"
+    r"|\w+_(SECRET|TOKEN|KEY|PASS|CRED)\w*"
 )
-_VARIABLE: Final = r"(?:R?NCCL|FI|HSA)_\w+"
+_VARIABLE: Final = r"(?:(?:[NR]CCL|MSCCL|MSCCLPP|OFI|FI|HSA)_\w+|LD_PRELOAD)"
 #: Long or odd values are not settings that we understand, and what a shell would still expand.
 _PLAIN_VALUE: Final = re.compile(r"[\w.,;:^/+=-]{1,64}")
 _EXPANDED: Final = re.compile(r"[$`*]")
@@ -73,47 +69,65 @@ _EXPANDED: Final = re.compile(r"[$`*]")
 #: letter, and the value that each has unasked.
 _OPTIONS: Final = {
     letter: (name, usual)
-    for letter, name, usual in (
-        *(("C", "report_cputime", "0"), ("D", "device_implementation", "0")),
-        *(("E", "rotating_tensor", "0"), ("F", "cache_flush", "0"), ("G", "graph", "0")),
-        *(("R", "local_register", "0"), ("V", "device_cta_count", ""), ("a", "average", "1")),
-        *(("m", "agg_iters", "1"), ("u", "unalign", "0"), ("x", "cta_policy", "0")),
-        *(("y", "stream_null", "0"), ("z", "blocking", "0")),
+    for letter, name, usual in re.findall(
+        r"(\w)=(\w+):(\d*)",
+        "C=report_cputime:0 D=device_implementation:0 E=rotating_tensor:0 F=cache_flush:0 "
+        "G=graph:0 R=local_register:0 V=device_cta_count: a=average:1 m=agg_iters:1 u=unalign:0 "
+        "x=cta_policy:0 y=stream_null:0 z=blocking:0",
     )
 }
 _OPTION_NAMES: Final = {"cudagraph": "graph", **{name: name for name, _ in _OPTIONS.values()}}
-_OPTION: Final = re.compile(rf"(?<!\S)(?:-([{''.join(_OPTIONS)}])\s*|--(\w+)[=\s]\s*)(\d[\d,]*)")
+_OPTION: Final = re.compile(
+    rf"(?<!\S)(?:-([{''.join(_OPTIONS)}])\s*|--(\w+)[=\s]\s*)(\d[\d,]*|\$\S+)"
+)
 
 #: nccl-tests binaries; `make NAME_SUFFIX=_mpi` and packagers put something behind `_perf`.
 _PROGRAM: Final = re.compile(r"(?:^|[\s/\"'=])([a-z][a-z_]*?)_perf[\w.-]*(?=$|[\s\"');&|])")
 
-#: What a shell prints before a command: `$ `, `+ ` of `set -x`, `user@node:~/tests$ `.
+#: What a shell prints before a command: `$ `, `+ ` or `+(run.sh:3): ` of `set -x`, `user@node:~$ `.
 _PROMPT: Final = re.compile(
-    r"\s*(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[^$#>%]{0,100}[$#>%]\s+|([+$>% \t]+))?"
+    r"\s*(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[^$#>%]{0,100}[$#>%]\s+"
+    r"|([+$>% \t]+(?:\(?[\w./-]+:\d+\)?:?\s+)?))?"
 )
 #: `NCCL_ALGO=Ring`, `--export=ALL,NCCL_ALGO=Ring,Tree,NCCL_PROTO=LL`, `"NCCL_ALGO=Ring"`; with the
-#: name and value apart, as MPICH, Intel MPI and csh have it.
+#: name and value apart, as MPICH, Intel MPI and csh have it; `"NCCL_ALGO": "Ring"` of YAML, Python.
 _ASSIGNED: Final = re.compile(
-    rf"(?:^|[\s,=`(\"']|-x)({_VARIABLE})=(\"[^\"]*\"|'[^']*'|(?:(?!,{_VARIABLE}=)[^\s\"'])*)"
-    rf"|(?:-genv|-env|setenv)\s+({_VARIABLE})\s+(\S+)"
+    rf"(?:^|[\s,;=`(\"']|-[ex])({_VARIABLE})=(\"[^\"]*\"|'[^']*'|(?:(?![,;]{_VARIABLE}=)[^\s\"'])*)"
+    rf"|(?:-genv|-env|setenv|set -\w*x)\s+({_VARIABLE})\s+(\S+)|\bname: *[\"']?({_VARIABLE})"
+    rf"|(?<![\w${{])({_VARIABLE})[\"'\]]*\s*(?:[:=]+>?|->)\s*[\"']?([\w^][\w^,;:]*)"
 )
+#: A line, or a file's name, that names what was forced, without saying how.
+NAMES_A_CHOICE: Final = re.compile(
+    r"(?<![a-zA-Z0-9/$])(?:(?i:ring|tree|nvls(?:[_-]?tree)?|collnet\w*|ll128)|S(?:imple|IMPLE)|PAT|LL)"
+    r"(?![a-zA-Z0-9/])"
+)
+#: What forces algorithm or protocol.
+CHOICE: Final = {"NCCL_ALGO", "NCCL_PROTO"}
+#: A comment; headings begin with `## `.
+_COMMENT: Final = re.compile(r"#(?!#+ (?!export|setenv))")
 #: Words of a shell that say whether what follows is run.
 _TESTS: Final = {"[", "[[", "((", "test", "!"}
-_EXPORTS: Final = {"export", "declare", "typeset", "setenv", "unset", "unsetenv"}
+_EXPORTS: Final = {"export", "declare", "typeset", "set", "setenv", "unset", "unsetenv"}
 #: First words of lines that name a benchmark and do not run it; prose begins with a capital.
 _NO_RUN: Final = re.compile(r"(?:ls|ll|cat|cp|mv|cd|tee|echo|which|make|ldd|file|grep)$|[A-Z][a-z]")
+#: What sets the environment of a job or container, in place of `export` or before the name.
+_DIRECTIVE: Final = re.compile(r"^#(?:SBATCH|PBS|BSUB|\$)(?=\s)|\b(?:APPTAINER|SINGULARITY)ENV_")
 #: What stands before a command that is part of another.
 _SYNTAX: Final = re.compile(r"^\s*(?:(?:then|else|do)\s+|[({]\s*)*")
-#: What is between two commands of a line, and in no quotation.
-_BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
+#: What is between two commands of a line, and neither in a quotation nor in `ring;allreduce:tree`.
+_BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?!\w+:\w)(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
 _RANKS: Final = re.compile(r"\bnranks (\d{1,7})\b", re.IGNORECASE)
 _NODES: Final = re.compile(r"\bnNodes (\d{1,7})\b")
 #: ROCm's library has releases of its own; the older ones say `NCCL version 2.13.4+hip5.4`.
 _RCCL: Final = re.compile(r"RCCL version ?:? ?(\d+\.\d+\.\d+)|NCCL version (\d[\d.]+)\+hip")
-#: 2.19 on, `src/plugin/tuner/tuner_v*.cc`: with `tuner plugin` before the name until 2.26.
-_TUNER: Final = re.compile(r"TUNER/Plugin: Using (?:tuner plugin )?(?!internal)([\w.+-]{1,64})")
+#: 2.19 on, `src/plugin/tuner/tuner_v*.cc`: with `tuner plugin` before the name until 2.26. What
+#: MSCCL++ runs in NCCL's place is none of its choices either.
+_TUNER: Final = re.compile(
+    r"(?:TUNER/Plugin: Using (?:tuner plugin )?(?!internal)|external tuner plugin (?:\S*/)?"
+    r"|Initializing (?=MSCCL)|TUNER/(?!Plugin:))([\w.+-]{1,64})"
+)
 _SET: Final = re.compile(
     rf"\b({_VARIABLE}) set (?:by|in) (?:the )?environment (?:variable )?to (.*)"
 )
@@ -138,25 +152,24 @@ _Kind = TypeVar("_Kind", Algorithm, Protocol, Collective)
 
 
 def program_in(line: str) -> str | None:
-    """The nccl-tests program that a line names, without `_perf`, or None.
-
-    >>> program_in("$ srun -N2 ./build/all_reduce_perf_mpi -b 1M -e 128M")
-    'all_reduce'
-    """
+    """The nccl-tests program that a line names, without `_perf` and what is behind it, or None."""
     match = _PROGRAM.search(line) if "_perf" in line else None
     return match[1] if match else None
 
 
-def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
-    """The settings among some variables; without a value where that cannot be read.
+def is_at_prompt(line: str) -> bool:
+    """Whether a shell shows the line as a command of its own, behind a prompt or in a trace."""
+    return bool(line[: len(line) - len(_PROMPT.sub("", line, count=1))].strip())
 
-    >>> kept([("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "$2"), ("FI_X", "hush"), ("HOME", "/h")])
-    {'NCCL_ALGO': 'Ring', 'NCCL_PROTO': None, 'FI_X': '~7944d2'}
-    """
+
+def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
+    """The settings among some variables; without a value where that cannot be read."""
     return {
         name: _value(name, value.strip())
         for name, value in pairs
-        if re.fullmatch(_VARIABLE, name) and not _OF_NO_MATTER.fullmatch(name)
+        if re.fullmatch(_VARIABLE, name)
+        and not _OF_NO_MATTER.fullmatch(name)
+        and (name != "LD_PRELOAD" or "ccl" in value.lower())  # another library than the linked one
     }
 
 
@@ -165,10 +178,10 @@ def _value(name: str, value: str) -> str | None:
     digest = "~" + hashlib.sha256(f"{name}={value}".encode()).hexdigest()[:6]
     if not value or _EXPANDED.search(value):
         return None
+    if name == "LD_PRELOAD" or (name.endswith("_PLUGIN") and "/" in value):
+        return value.rpartition("/")[2] + digest
     if name not in KEPT_NAMES:
         return digest
-    if name.endswith("_PLUGIN") and "/" in value:
-        return value.rpartition("/")[2] + digest
     # NCCL_NET="AWS Libfabric"; of a list `Ring, Tree` it is not known what NCCL makes.
     plain = value if name in {"NCCL_ALGO", "NCCL_PROTO"} else value.replace(" ", "_")
     return plain if _PLAIN_VALUE.fullmatch(plain) else None
@@ -214,14 +227,9 @@ class Shell:
     #: Conditions (`if`, `case`) around the line.
     conditions: int = 0
 
-    @property
-    def environment(self) -> Settings:
-        """What a benchmark that starts now finds set."""
-        return _common(self.commands or [{**self.exported, **dict.fromkeys(self.doubtful)}])
-
     def start(self) -> Settings:
         """A benchmark starts: what it finds set."""
-        found = self.environment
+        found = _common(self.commands or [{**self.exported, **dict.fromkeys(self.doubtful)}])
         if self.commands:
             each = _common([*self.commands, self.exported])
             self.doubtful = {name for name, value in each.items() if value is None}
@@ -233,20 +241,16 @@ class Shell:
         return found
 
     def read(self, line: str) -> Settings:
-        """Take in one line of a shell; returns what it says of commands behind it.
-
-        >>> shell = Shell()
-        >>> shell.read("export NCCL_ALGO=Tree; NCCL_PROTO=LL ./all_reduce_perf -R 2")
-        {'NCCL_ALGO': 'Tree'}
-        >>> shell.environment
-        {'NCCL_ALGO': 'Tree', '--local_register': '2', 'NCCL_PROTO': 'LL'}
-        """
+        """Take in one line of a shell; returns what it says of commands behind it."""
         text = _PROMPT.sub("", line, count=1)
         is_traced = "+" in line[: len(line) - len(text)]
+        text = self._expanded(text)
         is_sure, told, before = True, Settings(), self.exported
         if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
             # A comment, or a command behind the prompt of root: then it is not known which.
             self.commands.append({**self.exported, **dict.fromkeys(assigned)})
+        if not is_traced and self._names_a_choice(text):
+            text = "name: NCCL_ALGO"
         for command in _BETWEEN_COMMANDS.split(re.sub(r"(?:^|\s)#.*", "", text)):
             words = _SYNTAX.sub("", command).split() or [""]
             if (words[0] == "if" and _TESTS & {*words}) or (words[0] == "case" and "in" in words):
@@ -254,7 +258,10 @@ class Shell:
             elif words[0] in {"fi", "esac"}:
                 self.conditions = max(0, self.conditions - 1)
             is_sure = is_sure and words[0] not in _TESTS
-            is_plain = words[0] in _EXPORTS or not is_traced
+            # What is exported already is so behind an assignment that `set -x` prints.
+            is_plain = words[0] in _EXPORTS or all(
+                not is_traced or self.exported.get(name) for name in _assigned(command)
+            )
             if program_in(command) and not _NO_RUN.match(words[0]):
                 self.commands.append(self._environment_of(command, words))
             else:
@@ -265,36 +272,58 @@ class Shell:
             return {}
         return told
 
+    def _expanded(self, text: str) -> str:
+        """The line with directives as exports, and with the values of what is exported."""
+        text = _DIRECTIVE.sub(lambda found: "export" * found[0].startswith("#"), text)
+        for name in KEPT_NAMES & self.exported.keys() if "$" in text else ():
+            text = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", self.exported[name] or "$", text)
+        return text
+
+    def _names_a_choice(self, text: str) -> bool:
+        """Whether a heading (`## Tree`) is all that tells what the next benchmark is forced to."""
+        is_told = bool(self.commands or program_in(text) or self.exported.keys() & CHOICE)
+        is_heading = len(text) < 100 and (text.startswith("##") or "CCL_" not in text)
+        is_one = NAMES_A_CHOICE.search(text) is not None and not _COMMENT.match(text)
+        return is_heading and is_one and not is_told
+
     def _environment_of(self, command: str, words: Sequence[str]) -> Settings:
         """What a command finds set, and its options."""
         before, behind = _PROGRAM.split(command, maxsplit=1)[::2]
         pairs = list(pairwise(words))
-        is_empty = ("env", "-i") in pairs
-        unset = {name for option, name in pairs if option == "-u"}
-        found = {k: v for k, v in self.exported.items() if not is_empty and k not in unset}
+        # srun passes on what --export names.
+        is_empty = ("env", "-i") in pairs or re.search(r"--export[= ](?!\S*\bALL\b)", before)
+        unset = {name for option, name in pairs if option == "-u"} | {
+            name for name in self.exported if is_empty and name not in before
+        }
+        found = {k: v for k, v in self.exported.items() if k not in unset}
         # mpirun -x NAME: whatever the launcher's own environment has.
         for name in kept((word, "") for word in before.split() if word not in unset):
             found.setdefault(name, None if name in KEPT_NAMES else "?")
         for letter, name, value in _OPTION.findall(behind):
             option = _OPTIONS[letter][0] if letter else _OPTION_NAMES.get(name)
-            found |= {f"--{option}": value} if option else {}
+            found |= {f"--{option}": None if value[0] == "$" else value} if option else {}
         return without_usual({**found, **_assigned(command)})
 
     def _say(self, command: str, words: Sequence[str], *, is_known: bool) -> Settings:
         """Take in a command that is no benchmark's; returns what it sets or unsets."""
         told, is_export = _assigned(command), words[0] in _EXPORTS
-        is_bare = re.match(f"{_VARIABLE}=", words[0]) is not None
+        is_bare = re.match(rf"\s*{_VARIABLE}(?:=|: )", command) is not None
         is_unset = "unset" in words[0] or words[:2] == ["export", "-n"]
-        if is_unset and _EXPANDED.search(command):  # unset ${!NCCL_*}
+        if command in {"exit", "logout"} or (is_unset and _EXPANDED.search(command)):
+            # Of another shell, or of `unset ${!NCCL_*}`, it is not known what is left.
             told, is_known = self.exported, False
         elif is_export:
             # `export NAME` of what was assigned before: now it persists.
             named = kept((word, "") for word in words[1:])
             told = {**{name: self.exported.get(name) for name in named}, **told}
         if not (is_known and (is_export or is_bare)):
-            told = dict.fromkeys(told)
+            # Said again, it is no news.
+            again = {} if is_unset or told is self.exported else self.exported
+            told = {k: v if again.get(k, "") == v else None for k, v in told.items()}
         self.doubtful -= told.keys()
-        for name in told:
+        for name, value in told.items():
+            if not is_export and value and self.exported.get(name) == value:
+                continue
             # What `env` prints may persist; what is no shell's line sets nothing.
             before = self.passing.pop(name, {k: v for k, v in self.exported.items() if k == name})
             if not is_export:
@@ -312,9 +341,9 @@ def _assigned(command: str) -> Settings:
     """What a command sets. An open quotation, or two values of one variable, say nothing."""
     is_whole = command.count('"') % 2 == command.count("'") % 2 == 0
     found: Settings = {}
-    for name, value, apart, behind in _ASSIGNED.findall(command):
-        told = (value or behind).strip("\"'") if is_whole else "$"
-        add_settings(found, kept([(name or apart, told)]))
+    for match in _ASSIGNED.finditer(command):
+        name, value = [*filter(None, match.groups()), ""][:2]
+        add_settings(found, kept([(name, value.strip("\"';") if is_whole else "$")]))
     return found
 
 
@@ -324,12 +353,6 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
     A list or an exclusion (`Ring,Tree`, `^NVLS`) leaves the choice to NCCL within limits: it is a
     profile, and so is all that is set for a collective that has no algorithms. Under another tuner
     the config is not known where none is forced.
-
-    >>> tree = {"NCCL_ALGO": "allreduce:tree;broadcast:ring"}
-    >>> requested_by(tree, Collective.AllReduce)["requested_algorithm"]
-    'Tree'
-    >>> requested_by({"NCCL_ALGO": "^NVLS"}, Collective.AllReduce)["launch_profile"]
-    'algo=^NVLS'
     """
     rest = {name: "?" if value is None else value for name, value in settings.items()}
     is_known = None not in settings.values()
@@ -343,8 +366,10 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
     except UnknownName:
         is_known = False
     channels = _channels(told, "CTAS") or _channels(told, "NCHANNELS")
-    tuners = {rest.get("--tuner", ""), rest.get("NCCL_TUNER_PLUGIN", "")} - {"", "none"}
+    others = ("--tuner", "NCCL_TUNER_PLUGIN", "NCCL_CONF_FILE")
+    tuners = {rest.get(name, "") for name in others} - {"", "none"}
     is_asked = any(requested.values()) or channels or (tuners and collective.tunable)
+    is_known = is_known and "msccl" not in rest.get("LD_PRELOAD", "")
     words = [f"{re.sub('^(NCCL_|--)', '', name).lower()}={rest[name]}" for name in rest]
     return {
         **requested,
@@ -361,9 +386,11 @@ def _single(
 
     Raises UnknownName for what is none of NCCL's.
     """
+    if name not in rest:
+        return None
     # `ring;allreduce:tree`: a part without a name holds for all others.
-    parts = [part.rpartition(":") for part in rest.get(name, "").split(";")]
-    by_name = {whose.lower(): choice for whose, _, choice in parts if choice}
+    parts = [part.rpartition(":") for part in rest[name].split(";")]
+    by_name = {whose.lower(): choice for whose, _, choice in parts}
     for choice in by_name.values():
         for each in choice.removeprefix("^").split(","):
             kind.parse(each)
@@ -460,8 +487,8 @@ class NcclLog:
             self.num_nodes.update(int(n) for n in _NODES.findall(line))
         if mark and (told := _SET.search(line)):
             add_settings(self.settings, kept([(told[1], told[2].strip().rstrip("."))]))
-        if mark and (tuner := _TUNER.search(line)):
-            add_settings(self.settings, {"--tuner": tuner[1]})
+        if tuner := _TUNER.search(line):
+            self.settings.setdefault("--tuner", tuner[1])
 
     def choices(
         self, collective: Collective, num_ranks: int | None

@@ -5,11 +5,9 @@
 
 The rule is that nothing is guessed. A fact needs one value; where the output gives two, or a
 number that its own bandwidths contradict, the column stays null and the report says why. The
-collective comes from, in this order:
-1. the program's name inside the output (header, tail, or the one command shown);
-2. the columns and bandwidths, where they can be of one collective only;
-3. the option `collective`, unless the columns contradict it: then the run is refused;
-4. the name of the file, when it contains exactly one collective's name. This is reported.
+collective comes from the program's name inside the output (header, tail, or the one command shown),
+else from the option `collective`, else from columns and bandwidths that can be of one only, else,
+and this is reported, from the name of the file. What the columns contradict is refused.
 
 Rows become columns a chunk at a time, since there may be millions.
 """
@@ -27,9 +25,17 @@ import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dynamiccl.collect.lines import opened, plain_lines
-from dynamiccl.collect.nccl_log import cost_rows, named, requested_by
+from dynamiccl.collect.nccl_log import (
+    CHOICE,
+    NAMES_A_CHOICE,
+    Settings,
+    cost_rows,
+    named,
+    requested_by,
+)
 from dynamiccl.collect.output import (
     PER_ITERATION,
+    ROW,
     RUN,
     FileReport,
     Row,
@@ -60,11 +66,7 @@ _TYPES: Final[dict[str, Any]] = {
     **dict.fromkeys(("datatype", "reduction_op"), pl.Categorical),
     RUN: pl.UInt32,
 }
-#: Columns that every row has, and those that some outputs have.
-_COLUMNS: Final = (
-    *(RUN, "source_line", "size_bytes", "datatype", "reduction_op", "root", "in_place"),
-    *("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_values"),
-)
+#: Columns that some outputs have.
 _OPTIONAL: Final = (*PER_ITERATION, "iteration_times_us", "process_times_us")
 _CHOICE: Final = (RUN, "size_bytes", "actual_algorithm", "actual_protocol", "actual_num_channels")
 _BANDWIDTHS: Final = ("algbw_gbytes_per_s", "busbw_gbytes_per_s")
@@ -85,8 +87,6 @@ _BY_COLUMNS: Final = {
     (False, True): (Collective.Broadcast, Collective.Scatter, Collective.Gather),
     (False, False): (Collective.AllGather, Collective.AlltoAll, Collective.SendRecv),
 }
-#: What never has an operation in its rows.
-_UNREDUCED: Final = {Collective.Broadcast, Collective.AllGather}
 _IN_FILE_NAME: Final = re.compile(
     r"(?<![a-z])(all[_-]?reduce|all[_-]?gather|reduce[_-]?scatter|all[_-]?to[_-]?all|send[_-]?recv"
     r"|broadcast|scatter|gather|reduce)(?![a-z])"
@@ -167,11 +167,7 @@ _SYSTEMS: Final = TypeAdapter(dict[Literal["systems"], dict[str, _SystemFacts]])
 
 
 def load_systems(path: Path | None) -> dict[str, Row]:
-    """Read a systems file: the columns of each system, a new name among them.
-
-        [systems."b300-nvlink"]
-        name = "b300"                  # optional: rename the system
-        nvswitch = true
+    """Read a systems file (`[systems."b300-nvlink"]`): columns of each, a new name among them.
 
     Raises MissingPath, and UserError with table, key, value and choices.
     """
@@ -205,24 +201,25 @@ def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport)
         return
     text_runs = TextRuns(report)
     with opened(path) as file:
-        rows = _gathered(text_runs.rows(plain_lines(file)))
+        lines = plain_lines(file)
+        rows = _gathered(chain(text_runs.rows(lines), _failed(text_runs.runs, report)))
     if not report.rows_read:
         if not any(run.nccl.costs for run in text_runs.runs):
             raise OutputError(_no_row(path, text_runs.runs, report))
         report.remark("no benchmark row; what NCCL logs of its costs is taken")
-    failed = [row for run in text_runs.runs for row in _failed(run)]
-    rows = (
-        pl.concat([rows, _frame(failed)], how="diagonal") if failed and report.rows_read else rows
-    )
     yield from _parts(rows, text_runs.runs, base, options, report)
 
 
-def _failed(run: Run) -> list[Row]:
-    """A row without a time, of the first size, for a run that failed before its first row."""
-    if run.rows or run.torn or run.failure is None or run.first_size is None:
-        return []
-    line, _ = run.failure
-    return [{RUN: run.number, "source_line": line, "size_bytes": run.first_size}]
+def _failed(runs: Sequence[Run], report: FileReport) -> Iterator[list[Row]]:
+    """Rows without a time, of the first size, for runs that ended before their first row.
+
+    The last one may go on behind the end of the file, unless it says that it failed.
+    """
+    for run in runs if report.rows_read else ():
+        line = None if run.failure is None else run.failure[0]
+        is_over = line is not None or (run.marks and run is not runs[-1])
+        if is_over and run.first_size and not (run.rows or run.torn):
+            yield [{RUN: run.number, "source_line": line, "size_bytes": run.first_size}]
 
 
 def _no_row(path: Path, runs: Sequence[Run], report: FileReport) -> str:
@@ -252,8 +249,8 @@ def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
 
 
 def _frame(rows: list[Row]) -> pl.DataFrame:
-    has_more = max(map(len, rows), default=0) > len(_COLUMNS)
-    names = (*_COLUMNS, *_OPTIONAL) if has_more else _COLUMNS
+    has_more = max(map(len, rows), default=0) > len(ROW)
+    names = (*ROW, *_OPTIONAL) if has_more else ROW
     return pl.DataFrame(rows, schema={name: _TYPES[name] for name in names})
 
 
@@ -355,11 +352,12 @@ class _Facts:
         self._rows = _evidence(rows) if rows.height else None
         #: None where it is not known, and for what is no run of a benchmark.
         self.collective: Collective | None = None
-        if run.failure is not None and (run.marks or run.commands):
+        is_told = bool(run.marks or run.commands)
+        if is_told and run.failure is not None:
             number, line = run.failure
             how = "behind a row" if run.rows else "before its first row"
             self._remark(f"line {number}: a run failed {how}: {line[:200]}")
-        elif run.marks and not (run.rows or run.torn):
+        elif is_told and not (run.rows or run.torn):
             self._remark(f"a run of {self._program or 'a benchmark'} has no row, and no word why")
         if self._rows is None:
             return
@@ -387,23 +385,23 @@ class _Facts:
                 "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
                 "forced with the options algorithm, protocol, num_channels)"
             )
-        failed = run.failure[1][:200] if run.failure and not run.rows else None
+        failed = run.failure[1][:200] if run.failure else "no row, and no word why"
         wrong = f"the run reports {run.out_of_bounds} values out of bounds"
         if run.out_of_bounds:
             self._remark(wrong)
         return {
             "collective": None if self.collective is None else self.collective.wire,
-            "gpu": self._one({r.gpu for r in ranks if r.gpu}, "GPU model") or options.gpu,
-            "nccl_version": self._one(run.nccl.versions, "NCCL version") or options.nccl_version,
+            "gpu": self._one({r.gpu for r in ranks if r.gpu}, "GPU model", options.gpu),
+            "nccl_version": self._one(run.nccl.versions, "NCCL version", options.nccl_version),
             "nccl_tests_version": self._one(run.tests_versions, "nccl-tests version"),
             "cuda_version": self._one(run.nccl.cuda_versions, "CUDA version"),
             **request,
             "num_ranks": num_ranks,
             "num_hosts": len({r.host for r in ranks}) if ranks and num_ranks else None,
             "num_nodes": num_nodes,
-            "hosts": hosts_of(ranks) if len({r.group for r in ranks}) == 1 else None,
+            "hosts": hosts_of(ranks) if run.listed else None,
             "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
-            "reason": wrong if run.out_of_bounds else failed,
+            "reason": wrong if run.out_of_bounds else None if run.rows else failed,
         }
 
     @property
@@ -496,6 +494,30 @@ class _Facts:
 
     def _request(self) -> Row:
         """The requested config and the profile, as shell, NCCL's log, or else the caller say."""
+        settings, options = self._settings(), self._options
+        # The costs of a job's log are of all collectives; AllReduce stands for them.
+        asked_of = Collective.AllReduce if self.collective is None else self.collective
+        names = ("algorithm", "protocol", "num_channels")
+        told = {name: getattr(options, name) for name in names if getattr(options, name)}
+        if told and not asked_of.tunable:
+            self._remark(f"{asked_of.wire} has no algorithms: {', '.join(told)} not used")
+            told = {}
+        in_name = NAMES_A_CHOICE.search(self._file_name.upper()) if asked_of.tunable else None
+        if in_name and not (told or self._run.commands or settings.keys() & CHOICE):
+            settings["NCCL_ALGO"] = None
+            self._remark(
+                f"the file's name says {in_name[0]}, and the output nothing of it: the config is "
+                "not known (say it with --algorithm, --protocol)"
+            )
+        columns = requested_by(settings, asked_of)
+        for name, value in told.items():
+            if not columns[f"requested_{name}"]:
+                columns |= {f"requested_{name}": value, "is_default": False}
+        profile = options.launch_profile or columns["launch_profile"]
+        return {**columns, "launch_profile": profile, "default_scope": scope_of(profile)}
+
+    def _settings(self) -> Settings:
+        """What was set; the report says what of it cannot be read, or is kept in other words."""
         settings = self._run.in_force
         for name, value in settings.items():
             if value is None:
@@ -507,24 +529,15 @@ class _Facts:
             self._remark(
                 f"RCCL {release} is kept in the launch profile; it is no release of NCCL's"
             )
-        # The costs of a job's log are of all collectives; AllReduce stands for them.
-        asked_of = Collective.AllReduce if self.collective is None else self.collective
-        columns = requested_by(settings, asked_of)
-        for name in ("algorithm", "protocol", "num_channels"):
-            told = getattr(self._options, name)
-            if told and not asked_of.tunable:
-                self._remark(f"{asked_of.wire} has no algorithms: the option's {told} is not used")
-            elif told and not columns[f"requested_{name}"]:
-                columns |= {f"requested_{name}": told, "is_default": False}
-        profile = self._options.launch_profile or columns["launch_profile"]
-        return {**columns, "launch_profile": profile, "default_scope": scope_of(profile)}
+        return settings
 
-    def _one(self, values: Collection[Any], what: str) -> Any:
-        """The one value; None where there is none, or several, which the report says."""
-        if len(values) > 1:
-            listed = ", ".join(map(str, sorted(values)[:4]))
-            self._remark(f"{what} left out: the output names several ({listed})")
-        return next(iter(values)) if len(values) == 1 else None
+    def _one(self, values: Collection[Any], what: str, asked: Any = None) -> Any:
+        """The one value, or what the caller says; None of several others, which the report says."""
+        if len(values) < 2 or asked in values:
+            return asked if asked in values else next(iter(values), asked)
+        listed = ", ".join(map(str, sorted(values)[:4]))
+        self._remark(f"{what} left out: the output names several ({listed})")
+        return None
 
 
 def ranks_per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:
@@ -564,7 +577,8 @@ def _may_have(rows: Row, told: Collective) -> bool:
     """Whether a collective has the rows' operations; some releases print `sum` for SendRecv."""
     if told in _BY_COLUMNS[True, True] + _BY_COLUMNS[True, False]:
         return bool(rows["operations"] != {"none"})
-    return told not in _UNREDUCED or rows["operations"] <= {None, "none"}
+    may_print_one = told not in {Collective.Broadcast, Collective.AllGather}
+    return may_print_one or rows["operations"] <= {None, "none"}
 
 
 def _fits(rows: Row, collective: Collective, *nums_ranks: int) -> bool:

@@ -24,12 +24,14 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from dynamiccl.collect.grid import parse_size
 from dynamiccl.collect.lines import opened
 from dynamiccl.collect.nccl_log import (
     NcclLog,
     Settings,
     Shell,
     add_settings,
+    is_at_prompt,
     kept,
     program_in,
     without_usual,
@@ -59,6 +61,11 @@ _COLUMNS: Final = {
     "i_p99": "time_p99_us",
     "i_cv%": "time_cv_percent",
 }
+#: Columns that every row has, and those that -I adds.
+ROW: Final = (
+    *(RUN, "source_line", "size_bytes", "datatype", "reduction_op", "root", "in_place"),
+    *("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_values"),
+)
 PER_ITERATION: Final = ("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent")
 #: The column names that we know: of the call, of one half or two (-I adds four), and of -S.
 _HEADER: Final = re.compile(
@@ -83,17 +90,23 @@ _RANK: Final = re.compile(
 _OPTION: Final = re.compile(r"\b(agg iters|graph|unalign): (\d+)")
 _FIRST_SIZE: Final = re.compile(r" minBytes (\d{1,18})\b")
 _LIBRARY: Final = re.compile(r"nccl-tests version (\S+)(?:.*nccl-library=(\d{4,6}))?")
+_MIN_BYTES: Final = re.compile(r"\s(?:-b|--minbytes)[ =]?(\d{1,12}[KMGkmg]?)(?=\s|$)")
+_PLACES: Final = re.compile(r"(?i)\b(in|out[-_ ]of)[-_ ]place")
 _OUT_OF_BOUNDS: Final = re.compile(r"Out of bounds values\s*: (\d{1,18})")
 #: Lines that begin a run, as column names and `# Rank` do.
 _BEGINS: Final = ("nccl-tests version", "Collective test starting", " minBytes ", "# Using devices")
-_TAILS: Final = ("Out of bounds", "Avg bus bandwidth", "Collective test concluded")
-#: What ends a run without a tail.
-_ENDS: Final = (
-    *("Test NCCL failure", "Test CUDA failure", "Test failure", "Segmentation fault", "Bus error"),
-    *("Exited with exit code", "CANCELLED AT", "mpirun noticed that", "core dumped", "Killed"),
+#: What a shell or the loader says of a program that did not run: no failure of its config.
+_NO_START: Final = re.compile(
+    r"_perf: (?:error while loading|command not found|No such file|Permission denied)"
 )
-#: What a failed run says; warnings of NCCL's are no failure yet.
-_FAILURES: Final = (*_ENDS, "no algorithm/protocol", "MPI_ABORT")
+#: What ends a run without a tail, and what tells why before its end; other warnings do not.
+_FAILED: Final = re.compile(
+    rf"{_NO_START.pattern}|Test (?:NCCL |CUDA )?failure|Segmentation fault|Bus error|Killed"
+    r"|Terminated|Aborted|Exited with exit code|exited on signal|CANCELLED AT|mpirun noticed that"
+    r"|core dumped"
+)
+_WARNED: Final = re.compile("no algorithm/protocol|MPI_ABORT")
+_TAIL: Final = re.compile(r"Out of bounds|Avg bus bandwidth|Collective test concluded")
 
 
 class Rejected(NamedTuple):
@@ -164,11 +177,8 @@ def layouts_of_header(line: str, *, in_place_first: bool = False) -> dict[int, L
     AlltoAll has a `redop` column and nothing in it, so its rows are one token shorter. Of columns
     that are not known (`cputime` of -C, which is the cost of the launch; the milliseconds of 2018)
     there is no layout.
-
-    >>> sorted(layouts_of_header("#  size time algbw busbw")), layouts_of_header("a b")
-    ([4], None)
     """
-    names = line.lstrip("# ").split()
+    names = line.lstrip("# \t").split()
     if names[:1] not in (["size"], ["bytes"]) or "algbw" not in names:
         return None
     known = _HEADER.fullmatch(" ".join(names))
@@ -211,19 +221,9 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
             continue
         if not plausible(size, time_us, algbw, busbw):
             raise ValueError(f"{size} bytes in {time_us} us are not {algbw} GB/s (busbw {busbw})")
-        row = {
-            RUN: run,
-            "source_line": line,
-            "size_bytes": size,
-            "datatype": datatype,
-            "reduction_op": redop,
-            "root": root,
-            "in_place": in_place,
-            "time_us": time_us,
-            "algbw_gbytes_per_s": algbw,
-            "busbw_gbytes_per_s": busbw,
-            "wrong_values": _wrong(half[3]) if "wrong_values" in names else None,
-        }
+        wrong = _wrong(half[3]) if "wrong_values" in names else None
+        told = (run, line, size, datatype, redop, root, in_place, time_us, algbw, busbw, wrong)
+        row: Row = dict(zip(ROW, told, strict=True))
         if len(names) > 4:
             row |= zip(names[-4:], map(float, half[-4:]), strict=True)
         rows.append(row)
@@ -245,9 +245,6 @@ def plausible(size: int, time_us: float, algbw: float, busbw: float) -> bool:
     them. Bus bandwidth is below twice the algorithm bandwidth for every collective. Bandwidth has
     two decimals (none from 10^4 on, one digit from 10^5 on), time at least two decimals below 100;
     five per cent on top of the rounding.
-
-    >>> plausible(1 << 20, 100.0, 10.49, 18.35), plausible(1 << 20, 100.0, 18.35, 18.35)
-    (True, False)
     """
     if not (time_us > 0.0 and algbw >= 0.0 and busbw >= 0.0 and math.isfinite(time_us)):
         return False
@@ -305,10 +302,9 @@ class Run:
     commands: set[str] = field(default_factory=set)
     ranks: list[RankLine] = field(default_factory=list)
     tests_versions: set[str] = field(default_factory=set)
-    #: What the shell had set when it started, and its command's options.
+    #: What the shell had set when it started, and options of its command and header.
     settings: Settings = field(default_factory=dict)
-    #: Options that its header names.
-    options: Settings = field(default_factory=dict)
+    #: In bytes, by its header, or by the command of one that died before; of one that ran.
     first_size: int | None = None
     nccl: NcclLog = field(default_factory=NcclLog)
     out_of_bounds: int = 0
@@ -324,14 +320,16 @@ class Run:
     @property
     def in_force(self) -> Settings:
         """All that it was told, by whoever says it."""
-        found = without_usual({**self.settings, **self.options})
+        found = without_usual(self.settings)
         add_settings(found, self.nccl.settings)
         return found
 
     def note(self, line: str, number: int) -> None:
         """Take in the facts of a line that is not a row."""
-        if self.failure is None and any(mark in line for mark in _FAILURES):
+        if self.failure is None and (_FAILED.search(line) or _WARNED.search(line)):
             self.failure = (number, line.strip())
+            if _NO_START.search(line):
+                self.first_size = None
         if "CCL" in line:  # RCCL, too
             self.nccl.note(line)
         if "NCCL INFO" not in line:
@@ -347,15 +345,17 @@ class Run:
             self.program = self.program or program_in(line)
         elif " minBytes " in line:
             told = _OPTION.findall(line)
-            self.options |= {f"--{name.replace(' ', '_')}": value for name, value in told}
+            self.settings |= {f"--{name.replace(' ', '_')}": value for name, value in told}
             first = _FIRST_SIZE.search(line)
             self.first_size = int(first[1]) if first else None
         elif wrong := _OUT_OF_BOUNDS.search(line):
             self.out_of_bounds += int(wrong[1])
         elif "Blocking Enabled" in line:
-            self.options["--blocking"] = self.settings.get("--blocking") or "1"
+            self.settings.setdefault("--blocking", "1")
         elif program := program_in(line):
             self.commands.add(program)
+            asked = _MIN_BYTES.search(line)
+            self.first_size = self.first_size or (parse_size(asked[1]) if asked else None)
 
 
 class TextRuns:
@@ -385,8 +385,7 @@ class TextRuns:
                 command = text[:-1] + " "
             elif text:
                 yield from self._other(text, number)
-        if not self.runs[-1].started:
-            self.runs[-1].settings = self._shell.environment
+        self._started()
 
     def _other(self, text: str, number: int) -> Iterator[list[Row]]:
         """A row behind a prefix, a line that was meant as a row, or one that is none."""
@@ -408,6 +407,7 @@ class TextRuns:
         self._report.reject(number, reason, text)
 
     def _halves(self, layout: Layout, tokens: Sequence[str], number: int) -> list[Row]:
+        self._next(if_so=self.runs[-1].ended)  # the header of this one is missing
         run = self._started()
         try:
             halves = read_row(layout, tokens, run.number, number)
@@ -426,24 +426,30 @@ class TextRuns:
         first = self._in_place_first
         layouts = layouts_of_header(text, in_place_first=first) if "algbw" in text else None
         mark = next((mark for mark in _BEGINS if mark in text), None)
-        if any(end in text for end in (*_ENDS, *_TAILS)):
-            self._started().ended, self._in_table = True, False
+        if _FAILED.search(text) or _TAIL.search(text):
+            self._started().ended = True
+            self._layouts, self._in_table = {}, False
         elif layouts is not None or mark is not None or _RANK.match(text):
-            self._next(if_so=run.rows > 0 or run.ended)
+            # The name of another program.
+            is_other = "test starting" in text and run.program not in {None, program_in(text)}
+            self._next(if_so=run.rows > 0 or run.ended or is_other)
             # Of names of columns and of ranks the first two words are alike.
             self._started().marks[mark or " ".join(text.strip("# ").split()[:2])] += 1
             if layouts is not None:
                 self._layouts, self._in_table, self._in_place_first = layouts, True, False
         elif "NCCL INFO" in text or "CCL version" in text:
             # What a communicator says when it is destroyed is of the run before.
-            self._next(if_so=run.ended and not text.endswith(" COMPLETE"))
-        elif "out-of-place" in text and "in-place" in text:
-            self._in_place_first = text.index("in-place") < text.index("out-of-place")
+            is_over = run.ended or (run.rows > 0 and "CCL version" in text)
+            self._next(if_so=is_over and not text.endswith(" COMPLETE"))
+        elif len(places := _PLACES.findall(text)) == 2:
+            self._in_place_first = places[0].lower() == "in"
         else:
-            is_command = program_in(text) is not None
-            self._next(if_so=is_command and (run.started or run.nccl != NcclLog()))
+            program = program_in(text)
+            if program and run.commands - {program} and is_at_prompt(text):
+                self._started()  # the command before is over, and printed nothing that we know
+            self._next(if_so=program is not None and (run.started or run.nccl != NcclLog()))
             told = self._shell.read(text)
-            if run.started and not (run.rows or run.ended or is_command):
+            if run.started and not (run.rows or run.ended or program):
                 # Set while it prints: that it was set before is not known.
                 run.settings |= {k: None for k, v in told.items() if run.settings.get(k) != v}
         self.runs[-1].note(text, number)
@@ -456,12 +462,10 @@ class TextRuns:
         return run
 
     def _next(self, *, if_so: bool) -> None:
-        if not if_so:
-            return
-        if not self.runs[-1].started:
-            self.runs[-1].settings = self._shell.environment
-        self._layouts, self._in_table = {}, False
-        self.runs.append(Run(len(self.runs)))
+        if if_so:
+            self._started()
+            self._layouts, self._in_table = {}, False
+            self.runs.append(Run(len(self.runs)))
 
 
 # --- JSON ---
@@ -562,23 +566,22 @@ def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
 
 
 def _json_run(document: _Document) -> Run:
-    """What the document says of its run, by the lines that the text has in its place."""
-    run, config = Run(0), document.config
-    lines = [
-        f"Collective test starting: {' '.join(document.args[:1])}",
-        f"nThread 1 nGpus 1 minBytes agg iters: {config.aggregated_iterations} "
-        f"graph: {config.graph} unalign: {config.unalign}",
-        "Blocking Enabled" if config.blocking_collectives else "",
-    ]
-    told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
-    for each in filter(None, config.devices):
-        lines.append(told.format_map(defaultdict(str, {"group": "0", **each})))
-    shell = Shell()
+    """What the document says of its run."""
+    run, config, shell = Run(0), document.config, Shell()
+    run.program = program_in(" ".join(document.args[:1]))
     shell.read(" ".join(document.args))
     # `env` is the whole environment of whoever ran it: only settings are kept.
-    run.settings = shell.environment | kept(item.partition("=")[::2] for item in document.env)
-    for line in lines:
-        run.note(line, 0)
+    run.settings = shell.start() | kept(item.partition("=")[::2] for item in document.env)
+    run.settings |= {
+        "--agg_iters": str(config.aggregated_iterations),
+        "--graph": str(config.graph),
+        "--unalign": str(config.unalign),
+    }
+    if config.blocking_collectives:
+        run.settings.setdefault("--blocking", "1")
+    told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
+    devices = (defaultdict(str, {"group": "0", **each}) for each in filter(None, config.devices))
+    run.ranks = [*rank_lines(map(told.format_map, devices))]
     if len(run.ranks) == 1:
         # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
         only, count = run.ranks[0], config.nthreads * config.ngpus

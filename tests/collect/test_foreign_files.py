@@ -455,7 +455,7 @@ def test_options_that_cannot_be_are_not_taken(told: dict[str, Any], tmp_path: Pa
     assert (row["collective"], row["is_default"]) == ("AlltoAll", True)
     assert (row["requested_algorithm"], row["requested_num_channels"]) == (None, None)
     assert row["num_nodes"] == (None if "num_nodes" in told else 1)
-    why = "8|has no algorithms: the option's"
+    why = "8|has no algorithms: algorithm, num_channels"
     assert any(re.search(why, remark) for remark in summary.files[0].remarks)
 
 

@@ -119,3 +119,95 @@ def test_what_nccl_says_between_two_runs_is_of_the_second(tmp_path: Path) -> Non
     import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
     rows = store.read(tmp_path / "out").unique("run").sort("source_line")
     assert rows.select("nccl_version", "time_us").rows() == [("2.26.2", 80.0), ("2.27.3", 81.0)]
+
+
+#: Lines of a file (`AR` a command, `@50` the output of 4 ranks after 50 us) -> what its runs were.
+#: `@-90` is a row without a header.
+SHOWN = {
+    "+ export NCCL_ALGO=Ring / + NCCL_ALGO=Ring / + AR / @50 / + unset NCCL_ALGO / + AR / @60": (
+        "Ring 50 us; own 60 us"
+    ),
+    "+(run.sh:3): export NCCL_ALGO=Ring / +(run.sh:4): AR / @50": "Ring 50 us",
+    "export NCCL_ALGO=Tree / srun --export=NONE AR / @50": "own 50 us",
+    "export NCCL_ALGO=Tree / srun --export=NCCL_ALGO,PATH AR / @50": "Tree 50 us",
+    "#SBATCH --export=ALL,NCCL_ALGO=Tree / srun AR / @50": "Tree 50 us",
+    "##SBATCH --export=ALL,NCCL_ALGO=Tree / srun AR / @50": "own 50 us",
+    "APPTAINERENV_NCCL_ALGO=Tree AR / @50": "Tree 50 us",
+    "set -x NCCL_ALGO Tree / AR / @50": "Tree 50 us",
+    "mpirun --mca mca_base_env_list 'NCCL_ALGO=Tree;NCCL_PROTO=LL' AR / @50": "Tree 50 us",
+    "NCCL_ALGO=ring;allreduce:tree AR / @50": "Tree 50 us",
+    "$ export NCCL_ALGO=Tree / $ AR / @50 / $ exit / me@n2:~$ AR / @60": (
+        "Tree 50 us; ? [algo=?] 60 us"
+    ),
+    "env: / - name: NCCL_ALGO /   value: Tree / AR / @50": "? [algo=?] 50 us",
+    "env: /   NCCL_ALGO: Tree / AR / @50 / AR / @60": "Tree 50 us; ? [algo=?] 60 us",
+    'os.environ["NCCL_ALGO"] = "Tree" / AR / @50': "? [algo=?] 50 us",
+    "### default / $ AR / @50 / ### ring / $ AR / @60": "own 50 us; ? [algo=?] 60 us",
+    'export NCCL_ALGO=Tree / echo "NCCL_ALGO=$NCCL_ALGO" / NCCL_ALGO=Tree / AR / @50 / AR / @60': (
+        "Tree 50 us; Tree 60 us"
+    ),
+    "export NCCL_ALGO=Tree / mpirun -x NCCL_ALGO=${NCCL_ALGO} AR / @50": "Tree 50 us",
+    "mpirun -x NCCL_ALGO=$NCCL_ALGO AR / @50": "? [algo=?] 50 us",
+    "## With `NCCL_ALGO=Tree` / @50": "? [algo=?] 50 us",
+    "# Tree hangs / #export NCCL_ALGO=Tree / ## export NCCL_ALGO=Tree / AR / @50": "own 50 us",
+    "$ RCCL_MSCCL_ENABLE=0 AR / @50": "own [rccl_msccl_enable=~b18a4c] 50 us",
+    "$ NCCL_TOPO_DUMP_FILE=/tmp/t.xml AR / @50": "own 50 us",
+    "$ AR -R $REG / @50": "? [local_register=?] 50 us",
+    "$ LD_PRELOAD=/x/libmscclpp_nccl.so AR / @50": "? [ld_preload=libmscclpp_nccl.so~0532ef] 50 us",
+    "$ AR / n1:7:7 [0] NCCL INFO TUNER/Example: Loaded / @50": "? [tuner=Example] 50 us",
+    "$ NCCL_ALGO=Tree AR / AR: error while loading shared libraries: x / $ AR / @50": "own 50 us",
+    "$ NCCL_ALGO=Tree AR -b 1M / Segmentation fault / $ AR / @50": "Tree failed; own 50 us",
+    "$ srun -N2 /b/all_reduce_perf_mpi -b 1M -e 128M / @50": "own 50 us",
+    "$ NCCL_ALGO=Tree AR / @0 / ^C / $ AR / @50": "Tree failed; own 50 us",
+    "$ ./alltoall_perf -b 1M / There are not enough slots / $ AR / @50": "own 50 us",
+    "$ NCCL_ALGO=Tree AR / @50 / @-90": "Tree 50 us; ? [algo=?] 90 us",
+    "export NCCL_ALGO=Tree: / AR / @50": "? [algo=Tree:] 50 us",
+    "# in_place out_of_place / @50": "own 60 us",
+}
+
+
+def output(time_us: int) -> list[str]:
+    """What 4 ranks print, in place 10 us slower; of 0 us the header alone, below it a row."""
+    if time_us < 0:
+        return output(-time_us)[-2:-1]
+    ranks = [f"# Rank {r} Pid 7 on n1 device {r} [0000:0{r}:00] H" for r in range(4)]
+    names = "# size count type redop root" + 2 * " time algbw busbw #wrong"
+    sides = [(t, (1 << 20) / t / 1e3) for t in (time_us, time_us + 10) if time_us]
+    half = [f"{t}.00 {algbw:.2f} {1.5 * algbw:.2f} 0" for t, algbw in sides]
+    rows = [f"1048576 262144 float sum -1 {' '.join(half)}", "# Avg bus bandwidth : 9"]
+    head = ["# nThread 1 nGpus 4 minBytes 1048576 maxBytes 1048576", *ranks, names]
+    return [*head, *rows] if time_us else head
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_runs_are_what_the_lines_around_them_say(shown: str, tmp_path: Path) -> None:
+    log = tmp_path / "runs.log"
+    each = [line.replace("AR", "./all_reduce_perf") for line in shown.split(" / ")]
+    lines = [output(int(line[1:])) if line[0] == "@" else [line] for line in each]
+    log.write_text("\n".join(line for part in lines for line in part))
+    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    rows = store.read(tmp_path / "out").sort("run", "in_place")
+    runs = rows.unique("run", keep="first", maintain_order=True).to_dicts()
+    assert "; ".join(map(told, runs)).replace("AllReduce ", "") == SHOWN[shown]
+
+
+def test_forced_runs_that_only_the_name_of_the_file_tells_are_not_known(tmp_path: Path) -> None:
+    for name, forced in (("ar_tree_ll.log", None), ("tree.log", "Tree")):
+        log = tmp_path / name
+        log.write_text("\n".join(output(50)))
+        options = ImportOptions(system="s", algorithm=forced)
+        import_files([log], tmp_path / "out", options=options)
+    rows = store.read(tmp_path / "out")
+    assert not rows["is_default"].any()
+    assert set(rows["requested_algorithm"]) == {None, "Tree"}
+
+
+def test_releases_that_contradict_each_other_are_not_filled_by_the_option(tmp_path: Path) -> None:
+    log = tmp_path / "runs.log"
+    old, new = "NCCL version 2.18.5+cuda12.2", "NCCL version 2.20.5+cuda12.4"
+    tables = [output(50)[:-1], output(60)[:-1], [*output(70)[:5], old, *output(70)[5:]]]
+    log.write_text("\n".join([old, *tables[0], new, *tables[1], "", new, *tables[2]]))
+    options = ImportOptions(system="s", nccl_version="2.29.7")
+    import_files([log], tmp_path / "out", options=options)
+    rows = store.read(tmp_path / "out").unique("run").sort("run")
+    assert rows["nccl_version"].to_list() == ["2.18.5", "2.20.5", None]

@@ -72,6 +72,8 @@ def test_other_kernels_are_no_config() -> None:
         ({}, (None, None, None, "default")),
         ({"NCCL_ALGO": "RING"}, ("Ring", None, None, "default")),
         ({"NCCL_ALGO": "Ring,Tree"}, (None, None, None, "algo=Ring,Tree")),
+        ({"NCCL_ALGO": "allreduce:tree;broadcast:ring"}, ("Tree", None, None, "default")),
+        ({"NCCL_ALGO": "^NVLS"}, (None, None, None, "algo=^NVLS")),
         ({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}, (None, None, 8, "default")),
         ({"NCCL_MIN_NCHANNELS": "4", "NCCL_MAX_NCHANNELS": "4"}, (None, None, 4, "default")),
         ({"NCCL_MAX_CTAS": "8"}, (None, None, None, "max_ctas=8")),
@@ -125,7 +127,7 @@ def shell(*lines: str) -> dict[str, str | None]:
         if line == OUTPUT:
             found.start()
         found.read(line)
-    return found.environment
+    return found.start()
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ def test_row_with_another_value_in_a_column_gives_no_row(change: str) -> None:
 
 def test_bandwidth_of_one_digit_need_not_be_near() -> None:
     """From 10^5 GB/s on: 134,218 GB/s are printed as 1e+05, 120,000 not as 2e+05."""
+    assert plausible(1 << 20, 100.0, 10.49, 18.35)
+    assert not plausible(1 << 20, 100.0, 18.35, 18.35)
     assert plausible(1 << 30, 8.0, 1e5, 0.0)
     assert not plausible(1 << 30, 8.9478, 2e5, 0.0)
 
@@ -125,6 +127,8 @@ def test_columns_that_are_not_known_make_no_layout() -> None:
     half = "time algbw busbw"
     for names in (f"size seed {half}", f"size {half} jitter", f"size {half} {half} {half}"):
         assert layouts_of_header(names) == {}
+    assert layouts_of_header("a b") is None
+    assert sorted(layouts_of_header(f"#\tsize {half}") or {}) == [4]
 
 
 def test_time_stamps_and_per_iteration_columns() -> None:
