@@ -40,10 +40,13 @@ def wide_stdout(least: int = WIDTH) -> Console:
 
 
 def folding_table(*heads: str, title: str | None = None) -> Table:
-    """A table whose cells are folded where it is narrow: a run id that is cut names nothing."""
+    """A table whose cells are folded where it is narrow: a run id that is cut names nothing.
+
+    Words of its heads are not.
+    """
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for head in heads:
-        table.add_column(head, overflow="fold")
+        table.add_column(head, overflow="fold", min_width=max(map(len, head.split()), default=0))
     return table
 
 
