@@ -42,7 +42,8 @@ class TooNarrow(Flat):
         self.layer = torch.nn.Linear(32, 7)
 
     def forward(self, window: torch.Tensor) -> torch.Tensor:
-        return self.layer(window).sum(dim=1)
+        made: torch.Tensor = self.layer(window)
+        return made.sum(dim=1)
 
 
 def window(valid: int, seed: int = 0) -> torch.Tensor:
