@@ -22,14 +22,14 @@ from dynamiccl.nccl import Collective
 from dynamiccl.serve.abi import TunerPlugin
 from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.simulator import h100
-from dynamiccl.sizes import bin_center_bytes
+from dynamiccl.sizes import bin_center_bytes, size_label
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SYSTEM: Final = "h100-ib-simulated"
 GROUP: Final = h100.Group(num_nodes=4, ranks_per_node=8)
 #: 20 sizes over the range in which NCCL's choices change, test bins among them.
 SIZES: Final = [bin_center_bytes(4 * octave) for octave in range(12, 32)]
-console = Console(width=110)
+console = Console(width=100)
 
 
 def command(program: str, *arguments: str, parse: bool = False) -> Any:
@@ -101,9 +101,14 @@ def main() -> None:
         f"figures  {path}",
         f"runs     mlflow ui --backend-store-uri {tracking}",
         f"done in {summary['seconds']} s; with your own data: docs/start.md",
-        f"\n{in_one_line(answers)}",
+        "\nAgainst NCCL's own choice, at sizes that the policy never saw:",
     ]
     console.print("\n".join(ended), soft_wrap=True, highlight=False)
+    for system, found in report["systems"].items():
+        name = f"{system} (simulated)" if found["simulated"] else f"{system} (measured)"
+        for sentence in found["sentences"].values():
+            console.print(f"- {name}: {sentence}.", highlight=False)
+    console.print(f"\n{in_one_sentence(answers)}", highlight=False)
 
 
 def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
@@ -140,7 +145,7 @@ def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
     return answers
 
 
-def in_one_line(answers: list[dict[str, Any]]) -> str:
+def in_one_sentence(answers: list[dict[str, Any]]) -> str:
     """What came of it: where the plugin chose otherwise than NCCL, and what that was worth."""
     ratios = [each["time_us"] / each["nccl_time_us"] for each in answers]
     others = [each for each in answers if each["config"] != each["nccl_config"]]
@@ -148,11 +153,11 @@ def in_one_line(answers: list[dict[str, Any]]) -> str:
     best = min(answers, key=lambda each: each["time_us"] / each["nccl_time_us"])
     saved = 1.0 - best["time_us"] / best["nccl_time_us"]
     return (
-        f"AllReduce, {GROUP.num_nodes} x {GROUP.ranks_per_node} H100 (simulated): the plugin takes "
-        f"another config than NCCL at {len(others)} of {len(answers)} sizes, saves "
-        f"{1.0 - sum(ratios) / len(ratios):.1%} of the time over all, at most {saved:.1%} (at "
-        f"{best['size'] >> 20} MiB: {best['config']} for {best['nccl_config']}), and is slower at "
-        f"{slower}"
+        f"The plugin, AllReduce on {GROUP.num_nodes} x {GROUP.ranks_per_node} H100 (simulated): "
+        f"another config than NCCL's at {len(others)} of {len(answers)} sizes, "
+        f"{1.0 - sum(ratios) / len(ratios):.1%} less time in the mean of the sizes, at most "
+        f"{saved:.1%} (at {size_label(best['size'])}: {best['config']} for {best['nccl_config']}), "
+        f"and slower at {slower}."
     )
 
 
@@ -190,16 +195,16 @@ def show_answers(answers: list[dict[str, Any]]) -> None:
     title = (
         f"AllReduce, {GROUP.num_nodes} x {GROUP.ranks_per_node} H100 (simulated), asked by v5 ABI"
     )
-    table = Table("size", "NCCL's choice", "us", "through the plugin", "us", "gain", title=title)
+    table = Table("size", "NCCL's choice", "us", "through the plugin", "us", "saved", title=title)
     for answer in answers:
-        gain = answer["nccl_time_us"] / answer["time_us"] - 1.0
+        saved = 1.0 - answer["time_us"] / answer["nccl_time_us"]
         table.add_row(
-            f"{answer['size']}",
+            size_label(answer["size"]),
             answer["nccl_config"],
             f"{answer['nccl_time_us']:.1f}",
             answer["config"] if answer["acted"] else f"{answer['config']} (left to NCCL)",
             f"{answer['time_us']:.1f}",
-            f"{gain:+.1%}" if answer["config"] != answer["nccl_config"] else "",
+            f"{saved:.1%}" if answer["config"] != answer["nccl_config"] else "",
         )
     console.print(table)
 

@@ -126,11 +126,16 @@ def _check_own(name: str, encoder: Any, window_shape: Sequence[int]) -> None:
     """
     try:
         with torch.no_grad():
-            made = torch.jit.script(encoder)(torch.zeros(2, *map(int, window_shape)))
+            windows = torch.zeros(2, *map(int, window_shape))
+            encoder(windows)  # as Python first: TorchScript puts the cause below its own traceback
+            made = torch.jit.script(encoder)(windows)
         found, said = list(made.shape), encoder.width
     except Exception as error:  # whatever somebody's module may raise is told with its name
         told = " ".join(str(error).split())[:300]
-        raise UserError(f"window encoder '{name}': {type(error).__name__}: {told}") from error
+        raise UserError(
+            f"window encoder '{name}': {type(error).__name__}: {told}; it was given windows "
+            f"{(2, *map(int, window_shape))}: (windows, calls, features)"
+        ) from error
     if found != [2, said]:
         raise UserError(
             f"window encoder '{name}' makes a tensor {found} of 2 windows, and its width is {said}:"

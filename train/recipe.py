@@ -63,6 +63,7 @@ class Recipe:
     #: Gradient steps in all, and between two looks at the validation bins.
     steps: Annotated[int, Within(1, 10**8)] = 4_000
     steps_per_epoch: Annotated[int, Within(1, 10**8)] = 200
+    #: Units of each layer of the MLP that reads window and context together.
     hidden_sizes: Annotated[tuple[int, ...], Within(1, 1 << 14)] = (128, 128)
     #: Units of an LSTM whose state lives as long as the job (stateful_trunk.py), of algorithms that
     #: play in the simulator; 0 = none.

@@ -198,5 +198,7 @@ def _read(text: str, default: object, setting: str) -> object:
             return {"true": True, "false": False}[text.lower()]
         return text if isinstance(default, str) else type(default)(text)  # type: ignore[call-arg]
     except (ValueError, KeyError) as error:
-        shape = "a list such as 1,2" if isinstance(default, tuple) else type(default).__name__
-        raise UserError(f"--set {setting}: '{text}' is not {shape} (default {default})") from error
+        words = {tuple: "a list such as 1,2", bool: "true or false", int: "a whole number"}
+        shape = words.get(type(default), "a number")
+        said = f"'{text}' is not {shape} (default {setting_text(default)})"
+        raise UserError(f"--set {setting}: {said}") from error

@@ -45,6 +45,7 @@ MODEL_NAME: Final = "dynamiccl"
 CANDIDATE: Final = "candidate"
 #: Alias of the version that jobs are to run under (`train/promote.py`).
 CHAMPION: Final = "champion"
+_SERVERS: Final = ("http://", "https://")
 NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -191,7 +192,7 @@ def _store(tracking_uri: str) -> Iterator[MlflowClient]:
         said = str(error.message).partition("\n")[0]
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             raise UserError(
-                f"'{tracking_uri}' does not hold it: {said}; list the runs with 'mlflow ui'"
+                f"'{tracking_uri}' does not hold it: {said}; {_list_runs(tracking_uri)}"
             ) from error
         raise UserError(
             f"cannot track in '{tracking_uri}': {said}; use {DEFAULT_TRACKING_URI} or the "
@@ -254,10 +255,15 @@ def ui_hint(tracking_uri: str, run_id: str) -> str:
     """Where the runs beside a run are compared: a command, and the page that it serves."""
     with _store(tracking_uri) as client:
         page = runs_page(client.get_run(run_id).info.experiment_id)
-    server = tracking_uri.rstrip("/")
-    if tracking_uri.startswith(("http://", "https://")):
-        return f"{server}{page}"
+    if tracking_uri.startswith(_SERVERS):
+        return f"{tracking_uri.rstrip('/')}{page}"
     return f"mlflow ui --backend-store-uri {tracking_uri}\n  and open http://127.0.0.1:5000{page}"
+
+
+def _list_runs(tracking_uri: str) -> str:
+    if tracking_uri.startswith(_SERVERS):
+        return f"list the runs at {tracking_uri}"
+    return f"list the runs with 'mlflow ui --backend-store-uri {tracking_uri}'"
 
 
 def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
@@ -342,7 +348,7 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
         raise MissingPath(
             f"policy of run '{run_or_folder}'",
             folder,
-            f"'{tracking_uri}' does not hold it either; list the runs with 'mlflow ui'",
+            f"'{tracking_uri}' does not hold it either; {_list_runs(tracking_uri)}",
         ) from error
     return Path(local)
 

@@ -73,11 +73,11 @@ def forecast_command(
         )
     groups = [cli.parse_group(text) for text in group or []]
     _check(data, plan)
-    from dynamiccl.evaluate.forecast.asked import ForecastInputs, look_ahead
-    from dynamiccl.evaluate.forecast.output import sweep_for, to_json, write
-
-    asked = ForecastInputs(data, system, policy, tracking_uri, groups, ranks_per_node, least)
     with cli.working("reading traces"):
+        from dynamiccl.evaluate.forecast.asked import ForecastInputs, look_ahead
+        from dynamiccl.evaluate.forecast.output import sweep_for, to_json, write
+
+        asked = ForecastInputs(data, system, policy, tracking_uri, groups, ranks_per_node, least)
         found = look_ahead(traces, asked)
     page = None if out is None else write(found, [str(path) for path in traces], out)
     sweep = sweep_for(found)

@@ -19,7 +19,8 @@ def best_config_map(system: str, found: pl.DataFrame) -> FigureBlock | None:
     svg = svg_text(draw_system("", part, Figure, inches))
     note = (
         "All measured sizes. The fastest measured config, grey where NCCL's own choice is as fast "
-        "within the noise; the number is its gain over NCCL's own choice, default / best - 1, in %."
+        "within the noise; the number is its gain over NCCL's own choice, default / best - 1, in "
+        "%, missing where NCCL's own choice was not measured."
     )
     if families > MOST_FAMILIES:
         note += f" The first {MOST_FAMILIES} of {families} rows."

@@ -16,7 +16,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import comparable, independent, quiet, tuned
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
-from dynamiccl.errors import NotEnoughData, UnknownName
+from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.evaluate.forecast.between import MIN_RUNS, AtSize, between
 from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
@@ -67,11 +67,15 @@ class Measured:
     def __init__(self, frame: pl.DataFrame, system: str | None, version: str | None) -> None:
         """Take the rows that may be compared; `version` is the job's NCCL, where it is known.
 
-        Raises UnknownName where the data hold several systems and none is named, and NotEnoughData
-        without a row.
+        Raises UserError where the data hold several systems and none is named, UnknownName for one
+        that they do not hold, and NotEnoughData without a row.
         """
         names = frame["system"].unique().sort().to_list()
-        if (system is None and len(names) > 1) or (system is not None and system not in names):
+        if system is None and len(names) > 1:
+            raise UserError(
+                f"the data hold {len(names)} systems; name one: --system {' or '.join(names)}"
+            )
+        if system is not None and system not in names:
             raise UnknownName("system", system, names, where="--system")
         self.system = system or str(names[0])
         rows = independent(comparable(quiet(tuned(frame.filter(system=self.system)))))

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.sweep import parse_sweep
-from dynamiccl.errors import NotEnoughData, UnknownName
+from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.evaluate.forecast.forecast import BEST, POLICY, TABLE, Conclusion
 from dynamiccl.evaluate.forecast.gains import Gains, Measured
 from dynamiccl.evaluate.forecast.job import Kind
@@ -230,8 +230,10 @@ def test_what_cannot_be_read_is_said_in_one_line() -> None:
     with pytest.raises(NotEnoughData, match="none of the 2 calls"):
         job([traced(0, collective=None), traced(1, size_bytes=None)])
     two = pl.concat([sweep(), sweep(system="other")])
-    with pytest.raises(UnknownName, match="choose from box, other"):
+    with pytest.raises(UserError, match="2 systems; name one: --system box or other"):
         Measured(two, None, None)
+    with pytest.raises(UnknownName, match="choose from box, other"):
+        Measured(two, "moon", None)
     alone = frame(*sweep().filter(pl.col("run") == "cycle-0").to_dicts())
     found = against(exposed_job(100.0), alone)
     assert found.verdict is Conclusion.CANNOT_TELL

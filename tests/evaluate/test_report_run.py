@@ -86,7 +86,7 @@ def test_runs_are_found_by_every_name_but_a_folders(trained: Trained, shell: She
     with pytest.raises(UserError, match="cannot track"):
         find_run("models:/dynamiccl@nobody", uri)
     gone = shell(*_command(trained), "--policy", "0123456789abcdef", "--out", "gone")
-    assert "list the runs with 'mlflow ui'" in refused(gone, 2)
+    assert f"list the runs with 'mlflow ui --backend-store-uri {uri}'" in refused(gone, 2)
 
 
 def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(

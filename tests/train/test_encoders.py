@@ -34,6 +34,18 @@ class Unscripted(Flat):
             self.width = 40
 
 
+class TooNarrow(Flat):
+    """A layer takes another number of features than a call has."""
+
+    def __init__(self, _shape: tuple[int, int]) -> None:
+        super().__init__(_shape)
+        self.layer = torch.nn.Linear(32, 7)
+
+    def forward(self, window: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layer(window)
+        return made.sum(dim=1)
+
+
 def window(valid: int, seed: int = 0) -> torch.Tensor:
     """Three windows with so many calls each, right-aligned."""
     made = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(seed))
@@ -101,6 +113,10 @@ def test_calls_are_scaled_and_padding_says_nothing(name: str) -> None:
     [
         (Flat, r"'own' makes a tensor \[2, 40\] of 2 windows, and its width is 7: self.width must"),
         (Unscripted, "window encoder 'own': UnsupportedNodeError: try blocks"),
+        (
+            TooNarrow,
+            r"RuntimeError: mat1 and mat2 shapes .* given windows \(2, 8, 5\): \(windows, ca",
+        ),
     ],
 )
 def test_an_own_encoder_that_cannot_be_trained_and_exported_is_told_before(

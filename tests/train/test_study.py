@@ -50,7 +50,7 @@ def test_a_study_is_every_recipe_with_every_combination_and_seed() -> None:
         (["dqm"], [], UnknownName, "ddqn-dueling"),
         (["ddqn-dueling"], ["learning_rate"], UserError, "key=value,value"),
         (["ddqn-dueling"], ["rate=1,2"], UnknownName, "learning_rate"),
-        (["ddqn-dueling"], ["steps=1,x"], UserError, "'x' is not int"),
+        (["ddqn-dueling"], ["steps=1,x"], UserError, "'x' is not a whole number"),
     ],
 )
 def test_what_cannot_be_planned_says_why(

@@ -74,9 +74,8 @@ def _show_settings(recipe: Recipe, *, as_json: bool) -> None:
     for key in [*own, *(key for key in settable() if key not in own)]:
         table.add_row(key, setting_text(values[key]), meanings[key])
     stdout.print(table)
-    stdout.print(
-        f"the first {len(own)} are this recipe's own; the rest as in all recipes", soft_wrap=True
-    )
+    if own:
+        stdout.print(f"the first {len(own)} are this recipe's own; the rest as in all recipes")
 
 
 def fit_command(
