@@ -167,11 +167,11 @@ def run_command(
         if as_json:
             cli.print_json(submitted)
             return
+        log = f"what it says: {submitted['script'].removesuffix('.sbatch')}-*.out"
+        more = f"the same command shows how far it is; {log}" if job else f"data in {out}; {log}"
         _print(
             f"{f'job {job}: {state}' if job else state}; {submitted['trials_done']} of "
-            f"{submitted['trials']} trials done in {submitted['launches_done']} launches; the same "
-            "command shows progress, its log is beside the script "
-            f"{submitted['script']} (-*.out)"
+            f"{submitted['trials']} trials done in {submitted['launches_done']} launches\n{more}"
         )
         return
     summary = start_sweep(sweep, options)

@@ -33,6 +33,8 @@ _ENDED: Final = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "REVOKED", "TIMEOUT",
 })  # fmt: skip
+#: Reasons for which a job may wait for ever, where no node is down (squeue(1)).
+_TOO_MUCH: Final = frozenset({"PartitionNodeLimit", "PartitionTimeLimit"})
 #: Long names of sbatch's one-letter options (sbatch(1), Slurm 22.05 to 25.05) that matter to us.
 _SHORT: Final = {"J": "job-name", "N": "nodes", "o": "output", "a": "array"}
 #: Options of which one replaces the other.
@@ -73,7 +75,9 @@ class Element:
     def text(self) -> str:
         """Its state, and where it runs, or why it does not."""
         if self.state == "PENDING" or self.ended:
-            return self.state + ("" if self.reason == "None" else f" ({self.reason})")
+            fix = ": more than its partition has now or allows; scancel it, and ask for less"
+            why = self.reason + fix * (self.reason in _TOO_MUCH)
+            return self.state + ("" if self.reason == "None" else f" ({why})")
         return self.state + (f" on {self.nodes}" if self.nodes else "")
 
 

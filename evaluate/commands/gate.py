@@ -70,7 +70,8 @@ def gate_command(
                 f"--plan {plan} needs {missing}: the sweep file and the data that the policy was "
                 "trained on"
             )
-        found = _plan(plan, sweep, known, (policy, tracking_uri), q, power)
+        with cli.working("loading PyTorch and the policy, planning"):
+            found = _plan(plan, sweep, known, (policy, tracking_uri), q, power)
         if as_json:
             cli.print_json(asdict(found))
         else:
@@ -79,7 +80,8 @@ def gate_command(
     if data is None or out is None:
         missing = "--data FRESH_DATA" if data is None else "--out DIR"
         raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")
-    gated = _judge(data, out, known, (policy, tracking_uri), q)
+    with cli.working("loading PyTorch and the policy, judging"):
+        gated = _judge(data, out, known, (policy, tracking_uri), q)
     if as_json:
         cli.print_json(gated.to_json())
     else:
@@ -100,9 +102,8 @@ def _plan(
     from dynamiccl.train.tracking import policy_directory
 
     loaded = TorchPolicy.load(policy_directory(*policy))
-    with cli.working("planning"):
-        trained = FreshRuns(read(known), loaded.manifest.actions())
-        return plan_gate(loaded, trained, base, write, q=q, power=power)
+    trained = FreshRuns(read(known), loaded.manifest.actions())
+    return plan_gate(loaded, trained, base, write, q=q, power=power)
 
 
 def _show_plan(found: "GatePlan") -> None:
@@ -157,4 +158,6 @@ def _show(gated: "Gated", out: Path) -> None:
     for count, reason in refusals(gated):
         wide.print(f"refused {count}: {reason}", soft_wrap=True, highlight=False)
     fix = f"{out}: deploy it with 'dynamiccl-deploy export {out} --out DIR'"
+    if not any(row[4] != "0" or row[5] != "0" for row in rows):
+        fix = f"nothing passed: {out} acts nowhere; --plan FRESH.toml writes the runs it needs"
     wide.print(fix, soft_wrap=True, highlight=False)
