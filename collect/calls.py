@@ -141,11 +141,8 @@ def join_traces(
     world_size = pl.coalesce("world_size", pl.lit(base.get("num_ranks"), pl.Int64))
     is_world = pl.lit(base.get("num_nodes") == 1) | (pl.col("num_ranks") == world_size)
     nodes = pl.when(is_world).then(pl.lit(base.get("num_nodes"), pl.Int64))
-    single = (
-        _keyed(records)
-        .with_columns(num_nodes=pl.coalesce("num_nodes", nodes))
-        .unique(["source", "key", "rank"], keep="first", maintain_order=True)
-    )
+    keyed = _keyed(records).with_columns(num_nodes=pl.coalesce("num_nodes", nodes))
+    single = keyed.unique(["source", "key", "rank"], keep="first", maintain_order=True)
     fixed = {n: pl.lit(v) for n, v in base.items() if n not in {"num_ranks", "num_nodes"}}
     ordered = single.sort("rank", maintain_order=True, nulls_last=True)
     calls = join_ranks(ordered, ["source", "key"], _TRACE_CONFIG)
@@ -268,18 +265,17 @@ def read_records(path: Path, report: FileReport) -> npt.NDArray[np.void]:
     Entries whose checksum is wrong, and a torn one at the end, are rejected in `report` with their
     number and their place in the file.
     """
-    raw = path.read_bytes()[HEADER.itemsize :]
-    count, torn = divmod(len(raw), ENTRY.itemsize)
-    entries = np.frombuffer(raw, dtype=ENTRY, count=count)
-    rows = np.frombuffer(raw, dtype=np.uint8, count=len(raw) - torn).reshape(-1, ENTRY.itemsize)
+    raw = path.read_bytes()
+    count, torn = divmod(len(raw) - HEADER.itemsize, ENTRY.itemsize)
+    entries = np.frombuffer(raw, dtype=ENTRY, count=count, offset=HEADER.itemsize)
+    rows = entries.view(np.uint8).reshape(-1, ENTRY.itemsize)
     good = _fnv1a(rows[:, :-4]).astype(np.uint32) == entries["checksum"]
     wrong = [(int(index), "is damaged") for index in np.flatnonzero(~good)]
     if torn:
         wrong.append((count, f"is torn after {torn} bytes"))
     for index, reason in wrong:
-        begin = index * ENTRY.itemsize
-        excerpt = raw[begin : begin + ENTRY.itemsize].hex(" ", 8)
-        place = HEADER.itemsize + begin
+        place = HEADER.itemsize + index * ENTRY.itemsize
+        excerpt = raw[place : place + ENTRY.itemsize].hex(" ", 8)
         report.reject(index + 1, f"the entry at byte {place} {reason}", excerpt)
     report.rows_read += int(good.sum())
     if dropped := int(entries["dropped"][good].sum()):
