@@ -191,14 +191,11 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     unknown), `beyond_noise`.
     """
     rows = cells.comparable(usable(quiet(tuned(frame))))
-    times = cells.cell_times(rows)
+    # Of equal times the default's comes first, then the one that is first by name.
+    times = cells.cell_times(rows).sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
     default = times.filter("is_default").select(*TASK_COLUMNS, default_us="time_us")
-    best = (
-        # Of equal times the default's comes first, then the one that is first by name.
-        times.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
-        .group_by(TASK_COLUMNS, maintain_order=True)
-        .agg(pl.col(CONFIG_COLUMNS).first(), best_us=pl.col("time_us").first())
-    )
+    tasks = times.group_by(TASK_COLUMNS, maintain_order=True)
+    best = tasks.agg(pl.col(CONFIG_COLUMNS).first(), best_us=pl.col("time_us").first())
     pairs = rows.group_by(NOISE_KEY).agg(aa=pl.col("aa_noise_band").median())
     repeats = cells.noise_bands(rows, NOISE_KEY).drop("noise_median")
     # The default of a task's profile is what the job would get otherwise.
@@ -277,7 +274,6 @@ def _family_names(families: Sequence[pl.DataFrame]) -> list[str]:
     firsts = [family.row(0, named=True) for family in families]
     tasks = [{n: "?" if value is None else value for n, value in one.items()} for one in firsts]
     shown = {"system", "collective", "num_nodes", "ranks_per_node"}
-    others = [name for name in FAMILY_COLUMNS if name not in shown]
-    varied = [name for name in others if len({task[name] for task in tasks}) > 1]
+    varied = [n for n in FAMILY_COLUMNS if n not in shown and len({t[n] for t in tasks}) > 1]
     words = ["{collective} {num_nodes}x{ranks_per_node}", *(f"{n} {{{n}}}" for n in varied)]
     return [" ".join(words).format(**task) for task in tasks]

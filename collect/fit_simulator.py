@@ -100,9 +100,8 @@ def fit_to_file(
     if out.suffix != ".toml":
         raise UserError(f"--out is '{out}'; name a TOML file, such as {out.with_suffix('.toml')}")
     file = system_file(base)
-    changes: dict[str, Any] = {"kind": "fitted"}
-    if name is not None:
-        changes["name"] = store.check_slug(name, "system")
+    name = file.name if name is None else store.check_slug(name, "system")
+    changes: dict[str, Any] = {"kind": "fitted", "name": name}
     if systems and not set(systems) <= set(file.fit.systems):
         # Rules about the runs of one data set say nothing about another's.
         changes["fit"] = FitParameters(systems=tuple(systems))

@@ -52,11 +52,9 @@ class Nodes:
     """The nodes that a launcher reaches; our own programs run outside of any container."""
 
     def __init__(self, settings: launchers.LauncherSettings) -> None:
-        extra = settings.extra_args
-        if settings.is_slurm:
-            # Bound to the one core of its task, CPU stress would leave all others alone.
-            extra = (*extra, "--cpu-bind=none")
-        changes = {"container": None, "prefix": (), "extra_args": extra}
+        # Bound to the one core of its task, CPU stress would leave all others alone.
+        unbound = ("--cpu-bind=none",) if settings.is_slurm else ()
+        changes = {"container": None, "prefix": (), "extra_args": (*settings.extra_args, *unbound)}
         self._launcher = settings.model_copy(update=changes)
         #: Whether all ranks of a node are one process.
         self.one_process = not settings.is_distributed
@@ -241,13 +239,12 @@ def _fingerprint(driver: Path, nics: Mapping[str, Any]) -> str | None:
         text = _text(path, encoding="latin-1")
         fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
         if fields.get("GPU Excluded") != "Yes":
-            models.append(fields.get("Model"))
-    named = [model for model in models if model]
-    if not models or named != models:
+            models.append(fields.get("Model", ""))
+    if not models or not all(models):
         return None
     is_mig = any((driver / "capabilities").glob("gpu*/mig/gi*"))
     kind, count = nics["nic_kind"], nics["nics_per_node"] or 0
-    return node_part(named, mig=is_mig, nic_kind=kind, num_nics=count)
+    return node_part(models, mig=is_mig, nic_kind=kind, num_nics=count)
 
 
 def _nic_facts(sysfs: Path) -> dict[str, Any]:
@@ -308,8 +305,7 @@ def watch_health(nodes: Nodes, num_nodes: int) -> Iterator[Health]:
     heard: dict[str, list[Row]] = {}
 
     def are_read(since_s: float) -> bool:
-        read = [one for one in [*heard.values()] if _END(one[-1]) >= since_s]
-        return len(read) >= num_nodes
+        return sum(_END(one[-1]) >= since_s for one in [*heard.values()]) >= num_nodes
 
     def health(stretches: Sequence[tuple[float, float]]) -> list[Row]:
         # Only the reading after it tells what happened at the end of a launch.

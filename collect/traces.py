@@ -376,9 +376,8 @@ def _keep(event: object, spans: _Spans, report: FileReport) -> None:
         report.drop("an event without a time")
         return
     told = mapping(event.get("args"))
-    where: object = f"{event.get('pid')} {event.get('tid')}"
-    if kind in {"compute", "kernel"}:
-        where = whole(told.get("device")) or 0
+    thread, gpu = f"{event.get('pid')} {event.get('tid')}", whole(told.get("device")) or 0
+    where = gpu if kind in {"compute", "kernel"} else thread
     correlation = whole(told.get("correlation"))
     if kind in {"compute", "launch"}:
         name, told = "", {}
