@@ -305,7 +305,7 @@ def watch_health(nodes: Nodes, num_nodes: int) -> Iterator[Health]:
     heard: dict[str, list[Row]] = {}
 
     def are_read(since_s: float) -> bool:
-        return sum(_END(one[-1]) >= since_s for one in [*heard.values()]) >= num_nodes
+        return sum(1 for one in [*heard.values()] if _END(one[-1]) >= since_s) >= num_nodes
 
     def health(stretches: Sequence[tuple[float, float]]) -> list[Row]:
         # Only the reading after it tells what happened at the end of a launch.

@@ -32,7 +32,8 @@ from dynamiccl.datasets.schema import STEPS
 from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 
-_Rows = list[dict[str, Any]]
+_Row = dict[str, Any]
+_Rows = list[_Row]
 #: A trace is recognised by so many characters, and one of PyTorch's decoded in slices of so many.
 BEGINNING: Final = 1 << 16
 _SLICE: Final = 1 << 22
@@ -80,7 +81,7 @@ class Traces(NamedTuple):
     #: Why calls have no time of their own -> calls.
     untimed: Counter[str]
     #: Of traces that gave nothing.
-    errors: list[DataError]
+    errors: list[CorruptFile]
 
 
 def trace_source(path: Path) -> CallSource | None:
@@ -160,7 +161,7 @@ def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
     for line, raw in enumerate(chain(lines, ['{"dump_stats": {}}']), 1):
         if raw.isspace():
             continue
-        document: dict[str, Any] = {}
+        document: _Row = {}
         with suppress(ValueError, RecursionError):
             document = mapping(json.loads(raw))
         if "dump_stats" in document:
@@ -184,9 +185,7 @@ def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
     return found
 
 
-def _inspected(
-    document: dict[str, Any], comm: dict[str, Any], line: int, report: FileReport
-) -> _Rows:
+def _inspected(document: _Row, comm: _Row, line: int, report: FileReport) -> _Rows:
     """The record of one call, or none, with the reason in `report`."""
     perf = mapping(document.get("coll_perf"))
     # `Send` and `Recv` are collectives to some releases.
@@ -333,7 +332,7 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
     return calls, [step | {"rank": rank} for step in _steps(marks, spans, base_us)]
 
 
-def _decoded(file: TextIO, seen: Callable[[Any], None]) -> dict[str, Any]:
+def _decoded(file: TextIO, seen: Callable[[Any], None]) -> _Row:
     """What a trace says beside its events, each of which goes to `seen` once it is decoded.
 
     The events are never in memory together. What slices do not fit (an event longer than one, a
@@ -401,12 +400,10 @@ def _launched(spans: _Spans) -> dict[int | None, tuple[float, list[_Span]]]:
     return launched
 
 
-def _call(
-    head: Mapping[str, Any], kernel: _Span, spans: Sequence[_Span], num_ranks: int | None
-) -> dict[str, Any]:
+def _call(head: _Row, kernel: _Span, spans: list[_Span], num_ranks: int | None) -> _Row:
     """The record of a communication kernel that `spans` launched, in a trace that says `head`."""
     info = mapping(head.get("distributedInfo"))
-    told: dict[str, Any] = {}
+    told: _Row = {}
     for each in (*reversed(spans), kernel):
         told |= {"Collective name": each.name} if each.name.startswith("nccl:") else {}
         told |= each.arguments
@@ -518,7 +515,7 @@ def _ranks(value: object) -> tuple[int, ...] | None:
     return tuple(map(int, told.split(","))) if is_whole else None
 
 
-def _one_of(objects: object, name: str, value: object) -> dict[str, Any]:
+def _one_of(objects: object, name: str, value: object) -> _Row:
     """The object of a list whose `name` is `value`; an empty one without."""
     listed = map(mapping, objects if isinstance(objects, list) else [])
     return next((each for each in listed if each.get(name) == value), {})
@@ -540,7 +537,7 @@ def text(value: object) -> str | None:
     return value if isinstance(value, str) and value not in {"", "undefined"} else None
 
 
-def mapping(value: object) -> dict[str, Any]:
+def mapping(value: object) -> _Row:
     """A JSON value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
