@@ -285,9 +285,9 @@ def _filled(file: SystemFile, found: Mapping[Name, float]) -> SystemFile:
     changes: dict[str, dict[str, Parameter]] = defaultdict(dict)
     for (owner, number), held in _numbers(file).items():
         if held.origin is Origin.FITTED:
-            update: dict[str, Any] = {"origin": Origin.PRIOR, "note": "not in the data"}
-            if (owner, number) in found:
-                update = {"value": found[owner, number]}
+            unseen = {"origin": Origin.PRIOR, "note": "not in the data"}
+            value = found.get((owner, number))
+            update = unseen if value is None else {"value": value}
             changes[owner][number] = held.model_copy(update=update)
     links = file.links.model_copy(update=changes.get(_LINKS, {}))
     cells = [cell.model_copy(update=changes.get(cell.key, {})) for cell in file.cells]

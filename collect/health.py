@@ -168,11 +168,10 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
 
 def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
     """The communicators of a data set, and how many launches have no like to be compared with."""
-    has_times = pl.col("process_times_us").is_not_null() & pl.col("num_hosts").is_not_null()
+    has_time = pl.col("comm_split", "process_times_us", "num_hosts").is_not_null()
     is_alone = pl.col("comm_split").is_null() & pl.col("hosts").is_not_null()
-    is_known = is_alone | (pl.col("comm_split").is_not_null() & has_times)
     launch = pl.concat_str("system", "sweep", pl.coalesce("launch", "run"), separator="|")
-    rows = frame.filter(pl.col("status") == Status.OK.value, is_known)
+    rows = frame.filter(pl.col("status") == Status.OK.value, is_alone | pl.all_horizontal(has_time))
     rows = rows.with_columns(launch=launch, task=pl.struct(_TASK).rank("dense"))
     if rows.is_empty():
         return [], 0
@@ -198,9 +197,8 @@ def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
     spread = MAD_TO_SIGMA * (excess - excess.median()).abs().median()
     launches = told.drop_nulls("excess").group_by("comm", "launch")
     found = launches.agg(excess.quantile(0.5, "lower"), spread=spread, rows=pl.len())
-    found = found.group_by("comm").agg(
-        pl.min("excess"), pl.median("spread"), pl.sum("rows"), pl.len()
-    )
+    comms = found.group_by("comm")
+    found = comms.agg(pl.min("excess"), pl.median("spread"), pl.sum("rows"), pl.len())
     lost = told.filter(pl.col("excess").is_null())["launch"].n_unique()
     parts = [*numbered]
     return sorted(_Comm(parts[comm], *told) for comm, *told in found.iter_rows()), lost
