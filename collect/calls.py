@@ -60,8 +60,7 @@ FLAG_PROBE: Final = 4
 _CHECKS: Final = {
     "collective not known": pl.col("collective") < NUM_TUNED_COLLECTIVES,
     "size 0 or out of range": pl.col("size_bytes").is_between(1, (1 << MAX_SIZE_BITS) - 1),
-    "rank out of range": (pl.col("rank") >= 0)
-    & (pl.col("rank") < pl.col("num_ranks"))
+    "rank out of range": pl.col("rank").is_between(0, pl.col("num_ranks"), closed="left")
     & (pl.col("num_nodes") > 0),
     # Both are 0 where no time was taken.
     "GPU times out of order": ((pl.col("start_ns") == 0) & (pl.col("stop_ns") == 0))
@@ -141,11 +140,18 @@ def join_traces(
     world_size = pl.coalesce("world_size", pl.lit(base.get("num_ranks"), pl.Int64))
     is_world = pl.lit(base.get("num_nodes") == 1) | (pl.col("num_ranks") == world_size)
     nodes = pl.when(is_world).then(pl.lit(base.get("num_nodes"), pl.Int64))
-    single = (
-        _keyed(records)
-        .with_columns(num_nodes=pl.coalesce("num_nodes", nodes))
-        .unique(["source", "key", "rank"], keep="first", maintain_order=True)
-    )
+    stream = ["source", "stream"]
+    place = pl.int_range(pl.len()).over(*stream, "rank")
+    numbered = records.with_row_index("alone").with_columns(place=place)
+    made = pl.struct("collective", "datatype", "group_sequence")
+    is_same = (made.n_unique() == 1).over(*stream, "place")
+    is_same &= pl.len().over(*stream, "place") == pl.col("rank").n_unique().over(stream)
+    numbered = numbered.with_columns(is_same=is_same, num_nodes=pl.coalesce("num_nodes", nodes))
+    alike = pl.col("is_same").all().over(stream)
+    in_stream = pl.when(alike).then(pl.format("{} {}", "stream", "place"))
+    shared = pl.when(pl.col("rank").is_not_null()).then(pl.coalesce("key", in_stream))
+    keyed = numbered.with_columns(key=pl.coalesce(shared, pl.format("record {}", "alone")))
+    single = keyed.unique(["source", "key", "rank"], keep="first", maintain_order=True)
     fixed = {n: pl.lit(v) for n, v in base.items() if n not in {"num_ranks", "num_nodes"}}
     ordered = single.sort("rank", maintain_order=True, nulls_last=True)
     calls = join_ranks(ordered, ["source", "key"], _TRACE_CONFIG)
@@ -155,25 +161,6 @@ def join_traces(
     untimed = Counter(calls.filter(pl.col("time_us").is_null()).select(why).to_series().to_list())
     calls = calls.with_columns(**fixed).sort("timestamp", maintain_order=True)
     return calls_table(calls), untimed, records.height - single.height
-
-
-def _keyed(records: pl.DataFrame) -> pl.DataFrame:
-    """Give each record a `key` that the records of the same call have in common.
-
-    The n-th call of a stream is that of each rank, where all ranks made the same calls in it.
-    """
-    stream = ["source", "stream"]
-    made = pl.struct("collective", "datatype", "group_sequence")
-    numbered = records.with_row_index("alone").with_columns(
-        place=pl.int_range(pl.len()).over(*stream, "rank")
-    )
-    is_same = (made.n_unique() == 1).over(*stream, "place")
-    is_same &= pl.len().over(*stream, "place") == pl.col("rank").n_unique().over(stream)
-    numbered = numbered.with_columns(is_same=is_same)
-    alike = pl.col("is_same").all().over(stream)
-    in_stream = pl.when(alike).then(pl.format("{} {}", "stream", "place"))
-    shared = pl.when(pl.col("rank").is_not_null()).then(pl.coalesce("key", in_stream))
-    return numbered.with_columns(key=pl.coalesce(shared, pl.format("record {}", "alone")))
 
 
 def read_calls(
@@ -237,10 +224,8 @@ def read_header(path: Path) -> np.void:
 
 def _environment(header: np.void) -> dict[str, Any]:
     """The columns of `calls` that a header and its fingerprint tell; None what they do not."""
-    job, fingerprint, plugin, mode = (
-        bytes(header[name]).decode("utf-8", errors="replace")
-        for name in ("job", "fingerprint", "plugin_version", "mode")
-    )
+    texts = ("job", "fingerprint", "plugin_version", "mode")
+    job, fingerprint, plugin, mode = (bytes(header[n]).decode(errors="replace") for n in texts)
     facts = dict(part.split("=", 1) for part in fingerprint.split(";") if "=" in part)
     gpu, _, _ = facts.get("gpu", "").rpartition("*")
     kind, _, nics = facts.get("nic", "").rpartition("*")
@@ -268,18 +253,17 @@ def read_records(path: Path, report: FileReport) -> npt.NDArray[np.void]:
     Entries whose checksum is wrong, and a torn one at the end, are rejected in `report` with their
     number and their place in the file.
     """
-    raw = path.read_bytes()[HEADER.itemsize :]
-    count, torn = divmod(len(raw), ENTRY.itemsize)
-    entries = np.frombuffer(raw, dtype=ENTRY, count=count)
-    rows = np.frombuffer(raw, dtype=np.uint8, count=len(raw) - torn).reshape(-1, ENTRY.itemsize)
+    raw = path.read_bytes()
+    count, torn = divmod(len(raw) - HEADER.itemsize, ENTRY.itemsize)
+    entries = np.frombuffer(raw, dtype=ENTRY, count=count, offset=HEADER.itemsize)
+    rows = entries.view(np.uint8).reshape(-1, ENTRY.itemsize)
     good = _fnv1a(rows[:, :-4]).astype(np.uint32) == entries["checksum"]
     wrong = [(int(index), "is damaged") for index in np.flatnonzero(~good)]
     if torn:
         wrong.append((count, f"is torn after {torn} bytes"))
     for index, reason in wrong:
-        begin = index * ENTRY.itemsize
-        excerpt = raw[begin : begin + ENTRY.itemsize].hex(" ", 8)
-        place = HEADER.itemsize + begin
+        place = HEADER.itemsize + index * ENTRY.itemsize
+        excerpt = raw[place : place + ENTRY.itemsize].hex(" ", 8)
         report.reject(index + 1, f"the entry at byte {place} {reason}", excerpt)
     report.rows_read += int(good.sum())
     if dropped := int(entries["dropped"][good].sum()):

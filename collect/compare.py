@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from dynamiccl.belief import MAD_TO_SIGMA
 from dynamiccl.datasets.cells import CONFIG_COLUMNS, comparable, independent, quiet
 from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import TASK_COLUMNS
@@ -40,8 +41,6 @@ _BESIDE: Final = (
 _BOUNDS: Final = (1 << 16, 1 << 22)
 #: Cells or ranges, and rows, of like size from which noise is taken.
 _LIKE, _LIKE_ROWS = 31, 151
-#: A normal's standard deviation over the median of its absolute values.
-_SIGMA: Final = 1.4826
 #: Times are clipped to so many sigmas, as one launch in a hundred takes twice as long; by how much
 #: larger a cell's own noise is where it counts alone; and two launches never agree better than
 #: the last, since nccl-tests prints three or four digits.
@@ -118,7 +117,7 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
     # Of a few repeats the distance from their median is too small; of one it is no noise.
     noise = pl.when(count > 1).then(off * (count / (count - 1)).sqrt())
     near = noise.rolling_median(_LIKE_ROWS, min_samples=1, center=True)
-    rows = rows.with_columns(limit=_CLIP * _SIGMA * near)
+    rows = rows.with_columns(limit=_CLIP * MAD_TO_SIGMA * near)
     # A median, so that one cell alone is no change of its range.
     several = rows.filter(pl.col("cell").n_unique().over("range") > 2)
     in_ranges = several.group_by("range", *unit, "line", maintain_order=True)
@@ -166,7 +165,7 @@ def _tested(rows: pl.DataFrame) -> pl.DataFrame:
     )
     like = pl.col("squares", "freedom").rolling_sum(_LIKE, min_samples=1, center=True).over("kind")
     steps = pl.col("change").diff().over("kind", "line", order_by="size_bytes").abs() / math.sqrt(2)
-    steps = _SIGMA * steps.rolling_median(_LIKE, min_samples=1, center=True).over("kind")
+    steps = MAD_TO_SIGMA * steps.rolling_median(_LIKE, min_samples=1, center=True).over("kind")
     found = found.with_columns(like.name.prefix("like_"), steps=steps)
     known = pl.col("like_freedom").replace(0, None)
     usual = pl.coalesce((scale * pl.col("like_squares") / known).sqrt(), "steps")

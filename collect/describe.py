@@ -68,9 +68,6 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         two=pl.struct(CONFIG_COLUMNS).filter(forced).n_unique() >= 2,
         default=pl.col("is_default").any(),
     )
-    repeats = timed.group_by([*TASK_COLUMNS, *CONFIG_COLUMNS]).agg(
-        n=pl.struct(cells.REPEAT_COLUMNS).n_unique()
-    )
     sources = sorted(part["source"].unique())
     shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())
     return {
@@ -92,7 +89,7 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         "tasks_with_default": int(tasks["default"].sum()),
         "tasks_with_two_forced": int(tasks["two"].sum()),
         "tasks_scorable": tasks.filter("two", "default").height,
-        "cells_repeated": repeats.filter(pl.col("n") >= 2).height,
+        "cells_repeated": cells.cell_times(part).filter(pl.col("repeats") >= 2).height,
         "verified_share": int(worked["verified"].sum()) / max(worked.height, 1),
         "noise_band": band,
         "noise_median": median,
@@ -148,11 +145,8 @@ def other_lines(directory: Path, systems: Sequence[Mapping[str, Any]]) -> list[s
         return lines
     traced = pl.col("step_us").filter(pl.col("communication_us").is_not_null()).sum()
     shares = pl.col("communication_us", "exposed_us").sum() / traced
-    jobs = (
-        scan(directory, "steps")
-        .group_by("system", "sweep", "run")
-        .agg(pl.len(), pl.col("rank").n_unique(), pl.col("step_us").median() / 1e3, shares)
-    )
+    steps = scan(directory, "steps").group_by("system", "sweep", "run")
+    jobs = steps.agg(pl.len(), pl.n_unique("rank"), pl.median("step_us") / 1e3, shares)
     for row in jobs.sort("system", "sweep", "run").collect().iter_rows():
         system, sweep, run, count, ranks, step_ms, communication, exposed = row
         parts = f"{communication:.0%} of it communication, {exposed:.0%} exposed"
@@ -197,27 +191,21 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     unknown), `beyond_noise`.
     """
     rows = cells.comparable(usable(quiet(tuned(frame))))
-    times = cells.cell_times(rows)
+    # Of equal times the default's comes first, then the one that is first by name.
+    times = cells.cell_times(rows).sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
     default = times.filter("is_default").select(*TASK_COLUMNS, default_us="time_us")
-    best = (
-        # Of equal times the default's comes first, then the one that is first by name.
-        times.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
-        .group_by(TASK_COLUMNS, maintain_order=True)
-        .agg(pl.col("time_us").first().alias("best_us"), pl.col(list(CONFIG_COLUMNS)).first())
-    )
+    tasks = times.group_by(TASK_COLUMNS, maintain_order=True)
+    best = tasks.agg(pl.col(CONFIG_COLUMNS).first(), best_us=pl.col("time_us").first())
+    pairs = rows.group_by(NOISE_KEY).agg(aa=pl.col("aa_noise_band").median())
+    repeats = cells.noise_bands(rows, NOISE_KEY).drop("noise_median")
     # The default of a task's profile is what the job would get otherwise.
-    joined = best.join(default, on=TASK_COLUMNS, how="left", nulls_equal=True)
-    bands = rows.group_by(NOISE_KEY).agg(_aa=pl.col("aa_noise_band").median())
-    repeats = cells.noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
-    bands = bands.join(repeats, on=NOISE_KEY, how="left", nulls_equal=True)
-    bands = bands.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
-    joined = joined.join(bands, on=NOISE_KEY, how="left", nulls_equal=True)
-    config = pl.struct(list(CONFIG_COLUMNS))
-    key = config.map_elements(lambda row: config_of(row).key, return_dtype=pl.String)
-    gain = pl.col("default_us") / pl.col("best_us") - 1.0
-    beyond = gain > pl.col("noise_band").fill_null(0.0)
-    judged = joined.with_columns(best=key, gain=gain, beyond_noise=beyond)
-    return judged.drop(list(CONFIG_COLUMNS)).sort(*FAMILY_COLUMNS, "size_bytes")
+    for told, key in ((default, TASK_COLUMNS), (pairs, NOISE_KEY), (repeats, NOISE_KEY)):
+        best = best.join(told, on=key, how="left", nulls_equal=True)
+    config = pl.struct(CONFIG_COLUMNS).map_elements(lambda row: config_of(row).key, pl.String)
+    gain, band = pl.col("default_us") / pl.col("best_us") - 1.0, pl.coalesce("aa", "noise_band")
+    beyond = gain > band.fill_null(0.0)
+    judged = best.with_columns(best=config, gain=gain, noise_band=band, beyond_noise=beyond)
+    return judged.drop(*CONFIG_COLUMNS, "aa").sort(*FAMILY_COLUMNS, "size_bytes")
 
 
 def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
@@ -225,28 +213,28 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
 
     Raises ModuleNotFoundError without matplotlib, NotEnoughData when no task has a time.
     """
-    from matplotlib.figure import Figure
-
     found = crossovers(frame)
     if found.is_empty():
         raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for (system,), part in found.group_by("system", maintain_order=True):
         paths.append(folder / f"{slug(str(system))}.png")
         title = f"{system}: best measured config by message size"
-        draw_system(title, part, Figure).savefig(paths[-1], dpi=120)
+        figure = draw_system(title, part)
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(paths[-1], dpi=120)
     return paths
 
 
-def draw_system(title: str, part: pl.DataFrame, kind: Any, inches_per_size: float = 0.36) -> Any:
-    """A map of class `kind` of one system's `crossovers`: families by message size."""
+def draw_system(title: str, part: pl.DataFrame, inches_per_size: float = 0.36) -> Any:
+    """A matplotlib Figure of one system's `crossovers`: families by message size."""
     import matplotlib as mpl
+    from matplotlib.figure import Figure
 
     families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:MOST_FAMILIES]
     sizes = sorted(part["size_bytes"].unique())
     size = max(8.0, 2.6 + inches_per_size * len(sizes)), 1.8 + 0.42 * len(families)
-    figure = kind(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     if title:
         figure.suptitle(title, fontsize=11)
@@ -286,8 +274,6 @@ def _family_names(families: Sequence[pl.DataFrame]) -> list[str]:
     firsts = [family.row(0, named=True) for family in families]
     tasks = [{n: "?" if value is None else value for n, value in one.items()} for one in firsts]
     shown = {"system", "collective", "num_nodes", "ranks_per_node"}
-    others = [name for name in FAMILY_COLUMNS if name not in shown]
-    varied = [name for name in others if len({task[name] for task in tasks}) > 1]
-    names = ["{collective} {num_nodes}x{ranks_per_node}".format(**task) for task in tasks]
-    more = [[f"{name} {task[name]}" for name in varied] for task in tasks]
-    return [" ".join([name, *words]) for name, words in zip(names, more, strict=True)]
+    varied = [n for n in FAMILY_COLUMNS if n not in shown and len({t[n] for t in tasks}) > 1]
+    words = ["{collective} {num_nodes}x{ranks_per_node}", *(f"{n} {{{n}}}" for n in varied)]
+    return [" ".join(words).format(**task) for task in tasks]

@@ -147,13 +147,10 @@ def _spin() -> None:
 
 def stress_gpus(level: float, kind: str = "cuda") -> None:
     """Keep all GPUs busy for `level` of the time, or this core (`kind` cpu)."""
+    # Before the import, which takes long.
     parent = os.getppid()
-    try:
-        import torch
-    except ImportError as error:
-        raise MachineError(
-            "interference 'gemm' needs torch on every node; pip install '.[train]'"
-        ) from error
+    import torch
+
     if kind == "cuda" and not torch.cuda.is_available():
         raise MachineError(
             f"interference 'gemm' finds no CUDA device on {platform.node()} (torch "

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,9 +100,8 @@ def fit_to_file(
     if out.suffix != ".toml":
         raise UserError(f"--out is '{out}'; name a TOML file, such as {out.with_suffix('.toml')}")
     file = system_file(base)
-    changes: dict[str, Any] = {"kind": "fitted"}
-    if name is not None:
-        changes["name"] = store.check_slug(name, "system")
+    name = file.name if name is None else store.check_slug(name, "system")
+    changes: dict[str, Any] = {"kind": "fitted", "name": name}
     if systems and not set(systems) <= set(file.fit.systems):
         # Rules about the runs of one data set say nothing about another's.
         changes["fit"] = FitParameters(systems=tuple(systems))
@@ -256,7 +255,7 @@ def _solve(
     values = {name: one.value for name, one in held.items()}
     low = np.log([1.0 if number == "overlap" else _LEAST for _, number in names])
     high = np.log([_MOST_OF.get(number, _MOST) for _, number in names])
-    start = np.log([max(values[name], _LEAST) for name in names])
+    start = np.log([max(values[name], _LEAST) for name in names]).clip(low + 1e-6, high - 1e-6)
     sizes = np.array([cell.call.size_bytes for cell in cells])
     weights = np.where(sizes > LARGE_BYTES, 1.0, 0.25)
     measured = np.log([cell.time_us for cell in cells])
@@ -267,12 +266,7 @@ def _solve(
         return difference
 
     solved = least_squares(
-        residuals,
-        np.clip(start, low + 1e-6, high - 1e-6),
-        bounds=(low, high),
-        loss="soft_l1",
-        f_scale=0.1,
-        max_nfev=200,
+        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, max_nfev=200
     )
     texts = np.array(["/".join(name) for name in names])
     at_bound = (solved.x - low < 1e-3) | (high - solved.x < 1e-3)
@@ -290,10 +284,10 @@ def _filled(file: SystemFile, found: Mapping[Name, float]) -> SystemFile:
     """The description with the fitted numbers; what was to be fitted and is not is a prior."""
     changes: dict[str, dict[str, Parameter]] = defaultdict(dict)
     for (owner, number), held in _numbers(file).items():
-        value = found.get((owner, number))
-        update: dict[str, Any] = {"origin": Origin.PRIOR, "note": "not in the data"}
-        if value is not None or held.origin is Origin.FITTED:
-            update = update if value is None else {"value": value}
+        if held.origin is Origin.FITTED:
+            unseen = {"origin": Origin.PRIOR, "note": "not in the data"}
+            value = found.get((owner, number))
+            update = unseen if value is None else {"value": value}
             changes[owner][number] = held.model_copy(update=update)
     links = file.links.model_copy(update=changes.get(_LINKS, {}))
     cells = [cell.model_copy(update=changes.get(cell.key, {})) for cell in file.cells]
@@ -306,18 +300,12 @@ def _hold_out(file: SystemFile, cells: Sequence[Cell]) -> list[Cell]:
     Staggered by config, since a sweep over channels may stand at a single size: were that size held
     out of every config at once, nothing would tell what a channel does.
     """
-    sizes: dict[str, set[int]] = defaultdict(set)
-    for cell in cells:
-        sizes[cell.label].add(cell.call.size_bytes)
-    fold = {
-        (label, size): (rank + order) % FOLDS
-        for order, label in enumerate(sorted(sizes))
-        for rank, size in enumerate(sorted(sizes[label]))
-    }
+    named = [(cell.label, cell.call.size_bytes) for cell in cells]
+    place = pl.col("size").rank("dense").over("label") + pl.col("label").rank("dense")
+    folds = pl.DataFrame(named, ("label", "size"), orient="row").select(place % FOLDS).to_series()
     found: list[Cell] = []
     for number in range(FOLDS):
-        asked = [cell for cell in cells if fold[cell.label, cell.call.size_bytes] == number]
-        rest = [cell for cell in cells if fold[cell.label, cell.call.size_bytes] != number]
+        asked, rest = [*compress(cells, folds == number)], [*compress(cells, folds != number)]
         # A number that only the held-out sizes would tell stays as the description has it.
         found += predict(file, asked, _solve(file, rest)[0]) if rest and asked else []
     return sorted(found, key=lambda cell: cell.call.size_bytes)

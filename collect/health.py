@@ -147,10 +147,8 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
             f"measure with a sweep as in examples/health.toml (nccl-tests 2.19.2 or later), or "
             f"import logs of {_SETS} sets of hosts or more, of pairs of four nodes or more"
         )
-    inside = [comm for comm in comms if len(comm.hosts) == 1]
-    between = [comm for comm in comms if len(comm.hosts) > 1]
-    slow_inside, noise_inside = _judge(inside, least)
-    slow_between, noise_between = _judge(between, least)
+    slow_inside, noise_inside = _judge([one for one in comms if len(one.hosts) == 1], least)
+    slow_between, noise_between = _judge([one for one in comms if len(one.hosts) > 1], least)
     # What a GPU or node explains that is slow inside is none between nodes.
     explained = {one.where for one in slow_inside}
     slow_between = [o for o in slow_between if explained.isdisjoint(o.where.split(" - "))]
@@ -170,16 +168,11 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
 
 def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
     """The communicators of a data set, and how many launches have no like to be compared with."""
-    has_times = pl.col("process_times_us").is_not_null() & pl.col("num_hosts").is_not_null()
+    has_time = pl.col("comm_split", "process_times_us", "num_hosts").is_not_null()
     is_alone = pl.col("comm_split").is_null() & pl.col("hosts").is_not_null()
-    rows = (
-        frame.filter(pl.col("status") == Status.OK.value)
-        .filter(is_alone | (pl.col("comm_split").is_not_null() & has_times))
-        .with_columns(
-            launch=pl.concat_str("system", "sweep", pl.coalesce("launch", "run"), separator="|"),
-            task=pl.struct(_TASK).rank("dense"),
-        )
-    )
+    launch = pl.concat_str("system", "sweep", pl.coalesce("launch", "run"), separator="|")
+    rows = frame.filter(pl.col("status") == Status.OK.value, is_alone | pl.all_horizontal(has_time))
+    rows = rows.with_columns(launch=launch, task=pl.struct(_TASK).rank("dense"))
     if rows.is_empty():
         return [], 0
     numbered: dict[_Part, int] = {}
@@ -200,21 +193,15 @@ def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
     base = pl.when(_IS_ALONE).then("elsewhere").otherwise(pl.min_horizontal("own", "elsewhere"))
     told = times.join(_elsewhere(times), on=("task", "launch"), how="left")
     told = told.with_columns(excess=pl.col("log") - base)
-    found = (
-        told.drop_nulls("excess")
-        .group_by("comm", "launch")
-        .agg(
-            pl.col("excess").quantile(0.5, "lower"),
-            spread=MAD_TO_SIGMA * (pl.col("excess") - pl.col("excess").median()).abs().median(),
-            rows=pl.len(),
-        )
-        .group_by("comm")
-        .agg(pl.col("excess").min(), pl.col("spread").median(), pl.col("rows").sum(), pl.len())
-    )
+    excess = pl.col("excess")
+    spread = MAD_TO_SIGMA * (excess - excess.median()).abs().median()
+    launches = told.drop_nulls("excess").group_by("comm", "launch")
+    found = launches.agg(excess.quantile(0.5, "lower"), spread=spread, rows=pl.len())
+    comms = found.group_by("comm")
+    found = comms.agg(pl.min("excess"), pl.median("spread"), pl.sum("rows"), pl.len())
     lost = told.filter(pl.col("excess").is_null())["launch"].n_unique()
     parts = [*numbered]
-    comms = [_Comm(parts[comm], *told) for comm, *told in found.iter_rows()]
-    return sorted(comms, key=lambda one: one.members), lost
+    return sorted(_Comm(parts[comm], *told) for comm, *told in found.iter_rows()), lost
 
 
 def _communicators(row: Mapping[str, Any]) -> Iterator[tuple[_Part, float]]:

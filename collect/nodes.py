@@ -40,7 +40,8 @@ from dynamiccl.fingerprint import node_part
 from dynamiccl.slurm import capture
 
 _log = logging.getLogger(__name__)
-
+#: Takes each line of a program's output.
+_Hear = Callable[[str], object]
 #: For the last words of an ended program.
 _END_S: Final = 10.0
 #: A question to all nodes takes as long as a step takes to start; to Slurm, as it is busy.
@@ -51,11 +52,9 @@ class Nodes:
     """The nodes that a launcher reaches; our own programs run outside of any container."""
 
     def __init__(self, settings: launchers.LauncherSettings) -> None:
-        extra = settings.extra_args
-        if settings.is_slurm:
-            # Bound to the one core of its task, CPU stress would leave all others alone.
-            extra = (*extra, "--cpu-bind=none")
-        changes = {"container": None, "prefix": (), "extra_args": extra}
+        # Bound to the one core of its task, CPU stress would leave all others alone.
+        unbound = ("--cpu-bind=none",) if settings.is_slurm else ()
+        changes = {"container": None, "prefix": (), "extra_args": (*settings.extra_args, *unbound)}
         self._launcher = settings.model_copy(update=changes)
         #: Whether all ranks of a node are one process.
         self.one_process = not settings.is_distributed
@@ -77,16 +76,11 @@ class Nodes:
 
     @contextmanager
     def start(
-        self,
-        argv: Sequence[str],
-        num_nodes: int,
-        hear: Callable[[str], object],
-        *,
-        ranks_per_node: int = 1,
+        self, argv: Sequence[str], num_nodes: int, hear: _Hear, *, ranks_per_node: int = 1
     ) -> Iterator["Companion"]:
         """Run a program beside the `with`: one process on each node, or ranks of its own.
 
-        `hear` takes each line of output. Raises MachineError where it cannot be started.
+        Raises MachineError where it cannot be started.
         """
         ranks = launchers.Ranks(tuple(argv), {}, num_nodes, ranks_per_node, overlap=True)
         program = Companion(launchers.command(ranks, self._launcher), hear)
@@ -103,7 +97,7 @@ class Nodes:
 class Companion:
     """A program on the nodes, beside the launches; a thread hands on what it says."""
 
-    def __init__(self, argv: Sequence[str], hear: Callable[[str], object]) -> None:
+    def __init__(self, argv: Sequence[str], hear: _Hear) -> None:
         self.text = shlex.join(argv)
         self.process = launchers.start_session(argv, subprocess.PIPE, stdin=subprocess.PIPE)
         self._lines: deque[str] = deque(maxlen=20)
@@ -130,7 +124,7 @@ class Companion:
         """The end of its output, on one line."""
         return " | ".join([*self._lines]) or "no output"
 
-    def _read(self, hear: Callable[[str], object]) -> None:
+    def _read(self, hear: _Hear) -> None:
         with self.process.stdout as lines:  # type: ignore[union-attr]
             for raw in lines:
                 line = raw.decode(errors="replace").rstrip()
@@ -245,13 +239,12 @@ def _fingerprint(driver: Path, nics: Mapping[str, Any]) -> str | None:
         text = _text(path, encoding="latin-1")
         fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
         if fields.get("GPU Excluded") != "Yes":
-            models.append(fields.get("Model"))
-    named = [model for model in models if model]
-    if not models or named != models:
+            models.append(fields.get("Model", ""))
+    if not models or not all(models):
         return None
     is_mig = any((driver / "capabilities").glob("gpu*/mig/gi*"))
     kind, count = nics["nic_kind"], nics["nics_per_node"] or 0
-    return node_part(named, mig=is_mig, nic_kind=kind, num_nics=count)
+    return node_part(models, mig=is_mig, nic_kind=kind, num_nics=count)
 
 
 def _nic_facts(sysfs: Path) -> dict[str, Any]:
@@ -312,8 +305,7 @@ def watch_health(nodes: Nodes, num_nodes: int) -> Iterator[Health]:
     heard: dict[str, list[Row]] = {}
 
     def are_read(since_s: float) -> bool:
-        read = [one for one in [*heard.values()] if _END(one[-1]) >= since_s]
-        return len(read) >= num_nodes
+        return sum(1 for one in [*heard.values()] if _END(one[-1]) >= since_s) >= num_nodes
 
     def health(stretches: Sequence[tuple[float, float]]) -> list[Row]:
         # Only the reading after it tells what happened at the end of a launch.
@@ -353,14 +345,24 @@ def health_of(
 ) -> Row:
     """The worst of all nodes' readings; unknown where one is silent and none is bad.
 
-    `heard` has the readings by sampler. Columns as `UNKNOWN` has them; `nic_worst` is the port with
-    most retries, else congestion.
+    `heard` has the readings by sampler. Columns as `UNKNOWN` has them: whether a GPU was seen
+    throttled, what counters of all GPUs and ports rose by, and the port with most retries, else
+    congestion. What does not always tell is unknown.
     """
-    parts = [
-        (f"{sampler.rpartition(':')[0]} {part}", bad)
-        for sampler, readings in heard.items()
-        for part, bad in _bad_of_node(readings, begin_s, end_s).items()
-    ]
+    #: Of each GPU and port, by column.
+    parts: list[tuple[str, dict[str, int | None]]] = []
+    for sampler, readings in heard.items():
+        first = max(bisect_right(readings, begin_s, key=_TIME) - 1, 0)
+        found = readings[first : bisect_left(readings, end_s, key=_END) + 1]
+        low_s, high_s = begin_s - MAX_GAP_S, end_s + MAX_GAP_S
+        near = [one for one in found if _END(one) >= low_s and _TIME(one) <= high_s]
+        is_whole = bool(near) and _TIME(near[0]) <= begin_s and _END(near[-1]) >= end_s
+        if not is_whole or any(_TIME(two) - _END(one) > MAX_GAP_S for one, two in pairwise(near)):
+            parts.append(("", dict.fromkeys(_READ)))
+        for part, columns in near[0]["read"].items() if near else ():
+            rows = [one["read"][part] for one in near]
+            bad = {column: _count(column, [row[column] for row in rows]) for column in columns}
+            parts.append((f"{sampler.rpartition(':')[0]} {part}", bad))
     health = {**UNKNOWN}
     for column in _READ:
         counts = [bad[column] for _, bad in parts if column in bad]
@@ -372,31 +374,13 @@ def health_of(
     return health | {"nic_worst": worst if any(counted) else None}
 
 
-def _bad_of_node(
-    readings: Sequence[Row], begin_s: float, end_s: float
-) -> dict[str, dict[str, int | None]]:
-    """How often each GPU was seen throttled, and what counters of each GPU and port rose by.
-
-    By part and column; None where it does not always tell and nothing bad is known. A part "all"
-    says so of all columns where readings do not tell all of the stretch.
-    """
-    first = max(bisect_right(readings, begin_s, key=_TIME) - 1, 0)
-    found = readings[first : bisect_left(readings, end_s, key=_END) + 1]
-    low_s, high_s = begin_s - MAX_GAP_S, end_s + MAX_GAP_S
-    near = [one for one in found if _END(one) >= low_s and _TIME(one) <= high_s]
-    is_whole = bool(near) and _TIME(near[0]) <= begin_s and _END(near[-1]) >= end_s
-    is_whole &= all(_TIME(two) - _END(one) <= MAX_GAP_S for one, two in pairwise(near))
-    bad: dict[str, dict[str, int | None]] = {} if is_whole else {"all": dict.fromkeys(_READ)}
-    for part, columns in near[0]["read"].items() if near else ():
-        bad[part] = {}
-        for column in columns:
-            values = [one["read"][part][column] for one in near]
-            known = [value for value in values if value is not None]
-            # A counter that began anew (a driver reload) has counted what it shows since then.
-            rises = [two - one if two >= one else two for one, two in pairwise(known)]
-            count = sum(known if column == "throttled" else rises)
-            bad[part][column] = count or (0 if len(known) == len(values) else None)
-    return bad
+def _count(column: str, values: Sequence[int | None]) -> int | None:
+    """How often a GPU was throttled, or what a counter rose by; None: perhaps more than 0."""
+    known = [value for value in values if value is not None]
+    # A counter that began anew (a driver reload) has counted what it shows since then.
+    rises = [two - one if two >= one else two for one, two in pairwise(known)]
+    count = sum(known if column == "throttled" else rises)
+    return count or (0 if len(known) == len(values) else None)
 
 
 def main() -> None:

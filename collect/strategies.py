@@ -20,6 +20,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -199,12 +200,9 @@ class Adaptive:
         slots = list(self._later(number, before) if number else self._first())
         # What is not run costs nothing.
         left = self._budget - sum(not outcome.infeasible for outcome in before)
-        taken = set()
-        for index in sorted(range(len(slots)), key=lambda i: (-slots[i].doubt, i)):
-            left -= slots[index].cost()
-            if left < 0:
-                break
-            taken.add(index)
+        order = sorted(range(len(slots)), key=lambda index: -slots[index].doubt)
+        costs = accumulate(slots[index].cost() for index in order)
+        taken = {index for index, cost in zip(order, costs, strict=True) if cost <= left}
         picks = [p for i, each in enumerate(slots) if i in taken for p in self._draw(each, number)]
         return (*(() if number else self._infeasible), *picks) or None
 

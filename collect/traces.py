@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -23,6 +24,7 @@ import polars as pl
 import pyarrow as pa
 
 from dynamiccl.collect.calls import RANK_RECORD, join_traces
+from dynamiccl.collect.grid import DATATYPE_BYTES
 from dynamiccl.collect.lines import opened, plain_lines, unwrapped
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.call_columns import CallSource
@@ -30,7 +32,8 @@ from dynamiccl.datasets.schema import STEPS
 from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 
-_Rows = list[dict[str, Any]]
+_Row = dict[str, Any]
+_Rows = list[_Row]
 #: A trace is recognised by so many characters, and one of PyTorch's decoded in slices of so many.
 BEGINNING: Final = 1 << 16
 _SLICE: Final = 1 << 22
@@ -52,20 +55,13 @@ _OTHERS: Final = re.compile(
 )
 #: CUDA's and HIP's calls that start a kernel.
 _LAUNCHES: Final = r"(?:cuda|cu|hip)(?:Ext)?(?:Module)?(?:Launch|GraphLaunch)"
-#: nccl-tests' element types and their bytes, by PyTorch's names (c10/core/ScalarType.h, and the C++
-#: names of older traces). NCCL has no bool: PyTorch sends bytes (c10d/NCCLUtils.hpp).
+#: nccl-tests' element types by those of PyTorch's names that differ (c10/core/ScalarType.h, and the
+#: C++ names of older traces). NCCL has no bool: PyTorch sends bytes (c10d/NCCLUtils.hpp).
 _TYPES: Final = {
-    **dict.fromkeys(("int8", "char", "signed char"), ("int8", 1)),
-    **dict.fromkeys(("uint8", "byte", "unsigned char", "bool"), ("uint8", 1)),
-    **dict.fromkeys(("int32", "int"), ("int32", 4)),
-    **dict.fromkeys(("int64", "long", "long int"), ("int64", 8)),
-    **dict.fromkeys(("half", "float16"), ("half", 2)),
-    **dict.fromkeys(("float", "float32"), ("float", 4)),
-    **dict.fromkeys(("double", "float64"), ("double", 8)),
-    "bfloat16": ("bfloat16", 2),
-    "float8_e4m3fn": ("f8e4m3", 1),
-    "float8_e5m2": ("f8e5m2", 1),
-}
+    "char": "int8", "signed char": "int8", "int": "int32", "long": "int64", "long int": "int64",
+    "byte": "uint8", "unsigned char": "uint8", "bool": "uint8", "float16": "half",
+    "float32": "float", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
+}  # fmt: skip
 _BY_WIRE: Final = {each.wire: each for each in Collective}
 #: PyTorch's names without prefix, underscores and variants of the same call.
 _TORCH_NAMES: Final = {
@@ -85,7 +81,7 @@ class Traces(NamedTuple):
     #: Why calls have no time of their own -> calls.
     untimed: Counter[str]
     #: Of traces that gave nothing.
-    errors: list[DataError]
+    errors: list[CorruptFile]
 
 
 def trace_source(path: Path) -> CallSource | None:
@@ -103,23 +99,16 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
     stands in `errors` and in their reports. Raises OutputError where none is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
-    reports: list[FileReport] = []
-    errors: list[DataError] = []
-    records, steps = _Rows(), _Rows()
     named = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
-    for file in filter(Path.is_file, chain.from_iterable(named)):
-        try:
-            source = trace_source(file)
-        except DataError as error:
-            errors.append(error)
-            continue
-        if source is not None:
-            report = FileReport(path=str(file), format=source.value)
-            reports.append(report)
-            calls, rows = _read(file, report, base.get("num_ranks"))
-            same = {"source": report.format, "source_file": report.path}
-            records += [call | same for call in calls]
-            steps += [base | row | same for row in rows]
+    tried = [FileReport(str(path), "") for path in chain.from_iterable(named) if path.is_file()]
+    records, steps = _Rows(), _Rows()
+    for report in tried:
+        calls, rows = _read(report, base.get("num_ranks"))
+        same = {"source": report.format, "source_file": report.path}
+        records += [call | same for call in calls]
+        steps += [base | row | same for row in rows]
+    reports = [report for report in tried if report.format]
+    errors = [CorruptFile(report.failure) for report in tried if report.failure]
     if not reports and not errors:
         listed = ", ".join(map(str, paths))
         raise OutputError(f"{listed}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
@@ -127,20 +116,24 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
     if reports:
         reports[0].duplicates += duplicates
     steps.sort(key=itemgetter("source_file", "step"))
-    errors += [CorruptFile(report.failure) for report in reports if report.failure]
     of_steps = pa.Table.from_pylist(steps, schema=STEPS)
     return Traces(table, of_steps, reports, untimed, errors)
 
 
-def _read(path: Path, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
-    """Records as RANK_RECORD that a trace tells, and rows of its steps; none if it is damaged."""
+def _read(report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
+    """Records as RANK_RECORD that a trace tells, and rows of its steps; none of other files."""
+    path = Path(report.path)
     try:
+        source = trace_source(path)
+        if source is None:
+            return [], []
+        report.format = source.value
         with opened(path) as file:
-            if report.format == CallSource.KINETO:
+            if source is CallSource.KINETO:
                 calls, steps = _read_kineto(file, report, num_ranks)
             else:
                 calls, steps = _read_inspector(unwrapped(file), report), []
-    except CorruptFile as error:
+    except DataError as error:
         report.failure = str(error)
         return [], []
     if not calls and report.failure is None:
@@ -168,7 +161,9 @@ def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
     for line, raw in enumerate(chain(lines, ['{"dump_stats": {}}']), 1):
         if raw.isspace():
             continue
-        document = _object(raw)
+        document: _Row = {}
+        with suppress(ValueError, RecursionError):
+            document = mapping(json.loads(raw))
         if "dump_stats" in document:
             if left:
                 reason = f"the dump before is cut off, {left} records early"
@@ -190,16 +185,7 @@ def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
     return found
 
 
-def _object(raw: str) -> dict[str, Any]:
-    try:
-        return mapping(json.loads(raw))
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _inspected(
-    document: dict[str, Any], comm: dict[str, Any], line: int, report: FileReport
-) -> _Rows:
+def _inspected(document: _Row, comm: _Row, line: int, report: FileReport) -> _Rows:
     """The record of one call, or none, with the reason in `report`."""
     perf = mapping(document.get("coll_perf"))
     # `Send` and `Recv` are collectives to some releases.
@@ -213,13 +199,12 @@ def _inspected(
     # (`inspectorComputeOpBw` in inspector.cc); the whole only where its own bandwidth is of that.
     told, time_us = whole(perf.get("coll_msg_size_bytes")), number(perf.get("coll_exec_time_us"))
     moved = (number(perf.get("coll_algobw_gbs")) or 0.0) * 1e3 * (time_us or 0.0)
-    has_parts = collective in {"AllGather", "ReduceScatter"}
+    parts = max(num_ranks, 1) if collective in {"AllGather", "ReduceScatter"} else 1
     share = moved / (told or 1)
-    is_whole = not has_parts or 0.95 < share < 1.05
-    if moved and all(not 0.7 < share / n < 1.4 for n in {1, num_ranks if has_parts else 1}):
+    if moved and all(not 0.7 < share / n < 1.4 for n in {1, parts}):
         others = "the sizes are taken as NCCL's sources say"
         report.remark(f"bandwidths are of neither one nor all parts of a size: {others}")
-    size_bytes = whole((told or 0) * (1 if is_whole else num_ranks))
+    size_bytes = whole((told or 0) * (1 if 0.95 < share < 1.05 else parts))
     if collective is None or not size_bytes or rank is None or rank >= num_ranks:
         why = "its collective, size or rank is missing, not known or out of range"
         report.reject(line, why, str(document))
@@ -347,7 +332,7 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
     return calls, [step | {"rank": rank} for step in _steps(marks, spans, base_us)]
 
 
-def _decoded(file: TextIO, seen: Callable[[Any], None]) -> dict[str, Any]:
+def _decoded(file: TextIO, seen: Callable[[Any], None]) -> _Row:
     """What a trace says beside its events, each of which goes to `seen` once it is decoded.
 
     The events are never in memory together. What slices do not fit (an event longer than one, a
@@ -390,9 +375,8 @@ def _keep(event: object, spans: _Spans, report: FileReport) -> None:
         report.drop("an event without a time")
         return
     told = mapping(event.get("args"))
-    where: object = f"{event.get('pid')} {event.get('tid')}"
-    if kind in {"compute", "kernel"}:
-        where = whole(told.get("device")) or 0
+    thread, gpu = f"{event.get('pid')} {event.get('tid')}", whole(told.get("device")) or 0
+    where = gpu if kind in {"compute", "kernel"} else thread
     correlation = whole(told.get("correlation"))
     if kind in {"compute", "launch"}:
         name, told = "", {}
@@ -416,12 +400,10 @@ def _launched(spans: _Spans) -> dict[int | None, tuple[float, list[_Span]]]:
     return launched
 
 
-def _call(
-    head: Mapping[str, Any], kernel: _Span, spans: Sequence[_Span], num_ranks: int | None
-) -> dict[str, Any]:
+def _call(head: _Row, kernel: _Span, spans: list[_Span], num_ranks: int | None) -> _Row:
     """The record of a communication kernel that `spans` launched, in a trace that says `head`."""
     info = mapping(head.get("distributedInfo"))
-    told: dict[str, Any] = {}
+    told: _Row = {}
     for each in (*reversed(spans), kernel):
         told |= {"Collective name": each.name} if each.name.startswith("nccl:") else {}
         told |= each.arguments
@@ -520,9 +502,10 @@ def _message(
             sent = None
         received = sent * num_ranks if sent and num_ranks else None
     plain = re.sub(r"^.*\(|\).*$|c10::", "", str(name)).strip().lower()
-    datatype, bytes_each = _TYPES.get(plain, (None, 0))
-    elements = received if ran is Collective.AllGather else sent
-    return datatype, whole((elements or 0) * bytes_each) or None if ran is not None else None
+    datatype = _TYPES.get(plain, plain)
+    elements = None if ran is None else received if ran is Collective.AllGather else sent
+    size_bytes = whole((elements or 0) * DATATYPE_BYTES.get(datatype, 0)) or None
+    return datatype if datatype in DATATYPE_BYTES else None, size_bytes
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
@@ -532,7 +515,7 @@ def _ranks(value: object) -> tuple[int, ...] | None:
     return tuple(map(int, told.split(","))) if is_whole else None
 
 
-def _one_of(objects: object, name: str, value: object) -> dict[str, Any]:
+def _one_of(objects: object, name: str, value: object) -> _Row:
     """The object of a list whose `name` is `value`; an empty one without."""
     listed = map(mapping, objects if isinstance(objects, list) else [])
     return next((each for each in listed if each.get(name) == value), {})
@@ -554,7 +537,7 @@ def text(value: object) -> str | None:
     return value if isinstance(value, str) and value not in {"", "undefined"} else None
 
 
-def mapping(value: object) -> dict[str, Any]:
+def mapping(value: object) -> _Row:
     """A JSON value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 

@@ -1,7 +1,6 @@
 """The picture of `dynamiccl-collect describe` for a page: best measured config and gain by size."""
 
 import polars as pl
-from matplotlib.figure import Figure
 
 from dynamiccl.collect.describe import FAMILY_COLUMNS, MOST_FAMILIES, draw_system
 from dynamiccl.datasets.store import slug
@@ -16,7 +15,7 @@ def best_config_map(system: str, found: pl.DataFrame) -> FigureBlock | None:
         return None
     families = part.select(FAMILY_COLUMNS).n_unique()
     inches = column_inches(part["size_bytes"].n_unique())
-    svg = svg_text(draw_system("", part, Figure, inches))
+    svg = svg_text(draw_system("", part, inches))
     note = (
         "All measured sizes. The fastest measured config, grey where NCCL's own choice is as fast "
         "within the noise; the number is its gain over NCCL's own choice, default / best - 1, in "

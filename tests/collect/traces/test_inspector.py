@@ -150,6 +150,7 @@ def test_a_record_without_a_communicator_is_joined_to_none(tmp_path: Path) -> No
     ("header", "record"),
     [
         ({"n_ranks": 0}, {}),
+        ({"n_ranks": 0}, {"coll": "AllGather"}),
         ({"rank": 2}, {}),
         ({"rank": -1}, {}),
         ({}, {"coll_msg_size_bytes": 0}),
