@@ -24,7 +24,6 @@ from harness import OUT, write_result
 
 from dynamiccl.collect import launch
 from dynamiccl.collect.cli import RunOptions, start_sweep
-from dynamiccl.collect.launchers import Finished
 from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.serve.build import build_plugin
@@ -61,7 +60,7 @@ def overhead_ms() -> tuple[float, int]:
     inside = 0.0
     real = launch.run_process
 
-    def timed(*arguments: Any, **more: Any) -> Finished:
+    def timed(*arguments: Any, **more: Any) -> int | None:
         nonlocal inside
         began = time.perf_counter()
         finished = real(*arguments, **more)

@@ -31,7 +31,7 @@ from typing import Any, Final
 from dynamiccl.collect import launchers, schedule
 from dynamiccl.collect.disturb import disturb
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.launchers import Finished, Interrupt, Limits, Ranks, run_process
+from dynamiccl.collect.launchers import Interrupt, Limits, Ranks, run_process
 from dynamiccl.collect.lines import plain_lines
 from dynamiccl.collect.nccl_log import logged_calls, write_costs
 from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes
@@ -267,13 +267,12 @@ class NcclTestsRunner(Runner):
 
         limits = Limits(settings.startup_timeout_s, settings.stall_timeout_s, grace_s, ran.more_s)
         try:
-            finished = run_process(started, limits, take, self._interrupt)
+            ran.returncode = run_process(started, limits, take, self._interrupt)
         except _Enough:
             return ran
         # Slurm signals the steps of a job and its batch script at once, and we hear of it when the
         # step may be gone already, up to 2 s later: then no config is to blame.
-        if finished.returncode not in _ENDED_FROM_OUTSIDE or self._pause(2.0):
-            ran.finished = finished
+        ran.is_over = ran.returncode not in _ENDED_FROM_OUTSIDE or self._pause(2.0)
         return ran
 
     def _pause(self, seconds: float) -> bool:
@@ -305,8 +304,8 @@ class NcclTestsRunner(Runner):
         left = (*rest, *grid.left_over)
         done = replace(launch, measured=measured, left=left, facts=facts, began=began)
         # Where it ended well, another rank's output tore a row: what follows runs again.
-        is_torn = bool(blocks) and ran.finished is not None and ran.finished.returncode == 0
-        if rest and ran.finished is not None and not is_torn:
+        is_torn = bool(blocks) and ran.is_over and ran.returncode == 0
+        if rest and ran.is_over and not is_torn:
             status, reason = ran.what_happened()
 
             def lost(trial: Trial) -> dict[str, Any]:
@@ -319,7 +318,7 @@ class NcclTestsRunner(Runner):
                 # It never started, or has a single config: trying again would not help.
                 rows = tuple((trial, (lost(trial),)) for trial in rest)
                 done = replace(done, measured=(*measured, *rows), left=grid.left_over)
-        if began or ran.finished is None or alone is not None or is_impossible(ran.texts):
+        if began or not ran.is_over or alone is not None or is_impossible(ran.texts):
             return done
         why = verdicts[0]["reason"] if verdicts else ran.what_happened()[1]
         return replace(done, never_began=why)
@@ -370,11 +369,11 @@ class NcclTestsRunner(Runner):
         logs = comm_logs(folder)
         found = choices_of(logs, self._file, launch, grid)
         keep_costs(self._site.out, self._file, launch, (*logs[0], *ran.texts))
-        if ran.finished is None:
+        if not ran.is_over:
             return replace(launch, left=launch.trials)
         verdicts, reached = schedule.judge(launch, folder, len(found))
         rest = grid.asked_from(len(found), launch)
-        went_wrong = ran.finished.returncode != 0
+        went_wrong = ran.returncode != 0
         done = replace(launch, left=grid.left_over, began=bool(found) or (went_wrong and reached))
         if rest and went_wrong and reached and launch.is_scheduled:
             row = lost_row(self._base(launch, rest[0]), *ran.what_happened())
@@ -411,8 +410,10 @@ class _Ran:
     #: All output lines, and when each row arrived, in seconds since the epoch.
     texts: list[str] = field(default_factory=list)
     row_times: list[float] = field(default_factory=list)
-    #: How it ended; None when it was told to stop.
-    finished: Finished | None = None
+    #: Whether it ended, or hung; False when it was told to stop.
+    is_over: bool = False
+    #: As `run_process` tells it.
+    returncode: int | None = None
 
     def more_s(self) -> float:
         """Seconds added to the time limit for the row that is awaited."""
@@ -428,15 +429,15 @@ class _Ran:
 
     def what_happened(self) -> tuple[Status, str]:
         """Status and reason for the config that was running when it ended early."""
-        assert self.finished is not None, "a launch that was told to stop has no culprit"
+        assert self.is_over, "a launch that was told to stop has no culprit"
         words = last_words(self.texts)
-        if self.finished.returncode is None:
+        if self.returncode is None:
             limit_s, what = self.settings.startup_timeout_s, "row within"
             if self.row_times:
                 limit_s, what = self.settings.stall_timeout_s, "new row for"
             return Status.TIMED_OUT, f"no {what} {limit_s + self.more_s():.3g} s: {words}"
         status = Status.INFEASIBLE if is_impossible(self.texts) else Status.FAILED
-        return status, f"exit code {self.finished.returncode}: {words}"
+        return status, f"exit code {self.returncode}: {words}"
 
 
 def read_rows(

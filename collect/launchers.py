@@ -296,23 +296,15 @@ class Limits:
     more_s: Callable[[], float] = lambda: 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Exit status and output of a program."""
-
-    #: As a shell counts: negative = ended by that signal; None = it hung, and we ended it.
-    returncode: int | None
-    lines: tuple[str, ...]
-
-
 def run_process(
     argv: Sequence[str],
     limits: Limits,
-    on_line: Callable[[str, float], bool] = lambda *_: True,
-    interrupt: Interrupt | None = None,
-) -> Finished:
+    on_line: Callable[[str, float], bool],
+    interrupt: Interrupt,
+) -> int | None:
     """Run a program to its end, or end it with all its children when it hangs.
 
+    Returns its exit status: negative = ended by that signal; None = it hung, and we ended it.
     `on_line` takes every line of stdout and stderr, without its end, and when it arrived, in
     seconds since the epoch; it returns whether that is progress.
 
@@ -328,8 +320,7 @@ def run_process(
         while not is_hung and os.waitid(*look) is None:
             if output.hand_on():
                 deadline = time.monotonic() + limits.stall_s + limits.more_s()
-            if interrupt is not None:
-                interrupt.check()
+            interrupt.check()
             is_hung = time.monotonic() >= deadline
         if not is_hung:
             output.hand_on(_LINGER_S)
@@ -341,7 +332,7 @@ def run_process(
         raise
     finally:
         output.pipe.close()
-    return Finished(None if is_hung else leader.returncode, tuple(output.lines))
+    return None if is_hung else leader.returncode
 
 
 class _Output:
@@ -352,7 +343,6 @@ class _Output:
     ) -> None:
         assert leader.stdout is not None
         self.pipe = leader.stdout
-        self.lines: list[str] = []
         self._on_line = on_line
         #: Of the line that has no end yet.
         self._rest = b""
@@ -369,8 +359,8 @@ class _Output:
                 whole, self._rest = [*whole, self._rest], b""
             for raw in whole:
                 # A pseudo-terminal (srun --unbuffered) ends lines with a carriage return too.
-                self.lines.append(raw.removesuffix(b"\r").decode(errors="replace"))
-                progressed |= self._on_line(self.lines[-1], time.time())
+                text = raw.removesuffix(b"\r").decode(errors="replace")
+                progressed |= self._on_line(text, time.time())
             if not read:
                 time.sleep(min(left_s, _LOOK_S))
                 break

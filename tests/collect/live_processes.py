@@ -1,10 +1,34 @@
-"""Facts about processes from the kernel."""
+"""Processes to their end, with what they said; facts about them from the kernel."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from dynamiccl.collect.launchers import Interrupt, Limits, run_process
 
 PATIENCE_S = 20.0
+
+
+class Finished(NamedTuple):
+    returncode: int | None
+    lines: list[str]
+
+
+def run_to_end(
+    argv: Sequence[str],
+    limits: Limits,
+    on_line: Callable[[str, float], bool] = lambda *_: True,
+    interrupt: Interrupt | None = None,
+) -> Finished:
+    """Run a program as a launch does, and keep its lines."""
+    lines: list[str] = []
+
+    def take(text: str, arrived_s: float) -> bool:
+        lines.append(text)
+        return on_line(text, arrived_s)
+
+    return Finished(run_process(argv, limits, take, interrupt or Interrupt()), lines)
 
 
 def children(pid: int) -> list[int]:

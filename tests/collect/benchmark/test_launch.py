@@ -9,7 +9,7 @@ import pytest
 
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.cli import RunOptions, start_sweep
-from dynamiccl.collect.launchers import Finished, Limits
+from dynamiccl.collect.launchers import Limits
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
@@ -97,7 +97,7 @@ def test_what_takes_long_and_does_not_win_is_not_started(
 ) -> None:
     asked: list[float] = []
 
-    def run_process(argv: Any, limits: Limits, *more: Any) -> Finished:
+    def run_process(argv: Any, limits: Limits, *more: Any) -> int | None:
         asked.append(limits.more_s())
         return launchers.run_process(argv, limits, *more)
 

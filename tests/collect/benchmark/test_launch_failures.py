@@ -15,7 +15,7 @@ import pytest
 
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.launchers import Finished, Interrupt, Limits
+from dynamiccl.collect.launchers import Interrupt, Limits
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
@@ -101,7 +101,7 @@ def test_row_that_another_rank_tore_runs_again_with_what_follows(
 ) -> None:
     numbers = {True: itertools.count(), False: itertools.count()}
 
-    def run_process(argv: Sequence[str], limits: Limits, on_line: Any, *more: Any) -> Finished:
+    def run_process(argv: Sequence[str], limits: Limits, on_line: Any, *more: Any) -> int | None:
         def line(text: str, arrived_s: float) -> bool:
             if MEANT_AS_ROW.search(text) and next(numbers["DYNAMICCL_MODE=sweep" in argv]) == 4:
                 text = text[:40]
