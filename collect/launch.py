@@ -28,25 +28,13 @@ from itertools import cycle, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect import launchers, schedule
+from dynamiccl.collect import launchers, output, schedule
 from dynamiccl.collect.disturb import disturb
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.launchers import Interrupt, Limits, Ranks, run_process
 from dynamiccl.collect.lines import plain_lines
 from dynamiccl.collect.nccl_log import logged_calls, write_costs
 from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes
-from dynamiccl.collect.output import (
-    MEANT_AS_ROW,
-    RUN,
-    FileReport,
-    RankLine,
-    Row,
-    Run,
-    TextRuns,
-    hosts_of,
-    rank_lines,
-    read_json,
-)
 from dynamiccl.collect.run import Runner
 from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, lost_row
 from dynamiccl.collect.sweep import RunnerSettings, SweepFile
@@ -77,7 +65,7 @@ _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 
 #: Lines of Slurm and of Open MPI, which end the other ranks and tell each of them.
 _LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
 #: Columns of a row that are of its launch: the runner knows them.
-_OF_A_LAUNCH: Final = {RUN, "source_line", "datatype", "reduction_op", "root"}
+_OF_A_LAUNCH: Final = {output.RUN, "source_line", "datatype", "reduction_op", "root"}
 _FAILURE: Final = re.compile(r"(?i)Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid")
 
 
@@ -188,7 +176,7 @@ class NcclTestsRunner(Runner):
         self._choices.update(facts.get("read_back", {}))
         self._environment.update(facts.get("environment", {}))
 
-    def environment(self) -> Row:
+    def environment(self) -> output.Row:
         """The environment columns known so far."""
         return {**self._environment, "timestamp": datetime.now(UTC)}
 
@@ -257,7 +245,7 @@ class NcclTestsRunner(Runner):
 
         def take(text: str, arrived_s: float) -> bool:
             ran.texts.append(text)
-            if not MEANT_AS_ROW.search(text):
+            if not output.MEANT_AS_ROW.search(text):
                 return False
             ran.row_times.append(arrived_s)
             progress(1)
@@ -293,7 +281,7 @@ class NcclTestsRunner(Runner):
         blocks = blocks[: len(grid.blocks)]
         facts = {"environment": told}
         self.learn(facts)
-        hosts = hosts_of(rank_lines(ran.texts))
+        hosts = output.hosts_of(output.rank_lines(ran.texts))
         wrong = alone or wrong_comms(launch.setting, ran.texts)
         patience_s = 0.0 if wrong else _REPORT_S
         verdicts, began = schedule.judge(launch, folder, len(blocks), patience_s)
@@ -329,9 +317,9 @@ class NcclTestsRunner(Runner):
         grid: Grid,
         ran: "_Ran",
         blocks: Sequence[Sequence[dict[str, Any]]],
-        verdicts: Sequence[Row],
+        verdicts: Sequence[output.Row],
         hosts: str | None,
-    ) -> tuple[tuple[Trial, tuple[Row, ...]], ...]:
+    ) -> tuple[tuple[Trial, tuple[output.Row, ...]], ...]:
         stretches = ran.stretches_of(len(blocks))
         healths = self._health(stretches) if self._health else [UNKNOWN] * len(stretches)
         if unwell := sum(bool(health["throttled"] or health["ecc_errors"]) for health in healths):
@@ -442,7 +430,7 @@ class _Ran:
 
 def read_rows(
     lines: Sequence[str], json: Path, *, sizes: Sequence[int]
-) -> tuple[list[list[Row]], Row]:
+) -> tuple[list[list[output.Row]], output.Row]:
     """The rows of each block of a launch, in order, and the environment columns that it names.
 
     A block has an out-of-place row, and an in-place one where there is such. `lines` is everything
@@ -460,7 +448,7 @@ def read_rows(
 
 def last_words(lines: Sequence[str]) -> str:
     """The error lines of a failed benchmark, else its last; and a launcher's, which names nodes."""
-    told = [line.strip() for line in lines if line.strip() and not MEANT_AS_ROW.search(line)]
+    told = [line.strip() for line in lines if line.strip() and not output.MEANT_AS_ROW.search(line)]
     launchers = [line for line in told if _LAUNCHERS.match(line)]
     # Comment lines are the table's header, which does not explain a failure.
     own = [line for line in told if not _LAUNCHERS.match(line) and not line.startswith("#")]
@@ -474,23 +462,23 @@ def is_impossible(lines: Sequence[str]) -> bool:
     return any("no algorithm/protocol available" in line.lower() for line in lines)
 
 
-def _text_blocks(lines: Sequence[str]) -> tuple[list[list[Row]], Row]:
-    report = FileReport("output", Source.NCCL_TESTS_TEXT.value)
-    found = TextRuns(report)
+def _text_blocks(lines: Sequence[str]) -> tuple[list[list[output.Row]], output.Row]:
+    report = output.FileReport("output", Source.NCCL_TESTS_TEXT.value)
+    found = output.TextRuns(report)
     # A row that cannot be read (torn, or without a time) still takes its place in the walk.
     rows = list(found.rows(plain_lines(lines)))
     first = next((half for row in rows for half in row), None)
-    told = _told(found.runs[first[RUN]]) if first else {}
+    told = _told(found.runs[first[output.RUN]]) if first else {}
     return [[_measured(half, report.format) for half in row] for row in rows], told
 
 
-def _json_blocks(path: Path) -> tuple[list[list[Row]], Row]:
-    report = FileReport(str(path), Source.NCCL_TESTS_JSON.value)
+def _json_blocks(path: Path) -> tuple[list[list[output.Row]], output.Row]:
+    report = output.FileReport(str(path), Source.NCCL_TESTS_JSON.value)
     try:
-        halves, run = read_json(path, report)
+        halves, run = output.read_json(path, report)
     except (FileNotFoundError, DataError):
         return [], {}  # cut off by a crash: the text has what was measured
-    blocks: list[list[Row]] = []
+    blocks: list[list[output.Row]] = []
     # One that is left out would give its place to the next.
     for half in halves if not (report.num_rejected or report.dropped) else ():
         if not (half["in_place"] and blocks and len(blocks[-1]) == 1):
@@ -499,14 +487,14 @@ def _json_blocks(path: Path) -> tuple[list[list[Row]], Row]:
     return blocks, _told(run)
 
 
-def _measured(half: Row, source: str) -> Row:
+def _measured(half: output.Row, source: str) -> output.Row:
     status = Status.WRONG_VALUES if half["wrong_values"] else Status.OK
     told = {k: v for k, v in half.items() if k not in _OF_A_LAUNCH and v is not None}
     numbers = {k: v for k, v in told.items() if not isinstance(v, float) or math.isfinite(v)}
     return {"source": source, "status": status.value, **numbers}
 
 
-def _told(run: Run) -> Row:
+def _told(run: output.Run) -> output.Row:
     """The environment columns that a run names; what two lines say differently is not known."""
     told = {
         "gpu": {line.gpu for line in run.ranks if line.gpu},
@@ -516,7 +504,7 @@ def _told(run: Run) -> Row:
     return {name: next(iter(values)) for name, values in told.items() if len(values) == 1}
 
 
-def _believed(blocks: Sequence[list[Row]], sizes: Sequence[int]) -> list[list[Row]]:
+def _believed(blocks: Sequence[list[output.Row]], sizes: Sequence[int]) -> list[list[output.Row]]:
     """The blocks before the first one that is torn or not of the expected size."""
     pairs = zip(blocks, cycle(sizes), strict=False)
     good = takewhile(lambda pair: pair[0] and pair[0][0]["size_bytes"] == pair[1], pairs)
@@ -528,8 +516,8 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
 
     nccl-tests prints the colour of each rank as its group (`src/util.cu`, writeDeviceReport).
     """
-    groups: dict[int, list[RankLine]] = defaultdict(list)
-    for line in rank_lines(lines):
+    groups: dict[int, list[output.RankLine]] = defaultdict(list)
+    for line in output.rank_lines(lines):
         groups[line.group].append(line)
     if setting.comms is None:
         if len(groups) < 2:
@@ -597,7 +585,7 @@ def choices_of(
 
 def keep_costs(out: Path, file: SweepFile, launch: Launch, log: Sequence[str]) -> None:
     """Keep the cost table of a log's TUNING section as a part of `costs`, if it holds just one."""
-    run = Run(0)
+    run = output.Run(0)
     for line in log:
         if " Bytes -> " not in line:
             run.note(line, 0)
