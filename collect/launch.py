@@ -31,7 +31,7 @@ from typing import Any, Final
 from dynamiccl.collect import launchers, output, schedule
 from dynamiccl.collect.disturb import disturb
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.launchers import Interrupt, Limits, Ranks, run_process
+from dynamiccl.collect.launchers import Interrupt, Ranks, run_process
 from dynamiccl.collect.lines import plain_lines
 from dynamiccl.collect.nccl_log import logged_calls, write_costs
 from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes
@@ -240,8 +240,8 @@ class NcclTestsRunner(Runner):
         ranks = Ranks(argv, env, setting.hosts, setting.ranks_per_host, unset=unset)
         started = launchers.command(ranks, self._site.launcher)
         _log.debug("%s", shlex.join(started))
-        settings, grace_s = self._file.runner, self._site.launcher.grace_s
-        ran = _Ran(time.time(), [calls.slow_s(size) for size in grid.benchmark_bytes], settings)
+        slow_s = [calls.slow_s(size) for size in grid.benchmark_bytes]
+        ran = _Ran(time.time(), slow_s, self._file.runner)
 
         def take(text: str, arrived_s: float) -> bool:
             ran.texts.append(text)
@@ -253,9 +253,9 @@ class NcclTestsRunner(Runner):
                 raise _Enough
             return True
 
-        limits = Limits(settings.startup_timeout_s, settings.stall_timeout_s, grace_s, ran.more_s)
+        grace_s = self._site.launcher.grace_s
         try:
-            ran.returncode = run_process(started, limits, take, self._interrupt)
+            ran.returncode = run_process(started, ran.patience_s, grace_s, take, self._interrupt)
         except _Enough:
             return ran
         # Slurm signals the steps of a job and its batch script at once, and we hear of it when the
@@ -403,9 +403,11 @@ class _Ran:
     #: As `run_process` tells it.
     returncode: int | None = None
 
-    def more_s(self) -> float:
-        """Seconds added to the time limit for the row that is awaited."""
-        return self.slow_s[len(self.row_times) % len(self.slow_s)]
+    def patience_s(self) -> float:
+        """Seconds after which the config of the row that is awaited counts as hung."""
+        settings, row = self.settings, len(self.row_times)
+        limit_s = settings.stall_timeout_s if row else settings.startup_timeout_s
+        return limit_s + self.slow_s[row % len(self.slow_s)]
 
     def stretches_of(self, num_rows: int) -> list[tuple[float, float]]:
         """(begin, end) in Unix seconds of each of the first rows, from the row before it on.
@@ -420,10 +422,8 @@ class _Ran:
         assert self.is_over, "a launch that was told to stop has no culprit"
         words = last_words(self.texts)
         if self.returncode is None:
-            limit_s, what = self.settings.startup_timeout_s, "row within"
-            if self.row_times:
-                limit_s, what = self.settings.stall_timeout_s, "new row for"
-            return Status.TIMED_OUT, f"no {what} {limit_s + self.more_s():.3g} s: {words}"
+            what = "new row for" if self.row_times else "row within"
+            return Status.TIMED_OUT, f"no {what} {self.patience_s():.3g} s: {words}"
         status = Status.INFEASIBLE if is_impossible(self.texts) else Status.FAILED
         return status, f"exit code {self.returncode}: {words}"
 

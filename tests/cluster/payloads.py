@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dynamiccl.collect.launchers import Limits
-from tests.collect.live_processes import Finished, run_to_end
+from tests.collect.live_processes import Finished, Limits, run_to_end
 
 #: Says on one line where and who a rank is, and what it finds under the variables that it is told.
 REPORT = """

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import LauncherSettings, Limits, Ranks, command
+from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
 from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
-from tests.collect.live_processes import Finished, run_to_end
+from tests.collect.live_processes import Finished, Limits, run_to_end
 
 pytestmark = [
     pytest.mark.cluster,
@@ -86,9 +86,8 @@ def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
 BESIDE = """
 from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
 from dynamiccl.collect.nodes import Nodes
-from dynamiccl.collect.launchers import Limits
 from tests.cluster.payloads import HANG, python
-from tests.collect.live_processes import run_to_end
+from tests.collect.live_processes import Limits, run_to_end
 settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)
 full = Ranks(("echo", "ran"), num_nodes=2, ranks_per_node=2)

@@ -8,7 +8,6 @@ import pytest
 
 from dynamiccl.collect.launchers import (
     LauncherSettings,
-    Limits,
     Ranks,
     command,
     end_session,
@@ -16,7 +15,7 @@ from dynamiccl.collect.launchers import (
 )
 from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
-from tests.collect.live_processes import run_to_end
+from tests.collect.live_processes import Limits, run_to_end
 
 pytestmark = pytest.mark.cluster
 

@@ -5,9 +5,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dynamiccl.collect.launchers import Interrupt, Limits, run_process
+from dynamiccl.collect.launchers import Interrupt, run_process
 
 PATIENCE_S = 20.0
+
+
+class Limits(NamedTuple):
+    """Seconds until the first progress, between two, and between SIGTERM and SIGKILL."""
+
+    startup_s: float
+    stall_s: float
+    grace_s: float = 5.0
 
 
 class Finished(NamedTuple):
@@ -23,12 +31,20 @@ def run_to_end(
 ) -> Finished:
     """Run a program as a launch does, and keep its lines."""
     lines: list[str] = []
+    has_begun = False
 
     def take(text: str, arrived_s: float) -> bool:
+        nonlocal has_begun
         lines.append(text)
-        return on_line(text, arrived_s)
+        is_progress = on_line(text, arrived_s)
+        has_begun |= is_progress
+        return is_progress
 
-    return Finished(run_process(argv, limits, take, interrupt or Interrupt()), lines)
+    def patience_s() -> float:
+        return limits.stall_s if has_begun else limits.startup_s
+
+    code = run_process(argv, patience_s, limits.grace_s, take, interrupt or Interrupt())
+    return Finished(code, lines)
 
 
 def children(pid: int) -> list[int]:

@@ -12,12 +12,12 @@ from dynamiccl.collect.launchers import (
     MAX_LINE_BYTES,
     Interrupt,
     LauncherSettings,
-    Limits,
     Ranks,
     command,
+    run_process,
 )
 from dynamiccl.errors import MachineError
-from tests.collect.live_processes import is_running, run_to_end
+from tests.collect.live_processes import Limits, is_running, run_to_end
 
 LIMITS = Limits(startup_s=20, stall_s=20, grace_s=5)
 
@@ -95,10 +95,10 @@ def test_a_step_that_takes_long_may() -> None:
         rows.append(text)
         return True
 
-    # 20 s more for what follows the second row.
-    limits = Limits(startup_s=20, stall_s=0.5, more_s=lambda: 20 if len(rows) == 2 else 0)
-    done = run_to_end(shell(script), limits, take)
-    assert done.returncode is None
+    def patience_s() -> float:
+        return 20 if len(rows) in {0, 2} else 0.5
+
+    assert run_process(shell(script), patience_s, 5, take, Interrupt()) is None
     assert rows == ["1", "2", "3"]
 
 
