@@ -34,7 +34,6 @@ from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Collective, Config, NcclVersion
 from dynamiccl.simulator.default import CostModel, find_machine, machine_names, read_machine
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parts import QUIET
 from dynamiccl.simulator.system import UNTOUCHED, Call, System
 from dynamiccl.simulator.systems import find_system
 
@@ -163,7 +162,7 @@ def call_times(system: System, rules: dict[str, None]) -> CallTimes:
     @cache
     def known_us(group: Group, collective: Collective, size: int, config: Config) -> float | None:
         try:
-            return system.parts(Call(group, collective, size), config, UNTOUCHED).time_us(QUIET)
+            return system.parts(Call(group, collective, size), config, UNTOUCHED).quiet_us
         except KeyError:  # the model has no such cell
             return None
 

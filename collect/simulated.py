@@ -71,18 +71,13 @@ class SimulatorRunner(Runner):
                 f"'{self._file.simulator.system}' runs {modelled}; write {modelled}, leave the key "
                 f"out, or name another as [simulator] system: {others}"
             )
-        known, kinds = self._system.groups(), (QUIET, *SIMULATED)
+        shapes = [f"{g.num_nodes}x{g.ranks_per_node}" for g in self._system.groups()]
         collectives = [collective.wire for collective in self._system.collectives()]
         for setting in dict.fromkeys(trial.setting for trial in trials):
-            if _group(setting) not in known:
-                shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
-                raise InvalidSweep(
-                    f"the simulator has no group of {setting.num_nodes} nodes x "
-                    f"{setting.ranks_per_node} ranks; choose from {shapes}"
-                )
             for what, value, choices in (
+                ("group of ", f"{setting.num_nodes}x{setting.ranks_per_node}", shapes),
                 ("", setting.collective.wire, collectives),
-                ("interference ", setting.interference.kind, kinds),
+                ("interference ", setting.interference.kind, (QUIET, *SIMULATED)),
             ):
                 if value not in choices:
                     raise InvalidSweep(
@@ -145,11 +140,10 @@ class SimulatorRunner(Runner):
             factors = self._noise.factors(launch.run, name, len(comms))
         slower = 1.0 + setting.interference.level
         times_us = parts.time_us(Surroundings(intra=slower, inter=slower)) * factors
+        by_comm = zip(members, times_us.tolist(), strict=True)
+        us_of = {process: of_comm for ranks, of_comm in by_comm for process in ranks}
         # None: it is in no communicator.
-        of_processes: list[float | None] = [None] * processes
-        for ranks, of_comm in zip(members, times_us.tolist(), strict=True):
-            for process in ranks:
-                of_processes[process] = of_comm
+        of_processes = [us_of.get(process) for process in range(processes)]
         time_us = float(np.mean(times_us))
         algbw = trial.size_bytes / (1000.0 * time_us)
         return {
