@@ -71,7 +71,7 @@ _FAILURE: Final = re.compile(r"(?i)Test \w+ failure|error|NCCL WARN|DYNAMICCL:|i
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where nccl-tests runs: launcher, directories, plugin."""
+    """Where nccl-tests runs: directories and plugin."""
 
     out: Path
     #: Folder for the files of launches, on a file system shared by all nodes.
@@ -80,11 +80,12 @@ class Site:
     nccl_tests_dir: Path | None
     #: What plays schedules; None = there is none.
     plugin: Path | None
-    launcher: launchers.LauncherSettings
 
 
-def find_program(collective: Collective, site: Site) -> str:
-    """The binary of a collective as the site's ranks see it, inside a container if there is one.
+def find_program(
+    collective: Collective, folder: Path | None, container: launchers.ContainerSettings | None
+) -> str:
+    """The binary of a collective in a folder (None = PATH), as ranks in the container see it.
 
     Raises InvalidSweep for a collective without a binary, and MachineError when it is not there.
     Of a container nothing is known before a launch: `doctor --inside` looks.
@@ -92,14 +93,13 @@ def find_program(collective: Collective, site: Site) -> str:
     if collective not in BINARIES:
         choices = ", ".join(c.wire for c in BINARIES)
         raise InvalidSweep(f"no nccl-tests binary for {collective.wire}; choose from {choices}")
-    name, place = BINARIES[collective], site.nccl_tests_dir
-    where = None if place is None else str(place.resolve())
-    if (container := site.launcher.container) is not None:
+    name, where = BINARIES[collective], None if folder is None else str(folder.resolve())
+    if container is not None:
         if where is None:
             return name
         with suppress(InvalidSweep):
             return f"{launchers.map_into_container(where, container)}/{name}"
-        return f"{place}/{name}"  # not mounted, so it is the image's own
+        return f"{folder}/{name}"  # not mounted, so it is the image's own
     found = shutil.which(name, path=where)
     if found is None:
         raise MachineError(
@@ -138,10 +138,10 @@ class NcclTestsRunner(Runner):
     def check(self, trials: Sequence[Trial]) -> None:
         """Find binaries and plugin; raises for trials that cannot be measured here."""
         self._plays = any(trial.config != ABSTAIN for trial in trials)
+        folder, container = self._site.nccl_tests_dir, self._file.launcher.container
         for setting in dict.fromkeys(trial.setting for trial in trials):
             self._check_setting(setting)
-            if setting.collective not in self._programs:
-                self._programs[setting.collective] = find_program(setting.collective, self._site)
+            self._programs[setting.collective] = find_program(setting.collective, folder, container)
         version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[4]
         if self._plays and self._site.plugin is None:
             raise MachineError(
@@ -187,7 +187,7 @@ class NcclTestsRunner(Runner):
 
     def _check_setting(self, setting: Setting) -> None:
         """Raise InvalidSweep for a setting that cannot be started here."""
-        launcher, container = self._site.launcher, self._site.launcher.container
+        launcher, container = self._file.launcher, self._file.launcher.container
         kind = setting.interference.kind
         if kind == "congestion" or (kind == "traffic" and container is not None):
             raise InvalidSweep(
@@ -214,7 +214,7 @@ class NcclTestsRunner(Runner):
             ran = self._start(launch, grid, folder, lambda _: None)
             return self._read_back(launch, grid, folder, ran)
         program = self._programs[launch.setting.collective]
-        nodes = Nodes(self._site.launcher)
+        nodes = Nodes(self._file.launcher)
         with disturb(nodes, self._num_gpus, launch.setting, program) as lost:
             ran = self._start(launch, grid, folder, progress)
             alone = lost()
@@ -224,7 +224,7 @@ class NcclTestsRunner(Runner):
         self, launch: Launch, grid: Grid, folder: Path, progress: Callable[[int], None]
     ) -> "_Ran":
         """Run the process of a launch in `folder`; calls `progress` for each row."""
-        setting, container = launch.setting, self._site.launcher.container
+        setting, container = launch.setting, self._file.launcher.container
         inside = Path(launchers.map_into_container(str(folder.resolve()), container))
         calls = schedule.calls_of(launch, self._file)
         digest = plugin = ""
@@ -233,12 +233,12 @@ class NcclTestsRunner(Runner):
             (folder / schedule.SCHEDULE_NAME).write_bytes(played.to_bytes())
             digest = played.content_hash
             plugin = launchers.map_into_container(str(self._site.plugin), container)
-        gpus = 1 if self._site.launcher.is_distributed else setting.ranks_per_host
+        gpus = 1 if self._file.launcher.is_distributed else setting.ranks_per_host
         program = self._programs[setting.collective]
         argv = schedule.arguments(program, launch, grid, self._file, gpus=gpus, folder=inside)
         env, unset = schedule.environment(launch, inside, plugin, digest)
         ranks = Ranks(argv, env, setting.hosts, setting.ranks_per_host, unset=unset)
-        started = launchers.command(ranks, self._site.launcher)
+        started = launchers.command(ranks, self._file.launcher)
         _log.debug("%s", shlex.join(started))
         slow_s = [calls.slow_s(size) for size in grid.benchmark_bytes]
         ran = _Ran(time.time(), slow_s, self._file.runner)
@@ -253,7 +253,7 @@ class NcclTestsRunner(Runner):
                 raise _Enough
             return True
 
-        grace_s = self._site.launcher.grace_s
+        grace_s = self._file.launcher.grace_s
         try:
             ran.returncode = run_process(started, ran.patience_s, grace_s, take, self._interrupt)
         except _Enough:
