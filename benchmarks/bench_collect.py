@@ -24,9 +24,7 @@ from harness import OUT, write_result
 
 from dynamiccl.collect import launch
 from dynamiccl.collect.cli import RunOptions, start_sweep
-from dynamiccl.collect.launchers import Finished
 from dynamiccl.collect.plan import make_plan
-from dynamiccl.collect.read_back import read_rows
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.serve.build import build_plugin
 
@@ -62,7 +60,7 @@ def overhead_ms() -> tuple[float, int]:
     inside = 0.0
     real = launch.run_process
 
-    def timed(*arguments: Any, **more: Any) -> Finished:
+    def timed(*arguments: Any, **more: Any) -> int | None:
         nonlocal inside
         began = time.perf_counter()
         finished = real(*arguments, **more)
@@ -93,7 +91,7 @@ def rows_per_s() -> tuple[float, int]:
     """Rows parsed from text each second, and the number of rows."""
     lines = [_row(size) for _ in range(CYCLES) for size in SIZES]
     began = time.perf_counter()
-    blocks, _ = read_rows(lines, Path("absent"), sizes=SIZES)
+    blocks, _ = launch.read_rows(lines, Path("absent"), sizes=SIZES)
     seconds = time.perf_counter() - began
     rows = sum(len(block) for block in blocks)
     assert rows == 2 * len(lines)

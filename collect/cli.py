@@ -209,8 +209,7 @@ def start_sweep(sweep: Sweep, options: RunOptions) -> Summary:
             runner: Runner = SimulatorRunner(sweep.file, options.out)
             if options.runner == NcclTestsRunner.name:
                 sweep = without_slow(sweep)
-                work, programs = folder / "work", options.nccl_tests_dir
-                site = Site(options.out, work, programs, plugin, sweep.file.launcher)
+                site = Site(options.out, folder / "work", options.nccl_tests_dir, plugin)
                 runner = _nccl_tests(sweep.file, site, interrupt, stack)
             progress = SweepProgress(sweep.file.name, _stderr, lambda: interrupt.requested)
             summary = run_sweep(
@@ -242,7 +241,7 @@ def _nccl_tests(
     file: SweepFile, site: Site, interrupt: Interrupt, stack: ExitStack
 ) -> NcclTestsRunner:
     """The runner of real sweeps, with samplers on its nodes until the stack is closed."""
-    nodes, num_nodes = Nodes(site.launcher), max(group.hosts for group in file.groups)
+    nodes, num_nodes = Nodes(file.launcher), max(group.hosts for group in file.groups)
     facts, health = ask_nodes(nodes, num_nodes, os.environ), None
     if file.telemetry.enabled:
         health = stack.enter_context(watch_health(nodes, num_nodes))

@@ -74,12 +74,6 @@ def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ..
     return tuple(sizes)
 
 
-def walk_arguments(walk: Walk) -> tuple[str, ...]:
-    """The `-b -e -f` of a walk."""
-    ends = ("-b", str(walk[0]), "-e", str(walk[-1]))
-    return (*ends, "-f", str(walk[1] // walk[0])) if len(walk) > 1 else ends
-
-
 def chains(sizes: Iterable[int]) -> list[Walk]:
     """Cut sizes into walks by a factor, each time the longest that is left."""
     left = set(sizes)

@@ -4,33 +4,42 @@ A launch works in a folder of its own under the journal, on a file system that a
 schedule is written there, the plugin reports there what it played, and timed launches print nothing
 but their table; which config NCCL really ran is read back once for each trial, from the log of an
 untimed launch.
+
+Of what a launch printed, text is what survives a crash, and JSON has the digits: JSON is taken when
+it is whole and holds every row of the text, the text otherwise. A row that cannot be read, or of a
+size that is not the next of the walk, ends what is believed: the blocks from there on count as not
+reached, and run again.
 """
 
 import logging
+import math
+import re
 import shlex
 import shutil
 import signal
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import cycle, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect import launchers, read_back, schedule
+from dynamiccl.collect import launchers, output, schedule
 from dynamiccl.collect.disturb import disturb
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.launchers import Finished, Interrupt, Limits, Ranks, run_process
+from dynamiccl.collect.launchers import Interrupt, Ranks, run_process
+from dynamiccl.collect.lines import plain_lines
+from dynamiccl.collect.nccl_log import logged_calls, write_costs
 from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes
-from dynamiccl.collect.output import MEANT_AS_ROW, hosts_of, rank_lines
 from dynamiccl.collect.run import Runner
-from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, Row, lost_row
+from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, lost_row
 from dynamiccl.collect.sweep import RunnerSettings, SweepFile
 from dynamiccl.datasets.schema import Source, Status
-from dynamiccl.errors import InvalidSweep, MachineError
+from dynamiccl.errors import DataError, InvalidSweep, MachineError
 from dynamiccl.nccl import ABSTAIN, TUNER_ABI_SINCE, Collective, NcclVersion
 
 _log = logging.getLogger(__name__)
@@ -53,10 +62,16 @@ _ACTUAL: Final = ("actual_algorithm", "actual_protocol", "actual_num_channels")
 #: Exit codes after SIGTERM or SIGKILL, as seen by us and as reported by a launcher.
 _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 15, 128 + 9})
 
+#: Lines of Slurm and of Open MPI, which end the other ranks and tell each of them.
+_LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
+#: Columns of a row that are of its launch: the runner knows them.
+_OF_A_LAUNCH: Final = {output.RUN, "source_line", "datatype", "reduction_op", "root"}
+_FAILURE: Final = re.compile(r"(?i)Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid")
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where nccl-tests runs: launcher, directories, plugin."""
+    """Where nccl-tests runs: directories and plugin."""
 
     out: Path
     #: Folder for the files of launches, on a file system shared by all nodes.
@@ -65,11 +80,12 @@ class Site:
     nccl_tests_dir: Path | None
     #: What plays schedules; None = there is none.
     plugin: Path | None
-    launcher: launchers.LauncherSettings
 
 
-def find_program(collective: Collective, site: Site) -> str:
-    """The binary of a collective as the site's ranks see it, inside a container if there is one.
+def find_program(
+    collective: Collective, folder: Path | None, container: launchers.ContainerSettings | None
+) -> str:
+    """The binary of a collective in a folder (None = PATH), as ranks in the container see it.
 
     Raises InvalidSweep for a collective without a binary, and MachineError when it is not there.
     Of a container nothing is known before a launch: `doctor --inside` looks.
@@ -77,14 +93,13 @@ def find_program(collective: Collective, site: Site) -> str:
     if collective not in BINARIES:
         choices = ", ".join(c.wire for c in BINARIES)
         raise InvalidSweep(f"no nccl-tests binary for {collective.wire}; choose from {choices}")
-    name, place = BINARIES[collective], site.nccl_tests_dir
-    where = None if place is None else str(place.resolve())
-    if (container := site.launcher.container) is not None:
+    name, where = BINARIES[collective], None if folder is None else str(folder.resolve())
+    if container is not None:
         if where is None:
             return name
         with suppress(InvalidSweep):
             return f"{launchers.map_into_container(where, container)}/{name}"
-        return f"{place}/{name}"  # not mounted, so it is the image's own
+        return f"{folder}/{name}"  # not mounted, so it is the image's own
     found = shutil.which(name, path=where)
     if found is None:
         raise MachineError(
@@ -123,10 +138,10 @@ class NcclTestsRunner(Runner):
     def check(self, trials: Sequence[Trial]) -> None:
         """Find binaries and plugin; raises for trials that cannot be measured here."""
         self._plays = any(trial.config != ABSTAIN for trial in trials)
+        folder, container = self._site.nccl_tests_dir, self._file.launcher.container
         for setting in dict.fromkeys(trial.setting for trial in trials):
             self._check_setting(setting)
-            if setting.collective not in self._programs:
-                self._programs[setting.collective] = find_program(setting.collective, self._site)
+            self._programs[setting.collective] = find_program(setting.collective, folder, container)
         version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[4]
         if self._plays and self._site.plugin is None:
             raise MachineError(
@@ -161,7 +176,7 @@ class NcclTestsRunner(Runner):
         self._choices.update(facts.get("read_back", {}))
         self._environment.update(facts.get("environment", {}))
 
-    def environment(self) -> Row:
+    def environment(self) -> output.Row:
         """The environment columns known so far."""
         return {**self._environment, "timestamp": datetime.now(UTC)}
 
@@ -172,7 +187,7 @@ class NcclTestsRunner(Runner):
 
     def _check_setting(self, setting: Setting) -> None:
         """Raise InvalidSweep for a setting that cannot be started here."""
-        launcher, container = self._site.launcher, self._site.launcher.container
+        launcher, container = self._file.launcher, self._file.launcher.container
         kind = setting.interference.kind
         if kind == "congestion" or (kind == "traffic" and container is not None):
             raise InvalidSweep(
@@ -199,7 +214,7 @@ class NcclTestsRunner(Runner):
             ran = self._start(launch, grid, folder, lambda _: None)
             return self._read_back(launch, grid, folder, ran)
         program = self._programs[launch.setting.collective]
-        nodes = Nodes(self._site.launcher)
+        nodes = Nodes(self._file.launcher)
         with disturb(nodes, self._num_gpus, launch.setting, program) as lost:
             ran = self._start(launch, grid, folder, progress)
             alone = lost()
@@ -209,7 +224,7 @@ class NcclTestsRunner(Runner):
         self, launch: Launch, grid: Grid, folder: Path, progress: Callable[[int], None]
     ) -> "_Ran":
         """Run the process of a launch in `folder`; calls `progress` for each row."""
-        setting, container = launch.setting, self._site.launcher.container
+        setting, container = launch.setting, self._file.launcher.container
         inside = Path(launchers.map_into_container(str(folder.resolve()), container))
         calls = schedule.calls_of(launch, self._file)
         digest = plugin = ""
@@ -218,19 +233,19 @@ class NcclTestsRunner(Runner):
             (folder / schedule.SCHEDULE_NAME).write_bytes(played.to_bytes())
             digest = played.content_hash
             plugin = launchers.map_into_container(str(self._site.plugin), container)
-        gpus = 1 if self._site.launcher.is_distributed else setting.ranks_per_host
+        gpus = 1 if self._file.launcher.is_distributed else setting.ranks_per_host
         program = self._programs[setting.collective]
         argv = schedule.arguments(program, launch, grid, self._file, gpus=gpus, folder=inside)
         env, unset = schedule.environment(launch, inside, plugin, digest)
         ranks = Ranks(argv, env, setting.hosts, setting.ranks_per_host, unset=unset)
-        started = launchers.command(ranks, self._site.launcher)
+        started = launchers.command(ranks, self._file.launcher)
         _log.debug("%s", shlex.join(started))
-        settings, grace_s = self._file.runner, self._site.launcher.grace_s
-        ran = _Ran(time.time(), [calls.slow_s(size) for size in grid.benchmark_bytes], settings)
+        slow_s = [calls.slow_s(size) for size in grid.benchmark_bytes]
+        ran = _Ran(time.time(), slow_s, self._file.runner)
 
         def take(text: str, arrived_s: float) -> bool:
             ran.texts.append(text)
-            if not MEANT_AS_ROW.search(text):
+            if not output.MEANT_AS_ROW.search(text):
                 return False
             ran.row_times.append(arrived_s)
             progress(1)
@@ -238,15 +253,14 @@ class NcclTestsRunner(Runner):
                 raise _Enough
             return True
 
-        limits = Limits(settings.startup_timeout_s, settings.stall_timeout_s, grace_s, ran.more_s)
+        grace_s = self._file.launcher.grace_s
         try:
-            finished = run_process(started, limits, take, self._interrupt)
+            ran.returncode = run_process(started, ran.patience_s, grace_s, take, self._interrupt)
         except _Enough:
             return ran
         # Slurm signals the steps of a job and its batch script at once, and we hear of it when the
         # step may be gone already, up to 2 s later: then no config is to blame.
-        if finished.returncode not in _ENDED_FROM_OUTSIDE or self._pause(2.0):
-            ran.finished = finished
+        ran.is_over = ran.returncode not in _ENDED_FROM_OUTSIDE or self._pause(2.0)
         return ran
 
     def _pause(self, seconds: float) -> bool:
@@ -263,12 +277,12 @@ class NcclTestsRunner(Runner):
     ) -> Launch:
         """The rows of a launch; `alone` says why what was to run beside it did not."""
         json = folder / schedule.JSON_NAME
-        blocks, told = read_back.read_rows(ran.texts, json, sizes=grid.benchmark_bytes)
+        blocks, told = read_rows(ran.texts, json, sizes=grid.benchmark_bytes)
         blocks = blocks[: len(grid.blocks)]
         facts = {"environment": told}
         self.learn(facts)
-        hosts = hosts_of(rank_lines(ran.texts))
-        wrong = alone or read_back.wrong_comms(launch.setting, ran.texts)
+        hosts = output.hosts_of(output.rank_lines(ran.texts))
+        wrong = alone or wrong_comms(launch.setting, ran.texts)
         patience_s = 0.0 if wrong else _REPORT_S
         verdicts, began = schedule.judge(launch, folder, len(blocks), patience_s)
         if wrong is not None:
@@ -278,8 +292,8 @@ class NcclTestsRunner(Runner):
         left = (*rest, *grid.left_over)
         done = replace(launch, measured=measured, left=left, facts=facts, began=began)
         # Where it ended well, another rank's output tore a row: what follows runs again.
-        is_torn = bool(blocks) and ran.finished is not None and ran.finished.returncode == 0
-        if rest and ran.finished is not None and not is_torn:
+        is_torn = bool(blocks) and ran.is_over and ran.returncode == 0
+        if rest and ran.is_over and not is_torn:
             status, reason = ran.what_happened()
 
             def lost(trial: Trial) -> dict[str, Any]:
@@ -292,7 +306,7 @@ class NcclTestsRunner(Runner):
                 # It never started, or has a single config: trying again would not help.
                 rows = tuple((trial, (lost(trial),)) for trial in rest)
                 done = replace(done, measured=(*measured, *rows), left=grid.left_over)
-        if began or ran.finished is None or alone is not None or read_back.is_impossible(ran.texts):
+        if began or not ran.is_over or alone is not None or is_impossible(ran.texts):
             return done
         why = verdicts[0]["reason"] if verdicts else ran.what_happened()[1]
         return replace(done, never_began=why)
@@ -303,9 +317,9 @@ class NcclTestsRunner(Runner):
         grid: Grid,
         ran: "_Ran",
         blocks: Sequence[Sequence[dict[str, Any]]],
-        verdicts: Sequence[Row],
+        verdicts: Sequence[output.Row],
         hosts: str | None,
-    ) -> tuple[tuple[Trial, tuple[Row, ...]], ...]:
+    ) -> tuple[tuple[Trial, tuple[output.Row, ...]], ...]:
         stretches = ran.stretches_of(len(blocks))
         healths = self._health(stretches) if self._health else [UNKNOWN] * len(stretches)
         if unwell := sum(bool(health["throttled"] or health["ecc_errors"]) for health in healths):
@@ -340,14 +354,14 @@ class NcclTestsRunner(Runner):
 
     def _read_back(self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran") -> Launch:
         """What NCCL's log says of each block; of a read-back launch there are no rows."""
-        logs = read_back.comm_logs(folder)
-        found = read_back.choices_of(logs, self._file, launch, grid)
-        read_back.keep_costs(self._site.out, self._file, launch, (*logs[0], *ran.texts))
-        if ran.finished is None:
+        logs = comm_logs(folder)
+        found = choices_of(logs, self._file, launch, grid)
+        keep_costs(self._site.out, self._file, launch, (*logs[0], *ran.texts))
+        if not ran.is_over:
             return replace(launch, left=launch.trials)
         verdicts, reached = schedule.judge(launch, folder, len(found))
         rest = grid.asked_from(len(found), launch)
-        went_wrong = ran.finished.returncode != 0
+        went_wrong = ran.returncode != 0
         done = replace(launch, left=grid.left_over, began=bool(found) or (went_wrong and reached))
         if rest and went_wrong and reached and launch.is_scheduled:
             row = lost_row(self._base(launch, rest[0]), *ran.what_happened())
@@ -363,7 +377,7 @@ class NcclTestsRunner(Runner):
             if "status" not in verdict:
                 choices[trial.key] = choice
         done = replace(done, facts={"read_back": choices})
-        if went_wrong and not done.began and not read_back.is_impossible(ran.texts):
+        if went_wrong and not done.began and not is_impossible(ran.texts):
             return replace(done, never_began=ran.what_happened()[1])
         return done
 
@@ -384,12 +398,16 @@ class _Ran:
     #: All output lines, and when each row arrived, in seconds since the epoch.
     texts: list[str] = field(default_factory=list)
     row_times: list[float] = field(default_factory=list)
-    #: How it ended; None when it was told to stop.
-    finished: Finished | None = None
+    #: Whether it ended, or hung; False when it was told to stop.
+    is_over: bool = False
+    #: As `run_process` tells it.
+    returncode: int | None = None
 
-    def more_s(self) -> float:
-        """Seconds added to the time limit for the row that is awaited."""
-        return self.slow_s[len(self.row_times) % len(self.slow_s)]
+    def patience_s(self) -> float:
+        """Seconds after which the config of the row that is awaited counts as hung."""
+        settings, row = self.settings, len(self.row_times)
+        limit_s = settings.stall_timeout_s if row else settings.startup_timeout_s
+        return limit_s + self.slow_s[row % len(self.slow_s)]
 
     def stretches_of(self, num_rows: int) -> list[tuple[float, float]]:
         """(begin, end) in Unix seconds of each of the first rows, from the row before it on.
@@ -401,12 +419,178 @@ class _Ran:
 
     def what_happened(self) -> tuple[Status, str]:
         """Status and reason for the config that was running when it ended early."""
-        assert self.finished is not None, "a launch that was told to stop has no culprit"
-        words = read_back.last_words(self.texts)
-        if self.finished.returncode is None:
-            limit_s, what = self.settings.startup_timeout_s, "row within"
-            if self.row_times:
-                limit_s, what = self.settings.stall_timeout_s, "new row for"
-            return Status.TIMED_OUT, f"no {what} {limit_s + self.more_s():.3g} s: {words}"
-        status = Status.INFEASIBLE if read_back.is_impossible(self.texts) else Status.FAILED
-        return status, f"exit code {self.finished.returncode}: {words}"
+        assert self.is_over, "a launch that was told to stop has no culprit"
+        words = last_words(self.texts)
+        if self.returncode is None:
+            what = "new row for" if self.row_times else "row within"
+            return Status.TIMED_OUT, f"no {what} {self.patience_s():.3g} s: {words}"
+        status = Status.INFEASIBLE if is_impossible(self.texts) else Status.FAILED
+        return status, f"exit code {self.returncode}: {words}"
+
+
+def read_rows(
+    lines: Sequence[str], json: Path, *, sizes: Sequence[int]
+) -> tuple[list[list[output.Row]], output.Row]:
+    """The rows of each block of a launch, in order, and the environment columns that it names.
+
+    A block has an out-of-place row, and an in-place one where there is such. `lines` is everything
+    printed, `json` where JSON was asked for (it need not be there), `sizes` are those of one walk
+    in bytes, as printed.
+    """
+    blocks, told = _text_blocks(lines)
+    from_json, also = _json_blocks(json)
+    blocks, from_json = _believed(blocks, sizes), _believed(from_json, sizes)
+    if from_json and len(from_json) >= len(blocks):
+        # The JSON output has no release of nccl-tests.
+        return from_json, told | also
+    return blocks, told
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The error lines of a failed benchmark, else its last; and a launcher's, which names nodes."""
+    told = [line.strip() for line in lines if line.strip() and not output.MEANT_AS_ROW.search(line)]
+    launchers = [line for line in told if _LAUNCHERS.match(line)]
+    # Comment lines are the table's header, which does not explain a failure.
+    own = [line for line in told if not _LAUNCHERS.match(line) and not line.startswith("#")]
+    words = ([line for line in own if _FAILURE.search(line)] or own)[-3:]
+    words += launchers[:1] if words else launchers[:3]
+    return " | ".join(words)[:600] or "no output"
+
+
+def is_impossible(lines: Sequence[str]) -> bool:
+    """Whether NCCL logged that no such combination exists (2.24 and later, `src/enqueue.cc`)."""
+    return any("no algorithm/protocol available" in line.lower() for line in lines)
+
+
+def _text_blocks(lines: Sequence[str]) -> tuple[list[list[output.Row]], output.Row]:
+    report = output.FileReport("output", Source.NCCL_TESTS_TEXT.value)
+    found = output.TextRuns(report)
+    # A row that cannot be read (torn, or without a time) still takes its place in the walk.
+    rows = list(found.rows(plain_lines(lines)))
+    first = next((half for row in rows for half in row), None)
+    told = _told(found.runs[first[output.RUN]]) if first else {}
+    return [[_measured(half, report.format) for half in row] for row in rows], told
+
+
+def _json_blocks(path: Path) -> tuple[list[list[output.Row]], output.Row]:
+    report = output.FileReport(str(path), Source.NCCL_TESTS_JSON.value)
+    try:
+        halves, run = output.read_json(path, report)
+    except (FileNotFoundError, DataError):
+        return [], {}  # cut off by a crash: the text has what was measured
+    blocks: list[list[output.Row]] = []
+    # One that is left out would give its place to the next.
+    for half in halves if not (report.num_rejected or report.dropped) else ():
+        if not (half["in_place"] and blocks and len(blocks[-1]) == 1):
+            blocks.append([])
+        blocks[-1].append(_measured(half, report.format))
+    return blocks, _told(run)
+
+
+def _measured(half: output.Row, source: str) -> output.Row:
+    status = Status.WRONG_VALUES if half["wrong_values"] else Status.OK
+    told = {k: v for k, v in half.items() if k not in _OF_A_LAUNCH and v is not None}
+    numbers = {k: v for k, v in told.items() if not isinstance(v, float) or math.isfinite(v)}
+    return {"source": source, "status": status.value, **numbers}
+
+
+def _told(run: output.Run) -> output.Row:
+    """The environment columns that a run names; what two lines say differently is not known."""
+    told = {
+        "gpu": {line.gpu for line in run.ranks if line.gpu},
+        "nccl_version": run.nccl.versions,
+        "nccl_tests_version": run.tests_versions,
+    }
+    return {name: next(iter(values)) for name, values in told.items() if len(values) == 1}
+
+
+def _believed(blocks: Sequence[list[output.Row]], sizes: Sequence[int]) -> list[list[output.Row]]:
+    """The blocks before the first one that is torn or not of the expected size."""
+    pairs = zip(blocks, cycle(sizes), strict=False)
+    good = takewhile(lambda pair: pair[0] and pair[0][0]["size_bytes"] == pair[1], pairs)
+    return [block for block, _ in good]
+
+
+def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
+    """Why the communicators differ from the setting's, or None when they agree or are unknown.
+
+    nccl-tests prints the colour of each rank as its group (`src/util.cu`, writeDeviceReport).
+    """
+    groups: dict[int, list[output.RankLine]] = defaultdict(list)
+    for line in output.rank_lines(lines):
+        groups[line.group].append(line)
+    if setting.comms is None:
+        if len(groups) < 2:
+            return None
+        return (
+            f"nccl-tests made {len(groups)} communicators of the ranks in place of one; remove "
+            "NCCL_TESTS_SPLIT from the environment, and use split in the sweep file"
+        )
+    found = {
+        tuple(sorted(line.rank for line in group)): len({line.host for line in group})
+        for group in groups.values()
+    }
+    if {found.get(members) for members in setting.comms} == {setting.num_nodes}:
+        return None
+    return (
+        f"nccl-tests made other communicators than split '{setting.split}' asks for "
+        f"({', '.join(f'{len(group)} ranks on {on} hosts' for group, on in found.items())}); build "
+        "it with MPI, and start ranks node by node (srun --distribution=block, mpirun --map-by ppr)"
+    )
+
+
+def comm_logs(folder: Path) -> list[list[str]]:
+    """NCCL's log lines in a launch's folder, one list for each communicator.
+
+    Each rank writes a file of its own (`schedule.environment`), and the first rank of a
+    communicator logs its calls.
+    """
+    paths = sorted(folder.glob("nccl.*.log"))
+    files = [path.read_text(errors="replace").splitlines() for path in paths]
+    told = [lines for lines in files if any(logged_calls(lines))]
+    return told if len(told) > 1 else [[line for lines in files for line in lines]]
+
+
+def choices_of(
+    logs: Sequence[Sequence[str]], file: SweepFile, launch: Launch, grid: Grid
+) -> list[Choice | None]:
+    """What ran in each block of a read-back launch, where the logs of all communicators agree.
+
+    NCCL prints one line for each call of rank 0, in the order of the calls (NCCL 2.20 and later;
+    channels from 2.24 on). That order is known (warm-up, then block by block), so every line
+    belongs to one trial. None where a block's calls differ or are unnamed; shorter than the grid
+    where a log ends early (a crash), and empty where it is not one of these calls.
+    """
+    counts = schedule.calls_of(launch, file)
+    warmup = sum(count for _, count in schedule.warmup_of(launch.setting, grid, counts))
+    each = []
+    for log in logs:
+        calls = list(logged_calls(log))[warmup:]
+        found: list[Choice | None] = []
+        # With a single size nothing else reveals a miscount of calls.
+        whole = len(calls) <= len(grid.blocks) * counts.per_block
+        places = range(0, len(calls) if whole else 0, counts.per_block)
+        for place, wanted in zip(places, cycle(grid.benchmark_bytes), strict=False):
+            part = calls[place : place + counts.per_block]
+            sizes = {call.whole_bytes(launch.setting.num_ranks) for call in part}
+            if len(part) < counts.per_block or sizes != {wanted}:
+                break
+            choices = {call.choice for call in part}
+            one = choices.pop()
+            found.append([*one] if one is not None and not choices else None)
+        each.append(found)
+    blocks = zip(*each, strict=False)
+    return [block[0] if all(one == block[0] for one in block) else None for block in blocks]
+
+
+def keep_costs(out: Path, file: SweepFile, launch: Launch, log: Sequence[str]) -> None:
+    """Keep the cost table of a log's TUNING section as a part of `costs`, if it holds just one."""
+    run = output.Run(0)
+    for line in log:
+        if " Bytes -> " not in line:
+            run.note(line, 0)
+    table = run.nccl.cost_table()
+    if table is not None:
+        known = schedule.trial_row(file, launch, launch.trials[0])
+        known |= {"gpu": None, "nccl_version": None, **_told(run)}
+        write_costs(out, table, known, program="run")

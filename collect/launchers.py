@@ -282,66 +282,46 @@ class Interrupt:
         _log.warning("%s: stopping after the running trial; Ctrl-C to stop at once", self.cause)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Timeouts after which a program counts as hung, in seconds."""
-
-    #: Until the first line that counts as progress.
-    startup_s: float
-    #: Between two lines that count as progress.
-    stall_s: float
-    #: Between SIGTERM and SIGKILL, for srun or mpirun to end ranks on other nodes.
-    grace_s: float = 5.0
-    #: What the next step may take on top of both, asked at the start and after each progress.
-    more_s: Callable[[], float] = lambda: 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Exit status and output of a program."""
-
-    #: As a shell counts: negative = ended by that signal; None = it hung, and we ended it.
-    returncode: int | None
-    lines: tuple[str, ...]
-
-
 def run_process(
     argv: Sequence[str],
-    limits: Limits,
-    on_line: Callable[[str, float], bool] = lambda *_: True,
-    interrupt: Interrupt | None = None,
-) -> Finished:
+    patience_s: Callable[[], float],
+    grace_s: float,
+    on_line: Callable[[str, float], bool],
+    interrupt: Interrupt,
+) -> int | None:
     """Run a program to its end, or end it with all its children when it hangs.
 
-    `on_line` takes every line of stdout and stderr, without its end, and when it arrived, in
-    seconds since the epoch; it returns whether that is progress.
+    Returns its exit status: negative = ended by that signal; None = it hung, and we ended it.
+    `patience_s`, asked at the start and after each progress, says for how many seconds the next one
+    may be awaited; `grace_s` seconds lie between SIGTERM and SIGKILL, for srun or mpirun to end
+    ranks on other nodes. `on_line` takes every line of stdout and stderr, without its end, and when
+    it arrived, in seconds since the epoch; it returns whether that is progress.
 
     Raises MachineError when the program cannot be started, and KeyboardInterrupt on a second
     Ctrl-C; then no process of the program is left.
     """
     leader = start_session(argv, subprocess.PIPE)
     output = _Output(leader, on_line)
-    is_hung, deadline = False, time.monotonic() + limits.startup_s + limits.more_s()
+    is_hung, deadline = False, time.monotonic() + patience_s()
     # Without reaping it: so its number stays its own until all of its session has ended.
     look = (os.P_PID, leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     try:
         while not is_hung and os.waitid(*look) is None:
             if output.hand_on():
-                deadline = time.monotonic() + limits.stall_s + limits.more_s()
-            if interrupt is not None:
-                interrupt.check()
+                deadline = time.monotonic() + patience_s()
+            interrupt.check()
             is_hung = time.monotonic() >= deadline
         if not is_hung:
             output.hand_on(_LINGER_S)
         # Whether it ended by itself or not: what it left running, too.
-        end_session(leader, limits.grace_s, meanwhile=output.hand_on)
+        end_session(leader, grace_s, meanwhile=output.hand_on)
         output.hand_on(_LINGER_S)
     except BaseException:
-        end_session(leader, limits.grace_s)
+        end_session(leader, grace_s)
         raise
     finally:
         output.pipe.close()
-    return Finished(None if is_hung else leader.returncode, tuple(output.lines))
+    return None if is_hung else leader.returncode
 
 
 class _Output:
@@ -352,7 +332,6 @@ class _Output:
     ) -> None:
         assert leader.stdout is not None
         self.pipe = leader.stdout
-        self.lines: list[str] = []
         self._on_line = on_line
         #: Of the line that has no end yet.
         self._rest = b""
@@ -369,8 +348,8 @@ class _Output:
                 whole, self._rest = [*whole, self._rest], b""
             for raw in whole:
                 # A pseudo-terminal (srun --unbuffered) ends lines with a carriage return too.
-                self.lines.append(raw.removesuffix(b"\r").decode(errors="replace"))
-                progressed |= self._on_line(self.lines[-1], time.time())
+                text = raw.removesuffix(b"\r").decode(errors="replace")
+                progressed |= self._on_line(text, time.time())
             if not read:
                 time.sleep(min(left_s, _LOOK_S))
                 break

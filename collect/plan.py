@@ -11,7 +11,6 @@ costs of 2.27 to 2.30 come out of it, dynamiccl/simulator/ORIGIN.md). A log of s
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import cycle
@@ -35,7 +34,6 @@ from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Collective, Config, NcclVersion
 from dynamiccl.simulator.default import CostModel, find_machine, machine_names, read_machine
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parts import QUIET
 from dynamiccl.simulator.system import UNTOUCHED, Call, System
 from dynamiccl.simulator.systems import find_system
 
@@ -163,10 +161,10 @@ def call_times(system: System, rules: dict[str, None]) -> CallTimes:
 
     @cache
     def known_us(group: Group, collective: Collective, size: int, config: Config) -> float | None:
-        with suppress(KeyError):  # the model has no such cell
-            parts = system.parts(Call(group, collective, size), config, UNTOUCHED)
-            return parts.time_us(QUIET)
-        return None
+        try:
+            return system.parts(Call(group, collective, size), config, UNTOUCHED).quiet_us
+        except KeyError:  # the model has no such cell
+            return None
 
     @cache
     def group_of(setting: Setting) -> Group | None:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from dynamiccl.collect.grid import LaunchProfile, Setting, Trial, Walk, walk_arguments, walks
+from dynamiccl.collect.grid import LaunchProfile, Setting, Trial, Walk, walks
 from dynamiccl.collect.sweep import Sweep, SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
 from dynamiccl.errors import DataError
@@ -293,8 +293,10 @@ def arguments(
     program: str, launch: Launch, grid: Grid, file: SweepFile, *, gpus: int, folder: Path
 ) -> tuple[str, ...]:
     """The benchmark's argument vector: `gpus` of each process, JSON to `folder`."""
-    calls = calls_of(launch, file)
-    argv = [program, *walk_arguments(grid.walk), "-g", str(gpus)]
+    calls, walk = calls_of(launch, file), grid.walk
+    argv = [program, "-b", str(walk[0]), "-e", str(walk[-1])]
+    argv += ["-f", str(walk[1] // walk[0])] if len(walk) > 1 else []
+    argv += ["-g", str(gpus)]
     argv += ["-n", str(calls.iterations), "-w", str(calls.warmup), "-c", str(calls.checks)]
     argv += ["-d", launch.setting.datatype]
     if len(grid.cycles) > 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dynamiccl.collect.grid import SIMULATED, LaunchProfile, Setting, Trial
+from dynamiccl.collect.grid import SIMULATED, LaunchProfile, Trial
 from dynamiccl.collect.nccl_log import write_costs
 from dynamiccl.collect.run import Runner, run_sweep
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
@@ -71,18 +71,13 @@ class SimulatorRunner(Runner):
                 f"'{self._file.simulator.system}' runs {modelled}; write {modelled}, leave the key "
                 f"out, or name another as [simulator] system: {others}"
             )
-        known, kinds = self._system.groups(), (QUIET, *SIMULATED)
+        shapes = [f"{g.num_nodes}x{g.ranks_per_node}" for g in self._system.groups()]
         collectives = [collective.wire for collective in self._system.collectives()]
         for setting in dict.fromkeys(trial.setting for trial in trials):
-            if _group(setting) not in known:
-                shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
-                raise InvalidSweep(
-                    f"the simulator has no group of {setting.num_nodes} nodes x "
-                    f"{setting.ranks_per_node} ranks; choose from {shapes}"
-                )
             for what, value, choices in (
+                ("group of ", f"{setting.num_nodes}x{setting.ranks_per_node}", shapes),
                 ("", setting.collective.wire, collectives),
-                ("interference ", setting.interference.kind, kinds),
+                ("interference ", setting.interference.kind, (QUIET, *SIMULATED)),
             ):
                 if value not in choices:
                     raise InvalidSweep(
@@ -100,11 +95,12 @@ class SimulatorRunner(Runner):
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         """Simulate one call for each trial; out-of-place only."""
-        place = _group(launch.setting), launch.setting.profile.name
+        group = Group(launch.setting.num_nodes, launch.setting.ranks_per_node)
+        place = group, launch.setting.profile.name
         if self._out is not None and place not in self._kept:
             self._kept.add(place)
             known = {**trial_row(self._file, launch, launch.trials[0]), **self.environment()}
-            write_costs(self._out, self._system.lines(place[0]), known, program="run")
+            write_costs(self._out, self._system.lines(group), known, program="run")
         measured = []
         for trial in launch.trials:
             measured.append((trial, (self._measure(launch, trial),)))
@@ -128,14 +124,14 @@ class SimulatorRunner(Runner):
     def _measure(self, launch: Launch, trial: Trial) -> Row:
         setting = launch.setting
         row = {**trial_row(self._file, launch, trial), **self.environment()}
-        call = Call(_group(setting), setting.collective, trial.size_bytes)
+        group = Group(setting.num_nodes, setting.ranks_per_node)
+        call = Call(group, setting.collective, trial.size_bytes)
         fixed = _launch_of(setting.profile, self._system)
         try:
             parts = self._system.parts(call, trial.config, fixed)
         except KeyError:
-            return lost_row(
-                row, Status.INFEASIBLE, f"NCCL has no {trial.config.key} for this group"
-            )
+            why = f"NCCL has no {trial.config.key} for this group"
+            return lost_row(row, Status.INFEASIBLE, why)
         comms = setting.comms
         processes = setting.hosts * setting.ranks_per_host
         members = (range(processes),) if comms is None else comms
@@ -145,11 +141,10 @@ class SimulatorRunner(Runner):
             factors = self._noise.factors(launch.run, name, len(comms))
         slower = 1.0 + setting.interference.level
         times_us = parts.time_us(Surroundings(intra=slower, inter=slower)) * factors
+        by_comm = zip(members, times_us.tolist(), strict=True)
+        us_of = {process: of_comm for ranks, of_comm in by_comm for process in ranks}
         # None: it is in no communicator.
-        of_processes: list[float | None] = [None] * processes
-        for ranks, of_comm in zip(members, times_us.tolist(), strict=True):
-            for process in ranks:
-                of_processes[process] = of_comm
+        of_processes = [us_of.get(process) for process in range(processes)]
         time_us = float(np.mean(times_us))
         algbw = trial.size_bytes / (1000.0 * time_us)
         return {
@@ -196,7 +191,3 @@ def _launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
     except (UserError, ValueError) as error:
         raise InvalidSweep(f"profile '{profile.name}': {error}") from error
     return launch
-
-
-def _group(setting: Setting) -> Group:
-    return Group(setting.num_nodes, setting.ranks_per_node)

@@ -24,15 +24,6 @@ from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
-from dynamiccl.nccl import (
-    ABSTAIN,
-    VALID_PROTOCOLS,
-    Algorithm,
-    Collective,
-    Config,
-    NcclVersion,
-    Protocol,
-)
 from dynamiccl.simulator.toml_table import Table, first_problem, one_of, toml_value
 
 #: nccl-tests keeps three buffers of a size (`maxBytes` in common.cu), and no GPU has over 288 GB.
@@ -250,8 +241,8 @@ class SweepFile(Table):
     collectives: tuple[str, ...] = Field(min_length=1)
     groups: tuple[GroupShape, ...] = Field(min_length=1)
     sizes: Sizes
-    algorithms: tuple[str, ...] = tuple(a.wire for a in Algorithm)
-    protocols: tuple[str, ...] = tuple(p.wire for p in Protocol)
+    algorithms: tuple[str, ...] = tuple(a.wire for a in nccl.Algorithm)
+    protocols: tuple[str, ...] = tuple(p.wire for p in nccl.Protocol)
     #: 0 stands for AUTO.
     num_channels: tuple[int, ...] = (0,)
     #: 0 stands for AUTO; others need NCCL 2.30 and the sweep mode.
@@ -328,7 +319,7 @@ def sweep_text(file: SweepFile, *, head: str = "") -> str:
 
 
 def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
-    version = None if file.nccl_version is None else NcclVersion.parse(file.nccl_version)
+    version = None if file.nccl_version is None else nccl.NcclVersion.parse(file.nccl_version)
     newest = nccl.NEWEST_KNOWN
     if version is not None and (version.major, version.minor) > (newest.major, newest.minor):
         raise InvalidSweep(
@@ -336,13 +327,13 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
             f"here, {newest.major}.{newest.minor}; leave the key out, and what runs is read from "
             "NCCL's log"
         )
-    algorithms = [Algorithm.parse(a, where=f"{where}: algorithms") for a in file.algorithms]
-    protocols = [Protocol.parse(p, where=f"{where}: protocols") for p in file.protocols]
+    algorithms = [nccl.Algorithm.parse(a, where=f"{where}: algorithms") for a in file.algorithms]
+    protocols = [nccl.Protocol.parse(p, where=f"{where}: protocols") for p in file.protocols]
     knobs = product(algorithms, protocols, file.num_channels, file.chunk_sizes)
-    forced = [Config(a, p, channels or None, chunk or None) for a, p, channels, chunk in knobs]
+    forced = [nccl.Config(a, p, channels or None, chunk or None) for a, p, channels, chunk in knobs]
     trials = []
     for setting in _settings(file, where):
-        configs = [ABSTAIN, *(forced if setting.collective.tunable else ())]
+        configs = [nccl.ABSTAIN, *(forced if setting.collective.tunable else ())]
         for size, config in product(file.sizes.ladder(), configs):
             reason = nccl.invalid_reason(
                 config, setting.collective, version=version, num_nodes=setting.num_nodes
@@ -366,10 +357,10 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
 
 def _check_protocols(file: SweepFile, where: str) -> None:
     """Raise InvalidSweep for an algorithm that is asked for and has none of the protocols."""
-    protocols = {Protocol.parse(name) for name in file.protocols}
-    for algorithm in map(Algorithm.parse, file.algorithms):
-        beside = map(Collective.parse, file.collectives)
-        has = {p for each in beside for p in VALID_PROTOCOLS.get(each, {}).get(algorithm, ())}
+    protocols = {nccl.Protocol.parse(name) for name in file.protocols}
+    for algorithm in map(nccl.Algorithm.parse, file.algorithms):
+        beside = map(nccl.Collective.parse, file.collectives)
+        has = {p for each in beside for p in nccl.VALID_PROTOCOLS.get(each, {}).get(algorithm, ())}
         if has and not has & protocols:
             raise InvalidSweep(
                 f"{where}: {algorithm.wire} has no {', '.join(file.protocols)}: add "
@@ -379,7 +370,9 @@ def _check_protocols(file: SweepFile, where: str) -> None:
 
 
 def _settings(file: SweepFile, where: str) -> Iterator[Setting]:
-    collectives = [Collective.parse(c, where=f"{where}: collectives") for c in file.collectives]
+    collectives = [
+        nccl.Collective.parse(c, where=f"{where}: collectives") for c in file.collectives
+    ]
     profiles = [
         LaunchProfile(check_slug(one.name, "profile"), tuple(sorted(one.environment().items())))
         for one in file.profiles

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.sweep import parse_sweep
+from dynamiccl.collect.simulated import simulate
 from tests.once import once
 
 SWEEP = """
@@ -25,12 +23,7 @@ SYSTEM = "sim-4x8"
 
 
 def make_data(out: Path, text: str = SWEEP) -> Path:
-    sweep = parse_sweep(text, where="test")
-    from dynamiccl.collect.strategies import make_strategy
-
-    strategy = make_strategy(sweep.file, sweep.trials)
-    run_sweep(sweep, strategy, SimulatorRunner(sweep.file, out), out, resume=False)
-    return out
+    return simulate(text, out)
 
 
 def with_few_channels(example: Path) -> None:

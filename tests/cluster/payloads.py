@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dynamiccl.collect.launchers import Finished, Limits, run_process
+from tests.collect.live_processes import Finished, Limits, run_to_end
 
 #: Says on one line where and who a rank is, and what it finds under the variables that it is told.
 REPORT = """
@@ -60,7 +60,7 @@ def stall(argv: Sequence[str], rows: int) -> Finished:
         left -= text.count("row")
         return left <= 0
 
-    return run_process(argv, Limits(60, 1), take)
+    return run_to_end(argv, Limits(60, 1), take)
 
 
 def reports(done: Finished) -> list[dict[str, Any]]:

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import (
-    Finished,
-    LauncherSettings,
-    Limits,
-    Ranks,
-    command,
-    run_process,
-)
+from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
 from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
+from tests.collect.live_processes import Finished, Limits, run_to_end
 
 pytestmark = [
     pytest.mark.cluster,
@@ -30,7 +24,7 @@ LOCAL = LauncherSettings(kind="mpirun", extra_args=("--oversubscribe",))
 
 
 def run(ranks: Ranks, settings: LauncherSettings, limits: Limits = LIMITS) -> Finished:
-    return run_process(command(ranks, settings), limits)
+    return run_to_end(command(ranks, settings), limits)
 
 
 def is_left(marker: str) -> bool:
@@ -74,14 +68,14 @@ def test_ranks_meet_across_the_nodes_of_an_allocation(slurm: Slurm) -> None:
         kind="mpirun", extra_args=("--mca", "btl_tcp_if_include", interface)
     )
     ranks = Ranks(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
-    done = run_process(inside(slurm, command(ranks, settings), 2), LIMITS)
+    done = run_to_end(inside(slurm, command(ranks, settings), 2), LIMITS)
     assert meetings(done) == [f"rank {i} of 4" for i in range(4)]
 
 
 def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
     ranks = Ranks(python(REPORT, *HARD), env=HARD, num_nodes=2, ranks_per_node=2)
     made = inside(slurm, command(ranks, LauncherSettings(kind="mpirun")), 2)
-    found = reports(run_process(made, LIMITS))
+    found = reports(run_to_end(made, LIMITS))
     assert [report["rank"] for report in found] == [0, 1, 2, 3]
     assert all(report["env"] == HARD for report in found)
     if slurm.namespaces:
@@ -92,15 +86,15 @@ def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
 BESIDE = """
 from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
 from dynamiccl.collect.nodes import Nodes
-from dynamiccl.collect.launchers import Limits, run_process
 from tests.cluster.payloads import HANG, python
+from tests.collect.live_processes import Limits, run_to_end
 settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)
 full = Ranks(("echo", "ran"), num_nodes=2, ranks_per_node=2)
 said = []
 with nodes.start(python(HANG, "beside-mpirun"), 2, said.append) as sampler:
     sampler.wait_for(lambda: sum("row" in line for line in said) >= 2, 60)
-    done = run_process(command(full, settings), Limits(20, 20))
+    done = run_to_end(command(full, settings), Limits(20, 20))
     print(sampler.process.poll() is None, done.returncode, "".join(done.lines).count("ran"))
     if done.returncode:
         print(*done.lines)
@@ -112,6 +106,6 @@ def test_one_mpirun_runs_beside_another_in_an_allocation(slurm: Slurm) -> None:
     scratch = slurm.root / "beside"
     scratch.mkdir(exist_ok=True)
     driver = ("env", f"PYTHONPATH={Path.cwd()}", f"TMPDIR={scratch}", *python(BESIDE))
-    done = run_process(inside(slurm, driver, 2), LIMITS)
-    assert done.lines == ("True 0 4",)
+    done = run_to_end(inside(slurm, driver, 2), LIMITS)
+    assert done.lines == ["True 0 4"]
     wait_until(lambda: not slurm.processes_with("beside-mpirun"), "samplers gone", 10)

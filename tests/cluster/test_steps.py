@@ -8,15 +8,14 @@ import pytest
 
 from dynamiccl.collect.launchers import (
     LauncherSettings,
-    Limits,
     Ranks,
     command,
     end_session,
-    run_process,
     start_session,
 )
 from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
+from tests.collect.live_processes import Limits, run_to_end
 
 pytestmark = pytest.mark.cluster
 
@@ -55,7 +54,7 @@ def allocation(slurm: Slurm) -> Iterator[Allocation]:
 
 def test_variables_arrive_unchanged_on_every_rank(allocation: Allocation) -> None:
     ranks = Ranks(python(REPORT, *HARD), env=HARD, num_nodes=NODES, ranks_per_node=2)
-    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
+    done = run_to_end(allocation.inside(command(ranks, SRUN)), LIMITS)
     found = reports(done)
     assert [report["rank"] for report in found] == list(range(2 * NODES))
     assert all(report["env"] == HARD for report in found)
@@ -65,7 +64,7 @@ def test_ranks_are_laid_out_node_by_node(slurm: Slurm, allocation: Allocation) -
     if not slurm.namespaces:
         pytest.skip("all nodes have one hostname without namespaces")
     ranks = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=2)
-    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
+    done = run_to_end(allocation.inside(command(ranks, SRUN)), LIMITS)
     assert [r["host"] for r in reports(done)] == [node for node in slurm.nodes for _ in "ab"]
 
 
@@ -78,7 +77,7 @@ def test_unset_variables_are_absent_on_every_rank(
     names = ("NCCL_TUNER_PLUGIN", "NCCL_ALGO")
     unset = (names[0],)
     ranks = Ranks(python(REPORT, *names), {"NCCL_ALGO": "Ring"}, NODES, 1, unset=unset)
-    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
+    done = run_to_end(allocation.inside(command(ranks, SRUN)), LIMITS)
     assert [r["env"] for r in reports(done)] == [dict(zip(names, (None, "Ring"), strict=True))] * 4
 
 
@@ -91,12 +90,12 @@ def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(
     assert done.lines.count("row") == 2 * NODES
     wait_until(lambda: not slurm.processes_with("stalls-here"), "all ranks gone", 10)
     again = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
-    assert len(reports(run_process(allocation.inside(command(again, SRUN)), LIMITS))) == 16
+    assert len(reports(run_to_end(allocation.inside(command(again, SRUN)), LIMITS))) == 16
 
 
 def test_lines_of_several_ranks_arrive_whole(allocation: Allocation) -> None:
     ranks = Ranks(python(CHATTER), num_nodes=NODES, ranks_per_node=2)
-    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
+    done = run_to_end(allocation.inside(command(ranks, SRUN)), LIMITS)
     whole = [line for line in done.lines if re.fullmatch(r"<\d:\d+:x{150}>", line)]
     assert len(whole) == len(done.lines) == 2 * NODES * 300
 
@@ -112,7 +111,7 @@ def test_a_killed_step_has_lost_no_row(allocation: Allocation) -> None:
 def test_a_rank_that_dies_ends_the_step(slurm: Slurm, allocation: Allocation) -> None:
     code = "import os, time\nif os.environ['SLURM_PROCID'] == '1': os._exit(5)\ntime.sleep(600)"
     ranks = Ranks(python(code, "dies-here"), num_nodes=2, ranks_per_node=1)
-    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
+    done = run_to_end(allocation.inside(command(ranks, SRUN)), LIMITS)
     assert done.returncode is not None
     assert done.returncode != 0
     wait_until(lambda: not slurm.processes_with("dies-here"), "all ranks gone", 10)
@@ -129,7 +128,7 @@ def test_a_sampler_runs_beside_a_step_that_fills_the_nodes(
         leader = start_session(made, file)
     try:
         wait_until(lambda: log.read_text(encoding="utf-8").count("row\n") == NODES, "samplers up")
-        done = run_process(allocation.inside(command(full, SRUN)), LIMITS)
+        done = run_to_end(allocation.inside(command(full, SRUN)), LIMITS)
         assert len(reports(done)) == NODES * CPUS
         assert leader.poll() is None
     finally:
@@ -140,7 +139,7 @@ def test_a_sampler_runs_beside_a_step_that_fills_the_nodes(
 def test_ranks_meet_by_pmix_under_srun(allocation: Allocation) -> None:
     made = LauncherSettings(kind="srun", extra_args=("--mpi=pmix",))
     ranks = Ranks(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
-    done = run_process(allocation.inside(command(ranks, made)), LIMITS)
+    done = run_to_end(allocation.inside(command(ranks, made)), LIMITS)
     if any("can not load PMIx library" in line for line in done.lines):
         pytest.skip("Slurm finds no libpmix.so (Debian: apt-get install libpmix-dev)")
     assert meetings(done) == [f"rank {i} of 4" for i in range(4)]

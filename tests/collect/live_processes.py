@@ -1,10 +1,50 @@
-"""Facts about processes from the kernel."""
+"""Processes to their end, with what they said; facts about them from the kernel."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from dynamiccl.collect.launchers import Interrupt, run_process
 
 PATIENCE_S = 20.0
+
+
+class Limits(NamedTuple):
+    """Seconds until the first progress, between two, and between SIGTERM and SIGKILL."""
+
+    startup_s: float
+    stall_s: float
+    grace_s: float = 5.0
+
+
+class Finished(NamedTuple):
+    returncode: int | None
+    lines: list[str]
+
+
+def run_to_end(
+    argv: Sequence[str],
+    limits: Limits,
+    on_line: Callable[[str, float], bool] = lambda *_: True,
+    interrupt: Interrupt | None = None,
+) -> Finished:
+    """Run a program as a launch does, and keep its lines."""
+    lines: list[str] = []
+    has_begun = False
+
+    def take(text: str, arrived_s: float) -> bool:
+        nonlocal has_begun
+        lines.append(text)
+        is_progress = on_line(text, arrived_s)
+        has_begun |= is_progress
+        return is_progress
+
+    def patience_s() -> float:
+        return limits.stall_s if has_begun else limits.startup_s
+
+    code = run_process(argv, patience_s, limits.grace_s, take, interrupt or Interrupt())
+    return Finished(code, lines)
 
 
 def children(pid: int) -> list[int]:

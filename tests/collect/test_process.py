@@ -12,12 +12,12 @@ from dynamiccl.collect.launchers import (
     MAX_LINE_BYTES,
     Interrupt,
     LauncherSettings,
-    Limits,
     Ranks,
     command,
     run_process,
 )
 from dynamiccl.errors import MachineError
+from tests.collect.live_processes import Limits, is_running, run_to_end
 
 LIMITS = Limits(startup_s=20, stall_s=20, grace_s=5)
 
@@ -28,15 +28,6 @@ def shell(script: str) -> tuple[str, ...]:
 
 def python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process lives; an orphan that nobody has reaped yet does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in {"Z", "X"}
 
 
 PYTHON = f"exec {sys.executable} -c"
@@ -64,36 +55,36 @@ SCRIPTS = {
 def test_exit_code_and_lines(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script, code, lines = SCRIPTS[case]
     monkeypatch.setenv("KEPT", "k")
-    done = run_process(shell(script), LIMITS)
-    assert (done.returncode, list(done.lines)) == (code, lines)
+    done = run_to_end(shell(script), LIMITS)
+    assert (done.returncode, done.lines) == (code, lines)
 
 
 def test_a_rank_here_has_its_variables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GONE", "g")
     argv = ("sh", "-c", "echo $A-${GONE-absent}")
     settings = LauncherSettings(env={"A": "theirs", "GONE": "g"}, prefix=("nice",))
-    done = run_process(command(Ranks(argv, {"A": "ours"}, unset=("GONE",)), settings), LIMITS)
-    assert done.lines == ("ours-absent",)
+    done = run_to_end(command(Ranks(argv, {"A": "ours"}, unset=("GONE",)), settings), LIMITS)
+    assert done.lines == ["ours-absent"]
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(MachineError, match="cannot start 'no-such-program': No such file"):
-        run_process(("no-such-program", "-g", "1"), LIMITS)
+        run_to_end(("no-such-program", "-g", "1"), LIMITS)
 
 
 def test_silence_before_the_first_progress_is_a_startup_timeout() -> None:
     limits = Limits(startup_s=2, stall_s=60)
-    done = run_process(shell("echo hello; sleep 60"), limits, lambda *_: False)
-    assert (done.returncode, list(done.lines)) == (None, ["hello"])
+    done = run_to_end(shell("echo hello; sleep 60"), limits, lambda *_: False)
+    assert (done.returncode, done.lines) == (None, ["hello"])
 
 
 def test_lines_that_are_no_progress_do_not_put_off_a_stall() -> None:
     # It ends by itself some time, so that noise that counts fails the test instead of hanging it.
     script = "echo row; for i in $(seq 2000); do echo noise; sleep 0.02; done"
     limits = Limits(startup_s=60, stall_s=2)
-    done = run_process(shell(script), limits, lambda text, _: text == "row")
+    done = run_to_end(shell(script), limits, lambda text, _: text == "row")
     assert done.returncode is None
-    assert list(done.lines).count("noise") > 3
+    assert done.lines.count("noise") > 3
 
 
 def test_a_step_that_takes_long_may() -> None:
@@ -104,16 +95,16 @@ def test_a_step_that_takes_long_may() -> None:
         rows.append(text)
         return True
 
-    # 20 s more for what follows the second row.
-    limits = Limits(startup_s=20, stall_s=0.5, more_s=lambda: 20 if len(rows) == 2 else 0)
-    done = run_process(shell(script), limits, take)
-    assert done.returncode is None
+    def patience_s() -> float:
+        return 20 if len(rows) in {0, 2} else 0.5
+
+    assert run_process(shell(script), patience_s, 5, take, Interrupt()) is None
     assert rows == ["1", "2", "3"]
 
 
 def test_a_program_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
     script = f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/child; echo $$; wait; sleep 300"
-    done = run_process(shell(script), Limits(startup_s=20, stall_s=0.2, grace_s=0.3))
+    done = run_to_end(shell(script), Limits(startup_s=20, stall_s=0.2, grace_s=0.3))
     child = int((tmp_path / "child").read_text(encoding="utf-8"))
     assert done.returncode is None
     assert not is_running(int(done.lines[0]))
@@ -130,12 +121,12 @@ def test_children_in_other_groups_are_killed_too() -> None:
         "    print(os.getpid(), flush=True)\n"
         "time.sleep(300)\n"
     )
-    done = run_process(python(code), Limits(startup_s=20, stall_s=0.2, grace_s=0.2))
+    done = run_to_end(python(code), Limits(startup_s=20, stall_s=0.2, grace_s=0.2))
     assert not is_running(int(done.lines[0]))
 
 
 def test_a_grandchild_that_holds_the_pipe_does_not_hold_us() -> None:
-    done = run_process(shell("sleep 300 & echo $!; exit 0"), LIMITS)
+    done = run_to_end(shell("sleep 300 & echo $!; exit 0"), LIMITS)
     # Held, it would have been stopped as stalled.
     assert done.returncode == 0
     assert not is_running(int(done.lines[0]))
@@ -145,7 +136,7 @@ def test_a_grandchild_that_left_the_session_and_floods_the_pipe_does_not_hold_us
     tmp_path: Path,
 ) -> None:
     script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec yes' & sleep 0.2; exit 4"
-    done = run_process(shell(script), LIMITS)
+    done = run_to_end(shell(script), LIMITS)
     try:
         assert done.returncode == 4
     finally:
@@ -156,7 +147,7 @@ def test_a_grandchild_that_left_the_session_and_floods_the_pipe_does_not_hold_us
 
 
 def test_a_very_long_line_comes_in_pieces() -> None:
-    done = run_process(python(f"print('a' * {3 * MAX_LINE_BYTES}); print('next')"), LIMITS)
+    done = run_to_end(python(f"print('a' * {3 * MAX_LINE_BYTES}); print('next')"), LIMITS)
     assert len(done.lines) > 2
     assert max(map(len, done.lines)) < 2 * MAX_LINE_BYTES
     assert "".join(done.lines) == "a" * 3 * MAX_LINE_BYTES + "next"
@@ -164,11 +155,11 @@ def test_a_very_long_line_comes_in_pieces() -> None:
 
 def test_the_first_signal_lets_the_trial_finish() -> None:
     with Interrupt() as interrupt:
-        done = run_process(
+        done = run_to_end(
             shell(f"kill -USR1 {os.getpid()}; sleep 0.2; echo done"), LIMITS, interrupt=interrupt
         )
         assert (interrupt.requested, interrupt.cause) == (True, "SIGUSR1")
-    assert (done.returncode, list(done.lines)) == (0, ["done"])
+    assert (done.returncode, done.lines) == (0, ["done"])
 
 
 # KeyboardInterrupt may come between an open() and its `with`: such a file is closed by nobody.
@@ -183,7 +174,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path}/pid; kill -INT {me}; sleep 0.1; kill -INT {me}; sleep 300"
     # Not ended at once, it would be stopped as stalled, and nothing would be raised.
     with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
-        run_process(shell(script), LIMITS, interrupt=interrupt)
+        run_to_end(shell(script), LIMITS, interrupt=interrupt)
     assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 
@@ -196,7 +187,7 @@ def test_a_third_ctrl_c_does_not_wait_for_a_program_that_ignores_sigterm(tmp_pat
     )
     started = time.monotonic()
     with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
-        run_process(shell(script), Limits(600, 600, grace_s=600), interrupt=interrupt)
+        run_to_end(shell(script), Limits(600, 600, grace_s=600), interrupt=interrupt)
     assert time.monotonic() - started < 600
     assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
 

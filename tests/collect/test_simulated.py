@@ -47,7 +47,7 @@ def measured(made: Sweep) -> dict[str, dict[str, Any]]:
     [
         (
             {"groups": "[{ num_nodes = 3, ranks_per_node = 8 }]"},
-            r"no group of 3 nodes x 8 ranks; choose from 1x2, 1x3,",
+            r"no group of 3x8; choose from 1x2, 1x3,",
         ),
         ({"collectives": '["AlltoAll"]'}, "no AlltoAll; choose from Broadcast, Reduce, AllGather"),
         (

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dynamiccl.collect.journal import Shard, journal_folder
 from dynamiccl.collect.launch import NcclTestsRunner, Site
-from dynamiccl.collect.launchers import Interrupt, LauncherSettings
+from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
@@ -26,12 +26,7 @@ _IS: dict[str, str] = {
 }
 
 
-def site(
-    made: Sweep,
-    folder: Path,
-    plugin: Path | None,
-    launcher: LauncherSettings | None = None,
-) -> Site:
+def site(made: Sweep, folder: Path, plugin: Path | None) -> Site:
     """A site below `folder` with the stand-in's programs in it."""
     out = folder / "out"
     return Site(
@@ -39,7 +34,6 @@ def site(
         work=journal_folder(made, out, Shard()) / "work",
         nccl_tests_dir=install_stand_in(folder / "bin"),
         plugin=plugin,
-        launcher=launcher or made.file.launcher,
     )
 
 

@@ -1,6 +1,7 @@
 """The real runner on the stand-in: real processes, the real plugin, times of the simulator."""
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.cli import RunOptions, start_sweep
-from dynamiccl.collect.launchers import Finished, Limits
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
@@ -97,9 +97,9 @@ def test_what_takes_long_and_does_not_win_is_not_started(
 ) -> None:
     asked: list[float] = []
 
-    def run_process(argv: Any, limits: Limits, *more: Any) -> Finished:
-        asked.append(limits.more_s())
-        return launchers.run_process(argv, limits, *more)
+    def run_process(argv: Any, patience_s: Callable[[], float], *more: Any) -> int | None:
+        asked.append(patience_s() - made.file.runner.startup_timeout_s)
+        return launchers.run_process(argv, patience_s, *more)
 
     monkeypatch.setattr(launch, "run_process", run_process)
     made = sweep(

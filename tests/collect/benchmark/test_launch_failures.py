@@ -15,7 +15,7 @@ import pytest
 
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.launchers import Finished, Interrupt, Limits
+from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
@@ -101,13 +101,15 @@ def test_row_that_another_rank_tore_runs_again_with_what_follows(
 ) -> None:
     numbers = {True: itertools.count(), False: itertools.count()}
 
-    def run_process(argv: Sequence[str], limits: Limits, on_line: Any, *more: Any) -> Finished:
+    def run_process(
+        argv: Sequence[str], patience_s: Any, grace_s: float, on_line: Any, interrupt: Interrupt
+    ) -> int | None:
         def line(text: str, arrived_s: float) -> bool:
             if MEANT_AS_ROW.search(text) and next(numbers["DYNAMICCL_MODE=sweep" in argv]) == 4:
                 text = text[:40]
             return bool(on_line(text, arrived_s))
 
-        done = launchers.run_process(argv, limits, line, *more)
+        done = launchers.run_process(argv, patience_s, grace_s, line, interrupt)
         Path(argv[argv.index("-J") + 1]).unlink()  # it would have the row
         return done
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.launch import BINARIES, NcclTestsRunner, Site, find_program
-from dynamiccl.collect.launchers import LauncherSettings
+from dynamiccl.collect.launch import BINARIES, NcclTestsRunner, find_program
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
@@ -23,8 +22,7 @@ from tests.fakes.nccl_tests.install import install_stand_in
 
 
 def find(directory: Path | None, collective: Collective) -> str:
-    where = Site(Path(), Path(), directory, None, LauncherSettings())
-    return find_program(collective, where)
+    return find_program(collective, directory, None)
 
 
 def test_every_binary_is_found_and_a_collective_without_one_is_refused(
