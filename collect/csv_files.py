@@ -127,8 +127,7 @@ _DIALECTS: Final = (
         "collective size_bytes algorithm protocol num_channels=channels num_nodes=nodes "
         "num_ranks=ranks time_us=latency_us +pipeops=pipeOps +regbuff=regBuff -=cost_metric "
         "-=bandwidth_gbps",
-        "taken as the CSV of NVIDIA's optimize_config.py; its bandwidth, whose unit is not known, "
-        "is not used",
+        "taken as the CSV of NVIDIA's optimize_config.py, without its bandwidth (of what unit?)",
     ),
     # `Reporter` in ROCm/rccl-tests src/common.cpp.
     (
@@ -148,10 +147,7 @@ _DIALECTS: Final = (
 )
 #: Their names -> ours.
 _TABLES: Final = [
-    (
-        {theirs or ours: (ours, 1.0) for ours, theirs in re.findall(r"([^\s=]+)=?(\S*)", text)},
-        remark,
-    )
+    ({their or our: (our, 1.0) for our, their in re.findall(r"([^\s=]+)=?(\S*)", text)}, remark)
     for text, remark in _DIALECTS
 ]
 _TABLE_LINE: Final = (
@@ -208,11 +204,12 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
     with opened(Path(report.path)) as file:
         lines = unwrapped(file)
         head = [*islice(lines, _HEAD)]
-        marks = {
-            mark: max((_num_names(line.split(mark), named) for line in head[:100]), default=0)
-            for mark in ",;\t|"
-        }
-        mark = max(marks, key=marks.__getitem__)
+        mark = max(
+            ",;\t|",
+            key=lambda each: max(
+                _num_names(line.split(each), named) for line in head[:100] or [""]
+            ),
+        )
         edge = '"' if mark == "," else rf'(?:["{mark}]|^|$)'
         comma = re.compile(rf"{edge} *-?[\d.]*\d,(?:\d\d?|\d{{4,}}) *{edge}", re.MULTILINE)
         has_commas = any(map(comma.search, map(str.rstrip, head)))
@@ -261,8 +258,8 @@ def _num_names(cells: Sequence[str], named: _Names) -> int:
     names = [cell.lstrip("# ").strip(' "\n\r') for cell in cells]
     if any(name[:1].isdigit() for name in names):
         return 0
-    tables = [named, *(table for table, _ in _TABLES)]
-    return sum(any(name in each for each in tables) or bool(_meaning(name)) for name in names)
+    known = {*named, *(name for table, _ in _TABLES for name in table)}
+    return sum(name in known or _meaning(name) is not None for name in names)
 
 
 def _meaning(name: str) -> _Column | None:
@@ -284,8 +281,6 @@ def _meaning(name: str) -> _Column | None:
 
 def _number(text: str, *, is_size: bool, has_commas: bool) -> str:
     """As Python writes it; raises ValueError where what separates its digits is two things."""
-    if not has_commas and "," not in text:
-        return text
     point, group = ",." if has_commas else ".,"
     grouped = re.fullmatch(rf"-?\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{point}]\d+)?", text)
     is_open = group == "," and not is_size and len(re.findall("[.,]", text)) == 1
@@ -324,7 +319,8 @@ def _record(texts: dict[str, str], known: Row) -> _Record:
     collective = texts.get("collective") or known.get("collective")
     if re.search(r"(?i)to_?all_?v", str(collective)):
         raise ValueError(f"'{collective}' is another call than AlltoAll, and NCCL tunes neither")
-    if "gpus" in texts:
+    # Without in_place it is somebody else's number of GPUs.
+    if {"gpus", "in_place"} <= texts.keys():
         _ranks_of_rccl(texts)
     if "low" in texts:
         low, high = (int(texts.pop(name, 0)) for name in ("low", "size_bytes"))
@@ -386,9 +382,8 @@ def _header(
     found = [given.get(name) or _meaning(name) for name in names]
     if None in found and cells and cells[0].lstrip().startswith("#"):
         return None
-    for at, name in enumerate(names):
-        if named and not found[at]:
-            # None of those that the caller named.
+    for at, name in enumerate(names if named else ()):
+        if not found[at]:
             is_config = _OF_CONFIG.search(name)
             what = "joins the launch profile, not NCCL's own choice (say with --columns what it is)"
             report.remark(f"the column {name} {what if is_config else 'is not taken'}")
@@ -446,8 +441,8 @@ def _check_names(
             "with --columns size_bytes=NAME,time_us=NAME"
         )
     known = {name for name in ("launch_profile", *_FORCED) if getattr(options, name)} | {*ours}
-    lacking = [n for n in ("mode", "launch_profile", "run", "statistic") if n not in known]
-    taken = [f"{name} '{_Record.model_fields[name].default}'" for name in lacking]
+    fields = {n: _Record.model_fields[n] for n in ("mode", "launch_profile", "run", "statistic")}
+    taken = [f"{name} '{field.default}'" for name, field in fields.items() if name not in known]
     if known.isdisjoint({"is_default", *_FORCED}):
         taken.append("NCCL's own choice")
     if taken:

@@ -32,10 +32,7 @@ _NO_TEXT: Final = {
     b"PK\x03\x04": "a zip archive or a spreadsheet, which is not read; unpack it, or save the "
     "sheet as CSV",
     b"\x28\xb5\x2f\xfd": "packed by zstd, which is not read; unpack it (zstd -d)",
-    b"PAR1": "a Parquet file, which is not read; give the log that it was made of",
     b"SQLite format 3": "a database (a report of Nsight Systems?), which is not read",
-    b"%PDF": "a PDF, which is not read; save its text",
-    b"\x89PNG": "a picture, which is not read; give the text",
     b"<!DOCTYPE html": "a web page, which is not read; save the raw text",
 }
 #: Beginnings of text -> its encoding; PowerShell's `>` writes UTF-16, with a mark or without.
@@ -131,9 +128,9 @@ def plain_lines(lines: Iterable[str]) -> Iterator[str]:
 def unwrapped(file: Iterable[str]) -> Iterator[str]:
     """The lines as they are, or their text where the first is in an envelope or behind a prefix."""
     lines = iter(file)
-    first = next(lines, "")
-    rest = chain([first] if first else [], lines)
-    return rest if [*plain_lines([first])] == [first] else plain_lines(rest)
+    first = [*islice(lines, 1)]
+    rest = chain(first, lines)
+    return rest if [*plain_lines(first)] == first else plain_lines(rest)
 
 
 def without_prefix(line: str) -> str:
