@@ -127,7 +127,8 @@ _DIALECTS: Final = (
         "collective size_bytes algorithm protocol num_channels=channels num_nodes=nodes "
         "num_ranks=ranks time_us=latency_us +pipeops=pipeOps +regbuff=regBuff -=cost_metric "
         "-=bandwidth_gbps",
-        "taken as the CSV of NVIDIA's optimize_config.py, without its bandwidth (of what unit?)",
+        "taken as the CSV of NVIDIA's optimize_config.py; its bandwidth, whose unit is not known, "
+        "is not used",
     ),
     # `Reporter` in ROCm/rccl-tests src/common.cpp.
     (

@@ -235,7 +235,8 @@ class _Import:
                 again = [pq.read_metadata(part).num_rows for part in parts if part in self._seen]
                 report.already_there += sum(again)
         if wrong:
-            report.remark(f"{wrong} measurements had wrong values, and nothing uses them")
+            kept = "kept as such, and nothing uses them"
+            report.remark(f"{wrong} measurements had wrong values: {kept}")
         if not report.parts:
             reasons = [*report.dropped, *map(str, report.rejected[:1])] or ["it has none"]
             raise OutputError(f"{path} holds no usable row: {'; '.join(reasons)}")
