@@ -101,16 +101,11 @@ _SHORT: Final = {"algo": "algorithm", "proto": "protocol", "bytes": "size_bytes"
 #: One of our columns, and what a cell of another unit is multiplied by; and those by name.
 _Column = tuple[str, float]
 _Names = Mapping[str, _Column]
-#: In place of the columns below a line of names that nobody here knows.
-_UNKNOWN: Final = ("", 0.0)
 _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
-_NUMBERS: Final = {*_TIMES, "size_bytes"}
 _FORCED: Final = ("algorithm", "protocol", "num_channels")
 #: Cells that leave the choice to NCCL, and names of columns that are of the config or its settings.
 _OWN: Final = {"default", "auto", "none", "-"}
 _OF_CONFIG: Final = re.compile(r"(?i)algo|proto|chan|conf|nccl|tun|plugin|variant|setting|env|prof")
-#: What a caller may know of cells that are empty.
-_KNOWN: Final = {*Known.model_fields, "system", "num_ranks", "launch_profile"}
 #: By what a bandwidth is more than the time says, and what that says of units.
 _OFF: Final = {
     8.0: "the bandwidth seems to be in Gb/s",
@@ -118,8 +113,6 @@ _OFF: Final = {
     1e-3: "the time seems to be in ms",
     1e-6: "the time seems to be in s",
 }
-#: No link carries as many GB/s, and no call between GPUs is over in as few us.
-_MOST_GBYTES_PER_S, _LEAST_US = 10_000.0, 0.5
 #: The columns of other programs, OURS or OURS=THEIRS, and a remark. Not taken is `-`; what begins
 #: with `+` joins the launch profile, and without a forced config nobody knows whose choice it was.
 _DIALECTS: Final = (
@@ -155,10 +148,7 @@ _DIALECTS: Final = (
 )
 #: Their names -> ours.
 _TABLES: Final = [
-    (
-        {theirs or ours: (ours, 1.0) for ours, theirs in re.findall(r"([^\s=]+)=?(\S*)", text)},
-        remark,
-    )
+    ({their or our: (our, 1.0) for our, their in re.findall(r"([^\s=]+)=?(\S*)", text)}, remark)
     for text, remark in _DIALECTS
 ]
 _TABLE_LINE: Final = (
@@ -209,16 +199,18 @@ def _rows(path: Path, options: ImportOptions, report: FileReport) -> Iterator[Ro
 
 def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, _Record, Row]]:
     """All records, the line that each ends on, and its columns; wrong ones are rejected."""
-    known = options.model_dump(include=_KNOWN, exclude_none=True)
+    fillable = {*Known.model_fields, "system", "num_ranks", "launch_profile"}
+    known = options.model_dump(include=fillable, exclude_none=True)
     named = _named(filter(None, (options.foreign_columns or "").split(",")))
     with opened(Path(report.path)) as file:
         lines = unwrapped(file)
         head = [*islice(lines, _HEAD)]
-        marks = {
-            mark: max((_num_names(line.split(mark), named) for line in head[:100]), default=0)
-            for mark in ",;\t|"
-        }
-        mark = max(marks, key=marks.__getitem__)
+        mark = max(
+            ",;\t|",
+            key=lambda each: max(
+                _num_names(line.split(each), named) for line in head[:100] or [""]
+            ),
+        )
         edge = '"' if mark == "," else rf'(?:["{mark}]|^|$)'
         comma = re.compile(rf"{edge} *-?[\d.]*\d,(?:\d\d?|\d{{4,}}) *{edge}", re.MULTILINE)
         has_commas = any(map(comma.search, map(str.rstrip, head)))
@@ -253,7 +245,7 @@ def _cells(
         if not columns and re.match(_TABLE_LINE, ",".join(cells)):
             columns = _header([*_TABLES[-1][0]], {}, options, report) or []
         if columns and len([*filter(None, cells)]) > 2 and not re.search(r"\d", "".join(cells)):
-            columns = [_UNKNOWN]
+            columns = [("?", 0.0)]
         if columns and not cells[0].lstrip().startswith("#"):
             yield columns, cells
         else:
@@ -267,8 +259,8 @@ def _num_names(cells: Sequence[str], named: _Names) -> int:
     names = [cell.lstrip("# ").strip(' "\n\r') for cell in cells]
     if any(name[:1].isdigit() for name in names):
         return 0
-    tables = [named, *(table for table, _ in _TABLES)]
-    return sum(any(name in each for each in tables) or bool(_meaning(name)) for name in names)
+    known = {*named, *(name for table, _ in _TABLES for name in table)}
+    return sum(name in known or _meaning(name) is not None for name in names)
 
 
 def _meaning(name: str) -> _Column | None:
@@ -290,8 +282,6 @@ def _meaning(name: str) -> _Column | None:
 
 def _number(text: str, *, is_size: bool, has_commas: bool) -> str:
     """As Python writes it; raises ValueError where what separates its digits is two things."""
-    if not has_commas and "," not in text:
-        return text
     point, group = ",." if has_commas else ".,"
     grouped = re.fullmatch(rf"-?\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{point}]\d+)?", text)
     is_open = group == "," and not is_size and len(re.findall("[.,]", text)) == 1
@@ -309,7 +299,7 @@ def _texts(columns: Sequence[_Column], cells: Sequence[str], *, has_commas: bool
         columns = [*columns[:at], ("comms", 1.0), *columns[at:]]
     if "low" in names:
         columns = columns[: max(len(cells), len(columns) - 2)]
-    if columns == [_UNKNOWN]:
+    if names == ["?"]:
         raise ValueError("a line of names that are not known stands above it, or is it")
     if len(cells) != len(columns):
         raise ValueError(f"{len(cells)} cells where the header names {len(columns)} columns")
@@ -319,7 +309,7 @@ def _texts(columns: Sequence[_Column], cells: Sequence[str], *, has_commas: bool
         if name == "-" or cell in {"", "N/A"} or (cell == "-1" and name not in _TIMES):
             continue
         texts[name] = cell
-        if name in _NUMBERS:
+        if name in {*_TIMES, "size_bytes"}:
             number = _number(cell, is_size=name == "size_bytes", has_commas=has_commas)
             texts[name] = number if factor == 1.0 else repr(float(number) * factor)
     return texts
@@ -330,7 +320,8 @@ def _record(texts: dict[str, str], known: Row) -> _Record:
     collective = texts.get("collective") or known.get("collective")
     if re.search(r"(?i)to_?all_?v", str(collective)):
         raise ValueError(f"'{collective}' is another call than AlltoAll, and NCCL tunes neither")
-    if "gpus" in texts:
+    # Without in_place it is somebody else's number of GPUs.
+    if {"gpus", "in_place"} <= texts.keys():
         _ranks_of_rccl(texts)
     if "low" in texts:
         low, high = (int(texts.pop(name, 0)) for name in ("low", "size_bytes"))
@@ -346,21 +337,17 @@ def _record(texts: dict[str, str], known: Row) -> _Record:
     other |= {"num_ranks"} if {"num_nodes", "ranks_per_node"} <= texts.keys() else set()
     row = {name: told for name, told in known.items() if name not in other}
     row |= {name: text for name, text in texts.items() if name not in unset}
-    return _Record.model_validate(_with_profile(row))
-
-
-def _with_profile(row: Row) -> Row:
-    """The cells of a row; what is set beside its config, or for none, joins the launch profile."""
-    is_tuned = "collective" not in row or Collective.parse(row["collective"]).tunable
+    # What is set beside its config, or for a collective that has none, joins the launch profile.
+    is_tuned = not collective or Collective.parse(collective).tunable
     beside = [n for n in row if n[0] == "+" or (not is_tuned and n in _FORCED[:2])]
     short = {ours: name for name, ours in _SHORT.items()}
     words = [f"{short.get(name, name[1:])}={row.pop(name)}" for name in beside]
-    told = row.get("launch_profile", DEFAULT_PROFILE)
     if any(name[0] == "+" for name in beside) and row.keys().isdisjoint(_FORCED):
         row.setdefault("is_default", "false")
     if words:
+        told = row.get("launch_profile", DEFAULT_PROFILE)
         row["launch_profile"] = ",".join([told] * (told != DEFAULT_PROFILE) + words)
-    return row
+    return _Record.model_validate(row)
 
 
 def _ranks_of_rccl(texts: dict[str, str]) -> None:
@@ -396,8 +383,13 @@ def _header(
     found = [given.get(name) or _meaning(name) for name in names]
     if None in found and cells and cells[0].lstrip().startswith("#"):
         return None
-    pairs = zip(names, found, strict=True)
-    columns = [own or (_beside(name, report) if named else ("", 1.0)) for name, own in pairs]
+    for at, name in enumerate(names if named else ()):
+        if not found[at]:
+            is_config = _OF_CONFIG.search(name)
+            what = "joins the launch profile, not NCCL's own choice (say with --columns what it is)"
+            report.remark(f"the column {name} {what if is_config else 'is not taken'}")
+            found[at] = (f"+{name.lower()}" if is_config else "-", 1.0)
+    columns = [own or ("", 1.0) for own in found]
     if remark:
         report.remark(remark)
     _check_names(names, [ours for ours, _ in columns], options, report)
@@ -405,16 +397,6 @@ def _header(
         if (name, 1.0) in columns and (told := getattr(options, name)):
             report.remark(f"empty cells of the column {name} are taken as the option's {told}")
     return columns
-
-
-def _beside(name: str, report: FileReport) -> _Column:
-    """What becomes of a column that is none of those that the caller named."""
-    if not _OF_CONFIG.search(name):
-        report.remark(f"the column {name} is not taken")
-        return "-", 1.0
-    why = "what it says is not taken as NCCL's own choice (say with --columns what it is)"
-    report.remark(f"the column {name} joins the launch profile, and {why}")
-    return f"+{name.lower()}", 1.0
 
 
 def _named(pairs: Iterable[str]) -> dict[str, _Column]:
@@ -460,8 +442,8 @@ def _check_names(
             "with --columns size_bytes=NAME,time_us=NAME"
         )
     known = {name for name in ("launch_profile", *_FORCED) if getattr(options, name)} | {*ours}
-    lacking = [n for n in ("mode", "launch_profile", "run", "statistic") if n not in known]
-    taken = [f"{name} '{_Record.model_fields[name].default}'" for name in lacking]
+    fields = {n: _Record.model_fields[n] for n in ("mode", "launch_profile", "run", "statistic")}
+    taken = [f"{name} '{field.default}'" for name, field in fields.items() if name not in known]
     if known.isdisjoint({"is_default", *_FORCED}):
         taken.append("NCCL's own choice")
     if taken:
@@ -524,24 +506,21 @@ def _figures(record: _Record, num_ranks: int | None, report: FileReport) -> Row:
     factors = [collective.bus_factor(n) for n in ([num_ranks] if num_ranks else [2, 1 << 20])]
     status = Status.WRONG_VALUES if record.wrong_values else Status.OK
     statistic = record.statistic if any(each is not None for each in figures) else Statistic.NONE
-    if time_us is not None and record.size_bytes:
-        by_time = record.size_bytes / (time_us * 1e3)
-        _check_fit(algbw, by_time, by_time, report)
-        _check_fit(busbw, by_time * min(factors), by_time * max(factors), report)
-        algbw = by_time
-    elif statistic is Statistic.NONE and not record.note.startswith(_REQUEST):
+    by_time = record.size_bytes / (time_us * 1e3) if time_us else None
+    _check_fit(algbw, by_time, [1.0], report)
+    algbw = by_time or algbw or None
+    _check_fit(busbw, algbw, factors, report)
+    if busbw and not algbw and factors[0] == factors[-1] != 0.0:
+        algbw = busbw / factors[0]
+    if statistic is Statistic.NONE and not record.note.startswith(_REQUEST):
         has_hung = re.search(r"(?i)\bhang|\bhung|timeout|timed out", record.note)
         status = Status.TIMED_OUT if has_hung else Status.FAILED
-    elif algbw:
-        _check_fit(busbw, algbw * min(factors), algbw * max(factors), report)
-    elif busbw and len({*factors}) == 1 and factors[0]:
-        algbw = busbw / factors[0]
-    algbw = algbw or None
     if busbw == 0.0 and not (time_us or algbw):
         report.remark("rows with a bandwidth of 0 keep no time")
     if time_us is None and algbw:
         time_us = record.size_bytes / (algbw * 1e3)
-    if time_us and num_ranks != 1 and (time_us < _LEAST_US or (algbw or 0) > _MOST_GBYTES_PER_S):
+    # No call between GPUs is over in as few us, and no link carries as many GB/s.
+    if time_us and num_ranks != 1 and (time_us < 0.5 or (algbw or 0) > 10_000):
         raise ValueError(
             f"{time_us:.4g} us, which is {algbw or 0:.4g} GB/s, is too fast for any call between "
             "GPUs: name the unit (--columns time_ms=NAME)"
@@ -555,10 +534,13 @@ def _figures(record: _Record, num_ranks: int | None, report: FileReport) -> Row:
     }
 
 
-def _check_fit(told: float | None, least: float, most: float, report: FileReport) -> None:
-    """Raise ValueError where a bandwidth is none that the time says, within its printed digits."""
-    if told is None:
+def _check_fit(
+    told: float | None, algbw: float | None, factors: Sequence[float], report: FileReport
+) -> None:
+    """Raise ValueError where a bandwidth is none that another says, within its printed digits."""
+    if told is None or not algbw:
         return
+    least, most = algbw * min(factors), algbw * max(factors)
     off = max(least - told, told - most, 0.0)
     if off > max(0.05 * most, 0.05):
         by = told / most if most else 0.0

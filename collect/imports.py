@@ -35,7 +35,6 @@ __all__ = ["ImportOptions", "ImportSummary", "import_files"]
 
 _CALLS: Final = "calls"
 _TEXT: Final = Source.NCCL_TESTS_TEXT.value
-_JSON: Final = Source.NCCL_TESTS_JSON.value
 _TRACES: Final = {source.value for source in SIGNS}
 
 
@@ -104,13 +103,13 @@ def import_files(
     reports, hashes = _recognised(paths, summary)
     if not reports:
         given = ", ".join(map(str, paths)) or "no file to import"
-        why = "no nccl-tests output, CSV, calls file or trace; name other files"
-        raise UserError(f"{given}: {why}")
+        raise UserError(
+            f"{given}: no nccl-tests output, CSV, calls file or trace; name other files"
+        )
     options = options or ImportOptions()
     unknown = [report.path for report in reports if report.format not in {"", CSV}]
     if options.system is None and unknown:
-        why = "does not say on which system it was measured; name it with --system"
-        raise UserError(f"{unknown[0]} {why}")
+        raise UserError(f"{unknown[0]} does not say on which system it is; name it with --system")
     run = _Import(out_dir, options, hashes, summary)
     to_read = [each for each in reports if each.format and not each.remarks]
     for report in to_read:
@@ -172,7 +171,7 @@ _Reader = Callable[[Path, str, ImportOptions, FileReport], Iterator[Part]]
 _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
     _CALLS: (rf"\A{MAGIC.decode()}", None),
     **{source.value: (sign, None) for source, sign in SIGNS.items()},
-    _JSON: (r'\A\s*\{[^\0]*"(?:args|results)"\s*:', _read_output),
+    Source.NCCL_TESTS_JSON.value: (r'\A\s*\{[^\0]*"(?:args|results)"\s*:', _read_output),
     CSV: (CSV_SIGN, read_csv),
     _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
 }
@@ -184,7 +183,6 @@ _NOT_READ: Final = {
     r'"schema"\s*:\s*"[^"]*chakra|"in_msg_size"\s*:': "an execution trace: calls without times",
     r'"communicators_count"\s*:': "a report of NCCL's RAS: counts without a time",
     r"(?:Time|Duration|Avg) \(ns\)": "a table of Nsight Systems: kernels without sizes and ranks",
-    r"(?i)mscclpp": "an output of MSCCL++, which is not NCCL",
     r"\A\s*[{[]\s*[\"{[\]}]": "JSON of no kind that is read",
     r"\A\s*\Z": "empty",
 }

@@ -127,9 +127,9 @@ def plain_lines(lines: Iterable[str]) -> Iterator[str]:
 def unwrapped(file: Iterable[str]) -> Iterator[str]:
     """The lines as they are, or their text where the first is in an envelope or behind a prefix."""
     lines = iter(file)
-    first = next(lines, "")
-    rest = chain([first] if first else [], lines)
-    return rest if [*plain_lines([first])] == [first] else plain_lines(rest)
+    first = [*islice(lines, 1)]
+    rest = chain(first, lines)
+    return rest if [*plain_lines(first)] == first else plain_lines(rest)
 
 
 def without_prefix(line: str) -> str:

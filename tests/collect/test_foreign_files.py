@@ -235,6 +235,11 @@ TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         "AllGather 4 1 50.0 - - -",
     ),
+    "somebody's number of GPUs": (
+        "collective,gpus,size,time\nreduce,16,1048576,50\n",
+        {},
+        "Reduce - - 50.0 - - -",
+    ),
     "named columns": (
         "bytes;op;latency_ms;gpus;host\n1048576;all_reduce;0.05;4;m7\n",
         {"foreign_columns": "bytes=size_bytes,collective=op,time_ms=latency_ms,num_ranks=gpus"},
