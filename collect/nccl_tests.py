@@ -70,8 +70,6 @@ _TYPES: Final[dict[str, Any]] = {
 _OPTIONAL: Final = (*PER_ITERATION, "iteration_times_us", "process_times_us")
 _CHOICE: Final = (RUN, "size_bytes", "actual_algorithm", "actual_protocol", "actual_num_channels")
 _BANDWIDTHS: Final = ("algbw_gbytes_per_s", "busbw_gbytes_per_s")
-#: Columns that an output may fill with what is no number.
-_FINITE: Final = (*_BANDWIDTHS, *PER_ITERATION)
 #: What makes two rows of a run repeats of one measurement.
 _CELL: Final = (RUN, "size_bytes", "datatype", "in_place")
 
@@ -241,17 +239,12 @@ def _no_row(path: Path, runs: Sequence[Run], report: FileReport) -> str:
 
 def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
     """Rows as columns; the dicts live no longer than a chunk."""
-    halves = chain.from_iterable(rows)
-    chunks = [_frame([])]
-    while chunk := list(islice(halves, CHUNK_ROWS)):
-        chunks.append(_frame(chunk))
+    halves, chunks = chain.from_iterable(rows), list[pl.DataFrame]()
+    while (chunk := list(islice(halves, CHUNK_ROWS))) or not chunks:
+        has_more = any(len(half) > len(ROW) for half in chunk)
+        names = (*ROW, *_OPTIONAL) if has_more else ROW
+        chunks.append(pl.DataFrame(chunk, schema={name: _TYPES[name] for name in names}))
     return pl.concat(chunks, how="diagonal")
-
-
-def _frame(rows: list[Row]) -> pl.DataFrame:
-    has_more = max(map(len, rows), default=0) > len(ROW)
-    names = (*ROW, *_OPTIONAL) if has_more else ROW
-    return pl.DataFrame(rows, schema={name: _TYPES[name] for name in names})
 
 
 def _parts(
@@ -328,7 +321,6 @@ def _table(rows: pl.DataFrame, known: Mapping[int, Row], ran: pl.DataFrame) -> p
         whole.drop(RUN)
         .with_columns(
             pl.col(pl.Categorical).cast(pl.String),
-            *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
             verified=pl.col("actual_algorithm").is_not_null(),
             status=pl.when(has_failed).then(failed).when(is_wrong).then(wrong).otherwise(ok),
             statistic=pl.when(has_failed).then(none).otherwise(mean),
