@@ -155,9 +155,9 @@ def program_in(line: str) -> str | None:
     return match[1] if match else None
 
 
-def is_at_prompt(line: str) -> bool:
-    """Whether a shell shows the line as a command of its own, behind a prompt or in a trace."""
-    return bool(line[: len(line) - len(_PROMPT.sub("", line, count=1))].strip())
+def prompt_of(line: str) -> str:
+    """What a shell or its trace prints before a command of its own; empty elsewhere."""
+    return line[: len(line) - len(_PROMPT.sub("", line, count=1))].strip()
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
@@ -239,9 +239,7 @@ class Shell:
 
     def read(self, line: str) -> Settings:
         """Take in one line of a shell; returns what it says of commands behind it."""
-        text = _PROMPT.sub("", line, count=1)
-        is_traced = "+" in line[: len(line) - len(text)]
-        text = self._expanded(text)
+        is_traced, text = "+" in prompt_of(line), self._expanded(_PROMPT.sub("", line, count=1))
         is_sure, told, before = True, Settings(), self.exported
         if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
             # A comment, or a command behind the prompt of root: then it is not known which.
@@ -272,9 +270,8 @@ class Shell:
     def _expanded(self, text: str) -> str:
         """The line with directives as exports, and with the values of what is exported."""
         text = _DIRECTIVE.sub(lambda found: "export" * found[0].startswith("#"), text)
-        for name in KEPT_NAMES & self.exported.keys() if "$" in text else ():
-            text = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", self.exported[name] or "$", text)
-        return text
+        values = {name: self.exported[name] or "$" for name in KEPT_NAMES & self.exported.keys()}
+        return re.sub(r"\$(\{)?(\w+)(?(1)\})", lambda m: values.get(m[2], m[0]), text)
 
     def _names_a_choice(self, text: str) -> bool:
         """Whether a heading (`## Tree`) is all that tells what the next benchmark is forced to."""
@@ -514,13 +511,10 @@ class NcclLog:
             if Algorithm.Tree in self._algorithms or not self.costs:
                 self.costs.append({})
         elif self.costs and (row := _COST_ROW.match(text)):
-            collective = named(Collective, row[1])
-            places = product(self._algorithms, _COST_PROTOCOLS)
-            for (algorithm, protocol), cell in zip(
-                places, _COST_CELL.findall(row[2]), strict=False
-            ):
+            cells = product([named(Collective, row[1])], self._algorithms, _COST_PROTOCOLS)
+            costs = (CostLine(*map(float, each)) for each in _COST_CELL.findall(row[2]))
+            for (collective, algorithm, protocol), cost in zip(cells, costs, strict=False):
                 if collective is not None and algorithm is not None:
-                    cost = CostLine(*map(float, cell))
                     self.costs[-1][collective, algorithm, protocol] = cost
 
 

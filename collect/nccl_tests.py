@@ -466,9 +466,8 @@ class _Facts:
 
         Ranks that seem to share a GPU have host ids of their own, or each sees its own GPU only.
         """
-        ranks = self._run.ranks
-        told: int | None = self._one(self._run.nccl.num_nodes, "number of nodes")
-        told = told or self._options.num_nodes
+        ranks, nodes = self._run.ranks, self._run.nccl.num_nodes
+        told: int | None = self._one(nodes, "number of nodes") or self._options.num_nodes
         if told and num_ranks and num_ranks < told:
             self._remark(f"number of nodes left out: {num_ranks} ranks cannot be on {told}")
             return None
@@ -478,10 +477,8 @@ class _Facts:
             return 1 if num_ranks == 1 else None
         if len({(line.host, line.device, line.bus_id) for line in ranks}) == len(ranks):
             return len({line.host for line in ranks})
-        self._remark(
-            "number of nodes left out: ranks show the same GPU, so hosts may not be NCCL's "
-            "nodes; say --nodes"
-        )
+        why = "ranks show the same GPU, so hosts may not be NCCL's nodes; say --nodes"
+        self._remark(f"number of nodes left out: {why}")
         return None
 
     def _request(self) -> Row:
@@ -489,18 +486,16 @@ class _Facts:
         settings, options = self._settings(), self._options
         # The costs of a job's log are of all collectives; AllReduce stands for them.
         asked_of = Collective.AllReduce if self.collective is None else self.collective
-        names = ("algorithm", "protocol", "num_channels")
-        told = {name: getattr(options, name) for name in names if getattr(options, name)}
+        of_config = {"algorithm", "protocol", "num_channels"}
+        told = options.model_dump(include=of_config, exclude_none=True)
         if told and not asked_of.tunable:
             self._remark(f"{asked_of.wire} has no algorithms: {', '.join(told)} not used")
             told = {}
         in_name = NAMES_A_CHOICE.search(self._file_name.upper()) if asked_of.tunable else None
         if in_name and not (told or self._run.commands or settings.keys() & CHOICE):
             settings["NCCL_ALGO"] = None
-            self._remark(
-                f"the file's name says {in_name[0]}, and the output nothing of it: the config is "
-                "not known (say it with --algorithm, --protocol)"
-            )
+            why = f"the file's name says {in_name[0]}, and the output nothing of it"
+            self._remark(f"{why}: the config is not known (say it with --algorithm, --protocol)")
         columns = requested_by(settings, asked_of)
         for name, value in told.items():
             if not columns[f"requested_{name}"]:
@@ -517,10 +512,8 @@ class _Facts:
             elif "~" in value or value == "?":
                 how = "a digest" if "~" in value else "?, since its value is not shown,"
                 self._remark(f"{name} is kept as {how} in the launch profile")
-        if release := settings.get("--rccl"):
-            self._remark(
-                f"RCCL {release} is kept in the launch profile; it is no release of NCCL's"
-            )
+        if rccl := settings.get("--rccl"):
+            self._remark(f"RCCL {rccl} is kept in the launch profile; it is no release of NCCL's")
         return settings
 
     def _one(self, values: Collection[Any], what: str, asked: Any = None) -> Any:

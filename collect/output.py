@@ -31,9 +31,9 @@ from dynamiccl.collect.nccl_log import (
     Settings,
     Shell,
     add_settings,
-    is_at_prompt,
     kept,
     program_in,
+    prompt_of,
     without_usual,
 )
 from dynamiccl.errors import CorruptFile, OutputError, UnknownName
@@ -446,7 +446,7 @@ class TextRuns:
             self._in_place_first = places[0].lower() == "in"
         else:
             program = program_in(text)
-            if program and run.commands - {program} and is_at_prompt(text):
+            if program and run.commands - {program} and prompt_of(text):
                 self._started()  # the command before is over, and printed nothing that we know
             self._next(if_so=program is not None and (run.started or run.nccl != NcclLog()))
             told = self._shell.read(text)
