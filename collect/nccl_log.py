@@ -181,7 +181,7 @@ def _value(name: str, value: str) -> str | None:
     if name not in KEPT_NAMES:
         return digest
     # NCCL_NET="AWS Libfabric"; of a list `Ring, Tree` it is not known what NCCL makes.
-    plain = value if name in {"NCCL_ALGO", "NCCL_PROTO"} else value.replace(" ", "_")
+    plain = value if name in CHOICE else value.replace(" ", "_")
     return plain if _PLAIN_VALUE.fullmatch(plain) else None
 
 

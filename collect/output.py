@@ -510,10 +510,10 @@ class _Result(BaseModel):
 class _Config(BaseModel):
     nthreads: int = Field(default=1, le=1024)
     ngpus: int = Field(default=1, le=1024)
-    aggregated_iterations: int = 1
+    agg_iters: int = Field(default=1, alias="aggregated_iterations")
     graph: int = 0
     unalign: int = 0
-    blocking_collectives: bool = False
+    blocking: bool = Field(default=False, alias="blocking_collectives")
     devices: list[dict[str, Any] | None] = []
 
 
@@ -571,15 +571,10 @@ def _json_run(document: _Document) -> Run:
     run, config, shell = Run(0), document.config, Shell()
     run.program = program_in(" ".join(document.args[:1]))
     shell.read(" ".join(document.args))
+    options = config.model_dump(include={"agg_iters", "graph", "unalign", "blocking"})
+    run.settings = {f"--{name}": str(int(value)) for name, value in options.items()}
     # `env` is the whole environment of whoever ran it: only settings are kept.
-    run.settings = {
-        "--agg_iters": str(config.aggregated_iterations),
-        "--graph": str(config.graph),
-        "--unalign": str(config.unalign),
-        "--blocking": str(int(config.blocking_collectives)),
-        **shell.start(),
-        **kept(item.partition("=")[::2] for item in document.env),
-    }
+    run.settings |= shell.start() | kept(item.partition("=")[::2] for item in document.env)
     told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
     devices = (defaultdict(str, {"group": "0", **each}) for each in filter(None, config.devices))
     run.ranks = [*rank_lines(map(told.format_map, devices))]
