@@ -66,19 +66,17 @@ _VARIABLE: Final = r"(?:(?:[NR]CCL|MSCCL|MSCCLPP|OFI|FI|HSA)_\w+|LD_PRELOAD)"
 _PLAIN_VALUE: Final = re.compile(r"[\w.,;:^/+=-]{1,64}")
 _EXPANDED: Final = re.compile(r"[$`*]")
 #: Options of nccl-tests (2.19; `-F`, `-E` of rccl-tests) that make another measurement of it, by
-#: letter, and the value that each has unasked.
-_OPTIONS: Final = {
-    letter: (name, usual)
-    for letter, name, usual in re.findall(
-        r"(\w)=(\w+):(\d*)",
-        "C=report_cputime:0 D=device_implementation:0 E=rotating_tensor:0 F=cache_flush:0 "
-        "G=graph:0 R=local_register:0 V=device_cta_count: a=average:1 m=agg_iters:1 u=unalign:0 "
-        "x=cta_policy:0 y=stream_null:0 z=blocking:0",
-    )
-}
-_OPTION_NAMES: Final = {"cudagraph": "graph", **{name: name for name, _ in _OPTIONS.values()}}
+#: letter or name, and the value that each has unasked.
+_OPTIONS: Final = re.findall(
+    r"(\w)=(\w+):(\d*)",
+    "C=report_cputime:0 D=device_implementation:0 E=rotating_tensor:0 F=cache_flush:0 "
+    "G=graph:0 R=local_register:0 V=device_cta_count: a=average:1 m=agg_iters:1 u=unalign:0 "
+    "x=cta_policy:0 y=stream_null:0 z=blocking:0",
+)
+_USUAL: Final = {f"--{name}": value for _, name, value in _OPTIONS}
+_OPTION_NAMES: Final = {f"-{letter}": f"--{name}" for letter, name, _ in _OPTIONS}
 _OPTION: Final = re.compile(
-    rf"(?<!\S)(?:-([{''.join(_OPTIONS)}])\s*|--(\w+)[=\s]\s*)(\d[\d,]*|\$\S+)"
+    rf"(?<!\S)(?:({'|'.join(_OPTION_NAMES)})\s*|(--\w+)[=\s]\s*)(\d[\d,]*|\$\S+)"
 )
 
 #: nccl-tests binaries; `make NAME_SUFFIX=_mpi` and packagers put something behind `_perf`.
@@ -118,7 +116,7 @@ _SYNTAX: Final = re.compile(r"^\s*(?:(?:then|else|do)\s+|[({]\s*)*")
 _BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?!\w+:\w)(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
-_RANKS: Final = re.compile(r"\bnranks (\d{1,7})\b", re.IGNORECASE)
+_RANKS: Final = re.compile(r"\bn[Rr]anks (\d{1,7})\b")
 _NODES: Final = re.compile(r"\bnNodes (\d{1,7})\b")
 #: ROCm's library has releases of its own; the older ones say `NCCL version 2.13.4+hip5.4`.
 _RCCL: Final = re.compile(r"RCCL version ?:? ?(\d+\.\d+\.\d+)|NCCL version (\d[\d.]+)\+hip")
@@ -157,9 +155,9 @@ def program_in(line: str) -> str | None:
     return match[1] if match else None
 
 
-def is_at_prompt(line: str) -> bool:
-    """Whether a shell shows the line as a command of its own, behind a prompt or in a trace."""
-    return bool(line[: len(line) - len(_PROMPT.sub("", line, count=1))].strip())
+def prompt_of(line: str) -> str:
+    """What a shell or its trace prints before a command of its own; empty elsewhere."""
+    return line[: len(line) - len(_PROMPT.sub("", line, count=1))].strip()
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
@@ -183,7 +181,7 @@ def _value(name: str, value: str) -> str | None:
     if name not in KEPT_NAMES:
         return digest
     # NCCL_NET="AWS Libfabric"; of a list `Ring, Tree` it is not known what NCCL makes.
-    plain = value if name in {"NCCL_ALGO", "NCCL_PROTO"} else value.replace(" ", "_")
+    plain = value if name in CHOICE else value.replace(" ", "_")
     return plain if _PLAIN_VALUE.fullmatch(plain) else None
 
 
@@ -195,8 +193,7 @@ def add_settings(known: Settings, told: Mapping[str, str | None]) -> None:
 
 def without_usual(options: Settings) -> Settings:
     """Settings without the options that have the value that they have unasked."""
-    usual = {f"--{name}": value for name, value in _OPTIONS.values()}
-    return {name: value for name, value in options.items() if usual.get(name, "") != value}
+    return {name: value for name, value in options.items() if _USUAL.get(name, "") != value}
 
 
 def _common(environments: Iterable[Settings]) -> Settings:
@@ -242,9 +239,7 @@ class Shell:
 
     def read(self, line: str) -> Settings:
         """Take in one line of a shell; returns what it says of commands behind it."""
-        text = _PROMPT.sub("", line, count=1)
-        is_traced = "+" in line[: len(line) - len(text)]
-        text = self._expanded(text)
+        is_traced, text = "+" in prompt_of(line), self._expanded(_PROMPT.sub("", line, count=1))
         is_sure, told, before = True, Settings(), self.exported
         if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
             # A comment, or a command behind the prompt of root: then it is not known which.
@@ -275,9 +270,8 @@ class Shell:
     def _expanded(self, text: str) -> str:
         """The line with directives as exports, and with the values of what is exported."""
         text = _DIRECTIVE.sub(lambda found: "export" * found[0].startswith("#"), text)
-        for name in KEPT_NAMES & self.exported.keys() if "$" in text else ():
-            text = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", self.exported[name] or "$", text)
-        return text
+        values = {name: self.exported[name] or "$" for name in KEPT_NAMES & self.exported.keys()}
+        return re.sub(r"\$(\{)?(\w+)(?(1)\})", lambda m: values.get(m[2], m[0]), text)
 
     def _names_a_choice(self, text: str) -> bool:
         """Whether a heading (`## Tree`) is all that tells what the next benchmark is forced to."""
@@ -300,8 +294,9 @@ class Shell:
         for name in kept((word, "") for word in before.split() if word not in unset):
             found.setdefault(name, None if name in KEPT_NAMES else "?")
         for letter, name, value in _OPTION.findall(behind):
-            option = _OPTIONS[letter][0] if letter else _OPTION_NAMES.get(name)
-            found |= {f"--{option}": None if value[0] == "$" else value} if option else {}
+            option = _OPTION_NAMES.get(letter, name.replace("cudagraph", "graph"))
+            if option in _USUAL:
+                found[option] = None if value[0] == "$" else value
         return without_usual({**found, **_assigned(command)})
 
     def _say(self, command: str, words: Sequence[str], *, is_known: bool) -> Settings:
@@ -357,22 +352,21 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
     rest = {name: "?" if value is None else value for name, value in settings.items()}
     is_known = None not in settings.values()
     told = rest if is_known and collective.tunable else {}
-    requested = dict.fromkeys(("requested_algorithm", "requested_protocol"))
+    algorithm = protocol = None
     try:
-        requested = {
-            "requested_algorithm": _single(told, "NCCL_ALGO", Algorithm, collective),
-            "requested_protocol": _single(told, "NCCL_PROTO", Protocol, collective),
-        }
+        algorithm = _single(told, "NCCL_ALGO", Algorithm, collective)
+        protocol = _single(told, "NCCL_PROTO", Protocol, collective)
     except UnknownName:
         is_known = False
     channels = _channels(told, "CTAS") or _channels(told, "NCHANNELS")
     others = ("--tuner", "NCCL_TUNER_PLUGIN", "NCCL_CONF_FILE")
     tuners = {rest.get(name, "") for name in others} - {"", "none"}
-    is_asked = any(requested.values()) or channels or (tuners and collective.tunable)
+    is_asked = algorithm or protocol or channels or (tuners and collective.tunable)
     is_known = is_known and "msccl" not in rest.get("LD_PRELOAD", "")
     words = [f"{re.sub('^(NCCL_|--)', '', name).lower()}={rest[name]}" for name in rest]
     return {
-        **requested,
+        "requested_algorithm": algorithm,
+        "requested_protocol": protocol,
         "requested_num_channels": channels,
         "is_default": is_known and not is_asked,
         "launch_profile": ",".join(sorted(words)) or DEFAULT_PROFILE,
@@ -483,8 +477,8 @@ class NcclLog:
             if version[2]:
                 self.cuda_versions.add(version[2])
         if "nranks" in line or "nRanks" in line:
-            self.num_ranks.update(int(n) for n in _RANKS.findall(line))
-            self.num_nodes.update(int(n) for n in _NODES.findall(line))
+            self.num_ranks.update(map(int, _RANKS.findall(line)))
+            self.num_nodes.update(map(int, _NODES.findall(line)))
         if mark and (told := _SET.search(line)):
             add_settings(self.settings, kept([(told[1], told[2].strip().rstrip("."))]))
         if tuner := _TUNER.search(line):
@@ -517,13 +511,10 @@ class NcclLog:
             if Algorithm.Tree in self._algorithms or not self.costs:
                 self.costs.append({})
         elif self.costs and (row := _COST_ROW.match(text)):
-            collective = named(Collective, row[1])
-            places = product(self._algorithms, _COST_PROTOCOLS)
-            for (algorithm, protocol), cell in zip(
-                places, _COST_CELL.findall(row[2]), strict=False
-            ):
+            cells = product([named(Collective, row[1])], self._algorithms, _COST_PROTOCOLS)
+            costs = (CostLine(*map(float, each)) for each in _COST_CELL.findall(row[2]))
+            for (collective, algorithm, protocol), cost in zip(cells, costs, strict=False):
                 if collective is not None and algorithm is not None:
-                    cost = CostLine(*map(float, cell))
                     self.costs[-1][collective, algorithm, protocol] = cost
 
 

@@ -70,8 +70,6 @@ _TYPES: Final[dict[str, Any]] = {
 _OPTIONAL: Final = (*PER_ITERATION, "iteration_times_us", "process_times_us")
 _CHOICE: Final = (RUN, "size_bytes", "actual_algorithm", "actual_protocol", "actual_num_channels")
 _BANDWIDTHS: Final = ("algbw_gbytes_per_s", "busbw_gbytes_per_s")
-#: Columns that an output may fill with what is no number.
-_FINITE: Final = (*_BANDWIDTHS, *PER_ITERATION)
 #: What makes two rows of a run repeats of one measurement.
 _CELL: Final = (RUN, "size_bytes", "datatype", "in_place")
 
@@ -241,17 +239,12 @@ def _no_row(path: Path, runs: Sequence[Run], report: FileReport) -> str:
 
 def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
     """Rows as columns; the dicts live no longer than a chunk."""
-    halves = chain.from_iterable(rows)
-    chunks = [_frame([])]
-    while chunk := list(islice(halves, CHUNK_ROWS)):
-        chunks.append(_frame(chunk))
+    halves, chunks = chain.from_iterable(rows), list[pl.DataFrame]()
+    while (chunk := list(islice(halves, CHUNK_ROWS))) or not chunks:
+        has_more = any(len(half) > len(ROW) for half in chunk)
+        names = (*ROW, *_OPTIONAL) if has_more else ROW
+        chunks.append(pl.DataFrame(chunk, schema={name: _TYPES[name] for name in names}))
     return pl.concat(chunks, how="diagonal")
-
-
-def _frame(rows: list[Row]) -> pl.DataFrame:
-    has_more = max(map(len, rows), default=0) > len(ROW)
-    names = (*ROW, *_OPTIONAL) if has_more else ROW
-    return pl.DataFrame(rows, schema={name: _TYPES[name] for name in names})
 
 
 def _parts(
@@ -328,7 +321,6 @@ def _table(rows: pl.DataFrame, known: Mapping[int, Row], ran: pl.DataFrame) -> p
         whole.drop(RUN)
         .with_columns(
             pl.col(pl.Categorical).cast(pl.String),
-            *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
             verified=pl.col("actual_algorithm").is_not_null(),
             status=pl.when(has_failed).then(failed).when(is_wrong).then(wrong).otherwise(ok),
             statistic=pl.when(has_failed).then(none).otherwise(mean),
@@ -474,9 +466,8 @@ class _Facts:
 
         Ranks that seem to share a GPU have host ids of their own, or each sees its own GPU only.
         """
-        ranks = self._run.ranks
-        told: int | None = self._one(self._run.nccl.num_nodes, "number of nodes")
-        told = told or self._options.num_nodes
+        ranks, nodes = self._run.ranks, self._run.nccl.num_nodes
+        told: int | None = self._one(nodes, "number of nodes") or self._options.num_nodes
         if told and num_ranks and num_ranks < told:
             self._remark(f"number of nodes left out: {num_ranks} ranks cannot be on {told}")
             return None
@@ -486,10 +477,8 @@ class _Facts:
             return 1 if num_ranks == 1 else None
         if len({(line.host, line.device, line.bus_id) for line in ranks}) == len(ranks):
             return len({line.host for line in ranks})
-        self._remark(
-            "number of nodes left out: ranks show the same GPU, so hosts may not be NCCL's "
-            "nodes; say --nodes"
-        )
+        why = "ranks show the same GPU, so hosts may not be NCCL's nodes; say --nodes"
+        self._remark(f"number of nodes left out: {why}")
         return None
 
     def _request(self) -> Row:
@@ -497,18 +486,16 @@ class _Facts:
         settings, options = self._settings(), self._options
         # The costs of a job's log are of all collectives; AllReduce stands for them.
         asked_of = Collective.AllReduce if self.collective is None else self.collective
-        names = ("algorithm", "protocol", "num_channels")
-        told = {name: getattr(options, name) for name in names if getattr(options, name)}
+        of_config = {"algorithm", "protocol", "num_channels"}
+        told = options.model_dump(include=of_config, exclude_none=True)
         if told and not asked_of.tunable:
             self._remark(f"{asked_of.wire} has no algorithms: {', '.join(told)} not used")
             told = {}
         in_name = NAMES_A_CHOICE.search(self._file_name.upper()) if asked_of.tunable else None
         if in_name and not (told or self._run.commands or settings.keys() & CHOICE):
             settings["NCCL_ALGO"] = None
-            self._remark(
-                f"the file's name says {in_name[0]}, and the output nothing of it: the config is "
-                "not known (say it with --algorithm, --protocol)"
-            )
+            why = f"the file's name says {in_name[0]}, and the output nothing of it"
+            self._remark(f"{why}: the config is not known (say it with --algorithm, --protocol)")
         columns = requested_by(settings, asked_of)
         for name, value in told.items():
             if not columns[f"requested_{name}"]:
@@ -525,10 +512,8 @@ class _Facts:
             elif "~" in value or value == "?":
                 how = "a digest" if "~" in value else "?, since its value is not shown,"
                 self._remark(f"{name} is kept as {how} in the launch profile")
-        if release := settings.get("--rccl"):
-            self._remark(
-                f"RCCL {release} is kept in the launch profile; it is no release of NCCL's"
-            )
+        if rccl := settings.get("--rccl"):
+            self._remark(f"RCCL {rccl} is kept in the launch profile; it is no release of NCCL's")
         return settings
 
     def _one(self, values: Collection[Any], what: str, asked: Any = None) -> Any:

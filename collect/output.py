@@ -31,9 +31,9 @@ from dynamiccl.collect.nccl_log import (
     Settings,
     Shell,
     add_settings,
-    is_at_prompt,
     kept,
     program_in,
+    prompt_of,
     without_usual,
 )
 from dynamiccl.errors import CorruptFile, OutputError, UnknownName
@@ -72,7 +72,6 @@ _HEADER: Final = re.compile(
     r"(size(?: count| type| redop| root)*)"
     r"((?: time algbw busbw(?: error| #wrong)?(?: i_min i_max i_p99 i_cv%)?){1,2})( timestamp)?"
 )
-_TODAY: Final = "size count type redop root" + 2 * " time algbw busbw #wrong"
 #: How a row begins, also where it is glued to another program's line, and how its rest does.
 _TYPE: Final = r"(?:u?int(?:8|32|64)|char|int|half|float|double|bfloat16|fp?8_?e\dm\d)"
 MEANT_AS_ROW: Final = re.compile(
@@ -86,9 +85,8 @@ _RANK: Final = re.compile(
     r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+\d{1,9})?\s+on\s+(\S+)"
     r"\s+device\s+(\d{1,4})\s+\[([^\]]*)\]\s*(.*\S)?"
 )
-#: Options that make another measurement of it, as a header names them.
-_OPTION: Final = re.compile(r"\b(agg iters|graph|unalign): (\d+)")
-_FIRST_SIZE: Final = re.compile(r" minBytes (\d{1,18})\b")
+#: Of a header: options that make another measurement of it, and the first size.
+_OPTION: Final = re.compile(r"\b(agg iters: |graph: |unalign: |minBytes )(\d{1,18})\b")
 _LIBRARY: Final = re.compile(r"nccl-tests version (\S+)(?:.*nccl-library=(\d{4,6}))?")
 _MIN_BYTES: Final = re.compile(r"\s(?:-b|--minbytes)[ =]?(\d{1,12}[KMGkmg]?)(?=\s|$)")
 _PLACES: Final = re.compile(r"(?i)\b(in|out[-_ ]of)[-_ ]place")
@@ -196,7 +194,9 @@ def layouts_of_header(line: str, *, in_place_first: bool = False) -> dict[int, L
     return {width + len(before): (before, halves) for before in (blank, leading)}
 
 
-_HEADERLESS: Final = layouts_of_header(_TODAY) or {}
+_TODAY: Final = (
+    layouts_of_header("size count type redop root" + 2 * " time algbw busbw #wrong") or {}
+)
 
 
 def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list[Row]:
@@ -225,7 +225,8 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
         told = (run, line, size, datatype, redop, root, in_place, time_us, algbw, busbw, wrong)
         row: Row = dict(zip(ROW, told, strict=True))
         if len(names) > 4:
-            row |= zip(names[-4:], map(float, half[-4:]), strict=True)
+            times = map(float, half[-4:])
+            row |= zip(names[-4:], (x if math.isfinite(x) else None for x in times), strict=True)
         rows.append(row)
     return rows
 
@@ -344,10 +345,9 @@ class Run:
         elif "Collective test" in line:
             self.program = self.program or program_in(line)
         elif " minBytes " in line:
-            told = _OPTION.findall(line)
-            self.settings |= {f"--{name.replace(' ', '_')}": value for name, value in told}
-            first = _FIRST_SIZE.search(line)
-            self.first_size = int(first[1]) if first else None
+            told = {name.strip(" :").replace(" ", "_"): x for name, x in _OPTION.findall(line)}
+            self.first_size = int(told.pop("minBytes")) if "minBytes" in told else None
+            self.settings |= {f"--{name}": value for name, value in told.items()}
         elif wrong := _OUT_OF_BOUNDS.search(line):
             self.out_of_bounds += int(wrong[1])
         elif "Blocking Enabled" in line:
@@ -365,9 +365,8 @@ class TextRuns:
         self.runs = [Run(0)]
         self._report = report
         self._shell = Shell()
-        self._layouts: dict[int, Layout] = {}
-        #: Whether rows may follow, and in which order of halves.
-        self._in_table = False
+        #: Of the rows that may follow; None outside of a table.
+        self._layouts: dict[int, Layout] | None = None
         self._in_place_first = False
 
     def rows(self, lines: Iterable[str]) -> Iterator[list[Row]]:
@@ -375,7 +374,7 @@ class TextRuns:
         command = ""
         for number, line in enumerate(lines, 1):
             tokens = line.split()
-            layout = self._layouts.get(len(tokens))
+            layout = self._layouts.get(len(tokens)) if self._layouts else None
             if layout is not None and tokens[0].isdecimal():
                 yield self._halves(layout, tokens, number)
                 continue
@@ -390,12 +389,14 @@ class TextRuns:
     def _other(self, text: str, number: int) -> Iterator[list[Row]]:
         """A row behind a prefix, a line that was meant as a row, or one that is none."""
         tokens, is_meant = text.split(), MEANT_AS_ROW.search(text) is not None
-        needs_no_header = is_meant and not self._layouts and not self._in_table
-        layout = (_HEADERLESS if needs_no_header else self._layouts).get(len(tokens))
+        layouts = _TODAY if is_meant and self._layouts is None else self._layouts or {}
+        layout = layouts.get(len(tokens))
         if layout is not None and tokens[0].replace("_", "").isdecimal():
             yield self._halves(layout, tokens, number)
-        elif is_meant or (self._in_table and _PIECE.match(text)):
-            known = max(self._layouts, default="none that is known (-C prints cputime, no time)")
+        elif is_meant or (self._layouts is not None and _PIECE.match(text)):
+            known = max(
+                self._layouts or (), default="none that is known (-C prints cputime, no time)"
+            )
             reason = f"torn row: {len(tokens)} columns, the header names {known}"
             self._reject(number, reason, text)
             yield []
@@ -428,7 +429,7 @@ class TextRuns:
         mark = next((mark for mark in _BEGINS if mark in text), None)
         if _FAILED.search(text) or _TAIL.search(text):
             self._started().ended = True
-            self._layouts, self._in_table = {}, False
+            self._layouts = None
         elif layouts is not None or mark is not None or _RANK.match(text):
             # The name of another program.
             is_other = "test starting" in text and run.program not in {None, program_in(text)}
@@ -436,7 +437,7 @@ class TextRuns:
             # Of names of columns and of ranks the first two words are alike.
             self._started().marks[mark or " ".join(text.strip("# ").split()[:2])] += 1
             if layouts is not None:
-                self._layouts, self._in_table, self._in_place_first = layouts, True, False
+                self._layouts, self._in_place_first = layouts, False
         elif "NCCL INFO" in text or "CCL version" in text:
             # What a communicator says when it is destroyed is of the run before.
             is_over = run.ended or (run.rows > 0 and "CCL version" in text)
@@ -445,7 +446,7 @@ class TextRuns:
             self._in_place_first = places[0].lower() == "in"
         else:
             program = program_in(text)
-            if program and run.commands - {program} and is_at_prompt(text):
+            if program and run.commands - {program} and prompt_of(text):
                 self._started()  # the command before is over, and printed nothing that we know
             self._next(if_so=program is not None and (run.started or run.nccl != NcclLog()))
             told = self._shell.read(text)
@@ -464,7 +465,7 @@ class TextRuns:
     def _next(self, *, if_so: bool) -> None:
         if if_so:
             self._started()
-            self._layouts, self._in_table = {}, False
+            self._layouts = None
             self.runs.append(Run(len(self.runs)))
 
 
@@ -509,10 +510,10 @@ class _Result(BaseModel):
 class _Config(BaseModel):
     nthreads: int = Field(default=1, le=1024)
     ngpus: int = Field(default=1, le=1024)
-    aggregated_iterations: int = 1
+    agg_iters: int = Field(default=1, alias="aggregated_iterations")
     graph: int = 0
     unalign: int = 0
-    blocking_collectives: bool = False
+    blocking: bool = Field(default=False, alias="blocking_collectives")
     devices: list[dict[str, Any] | None] = []
 
 
@@ -570,15 +571,10 @@ def _json_run(document: _Document) -> Run:
     run, config, shell = Run(0), document.config, Shell()
     run.program = program_in(" ".join(document.args[:1]))
     shell.read(" ".join(document.args))
+    options = config.model_dump(include={"agg_iters", "graph", "unalign", "blocking"})
+    run.settings = {f"--{name}": str(int(value)) for name, value in options.items()}
     # `env` is the whole environment of whoever ran it: only settings are kept.
-    run.settings = shell.start() | kept(item.partition("=")[::2] for item in document.env)
-    run.settings |= {
-        "--agg_iters": str(config.aggregated_iterations),
-        "--graph": str(config.graph),
-        "--unalign": str(config.unalign),
-    }
-    if config.blocking_collectives:
-        run.settings.setdefault("--blocking", "1")
+    run.settings |= shell.start() | kept(item.partition("=")[::2] for item in document.env)
     told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
     devices = (defaultdict(str, {"group": "0", **each}) for each in filter(None, config.devices))
     run.ranks = [*rank_lines(map(told.format_map, devices))]

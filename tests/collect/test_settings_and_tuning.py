@@ -73,6 +73,7 @@ def test_other_kernels_are_no_config() -> None:
         ({"NCCL_ALGO": "RING"}, ("Ring", None, None, "default")),
         ({"NCCL_ALGO": "Ring,Tree"}, (None, None, None, "algo=Ring,Tree")),
         ({"NCCL_ALGO": "allreduce:tree;broadcast:ring"}, ("Tree", None, None, "default")),
+        ({"NCCL_ALGO": "Ring", "NCCL_PROTO": "Foo"}, ("Ring", None, None, "proto=Foo")),
         ({"NCCL_ALGO": "^NVLS"}, (None, None, None, "algo=^NVLS")),
         ({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}, (None, None, 8, "default")),
         ({"NCCL_MIN_NCHANNELS": "4", "NCCL_MAX_NCHANNELS": "4"}, (None, None, 4, "default")),
