@@ -32,6 +32,7 @@ from dynamiccl.datasets.manifest import (
     TRIGGER_NAME,
     Manifest,
     Support,
+    acts_nowhere,
 )
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
@@ -74,9 +75,11 @@ class Artifact:
         acting = sum(info.acting for info in self.tables)
         entries = sum(info.entries for info in self.tables)
         word = "gated" if self.is_gated else "NOT gated"
-        return (
-            f"{word}; acts in {acting} of {entries} size bins, NCCL's own choice stands elsewhere"
-        )
+        bins = f"in {acting} of {entries} size bins, NCCL's own choice stands elsewhere"
+        if acting and not self.index.systems:
+            # What to bind, and on which node, is in the warnings.
+            return f"{word}; acts on no machine yet (dynamiccl-deploy bind); on one, {bins}"
+        return f"{word}; acts {bins}"
 
     @property
     def warnings(self) -> list[tuple[str, str]]:
@@ -87,9 +90,7 @@ class Artifact:
             found.append(("its tables act at no size: every job keeps NCCL's own choice", why))
         for name in self.index.system_names:
             if not self.index.machines_of(name):
-                bind = f"dynamiccl-deploy bind {self.directory} --system {name}"
-                nowhere = f"no machine is bound to {name}: its tables act nowhere"
-                found.append((nowhere, f"on a node like those of the data: {bind}"))
+                found.append(acts_nowhere(self.directory, name))
         return found
 
     def to_json(self) -> dict[str, Any]:

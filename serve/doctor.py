@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME
+from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, how_to_bind
 from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.doctor import (
     ROLES,
@@ -192,7 +192,7 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
             system is None,
             FAIL,
             "every job here abstains; if its tables were measured on a machine like this: "
-            f"dynamiccl-deploy bind {artifact} --system NAME",
+            f"{how_to_bind(artifact)}",
         ),
     )
     if system is not None:
