@@ -28,7 +28,6 @@ from dynamiccl.errors import (
     SchemaMismatch,
     UnknownName,
 )
-from dynamiccl.libraries import TUNER_NAME
 
 FORMAT_VERSION: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
@@ -245,32 +244,6 @@ def find_policy_in(folder: Path) -> Path | None:
         if (candidate / MANIFEST_NAME).is_file():
             return candidate
     return None
-
-
-def installed_plugin(artifact_dir: Path) -> Path | None:
-    """The plugin that was installed with an artifact; None if it is no installation."""
-    found = artifact_dir.absolute().parent / "lib" / TUNER_NAME
-    return found if found.is_file() else None
-
-
-def how_to_bind(artifact_dir: Path, system: str = "NAME") -> str:
-    """The commands that let an artifact's tables of a system act on a machine like this.
-
-    An installed one is left as it is: the next `install` would undo it, and jobs hold its hash.
-    """
-    plugin = installed_plugin(artifact_dir)
-    if plugin is None:
-        return f"dynamiccl-deploy bind {artifact_dir} --system {system}"
-    return (
-        f"dynamiccl-deploy bind EXPORTED --system {system} (the directory that 'export' wrote), "
-        f"and install it again: dynamiccl-deploy install EXPORTED --to {plugin.parents[1]}"
-    )
-
-
-def acts_nowhere(artifact_dir: Path, system: str) -> tuple[str, str]:
-    """What is so where no machine is bound to a system of an artifact, and what to do."""
-    advice = f"on a node like those of the data: {how_to_bind(artifact_dir, system)}"
-    return f"no machine is bound to {system}: its tables act nowhere", advice
 
 
 def find_trigger_in(folder: Path) -> Path | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, how_to_bind
+from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME
 from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.doctor import (
     ROLES,
@@ -32,7 +32,7 @@ from dynamiccl.doctor import (
 from dynamiccl.errors import DynamicclError, MachineError, PluginError, UserError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
-from dynamiccl.serve.artifact import open_artifact
+from dynamiccl.serve.artifact import how_to_bind, open_artifact
 from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus

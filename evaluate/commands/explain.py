@@ -37,8 +37,9 @@ def explain_command(
     except ValueError as error:
         raise UserError(f"--size: {error}") from error
     wanted = Collective.parse(collective, where="--collective")
-    from dynamiccl.datasets.manifest import INDEX_NAME, acts_nowhere
+    from dynamiccl.datasets.manifest import INDEX_NAME
     from dynamiccl.evaluate.explain import Query, explain, verdict_text
+    from dynamiccl.serve.artifact import acts_nowhere
     from dynamiccl.train.tracking import policy_directory
 
     asked = Query(wanted, size_bytes, nodes, ranks, system)

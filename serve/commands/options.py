@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.datasets.word_table import WordTable
+from dynamiccl.train.word_table import WordTable
 
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 ArtifactDir = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory.")]

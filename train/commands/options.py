@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from dynamiccl.datasets.word_table import WordTable
+from dynamiccl.train.word_table import WordTable
 
 #: Seconds between two lines where there is no bar.
 EVERY_S: Final = 30.0
