@@ -50,6 +50,8 @@ def check_for_sweep(
         yield Check("nccl-tests", UNKNOWN, found, "start this doctor in the container, --inside")
     else:
         yield from _benchmark(machine, sweep, nccl_tests_dir, plays=plays)
+    if plays and sweep.too_old:
+        yield Check("nccl_version", FAIL, str(sweep.nccl_version), sweep.too_old)
     yield from _plugins(machine, sweep, plays=plays)
     yield from _gpus(machine, sweep)
     yield from _network(machine, sweep)

@@ -144,23 +144,14 @@ def run_command(
 
     Example: dynamiccl-collect run examples/h100_4x8.toml --runner simulator --out out/data
     """
+    given = locals()
     cli.configure_logging(verbose=verbose)
     sweep = load_sweep(sweep_file)
     if launcher is not None:
         settings = sweep.file.launcher.model_copy(update={"kind": launcher})
         file = sweep.file.model_copy(update={"launcher": settings})
         sweep = Sweep(file, sweep.text, sweep.trials)
-    options = RunOptions(
-        sweep_file=sweep_file,
-        out=out,
-        runner=runner,
-        nccl_tests_dir=nccl_tests_dir,
-        resume=resume,
-        retry_failed=retry_failed,
-        take_over=take_over,
-        shard=shard,
-        batch_script=batch_script,
-    )
+    options = RunOptions(**{name: given[name] for name in RunOptions.__slots__})
     if sweep.file.launcher.kind == "sbatch":
         submitted = submit_sweep(sweep, options)
         job, state = submitted["job"], submitted["state"]

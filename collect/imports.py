@@ -100,13 +100,16 @@ def import_files(
     some gave no row. A single file raises its own error, which may be a CorruptFile.
     """
     summary = ImportSummary()
-    reports, hashes = _recognised(paths, summary)
+    options = options or ImportOptions()
+    reports, hashes = _recognised(paths, options, summary)
     if not reports:
         given = ", ".join(map(str, paths)) or "no file to import"
-        raise UserError(
-            f"{given}: no nccl-tests output, CSV, calls file or trace; name other files"
+        why = (
+            "no nccl-tests output, CSV, calls file or trace; name other files. A job that records "
+            f"its calls (DYNAMICCL_CALLS_DIR) leaves *{SUFFIX} files, and none is there: it loaded "
+            "no NCCL, or not the plugin"
         )
-    options = options or ImportOptions()
+        raise UserError(f"{given}: {why}")
     unknown = [report.path for report in reports if report.format not in {"", CSV}]
     if options.system is None and unknown:
         raise UserError(f"{unknown[0]} does not say on which system it is; name it with --system")
@@ -129,18 +132,19 @@ def import_files(
 
 
 def _recognised(
-    paths: Sequence[Path], summary: ImportSummary
+    paths: Sequence[Path], told: ImportOptions, summary: ImportSummary
 ) -> tuple[list[FileReport], dict[str, str]]:
     """A report for each file to read, without a format for one that cannot be; SHA-256 by path.
 
     One whose bytes are those of another has a remark. What directories hold beside is skipped.
     """
+    known = told.systems_file and told.systems_file.resolve()
     reports: list[FileReport] = []
     first: dict[str, Path] = {}
     hashes: dict[str, str] = {}
     for path in paths:
         below = sorted(each for each in path.rglob("*") if each.is_file())
-        for file in below if path.is_dir() else [path]:
+        for file in [f for f in below if f.resolve() != known] if path.is_dir() else [path]:
             report = FileReport(str(file), "")
             try:
                 report.format = _recognise(file, is_named=file == path)

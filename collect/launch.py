@@ -40,7 +40,7 @@ from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, lost_ro
 from dynamiccl.collect.sweep import RunnerSettings, SweepFile
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import DataError, InvalidSweep, MachineError
-from dynamiccl.nccl import ABSTAIN, TUNER_ABI_SINCE, Collective, NcclVersion
+from dynamiccl.nccl import ABSTAIN, Collective
 
 _log = logging.getLogger(__name__)
 
@@ -142,17 +142,13 @@ class NcclTestsRunner(Runner):
         for setting in dict.fromkeys(trial.setting for trial in trials):
             self._check_setting(setting)
             self._programs[setting.collective] = find_program(setting.collective, folder, container)
-        version, oldest = self._file.nccl_version, TUNER_ABI_SINCE[4]
         if self._plays and self._site.plugin is None:
             raise MachineError(
                 "a sweep of configs needs the sweep plugin, and there is none: build it with 'make "
                 "plugin', or set runner.plugin (NCCL's own choice alone, algorithms = [], does not)"
             )
-        if self._plays and version is not None and NcclVersion.parse(version) < oldest:
-            raise MachineError(
-                f"a sweep of configs needs NCCL {oldest} or later, and nccl_version is {version}; "
-                "take a newer NCCL, or measure its own choice alone: algorithms = []"
-            )
+        if self._plays and self._file.too_old:
+            raise MachineError(self._file.too_old)
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
         """The launches that measure the trials of a round."""

@@ -375,7 +375,7 @@ class _Facts:
         if self._rows and request["is_default"] and not shown:
             self._remark(
                 "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
-                "forced with the options algorithm, protocol, num_channels)"
+                "forced with --algorithm, --protocol, --channels)"
             )
         failed = run.failure[1][:200] if run.failure else "no row, and no word why"
         wrong = f"the run reports {run.out_of_bounds} values out of bounds"

@@ -79,9 +79,10 @@ def make_plan(sweep: Sweep) -> Plan:
         # NCCL's own choice in its profile is the reference too, where that is the untouched one.
         if launch.mode is not LaunchMode.REFERENCE:
             total_single += times * len({trial.config for trial in launch.trials})
+        processes = launch.setting.hosts * launch.setting.ranks_per_host
         for what, spent_s in _seconds(launch, grid, file, call_us):
             seconds[what] += share * times * spent_s
-            gpu_seconds += share * times * spent_s * _num_processes(launch.setting)
+            gpu_seconds += share * times * spent_s * processes
     total, total_seconds = launches.total(), sum(seconds.values())
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
     left_out = Counter(trial.infeasible for trial in known if trial.infeasible is not None)
@@ -117,11 +118,9 @@ def make_plan(sweep: Sweep) -> Plan:
         "rules": sorted(rules),
         # The sweep file's own limit, of which the hours above know nothing.
         "max_hours": file.budget.max_hours,
+        # Why `run` refuses it, but on the simulator; null: it does not.
+        "refused": file.too_old if any(trial.config != ABSTAIN for trial in trials) else None,
     }
-
-
-def _num_processes(setting: Setting) -> int:
-    return setting.hosts * setting.ranks_per_host
 
 
 def _processes(sweep: Sweep, trials: Sequence[Trial]) -> Iterator[tuple[Launch, Grid]]:
@@ -142,7 +141,8 @@ def _seconds(
 ) -> Iterator[tuple[str, float]]:
     """What a process does, and the seconds that it takes."""
     setting, calls = launch.setting, schedule.calls_of(launch, file)
-    yield "starts of processes", START_S + START_S_PER_RANK * _num_processes(setting)
+    processes = setting.hosts * setting.ranks_per_host
+    yield "starts of processes", START_S + START_S_PER_RANK * processes
     for size, count in schedule.warmup_of(setting, grid, calls):
         yield "warm-up", count * call_us(setting, size, ABSTAIN) / 1e6
     what = "reading back" if launch.mode is LaunchMode.READ_BACK else "measurements"
@@ -232,6 +232,8 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += [f"{count:6} trials left out: {reason}" for reason, count in left_out]
     if plan["max_hours"] is not None and plan["max_hours"] < plan["hours"]:
         lines.append(f"[budget] max_hours = {plan['max_hours']:g} ends it before that")
+    if plan["refused"]:
+        lines.append(f"run refuses it, but with --runner simulator: {plan['refused']}")
     return lines
 
 

@@ -267,6 +267,15 @@ class SweepFile(Table):
     telemetry: TelemetrySettings = TelemetrySettings()
     simulator: SimulatorSettings = SimulatorSettings()
 
+    @property
+    def too_old(self) -> str | None:
+        """Why nccl-tests cannot play configs under the sweep's NCCL; None where it can."""
+        version, oldest = self.nccl_version, nccl.TUNER_ABI_SINCE[4]
+        needs = f"a sweep of configs needs NCCL {oldest} or later, and nccl_version is {version}"
+        fix = "take a newer NCCL, or measure its own choice alone: algorithms = []"
+        is_old = version is not None and nccl.NcclVersion.parse(version) < oldest
+        return f"{needs}; {fix}" if is_old else None
+
 
 @dataclass(frozen=True, slots=True)
 class Sweep:

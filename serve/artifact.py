@@ -35,6 +35,7 @@ from dynamiccl.datasets.manifest import (
 )
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
+from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, check_trigger, differing_share
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
@@ -74,9 +75,11 @@ class Artifact:
         acting = sum(info.acting for info in self.tables)
         entries = sum(info.entries for info in self.tables)
         word = "gated" if self.is_gated else "NOT gated"
-        return (
-            f"{word}; acts in {acting} of {entries} size bins, NCCL's own choice stands elsewhere"
-        )
+        bins = f"in {acting} of {entries} size bins, NCCL's own choice stands elsewhere"
+        if acting and not self.index.systems:
+            # What to bind, and on which node, is in the warnings.
+            return f"{word}; acts on no machine yet (dynamiccl-deploy bind); on one, {bins}"
+        return f"{word}; acts {bins}"
 
     @property
     def warnings(self) -> list[tuple[str, str]]:
@@ -87,9 +90,7 @@ class Artifact:
             found.append(("its tables act at no size: every job keeps NCCL's own choice", why))
         for name in self.index.system_names:
             if not self.index.machines_of(name):
-                bind = f"dynamiccl-deploy bind {self.directory} --system {name}"
-                nowhere = f"no machine is bound to {name}: its tables act nowhere"
-                found.append((nowhere, f"on a node like those of the data: {bind}"))
+                found.append(acts_nowhere(self.directory, name))
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -109,6 +110,32 @@ class Artifact:
                 {name: getattr(info, name) for name in TableInfo.__slots__} for info in self.tables
             ],
         }
+
+
+def installed_plugin(artifact_dir: Path) -> Path | None:
+    """The plugin that was installed with an artifact; None if it is no installation."""
+    found = artifact_dir.absolute().parent / "lib" / TUNER_NAME
+    return found if found.is_file() else None
+
+
+def how_to_bind(artifact_dir: Path, system: str = "NAME") -> str:
+    """The commands that let an artifact's tables of a system act on a machine like this.
+
+    An installed one is left as it is: the next `install` would undo it, and jobs hold its hash.
+    """
+    plugin = installed_plugin(artifact_dir)
+    if plugin is None:
+        return f"dynamiccl-deploy bind {artifact_dir} --system {system}"
+    return (
+        f"dynamiccl-deploy bind EXPORTED --system {system} (the directory that 'export' wrote), "
+        f"and install it again: dynamiccl-deploy install EXPORTED --to {plugin.parents[1]}"
+    )
+
+
+def acts_nowhere(artifact_dir: Path, system: str) -> tuple[str, str]:
+    """What is so where no machine is bound to a system of an artifact, and what to do."""
+    advice = f"on a node like those of the data: {how_to_bind(artifact_dir, system)}"
+    return f"no machine is bound to {system}: its tables act nowhere", advice
 
 
 def export_artifact(

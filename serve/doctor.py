@@ -32,7 +32,7 @@ from dynamiccl.doctor import (
 from dynamiccl.errors import DynamicclError, MachineError, PluginError, UserError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
-from dynamiccl.serve.artifact import open_artifact
+from dynamiccl.serve.artifact import how_to_bind, open_artifact
 from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
@@ -192,7 +192,7 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
             system is None,
             FAIL,
             "every job here abstains; if its tables were measured on a machine like this: "
-            f"dynamiccl-deploy bind {artifact} --system NAME",
+            f"{how_to_bind(artifact)}",
         ),
     )
     if system is not None:

@@ -107,12 +107,6 @@ def install(artifact_dir: Path, to: Path, plugin: Path | None = None) -> Install
     )
 
 
-def installed_plugin(artifact_dir: Path) -> Path | None:
-    """The plugin that was installed with an artifact; None if it is no installation."""
-    found = artifact_dir.absolute().parent / "lib" / TUNER_NAME
-    return found if found.is_file() else None
-
-
 def _directory(to: Path) -> Path:
     directory = to.absolute()
     if not _PLAIN.fullmatch(str(directory)):

@@ -32,9 +32,11 @@ ALLOWED = {
         # The calls of a job, from traces of other tools.
         "collect.traces",
         "collect.describe",
+        # What an artifact says of itself.
+        "serve.artifact",
     },
-    # To find a policy by run id or registered name.
-    "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI"},
+    # To find a policy by run id or registered name, and to show tables alike.
+    "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI", "train.word_table"},
     # What a notebook asks of all of them; nothing imports it.
     "api": {"datasets", "train", "evaluate", "serve"},
 }

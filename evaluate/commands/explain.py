@@ -37,13 +37,20 @@ def explain_command(
     except ValueError as error:
         raise UserError(f"--size: {error}") from error
     wanted = Collective.parse(collective, where="--collective")
+    from dynamiccl.datasets.manifest import INDEX_NAME
     from dynamiccl.evaluate.explain import Query, explain, verdict_text
+    from dynamiccl.serve.artifact import acts_nowhere
     from dynamiccl.train.tracking import policy_directory
 
     asked = Query(wanted, size_bytes, nodes, ranks, system)
-    found = explain(policy_directory(policy, tracking_uri), asked)
+    folder = policy_directory(policy, tracking_uri)
+    found = explain(folder, asked)
+    # Of an artifact: its lines of machines (serve/plugin_index.py). A run has none to bind to.
+    index = folder / INDEX_NAME
+    is_bound = not index.is_file() or f"\nsystem\t{found.system}\t" in index.read_text("utf-8")
+    nowhere = () if is_bound else acts_nowhere(folder, found.system)
     if as_json:
-        cli.print_json(found.to_json())
+        cli.print_json({**found.to_json(), "warnings": [*nowhere[:1]]})
         return
     title = (
         f"{wanted.wire} of {size_bytes} bytes, {ranks} ranks on {nodes} nodes of {found.system} "
@@ -62,5 +69,6 @@ def explain_command(
         f"margin {found.margin:.2%}, noise band {band}",
         f"gate: {verdict_text(found.gate)}",
         f"{found.chosen}: {found.reason}",
+        *(["; ".join(nowhere)] if nowhere else []),
     ):
         wide.print(line, soft_wrap=True, highlight=False, markup=False)

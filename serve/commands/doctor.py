@@ -12,9 +12,9 @@ from dynamiccl import cli
 from dynamiccl.doctor import Machine, report
 from dynamiccl.errors import MissingPath
 from dynamiccl.libraries import TUNER_NAME, built, is_ours
+from dynamiccl.serve.artifact import installed_plugin
 from dynamiccl.serve.commands.options import Json
 from dynamiccl.serve.doctor import Question, check_for_job, compare, rank_line
-from dynamiccl.serve.install import installed_plugin
 
 
 def doctor_command(

@@ -7,6 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dynamiccl.train.word_table import WordTable
+
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 ArtifactDir = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory.")]
 System = Annotated[str | None, typer.Option(help="System, where several have this shape.")]
@@ -27,8 +29,8 @@ def warn(text: str) -> None:
 
 
 def folding_table(*heads: str, title: str | None = None) -> Table:
-    """A table whose cells are folded where it is narrow: a run id that is cut names nothing."""
-    table = Table(title=title, title_justify="left")
+    """A table whose cells are folded where it is narrow."""
+    table = WordTable(title=title, title_justify="left")
     for head in heads:
         table.add_column(head, overflow="fold")
     return table

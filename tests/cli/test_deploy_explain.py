@@ -34,7 +34,7 @@ def record(folder: Path, *rows: dict[str, object]) -> Path:
 
 def test_it_says_by_what_evidence_and_how_it_is_turned_off(gated: Path, shell: Shell) -> None:
     told = shell(DEPLOY, "explain", gated).out
-    assert "gated; acts in 2 of " in told
+    assert "gated; acts on no machine yet (dynamiccl-deploy bind); on one, in 2 of " in told
     assert "evidence: gate.json" in told
     assert f"touch {gated}/kill" in told
     assert "DYNAMICCL_DISABLE=1" in told

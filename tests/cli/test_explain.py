@@ -1,5 +1,6 @@
 """`dynamiccl-evaluate explain`: what is printed is what the tables hold, with the reason."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,18 @@ ASK = ("--collective", "AllReduce", "--ranks", 32, "--nodes", 4)
 
 
 def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Path) -> None:
-    export = ("dynamiccl-deploy", "export", gated_dir, "--out", tmp_path / "artifact")
-    assert shell(*export).code == 0
+    artifact = tmp_path / "artifact"
+    assert shell("dynamiccl-deploy", "export", gated_dir, "--out", artifact).code == 0
+    told = shell("dynamiccl-evaluate", "explain", artifact, *ASK, "--size", "4M").out
+    nowhere = re.search(r"no machine is bound to (\S+): its tables act nowhere; on a node", told)
+    assert nowhere
+    bind = ("dynamiccl-deploy", "bind", artifact, "--system", nowhere[1])
+    assert " ".join(map(str, bind)) in told
+    assert shell(*bind, "--fingerprint", "gpu=none*0;mig=0;nic=socket*1;nccl=22809").code == 0
+    assert (
+        "no machine"
+        not in shell("dynamiccl-evaluate", "explain", artifact, *ASK, "--size", "4M").out
+    )
     table = ("dynamiccl-deploy", "table", tmp_path / "artifact", "--ranks", 32, "--nodes", 4)
     rows = shell(*table).json["decisions"]["AllReduce"]
     said = set()

@@ -18,6 +18,7 @@ def test_people_are_told_what_json_says(shell: Shell, tmp_path: Path) -> None:
     assert told.code == 0
     assert "a.log: 1 measurements had wrong values" in told.err
     assert "a.log (and 1 more files): the output shows no NCCL_* setting: taken as" in told.err
+    assert "with --algorithm, --protocol, --channels)" in told.err
     assert "collective AllGather taken from the file's name" in told.err
     assert "were there already" not in told.out
     again = shell(*IMPORT, "a.log", "allgather.log")
@@ -31,11 +32,15 @@ def test_a_directory_stands_for_the_files_in_it(shell: Shell, tmp_path: Path) ->
         "collective,size_bytes,time_us\nallreduce,2097152,140\n"
     )
     (tmp_path / "logs" / "notes.txt").write_text("remember the milk\n")
-    told = shell(*IMPORT, "logs")
+    (tmp_path / "logs" / "systems.toml").write_text("[systems.box]\nnic_gbits_per_s = 400\n")
+    told = shell(*IMPORT, "logs", "--systems", "logs/systems.toml")
     assert told.out.startswith("2 rows read, 3 measurements written")
+    assert "systems.toml" not in told.err
     assert "logs/notes.txt: left alone, no kind that is known" in told.err
     (tmp_path / "empty").mkdir()
-    assert "empty: no nccl-tests output, CSV," in refused(shell(*IMPORT, "empty"), 2)
+    why = refused(shell(*IMPORT, "empty"), 2)
+    assert "empty: no nccl-tests output, CSV," in why
+    assert "leaves *.dcc files, and none is there" in why
 
 
 def test_only_the_first_lines_are_shown(shell: Shell, tmp_path: Path) -> None:

@@ -84,6 +84,12 @@ def test_many_configs_in_a_process_need_nccl_2_24(
     assert found(old, needs)["libnccl"].status is status
 
 
+def test_a_sweep_file_of_an_older_release_is_a_failure() -> None:
+    check = found(HEALTHY, sweep(nccl_version="2.18.1"))["nccl_version"]
+    assert (check.status, "needs NCCL 2.24" in check.advice) == (FAIL, True)
+    assert "nccl_version" not in found(HEALTHY, sweep(nccl_version="2.18.1", algorithms=[]))
+
+
 @pytest.mark.parametrize("option", ["-N", "-J"])
 def test_a_release_that_lacks_an_option_is_a_failure(option: str) -> None:
     old = HEALTHY.answering(BINARY, "-h", output=recorded.HELP.replace(f"[{option},", "["))

@@ -99,6 +99,14 @@ def test_shipped_example_saves_twenty_processes_of_twenty_one() -> None:
     assert make_plan(made) == make_plan(made)
 
 
+def test_a_release_that_run_refuses_is_told_before() -> None:
+    old = plan(nccl_version='"2.18.1"')
+    assert old["refused"].startswith("a sweep of configs needs NCCL 2.24")
+    assert plan_lines(old)[-1].startswith("run refuses it, but with --runner simulator: a sweep")
+    assert plan(nccl_version='"2.18.1"', algorithms="[]")["refused"] is None
+    assert plan(nccl_version='"2.24.3"')["refused"] is None
+
+
 def test_a_group_far_beyond_the_model_has_no_plan() -> None:
     def group(num_nodes: int) -> str:
         return f"[{{ num_nodes = {num_nodes}, ranks_per_node = 8 }}]"

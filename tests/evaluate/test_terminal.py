@@ -90,3 +90,18 @@ def test_a_word_that_is_too_long_is_folded_and_not_cut(capsys: pytest.CaptureFix
     text = "".join(shown(capsys))
     assert (text.count("a"), text.count("b")) == (90, 90)
     assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_word_is_broken_where_all_words_fit(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = ("collective", "group", "nodes x ranks", "calls", "of step", "NCCL ran", "better")
+    row = ("AllReduce", "0:default_pg", "1 x 2", "6", "2.7%", "NVLSTree/Simple/12ch", "NCCL's own")
+    table = folding_table(*heads)
+    table.add_row(*row)
+    Console(width=width).print(table)
+    lines = shown(capsys)
+    assert max(map(len, lines)) <= width
+    words = {word for line in lines for word in line.split()}
+    assert words >= {word for cell in (*heads, *row) for word in cell.split()}

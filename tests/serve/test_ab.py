@@ -106,6 +106,23 @@ def test_a_faster_job_is_told_and_the_artifact_stays(home: Path) -> None:
     )
 
 
+def test_the_same_line_twice_keeps_both_outcomes_and_a_named_one_stays(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / "mine.txt").touch()
+    for name in ("ab-2", "ab-3"):
+        line = command(home, ("--pairs", "1"), ("0.1", "0.1", ""))
+        done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120)
+        assert f"all of it: {name}/ab.json" in done.stderr
+    assert [path.name for path in (tmp_path / "ab").iterdir()] == ["mine.txt"]
+    line = command(home, ("--pairs", "1", "--out", "ab-2"), ("0.1", "0.1", ""))
+    again = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+    assert again.returncode == 2
+    assert "--out ab-2 holds the outcome of another run" in again.stderr
+
+
 def test_equal_jobs_cannot_be_told_apart(home: Path) -> None:
     done, found = tried(home, "0.1", "0.1", "", options=("--pairs", "4"))
     assert done.returncode == 0

@@ -203,7 +203,7 @@ def test_what_passed_no_gate_is_installed_only_when_that_is_said(
     assert "say --ungated" in line
     assert not (tmp_path / "home").exists()
     told = shell(*command, "--plugin", plugin_path, "--ungated")
-    assert "NOT gated; acts in " in told.out
+    assert "NOT gated; acts on no machine yet (dynamiccl-deploy bind); on one, in " in told.out
     assert "warning: no machine is bound to box: its tables act nowhere; " in told.err
     assert "bind" in told.err
     assert "install it again" in told.err
@@ -215,4 +215,8 @@ def test_doctor_finds_the_plugin_that_was_installed_with_the_artifact(
     monkeypatch.delenv("NCCL_TUNER_PLUGIN", raising=False)
     found = shell("dynamiccl-deploy", "doctor", home / "artifact").out
     assert f"{home}/lib/{TUNER_NAME} loads by itself" in found
-    assert "WARN  gate: NOT gated; acts in " in found
+    assert "WARN  gate: NOT gated; acts " in found
+    # What is installed stays as it is: the same advice as that of `install`.
+    assert "bind EXPORTED --system box" in found
+    assert f"dynamiccl-deploy install EXPORTED --to {home}" in found
+    assert f"bind {home}" not in found

@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from dynamiccl.train.word_table import WordTable
+
 #: Seconds between two lines where there is no bar.
 EVERY_S: Final = 30.0
 #: Columns that every table fits: those of a terminal, or of a file.
@@ -40,15 +42,10 @@ def wide_stdout(least: int = WIDTH) -> Console:
 
 
 def folding_table(*heads: str, title: str | None = None) -> Table:
-    """A table whose cells are folded where it is narrow: a run id that is cut names nothing.
-
-    Words of its heads are not, where all fit: else the last columns would be missing.
-    """
-    words = [max(map(len, head.split()), default=0) for head in heads]
-    fits = sum(words) + 4 * len(words) <= wide_stdout().width
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for head, word in zip(heads, words, strict=True):
-        table.add_column(head, overflow="fold", min_width=word if fits else None)
+    """A table whose cells are folded where it is narrow."""
+    table = WordTable(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        table.add_column(head, overflow="fold")
     return table
 
 
