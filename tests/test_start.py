@@ -181,7 +181,6 @@ def test_i_do_not_trust_you(user: User) -> None:
         assert told in explained
     compared = json.loads((user.home / "ab" / "ab.json").read_text())
     assert compared["pairs"] == 3
-    time.sleep(0.5)  # the arbiter of the lines before lives on, and looks ten times a second
     user.types(f"{user.home}/shared/bin/dynamiccl-run python train.py")
     assert user.acted == 0  # the kill file
 

@@ -142,6 +142,19 @@ def test_it_goes_on_when_a_rank_is_started_again_and_ends_with_the_launcher(job:
         assert all("plugin.index" in line for line in launcher.stderr)
 
 
+def test_none_that_is_about_to_end_is_taken_by_the_next_job_of_its_name(job: Job) -> None:
+    """As `dynamiccl-run ...; dynamiccl-run ...` under one TORCHELASTIC_RUN_ID."""
+    for _ in range(10):
+        with job.launcher(FIRST) as launcher:
+            lines_of(launcher)
+        with job.launcher(FIRST) as launcher:
+            [own] = lines_of(launcher)
+            time.sleep(0.3)  # that of the job before looks each 0.2 s whether its processes live
+            assert job.shown(1)[0].get("DYNAMICCL_ARBITER") == own
+            assert own == f"127.0.0.1:{job.port}"
+        assert job.is_gone(1)
+
+
 def test_it_stays_while_the_first_rank_lives_without_a_launcher(job: Job) -> None:
     """As after `nohup dynamiccl-run ... &` and a logout."""
     rank = "(RANK=0 $RUN sleep 60 < /dev/null > /dev/null 2>&1 & echo $!)"

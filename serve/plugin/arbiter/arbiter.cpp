@@ -75,15 +75,12 @@ class Worker final : private Outlet {
   void run() {
     if (epoll_ < 0 || !watch(given_.listener, kListener)) return;
     std::vector<epoll_event> events(1'024);
-    for (std::uint64_t look_ms = 0;;) {
+    for (;;) {
       const std::uint64_t now_ms = monotonic_ms();
       const std::uint64_t next_ms = rounds_.look_at_clock(now_ms, this);
-      if (now_ms >= look_ms) {
-        // Ranks that outlive these processes, and have confirmed, must not be left unanswered.
-        const bool is_any_open = next_ms != ~std::uint64_t{0};
-        if (!is_any_open && given_.has_ended()) return;
-        look_ms = now_ms + kLookMs;
-      }
+      // Ranks that outlive these processes, and have confirmed, must not be left unanswered.
+      const bool is_any_open = next_ms != ~std::uint64_t{0};
+      if (!is_any_open && given_.has_ended()) return;
       const auto wait_ms = static_cast<int>(std::min(next_ms - now_ms, kLookMs));
       const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), wait_ms);
       for (int i = 0; i < count; ++i) {
@@ -142,11 +139,13 @@ class Worker final : private Outlet {
   /// Whether received bytes are a vote under our key, of known numbers and a zero-terminated text,
   /// and about no other arbiter's question: who answers one of this job had an arbiter before this
   /// one, whose two processes were lost with their log, and others may have the table from it.
+  /// Who only asks for an arbiter (communicator 0: prepare.cpp) hears nothing of one that is about
+  /// to end: the next job of this name starts its own.
   bool may_answer(const Vote& vote) const {
     return vote.magic == kVoteMagic && vote.num_ranks >= 2 && vote.nonce != 0 &&
            vote.kind >= VoteKind::kVote && vote.kind <= VoteKind::kRecall &&
            vote.body_bytes <= kMostBodyBytes && vote.problem[kProblemBytes - 1] == '\0' &&
-           vote.mac == mac_of(given_.key, vote) &&
+           vote.mac == mac_of(given_.key, vote) && (vote.round.comm != 0 || !given_.has_ended()) &&
            (vote.question == 0 || vote.question >> 32 == given_.instance);
   }
 

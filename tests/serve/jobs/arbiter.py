@@ -64,7 +64,19 @@ class Arbiter:
         )
         self.port = int(started.stdout)
         self.address = f"127.0.0.1:{self.port}"
+        # Until the leader has looked for the first time, no communicator gets a table: ranks take
+        # longer to come than these, which are there at once.
+        until = time.monotonic() + 10
+        while "DYNAMICCL_KILL_FILE" in self._variables and not self._has_looked():
+            assert time.monotonic() < until, "its leader has not looked for the kill file"
+            time.sleep(0.01)
         return self
+
+    def _has_looked(self) -> bool:
+        """Whether all threads of the worker sleep, one of them from one look to the next."""
+        tasks = Path(f"/proc/{self.worker()}/task").glob("*/stat")
+        states = [task.read_text().rpartition(")")[2].split()[0] for task in tasks]
+        return len(states) > 1 and set(states) == {"S"}
 
     def __exit__(self, *_: object) -> None:
         while found := self.processes():
