@@ -176,24 +176,6 @@ def test_pairs_of_three_nodes_do_not_name_one(nodes: str, tmp_path: Path) -> Non
         assert [one.where for one in examine(frame, least=0.05).findings] == ["b"]
 
 
-def test_public_tables(tmp_path: Path) -> None:
-    found = {}
-    for name in ("nvidia_raw.csv", "tuner.conf", "csv_ms.csv"):
-        (tmp_path / name).mkdir()
-        path = tmp_path / name / name
-        path.write_bytes(published(CASES / name).read_bytes())
-        summary, rows = load(path)
-        ranks = 8 if name == "csv_ms.csv" else 4
-        assert {tuple(row[n] for n in ROW[:3]) for row in rows} == {("AllReduce", ranks, 1)}
-        refused = [line.line for line in summary.rejected]
-        found[name] = ([(row["requested_algorithm"], row["time_us"]) for row in rows], refused)
-    assert found == {
-        "nvidia_raw.csv": ([("Ring", 50.0), ("Tree", 80.0)], []),
-        "tuner.conf": ([("Tree", None), ("Ring", None)], []),
-        "csv_ms.csv": ([(None, 6000.0)], [2, 4]),
-    }
-
-
 RCCL = "ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,#wrong"
 TUNER = "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks\n"
 NVIDIA = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff"

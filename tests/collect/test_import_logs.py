@@ -8,7 +8,6 @@ size down per rank.
 
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from dynamiccl.collect.imports import ImportOptions, import_files
@@ -70,11 +69,6 @@ COMPANION = "ebpf_broadcast_default_v2.18.nccl_debug.log"
 OPTIONS = ImportOptions(system="testbed")
 
 
-def load(name: str, out: Path) -> pl.DataFrame:
-    import_files([published(LOGS / name)], out, options=OPTIONS)
-    return store.read(out).sort("source_line", "in_place")
-
-
 def test_every_log_has_an_expectation() -> None:
     expected = {*WHOLE, UNDERSCORES, COMPANION, *WITHOUT_ROWS}
     assert {path.name for path in LOGS.iterdir()} == expected & {p.name for p in LOGS.iterdir()}
@@ -116,25 +110,3 @@ def test_bad_files_do_not_cost_the_good_ones(tmp_path: Path) -> None:
     failed = {name for name in here if name in str(caught.value)}
     assert failed == here & WITHOUT_ROWS.keys()
     assert store.read(tmp_path).height == expected
-
-
-def test_four_columns_with_underscores(tmp_path: Path) -> None:
-    frame = load(UNDERSCORES, tmp_path)
-    assert frame.height == 20
-    last = frame.row(-1, named=True)
-    assert (last["size_bytes"], last["time_us"]) == (17_179_869_184, 127_997.0)
-    assert (last["algbw_gbytes_per_s"], last["busbw_gbytes_per_s"]) == (134.22, 234.89)
-    assert (last["collective"], last["num_ranks"], last["num_nodes"]) == ("AllReduce", None, None)
-    assert (last["in_place"], last["datatype"], last["wrong_values"]) == (None, None, None)
-
-
-def test_values_of_a_row(tmp_path: Path) -> None:
-    frame = load("cscs_gh200_2ranks_v2.18.2.log", tmp_path)
-    out, inside = frame.tail(2).rows(named=True)
-    assert (out["size_bytes"], out["in_place"], inside["in_place"]) == (134_217_728, False, True)
-    assert (out["time_us"], out["algbw_gbytes_per_s"], out["wrong_values"]) == (5871.07, 22.86, 0)
-    assert inside["time_us"] == 5867.43
-    assert (out["nccl_version"], out["nccl_tests_version"]) == ("2.30.7", "2.18.2")
-    assert (out["gpu"], out["num_hosts"]) == ("NVIDIA GH200 120GB", 2)
-    assert (out["datatype"], out["reduction_op"], out["root"]) == ("float", "sum", -1)
-    assert out["source_line"] == 20

@@ -43,29 +43,6 @@ def test_same_file_twice_is_taken_once(log: Path, tmp_path: Path) -> None:
     assert (record["tool"], len(record["files"]["job7.log"])) == ("import", 64)
 
 
-def test_options_fill_what_the_output_does_not_say(log: Path, tmp_path: Path) -> None:
-    log.write_text(LOG.splitlines()[1] + "\n")
-    options = ImportOptions(
-        system="s",
-        sweep="w",
-        num_ranks=8,
-        num_nodes=2,
-        nccl_version="22907",
-        gpu="H100",
-        launch_profile="tuned",
-        algorithm="ring",
-        protocol="ll128",
-        num_channels=4,
-    )
-    import_files([log], tmp_path / "out", options=options)
-    row = store.read(tmp_path / "out").row(0, named=True)
-    assert (row["num_ranks"], row["num_nodes"], row["ranks_per_node"]) == (8, 2, 4)
-    assert (row["nccl_version"], row["gpu"], row["sweep"]) == ("2.29.7", "H100", "w")
-    assert (row["launch_profile"], row["default_scope"]) == ("tuned", "profile")
-    assert (row["requested_algorithm"], row["requested_protocol"]) == ("Ring", "LL128")
-    assert (row["requested_num_channels"], row["is_default"]) == (4, False)
-
-
 def test_output_needs_a_system(log: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name it with --system"):
         import_files([log], tmp_path / "out")

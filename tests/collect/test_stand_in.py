@@ -1,9 +1,6 @@
 """The stand-in for nccl-tests: its lines against a real log, its NCCL, tuner calls and faults."""
 
 import re
-import shutil
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,11 +10,9 @@ from dynamiccl.nccl import Collective
 from dynamiccl.simulator import h100
 from tests.collect.parsed import parse
 from tests.fakes.nccl_tests.install import PROGRAMS, install_stand_in
-from tests.fakes.running import StandIn, times_us, tuning_lines
+from tests.fakes.running import StandIn, times_us
 from tests.published import folder
 
-ROOT = Path(__file__).parents[2]
-TUNING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING"}
 ONE_ROW = ("-b", "1M", "-e", "1M", "-g", "8")
 LADDER = ("-b", "1K", "-e", "64M", "-f", "8", "-g", "8")
 
@@ -91,25 +86,6 @@ def test_default_and_times_are_the_simulator_s(stand_in: StandIn) -> None:
     assert times_us(text) == pytest.approx(expected, abs=0.006)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({}, "AllReduce: 1048576 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..23}"),
-        ({"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}, "Algo RING proto SIMPLE"),
-        ({"NCCL_ALGO": "^Ring,NVLS"}, "Algo TREE proto "),
-        ({"NCCL_MIN_CTAS": "2", "NCCL_MAX_CTAS": "2"}, "channel{Lo..Hi}={0..1}"),
-        ({"NCCL_P2P_DISABLE": "1", "NCCL_PROTO": "Simple"}, "Algo RING proto SIMPLE"),
-    ],
-)
-def test_environment_forces_the_choice(
-    stand_in: StandIn, settings: dict[str, str], said: str
-) -> None:
-    text = stand_in.output("all_reduce_perf", *ONE_ROW, settings={**TUNING, **settings})
-    assert all(said in line for line in tuning_lines(text))
-    for name, value in settings.items():
-        assert f"{name} set by environment to {value}" in text
-
-
 def test_failure_of_nccl_ends_it(stand_in: StandIn) -> None:
     for name, said in (
         ("NVLS_TREE", 'Unrecognized element token "nvls_tree"'),
@@ -118,47 +94,3 @@ def test_failure_of_nccl_ends_it(stand_in: StandIn) -> None:
         done = stand_in.run("all_reduce_perf", *ONE_ROW, settings={"NCCL_ALGO": name})
         assert done.returncode == 3
         assert re.search(rf"Test NCCL failure common.cu:\d+ '.*{said}", done.stdout)
-
-
-def record(stand_in: StandIn, tmp_path: Path, **settings: str) -> tuple[int, str, list[str]]:
-    """A run of two ranks under a recording tuner: exit status, NCCL's log, and the calls."""
-    library, calls = tmp_path / "librecorder.so", tmp_path / "calls.txt"
-    if shutil.which("c++") is None:
-        pytest.skip("no c++ to build the recording tuner with")
-    if not library.exists():
-        source = [f"-I{ROOT}/serve/plugin/nccl", f"{ROOT}/tests/fakes/recording_tuner.cpp"]
-        subprocess.run(["c++", "-shared", "-fPIC", *source, "-o", library], check=True)
-    calls.unlink(missing_ok=True)
-    paths = {"NCCL_TUNER_PLUGIN": str(library), "RECORD_FILE": str(calls)}
-    words = ("-b", "64M", "-e", "64M", "-g", "2", "-n", "1")
-    settings = {**TUNING, **paths, **settings}
-    wait_s = 1.0 if "RECORD_DISAGREE" in settings else 60.0
-    done = stand_in.run("all_reduce_perf", *words, settings=settings, timeout_s=wait_s)
-    return done.returncode, done.stdout, calls.read_text().splitlines()
-
-
-def test_tuner_is_asked_by_every_rank_for_every_call(stand_in: StandIn, tmp_path: Path) -> None:
-    _, log, calls = record(stand_in, tmp_path)
-    assert "TUNER/Plugin: Using recorder (v6)" in log
-    assert "NCCL INFO recording" in log
-    # Warm-up, then for both halves one call, one iteration and one check.
-    asked = [f"{call} {rank}" for call in ("ask", "chunk") for rank in (1, 2)] * 7
-    ranks = [" ".join(call.split()[:2]) for call in calls]
-    assert ranks == ["init 1", "init 2", *asked, "finalize 1", "finalize 2"]
-    assert {call[7:] for call in calls if call.startswith("init")} == {"2 1 1 2"}
-    assert {call[6:] for call in calls if call.startswith("ask")} == {"4 67108864 7 3"}
-    _, forced, _ = record(stand_in, tmp_path, RECORD_FORCE="0,1,4")
-    assert "Algo TREE proto LL128 channel{Lo..Hi}={0..3}" in forced
-    quiet = {"NCCL_DEBUG": "NONE", "FAKE_NOISE": "0", "NCCL_PROTO": "Simple"}
-    _, own, _ = record(stand_in, tmp_path, **quiet)
-    _, small, _ = record(stand_in, tmp_path, **quiet, RECORD_CHUNK="16384")
-    assert times_us(small) > times_us(own)
-
-
-def test_what_a_tuner_does_wrong_is_nccl_s_end(stand_in: StandIn, tmp_path: Path) -> None:
-    assert record(stand_in, tmp_path, RECORD_ERROR="init")[0] == 3
-    assert record(stand_in, tmp_path, RECORD_ERROR="ask")[0] == 3
-    for unchecked in ("2,0,0", "1,0,256"):  # a cell that is not there, and no channels
-        assert record(stand_in, tmp_path, RECORD_FORCE=unchecked)[0] == -signal.SIGFPE
-    with pytest.raises(subprocess.TimeoutExpired):
-        record(stand_in, tmp_path, RECORD_DISAGREE="1")

@@ -216,16 +216,6 @@ def test_collective_that_is_not_known_or_contradicted_is_refused(tmp_path: Path)
     assert "'hypercube' is no collective of NCCL's" in found
 
 
-def test_requested_config_from_command_and_log() -> None:
-    command = (
-        "mpirun -np 8 -x NCCL_ALGO=Tree -x NCCL_BUFFSIZE=8388608 -x TOKEN=x ./all_reduce_perf\n"
-    )
-    info = "n1:1:1 [0] NCCL INFO NCCL_PROTO set by environment to simple\n"
-    row = parse(command + WHOLE.replace(NAMES, info + NAMES)).rows[0]
-    assert (row["requested_algorithm"], row["requested_protocol"]) == ("Tree", "Simple")
-    assert (row["is_default"], row["launch_profile"]) == (False, "buffsize=8388608")
-
-
 def test_tuning_lines_between_the_rows() -> None:
     lines = "".join(
         f"n1:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo {algorithm} proto SIMPLE "
@@ -243,14 +233,6 @@ def test_blocking_and_aggregation_are_launch_profiles() -> None:
     text += "# Blocking Enabled: wait and barrier after each inner iteration\n"
     row = parse(text + RANKS + NAMES + ROW_1M).rows[0]
     assert row["launch_profile"] == "agg_iters=4,blocking=1"
-
-
-def test_rows_of_size_zero_are_counted_and_dropped(tmp_path: Path) -> None:
-    zero = "0 0 float sum -1 1.63 0.00 0.00 N/A 1.38 0.00 0.00 N/A\n"
-    log = tmp_path / "zero.log"
-    log.write_bytes(b"\xff\xfe\x00caf\xe9\n" + (NAMES + zero * 5 + ROW_1M).encode())
-    summary = import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
-    assert (summary.rows_read, summary.measurements_written, summary.dropped) == (6, 2, 5)
 
 
 def test_half_without_a_time_gives_no_measurement() -> None:

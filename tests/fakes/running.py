@@ -43,12 +43,6 @@ class StandIn:
         return done.stdout
 
 
-def tuning_lines(text: str) -> list[str]:
-    """What NCCL's log says about each call, without its prefix."""
-    lines = [line for line in text.splitlines() if " Bytes -> " in line]
-    return [line.rpartition("NCCL INFO ")[2] for line in lines]
-
-
 def times_us(text: str) -> list[float]:
     """Both times of every row."""
     rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdecimal()]
