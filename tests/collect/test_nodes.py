@@ -238,21 +238,3 @@ def test_sockets_are_the_nics_of_a_node_without_rdma(tmp_path: Path) -> None:
     for name, speed in (("eth0", 25000), ("eth1", 100000), ("eth2", -1)):
         sysfs.ethernet(tmp_path, name, speed=speed, hardware=True)
     assert nics(tmp_path) == ("socket", 100.0, 1)
-
-
-def gpu(proc: Path, number: int, model: str, *lines: str) -> None:
-    folder = proc / "driver" / "nvidia" / "gpus" / f"0000:{number:02x}:00.0"
-    folder.mkdir(parents=True)
-    text = "\n".join((f"Model: \t\t {model}", "IRQ:   \t\t 42", *lines))
-    (folder / "information").write_text(f"{text}\n")
-
-
-def test_fingerprint_says_what_the_kernel_shows(tmp_path: Path) -> None:
-    for number, excluded in enumerate(("No", "No", "Yes")):
-        gpu(tmp_path, number, "NVIDIA H100 80GB HBM3", f"GPU Excluded:\t {excluded}")
-    sysfs.infiniband(tmp_path, "mlx5_0")
-    (tmp_path / "driver/nvidia/capabilities/gpu2/mig/gi3").mkdir(parents=True)
-    wanted = "gpu=NVIDIA H100 80GB HBM3*2;mig=1;nic=infiniband*1"
-    assert node_facts(tmp_path, tmp_path)["node_fingerprint"] == wanted
-    gpu(tmp_path, 5, "")
-    assert node_facts(tmp_path, tmp_path)["node_fingerprint"] is None

@@ -1,5 +1,6 @@
 """Layouts known from public issues, in text of our own making: numbers are invented."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -80,37 +81,31 @@ def test_torn_row_is_reported_and_nothing_of_it_taken() -> None:
     assert all("torn row" in reject.reason for reject in output.rejected)
 
 
-@pytest.mark.parametrize(
-    "torn",
-    [
-        "n1:1:1 [0] NCCL INFO Trees " + ROW_2M,  # glued to a log line
-        *(" ".join(ROW_2M.split()[:cut]) for cut in range(3, 13)),
-        ROW_2M.replace("  150.0  13.98", "  150.013.98"),  # numbers that touch
-        ROW_2M.replace("150.0", "900.0"),  # numbers that do not fit each other
-    ],
-)
-def test_row_that_is_not_whole_gives_no_row(torn: str) -> None:
-    for header in ("", NAMES):
-        output = parse(header + ROW_1M + torn, Collective.AllReduce)
-        assert times(output) == [100.0, 102.0]
-        assert len(output.rejected) == 1
+def changed(word: str, other: str) -> str:
+    return ROW_2M.replace(word, other, 1)
 
 
-@pytest.mark.parametrize("word", ["2097152", "524288", "float", "sum", "150.0"])
-def test_row_with_words_of_another_rank_inside_gives_no_row(word: str) -> None:
-    torn = ROW_2M.replace(word, f"{word[:2]}node7: NCCL WARN Call failed{word[2:]}", 1)
-    output = parse(NAMES + ROW_1M + torn, Collective.AllReduce)
-    assert times(output) == [100.0, 102.0]
-    assert len(output.rejected) == 1
+TORN = [
+    "n1:1:1 [0] NCCL INFO Trees " + ROW_2M,  # glued to a log line
+    *(" ".join(ROW_2M.split()[:cut]) for cut in range(3, 13)),
+    changed("  150.0  13.98", "  150.013.98"),  # numbers that touch
+    changed("150.0", "900.0"),  # numbers that do not fit each other
+]
+#: Words of another rank inside, and other values in a column.
+ODD = [
+    *(
+        changed(word, f"{word[:2]}node7: NCCL WARN Call failed{word[2:]}")
+        for word in ("2097152", "524288", "float", "sum", "150.0")
+    ),
+    *(changed("float", "1.5"), changed("sum", "1.5"), changed("-1", "-2")),
+    *(changed("2097152", str(1 << 62)), changed("24.47  0", "24.47 -1")),
+    changed("24.47", "29.60"),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    ["float:1.5", "sum:1.5", "-1:-2", f"2097152:{1 << 62}", "24.47  0:24.47 -1", "24.47:29.60"],
-)
-def test_row_with_another_value_in_a_column_gives_no_row(change: str) -> None:
-    word, _, other = change.partition(":")
-    output = parse(NAMES + ROW_1M + ROW_2M.replace(word, other, 1), Collective.AllReduce)
+@pytest.mark.parametrize(("header", "torn"), [*product(("", NAMES), TORN), *product((NAMES,), ODD)])
+def test_row_that_is_not_whole_gives_no_row(header: str, torn: str) -> None:
+    output = parse(header + ROW_1M + torn, Collective.AllReduce)
     assert times(output) == [100.0, 102.0]
     assert len(output.rejected) == 1
 

@@ -1,4 +1,4 @@
-"""Tidy CSV sweeps: published ones row by row, and what is refused."""
+"""Tidy CSV sweeps: what a row becomes, and what is refused."""
 
 import csv
 from pathlib import Path
@@ -10,18 +10,7 @@ from dynamiccl.collect import csv_files
 from dynamiccl.collect.csv_files import CSV_COLUMNS
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets import store
-from tests.published import sweep
 
-#: Data lines, measurements, duplicates, default rows, attempts without a result, derived times.
-FILES = {
-    "a100_channels_overlap.csv": (440, 440, 0, 0, 0, 0),
-    "b300_nvlink_allreduce.csv": (403, 403, 0, 208, 0, 372),
-    "gb10_roce_ring.csv": (145, 136, 9, 6, 10, 0),
-    # Twenty have a bus bandwidth and no number of ranks.
-    "h200_b200_a100_one_node.csv": (124, 104, 0, 93, 0, 84),
-    "rtx5090_socket_raw_repeats.csv": (1296, 1296, 0, 600, 0, 0),
-    "rtx5090_socket_tables.csv": (867, 867, 0, 460, 5, 127),
-}
 HEADER = (
     "source,system,gpu,num_nodes,ranks_per_node,nccl_version,collective,size_bytes,algorithm,"
     "protocol,num_channels,mode,launch_profile,in_place,run,repeat,statistic,time_us,"
@@ -52,20 +41,6 @@ def refusal(tmp_path: Path, change: dict[str, str]) -> str:
     assert summary.measurements_written == 1
     assert [(reject.line, Path(reject.path).name) for reject in summary.rejected] == [(3, "s.csv")]
     return summary.rejected[0].reason
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_published_sweep(name: str, tmp_path: Path) -> None:
-    lines, written, duplicates, defaults, failures, derived = FILES[name]
-    summary = import_files([sweep(name)], tmp_path)
-    frame = store.read(tmp_path)
-    assert (summary.rows_read, summary.measurements_written) == (lines, written)
-    assert (summary.duplicates, summary.rejected) == (duplicates, [])
-    assert frame["is_default"].sum() == defaults
-    assert (frame["status"] != "ok").sum() == failures
-    assert frame["time_derived"].sum() == derived
-    assert not frame["verified"].any()
-    assert frame["sweep"].unique().to_list() == [name.removesuffix(".csv")]
 
 
 def test_row_of_its_own(tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ def test_gpu_without_a_usable_name_gives_no_fingerprint(
 ) -> None:
     dgx(tmp_path)
     gpu(tmp_path, 9, model)
+    swept = node_facts(tmp_path / "sys", tmp_path / "proc")["node_fingerprint"]
+    assert swept is None or model
     done = run(probe, tmp_path)
     assert (done.returncode, done.stdout) == (4, "")
     assert "cannot be read" in done.stderr

@@ -9,40 +9,6 @@ from tests.collect.traces.made import calls_of, read
 from tests.published import COPIES, WHOLE, unpacked
 
 
-@pytest.fixture(name="resnet", params=["whole", "excerpt"])
-def resnet_fixture(request: pytest.FixtureRequest) -> Path:
-    excerpt = COPIES / "traces" / "hta_nccl_data_excerpt.json.gz"
-    if request.param == "excerpt":
-        return excerpt
-    path = WHOLE / "traces" / "hta_nccl_data.json.gz"
-    return path if path.is_file() else excerpt
-
-
-def test_every_collective_of_resnet_is_there_with_its_arguments(resnet: Path) -> None:
-    calls = calls_of(resnet)
-    counts = dict(calls["collective"].value_counts().sort("collective").iter_rows())
-    assert counts == {"AllReduce": 15, "Broadcast": 6}
-    assert calls["size_bytes"].null_count() == 0
-    assert calls.filter(pl.col("collective") == "Broadcast")[
-        "size_bytes"
-    ].unique().sort().to_list() == [
-        *(424, 212_480),
-    ]
-    assert calls["step"].unique().sort().to_list() == [4, 5, 6]
-    assert calls["gpu"].unique().to_list() == ["NVIDIA A100-PG509-200"]
-
-
-def test_one_rank_of_two_gives_upper_bounds_and_no_times(resnet: Path) -> None:
-    found = read(resnet)
-    assert found.calls["time_us"].null_count == sum(found.untimed.values()) == 21
-    assert found.calls["time_at_most_us"].null_count == 0
-    # 26 MB as RING_LL with 544 threads is Ring/Simple; nothing is concluded from either.
-    calls = pl.DataFrame(found.calls).filter(pl.col("size_bytes") > 20_000_000)
-    assert calls["num_threads"].unique().to_list() == [544]
-    assert all("RING_LL" in name for name in calls["kernel"])
-    assert calls["actual_protocol"].null_count() == calls.height
-
-
 def test_the_whole_trace_says_how_much_communication_is_exposed() -> None:
     path = WHOLE / "traces" / "hta_nccl_data.json.gz"
     if not path.is_file():
