@@ -28,6 +28,7 @@ from dynamiccl.datasets.schema import CALLS
 from dynamiccl.datasets.store import slug
 from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import NUM_TUNED_COLLECTIVES, Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.schedule import FNV_OFFSET, FNV_PRIME
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 MAGIC: Final = b"DCCALLS\0"
@@ -274,9 +275,9 @@ def read_records(path: Path, report: FileReport) -> npt.NDArray[np.void]:
 
 def _fnv1a(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """64-bit FNV-1a of each row; whole columns at a time."""
-    digests = np.full(len(rows), 0xCBF29CE484222325, dtype=np.uint64)
+    digests = np.full(len(rows), FNV_OFFSET, dtype=np.uint64)
     for column in rows.T:
-        digests = (digests ^ column) * np.uint64(0x100000001B3)
+        digests = (digests ^ column) * np.uint64(FNV_PRIME)
     return digests
 
 

@@ -17,7 +17,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from dynamiccl.collect.lines import opened, unwrapped
 from dynamiccl.collect.nccl_tests import (
@@ -161,6 +161,7 @@ CSV_SIGN: Final = (
     rf"|{_TABLE_LINE}"
 )
 SOME_CSV: Final = r"\A#?\"?[A-Za-z][\w .()/#%\"-]*(?:[,;\t|][\w .()/#%\"-]+){2,}\n[^\n]*[,;\t|]"
+_THEIRS: Final = {name for table, _ in _TABLES for name in table}
 #: So many lines tell what separates cells, and whether numbers have decimal commas.
 _HEAD: Final = 1_000
 #: How the note of a tuner's table begins.
@@ -205,12 +206,8 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
     with opened(Path(report.path)) as file:
         lines = unwrapped(file)
         head = [*islice(lines, _HEAD)]
-        mark = max(
-            ",;\t|",
-            key=lambda each: max(
-                _num_names(line.split(each), named) for line in head[:100] or [""]
-            ),
-        )
+        first = head[:100] or [""]
+        mark = max(",;\t|", key=lambda m: max(_num_names(each.split(m), named) for each in first))
         edge = '"' if mark == "," else rf'(?:["{mark}]|^|$)'
         comma = re.compile(rf"{edge} *-?[\d.]*\d,(?:\d\d?|\d{{4,}}) *{edge}", re.MULTILINE)
         has_commas = any(map(comma.search, map(str.rstrip, head)))
@@ -223,8 +220,7 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
                     record = _record(_texts(columns, cells, has_commas=has_commas), known)
                     measured = _measurement(record, report)
                 except (ValueError, UnknownName) as error:
-                    why = first_problem(error) if isinstance(error, ValidationError) else str(error)
-                    report.reject(reader.line_num, why, mark.join(cells))
+                    report.reject(reader.line_num, first_problem(error), mark.join(cells))
                 else:
                     yield reader.line_num, record, measured
         except csv.Error as error:
@@ -259,8 +255,7 @@ def _num_names(cells: Sequence[str], named: _Names) -> int:
     names = [cell.lstrip("# ").strip(' "\n\r') for cell in cells]
     if any(name[:1].isdigit() for name in names):
         return 0
-    known = {*named, *(name for table, _ in _TABLES for name in table)}
-    return sum(name in known or _meaning(name) is not None for name in names)
+    return sum(n in named or n in _THEIRS or _meaning(n) is not None for n in names)
 
 
 def _meaning(name: str) -> _Column | None:

@@ -179,8 +179,6 @@ _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
     CSV: (CSV_SIGN, read_csv),
     _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
 }
-
-
 #: What else is known by its beginning, and why no measurement can be made of it.
 _NOT_READ: Final = {
     r'"(?:pg_status|collective_seq_id)"': "PyTorch's Flight Recorder: calls without times",

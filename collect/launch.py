@@ -12,7 +12,6 @@ reached, and run again.
 """
 
 import logging
-import math
 import re
 import shlex
 import shutil
@@ -445,11 +444,11 @@ def read_rows(
 def last_words(lines: Sequence[str]) -> str:
     """The error lines of a failed benchmark, else its last; and a launcher's, which names nodes."""
     told = [line.strip() for line in lines if line.strip() and not output.MEANT_AS_ROW.search(line)]
-    launchers = [line for line in told if _LAUNCHERS.match(line)]
+    of_launcher = [line for line in told if _LAUNCHERS.match(line)]
     # Comment lines are the table's header, which does not explain a failure.
     own = [line for line in told if not _LAUNCHERS.match(line) and not line.startswith("#")]
     words = ([line for line in own if _FAILURE.search(line)] or own)[-3:]
-    words += launchers[:1] if words else launchers[:3]
+    words += of_launcher[:1] if words else of_launcher[:3]
     return " | ".join(words)[:600] or "no output"
 
 
@@ -486,8 +485,7 @@ def _json_blocks(path: Path) -> tuple[list[list[output.Row]], output.Row]:
 def _measured(half: output.Row, source: str) -> output.Row:
     status = Status.WRONG_VALUES if half["wrong_values"] else Status.OK
     told = {k: v for k, v in half.items() if k not in _OF_A_LAUNCH and v is not None}
-    numbers = {k: v for k, v in told.items() if not isinstance(v, float) or math.isfinite(v)}
-    return {"source": source, "status": status.value, **numbers}
+    return {"source": source, "status": status.value, **told}
 
 
 def _told(run: output.Run) -> output.Row:

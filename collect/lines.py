@@ -116,11 +116,15 @@ def plain_lines(lines: Iterable[str]) -> Iterator[str]:
     # Of these the prefix is looked for before the first is read.
     beginning = list(islice(rest, 2_000))
     shapes = {shape for line in beginning for shape in map(_shape, _texts(line)) if shape}
+    learned: re.Pattern[str] | None = None
     for line in chain(beginning, rest):
         for text in _texts(line):
-            if "#" in text and (shape := _shape(text)):
+            if "#" in text and (shape := _shape(text)) and shape not in shapes:
                 shapes.add(shape)
-            found = re.match("|".join(sorted(shapes, reverse=True)), text) if shapes else None
+                learned = None
+            if shapes and learned is None:
+                learned = re.compile("|".join(sorted(shapes, reverse=True)))
+            found = learned.match(text) if learned else None
             yield text[found.end() :] if found else text
 
 

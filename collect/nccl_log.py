@@ -156,8 +156,9 @@ def program_in(line: str) -> str | None:
 
 
 def prompt_of(line: str) -> str:
-    """What a shell or its trace prints before a command of its own; empty elsewhere."""
-    return line[: len(line) - len(_PROMPT.sub("", line, count=1))].strip()
+    """What a shell or its trace prints before a command of its own; blanks or nothing elsewhere."""
+    found = _PROMPT.match(line)
+    return found[0] if found else ""
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
@@ -217,7 +218,7 @@ class Shell:
     exported: Settings = field(default_factory=dict)
     #: What each command that is shown finds set, since the last benchmark started.
     commands: list[Settings] = field(default_factory=list)
-    #: Settings for the next benchmark only, and what is exported of each behind it.
+    #: Settings for the next benchmark only -> what is exported under that name after it.
     passing: dict[str, Settings] = field(default_factory=dict)
     #: What the last commands had otherwise: not known for an output without a command of its own.
     doubtful: set[str] = field(default_factory=set)
@@ -239,7 +240,8 @@ class Shell:
 
     def read(self, line: str) -> Settings:
         """Take in one line of a shell; returns what it says of commands behind it."""
-        is_traced, text = "+" in prompt_of(line), self._expanded(_PROMPT.sub("", line, count=1))
+        prompt = prompt_of(line)
+        is_traced, text = "+" in prompt, self._expanded(line[len(prompt) :])
         is_sure, told, before = True, Settings(), self.exported
         if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
             # A comment, or a command behind the prompt of root: then it is not known which.
@@ -312,7 +314,7 @@ class Shell:
             named = kept((word, "") for word in words[1:])
             told = {**{name: self.exported.get(name) for name in named}, **told}
         if not (is_known and (is_export or is_bare)):
-            # Said again, it is no news.
+            # The value that it has already: nothing changes, whoever prints it.
             again = {} if is_unset or told is self.exported else self.exported
             told = {k: v if again.get(k, "") == v else None for k, v in told.items()}
         self.doubtful -= told.keys()

@@ -305,7 +305,8 @@ class Run:
     tests_versions: set[str] = field(default_factory=set)
     #: What the shell had set when it started, and options of its command and header.
     settings: Settings = field(default_factory=dict)
-    #: In bytes, by its header, or by the command of one that died before; of one that ran.
+    #: Bytes of its first row, by its header, or by `-b` of its command where it died before one;
+    #: None where it never started.
     first_size: int | None = None
     nccl: NcclLog = field(default_factory=NcclLog)
     out_of_bounds: int = 0
@@ -446,7 +447,7 @@ class TextRuns:
             self._in_place_first = places[0].lower() == "in"
         else:
             program = program_in(text)
-            if program and run.commands - {program} and prompt_of(text):
+            if program and run.commands - {program} and prompt_of(text).strip():
                 self._started()  # the command before is over, and printed nothing that we know
             self._next(if_so=program is not None and (run.started or run.nccl != NcclLog()))
             told = self._shell.read(text)
@@ -555,8 +556,8 @@ def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
         try:
             halves = _json_halves(_Result.model_validate(result))
         except ValueError as error:
-            why = first_problem(error) if isinstance(error, ValidationError) else str(error)
-            report.reject(number + 1, f"results[{number}]: {why}", json.dumps(result)[:200])
+            why = f"results[{number}]: {first_problem(error)}"
+            report.reject(number + 1, why, json.dumps(result)[:200])
             continue
         report.rows_read += 1
         run.rows += 1

@@ -18,12 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamiccl.datasets.carried import with_shape
-from dynamiccl.datasets.features import (
-    WINDOW_LENGTH,
-    Observations,
-    feature_table,
-    window_table,
-)
+from dynamiccl.datasets.features import WINDOW_LENGTH, Observations, feature_table, window_table
 from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
     GATE_NAME,
@@ -89,8 +84,7 @@ class Artifact:
             why = "no gain was shown, or too little was measured: measure more, and gate that"
             found.append(("its tables act at no size: every job keeps NCCL's own choice", why))
         for name in self.index.system_names:
-            if not self.index.machines_of(name):
-                found.append(acts_nowhere(self.directory, name))
+            found += acts_nowhere(self.directory, name, self.index)
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -132,10 +126,17 @@ def how_to_bind(artifact_dir: Path, system: str = "NAME") -> str:
     )
 
 
-def acts_nowhere(artifact_dir: Path, system: str) -> tuple[str, str]:
-    """What is so where no machine is bound to a system of an artifact, and what to do."""
+def acts_nowhere(
+    artifact_dir: Path, system: str, index: PluginIndex | None = None
+) -> list[tuple[str, str]]:
+    """What is so, and what to do, where no machine is bound to a system of an artifact.
+
+    `index` is the artifact's, where it is read already.
+    """
+    if (index or PluginIndex.read(artifact_dir)).machines_of(system):
+        return []
     advice = f"on a node like those of the data: {how_to_bind(artifact_dir, system)}"
-    return f"no machine is bound to {system}: its tables act nowhere", advice
+    return [(f"no machine is bound to {system}: its tables act nowhere", advice)]
 
 
 def export_artifact(

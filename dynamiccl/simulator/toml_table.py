@@ -26,15 +26,17 @@ class Table(BaseModel):
         # Before all else: a misspelt key is why its right spelling is missing.
         for key in table if isinstance(table, Mapping) else ():
             if key not in cls.model_fields:
-                known = [*cls.model_fields]
-                told = {"key": key, "near": near_name(key, known), "known": ", ".join(known)}
+                near, known = near_name(key, cls.model_fields), ", ".join(cls.model_fields)
+                told = {"key": key, "near": near, "known": known}
                 text = "unknown key '{key}'{near}; known keys are {known}"
                 raise PydanticCustomError(_UNKNOWN_KEY, text, told)
         return table
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first of a document's errors, on one line: the key, what is wrong, the value."""
+def first_problem(error: Exception) -> str:
+    """On one line, the first error of a document: key, problem, value; of others what they say."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     [first, *_] = error.errors()
     key = ".".join(str(part) for part in first["loc"])
     told = f"{key}: " * bool(key) + first["msg"].removeprefix("Value error, ")
@@ -61,9 +63,7 @@ def toml_value(value: object, *, number: Callable[[float], str] = repr) -> str:
     '{ sizes = [1, "4K"], quiet = true }'
     """
     if isinstance(value, Mapping):
-        pairs = [
-            f"{toml_key(key)} = {toml_value(one, number=number)}" for key, one in value.items()
-        ]
+        pairs = [f"{toml_key(k)} = {toml_value(v, number=number)}" for k, v in value.items()]
         return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
     if isinstance(value, tuple | list):
         return _list([toml_value(one, number=number) for one in value])

@@ -45,12 +45,11 @@ def explain_command(
     asked = Query(wanted, size_bytes, nodes, ranks, system)
     folder = policy_directory(policy, tracking_uri)
     found = explain(folder, asked)
-    # Of an artifact: its lines of machines (serve/plugin_index.py). A run has none to bind to.
-    index = folder / INDEX_NAME
-    is_bound = not index.is_file() or f"\nsystem\t{found.system}\t" in index.read_text("utf-8")
-    nowhere = () if is_bound else acts_nowhere(folder, found.system)
+    # A run has no index, and nothing to bind.
+    has_index = (folder / INDEX_NAME).is_file()
+    nowhere = acts_nowhere(folder, found.system) if has_index else []
     if as_json:
-        cli.print_json({**found.to_json(), "warnings": [*nowhere[:1]]})
+        cli.print_json({**found.to_json(), "warnings": [what for what, _ in nowhere]})
         return
     title = (
         f"{wanted.wire} of {size_bytes} bytes, {ranks} ranks on {nodes} nodes of {found.system} "
@@ -69,6 +68,6 @@ def explain_command(
         f"margin {found.margin:.2%}, noise band {band}",
         f"gate: {verdict_text(found.gate)}",
         f"{found.chosen}: {found.reason}",
-        *(["; ".join(nowhere)] if nowhere else []),
+        *map("; ".join, nowhere),
     ):
         wide.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -143,8 +143,7 @@ def plan_gate(
     cycles = next(enough, MOST_CYCLES)
     kept, left_out = _kept(hopes, able)
     name = _fresh_name(base.file.name, manifest)
-    fresh = _fresh_sweep(base, name, kept, manifest, cycles)
-    plan = make_plan(fresh)
+    fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     sweep_hours = min(make_plan(base)["hours"], base.file.budget.max_hours or np.inf)
     swept = [hope for hope in kept if hope.is_own]
     is_cut = power is None and plan["hours"] > sweep_hours
@@ -152,12 +151,11 @@ def plan_gate(
         left_out["sizes that the sweep lacked are left to their neighbours"] = len(kept) - len(
             swept
         )
-        kept, fresh = swept, _fresh_sweep(base, name, swept, manifest, cycles)
-        plan = make_plan(fresh)
+        kept = swept
+        fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     if is_cut and plan["hours"] > sweep_hours:
         cycles = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
-        fresh = _fresh_sweep(base, name, kept, manifest, cycles)
-        plan = make_plan(fresh)
+        fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     write.write_text(fresh.text, encoding="utf-8")
     passing = sum(hope.power(cycles, q / 2) for hope in kept)
     counts = (len(hopes), len(kept), cycles, passing, left_out, sweep_hours, is_cut)
@@ -206,8 +204,8 @@ def _family(hope: _ExpectedGain) -> tuple[object, ...]:
 
 def _fresh_sweep(
     base: Sweep, name: str, kept: Sequence[_ExpectedGain], manifest: Manifest, cycles: int
-) -> Sweep:
-    """The sweep of the bins: single trials of the base's grid, NCCL's default beside each.
+) -> tuple[Sweep, Plan]:
+    """The sweep of the bins, and its plan: single trials of the base's grid, NCCL's choice too.
 
     All else is the base's: launcher, runner, iterations. Other launch profiles and what runs beside
     are left out, as a gate takes neither. Raises UserError where no size can be measured.
@@ -239,7 +237,8 @@ def _fresh_sweep(
     }
     head = f"Fresh runs of sweep {file.name} for a gate, by dynamiccl-evaluate gate --plan."
     text = sweep_text(file.model_copy(update=update), head=head)
-    return parse_sweep(text, where="the fresh sweep")
+    fresh = parse_sweep(text, where="the fresh sweep")
+    return fresh, make_plan(fresh)
 
 
 def _sizes_in(index: int, setting: Setting) -> list[int]:

@@ -15,7 +15,7 @@ from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.abi import OUR_NAME
 from dynamiccl.serve.artifact import TableInfo, open_artifact, pick_table
 from dynamiccl.serve.ask_tuner import ask_plugin, table_answers
-from dynamiccl.serve.commands.options import System, folding_table, stdout
+from dynamiccl.serve.commands.options import System, folding_table, stdout, warn
 from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte
@@ -136,16 +136,14 @@ def _print(document: Mapping[str, Any], title: str, format_: str) -> None:
 def _print_csv(table: DecisionTable) -> None:
     written = nccl_csv(table)
     sys.stdout.write(written.text)
-    print(
-        "warning: NVIDIA's example tuner takes it from NCCL 2.30 on; those of 2.27 to 2.29 crash "
-        "at the first line that matches (seen with 2.27.7 and 2.29.7).",
-        file=sys.stderr,
+    warn(
+        "NVIDIA's example tuner takes it from NCCL 2.30 on; those of 2.27 to 2.29 crash at the "
+        "first line that matches (seen with 2.27.7 and 2.29.7)."
     )
     lost = written.bins_abstaining + written.bins_with_auto
     if lost:
-        print(
-            f"warning: {written.bins_abstaining} size bins abstain and {written.bins_with_auto} "
-            "leave a knob to NCCL; that format cannot say either, and NVIDIA's example tuner "
-            "forces ONE channel where no line matches. Our own plugin abstains there.",
-            file=sys.stderr,
+        warn(
+            f"{written.bins_abstaining} size bins abstain and {written.bins_with_auto} leave a "
+            "knob to NCCL; that format cannot say either, and NVIDIA's example tuner forces ONE "
+            "channel where no line matches. Our own plugin abstains there."
         )
