@@ -6,6 +6,7 @@ too. The order is random (pytest-randomly), but what takes longest begins first.
 
 import json
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# A shell's background jobs ignore it, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Files that one worker runs. The longest files have an entry too: groups are begun in this order.
 GROUPS = {
