@@ -8,8 +8,9 @@
   and Recht 2007).
 * `kinked`: one of these, and what no smooth law has: steps of a cell's time at a size and at a
   number of channels, single slow places, ripple, and sizes at which NCCL's own choice is far off.
-* `shipped_table`: the three one-group systems as their files describe them.
-* `public_tables`: every published sweep, as measured.
+* `shipped_table`: the three systems as their files describe them.
+
+What was measured on real machines is `sweeps.public_tables`.
 
 NCCL's decisions and costs stay those of the unperturbed machine, and equal seeds give equal tables.
 Of the collectives only three are drawn: in the systems' files Broadcast is Reduce and AllGather is
@@ -20,23 +21,17 @@ Run: python benchmarks/judge_worlds.py [COUNT]
 
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
-from sweeps import import_sweeps
+from sweeps import public_tables
 
-from dynamiccl.datasets.cells import REPEAT_COLUMNS, usable
-from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, REQUESTED_COLUMNS
-from dynamiccl.datasets.store import read
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parameters import CELL_NUMBERS, LINK_NUMBERS, Parameter, SystemFile
@@ -123,26 +118,6 @@ class Table:
     log_cost_us: Floats
     #: (S, A) ln of the true time, us; inf where there is no such config.
     log_time_us: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A published sweep of one collective and group in one set of circumstances."""
-
-    #: The file, and what tells the table from others of it.
-    name: str
-    collective: Collective
-    shape: tuple[int, int]
-    #: (S,), ascending.
-    sizes_bytes: tuple[int, ...]
-    #: (A,), ABSTAIN first, measured or not.
-    configs: tuple[Config, ...]
-    #: (S, A, R) ln us of independent repeats; nan where there is none.
-    log_times_us: Floats
-    #: Whether NCCL's own choice was measured at any size.
-    has_default: bool
-    #: Why leaving out an octave says nothing about it; empty where it does.
-    left_out: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,128 +440,34 @@ class _Asked:
         )
 
 
-# --- measured tables ---
-
-#: What makes two rows of a file be of one table: all but size, config, repeat and half. In place
-#: and out of place are two measurements of one task.
-_CIRCUMSTANCES: Final = (
-    "file",
-    "system",
-    "gpu",
-    "nccl_version",
-    "collective",
-    "num_nodes",
-    "ranks_per_node",
-    "datatype",
-    "launch_profile",
-    "interference_kind",
-    "interference_level",
-)
-#: Why a table says nothing about a left-out octave.
-NO_DEFAULT: Final = "NCCL's own choice was not measured"
-FEW: Final = "fewer than three octaves with NCCL's own choice and two other configs"
-
-
-def public_tables() -> tuple[list[Measured], dict[str, str]]:
-    """Every table of the published sweeps, and what of which file is in none, and why."""
-    with tempfile.TemporaryDirectory() as folder:
-        refused = import_sweeps(Path(folder))
-        frame = usable(read(Path(folder)))
-    frame = frame.with_columns(
-        file=pl.col("source_file").str.split("/").list.last().str.strip_suffix(".csv")
-    )
-    groups = frame.group_by(_CIRCUMSTANCES, maintain_order=True)
-    found = [_measured(dict(zip(_CIRCUMSTANCES, key, strict=True)), rows) for key, rows in groups]
-    return sorted(found, key=lambda table: table.name), refused
-
-
-def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
-    sizes = sorted(set(frame["size_bytes"]))
-    # One launch measures both halves: their mean is one repeat.
-    frame = (
-        frame.with_columns(log_us=pl.col("time_us").log())
-        .group_by("size_bytes", "is_default", *REQUESTED_COLUMNS, *REPEAT_COLUMNS)
-        .agg(pl.col("log_us").mean())
-        .sort("size_bytes", *REPEAT_COLUMNS, "log_us")
-    )
-    places: dict[tuple[int, Config], list[float]] = {}
-    for row in frame.iter_rows(named=True):
-        config = ABSTAIN if row["is_default"] else _requested(row)
-        places.setdefault((row["size_bytes"], config), []).append(row["log_us"])
-    others = sorted({config for _, config in places} - {ABSTAIN}, key=lambda config: config.key)
-    configs = (ABSTAIN, *others)
-    repeats = max(map(len, places.values()))
-    log_times = np.full((len(sizes), len(configs), repeats), np.nan)
-    for (size, config), told in places.items():
-        log_times[sizes.index(size), configs.index(config), : len(told)] = told
-    what = [key["nccl_version"], key["launch_profile"], key["interference_kind"]]
-    beside = [told for told in what if told not in {None, DEFAULT_PROFILE, QUIET}]
-    collective = Collective.parse(key["collective"])
-    shape = key["num_nodes"], key["ranks_per_node"]
-    name = f"{key['file']}: {key['system']} {collective.wire} {shape[0]}x{shape[1]}"
-    return Measured(
-        name=" ".join([name, *beside]),
-        collective=collective,
-        shape=shape,
-        sizes_bytes=tuple(sizes),
-        configs=configs,
-        log_times_us=log_times,
-        has_default=bool(np.isfinite(log_times[:, 0]).any()),
-        left_out=_why_not(sizes, log_times),
-    )
-
-
-def _requested(row: Mapping[str, Any]) -> Config:
-    algorithm, protocol = row["requested_algorithm"], row["requested_protocol"]
-    return Config(
-        Algorithm.parse(algorithm) if algorithm else None,
-        Protocol.parse(protocol) if protocol else None,
-        row["requested_num_channels"],
-        row["requested_chunk_bytes"],
-    )
-
-
-def _why_not(sizes: Sequence[int], log_times: Floats) -> str:
-    has = np.isfinite(log_times).any(axis=2)
-    if not has[:, 0].any():
-        return NO_DEFAULT
-    full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
-    octaves = np.floor(np.log2(sizes))[full]
-    return "" if len(np.unique(octaves)) >= 3 else FEW
-
-
 # --- what there is ---
 
 
 def main() -> None:
     """Print what the worlds are like."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    start = time.perf_counter()
+    start = time.process_time()
     tables = judge_tables(count, 0)
-    first = time.perf_counter()
+    first = time.process_time()
     judge_tables(count, 1)
-    again = time.perf_counter()
+    again = time.process_time()
     each = [1000.0 * (b - a) / count for a, b in ((start, first), (first, again))]
-    print(f"{count} worlds: {each[0]:.1f} ms a table, once decisions are known {each[1]:.1f} ms")
+    print(
+        f"{count} worlds: {each[0]:.1f} ms of CPU a table, with the decisions known {each[1]:.1f} ms"
+    )
     for kind in KINDS:
         _print_kind([table for table in tables if table.kind == kind])
     _print_kind([shipped_table(name, each) for name in SHIPPED for each in DISTINCT])
-    measured, refused = public_tables()
-    for table in measured:
-        num_sizes, num_configs, repeats = table.log_times_us.shape
-        about = table.left_out or f"NCCL's own choice is {_off(table):.1f} % off"
-        print(f"{table.name}: {num_sizes} x {num_configs - 1} x {repeats}; {about}")
-    for name, why in refused.items():
+    measured, left_out = public_tables()
+    for public in measured:
+        num_sizes, num_configs, repeats = public.log_times_us.shape
+        about = public.left_out
+        if not about:
+            off = _regret(public.log_median_us()[public.is_measured()[:, 0]]).mean()
+            about = f"NCCL's own choice is {100 * off:.1f} % off"
+        print(f"{public.name}: {num_sizes} x {num_configs - 1} x {repeats}; {about}")
+    for name, why in left_out.items():
         print(f"{name}: {why}")
-
-
-def _off(table: Measured) -> float:
-    """By how much NCCL's own choice is slower than the best, by medians of repeats, mean, %."""
-    has = np.isfinite(table.log_times_us).any(axis=2)
-    rows = table.log_times_us[has[:, 0]]
-    medians = np.full(rows.shape[:2], np.nan)
-    medians[has[has[:, 0]]] = np.nanmedian(rows[has[has[:, 0]]], axis=1)
-    return 100.0 * float(_regret(medians).mean())
 
 
 def _regret(log_time: Floats) -> Floats:

@@ -1,17 +1,146 @@
-"""The measured sweeps as a data set, and data sets with systems left out."""
+"""The published sweeps, as a data set and as tables; and data sets with systems left out."""
 
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
 
 from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.datasets.cells import REPEAT_COLUMNS, usable
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, REQUESTED_COLUMNS
+from dynamiccl.datasets.store import read
 from dynamiccl.errors import OutputError
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SAMPLE: Final = ROOT / "datasets" / "sample"
 #: A larger collection beside the project, where there is one; else the sample.
 SWEEPS: Final = ROOT.parent / "shared" / "data" / "sweeps"
+#: What makes two rows of a file be of one table: all but size, config, repeat and half. In place
+#: and out of place are two measurements of one task.
+_CIRCUMSTANCES: Final = (
+    "file",
+    "system",
+    "gpu",
+    "nccl_version",
+    "collective",
+    "num_nodes",
+    "ranks_per_node",
+    "datatype",
+    "launch_profile",
+    "interference_kind",
+    "interference_level",
+)
+#: Why a table says nothing about a left-out octave.
+NO_DEFAULT: Final = "NCCL's own choice was not measured"
+FEW: Final = "fewer than three octaves with NCCL's own choice and two other configs"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A published sweep of one collective and group in one set of circumstances."""
+
+    #: The file, and what tells the table from others of it.
+    name: str
+    collective: Collective
+    shape: tuple[int, int]
+    #: (S,), ascending.
+    sizes_bytes: tuple[int, ...]
+    #: (A,), ABSTAIN first, measured or not.
+    configs: tuple[Config, ...]
+    #: (S, A, R) ln us of independent repeats; nan where there is none.
+    log_times_us: Floats
+    #: Why leaving out an octave says nothing about it; empty where it does.
+    left_out: str
+
+    def is_measured(self) -> Bools:
+        """(S, A)."""
+        found: Bools = ~np.isnan(self.log_times_us).all(axis=2)
+        return found
+
+    def log_median_us(self) -> Floats:
+        """(S, A) ln us, medians of repeats; nan where nothing was measured."""
+        told = self.is_measured()
+        found = np.full(told.shape, np.nan)
+        found[told] = np.nanmedian(self.log_times_us[told], axis=1)
+        return found
+
+
+def public_tables() -> tuple[list[Measured], dict[str, str]]:
+    """Every table of the published sweeps, and what of which file is in none, and why."""
+    with tempfile.TemporaryDirectory() as folder:
+        left_out = import_sweeps(Path(folder))
+        frame = usable(read(Path(folder)))
+    frame = frame.with_columns(
+        file=pl.col("source_file").str.split("/").list.last().str.strip_suffix(".csv")
+    )
+    groups = frame.group_by(_CIRCUMSTANCES, maintain_order=True)
+    found = [_measured(dict(zip(_CIRCUMSTANCES, key, strict=True)), rows) for key, rows in groups]
+    return sorted(found, key=lambda table: table.name), left_out
+
+
+def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
+    sizes = sorted(set(frame["size_bytes"]))
+    # One launch measures both halves: their mean is one repeat.
+    frame = (
+        frame.with_columns(log_us=pl.col("time_us").log())
+        .group_by("size_bytes", "is_default", *REQUESTED_COLUMNS, *REPEAT_COLUMNS)
+        .agg(pl.col("log_us").mean())
+        .sort("size_bytes", *REPEAT_COLUMNS, "log_us")
+    )
+    places: dict[tuple[int, Config], list[float]] = {}
+    for row in frame.iter_rows(named=True):
+        config = ABSTAIN if row["is_default"] else _requested(row)
+        places.setdefault((row["size_bytes"], config), []).append(row["log_us"])
+    others = sorted({config for _, config in places} - {ABSTAIN}, key=lambda config: config.key)
+    configs = (ABSTAIN, *others)
+    repeats = max(map(len, places.values()))
+    log_times = np.full((len(sizes), len(configs), repeats), np.nan)
+    for (size, config), told in places.items():
+        log_times[sizes.index(size), configs.index(config), : len(told)] = told
+    what = [key["nccl_version"], key["launch_profile"], key["interference_kind"]]
+    beside = [told for told in what if told not in {None, DEFAULT_PROFILE, QUIET}]
+    collective = Collective.parse(key["collective"])
+    shape = key["num_nodes"], key["ranks_per_node"]
+    name = f"{key['file']}: {key['system']} {collective.wire} {shape[0]}x{shape[1]}"
+    table = Measured(
+        name=" ".join([name, *beside]),
+        collective=collective,
+        shape=shape,
+        sizes_bytes=tuple(sizes),
+        configs=configs,
+        log_times_us=log_times,
+        left_out="",
+    )
+    return replace(table, left_out=_why_not(table))
+
+
+def _requested(row: Mapping[str, Any]) -> Config:
+    algorithm, protocol = row["requested_algorithm"], row["requested_protocol"]
+    return Config(
+        Algorithm.parse(algorithm) if algorithm else None,
+        Protocol.parse(protocol) if protocol else None,
+        row["requested_num_channels"],
+        row["requested_chunk_bytes"],
+    )
+
+
+def _why_not(table: Measured) -> str:
+    has = table.is_measured()
+    if not has[:, 0].any():
+        return NO_DEFAULT
+    full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
+    octaves = np.floor(np.log2(table.sizes_bytes))[full]
+    return "" if len(np.unique(octaves)) >= 3 else FEW
 
 
 def import_sweeps(data: Path) -> dict[str, str]:
