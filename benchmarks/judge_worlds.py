@@ -453,7 +453,8 @@ def main() -> None:
     again = time.process_time()
     each = [1000.0 * (b - a) / count for a, b in ((start, first), (first, again))]
     print(
-        f"{count} worlds: {each[0]:.1f} ms of CPU a table, with the decisions known {each[1]:.1f} ms"
+        f"{count} worlds: {each[0]:.1f} ms of CPU a table, "
+        f"once NCCL's decisions are known {each[1]:.1f} ms"
     )
     for kind in KINDS:
         _print_kind([table for table in tables if table.kind == kind])
