@@ -25,14 +25,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from dynamiccl import belief
-from dynamiccl.belief import AUTO, Belief, Floats
+from dynamiccl import repeats
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.schedule import grouped
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.cells import is_unwell
 from dynamiccl.datasets.schema import Status
 from dynamiccl.nccl import ABSTAIN
+from dynamiccl.repeats import AUTO, Belief, Floats
 
 Picks = tuple[Trial, ...]
 #: Each subspace is seen once in so many octaves of round 0.
@@ -300,16 +300,16 @@ def beliefs(
     failed = {outcome.trial_key for outcome in history if not outcome.ok}
     for setting, members in tasks.items():
         asked = [_asked(task, seed_of(seed_of(seed, setting.key), task.key)) for task in members]
-        for task, found in zip(members, belief.beliefs(asked, times, failed), strict=True):
+        for task, found in zip(members, repeats.beliefs(asked, times, failed), strict=True):
             trials = {trial.key: trial for trial in task.candidates}
             yield task, [trials[key] for key in map(str, found.configs)], found
 
 
-def _asked(task: TaskTrials, seed: int) -> belief.Task:
+def _asked(task: TaskTrials, seed: int) -> repeats.Task:
     subspaces: dict[Hashable, dict[Hashable, Floats]] = defaultdict(dict)
     for trial in task.candidates:
         numbers = task.size_bytes, trial.config.num_channels, trial.config.chunk_bytes
         place = np.array([np.log2(number) if number else AUTO for number in numbers])
         subspaces[_subspace(trial)][trial.key] = place
     default = None if task.default is None else task.default.key
-    return belief.Task(math.log2(task.size_bytes), subspaces, default, seed)
+    return repeats.Task(math.log2(task.size_bytes), subspaces, default, seed)

@@ -1,310 +1,348 @@
-"""The belief about log times: for each task a posterior, and the decision that follows from it.
+"""What is believed of a table's times after some measurements, and where that is enough to act.
 
-What was measured of a config at one size is a `Cell`: a median, without the drift of its rounds,
-and its noise. Over the cells of a subspace, one (algorithm, protocol), lies a Gaussian process
-(Rasmussen & Williams 2006, below R&W), in numpy: each cell has a noise of its own, and a login node
-needs no further package. Statistics are medians: a single call is slow by a multiple now and then.
+A table is one collective on one group shape: S sizes and A configs, NCCL's own choice the first.
+The prior of its log times is a Gaussian whose mean and covariance are those of drawn worlds on its
+own grid (`drawn_worlds`); NCCL's costs, where they are known, are conditioned on first.
+Measurements give a posterior in closed form (Rasmussen and Williams 2006, section 2.1), in the space of the
+covariance's R largest directions; what these leave out of a place is its own.
 
-A *place* is log2 of size, channels and chunk bytes; a *row* is a place, and log time, variance and
-repeats of its cell. There are n cells of a subspace, k configs of a task, m places.
+It acts only where the gain over NCCL's own choice is more than `caution` spreads, where NCCL's
+choice was measured within an octave on either side, and the config's algorithm and protocol within
+an octave. The caution is calibrated on further draws, measured at the very same places: in worlds
+like those at most `alpha` of the sizes at which it acts are slower. A machine is not one of those:
+
+* evidence that is less likely than that of 99 % of the draws widens the prior until it is not;
+* the spread is multiplied by how far octaves that are left out are from what the others say of
+  them (rms of z), where that is more than 1.
+
+N = S x A places, place = size x A + action; R directions; n places measured; W worlds; C candidates
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import chain, pairwise
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.polynomial.hermite_e import hermegauss
 from numpy.random import Generator, default_rng
 
-Floats = npt.NDArray[np.float64]
-#: By id of a config at one size, (round, log time_us) of each measurement, sorted.
-Times = Mapping[Hashable, Sequence[tuple[int, float]]]
-#: Of these log times the median, its variance from noise alone, and how many they are.
-Cell = tuple[float, float, int]
-_NO_CELL: Final = (math.nan, math.nan, 0)
-#: Where AUTO is on a knob. NCCL's own number is not known: AUTO is far from all numbers.
-AUTO: Final = -1e6
-#: Standard deviation of normal noise = this times the median of its absolute values.
-MAD_TO_SIGMA: Final = 1.4826
-#: Variance of the median of n normal values = this / n times theirs (n large).
-_MEDIAN_VARIANCE: Final = math.pi / 2
-#: Joint draws from the posterior of a task.
-_DRAWS: Final = 400
-#: Values that each figure of the kernel may take.
-_KERNELS: Final = {
-    "curve": (0.1, 0.2, 0.4, 0.8),
-    "knobs": (0.02, 0.06, 0.15, 0.3, 0.6),
-    "size_octaves": (1.0, 2.0, 4.0, 8.0),
-    "knob_octaves": (0.7, 1.5, 3.0, 6.0),
-    "own": (0.002, 0.01, 0.03, 0.1),
-}
+from dynamiccl.drawn_worlds import Floats, Grid, Ints, draw_worlds
+
+Bools = npt.NDArray[np.bool_]
+#: Draws that make the prior, and further ones that caution is calibrated on.
+_DRAWS: Final = 1000
+_HELD_OUT: Final = 300
+#: Directions of the covariance that are kept.
+_RANK: Final = 150
+#: Ln of time: what a place has of its own at least, and how far NCCL's costs may be off what the
+#: drawn machines make of them.
+_OWN: Final = 0.03
+_COST_SLACK: Final = 0.2
+#: Sizes at which costs are conditioned on: between them they are nearly lines.
+_COST_SIZES: Final = 6
+#: Share of the sizes at which it acts that may be slower, and by how much counts as slower.
+ALPHA: Final = 0.01
+SLOWER: Final = 0.01
+#: Ln of time: gains below are not worth a change of NCCL's choice.
+MIN_GAIN: Final = 0.005
+#: Octaves within which NCCL's choice and a cell must have been measured.
+_REACH: Final = 1.0
+_EXACT: Final = 1e-6
+#: Spreads that are tried for caution. Places are picked by what was measured before, and a machine
+#: is no draw: fewer than the first is never enough.
+_CAUTIONS: Final = np.arange(2.0, 8.01, 0.25)
+#: Gauss-Hermite steps of a standard normal, with weights; and what an expected gain is worth
+#: beside a sure one.
+_STEPS: Final = hermegauss(7)
+_OF_EXPECTED: Final = 0.2
+#: Share of draws whose evidence is likelier than evidence that widens the prior.
+_USUAL: Final = 0.99
+#: How many pairs of z = 1 stand beside those that were found: a few say little of the spread.
+_FEW: Final = 4.0
 
 
-class Task(NamedTuple):
-    """The configs that compete at one message size, and NCCL's default beside them."""
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """Of a grid's log times: the mean (N,) and the covariance factors factors' + diag(own)."""
 
-    log2_size: float
-    #: Place of each config by its id, for each subspace.
-    subspaces: Mapping[Hashable, Mapping[Hashable, Floats]]
-    #: The default's id; None where there is none.
-    default: Hashable | None
-    #: Of the draws.
-    seed: int
-
-
-class Belief(NamedTuple):
-    """The posterior over the log times of one task, and the decision that follows from it.
-
-    The decision is what a table would say now: the fastest config that was measured, if it beats
-    NCCL's default with the wanted confidence, else ABSTAIN. In all arrays the default comes last;
-    it is NaN without a time, or where it failed.
-    """
-
-    #: Ids of the k configs of which no attempt failed.
-    configs: Sequence[Hashable]
-    #: Log time_us and its standard deviation (k + 1,), and joint draws (draws, k + 1). That of a
-    #: default which one round measured is infinite: all of a round may be slow, which is no proof.
+    grid: Grid
     mean: Floats
-    sigma: Floats
-    draws: Floats
-    #: Own median of each, NaN without a time (k + 1,).
-    observed: Floats
+    factors: Floats  # (N, R)
+    own: Floats  # (N,)
+    #: (N, W) times of held-out worlds, and what the prior expects of each by its own costs.
+    worlds: Floats
+    expected: Floats
 
-    def decision(self, confidence: float) -> int | None:
-        """Index of the config to take; None = ABSTAIN, which stands where nothing is sure.
 
-        What neighbours say is not enough: the config's own times must beat the default too.
+@lru_cache(maxsize=64)
+def prior_of(grid: Grid, seed: int = 11) -> Prior:
+    """The prior of a grid, in about a second; equal grids get it from memory."""
+    times, costs = draw_worlds(grid, _DRAWS + _HELD_OUT, default_rng(seed))
+    count, told = times[0].size, _told_costs(grid)
+    at = told[:, 0].astype(np.int64), told[:, 1].astype(np.int64)
+    values = np.hstack([times.reshape(len(times), -1), costs[:, at[0], at[1]]]).T
+    mean = values[:, :_DRAWS].mean(axis=1, keepdims=True)
+    centered = values[:, :_DRAWS] - mean
+    factors = _largest(centered)
+    own = np.maximum(np.square(centered).mean(axis=1) - np.square(factors).sum(axis=1), 0.0)
+    precision = 1.0 / (own[count:] + _COST_SLACK**2)
+    root, of_costs = np.linalg.cholesky(_inner(factors[count:], precision)), factors[count:].T
+    factors, expects = factors[:count], mean[count:]
+    gain = factors @ np.linalg.solve(root.T, np.linalg.solve(root, of_costs * precision))
+    return Prior(
+        grid,
+        (mean[:count] + gain @ (told[:, 2:] - expects))[:, 0],
+        np.linalg.solve(root, factors.T).T,
+        own[:count] + _OWN**2,
+        values[:count, _DRAWS:],
+        mean[:count] + gain @ (values[count:, _DRAWS:] - expects),
+    )
+
+
+def _told_costs(grid: Grid) -> Floats:
+    """(n, 3) size, cell and value of the costs to condition on."""
+    if not grid.log_costs:
+        return np.empty((0, 3))
+    sizes = np.unique(np.linspace(0, len(grid.log2_sizes) - 1, _COST_SIZES).round().astype(int))
+    values = np.array(grid.log_costs)[sizes]
+    row, cell = np.nonzero(np.isfinite(values))
+    return np.column_stack([sizes[row], cell, values[row, cell]])
+
+
+def _largest(centered: Floats) -> Floats:
+    """(N, R) factors of the covariance of centered worlds (N, W)."""
+    vectors = np.linalg.eigh(centered.T @ centered).eigenvectors
+    found: Floats = centered @ vectors[:, ::-1][:, :_RANK] / math.sqrt(centered.shape[1])
+    return found
+
+
+def _inner(factors: Floats, precision: Floats) -> Floats:
+    """(R, R) posterior precision of the directions."""
+    found: Floats = np.eye(factors.shape[1]) + (factors.T * precision) @ factors
+    return found
+
+
+class Belief:
+    """The posterior of a table."""
+
+    #: (S, A) expected gain over NCCL's own choice, ln of time, and its spread.
+    gain: Floats
+    spread: Floats
+    #: Factor on the prior's variance, and on the spread.
+    widened: float
+    stretch: float
+
+    def __init__(
+        self,
+        prior: Prior,
+        places: Ints,
+        log_us: Floats,
+        variance: Floats,
+        *,
+        allowed: Bools | None = None,
+    ) -> None:
+        """Condition on measurements.
+
+        `places` (n,) are distinct, each with a mean log time in us and its variance from noise;
+        `allowed` (S, A) which configs may be chosen, all without it.
         """
-        leader = self._fastest(self.observed < self.observed[-1])
-        if leader is None:
-            return None
-        gain = float(self.mean[-1] - self.mean[leader])
-        spread = math.hypot(self.sigma[-1], self.sigma[leader])
-        error = 0.5 * math.erfc(gain / (spread * math.sqrt(2.0)))
-        # The leader is the luckiest of many configs, and it is looked at after each round: a single
-        # look gets a quarter of the error that is allowed in all.
-        return leader if error <= (1.0 - confidence) * 0.25 else None
+        self._prior, self._places, self._noise = prior, places, variance
+        self._shape = len(prior.grid.log2_sizes), len(prior.grid.configs)
+        self._log2_sizes = np.array(prior.grid.log2_sizes)
+        self._default = np.arange(len(prior.mean)) // self._shape[1] * self._shape[1]
+        self._allowed = np.ones(self._shape, dtype=np.bool_) if allowed is None else allowed.copy()
+        self._allowed[:, 0] = False
+        noise = default_rng(len(places)).standard_normal((len(places), prior.worlds.shape[1]))
+        self._held = (prior.worlds - prior.expected)[places] + np.sqrt(variance)[:, None] * noise
+        off = (log_us - prior.mean[places])[:, None]
+        self._widen(off)
+        self.gain = self._gains(off, prior.mean[:, None]).reshape(self._shape)
+        kept = (1.0 - self._told)[:, None] * self._factors
+        #: (R, N) how the directions move the gains.
+        self._moves = np.linalg.solve(self._root, (kept[self._default] - kept).T)
+        self._variance = np.square(self._moves).sum(axis=0) + self._left + self._left[self._default]
+        self.stretch = float(self._stretches(off)[0])
+        self.spread = self.stretch * np.sqrt(self._variance).reshape(self._shape)
 
-    def regret_draws(self, confidence: float) -> Floats:
-        """(draws,) log time of the decision over that of the best, default included."""
-        index = self.decision(confidence)
-        best: Floats = self.draws.min(axis=1)
-        return self.draws[:, -1 if index is None else index] - best
+    def decide(self, alpha: float = ALPHA) -> Ints:
+        """(S,) the config of each size; 0 where NCCL's own choice stands."""
+        return self._best(self.gain, self.spread, self.caution(alpha))
 
-    def policy(self, confidence: float) -> Floats:
-        """(k,) probabilities: a tenth for the leader, the rest by the regret that each causes."""
-        count, leader = len(self.configs), self._fastest(np.isfinite(self.observed[:-1]))
-        if leader is None or math.isnan(self.observed[-1]):
-            return np.full(count, 1.0 / count)
-        best, regret = self.draws.argmin(axis=1), self.regret_draws(confidence)
-        shares = np.bincount(best, regret, minlength=count + 1)[:count] / len(regret)
-        chosen: Floats = np.eye(count)[leader]
-        if shares.sum() > 0:
-            chosen = 0.1 * chosen + 0.9 * shares / shares.sum()
-        return chosen
+    def caution(self, alpha: float = ALPHA) -> float:
+        """How many spreads a gain must exceed; infinite where no number is enough."""
+        if alpha not in self._cautions:
+            self._cautions[alpha] = self._calibrated(alpha)
+        return self._cautions[alpha]
 
-    def _fastest(self, among: npt.NDArray[np.bool_]) -> int | None:
-        return min(np.flatnonzero(among).tolist(), key=lambda i: float(self.mean[i]), default=None)
-
-
-def beliefs(tasks: Sequence[Task], times: Times, failed: Set[Hashable]) -> Iterator[Belief]:
-    """The belief about each of some tasks, which share rounds and noise.
-
-    `times` are those of their configs, `failed` the ids that failed at any time.
-    """
-    cells = cells_of(tasks, times)
-    seen: dict[Hashable, list[Sequence[float]]] = defaultdict(list)
-    failures = Counter[Hashable]()
-    for task in tasks:
-        for subspace, places in task.subspaces.items():
-            seen[subspace] += [(*places[c], *cells[c]) for c in places if c in cells]
-            failures[subspace] += len(failed & places.keys())
-    rows = {subspace: np.array(found).reshape(-1, 6) for subspace, found in seen.items()}
-    kernel = choose_kernel(list(rows.values()))
-    surfaces = {subspace: Surface(kernel, found) for subspace, found in rows.items()}
-    # So many failures, and no success, rule a subspace out on this machine.
-    ruled_out = {subspace for subspace in seen if failures[subspace] >= 3 and not seen[subspace]}
-    for task in tasks:
-        random, configs = default_rng(task.seed), list[Hashable]()
-        parts: list[tuple[npt.ArrayLike, ...]] = []
-        for subspace, places in task.subspaces.items():
-            live = [c for c in places if c not in failed and subspace not in ruled_out]
-            there = np.array([places[config] for config in live]).reshape(-1, 3)
-            configs += live
-            medians = [cells.get(config, _NO_CELL)[0] for config in live]
-            parts.append((*surfaces[subspace].posterior(there, random), medians))
-        log_us, variance, _ = cells.get(None if task.default in failed else task.default, _NO_CELL)
-        own = math.sqrt(variance)
-        draws = log_us + own * random.normal(size=(_DRAWS, 1))
-        rounds = {number for number, _ in times.get(task.default, ())}
-        parts.append((log_us, own if len(rounds) > 1 else math.inf, draws, log_us))
-        yield Belief(configs, *(np.hstack(part) for part in zip(*parts, strict=True)))
-
-
-def cells_of(tasks: Sequence[Task], times: Times) -> dict[Hashable, Cell]:
-    """The cells of some tasks by id; only of what has a time."""
-    drift = round_drift([times.get(task.default, ()) for task in tasks])
-    level = {
-        config: (task.log2_size, [value - drift.get(n, 0.0) for n, value in times[config]])
-        for task in tasks
-        for config in chain(*task.subspaces.values(), [task.default])
-        if config in times
-    }
-    differences = [(size, b - a) for size, values in level.values() for a, b in pairwise(values)]
-    sigma = {}
-    for size in {size for size, _ in level.values()}:
-        # The noise of sizes within 1.5 octaves, if there are twelve differences; else of all.
-        near = [d for other, d in differences if abs(other - size) <= 1.5]
-        taken = near if len(near) >= 12 else [d for _, d in differences]
-        spread = MAD_TO_SIGMA * float(np.median(np.abs(taken))) / math.sqrt(2) if taken else 0.03
-        sigma[size] = max(spread, 0.001)
-    return {config: cell_of(values, sigma[size]) for config, (size, values) in level.items()}
-
-
-def cell_of(log_us: Sequence[float], sigma: float) -> Cell:
-    """The median of a config's log times and its variance, given the noise of a single one.
-
-    Two further apart than four standard deviations of a difference are no pair: the faster one
-    counts alone, since single calls are slow now and then and none is fast by chance. Three or more
-    that scatter twice as far as the noise, as on a machine with two states, have their own scatter.
-    """
-    count, middle = len(log_us), float(np.median(log_us))
-    if count == 2 and abs(log_us[0] - log_us[1]) > 4.0 * math.sqrt(2) * sigma:
-        return min(log_us), sigma**2, 1
-    if count <= 2:  # their median is their mean
-        return middle, sigma**2 / count, count
-    own = MAD_TO_SIGMA * float(np.median(np.abs(np.array(log_us) - middle)))
-    wide = own if own > 2.0 * sigma else sigma
-    return middle, _MEDIAN_VARIANCE * wide**2 / count, count
-
-
-def round_drift(of_defaults: Iterable[Sequence[tuple[int, float]]]) -> dict[int, float]:
-    """What each round adds to all log times, from NCCL's default in every round.
-
-    A round is a run of its own, and all of it may be slow. Medians are polished over tasks and
-    rounds (Tukey, Exploratory Data Analysis, 1977, chapter 11); what comes out is shrunk by how
-    much of it the noise alone would make.
-    """
-    # Of a pair the faster one: that it is slow by chance takes two slow calls.
-    tasks = [dict(reversed(times)) for times in of_defaults]
-    seen_in = Counter(number for task in tasks for number in task)
-    # Rounds of fewer tasks have no drift: their median is no protection against a slow call.
-    rounds = sorted(number for number, count in seen_in.items() if count >= 4)
-    if len(rounds) < 2:
+    @cached_property
+    def _cautions(self) -> dict[float, float]:
         return {}
-    tasks = [task for task in tasks if not task.keys().isdisjoint(rounds)]
-    rest = table = np.array([[task.get(number, np.nan) for number in rounds] for task in tasks])
-    drift = np.zeros(len(rounds))
-    for _ in range(4):
-        rest = table - drift
-        rest = rest - np.nanmedian(rest, axis=1, keepdims=True)
-        drift = drift + np.nanmedian(rest, axis=0)
-    seen = np.isfinite(rest)
-    sigma = MAD_TO_SIGMA * float(np.median(np.abs(rest[seen])))
-    # The polish has taken its share of the scatter out of what is left.
-    left = (1.0 - 1.0 / len(tasks)) * (1.0 - 1.0 / len(rounds))
-    noise = _MEDIAN_VARIANCE * sigma**2 / left / seen.sum(axis=0)
-    # Drift counts as far as its variance exceeds twice what noise alone would make of it.
-    real = max(float(np.mean(drift**2 - 2.0 * noise)), 0.0)
-    share = real / (real + noise) if real > 0 else np.zeros(len(rounds))
-    return dict(zip(rounds, (drift * share).tolist(), strict=True))
+
+    def _calibrated(self, alpha: float) -> float:
+        gains = self._gains(self._held, self._prior.expected).T.reshape(-1, *self._shape)
+        worlds = self._prior.worlds
+        true = (worlds[self._default] - worlds).T.reshape(gains.shape)
+        stretches = self._stretches(self._held)[:, None, None]
+        spread = stretches * np.sqrt(self._variance).reshape(self._shape)
+        for caution in _CAUTIONS:
+            best = self._best(gains, spread, caution)
+            got = np.take_along_axis(true, best[..., None], axis=2)[..., 0]
+            slower = np.count_nonzero((best > 0) & (got < -math.log1p(SLOWER)))
+            if slower + 1 <= alpha * (np.count_nonzero(best) + 1):
+                return float(caution)
+        return math.inf
+
+    def _best(self, gain: Floats, spread: Floats, caution: float) -> Ints:
+        """(..., S) the largest of the gains (..., S, A) that are sure; 0 without one."""
+        # Infinite caution times a spread of 0 would be no number.
+        bar = np.maximum(caution * np.maximum(spread, 1e-12), MIN_GAIN)
+        sure = np.where(self.is_near & self._allowed & (gain > bar), gain, 0.0)
+        best: Ints = np.where(sure.max(axis=-1) > 0.0, sure.argmax(axis=-1), 0)
+        return best
+
+    def draws(self, count: int, random: Generator) -> Floats:
+        """(count, S, A) draws of the gains."""
+        moved = random.standard_normal((count, len(self._moves))) @ self._moves
+        own = np.sqrt(self._left) * random.standard_normal((count, len(self._left)))
+        off = (moved + own[:, self._default] - own).reshape(count, *self._shape)
+        found: Floats = self.gain + self.stretch * off
+        return found
+
+    def worth(self, places: Ints, noise: float) -> Floats:
+        """(C,) what a measurement of a place, NCCL's choice beside it, brings: gain over all sizes.
+
+        The knowledge gradient (Frazier, Powell and Dayanik 2009) of two sums over the sizes: of the
+        gains that are sure after it, and, for a share, of those that are expected, since it may
+        take several measurements to be sure. `noise` is the variance of a log time.
+        """
+        size, action = np.divmod(places, self._shape[1])
+        covariance = self._moves[:, places].T @ self._moves
+        default, columns = self._default, np.arange(len(self._default))
+        covariance += self._left[default[places], None] * (default[places, None] == default)
+        covariance += self._left[places, None] * (places[:, None] == columns)
+        moves = covariance / np.sqrt(self._variance[places] + 2.0 * noise)[:, None]
+        left = np.sqrt(np.maximum(self._variance - np.square(moves), 0.0))
+        shape = len(places), *self._shape
+        moves, left = moves.reshape(shape), self.stretch * left.reshape(shape)
+        below, above = _sides((self._log2_sizes[size] - self._log2_sizes[:, None]).T[..., None])
+        is_cell = (self._cells[action][:, None] == self._cells)[:, None]
+        near = (self._default_sides[0] | below) & (self._default_sides[1] | above)
+        near = near[..., None] & (self._cell_near | (is_cell & (below | above)[..., None]))
+        bar = np.maximum(_CAUTIONS[0] * left, MIN_GAIN)
+        found = np.zeros(len(places))
+        for step, weight in zip(*_STEPS, strict=True):
+            gain = np.where(self._allowed, self.gain + step * moves, 0.0)
+            sure = np.where(near & (gain > bar), gain, 0.0).max(axis=2).sum(axis=1)
+            expected = np.maximum(gain, 0.0).max(axis=2).sum(axis=1)
+            found += weight / math.sqrt(2.0 * math.pi) * (sure + _OF_EXPECTED * expected)
+        return found
+
+    @property
+    def is_near(self) -> Bools:
+        """(S, A) where NCCL's choice was measured around, and the config's cell near."""
+        below, above = self._default_sides
+        found: Bools = self._cell_near & (below & above)[:, None]
+        return found
+
+    @cached_property
+    def _default_sides(self) -> tuple[Bools, Bools]:
+        """(S,) whether NCCL's choice was measured within an octave below, and above."""
+        size, action = np.divmod(self._places, self._shape[1])
+        apart = self._log2_sizes[size[action == 0]] - self._log2_sizes[:, None]
+        return _sides(apart)
+
+    @cached_property
+    def _cell_near(self) -> Bools:
+        """(S, A) whether the config's algorithm and protocol were measured within an octave."""
+        size, action = np.divmod(self._places, self._shape[1])
+        measured = (self._cells[:, None] == self._cells[action]) & (action > 0)
+        apart = np.abs(self._log2_sizes[:, None] - self._log2_sizes[size]) <= _REACH + _EXACT
+        found: Bools = apart @ measured.T
+        return found
+
+    @cached_property
+    def _cells(self) -> Ints:
+        """(A,) a number for each algorithm and protocol."""
+        cells = [(config.algorithm, config.protocol) for config in self._prior.grid.configs]
+        number = {cell: index for index, cell in enumerate(dict.fromkeys(cells))}
+        return np.array([number[cell] for cell in cells])
+
+    def _widen(self, off: Floats) -> None:
+        """Condition on what was measured; widen the prior as far as it is a surprise."""
+        self.widened = 1.0
+        self._condition()
+        if not len(off):
+            return
+        usual = float(np.quantile(self._surprises(self._held), _USUAL))
+        # Noise is not widened, so a step may fall short: the second and third are small.
+        for _ in range(3):
+            self.widened *= max(float(self._surprises(off)[0]) / usual, 1.0)
+            self._condition()
+
+    def _condition(self) -> None:
+        self._factors = math.sqrt(self.widened) * self._prior.factors
+        own = self.widened * self._prior.own
+        self._precision = 1.0 / (own[self._places] + self._noise)
+        self._whole = _inner(self._factors[self._places], self._precision)
+        self._root = np.linalg.cholesky(self._whole)
+        #: (N,) share of a measurement that is about what the place has of its own, and what is left
+        #: of the variance of that.
+        self._told = np.zeros(len(own))
+        self._told[self._places] = own[self._places] * self._precision
+        self._left = own * (1.0 - self._told)
+
+    def _surprises(self, off: Floats) -> Floats:
+        """(W,) squared Mahalanobis lengths of what measurements are off, (n, W)."""
+        weighted = self._precision[:, None] * off
+        inner = np.linalg.solve(self._root, self._factors[self._places].T @ weighted)
+        found: Floats = (off * weighted).sum(axis=0) - np.square(inner).sum(axis=0)
+        return found
+
+    def _gains(self, off: Floats, before: Floats) -> Floats:
+        """(N, W) posterior gains; `off` (n, W) is what was measured less `before` (N, W)."""
+        inner = self._factors[self._places].T @ (self._precision[:, None] * off)
+        weights = np.linalg.solve(self._root.T, np.linalg.solve(self._root, inner))
+        times = before + (1.0 - self._told)[:, None] * (self._factors @ weights)
+        times[self._places] += self._told[self._places][:, None] * off
+        found: Floats = times[self._default] - times
+        return found
+
+    def _stretches(self, off: Floats) -> Floats:
+        """(W,) rms of z of the gains that were measured, by the other octaves; 1 at least."""
+        found = [error / spread for error, spread in self._left_out(off)]
+        z = np.vstack([np.empty((0, off.shape[1])), *found])
+        total = np.square(z).sum(axis=0) + _FEW
+        return np.sqrt(np.maximum(total / (len(z) + _FEW), 1.0))
+
+    def _left_out(self, off: Floats) -> list[tuple[Floats, Floats]]:
+        """Of each octave (pairs, W) errors of the gains measured in it, by the others, and spreads.
+
+        A pair is a config and NCCL's own choice at one size; spreads (pairs, 1) are with noise.
+        """
+        at, weight = self._factors[self._places], self._precision[:, None] * off
+        number = np.full(len(self._default), -1)
+        number[self._places] = np.arange(len(self._places))
+        default = number[self._default[self._places]]
+        is_pair = (default >= 0) & (default != np.arange(len(self._places)))
+        octave = np.floor(self._log2_sizes[self._places // self._shape[1]] + _EXACT)
+        found = []
+        for each in np.unique(octave[is_pair]):
+            kept = octave != each
+            root = np.linalg.cholesky(_inner(at[kept], self._precision[kept]))
+            weights = np.linalg.solve(root.T, np.linalg.solve(root, at[kept].T @ weight[kept]))
+            config = np.flatnonzero(is_pair & ~kept)
+            own = default[config]
+            moves = at[own] - at[config]
+            variance = np.square(np.linalg.solve(root, moves.T)).sum(axis=0)
+            variance += 1.0 / self._precision[own] + 1.0 / self._precision[config]
+            found.append((off[own] - off[config] - moves @ weights, np.sqrt(variance)[:, None]))
+        return found
 
 
-class Kernel(NamedTuple):
-    """The prior covariance of log times of two configs; the amplitudes are standard deviations.
-
-    The configs of a subspace share a curve over the size; on it the knobs have an effect that is
-    smooth in them and in the size (AutoCCL, Xu et al., NSDI 2025: near-unimodal in each subspace).
-    """
-
-    #: Reach over the message size and over a knob, in octaves.
-    size_octaves: float = 3.0
-    knob_octaves: float = 2.0
-    #: How far the size curve leaves its straight line, and how far the knobs move a time.
-    curve: float = 0.4
-    knobs: float = 0.3
-    #: What one cell has of its own, shared with no neighbour.
-    own: float = 0.01
-
-    def matrix(self, a: Floats, b: Floats) -> Floats:
-        """Covariances, shape (len(a), len(b))."""
-        apart = a[:, np.newaxis, :3] - b[:, :3]
-        reach = (self.size_octaves, self.knob_octaves, self.knob_octaves)
-        # Matern of smoothness 5/2 (R&W, equation 4.17).
-        d = math.sqrt(5.0) * np.abs(apart / reach)
-        near: Floats = (1.0 + d + d**2 / 3.0) * np.exp(-d)
-        # Level and slope per octave: of log times of 1 us to 1 s, flat to proportional to the size.
-        line = 3.0**2 + 0.5**2 * (a[:, :1] - 20.0) * (b[:, 0] - 20.0)
-        moved = self.curve**2 + self.knobs**2 * (near[..., 1] * near[..., 2])
-        own: Floats = self.own**2 * (apart == 0).all(axis=2)
-        return line + near[..., 0] * moved + own
-
-
-class Surface:
-    """The posterior of one subspace; no rows leave the prior.
-
-    A cell of one or two repeats that is slower than all others say (R&W, equations 5.10 to 5.12) by
-    more than 2.5 standard deviations gets the variance that makes it so many. A fast one is
-    believed: nothing makes a call faster than the machine is.
-    """
-
-    def __init__(self, kernel: Kernel, rows: Floats) -> None:
-        log_us, measured, doubtful = rows[:, 3], rows[:, 4], rows[:, 5] < 3
-        self._kernel, self._rows = kernel, rows
-        self._mean = float(np.median(log_us)) if len(rows) else 0.0
-        #: (n,) of the cells, with the doubt.
-        self.variance: Floats = measured
-        self._inverse = self._inverted()
-        for _ in range(3 if len(rows) > 2 and doubtful.any() else 0):
-            spread = 1.0 / np.diag(self._inverse)
-            residual = (self._inverse @ (log_us - self._mean)) * spread
-            # What it was expected to vary by before it was doubted.
-            expected = np.maximum(spread - self.variance, 0.0) + measured
-            excess = np.maximum(np.maximum(residual / 2.5, 0.0) ** 2 - expected, 0.0)
-            self.variance = np.where(doubtful, measured + excess, measured)
-            self._inverse = self._inverted()
-        self._weights = self._inverse @ (log_us - self._mean)
-
-    def _inverted(self) -> Floats:
-        prior = self._kernel.matrix(self._rows, self._rows)
-        inverse = np.linalg.inv(prior + np.diag(self.variance + 1e-9))
-        symmetric: Floats = (inverse + inverse.T) / 2.0
-        return symmetric
-
-    def posterior(self, places: Floats, random: Generator) -> tuple[Floats, Floats, Floats]:
-        """Mean log times (m,), their standard deviations without noise, joint draws (draws, m)."""
-        cross = self._kernel.matrix(places, self._rows)
-        mean = self._mean + cross @ self._weights
-        covariance = self._kernel.matrix(places, places) - cross @ self._inverse @ cross.T
-        values, vectors = np.linalg.eigh((covariance + covariance.T) / 2.0)
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
-        sigma = np.sqrt(np.maximum(np.diag(covariance), 0.0))
-        return mean, sigma, mean + random.normal(size=(_DRAWS, len(mean))) @ root.T
-
-
-def choose_kernel(subspaces: Sequence[Floats]) -> Kernel:
-    """The kernel of the largest likelihood of at most 120 rows of each, by coordinate search."""
-    kernel, kept = Kernel(), []
-    for rows in subspaces:
-        if len(rows) > 1:
-            few = rows[np.linspace(0, len(rows) - 1, min(len(rows), 120)).astype(np.intp)]
-            few[:, 4] = Surface(kernel, few).variance
-            kept.append(few)
-    best = sum(_log_likelihood(kernel, rows) for rows in kept)
-    for name, values in 2 * list(_KERNELS.items()):
-        for value in values:
-            other = kernel._replace(**{name: value})
-            found = sum(_log_likelihood(other, rows) for rows in kept)
-            if found > best + 1e-9:
-                kernel, best = other, found
-    return kernel
-
-
-def _log_likelihood(kernel: Kernel, rows: Floats) -> float:
-    """Log marginal likelihood without its constant (R&W, equation 2.30)."""
-    factor = np.linalg.cholesky(kernel.matrix(rows, rows) + np.diag(rows[:, 4] + 1e-9))
-    half = np.linalg.solve(factor, rows[:, 3] - np.median(rows[:, 3]))
-    return float(-0.5 * half @ half - np.log(np.diag(factor)).sum())
+def _sides(apart: Floats) -> tuple[Bools, Bools]:
+    """Whether one of the last axis is within an octave below, and above; 0 is both."""
+    below = ((apart <= _EXACT) & (apart >= -_REACH - _EXACT)).any(axis=-1)
+    above = ((apart >= -_EXACT) & (apart <= _REACH + _EXACT)).any(axis=-1)
+    return np.asarray(below), np.asarray(above)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import pytest
 
-from dynamiccl.belief import (
+from dynamiccl.repeats import (
     AUTO,
     Belief,
     Floats,
