@@ -3,8 +3,8 @@
 A table is one collective on one group shape: S sizes and A configs, NCCL's own choice the first.
 The prior of its log times is a Gaussian whose mean and covariance are those of drawn worlds on its
 own grid (`drawn_worlds`); NCCL's costs, where they are known, are conditioned on first.
-Measurements give a posterior in closed form (Rasmussen and Williams 2006, section 2.1), in the space of the
-covariance's R largest directions; what these leave out of a place is its own.
+Measurements give a posterior in closed form (Rasmussen and Williams 2006, section 2.1), in the
+space of the covariance's R largest directions; what these leave out of a place is its own.
 
 It acts only where the gain over NCCL's own choice is more than `caution` spreads, where NCCL's
 choice was measured within an octave on either side, and the config's algorithm and protocol within
@@ -312,9 +312,10 @@ class Belief:
     def _stretches(self, off: Floats) -> Floats:
         """(W,) rms of z of the gains that were measured, by the other octaves; 1 at least."""
         found = [error / spread for error, spread in self._left_out(off)]
-        z = np.vstack([np.empty((0, off.shape[1])), *found])
+        z: Floats = np.vstack([np.empty((0, off.shape[1])), *found])
         total = np.square(z).sum(axis=0) + _FEW
-        return np.sqrt(np.maximum(total / (len(z) + _FEW), 1.0))
+        stretches: Floats = np.sqrt(np.maximum(total / (len(z) + _FEW), 1.0))
+        return stretches
 
     def _left_out(self, off: Floats) -> list[tuple[Floats, Floats]]:
         """Of each octave (pairs, W) errors of the gains measured in it, by the others, and spreads.
