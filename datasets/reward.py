@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dynamiccl.datasets.cells import interfered, quiet, usable
-from dynamiccl.datasets.schema import DEFAULT_PROFILE, TASK_COLUMNS, DefaultScope
+from dynamiccl.datasets.cells import PLACED_COLUMNS, interfered, quiet, usable
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope
 
 #: Largest distance in octaves to a measured default on each side.
 MAX_GAP_OCTAVES: Final = 1.0
@@ -31,7 +31,7 @@ _LOG_TOLERANCE: Final = 1e-9
 #: Columns of tasks that share one reference default: without launch conditions.
 _DISTURBED_BY: Final = ("num_comms", "comm_split", "interference_kind", "interference_level")
 _REFERENCE_KEY: Final = tuple(
-    name for name in TASK_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
+    name for name in PLACED_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
 )
 #: Columns that identify a run: its name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")

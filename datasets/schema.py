@@ -219,6 +219,7 @@ COSTS_COLUMNS: Final = (
 COSTS: Final = _schema("costs", COSTS_COLUMNS, COSTS_VERSION)
 
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.
+#: In place and out of place are two measurements of one task.
 TASK_COLUMNS: Final = (
     "system",
     "nccl_version",
@@ -231,7 +232,6 @@ TASK_COLUMNS: Final = (
     "datatype",
     "size_bytes",
     "launch_profile",
-    "in_place",
     "interference_kind",
     "interference_level",
 )

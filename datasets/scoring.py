@@ -4,9 +4,9 @@ Used on validation by training and on test by evaluation, so both mean the same 
 
     regret = time(chosen) / min over measured actions of time - 1
 
-Times are medians over independent repeats of a cell. ABSTAIN is an action like the others: its time
-is the measured time of NCCL's default. Interfered tasks are left out: a cold observation cannot see
-what disturbed them.
+Times are medians over independent repeats, in place and out of place as one. ABSTAIN is an action
+like the others: its time is the measured time of NCCL's default. Interfered tasks are left out: a
+cold observation cannot see what disturbed them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import (
-    cell_times,
-    comparable,
-    independent,
-    quiet,
-    tuned,
-    usable,
-)
+from dynamiccl.datasets.cells import comparable, one_placement, quiet, tuned
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, with_split
 
@@ -102,8 +95,10 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
     """The scored tasks of some splits of a data set, in a stable order."""
     wanted = [split.value for split in splits]
     rows = with_split(comparable(quiet(tuned(frame)))).filter(pl.col("split").is_in(wanted))
-    cells = cell_times(rows)
-    cells = cells.with_columns(catalogue.actions(cells)).drop_nulls("action")
+    rows = one_placement(rows)
+    rows = rows.with_columns(catalogue.actions(rows))
+    grouped = rows.drop_nulls("action").group_by([*TASK_COLUMNS, "action"], maintain_order=True)
+    cells = grouped.agg("time_us", median_us=pl.col("time_us").median(), repeats=pl.len())
     tasks = _tasks(rows).join(_verdicts(cells), on=TASK_COLUMNS, how="inner", nulls_equal=True)
     scored = tasks.filter(pl.col("reason").is_null()).drop("reason")
     scored = scored.sort(TASK_COLUMNS).with_row_index("task")
@@ -111,20 +106,21 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
     repeats = np.zeros((scored.height, len(catalogue)), dtype=np.int64)
     placed = cells.join(scored.select("task", *TASK_COLUMNS), on=TASK_COLUMNS, nulls_equal=True)
     index = placed["task"].to_numpy(), placed["action"].to_numpy()
-    times[index] = placed["time_us"].to_numpy()
+    times[index] = placed["median_us"].to_numpy()
     repeats[index] = placed["repeats"].to_numpy()
+    samples = {
+        (int(task), int(action)): np.asarray(each, dtype=np.float64)
+        for task, action, each in placed.select("task", "action", "time_us").iter_rows()
+    }
     unscored = tasks.filter(pl.col("reason").is_not_null()).rename({"reason": "unscored"})
-    samples = _samples(rows, catalogue, scored)
     unscored = unscored.sort(TASK_COLUMNS)
     return TaskGrid(scored.drop("task"), times, repeats, unscored, samples)
 
 
 def _tasks(rows: pl.DataFrame) -> pl.DataFrame:
     facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS]
-    return (
-        usable(rows)
-        .group_by([*TASK_COLUMNS, "bin", "split"], maintain_order=True)
-        .agg(*facts, simulated=(pl.col("source") == "simulator").all())
+    return rows.group_by([*TASK_COLUMNS, "bin", "split"], maintain_order=True).agg(
+        *facts, simulated=(pl.col("source") == "simulator").all()
     )
 
 
@@ -138,16 +134,3 @@ def _verdicts(cells: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit("NCCL's default was not measured"))
     )
     return cells.group_by(TASK_COLUMNS, maintain_order=True).agg(reason=reason)
-
-
-def _samples(
-    rows: pl.DataFrame, catalogue: Catalogue, tasks: pl.DataFrame
-) -> dict[tuple[int, int], npt.NDArray[np.float64]]:
-    found = independent(rows)
-    found = found.with_columns(catalogue.actions(found)).drop_nulls("action")
-    placed = found.join(tasks.select("task", *TASK_COLUMNS), on=TASK_COLUMNS, nulls_equal=True)
-    grouped = placed.group_by("task", "action").agg("time_us")
-    return {
-        (int(task), int(action)): np.asarray(times, dtype=np.float64)
-        for task, action, times in grouped.iter_rows()
-    }

@@ -43,6 +43,15 @@ _BY_OCTAVE: Final = (Split.TRAIN, Split.VALIDATION, Split.TRAIN, Split.TEST)
 _BY_TURN: Final = (Split.TRAIN, Split.VALIDATION, Split.TEST, Split.TRAIN)
 #: With fewer values one of the parts would be empty.
 _LEAST: Final = 3
+_OCTAVE: Final = pl.col("bin") // BINS_PER_OCTAVE
+_RANKS: Final = pl.col("num_nodes").cast(pl.Int64) * pl.col("ranks_per_node").cast(pl.Int64)
+#: The name of what is held out, and the order in which values take turns; of equals by name.
+_HELD_OUT: Final = {
+    SplitBy.SIZE: (_OCTAVE.cast(pl.String), _OCTAVE),
+    SplitBy.SHAPE: (pl.format("{}x{}", "num_nodes", "ranks_per_node"), _RANKS),
+    SplitBy.SYSTEM: (pl.col("system"), pl.lit(0)),
+    SplitBy.RUN: (pl.col("run"), pl.lit(0)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,8 @@ class Splits:
         # Test sizes may have been left out on purpose.
         if by == SplitBy.SIZE and {Split.TRAIN.value, Split.VALIDATION.value} <= set(usual):
             return cls()
-        ordered = rows.select(name=_name(SplitBy(by)), order=_order(SplitBy(by))).unique()
+        name, order = _HELD_OUT[SplitBy(by)]
+        ordered = rows.select(name=name, order=order).unique()
         names: list[str] = ordered.sort("order", "name")["name"].to_list()
         if len(names) < _LEAST:
             if by == SplitBy.SIZE:  # what is missing is said where it is missed
@@ -74,8 +84,8 @@ class Splits:
                 f"({', '.join(names)}): measure {_LEAST} or more, or leave split=size"
             )
         parts: dict[Split, list[str]] = {split: [] for split in Split}
-        for turn, name in enumerate(names):
-            parts[_BY_TURN[turn % len(_BY_TURN)]].append(name)
+        for turn, held in enumerate(names):
+            parts[_BY_TURN[turn % len(_BY_TURN)]].append(held)
         return cls(SplitBy(by), tuple(parts[Split.TRAIN]), tuple(parts[Split.VALIDATION]))
 
     @classmethod
@@ -88,7 +98,7 @@ class Splits:
         rows = _with_bins(frame)
         if not self.train:
             return rows.with_columns(split=_by_octave())
-        name = _name(self.by)
+        name, _ = _HELD_OUT[self.by]
         split = (
             pl.when(name.is_in(self.train))
             .then(pl.lit(Split.TRAIN.value))
@@ -121,23 +131,6 @@ def _with_bins(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_octave() -> pl.Expr:
-    turn = pl.col("bin") // BINS_PER_OCTAVE % len(_BY_OCTAVE)
+    turn = _OCTAVE % len(_BY_OCTAVE)
     names = {index: split.value for index, split in enumerate(_BY_OCTAVE)}
     return turn.replace_strict(names, return_dtype=pl.String)
-
-
-def _name(by: SplitBy) -> pl.Expr:
-    if by == SplitBy.SHAPE:
-        return pl.format("{}x{}", "num_nodes", "ranks_per_node")
-    if by in {SplitBy.SYSTEM, SplitBy.RUN}:
-        return pl.col(by.value)
-    return (pl.col("bin") // BINS_PER_OCTAVE).cast(pl.String)
-
-
-def _order(by: SplitBy) -> pl.Expr:
-    """Sort order in which values take turns: by ranks, or by size."""
-    if by == SplitBy.SHAPE:
-        return pl.col("num_nodes").cast(pl.Int64) * pl.col("ranks_per_node").cast(pl.Int64)
-    if by in {SplitBy.SYSTEM, SplitBy.RUN}:
-        return pl.lit(0, pl.Int64)
-    return pl.col("bin")

@@ -18,7 +18,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.crossfit import CrossFit, cross_fit, has_runs
+from dynamiccl.evaluate.crossfit import CrossFit, cross_fit, fitted_rows, has_runs
 from dynamiccl.evaluate.policies import Actions
 
 INDEPENDENT: Final = "independent runs"
@@ -41,7 +41,7 @@ class Summary:
     ratio_to_default: float
     #: Total time over the oracle's total time - 1: large messages weigh more.
     time_weighted: float
-    #: Cross-fitted mean over the tasks with independent runs; None without any.
+    #: Cross-fitted mean over the `crossfit.fitted_rows`; None without any.
     crossfit: float | None
     #: Its 95 % interval.
     interval: tuple[float, float] | None
@@ -101,7 +101,7 @@ def summarise(
     `probes` (T,) of the searchers among them.
     """
     fitted = cross_fit(grid, rows, {name: [actions] for name, actions in choices.items()}, band)
-    num_fitted = int(has_runs(grid)[rows].sum())
+    num_fitted = len(fitted_rows(grid, rows))
     return [
         _summary(
             grid,

@@ -142,11 +142,32 @@ def test_only_the_asked_splits_are_scored() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"nccl_version": "2.28.9"}, {"launch_profile": "tuned"}, {"in_place": True}, {"num_nodes": 2}],
+    [{"nccl_version": "2.28.9"}, {"launch_profile": "tuned"}, {"num_nodes": 2}],
 )
 def test_conditions_make_tasks_of_their_own(change: dict[str, Any]) -> None:
     grid = score(*task(), *task(5.0, **change))
     assert sorted(grid.default_us.tolist()) == [5.0, 10.0]
+
+
+def test_in_place_and_out_of_place_are_two_measurements_of_one_task() -> None:
+    grid = score(*task(), *task(40.0, 8.0, 20.0, in_place=True))
+    assert grid.times_us == pytest.approx(np.array([[20.0, 20.0, 8.0]]))
+    assert grid.repeats.tolist() == [[1, 1, 1]]
+
+
+def test_a_config_without_one_placement_is_not_judged_by_what_placements_differ_by() -> None:
+    """In place takes twice as long: Ring lacks it in one run, Tree in all."""
+    rows = []
+    for run in ("c0", "c1", "c2"):
+        rows += task(run=run)
+        twice = task(20.0, 16.0, 40.0, run=run, in_place=True)
+        rows += twice[:1] if run == "c2" else twice[:2]
+    grid = score(*rows)
+    assert grid.times_us[0] / grid.times_us[0, 0] == pytest.approx([1.0, 2.0, 0.8])
+    assert grid.repeats.tolist() == [[3, 3, 3]]
+    # Of a placement without the default it is not known how far it is off.
+    lone = score(*task(), *task(in_place=True)[1:])
+    assert lone.times_us.tolist() == [[10.0, 20.0, 8.0]]
 
 
 def test_unknown_conditions_are_one_task() -> None:
