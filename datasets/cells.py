@@ -128,15 +128,25 @@ def independent(frame: pl.DataFrame) -> pl.DataFrame:
     return usable(frame).unique(key, keep="first", maintain_order=True)
 
 
+def beside_default(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of placements in which NCCL's default was measured; all of tasks without any default."""
+    default = (pl.col("is_default") & _IS_USABLE).any()
+    return frame.filter(default.over(PLACED_COLUMNS) | ~default.over(TASK_COLUMNS))
+
+
 def one_placement(frame: pl.DataFrame) -> pl.DataFrame:
     """Independent repeats with times in place and out of place as one; `in_place` is null.
 
     A time counts over that of NCCL's default in the same placement, so that a config that was timed
     in one placement only, in some run or in all, is not judged by what placements differ by. A
     repeat with both counts once, with the geometric mean: where none is missing it is that of the
-    two times. A placement without the default is left out where another has it.
+    two times. A placement without the default is left out (`beside_default`).
     """
-    once, log, offset = independent(frame), pl.col("time_us").log(), pl.col("_offset")
+    once, log, offset = (
+        independent(beside_default(frame)),
+        pl.col("time_us").log(),
+        pl.col("_offset"),
+    )
     own = once.filter("is_default").group_by(PLACED_COLUMNS).agg(_own=log.median())
     own = own.with_columns(_offset=pl.col("_own").mean().over(TASK_COLUMNS) - pl.col("_own"))
     repeat = [*TASK_COLUMNS, *CONFIG_COLUMNS, *REPEAT_COLUMNS]
@@ -144,7 +154,6 @@ def one_placement(frame: pl.DataFrame) -> pl.DataFrame:
     exponent = (log + offset.fill_null(0.0)).mean().over(repeat) - log
     return (
         once.join(own, on=PLACED_COLUMNS, how="left", nulls_equal=True, maintain_order="left")
-        .filter(offset.is_not_null() | offset.is_null().all().over(TASK_COLUMNS))
         .with_columns(pl.col("time_us") * exponent.exp(), in_place=None)
         .drop("_own", "_offset")
         .unique(repeat, keep="first", maintain_order=True)
@@ -156,14 +165,11 @@ def cell_times(frame: pl.DataFrame) -> pl.DataFrame:
 
     `spread` = by how much two repeats differ (`pair_spread`; null for a single one).
     """
-    once = independent(frame)
+    time = pl.col("time_us")
     return (
-        once.group_by(CELL_COLUMNS, maintain_order=True)
-        .agg(
-            repeats=pl.len(),
-            spread=pl.col("time_us").implode(),
-            time_us=pl.col("time_us").median(),
-        )
+        independent(frame)
+        .group_by(CELL_COLUMNS, maintain_order=True)
+        .agg(repeats=pl.len(), spread=time.implode(), time_us=time.median())
         .with_columns(pl.col("spread").map_elements(pair_spread, return_dtype=pl.Float64))
     )
 

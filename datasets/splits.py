@@ -13,7 +13,7 @@ out every task is asked again as another run measured it: what that tells is how
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import polars as pl
 
@@ -88,24 +88,15 @@ class Splits:
             parts[_BY_TURN[turn % len(_BY_TURN)]].append(held)
         return cls(SplitBy(by), tuple(parts[Split.TRAIN]), tuple(parts[Split.VALIDATION]))
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """The split from a manifest."""
-        return cls(SplitBy(values["by"]), tuple(values["train"]), tuple(values["validation"]))
-
     def assign(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add the columns `bin` and `split`; sizes without a bin (0) are dropped."""
         rows = _with_bins(frame)
         if not self.train:
             return rows.with_columns(split=_by_octave())
+        known = dict.fromkeys(self.train, Split.TRAIN.value)
+        known |= dict.fromkeys(self.validation, Split.VALIDATION.value)
         name, _ = _HELD_OUT[self.by]
-        split = (
-            pl.when(name.is_in(self.train))
-            .then(pl.lit(Split.TRAIN.value))
-            .when(name.is_in(self.validation))
-            .then(pl.lit(Split.VALIDATION.value))
-            .otherwise(pl.lit(Split.TEST.value))
-        )
+        split = name.replace_strict(known, default=Split.TEST.value, return_dtype=pl.String)
         return rows.with_columns(split=split)
 
     def text(self) -> str:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.splits import Split
 from tests.rows import default, forced, frame
 
@@ -110,6 +110,26 @@ def test_interfered_tasks_are_left_out() -> None:
     grid = score(*task(), *task(1.0, 1.0, 1.0, **loud))
     assert grid.default_us.tolist() == [10.0]
     assert grid.unscored.height == 0
+
+
+def test_rows_in_no_task_are_told_by_the_first_reason() -> None:
+    out: list[tuple[str, dict[str, Any]]] = [
+        ("beside compute", {"interference_kind": "compute", "collective": "AlltoAll"}),
+        ("beside other communicators", {"num_comms": 4}),
+        ("without a time of healthy GPUs", {"throttled": True, "mig": True}),
+        ("of collectives that no tuner is asked about", {"collective": "AlltoAll"}),
+        ("of shared nodes, MIG instances or the plugin's default", {"exclusive_node": False}),
+        ("of a size without a bin", {"size_bytes": 0}),
+    ]
+    rows = [
+        row for number, (_, columns) in enumerate(out) for row in task(repeat=number, **columns)
+    ]
+    rows += [*task(in_place=True)[1:], forced(None, None, 1.0), default(status="failed")]
+    found = rows_left_out(frame(*task(), *rows))
+    assert sum(found.values()) == len(rows)
+    rest = {"of a placement without NCCL's default": 2, "of a config that is not known": 1}
+    assert found == {**dict.fromkeys((reason for reason, _ in out), 3), **rest} | {out[2][0]: 4}
+    assert rows_left_out(frame(*task())) == {}
 
 
 @pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 3}])
