@@ -18,7 +18,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.crossfit import CrossFit, cross_fit, fitted_rows, has_runs
+from dynamiccl.evaluate.crossfit import cross_fit, fitted_rows, has_runs
 from dynamiccl.evaluate.policies import Actions
 
 INDEPENDENT: Final = "independent runs"
@@ -101,49 +101,29 @@ def summarise(
     `probes` (T,) of the searchers among them.
     """
     fitted = cross_fit(grid, rows, {name: [actions] for name, actions in choices.items()}, band)
-    num_fitted = len(fitted_rows(grid, rows))
-    return [
-        _summary(
-            grid,
-            rows,
-            name,
-            actions,
-            (fitted[name], num_fitted),
-            band,
-            float(probes[name][rows].mean()) if name in probes else 0.0,
+    num_fitted, default = len(fitted_rows(grid, rows)), grid.default_us[rows]
+    found = []
+    for name, actions in choices.items():
+        regret, chosen, crossed = grid.regret(actions)[rows], grid.chosen_us(actions), fitted[name]
+        ratio = chosen[rows] / default
+        summary = Summary(
+            policy=name,
+            tasks=len(rows),
+            mean=float(regret.mean()),
+            p50=float(np.median(regret)),
+            p95=float(np.quantile(regret, 0.95)),
+            max=float(regret.max()),
+            ratio_to_default=float(np.exp(np.log(ratio).mean())),
+            time_weighted=float(chosen[rows].sum() / grid.oracle_us[rows].sum() - 1.0),
+            crossfit=None if crossed is None else crossed.regret.mean,
+            interval=None if crossed is None else (crossed.regret.low, crossed.regret.high),
+            tasks_with_interval=num_fitted,
+            abstained=float((actions[rows] == ABSTAIN_ACTION).mean()),
+            slower_than_default=None if band is None else float((ratio > 1.0 + band).mean()),
+            probes=float(probes[name][rows].mean()) if name in probes else 0.0,
         )
-        for name, actions in choices.items()
-    ]
-
-
-def _summary(  # noqa: PLR0913, PLR0917 - all of a row
-    grid: TaskGrid,
-    rows: npt.NDArray[np.int64],
-    name: str,
-    actions: Actions,
-    fitted: tuple[CrossFit | None, int],
-    band: float | None,
-    probes: float,
-) -> Summary:
-    regret = grid.regret(actions)[rows]
-    chosen, oracle = grid.chosen_us(actions)[rows], grid.oracle_us[rows]
-    ratio = chosen / grid.default_us[rows]
-    return Summary(
-        policy=name,
-        tasks=len(rows),
-        mean=float(regret.mean()),
-        p50=float(np.median(regret)),
-        p95=float(np.quantile(regret, 0.95)),
-        max=float(regret.max()),
-        ratio_to_default=float(np.exp(np.log(ratio).mean())),
-        time_weighted=float(chosen.sum() / oracle.sum() - 1.0),
-        crossfit=None if fitted[0] is None else fitted[0].regret.mean,
-        interval=None if fitted[0] is None else (fitted[0].regret.low, fitted[0].regret.high),
-        tasks_with_interval=fitted[1],
-        abstained=float((actions[rows] == ABSTAIN_ACTION).mean()),
-        slower_than_default=None if band is None else float((ratio > 1.0 + band).mean()),
-        probes=probes,
-    )
+        found.append(summary)
+    return found
 
 
 def default_verdicts(
