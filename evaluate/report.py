@@ -13,9 +13,9 @@ import polars as pl
 
 from dynamiccl.collect.describe import crossovers
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, quiet, tuned, usable
+from dynamiccl.datasets.cells import NOISE_KEY, left_out_text, noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.costs import read_costs
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData, UserError
@@ -54,8 +54,9 @@ class Report:
     systems: list[SystemReport]
     results: Path
     page: Path
-    #: Of the data that were scored.
+    #: Of the data that were scored; and rows of them that are in no task, by reason.
     data_hash: str
+    left_out: dict[str, int]
 
     @property
     def files(self) -> list[Path]:
@@ -83,6 +84,7 @@ class Report:
                 }
                 for s in self.systems
             },
+            "rows_left_out": self.left_out,
             "results": str(self.results),
             "page": str(self.page),
         }
@@ -107,12 +109,13 @@ def make_report(
     everything = read(data_dir)
     parts = _parts({name: policy.manifest.parts for name, policy in learned}, everything)
     frame = parts.assign(tuned(everything))
-    catalogue = Catalogue.from_frame(usable(frame))
+    catalogue, out_of_tasks = Catalogue.from_frame(usable(frame)), rows_left_out(everything)
     test = task_grid(frame, catalogue, [Split.TEST])
     if test.tasks.is_empty():
         raise NotEnoughData(
             f"{data_dir} has no test task to score: none of {test.unscored.height} tasks that are "
-            f"held out for it ({parts.text()}) has the default and two forced configs measured"
+            f"held out for it ({parts.text()}) has the default and two forced configs measured; "
+            f"rows in no task: {left_out_text(out_of_tasks)}"
         )
     training = task_grid(frame, catalogue, [Split.TRAIN])
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
@@ -173,7 +176,7 @@ def make_report(
     text = render(sections, header)
     page.write_text(text, encoding="utf-8")
     _write_figures(sections, out / FIGURES_FOLDER)
-    report = Report(systems, results, page, str(header["data_hash"]))
+    report = Report(systems, results, page, str(header["data_hash"]), out_of_tasks)
     (out / SUMMARY_NAME).write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
     return report
 

@@ -7,6 +7,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from dynamiccl.datasets.cells import left_out_text
 from dynamiccl.evaluate.metrics import Summary
 from dynamiccl.evaluate.report import Report, first_lines
 from dynamiccl.evaluate.simulate.compare import Comparison, Row
@@ -42,6 +43,7 @@ def print_report(report: Report) -> None:
             _say(console, f"  {name}: {sentence}")
     for system in report.systems:
         _print_system(console, system)
+    _say(console, f"rows in no task: {left_out_text(report.left_out)}")
     _say(console, f"{report.page}\n{report.results}")
 
 
