@@ -227,8 +227,6 @@ TASK_COLUMNS: Final = (
 )
 #: Columns that make two rows the same requested config.
 REQUESTED_COLUMNS: Final = (
-    "requested_algorithm",
-    "requested_protocol",
-    "requested_num_channels",
-    "requested_chunk_bytes",
+    *("requested_algorithm", "requested_protocol"),
+    *("requested_num_channels", "requested_chunk_bytes"),
 )

@@ -24,15 +24,8 @@ from dynamiccl.datasets.splits import Split, with_split
 
 #: Columns of the schema that describe where a task ran, besides those that identify it.
 ENVIRONMENT_COLUMNS: Final = (
-    "num_ranks",
-    "compute_capability",
-    "nvlink_generation",
-    "nvlinks_per_gpu",
-    "nvswitch",
-    "nic_kind",
-    "nic_gbits_per_s",
-    "nics_per_node",
-    "cpu_vendor",
+    *("num_ranks", "compute_capability", "nvlink_generation", "nvlinks_per_gpu", "nvswitch"),
+    *("nic_kind", "nic_gbits_per_s", "nics_per_node", "cpu_vendor"),
 )
 _IS_KNOWN: Final = pl.col("is_default") | pl.any_horizontal(pl.col(REQUESTED_COLUMNS).is_not_null())
 #: What makes quiet rows part of no task, and what leaves such rows out.

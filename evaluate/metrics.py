@@ -145,36 +145,6 @@ def simple_baselines(summaries: Sequence[Summary], learned: Sequence[str]) -> li
     return [s for s in others if s.policy not in {*learned, *SCALE}]
 
 
-def baseline_verdicts(
-    where: str, summaries: Sequence[Summary], learned: Sequence[str], band: float | None
-) -> list[str]:
-    """Sentences: does a simpler baseline beat a policy?"""
-    by_name = {summary.policy: summary for summary in summaries}
-    lines = []
-    for name in learned:
-        ours = by_name[name]
-        simple = simple_baselines(summaries, learned)
-        better = [s for s in simple if s.mean < ours.mean]
-        by_far = [s for s in better if s.mean < ours.mean - (band or 0.0)]
-        level = [s for s in better if s not in by_far]
-        own = f"{name} (mean regret {ours.mean:.2%})"
-        if by_far:
-            lines.append(
-                f"{where}: simple baselines beat {own} beyond the noise: {_listed(by_far)}."
-            )
-        if level:
-            lines.append(
-                f"{where}: simple baselines are level with or ahead of {own}: {_listed(level)}."
-            )
-        if not better:
-            lines.append(f"{where}: no simple baseline has a lower mean regret than {name}.")
-    return lines
-
-
-def _listed(summaries: Sequence[Summary]) -> str:
-    return ", ".join(f"{each.policy} {each.mean:.2%}" for each in summaries)
-
-
 def _against_default(name: str, ours: Summary, default: Summary, band: float | None) -> str:
     figures = f"mean regret {ours.mean:.2%} against the default's {default.mean:.2%}"
     if ours.abstained == 1.0:

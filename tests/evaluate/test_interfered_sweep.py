@@ -95,8 +95,4 @@ def test_no_quiet_figure_of_the_report_moves(both: Path, alone: Path, tmp_path: 
     )
     assert first["systems"] == second["systems"]
     assert first["rows_left_out"].keys() == {"beside congestion"}
-    page = (tmp_path / both.parent.name / "report.html").read_text(encoding="utf-8")
-    assert (
-        f"rows in no task: {first['rows_left_out']['beside congestion']} beside congestion" in page
-    )
     assert pl.Series(read(both)["interference_kind"]).n_unique() == 2
