@@ -29,7 +29,7 @@ from dynamiccl.sizes import size_label
 LEVEL, LEAST, _SHUFFLES = 0.01, 0.01, 100
 OWN_CHOICE: Final = "NCCL's own choice"
 #: Without what an upgrade may change; placements are repeats here.
-TASK: Final = tuple(c for c in TASK_COLUMNS if c not in {"nccl_version", "gpu", "in_place"})
+TASK: Final = tuple(c for c in TASK_COLUMNS if c not in {"nccl_version", "gpu"})
 CELL: Final = (*TASK, *CONFIG_COLUMNS)
 #: What else may have changed.
 _BESIDE: Final = (

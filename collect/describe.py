@@ -64,10 +64,9 @@ def describe(directory: Path) -> list[dict[str, Any]]:
 def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> dict[str, Any]:
     timed, worked = usable(part), part.filter(pl.col("status") == Status.OK.value)
     forced = ~pl.col("is_default")
-    tasks = timed.group_by(TASK_COLUMNS).agg(
-        two=pl.struct(CONFIG_COLUMNS).filter(forced).n_unique() >= 2,
-        default=pl.col("is_default").any(),
-    )
+    two = pl.struct(CONFIG_COLUMNS).filter(forced).n_unique() >= 2
+    by_task = cells.one_placement(part).group_by(TASK_COLUMNS)
+    tasks = by_task.agg(two=two, default=pl.col("is_default").any())
     sources = sorted(part["source"].unique())
     shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())
     return {
@@ -102,7 +101,7 @@ def _gain(part: pl.DataFrame) -> dict[str, Any]:
 
     `faster` counts gains beyond the noise band, any where it is not known; `most` is the largest.
     """
-    rows = usable(quiet(tuned(part)))
+    rows = cells.one_placement(quiet(tuned(part)))
     kinds = rows.group_by(TASK_COLUMNS).agg(n=pl.col("is_default").n_unique())
     faster = crossovers(part).filter("beyond_noise").sort("gain", descending=True)
     told = ("collective", "num_nodes", "ranks_per_node", "size_bytes", "best", "gain")
@@ -192,7 +191,8 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     """
     rows = cells.comparable(usable(quiet(tuned(frame))))
     # Of equal times the default's comes first, then the one that is first by name.
-    times = cells.cell_times(rows).sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
+    times = cells.cell_times(cells.one_placement(rows))
+    times = times.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
     default = times.filter("is_default").select(*TASK_COLUMNS, default_us="time_us")
     tasks = times.group_by(TASK_COLUMNS, maintain_order=True)
     best = tasks.agg(pl.col(CONFIG_COLUMNS).first(), best_us=pl.col("time_us").first())

@@ -4,8 +4,8 @@ The *noise band* of a system is what nine in ten of its configs repeat within: t
 one config differ by less, so a smaller difference between two configs says nothing.
 
 A *task* is what the job asked and where (schema.TASK_COLUMNS). A *cell* is a task and the config
-that was requested for it; the default is the cell with `is_default`. A repeat is an independent
-measurement of one cell (REPEAT_COLUMNS). The time of a cell is the median over its repeats.
+that was requested for it, in place or not; the default is the cell with `is_default`. A repeat is
+an independent measurement of one cell (REPEAT_COLUMNS); its time is the median over its repeats.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,8 @@ from dynamiccl.datasets.schema import (
 
 #: Columns that identify the requested config within a task.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
-CELL_COLUMNS: Final = (*TASK_COLUMNS, *CONFIG_COLUMNS)
+PLACED_COLUMNS: Final = (*TASK_COLUMNS, "in_place")
+CELL_COLUMNS: Final = (*PLACED_COLUMNS, *CONFIG_COLUMNS)
 #: What makes two measurements of a cell independent. Sweeps name their runs alike, and a run counts
 #: the default's repeats from 0 twice: untouched, and under our plugin.
 REPEAT_COLUMNS: Final = ("sweep", "run", "repeat", "default_scope")
@@ -108,7 +109,7 @@ def _one_default(frame: pl.DataFrame) -> pl.DataFrame:
     """Drop the default measured under our plugin, for tasks with a usable untouched one."""
     is_default = pl.col("is_default")
     untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
-    known = (is_default & untouched & _IS_USABLE).any().over(TASK_COLUMNS)
+    known = (is_default & untouched & _IS_USABLE).any().over(PLACED_COLUMNS)
     return frame.filter(~(is_default & ~untouched & known))
 
 
@@ -127,19 +128,48 @@ def independent(frame: pl.DataFrame) -> pl.DataFrame:
     return usable(frame).unique(key, keep="first", maintain_order=True)
 
 
+def beside_default(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of placements in which NCCL's default was measured; all of tasks without any default."""
+    default = (pl.col("is_default") & _IS_USABLE).any()
+    return frame.filter(default.over(PLACED_COLUMNS) | ~default.over(TASK_COLUMNS))
+
+
+def one_placement(frame: pl.DataFrame) -> pl.DataFrame:
+    """Independent repeats with times in place and out of place as one; `in_place` is null.
+
+    A time counts over that of NCCL's default in the same placement, so that a config that was timed
+    in one placement only, in some run or in all, is not judged by what placements differ by. A
+    repeat with both counts once, with the geometric mean: where none is missing it is that of the
+    two times. A placement without the default is left out (`beside_default`).
+    """
+    once, log, offset = (
+        independent(beside_default(frame)),
+        pl.col("time_us").log(),
+        pl.col("_offset"),
+    )
+    own = once.filter("is_default").group_by(PLACED_COLUMNS).agg(_own=log.median())
+    own = own.with_columns(_offset=pl.col("_own").mean().over(TASK_COLUMNS) - pl.col("_own"))
+    repeat = [*TASK_COLUMNS, *CONFIG_COLUMNS, *REPEAT_COLUMNS]
+    # Of a single time it is 0, which changes no digit.
+    exponent = (log + offset.fill_null(0.0)).mean().over(repeat) - log
+    return (
+        once.join(own, on=PLACED_COLUMNS, how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(pl.col("time_us") * exponent.exp(), in_place=None)
+        .drop("_own", "_offset")
+        .unique(repeat, keep="first", maintain_order=True)
+    )
+
+
 def cell_times(frame: pl.DataFrame) -> pl.DataFrame:
     """One row per cell: `time_us` (median over independent repeats), `repeats`, `spread`.
 
     `spread` = by how much two repeats differ (`pair_spread`; null for a single one).
     """
-    once = independent(frame)
+    time = pl.col("time_us")
     return (
-        once.group_by(CELL_COLUMNS, maintain_order=True)
-        .agg(
-            repeats=pl.len(),
-            spread=pl.col("time_us").implode(),
-            time_us=pl.col("time_us").median(),
-        )
+        independent(frame)
+        .group_by(CELL_COLUMNS, maintain_order=True)
+        .agg(repeats=pl.len(), spread=time.implode(), time_us=time.median())
         .with_columns(pl.col("spread").map_elements(pair_spread, return_dtype=pl.Float64))
     )
 

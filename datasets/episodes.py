@@ -28,7 +28,7 @@ from dynamiccl.datasets.cells import (
     usable,
 )
 from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array, cold_observations
-from dynamiccl.datasets.history import Call, CallColumns
+from dynamiccl.datasets.history import UNKNOWN, CallColumns
 from dynamiccl.datasets.reward import (
     ReferenceKind,
     reward,
@@ -123,7 +123,9 @@ def training_steps(
     step_of = np.full(rows.height, -1)
     step_of[row[::-1]] = np.arange(len(row))[::-1]
     used = int((owners >= alone.height).sum())
-    calls = CallColumns.of([_call(each) for each in rows.iter_rows(named=True)])
+    knobs = ("algorithm", "protocol", "num_channels")
+    ran = [pl.coalesce(f"actual_{each}", f"requested_{each}") for each in knobs]
+    calls = call_columns(rows.with_columns(*ran, skew_us=pl.lit(None, pl.Float64)))
     steps = Steps(
         tasks=Tasks(
             context=cold_observations(rows, profiles, costs).context,
@@ -229,15 +231,20 @@ def _warm(rows: pl.DataFrame, random: np.random.Generator) -> tuple[Int64Array, 
     return np.array(owners, dtype=np.int64), np.array(windows, dtype=np.int64).reshape(shape)
 
 
-def _call(row: dict[str, object]) -> Call:
-    algorithm = row["actual_algorithm"] or row["requested_algorithm"]
-    protocol = row["actual_protocol"] or row["requested_protocol"]
-    channels = row["actual_num_channels"] or row["requested_num_channels"]
-    return Call(
-        size_bytes=int(str(row["size_bytes"])),
-        time_us=float(str(row["time_us"])),
-        algorithm=Algorithm.parse(str(algorithm)) if algorithm else None,
-        protocol=Protocol.parse(str(protocol)) if protocol else None,
-        num_channels=int(str(channels)) if channels else None,
-        interference=float(str(row["interference"])),
+def call_columns(rows: pl.DataFrame) -> CallColumns:
+    """The calls of rows that have `interference` and `skew_us`, one a row."""
+    algorithms = {each.wire: int(each) for each in Algorithm}
+    protocols = {each.wire: int(each) for each in Protocol}
+
+    def codes(name: str, known: dict[str, int]) -> pl.Series:
+        return rows[name].replace_strict(known, default=UNKNOWN, return_dtype=pl.Int8)
+
+    return CallColumns(
+        size_bytes=rows["size_bytes"].to_numpy().astype(np.int64),
+        time_us=rows["time_us"].to_numpy(),
+        algorithm=codes("actual_algorithm", algorithms).to_numpy(),
+        protocol=codes("actual_protocol", protocols).to_numpy(),
+        num_channels=rows["actual_num_channels"].fill_null(0).to_numpy().astype(np.int16),
+        interference=rows["interference"].to_numpy(),
+        skew_us=rows["skew_us"].fill_null(UNKNOWN).to_numpy().astype(np.float32),
     )

@@ -4,9 +4,6 @@ A policy directory holds `policy.pt` and `manifest.json`; training writes it. An
 policy directory with `tables/` and `plugin.index` added by `dynamiccl-deploy export`. Every file
 beside the manifest is listed in it with its SHA-256, so that a changed or missing one is found; but
 for the index, which holds the manifest's own, and a running job's kill file.
-
-Format history
-    1 (0.1.0)  first.
 """
 
 import json

@@ -23,15 +23,13 @@ from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
 #: Configs measured at most this many bins away may be chosen.
 REACH_BINS: Final = BINS_PER_OCTAVE
-#: Tables do not depend on a launch profile: they are for the untouched environment.
-_PROFILE: Final = DEFAULT_PROFILE
 
 
 def table_supports(manifest: Manifest) -> list[Support]:
-    """The supports that get a table: default profile, newest NCCL of each shape."""
+    """The supports that get a table: untouched environment, newest NCCL of each shape."""
     newest: dict[tuple[str, int, int], Support] = {}
     for support in manifest.supports:
-        if support.launch_profile != _PROFILE:
+        if support.launch_profile != DEFAULT_PROFILE:
             continue
         key = (support.system, support.num_nodes, support.num_ranks)
         if key not in newest or _version(newest[key]) < _version(support):

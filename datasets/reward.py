@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dynamiccl.datasets.cells import interfered, quiet, usable
-from dynamiccl.datasets.schema import DEFAULT_PROFILE, TASK_COLUMNS, DefaultScope
+from dynamiccl.datasets.cells import PLACED_COLUMNS, interfered, quiet, usable
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope
 
 #: Largest distance in octaves to a measured default on each side.
 MAX_GAP_OCTAVES: Final = 1.0
@@ -31,7 +31,7 @@ _LOG_TOLERANCE: Final = 1e-9
 #: Columns of tasks that share one reference default: without launch conditions.
 _DISTURBED_BY: Final = ("num_comms", "comm_split", "interference_kind", "interference_level")
 _REFERENCE_KEY: Final = tuple(
-    name for name in TASK_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
+    name for name in PLACED_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
 )
 #: Columns that identify a run: its name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")
@@ -59,9 +59,7 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
         frame: measurement rows that need a reference.
         training: the rows that references may be taken from (training repeats only).
     """
-    defaults = quiet(usable(training)).filter(pl.col("is_default"))
-    is_untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
-    untouched = defaults.filter((pl.col("launch_profile") == DEFAULT_PROFILE) & is_untouched)
+    untouched = quiet(_untouched(training))
     median = pl.col("time_us").median()
     same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)
     any_run = untouched.group_by(_REFERENCE_KEY).agg(_any_us=median)
@@ -91,12 +89,7 @@ def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl
     twice the time), which is the level that an accurate Trigger reports. Both are null where the
     default was not measured both ways.
     """
-    beside = interfered(usable(training)).filter(
-        pl.col("is_default")
-        & (pl.col("launch_profile") == DEFAULT_PROFILE)
-        & (pl.col("default_scope") == DefaultScope.UNTOUCHED.value)
-    )
-    now = beside.group_by(_BESIDE).agg(_now_us=pl.col("time_us").median())
+    now = interfered(_untouched(training)).group_by(_BESIDE).agg(_now_us=pl.col("time_us").median())
     joined = with_reference(frame, training).join(
         now, on=_BESIDE, how="left", nulls_equal=True, maintain_order="left"
     )
@@ -108,6 +101,13 @@ def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl
         interference=pl.when(is_measured).then(level),
         reference_us=pl.when(is_measured).then(pl.col("_now_us")),
     ).drop("_now_us")
+
+
+def _untouched(frame: pl.DataFrame) -> pl.DataFrame:
+    """Usable rows of NCCL's default in the user's own environment."""
+    is_untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
+    own = (pl.col("launch_profile") == DEFAULT_PROFILE) & is_untouched
+    return usable(frame).filter(pl.col("is_default") & own)
 
 
 def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:

@@ -219,26 +219,14 @@ COSTS_COLUMNS: Final = (
 COSTS: Final = _schema("costs", COSTS_COLUMNS, COSTS_VERSION)
 
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.
+#: In place and out of place are two measurements of one task.
 TASK_COLUMNS: Final = (
-    "system",
-    "nccl_version",
-    "gpu",
-    "num_nodes",
-    "ranks_per_node",
-    "num_comms",
-    "comm_split",
-    "collective",
-    "datatype",
-    "size_bytes",
-    "launch_profile",
-    "in_place",
-    "interference_kind",
-    "interference_level",
+    *("system", "nccl_version", "gpu", "num_nodes", "ranks_per_node", "num_comms", "comm_split"),
+    *("collective", "datatype", "size_bytes", "launch_profile"),
+    *("interference_kind", "interference_level"),
 )
 #: Columns that make two rows the same requested config.
 REQUESTED_COLUMNS: Final = (
-    "requested_algorithm",
-    "requested_protocol",
-    "requested_num_channels",
-    "requested_chunk_bytes",
+    *("requested_algorithm", "requested_protocol"),
+    *("requested_num_channels", "requested_chunk_bytes"),
 )

@@ -4,12 +4,12 @@ Used on validation by training and on test by evaluation, so both mean the same 
 
     regret = time(chosen) / min over measured actions of time - 1
 
-Times are medians over independent repeats of a cell. ABSTAIN is an action like the others: its time
-is the measured time of NCCL's default. Interfered tasks are left out: a cold observation cannot see
-what disturbed them.
+Times are medians over independent repeats, in place and out of place as one. ABSTAIN is an action
+like the others: its time is the measured time of NCCL's default. Interfered tasks are left out: a
+cold observation cannot see what disturbed them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -17,30 +17,26 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dynamiccl.datasets import cells
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import (
-    cell_times,
-    comparable,
-    independent,
-    quiet,
-    tuned,
-    usable,
-)
-from dynamiccl.datasets.schema import TASK_COLUMNS
+from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, with_split
 
 #: Columns of the schema that describe where a task ran, besides those that identify it.
 ENVIRONMENT_COLUMNS: Final = (
-    "num_ranks",
-    "compute_capability",
-    "nvlink_generation",
-    "nvlinks_per_gpu",
-    "nvswitch",
-    "nic_kind",
-    "nic_gbits_per_s",
-    "nics_per_node",
-    "cpu_vendor",
+    *("num_ranks", "compute_capability", "nvlink_generation", "nvlinks_per_gpu", "nvswitch"),
+    *("nic_kind", "nic_gbits_per_s", "nics_per_node", "cpu_vendor"),
 )
+_IS_KNOWN: Final = pl.col("is_default") | pl.any_horizontal(pl.col(REQUESTED_COLUMNS).is_not_null())
+#: What makes quiet rows part of no task, and what leaves such rows out.
+_LEFT_OUT: Final[Mapping[str, Callable[[pl.DataFrame], pl.DataFrame]]] = {
+    "without a time of healthy GPUs": cells.usable,
+    "of collectives that no tuner is asked about": cells.tuned,
+    "of shared nodes, MIG instances or the plugin's default": cells.comparable,
+    "of a placement without NCCL's default": cells.beside_default,
+    "of a config that is not known": lambda rows: rows.filter(_IS_KNOWN),
+    "of a size without a bin": with_split,
+}
 #: Minimum number of measured forced configs of a scored task.
 MIN_FORCED: Final = 2
 
@@ -86,6 +82,16 @@ class TaskGrid:
             samples={},
         )
 
+    def joined(self, other: Self) -> Self:
+        """The tasks of both, without the samples behind their times."""
+        return replace(
+            self,
+            tasks=pl.concat([self.tasks, other.tasks]),
+            times_us=np.vstack([self.times_us, other.times_us]),
+            repeats=np.vstack([self.repeats, other.repeats]),
+            samples={},
+        )
+
     def chosen_us(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """(T,) us of each chosen action; raises ValueError when one was not measured."""
         times = self.times_us[np.arange(len(actions)), actions]
@@ -98,37 +104,49 @@ class TaskGrid:
         return self.chosen_us(actions) / self.oracle_us - 1.0
 
 
+def rows_left_out(frame: pl.DataFrame) -> dict[str, int]:
+    """How many rows of a data set are in no task of `task_grid`, by its first reason."""
+    beside = cells.interfered(frame)["interference_kind"].replace(QUIET, "other communicators")
+    kinds = beside.value_counts().sort("count", "interference_kind", descending=True)
+    counts = {f"beside {kind}": rows for kind, rows in kinds.rows()}
+    rows = cells.quiet(frame)
+    for reason, keep in _LEFT_OUT.items():
+        kept = keep(rows)
+        counts[reason], rows = rows.height - kept.height, kept
+    return {reason: count for reason, count in counts.items() if count}
+
+
 def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]) -> TaskGrid:
     """The scored tasks of some splits of a data set, in a stable order."""
     wanted = [split.value for split in splits]
-    rows = with_split(comparable(quiet(tuned(frame)))).filter(pl.col("split").is_in(wanted))
-    cells = cell_times(rows)
-    cells = cells.with_columns(catalogue.actions(cells)).drop_nulls("action")
-    tasks = _tasks(rows).join(_verdicts(cells), on=TASK_COLUMNS, how="inner", nulls_equal=True)
-    scored = tasks.filter(pl.col("reason").is_null()).drop("reason")
+    rows = with_split(cells.comparable(cells.quiet(cells.tuned(frame))))
+    rows = cells.one_placement(rows.filter(pl.col("split").is_in(wanted)))
+    rows = rows.with_columns(catalogue.actions(rows))
+    grouped = rows.drop_nulls("action").group_by([*TASK_COLUMNS, "action"], maintain_order=True)
+    found = grouped.agg("time_us", median_us=pl.col("time_us").median(), repeats=pl.len())
+    facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS]
+    simulated = (pl.col("source") == "simulator").all().alias("simulated")
+    tasks = rows.group_by([*TASK_COLUMNS, "bin", "split"], maintain_order=True)
+    listed = tasks.agg(*facts, simulated)
+    listed = listed.join(_verdicts(found), on=TASK_COLUMNS, how="inner", nulls_equal=True)
+    scored = listed.filter(pl.col("reason").is_null()).drop("reason")
     scored = scored.sort(TASK_COLUMNS).with_row_index("task")
     times = np.full((scored.height, len(catalogue)), np.nan)
     repeats = np.zeros((scored.height, len(catalogue)), dtype=np.int64)
-    placed = cells.join(scored.select("task", *TASK_COLUMNS), on=TASK_COLUMNS, nulls_equal=True)
+    placed = found.join(scored.select("task", *TASK_COLUMNS), on=TASK_COLUMNS, nulls_equal=True)
     index = placed["task"].to_numpy(), placed["action"].to_numpy()
-    times[index] = placed["time_us"].to_numpy()
+    times[index] = placed["median_us"].to_numpy()
     repeats[index] = placed["repeats"].to_numpy()
-    unscored = tasks.filter(pl.col("reason").is_not_null()).rename({"reason": "unscored"})
-    samples = _samples(rows, catalogue, scored)
+    samples = {
+        (int(task), int(action)): np.asarray(each, dtype=np.float64)
+        for task, action, each in placed.select("task", "action", "time_us").iter_rows()
+    }
+    unscored = listed.filter(pl.col("reason").is_not_null()).rename({"reason": "unscored"})
     unscored = unscored.sort(TASK_COLUMNS)
     return TaskGrid(scored.drop("task"), times, repeats, unscored, samples)
 
 
-def _tasks(rows: pl.DataFrame) -> pl.DataFrame:
-    facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS]
-    return (
-        usable(rows)
-        .group_by([*TASK_COLUMNS, "bin", "split"], maintain_order=True)
-        .agg(*facts, simulated=(pl.col("source") == "simulator").all())
-    )
-
-
-def _verdicts(cells: pl.DataFrame) -> pl.DataFrame:
+def _verdicts(found: pl.DataFrame) -> pl.DataFrame:
     forced = (pl.col("action") != ABSTAIN_ACTION).sum()
     default = (pl.col("action") == ABSTAIN_ACTION).any()
     reason = (
@@ -137,17 +155,4 @@ def _verdicts(cells: pl.DataFrame) -> pl.DataFrame:
         .when(~default)
         .then(pl.lit("NCCL's default was not measured"))
     )
-    return cells.group_by(TASK_COLUMNS, maintain_order=True).agg(reason=reason)
-
-
-def _samples(
-    rows: pl.DataFrame, catalogue: Catalogue, tasks: pl.DataFrame
-) -> dict[tuple[int, int], npt.NDArray[np.float64]]:
-    found = independent(rows)
-    found = found.with_columns(catalogue.actions(found)).drop_nulls("action")
-    placed = found.join(tasks.select("task", *TASK_COLUMNS), on=TASK_COLUMNS, nulls_equal=True)
-    grouped = placed.group_by("task", "action").agg("time_us")
-    return {
-        (int(task), int(action)): np.asarray(times, dtype=np.float64)
-        for task, action, times in grouped.iter_rows()
-    }
+    return found.group_by(TASK_COLUMNS, maintain_order=True).agg(reason=reason)

@@ -18,9 +18,9 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, quiet, tuned, usable
-from dynamiccl.datasets.episodes import action_masks, with_noise
+from dynamiccl.datasets.episodes import action_masks, call_columns, with_noise
 from dynamiccl.datasets.features import cold_observations
-from dynamiccl.datasets.history import UNKNOWN, CallColumns
+from dynamiccl.datasets.history import UNKNOWN
 from dynamiccl.datasets.reward import reward, with_reference
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
@@ -38,9 +38,8 @@ CALLS_USED: Final = (
     *ENVIRONMENT_COLUMNS,
 )
 _TASK: Final = ("system", "nccl_version", "collective", "num_nodes", "ranks_per_node", "bin")
-_EPISODE: Final = (*_TASK, "sweep", "run", "comm")
 #: Calls of one task key of a communicator, and of one stream of the Trigger: under one config.
-KEY_COLUMNS: Final = _EPISODE
+KEY_COLUMNS: Final = (*_TASK, "sweep", "run", "comm")
 STREAM_COLUMNS: Final = (*KEY_COLUMNS, "actual_algorithm", "actual_protocol", "actual_num_channels")
 #: What traces of other tools do not tell, and no step is made without: what ran, and whose choice.
 _NEEDED: Final = (
@@ -96,8 +95,8 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     told = np.full(timed.height, UNKNOWN, dtype=np.float32) if levels is None else levels(timed)
     train = timed.with_columns(interference=told).filter(pl.col("split") == Split.TRAIN.value)
     acted = train.with_columns(_actions(train, catalogue)).drop_nulls("action")
-    rows = _referenced(acted, frame).sort([*_EPISODE, "sequence", "replay"], nulls_last=True)
-    rows = rows.with_columns(_episode=pl.struct(_EPISODE).rle_id())
+    rows = _referenced(acted, frame).sort([*KEY_COLUMNS, "sequence", "replay"], nulls_last=True)
+    rows = rows.with_columns(_episode=pl.struct(KEY_COLUMNS).rle_id())
     starts = rows["_episode"].unique_counts().to_numpy().cumsum()
     counts = SequenceCounts(
         calls=calls.height,
@@ -121,7 +120,7 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
         starts=np.concatenate([[0], starts]).astype(np.int64),
         task=task.to_numpy().astype(np.int64),
         terminated=np.zeros(len(starts), dtype=np.bool_),
-        calls=_columns(rows),
+        calls=call_columns(rows.with_columns(pl.col("time_us").cast(pl.Float32))),
         action=rows["action"].to_numpy().astype(np.int16),
         reward=values.to_numpy().astype(np.float32),
     )
@@ -201,22 +200,4 @@ def _tasks(
         context=cold_observations(asked, profiles, costs).context,
         mask=mask,
         group=keys.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
-    )
-
-
-def _columns(rows: pl.DataFrame) -> CallColumns:
-    algorithms = {each.wire: int(each) for each in Algorithm}
-    protocols = {each.wire: int(each) for each in Protocol}
-
-    def codes(name: str, known: dict[str, int]) -> pl.Series:
-        return rows[name].replace_strict(known, default=UNKNOWN, return_dtype=pl.Int8)
-
-    return CallColumns(
-        size_bytes=rows["size_bytes"].to_numpy().astype(np.int64),
-        time_us=rows["time_us"].to_numpy().astype(np.float32),
-        algorithm=codes("actual_algorithm", algorithms).to_numpy(),
-        protocol=codes("actual_protocol", protocols).to_numpy(),
-        num_channels=rows["actual_num_channels"].to_numpy().astype(np.int16),
-        interference=rows["interference"].to_numpy(),
-        skew_us=rows["skew_us"].fill_null(UNKNOWN).to_numpy().astype(np.float32),
     )

@@ -7,13 +7,14 @@ other is for validation and every other for test. A sweep that has nothing to tr
 on, such as one over powers of four, is split by turns of the octaves that it has.
 
 Else whole group shapes, systems or runs are held out, by turns of those that there are: whatever a
-policy was neither trained nor validated on is for test, what was measured later too. With runs held
-out every task is asked again as another run measured it: what that tells is how far noise misleads.
+policy was neither trained nor validated on is for test, what was measured later too. As many turns
+(`shape:0`, `shape:1`, ...) as there are values have each of them for test. With runs held out every
+task is asked again as another run measured it: what that tells is how far noise misleads.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import polars as pl
 
@@ -43,6 +44,18 @@ _BY_OCTAVE: Final = (Split.TRAIN, Split.VALIDATION, Split.TRAIN, Split.TEST)
 _BY_TURN: Final = (Split.TRAIN, Split.VALIDATION, Split.TEST, Split.TRAIN)
 #: With fewer values one of the parts would be empty.
 _LEAST: Final = 3
+_OCTAVE: Final = pl.col("bin") // BINS_PER_OCTAVE
+_USUAL: Final = (_OCTAVE % len(_BY_OCTAVE)).replace_strict(
+    {place: split.value for place, split in enumerate(_BY_OCTAVE)}, return_dtype=pl.String
+)
+_RANKS: Final = pl.col("num_nodes").cast(pl.Int64) * pl.col("ranks_per_node").cast(pl.Int64)
+#: The name of what is held out, and the order in which values take turns; of equals by name.
+_HELD_OUT: Final = {
+    SplitBy.SIZE: (_OCTAVE.cast(pl.String), _OCTAVE),
+    SplitBy.SHAPE: (pl.format("{}x{}", "num_nodes", "ranks_per_node"), _RANKS),
+    SplitBy.SYSTEM: (pl.col("system"), pl.lit(0)),
+    SplitBy.RUN: (pl.col("run"), pl.lit(0)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,46 +69,40 @@ class Splits:
 
     @classmethod
     def of(cls, frame: pl.DataFrame, by: str = SplitBy.SIZE) -> Self:
-        """How a data set is split; raises UnknownName for `by`, and NotEnoughData."""
-        if by not in list(SplitBy):
-            raise UnknownName("split", by, [each.value for each in SplitBy])
+        """How a data set is split; raises UnknownName for `by` (`split_by`), and NotEnoughData."""
+        kind, turn = split_by(by)
         rows = _with_bins(frame)
-        usual = rows.select(split=_by_octave()).to_series()
+        is_usual = {Split.TRAIN.value, Split.VALIDATION.value} <= set(
+            rows.select(_USUAL).to_series()
+        )
         # Test sizes may have been left out on purpose.
-        if by == SplitBy.SIZE and {Split.TRAIN.value, Split.VALIDATION.value} <= set(usual):
+        if kind == SplitBy.SIZE and not turn and is_usual:
             return cls()
-        ordered = rows.select(name=_name(SplitBy(by)), order=_order(SplitBy(by))).unique()
+        name, order = _HELD_OUT[kind]
+        ordered = rows.select(name=name, order=order).unique()
         names: list[str] = ordered.sort("order", "name")["name"].to_list()
-        if len(names) < _LEAST:
-            if by == SplitBy.SIZE:  # what is missing is said where it is missed
+        if len(names) < max(_LEAST, turn + 1):
+            if kind == SplitBy.SIZE and not turn:  # what is missing is said where it is missed
                 return cls()
             raise NotEnoughData(
-                f"--set split={by} holds out {by}s, and the data have {len(names)} "
-                f"({', '.join(names)}): measure {_LEAST} or more, or leave split=size"
+                f"--set split={by} holds out {kind}s, and the data have {len(names)} "
+                f"({', '.join(names)}): measure {max(_LEAST, turn + 1)} or more, leave split=size"
+                f"{f', or take a turn from 0 to {len(names) - 1}' if turn else ''}"
             )
         parts: dict[Split, list[str]] = {split: [] for split in Split}
-        for turn, name in enumerate(names):
-            parts[_BY_TURN[turn % len(_BY_TURN)]].append(name)
-        return cls(SplitBy(by), tuple(parts[Split.TRAIN]), tuple(parts[Split.VALIDATION]))
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """The split from a manifest."""
-        return cls(SplitBy(values["by"]), tuple(values["train"]), tuple(values["validation"]))
+        for place, held in enumerate([*names[turn:], *names[:turn]]):
+            parts[_BY_TURN[place % len(_BY_TURN)]].append(held)
+        return cls(kind, tuple(parts[Split.TRAIN]), tuple(parts[Split.VALIDATION]))
 
     def assign(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add the columns `bin` and `split`; sizes without a bin (0) are dropped."""
         rows = _with_bins(frame)
         if not self.train:
-            return rows.with_columns(split=_by_octave())
-        name = _name(self.by)
-        split = (
-            pl.when(name.is_in(self.train))
-            .then(pl.lit(Split.TRAIN.value))
-            .when(name.is_in(self.validation))
-            .then(pl.lit(Split.VALIDATION.value))
-            .otherwise(pl.lit(Split.TEST.value))
-        )
+            return rows.with_columns(split=_USUAL)
+        known = dict.fromkeys(self.train, Split.TRAIN.value)
+        known |= dict.fromkeys(self.validation, Split.VALIDATION.value)
+        name, _ = _HELD_OUT[self.by]
+        split = name.replace_strict(known, default=Split.TEST.value, return_dtype=pl.String)
         return rows.with_columns(split=split)
 
     def text(self) -> str:
@@ -104,6 +111,14 @@ class Splits:
             return "octaves 3, 7, 11, ... of the size"
         known = ", ".join([*self.train, *self.validation])
         return f"every {self.by.value if self.by != SplitBy.SIZE else 'octave'} but {known}"
+
+
+def split_by(text: str) -> tuple[SplitBy, int]:
+    """What is held out and in which turn, of `shape:1`; raises UnknownName."""
+    by, _, turn = text.partition(":")
+    if by not in list(SplitBy) or not (turn or "0").isdecimal():
+        raise UnknownName("split", text, [f"{each}:TURN" for each in SplitBy], where="--set split")
+    return SplitBy(by), int(turn or 0)
 
 
 def with_split(frame: pl.DataFrame) -> pl.DataFrame:
@@ -118,26 +133,3 @@ def _with_bins(frame: pl.DataFrame) -> pl.DataFrame:
         schema={"size_bytes": pl.Int64, "bin": pl.Int64},
     ).filter(pl.col("bin") >= 0)
     return frame.join(table, on="size_bytes", how="inner", maintain_order="left")
-
-
-def _by_octave() -> pl.Expr:
-    turn = pl.col("bin") // BINS_PER_OCTAVE % len(_BY_OCTAVE)
-    names = {index: split.value for index, split in enumerate(_BY_OCTAVE)}
-    return turn.replace_strict(names, return_dtype=pl.String)
-
-
-def _name(by: SplitBy) -> pl.Expr:
-    if by == SplitBy.SHAPE:
-        return pl.format("{}x{}", "num_nodes", "ranks_per_node")
-    if by in {SplitBy.SYSTEM, SplitBy.RUN}:
-        return pl.col(by.value)
-    return (pl.col("bin") // BINS_PER_OCTAVE).cast(pl.String)
-
-
-def _order(by: SplitBy) -> pl.Expr:
-    """Sort order in which values take turns: by ranks, or by size."""
-    if by == SplitBy.SHAPE:
-        return pl.col("num_nodes").cast(pl.Int64) * pl.col("ranks_per_node").cast(pl.Int64)
-    if by in {SplitBy.SYSTEM, SplitBy.RUN}:
-        return pl.lit(0, pl.Int64)
-    return pl.col("bin")

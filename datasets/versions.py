@@ -8,7 +8,6 @@ from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2
 from dynamiccl.datasets.schema import META_SCHEMA, META_VERSION, PARTITION_COLUMNS
 from dynamiccl.errors import SchemaMismatch
 
-#: Schema version of `measurements`.
 _ADDED_IN_5: Final = frozenset(
     {"num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"}
 )

@@ -45,6 +45,8 @@ def report_command(
 ) -> None:
     """Score policies on the test size bins, cold, against the measured oracle.
 
+    Policies of several turns (--set split=shape:1) get a report each; their mean is told.
+
     Example: dynamiccl-evaluate report --data out/data --policy RUN_ID --out out/report
     """
     # Checked before the heavy imports: a typo should not take five seconds to be told.
@@ -53,7 +55,7 @@ def report_command(
     part_paths(data)
     with cli.working("loading PyTorch, MLflow and the policies"):
         from dynamiccl.evaluate.named import named_policies
-        from dynamiccl.evaluate.report import make_report
+        from dynamiccl.evaluate.report import by_turn, make_report, mean_over_turns
         from dynamiccl.evaluate.training import Training, log_report
 
         named = named_policies(policy, tracking_uri)
@@ -67,22 +69,31 @@ def report_command(
     telling = nullcontext() if stderr.is_terminal else cli.working("scoring and drawing")
     with cli.interruptible(lambda: kept), telling, open_bar() as bar:
         task = bar.add_task("policies and baselines", total=None)
-        report = make_report(
-            data,
-            [(each.name, each.folder) for each in named],
-            out,
-            trainings,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    if log:
-        for training in trainings.values():
-            log_report(report.files, training.run_id, tracking_uri, report.data_hash)
+        turns = by_turn(named)
+        reports = [
+            make_report(
+                data,
+                [(each.name, each.folder) for each in turn],
+                out / f"turn-{number}" if len(turns) > 1 else out,
+                trainings,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+            for number, turn in enumerate(turns)
+        ]
+    for turn, report in zip(turns, reports, strict=True):
+        for each in turn if log else ():
+            if each.run_id is not None:
+                log_report(report.files, each.run_id, tracking_uri, report.data_hash)
+    mean = {} if len(turns) == 1 else mean_over_turns(reports, named)
+    told = [report.to_json() for report in reports]
     if as_json:
-        cli.print_json(report.to_json())
+        cli.print_json({"turns": told, "mean_over_turns": mean} if mean else told[0])
         return
-    from dynamiccl.evaluate.terminal import print_report
+    from dynamiccl.evaluate.terminal import print_mean, print_report
 
-    print_report(report)
+    for report in reports:
+        print_report(report)
+    print_mean(mean)
 
 
 app.command("gate")(gate_command)

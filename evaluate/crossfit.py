@@ -58,18 +58,26 @@ def has_runs(grid: TaskGrid) -> npt.NDArray[np.bool_]:
     return np.asarray(((grid.repeats >= MIN_RUNS) | ~grid.mask).all(axis=1))
 
 
+def fitted_rows(grid: TaskGrid, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The `rows` with runs enough; of simulated twins, all of whose times are equal, the first."""
+    kept = rows[has_runs(grid)[rows]]
+    sizes = grid.tasks["size_bytes"].to_numpy()[kept, None]
+    told = np.hstack([sizes, np.nan_to_num(grid.times_us[kept])])
+    return kept[np.sort(np.unique(told, axis=0, return_index=True)[1])]
+
+
 def cross_fit(
     grid: TaskGrid,
     rows: npt.NDArray[np.int64],
     choices: Mapping[str, Sequence[Actions]],
     band: float | None = None,
 ) -> dict[str, CrossFit | None]:
-    """Each policy over the tasks `rows` that have the runs; None without any.
+    """Each policy over the `fitted_rows` of `rows`; None without any.
 
     `choices` (T,) of every seed of a policy: figures are means over seeds, and intervals are of the
     seeds too.
     """
-    kept = rows[has_runs(grid)[rows]]
+    kept = fitted_rows(grid, rows)
     if not len(kept):
         return dict.fromkeys(choices)
     random = np.random.default_rng(0)

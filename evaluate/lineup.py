@@ -25,8 +25,8 @@ from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Oracle, Poli
 from dynamiccl.train.policy import TorchPolicy
 
 
-def _picked(kind: Any, validation: TaskGrid, *known: TaskGrid | Catalogue) -> Policy:
-    """A baseline with one of its SETTINGS, made of what is `known`."""
+def _picked(kind: Any, validation: TaskGrid, *known: Any) -> Policy:
+    """A searcher with one of its SETTINGS, made of what is `known`."""
     return Picked(partial(kind, *known), kind.SETTINGS, validation)
 
 
@@ -37,31 +37,35 @@ def make_policies(
     learned: Sequence[tuple[str, TorchPolicy]],
     costs: pl.DataFrame | None = None,
 ) -> list[Policy]:
-    """The learned policies, then the baselines; those with settings tuned on `validation`.
+    """The learned policies, then the baselines.
 
+    A learned policy is told training and validation tasks, be it to fit or to choose by, and so are
+    baselines: settings are picked on `validation` as fitted to `training`, and fitted to both then.
     With NCCL's `costs` (`datasets.costs.read_costs`) one of them corrects these.
 
     Last come those that nothing simple can be: searchers, which try configs on the test tasks, and
     the oracle.
     """
+    told = training.joined(validation)
+
+    def fitted(kind: Any, *known: Any) -> Policy:
+        make, again = (partial(kind, grid, *known) for grid in (training, told))
+        return Picked(make, kind.SETTINGS, validation, again)
+
     return [
         *(LearnedPolicy(policy, catalogue, name) for name, policy in learned),
         NcclDefault(),
         Random(),
-        BestFixed(training),
-        PooledFixed(training),
-        FiveBins(training),
-        _picked(RegionTable, validation, training),
-        NearestSize(training),
-        Interpolated(training),
-        _picked(NearestNeighbours, validation, training),
-        _picked(DecisionTree, validation, training, catalogue),
-        _picked(GradientBoosting, validation, training, catalogue),
-        *(
-            []
-            if costs is None or costs.is_empty()
-            else [CostTimesResidual(training, catalogue, costs)]
-        ),
+        BestFixed(told),
+        PooledFixed(told),
+        FiveBins(told),
+        fitted(RegionTable),
+        NearestSize(told),
+        Interpolated(told),
+        fitted(NearestNeighbours),
+        fitted(DecisionTree, catalogue),
+        fitted(GradientBoosting, catalogue),
+        *([] if costs is None or costs.is_empty() else [CostTimesResidual(told, catalogue, costs)]),
         _picked(Ucb1, validation),
         _picked(EpsilonGreedy, validation, catalogue),
         _picked(CoordinateDescent, validation, catalogue),

@@ -18,7 +18,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.crossfit import CrossFit, cross_fit, has_runs
+from dynamiccl.evaluate.crossfit import cross_fit, fitted_rows, has_runs
 from dynamiccl.evaluate.policies import Actions
 
 INDEPENDENT: Final = "independent runs"
@@ -41,7 +41,7 @@ class Summary:
     ratio_to_default: float
     #: Total time over the oracle's total time - 1: large messages weigh more.
     time_weighted: float
-    #: Cross-fitted mean over the tasks with independent runs; None without any.
+    #: Cross-fitted mean over the `crossfit.fitted_rows`; None without any.
     crossfit: float | None
     #: Its 95 % interval.
     interval: tuple[float, float] | None
@@ -101,49 +101,29 @@ def summarise(
     `probes` (T,) of the searchers among them.
     """
     fitted = cross_fit(grid, rows, {name: [actions] for name, actions in choices.items()}, band)
-    num_fitted = int(has_runs(grid)[rows].sum())
-    return [
-        _summary(
-            grid,
-            rows,
-            name,
-            actions,
-            (fitted[name], num_fitted),
-            band,
-            float(probes[name][rows].mean()) if name in probes else 0.0,
+    num_fitted, default = len(fitted_rows(grid, rows)), grid.default_us[rows]
+    found = []
+    for name, actions in choices.items():
+        regret, chosen, crossed = grid.regret(actions)[rows], grid.chosen_us(actions), fitted[name]
+        ratio = chosen[rows] / default
+        summary = Summary(
+            policy=name,
+            tasks=len(rows),
+            mean=float(regret.mean()),
+            p50=float(np.median(regret)),
+            p95=float(np.quantile(regret, 0.95)),
+            max=float(regret.max()),
+            ratio_to_default=float(np.exp(np.log(ratio).mean())),
+            time_weighted=float(chosen[rows].sum() / grid.oracle_us[rows].sum() - 1.0),
+            crossfit=None if crossed is None else crossed.regret.mean,
+            interval=None if crossed is None else (crossed.regret.low, crossed.regret.high),
+            tasks_with_interval=num_fitted,
+            abstained=float((actions[rows] == ABSTAIN_ACTION).mean()),
+            slower_than_default=None if band is None else float((ratio > 1.0 + band).mean()),
+            probes=float(probes[name][rows].mean()) if name in probes else 0.0,
         )
-        for name, actions in choices.items()
-    ]
-
-
-def _summary(  # noqa: PLR0913, PLR0917 - all of a row
-    grid: TaskGrid,
-    rows: npt.NDArray[np.int64],
-    name: str,
-    actions: Actions,
-    fitted: tuple[CrossFit | None, int],
-    band: float | None,
-    probes: float,
-) -> Summary:
-    regret = grid.regret(actions)[rows]
-    chosen, oracle = grid.chosen_us(actions)[rows], grid.oracle_us[rows]
-    ratio = chosen / grid.default_us[rows]
-    return Summary(
-        policy=name,
-        tasks=len(rows),
-        mean=float(regret.mean()),
-        p50=float(np.median(regret)),
-        p95=float(np.quantile(regret, 0.95)),
-        max=float(regret.max()),
-        ratio_to_default=float(np.exp(np.log(ratio).mean())),
-        time_weighted=float(chosen.sum() / oracle.sum() - 1.0),
-        crossfit=None if fitted[0] is None else fitted[0].regret.mean,
-        interval=None if fitted[0] is None else (fitted[0].regret.low, fitted[0].regret.high),
-        tasks_with_interval=fitted[1],
-        abstained=float((actions[rows] == ABSTAIN_ACTION).mean()),
-        slower_than_default=None if band is None else float((ratio > 1.0 + band).mean()),
-        probes=probes,
-    )
+        found.append(summary)
+    return found
 
 
 def default_verdicts(
@@ -163,36 +143,6 @@ def simple_baselines(summaries: Sequence[Summary], learned: Sequence[str]) -> li
     """
     others = [s for s in summaries if s.probes == 0.0]
     return [s for s in others if s.policy not in {*learned, *SCALE}]
-
-
-def baseline_verdicts(
-    where: str, summaries: Sequence[Summary], learned: Sequence[str], band: float | None
-) -> list[str]:
-    """Sentences: does a simpler baseline beat a policy?"""
-    by_name = {summary.policy: summary for summary in summaries}
-    lines = []
-    for name in learned:
-        ours = by_name[name]
-        simple = simple_baselines(summaries, learned)
-        better = [s for s in simple if s.mean < ours.mean]
-        by_far = [s for s in better if s.mean < ours.mean - (band or 0.0)]
-        level = [s for s in better if s not in by_far]
-        own = f"{name} (mean regret {ours.mean:.2%})"
-        if by_far:
-            lines.append(
-                f"{where}: simple baselines beat {own} beyond the noise: {_listed(by_far)}."
-            )
-        if level:
-            lines.append(
-                f"{where}: simple baselines are level with or ahead of {own}: {_listed(level)}."
-            )
-        if not better:
-            lines.append(f"{where}: no simple baseline has a lower mean regret than {name}.")
-    return lines
-
-
-def _listed(summaries: Sequence[Summary]) -> str:
-    return ", ".join(f"{each.policy} {each.mean:.2%}" for each in summaries)
 
 
 def _against_default(name: str, ours: Summary, default: Summary, band: float | None) -> str:

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.datasets.cells import left_out, left_out_text, run_names, usable
+from dynamiccl.datasets.cells import left_out_text, run_names, usable
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.scoring import rows_left_out
 from dynamiccl.datasets.store import content_hash, part_paths, provenance_of
 from dynamiccl.evaluate.blocks import Section, TableBlock
 
@@ -21,7 +22,7 @@ def origin_section(
     """Tables of the data's sources and writers, and of the policies."""
     text = (
         f"{data_dir}: {len(part_paths(data_dir))} files, {frame.height} rows, "
-        f"hash {content_hash(data_dir)}."
+        f"hash {content_hash(data_dir)}; rows in no task: {left_out_text(rows_left_out(frame))}."
     )
     return Section(
         "Where the figures come from",
@@ -33,16 +34,15 @@ def origin_section(
 
 def _sources(frame: pl.DataFrame) -> TableBlock:
     heads = [
-        "system", "sweep", "source", "rows", "timed", "left out", "runs", "GPU", "NCCL",
+        "system", "sweep", "source", "rows", "timed", "runs", "GPU", "NCCL",
         "collectives", "group shapes", "sizes", "measured",
     ]  # fmt: skip
     key = ["system", "sweep", "source"]
     groups = frame.sort(key).group_by(key, maintain_order=True)
     rows = [[*map(str, name), *_facts(part)] for name, part in groups]
     note = (
-        "Rows of source 'simulator' were not measured. Timed rows are those of status ok; left out "
-        "are those with a time of GPUs that heat or power slowed (throttled) or whose memory erred "
-        "(ecc_errors)."
+        "Rows of source 'simulator' were not measured. Timed rows are those of status ok on GPUs "
+        "that neither heat nor power slowed, and without memory errors."
     )
     return TableBlock("Measurements", heads, rows, note)
 
@@ -50,7 +50,6 @@ def _sources(frame: pl.DataFrame) -> TableBlock:
 def _facts(part: pl.DataFrame) -> Iterator[str]:
     yield str(part.height)
     yield str(usable(part).height)
-    yield left_out_text(left_out(part))
     yield str(part["run"].n_unique())
     for name in ("gpu", "nccl_version", "collective"):
         yield _listed(part[name])

@@ -13,9 +13,10 @@ import polars as pl
 
 from dynamiccl.collect.describe import crossovers
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, quiet, tuned, usable
+from dynamiccl.datasets.cells import NOISE_KEY, left_out_text, noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.costs import read_costs
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData, UserError
@@ -27,12 +28,8 @@ from dynamiccl.evaluate.gate.gated import read_gated
 from dynamiccl.evaluate.gate.report_blocks import gate_blocks
 from dynamiccl.evaluate.headline import first_sentence, table_verdict
 from dynamiccl.evaluate.lineup import make_policies
-from dynamiccl.evaluate.metrics import (
-    baseline_verdicts,
-    default_verdicts,
-    result_rows,
-    summarise,
-)
+from dynamiccl.evaluate.metrics import default_verdicts, result_rows, summarise
+from dynamiccl.evaluate.named import NamedPolicy
 from dynamiccl.evaluate.ope.logged import logged_values
 from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.page import render
@@ -54,8 +51,9 @@ class Report:
     systems: list[SystemReport]
     results: Path
     page: Path
-    #: Of the data that were scored.
+    #: Of the data that were scored; and rows of them that are in no task, by reason.
     data_hash: str
+    left_out: dict[str, int]
 
     @property
     def files(self) -> list[Path]:
@@ -83,6 +81,7 @@ class Report:
                 }
                 for s in self.systems
             },
+            "rows_left_out": self.left_out,
             "results": str(self.results),
             "page": str(self.page),
         }
@@ -107,12 +106,13 @@ def make_report(
     everything = read(data_dir)
     parts = _parts({name: policy.manifest.parts for name, policy in learned}, everything)
     frame = parts.assign(tuned(everything))
-    catalogue = Catalogue.from_frame(usable(frame))
+    catalogue, out_of_tasks = Catalogue.from_frame(usable(frame)), rows_left_out(everything)
     test = task_grid(frame, catalogue, [Split.TEST])
     if test.tasks.is_empty():
         raise NotEnoughData(
             f"{data_dir} has no test task to score: none of {test.unscored.height} tasks that are "
-            f"held out for it ({parts.text()}) has the default and two forced configs measured"
+            f"held out for it ({parts.text()}) has the default and two forced configs measured; "
+            f"rows in no task: {left_out_text(out_of_tasks)}"
         )
     training = task_grid(frame, catalogue, [Split.TRAIN])
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
@@ -173,9 +173,29 @@ def make_report(
     text = render(sections, header)
     page.write_text(text, encoding="utf-8")
     _write_figures(sections, out / FIGURES_FOLDER)
-    report = Report(systems, results, page, str(header["data_hash"]))
+    report = Report(systems, results, page, str(header["data_hash"]), out_of_tasks)
     (out / SUMMARY_NAME).write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
     return report
+
+
+def by_turn(policies: Sequence[NamedPolicy]) -> list[list[NamedPolicy]]:
+    """Policies that held out other shapes, systems or runs apart; all as one if of other kinds."""
+    turns: dict[Splits, list[NamedPolicy]] = {}
+    for each in policies:
+        turns.setdefault(Manifest.read(each.folder).parts, []).append(each)
+    return [*turns.values()] if len({parts.by for parts in turns}) == 1 else [[*policies]]
+
+
+def mean_over_turns(
+    reports: Sequence[Report], policies: Sequence[NamedPolicy]
+) -> dict[str, dict[str, float]]:
+    """Mean and largest of the mean regrets of turns and their systems; of ours by recipe."""
+    recipes = {each.name: Manifest.read(each.folder).recipe for each in policies}
+    found: dict[str, list[float]] = {}
+    for system in [system for report in reports for system in report.systems]:
+        for each in system.summaries:
+            found.setdefault(recipes.get(each.policy, each.policy), []).append(each.mean)
+    return {name: {"mean": float(np.mean(each)), "most": max(each)} for name, each in found.items()}
 
 
 def _parts(learned: Mapping[str, Splits], frame: pl.DataFrame) -> Splits:
@@ -295,6 +315,6 @@ def _system_report(
         summaries=summaries,
         by_collective=by_collective,
         beyond_noise=summarise(grid, beyond, choices, band, probes) if len(beyond) else [],
-        verdicts=[*against_default, *baseline_verdicts(system, summaries, learned, band)],
+        verdicts=[*against_default, *(table_verdict(n, summaries, learned, band) for n in learned)],
         unscored=grid.unscored.filter(pl.col("system") == system),
     )

@@ -114,9 +114,9 @@ def system_section(system: SystemReport, drawn: Drawn) -> Section:
     scored = system.summaries[0]
     band = "unknown (no repeats)" if system.band is None else f"{system.band:.2%}"
     text = (
-        f"Noise band {band}; {scored.tasks} test tasks scored, {system.unscored.height} listed and "
-        f"not scored, {scored.tasks - scored.tasks_with_interval} of the scored ones with an "
-        "optimistic oracle (no independent repeats, no interval)."
+        f"Noise band {band}; {system.unscored.height} test tasks listed and not scored; "
+        f"{scored.tasks} scored, {scored.tasks - scored.tasks_with_interval} of them in no interval"
+        " (an optimistic oracle: no independent repeats; or the very times of another task)."
     )
     if not_drawn:
         text += f" {not_drawn} more families with fewer sizes are in results.parquet only."

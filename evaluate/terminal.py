@@ -1,5 +1,6 @@
 """Reports and simulations in a terminal of 100 columns; their pages and JSON have the rest."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -7,6 +8,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from dynamiccl.datasets.cells import left_out_text
 from dynamiccl.evaluate.metrics import Summary
 from dynamiccl.evaluate.report import Report, first_lines
 from dynamiccl.evaluate.simulate.compare import Comparison, Row
@@ -42,7 +44,15 @@ def print_report(report: Report) -> None:
             _say(console, f"  {name}: {sentence}")
     for system in report.systems:
         _print_system(console, system)
+    _say(console, f"rows in no task: {left_out_text(report.left_out)}")
     _say(console, f"{report.page}\n{report.results}")
+
+
+def print_mean(mean: Mapping[str, Mapping[str, float]]) -> None:
+    """A line for each policy, of what `mean_over_turns` says."""
+    for name, each in mean.items():
+        text = f"{name}: mean regret over turns {each['mean']:.2%}, at most {each['most']:.2%}"
+        _say(wide_stdout(), text)
 
 
 def _print_system(console: Console, system: SystemReport) -> None:

@@ -14,7 +14,7 @@ from dynamiccl.datasets.cells import NOISE_KEY, tuned, usable
 from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.episodes import TrainingSteps, training_steps, with_noise
 from dynamiccl.datasets.features import FEATURES, Observations, cold_observations
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.sequences import CALLS_USED, SequenceCounts, sequence_steps
 from dynamiccl.datasets.splits import Split, SplitBy, Splits
 from dynamiccl.datasets.steps import Steps
@@ -52,6 +52,8 @@ class TrainingData:
     #: Of the validation tasks, cold.
     observations: Observations
     digest: str
+    #: Rows that are in no task, by reason.
+    left_out: dict[str, int]
 
     @property
     def cost_start(self) -> int:
@@ -76,8 +78,7 @@ class TrainingData:
 
     def default_regret(self) -> float:
         """The same mean regret of NCCL's own choice."""
-        abstaining = np.full(self.validation.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
-        return self.mean_over_groups(abstaining)
+        return self.mean_over_groups(np.full(self.validation.tasks.height, ABSTAIN_ACTION))
 
     def mean_over_groups(self, actions: npt.NDArray[np.int64]) -> float:
         """Mean regret of actions on the validation bins; groups weigh equally."""
@@ -120,8 +121,7 @@ def load_data(
             f"(split={parts.by}) none has the default and two forced configs measured; measure "
             "sizes of three octaves at least (a sweep over all powers of two does)"
         )
-    tasks = with_noise(validation.tasks, training.noise)
-    observations = cold_observations(tasks, profiles, costs)
+    asked = with_noise(validation.tasks, training.noise)
     sequences, counts, level_shares = None, None, None
     if part_paths(data_dir, "calls"):
         calls = parts.assign(scan(data_dir, "calls").select(CALLS_USED).collect())
@@ -142,6 +142,7 @@ def load_data(
         sequence_counts=counts,
         level_shares=level_shares,
         validation=validation,
-        observations=observations,
+        observations=cold_observations(asked, profiles, costs),
         digest=content_hash(data_dir),
+        left_out=rows_left_out(everything),
     )

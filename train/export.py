@@ -42,6 +42,8 @@ class FitSummary:
     abstain_margin: float
     num_actions: int
     counts: dict[str, int]
+    #: Rows that are in no task, by reason: neither validated nor calibrated on.
+    left_out: dict[str, int]
     #: The bound on P(acts and is slower) that was asked for, and the least that the calibration
     #: tasks of each machine can keep; None: the recipe has none.
     alpha: float | None = None
@@ -93,6 +95,7 @@ def end_run(
         abstain_margin=policy[1],
         num_actions=len(manifest.catalogue),
         counts=asdict(data.training.counts),
+        left_out=data.left_out,
         **found,
     )
     # Written last: if it exists, all other files do.

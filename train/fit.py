@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import d3rlpy
 import numpy as np
@@ -25,7 +25,6 @@ from dynamiccl.train.cautious.run import fit_and_export
 from dynamiccl.train.cost_base import base_residuals
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.export import FitSummary, end_run, with_margin
-from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.online.loop import OnlineLoop
 from dynamiccl.train.online.make import make_loop as make_online_loop
@@ -282,15 +281,18 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     seconds: float,
 ) -> FitSummary:
     best = loop.best()
-    algorithm.save(str(_made(scratch / "checkpoints") / "last.d3"))
-    members_of(algorithm).load_state_dict(best.weights)
+    for name in ("checkpoints", "plots"):
+        (scratch / name).mkdir()
+    algorithm.save(str(scratch / "checkpoints" / "last.d3"))
+    members: Any = members_of(algorithm)
+    members.load_state_dict(best.weights)
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
-    module, margin, regret = with_margin(_members(algorithm), data, recipe)
+    module, margin, regret = with_margin(members, data, recipe)
     default = data.default_regret()
     from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
 
     figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
-    figure.savefig(_made(scratch / "plots") / "training.png", dpi=120)
+    figure.savefig(scratch / "plots" / "training.png", dpi=120)
     final = {
         "best_validation_regret": regret,
         "default_validation_regret": default,
@@ -311,12 +313,3 @@ def _state_path(run: tracking.Run) -> Path:
     #                   ~/.local/state.
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return home / "dynamiccl" / run.run_id / _STATE_NAME
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _members(algorithm: Any) -> list[Member]:
-    return [cast(Member, member) for member in members_of(algorithm)]

@@ -90,7 +90,7 @@ class Recipe:
     #: the members, not each of them, has to be this much faster.
     warm_margin: Annotated[float, Within(0, 1)] = 0.02
     #: What is held out for validation and test (datasets/splits.py): octaves of sizes, whole group
-    #: shapes (shape), or whole systems (system).
+    #: shapes (shape), systems or runs; shape:1 is the next turn of shapes, after shape:0.
     split: str = "size"
     #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; of a
     #: Gaussian process. With fewer than 1 / alpha - 1 tasks of a machine to calibrate on it

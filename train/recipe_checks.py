@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Any, Final
 
-from dynamiccl.datasets.splits import SplitBy
+from dynamiccl.datasets.splits import split_by
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.train.bounds import check_bounds
 
@@ -44,10 +44,7 @@ def check_recipe(recipe: Recipe) -> None:
     Raises UnknownName for a value that is not among its choices.
     """
     check_bounds(recipe, f"recipe '{recipe.name}' (--set)")
-    if recipe.split not in list(SplitBy):
-        raise UnknownName(
-            "split", recipe.split, [each.value for each in SplitBy], where="--set split"
-        )
+    split_by(recipe.split)
     if recipe.held_calls > 1 and recipe.gamma > 0.0:
         raise UserError(
             f"held_calls={recipe.held_calls} takes the place of looking ahead, and gamma is "

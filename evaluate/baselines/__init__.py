@@ -1,1 +1,1 @@
-"""Simple policies that a learned one has to beat, fitted to the same training bins."""
+"""Simple policies that a learned one has to beat, fitted to the bins that it was told."""

@@ -16,7 +16,6 @@ FAMILY: Final = (
     "collective",
     "datatype",
     "launch_profile",
-    "in_place",
 )
 
 

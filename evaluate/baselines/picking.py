@@ -19,21 +19,27 @@ class Picked:
     """
 
     def __init__(
-        self, make: Callable[[S], Policy], settings: Sequence[S], validation: TaskGrid
+        self,
+        make: Callable[[S], Policy],
+        settings: Sequence[S],
+        validation: TaskGrid,
+        again: Callable[[S], Policy] | None = None,
     ) -> None:
-        """Make a policy of every setting and judge it."""
+        """Make a policy of every setting and judge it; `again` makes those that are picked anew."""
         if not settings:
             raise ValueError("there are no settings to pick from")
-        self._policies = [make(setting) for setting in settings]
-        self.name = self._policies[0].name
+        policies = [make(setting) for setting in settings]
+        self.name = policies[0].name
         systems = validation.tasks["system"].to_numpy()
-        regrets = [validation.regret(policy.choose(validation)) for policy in self._policies]
+        regrets = [validation.regret(policy.choose(validation)) for policy in policies]
         self._of_system = {
             str(system): int(np.argmin([float(r[systems == system].mean()) for r in regrets]))
             for system in np.unique(systems)
         }
         counts = np.bincount(list(self._of_system.values()), minlength=1)
         self._of_others = int(np.argmax(counts))
+        picked = {*self._of_system.values(), self._of_others}
+        self._policies = {i: again(settings[i]) if again else policies[i] for i in picked}
         self.setting_of = {system: settings[i] for system, i in self._of_system.items()}
 
     def choose(self, grid: TaskGrid) -> Actions:

@@ -36,7 +36,6 @@ NAMES: Final = (
     "collective",
     "datatype",
     "launch_profile",
-    "in_place",
     "nvswitch",
     "nic_kind",
     "cpu_vendor",

@@ -78,10 +78,8 @@ def write_cell(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
 
 def family_title(row: Mapping[str, object]) -> str:
     """A title for a family of tasks."""
-    place = {True: "in place", False: "out of place", None: "placement unknown"}
     shape = f"{row['num_nodes']} x {row['ranks_per_node']} ranks"
-    in_place = row["in_place"]
-    words = [str(row["collective"]), shape, place[in_place if isinstance(in_place, bool) else None]]
+    words = [str(row["collective"]), shape]
     if row["launch_profile"] != "default":
         words.append(f"launch profile {row['launch_profile']}")
     if row["nccl_version"]:

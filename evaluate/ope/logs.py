@@ -8,21 +8,19 @@ n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's default.
 """
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import CELL_COLUMNS, REPEAT_COLUMNS, comparable, independent, quiet
+from dynamiccl.datasets.cells import comparable, one_placement, quiet
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.policies import Actions
 
 Float64Array = npt.NDArray[np.float64]
-#: In-place and out-of-place are two times of one draw.
-_DRAW: Final = [name for name in (*CELL_COLUMNS, *REPEAT_COLUMNS) if name != "in_place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +54,12 @@ def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.
 
     One row for each draw that has a time; NCCL's default is measured beside them and not drawn.
     """
-    drawn = independent(quiet(comparable(frame))).filter(
+    drawn = one_placement(quiet(comparable(frame))).filter(
         ~pl.col("is_default") & pl.col("behaviour_probability").is_not_null()
     )
     drawn = drawn.with_columns(catalogue.actions(drawn)).drop_nulls("action")
     tasks = grid.tasks.select(TASK_COLUMNS).with_row_index("task")
-    rows = drawn.join(tasks, on=TASK_COLUMNS, nulls_equal=True, maintain_order="left")
-    return rows.unique(_DRAW, keep="first", maintain_order=True)
+    return drawn.join(tasks, on=TASK_COLUMNS, nulls_equal=True, maintain_order="left")
 
 
 def read_log(drawn: pl.DataFrame, grid: TaskGrid) -> Log:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.splits import Split
 from tests.rows import default, forced, frame
 
@@ -112,6 +112,26 @@ def test_interfered_tasks_are_left_out() -> None:
     assert grid.unscored.height == 0
 
 
+def test_rows_in_no_task_are_told_by_the_first_reason() -> None:
+    out: list[tuple[str, dict[str, Any]]] = [
+        ("beside compute", {"interference_kind": "compute", "collective": "AlltoAll"}),
+        ("beside other communicators", {"num_comms": 4}),
+        ("without a time of healthy GPUs", {"throttled": True, "mig": True}),
+        ("of collectives that no tuner is asked about", {"collective": "AlltoAll"}),
+        ("of shared nodes, MIG instances or the plugin's default", {"exclusive_node": False}),
+        ("of a size without a bin", {"size_bytes": 0}),
+    ]
+    rows = [
+        row for number, (_, columns) in enumerate(out) for row in task(repeat=number, **columns)
+    ]
+    rows += [*task(in_place=True)[1:], forced(None, None, 1.0), default(status="failed")]
+    found = rows_left_out(frame(*task(), *rows))
+    assert sum(found.values()) == len(rows)
+    rest = {"of a placement without NCCL's default": 2, "of a config that is not known": 1}
+    assert found == {**dict.fromkeys((reason for reason, _ in out), 3), **rest} | {out[2][0]: 4}
+    assert rows_left_out(frame(*task())) == {}
+
+
 @pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 3}])
 def test_rows_of_unwell_gpus_are_in_no_verdict(flags: dict[str, object]) -> None:
     hot = [{**row, **flags, "repeat": 1} for row in task(1.0, 1.0, 1.0)]
@@ -142,11 +162,32 @@ def test_only_the_asked_splits_are_scored() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"nccl_version": "2.28.9"}, {"launch_profile": "tuned"}, {"in_place": True}, {"num_nodes": 2}],
+    [{"nccl_version": "2.28.9"}, {"launch_profile": "tuned"}, {"num_nodes": 2}],
 )
 def test_conditions_make_tasks_of_their_own(change: dict[str, Any]) -> None:
     grid = score(*task(), *task(5.0, **change))
     assert sorted(grid.default_us.tolist()) == [5.0, 10.0]
+
+
+def test_in_place_and_out_of_place_are_two_measurements_of_one_task() -> None:
+    grid = score(*task(), *task(40.0, 8.0, 20.0, in_place=True))
+    assert grid.times_us == pytest.approx(np.array([[20.0, 20.0, 8.0]]))
+    assert grid.repeats.tolist() == [[1, 1, 1]]
+
+
+def test_a_config_without_one_placement_is_not_judged_by_what_placements_differ_by() -> None:
+    """In place takes twice as long: Ring lacks it in one run, Tree in all."""
+    rows = []
+    for run in ("c0", "c1", "c2"):
+        rows += task(run=run)
+        twice = task(20.0, 16.0, 40.0, run=run, in_place=True)
+        rows += twice[:1] if run == "c2" else twice[:2]
+    grid = score(*rows)
+    assert grid.times_us[0] / grid.times_us[0, 0] == pytest.approx([1.0, 2.0, 0.8])
+    assert grid.repeats.tolist() == [[3, 3, 3]]
+    # Of a placement without the default it is not known how far it is off.
+    lone = score(*task(), *task(in_place=True)[1:])
+    assert lone.times_us.tolist() == [[10.0, 20.0, 8.0]]
 
 
 def test_unknown_conditions_are_one_task() -> None:

@@ -30,6 +30,9 @@ def test_held_out_octaves_have_training_on_both_sides(octave: int) -> None:
 def test_octaves_are_split_as_data_sets_of_all_releases_are() -> None:
     found = "".join(split_of(1 << octave).value[:2] for octave in range(16, 24))
     assert found == "trvatrtetrvatrte"
+    rows = frame(*(default(size_bytes=1 << k) for k in range(10, 31)))
+    assert Splits.of(rows, "size:0") == Splits()
+    assert Splits.of(rows, "size:1").validation[0] == "12"
 
 
 def test_size_alone_decides() -> None:
@@ -86,6 +89,20 @@ def test_whole_shapes_are_held_out_and_later_ones_are_for_test() -> None:
     assert parts.text() == "every shape but 2x8, 16x8, 4x8"
 
 
+@pytest.mark.parametrize("count", [3, 4, 7])
+def test_each_value_is_held_out_in_turn(count: int) -> None:
+    rows = frame(*shapes(*((nodes, 8) for nodes in range(1, count + 1))))
+    parts = [Splits.of(rows, f"shape:{turn}").assign(rows) for turn in range(count)]
+    tests = [set(each.filter(split="test")["num_nodes"]) for each in parts]
+    assert set.union(*tests) == set(range(1, count + 1))
+    assert len({frozenset(each) for each in tests}) == count
+    assert all({"train", "validation"} < set(each["split"]) for each in parts)
+    with pytest.raises(NotEnoughData, match=f"or take a turn from 0 to {count - 1}"):
+        Splits.of(rows, f"shape:{count}")
+    with pytest.raises(UnknownName, match="shape:one"):
+        Splits.of(rows, "shape:one")
+
+
 def test_whole_systems_are_held_out() -> None:
     rows = frame(*(each for name in "cab" for each in shapes((2, 8), (4, 8), system=name)))
     split = Splits.of(rows, "system").assign(rows).select("system", "split").unique()
@@ -114,5 +131,5 @@ def test_too_few_to_hold_out_says_how_many_it_takes() -> None:
     rows = frame(*shapes((2, 8), (4, 8)))
     with pytest.raises(NotEnoughData, match=r"holds out shapes, and the data have 2 \(2x8, 4x8\)"):
         Splits.of(rows, "shape")
-    with pytest.raises(UnknownName, match="size, shape, system, run"):
+    with pytest.raises(UnknownName, match="size:TURN, shape:TURN, system:TURN, run:TURN"):
         Splits.of(rows, "moon")

@@ -22,6 +22,7 @@ from dynamiccl.evaluate.baselines.tables import (
     NearestSize,
     PooledFixed,
 )
+from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle, Policy
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.evaluate.grids import NAN, TRAINING, grid
@@ -161,18 +162,22 @@ class Always:
 
 def test_settings_are_picked_by_regret_on_each_systems_validation() -> None:
     small, large = law([1 << 12], system="small"), law([1 << 20], system="large")
-    both = TaskGrid(
-        pl.concat([small.tasks, large.tasks]),
-        np.vstack([small.times_us, large.times_us]),
-        np.vstack([small.repeats, large.repeats]),
-        small.unscored,
-        {},
-    )
+    both = small.joined(large)
     picked = Picked(Always, (0, 3, 1, 2), both)
     assert picked.name == "always"
     assert picked.setting_of == {"small": 1, "large": 3}
     assert picked.choose(both).tolist() == [1, 3]
     assert picked.choose(law([1 << 12], system="new")).tolist() == [3]  # the first of equals
+
+
+def test_rivals_are_told_what_the_policies_were_training_and_validation() -> None:
+    """At a validation size, between two training sizes, another config is the fastest."""
+    far = [[10.0, 5.0, 9.0]] * 2
+    training, validation = grid([1 << 10, 1 << 30], far), grid([1 << 20], [[10.0, 5.0, 1.0]])
+    asked = grid([1 << 21], [[1.0, 1.0, 1.0]])
+    players = {p.name: p for p in make_policies(training, validation, CATALOGUE, [])}
+    told = ("region-table", "nearest-size", "interpolated", "k-nearest", "decision-tree")
+    assert {name: players[name].choose(asked).tolist() for name in told} == {n: [2] for n in told}
 
 
 def test_without_validation_the_first_setting_stands() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.crossfit import cross_fit, has_runs
+from dynamiccl.evaluate.crossfit import cross_fit, fitted_rows, has_runs
 from tests.evaluate.grids import NAN, grid
 
 
@@ -88,3 +88,12 @@ def test_tasks_without_runs_enough_are_left_out() -> None:
     assert fitted is not None
     assert fitted.regret.mean == pytest.approx((0.0 + 2.0) / 2)
     assert cross_fit(mixed, np.array([0]), choices) == {"default": None}
+
+
+def test_equal_twins_are_one() -> None:
+    """Broadcast and Reduce of a simulated system count once; other sizes and times do not."""
+    rows = [[10.0, NAN, 8.0], [10.0, NAN, 8.0], [10.0, 9.0, 8.0], [10.0, NAN, 8.0]]
+    twins = grid([1, 1, 1, 2], rows)
+    assert fitted_rows(twins, np.arange(4)).tolist() == [0, 2, 3]
+    twins.repeats[0] = 2
+    assert fitted_rows(twins, np.arange(4)).tolist() == [1, 2, 3]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.evaluate.headline import table_verdict
 from dynamiccl.evaluate.metrics import (
     INDEPENDENT,
     OPTIMISTIC,
     Summary,
-    baseline_verdicts,
     default_verdicts,
     result_rows,
     summarise,
@@ -86,9 +86,7 @@ def test_verdict_says_that_a_simple_baseline_beats_the_policy() -> None:
         Summary(**{**found["policy"].to_json(), "policy": "best-fixed"}),
     ]
     assert "DOES NOT BEAT" in default_verdicts("s", swapped, ["policy"], 0.05)[0]
-    text = "\n".join(baseline_verdicts("s", swapped, ["policy"], 0.05))
-    assert "simple baselines beat policy (mean regret" in text
-    assert "beyond the noise: best-fixed 0.00%." in text
+    assert "better than policy beyond" in table_verdict("policy", swapped, ["policy"], 0.05)
 
 
 def test_verdict_on_a_default_within_the_noise() -> None:
@@ -108,5 +106,4 @@ def test_searchers_and_the_oracle_are_no_simple_baselines() -> None:
     worse = choices | {"policy": np.array([0, 0])}
     found = summarise(GRID, np.array([0, 1]), worse, 0.05, probes)
     assert {s.policy: s.probes for s in found if s.probes} == {"descent": 15.0}
-    lines = baseline_verdicts("s", found, ["policy"], 0.05)
-    assert lines == ["s: no simple baseline has a lower mean regret than policy."]
+    assert table_verdict("policy", found, ["policy"], 0.05).startswith("No simple table is better")

@@ -47,8 +47,9 @@ def test_a_reports_table_is_a_line_a_policy(capsys: pytest.CaptureFixture[str]) 
     system = SystemReport(
         "s", False, None, [worst], {}, [], [], pl.DataFrame(), sentences={LONG: "Said"}
     )
-    terminal.print_report(Report([system], Path("results"), Path("page"), "0"))
+    terminal.print_report(Report([system], Path("results"), Path("page"), "0", {"beside x": 3}))
     lines = shown(capsys)
+    assert "rows in no task: 3 beside x" in lines
     assert max(map(len, lines)) <= WIDTH
     (row,) = [line for line in lines if line.strip().startswith(LONG) and "Said" not in line]
     for text in ("1204.44", "194.3 (-189.0 to 1216.5)", "1559.83", "1.8148", " 100 "):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN
@@ -12,6 +13,8 @@ from dynamiccl.evaluate.report import make_report
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
 from dynamiccl.train.recipes import make_recipe
+from tests.cli.conftest import Shell
+from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.stores import new_store
 
@@ -70,6 +73,23 @@ def test_policies_that_were_trained_on_other_parts_are_not_compared(
         make_report(shapes, [("one", one), ("other", other)], tmp_path / "report")
 
 
+def test_policies_of_turns_are_scored_one_by_one_and_their_mean_is_told(
+    shapes: Path, tmp_path: Path, shell: Shell
+) -> None:
+    words: list[object] = []
+    for turn in (0, 1):
+        settings = (*FEW_STEPS, f"split=shape:{turn}")
+        words += ["--policy", policy_of(shapes, tmp_path, "ddqn-dueling", *settings)]
+    where = ("--data", shapes, "--out", tmp_path / "out", "--json")
+    said = shell("dynamiccl-evaluate", "report", *where, *words).json
+    scored = [pl.read_parquet(each["results"])["num_nodes"].unique() for each in said["turns"]]
+    assert [each.to_list() for each in scored] == [[8], [16]]
+    of_turns = [each["systems"][SYSTEM]["policies"] for each in said["turns"]]
+    means = [each[f"ddqn-dueling-{turn}"]["mean"] for turn, each in enumerate(of_turns, 1)]
+    told = said["mean_over_turns"]["ddqn-dueling"]
+    assert told == {"mean": pytest.approx(sum(means) / 2), "most": max(means)}
+
+
 @pytest.mark.parametrize(
     ("sizes", "recipe"),
     [
@@ -101,5 +121,5 @@ def test_sweeps_of_few_sizes_train_validate_and_are_scored(
 
 
 def test_an_unknown_split_names_the_choices() -> None:
-    with pytest.raises(UnknownName, match="size, shape, system"):
+    with pytest.raises(UnknownName, match="size:TURN, shape:TURN"):
         make_recipe("ddqn-dueling", ["split=moon"])

@@ -120,6 +120,7 @@ def fit_command(
         )
     chosen = make_recipe(recipe or DEFAULT_RECIPE, settings or [])
     # Checked before the heavy imports: a typo should not take five seconds to be told.
+    from dynamiccl.datasets.cells import left_out_text
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
@@ -162,6 +163,7 @@ def fit_command(
         f"validation: mean regret {summary.validation_regret:.2%} on {summary.validation_tasks} "
         f"tasks (NCCL's default {summary.validation_default_regret:.2%}), abstains below a "
         f"predicted gain of {summary.abstain_margin:.1%}\n"
+        f"rows in no task: {left_out_text(summary.left_out)}\n"
         f"files: {summary.run_directory}\n"
         f"registered as models:/{tracking.MODEL_NAME}@{tracking.CANDIDATE} (version {version})\n"
         f"compare runs with: {tracking.ui_hint(tracking_uri, summary.run_id)}",
