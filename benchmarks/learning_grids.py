@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bench_gate import NO_NOISE, sweep
 from learning_figures import over_replicates, parallel
+from sweeps import NO_NOISE, sweep
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable
