@@ -18,10 +18,9 @@ Writes out/bench/gate.json.
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +28,11 @@ import polars as pl
 from harness import write_result
 from learning_figures import parallel
 from scipy import stats
-from sweeps import NO_NOISE
-from worlds import perturbed
+from worlds import NO_NOISE, perturbed
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, tuned
+from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, run_names, tuned
 from dynamiccl.datasets.features import (
     TUNED,
     WINDOW_LENGTH,
@@ -59,14 +57,21 @@ RUNS: Final = 3
 #: Drawn gates that one process judges at a time.
 _PART: Final = 50
 SIZES: Final = [1 << power for power in range(13, 31)]
-MACHINES: Final = (("b300-nvlink", "1", "8"), ("a100-nvswitch", "1", "8"), ("gb10-roce", "4", "1"))
+#: Systems whose physics are drawn anew, and a shape of each.
+_ONE_NODE: Final = "{ num_nodes = 1, ranks_per_node = 8 }"
+_FOUR_NODES: Final = "{ num_nodes = 4, ranks_per_node = 1 }"
+MACHINES: Final = (
+    ("b300-nvlink", _ONE_NODE),
+    ("a100-nvswitch", _ONE_NODE),
+    ("gb10-roce", _FOUR_NODES),
+)
 SWEEP: Final = """
 name = "{name}"
 system = "{system}"
 collectives = ["AllReduce"]
 algorithms = ["Ring", "Tree"]
 num_channels = [1, 2, 4, 8, 16]
-groups = [{{ num_nodes = {nodes}, ranks_per_node = {ranks} }}]
+groups = [{shape}]
 sizes = {{ min = "8K", max = "1G" }}
 nccl_version = "{version}"
 cycles = {cycles}
@@ -74,6 +79,19 @@ cycles = {cycles}
 seed = {seed}
 {noise}
 """
+_PLAIN: Final = {
+    "system": "drawn",
+    "source": "simulator",
+    "nccl_version": "2.27.5",
+    "collective": "AllReduce",
+    "datatype": "float",
+    "num_ranks": 8,
+    "num_nodes": 1,
+    "ranks_per_node": 8,
+    "in_place": False,
+    "interference_level": 0.0,
+    "time_us": 1.0,
+}
 Times = npt.NDArray[np.float64]
 #: (action, predicted gain) by size bin.
 Wanted = Mapping[int, tuple[int, float]]
@@ -97,7 +115,6 @@ class WantedConfigs:
             for collective in TUNED
             for each in table_bins(supports[0])
         ]
-        runs = frame.select(pl.concat_str(["system", "sweep", "run"], separator="/")).to_series()
         self.manifest = Manifest(
             recipe="wanted",
             catalogue=catalogue.to_json(),
@@ -115,7 +132,7 @@ class WantedConfigs:
             dynamiccl_version="",
             schema_version=SCHEMA_VERSION,
             created="",
-            runs=runs.unique().to_list(),
+            runs=run_names(frame),
         )
 
     def act(self, _: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
@@ -139,71 +156,47 @@ def passed(policy: WantedConfigs, fresh: pl.DataFrame) -> list[Cell]:
 
 def small_sweeps(machines: int) -> dict[str, float]:
     """The share of the gain that passes on small sweeps of machines drawn at random."""
-    found = []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(machines):
-            found.append(_small_sweep(number, Path(folder) / str(number)))
-    kept, possible = np.array([(each.kept, each.possible) for each in found]).T
+        found = [_small_sweep(number, Path(folder) / str(number)) for number in range(machines)]
+    kept, possible, bins, slower = np.array(found).T
     return {
         "small_sweep_gate_kept": float(kept.sum() / possible.sum()),
         "small_sweep_gate_kept_least": float(np.min(kept[possible > 0] / possible[possible > 0])),
-        "small_sweep_gate_bins": sum(each.bins for each in found),
-        "small_sweep_gate_slower": sum(each.slower for each in found),
+        "small_sweep_gate_bins": int(bins.sum()),
+        "small_sweep_gate_slower": int(slower.sum()),
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Small:
-    """Of one small sweep: the gain (ln) that passed and could, bins that could, and slower ones."""
-
-    kept: float
-    possible: float
-    bins: int
-    slower: int
-
-
-def _small_sweep(number: int, out: Path) -> Small:
-    name, nodes, ranks = MACHINES[number % len(MACHINES)]
+def _small_sweep(number: int, out: Path) -> tuple[float, float, int, int]:
+    """The gain (ln) that passed and that is clear, clear bins, and those that passed and lose."""
+    name, shape = MACHINES[number % len(MACHINES)]
     system = perturbed(name, number)
 
-    def grid(sweep: str, cycles: int, seed: int, noise: str = "") -> tuple[pl.DataFrame, Any]:
-        text = SWEEP.format(
-            name=sweep,
-            system=system.name,
-            nodes=nodes,
-            ranks=ranks,
-            version=system.nccl_version,
-            cycles=cycles,
-            seed=seed,
-            noise=noise,
-        )
-        frame = read(simulate(text, out / sweep, system))
-        return frame, Catalogue.from_frame(frame)
+    def measured(sweep: str, cycles: int, seed: int, noise: str = "") -> pl.DataFrame:
+        about = {"system": system.name, "shape": shape, "version": system.nccl_version}
+        text = SWEEP.format(name=sweep, cycles=cycles, seed=seed, noise=noise, **about)
+        return tuned(read(simulate(text, out / sweep, system)))
 
-    frame, catalogue = grid("trained", RUNS, 2 * number)
-    seen = task_grid(tuned(frame), catalogue, list(Split))
-    truth = task_grid(tuned(grid("truth", 1, 0, NO_NOISE)[0]), catalogue, list(Split))
-    fresh, _ = grid("fresh", RUNS, 2 * number + 1)
-    best = np.nanargmin(seen.times_us, axis=1)
-    bins = seen.tasks["bin"].to_list()
+    trained = measured("trained", RUNS, 2 * number)
+    fresh = measured("fresh", RUNS, 2 * number + 1)
+    catalogue = Catalogue.from_frame(trained)
+    seen = task_grid(trained, catalogue, list(Split))
+    truth = task_grid(measured("truth", 1, 0, NO_NOISE), catalogue, list(Split))
+    best, bins = np.nanargmin(seen.times_us, axis=1), seen.tasks["bin"].to_list()
     predicted = seen.default_us / seen.chosen_us(best) - 1.0
     wanted = {b: (int(a), float(g)) for b, a, g in zip(bins, best, predicted, strict=True) if a}
     gains = np.log(truth.default_us / truth.chosen_us(best))
-    band = float(noise_bands(tuned(fresh), NOISE_KEY)["noise_band"][0])
-    policy = WantedConfigs(frame, catalogue, wanted)
+    policy = WantedConfigs(trained, catalogue, wanted)
     let = {cell.bin for cell in passed(policy, fresh)}
     # One standard deviation for all bins of a machine: three runs do not tell that of each.
-    measured, [support] = FreshRuns(fresh, catalogue), policy.manifest.supports
-    by_run = [measured.gains(support, "AllReduce", [b], a) for b, (a, _) in wanted.items()]
+    runs, [support] = FreshRuns(fresh, catalogue), policy.manifest.supports
+    by_run = [runs.gains(support, "AllReduce", [b], a) for b, (a, _) in wanted.items()]
     spread = np.sqrt(np.mean([np.var(each, ddof=1) for each in by_run]))
-    is_clear = gains > np.log1p(band) + 4.0 * spread
+    is_clear = gains > np.log1p(runs.band(support, "AllReduce") or np.inf) + 4.0 * spread
     is_let = np.array([each in let for each in bins])
-    return Small(
-        float(gains[is_clear & is_let].sum()),
-        float(gains[is_clear].sum()),
-        int(is_clear.sum()),
-        int((gains[is_let] <= 0.0).sum()),
-    )
+    kept = float(gains[is_clear & is_let].sum())
+    slower = int((gains[is_let] <= 0.0).sum())
+    return kept, float(gains[is_clear].sum()), int(is_clear.sum()), slower
 
 
 def drawn_gates(gates: int) -> dict[str, float]:
@@ -274,26 +267,9 @@ def _frame(sweep: str, repeats: int) -> pl.DataFrame:
     """Rows of NCCL's default and Ring/LL, by size, run and repeat, without their times."""
     rows = []
     for arm, size, run, repeat in product(range(2), SIZES, range(RUNS), range(repeats)):
-        row = {
-            "system": "drawn",
-            "sweep": sweep,
-            "run": f"{sweep}-{run}",
-            "repeat": repeat,
-            "source": "simulator",
-            "nccl_version": "2.27.5",
-            "collective": "AllReduce",
-            "size_bytes": size,
-            "datatype": "float",
-            "num_ranks": 8,
-            "num_nodes": 1,
-            "ranks_per_node": 8,
-            "in_place": False,
-            "interference_level": 0.0,
-            "is_default": arm == 0,
-            "time_us": 1.0,
-        }
         asked = {"requested_algorithm": "Ring", "requested_protocol": "LL"} if arm else {}
-        rows.append(row | asked)
+        place = {"sweep": sweep, "run": f"{sweep}-{run}", "repeat": repeat, "size_bytes": size}
+        rows.append(_PLAIN | place | asked | {"is_default": arm == 0})
     return pl.DataFrame(measurements_table(rows))
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from learning_grids import SHAPES
+from learning_grids import NO_NOISE, SHAPES, sweep
 from learning_logs import draw_log, mixture, true_value
 from scipy import stats
-from sweeps import NO_NOISE, sweep
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable

@@ -65,7 +65,8 @@ class GatePlan:
     cycles: int
     #: Bins that the gate is expected to let pass alone, of those planned.
     expected_to_pass: float
-    #: `runs`, the `bins` expected to pass with so many, their `share_of_gain`, and `hours`.
+    #: `runs`, `hours`, the `bins` of those planned that are expected to pass alone in so many, and
+    #: `share_of_gain`, theirs in that of all planned.
     by_runs: list[dict[str, float]]
     #: Reason -> bins that are left out.
     left_out: dict[str, int]
@@ -168,22 +169,18 @@ def plan_gate(
         cycles = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
         fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     write.write_text(fresh.text, encoding="utf-8")
-    by_runs = [
-        _outlook(hopes, kept, n, q) | {"hours": plan["hours"] * n / cycles} for n in TOLD_CYCLES
-    ]
-    passing = _outlook(hopes, kept, cycles, q)["bins"]
+    by_runs = [_outlook(kept, n, q) | {"hours": plan["hours"] * n / cycles} for n in TOLD_CYCLES]
+    passing = _outlook(kept, cycles, q)["bins"]
     counts = (len(hopes), len(kept), cycles, passing, by_runs, left_out, sweep_hours, is_cut)
     return GatePlan(name, *counts, plan, str(write))
 
 
-def _outlook(
-    hopes: Sequence[_ExpectedGain], kept: Sequence[_ExpectedGain], cycles: int, q: float
-) -> dict[str, float]:
+def _outlook(kept: Sequence[_ExpectedGain], cycles: int, q: float) -> dict[str, float]:
     """What would pass alone in so many runs of the kept bins; see `GatePlan.by_runs`."""
-    powers = [hope.power(cycles, q / 2) for hope in kept]
-    passing = sum(p * max(h.gain or 0.0, 0.0) for p, h in zip(powers, kept, strict=True))
-    share = passing / sum(max(hope.gain or 0.0, 0.0) for hope in hopes)
-    return {"runs": cycles, "bins": sum(powers), "share_of_gain": share}
+    powers = np.array([hope.power(cycles, q / 2) for hope in kept])
+    gains = np.array([max(hope.gain or 0.0, 0.0) for hope in kept])
+    share = float(powers @ gains / max(gains.sum(), 1e-12))
+    return {"runs": cycles, "bins": float(powers.sum()), "share_of_gain": share}
 
 
 def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_ExpectedGain]:
