@@ -1,156 +1,276 @@
-"""The gate's decisions against the simulator's true times.
+"""What the gate lets through in three fresh runs, against known truth.
 
-    python benchmarks/bench_gate.py             # two gates; FULL=1: thirty
+    python benchmarks/bench_gate.py    # a few minutes; FULL=1: five times the gates
 
-Twenty group shapes of H100 nodes, three collectives, half-octave sizes: a policy is trained on
-three noisy cycles, and gated by eight fresh ones, with other seeds each time. The judge is a sweep
-without noise that holds every size bin. *Share worse*: of the bins that the gates let through,
-those in which the config is truly slower than NCCL's default by over 1 %. *Gain kept*: the sum of
-log(default / gated) over that of log(default / oracle), all bins, the mean over gates. The same for
-the policy without a gate. *Stretch*: of bins that passed as part of a stretch, not alone.
+*Small sweeps*: one collective and shape of a machine drawn at random, 18 sizes, 30 configs, three
+repeats. The policy wants the fastest config of the sweep; three fresh runs of one repeat judge it.
+`small_sweep_gate_kept`: of the true gain (ln) in bins where it exceeds the noise band and four
+standard deviations of one run's, what passed; `_least` is that of the worst machine.
 
-Writes out/bench/gate.json. A minute a gate on one core.
+*Drawn gates*: 18 bins, three runs, and noise that the gate does not suppose: of its own size in
+each bin, at times eight times as large in some; calls now and then a multiple slower, processes
+slow as a whole, sizes of one process alike. `gate_false_passes`: of the bins that passed, those
+whose true gain is not above 0, and the upper end of its 95 % interval (Clopper and Pearson).
+
+Writes out/bench/gate.json.
 """
 
 import os
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
+import numpy.typing as npt
+import polars as pl
 from harness import write_result
+from learning_figures import parallel
+from scipy import stats
+from worlds import NO_NOISE, perturbed
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.datasets.cells import tuned
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, run_names, tuned
+from dynamiccl.datasets.features import (
+    TUNED,
+    WINDOW_LENGTH,
+    Observations,
+    feature_table,
+    window_table,
+)
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.questions import table_bins
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.schema import SCHEMA_VERSION
+from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
+from dynamiccl.datasets.supports import find_supports
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
-from dynamiccl.evaluate.gate.evidence import costs_of
-from dynamiccl.evaluate.gate.gate import pass_gate
-from dynamiccl.train.fit import fit
-from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.evaluate.gate.evidence import FreshRuns
+from dynamiccl.evaluate.gate.gate import DEFAULT_Q, pass_gate
+from dynamiccl.sizes import size_bin
 
-SHAPES: Final = [(nodes, ranks) for nodes in (2, 4, 8, 16, 32) for ranks in (1, 2, 4, 8)]
+RUNS: Final = 3
+#: Drawn gates that one process judges at a time.
+_PART: Final = 50
+SIZES: Final = [1 << power for power in range(13, 31)]
+#: Systems whose physics are drawn anew, and a shape of each.
+_ONE_NODE: Final = "{ num_nodes = 1, ranks_per_node = 8 }"
+_FOUR_NODES: Final = "{ num_nodes = 4, ranks_per_node = 1 }"
+MACHINES: Final = (
+    ("b300-nvlink", _ONE_NODE),
+    ("a100-nvswitch", _ONE_NODE),
+    ("gb10-roce", _FOUR_NODES),
+)
 SWEEP: Final = """
 name = "{name}"
-system = "h100-ib-simulated"
-collectives = ["AllReduce", "AllGather", "ReduceScatter"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{groups}]
-sizes = {{ min = "1K", max = "1G", steps_per_octave = 2 }}
-nccl_version = "2.27.5"
+system = "{system}"
+collectives = ["AllReduce"]
+algorithms = ["Ring", "Tree"]
+num_channels = [1, 2, 4, 8, 16]
+groups = [{shape}]
+sizes = {{ min = "8K", max = "1G" }}
+nccl_version = "{version}"
 cycles = {cycles}
 [simulator]
 seed = {seed}
 {noise}
 """
-NO_NOISE: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0"
-RECIPE: Final = "ddqn-dueling"
+_PLAIN: Final = {
+    "system": "drawn",
+    "source": "simulator",
+    "nccl_version": "2.27.5",
+    "collective": "AllReduce",
+    "datatype": "float",
+    "num_ranks": 8,
+    "num_nodes": 1,
+    "ranks_per_node": 8,
+    "in_place": False,
+    "interference_level": 0.0,
+    "time_us": 1.0,
+}
+Times = npt.NDArray[np.float64]
+#: (action, predicted gain) by size bin.
+Wanted = Mapping[int, tuple[int, float]]
 
 
 def main() -> None:
-    """Train, gate, judge."""
-    torch.set_num_threads(1)
-    num_gates = 30 if os.environ.get("FULL") else 2
+    """Both parts."""
+    many = 5 if os.environ.get("FULL") else 1
+    write_result("gate", small_sweeps(20 * many) | drawn_gates(1000 * many))
+
+
+class WantedConfigs:
+    """A policy of one shape that wants one config in each of some size bins of AllReduce."""
+
+    def __init__(self, frame: pl.DataFrame, catalogue: Catalogue, wanted: Wanted) -> None:
+        """`frame` is what it was made from."""
+        bands = noise_bands(tuned(frame), NOISE_KEY)
+        supports = find_supports(frame, catalogue, bands)
+        self._wanted = [
+            wanted.get(each, (0, 0.0)) if collective.wire == "AllReduce" else (0, 0.0)
+            for collective in TUNED
+            for each in table_bins(supports[0])
+        ]
+        self.manifest = Manifest(
+            recipe="wanted",
+            catalogue=catalogue.to_json(),
+            features=feature_table(["default"]),
+            window_features=window_table(),
+            window_length=WINDOW_LENGTH,
+            launch_profiles=["default"],
+            supports=supports,
+            min_size_bytes=SIZES[0],
+            max_size_bytes=SIZES[-1],
+            nccl_versions=[],
+            abstain_margin=0.0,
+            data_hash="",
+            git_commit="",
+            dynamiccl_version="",
+            schema_version=SCHEMA_VERSION,
+            created="",
+            runs=run_names(frame),
+        )
+
+    def act(self, _: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """(N,) the wanted actions, where they are allowed."""
+        actions = np.array([action for action, _ in self._wanted])
+        return np.where(mask[np.arange(len(actions)), actions], actions, 0)
+
+    def values(self, _: Observations, mask: npt.NDArray[np.bool_]) -> Times:
+        """(N, A) -1 for NCCL's own choice, and of the wanted actions what is predicted."""
+        values = np.full(mask.shape, -1.0)
+        for row, (action, gain) in enumerate(self._wanted):
+            values[row, action] = -1.0 / (1.0 + gain)
+        return values
+
+
+def passed(policy: WantedConfigs, fresh: pl.DataFrame) -> list[Cell]:
+    """The bins that pass a gate at the default rate."""
+    gated = pass_gate(policy, fresh)  # type: ignore[arg-type]
+    return [cell for cell in gated.cells if cell.verdict is Verdict.PASSED]
+
+
+def small_sweeps(machines: int) -> dict[str, float]:
+    """The share of the gain that passes on small sweeps of machines drawn at random."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        policy = trained_policy(out)
-        exact = sweep_text("truth", cycles=1, seed=3, noise=NO_NOISE)
-        truth = simulate(exact.replace("steps_per_octave = 2", "steps_per_octave = 4"), out / "t")
-        grid = task_grid(tuned(read(truth)), policy.manifest.actions(), list(Split))
-        ours, stretches, seconds = [], [], []
-        for gate in range(num_gates):
-            fresh = sweep(out / f"fresh-{gate}", f"fresh-{gate}", cycles=8, seed=100 + gate)
-            began = time.perf_counter()
-            gated = pass_gate(policy, read(fresh), costs=costs_of(fresh))
-            seconds.append(time.perf_counter() - began)
-            wanted = [cell for cell in gated.cells if cell.verdict is not Verdict.ABSTAINS]
-            kept = [cell for cell in wanted if cell.verdict is not Verdict.REFUSED]
-            ours.append(judged(grid, kept))
-            inferred = [cell for cell in kept if cell.verdict is Verdict.INFERRED]
-            stretches.append(judged(grid, inferred))
-    bare = judged(grid, wanted)  # the same every time
-    num_kept = sum(each.acting for each in ours)
-    in_stretches = sum(each.acting for each in stretches)
-    write_result(
-        "gate",
-        {
-            "recipe": RECIPE,
-            "cells": grid.tasks.height,
-            "gates": num_gates,
-            "gate_kept_cells": num_kept,
-            "gate_share_worse": sum(each.worse for each in ours) / max(num_kept, 1),
-            "gate_stretch_cells": in_stretches,
-            "gate_stretch_share_worse": sum(s.worse for s in stretches) / max(in_stretches, 1),
-            "gate_gain_kept": float(np.mean([each.gain_kept for each in ours])),
-            "gate_gain_kept_least": float(np.min([each.gain_kept for each in ours])),
-            "ungated_cells": bare.acting,
-            "ungated_share_worse": bare.worse / max(bare.acting, 1),
-            "ungated_gain_kept": bare.gain_kept,
-            "gate_s": float(np.median(seconds)),
-        },
+        found = [_small_sweep(number, Path(folder) / str(number)) for number in range(machines)]
+    kept, possible, bins, slower = np.array(found).T
+    return {
+        "small_sweep_gate_kept": float(kept.sum() / possible.sum()),
+        "small_sweep_gate_kept_least": float(np.min(kept[possible > 0] / possible[possible > 0])),
+        "small_sweep_gate_bins": int(bins.sum()),
+        "small_sweep_gate_slower": int(slower.sum()),
+    }
+
+
+def _small_sweep(number: int, out: Path) -> tuple[float, float, int, int]:
+    """The gain (ln) that passed and that is clear, clear bins, and those that passed and lose."""
+    name, shape = MACHINES[number % len(MACHINES)]
+    system = perturbed(name, number)
+
+    def measured(sweep: str, cycles: int, seed: int, noise: str = "") -> pl.DataFrame:
+        about = {"system": system.name, "shape": shape, "version": system.nccl_version}
+        text = SWEEP.format(name=sweep, cycles=cycles, seed=seed, noise=noise, **about)
+        return tuned(read(simulate(text, out / sweep, system)))
+
+    trained = measured("trained", RUNS, 2 * number)
+    fresh = measured("fresh", RUNS, 2 * number + 1)
+    catalogue = Catalogue.from_frame(trained)
+    seen = task_grid(trained, catalogue, list(Split))
+    truth = task_grid(measured("truth", 1, 0, NO_NOISE), catalogue, list(Split))
+    best, bins = np.nanargmin(seen.times_us, axis=1), seen.tasks["bin"].to_list()
+    predicted = seen.default_us / seen.chosen_us(best) - 1.0
+    wanted = {b: (int(a), float(g)) for b, a, g in zip(bins, best, predicted, strict=True) if a}
+    gains = np.log(truth.default_us / truth.chosen_us(best))
+    policy = WantedConfigs(trained, catalogue, wanted)
+    let = {cell.bin for cell in passed(policy, fresh)}
+    # One standard deviation for all bins of a machine: three runs do not tell that of each.
+    runs, [support] = FreshRuns(fresh, catalogue), policy.manifest.supports
+    by_run = [runs.gains(support, "AllReduce", [b], a) for b, (a, _) in wanted.items()]
+    spread = np.sqrt(np.mean([np.var(each, ddof=1) for each in by_run]))
+    is_clear = gains > np.log1p(runs.band(support, "AllReduce") or np.inf) + 4.0 * spread
+    is_let = np.array([each in let for each in bins])
+    kept = float(gains[is_clear & is_let].sum())
+    slower = int((gains[is_let] <= 0.0).sum())
+    return kept, float(gains[is_clear].sum()), int(is_clear.sum()), slower
+
+
+def drawn_gates(gates: int) -> dict[str, float]:
+    """Bins that pass, and those of them without a gain, over gates with noise of all kinds."""
+    parts = [(range(first, first + _PART),) for first in range(0, gates, _PART)]
+    found = np.concatenate([counts for _, counts in parallel(judge_drawn, parts)])
+    num_passed, num_false = map(int, found.sum(axis=0))
+    return {
+        "gate_gates": gates,
+        "gate_q": DEFAULT_Q,
+        "gate_passed": num_passed,
+        "gate_false_passes": num_false / num_passed,
+        "gate_false_passes_hi": float(stats.beta.ppf(0.975, num_false + 1, num_passed - num_false)),
+        "gate_gates_with_a_false_pass": int((found[:, 1] > 0).sum()),
+    }
+
+
+def judge_drawn(seeds: range) -> npt.NDArray[np.int64]:
+    """(gates, 2) bins that pass, and those of them whose true gain is not above 0."""
+    trained = _frame("trained", 1)
+    catalogue = Catalogue.from_frame(trained)
+    fresh = {repeats: _frame("fresh", repeats) for repeats in (1, 4)}
+    counts = []
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        gains, logs = _drawn(random, int(random.choice(list(fresh))))
+        # The policy believes in all bins; in some there is nothing, or less than that.
+        predicted = np.maximum(gains, 0.0) + random.exponential(0.05, len(SIZES))
+        wanted = {size_bin(s): (1, float(g)) for s, g in zip(SIZES, predicted, strict=True)}
+        times = pl.Series("time_us", 100.0 * np.exp(logs.ravel()))
+        judged = fresh[logs.shape[-1]].with_columns(times)
+        let = {cell.bin for cell in passed(WantedConfigs(trained, catalogue, wanted), judged)}
+        false = sum(size_bin(s) in let for s, g in zip(SIZES, gains, strict=True) if g <= 0.0)
+        counts.append((len(let), false))
+    return np.array(counts)
+
+
+def _drawn(random: np.random.Generator, repeats: int) -> tuple[Times, Times]:
+    """(S,) true gains (ln) of the sizes, and (2, S, R, repeats) log times of default and config."""
+    num, shape = len(SIZES), (2, len(SIZES), RUNS, repeats)
+    gains = np.where(
+        random.random(num) < 0.5,
+        random.exponential(0.5, num),
+        -random.exponential(0.02, num) * (random.random(num) < 0.5),
     )
+    sigma = np.exp(random.normal(np.log(0.01), 0.5))
+    own = np.exp(random.normal(0.0, random.uniform(0.0, 1.2), num))
+    own *= np.where(random.random(num) < random.choice([0.0, 0.05, 0.2]), 8.0, 1.0)
+    logs = sigma * own[:, None, None] * random.normal(size=shape)
+    # What all sizes of one process share, and what neighbours of it do.
+    process = (2, 1, RUNS, 1)
+    logs += sigma * random.uniform(0.0, 2.0) * random.normal(size=process)
+    is_slow = random.random(process) < random.choice([0.0, 0.05, 0.15])
+    logs += is_slow * np.log(random.uniform(1.1, 2.0, process))
+    apart = np.subtract.outer(np.arange(num), np.arange(num))
+    alike = np.linalg.cholesky(np.exp(-((apart / 3.0) ** 2) / 2.0) + 1e-9 * np.eye(num))
+    smooth = np.einsum("st,atr->asr", alike, random.normal(size=shape[:3]))
+    logs += sigma * random.uniform(0.0, 1.0) * smooth[..., None]
+    is_spike = random.random(shape) < random.choice([0.0, 0.01, 0.03, 0.1])
+    logs += is_spike * np.log(random.uniform(1.3, 8.0, shape))
+    # A run that is slow as a whole: what is paired cancels it.
+    logs += random.normal(0.0, 0.2, (1, 1, RUNS, 1))
+    logs[1] -= gains[:, None, None]
+    return gains, logs
 
 
-def trained_policy(out: Path) -> TorchPolicy:
-    """One training run."""
-    data = sweep(out / "trained", "trained", cycles=3, seed=1)
-    uri = f"sqlite:///{out / 'mlflow.db'}"
-    run = fit(data, make_recipe(RECIPE), experiment="gate", tracking_uri=uri, seed=0)
-    return TorchPolicy.load(Path(run.run_directory) / "policy")
-
-
-def sweep(
-    out: Path,
-    name: str,
-    *,
-    cycles: int,
-    seed: int,
-    noise: str = "",
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-) -> Path:
-    """A simulated sweep over some shapes."""
-    return simulate(sweep_text(name, cycles=cycles, seed=seed, noise=noise, shapes=shapes), out)
-
-
-def sweep_text(
-    name: str,
-    *,
-    cycles: int,
-    seed: int,
-    noise: str = "",
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-) -> str:
-    """Its sweep file."""
-    groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in shapes)
-    return SWEEP.format(name=name, groups=groups, cycles=cycles, seed=seed, noise=noise)
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Number of acting cells, of those slower by over 1 %, and the gain kept."""
-
-    acting: int
-    worse: int
-    gain_kept: float
-
-
-def judged(grid: TaskGrid, cells: list[Cell]) -> Judged:
-    """Some cells' configs against NCCL's default, by noise-free times."""
-    acts = {(c.num_nodes, c.num_ranks, c.collective, c.bin): c.action for c in cells}
-    keys = grid.tasks.select("num_nodes", "num_ranks", "collective", "bin").iter_rows()
-    actions = np.array([acts.get(key, 0) for key in keys])
-    times = grid.chosen_us(actions)
-    acting = actions > 0
-    worse = int((times > 1.01 * grid.default_us)[acting].sum())
-    gain = np.log(grid.default_us / times).sum() / np.log(grid.default_us / grid.oracle_us).sum()
-    return Judged(int(acting.sum()), worse, float(gain))
+def _frame(sweep: str, repeats: int) -> pl.DataFrame:
+    """Rows of NCCL's default and Ring/LL, by size, run and repeat, without their times."""
+    rows = []
+    for arm, size, run, repeat in product(range(2), SIZES, range(RUNS), range(repeats)):
+        asked = {"requested_algorithm": "Ring", "requested_protocol": "LL"} if arm else {}
+        place = {"sweep": sweep, "run": f"{sweep}-{run}", "repeat": repeat, "size_bytes": size}
+        rows.append(_PLAIN | place | asked | {"is_default": arm == 0})
+    return pl.DataFrame(measurements_table(rows))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """All figures of docs/results.md: learned policies against simpler baselines.
 
     python benchmarks/learning.py            # `make bench-learning`: fewer draws, under an hour
-    FULL=1 python benchmarks/learning.py     # all parts, recipes and draws, and thirty gates
+    FULL=1 python benchmarks/learning.py     # all parts, recipes and draws, and all gates
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
 Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `worlds`, truths that are
@@ -118,7 +118,9 @@ def printed_by_gate() -> dict[str, Any]:
     """The results that bench_gate.py wrote."""
     subprocess.run([sys.executable, HERE / "bench_gate.py"], check=True, stdout=subprocess.DEVNULL)
     read: dict[str, Any] = json.loads((OUT / "gate.json").read_text(encoding="utf-8"))
-    return {key: value for key, value in read.items() if key.startswith(("gate_", "ungated_"))}
+    return {
+        key: value for key, value in read.items() if key.startswith(("gate_", "small_sweep_gate_"))
+    }
 
 
 def show(figures: dict[str, Any]) -> None:

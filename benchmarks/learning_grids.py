@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bench_gate import NO_NOISE, sweep
 from learning_figures import over_replicates, parallel
 
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.schema import TASK_COLUMNS
@@ -27,12 +27,41 @@ from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 
 NAME: Final = "h100-ib-simulated"
+SWEEP: Final = """
+name = "{name}"
+system = "h100-ib-simulated"
+collectives = ["AllReduce", "AllGather", "ReduceScatter"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+groups = [{groups}]
+sizes = {{ min = "1K", max = "1G", steps_per_octave = 2 }}
+nccl_version = "2.27.5"
+cycles = {cycles}
+[simulator]
+seed = {seed}
+{noise}
+"""
+NO_NOISE: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0"
 #: The part of the test tasks on which there is something to gain.
 BEYOND: Final = f"{NAME}, where NCCL's default loses over 1 %"
 #: On nodes with fewer ranks the model's best is NCCL's default, everywhere.
 SHAPES: Final = [(nodes, ranks) for nodes in (2, 4, 8, 16, 32) for ranks in (4, 8)]
 #: What "slower than the default" means where there is no noise.
 WORSE: Final = 0.01
+
+
+def sweep(
+    out: Path,
+    name: str,
+    *,
+    cycles: int,
+    seed: int,
+    shapes: Sequence[tuple[int, int]],
+    noise: str = "",
+) -> Path:
+    """A simulated sweep over some shapes."""
+    groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in shapes)
+    text = SWEEP.format(name=name, groups=groups, cycles=cycles, seed=seed, noise=noise)
+    return simulate(text, out)
 
 
 def simulated_grid(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:

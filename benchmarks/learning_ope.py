@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bench_gate import NO_NOISE, sweep
-from learning_grids import SHAPES
+from learning_grids import NO_NOISE, SHAPES, sweep
 from learning_logs import draw_log, mixture, true_value
 from scipy import stats
 

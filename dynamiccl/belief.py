@@ -21,7 +21,7 @@ N = S x A places, place = size x A + action; R directions; n places measured; W 
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -149,6 +149,7 @@ class Belief:
         `allowed` (S, A) which configs may be chosen, all without it.
         """
         self._prior, self._places, self._noise = prior, places, variance
+        self._log_us = log_us
         self._shape = len(prior.grid.log2_sizes), len(prior.grid.configs)
         self._log2_sizes = np.array(prior.grid.log2_sizes)
         self._default = np.arange(len(prior.mean)) // self._shape[1] * self._shape[1]
@@ -309,19 +310,38 @@ class Belief:
         found: Floats = times[self._default] - times
         return found
 
+    def left_out(self) -> "LeftOut":
+        """The gains that were measured, each by what the other octaves say of it."""
+        off = (self._log_us - self._prior.mean[self._places])[:, None]
+        found = [each for each in self._octaves(off) if len(each.default)]
+        none = np.empty(0, dtype=np.int64)
+        default = np.concatenate([none, *(each.default for each in found)])
+        config = np.concatenate([none, *(each.config for each in found)])
+        errors = np.concatenate([np.empty(0), *(each.errors[:, 0] for each in found)])
+        variance = np.concatenate([np.empty(0), *(each.variance for each in found)])
+        size, action = np.divmod(self._places[config], self._shape[1])
+        measured = self._log_us[default] - self._log_us[config]
+        return LeftOut(
+            size,
+            action,
+            measured - errors,
+            measured,
+            self.stretch * np.sqrt(variance),
+            np.sqrt(self._noise[default] + self._noise[config]),
+        )
+
     def _stretches(self, off: Floats) -> Floats:
         """(W,) rms of z of the gains that were measured, by the other octaves; 1 at least."""
-        found = [error / spread for error, spread in self._left_out(off)]
-        z: Floats = np.vstack([np.empty((0, off.shape[1])), *found])
-        total = np.square(z).sum(axis=0) + _FEW
-        stretches: Floats = np.sqrt(np.maximum(total / (len(z) + _FEW), 1.0))
+        total, count = np.full(off.shape[1], _FEW), _FEW
+        for each in self._octaves(off):
+            noise = self._noise[each.default] + self._noise[each.config]
+            total += (np.square(each.errors) / (each.variance + noise)[:, None]).sum(axis=0)
+            count += len(each.default)
+        stretches: Floats = np.sqrt(np.maximum(total / count, 1.0))
         return stretches
 
-    def _left_out(self, off: Floats) -> list[tuple[Floats, Floats]]:
-        """Of each octave (pairs, W) errors of the gains measured in it, by the others, and spreads.
-
-        A pair is a config and NCCL's own choice at one size; spreads (pairs, 1) are with noise.
-        """
+    def _octaves(self, off: Floats) -> list["_Octave"]:
+        """Each octave that was measured, by the others."""
         at, weight = self._factors[self._places], self._precision[:, None] * off
         number = np.full(len(self._default), -1)
         number[self._places] = np.arange(len(self._places))
@@ -337,9 +357,33 @@ class Belief:
             own = default[config]
             moves = at[own] - at[config]
             variance = np.square(np.linalg.solve(root, moves.T)).sum(axis=0)
-            variance += 1.0 / self._precision[own] + 1.0 / self._precision[config]
-            found.append((off[own] - off[config] - moves @ weights, np.sqrt(variance)[:, None]))
+            of_places = 1.0 / self._precision - self._noise
+            variance += of_places[own] + of_places[config]
+            found.append(_Octave(own, config, off[own] - off[config] - moves @ weights, variance))
         return found
+
+
+class _Octave(NamedTuple):
+    """Pairs of an octave: NCCL's choice and a config at one size, as numbers of measurements."""
+
+    default: Ints
+    config: Ints
+    #: (pairs, W) what the gain is off what the other octaves say, and (pairs,) its variance without
+    #: noise.
+    errors: Floats
+    variance: Floats
+
+
+class LeftOut(NamedTuple):
+    """(pairs,) gains of configs over NCCL's choice at one size, by the other octaves."""
+
+    size: Ints
+    action: Ints
+    predicted: Floats
+    measured: Floats
+    #: Of the prediction, and of the measurement.
+    spread: Floats
+    noise: Floats
 
 
 def _sides(apart: Floats) -> tuple[Bools, Bools]:

@@ -1,7 +1,7 @@
 """What an artifact would change in a job's calls, with the gate's evidence and the gains.
 
-Gains are those of the gate's fresh runs (gate.json), each with its 95 % interval. A bin that passed
-as part of a stretch has the least of those bins of its collective and config that passed alone.
+Gains are those of the gate's fresh runs (gate.json), each with its 95 % interval. A bin that was
+inferred has the least of those bins of its collective and config that passed.
 """
 
 import json

@@ -113,6 +113,11 @@ def _show_plan(found: "GatePlan") -> None:
         f"under its config and NCCL's default, in {found.cycles} runs: about "
         f"{found.expected_to_pass:.0f} would pass",
         *(f"left out {count}: {reason}" for reason, count in found.left_out.items()),
+        *(
+            f"{told['runs']:2} runs, {told['hours']:.2g} hours: about {told['bins']:.0f} bins, "
+            f"{told['share_of_gain']:.0%} of the gain in those measured"
+            for told in found.by_runs
+        ),
         f"{plan['hours']:.2g} hours, {plan['gpu_hours']:.2g} GPU-hours by the model of "
         f"{plan['model']}, {plan['launches']} processes; the sweep itself takes "
         f"{found.sweep_hours:.2g} hours"

@@ -33,6 +33,8 @@ class Cell:
     #: 95 % interval of the mean gain; None where too few runs measured it.
     low: float | None = None
     high: float | None = None
+    #: The gain that the policy itself predicts; None where it abstains.
+    predicted: float | None = None
 
     @property
     def place(self) -> tuple[str, int, int, str, int]:

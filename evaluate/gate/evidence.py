@@ -1,14 +1,20 @@
-"""Evidence for the gate: fresh runs of a config against NCCL's default, paired by run."""
+"""Evidence for the gate: fresh runs of a config against NCCL's default, paired by run.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Three runs tell little of a bin's variance, so it is shrunk towards that of all tested bins: the
+moderated t of Smyth (2004), as limma's eBayes has it. Where noise is uneven, a call now and then
+takes a multiple of its time, or a process slows all its sizes alike, bins are not the draws of one
+law that this takes them for, and two things keep the test safe (`shrunk`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from scipy import stats
+from scipy import optimize, special, stats
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, comparable, independent, noise_bands, quiet, tuned
@@ -16,30 +22,21 @@ from dynamiccl.datasets.costs import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import Support
 from dynamiccl.datasets.questions import cold_tasks
 from dynamiccl.datasets.splits import with_split
+from dynamiccl.evaluate.gate.cells import Cell
 from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.sizes import bin_center_bytes
 
 #: Minimum number of independent runs of each config in a test.
-MIN_RUNS: Final = 5
+MIN_RUNS: Final = 3
+#: Degrees of freedom that all bins together may add to a bin's own, at most; and the share of the
+#: other bins' that they may add. With more, simulated gates break their false discovery rate.
+_MOST_PRIOR: Final = 2.0
+_PRIOR_SHARE: Final = 0.25
+#: Variance of log times that no clock tells from none.
+_LEAST_VARIANCE: Final = 1e-12
 #: Columns that must be equal for two times to form a pair.
 _PAIR: Final = ("sweep", "run", "size_bytes", "datatype", "in_place")
 _RUN: Final = ("sweep", "run")
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Test result of one config against NCCL's default in one size bin."""
-
-    runs: int
-    #: Median over runs of default / config - 1; None without a run.
-    gain: float | None
-    #: P value of the hypothesis that the gain does not exceed the noise band; None: untested.
-    p_value: float | None
-    #: Why it cannot be tested; empty when it was.
-    reason: str
-    #: 95 % interval of the mean gain, Student's; None where it cannot be tested.
-    low: float | None = None
-    high: float | None = None
 
 
 class FreshRuns:
@@ -64,23 +61,38 @@ class FreshRuns:
         bands = noise_bands(quiet(tuned(frame)), NOISE_KEY).select(*NOISE_KEY, "noise_band")
         self._bands = {(system, collective): band for system, collective, band in bands.iter_rows()}
 
-    def test(self, support: Support, collective: str, size_bin: int, action: int) -> Evidence:
-        """One-sided t-test whether a config's gain in a size bin exceeds the noise band.
+    def test(
+        self, cells: Sequence[Cell], supports: Mapping[tuple[str, int, int], Support]
+    ) -> list[Cell]:
+        """The cells with runs and gain, and a one-sided moderated t-test or why there is none.
 
         On the logarithms of the paired ratios, one a run: what a run does to all its times alike
-        cancels.
+        cancels. The p value is that of a gain within the noise band.
         """
-        gains = self.gains(support, collective, [size_bin], action)
-        gain = float(np.expm1(np.median(gains))) if len(gains) else None
-        if len(gains) < MIN_RUNS:
-            reason = f"{len(gains)} fresh runs of both, not {MIN_RUNS}"
-            return Evidence(len(gains), gain, None, reason)
-        band = self.band(support, collective)
-        if band is None:
-            return Evidence(len(gains), gain, None, "the noise band is not known")
-        spread = stats.t.ppf(0.975, len(gains) - 1) * np.std(gains, ddof=1) / np.sqrt(len(gains))
-        low, high = (float(np.expm1(np.mean(gains) + side * spread)) for side in (-1.0, 1.0))
-        return Evidence(len(gains), gain, p_value(gains - np.log1p(band)), "", low, high)
+        found, tested = list(cells), []
+        for i, cell in enumerate(cells):
+            support = supports[cell.place[:3]]
+            gains = self.gains(support, cell.collective, [cell.bin], cell.action)
+            band, reason = self.band(support, cell.collective), ""
+            if len(gains) < MIN_RUNS:
+                reason = f"{len(gains)} fresh runs of both, not {MIN_RUNS}"
+            elif band is None:
+                reason = "the noise band is not known"
+            else:
+                tested.append((i, gains, np.log1p(band)))
+            gain = float(np.expm1(np.median(gains))) if len(gains) else None
+            found[i] = replace(cell, runs=len(gains), gain=gain, reason=reason)
+        variances = np.array([np.var(gains, ddof=1) for _, gains, _ in tested])
+        freedom = np.array([len(gains) - 1.0 for _, gains, _ in tested])
+        of_bins = zip(tested, *shrunk(variances, freedom), strict=True)
+        for (i, gains, log_band), variance, df in of_bins:
+            mean, error = np.mean(gains), np.sqrt(variance / len(gains))
+            low, high = (
+                float(np.expm1(mean + side * stats.t.ppf(0.975, df) * error)) for side in (-1, 1)
+            )
+            p_value = float(stats.t.sf((mean - log_band) / error, df))
+            found[i] = replace(found[i], p_value=p_value, low=low, high=high)
+        return found
 
     def gains(
         self, support: Support, collective: str, bins: Sequence[int], action: int
@@ -200,11 +212,43 @@ def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:
     return same.filter(pl.col("nccl_version").is_in([t for t in texts if _minor(t) == wanted]))
 
 
-def passing(p_values: npt.NDArray[np.float64], q: float) -> npt.NDArray[np.bool_]:
-    """Which hypotheses are rejected at false discovery rate `q` (Benjamini and Hochberg 1995)."""
-    order = np.argsort(p_values)
-    limits = q * (np.arange(len(p_values)) + 1) / max(len(p_values), 1)
-    below = np.flatnonzero(p_values[order] <= limits)
+def shrunk(
+    variances: npt.NDArray[np.float64], freedom: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(B,) variances of bins shrunk over them, and the degrees of freedom (B,) of a t with these.
+
+    The prior's degrees of freedom are Smyth's by the moments of log variances: few where these
+    differ by more than chance (uneven noise), down to the ordinary t. Two things go beyond it. They
+    are bounded, since sizes of one process are no independent witnesses. And no variance falls
+    below the bin's own: of a slow call in one run or two, the mean is no more than twice its error.
+    """
+    own = np.maximum(variances, _LEAST_VARIANCE)
+    if len(own) < 2:
+        return own, freedom
+    logs = np.log(own) - special.digamma(freedom / 2) + np.log(freedom / 2)
+    uneven = np.var(logs, ddof=1) - np.mean(special.polygamma(1, freedom / 2))
+    most = min(_MOST_PRIOR, _PRIOR_SHARE * float(freedom.sum() - freedom.max()))
+    prior = most
+    if uneven > special.polygamma(1, most / 2):
+        prior = 2 * optimize.brentq(lambda x: special.polygamma(1, x) - uneven, 1e-6, most / 2)
+    typical = np.exp(np.mean(logs))
+    return np.maximum(own, (prior * typical + freedom * own) / (prior + freedom)), prior + freedom
+
+
+def passing(
+    p_values: npt.NDArray[np.float64], q: float, weights: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """(B,) which hypotheses are rejected at false discovery rate `q` (Benjamini, Hochberg 1995).
+
+    `weights` (B,), positive and known before the data, say where gains are expected. Scaled to a
+    mean of 1 they move the rate between hypotheses and add none (Genovese, Roeder and Wasserman
+    2006).
+    """
+    count = max(len(p_values), 1)
+    weighted = p_values * (weights.sum() / count) / weights
+    order = np.argsort(weighted)
+    limits = q * (np.arange(len(p_values)) + 1) / count
+    below = np.flatnonzero(weighted[order] <= limits)
     passed = np.zeros(len(p_values), dtype=np.bool_)
     if len(below):
         passed[order[: below[-1] + 1]] = True
@@ -223,13 +267,6 @@ def _paired_gains(rows: pl.DataFrame, action: int) -> npt.NDArray[np.float64]:
     )
     runs = pairs.group_by(_RUN).agg(gain=(pl.col("default") - pl.col("config")).mean())
     return runs.sort(_RUN)["gain"].to_numpy().astype(np.float64)
-
-
-def p_value(excess: npt.NDArray[np.float64]) -> float:
-    """P value of a one-sided t-test that the mean of (runs,) values is above 0."""
-    if np.ptp(excess) == 0.0:  # no spread: the t statistic would be infinite
-        return 0.0 if excess[0] > 0.0 else 1.0
-    return float(stats.ttest_1samp(excess, 0.0, alternative="greater").pvalue)
 
 
 def _minor(text: str | None) -> tuple[int, int] | None:

@@ -5,9 +5,10 @@ For every size bin of every group shape that a table would be made for:
 * where the policy leaves the choice to NCCL there is nothing to judge;
 * where it wants a config that was measured in that bin, the config's gain over NCCL's default has
   to exceed the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over all
-  bins;
-* a stretch of bins between two that passed with one config passes with it as a whole, where NCCL's
-  own choice is one all over it and nothing measured within it says otherwise (`stretches`);
+  bins, of which those have more in which the policy predicts more gain: it says where to look, and
+  is no evidence;
+* bins that nobody measured, between two that passed with one config, pass with it where NCCL's own
+  choice is the same in all of them (`between`);
 * everything else abstains, and so does whatever the data set never had: other hardware, another
   minor version of NCCL, another group shape.
 """
@@ -26,14 +27,16 @@ from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.questions import cold_questions, decide, table_bins, table_supports
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.gate.between import let_bins_between_pass
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
-from dynamiccl.evaluate.gate.evidence import Evidence, FreshRuns, passing
-from dynamiccl.evaluate.gate.stretches import let_stretches_pass
+from dynamiccl.evaluate.gate.evidence import FreshRuns, passing
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.train.policy import TorchPolicy
 
 #: False discovery rate over all tested bins.
 DEFAULT_Q: Final = 0.01
+#: Predicted gains outside of these have the weight of the nearest.
+_PREDICTED: Final = 0.01, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +133,20 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
     """The policy's choice in every bin of a support's table, ignoring any gate."""
     manifest = policy.manifest
     asked = cold_questions(manifest, replace(support, gated=None))
-    actions = decide(policy, Observations.cold(asked.context), asked.mask)
+    observations = Observations.cold(asked.context)
+    actions = decide(policy, observations, asked.mask)
+    times = -policy.values(observations, asked.mask)
     names = [config.key for config in manifest.actions().configs]
     cells = abstaining_cells(support)
     for row, action in enumerate(map(int, actions)):
         if action != ABSTAIN_ACTION:
-            config, verdict = names[action], Verdict.REFUSED
-            cells[row] = replace(cells[row], action=action, config=config, verdict=verdict)
+            cells[row] = replace(
+                cells[row],
+                action=action,
+                config=names[action],
+                verdict=Verdict.REFUSED,
+                predicted=float(times[row, ABSTAIN_ACTION] / times[row, action] - 1.0),
+            )
     return cells
 
 
@@ -146,31 +156,18 @@ def _judge(
     fresh: FreshRuns,
     q: float,
 ) -> list[Cell]:
-    acting = [i for i, cell in enumerate(wanted) if cell.verdict is not Verdict.ABSTAINS]
-    evidence: dict[int, Evidence] = {}
-    for i in acting:
-        cell = wanted[i]
-        support = supports[cell.place[:3]]
-        evidence[i] = fresh.test(support, cell.collective, cell.bin, cell.action)
-    tested = [i for i in acting if evidence[i].p_value is not None]
-    p_values = np.array([evidence[i].p_value for i in tested], dtype=np.float64)
-    passed = {i for i, ok in zip(tested, passing(p_values, q), strict=True) if ok}
-    cells = list(wanted)
-    for i in acting:
-        found = evidence[i]
-        verdict = Verdict.PASSED if i in passed else Verdict.REFUSED
-        reason = found.reason or ("" if i in passed else "its gain is not beyond the noise band")
-        cells[i] = replace(
-            wanted[i],
-            verdict=verdict,
-            reason=reason,
-            runs=found.runs,
-            gain=found.gain,
-            p_value=found.p_value,
-            low=found.low,
-            high=found.high,
-        )
-    return let_stretches_pass(cells, supports, fresh, q)
+    acting = [cell for cell in wanted if cell.verdict is not Verdict.ABSTAINS]
+    found = {cell.place: cell for cell in fresh.test(acting, supports)}
+    tested = [cell for cell in found.values() if not cell.reason]
+    p_values = np.array([cell.p_value for cell in tested], dtype=np.float64)
+    # The root: a gain that is far larger needs no help in being seen.
+    weights = np.sqrt(np.clip([cell.predicted or 0.0 for cell in tested], *_PREDICTED))
+    for cell, ok in zip(tested, passing(p_values, q, weights), strict=True):
+        verdict = Verdict.PASSED if ok else Verdict.REFUSED
+        reason = "" if ok else "its gain is not beyond the noise band"
+        found[cell.place] = replace(cell, verdict=verdict, reason=reason)
+    cells = [found.get(cell.place, cell) for cell in wanted]
+    return let_bins_between_pass(cells, supports, fresh)
 
 
 def _by_support(

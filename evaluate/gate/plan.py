@@ -1,18 +1,19 @@
 """Plans the sweep for a gate: the bins where the policy acts, two configs, enough repeats.
 
 The number of repeats follows from the policy's training data: in each size bin the mean gain, less
-one standard error (the policy chose what looked best), and its standard deviation between runs. The
-gate's t-test there has the power of a noncentral t.
+one standard error (the policy chose what looked best), and its standard deviation between runs,
+both with the variance that the gate would take (`evidence`). Its test there has the power of a
+noncentral t.
 
 Each run is new processes, whose starts are most of the cost: several repeats in each take away
 noise for less than further runs. By default the proof takes no longer than the sweep that it is of:
 where it would, sizes that the sweep lacked, which need processes of their own, are left to the
-stretches of bins around them (`stretches`), and then there are fewer runs, five at least.
+bins around them (`between`), and then there are fewer runs, three at least.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -34,14 +35,15 @@ from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.questions import REACH_BINS, table_supports
 from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
-from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns
+from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, shrunk
 from dynamiccl.evaluate.gate.gate import wanted_cells
 from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 
-#: Maximum number of planned repeats.
+#: Maximum number of planned repeats, and numbers for which the plan says what would pass.
 MOST_CYCLES: Final = 40
+TOLD_CYCLES: Final = (3, 4, 5, 8, 12, 20)
 #: Share of bins to pass, of those that can, where no other is asked for.
 DEFAULT_POWER: Final = 0.8
 #: Bins with a smaller probability of passing at that number are left out.
@@ -63,6 +65,9 @@ class GatePlan:
     cycles: int
     #: Bins that the gate is expected to let pass alone, of those planned.
     expected_to_pass: float
+    #: `runs`, `hours`, the `bins` of those planned that are expected to pass alone in so many, and
+    #: `share_of_gain`, theirs in that of all planned.
+    by_runs: list[dict[str, float]]
     #: Reason -> bins that are left out.
     left_out: dict[str, int]
     #: What the sweep of the data trained on takes, by the same model.
@@ -75,21 +80,25 @@ class GatePlan:
 
 @dataclass(frozen=True, slots=True)
 class _ExpectedGain:
-    """Expected gain of a bin beyond the noise band, in standard deviations of one run."""
+    """Expected gain of a bin beyond the noise band."""
 
     cell: Cell
     support: Support
-    #: None: unknown from the training data.
-    effect: float | None
-    #: Whether they measured this very bin.
-    is_own: bool
+    #: Of ln(default / config), and in standard deviations of one run; None: unknown.
+    gain: float | None = None
+    effect: float = 0.0
+    #: Degrees of freedom that the other bins add to the gate's test.
+    prior: float = 0.0
+    #: Whether the training data measured this very bin.
+    is_own: bool = False
 
     def power(self, cycles: int, level: float) -> float:
         """Probability that the gate's test passes the bin."""
-        if self.effect is None:
+        if self.gain is None:
             return 0.0
-        limit = stats.t.ppf(1.0 - level, cycles - 1)
-        return float(stats.nct.sf(limit, cycles - 1, self.effect * np.sqrt(cycles)))
+        freedom = cycles - 1 + self.prior
+        limit = stats.t.ppf(1.0 - level, freedom)
+        return float(stats.nct.sf(limit, freedom, self.effect * np.sqrt(cycles)))
 
 
 def plan_gate(
@@ -119,12 +128,15 @@ def plan_gate(
             f"sweep '{base.file.name}' is of system '{base.file.system}' and none of its groups "
             f"has a table of this policy, which knows {known}; name its own sweep with --sweep"
         )
-    hopes = [
-        _expected(trained, support, cell)
-        for support in supports
-        for cell in wanted_cells(policy, support)
-        if cell.verdict is not Verdict.ABSTAINS
-    ]
+    hopes = _expected(
+        trained,
+        [
+            _ExpectedGain(cell, support)
+            for support in supports
+            for cell in wanted_cells(policy, support)
+            if cell.verdict is not Verdict.ABSTAINS
+        ],
+    )
     if not hopes:
         raise UserError(
             "the policy leaves every choice to NCCL on the groups of this sweep: there is nothing "
@@ -157,25 +169,43 @@ def plan_gate(
         cycles = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
         fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     write.write_text(fresh.text, encoding="utf-8")
-    passing = sum(hope.power(cycles, q / 2) for hope in kept)
-    counts = (len(hopes), len(kept), cycles, passing, left_out, sweep_hours, is_cut)
+    by_runs = [_outlook(kept, n, q) | {"hours": plan["hours"] * n / cycles} for n in TOLD_CYCLES]
+    passing = _outlook(kept, cycles, q)["bins"]
+    counts = (len(hopes), len(kept), cycles, passing, by_runs, left_out, sweep_hours, is_cut)
     return GatePlan(name, *counts, plan, str(write))
 
 
-def _expected(trained: FreshRuns, support: Support, cell: Cell) -> _ExpectedGain:
-    """That of the bin itself, or of the nearest one measured with this config."""
-    band = trained.band(support, cell.collective)
-    for distance in range(REACH_BINS + 1):
-        near = sorted({cell.bin - distance, cell.bin + distance})
-        gains = trained.gains(support, cell.collective, near, cell.action)
-        if band is not None and len(gains) > 1:
-            variance = max(float(np.var(gains, ddof=1)), 1e-12)
-            surely = float(np.mean(gains)) - np.sqrt(variance / len(gains)) - np.log1p(band)
-            within = trained.within_runs(support, cell.collective, near)
-            # So few runs do not tell well how much of their noise is between them.
-            left = max(variance - _LESS_NOISE * within, variance / 4)
-            return _ExpectedGain(cell, support, float(surely / np.sqrt(left)), distance == 0)
-    return _ExpectedGain(cell, support, None, is_own=False)
+def _outlook(kept: Sequence[_ExpectedGain], cycles: int, q: float) -> dict[str, float]:
+    """What would pass alone in so many runs of the kept bins; see `GatePlan.by_runs`."""
+    powers = np.array([hope.power(cycles, q / 2) for hope in kept])
+    gains = np.array([max(hope.gain or 0.0, 0.0) for hope in kept])
+    share = float(powers @ gains / max(gains.sum(), 1e-12))
+    return {"runs": cycles, "bins": float(powers.sum()), "share_of_gain": share}
+
+
+def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_ExpectedGain]:
+    """With the gain of each bin, or of the nearest one measured with its config."""
+    found, told = list(hopes), []
+    for i, hope in enumerate(hopes):
+        cell, band = hope.cell, trained.band(hope.support, hope.cell.collective)
+        for distance in range(REACH_BINS + 1):
+            near = sorted({cell.bin - distance, cell.bin + distance})
+            gains = trained.gains(hope.support, cell.collective, near, cell.action)
+            if band is not None and len(gains) > 1:
+                within = trained.within_runs(hope.support, cell.collective, near)
+                told.append((i, gains - np.log1p(band), within, distance == 0))
+                break
+    own = np.array([np.var(gains, ddof=1) for _, gains, _, _ in told])
+    freedom = np.array([len(gains) - 1.0 for _, gains, _, _ in told])
+    for each, variance, df in zip(told, *shrunk(own, freedom), strict=True):
+        i, gains, within, is_own = each
+        surely = float(np.mean(gains) - np.sqrt(variance / len(gains)))
+        # So few runs do not tell well how much of their noise is between them.
+        left = max(variance - _LESS_NOISE * within, variance / 4)
+        prior = float(df) - (len(gains) - 1)
+        effect = surely / float(np.sqrt(left))
+        found[i] = replace(found[i], gain=surely, effect=effect, prior=prior, is_own=is_own)
+    return found
 
 
 def _kept(
@@ -190,7 +220,7 @@ def _kept(
         bins = reach.get(_family(hope), [])
         if bins and min(bins) <= hope.cell.bin <= max(bins):
             kept.append(hope)
-        elif hope.effect is None:
+        elif hope.gain is None:
             left_out["the data trained on do not tell its gain"] += 1
         else:
             left_out[f"its gain would not pass in {MOST_CYCLES} runs"] += 1

@@ -1,6 +1,6 @@
-"""Input rows of a model of times, computed from contexts.
+"""What a policy of tables reads from a context.
 
-B batch, F features of the context, A actions, R numbers of a row, E features of a machine
+B batch, F features of the context, A actions, E features of a machine
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import nn
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, STATIC_FEATURES, TUNED
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
-from dynamiccl.train.action_features import ACTION_FEATURES, COST_KNOWN, LOG_COST, ActionFeatures
+from dynamiccl.train.action_features import COST_KNOWN, LOG_COST, ActionFeatures
 
 #: Cells as rows know them: the last algorithm and the last protocol are *unknown*.
 NUM_ROW_CELLS: Final = (NUM_ALGORITHMS + 1) * (NUM_PROTOCOLS + 1)
@@ -31,10 +31,11 @@ _OF_TASK: Final = frozenset(
 
 
 class RowMaker(nn.Module):
-    """Contexts (B, F) to rows; scriptable."""
+    """Contexts (B, F) to places, cells and costs; scriptable."""
 
     machine_columns: torch.Tensor
     collective_columns: torch.Tensor
+    place_columns: torch.Tensor
 
     def __init__(self, configs: Sequence[Config], num_profiles: int, *, costs: bool) -> None:
         """`configs`: the catalogue; the other arguments tell how a context is laid out."""
@@ -42,52 +43,36 @@ class RowMaker(nn.Module):
         profiles = range(len(FEATURES), len(FEATURES) + num_profiles)
         own = [CONTEXT_COLUMN[f.name] for f in STATIC_FEATURES if f.name not in _OF_TASK]
         collectives = [CONTEXT_COLUMN[f"collective_{each.wire}"] for each in TUNED]
+        place = [CONTEXT_COLUMN[n] for n in ("log2_size", "log2_nodes", "log2_ranks_per_node")]
         self.register_buffer("machine_columns", torch.tensor([*own, *profiles]))
         self.register_buffer("collective_columns", torch.tensor(collectives))
+        self.register_buffer("place_columns", torch.tensor(place))
         self.actions = ActionFeatures(configs, profiles.stop if costs else -1)
         self.num_algorithms, self.num_protocols = NUM_ALGORITHMS, NUM_PROTOCOLS
-        self.size = CONTEXT_COLUMN["log2_size"]
-        self.nodes = CONTEXT_COLUMN["log2_nodes"]
-        self.ranks = CONTEXT_COLUMN["log2_ranks_per_node"]
         self.level_known = CONTEXT_COLUMN["interference_known"]
         self.level = CONTEXT_COLUMN["interference"]
-        self.own = ACTION_FEATURES.index("is NCCL's own choice")
-        self.knobs = [
-            ACTION_FEATURES.index(name) for name in ("channels are asked for", "chunk is asked for")
-        ]
-        self.log2_channels = ACTION_FEATURES.index("log2 channels, 0 unless asked for")
-        self.log2_chunk = ACTION_FEATURES.index("log2 chunk bytes, 0 unless asked for")
         self.cost_known = COST_KNOWN
         self.log_cost = LOG_COST
 
-    def forward(
-        self, context_BF: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Features (B, A, R), cells (B, A), ln of NCCL's costs (B, A), whether these are known."""
+    def forward(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cells (B, A), and ln of NCCL's costs (B, A), NaN where they are not known."""
         found_BAG = self.actions(context_BF).to(torch.float64)
-        context_BF = context_BF.to(torch.float64)
-        shape_BA = found_BAG[:, :, 0]
-        task = [
-            context_BF[:, column].unsqueeze(1).expand_as(shape_BA)
-            for column in (self.size, self.nodes, self.ranks)
-        ]
-        # One more than the logarithm, since one channel is not the same as none asked for.
-        channels_BA = found_BAG[:, :, self.log2_channels] + found_BAG[:, :, self.knobs[0]]
-        chunk_BA = found_BAG[:, :, self.log2_chunk] + found_BAG[:, :, self.knobs[1]]
-        task += [channels_BA, chunk_BA, found_BAG[:, :, self.own]]
         algorithm_BA = index_of(found_BAG[:, :, : self.num_algorithms])
         end = self.num_algorithms + self.num_protocols
         protocol_BA = index_of(found_BAG[:, :, self.num_algorithms : end])
-        return (
-            torch.stack(task, dim=2),
-            algorithm_BA * (self.num_protocols + 1) + protocol_BA,
-            found_BAG[:, :, self.log_cost],
-            found_BAG[:, :, self.cost_known] > 0.5,
-        )
+        cost_BA = found_BAG[:, :, self.log_cost]
+        unknown_BA = found_BAG[:, :, self.cost_known] < 0.5
+        cost_BA = cost_BA.masked_fill(unknown_BA, float("nan"))
+        return algorithm_BA * (self.num_protocols + 1) + protocol_BA, cost_BA
+
+    @torch.jit.export
+    def places(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """(B, 3) log2 of size, nodes and ranks a node."""
+        return context_BF.index_select(1, self.place_columns).to(torch.float64)
 
     @torch.jit.export
     def machines(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B, E) machine features: rows inform each other only if these are equal."""
+        """(B, E) machine features: tables are those of the machine with equal ones."""
         return context_BF.index_select(1, self.machine_columns)
 
     @torch.jit.export
