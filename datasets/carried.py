@@ -1,28 +1,27 @@
-"""Adds group shapes without measurements to a manifest, for policies that use NCCL's cost model.
+"""Adds group shapes without measurements to a manifest, for policies that say how sure they are.
 
-For a policy that looks at NCCL's own costs, where these are known of the shape: NCCL logged them,
-or a model of the machine said so. Of the configs, those that leave channels and chunks to NCCL.
+NCCL's own costs of such a shape help where they are known: NCCL logged them, or a model of the
+machine said so. Of the configs, those that leave channels and chunks to NCCL.
 """
 
 from dataclasses import replace
 
 from dynamiccl.datasets.manifest import Manifest, Shape, Support
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.errors import UserError
 
 
 def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manifest:
-    """The manifest with one more support, of this shape, for each system whose costs are known.
+    """The manifest with one more support, of this shape, for each system and NCCL release.
 
     Raises UserError for a shape that was measured, for a policy that passed a gate (whose evidence
-    is of the measured shapes) and for one that does not use costs, and UnknownName for a shape
-    whose NCCL costs are not known.
+    is of the measured shapes) and for one that does not say how sure it is of a new shape.
     """
     asked = f"{num_nodes}x{ranks_per_node}"
-    if manifest.cost_table() is None:
+    if not manifest.knows_shapes:
         raise UserError(
-            f"the policy ({manifest.recipe}) does not look at NCCL's costs, and knows nothing of "
-            f"{asked}: train recipe gaussian-process, or measure that shape"
+            f"the policy ({manifest.recipe}) does not say how sure it is of a shape that nobody "
+            f"measured, and knows nothing of {asked}: train recipe gaussian-process, or measure it"
         )
     if any(support.gated is not None for support in manifest.supports):
         raise UserError(
@@ -32,23 +31,16 @@ def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manif
     known = [s for s in manifest.supports if s.launch_profile == DEFAULT_PROFILE]
     if any((s.num_nodes, s.ranks_per_node) == (num_nodes, ranks_per_node) for s in known):
         raise UserError(f"{asked} was measured, and has its table: leave out --group {asked}")
-    others = [s for s in manifest.other_shapes if s.launch_profile == DEFAULT_PROFILE]
-    found = [s for s in others if (s.num_nodes, s.ranks_per_node) == (num_nodes, ranks_per_node)]
-    if not found:
-        choices = sorted({f"{s.num_nodes}x{s.ranks_per_node}" for s in others})
-        if not choices:
-            raise UserError(
-                f"NCCL's costs of {asked} are not in the training data: add them with "
-                f"'dynamiccl-collect shapes --group {asked}', or import the log of a job of that "
-                "shape, and train again"
-            )
-        raise UnknownName(
-            "group",
-            asked,
-            choices,
-            where="NCCL's costs in the training data; add them with "
-            "'dynamiccl-collect shapes', or import the log of a job of that shape, and train again",
-        )
+    place = num_nodes, ranks_per_node
+    costs = {
+        (s.system, s.nccl_version): s.costs
+        for s in manifest.other_shapes
+        if (s.num_nodes, s.ranks_per_node, s.launch_profile) == (*place, DEFAULT_PROFILE)
+    }
+    found = [
+        Shape(system, *place, DEFAULT_PROFILE, version, costs.get((system, version)))
+        for system, version in dict.fromkeys((s.system, s.nccl_version) for s in known)
+    ]
     return replace(manifest, supports=[*manifest.supports, *(_carried(manifest, s) for s in found)])
 
 

@@ -121,7 +121,9 @@ class Manifest:
     parts: Splits = field(default_factory=Splits)
     #: What `trigger.json` of its run says of the Trigger agent; None: there is none.
     trigger: dict[str, Any] | None = None
-    #: Where a policy that looks at NCCL's costs could have tables, too (datasets/carried.py).
+    #: Whether it says how sure it is of shapes that nobody measured (datasets/carried.py); and such
+    #: shapes whose costs by NCCL are known.
+    knows_shapes: bool = False
     other_shapes: list[Shape] = field(default_factory=list)
     #: Relative path -> SHA-256 of every other file of the directory.
     files: dict[str, str] = field(default_factory=dict)

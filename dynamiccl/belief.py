@@ -6,9 +6,9 @@ own grid (`drawn_worlds`); NCCL's costs, where they are known, are conditioned o
 Measurements give a posterior in closed form (Rasmussen and Williams 2006, section 2.1), in the
 space of the covariance's R largest directions; what these leave out of a place is its own.
 
-It acts only where the gain over NCCL's own choice is more than `caution` spreads, where NCCL's
-choice was measured within an octave on either side, and the config's algorithm and protocol within
-an octave. The caution is calibrated on further draws, measured at the very same places: in worlds
+It acts only where the gain over NCCL's own choice is more than `caution` spreads, the config was
+measured within an octave, and NCCL's choice within an octave on either side, with that gain as sure
+at both of these sizes: NCCL changes its choice at sizes that nothing foretells. The caution is calibrated on further draws, measured at the very same places: in worlds
 like those at most `alpha` of the sizes at which it acts are slower. A machine is not one of those:
 
 * evidence that is less likely than that of 99 % of the draws widens the prior until it is not;
@@ -47,7 +47,7 @@ ALPHA: Final = 0.01
 SLOWER: Final = 0.01
 #: Ln of time: gains below are not worth a change of NCCL's choice.
 MIN_GAIN: Final = 0.005
-#: Octaves within which NCCL's choice and a cell must have been measured.
+#: Octaves within which NCCL's choice and the config must have been measured.
 _REACH: Final = 1.0
 _EXACT: Final = 1e-6
 #: Spreads that are tried for caution. Places are picked by what was measured before, and a machine
@@ -199,7 +199,10 @@ class Belief:
         """(..., S) the largest of the gains (..., S, A) that are sure; 0 without one."""
         # Infinite caution times a spread of 0 would be no number.
         bar = np.maximum(caution * np.maximum(spread, 1e-12), MIN_GAIN)
-        sure = np.where(self.is_near & self._allowed & (gain > bar), gain, 0.0)
+        is_sure = self.is_near & self._allowed & (gain > bar)
+        below, above = self._neighbours
+        is_sure = is_sure & is_sure[..., below, :] & is_sure[..., above, :]
+        sure = np.where(is_sure, gain, 0.0)
         best: Ints = np.where(sure.max(axis=-1) > 0.0, sure.argmax(axis=-1), 0)
         return best
 
@@ -228,9 +231,9 @@ class Belief:
         shape = len(places), *self._shape
         moves, left = moves.reshape(shape), self.stretch * left.reshape(shape)
         below, above = _sides((self._log2_sizes[size] - self._log2_sizes[:, None]).T[..., None])
-        is_cell = (self._cells[action][:, None] == self._cells)[:, None]
+        is_config = (action[:, None] == np.arange(self._shape[1]))[:, None]
         near = (self._default_sides[0] | below) & (self._default_sides[1] | above)
-        near = near[..., None] & (self._cell_near | (is_cell & (below | above)[..., None]))
+        near = near[..., None] & (self._config_near | (is_config & (below | above)[..., None]))
         bar = np.maximum(_CAUTIONS[0] * left, MIN_GAIN)
         found = np.zeros(len(places))
         for step, weight in zip(*_STEPS, strict=True):
@@ -242,9 +245,9 @@ class Belief:
 
     @property
     def is_near(self) -> Bools:
-        """(S, A) where NCCL's choice was measured around, and the config's cell near."""
+        """(S, A) where NCCL's choice was measured on either side, and the config near."""
         below, above = self._default_sides
-        found: Bools = self._cell_near & (below & above)[:, None]
+        found: Bools = self._config_near & (below & above)[:, None]
         return found
 
     @cached_property
@@ -255,20 +258,28 @@ class Belief:
         return _sides(apart)
 
     @cached_property
-    def _cell_near(self) -> Bools:
-        """(S, A) whether the config's algorithm and protocol were measured within an octave."""
-        size, action = np.divmod(self._places, self._shape[1])
-        measured = (self._cells[:, None] == self._cells[action]) & (action > 0)
-        apart = np.abs(self._log2_sizes[:, None] - self._log2_sizes[size]) <= _REACH + _EXACT
-        found: Bools = apart @ measured.T
-        return found
+    def _neighbours(self) -> tuple[Ints, Ints]:
+        """(S,) the nearest sizes below and above, or the size itself, with NCCL's choice measured.
+
+        Where there is none it is the size itself.
+        """
+        number = np.arange(self._shape[0])
+        size = np.unique(self._places[self._places % self._shape[1] == 0] // self._shape[1])
+        if not len(size):
+            return number, number
+        place = np.searchsorted(size, number, side="right")
+        below = np.where(place > 0, size[np.maximum(place - 1, 0)], number)
+        place = np.searchsorted(size, number)
+        above = np.where(place < len(size), size[np.minimum(place, len(size) - 1)], number)
+        return below, above
 
     @cached_property
-    def _cells(self) -> Ints:
-        """(A,) a number for each algorithm and protocol."""
-        cells = [(config.algorithm, config.protocol) for config in self._prior.grid.configs]
-        number = {cell: index for index, cell in enumerate(dict.fromkeys(cells))}
-        return np.array([number[cell] for cell in cells])
+    def _config_near(self) -> Bools:
+        """(S, A) whether the config was measured within an octave."""
+        size, action = np.divmod(self._places, self._shape[1])
+        near = np.abs(self._log2_sizes[:, None] - self._log2_sizes[size]) <= _REACH + _EXACT
+        found: Bools = near @ (np.arange(self._shape[1]) == action[:, None])
+        return found
 
     def _widen(self, off: Floats) -> None:
         """Condition on what was measured; widen the prior as far as it is a surprise."""

@@ -22,6 +22,7 @@ from dynamiccl.train.data import TrainingData
 from dynamiccl.train.heads import Member
 from dynamiccl.train.policy_module import PolicyModule, StatefulPolicyModule
 from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.recipe_checks import CAUTIOUS
 from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.detector import copy_trigger
 
@@ -120,6 +121,7 @@ def _export_policy(
         window_length=WINDOW_LENGTH,
         launch_profiles=data.profiles,
         supports=supports,
+        knows_shapes=recipe.algorithm in CAUTIOUS,
         other_shapes=find_other_shapes(data.costs, supports),
         min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
         max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]

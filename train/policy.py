@@ -79,7 +79,7 @@ class TorchPolicy:
         with torch.no_grad():
             _, spread = module.predict(context)
             caution = module.caution_of(context)
-        return float(spread[0, action]), float(caution[0, 0])
+        return float(spread[0, action]), float(caution[0])
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) the chosen action of each observation, allowed by `mask` (N, A)."""

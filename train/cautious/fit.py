@@ -1,10 +1,11 @@
-"""Fits Gaussian processes to a data set, and calibrates their confidence threshold.
+"""From a data set to a policy of tables: a belief for each, and how sure a gain must be to act.
 
-The rows of a machine share a kernel; each collective has a posterior of its own. What is expected
-of a time is NCCL's cost, or the time of its own choice: whichever has the least regret on the
-validation bins.
+A table's caution is that of its belief, calibrated on drawn worlds. The machine's own distinct
+tasks, octaves left out of its tables, only raise it until there are 1 / alpha of them; from then on
+they alone tell it. Of shapes that nobody measured, it is told by measured shapes that are left out.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,20 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynamiccl.belief import Belief, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.train.cautious.caution import Calibration
-from dynamiccl.train.cautious.gaussian import Kernel, Posterior, fit_kernel
+from dynamiccl.train.cautious.caution import LEAST_CAUTION, Calibration, best_of
 from dynamiccl.train.cautious.policy import Block, CautiousPolicy
-from dynamiccl.train.cautious.tasks import BoolArray, Int64Array, Tasks
+from dynamiccl.train.cautious.tables import LEAST_DIFFERENCE, LEAST_SHAPES, ShapeTable, Tables
+from dynamiccl.train.cautious.tasks import Measured, Tasks
 from dynamiccl.train.data import TrainingData
 
-#: Parts that the training octaves are held out in, to calibrate on them.
-_OCTAVE_PARTS: Final = 3
-#: Parts at most that group shapes are held out in, and how many shapes that needs.
-_SHAPE_PARTS: Final = 8
-_MIN_SHAPES: Final = 3
-#: ln of time: nothing repeats better.
-_LEAST_NOISE: Final = 1e-3
+Floats = npt.NDArray[np.float64]
+#: Caution at shapes that nobody measured, at least.
+_ELSEWHERE: Final = 3.0
+#: The least share of a difference that is taken to be unknown between shapes next to each other.
+_LEAST_LEFT: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,139 +36,158 @@ class Fitted:
     policy: CautiousPolicy
     #: The same that has seen training bins alone: what the validation bins can judge.
     of_training: CautiousPolicy
-    #: On sizes held out, and on whole group shapes, each by machine; the latter are empty for few
+    #: On octaves left out, and on whole group shapes, each by machine; the latter are empty for few
     #: shapes.
     of_sizes: Sequence[Calibration]
     of_shapes: Sequence[Calibration]
+    #: The most that evidence widened a prior, as a factor on its standard deviation, and the most
+    #: that left-out octaves stretched a spread.
+    widened: float
+    stretched: float
 
 
-def fit_gaussian(data: TrainingData, *, alpha: float, seed: int) -> Fitted:
-    """Fit to the training and validation bins, and calibrate on what was held out of them."""
+def fit_tables(data: TrainingData, *, alpha: float) -> Fitted:
+    """Fit to the training and validation bins, and calibrate on what is left out of them."""
     tasks = Tasks.of(data)
-    machines = [_Machine(tasks, number, seed) for number in np.unique(tasks.machine)]
-    of_sizes = [Calibration.joined(one.held_out_sizes()) for one in machines]
-    of_shapes = [Calibration.joined(one.held_out_shapes()) for one in machines]
-    # By machine, since what is true of one need not be of another.
-    caution = torch.tensor(
-        [
-            [here.caution(alpha), elsewhere.caution(alpha)]
-            for here, elsewhere in zip(of_sizes, of_shapes, strict=True)
-        ],
-        dtype=torch.float64,
-    )
-    every = np.ones(len(tasks), dtype=np.bool_)
+    found = list(tasks.tables())
+    told = [_Told(measured, alpha) for measured, _ in found]
+    trained = [_Told(measured.only(is_train), alpha) for measured, is_train in found]
+    policy, of_sizes, of_shapes = _policy(tasks, told, alpha)
     return Fitted(
-        _policy(tasks, [b for one in machines for b in one.blocks(every)], caution),
-        _policy(tasks, [b for one in machines for b in one.blocks(tasks.is_train)], caution),
+        policy,
+        _policy(tasks, trained, alpha)[0],
         of_sizes,
         of_shapes,
+        max(float(np.sqrt(each.belief.widened)) for each in told),
+        max(each.belief.stretch for each in told),
     )
 
 
-def _policy(tasks: Tasks, blocks: Sequence[Block], caution_S2: torch.Tensor) -> CautiousPolicy:
-    """The policy of some fitted models."""
-    parts = (tasks.maker, tasks.machines, tasks.shapes, blocks, caution_S2, tasks.level_shares)
-    return CautiousPolicy(*parts).eval()
+class _Told:
+    """The belief of one table."""
 
+    def __init__(self, measured: Measured, alpha: float) -> None:
+        self.measured = measured
+        told = (measured.places, measured.log_us, measured.variance)
+        self.belief = Belief(prior_of(measured.grid), *told)
+        self.caution = self.belief.caution(alpha)
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """(N,) chosen configs, predicted gains over NCCL's own choice, and their spreads."""
-
-    action: Int64Array
-    gain: npt.NDArray[np.float64]
-    spread: npt.NDArray[np.float64]
-
-
-def _choose(tasks: Tasks, blocks: Sequence[Block], which: Int64Array) -> _Choice:
-    """For some tasks the measured config with the smallest predicted time, with its gain."""
-    with torch.no_grad():
-        no_caution = torch.zeros(len(tasks.machines), 2, dtype=torch.float64)
-        careless = _policy(tasks, blocks, no_caution)
-        z, spread = careless.predict(torch.from_numpy(tasks.context[which]))
-    best = np.where(tasks.grid.mask[which], z.numpy(), np.inf).argmin(axis=1)
-    place = np.arange(len(which)), best
-    return _Choice(best.astype(np.int64), -z.numpy()[place], spread.numpy()[place])
-
-
-class _Machine:
-    """What is fitted to the tasks of one machine."""
-
-    def __init__(self, tasks: Tasks, number: int, seed: int) -> None:
-        self._tasks, self._number, self._seed = tasks, int(number), seed
-        self._rows = np.flatnonzero(tasks.machine == number)
-        collectives = np.unique(tasks.collective[self._rows[tasks.is_train[self._rows]]])
-        self._collectives = [int(each) for each in collectives]
-        ways = [True, False] if bool(tasks.known[self._rows].any()) else [False]
-        tried = [(way, self._kernel(uses_cost=way)) for way in ways]
-        self._chosen = min(tried, key=self._regret) if len(tried) > 1 else tried[0]
-
-    def blocks(self, is_told: BoolArray) -> list[Block]:
-        """The models fitted to the tasks marked in `is_told` (T,)."""
-        return self._blocks(is_told, self._chosen)
-
-    def held_out_sizes(self) -> list[Calibration]:
-        """The validation bins by the training bins, and training octaves by the others, by turns.
-
-        A held-out training octave is further from its neighbours than a bin of a table is ever from
-        what was measured, so that what is found errs on the side of caution.
-        """
-        tasks, is_train = self._tasks, self._tasks.is_train
-        octaves = np.unique(tasks.octave[self._rows[is_train[self._rows]]])
-        turn = np.searchsorted(octaves, tasks.octave) % _OCTAVE_PARTS
-        parts = [~is_train, *(is_train & (turn == part) for part in range(_OCTAVE_PARTS))]
-        return [self._compare(part, is_train & ~part) for part in parts]
-
-    def held_out_shapes(self) -> list[Calibration]:
-        """Calibrations of group shapes that were held out, some at a time."""
-        shape = self._tasks.shape
-        mine = np.unique(shape[self._rows])
-        if len(mine) < _MIN_SHAPES:
-            return []
-        turn = np.searchsorted(mine, shape) % min(len(mine), _SHAPE_PARTS)
-        return [self._compare(turn == part, turn != part) for part in np.unique(turn[self._rows])]
-
-    def _blocks(self, is_told: BoolArray, chosen: tuple[bool, Kernel]) -> list[Block]:
-        tasks, found = self._tasks, []
-        uses_cost, kernel = chosen
-        for collective in self._collectives:
-            mine = self._rows[tasks.collective[self._rows] == collective]
-            told = tasks.rows(mine[is_told[mine]], uses_cost=uses_cost)
-            if len(told):
-                model = Posterior(kernel, told)
-                found.append(Block(self._number, collective, uses_cost, model))
-        return found
-
-    def _kernel(self, *, uses_cost: bool) -> Kernel:
-        tasks = self._tasks
-        train = self._rows[tasks.is_train[self._rows]]
-        parts = [train[tasks.collective[train] == each] for each in self._collectives]
-        rows = [tasks.rows(part, uses_cost=uses_cost) for part in parts]
-        return fit_kernel([each for each in rows if len(each)], seed=self._seed)
-
-    def _regret(self, chosen: tuple[bool, Kernel]) -> float:
-        """Mean validation regret of the config with the smallest predicted time."""
-        tasks = self._tasks
-        held = self._rows[~tasks.is_train[self._rows]]
-        if not len(held):
-            return 0.0
-        action = _choose(tasks, self._blocks(tasks.is_train, chosen), held).action
-        return float((tasks.grid.times_us[held, action] / tasks.grid.oracle_us[held] - 1.0).mean())
-
-    def _compare(self, is_held: BoolArray, is_told: BoolArray) -> Calibration:
-        tasks = self._tasks
-        held = self._rows[is_held[self._rows]]
-        if not len(held):
-            return Calibration.joined([])
-        chosen = _choose(tasks, self.blocks(is_told), held)
-        # Of NCCL's own choice there is nothing to be unsure of.
-        acts = chosen.action != ABSTAIN_ACTION
-        place = held, chosen.action
-        repeats = 1.0 / tasks.grid.repeats[place] + 1.0 / tasks.grid.repeats[held, ABSTAIN_ACTION]
-        noise = float(self._chosen[1].noise())
-        return Calibration(
-            predicted=np.where(acts, chosen.gain, 0.0),
-            measured=np.log(tasks.grid.default_us[held] / tasks.grid.times_us[place]),
-            spread=np.maximum(chosen.spread, _LEAST_NOISE),
-            noise=np.where(acts, np.sqrt(noise * repeats), 0.0),
+    def left_out(self) -> Calibration:
+        """For each size that was measured the config that the other octaves would take."""
+        found = self.belief.left_out()
+        sizes, row = np.unique(found.size, return_inverse=True)
+        at = row, found.action
+        predicted, measured, spread, noise = np.full(
+            (4, len(sizes), len(self.measured.grid.configs)), np.nan
         )
+        predicted[at], measured[at] = found.predicted, found.measured
+        spread[at], noise[at] = found.spread, found.noise
+        best = best_of(predicted, spread, ~np.isnan(predicted), LEAST_CAUTION)
+        mine = np.arange(len(sizes)), best
+        return Calibration(predicted[mine], measured[mine], spread[mine], noise[mine])
+
+    def shape_table(self, actions: int, caution: float) -> ShapeTable:
+        """For all actions of the catalogue, what is not in the table is not known."""
+        measured, belief = self.measured, self.belief
+        shape = len(measured.grid.log2_sizes), actions
+
+        def of_all(values: Floats, empty: float) -> Floats:
+            found = np.full(shape, empty)
+            found[:, measured.actions] = values
+            return found
+
+        is_near = np.zeros(shape, dtype=np.bool_)
+        is_near[:, measured.actions] = belief.is_near
+
+        return ShapeTable(
+            measured.shape,
+            np.array(measured.grid.log2_sizes),
+            of_all(belief.gain, 0.0),
+            of_all(belief.spread, np.inf),
+            is_near,
+            of_all(measured.relative_cost, np.nan),
+            caution,
+        )
+
+
+def _policy(
+    tasks: Tasks, told: Sequence[_Told], alpha: float
+) -> tuple[CautiousPolicy, list[Calibration], list[Calibration]]:
+    blocks, of_sizes, of_shapes = [], [], []
+    for machine in range(len(tasks.machines)):
+        groups = defaultdict[int, list[_Told]](list)
+        for each in told:
+            if each.measured.machine == machine:
+                groups[each.measured.collective].append(each)
+        mine = [each for group in groups.values() for each in group]
+        sizes = Calibration.joined([each.left_out() for each in mine])
+        tables = {
+            collective: [_table(each, sizes, alpha, tasks) for each in group]
+            for collective, group in groups.items()
+        }
+        shapes = Calibration.joined([_left_out_shapes(each) for each in tables.values()])
+        elsewhere = shapes.raised(_ELSEWHERE, alpha)
+        for collective, held in tables.items():
+            blocks.append(Block(machine, collective, _tables(held, elsewhere)))
+        of_sizes.append(sizes)
+        of_shapes.append(shapes)
+    parts = (tasks.maker, tasks.machines, blocks, tasks.level_shares)
+    return CautiousPolicy(*parts).eval(), of_sizes, of_shapes
+
+
+def _table(told: _Told, sizes: Calibration, alpha: float, tasks: Tasks) -> ShapeTable:
+    caution = sizes.raised(told.caution, alpha)
+    return told.shape_table(len(tasks.data.catalogue), caution)
+
+
+def _tables(tables: Sequence[ShapeTable], elsewhere: float) -> Tables:
+    """With what shapes differ by, as shapes that are left out tell; one alone tells nothing."""
+    plain, by_cost = (_difference(tables, by_cost=way) for way in (False, True))
+    return Tables(tables, differences=(plain, by_cost), elsewhere=elsewhere)
+
+
+def _difference(tables: Sequence[ShapeTable], *, by_cost: bool) -> float:
+    """Ln of time: what the gains of shapes far apart differ by; 1 where nothing tells.
+
+    The variance is what the errors have beyond the spreads of both sides, over the share of it that
+    the other shapes leave unknown.
+    """
+    found = [np.empty(0)]
+    for number, table in enumerate(tables):
+        rest = [*tables[:number], *tables[number + 1 :]]
+        if len(rest) < LEAST_SHAPES:
+            break
+        of_rest = Tables(rest, differences=(float(by_cost), float(not by_cost)), elsewhere=0.0)
+        gain, _, near = _asked(of_rest, table)
+        place = torch.tensor([table.shape], dtype=torch.float64)
+        left = float(of_rest.weights(place)[1][0])
+        known = near & table.is_near
+        known[:, ABSTAIN_ACTION] = False
+        variance = np.square(gain - table.gain)[known] - np.square(table.spread)[known]
+        found.append(variance / max(left, _LEAST_LEFT))
+    each = np.concatenate(found)
+    return max(float(np.sqrt(max(each.mean(), 0.0))), LEAST_DIFFERENCE) if len(each) else 1.0
+
+
+def _asked(tables: Tables, table: ShapeTable) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+    """(L, A) gains, spreads and nearness that tables tell of another one's places."""
+    place = np.column_stack([table.log2_sizes, np.tile(table.shape, (len(table.log2_sizes), 1))])
+    with torch.no_grad():
+        told = tables(torch.from_numpy(place), torch.from_numpy(table.relative_cost))
+    gain, spread, near, _ = (each.numpy() for each in told)
+    return gain, spread, near
+
+
+def _left_out_shapes(tables: Sequence[ShapeTable]) -> Calibration:
+    """For each size of each shape the config that the other shapes would take there."""
+    parts = [Calibration.joined([])]
+    for number, table in enumerate(tables if len(tables) > LEAST_SHAPES else []):
+        of_rest = _tables([*tables[:number], *tables[number + 1 :]], elsewhere=0.0)
+        gain, spread, near = _asked(of_rest, table)
+        known = near & table.is_near
+        known[:, ABSTAIN_ACTION] = False
+        rows = np.flatnonzero(known.any(axis=1))
+        best = best_of(gain[rows], spread[rows], known[rows], _ELSEWHERE)
+        at = rows, best
+        parts.append(Calibration(gain[at], table.gain[at], spread[at], table.spread[at]))
+    return Calibration.joined(parts)

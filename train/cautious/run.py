@@ -7,19 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
+from dynamiccl.belief import MIN_GAIN
 from dynamiccl.train import tracking
-from dynamiccl.train.cautious.caution import MIN_GAIN, Calibration
-from dynamiccl.train.cautious.fit import fit_gaussian
+from dynamiccl.train.cautious.caution import Calibration
+from dynamiccl.train.cautious.fit import fit_tables
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.export import FitSummary, end_run
 from dynamiccl.train.policy import forward
 from dynamiccl.train.recipe import Recipe
 
 
-def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run) -> FitSummary:
+def fit_and_export(data: TrainingData, recipe: Recipe, run: tracking.Run) -> FitSummary:
     """Fit, calibrate, export, and track; raises what these raise."""
     started = time.monotonic()
-    fitted = fit_gaussian(data, alpha=recipe.alpha, seed=seed)
+    fitted = fit_tables(data, alpha=recipe.alpha)
     fitted.policy.level_threshold = recipe.level_threshold
     actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
     regret = data.mean_over_groups(actions)
@@ -28,6 +29,8 @@ def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.
         "best_validation_regret": regret,
         "default_validation_regret": data.default_regret(),
         "train_seconds": seconds,
+        "prior_widened": fitted.widened,
+        "spread_stretched": fitted.stretched,
         **calibration_figures("sizes", fitted.of_sizes, recipe.alpha),
         **calibration_figures("shapes", fitted.of_shapes, recipe.alpha),
     }

@@ -1,67 +1,74 @@
-"""Measured tasks as training rows of a model of times.
+"""Measured tasks as the tables of a belief: by machine, collective and group shape.
 
-T tasks, N rows, R numbers of a row, S machines
+T tasks, A actions, S machines, H shapes
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.costs import log_costs
 from dynamiccl.datasets.episodes import with_noise
-from dynamiccl.datasets.features import CONTEXT_COLUMN, Float32Array, cold_observations
+from dynamiccl.datasets.features import cold_observations
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
-from dynamiccl.sizes import BINS_PER_OCTAVE
+from dynamiccl.drawn_worlds import Grid
+from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Config, Protocol
+from dynamiccl.repeats import MAD_TO_SIGMA, cell_of
+from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.cautious.rows import RowMaker
 from dynamiccl.train.cautious.share_table import share_table
 from dynamiccl.train.data import TrainingData
 
-Int64Array = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+#: Ln of time: the noise of one call where nothing was measured twice, and the least there is.
+_UNKNOWN_NOISE: Final = 0.05
+_LEAST_NOISE: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """N measured rows."""
+class Measured:
+    """What was measured of one collective on one group shape of a machine."""
 
-    numbers: torch.Tensor  # (N, R) float64
-    cells: torch.Tensor  # (N,) int64
-    y: torch.Tensor  # (N,) ln of time over what was expected
-    repeats: torch.Tensor  # (N,) independent repeats behind y
+    machine: int
+    collective: int
+    shape: tuple[float, float]  # log2 of nodes and of ranks a node
+    #: (S,) sizes that a table is made for, and the n places (size, action of `actions`) measured.
+    grid: Grid
+    #: The catalogue's actions that are the grid's configs.
+    actions: Ints
+    places: Ints
+    log_us: Floats
+    variance: Floats
+    #: (S, A) the gain that NCCL's costs foretell; NaN: not known.
+    relative_cost: Floats
 
-    def take(self, which: torch.Tensor) -> "Rows":
-        """The rows selected by `which`."""
-        return Rows(self.numbers[which], self.cells[which], self.y[which], self.repeats[which])
-
-    def __len__(self) -> int:
-        return len(self.y)
+    def only(self, kept: BoolArray) -> "Measured":
+        """With the measurements marked in `kept` (n,)."""
+        names = ("places", "log_us", "variance")
+        return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """T tasks of the training and validation bins, with their measurements and rows."""
+    """T tasks of the training and validation bins, and where they belong."""
 
+    data: TrainingData
     grid: TaskGrid
-    context: Float32Array
     maker: RowMaker
     is_train: BoolArray
-    octave: Int64Array
     #: The machine of each task, and the features of each machine.
-    machine: Int64Array
+    machine: Ints
     machines: torch.Tensor
-    collective: Int64Array
-    #: (T,) number of the machine's group shape, and (S, 3) machine and shape of each.
-    shape: Int64Array
-    shapes: torch.Tensor
-    numbers: torch.Tensor
-    cells: torch.Tensor
-    cost: torch.Tensor
-    known: torch.Tensor
+    collective: Ints
+    #: (T, 3) log2 of size, nodes and ranks a node.
+    place: Floats
     #: How much of an interference level each cell feels.
     level_shares: torch.Tensor
 
@@ -72,58 +79,109 @@ class Tasks:
         maker = RowMaker(data.catalogue.configs, len(data.profiles), costs=data.costs is not None)
         maker.eval()
         asked = with_noise(grid.tasks, data.training.noise)
-        context = cold_observations(asked, data.profiles, data.costs).context
-        told = torch.from_numpy(context)
+        told = torch.from_numpy(cold_observations(asked, data.profiles, data.costs).context)
         with torch.no_grad():
-            numbers, cells, cost, known = maker(told)
             machines, machine = torch.unique(maker.machines(told), dim=0, return_inverse=True)
-            place = [
-                told[:, CONTEXT_COLUMN[name]] for name in ("log2_nodes", "log2_ranks_per_node")
-            ]
-            shapes, shape = torch.unique(
-                torch.stack([machine.to(told.dtype), *place], dim=1), dim=0, return_inverse=True
-            )
-            collective = maker.collectives(told).numpy()
+        systems = _systems(list(grid.tasks["system"]), machine.numpy())
         return cls(
+            data,
             grid,
-            context,
             maker,
             (grid.tasks["split"] == Split.TRAIN.value).to_numpy(),
-            (grid.tasks["bin"].to_numpy() // BINS_PER_OCTAVE).astype(np.int64),
             machine.numpy(),
             machines,
-            collective,
-            shape.numpy(),
-            shapes,
-            numbers,
-            cells,
-            cost,
-            known,
-            share_table(data.level_shares, _systems(list(grid.tasks["system"]), machine.numpy())),
+            maker.collectives(told).numpy(),
+            maker.places(told).numpy(),
+            share_table(data.level_shares, systems),
         )
 
-    def __len__(self) -> int:
-        return len(self.context)
+    def tables(self) -> Iterator[tuple[Measured, BoolArray]]:
+        """Each collective and shape of each machine, and which measurements are of training."""
+        key = np.column_stack([self.machine, self.collective, self.place[:, 1:]])
+        for found in np.unique(key, axis=0):
+            yield self._table(np.flatnonzero((key == found).all(axis=1)))
 
-    def rows(self, which: Int64Array, *, uses_cost: bool) -> Rows:
-        """The rows of some tasks, one for each measured cell."""
-        times = torch.from_numpy(self.grid.times_us[which])
-        is_measured = ~torch.isnan(times)
-        if uses_cost:
-            is_measured &= self.known[which]
-            expected = self.cost[which]
-        else:
-            expected = torch.log(times[:, ABSTAIN_ACTION : ABSTAIN_ACTION + 1])
-        y = torch.log(times) - expected
-        return Rows(
-            self.numbers[which][is_measured],
-            self.cells[which][is_measured],
-            y[is_measured],
-            torch.from_numpy(self.grid.repeats[which]).to(torch.float64)[is_measured],
+    def _table(self, rows: Ints) -> tuple[Measured, BoolArray]:
+        sizes = self.grid.tasks["size_bytes"].to_numpy()[rows]
+        bins = [size_bin(int(size)) for size in sizes]
+        between = set(range(min(bins), max(bins) + 1)) - set(bins)
+        asked = np.unique([*sizes, *map(bin_center_bytes, sorted(between))])
+        actions = np.flatnonzero(self.grid.mask[rows].any(axis=0) | _is_default(self.grid))
+        configs = tuple(self.data.catalogue.configs[action] for action in actions)
+        place_of = {int(action): place for place, action in enumerate(actions)}
+        samples = {
+            (int(np.searchsorted(asked, sizes[i])), place_of[action]): (i, np.log(times))
+            for i, row in enumerate(rows)
+            for action, times in self._samples(int(row))
+        }
+        sigma = _noise([each for _, each in samples.values()])
+        cells = {place: cell_of(list(each), sigma) for place, (_, each) in samples.items()}
+        order = sorted(cells)
+        grid, relative = self._grid(int(rows[0]), asked, configs)
+        first = self.place[rows[0]]
+        measured = Measured(
+            int(self.machine[rows[0]]),
+            int(self.collective[rows[0]]),
+            (float(first[1]), float(first[2])),
+            grid,
+            actions,
+            np.array([size * len(configs) + config for size, config in order]),
+            np.array([cells[place][0] for place in order]),
+            np.array([cells[place][1] for place in order]),
+            relative,
         )
+        return measured, self.is_train[rows[[samples[place][0] for place in order]]]
+
+    def _samples(self, row: int) -> Iterator[tuple[int, Floats]]:
+        for action in np.flatnonzero(self.grid.mask[row]):
+            yield int(action), self.grid.samples[row, int(action)]
+
+    def _grid(self, row: int, sizes: Ints, configs: Sequence[Config]) -> tuple[Grid, Floats]:
+        """The grid of a table, and the gains that NCCL's costs foretell."""
+        log2_sizes, relative = np.log2(sizes), np.full((len(sizes), len(configs)), np.nan)
+        plain = Grid(tuple(log2_sizes.tolist()), tuple(configs))
+        if self.data.costs is None:
+            return plain, relative
+        like = self.grid.tasks[[row] * len(sizes)].with_columns(size_bytes=sizes)
+        costs = log_costs(like, self.data.costs).astype(np.float64)
+        costs[costs == 0.0] = np.nan
+        if np.isnan(costs).all(axis=1).any():
+            return plain, relative
+        cheapest = np.nanargmin(costs, axis=1)
+        cell = [(Algorithm(c // NUM_PROTOCOLS), Protocol(c % NUM_PROTOCOLS)) for c in cheapest]
+        grid = replace(plain, own=tuple(cell))
+        columns = [algorithm * NUM_PROTOCOLS + protocol for algorithm, protocol in grid.cells]
+        told = tuple(map(tuple, costs[:, columns].tolist()))
+        for number, config in enumerate(configs):
+            fitting = [c for c in range(costs.shape[1]) if _fits(c, config)]
+            known = np.isfinite(costs[:, fitting]).any(axis=1)
+            least = np.nanmin(costs[known][:, fitting], axis=1) if known.any() else np.empty(0)
+            relative[known, number] = np.nanmin(costs[known], axis=1) - least
+        return replace(grid, log_costs=told), relative
 
 
-def _systems(system: Sequence[str], machine: Int64Array) -> list[str]:
+def _fits(cell: int, config: Config) -> bool:
+    algorithm, protocol = divmod(cell, NUM_PROTOCOLS)
+    return config.algorithm in (None, algorithm) and config.protocol in (None, protocol)
+
+
+def _is_default(grid: TaskGrid) -> BoolArray:
+    found = np.zeros(grid.times_us.shape[1], dtype=np.bool_)
+    found[0] = True
+    return found
+
+
+def _noise(samples: Sequence[Floats]) -> float:
+    """Ln of time: the standard deviation of one call, by cells that were measured several times."""
+    off = [np.abs(each - np.median(each)) for each in samples if len(each) > 1]
+    if not off:
+        return _UNKNOWN_NOISE
+    # Of n values one at least is the median itself: that takes (n - 1) / n of what they scatter.
+    several = [each * np.sqrt(len(each) / (len(each) - 1)) for each in off]
+    return max(MAD_TO_SIGMA * float(np.median(np.concatenate(several))), _LEAST_NOISE)
+
+
+def _systems(system: Sequence[str], machine: Ints) -> list[str]:
     """The system of each machine; `system` and `machine` are of the tasks."""
     first = np.unique(machine, return_index=True)[1]
     return [system[index] for index in first]

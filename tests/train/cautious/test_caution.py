@@ -1,11 +1,13 @@
 """How sure a policy must be: by hand, and over many draws."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dynamiccl.train.cautious.caution import MIN_GAIN, SLOWER, Calibration
+from dynamiccl.belief import MIN_GAIN, SLOWER
+from dynamiccl.train.cautious.caution import LEAST_CAUTION, Calibration, best_of
 
 
 def calibration(scores: list[float], measured: list[float]) -> Calibration:
@@ -18,26 +20,36 @@ def test_threshold_leaves_as_many_slower_tasks_as_the_bound_allows() -> None:
     slower_at = {90.0, 50.0, 20.0}
     found = calibration(scores, [-0.1 if s in slower_at else 0.1 for s in scores])
     assert found.least_alpha() == 0.01
-    assert found.caution(0.01) == 90.0
-    assert found.caution(0.02) == 50.0
-    assert found.caution(0.03) == 20.0
-    assert found.caution(0.04) == 0.0
+    assert found.raised(7.0, 0.01) == 90.0
+    assert found.raised(7.0, 0.02) == 50.0
+    assert found.raised(7.0, 0.03) == 20.0
+    assert found.raised(7.0, 0.04) == LEAST_CAUTION
 
 
 def test_what_is_slower_by_noise_or_left_alone_anyway_sets_no_threshold() -> None:
     just_below, below = -0.9 * SLOWER, -1.1 * SLOWER
     scores, fine = [float(k) for k in range(1, 100)], [0.1] * 97
-    assert calibration(scores, [*fine, just_below, below]).caution(0.01) == 99.0
-    assert calibration(scores, [*fine, below, just_below]).caution(0.01) == 98.0
+    assert calibration(scores, [*fine, just_below, below]).raised(2.0, 0.01) == 99.0
+    assert calibration(scores, [*fine, below, just_below]).raised(2.0, 0.01) == 98.0
     unused = calibration([*scores[:98], 0.9 * MIN_GAIN], [*fine, 0.1, -1.0])
-    assert unused.caution(0.01) == 0.0
+    assert unused.raised(7.0, 0.01) == LEAST_CAUTION
+    noisy = replace(unused, measured=np.full(99, -0.1), noise=np.full(99, 0.1))
+    assert noisy.raised(7.0, 0.01) == LEAST_CAUTION
 
 
-def test_too_few_tasks_cannot_keep_a_bound() -> None:
+def test_too_few_tasks_only_raise_what_drawn_worlds_ask_for() -> None:
     few = calibration([1.0] * 98, [0.1] * 98)
-    assert few.caution(0.01) == math.inf
-    assert few.caution(0.02) == 0.0
-    assert Calibration.joined([]).caution(0.5) == math.inf
+    assert few.raised(3.5, 0.01) == 3.5
+    assert few.raised(3.5, 0.02) == LEAST_CAUTION
+    assert calibration([5.0, 3.0], [-0.1, 0.1]).raised(3.5, 0.01) == 5.0
+    assert Calibration.joined([]).raised(3.5, 0.5) == 3.5
+
+
+def test_of_the_sure_gains_the_largest_is_taken() -> None:
+    gain = np.array([[0.3, 0.2, 0.9], [0.3, 0.2, 0.9]])
+    spread = np.array([[0.2, 0.05, 0.01], [0.2, 0.15, 0.01]])
+    known = np.array([True, True, False]) & np.ones((2, 1), dtype=np.bool_)
+    assert best_of(gain, spread, known, 2.0).tolist() == [1, 0]  # where none is sure: the largest
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1])
@@ -49,8 +61,8 @@ def test_bound_holds_over_draws(alpha: float) -> None:
         predicted, noise = np.abs(random.normal(size=(2, 260)))
         measured = 0.3 * predicted + noise * random.normal(size=260)
         seen = slice(0, 60)
-        found = Calibration(predicted[seen], measured[seen], np.ones(60), np.zeros(60))
-        acts = predicted[60:] > found.caution(alpha)
+        found = Calibration(predicted[seen], measured[seen], np.full(60, 0.01), np.zeros(60))
+        acts = predicted[60:] / 0.01 > found.raised(math.inf, alpha)
         shares.append(np.mean(acts & (measured[60:] < -np.log1p(SLOWER))))
     error = np.std(shares) / np.sqrt(len(shares))
     assert 0.2 * alpha < np.mean(shares) <= alpha + 2.0 * error

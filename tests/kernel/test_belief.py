@@ -1,0 +1,141 @@
+"""The belief on worlds whose times are known: algebra, caution, and what a probe is worth."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dynamiccl.belief import ALPHA, SLOWER, Belief, Prior, prior_of
+from dynamiccl.drawn_worlds import Floats, Grid, Ints, draw_worlds
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+
+RING, TREE = Algorithm.Ring, Algorithm.Tree
+CONFIGS = (
+    ABSTAIN,
+    *(Config(a, p, n) for a in (RING, TREE) for p in Protocol for n in (None, 4, 16)),
+)
+SIZES = tuple(float(each) for each in range(12, 29))
+OWN = tuple((RING, Protocol.LL if size < 17 else Protocol.Simple) for size in SIZES)
+GRID = Grid(SIZES, CONFIGS, OWN)
+NOISE = 0.02
+
+
+@pytest.fixture(scope="module")
+def prior() -> Prior:
+    return prior_of(GRID)
+
+
+def every(columns: range | list[int], sizes: range | list[int] = range(17)) -> Ints:
+    """The places of some configs at some sizes."""
+    return np.array([size * len(CONFIGS) + column for size in sizes for column in columns])
+
+
+def measured(prior: Prior, world: Floats, places: Ints, seed: int = 0) -> Belief:
+    noise = NOISE * np.random.default_rng(seed).standard_normal(len(places))
+    return Belief(prior, places, world.ravel()[places] + noise, np.full(len(places), NOISE**2))
+
+
+def test_it_is_a_gaussian_conditioned_on_what_was_measured(prior: Prior) -> None:
+    world = draw_worlds(GRID, 1, np.random.default_rng(5))[0][0]
+    places = every([0, 2, 7], [3, 4, 9])
+    found = measured(prior, world, places)
+    covariance = found.widened * (prior.factors @ prior.factors.T + np.diag(prior.own))
+    noise = NOISE * np.random.default_rng(0).standard_normal(len(places))
+    off = world.ravel()[places] + noise - prior.mean[places]
+    among = covariance[np.ix_(places, places)] + NOISE**2 * np.eye(len(places))
+    weights = covariance[:, places] @ np.linalg.inv(among)
+    mean = (prior.mean + weights @ off).reshape(len(SIZES), -1)
+    left = covariance - weights @ covariance[places]
+    assert np.allclose(found.gain, mean[:, :1] - mean, atol=1e-6)
+    own, config = 4 * len(CONFIGS), 4 * len(CONFIGS) + 7
+    variance = left[own, own] + left[config, config] - 2.0 * left[own, config]
+    assert found.spread[4, 7] == pytest.approx(found.stretch * np.sqrt(variance), rel=1e-6)
+    draws = found.draws(4000, np.random.default_rng(1))[:, 4, 7]
+    assert draws.mean() == pytest.approx(found.gain[4, 7], abs=0.05 * found.spread[4, 7])
+    assert draws.std() == pytest.approx(found.spread[4, 7], rel=0.05)
+
+
+def test_it_acts_only_between_measurements_of_nccls_choice_and_near_the_cell(prior: Prior) -> None:
+    world = prior.mean.reshape(len(SIZES), -1).copy()
+    world[:, 4] = world[:, 0] - 0.7  # Ring/LL128 is twice as fast everywhere
+    assert not measured(prior, world, np.empty(0, dtype=np.int64)).decide().any()
+    assert not measured(prior, world, every([4])).decide().any()  # not NCCL's own choice
+    acts = measured(prior, world, every([0, 4], [5, 7])).decide()
+    assert set(np.flatnonzero(acts)) <= {5, 6, 7}
+    assert acts[5] == acts[7] == 4
+    far = measured(prior, world, np.concatenate([every([0]), every([4], [5])])).decide()
+    assert far[5] == 4
+    assert not far[[0, 1, 2, 3, 8, 12]].any()
+
+
+def test_in_worlds_like_those_drawn_few_sizes_are_slower(prior: Prior) -> None:
+    """Fresh draws of half of the configs at every other size; the bound is on their mean."""
+    worlds, _ = draw_worlds(GRID, 60, np.random.default_rng(77))
+    places = every([0, 2, 4, 7, 9], range(0, len(SIZES), 2))
+    acts = slower = 0
+    for seed, world in enumerate(worlds):
+        found = measured(prior, world, places, seed).decide()
+        gain = world[:, 0] - world[np.arange(len(SIZES)), found]
+        acts += int(np.count_nonzero(found))
+        slower += int(np.count_nonzero(gain < -np.log1p(SLOWER)))
+    assert acts > 200
+    assert slower <= 2.0 * ALPHA * acts
+
+
+def test_a_stricter_bound_is_more_cautious_and_a_machine_out_of_the_draws_is_wider(
+    prior: Prior,
+) -> None:
+    places = every([0, 2, 4, 7, 9], range(0, len(SIZES), 2))
+    world = prior.worlds[:, 3].reshape(len(SIZES), -1)
+    usual = measured(prior, world, places)
+    assert usual.widened == pytest.approx(1.0)
+    assert usual.caution(0.001) >= usual.caution(0.01) >= usual.caution(0.2)
+    rough = world + 0.5 * np.random.default_rng(2).standard_normal(world.shape)
+    odd = measured(prior, rough, places)
+    assert odd.widened > 1.5
+    assert odd.spread.mean() > usual.spread.mean()
+    # What is left out says so, too: of rough tables the other octaves tell little.
+    left = odd.left_out()
+    z = (left.predicted - left.measured) / np.hypot(left.spread, left.noise)
+    assert np.sqrt(np.square(z).mean()) < 1.5
+
+
+def test_nccls_costs_tell_of_cells_that_nobody_measured() -> None:
+    worlds, costs = draw_worlds(GRID, 40, np.random.default_rng(9))
+    blind: list[float] = []
+    told: list[float] = []
+    for world, cost in zip(worlds, costs, strict=True):
+        grid = replace(GRID, log_costs=tuple(map(tuple, cost.tolist())))
+        for errors, prior in ((blind, prior_of(GRID)), (told, prior_of(grid))):
+            errors.append(float(np.abs(prior.mean - world.ravel()).mean()))
+    assert np.mean(told) < 0.7 * np.mean(blind)
+
+
+def test_a_probe_is_worth_what_it_may_bring(prior: Prior) -> None:
+    world = prior.mean.reshape(len(SIZES), -1).copy()
+    world[:, 4] -= 0.5
+    places = every([0, 1, 4], range(len(SIZES)))
+    found = measured(prior, world, places)
+    nothing = float(found.worth(every([0], [5]), NOISE**2)[0])
+    again, unmeasured = found.worth(every([4, 13], [5]), NOISE**2) - nothing
+    assert again < 0.05
+    assert unmeasured > again
+
+
+def test_cells_that_the_generator_does_not_know_are_drawn_wide() -> None:
+    configs = (
+        ABSTAIN,
+        Config(RING, Protocol.Simple),
+        Config(Algorithm.PAT, Protocol.Simple),
+        Config(Algorithm.CollNetChain, Protocol.Simple, 8, 1 << 17),
+        Config(Algorithm.NVLSTree),
+        Config(None, Protocol.LL),
+    )
+    times, costs = draw_worlds(Grid(SIZES, configs), 300, np.random.default_rng(0))
+    assert times.shape == (300, len(SIZES), len(configs))
+    assert np.isfinite(times).all()
+    assert np.isfinite(costs).all()
+    spread = (times[:, :, 3] - times[:, :, 1]).std(axis=0)
+    assert (spread > 0.4).all()
+    again, _ = draw_worlds(Grid(SIZES, configs), 300, np.random.default_rng(0))
+    assert np.array_equal(times, again)
