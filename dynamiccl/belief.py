@@ -8,8 +8,9 @@ space of the covariance's R largest directions; what these leave out of a place 
 
 It acts only where the gain over NCCL's own choice is more than `caution` spreads, the config was
 measured within an octave, and NCCL's choice within an octave on either side, with that gain as sure
-at both of these sizes: NCCL changes its choice at sizes that nothing foretells. The caution is calibrated on further draws, measured at the very same places: in worlds
-like those at most `alpha` of the sizes at which it acts are slower. A machine is not one of those:
+at both of these sizes: NCCL changes its choice at sizes that nothing foretells. The caution is
+calibrated on further draws, measured at the very same places: in worlds like those at most `alpha`
+of the sizes at which it acts are slower. A machine is not one of those:
 
 * evidence that is less likely than that of 99 % of the draws widens the prior until it is not;
 * the spread is multiplied by how far octaves that are left out are from what the others say of
