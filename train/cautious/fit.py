@@ -16,6 +16,7 @@ import torch
 
 from dynamiccl.belief import Belief, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.repeats import MAD_TO_SIGMA
 from dynamiccl.train.cautious.caution import LEAST_CAUTION, Calibration, best_of
 from dynamiccl.train.cautious.policy import Block, CautiousPolicy
 from dynamiccl.train.cautious.tables import LEAST_DIFFERENCE, LEAST_SHAPES, ShapeTable, Tables
@@ -149,24 +150,24 @@ def _tables(tables: Sequence[ShapeTable], elsewhere: float) -> Tables:
 def _difference(tables: Sequence[ShapeTable], *, by_cost: bool) -> float:
     """Ln of time: what the gains of shapes far apart differ by; 1 where nothing tells.
 
-    The variance is what the errors have beyond the spreads of both sides, over the share of it that
-    the other shapes leave unknown.
+    Shapes that are left out tell, each over what the others leave unknown of it.
     """
     found = [np.empty(0)]
     for number, table in enumerate(tables):
         rest = [*tables[:number], *tables[number + 1 :]]
-        if len(rest) < LEAST_SHAPES:
+        if len(rest) < LEAST_SHAPES - 1:
             break
         of_rest = Tables(rest, differences=(float(by_cost), float(not by_cost)), elsewhere=0.0)
+        of_rest.least_shapes = min(LEAST_SHAPES, len(rest))
         gain, _, near = _asked(of_rest, table)
         place = torch.tensor([table.shape], dtype=torch.float64)
         left = float(of_rest.weights(place)[1][0])
         known = near & table.is_near
         known[:, ABSTAIN_ACTION] = False
-        variance = np.square(gain - table.gain)[known] - np.square(table.spread)[known]
-        found.append(variance / max(left, _LEAST_LEFT))
+        found.append(np.abs(gain - table.gain)[known] / np.sqrt(max(left, _LEAST_LEFT)))
     each = np.concatenate(found)
-    return max(float(np.sqrt(max(each.mean(), 0.0))), LEAST_DIFFERENCE) if len(each) else 1.0
+    # A median: few configs differ by far more than most, and caution is calibrated with them.
+    return max(MAD_TO_SIGMA * float(np.median(each)), LEAST_DIFFERENCE) if len(each) else 1.0
 
 
 def _asked(tables: Tables, table: ShapeTable) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:

@@ -17,7 +17,7 @@ BoolArray = npt.NDArray[np.bool_]
 #: How far in octaves a row answers for a size: the width of a size bin.
 _ROW_REACH: Final = 0.26
 #: Octaves of nodes and ranks a node over which gains change.
-_SHAPE_LENGTH: Final = 1.5
+_SHAPE_LENGTH: Final = 3.0
 #: Shapes that differ by less, in octaves, are one.
 _SAME: Final = 1e-4
 #: Shapes in which a config must be near what was measured for a shape that nobody measured.
@@ -80,7 +80,10 @@ class Tables(nn.Module):
             "gains": np.concatenate([each.gain for each in tables]),
             "spreads": np.concatenate([each.spread for each in tables]),
             "nearness": np.concatenate([each.is_near for each in tables]),
-            "costs": np.concatenate([each.relative_cost for each in tables]),
+            # Infinite, since NaN is not equal to itself and equal fits have equal files.
+            "costs": np.nan_to_num(
+                np.concatenate([each.relative_cost for each in tables]), nan=np.inf
+            ),
             "cautions": np.array([each.caution for each in tables]),
         }
         for name, values in parts.items():
@@ -140,8 +143,9 @@ class Tables(nn.Module):
     @torch.jit.export
     def alike(self, shape_B2: torch.Tensor) -> torch.Tensor:
         """(B, H) correlation of shapes with those measured."""
-        apart_BH2 = (shape_B2.unsqueeze(1) - self.shapes.unsqueeze(0)) / self.length
-        return torch.exp(-0.5 * torch.square(apart_BH2).sum(dim=2))
+        apart_BH2 = shape_B2.unsqueeze(1) - self.shapes.unsqueeze(0)
+        # Exponential: a smoother one would follow slopes beyond the shapes that were measured.
+        return torch.exp(-torch.sqrt(torch.square(apart_BH2).sum(dim=2)) / self.length)
 
     @torch.jit.export
     def weights(self, shape_B2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
