@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,11 @@ class FitSummary:
     counts: dict[str, int]
     #: Rows that are in no task, by reason: neither validated nor calibrated on.
     left_out: dict[str, int]
-    #: The bound on P(acts and is slower) that was asked for, and the least that the calibration
-    #: tasks of each machine can keep; None: the recipe has none.
+    #: The bound that was asked for on the share of choices that are slower, in worlds like those
+    #: drawn; how much wider than theirs the prior and the spreads are. None: the recipe has none.
     alpha: float | None = None
-    least_alphas: list[float] = field(default_factory=list)
+    widened: float = 1.0
+    stretched: float = 1.0
 
 
 def with_margin(

@@ -106,7 +106,7 @@ def _train(  # noqa: PLR0913 - all of a run
 ) -> FitSummary:
     """Train and export; continues from `state` if given."""
     if recipe.algorithm in CAUTIOUS:
-        summary = fit_and_export(data, recipe, run)
+        summary = fit_and_export(data, recipe, run, lambda done, count: progress(done, count, {}))
     else:
         loop, algorithm = _make_loop(data, recipe, seed, run, ray)
         if state is not None:

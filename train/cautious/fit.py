@@ -6,7 +6,7 @@ they alone tell it. Of shapes that nobody measured, it is told by measured shape
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,8 @@ from dynamiccl.train.cautious.tasks import Measured, Tasks
 from dynamiccl.train.data import TrainingData
 
 Floats = npt.NDArray[np.float64]
+#: Called with the tables that are done, and how many there are.
+Progress = Callable[[int, int], None]
 #: Caution at shapes that nobody measured, at least.
 _ELSEWHERE: Final = 3.0
 #: The least share of a difference that is taken to be unknown between shapes next to each other.
@@ -47,12 +49,17 @@ class Fitted:
     stretched: float
 
 
-def fit_tables(data: TrainingData, *, alpha: float) -> Fitted:
+def fit_tables(
+    data: TrainingData, *, alpha: float, progress: Progress = lambda _done, _count: None
+) -> Fitted:
     """Fit to the training and validation bins, and calibrate on what is left out of them."""
     tasks = Tasks.of(data)
     found = list(tasks.tables())
-    told = [_Told(measured, alpha) for measured, _ in found]
-    trained = [_Told(measured.only(is_train), alpha) for measured, is_train in found]
+    told, trained = list[_Told](), list[_Told]()
+    for measured, is_train in found:
+        told.append(_Told(measured, alpha))
+        trained.append(_Told(measured.only(is_train), alpha))
+        progress(len(told), len(found))
     policy, of_sizes, of_shapes = _policy(tasks, told, alpha)
     return Fitted(
         policy,

@@ -10,17 +10,19 @@ import numpy as np
 from dynamiccl.belief import MIN_GAIN
 from dynamiccl.train import tracking
 from dynamiccl.train.cautious.caution import Calibration
-from dynamiccl.train.cautious.fit import fit_tables
+from dynamiccl.train.cautious.fit import Progress, fit_tables
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.export import FitSummary, end_run
 from dynamiccl.train.policy import forward
 from dynamiccl.train.recipe import Recipe
 
 
-def fit_and_export(data: TrainingData, recipe: Recipe, run: tracking.Run) -> FitSummary:
+def fit_and_export(
+    data: TrainingData, recipe: Recipe, run: tracking.Run, progress: Progress
+) -> FitSummary:
     """Fit, calibrate, export, and track; raises what these raise."""
     started = time.monotonic()
-    fitted = fit_tables(data, alpha=recipe.alpha)
+    fitted = fit_tables(data, alpha=recipe.alpha, progress=progress)
     fitted.policy.level_threshold = recipe.level_threshold
     actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
     regret = data.mean_over_groups(actions)
@@ -53,7 +55,8 @@ def fit_and_export(data: TrainingData, recipe: Recipe, run: tracking.Run) -> Fit
             best_step=0,
             validation_regret=regret,
             alpha=recipe.alpha,
-            least_alphas=[each.least_alpha() for each in fitted.of_sizes],
+            widened=fitted.widened,
+            stretched=fitted.stretched,
         )
 
 

@@ -1,10 +1,9 @@
 """`dynamiccl-train list` and `fit`: the recipes, and one training run."""
 
-import math
 from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -171,20 +170,23 @@ def fit_command(
     )
 
 
+#: What is wider by less is not told.
+_TOLD_FROM: Final = 1.05
+
+
 def _work(summary: "FitSummary") -> str:
     """Steps, duration and result of a run, as text."""
     if summary.alpha is None:
         steps = f"{summary.steps} steps in {summary.seconds:.1f} s"
         return f"{steps}, best at step {summary.best_step}"
     done = f"fitted in {summary.seconds:.1f} s; it "
-    able = [least for least in summary.least_alphas if least <= summary.alpha]
-    few, count = len(summary.least_alphas) - len(able), len(summary.least_alphas)
-    acts = f"acts where P(acts and is slower) is at most {summary.alpha:.1%}"
-    if not few:
-        return done + acts
-    least = math.ceil(1000.0 * max(summary.least_alphas)) / 1000.0
-    where = f"on {few} of {count} machines" if count > 1 else "everywhere"
-    return done + (
-        f"{acts + '; it ' if able else ''}abstains {where}: too few tasks were measured to keep "
-        f"{summary.alpha:.1%}; measure more sizes, or --set alpha={least:g}"
+    told = (
+        f"{done}acts where drawn machines say that at most {summary.alpha:.1%} of its choices are "
+        "slower, and this machine's left-out octaves do not say otherwise"
     )
+    notes = [
+        f"{what} {by:.2f} times as wide as drawn machines have it"
+        for what, by in (("prior", summary.widened), ("spreads", summary.stretched))
+        if by > _TOLD_FROM
+    ]
+    return f"{told} ({', '.join(notes)})" if notes else told

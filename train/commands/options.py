@@ -51,12 +51,14 @@ def folding_table(*heads: str, title: str | None = None) -> Table:
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[int, int, dict[str, float]], None]]:
-    """A progress bar of gradient steps on a terminal; yields the callback for each epoch."""
+    """A progress bar of steps, or tables, on a terminal; yields the callback for each epoch."""
     with open_bar(TextColumn("{task.fields[note]}")) as bar:
         task = bar.add_task(name, total=None, note="")
 
         def show(step: int, total: int, metrics: dict[str, float]) -> None:
-            note = f"validation regret {metrics['validation_regret']:.2%}"
+            note = ""
+            if "validation_regret" in metrics:
+                note = f"validation regret {metrics['validation_regret']:.2%}"
             bar.update(task, completed=step, total=total, note=note)
 
         yield show
