@@ -31,6 +31,8 @@ NOISE: Final = 0.02
 #: Of the places whose worth is looked at: the most promising, and random ones.
 _PROMISING: Final = 25
 _RANDOM: Final = 25
+#: Left-out measurements of a config that tell its spread.
+_ENOUGH: Final = 4
 
 
 def grid_of(table: Table) -> Grid:
@@ -135,7 +137,9 @@ def by_rule(probes: Probes) -> Way:
             most[cell] = action
     num_sizes, num_configs = probes.can.shape
     places = [
-        size * num_configs + action for size in coarse_to_fine(num_sizes) for action in most.values()
+        size * num_configs + action
+        for size in coarse_to_fine(num_sizes)
+        for action in most.values()
     ]
     left = [place for place in places if probes.can.flat[place]]
     every = list(left)
@@ -242,18 +246,20 @@ def interpolated(
 ) -> Ints:
     """(S,) each config's gain over NCCL's own choice, interpolated between sizes.
 
-    It acts by the belief's rule: gain over `caution` spreads, and the belief's places near what was
-    measured. The spread is the rms by which octaves that are left out are off; of what was measured
-    itself it is the noise. `log_us` (S, A) is NaN where nothing was measured.
+    It acts by the belief's rule: gain over `caution` spreads, at places near what was measured. The
+    spread is the rms by which left-out octaves of a config are off, or those of all configs; of
+    what was measured itself it is the noise. `log_us` (S, A) is NaN where nothing was measured.
     """
     sizes, gain = np.array(log2_sizes), log_us[:, :1] - log_us
     octave = np.floor(sizes + 1e-6)
-    off = np.concatenate(
-        [(gain - _between(sizes, gain, octave != each))[octave == each, 1:].ravel()
-         for each in np.unique(octave)]
-    )  # fmt: skip
-    known = off[np.isfinite(off)]
-    spread = float(np.sqrt(np.square(known).mean())) if len(known) else math.inf
+    off = np.full(gain.shape, np.nan)
+    for each in np.unique(octave):
+        off[octave == each] = (gain - _between(sizes, gain, octave != each))[octave == each]
+    counts, squares = np.isfinite(off[:, 1:]).sum(axis=0), np.nansum(np.square(off[:, 1:]), axis=0)
+    pooled = squares.sum() / counts.sum() if counts.any() else math.inf
+    # A config that was left out a few times speaks for itself.
+    own = np.where(counts >= _ENOUGH, squares / np.maximum(counts, 1), pooled)
+    spread = np.sqrt(np.concatenate([[math.inf], own]))
     found = np.where(np.isfinite(gain), gain, _between(sizes, gain, np.ones(len(sizes), bool)))
     spreads = np.where(np.isfinite(gain), math.sqrt(2.0) * NOISE, spread)
     bar = np.maximum(caution * spreads, MIN_GAIN)
@@ -279,7 +285,9 @@ def nearest(log_us: Floats, log2_sizes: Sequence[float]) -> Ints:
     if not len(has):
         return np.zeros(len(sizes), dtype=np.int64)
     near = has[np.abs(sizes[:, None] - sizes[has]).argmin(axis=1)]
-    found: npt.NDArray[np.int64] = np.where(np.isfinite(log_us), log_us, np.inf)[near].argmin(axis=1)
+    found: npt.NDArray[np.int64] = np.where(np.isfinite(log_us), log_us, np.inf)[near].argmin(
+        axis=1
+    )
     return found
 
 
