@@ -34,7 +34,7 @@ STEPS: Final = 1_000
 def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
     """Figures by data set and policy, and what stands beside them."""
     data = out / "real"
-    refused = list(import_sweeps(data))
+    left_out = import_sweeps(data)
     jobs = [(data, f"{r}-{s}", r, s) for s in range(seeds) for r in recipes]
     learned: dict[str, list[Path]] = {recipe: [] for recipe in recipes}
     for (_, _, recipe, _), policy in parallel(_train, jobs):
@@ -48,7 +48,7 @@ def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
         found, _ = score_measured(data, place, {recipe: [policy]}, only=name)
         sets[f"{name}, left out"] = found[name]
         notes[f"{name}, left out"] = notes[name]
-    return {"data_sets": sets, "real_notes": notes, "real_files_refused": refused}
+    return {"data_sets": sets, "real_notes": notes, "real_rows_left_out": left_out}
 
 
 def _train(data: Path, name: str, recipe: str, seed: int) -> Path:

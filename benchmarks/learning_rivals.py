@@ -269,12 +269,14 @@ def interpolated(
 
 
 def _between(sizes: Floats, values: Floats, kept: Bools) -> Floats:
-    """(S, A) values interpolated from those of kept sizes, column by column; NaN without any."""
+    """(S, A) values interpolated from those of kept sizes, column by column; NaN beyond them."""
     found = np.full(values.shape, np.nan)
     for column, told in enumerate(values.T):
         known = kept & np.isfinite(told)
         if known.any():
-            found[:, column] = np.interp(sizes, sizes[known], told[known])
+            found[:, column] = np.interp(
+                sizes, sizes[known], told[known], left=np.nan, right=np.nan
+            )
     return found
 
 
