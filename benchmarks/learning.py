@@ -4,10 +4,11 @@
     FULL=1 python benchmarks/learning.py     # all parts, recipes and draws, and all gates
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
-Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `worlds`, truths that are
-no function of NCCL's costs, `networks`, recipes of networks there (learning_perturbed.py);
-`few-shot`, a new system probe by probe (learning_few_shot.py); `narrow`, logs of a table in use
-(learning_narrow.py); `real`, measured sweeps (learning_real.py); `ope`, off-policy estimates
+Parts: `grid`, simulated grids whose truth is known (learning_grids.py); the belief
+in `few-shot`, probe by probe, and `rivals`, after 48 decisions (learning_belief.py), in `sweeps`,
+whole and small ones, and `public`, published ones (learning_sweeps.py); `narrow`, logs of a table
+in use (learning_narrow.py);
+`real`, measured sweeps (learning_real.py); `ope`, off-policy estimates
 (learning_ope.py); `scenarios`, surroundings that change on several systems, against rules and a
 filter (learning_scenarios.py); `agents`, whole jobs in a changing world (learning_agents.py);
 `gate`, what bench_gate.py prints.
@@ -28,14 +29,13 @@ from typing import Any, Final
 
 from harness import OUT, machine_facts
 from learning_agents import agents
-from learning_few_shot import SEEDS as FEW_SHOT_SEEDS
-from learning_few_shot import few_shot_figures
+from learning_belief import few_shot_figures, rival_figures
 from learning_grids import measure, simulated_grid, train
 from learning_narrow import narrow_figures
 from learning_ope import ope_figures
-from learning_perturbed import network_figures, perturbed_figures
 from learning_real import real_sets
 from learning_scenarios import scenario_figures
+from learning_sweeps import public_figures, sweep_figures
 from learning_tables import cell, columns_of
 from rich.console import Console
 from rich.table import Table
@@ -46,12 +46,9 @@ from dynamiccl.train.recipes import RECIPES, make_recipe
 SEEDS: Final = 5
 #: Parts that take half an hour each or more: with FULL=1, or by name.
 LONG: Final = ("grid", "scenarios", "agents")
-#: Of each kind of world; and on how many networks are trained, and shapes left out. The first of
-#: `make bench-learning`, which is to end within the hour, and the others of a part by its name.
-QUICK_DRAWS: Final = 2, 1, 1
-DRAWS: Final = 5, 1, 2
-FULL_DRAWS: Final = 20, 5, 10
-QUICK_SEEDS: Final = 2
+#: Judge's worlds, and those on which rivals play; `make bench-learning` has fewer.
+QUICK_WORLDS: Final = 40, 8
+WORLDS: Final = 200, 20
 FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
 #: What parts that take one recipe train where the grid has not chosen one on its validation bins.
 DEFAULT: Final = "ddqn-dueling"
@@ -66,8 +63,7 @@ console = Console(width=150)
 def main() -> None:
     """Run the parts that are asked for."""
     is_quick = not FULL and not sys.argv[1:]
-    asked_draws = FULL_DRAWS if FULL else QUICK_DRAWS if is_quick else DRAWS
-    draws, network_draws, shape_draws = asked_draws
+    worlds, rival_worlds = QUICK_WORLDS if is_quick else WORLDS
     figures: dict[str, Any] = {"minutes": {}, "data_sets": {}}
     # Parts that are left out stay as they were, here or on the page.
     if sys.argv[1:] or not FULL:
@@ -78,9 +74,10 @@ def main() -> None:
 
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "grid": lambda out: simulated_grid(out, _quiet_recipes() if FULL else FEW, SEEDS),
-        "worlds": lambda _: perturbed_figures(draws, shape_draws),
-        "networks": lambda _: network_figures(network_draws),
-        "few-shot": lambda _: few_shot_figures(QUICK_SEEDS if is_quick else FEW_SHOT_SEEDS),
+        "few-shot": lambda _: few_shot_figures(worlds),
+        "rivals": lambda _: rival_figures(rival_worlds),
+        "sweeps": lambda _: sweep_figures(worlds),
+        "public": lambda _: public_figures(),
         "narrow": narrow_figures,
         "real": lambda out: real_sets(out, [chosen(), "gaussian-process"], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),

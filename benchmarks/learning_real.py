@@ -12,15 +12,14 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 from learning_figures import Figures, of_crossfit, over_replicates, parallel
-from sweeps import without
+from sweeps import import_sweeps, without
 
-from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.errors import NotEnoughData, OutputError
+from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.crossfit import cross_fit, has_runs
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import OPTIMISTIC, Summary, summarise
@@ -29,17 +28,13 @@ from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-SAMPLE: Final = ROOT / "datasets" / "sample"
-#: A larger collection beside the project, where there is one; else the sample.
-SWEEPS: Final = ROOT.parent / "shared" / "data" / "sweeps"
 STEPS: Final = 1_000
 
 
 def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
     """Figures by data set and policy, and what stands beside them."""
     data = out / "real"
-    refused = import_sweeps(data)
+    left_out = import_sweeps(data)
     jobs = [(data, f"{r}-{s}", r, s) for s in range(seeds) for r in recipes]
     learned: dict[str, list[Path]] = {recipe: [] for recipe in recipes}
     for (_, _, recipe, _), policy in parallel(_train, jobs):
@@ -53,18 +48,7 @@ def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
         found, _ = score_measured(data, place, {recipe: [policy]}, only=name)
         sets[f"{name}, left out"] = found[name]
         notes[f"{name}, left out"] = notes[name]
-    return {"data_sets": sets, "real_notes": notes, "real_files_refused": refused}
-
-
-def import_sweeps(data: Path) -> list[str]:
-    """Import the measured sweeps; files that hold no measurements."""
-    refused: list[str] = []
-    for path in sorted((SWEEPS if SWEEPS.is_dir() else SAMPLE).glob("*.csv")):
-        try:
-            import_files([path], data, options=ImportOptions(systems_file=SAMPLE / "systems.toml"))
-        except OutputError:  # one file holds targets, not measurements
-            refused.append(path.name)
-    return refused
+    return {"data_sets": sets, "real_notes": notes, "real_rows_left_out": left_out}
 
 
 def _train(data: Path, name: str, recipe: str, seed: int) -> Path:

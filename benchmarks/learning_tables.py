@@ -32,6 +32,7 @@ WORLDS: Final = {
     "slower than default": ("share_worse", True),
     "gain kept": ("gain_kept", True),
 }
+RIVALS: Final = {name: key for name, key in WORLDS.items() if key[0] != "headroom_regret"}
 JOBS: Final = {
     "communication, s a job": ("seconds", False),
     "over NCCL's choice": ("over_default", True),
@@ -43,20 +44,6 @@ JOBS: Final = {
 }
 #: Tables of the first page: rows, and of each column its head, data set, figure.
 BRIEF: Final[Mapping[str, tuple[Sequence[str], Sequence[tuple[str, str, str]]]]] = {
-    "headline": (
-        (
-            *("nccl-default", "interpolated", "k-nearest, cautious"),
-            *("gradient-boosting, cautious", "interpolated, cautious"),
-            *("gaussian-process, cautious", "ddqn-dueling", "ddqn-actions"),
-        ),
-        (
-            ("H100: regret where NCCL loses", "h100, worlds", "headroom_regret"),
-            ("slower than NCCL", "h100, worlds", "share_worse"),
-            ("B300: mean regret", "b300, worlds", "mean_regret"),
-            ("slower than NCCL", "b300, worlds", "share_worse"),
-            ("gain kept", "b300, worlds", "gain_kept"),
-        ),
-    ),
     "scenarios": (
         (
             *("gaussian-process + Trigger", "threshold rule, fitted", "threshold rule, true times"),
@@ -103,14 +90,12 @@ def table(name: str, found: Mapping[str, Any]) -> str:
             for policy, row in found["data_sets"][name].items()
         ]
         return markdown([["policy", *columns], *rows])
-    if name == "probes":
-        return probes(found["few_shot_probes"])
     if name in BRIEF:
         return brief(found["data_sets"], *BRIEF[name])
     if name == "real_notes":
         return notes(found["real_notes"])
-    if name.startswith("few_shot"):
-        return curves(found, "share_worse" if name.endswith("slower") else "regret")
+    if name in {"few_shot", "few_shot_kinds"}:
+        return curves(found[name])
     keys = [key for key in found if key.startswith(name) and not key.endswith(("_lo", "_hi"))]
     if not keys:
         raise KeyError(f"no figures for table '{name}'")
@@ -120,10 +105,10 @@ def table(name: str, found: Mapping[str, Any]) -> str:
 def columns_of(
     data_set: str, rows: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, tuple[str, bool]]:
-    """The columns of a data set: sweeps, worlds, whole jobs, or scenarios."""
+    """The columns of a data set: sweeps, rivals, whole jobs, or scenarios."""
     if data_set.startswith("scenarios, "):
         return scenario_columns(rows)
-    kinds = {"jobs": JOBS, "worlds": WORLDS, "narrow": WORLDS}
+    kinds = {"jobs": JOBS, "rivals": RIVALS, "narrow": WORLDS}
     return kinds.get(data_set.rpartition(", ")[2], COLUMNS)
 
 
@@ -134,16 +119,6 @@ def scenario_columns(
     first = "gain_of_delayed_oracle"
     places = [key for key in next(iter(rows.values())) if not key.startswith(first)]
     return {"of the late oracle's gain": (first, True), **{name: (name, True) for name in places}}
-
-
-def probes(found: Mapping[str, Mapping[str, float]]) -> str:
-    """After how many probes a new system's tables are good: a row a way, a column a system."""
-    names = [name.partition(", ")[::2] for name in found]
-    systems, ways = (list(dict.fromkeys(part)) for part in zip(*names, strict=True))
-    body = [
-        [way, *(cell(found[f"{at}, {way}"], "probes", False) for at in systems)] for way in ways
-    ]
-    return markdown([["what is probed", *systems], *body])
 
 
 def brief(
@@ -173,20 +148,20 @@ def notes(systems: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown([head, *rows])
 
 
-def curves(found: Mapping[str, Any], figure: str) -> str:
-    """A figure of a new system's tables by the number of probes, in %."""
-    looks = next(iter(found["few_shot"].values()))
+def curves(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Mean regret in %, and in brackets the share of sizes that are slower of those that act."""
+    looks = [str(look) for look in next(iter(found.values()))["looks"]]
     rows = [
         [
             name,
-            *(f"{100.0 * curve[look][figure]:.1f}" for look in looks),
-            *([cell(found["few_shot_probes"][name], "probes", False)] * (figure == "regret")),
+            *(
+                f"{100.0 * regret:.1f} ({100.0 * worse:.1f})"
+                for regret, worse in zip(curve["regret"], curve["share_worse"], strict=True)
+            ),
         ]
-        for name, curve in found["few_shot"].items()
+        for name, curve in found.items()
     ]
-    last = ["probes to 2 %"] * (figure == "regret")
-    title = {"regret": "mean regret", "share_worse": "slower than NCCL's own"}[figure]
-    return markdown([[f"{title} in % after so many probes", *looks, *last], *rows])
+    return markdown([["% after so many probes", *looks], *rows])
 
 
 def cell(row: Mapping[str, Any], key: str, is_fraction: bool) -> str:

@@ -1,0 +1,244 @@
+"""What the belief makes of sweeps: whole ones, a user's small one, and those that were published.
+
+* `sweep_figures`: of judge's worlds every other size is measured with all configs; or what a user
+  measures (`judge_worlds.small_sweep`), of which whole octaves are left out in turn, too.
+* `public_figures`: published sweeps, each octave left out in turn; truth is the median.
+
+Rival is `interpolated`, which acts by the same rule. Scores and intervals are those of
+learning_belief.py.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from judge_worlds import (
+    DISTINCT,
+    KINDS,
+    SHIPPED,
+    Floats,
+    Ints,
+    Table,
+    judge_tables,
+    shipped_table,
+    small_sweep,
+)
+from learning_belief import (
+    Row,
+    by,
+    in_parallel,
+    judged,
+    mean_of,
+    of,
+    ratio,
+    summed,
+    upper,
+    with_interval,
+)
+from learning_rivals import grid_of, interpolated, spread_out
+from sweeps import SWEEPS, Measured, public_tables
+
+from dynamiccl.belief import Belief, Bools, prior_of
+from dynamiccl.drawn_worlds import Grid
+from dynamiccl.repeats import Task, cells_of
+
+#: Draws of a small sweep, and by how much NCCL's own choice is off where there is something to
+#: gain.
+SWEEPS_DRAWN: Final = 10
+TO_GAIN: Final = 0.05
+
+
+def sweep_figures(count: int) -> dict[str, Any]:
+    """Whole sweeps of every other size of `count` worlds; and small sweeps."""
+    tables = judge_tables(count, 0)
+    grids = in_parallel(_whole_sweep, [(table, i) for i, table in enumerate(tables)])
+    ours, rival = (of(grids, choose=each) for each in ("belief", "interpolated"))
+    figures: dict[str, Any] = {
+        "grid_worlds": count,
+        "grid_share_worse": upper(ours, "acts"),
+        "grid_share_worse_all": upper(ours, "sizes"),
+        **with_interval("grid_mean_regret", ours, mean_of("regret")),
+        **with_interval("grid_gain_kept", ours, ratio("gain", "possible")),
+        **with_interval("grid_interpolated_mean_regret", rival, mean_of("regret")),
+        **with_interval("grid_interpolated_share_worse", rival, ratio("worse", "acts")),
+    }
+    worth_it = list(_worth_it(tables))
+    small = in_parallel(_small_sweep, [(t, draw) for t in worth_it for draw in range(SWEEPS_DRAWN)])
+    # `near`: of what is left out the sizes at which the belief may act.
+    for where in ("measured", "left_out", "near"):
+        for choose, name in (("belief", ""), ("interpolated", "_interpolated")):
+            mine = of(small, where=where, choose=choose)
+            by_table = [summed(each) for each in by(mine, "world").values()]
+            prefix = "small_sweep_" if where == "measured" else f"small_sweep_{where}_"
+            kept = f"{prefix}{'gain_' if where == 'measured' else ''}kept{name}"
+            figures |= with_interval(kept, by_table, ratio("gain", "possible"))
+            figures[f"{prefix}share_worse{name}"] = upper(by_table, "acts")
+    figures["small_sweep_tables"] = {
+        world: {
+            f"{row['where']}, {row['choose']}": round(row["gain"] / max(row["possible"], 1e-9), 3)
+            for row in map(summed, by(each, "where", "choose").values())
+        }
+        for world, each in by(small, "world").items()
+    }
+    return figures
+
+
+def _worth_it(tables: Sequence[Table]) -> Iterable[Table]:
+    """The first world of each kind, and the shipped tables, in which NCCL's choice is far off."""
+    shipped = [shipped_table(name, each) for name in SHIPPED for each in DISTINCT]
+    for group in (*([t for t in tables if t.kind == kind] for kind in KINDS), shipped):
+        off = [judged(table.log_time_us, np.zeros(len(table.sizes_bytes), int)) for table in group]
+        found = [t for t, own in zip(group, off, strict=True) if own["regret"] >= TO_GAIN]
+        yield from found[:1]
+
+
+def _whole_sweep(table: Table, seed: int) -> list[Row]:
+    """Scores at all sizes of three noisy times of all configs at every other one."""
+    num_sizes, num_configs = table.log_time_us.shape
+    rows, columns = np.arange(0, num_sizes, 2), np.arange(num_configs)
+    part, random = _part(table, rows, columns), np.random.default_rng((seed, num_sizes))
+    log_times = np.full((num_sizes, num_configs, 3), np.nan)
+    log_times[rows] = small_sweep(part, random, 3, len(rows), num_configs).log_times_us
+    chosen = choices(grid_of(table), log_times, np.isfinite(table.log_time_us))
+    about = {"world": table.name, "kind": table.kind}
+    return [
+        about | {"choose": name} | judged(table.log_time_us, each) for name, each in chosen.items()
+    ]
+
+
+def _part(table: Table, rows: Ints, columns: Ints) -> Table:
+    """Some sizes and configs of a table."""
+    at = np.ix_(rows, columns)
+    return replace(
+        table,
+        sizes_bytes=tuple(table.sizes_bytes[row] for row in rows),
+        configs=tuple(table.configs[column] for column in columns),
+        cells=table.cells[at],
+        log_cost_us=table.log_cost_us[at],
+        log_time_us=table.log_time_us[at],
+    )
+
+
+def _small_sweep(table: Table, draw: int) -> list[Row]:
+    """Scores of a user's sweep: with all of it, and of octaves that are left out of it in turn."""
+    sweep = small_sweep(table, np.random.default_rng(draw))
+    part = _part(table, sweep.rows, sweep.columns)
+    grid, can = grid_of(part), np.isfinite(part.log_time_us)
+    found = {"measured": choices(grid, sweep.log_times_us, can)}
+    found["left_out"] = _octaves_left_out(grid, sweep.log_times_us, can)
+    near = _has_near(grid)
+    about = {"world": table.name, "draw": draw}
+    rows = [
+        about | {"where": where, "choose": name} | judged(part.log_time_us, chosen)
+        for where, both in found.items()
+        for name, chosen in both.items()
+    ]
+    for name, chosen in found["left_out"].items():
+        scores = judged(part.log_time_us[near], chosen[near])
+        rows.append(about | {"where": "near", "choose": name} | scores)
+    return rows
+
+
+def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]:
+    """(S,) the belief's config of each size, and that of interpolated times at equal caution.
+
+    `log_times_us` (S, A, R) are repeats, NaN where nothing was measured.
+    """
+    places, log_us, variance = cells(grid, log_times_us)
+    belief = Belief(prior_of(grid), places, log_us, variance, allowed=allowed)
+    measured = np.where(allowed, spread_out(places, log_us, allowed.shape), np.nan)
+    measured[:, 0] = spread_out(places, log_us, allowed.shape)[:, 0]
+    caution = belief.caution()
+    rival = interpolated(belief.is_near, caution, measured, grid.log2_sizes)
+    return {"belief": belief.decide(), "interpolated": rival}
+
+
+def cells(grid: Grid, log_times_us: Floats) -> tuple[Ints, Floats, Floats]:
+    """(n,) places that were measured, their ln us and the variance of these, by their repeats."""
+    num_sizes, num_configs, _ = log_times_us.shape
+    somewhere = np.zeros(3)
+    tasks: list[Task] = []
+    times: dict[int, list[tuple[int, float]]] = {}
+    for size in range(num_sizes):
+        start = size * num_configs
+        configs = {start + action: somewhere for action in range(1, num_configs)}
+        tasks.append(Task(grid.log2_sizes[size], {0: configs}, start, 0))
+        for action in range(num_configs):
+            told = enumerate(log_times_us[size, action].tolist())
+            known = [(repeat, value) for repeat, value in told if np.isfinite(value)]
+            if known:
+                times[start + action] = known
+    found = cells_of(tasks, times)
+    places = sorted(times)
+    log_us, variance, _ = np.array([found[place] for place in places]).T
+    return np.array(places, dtype=np.int64), log_us, variance
+
+
+def _octaves(grid: Grid) -> Ints:
+    return np.floor(np.array(grid.log2_sizes) + 1e-6).astype(np.int64)
+
+
+def _has_near(grid: Grid) -> Bools:
+    """(S,) where there are sizes of other octaves within an octave on both sides.
+
+    The belief acts nowhere else, which the steps of a small sweep may be too wide for.
+    """
+    apart = np.array(grid.log2_sizes)[:, None] - np.array(grid.log2_sizes)
+    octave = _octaves(grid)
+    is_near = (octave[:, None] != octave) & (np.abs(apart) <= 1.0 + 1e-6)
+    found: Bools = (is_near & (apart > 0)).any(axis=1) & (is_near & (apart < 0)).any(axis=1)
+    return found
+
+
+def _octaves_left_out(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]:
+    """(S,) the choices at each octave by the others."""
+    octave = _octaves(grid)
+    found: dict[str, Ints] = {}
+    for each in np.unique(octave):
+        is_out = octave == each
+        known = np.where(is_out[:, None, None], np.nan, log_times_us)
+        for name, chosen in choices(grid, known, allowed).items():
+            found.setdefault(name, np.zeros(len(octave), np.int64))[is_out] = chosen[is_out]
+    return found
+
+
+# --- published sweeps ---
+
+
+def public_figures() -> dict[str, Any]:
+    """The regret at left-out octaves of each published sweep, and over tables; by medians."""
+    if not SWEEPS.is_dir():
+        return {"public_skipped": f"no {SWEEPS}"}
+    tables = [table for table in public_tables()[0] if not table.left_out]
+    rows = in_parallel(_public, [(table,) for table in tables])
+    lines: dict[str, Any] = {}
+    apart = []
+    for name, both in by(rows, "world").items():
+        ours, rival, own = (of(both, choose=each)[0] for each in ("belief", "interpolated", "own"))
+        lines[name] = {
+            "sizes": ours["sizes"],
+            "nccl": own["regret"],
+            **{f"belief_{key}": ours[key] for key in ("regret", "acts", "worse")},
+            **{f"interpolated_{key}": rival[key] for key in ("regret", "acts", "worse")},
+        }
+        apart.append({"less": ours["regret"] - rival["regret"]})
+    figures: dict[str, Any] = {"public_tables": lines}
+    for name, choose in (("", "belief"), ("interpolated_", "interpolated"), ("nccl_", "own")):
+        mine = of(rows, choose=choose)
+        figures |= with_interval(f"public_{name}mean_regret", mine, mean_of("regret"))
+        figures[f"public_{name}share_worse"] = upper(mine, "acts")
+    return figures | with_interval("public_less_interpolated", apart, mean_of("less"))
+
+
+def _public(table: Measured) -> list[Row]:
+    grid = Grid(tuple(np.log2(table.sizes_bytes).tolist()), table.configs)
+    has, median = table.is_measured(), table.log_median_us()
+    found = _octaves_left_out(grid, table.log_times_us, has)
+    found["own"] = np.zeros(len(has), dtype=np.int64)
+    full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
+    told = np.where(has, median, np.inf)[full]
+    return [
+        {"world": table.name, "choose": name} | judged(told, chosen[full])
+        for name, chosen in found.items()
+    ]
