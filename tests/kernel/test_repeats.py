@@ -1,6 +1,7 @@
 """Cells of repeats: their median, noise and drift; and which of them a belief doubts."""
 
 import math
+from collections.abc import Hashable
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from dynamiccl.belief import doubted, prior_of
 from dynamiccl.drawn_worlds import Grid
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from dynamiccl.repeats import cell_of, cells_of, round_drift
+from dynamiccl.repeats import Times, cell_of, cells_of, round_drift
 
 
 def test_a_cell_is_a_median_with_the_noise_of_its_size_or_its_own() -> None:
@@ -25,12 +26,15 @@ def test_a_cell_is_a_median_with_the_noise_of_its_size_or_its_own() -> None:
 def test_noise_is_that_of_near_sizes_where_they_say_enough() -> None:
     def variances(*sizes: tuple[float, int, float]) -> list[float]:
         """Of a cell of each log2 size, where so many are measured in pairs so far apart."""
-        times = {
+        times: Times = {
             (size, i): [(0, 1.0), (1, 1.0 + apart)]
             for size, pairs, apart in sizes
             for i in range(pairs)
         }
-        cells, sigma = cells_of(times, {cell: cell[0] for cell in times}, [])
+        of_size: dict[Hashable, float] = {
+            (size, i): size for size, pairs, _ in sizes for i in range(pairs)
+        }
+        cells, sigma = cells_of(times, of_size, [])
         assert sigma == {size: pytest.approx((2 * cells[size, 0][1]) ** 0.5) for size, *_ in sizes}
         return [cells[size, 0][1] for size, *_ in sizes]
 
@@ -44,16 +48,18 @@ def test_noise_is_that_of_near_sizes_where_they_say_enough() -> None:
     assert near == pytest.approx([quiet, quiet, loud])
     far = variances((10.0, 6, 0.02), (11.6, 6, 0.02), (20.0, 13, 0.2))
     assert far == pytest.approx([loud, loud, loud])
-    one = cells_of({"x": [(0, 1.0)]}, {"x": 10.0, "never": 10.0}, [])
-    assert one == ({"x": (1.0, pytest.approx(0.03**2), 1)}, {10.0: 0.03})
+    cells, sigma = cells_of({"x": [(0, 1.0)]}, {"x": 10.0, "never": 10.0}, [])
+    assert cells.keys() == {"x"}
+    assert cells["x"] == pytest.approx((1.0, 0.03**2, 1))
+    assert sigma == {10.0: 0.03}
     same = cells_of({"x": [(0, 1.0), (1, 1.0)]}, {"x": 10.0}, [])[0]["x"]
     assert same == pytest.approx((1.0, 0.001**2 / 2, 2))
 
 
 def test_a_cell_is_without_the_drift_of_its_rounds() -> None:
     """Eight sizes; the second round is slow by a fifth, and only there `x` was measured."""
-    defaults = {("default", i): [(0, 1.0), (0, 1.0), (1, 1.2), (1, 1.2)] for i in range(8)}
-    times = defaults | {("x", 0): [(1, 0.9)]}
+    defaults: Times = {("default", i): [(0, 1.0), (0, 1.0), (1, 1.2), (1, 1.2)] for i in range(8)}
+    times: Times = {**defaults, ("x", 0): [(1, 0.9)]}
     cells, _ = cells_of(times, dict.fromkeys(times, 10.0), defaults)
     assert cells["x", 0][0] - cells["default", 0][0] == pytest.approx(0.9 - 1.2, abs=0.001)
 
@@ -97,7 +103,7 @@ def test_a_slow_cell_of_few_repeats_is_doubted_and_a_fast_one_and_repeats_are_no
     configs = [Config(Algorithm.Ring, Protocol.Simple, count) for count in (1, 2, 4, 8, 16)]
     prior = prior_of(Grid(tuple(range(14, 24)), (ABSTAIN, *configs)))
     places, noise = np.arange(len(prior.mean)), np.full(len(prior.mean), 0.01**2)
-    times, repeats = prior.worlds[:, 0], np.ones(len(noise), dtype=np.int64)
+    times, repeats = prior.worlds[:, 0], np.ones(len(noise))
     moved = times.copy()
     moved[30] += 1.0
     found = doubted(prior, places, moved, noise, repeats)
