@@ -235,11 +235,12 @@ def policy_figures(tasks: Mapping[str, Sequence[Task]]) -> Figures:
 
 
 def beginnings(trained: Policies, tasks: Mapping[str, Sequence[Task]]) -> dict[str, Make]:
-    """Our search from a policy, and with every config expected to be as good as any."""
+    """Our search from a policy, and from the drawn worlds alone."""
     nothing = {
-        (task.name, seed): Prior(np.zeros(len(task.times_us)))
+        (task.name, seed): prior
         for held in tasks.values()
         for task in held
+        for prior in [Prior.drawn(task.space, task.call.size_bytes)]
         for seed in SEEDS
     }
     return {"policy": ours(policy_priors(trained, tasks, SEEDS)), "nothing": ours(nothing)}

@@ -26,7 +26,7 @@ import numpy as np
 from harness import write_result
 
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.strategies import Outcome, Strategy, beliefs, make_strategy, tasks_of
+from dynamiccl.collect.strategies import Outcome, Strategy, believe, make_strategy, tasks_of
 from dynamiccl.collect.sweep import BudgetSettings, StrategySettings, parse_sweep
 from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.simulator import h100
@@ -75,9 +75,10 @@ class World:
     def table(self, history: Sequence[Outcome]) -> dict[tuple[Setting, int], Config]:
         """The config that the belief would take for each task, ABSTAIN where it is not sure."""
         table = {trial.task: ABSTAIN for trial in self.trials}
-        for _, trials, belief in beliefs(tasks_of(self.trials), history, seed=0):
-            if (index := belief.decision(StrategySettings().confidence)) is not None:
-                table[trials[index].task] = trials[index].config
+        for tasks in tasks_of(self.trials).values():
+            found = believe(tasks, history)
+            for task in enumerate(found.decided):
+                table[found.trials[task].task] = found.trials[task].config
         return table
 
     def chosen(self, history: Sequence[Outcome]) -> list[tuple[int, float]]:

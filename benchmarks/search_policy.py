@@ -18,12 +18,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from learning_figures import parallel
-from search_warm import errors_of, spreads_of
+from search_warm import sigma_of
 from search_world import COLLECTIVES, SIZES, Task, chosen_groups
 from sweeps import without
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.evaluate.simulate.lineup import cold_priors
+from dynamiccl.evaluate.simulate.lineup import cold_predictions
 from dynamiccl.nccl import Config
 from dynamiccl.serve.search.belief import Prior
 from dynamiccl.simulator.scenario import find_scenario
@@ -72,17 +72,19 @@ def policy_priors(
     found = {}
     for name, held in tasks.items():
         errors = [
-            errors_of(task, predicted)
+            task.log_ratio - predicted
             for other in tasks
             if other != name
             for task, predicted in _predict(
                 trained[frozenset({name, other}), seeds[0]], tasks[other]
             )
         ]
-        spreads = spreads_of(errors)
+        sigma = sigma_of(errors)
         for seed in seeds:
             for task, predicted in _predict(trained[frozenset({name}), seed], held):
-                found[task.name, seed] = Prior(predicted, *spreads)
+                found[task.name, seed] = Prior.of_policy(
+                    task.space, task.call.size_bytes, predicted, sigma
+                )
     return found
 
 
@@ -129,9 +131,9 @@ def _predict(policy: TorchPolicy, tasks: Sequence[Task]) -> Iterator[tuple[Task,
     system = SYSTEMS[tasks[0].system]()
     world = World(system, Workload("tasks", tuple(calls)), configs, find_scenario("quiet"))
     tables = Tables.of(world, policy.manifest.launch_profiles, policy.manifest.noise_table())
-    for task, mask, cold in zip(tasks, world.mask, cold_priors(policy, tables), strict=True):
+    for task, mask, cold in zip(tasks, world.mask, cold_predictions(policy, tables), strict=True):
         known = np.flatnonzero(mask).tolist()
-        yield task, _spread_out(task, configs, known, cold.log_ratio)
+        yield task, _spread_out(task, configs, known, cold)
 
 
 def _spread_out(

@@ -55,6 +55,7 @@ class Replayed:
     """One measured task."""
 
     system: str
+    size_bytes: int
     space: SearchSpace
     #: (A,) medians, us; NaN where nothing was measured.
     times_us: npt.NDArray[np.float64]
@@ -83,7 +84,8 @@ def replayed(folder: Path) -> list[Replayed]:
             samples = grid.samples[task, action]
             alone = pooled.get(system, ASSUMED)
             scatter[action] = samples / times[action] if len(samples) > 1 else alone
-        found.append(Replayed(system, SearchSpace(choices, actions), times, scatter))
+        size_bytes = int(grid.tasks["size_bytes"][task])
+        found.append(Replayed(system, size_bytes, SearchSpace(choices, actions), times, scatter))
     sweep = folder / A100[0]
     return found + (_a100(sweep) if sweep.is_file() else [])
 
@@ -91,7 +93,7 @@ def replayed(folder: Path) -> list[Replayed]:
 def _a100(sweep: Path) -> list[Replayed]:
     rows = pl.read_csv(sweep).filter(pl.col("time_us").is_not_null())
     found = []
-    for _, cells in rows.group_by("mode", "size_bytes", maintain_order=True):
+    for (_, size_bytes), cells in rows.group_by("mode", "size_bytes", maintain_order=True):
         times: dict[Choice, float] = {}
         for row in cells.iter_rows(named=True):
             algorithm, protocol = row["algorithm"], row["protocol"]
@@ -105,7 +107,8 @@ def _a100(sweep: Path) -> list[Replayed]:
         choices = [DEFAULT, *(choice for choice in times if choice != DEFAULT)]
         space = SearchSpace(choices)
         in_order = np.array([times[choice] for choice in choices], dtype=np.float64)
-        found.append(Replayed(A100[1], space, in_order, dict.fromkeys(space.actions, ASSUMED)))
+        scatter = dict.fromkeys(space.actions, ASSUMED)
+        found.append(Replayed(A100[1], int(str(size_bytes)), space, in_order, scatter))
     return found
 
 
@@ -148,7 +151,9 @@ def replay_figures(folder: Path, seeds: Sequence[int]) -> Figures:
     """Both searches on published sweeps."""
     tasks = replayed(folder)
     gain = [t for t in tasks if t.times_us[0] > (1.0 + WITHIN) * np.nanmin(t.times_us)]
-    priors = [Prior(transferred(tasks, task)) for task in tasks]
+    priors = [
+        Prior.of_policy(task.space, task.size_bytes, transferred(tasks, task)) for task in tasks
+    ]
     figures: Figures = {
         "replay_systems": len({task.system for task in tasks}),
         "replay_tasks": len(tasks),

@@ -46,32 +46,17 @@ SETTINGS: Final = (
 )
 
 
-class Errors(NamedTuple):
-    """Prediction errors of a task, in log time."""
-
-    #: At the predicted peak of each subspace, and elsewhere in it against its peak.
-    peaks: npt.NDArray[np.float64]
-    own: npt.NDArray[np.float64]
-
-
-class Spreads(NamedTuple):
-    """Typical prediction errors: the spreads of a `Prior`, in its order."""
-
-    level: float
-    shared: float
-    own: float
-
-
 @dataclass(frozen=True)
 class WarmStart:
-    """A trained predictor, and its typical errors on new systems."""
+    """A trained predictor, and its typical error on new systems (log time)."""
 
     model: "_Ensemble"
-    spreads: Spreads
+    sigma: float
 
     def prior(self, task: Task) -> Prior:
         """The prior of a task."""
-        return Prior(self.model.predict(task), *self.spreads)
+        said = self.model.predict(task)
+        return Prior.of_policy(task.space, task.call.size_bytes, said, self.sigma)
 
 
 class _Ensemble:
@@ -91,38 +76,22 @@ class _Ensemble:
 def learn(tasks: Sequence[Task], seed: int = 0) -> WarmStart:
     """Fit on tasks of some systems; how wrong it is comes from each left out in turn."""
     by_shape = len({task.system for task in tasks}) == 1
-    errors: list[Errors] = []
+    errors = []
     for part in sorted({_part(task, by_shape=by_shape) for task in tasks}):
         rest = [task for task in tasks if _part(task, by_shape=by_shape) != part]
         model = _Ensemble(rest, seed)
         held = [task for task in tasks if _part(task, by_shape=by_shape) == part]
-        errors += [errors_of(task, model.predict(task)) for task in held]
-    return WarmStart(_Ensemble(tasks, seed), spreads_of(errors))
+        errors += [task.log_ratio - model.predict(task) for task in held]
+    return WarmStart(_Ensemble(tasks, seed), sigma_of(errors))
 
 
-def errors_of(task: Task, predicted: npt.NDArray[np.float64]) -> Errors:
-    """Errors of predictions (A,) log(time / NCCL's own choice) for a task."""
-    errors = task.log_ratio - predicted
-    peaks, own = [], []
-    for actions in task.space.subspaces:
-        each = list(actions)
-        peak = each[int(np.argmin(predicted[each]))]
-        peaks.append(errors[peak])
-        own.append(errors[each] - errors[peak])
-    return Errors(np.array(peaks), np.concatenate(own))
+def sigma_of(errors: Sequence[npt.NDArray[np.float64]]) -> float:
+    """Typical error of predictions (A,) of tasks: outliers must not make it look unsure everywhere.
 
-
-def spreads_of(errors: Sequence[Errors]) -> Spreads:
-    """Robust spreads: outliers must not make the model look unsure everywhere."""
-    levels = np.array([np.median(each.peaks) for each in errors])
-    shared = np.concatenate([each.peaks - np.median(each.peaks) for each in errors])
-    own = np.concatenate([each.own for each in errors])
-    return Spreads(
-        *(
-            max(1.4826 * float(np.median(np.abs(each))), _LEAST_SIGMA)
-            for each in (levels, shared, own)
-        )
-    )
+    Tasks weigh alike, however many configs they have.
+    """
+    typical = [float(np.median(np.abs(each))) for each in errors]
+    return max(1.4826 * float(np.median(typical)), _LEAST_SIGMA)
 
 
 def _part(task: Task, *, by_shape: bool) -> str:

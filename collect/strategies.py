@@ -6,8 +6,9 @@ adaptive     where it is in doubt which config is best
 
 All measure NCCL's default twice in each round of a task. Adaptive looks everywhere in round 0: the
 slots of a task are spread over its (algorithm, protocol) subspaces in turn, so that neighbouring
-sizes see different ones. Later `beliefs` says what the decision of each task may cost; tasks whose
-decision is sure drop out. Each slot is an independent draw with replacement from
+sizes see different ones. Later the belief about all tasks of a setting (`dynamiccl/belief.py`) says
+what the decision of each may cost; tasks whose decision is sure drop out. Each slot is an
+independent draw with replacement from
 
     q(config) = (1 - epsilon) policy(config) + epsilon / number of configs
 
@@ -18,25 +19,32 @@ import hashlib
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from dynamiccl import repeats
+from dynamiccl.belief import Belief, Bools, doubted, prior_of
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.schedule import grouped
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.cells import is_unwell
 from dynamiccl.datasets.schema import Status
+from dynamiccl.drawn_worlds import Floats, Grid, Ints
 from dynamiccl.nccl import ABSTAIN
-from dynamiccl.repeats import AUTO, Belief, Floats
+from dynamiccl.repeats import cells_of
 
 Picks = tuple[Trial, ...]
 #: Each subspace is seen once in so many octaves of round 0.
 _FIRST_OCTAVES: Final = 1.5
+#: Joint draws from the posterior of a setting.
+_DRAWS: Final = 400
+#: Share of a policy for the config that is believed to be the fastest.
+_OF_LEADER: Final = 0.1
+#: So many failures, and no success, rule a subspace out on this machine.
+_RULED_OUT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,7 @@ def tasks_of(trials: Sequence[Trial]) -> Tasks:
     """The tasks of a sweep in declaration order; those without a feasible trial are left out."""
     feasible = grouped((one for one in trials if one.infeasible is None), lambda one: one.task)
     tasks: dict[Setting, list[TaskTrials]] = defaultdict(list)
-    for (setting, size_bytes), found in feasible.items():
+    for (setting, size_bytes), found in sorted(feasible.items(), key=lambda one: one[0][1]):
         default = next((trial for trial in found if trial.config == ABSTAIN), None)
         forced = tuple(trial for trial in found if trial.config != ABSTAIN)
         tasks[setting].append(TaskTrials(setting, size_bytes, default, forced))
@@ -241,19 +249,19 @@ class Adaptive:
 
     def _later(self, number: int, before: Sequence[Outcome]) -> Iterator[_Slots]:
         confidence, tolerance = self._settings.confidence, self._settings.tolerance
-        slots = {setting: later_slots(members) for setting, members in self._tasks.items()}
-        failed = {outcome.trial_key for outcome in before if not outcome.ok}
-        for task, trials, found in beliefs(self._tasks, before, seed=seed_of(*self._seed, number)):
-            doubt = math.inf
-            if not trials or task.default is None or task.default.key in failed:
-                continue
-            if not math.isnan(found.observed[-1]):
-                regret = found.regret_draws(confidence)
-                doubt = float(regret.mean())
-                if doubt < tolerance or float(np.mean(regret <= tolerance)) >= confidence:
-                    continue
-            odds = np.tile(self._explored(found.policy(confidence)), (slots[task.setting], 1))
-            yield _Slots(task, trials, odds, doubt)
+        for setting, members in self._tasks.items():
+            slots, found = later_slots(members), believe(members, before)
+            seed = seed_of(*self._seed, number, setting.key)
+            lost = found.lost(np.random.default_rng(seed))
+            regret = lost.max(axis=2)
+            is_sure = (regret <= tolerance).mean(axis=0) >= confidence
+            is_sure |= regret.mean(axis=0) < tolerance
+            for size in np.flatnonzero(~is_sure).tolist():
+                actions = np.flatnonzero(found.allowed[size])[1:].tolist()
+                trials = [found.trials[size, action] for action in actions]
+                policy = found.policy(size, lost[:, size])[actions]
+                odds = np.tile(self._explored(policy), (slots, 1))
+                yield _Slots(members[size], trials, odds, float(regret[:, size].mean()))
 
 
 def first_policies(tasks: Sequence[TaskTrials]) -> list[Floats]:
@@ -288,28 +296,84 @@ def _subspace(trial: Trial) -> tuple[object, object]:
     return trial.config.algorithm, trial.config.protocol
 
 
-def beliefs(
-    tasks: Tasks, history: Sequence[Outcome], *, seed: int
-) -> Iterator[tuple[TaskTrials, Sequence[Trial], Belief]]:
-    """The belief about every task after a history, and the trials it is about, in its order."""
+class Believed(NamedTuple):
+    """What is believed of a setting's S tasks and A configs, NCCL's default the first."""
+
+    belief: Belief
+    #: By (task, config).
+    trials: Mapping[tuple[int, int], Trial]
+    #: (S, A) what may be chosen, NCCL's default included; nothing where that failed.
+    allowed: Bools
+    #: (S,) the config that a table would have now.
+    decided: Ints
+
+    def lost(self, random: np.random.Generator) -> Floats:
+        """(draws, S, A) log time of the decision over that of each config; 0 if it is no slower."""
+        gains = self.belief.draws(_DRAWS, random)
+        own = np.take_along_axis(gains, self.decided[None, :, None], axis=2)
+        found: Floats = np.where(self.allowed, np.maximum(gains - own, 0.0), 0.0)
+        return found
+
+    def policy(self, size: int, lost: Floats) -> Floats:
+        """(A,) of a task: a tenth for the leader, the rest by what is lost (draws, A) to each."""
+        others = self.allowed[size].copy()
+        others[0] = False
+        leader = np.where(others, self.belief.gain[size], -np.inf).argmax()
+        by_config = np.bincount(lost.argmax(axis=1), lost.max(axis=1), len(others))
+        chosen: Floats = (1.0 - _OF_LEADER) * by_config / by_config.sum()
+        chosen[leader] += _OF_LEADER
+        return chosen
+
+
+def believe(tasks: Sequence[TaskTrials], history: Sequence[Outcome]) -> Believed:
+    """The belief about the tasks of a setting after a history.
+
+    Sizes are those that nccl-tests runs, which are NCCL's nBytes. A default that one round measured
+    is no proof: all of a round may be slow.
+    """
+    configs = (ABSTAIN, *dict.fromkeys(t.config for task in tasks for t in task.candidates))
+    number = {config: action for action, config in enumerate(configs)}
+    trials = {
+        (size, number[trial.config]): trial
+        for size, task in enumerate(tasks)
+        for trial in (task.default, *task.candidates)
+        if trial is not None
+    }
     times: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
     for outcome in sorted(history, key=lambda one: (one.round, one.time_us or 0.0)):
         time_us = outcome.time_us
         if outcome.ok and time_us is not None and math.isfinite(time_us) and time_us > 0:
             times[outcome.trial_key].append((outcome.round, math.log(time_us)))
-    failed = {outcome.trial_key for outcome in history if not outcome.ok}
-    for setting, members in tasks.items():
-        asked = [_asked(task, seed_of(seed_of(seed, setting.key), task.key)) for task in members]
-        for task, found in zip(members, repeats.beliefs(asked, times, failed), strict=True):
-            trials = {trial.key: trial for trial in task.candidates}
-            yield task, [trials[key] for key in map(str, found.configs)], found
+    log2_sizes = tuple(
+        math.log2(task.setting.benchmark_bytes(task.size_bytes) or 1) for task in tasks
+    )
+    defaults = ["" if task.default is None else task.default.key for task in tasks]
+    of_size: dict[Hashable, float] = {t.key: log2_sizes[size] for (size, _), t in trials.items()}
+    cells, _ = cells_of(times, of_size, defaults)
+    seen = {place: cells[trial.key] for place, trial in trials.items() if trial.key in cells}
+    places = np.array([size * len(configs) + action for size, action in seen], dtype=np.int64)
+    log_us, variance, repeats = np.array([*seen.values()]).reshape(-1, 3).T
+    prior = prior_of(Grid(log2_sizes, configs))
+    variance = doubted(prior, places, log_us, variance, repeats)
+    allowed = _allowed(trials, {outcome.trial_key for outcome in history if not outcome.ok}, cells)
+    belief = Belief(prior, places, log_us, variance, allowed=allowed)
+    rounds = [len({each for each, _ in times.get(default, ())}) for default in defaults]
+    return Believed(belief, trials, allowed, np.where(np.array(rounds) > 1, belief.decide(), 0))
 
 
-def _asked(task: TaskTrials, seed: int) -> repeats.Task:
-    subspaces: dict[Hashable, dict[Hashable, Floats]] = defaultdict(dict)
-    for trial in task.candidates:
-        numbers = task.size_bytes, trial.config.num_channels, trial.config.chunk_bytes
-        place = np.array([np.log2(number) if number else AUTO for number in numbers])
-        subspaces[_subspace(trial)][trial.key] = place
-    default = None if task.default is None else task.default.key
-    return repeats.Task(math.log2(task.size_bytes), subspaces, default, seed)
+def _allowed(
+    trials: Mapping[tuple[int, int], Trial], failed: Set[str], worked: Container[Hashable]
+) -> Bools:
+    """(S, A) without what failed, and subspaces that are ruled out; nothing without a default."""
+    subspaces: dict[Hashable, list[str]] = defaultdict(list)
+    for trial in trials.values():
+        subspaces[_subspace(trial)].append(trial.key)
+    ruled_out = {
+        subspace
+        for subspace, keys in subspaces.items()
+        if len(failed & set(keys)) >= _RULED_OUT and not any(key in worked for key in keys)
+    }
+    found = np.zeros(1 + np.max([*trials], axis=0), dtype=np.bool_)
+    for place, trial in trials.items():
+        found[place] = trial.key not in failed and _subspace(trial) not in ruled_out
+    return found & found[:, :1]

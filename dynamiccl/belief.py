@@ -102,6 +102,26 @@ def prior_of(grid: Grid, seed: int = 11) -> Prior:
     )
 
 
+def doubted(
+    prior: Prior, places: Ints, log_us: Floats, variance: Floats, repeats: Floats
+) -> Floats:
+    """(n,) variances: larger where fewer than 3 repeats are slower than all others say.
+
+    A single call is slow by a multiple now and then. What is more than 2.5 standard deviations late
+    (Rasmussen and Williams, equations 5.10 to 5.12) gets the variance that makes it so many. A fast
+    one is believed: nothing makes a call faster than the machine is.
+    """
+    at, off, found = prior.factors[places], log_us - prior.mean[places], variance
+    for _ in range(3):
+        precision = 1.0 / (prior.own[places] + found)
+        half = np.linalg.solve(np.linalg.cholesky(_inner(at, precision)), at.T * precision)
+        spread = 1.0 / (precision - np.square(half).sum(axis=0))
+        late = spread * (precision * off - half.T @ (half @ off))
+        excess = np.square(np.maximum(late / 2.5, 0.0)) - (spread - found + variance)
+        found = variance + np.where(repeats < 3, np.maximum(excess, 0.0), 0.0)
+    return found
+
+
 def _told_costs(grid: Grid) -> Floats:
     """(n, 3) size, cell and value of the costs to condition on."""
     if not grid.log_costs:

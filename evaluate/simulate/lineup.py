@@ -13,6 +13,7 @@ import numpy as np
 
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.drawn_worlds import Floats
 from dynamiccl.evaluate.simulate.players import (
     Actions,
     Fixed,
@@ -26,7 +27,7 @@ from dynamiccl.evaluate.simulate.players import (
 )
 from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.belief import Prior
+from dynamiccl.serve.search.belief import Prior, predicted
 from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key
@@ -133,8 +134,13 @@ def policy_contenders(
 
     if make_watch is None:
         return [Contender(name, world, tables, learned, observes=True)]
-    priors: dict[Key, Prior] = dict(enumerate(cold_priors(policy, tables)))
     spaces = search_spaces(world)
+    priors: dict[Key, Prior] = {
+        key: Prior.of_policy(spaces[key], call.size_bytes, log_ratio)
+        for key, (call, log_ratio) in enumerate(
+            zip(world.keys, cold_predictions(policy, tables), strict=True)
+        )
+    }
 
     def search(env: CollectiveEnv, _seed: int) -> Player:
         def tuner(_job: int) -> PolicySearch:
@@ -152,10 +158,10 @@ def _fixed(chosen: Actions, _env: CollectiveEnv, _seed: int) -> Player:
     return Fixed(chosen)
 
 
-def cold_priors(policy: TorchPolicy, tables: Tables) -> list[Prior]:
-    """A policy's predictions for every task key without history."""
+def cold_predictions(policy: TorchPolicy, tables: Tables) -> list[Floats]:
+    """A policy's log(time / NCCL's own choice) for every task key without history, (A,) each."""
     q = policy.values(Observations.cold(tables.context.copy()), tables.mask)
-    return [Prior.from_q(row) for row in q]
+    return [predicted(row) for row in q]
 
 
 def _autoccl(env: CollectiveEnv, seed: int) -> Player:

@@ -33,7 +33,7 @@ from dynamiccl.serve.brain.search_context import (
 )
 from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.belief import Prior
+from dynamiccl.serve.search.belief import Prior, predicted
 from dynamiccl.serve.search.epsilon_greedy import EpsilonGreedy
 from dynamiccl.serve.search.policy_search import PolicySearch, Rules
 from dynamiccl.serve.search.space import Choice, SearchSpace
@@ -169,7 +169,8 @@ class TunerBrain:
             policy = ScriptedPolicy(self._artifact.directory / POLICY_NAME)
             self._q = policy.values(Observations.cold(asked.context), asked.mask)
         (collective, index), table = key, self._context.table
-        return Prior.from_q(self._q[collective * table.num_bins + index - table.first_bin])
+        q = self._q[collective * table.num_bins + index - table.first_bin]
+        return Prior.of_policy(self._spaces[key], bin_center_bytes(index), predicted(q))
 
 
 def autoccl_brain(artifact: Artifact, seed: int) -> TunerBrain:

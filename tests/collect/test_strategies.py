@@ -90,13 +90,13 @@ def heavy(sigma: float, share: float) -> Noise:
     return factor
 
 
-def decide(made: Sweep, history: Sequence[Outcome], *, confidence: float = 0.9) -> Table:
+def decide(made: Sweep, history: Sequence[Outcome]) -> Table:
     """What the belief would take for each task now: ABSTAIN where it is not sure."""
     table: Table = {trial.task: ABSTAIN for trial in made.trials}
-    for _, trials, found in strategies.beliefs(strategies.tasks_of(made.trials), history, seed=0):
-        index = found.decision(confidence)
-        if index is not None:
-            table[trials[index].task] = trials[index].config
+    for tasks in strategies.tasks_of(made.trials).values():
+        found = strategies.believe(tasks, history)
+        chosen = [found.trials[place] for place in enumerate(found.decided) if place[1]]
+        table |= {trial.task: trial.config for trial in chosen}
     return table
 
 
@@ -322,15 +322,11 @@ def test_the_budget_is_kept_and_a_short_one_goes_to_some_of_all_sizes() -> None:
 
 
 def test_a_budget_that_ends_goes_where_the_decision_may_cost_most() -> None:
-    settings, before = MADE.file.strategy, [outcome for outcome in HISTORY if outcome.round < 2]
-    doubt = {
-        task.size_bytes: found.regret_draws(settings.confidence).mean()
-        for task, _, found in strategies.beliefs(
-            strategies.tasks_of(MADE.trials),
-            before,
-            seed=strategies.seed_of(MADE.file.name, settings.seed, 2),
-        )
-    }
+    before = [outcome for outcome in HISTORY if outcome.round < 2]
+    [(setting, members)] = strategies.tasks_of(MADE.trials).items()
+    seed = strategies.seed_of(MADE.file.name, MADE.file.strategy.seed, 2, setting.key)
+    lost = strategies.believe(members, before).lost(np.random.default_rng(seed))
+    doubt = dict(zip((task.size_bytes for task in members), lost.max(2).mean(0), strict=True))
     for left, tasks in ((9, 1), (10, 2)):  # a pair of the default and three slots for each
         made = adaptive_sweep(f"[budget]\nmax_measurements = {len(before) + left}")
         picks = strategies.make_strategy(made.file, made.trials).next_picks(2, before) or ()

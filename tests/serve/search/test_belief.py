@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from dynamiccl.nccl import Algorithm, Config, Protocol, Transport
 from dynamiccl.serve.search.belief import Belief, Prior
+from dynamiccl.serve.search.space import DEFAULT, Choice, SearchSpace
 from dynamiccl.serve.search.watch import Watch
 from tests.serve.search.worlds import grid
 
@@ -12,8 +14,13 @@ ONE, NEIGHBOUR = SPACE.subspaces[1][0], SPACE.subspaces[1][1]
 ELSEWHERE = SPACE.subspaces[2][0]
 
 
+#: The drawn worlds' covariance around nothing, small enough that a tenth of the time matters.
+DRAWN = Prior.drawn(SPACE, 1 << 20)
+PRIOR = Prior(np.zeros(len(SPACE.choices)), 0.1 * DRAWN.covariance)
+
+
 def belief() -> Belief:
-    return Belief(SPACE, Prior(np.zeros(len(SPACE.choices)), 0.1, 0.2, 0.1))
+    return Belief(SPACE, PRIOR)
 
 
 def spread_of(found: Belief, action: int) -> float:
@@ -22,7 +29,7 @@ def spread_of(found: Belief, action: int) -> float:
 
 def test_one_observation_is_weighed_against_the_prior_as_normals_are() -> None:
     found = belief()
-    prior = 0.1**2 + 0.2**2 + 0.1**2
+    prior = float(PRIOR.covariance[ONE, ONE])
     assert spread_of(found, ONE) == pytest.approx(prior**0.5)
     found.observe(ONE, SPACE.default, -0.2, 0.03)
     assert found.mean[ONE] == pytest.approx(-0.2 * prior / (prior + 0.03))
@@ -35,11 +42,11 @@ def test_what_ncclss_own_choice_runs_is_known_without_a_probe() -> None:
     assert twin is not None
     action, is_same = twin
     assert is_same
-    predicted = np.full(len(space.choices), 0.5)
-    found = Belief(space, Prior(predicted, 0.1, 0.2, 0.1))
+    expected = np.where(np.arange(len(space.choices)) == space.default, 0.0, 0.5)
+    found = Belief(space, Prior(expected, PRIOR.covariance))
     assert found.mean[action] == pytest.approx(0.0, abs=0.01)
     neighbour = space.neighbours(action)[0]
-    assert found.mean[neighbour] < 0.2 < found.mean[ELSEWHERE] < 0.5
+    assert abs(found.mean[neighbour]) < 0.2 < found.mean[ELSEWHERE]
 
 
 def test_a_probe_says_more_of_a_neighbour_than_of_another_subspace() -> None:
@@ -53,7 +60,7 @@ def test_a_probe_says_more_of_a_neighbour_than_of_another_subspace() -> None:
 def test_a_comparison_with_another_incumbent_says_nothing_of_the_level() -> None:
     found = belief()
     found.observe(ONE, ELSEWHERE, -0.2, 0.0001)
-    assert found.mean[ONE] == pytest.approx(-found.mean[ELSEWHERE])
+    assert found.mean[ONE] < 0.0 < found.mean[ELSEWHERE]
     gain = found.gain_over(ELSEWHERE, np.array([ONE]))[0, 0]
     assert gain == pytest.approx(0.2, rel=0.01)
 
@@ -65,7 +72,7 @@ def test_repeats_are_one_observation_that_gets_surer() -> None:
         found.observe(ONE, SPACE.default, seen, 0.01)
         spreads.append(spread_of(found, ONE))
     assert sorted(spreads, reverse=True) == spreads
-    prior = 0.1**2 + 0.2**2 + 0.1**2
+    prior = float(PRIOR.covariance[ONE, ONE])
     assert found.mean[ONE] == pytest.approx(-0.1 * prior / (prior + 0.01 / 3))
 
 
@@ -76,15 +83,43 @@ def test_what_lies_far_out_counts_less() -> None:
     assert far.mean[ONE] / 5.0 < 0.5 * near.mean[ONE] / 0.2
 
 
-def test_age_takes_certainty_and_old_observations_go() -> None:
+def test_age_takes_certainty_but_not_what_was_learned_and_never_more_than_the_prior_had() -> None:
     found = belief()
     found.observe(ONE, SPACE.default, -0.2, 0.0001)
-    sure = spread_of(found, ONE)
-    found.age(0.2)
+    sure, mean = spread_of(found, ONE), found.mean
+    found.age(0.1)
     assert spread_of(found, ONE) > 5 * sure
-    for action in SPACE.actions[1:]:
-        found.observe(action, SPACE.default, 0.1, 0.01)
-    assert found.mean[ONE] > 0.0
+    assert np.array_equal(found.mean, mean)
+    for _ in range(100):
+        found.age(0.5)
+    assert spread_of(found, ONE) == pytest.approx(float(PRIOR.covariance[ONE, ONE]) ** 0.5)
+
+
+def test_a_policy_counts_by_how_wrong_it_is() -> None:
+    said = np.full(len(SPACE.choices), -0.3)
+    said[SPACE.default] = 0.0
+    sure, unsure = (Prior.of_policy(SPACE, 1 << 20, said, sigma) for sigma in (0.001, 100.0))
+    assert sure.mean == pytest.approx(said, abs=0.001)
+    assert np.diag(sure.covariance).max() < 0.01**2
+    assert unsure.mean == pytest.approx(DRAWN.mean, abs=0.001)
+    assert unsure.covariance == pytest.approx(DRAWN.covariance, rel=0.001)
+    for prior in (sure, unsure, DRAWN):
+        assert prior.mean[SPACE.default] == 0.0
+        assert not prior.covariance[SPACE.default].any()
+
+
+def test_a_transport_moves_what_has_it_together() -> None:
+    configs = [Config(Algorithm.Ring, Protocol.Simple, count) for count in (1, 2, 4)]
+    choices = [Choice(config, transport=how) for config in configs for how in (None, Transport.SHM)]
+    space = SearchSpace([DEFAULT, *choices])
+    found = Belief(space, Prior.drawn(space, 1 << 20))
+    slow, same, other = (
+        space.choices.index(choice) for choice in (choices[1], choices[3], choices[2])
+    )
+    before = found.mean
+    found.observe(slow, space.choices.index(choices[0]), 0.3, 0.0001)
+    moved = found.mean - before
+    assert moved[same] - moved[other] > 0.1
 
 
 def test_scatter_is_seen_beside_a_level_that_wanders_and_stragglers() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
@@ -17,6 +18,11 @@ SPACE = grid()
 TIMES = valleys(SPACE)
 BEST = int(np.argmin(TIMES))
 RATIO = np.log(TIMES / TIMES[SPACE.default])
+SIZE_BYTES = 1 << 24
+
+
+def policy(log_ratio: npt.NDArray[np.float64], sigma: float) -> Prior:
+    return Prior.of_policy(SPACE, SIZE_BYTES, log_ratio, sigma)
 
 
 def search(prior: Prior) -> PolicySearch:
@@ -25,7 +31,7 @@ def search(prior: Prior) -> PolicySearch:
 
 def rough(seed: int, sigma: float = 0.05) -> Prior:
     """The truth with an error, as of a policy that was trained elsewhere."""
-    return Prior(RATIO + np.random.default_rng(seed).normal(0.0, sigma, len(RATIO)), 0.1, 0.1, 0.06)
+    return policy(RATIO + np.random.default_rng(seed).normal(0.0, sigma, len(RATIO)), 0.15)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -38,13 +44,13 @@ def test_a_policy_that_is_nearly_right_is_confirmed_in_few_probes(seed: int) -> 
 
 
 def test_a_policy_that_knows_nothing_still_finds_something_better() -> None:
-    tuner = search(Prior(np.zeros(len(RATIO))))
+    tuner = search(Prior.drawn(SPACE, SIZE_BYTES))
     drive(tuner, TIMES, 5000, scatter(0.02, 3))
     assert TIMES[tuner.best(KEY)] < 0.95 * TIMES[SPACE.default]
 
 
 def test_a_wrong_policy_does_not_slow_the_job() -> None:
-    tuner = search(Prior(-RATIO, 0.2, 0.2, 0.1))
+    tuner = search(policy(-RATIO, 0.3))
     ran = drive(tuner, TIMES, 1000, scatter(0.02, 1))
     assert TIMES[ran].mean() < 1.01 * TIMES[SPACE.default]
 
@@ -54,7 +60,7 @@ def test_it_stays_with_ncclss_own_choice_where_nothing_is_better(seed: int) -> N
     times = TIMES.copy()
     times[[SPACE.default, SPACE.choices.index(RAN)]] = 75.0
     ratio = np.log(times / 75.0) + np.random.default_rng(seed).normal(0.0, 0.05, len(times))
-    tuner = search(Prior(ratio, 0.1, 0.1, 0.06))
+    tuner = search(policy(ratio, 0.15))
     ran = drive(tuner, times, 1000, scatter(0.02, seed))
     assert tuner.best(KEY) == SPACE.default
     assert tuner.state(KEY) is State.CONVERGED
@@ -81,11 +87,11 @@ def test_noise_is_met_with_repeats_and_only_as_far_as_they_pay() -> None:
     configs = [Config(Algorithm.Ring, Protocol.Simple, n) for n in (1, 2)]
     space = SearchSpace([DEFAULT, *map(Choice, configs)])
     times = np.array([100.0, 97.0, 102.0])
-    counts = {}
+    counts, prior = {}, Prior.drawn(space, SIZE_BYTES)
     for sigma in (0.001, 0.05, 1.0):
         each = []
         for seed in range(40):
-            tuner = PolicySearch(lambda _: space, lambda _: Prior(np.zeros(3)))
+            tuner = PolicySearch(lambda _: space, lambda _: prior)
             each.append(count_probes(tuner, times, 1000, scatter(sigma, seed)))
         counts[sigma] = float(np.mean(each))
     assert 2.0 <= counts[0.001] < 6.0
@@ -147,6 +153,6 @@ def test_equal_times_give_equal_searches() -> None:
 
 def test_a_prediction_for_another_space_is_refused() -> None:
     with pytest.raises(ValueError, match="3 actions for 97 choices"):
-        search(Prior(np.zeros(3))).ask(KEY)
+        policy(np.zeros(3), 0.3)
     with pytest.raises(ValueError, match="without error"):
-        Prior(RATIO, own_sigma=0.0)
+        policy(RATIO, 0.0)
