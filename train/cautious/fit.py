@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynamiccl.belief import Belief, prior_of
+from dynamiccl.belief import Belief, doubted, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.repeats import MAD_TO_SIGMA
 from dynamiccl.train.cautious.caution import LEAST_CAUTION, Calibration, best_of
@@ -76,8 +76,9 @@ class _Told:
 
     def __init__(self, measured: Measured, alpha: float) -> None:
         self.measured = measured
-        told = (measured.places, measured.log_us, measured.variance)
-        self.belief = Belief(prior_of(measured.grid), *told)
+        prior, told = prior_of(measured.grid), (measured.places, measured.log_us)
+        variance = doubted(prior, *told, measured.variance, measured.repeats)
+        self.belief = Belief(prior, *told, variance)
         self.caution = self.belief.caution(alpha)
 
     def left_out(self) -> Calibration:

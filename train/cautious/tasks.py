@@ -46,12 +46,13 @@ class Measured:
     places: Ints
     log_us: Floats
     variance: Floats
+    repeats: Ints
     #: (S, A) the gain that NCCL's costs foretell; NaN: not known.
     relative_cost: Floats
 
     def only(self, kept: BoolArray) -> "Measured":
         """With the measurements marked in `kept` (n,)."""
-        names = ("places", "log_us", "variance")
+        names = ("places", "log_us", "variance", "repeats")
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
 
@@ -128,6 +129,7 @@ class Tasks:
             np.array([size * len(configs) + config for size, config in order]),
             np.array([cells[place][0] for place in order]),
             np.array([cells[place][1] for place in order]),
+            np.array([cells[place][2] for place in order]),
             relative,
         )
         return measured, self.is_train[rows[[samples[place][0] for place in order]]]
