@@ -41,7 +41,7 @@ from sweeps import SWEEPS, Measured, public_tables
 
 from dynamiccl.belief import Belief, Bools, prior_of
 from dynamiccl.drawn_worlds import Grid
-from dynamiccl.repeats import Task, cells_of
+from dynamiccl.repeats import cells_of
 
 #: Draws of a small sweep, and by how much NCCL's own choice is off where there is something to
 #: gain.
@@ -157,19 +157,13 @@ def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]
 def cells(grid: Grid, log_times_us: Floats) -> tuple[Ints, Floats, Floats]:
     """(n,) places that were measured, their ln us and the variance of these, by their repeats."""
     num_sizes, num_configs, _ = log_times_us.shape
-    somewhere = np.zeros(3)
-    tasks: list[Task] = []
     times: dict[int, list[tuple[int, float]]] = {}
-    for size in range(num_sizes):
-        start = size * num_configs
-        configs = {start + action: somewhere for action in range(1, num_configs)}
-        tasks.append(Task(grid.log2_sizes[size], {0: configs}, start, 0))
-        for action in range(num_configs):
-            told = enumerate(log_times_us[size, action].tolist())
-            known = [(repeat, value) for repeat, value in told if np.isfinite(value)]
-            if known:
-                times[start + action] = known
-    found = cells_of(tasks, times)
+    for place, row in enumerate(log_times_us.reshape(num_sizes * num_configs, -1).tolist()):
+        known = [(repeat, value) for repeat, value in enumerate(row) if np.isfinite(value)]
+        if known:
+            times[place] = known
+    log2_size = {place: grid.log2_sizes[place // num_configs] for place in times}
+    found, _ = cells_of(times, log2_size, range(0, num_sizes * num_configs, num_configs))
     places = sorted(times)
     log_us, variance, _ = np.array([found[place] for place in places]).T
     return np.array(places, dtype=np.int64), log_us, variance

@@ -39,7 +39,7 @@ _HELD_OUT: Final = 300
 _RANK: Final = 150
 #: Ln of time: what a place has of its own at least, and how far NCCL's costs may be off what the
 #: drawn machines make of them.
-_OWN: Final = 0.03
+_OWN: Final = 0.02
 _COST_SLACK: Final = 0.2
 #: Sizes at which costs are conditioned on: between them they are nearly lines.
 _COST_SIZES: Final = 6
@@ -58,6 +58,8 @@ _CAUTIONS: Final = np.arange(2.0, 8.01, 0.25)
 #: beside a sure one.
 _STEPS: Final = hermegauss(7)
 _OF_EXPECTED: Final = 0.2
+#: Mean square of z from which on a config is rough.
+_ROUGH: Final = 2.0
 #: Share of draws whose evidence is likelier than evidence that widens the prior.
 _USUAL: Final = 0.99
 #: How many pairs of z = 1 stand beside those that were found: a few say little of the spread.
@@ -303,20 +305,45 @@ class Belief:
         return found
 
     def _widen(self, off: Floats) -> None:
-        """Condition on what was measured; widen the prior as far as it is a surprise."""
-        self.widened = 1.0
+        """Condition on what was measured; widen the prior as far as it is a surprise.
+
+        First what is rough in itself: a config whose times the others do not foretell has more of
+        its own, so that one such config says nothing of the rest of the table.
+        """
+        self.widened, self._rough = 1.0, np.zeros(len(self._prior.mean))
         self._condition()
         if not len(off):
             return
+        for _ in range(2):
+            self._rough += self._roughness(off[:, 0])
+            self._condition()
         usual = float(np.quantile(self._surprises(self._held), _USUAL))
         # Noise is not widened, so a step may fall short: the second and third are small.
         for _ in range(3):
             self.widened *= max(float(self._surprises(off)[0]) / usual, 1.0)
             self._condition()
 
+    def _roughness(self, off: Floats) -> Floats:
+        """(N,) variance that the places of each config have beyond what was expected of them.
+
+        By what each measurement is off what all others say (Rasmussen and Williams, equations 5.10
+        to 5.12).
+        """
+        at = self._factors[self._places]
+        half = np.linalg.solve(self._root, at.T * self._precision)
+        expected = 1.0 / (self._precision - np.square(half).sum(axis=0))
+        error = np.square(expected * (self._precision * off - half.T @ (half @ off)))
+        config, count = self._places % self._shape[1], self._shape[1]
+        number = np.bincount(config, minlength=count)
+        z = np.bincount(config, error / expected, count)
+        excess = np.bincount(config, error - expected, count) / np.maximum(number, 1)
+        is_rough = (z + _FEW) / (number + _FEW) > _ROUGH
+        found = np.where(is_rough, np.maximum(excess, 0.0), 0.0)
+        return np.tile(found, self._shape[0])
+
     def _condition(self) -> None:
         self._factors = math.sqrt(self.widened) * self._prior.factors
-        own = self.widened * self._prior.own
+        own = self.widened * (self._prior.own + self._rough)
         self._precision = 1.0 / (own[self._places] + self._noise)
         self._whole = _inner(self._factors[self._places], self._precision)
         self._root = np.linalg.cholesky(self._whole)

@@ -46,7 +46,7 @@ class Measured:
     places: Ints
     log_us: Floats
     variance: Floats
-    repeats: Ints
+    repeats: Floats
     #: (S, A) the gain that NCCL's costs foretell; NaN: not known.
     relative_cost: Floats
 
@@ -129,7 +129,7 @@ class Tasks:
             np.array([size * len(configs) + config for size, config in order]),
             np.array([cells[place][0] for place in order]),
             np.array([cells[place][1] for place in order]),
-            np.array([cells[place][2] for place in order]),
+            np.array([float(cells[place][2]) for place in order]),
             relative,
         )
         return measured, self.is_train[rows[[samples[place][0] for place in order]]]
