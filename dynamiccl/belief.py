@@ -39,7 +39,7 @@ _HELD_OUT: Final = 300
 _RANK: Final = 150
 #: Ln of time: what a place has of its own at least, and how far NCCL's costs may be off what the
 #: drawn machines make of them.
-_OWN: Final = 0.02
+_OWN: Final = 0.03
 _COST_SLACK: Final = 0.2
 #: Sizes at which costs are conditioned on: between them they are nearly lines.
 _COST_SIZES: Final = 6
@@ -58,8 +58,9 @@ _CAUTIONS: Final = np.arange(2.0, 8.01, 0.25)
 #: beside a sure one.
 _STEPS: Final = hermegauss(7)
 _OF_EXPECTED: Final = 0.2
-#: Mean square of z from which on a config is rough.
+#: Mean square of z from which on a config is rough, and by how many sizes that can be told.
 _ROUGH: Final = 2.0
+_ENOUGH: Final = 8
 #: Share of draws whose evidence is likelier than evidence that widens the prior.
 _USUAL: Final = 0.99
 #: How many pairs of z = 1 stand beside those that were found: a few say little of the spread.
@@ -337,7 +338,7 @@ class Belief:
         number = np.bincount(config, minlength=count)
         z = np.bincount(config, error / expected, count)
         excess = np.bincount(config, error - expected, count) / np.maximum(number, 1)
-        is_rough = (z + _FEW) / (number + _FEW) > _ROUGH
+        is_rough = (number >= _ENOUGH) & ((z + _FEW) / (number + _FEW) > _ROUGH)
         found = np.where(is_rough, np.maximum(excess, 0.0), 0.0)
         return np.tile(found, self._shape[0])
 

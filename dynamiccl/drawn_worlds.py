@@ -134,7 +134,7 @@ class _Machines:
         #: (W, 1) latency in us and bytes / us of a channel, of Ring and Simple; how sharp the
         #: corner between them is.
         latency, self._channel = self._log_normal(8.0, 0.9), self._log_normal(8e3, 1.0)
-        self._sharpness = np.exp(self._uniform(np.log(0.5), np.log(4.0)))
+        self._sharpness = self._uniform(1.0, 4.0)
         #: Bytes that a channel gets at least; bytes a channel at which NCCL takes twice as many,
         #: and the most that it opened.
         self._least_bytes = self._log_normal(2e3, 1.0)

@@ -90,11 +90,22 @@ def test_a_stricter_bound_is_more_cautious_and_a_machine_out_of_the_draws_is_wid
     usual = measured(prior, world, places)
     assert usual.widened == pytest.approx(1.0)
     assert usual.caution(0.001) >= usual.caution(0.01) >= usual.caution(0.2)
-    rough = world + 0.5 * np.random.default_rng(2).standard_normal(world.shape)
-    odd = measured(prior, rough, places)
-    assert odd.widened > 1.5
+    mean = prior.mean.reshape(world.shape)
+    odd = measured(prior, mean + 6.0 * (world - mean), places)
+    assert odd.widened > 2.0
     assert odd.spread.mean() > usual.spread.mean()
-    # What is left out says so, too: of rough tables the other octaves tell little.
+
+
+def test_one_config_that_the_others_do_not_foretell_says_nothing_of_the_rest(prior: Prior) -> None:
+    places = every([0, 2, 4, 7, 9])
+    world = prior.worlds[:, 3].reshape(len(SIZES), -1).copy()
+    usual = measured(prior, world, places)
+    world[:, 9] += np.random.default_rng(2).standard_normal(len(SIZES))
+    odd = measured(prior, world, places)
+    assert odd.widened < 1.5
+    assert odd.spread[:, 4].mean() < 1.5 * usual.spread[:, 4].mean()
+    assert odd.spread[:, 10].mean() >= usual.spread[:, 10].mean()
+    # What is left out says so, too: of the rough one the other octaves tell little.
     left = odd.left_out()
     z = (left.predicted - left.measured) / np.hypot(left.spread, left.noise)
     assert np.sqrt(np.square(z).mean()) < 1.5
