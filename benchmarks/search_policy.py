@@ -4,21 +4,16 @@ For each system, noisy sweeps of the *other* ones are simulated, and a policy is
 anybody would. It knows algorithm, protocol and channels: other knobs of a config are predicted to
 change nothing, and channels that it does not know as the nearest that it does. What its values say
 without a history is the prior.
-
-How wrong such a policy is on a new system is measured without that one, too: by policies that saw
-neither it nor one more, on the one more.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from learning_figures import parallel
-from search_warm import sigma_of
 from search_world import COLLECTIVES, SIZES, Task, chosen_groups
 from sweeps import without
 
@@ -57,12 +52,11 @@ Policies = Mapping[tuple[frozenset[str], int], TorchPolicy]
 
 
 def train_all(out: Path, seeds: Sequence[int]) -> Policies:
-    """Train policies without each system, for every seed, and without each pair, once."""
+    """Train policies without each system, for every seed."""
     for _ in parallel(_measure_all, [(out, seed) for seed in seeds]):
         pass
-    alone = [(out, frozenset({name}), seed) for name in SYSTEMS for seed in seeds]
-    pairs = [(out, frozenset(pair), seeds[0]) for pair in combinations(SYSTEMS, 2)]
-    return {job[1:]: TorchPolicy.load(path) for job, path in parallel(_train, alone + pairs)}
+    jobs = [(out, frozenset({name}), seed) for name in SYSTEMS for seed in seeds]
+    return {job[1:]: TorchPolicy.load(path) for job, path in parallel(_train, jobs)}
 
 
 def policy_priors(
@@ -71,19 +65,10 @@ def policy_priors(
     """By (task, training seed) of all systems' tasks."""
     found = {}
     for name, held in tasks.items():
-        errors = [
-            task.log_ratio - predicted
-            for other in tasks
-            if other != name
-            for task, predicted in _predict(
-                trained[frozenset({name, other}), seeds[0]], tasks[other]
-            )
-        ]
-        sigma = sigma_of(errors)
         for seed in seeds:
             for task, predicted in _predict(trained[frozenset({name}), seed], held):
                 found[task.name, seed] = Prior.of_policy(
-                    task.space, task.call.size_bytes, predicted, sigma
+                    task.space, task.call.size_bytes, predicted
                 )
     return found
 

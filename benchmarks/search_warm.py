@@ -4,9 +4,6 @@ Boosted trees (scikit-learn) predict log(time / NCCL's own choice) of a config f
 is, what the machine is and the config's knobs. It is regression, not reinforcement learning: a
 policy of dynamiccl-train predicts the same quantity (train/heads.py) and goes through the same
 `Prior`.
-
-How wrong it is on a system that it has not seen is measured on systems that were left out of the
-training in turn; where only one is left, on its group shapes instead, which flatters.
 """
 
 from collections import Counter
@@ -23,7 +20,6 @@ from dynamiccl.serve.search.space import Choice
 
 #: Configs of a task that are learned from; more of the fast ones, since these are searched for.
 SAMPLE: Final = 96
-_LEAST_SIGMA: Final = 0.02
 #: A knob that is left to NCCL: below every value.
 _AUTO: Final = -1.0
 
@@ -48,15 +44,14 @@ SETTINGS: Final = (
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A trained predictor, and its typical error on new systems (log time)."""
+    """A trained predictor."""
 
     model: "_Ensemble"
-    sigma: float
 
     def prior(self, task: Task) -> Prior:
         """The prior of a task."""
         said = self.model.predict(task)
-        return Prior.of_policy(task.space, task.call.size_bytes, said, self.sigma)
+        return Prior.of_policy(task.space, task.call.size_bytes, said)
 
 
 class _Ensemble:
@@ -74,28 +69,8 @@ class _Ensemble:
 
 
 def learn(tasks: Sequence[Task], seed: int = 0) -> WarmStart:
-    """Fit on tasks of some systems; how wrong it is comes from each left out in turn."""
-    by_shape = len({task.system for task in tasks}) == 1
-    errors = []
-    for part in sorted({_part(task, by_shape=by_shape) for task in tasks}):
-        rest = [task for task in tasks if _part(task, by_shape=by_shape) != part]
-        model = _Ensemble(rest, seed)
-        held = [task for task in tasks if _part(task, by_shape=by_shape) == part]
-        errors += [task.log_ratio - model.predict(task) for task in held]
-    return WarmStart(_Ensemble(tasks, seed), sigma_of(errors))
-
-
-def sigma_of(errors: Sequence[npt.NDArray[np.float64]]) -> float:
-    """Typical error of predictions (A,) of tasks: outliers must not make it look unsure everywhere.
-
-    Tasks weigh alike, however many configs they have.
-    """
-    typical = [float(np.median(np.abs(each))) for each in errors]
-    return max(1.4826 * float(np.median(typical)), _LEAST_SIGMA)
-
-
-def _part(task: Task, *, by_shape: bool) -> str:
-    return f"{task.call.group}" if by_shape else task.system
+    """Fit on tasks of some systems."""
+    return WarmStart(_Ensemble(tasks, seed))
 
 
 def _fit(tasks: Sequence[Task], setting: _Setting, seed: int) -> Any:

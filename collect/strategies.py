@@ -19,7 +19,7 @@ import hashlib
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, Protocol
@@ -344,36 +344,25 @@ def believe(tasks: Sequence[TaskTrials], history: Sequence[Outcome]) -> Believed
         time_us = outcome.time_us
         if outcome.ok and time_us is not None and math.isfinite(time_us) and time_us > 0:
             times[outcome.trial_key].append((outcome.round, math.log(time_us)))
-    log2_sizes = tuple(
-        math.log2(task.setting.benchmark_bytes(task.size_bytes) or 1) for task in tasks
-    )
+    sizes_bytes = [task.setting.benchmark_bytes(task.size_bytes) for task in tasks]
+    log2_sizes = tuple(math.log2(max(size_bytes, 1)) for size_bytes in sizes_bytes)
     defaults = ["" if task.default is None else task.default.key for task in tasks]
     of_size: dict[Hashable, float] = {t.key: log2_sizes[size] for (size, _), t in trials.items()}
-    cells, _ = cells_of(times, of_size, defaults)
+    cells = cells_of(times, of_size, defaults)
     seen = {place: cells[trial.key] for place, trial in trials.items() if trial.key in cells}
     places = np.array([size * len(configs) + action for size, action in seen], dtype=np.int64)
     log_us, variance, repeats = np.array([*seen.values()]).reshape(-1, 3).T
     prior = prior_of(Grid(log2_sizes, configs))
     variance = doubted(prior, places, log_us, variance, repeats)
-    allowed = _allowed(trials, {outcome.trial_key for outcome in history if not outcome.ok}, cells)
+    failed = {outcome.trial_key for outcome in history if not outcome.ok}
+    failures = Counter(_subspace(trial) for trial in trials.values() if trial.key in failed)
+    worked = {_subspace(trial) for trial in trials.values() if trial.key in cells}
+    allowed = np.zeros((len(tasks), len(configs)), dtype=np.bool_)
+    for place, trial in trials.items():
+        subspace = _subspace(trial)
+        is_possible = subspace in worked or failures[subspace] < _RULED_OUT
+        allowed[place] = is_possible and trial.key not in failed
+    allowed &= allowed[:, :1]
     belief = Belief(prior, places, log_us, variance, allowed=allowed)
     rounds = [len({each for each, _ in times.get(default, ())}) for default in defaults]
     return Believed(belief, trials, allowed, np.where(np.array(rounds) > 1, belief.decide(), 0))
-
-
-def _allowed(
-    trials: Mapping[tuple[int, int], Trial], failed: Set[str], worked: Container[Hashable]
-) -> Bools:
-    """(S, A) without what failed, and subspaces that are ruled out; nothing without a default."""
-    subspaces: dict[Hashable, list[str]] = defaultdict(list)
-    for trial in trials.values():
-        subspaces[_subspace(trial)].append(trial.key)
-    ruled_out = {
-        subspace
-        for subspace, keys in subspaces.items()
-        if len(failed & set(keys)) >= _RULED_OUT and not any(key in worked for key in keys)
-    }
-    found = np.zeros(1 + np.max([*trials], axis=0), dtype=np.bool_)
-    for place, trial in trials.items():
-        found[place] = trial.key not in failed and _subspace(trial) not in ruled_out
-    return found & found[:, :1]

@@ -23,8 +23,8 @@ _MEDIAN_VARIANCE: Final = math.pi / 2
 
 def cells_of(
     times: Times, log2_size: Mapping[Hashable, float], defaults: Iterable[Hashable]
-) -> tuple[dict[Hashable, Cell], dict[float, float]]:
-    """The cells of what has a time, by id, and the noise of a single log time by log2 size.
+) -> dict[Hashable, Cell]:
+    """The cells of what has a time, by id.
 
     `log2_size` says which ids there are; `defaults` are those of NCCL's own choice.
     """
@@ -36,13 +36,13 @@ def cells_of(
     }
     differences = [(size, b - a) for size, values in level.values() for a, b in pairwise(values)]
     sigma = {}
-    for size in set(log2_size.values()):
+    for size in {size for size, _ in level.values()}:
         # The noise of sizes within 1.5 octaves, if there are twelve differences; else of all.
         near = [d for other, d in differences if abs(other - size) <= 1.5]
         taken = near if len(near) >= 12 else [d for _, d in differences]
         spread = MAD_TO_SIGMA * float(np.median(np.abs(taken))) / math.sqrt(2) if taken else 0.03
         sigma[size] = max(spread, 0.001)
-    return {cell: cell_of(values, sigma[size]) for cell, (size, values) in level.items()}, sigma
+    return {cell: cell_of(values, sigma[size]) for cell, (size, values) in level.items()}
 
 
 def cell_of(log_us: Sequence[float], sigma: float) -> Cell:

@@ -185,13 +185,16 @@ def test_heavy_packages_are_imported_by_their_owner_only(path: Path) -> None:
             assert any(place == o or place.startswith(f"{o}/") for o in owners), f"{place}: {name}"
 
 
+#: Files of the kernel that compute.
+WITH_NUMPY = {"belief.py", "drawn_worlds.py", "repeats.py"}
+
+
 def test_kernel_imports_the_standard_library_only() -> None:
     for path in sources():
         if part_of(path) == "kernel":
             tops = {name.split(".")[0] for name in imports(path)} - {"dynamiccl"}
             beyond = tops - set(sys.stdlib_module_names)
-            numeric = path.name in {"belief.py", "drawn_worlds.py", "repeats.py"}
-            assert beyond <= ({"numpy"} if numeric else set()), path
+            assert beyond <= ({"numpy"} if path.name in WITH_NUMPY else set()), path
 
 
 def test_no_room_grows_beyond_its_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,11 +135,10 @@ def policy_contenders(
     if make_watch is None:
         return [Contender(name, world, tables, learned, observes=True)]
     spaces = search_spaces(world)
+    said = cold_predictions(policy, tables)
     priors: dict[Key, Prior] = {
-        key: Prior.of_policy(spaces[key], call.size_bytes, log_ratio)
-        for key, (call, log_ratio) in enumerate(
-            zip(world.keys, cold_predictions(policy, tables), strict=True)
-        )
+        key: Prior.of_policy(spaces[key], call.size_bytes, said[key])
+        for key, call in enumerate(world.keys)
     }
 
     def search(env: CollectiveEnv, _seed: int) -> Player:

@@ -23,8 +23,9 @@ from dynamiccl.drawn_worlds import Floats, Grid, Ints
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.serve.search.space import SearchSpace
 
-#: How wrong a policy is on a new system, where nobody measured it (log time).
-POLICY_SIGMA: Final = 0.3
+#: How wrong a policy is on a new system (log time): what bench_search.py's trees said of five
+#: systems that they had not seen was 0.9 to 1.0 off (1.48 times the median absolute error).
+POLICY_SIGMA: Final = 1.0
 #: Spread of what one transport, or number of threads, adds to all times (log time): drawn worlds
 #: have neither.
 _LAUNCH_SIGMA: Final = 0.2
