@@ -221,12 +221,8 @@ class Belief:
 
     def _best(self, gain: Floats, spread: Floats, caution: float) -> Ints:
         """(..., S) the largest of the gains (..., S, A) that are sure; 0 without one."""
-        # Infinite caution times a spread of 0 would be no number.
-        bar = np.maximum(caution * np.maximum(spread, 1e-12), MIN_GAIN)
-        is_sure = self.is_near & self._allowed & (gain > bar)
-        below, above = self._neighbours
-        is_sure = is_sure & is_sure[..., below, :] & is_sure[..., above, :]
-        sure = np.where(is_sure, gain, 0.0)
+        is_sure = self._is_sure(gain, spread, caution)
+        sure = np.where(self._allowed & is_sure & self._around(is_sure), gain, 0.0)
         best: Ints = np.where(sure.max(axis=-1) > 0.0, sure.argmax(axis=-1), 0)
         return best
 
@@ -265,6 +261,26 @@ class Belief:
             sure = np.where(near & (gain > bar), gain, 0.0).max(axis=2).sum(axis=1)
             expected = np.maximum(gain, 0.0).max(axis=2).sum(axis=1)
             found += weight / math.sqrt(2.0 * math.pi) * (sure + _OF_EXPECTED * expected)
+        return found
+
+    def may_act(self, caution: float) -> Bools:
+        """(S, A) where a config is near, and sure at the sizes around that tell of NCCL's choice.
+
+        Where its gain is sure, too, it acts.
+        """
+        found: Bools = self.is_near & self._around(self._is_sure(self.gain, self.spread, caution))
+        return found
+
+    def _is_sure(self, gain: Floats, spread: Floats, caution: float) -> Bools:
+        # Infinite caution times a spread of 0 would be no number.
+        bar = np.maximum(caution * np.maximum(spread, 1e-12), MIN_GAIN)
+        found: Bools = self.is_near & (gain > bar)
+        return found
+
+    def _around(self, is_sure: Bools) -> Bools:
+        """(..., S, A) whether a config is sure at the sizes around."""
+        below, above = self._neighbours
+        found: Bools = is_sure[..., below, :] & is_sure[..., above, :]
         return found
 
     @property

@@ -63,6 +63,14 @@ def test_it_acts_only_between_measurements_of_nccls_choice_and_near_the_cell(pri
     acts = measured(prior, world, every([0, 4], [5, 7])).decide()
     assert set(np.flatnonzero(acts)) <= {5, 6, 7}
     assert acts[5] == acts[7] == 4
+    # NCCL's choice is as fast at one of the sizes around: what lies between is not known.
+    places = every([0, 4], [5, 7])
+    jumps = world.copy()
+    jumps[7, 0] = jumps[7, 4]
+    found = measured(prior, jumps, places)
+    assert found.decide()[5] == 4
+    assert not found.decide()[[6, 7]].any()
+    assert not found.may_act(found.caution())[6, 4]
     far = measured(prior, world, np.concatenate([every([0]), every([4], [5])])).decide()
     assert far[5] == 4
     assert not far[[0, 1, 2, 3, 8, 12]].any()

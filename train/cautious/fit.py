@@ -105,15 +105,16 @@ class _Told:
             found[:, measured.actions] = values
             return found
 
-        is_near = np.zeros(shape, dtype=np.bool_)
+        is_near, may_act = np.zeros((2, *shape), dtype=np.bool_)
         is_near[:, measured.actions] = belief.is_near
-
+        may_act[:, measured.actions] = belief.may_act(caution)
         return ShapeTable(
             measured.shape,
             np.array(measured.grid.log2_sizes),
             of_all(belief.gain, 0.0),
             of_all(belief.spread, np.inf),
             is_near,
+            may_act,
             of_all(measured.relative_cost, np.nan),
             caution,
         )

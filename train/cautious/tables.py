@@ -36,7 +36,8 @@ class ShapeTable:
     #: (L, A) ln of NCCL's own time over the config's, and the spread of it; infinite: not known.
     gain: Float64Array
     spread: Float64Array
-    is_near: BoolArray  # (L, A) measured near enough to act
+    is_near: BoolArray  # (L, A) measured near enough to tell of other shapes
+    may_act: BoolArray  # (L, A) the same, and sure at the sizes around
     relative_cost: Float64Array  # (L, A) the gain that NCCL's costs foretell; NaN: not known
     caution: float
 
@@ -52,9 +53,10 @@ class Tables(nn.Module):
     shapes: torch.Tensor  # (H, 2)
     sizes: torch.Tensor  # (L,)
     is_of: torch.Tensor  # (L, H)
-    gains: torch.Tensor  # (L, A), as the next three
+    gains: torch.Tensor  # (L, A), as the next four
     spreads: torch.Tensor
     nearness: torch.Tensor
+    acting: torch.Tensor
     costs: torch.Tensor
     cautions: torch.Tensor  # (H,)
     inverse: torch.Tensor  # (H + 1, H + 1) of the kriging system
@@ -80,6 +82,7 @@ class Tables(nn.Module):
             "gains": np.concatenate([each.gain for each in tables]),
             "spreads": np.concatenate([each.spread for each in tables]),
             "nearness": np.concatenate([each.is_near for each in tables]),
+            "acting": np.concatenate([each.may_act for each in tables]),
             # Infinite, since NaN is not equal to itself and equal fits have equal files.
             "costs": np.nan_to_num(
                 np.concatenate([each.relative_cost for each in tables]), nan=np.inf
@@ -124,7 +127,7 @@ class Tables(nn.Module):
         variance_BA = torch.square(weight_BH.unsqueeze(2) * spread_BHA).sum(dim=1)
         differs_BA = torch.where(by_cost_BA, self.by_cost, self.plain)
         variance_BA = variance_BA + torch.square(differs_BA) * left_B.unsqueeze(1)
-        near_BHA = self.nearness[row_BH] & has_BH1
+        near_BHA = torch.where(new_B11, self.nearness[row_BH], self.acting[row_BH]) & has_BH1
         count_BA = (near_BHA & (same_BH.unsqueeze(2) | new_B11)).sum(dim=1)
         near_BA = count_BA >= torch.where(known_B1, 1, self.least_shapes)
         own_BH = self.cautions.unsqueeze(0).masked_fill(~same_BH, 0.0)
