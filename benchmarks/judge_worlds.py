@@ -309,11 +309,11 @@ def _kinks(random: np.random.Generator, ran: Ints) -> Floats:
     of_launch += np.log1p(random.uniform(-ripple, ripple, of_launch.shape))
     factors += of_launch[row, launch]
     if random.random() < 2 / 3:
-        start = int(random.integers(0, num_sizes))
-        stop = start + int(random.integers(2, num_sizes // 2 + 1))
+        first = int(random.integers(0, num_sizes))
+        stop = first + int(random.integers(2, num_sizes // 2 + 1))
         slow = math.log(random.uniform(1.2, 3.0))
-        is_hit = (cell == cell[start, 0]) if random.random() < 0.5 else np.arange(num_configs) == 0
-        factors += np.where((row >= start) & (row < stop) & is_hit, slow, 0.0)
+        is_hit = (cell == cell[first, 0]) if random.random() < 0.5 else np.arange(num_configs) == 0
+        factors += np.where((row >= first) & (row < stop) & is_hit, slow, 0.0)
     return factors
 
 
@@ -398,10 +398,13 @@ class _Asked:
         for row, (call, runs) in enumerate(zip(self._calls, self._runs, strict=True)):
             known: dict[tuple[Any, ...], float] = {}
             for column, ran in enumerate(runs):
-                key = ran.algorithm, ran.protocol, ran.num_channels
+                assert ran.algorithm is not None
+                assert ran.protocol is not None
+                pair = ran.algorithm, ran.protocol
+                key = *pair, ran.num_channels
                 if key not in known:
                     work = _work(self._name, call, ran)
-                    known[key] = math.log(times(work, values[key[:2]], links).total_us)
+                    known[key] = math.log(times(work, values[pair], links).total_us)
                 log_time[row, column] = known[key]
         return log_time
 

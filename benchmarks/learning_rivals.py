@@ -147,7 +147,7 @@ def by_rule(probes: Probes) -> Way:
     def pick() -> int:
         if not left:
             left.extend(every)
-        return left.pop(0)
+        return int(left.pop(0))
 
     return Way(pick)
 
@@ -172,7 +172,7 @@ def by_descent(probes: Probes) -> Way:
             elif asked == 0:
                 search.tell(order[0], 1.0)
             else:
-                return order[0] * num_configs + asked
+                return int(order[0] * num_configs + asked)
         return int(probes.random.choice(np.flatnonzero(probes.can)))
 
     def tell(log_ratio: float) -> None:
@@ -201,7 +201,10 @@ def by_optuna(probes: Probes, sampler: optuna.samplers.BaseSampler) -> Way:
         told = asked[-1].params
         return int(told["size"] * num_configs + 1 + told["cell"] * len(options) + told["option"])
 
-    return Way(pick, lambda log_ratio: study.tell(asked[-1], log_ratio))
+    def tell(log_ratio: float) -> None:
+        study.tell(asked[-1], log_ratio)
+
+    return Way(pick, tell)
 
 
 def by_tpe(probes: Probes) -> Way:
@@ -265,7 +268,7 @@ def interpolated(
     bar = np.maximum(caution * spreads, MIN_GAIN)
     sure = np.where(is_near & (np.nan_to_num(found, nan=-np.inf) > bar), found, 0.0)
     sure[:, 0] = 0.0
-    return sure.argmax(axis=1)
+    return np.asarray(sure.argmax(axis=1))
 
 
 def _between(sizes: Floats, values: Floats, kept: Bools) -> Floats:

@@ -8,7 +8,7 @@ Rival is `interpolated`, which acts by the same rule. Scores and intervals are t
 learning_belief.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -157,14 +157,15 @@ def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]
 def cells(grid: Grid, log_times_us: Floats) -> tuple[Ints, Floats, Floats]:
     """(n,) places that were measured, their ln us and the variance of these, by their repeats."""
     num_sizes, num_configs, _ = log_times_us.shape
-    times: dict[int, list[tuple[int, float]]] = {}
+    times: dict[Hashable, list[tuple[int, float]]] = {}
+    places = list[int]()
     for place, row in enumerate(log_times_us.reshape(num_sizes * num_configs, -1).tolist()):
         known = [(repeat, value) for repeat, value in enumerate(row) if np.isfinite(value)]
         if known:
             times[place] = known
-    log2_size = {place: grid.log2_sizes[place // num_configs] for place in times}
-    found, _ = cells_of(times, log2_size, range(0, num_sizes * num_configs, num_configs))
-    places = sorted(times)
+            places.append(place)
+    log2_size: dict[Hashable, float] = {p: grid.log2_sizes[p // num_configs] for p in places}
+    found = cells_of(times, log2_size, range(0, num_sizes * num_configs, num_configs))
     log_us, variance, _ = np.array([found[place] for place in places]).T
     return np.array(places, dtype=np.int64), log_us, variance
 

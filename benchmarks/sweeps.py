@@ -64,8 +64,7 @@ class Measured:
 
     def is_measured(self) -> Bools:
         """(S, A)."""
-        found: Bools = ~np.isnan(self.log_times_us).all(axis=2)
-        return found
+        return np.asarray(~np.isnan(self.log_times_us).all(axis=2))
 
     def log_median_us(self) -> Floats:
         """(S, A) ln us, medians of repeats; nan where nothing was measured."""
