@@ -159,8 +159,9 @@ def test_tonight_on_my_cluster(tonight: dict[str, str]) -> None:
     assert "acts: predicted" in why
     acting = re.search(r"gated; acts on no machine yet .*, in (\d+) of", exported)
     assert acting
-    assert int(acting[1]) > 30
-    assert int(said["calls decided"]) > 100
+    # Sizes that were measured: between two of them a gain must be larger to be sure.
+    assert int(acting[1]) > 15
+    assert int(said["calls decided"]) > 40
 
 
 @pytest.mark.usefixtures("tonight")
@@ -175,7 +176,7 @@ def test_i_do_not_trust_you(user: User) -> None:
                 user.acted
             )
     assert acted["observe"] == 0
-    assert acted["adaptive"] > 100
+    assert acted["adaptive"] > 40
     (explained,) = [text for line, text in said.items() if "explain" in line]
     for told in ("evidence: gate.json", "it would decide", "worst case", "in your process", "off:"):
         assert told in explained
