@@ -20,6 +20,7 @@ N = S x A places, place = size x A + action; R directions; n places measured; W 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
@@ -92,13 +93,13 @@ def prior_of(grid: Grid, seed: int = 11) -> Prior:
     factors = _largest(centered)
     own = np.maximum(np.square(centered).mean(axis=1) - np.square(factors).sum(axis=1), 0.0)
     precision = 1.0 / (own[count:] + _COST_SLACK**2)
-    root, of_costs = np.linalg.cholesky(_inner(factors[count:], precision)), factors[count:].T
+    root, of_costs = _root_of(factors[count:], precision), factors[count:].T
     factors, expects = factors[:count], mean[count:]
-    gain = factors @ np.linalg.solve(root.T, np.linalg.solve(root, of_costs * precision))
+    gain = factors @ _solved(root, of_costs * precision)
     return Prior(
         grid,
         (mean[:count] + gain @ (told[:, 2:] - expects))[:, 0],
-        np.linalg.solve(root, factors.T).T,
+        np.asarray(np.linalg.solve(root, factors.T)).T,
         own[:count] + _OWN**2,
         values[:count, _DRAWS:],
         mean[:count] + gain @ (values[count:, _DRAWS:] - expects),
@@ -111,16 +112,15 @@ def doubted(
     """(n,) variances: larger where fewer than 3 repeats are slower than all others say.
 
     A single call is slow by a multiple now and then. What is more than 2.5 standard deviations late
-    (Rasmussen and Williams, equations 5.10 to 5.12) gets the variance that makes it so many. A fast
-    one is believed: nothing makes a call faster than the machine is.
+    gets the variance that makes it so many. A fast one is believed: nothing makes a call faster
+    than the machine is.
     """
     at, off, found = prior.factors[places], log_us - prior.mean[places], variance
     for _ in range(3):
         precision = 1.0 / (prior.own[places] + found)
-        half = np.linalg.solve(np.linalg.cholesky(_inner(at, precision)), at.T * precision)
-        spread = 1.0 / (precision - np.square(half).sum(axis=0))
-        late = spread * (precision * off - half.T @ (half @ off))
-        excess = np.square(np.maximum(late / 2.5, 0.0)) - (spread - found + variance)
+        root = _root_of(at, precision)
+        late, expected = _left_out_one(root, at, precision, off)
+        excess = np.square(np.maximum(late / 2.5, 0.0)) - (expected - found + variance)
         found = variance + np.where(repeats < 3, np.maximum(excess, 0.0), 0.0)
     return found
 
@@ -142,10 +142,27 @@ def _largest(centered: Floats) -> Floats:
     return found
 
 
-def _inner(factors: Floats, precision: Floats) -> Floats:
-    """(R, R) posterior precision of the directions."""
-    found: Floats = np.eye(factors.shape[1]) + (factors.T * precision) @ factors
-    return found
+def _root_of(factors: Floats, precision: Floats) -> Floats:
+    """(R, R) lower root of the posterior precision of the directions."""
+    inner = np.eye(factors.shape[1]) + (factors.T * precision) @ factors
+    return np.asarray(np.linalg.cholesky(inner))
+
+
+def _solved(root: Floats, right: Floats) -> Floats:
+    """The solution of root @ root.T @ x = right."""
+    return np.asarray(np.linalg.solve(root.T, np.linalg.solve(root, right)))
+
+
+def _left_out_one(
+    root: Floats, factors: Floats, precision: Floats, off: Floats
+) -> tuple[Floats, Floats]:
+    """(n,) what each measurement is off what all others say, and the variance expected of that.
+
+    Rasmussen and Williams, equations 5.10 to 5.12; `root` is that of the posterior precision.
+    """
+    half = np.linalg.solve(root, factors.T * precision)
+    expected = 1.0 / (precision - np.square(half).sum(axis=0))
+    return expected * (precision * off - half.T @ (half @ off)), expected
 
 
 class Belief:
@@ -174,6 +191,7 @@ class Belief:
         """
         self._prior, self._places, self._noise = prior, places, variance
         self._log_us = log_us
+        self._cautions = dict[float, float]()
         self._shape = len(prior.grid.log2_sizes), len(prior.grid.configs)
         self._log2_sizes = np.array(prior.grid.log2_sizes)
         self._default = np.arange(len(prior.mean)) // self._shape[1] * self._shape[1]
@@ -188,7 +206,8 @@ class Belief:
         #: (R, N) how the directions move the gains.
         self._moves = np.linalg.solve(self._root, (kept[self._default] - kept).T)
         self._variance = np.square(self._moves).sum(axis=0) + self._left + self._left[self._default]
-        self.stretch = float(self._stretches(off)[0])
+        self._left_out = self._octaves(off)
+        self.stretch = float(self._stretches(self._left_out)[0])
         self.spread = self.stretch * np.sqrt(self._variance).reshape(self._shape)
 
     def decide(self, alpha: float = ALPHA) -> Ints:
@@ -201,15 +220,11 @@ class Belief:
             self._cautions[alpha] = self._calibrated(alpha)
         return self._cautions[alpha]
 
-    @cached_property
-    def _cautions(self) -> dict[float, float]:
-        return {}
-
     def _calibrated(self, alpha: float) -> float:
         gains = self._gains(self._held, self._prior.expected).T.reshape(-1, *self._shape)
         worlds = self._prior.worlds
         true = (worlds[self._default] - worlds).T.reshape(gains.shape)
-        stretches = self._stretches(self._held)[:, None, None]
+        stretches = self._stretches(self._octaves(self._held))[:, None, None]
         spread = stretches * np.sqrt(self._variance).reshape(self._shape)
         for caution in _CAUTIONS:
             best = self._best(gains, spread, caution)
@@ -231,8 +246,7 @@ class Belief:
         moved = random.standard_normal((count, len(self._moves))) @ self._moves
         own = np.sqrt(self._left) * random.standard_normal((count, len(self._left)))
         off = (moved + own[:, self._default] - own).reshape(count, *self._shape)
-        found: Floats = self.gain + self.stretch * off
-        return found
+        return np.asarray(self.gain + self.stretch * off)
 
     def worth(self, places: Ints, noise: float) -> Floats:
         """(C,) what a measurement of a place, NCCL's choice beside it, brings: gain over all sizes.
@@ -274,21 +288,18 @@ class Belief:
     def _is_sure(self, gain: Floats, spread: Floats, caution: float) -> Bools:
         # Infinite caution times a spread of 0 would be no number.
         bar = np.maximum(caution * np.maximum(spread, 1e-12), MIN_GAIN)
-        found: Bools = self.is_near & (gain > bar)
-        return found
+        return np.asarray(self.is_near & (gain > bar))
 
     def _around(self, is_sure: Bools) -> Bools:
         """(..., S, A) whether a config is sure at the sizes around."""
         below, above = self._neighbours
-        found: Bools = is_sure[..., below, :] & is_sure[..., above, :]
-        return found
+        return np.asarray(is_sure[..., below, :] & is_sure[..., above, :])
 
     @property
     def is_near(self) -> Bools:
         """(S, A) where NCCL's choice was measured on either side, and the config near."""
         below, above = self._default_sides
-        found: Bools = self._config_near & (below & above)[:, None]
-        return found
+        return np.asarray(self._config_near & (below & above)[:, None])
 
     @cached_property
     def _default_sides(self) -> tuple[Bools, Bools]:
@@ -318,8 +329,7 @@ class Belief:
         """(S, A) whether the config was measured within an octave."""
         size, action = np.divmod(self._places, self._shape[1])
         near = np.abs(self._log2_sizes[:, None] - self._log2_sizes[size]) <= _REACH + _EXACT
-        found: Bools = near @ (np.arange(self._shape[1]) == action[:, None])
-        return found
+        return np.asarray(near @ (np.arange(self._shape[1]) == action[:, None]))
 
     def _widen(self, off: Floats) -> None:
         """Condition on what was measured; widen the prior as far as it is a surprise.
@@ -332,24 +342,25 @@ class Belief:
         if not len(off):
             return
         for _ in range(2):
-            self._rough += self._roughness(off[:, 0])
+            more = self._roughness(off[:, 0])
+            if not more.any():
+                break
+            self._rough += more
             self._condition()
         usual = float(np.quantile(self._surprises(self._held), _USUAL))
         # Noise is not widened, so a step may fall short: the second and third are small.
         for _ in range(3):
-            self.widened *= max(float(self._surprises(off)[0]) / usual, 1.0)
+            found = float(self._surprises(off)[0])
+            if found <= usual:
+                break
+            self.widened *= found / usual
             self._condition()
 
     def _roughness(self, off: Floats) -> Floats:
-        """(N,) variance that the places of each config have beyond what was expected of them.
-
-        By what each measurement is off what all others say (Rasmussen and Williams, equations 5.10
-        to 5.12).
-        """
+        """(N,) variance that the places of each config have beyond what was expected of them."""
         at = self._factors[self._places]
-        half = np.linalg.solve(self._root, at.T * self._precision)
-        expected = 1.0 / (self._precision - np.square(half).sum(axis=0))
-        error = np.square(expected * (self._precision * off - half.T @ (half @ off)))
+        late, expected = _left_out_one(self._root, at, self._precision, off)
+        error = np.square(late)
         config, count = self._places % self._shape[1], self._shape[1]
         number = np.bincount(config, minlength=count)
         z = np.bincount(config, error / expected, count)
@@ -362,8 +373,7 @@ class Belief:
         self._factors = math.sqrt(self.widened) * self._prior.factors
         own = self.widened * (self._prior.own + self._rough)
         self._precision = 1.0 / (own[self._places] + self._noise)
-        self._whole = _inner(self._factors[self._places], self._precision)
-        self._root = np.linalg.cholesky(self._whole)
+        self._root = _root_of(self._factors[self._places], self._precision)
         #: (N,) share of a measurement that is about what the place has of its own, and what is left
         #: of the variance of that.
         self._told = np.zeros(len(own))
@@ -374,23 +384,19 @@ class Belief:
         """(W,) squared Mahalanobis lengths of what measurements are off, (n, W)."""
         weighted = self._precision[:, None] * off
         inner = np.linalg.solve(self._root, self._factors[self._places].T @ weighted)
-        found: Floats = (off * weighted).sum(axis=0) - np.square(inner).sum(axis=0)
-        return found
+        return np.asarray((off * weighted).sum(axis=0) - np.square(inner).sum(axis=0))
 
     def _gains(self, off: Floats, before: Floats) -> Floats:
         """(N, W) posterior gains; `off` (n, W) is what was measured less `before` (N, W)."""
         inner = self._factors[self._places].T @ (self._precision[:, None] * off)
-        weights = np.linalg.solve(self._root.T, np.linalg.solve(self._root, inner))
+        weights = _solved(self._root, inner)
         times = before + (1.0 - self._told)[:, None] * (self._factors @ weights)
         times[self._places] += self._told[self._places][:, None] * off
-        found: Floats = times[self._default] - times
-        return found
+        return np.asarray(times[self._default] - times)
 
     def left_out(self) -> "LeftOut":
         """The gains that were measured, each by what the other octaves say of it."""
-        off = (self._log_us - self._prior.mean[self._places])[:, None]
-        found = [each for each in self._octaves(off) if len(each.default)]
-        none = np.empty(0, dtype=np.int64)
+        found, none = self._left_out, np.empty(0, dtype=np.int64)
         default = np.concatenate([none, *(each.default for each in found)])
         config = np.concatenate([none, *(each.config for each in found)])
         errors = np.concatenate([np.empty(0), *(each.errors[:, 0] for each in found)])
@@ -406,12 +412,12 @@ class Belief:
             np.sqrt(self._noise[default] + self._noise[config]),
         )
 
-    def _stretches(self, off: Floats) -> Floats:
+    def _stretches(self, octaves: Sequence["_Octave"]) -> Floats:
         """(W,) rms of z of the gains that were measured, by the other octaves; 1 at least."""
-        total, count = np.full(off.shape[1], _FEW), _FEW
-        for each in self._octaves(off):
+        total, count = np.array([_FEW]), _FEW
+        for each in octaves:
             noise = self._noise[each.default] + self._noise[each.config]
-            total += (np.square(each.errors) / (each.variance + noise)[:, None]).sum(axis=0)
+            total = total + (np.square(each.errors) / (each.variance + noise)[:, None]).sum(axis=0)
             count += len(each.default)
         stretches: Floats = np.sqrt(np.maximum(total / count, 1.0))
         return stretches
@@ -427,8 +433,8 @@ class Belief:
         found = []
         for each in np.unique(octave[is_pair]):
             kept = octave != each
-            root = np.linalg.cholesky(_inner(at[kept], self._precision[kept]))
-            weights = np.linalg.solve(root.T, np.linalg.solve(root, at[kept].T @ weight[kept]))
+            root = _root_of(at[kept], self._precision[kept])
+            weights = _solved(root, at[kept].T @ weight[kept])
             config = np.flatnonzero(is_pair & ~kept)
             own = default[config]
             moves = at[own] - at[config]

@@ -73,12 +73,11 @@ class TorchPolicy:
         Of the first observation; None for a policy without spreads.
         """
         module: Any = self._module
-        if not hasattr(module, "caution_of"):
+        if not hasattr(module, "predict"):
             return None
         context = torch.from_numpy(observations.context[:1])
         with torch.no_grad():
-            _, spread = module.predict(context)
-            caution = module.caution_of(context)
+            _, spread, caution = module.predict(context)
         return float(spread[0, action]), float(caution[0])
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

@@ -92,9 +92,8 @@ class Recipe:
     #: What is held out for validation and test (datasets/splits.py): octaves of sizes, whole group
     #: shapes (shape), systems or runs; shape:1 is the next turn of shapes, after shape:0.
     split: str = "size"
-    #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; of a
-    #: Gaussian process. With fewer than 1 / alpha - 1 tasks of a machine to calibrate on it
-    #: abstains there.
+    #: Of a Gaussian process: the share of the sizes at which it acts that may be slower than NCCL's
+    #: own choice, in worlds like those drawn.
     alpha: Annotated[float, Within(0, 1, low_is_open=True, high_is_open=True)] = 0.01
     #: Above which interference level a Gaussian process takes what is best where calls take 1.5
     #: times as long, and below it what is best in quiet; 0: it goes by the level itself.

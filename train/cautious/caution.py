@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from dynamiccl.belief import MIN_GAIN, SLOWER
+from dynamiccl.belief import MIN_GAIN, SLOWER, Bools
+from dynamiccl.drawn_worlds import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
 #: What is never enough, whatever was calibrated.
 LEAST_CAUTION: Final = 2.0
 #: Standard deviations of an interval that holds 90 % of normal values.
@@ -79,12 +78,10 @@ class Calibration:
         return max(own, LEAST_CAUTION if allowed >= 0 else drawn)
 
 
-def best_of(
-    gain: Floats, spread: Floats, known: npt.NDArray[np.bool_], caution: float
-) -> npt.NDArray[np.int64]:
+def best_of(gain: Floats, spread: Floats, known: Bools, caution: float) -> Ints:
     """(N,) of each row the largest gain (N, A) among the sure ones; the largest where none is."""
     gain = np.where(known, gain, -np.inf)
     sure = gain > np.maximum(caution * np.where(known, spread, 0.0), MIN_GAIN)
     any_sure = sure.any(axis=1, keepdims=True)
-    best: npt.NDArray[np.int64] = np.where(sure | ~any_sure, gain, -np.inf).argmax(axis=1)
+    best: Ints = np.where(sure | ~any_sure, gain, -np.inf).argmax(axis=1)
     return best

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from dynamiccl.belief import Belief, doubted, prior_of
+from dynamiccl.belief import Belief, Bools, doubted, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.drawn_worlds import Floats
 from dynamiccl.repeats import MAD_TO_SIGMA
 from dynamiccl.train.cautious.caution import LEAST_CAUTION, Calibration, best_of
 from dynamiccl.train.cautious.policy import Block, CautiousPolicy
@@ -23,7 +23,6 @@ from dynamiccl.train.cautious.tables import LEAST_DIFFERENCE, LEAST_SHAPES, Shap
 from dynamiccl.train.cautious.tasks import Measured, Tasks
 from dynamiccl.train.data import TrainingData
 
-Floats = npt.NDArray[np.float64]
 #: Called with the tables that are done, and how many there are.
 Progress = Callable[[int, int], None]
 #: Caution at shapes that nobody measured, at least.
@@ -132,7 +131,10 @@ def _policy(
         mine = [each for group in groups.values() for each in group]
         sizes = Calibration.joined([each.left_out() for each in mine])
         tables = {
-            collective: [_table(each, sizes, alpha, tasks) for each in group]
+            collective: [
+                each.shape_table(len(tasks.data.catalogue), sizes.raised(each.caution, alpha))
+                for each in group
+            ]
             for collective, group in groups.items()
         }
         shapes = Calibration.joined([_left_out_shapes(each) for each in tables.values()])
@@ -143,11 +145,6 @@ def _policy(
         of_shapes.append(shapes)
     parts = (tasks.maker, tasks.machines, blocks, tasks.level_shares)
     return CautiousPolicy(*parts).eval(), of_sizes, of_shapes
-
-
-def _table(told: _Told, sizes: Calibration, alpha: float, tasks: Tasks) -> ShapeTable:
-    caution = sizes.raised(told.caution, alpha)
-    return told.shape_table(len(tasks.data.catalogue), caution)
 
 
 def _tables(tables: Sequence[ShapeTable], elsewhere: float) -> Tables:
@@ -179,7 +176,7 @@ def _difference(tables: Sequence[ShapeTable], *, by_cost: bool) -> float:
     return max(MAD_TO_SIGMA * float(np.median(each)), LEAST_DIFFERENCE) if len(each) else 1.0
 
 
-def _asked(tables: Tables, table: ShapeTable) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+def _asked(tables: Tables, table: ShapeTable) -> tuple[Floats, Floats, Bools]:
     """(L, A) gains, spreads and nearness that tables tell of another one's places."""
     place = np.column_stack([table.log2_sizes, np.tile(table.shape, (len(table.log2_sizes), 1))])
     with torch.no_grad():

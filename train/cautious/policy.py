@@ -38,7 +38,7 @@ class CautiousPolicy(nn.Module):
 
     Where a Trigger tells an interference level, each config's time is longer by the share of it
     that its cell feels (`level_shares`). Of the configs whose gain over NCCL's own choice is more
-    than MIN_GAIN, and more than so many spreads of that gain (`caution_of`), that of the largest is
+    than MIN_GAIN, and more than so many spreads of that gain (`predict`), that of the largest is
     taken. Of machines and collectives that were not measured nothing is known, and NCCL's own
     choice stands.
     """
@@ -81,7 +81,7 @@ class CautiousPolicy(nn.Module):
         mask_BA: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(action_B, q_BA); see the class."""
-        z_BA, spread_BA, caution_B = self.told(context_BF)
+        z_BA, spread_BA, caution_B = self.predict(context_BF)
         allowed_BA = mask_BA > 0.5
         # Infinite caution times a spread of 0 would be no number.
         bar_BA = caution_B.unsqueeze(1) * spread_BA.clamp(min=1e-9)
@@ -100,19 +100,8 @@ class CautiousPolicy(nn.Module):
         return off_BSE.abs().amax(dim=2) < self.same
 
     @torch.jit.export
-    def caution_of(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B,) spreads by which a gain must exceed 0."""
-        return self.told(context_BF)[2]
-
-    @torch.jit.export
-    def predict(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, A) ln(time / NCCL's default), and its spread (inf: unknown)."""
-        z_BA, spread_BA, _ = self.told(context_BF)
-        return z_BA, spread_BA
-
-    @torch.jit.export
-    def told(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What `predict` and `caution_of` tell."""
+    def predict(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(B, A) ln(time / NCCL's default), and its spread (inf: unknown); spreads to act (B,)."""
         cells_BA, cost_BA = self.rows(context_BF)
         place_B3 = self.rows.places(context_BF)
         z_BA = torch.full_like(cost_BA, self.worst)
@@ -127,7 +116,10 @@ class CautiousPolicy(nn.Module):
             mine = torch.nonzero(is_mine).flatten()
             cost = cost_BA[mine]
             gain, spread, near, caution = tables(place_B3[mine], cost[:, :1] - cost)
-            slower = self.slowdown(context_BF[mine], cells_BA[mine], index)
+            octave = place_B3[mine, 0].to(torch.int64)
+            slower = self.slowdown(
+                self.rows.levels(context_BF[mine]), octave, cells_BA[mine], index
+            )
             z = slower - slower[:, :1] - gain
             z_BA[mine] = torch.where(near, z, torch.full_like(z, self.worst))
             z_BA[mine, 0] = 0.0
@@ -137,14 +129,12 @@ class CautiousPolicy(nn.Module):
 
     @torch.jit.export
     def slowdown(
-        self, context_BF: torch.Tensor, cells_BA: torch.Tensor, block: int
+        self, level_B: torch.Tensor, octave_B: torch.Tensor, cells_BA: torch.Tensor, block: int
     ) -> torch.Tensor:
         """(B, A) ln(current / quiet time) of each config on a block's machine."""
         shares_CO = self.level_shares[self.block_machines[block], self.block_collectives[block]]
-        octave_B = self.rows.places(context_BF)[:, 0].to(torch.int64)
         octave_B = octave_B.clamp(0, shares_CO.size(1) - 1)
         share_BA = shares_CO[cells_BA, octave_B.unsqueeze(1)]
-        level_B = self.rows.levels(context_BF)
         if self.level_threshold > 0.0:
             level_B = (level_B > self.level_threshold).to(level_B.dtype) * self.disturbed
         return torch.log1p(share_BA * level_B.unsqueeze(1))

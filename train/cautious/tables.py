@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-Float64Array = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+from dynamiccl.belief import Bools
+from dynamiccl.drawn_worlds import Floats
+
 #: How far in octaves a row answers for a size: the width of a size bin.
 _ROW_REACH: Final = 0.26
 #: Octaves of nodes and ranks a node over which gains change.
@@ -32,13 +32,13 @@ class ShapeTable:
 
     #: Log2 of nodes and of ranks a node.
     shape: tuple[float, float]
-    log2_sizes: Float64Array  # (L,)
+    log2_sizes: Floats  # (L,)
     #: (L, A) ln of NCCL's own time over the config's, and the spread of it; infinite: not known.
-    gain: Float64Array
-    spread: Float64Array
-    is_near: BoolArray  # (L, A) measured near enough to tell of other shapes
-    may_act: BoolArray  # (L, A) the same, and sure at the sizes around
-    relative_cost: Float64Array  # (L, A) the gain that NCCL's costs foretell; NaN: not known
+    gain: Floats
+    spread: Floats
+    is_near: Bools  # (L, A) measured near enough to tell of other shapes
+    may_act: Bools  # (L, A) the same, and sure at the sizes around
+    relative_cost: Floats  # (L, A) the gain that NCCL's costs foretell; NaN: not known
     caution: float
 
 

@@ -8,25 +8,24 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from dynamiccl.belief import Bools
 from dynamiccl.datasets.costs import log_costs
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.features import cold_observations
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
-from dynamiccl.drawn_worlds import Grid
-from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Config, Protocol
+from dynamiccl.drawn_worlds import Floats, Grid, Ints, fits
+from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.repeats import MAD_TO_SIGMA, cell_of
 from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.cautious.rows import RowMaker
 from dynamiccl.train.cautious.share_table import share_table
 from dynamiccl.train.data import TrainingData
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+#: The (algorithm, protocol) pairs of NCCL's cost table, in the order of `log_costs`.
+CELLS: Final = tuple((algorithm, protocol) for algorithm in Algorithm for protocol in Protocol)
 #: Ln of time: the noise of one call where nothing was measured twice, and the least there is.
 _UNKNOWN_NOISE: Final = 0.05
 _LEAST_NOISE: Final = 0.002
@@ -50,7 +49,7 @@ class Measured:
     #: (S, A) the gain that NCCL's costs foretell; NaN: not known.
     relative_cost: Floats
 
-    def only(self, kept: BoolArray) -> "Measured":
+    def only(self, kept: Bools) -> "Measured":
         """With the measurements marked in `kept` (n,)."""
         names = ("places", "log_us", "variance", "repeats")
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
@@ -63,7 +62,7 @@ class Tasks:
     data: TrainingData
     grid: TaskGrid
     maker: RowMaker
-    is_train: BoolArray
+    is_train: Bools
     #: The machine of each task, and the features of each machine.
     machine: Ints
     machines: torch.Tensor
@@ -96,18 +95,18 @@ class Tasks:
             share_table(data.level_shares, systems),
         )
 
-    def tables(self) -> Iterator[tuple[Measured, BoolArray]]:
+    def tables(self) -> Iterator[tuple[Measured, Bools]]:
         """Each collective and shape of each machine, and which measurements are of training."""
         key = np.column_stack([self.machine, self.collective, self.place[:, 1:]])
         for found in np.unique(key, axis=0):
             yield self._table(np.flatnonzero((key == found).all(axis=1)))
 
-    def _table(self, rows: Ints) -> tuple[Measured, BoolArray]:
+    def _table(self, rows: Ints) -> tuple[Measured, Bools]:
         sizes = self.grid.tasks["size_bytes"].to_numpy()[rows]
         bins = [size_bin(int(size)) for size in sizes]
         between = set(range(min(bins), max(bins) + 1)) - set(bins)
         asked = np.unique([*sizes, *map(bin_center_bytes, sorted(between))])
-        actions = np.flatnonzero(self.grid.mask[rows].any(axis=0) | _is_default(self.grid))
+        actions = np.flatnonzero(self.grid.mask[rows].any(axis=0))
         configs = tuple(self.data.catalogue.configs[action] for action in actions)
         place_of = {int(action): place for place, action in enumerate(actions)}
         samples = {
@@ -150,27 +149,19 @@ class Tasks:
         if np.isnan(costs).all(axis=1).any():
             return plain, relative
         cheapest = np.nanargmin(costs, axis=1)
-        cell = [(Algorithm(c // NUM_PROTOCOLS), Protocol(c % NUM_PROTOCOLS)) for c in cheapest]
-        grid = replace(plain, own=tuple(cell))
-        columns = [algorithm * NUM_PROTOCOLS + protocol for algorithm, protocol in grid.cells]
+        grid = replace(plain, own=tuple(CELLS[cell] for cell in cheapest))
+        columns = [CELLS.index(cell) for cell in grid.cells]
         told = tuple(map(tuple, costs[:, columns].tolist()))
         for number, config in enumerate(configs):
-            fitting = [c for c in range(costs.shape[1]) if _fits(c, config)]
+            fitting = [
+                number
+                for number, each in enumerate(CELLS)
+                if fits(each, config.algorithm, config.protocol)
+            ]
             known = np.isfinite(costs[:, fitting]).any(axis=1)
             least = np.nanmin(costs[known][:, fitting], axis=1) if known.any() else np.empty(0)
             relative[known, number] = np.nanmin(costs[known], axis=1) - least
         return replace(grid, log_costs=told), relative
-
-
-def _fits(cell: int, config: Config) -> bool:
-    algorithm, protocol = divmod(cell, NUM_PROTOCOLS)
-    return config.algorithm in (None, algorithm) and config.protocol in (None, protocol)
-
-
-def _is_default(grid: TaskGrid) -> BoolArray:
-    found = np.zeros(grid.times_us.shape[1], dtype=np.bool_)
-    found[0] = True
-    return found
 
 
 def _noise(samples: Sequence[Floats]) -> float:
