@@ -20,15 +20,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from harness import OUT, write_result
+from harness import OUT, ROOT, write_result
 
-from dynamiccl.collect import launch
+from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.cli import RunOptions, start_sweep
 from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.serve.build import build_plugin
+from tests.fakes.nccl_tests.install import install_stand_in
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 EXAMPLE: Final = ROOT / "examples" / "slurm_h100.toml"
 SWEEP: Final = """
 name = "overhead"
@@ -58,7 +58,7 @@ SIZES: Final = tuple(1 << exponent for exponent in range(10, 27))
 def overhead_ms() -> tuple[float, int]:
     """Harness overhead in ms for each measurement, and the number of measurements."""
     inside = 0.0
-    real = launch.run_process
+    real = launchers.run_process
 
     def timed(*arguments: Any, **more: Any) -> int | None:
         nonlocal inside
@@ -68,14 +68,11 @@ def overhead_ms() -> tuple[float, int]:
         return finished
 
     # The one place where a benchmark's process is waited for.
-    launch.run_process = timed  # type: ignore[assignment]
+    launch.run_process = timed  # type: ignore[attr-defined]
     plugin = build_plugin(ROOT / "out" / "plugin").with_name("libnccl-tuner-dynamiccl-sweep.so")
     sweep = parse_sweep(f'{SWEEP}\n[runner]\nplugin = "{plugin}"\n', where="bench")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        sys.path.insert(0, str(ROOT))
-        from tests.fakes.nccl_tests.install import install_stand_in
-
         options = RunOptions(
             sweep_file=EXAMPLE, out=out / "data", nccl_tests_dir=install_stand_in(out / "bin")
         )

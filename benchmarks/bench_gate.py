@@ -18,32 +18,28 @@ Writes out/bench/gate.json.
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 from harness import write_result
+from judge_worlds import perturbed
 from learning_figures import parallel
+from learning_grids import NO_NOISE
 from scipy import stats
-from worlds import NO_NOISE, perturbed
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, run_names, tuned
+from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, tuned
 from dynamiccl.datasets.features import (
     TUNED,
-    WINDOW_LENGTH,
     Observations,
-    feature_table,
-    window_table,
 )
-from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import table_bins
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
@@ -52,6 +48,9 @@ from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import FreshRuns
 from dynamiccl.evaluate.gate.gate import DEFAULT_Q, pass_gate
 from dynamiccl.sizes import size_bin
+from tests.policies import hand_made_manifest
+from tests.rows import default, forced
+from tests.rows import frame as rows_frame
 
 RUNS: Final = 3
 #: Drawn gates that one process judges at a time.
@@ -79,19 +78,6 @@ cycles = {cycles}
 seed = {seed}
 {noise}
 """
-_PLAIN: Final = {
-    "system": "drawn",
-    "source": "simulator",
-    "nccl_version": "2.27.5",
-    "collective": "AllReduce",
-    "datatype": "float",
-    "num_ranks": 8,
-    "num_nodes": 1,
-    "ranks_per_node": 8,
-    "in_place": False,
-    "interference_level": 0.0,
-    "time_us": 1.0,
-}
 Times = npt.NDArray[np.float64]
 #: (action, predicted gain) by size bin.
 Wanted = Mapping[int, tuple[int, float]]
@@ -115,24 +101,13 @@ class WantedConfigs:
             for collective in TUNED
             for each in table_bins(supports[0])
         ]
-        self.manifest = Manifest(
-            recipe="wanted",
+        self.manifest = replace(
+            hand_made_manifest(frame, bands),
             catalogue=catalogue.to_json(),
-            features=feature_table(["default"]),
-            window_features=window_table(),
-            window_length=WINDOW_LENGTH,
-            launch_profiles=["default"],
             supports=supports,
             min_size_bytes=SIZES[0],
             max_size_bytes=SIZES[-1],
-            nccl_versions=[],
             abstain_margin=0.0,
-            data_hash="",
-            git_commit="",
-            dynamiccl_version="",
-            schema_version=SCHEMA_VERSION,
-            created="",
-            runs=run_names(frame),
         )
 
     def act(self, _: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
@@ -267,10 +242,14 @@ def _frame(sweep: str, repeats: int) -> pl.DataFrame:
     """Rows of NCCL's default and Ring/LL, by size, run and repeat, without their times."""
     rows = []
     for arm, size, run, repeat in product(range(2), SIZES, range(RUNS), range(repeats)):
-        asked = {"requested_algorithm": "Ring", "requested_protocol": "LL"} if arm else {}
-        place = {"sweep": sweep, "run": f"{sweep}-{run}", "repeat": repeat, "size_bytes": size}
-        rows.append(_PLAIN | place | asked | {"is_default": arm == 0})
-    return pl.DataFrame(measurements_table(rows))
+        place: dict[str, Any] = {
+            "sweep": sweep,
+            "run": f"{sweep}-{run}",
+            "repeat": repeat,
+            "size_bytes": size,
+        }
+        rows.append(forced("Ring", "LL", **place) if arm else default(**place))
+    return rows_frame(*rows)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,12 @@ import numpy as np
 import numpy.typing as npt
 from harness import OUT, write_result
 from learning_figures import parallel
-from learning_scenarios import NCCL, OURS, RULE, gain_row, play_place
+from learning_scenarios import OURS, RULE, gain_row, play_place
 from scenario_places import JOBS, SWEEP, trained
 from scenario_places import PLACES as ALL_PLACES
 
 from dynamiccl.collect.simulated import simulate
+from dynamiccl.evaluate.simulate.lineup import NCCL
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.online.impala import Learner
 from dynamiccl.train.online.make import make_loop
@@ -124,7 +125,7 @@ def _gain(found: Times, row: str) -> float:
     world = "as recorded"
     gains = []
     for place in PLACES:
-        mine, usual = (sum(found[name, world, place]).sum() for name in (row, NCCL))
+        mine, usual = (np.sum(found[name, world, place]) for name in (row, NCCL))
         gains.append(1.0 - mine / usual)
     return float(np.mean(gains))
 

@@ -165,7 +165,7 @@ def source_lines(build_dir: Path) -> dict[str, int]:
         set[Path]().union(*(files[part] for part in parts))
         for parts in (TUNER_PARTS, RECORDER_PARTS, ADAPTIVE_PARTS)
     )
-    figures = {}
+    figures: dict[str, int] = {}
     for name, own in (("tuner", tuner), ("adaptive", adaptive - tuner - recorder)):
         texts = [f.read_text(encoding="utf-8") for f in own if f.name != GENERATED]
         lines = [line.strip() for text in texts for line in text.splitlines()]

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -12,8 +13,11 @@ from rich.table import Table
 
 from dynamiccl.datasets.provenance import git_commit
 
+ROOT: Final = Path(__file__).resolve().parents[1]
 #: Results land here, one file for each benchmark; not under version control.
-OUT: Final = Path(__file__).resolve().parents[1] / "out" / "bench"
+OUT: Final = ROOT / "out" / "bench"
+# A benchmark run as a script finds the tests' builders of rows and manifests, too.
+sys.path.append(str(ROOT))
 
 
 def machine_facts() -> dict[str, float | int | str | None]:

@@ -65,7 +65,9 @@ class Ewma(Chart):
     def take(self, log_time: FloatArray) -> npt.NDArray[np.float64]:
         """The mean's distance from the level."""
         self._mean += self.gain * ((log_time - self._level) / self._scale - self._mean)
-        return np.abs(self._mean) / np.sqrt(self.gain / (2.0 - self.gain))
+        found: npt.NDArray[np.float64]
+        found = np.abs(self._mean) / np.sqrt(self.gain / (2.0 - self.gain))
+        return found
 
 
 class ClippedCusum(Chart):
@@ -112,7 +114,9 @@ class Pelt:
         self._kept = self._standard(known[-self.window :]).T.copy()
 
     def _standard(self, log_time: FloatArray) -> npt.NDArray[np.float64]:
-        return np.clip((log_time - self._level) / self._scale, -_CLIP, _CLIP).astype(np.float64)
+        standard = (log_time - self._level) / self._scale
+        found: npt.NDArray[np.float64] = np.clip(standard, -_CLIP, _CLIP).astype(np.float64)
+        return found
 
     def watch(self, penalty: float) -> Callable[[FloatArray], Flags]:
         """Alarms, by a penalty for each change."""
@@ -170,7 +174,8 @@ def _robust(known: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 def _reference(scale: FloatArray) -> FloatArray:
     """Half of the smallest slowdown in standard units, within what the Trigger has, too."""
-    return np.clip(0.5 * np.log(SMALLEST_SLOWDOWN) / scale, RUNGS[-1], RUNGS[0])
+    reference: FloatArray = 0.5 * np.log(SMALLEST_SLOWDOWN) / scale
+    return reference.clip(RUNGS[-1], RUNGS[0])
 
 
 def _advance(

@@ -115,15 +115,15 @@ class Manifest:
     dynamiccl_version: str
     schema_version: int
     created: str
+    #: Whether it says how sure it is of shapes that nobody measured (datasets/carried.py).
+    knows_shapes: bool
     #: `system/sweep/run` of all that was trained, validated and tested on: not fresh to a gate.
     runs: list[str] = field(default_factory=list)
     #: What of the data was for training and for validation; the rest is for test.
     parts: Splits = field(default_factory=Splits)
     #: What `trigger.json` of its run says of the Trigger agent; None: there is none.
     trigger: dict[str, Any] | None = None
-    #: Whether it says how sure it is of shapes that nobody measured (datasets/carried.py); and such
-    #: shapes whose costs by NCCL are known.
-    knows_shapes: bool = False
+    #: Shapes that nobody measured and whose costs by NCCL are known.
     other_shapes: list[Shape] = field(default_factory=list)
     #: Relative path -> SHA-256 of every other file of the directory.
     files: dict[str, str] = field(default_factory=dict)

@@ -117,7 +117,8 @@ def split_by(text: str) -> tuple[SplitBy, int]:
     """What is held out and in which turn, of `shape:1`; raises UnknownName."""
     by, _, turn = text.partition(":")
     if by not in list(SplitBy) or not (turn or "0").isdecimal():
-        raise UnknownName("split", text, [f"{each}:TURN" for each in SplitBy], where="--set split")
+        where = "--set split (or one of them and its turn, such as shape:1)"
+        raise UnknownName("split", text, [each.value for each in SplitBy], where=where)
     return SplitBy(by), int(turn or 0)
 
 

@@ -29,5 +29,6 @@ def hand_made_manifest(rows: pl.DataFrame, noise: pl.DataFrame) -> Manifest:
         dynamiccl_version="0.1.0",
         schema_version=1,
         created="2026-01-01",
+        knows_shapes=False,
         runs=run_names(rows),
     )

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.questions import table_supports
-from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import read
 from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
@@ -32,6 +31,7 @@ from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, make_data
+from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
 CATALOGUE = Catalogue((ABSTAIN, Config(Algorithm.Ring, Protocol.LL)))
@@ -67,23 +67,13 @@ class AlwaysRing:
     """Wants Ring/LL wherever it may."""
 
     def __init__(self, supports: list[Support]) -> None:
-        self.manifest = Manifest(
-            recipe="always",
+        self.manifest = replace(
+            hand_made_manifest(frame(*runs(0.1, count=1)), NO_NOISE),
             catalogue=CATALOGUE.to_json(),
-            features=feature_table(["default"]),
-            window_features=window_table(),
-            window_length=WINDOW_LENGTH,
-            launch_profiles=["default"],
             supports=supports,
             min_size_bytes=1,
             max_size_bytes=1 << 30,
-            nccl_versions=["2.27.5"],
             abstain_margin=0.0,
-            data_hash="",
-            git_commit="",
-            dynamiccl_version="",
-            schema_version=SCHEMA_VERSION,
-            created="",
             runs=["box/trained/cycle-0"],
         )
 
