@@ -174,10 +174,11 @@ def test_an_abort_wakes_a_call_that_waits_at_a_stop(
         Cutter(arbiter.port, answers=answers) as cutter,
     ):
         played = play_adaptive.under(
-            cutter.port, four_ranks, *at(60, "abort=1", rank=1), watchdog=0.2, **JOB
+            cutter.port, four_ranks, *at(60, "abort=3", rank=1), watchdog=0.2, **JOB
         )
     assert_never_split(played)
-    assert 500 < played.asked_longest_ms < 3000, played
+    # The first stop is 500 calls on: a second of it on a busy machine.
+    assert 500 < played.asked_longest_ms < 5000, played
     assert cutter.num_connections > 2 * 4, "they have not asked again"
 
 
