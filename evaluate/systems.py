@@ -102,7 +102,7 @@ def regret_section(systems: Sequence[SystemReport], learned: Sequence[str]) -> S
             )
     note = (
         "Test size bins. The best simple baseline is that of the least mean regret there, which "
-        "flatters it; searchers and the oracle are left out. " + READING
+        "flatters it; the search and the oracle are left out. " + READING
     )
     table = TableBlock("Mean regret by system", heads, rows, note)
     return Section("Regret on all systems", [table], folded=True)

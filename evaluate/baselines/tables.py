@@ -65,12 +65,10 @@ class NearestNeighbours(Predictor):
     """The config with the least mean log ratio over the k nearest training sizes of the family."""
 
     name = "k-nearest"
-    #: How many sizes to pick from.
-    SETTINGS: Final = (1, 2, 3, 5)
 
-    def __init__(self, training: TaskGrid, setting: int = 2) -> None:
+    def __init__(self, training: TaskGrid, k: int = 2) -> None:
         """Keep the training tasks."""
-        self._k = setting
+        self._k = k
         self._log_ratio = np.log(training.times_us / training.default_us[:, None])
         self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
         self._families = rows_by_family(training.tasks)
@@ -99,7 +97,7 @@ class NearestSize(NearestNeighbours):
 
     def __init__(self, training: TaskGrid) -> None:
         """Keep the training tasks as the table."""
-        super().__init__(training, setting=1)
+        super().__init__(training, k=1)
 
 
 class Interpolated(Predictor):

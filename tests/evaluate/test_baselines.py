@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import polars as pl
@@ -12,8 +11,7 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.costs import CostTimesResidual
-from dynamiccl.evaluate.baselines.picking import Picked
-from dynamiccl.evaluate.baselines.regression import DecisionTree, GradientBoosting
+from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
     BestFixed,
     FiveBins,
@@ -23,7 +21,7 @@ from dynamiccl.evaluate.baselines.tables import (
     PooledFixed,
 )
 from dynamiccl.evaluate.lineup import make_policies
-from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle, Policy
+from dynamiccl.evaluate.policies import NcclDefault, Oracle, Policy
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.evaluate.grids import NAN, TRAINING, grid
 
@@ -91,15 +89,11 @@ def boosting(training: TaskGrid) -> Policy:
     return GradientBoosting(training, CATALOGUE)
 
 
-def tree(training: TaskGrid) -> Policy:
-    return DecisionTree(training, CATALOGUE)
-
-
 SIZES = [1 << n for n in range(10, 31)]
 BETWEEN = [3 << n for n in range(9, 29)]
 
 
-@pytest.mark.parametrize("make", [boosting, tree, NearestNeighbours, Interpolated])
+@pytest.mark.parametrize("make", [boosting, NearestNeighbours, Interpolated])
 def test_a_regression_finds_the_law_between_the_sizes(
     make: Callable[[TaskGrid], Policy],
 ) -> None:
@@ -148,53 +142,14 @@ def test_the_same_twice() -> None:
     assert np.array_equal(first, second)
 
 
-class Always:
-    """Chooses one action."""
-
-    name = "always"
-
-    def __init__(self, action: int) -> None:
-        self.action = action
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        return np.full(grid.tasks.height, self.action, dtype=np.int64)
-
-
-def test_settings_are_picked_by_regret_on_each_systems_validation() -> None:
-    small, large = law([1 << 12], system="small"), law([1 << 20], system="large")
-    both = small.joined(large)
-    picked = Picked(Always, (0, 3, 1, 2), both)
-    assert picked.name == "always"
-    assert picked.setting_of == {"small": 1, "large": 3}
-    assert picked.choose(both).tolist() == [1, 3]
-    assert picked.choose(law([1 << 12], system="new")).tolist() == [3]  # the first of equals
-
-
 def test_rivals_are_told_what_the_policies_were_training_and_validation() -> None:
     """At a validation size, between two training sizes, another config is the fastest."""
     far = [[10.0, 5.0, 9.0]] * 2
     training, validation = grid([1 << 10, 1 << 30], far), grid([1 << 20], [[10.0, 5.0, 1.0]])
     asked = grid([1 << 21], [[1.0, 1.0, 1.0]])
     players = {p.name: p for p in make_policies(training, validation, CATALOGUE, [])}
-    told = ("region-table", "nearest-size", "interpolated", "k-nearest", "decision-tree")
+    told = ("nearest-size", "interpolated")
     assert {name: players[name].choose(asked).tolist() for name in told} == {n: [2] for n in told}
-
-
-def test_without_validation_the_first_setting_stands() -> None:
-    whole = law([1 << 12])
-    nothing = TaskGrid(
-        whole.tasks.head(0), whole.times_us[:0], whole.repeats[:0], whole.unscored, {}
-    )
-    assert Picked(Always, (3, 1), nothing).choose(whole).tolist() == [3]
-    with pytest.raises(ValueError, match="no settings"):
-        Picked(Always, (), whole)
-
-
-def test_neighbours_are_few_where_the_law_bends() -> None:
-    picked = Picked(
-        partial(NearestNeighbours, law(SIZES)), NearestNeighbours.SETTINGS, law(BETWEEN)
-    )
-    assert picked.setting_of["s"] in (1, 2)
 
 
 def test_interpolation_is_in_log_time_and_ends_with_the_sizes() -> None:
