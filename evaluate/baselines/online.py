@@ -18,8 +18,7 @@ from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key, State
 
-#: Probes of which the median is compared: as many as the brain of a job takes
-#: (`serve/brain/search_context.py`, MIN_CALLS).
+#: Probes of which the median is compared, as in a job's brain (serve/brain/tuning.py, MIN_CALLS).
 REPEATS: Final = 3
 
 
@@ -34,10 +33,9 @@ class CoordinateDescent:
     #: (T,) of the grid that was last searched.
     probes: npt.NDArray[np.int64]
 
-    def __init__(self, catalogue: Catalogue, repeats: int = REPEATS) -> None:
+    def __init__(self, catalogue: Catalogue) -> None:
         """Take the catalogue's configs."""
         self._choices = [Choice(config) for config in catalogue.configs]
-        self._repeats = repeats
 
     def choose(self, grid: TaskGrid) -> Actions:
         """The action that each task's search ends with; equal grids give equal searches."""
@@ -45,7 +43,7 @@ class CoordinateDescent:
             task: SearchSpace(self._choices, np.flatnonzero(mask).tolist())
             for task, mask in enumerate(grid.mask)
         }
-        tuner = AutoCcl(spaces.__getitem__, repeats=self._repeats)
+        tuner = AutoCcl(spaces.__getitem__, repeats=REPEATS)
         chosen: Actions = np.empty(grid.tasks.height, dtype=np.int64)
         self.probes = np.zeros_like(chosen)
         for task in range(len(chosen)):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.families import FAMILY, POOL, rows_by_family
+from dynamiccl.evaluate.baselines.families import FAMILY, POOL, rows_by_family, with_known
 from dynamiccl.evaluate.policies import Actions, NcclDefault
 
 
@@ -23,8 +23,10 @@ class Predictor(ABC):
         """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default itself."""
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The action with the smallest prediction; NCCL's default where none is below it."""
-        return least(self.predict(grid), grid)
+        """The measured action with the smallest prediction; NCCL's default on ties."""
+        predicted = np.where(grid.mask, self.predict(grid), np.inf)
+        chosen: Actions = np.argmin(predicted, axis=1).astype(np.int64)
+        return chosen
 
 
 class BestFixed:
@@ -77,10 +79,7 @@ class NearestNeighbours(Predictor):
         """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default."""
         predicted = unknown(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
-        for key, rows in rows_by_family(grid.tasks).items():
-            known = self._families.get(key)
-            if known is None:
-                continue
+        for rows, known in with_known(grid.tasks, self._families):
             for row in rows:
                 order = np.argsort(np.abs(self._log_size[known] - log_size[row]), kind="stable")
                 near = self._log_ratio[known[order[: self._k]]]
@@ -115,10 +114,7 @@ class Interpolated(Predictor):
         """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default."""
         predicted = unknown(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
-        for key, rows in rows_by_family(grid.tasks).items():
-            known = self._families.get(key)
-            if known is None:
-                continue
+        for rows, known in with_known(grid.tasks, self._families):
             for action in range(grid.times_us.shape[1]):
                 order = known[np.argsort(self._log_size[known])]
                 order = order[~np.isnan(self._log_time[order, action])]
@@ -174,9 +170,3 @@ def unknown(grid: TaskGrid) -> npt.NDArray[np.float64]:
     predicted = np.full(grid.times_us.shape, np.inf)
     predicted[:, ABSTAIN_ACTION] = 0.0
     return predicted
-
-
-def least(predicted: npt.NDArray[np.float64], grid: TaskGrid) -> Actions:
-    """(T,) the measured action with the smallest prediction; the default on ties."""
-    chosen: Actions = np.argmin(np.where(grid.mask, predicted, np.inf), axis=1).astype(np.int64)
-    return chosen

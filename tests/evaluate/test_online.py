@@ -3,7 +3,7 @@
 import numpy as np
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.evaluate.baselines.online import CoordinateDescent
+from dynamiccl.evaluate.baselines.online import REPEATS, CoordinateDescent
 from dynamiccl.evaluate.policies import NcclDefault, probes_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.evaluate.grids import NAN, grid, noisy
@@ -19,31 +19,24 @@ BEST = 1 + len(RING) + CHANNELS.index(8)
 
 def test_descent_finds_the_bottom_of_every_valley() -> None:
     tasks = grid([1 << 10, 1 << 20], [GENTLE, [10.0, *GENTLE[1:]]])
-    searcher = CoordinateDescent(CATALOGUE, repeats=1)
+    searcher = CoordinateDescent(CATALOGUE)
     assert searcher.choose(tasks).tolist() == [BEST, 0]
     # From the most channels to one past the bottom, and NCCL's own choice.
-    assert probes_of(searcher, tasks).tolist() == [1 + 5 + 4] * 2
+    assert probes_of(searcher, tasks).tolist() == [REPEATS * (1 + 5 + 4)] * 2
+    assert probes_of(NcclDefault(), tasks).tolist() == [0, 0]
 
 
 def test_descent_tries_a_subspace_of_one_config() -> None:
     lone = [50.0, *[NAN] * 6, 40.0, *[NAN] * 5]
-    searcher = CoordinateDescent(CATALOGUE, repeats=1)
+    searcher = CoordinateDescent(CATALOGUE)
     tasks = grid([1 << 10], [lone])
     assert searcher.choose(tasks).tolist() == [1 + len(RING)]
-    assert probes_of(searcher, tasks).tolist() == [2]
-
-
-def test_descent_counts_every_repeat() -> None:
-    tasks = grid([1 << 10], [GENTLE])
-    searcher = CoordinateDescent(CATALOGUE, repeats=3)
-    assert searcher.choose(tasks).tolist() == [BEST]
-    assert probes_of(searcher, tasks).tolist() == [30]
-    assert probes_of(NcclDefault(), tasks).tolist() == [0]
+    assert probes_of(searcher, tasks).tolist() == [REPEATS * 2]
 
 
 def test_descent_stays_on_what_was_measured_and_in_its_valley() -> None:
     two_valleys = [50.0, 20.0, 40.0, 30.0, *[NAN] * 9]
-    searcher = CoordinateDescent(CATALOGUE, repeats=1)
+    searcher = CoordinateDescent(CATALOGUE)
     assert searcher.choose(grid([1 << 10], [two_valleys])).tolist() == [3]
     hole = [50.0, 20.0, NAN, 40.0, *[NAN] * 9]
     assert searcher.choose(grid([1 << 10], [hole])).tolist() == [1]
@@ -57,7 +50,7 @@ def test_descent_moves_both_knobs() -> None:
         for chunk in chunks
     ]
     times = [50.0, *(45, 40, 44), *(35, 30, 34), *(40, 25, 38)]
-    searcher = CoordinateDescent(Catalogue((ABSTAIN, *configs)), repeats=1)
+    searcher = CoordinateDescent(Catalogue((ABSTAIN, *configs)))
     assert searcher.choose(grid([1 << 20], [times])).tolist() == [1 + times[1:].index(25)]
 
 

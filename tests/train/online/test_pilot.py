@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from dynamiccl.train.data import load_data
-from dynamiccl.train.online.make import _network, _orders, make_loop
-from dynamiccl.train.online.pilot import Pilot
+from dynamiccl.train.online.make import Pilot, _network, _orders, make_loop
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.recipes import make_recipe
 from tests.train.online.test_a3c import SMALL

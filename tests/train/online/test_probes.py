@@ -10,8 +10,7 @@ from dynamiccl.errors import UserError
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.impala import Learner, LocalActors
-from dynamiccl.train.online.make import _network, _orders
-from dynamiccl.train.online.pilot import Pilot
+from dynamiccl.train.online.make import Pilot, _network, _orders
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.policy_module import StatefulPolicyModule
 from dynamiccl.train.recipes import make_recipe
