@@ -1,4 +1,4 @@
-"""The baselines: tables on grids worked out by hand, regressions on a law that they can find."""
+"""The baselines: tables and a search on grids worked out by hand, regressions on a known law."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +11,7 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.costs import CostTimesResidual
+from dynamiccl.evaluate.baselines.online import REPEATS, CoordinateDescent
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
     BestFixed,
@@ -21,9 +22,9 @@ from dynamiccl.evaluate.baselines.tables import (
     PooledFixed,
 )
 from dynamiccl.evaluate.lineup import make_policies
-from dynamiccl.evaluate.policies import NcclDefault, Oracle, Policy
+from dynamiccl.evaluate.policies import NcclDefault, Oracle, Policy, probes_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from tests.evaluate.grids import NAN, TRAINING, grid
+from tests.evaluate.grids import NAN, TRAINING, grid, noisy
 
 CATALOGUE = Catalogue(
     (
@@ -33,6 +34,15 @@ CATALOGUE = Catalogue(
         Config(Algorithm.Tree, Protocol.LL128, 8),
     )
 )
+
+
+CHANNELS = (1, 2, 4, 8, 16, 32)
+RING = [Config(Algorithm.Ring, Protocol.Simple, channels) for channels in CHANNELS]
+TREE = [Config(Algorithm.Tree, Protocol.LL, channels) for channels in CHANNELS]
+SEARCHED = Catalogue((ABSTAIN, *RING, *TREE))
+#: One valley in each subspace, without a step longer than one; the best is Tree with 8 channels.
+GENTLE = [50.0, *(40.0, 36.0, 33.0, 36.0, 40.0, 44.0), *(32.0, 28.0, 25.0, 22.0, 24.0, 27.0)]
+BOTTOM = 1 + len(RING) + CHANNELS.index(8)
 
 
 def test_best_fixed_is_the_config_with_the_least_mean_log_ratio() -> None:
@@ -196,3 +206,46 @@ def test_nccls_cost_is_corrected_by_the_nearest_measured_shape() -> None:
     assert baseline.choose(unknown).tolist() == [0]
     other = grid([1 << 12], [[1.0, 1.0, 1.0]], **(place | {"system": "t"}), num_nodes=4)
     assert baseline.choose(other).tolist() == [0]
+
+
+def test_descent_finds_the_bottom_of_every_valley() -> None:
+    tasks = grid([1 << 10, 1 << 20], [GENTLE, [10.0, *GENTLE[1:]]])
+    searcher = CoordinateDescent(SEARCHED)
+    assert searcher.choose(tasks).tolist() == [BOTTOM, 0]
+    # From the most channels to one past the bottom, and NCCL's own choice.
+    assert probes_of(searcher, tasks).tolist() == [REPEATS * (1 + 5 + 4)] * 2
+    assert probes_of(NcclDefault(), tasks).tolist() == [0, 0]
+
+
+def test_descent_tries_a_subspace_of_one_config() -> None:
+    lone = [50.0, *[NAN] * 6, 40.0, *[NAN] * 5]
+    searcher = CoordinateDescent(SEARCHED)
+    tasks = grid([1 << 10], [lone])
+    assert searcher.choose(tasks).tolist() == [1 + len(RING)]
+    assert probes_of(searcher, tasks).tolist() == [REPEATS * 2]
+
+
+def test_descent_stays_on_what_was_measured_and_in_its_valley() -> None:
+    two_valleys = [50.0, 20.0, 40.0, 30.0, *[NAN] * 9]
+    searcher = CoordinateDescent(SEARCHED)
+    assert searcher.choose(grid([1 << 10], [two_valleys])).tolist() == [3]
+    hole = [50.0, 20.0, NAN, 40.0, *[NAN] * 9]
+    assert searcher.choose(grid([1 << 10], [hole])).tolist() == [1]
+
+
+def test_descent_moves_both_knobs() -> None:
+    chunks = (None, 1 << 17, 1 << 18)
+    configs = [
+        Config(Algorithm.Ring, Protocol.Simple, channels, chunk)
+        for channels in (4, 8, 16)
+        for chunk in chunks
+    ]
+    times = [50.0, *(45, 40, 44), *(35, 30, 34), *(40, 25, 38)]
+    searcher = CoordinateDescent(Catalogue((ABSTAIN, *configs)))
+    assert searcher.choose(grid([1 << 20], [times])).tolist() == [1 + times[1:].index(25)]
+
+
+def test_searches_are_the_same_every_time() -> None:
+    tasks = noisy(grid([1 << 10] * 3, [GENTLE] * 3), 0.5, np.random.default_rng(0))
+    first, again = (CoordinateDescent(SEARCHED).choose(tasks) for _ in range(2))
+    assert first.tolist() == again.tolist()

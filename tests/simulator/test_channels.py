@@ -1,4 +1,4 @@
-"""Channels and chunks of the simulator: NCCL's own rule exactly, and the shape of our effect."""
+"""Channels, NICs and chunks of the simulator: NCCL's own rule, and the shape of our effect."""
 
 import csv
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What every simulated system must keep to, whoever made it."""
+"""What every simulated system must keep to, and the jobs that it records."""
 
 import numpy as np
 import pytest
