@@ -64,7 +64,6 @@ _PAYLOAD: Final[Mapping[Protocol, float]] = {
 #: to algorithm bandwidth.
 _NVLS_TREE: Final = (57.7 * 5.0 / 6.0, 45.5 * 5.0 / 6.0)
 
-
 _STEP_BYTES: Final = (4 << 20) // 8
 _RING_STEPS: Final = 4
 _NVLS_CHUNK_BYTES: Final = 128 << 10
