@@ -3,8 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 CPP := $(wildcard tests/fakes/*.cpp tests/fakes/*/*.c) $(shell find serve/plugin -name "*.cpp" -o -name "*.h")
-# bench_collect takes figures of the others, so it comes last.
-BENCHMARKS := $(filter-out %/bench_collect.py,$(wildcard benchmarks/bench_*.py)) benchmarks/bench_collect.py
+BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 # More than our two cores, since tests of jobs and of Slurm wait; four are faster, and late for limits.
 WORKERS ?= 3
 ONLY ?=

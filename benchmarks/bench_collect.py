@@ -5,22 +5,17 @@
 *Launches saved*: the plan of the shipped example sweep, one process for the grid against one for
 each config. *Overhead*: a sweep of the nccl-tests stand-in through the real runner, journal,
 sampler and plugin; everything that is not spent inside the benchmark's processes, start of the
-command included, over the measurements taken. *Rows*: text of the stand-in, made into measurement
-rows and checked block by block. All else comes from benchmarks of their own (`OTHERS`).
+command included, over the measurements taken.
 
 Writes out/bench/collect.json.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from harness import OUT, ROOT, write_result
+from harness import ROOT, write_result
 
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.cli import RunOptions, start_sweep
@@ -42,17 +37,6 @@ cycles = 3
 # The stand-in is slow; its own time is not what is measured.
 small_iterations = 20
 """
-#: Figures of other benchmarks.
-OTHERS: Final = {
-    "strategies": ("measurements_saved_ratio_at_2pct",),
-    "traces": ("kineto_mb_per_s", "kineto_peak_mib"),
-    "compare": ("compare_recall_range_3_percent_5_runs", "compare_false_alarms_5_runs"),
-    "forecast": ("forecast_coverage",),
-    "health": ("health_recall", "health_false_alarms"),
-}
-#: Rows of the parsing benchmark: cycles of a walk of 17 sizes.
-CYCLES: Final = 3000
-SIZES: Final = tuple(1 << exponent for exponent in range(10, 27))
 
 
 def overhead_ms() -> tuple[float, int]:
@@ -84,53 +68,18 @@ def overhead_ms() -> tuple[float, int]:
     return 1000.0 * (seconds - inside) / measured, measured
 
 
-def rows_per_s() -> tuple[float, int]:
-    """Rows parsed from text each second, and the number of rows."""
-    lines = [_row(size) for _ in range(CYCLES) for size in SIZES]
-    began = time.perf_counter()
-    blocks, _ = launch.read_rows(lines, Path("absent"), sizes=SIZES)
-    seconds = time.perf_counter() - began
-    rows = sum(len(block) for block in blocks)
-    assert rows == 2 * len(lines)
-    return rows / seconds, rows
-
-
-def _row(size_bytes: int) -> str:
-    """A consistent row of nccl-tests output."""
-    halves = []
-    for time_us in (20.0 + size_bytes / 1e5, 21.0 + size_bytes / 1e5):
-        algbw = size_bytes / time_us / 1000.0
-        halves.append(f"{time_us:7.2f} {algbw:6.2f} {1.75 * algbw:6.2f} 0")
-    return f"{size_bytes:12} {size_bytes // 4:12} float sum -1 {'  '.join(halves)}"
-
-
-def figures_of_others() -> Iterator[tuple[str, float]]:
-    """Figures of other benchmarks, which are run if they have no result yet."""
-    for benchmark, names in OTHERS.items():
-        path = OUT / f"{benchmark}.json"
-        if not path.is_file():
-            script = f"{ROOT}/benchmarks/bench_{benchmark}.py"
-            subprocess.run([sys.executable, script], check=True)
-        told = json.loads(path.read_text(encoding="utf-8"))
-        yield from ((name, float(told[name])) for name in names)
-
-
 def main() -> None:
     """Measure and write."""
     plan = make_plan(load_sweep(EXAMPLE))
     per_trial_ms, measured = overhead_ms()
-    parsed_per_s, parsed = rows_per_s()
     write_result(
         "collect",
         {
             "launches_saved_ratio": plan["launches_saved_ratio"],
             "launches": plan["launches"],
             "launches_one_per_config": plan["launches_one_per_config"],
-            **dict(figures_of_others()),
             "overhead_per_trial_ms": per_trial_ms,
             "overhead_trials": measured,
-            "rows_per_s": parsed_per_s,
-            "rows": parsed,
         },
     )
 

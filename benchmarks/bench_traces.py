@@ -8,7 +8,7 @@ events as a published trace of ResNet on two GPUs has (HolisticTraceAnalysis, nc
 compute; eight collectives are a step. It is read in a process of its own, whose peak of resident
 memory counts.
 
-Writes out/bench/traces.json, which bench_collect.py takes its figures from.
+Writes out/bench/traces.json.
 """
 
 import argparse

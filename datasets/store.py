@@ -22,17 +22,18 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dynamiccl.datasets.call_columns import CallSource
+from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2, CallSource
 from dynamiccl.datasets.schema import (
     CALLS,
     COSTS,
     MEASUREMENTS,
     META_PROVENANCE,
+    META_SCHEMA,
+    META_VERSION,
     PARTITION_COLUMNS,
     STEPS,
 )
-from dynamiccl.datasets.versions import check_schema
-from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
+from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch, UserError
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "measurements": MEASUREMENTS,
@@ -41,6 +42,18 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "costs": COSTS,
 }
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
+
+
+_ADDED_IN_5: Final = frozenset(
+    {"num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"}
+)
+_ADDED_IN_4: Final = frozenset({"partial_launch", "hosts", "job_id", "process_times_us"})
+#: Columns that a file of an older version that is read need not have, by schema and version.
+_ADDED_SINCE: Final = {
+    (b"measurements", b"3"): _ADDED_IN_4 | _ADDED_IN_5,
+    (b"measurements", b"4"): _ADDED_IN_5,
+    (b"calls", b"1"): CALLS_ADDED_IN_2,
+}
 
 
 def slug(text: str) -> str:
@@ -237,3 +250,34 @@ def provenance_of(directory: Path) -> list[dict[str, Any]]:
     """The distinct provenance records of a data set's parts."""
     records = [part_provenance(path) for path in part_paths(directory)]
     return [record for i, record in enumerate(records) if record not in records[:i]]
+
+
+def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
+    """Refuse a file whose schema name, version or columns are not readable by this release.
+
+    Partition columns may be missing, and columns newer than the file's version. Raises
+    SchemaMismatch.
+    """
+    meta = found.metadata or {}
+    wanted_meta = wanted.metadata or {}
+    name, version = meta.get(META_SCHEMA), meta.get(META_VERSION)
+    added = _ADDED_SINCE.get((name or b"", version or b""), frozenset())
+    optional = {*PARTITION_COLUMNS, *added}
+    if name != wanted_meta[META_SCHEMA] or (version != wanted_meta[META_VERSION] and not added):
+        told = [(raw or b"none").decode(errors="replace") for raw in (name, version)]
+        got = f"{told[0]} version {told[1]}"
+        want = f"{wanted_meta[META_SCHEMA].decode()} version {wanted_meta[META_VERSION].decode()}"
+        raise SchemaMismatch(
+            f"{where} holds schema {got}, this release reads {want}; "
+            "convert it with the release that wrote it, or import the raw output again"
+        )
+    for field in wanted:
+        if field.name in optional:
+            continue
+        index = found.get_field_index(field.name)
+        if index < 0:
+            raise SchemaMismatch(f"{where} has no column '{field.name}' ({field.type})")
+        if found.field(index).type != field.type:
+            raise SchemaMismatch(
+                f"{where} has column '{field.name}' as {found.field(index).type}, not {field.type}"
+            )

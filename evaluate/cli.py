@@ -129,7 +129,7 @@ def simulate_command(
     """
     from dynamiccl.evaluate.named import named_policies
     from dynamiccl.evaluate.simulate.lineup import Setting
-    from dynamiccl.evaluate.simulate.run import simulate
+    from dynamiccl.evaluate.simulate.page import simulate
     from dynamiccl.simulator.group import Group
     from dynamiccl.simulator.scenario import find_scenario
     from dynamiccl.simulator.systems import find_system

@@ -50,7 +50,7 @@ class Summary:
     abstained: float
     #: Share of tasks slower than the default by more than the noise band (None: band unknown).
     slower_than_default: float | None
-    #: Mean number of calls of a task that it tried before it chose; 0 for all but searchers.
+    #: Mean number of calls of a task that it tried before it chose; 0 for all but the search.
     probes: float
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def summarise(
 ) -> list[Summary]:
     """Summaries of every policy on the tasks `rows` of a grid.
 
-    `probes` (T,) of the searchers among them.
+    `probes` (T,) of the search among them.
     """
     fitted = cross_fit(grid, rows, {name: [actions] for name, actions in choices.items()}, band)
     num_fitted, default = len(fitted_rows(grid, rows)), grid.default_us[rows]
@@ -138,7 +138,7 @@ def default_verdicts(
 def simple_baselines(summaries: Sequence[Summary], learned: Sequence[str]) -> list[Summary]:
     """Baselines with no more information than a policy.
 
-    Excluded are searchers, which measure the test task, the oracle, which knows it, and random
+    Excluded are the search, which measures the test task, the oracle, which knows it, and random
     choices.
     """
     others = [s for s in summaries if s.probes == 0.0]

@@ -11,19 +11,27 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from dynamiccl.collect.describe import crossovers
+from dynamiccl.collect.describe import FAMILY_COLUMNS, MOST_FAMILIES, crossovers, draw_system
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, left_out_text, noise_bands, quiet, tuned, usable
+from dynamiccl.datasets.cells import (
+    NOISE_KEY,
+    comparable,
+    left_out_text,
+    noise_bands,
+    quiet,
+    tuned,
+    usable,
+)
 from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.splits import Split, Splits
-from dynamiccl.datasets.store import content_hash, read
+from dynamiccl.datasets.store import content_hash, read, slug
 from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate.blocks import FigureBlock, Section
-from dynamiccl.evaluate.defaults import default_names
-from dynamiccl.evaluate.figures.best_configs import best_config_map
 from dynamiccl.evaluate.figures.changes import change_blocks
+from dynamiccl.evaluate.figures.drawing import column_inches, svg_text
 from dynamiccl.evaluate.gate.gated import read_gated
 from dynamiccl.evaluate.gate.report_blocks import gate_blocks
 from dynamiccl.evaluate.headline import first_sentence, table_verdict
@@ -238,6 +246,44 @@ def _maps(
         blocks = [] if drawn is None else [drawn]
         sections.append(Section(each.system, blocks, simulated=each.simulated, verdicts=lines))
     return sections
+
+
+def default_names(frame: pl.DataFrame, tasks: pl.DataFrame) -> list[str | None]:
+    """(T,) algorithm/protocol of NCCL's default on each task of a grid; None where unknown.
+
+    Unknown is also what differed between runs, or was read back in some alone.
+    """
+    rows = comparable(quiet(tuned(frame))).filter("is_default")
+    name = pl.concat_str("actual_algorithm", "actual_protocol", separator="/")
+    chosen = rows.group_by(TASK_COLUMNS).agg(name=name.unique())
+    one = pl.when(pl.col("name").list.len() == 1).then(pl.col("name").list.first())
+    found = tasks.select(TASK_COLUMNS).join(
+        chosen.with_columns(one.alias("name")),
+        on=TASK_COLUMNS,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )
+    return found["name"].to_list()
+
+
+def best_config_map(system: str, found: pl.DataFrame) -> FigureBlock | None:
+    """The map of one system from `crossovers` of a data set; None when it has no quiet task."""
+    part = found.filter(pl.col("system") == system)
+    if part.is_empty():
+        return None
+    families = part.select(FAMILY_COLUMNS).n_unique()
+    inches = column_inches(part["size_bytes"].n_unique())
+    svg = svg_text(draw_system("", part, inches))
+    note = (
+        "All measured sizes. The fastest measured config, grey where NCCL's own choice is as fast "
+        "within the noise; the number is its gain over NCCL's own choice, default / best - 1, in "
+        "%, missing where NCCL's own choice was not measured."
+    )
+    if families > MOST_FAMILIES:
+        note += f" The first {MOST_FAMILIES} of {families} rows."
+    title = "Best measured config by size, and its gain"
+    return FigureBlock(title, f"{slug(system)}-map", svg, note)
 
 
 def _changes(systems: Sequence[SystemReport], names: Sequence[str], drawn: Drawn) -> list[Section]:

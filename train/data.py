@@ -25,8 +25,7 @@ from dynamiccl.train.policy import forward
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.level_shares import level_shares_of
-from dynamiccl.train.trigger.levels import interference_levels
+from dynamiccl.train.trigger.level_shares import interference_levels, level_shares_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,10 @@ from dynamiccl.datasets.features import (
     Float32Array,
     cold_observations,
 )
-from dynamiccl.datasets.history import UNKNOWN, CallColumns
+from dynamiccl.datasets.history import UNKNOWN, CallColumns, history_features
 from dynamiccl.datasets.history_columns import WINDOW_FEATURES
 from dynamiccl.datasets.questions import column_types
 from dynamiccl.datasets.reward import reward
-from dynamiccl.datasets.rings import CallRings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
 from dynamiccl.simulator.world import CallResults, Jobs, World
@@ -42,6 +41,9 @@ Float64Array = npt.NDArray[np.float64]
 ACTION_HISTORY: Final = 4
 #: What 16 ranks on one machine took to agree, 22 to 33 ms (`bench_plugin.py`).
 AGREEMENT_US: Final = 28_000.0
+
+
+_SLOTS = np.arange(WINDOW_LENGTH)
 
 
 class Watch(Protocol):
@@ -128,6 +130,44 @@ class Course:
 def delay_calls(world: World, latency_us: float = AGREEMENT_US) -> int:
     """Calls that a job of the world makes on average while its ranks agree."""
     return math.ceil(latency_us / float(world.nominal_us.mean()))
+
+
+class CallRings:
+    """The latest K calls of each of R rings, one for each (job, task key); N calls at a time."""
+
+    def __init__(self, num_rings: int) -> None:
+        """Start empty."""
+        size = num_rings * WINDOW_LENGTH
+        self._calls = CallColumns(
+            # Any valid value for the padding, which is ignored.
+            size_bytes=np.ones(size, dtype=np.int64),
+            time_us=np.ones(size, dtype=np.float64),
+            algorithm=np.zeros(size, dtype=np.int8),
+            protocol=np.zeros(size, dtype=np.int8),
+            num_channels=np.zeros(size, dtype=np.int16),
+            interference=np.zeros(size, dtype=np.float64),
+            skew_us=np.zeros(size, dtype=np.float64),
+        )
+        self._count = np.zeros(num_rings, dtype=np.int64)
+
+    def clear(self) -> None:
+        """Remove all calls."""
+        self._count[:] = 0
+
+    def add(self, ring: npt.NDArray[np.int64], calls: CallColumns) -> None:
+        """Add one call to each of N different rings (N,)."""
+        place = ring * WINDOW_LENGTH + self._count[ring] % WINDOW_LENGTH
+        for name in CallColumns.__slots__:
+            kept: npt.NDArray[Any] = getattr(self._calls, name)
+            kept[place] = getattr(calls, name)
+        self._count[ring] += 1
+
+    def observe(self, ring: npt.NDArray[np.int64]) -> tuple[Float32Array, Float32Array]:
+        """Windows (N, K, W) and history features (N, H) of rings (N,)."""
+        count = self._count[ring][:, None]
+        index = ring[:, None] * WINDOW_LENGTH + (count + _SLOTS) % WINDOW_LENGTH
+        valid = WINDOW_LENGTH - count <= _SLOTS
+        return history_features(self._calls.take(index), valid)
 
 
 class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):

@@ -5,6 +5,8 @@ an epoch: a call costs tens of milliseconds.
 """
 
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +32,6 @@ from dynamiccl.train.experiments import (
     set_missing_tags,
     source_tags,
 )
-from dynamiccl.train.interrupts import uninterrupted
 from dynamiccl.train.stores import (
     absolute_uri,
     check_there,
@@ -47,6 +48,30 @@ CANDIDATE: Final = "candidate"
 CHAMPION: Final = "champion"
 _SERVERS: Final = ("http://", "https://")
 NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delay SIGINT until the block ends; KeyboardInterrupt is raised then.
+
+    An interrupted transaction leaves MLflow's store locked.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # it gets no signals
+        return
+    came = False
+
+    def remember(_number: int, _frame: object) -> None:
+        nonlocal came
+        came = True
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 class Run:

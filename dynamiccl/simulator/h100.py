@@ -4,7 +4,7 @@
 `true_us` is the same model times published factors that were fitted to nccl-tests runs; where
 neither channels nor a chunk are asked for nothing else is added, so the gap between the default and
 the best algorithm and protocol is the gap that those measurements show. What a number of channels
-or a chunk does is ours (channels.py, chunks.py). ORIGIN.md says where the figures come from.
+or a chunk does is ours (channels.py, `chunk_factor`). ORIGIN.md says where the figures come from.
 
 time_us = latency_us + bytes / (1000 x algbw_gbytes_per_s)
 """
@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import tables
 from dynamiccl.simulator.channels import actual_channels, channel_factor
-from dynamiccl.simulator.chunks import chunk_factor
 from dynamiccl.simulator.group import GPUS_PER_NODE, Group
-from dynamiccl.simulator.nics import least_transfer_us
+from dynamiccl.simulator.routes import route
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.tables import NCCL_VERSION, default_model, read_csv
 
@@ -51,6 +50,33 @@ ENVIRONMENT: Final[Mapping[str, Any]] = {
 
 #: Of the messages of which bandwidths were measured.
 _LARGE_BYTES: Final = 10**9
+
+
+#: 400 Gbit/s.
+NIC_GBYTES_PER_S: Final = 50.0
+#: Share of a line that is payload: LL has 4 bytes of flag for 4 of data, LL128 8 in 128.
+_PAYLOAD: Final[Mapping[Protocol, float]] = {
+    Protocol.LL: 0.5,
+    Protocol.LL128: 120.0 / 128.0,
+    Protocol.Simple: 1.0,
+}
+#: GB/s of a channel of NVLSTree over two nodes, and over more (Hopper), times NCCL's 5/6 from bus
+#: to algorithm bandwidth.
+_NVLS_TREE: Final = (57.7 * 5.0 / 6.0, 45.5 * 5.0 / 6.0)
+
+_STEP_BYTES: Final = (4 << 20) // 8
+_RING_STEPS: Final = 4
+_NVLS_CHUNK_BYTES: Final = 128 << 10
+#: Chunks are multiples of it; a chunk of none would be divided by (`ncclProtoGrainSize`, Simple).
+GRAIN_BYTES: Final = 512
+_NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
+_RING_PIPELINED: Final = frozenset(
+    {Collective.AllReduce, Collective.AllGather, Collective.ReduceScatter}
+)
+#: Strength, largest effect, and pieces that a rank's share wants to be cut into; ours.
+_CURVATURE: Final = 0.012
+_LARGEST: Final = 0.30
+_PIECES: Final = 16
 
 
 @cache
@@ -202,3 +228,87 @@ def _interpolated(
         return points[max(after - 1, 0)][1]
     (x0, y0), (x1, y1) = points[after - 1 : after + 1]
     return (y1 - y0) / (x1 - x0) * (x - x0) + y0
+
+
+def least_transfer_us(
+    group: Group,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    size_bytes: int,
+    num_channels: int,
+) -> float:
+    """Minimum us in which this many channels move a call's bytes between nodes.
+
+    A channel's ring or tree leaves a node through one NIC (`ncclTopoSearchRecNet`,
+    `src/graph/search.cc`, NCCL 2.29.7), so that one channel has the rate of one, however many there
+    are; as many take part as a node has ranks. An NVLSTree channel has a head on every GPU of the
+    node (`headRank`, `src/graph/connect.cc`), so all NICs; there NCCL's own bound for a channel
+    counts (`perChMaxNVLSTreeBws`, `src/graph/tuning.cc`), which is of a channel of its search.
+    """
+    if group.num_nodes == 1:
+        return 0.0
+    heads = algorithm is Algorithm.NVLSTree
+    nics = group.ranks_per_node if heads else min(num_channels, group.ranks_per_node)
+    rate = nics * NIC_GBYTES_PER_S * _PAYLOAD[protocol]
+    algbw = rate / _bytes_out(group, collective, algorithm)
+    if heads:
+        algbw = min(algbw, num_channels * _NVLS_TREE[group.num_nodes > 2])
+    return size_bytes / (1000.0 * algbw)
+
+
+def _bytes_out(group: Group, collective: Collective, algorithm: Algorithm) -> float:
+    """Bytes that leave a node for each byte of the call.
+
+    Of two nodes each is the root of one tree and a leaf of the other: half up and half down.
+    """
+    if algorithm is Algorithm.Tree and group.num_nodes == 2:
+        return 1.0
+    return route(group, collective, algorithm).wire_between
+
+
+def default_chunk_bytes(collective: Collective, algorithm: Algorithm) -> int:
+    """NCCL's own Simple chunk, which is also the largest that can be asked for."""
+    if algorithm in _NVLS_KINDS:
+        return _NVLS_CHUNK_BYTES
+    if algorithm is Algorithm.Ring and collective in _RING_PIPELINED:
+        return _RING_STEPS * _STEP_BYTES
+    return _STEP_BYTES
+
+
+def actual_chunk_bytes(
+    collective: Collective, algorithm: Algorithm, chunk_bytes: int | None = None
+) -> int:
+    """The Simple chunk that NCCL uses: within its buffers, in whole grains, at least one.
+
+    Bounds and grain are NCCL's (2.30.7, `src/enqueue.cc` and `src/init.cc`: 4 MiB buffers in 8
+    steps, four of which a ring takes at once).
+    """
+    default = default_chunk_bytes(collective, algorithm)
+    if chunk_bytes is None:
+        return default
+    return max(min(chunk_bytes, default) // GRAIN_BYTES, 1) * GRAIN_BYTES
+
+
+def chunk_factor(
+    group: Group,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    size_bytes: int,
+    chunk_bytes: int | None,
+) -> float:
+    """Transfer time / transfer time with NCCL's own chunk; 1.0 unless Simple.
+
+    *Ours and fitted to nothing*: a parabola in the logarithm.
+    """
+    if protocol is not Protocol.Simple or chunk_bytes is None:
+        return 1.0
+    default = default_chunk_bytes(collective, algorithm)
+    best = min(max(size_bytes / (group.num_ranks * _PIECES), 64 << 10), default)
+    used = actual_chunk_bytes(collective, algorithm, chunk_bytes)
+    return _cost(used / best) / _cost(default / best)
+
+
+def _cost(ratio: float) -> float:
+    return 1.0 + min(_CURVATURE * math.log2(ratio) ** 2, _LARGEST)

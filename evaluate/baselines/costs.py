@@ -12,7 +12,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.costs import log_costs
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.families import rows_by_family
+from dynamiccl.evaluate.baselines.families import rows_by_family, with_known
 from dynamiccl.evaluate.baselines.tables import Predictor, unknown
 from dynamiccl.nccl import NUM_PROTOCOLS
 
@@ -71,10 +71,7 @@ class CostTimesResidual(Predictor):
     def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
         """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default itself."""
         predicted, places, expected = unknown(grid), self._places(grid), self._expected(grid)
-        for key, rows in rows_by_family(grid.tasks, _FAMILY).items():
-            mine = self._families.get(key)
-            if mine is None:
-                continue
+        for rows, mine in with_known(grid.tasks, self._families, _FAMILY):
             apart = np.abs(self._place[mine][None] - places[rows][:, None]).sum(axis=2)
             time = self._residual[mine[apart.argmin(axis=1)]] + expected[rows]
             ratio = time - time[:, [ABSTAIN_ACTION]]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.families import FAMILY, POOL, rows_by_family
+from dynamiccl.evaluate.baselines.families import FAMILY, POOL, rows_by_family, with_known
 from dynamiccl.evaluate.policies import Actions, NcclDefault
 
 
@@ -23,8 +23,10 @@ class Predictor(ABC):
         """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default itself."""
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The action with the smallest prediction; NCCL's default where none is below it."""
-        return least(self.predict(grid), grid)
+        """The measured action with the smallest prediction; NCCL's default on ties."""
+        predicted = np.where(grid.mask, self.predict(grid), np.inf)
+        chosen: Actions = np.argmin(predicted, axis=1).astype(np.int64)
+        return chosen
 
 
 class BestFixed:
@@ -65,12 +67,10 @@ class NearestNeighbours(Predictor):
     """The config with the least mean log ratio over the k nearest training sizes of the family."""
 
     name = "k-nearest"
-    #: How many sizes to pick from.
-    SETTINGS: Final = (1, 2, 3, 5)
 
-    def __init__(self, training: TaskGrid, setting: int = 2) -> None:
+    def __init__(self, training: TaskGrid, k: int = 2) -> None:
         """Keep the training tasks."""
-        self._k = setting
+        self._k = k
         self._log_ratio = np.log(training.times_us / training.default_us[:, None])
         self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
         self._families = rows_by_family(training.tasks)
@@ -79,10 +79,7 @@ class NearestNeighbours(Predictor):
         """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default."""
         predicted = unknown(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
-        for key, rows in rows_by_family(grid.tasks).items():
-            known = self._families.get(key)
-            if known is None:
-                continue
+        for rows, known in with_known(grid.tasks, self._families):
             for row in rows:
                 order = np.argsort(np.abs(self._log_size[known] - log_size[row]), kind="stable")
                 near = self._log_ratio[known[order[: self._k]]]
@@ -99,7 +96,7 @@ class NearestSize(NearestNeighbours):
 
     def __init__(self, training: TaskGrid) -> None:
         """Keep the training tasks as the table."""
-        super().__init__(training, setting=1)
+        super().__init__(training, k=1)
 
 
 class Interpolated(Predictor):
@@ -117,10 +114,7 @@ class Interpolated(Predictor):
         """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default."""
         predicted = unknown(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
-        for key, rows in rows_by_family(grid.tasks).items():
-            known = self._families.get(key)
-            if known is None:
-                continue
+        for rows, known in with_known(grid.tasks, self._families):
             for action in range(grid.times_us.shape[1]):
                 order = known[np.argsort(self._log_size[known])]
                 order = order[~np.isnan(self._log_time[order, action])]
@@ -176,9 +170,3 @@ def unknown(grid: TaskGrid) -> npt.NDArray[np.float64]:
     predicted = np.full(grid.times_us.shape, np.inf)
     predicted[:, ABSTAIN_ACTION] = 0.0
     return predicted
-
-
-def least(predicted: npt.NDArray[np.float64], grid: TaskGrid) -> Actions:
-    """(T,) the measured action with the smallest prediction; the default on ties."""
-    chosen: Actions = np.argmin(np.where(grid.mask, predicted, np.inf), axis=1).astype(np.int64)
-    return chosen

@@ -8,7 +8,7 @@ noncentral t.
 Each run is new processes, whose starts are most of the cost: several repeats in each take away
 noise for less than further runs. By default the proof takes no longer than the sweep that it is of:
 where it would, sizes that the sweep lacked, which need processes of their own, are left to the
-bins around them (`between`), and then there are fewer runs, three at least.
+bins around them (`gate.let_bins_between_pass`), and then there are fewer runs, three at least.
 """
 
 from collections import Counter

@@ -18,13 +18,12 @@ EPSILON: Final = 0.1
 class _Arms:
     """One task key: the mean reward (minus log time) of each arm."""
 
-    def __init__(self, space: SearchSpace, *, tries_all: bool) -> None:
+    def __init__(self, space: SearchSpace) -> None:
         self.actions = np.array(space.actions)
         self._sums, self._counts = np.zeros((2, len(self.actions)))
         #: Of arms that were not tried, below all others.
         self._means = np.full(len(self.actions), -np.inf)
-        self.playing = 0 if tries_all else space.actions.index(space.begin)
-        self._untried = list(range(1, len(self.actions))) if tries_all else []
+        self.playing = space.actions.index(space.begin)
         self.is_told = False
 
     def best(self) -> int:
@@ -41,9 +40,7 @@ class _Arms:
     def decide(self, epsilon: float, random: np.random.Generator) -> None:
         """Choose the next arm."""
         self.is_told = False
-        if self._untried:
-            self.playing = self._untried.pop(0)
-        elif random.random() < epsilon:
+        if random.random() < epsilon:
             self.playing = int(random.integers(len(self.actions)))
         else:
             self.playing = self.best()
@@ -52,16 +49,9 @@ class _Arms:
 class EpsilonGreedy:
     """Epsilon-greedy over all task keys of one job."""
 
-    def __init__(
-        self,
-        space_of: SpaceOf,
-        *,
-        epsilon: float = EPSILON,
-        seed: int | np.random.Generator = 0,
-        tries_all: bool = False,
-    ) -> None:
-        """`tries_all`: play every config once before anything else."""
-        self._space_of, self._epsilon, self._tries_all = space_of, epsilon, tries_all
+    def __init__(self, space_of: SpaceOf, *, epsilon: float = EPSILON, seed: int = 0) -> None:
+        """`epsilon`: the share of decisions that try something at random."""
+        self._space_of, self._epsilon = space_of, epsilon
         self._random = np.random.default_rng(seed)
         self._arms: dict[Key, _Arms] = {}
 
@@ -92,5 +82,5 @@ class EpsilonGreedy:
 
     def _open(self, key: Key) -> _Arms:
         if key not in self._arms:
-            self._arms[key] = _Arms(self._space_of(key), tries_all=self._tries_all)
+            self._arms[key] = _Arms(self._space_of(key))
         return self._arms[key]

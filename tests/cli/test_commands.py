@@ -6,14 +6,23 @@ as a program.
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
+import polars as pl
 import pytest
+from bench_health import rows
 
+from dynamiccl.datasets import store
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.store import read
+from dynamiccl.train import tracking
 from tests.cli.conftest import (
     COMMANDS,
     LOG_ROW,
@@ -26,7 +35,11 @@ from tests.cli.conftest import (
     only_part,
     refused,
 )
+from tests.conftest import Trained
 from tests.stores import new_store
+
+HEAD = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
+IMPORT = ("dynamiccl-collect", "import", "--out", "data", "--system", "box")
 
 
 @pytest.mark.parametrize("module", MODULES.values())
@@ -174,3 +187,155 @@ def test_doctor_tells_what_is_missing_and_what_to_do(sweep: Path, shell: Shell) 
     assert all(check["advice"] for check in checks.values() if check["status"] == "fail")
     failed = any(check["status"] == "fail" for check in checks.values())
     assert done.code == (4 if failed else 0)
+
+
+def test_people_are_told_what_json_says(shell: Shell, tmp_path: Path) -> None:
+    wrong = LOG_ROW.replace(" 0 102.0", " 3 102.0")
+    (tmp_path / "a.log").write_text(HEAD + wrong)
+    (tmp_path / "allgather.log").write_text(
+        "1048576 32768 float none -1 100.0 10.49 9.18 0 102.0 10.28 9.00 0\n"
+    )
+    told = shell(*IMPORT, "a.log", "allgather.log")
+    assert told.code == 0
+    assert "a.log: 1 measurements had wrong values" in told.err
+    assert "a.log (and 1 more files): the output shows no NCCL_* setting: taken as" in told.err
+    assert "with --algorithm, --protocol, --channels)" in told.err
+    assert "collective AllGather taken from the file's name" in told.err
+    assert "were there already" not in told.out
+    again = shell(*IMPORT, "a.log", "allgather.log")
+    assert "4 measurements written; 4 were there already" in again.out
+
+
+def test_a_directory_stands_for_the_files_in_it(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "logs" / "deep").mkdir(parents=True)
+    (tmp_path / "logs" / "deep" / "a.log").write_text(HEAD + LOG_ROW)
+    (tmp_path / "logs" / "b.csv").write_text(
+        "collective,size_bytes,time_us\nallreduce,2097152,140\n"
+    )
+    (tmp_path / "logs" / "notes.txt").write_text("remember the milk\n")
+    (tmp_path / "logs" / "systems.toml").write_text("[systems.box]\nnic_gbits_per_s = 400\n")
+    told = shell(*IMPORT, "logs", "--systems", "logs/systems.toml")
+    assert told.out.startswith("2 rows read, 3 measurements written")
+    assert "systems.toml" not in told.err
+    assert "logs/notes.txt: left alone, no kind that is known" in told.err
+    (tmp_path / "empty").mkdir()
+    why = refused(shell(*IMPORT, "empty"), 2)
+    assert "empty: no nccl-tests output, CSV," in why
+    assert "leaves *.dcc files, and none is there" in why
+
+
+def test_only_the_first_lines_are_shown(shell: Shell, tmp_path: Path) -> None:
+    names = ["a", "aa", "aaa", "aaaa", "aaaaa"]
+    for name in names:
+        rows = "".join(f"allreduce,{size},100\n" for size in (len(name), *"vwxyz"))
+        (tmp_path / f"{name}.csv").write_text(f"collective,size_bytes,time_us\n{rows}")
+    told = shell(*IMPORT, *(f"{name}.csv" for name in names))
+    assert "5 measurements written, 0 dropped, 0 duplicates, 25 rejected" in told.out
+    assert told.err.count(": size_bytes: Input should be a valid integer") == 20
+    assert told.err.endswith("... and 6 more (with --json)\n")
+
+
+def test_the_command_writes_what_the_plugin_would_record(shell: Shell, tmp_path: Path) -> None:
+    done = shell(
+        "dynamiccl-collect",
+        *("jobs", "--out", str(tmp_path), "--workload", "moe", "--jobs", "2", "--calls", "300"),
+        *("--explore", "0.5", "--name", "logged", "--json"),
+    )
+    assert done.json["calls"] == 600
+    calls = read(tmp_path, "calls")
+    assert calls.height == 600
+    assert set(calls["run"]) == {"logged-0", "logged-1"}
+    # One communicator a group shape, each in its own order.
+    assert calls["comm"].n_unique() == 3
+    assert calls.group_by("run", "sequence").len()["len"].max() == 1
+    strayed = calls.filter("decided")["actual_algorithm"].drop_nulls()
+    assert 0.2 < len(strayed) / 600 < 0.6
+    assert calls["time_us"].min() > 0  # type: ignore[operator]
+    assert calls.filter(pl.col("num_nodes") == 1)["num_ranks"].unique().to_list() == [8]
+
+
+def test_a_workload_that_a_system_cannot_run_is_refused_with_the_fix(
+    shell: Shell, tmp_path: Path
+) -> None:
+    done = shell("dynamiccl-collect", "jobs", "--out", str(tmp_path), "--nodes", "3")
+    line = refused(done, 2)
+    assert "has no group of 3 nodes x 8 ranks" in line
+    assert "--nodes" in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_every_command_says_its_release(command: str, shell: Shell) -> None:
+    done = shell(command, "--version")
+    assert (done.code, done.out, done.err) == (0, f"{version('dynamiccl')}\n", "")
+    assert "--version" in shell(command, "--help").out
+
+
+@pytest.fixture(name="uri")
+def uri_fixture(trained: Trained, tmp_path: Path) -> str:
+    """A copy of the run's store, since a champion is named in it."""
+    shutil.copy(trained.tracking_uri.removeprefix("sqlite:///"), tmp_path / "store.db")
+    uri = f"sqlite:///{tmp_path / 'store.db'}"
+    tracking.register(uri, trained.run_id, tracking.CHAMPION)
+    return uri
+
+
+def test_export_takes_every_name_of_a_policy(trained: Trained, uri: str, shell: Shell) -> None:
+    names = (trained.run_id, "models:/dynamiccl@champion", trained.policy, trained.run_directory)
+    found = [
+        shell("dynamiccl-deploy", "export", name, "--out", f"out-{i}", "--tracking-uri", uri)
+        for i, name in enumerate(names)
+    ]
+    assert [done.code for done in found] == [0] * len(names)
+    hashes = {Path(f"out-{i}/policy.pt").read_bytes() for i in range(len(names))}
+    assert hashes == {(trained.policy / "policy.pt").read_bytes()}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("dynamiccl-deploy", "export", "badc0de", "--out", "out"),
+        ("dynamiccl-deploy", "export", "models:/dynamiccl@nobody", "--out", "out"),
+        ("dynamiccl-evaluate", "gate", "--policy", "badc0de", "--data", "DATA", "--out", "out"),
+        ("dynamiccl-evaluate", "report", "--policy", "badc0de", "--data", "DATA", "--out", "out"),
+        ("dynamiccl-evaluate", "simulate", "--policy", "badc0de", "--out", "out"),
+        ("dynamiccl-train", "promote", "badc0de"),
+    ],
+    ids=lambda arguments: f"{arguments[1]}-{arguments[2]}",
+)
+def test_a_name_that_is_nothing_is_repeated_in_the_error(
+    arguments: tuple[str, ...], trained: Trained, uri: str, shell: Shell
+) -> None:
+    words = [str(trained.data) if word == "DATA" else word for word in arguments]
+    line = refused(shell(*words, "--tracking-uri", uri), 2)
+    assert "badc0de" in line or "nobody" in line
+    without = refused(shell(*words), 2)
+    assert "no MLflow store at mlflow.db" in without or "badc0de" in without
+    assert not Path("mlflow.db").exists()  # a look for a run leaves nothing behind
+
+
+def test_the_example_measures_a_cluster_whose_health_is_exit_code_0(shell: Shell) -> None:
+    example = ROOT / "examples" / "health.toml"
+    run = shell("dynamiccl-collect", "run", example, "--runner", "simulator", "--out", "well")
+    assert run.code == 0, run.err
+    done = shell("dynamiccl-collect", "health", "well")
+    assert done.code == 0, done.err
+    assert "4 nodes: 80 communicators in 100 rows" in done.out
+    assert "nothing is slow" in done.out
+    assert "not measured" not in done.out
+
+
+def test_slow_nic_is_exit_code_1_text_and_json(shell: Shell, tmp_path: Path) -> None:
+    table = measurements_table(rows(4, "nic:2:1:1.5", gpus=4).to_dicts())
+    store.write_part(tmp_path / "data", table, provenance={})
+    done = shell("dynamiccl-collect", "health", "data", "--json")
+    assert done.code == 1, done.err
+    document = json.loads(done.out)
+    assert document["is_well"] is False
+    [finding] = document["findings"]
+    assert (finding["kind"], finding["where"]) == ("nic", "node2 GPU 1")
+    assert 0.4 < finding["slower"] < 0.55
+    again = shell("dynamiccl-collect", "health", "data")
+    assert again.code == 1
+    assert re.search(r"nic: node2 GPU 1 (?:4[5-9]|5[0-4])% \(z \d+\)", again.out)
+    assert max(map(len, again.out.splitlines())) <= 100

@@ -3,12 +3,11 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.ray_nodes import RayNodes, missing
+from tests.cluster.ray_nodes import RayNodes
 from tests.cluster.slurm import wait_until
 from tests.train.online.conftest import SWEEP
 
@@ -18,21 +17,8 @@ PLACE = "b300-nvlink:decode:busy-host"
 FEW = ["jobs=2", "num_steps=4", "episode_rounds=8", "hidden_sizes=8", "state_units=4"]
 
 
-@pytest.fixture
-def nodes() -> Iterator[RayNodes]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
-    running = RayNodes()
-    try:
-        running.start()
-        yield running
-    finally:
-        running.stop()
-
-
 def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
-    nodes: RayNodes, tmp_path: Path
+    running_nodes: RayNodes, tmp_path: Path
 ) -> None:
     from dynamiccl.collect.simulated import simulate
 
@@ -40,11 +26,18 @@ def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
     command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "fit", "--json"]
     # One actor on each node, and epochs that show where the run is.
     settings = [*FEW, f"places={PLACE}", "actors=2", "steps=400", "steps_per_epoch=20"]
-    words = ["--data", str(tmp_path / "data"), "--recipe", "impala-lstm", "--ray", nodes.address]
+    words = [
+        "--data",
+        str(tmp_path / "data"),
+        "--recipe",
+        "impala-lstm",
+        "--ray",
+        running_nodes.address,
+    ]
     words += [word for setting in settings for word in ("--set", setting)]
     run = subprocess.Popen(
-        nodes.wrap([*command, *words]),
-        env=nodes.environ(),
+        running_nodes.wrap([*command, *words]),
+        env=running_nodes.environ(),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -56,7 +49,7 @@ def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
 
     wait_until(has_begun, "the first epoch", 180)
     assert run.poll() is None, run.communicate()
-    nodes.kill_node("r2")
+    running_nodes.kill_node("r2")
     out, err = run.communicate(timeout=400)
     assert run.returncode == 0, err
     found = json.loads(out)

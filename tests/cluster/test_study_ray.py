@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dynamiccl.errors import MachineError
-from tests.cluster.ray_nodes import RayNodes, missing
+from tests.cluster.ray_nodes import RayNodes
 from tests.cluster.slurm import wait_until
 from tests.train.runs import without_package
 
@@ -24,19 +23,6 @@ pytestmark = pytest.mark.cluster
 
 COMMAND = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--json"]
 FEW = ["steps_per_epoch=20", "hidden_sizes=8", "num_members=1"]
-
-
-@pytest.fixture(scope="module")
-def running_nodes() -> Iterator[RayNodes]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
-    nodes = RayNodes()
-    try:
-        nodes.start()
-        yield nodes
-    finally:
-        nodes.stop()
 
 
 @dataclass
@@ -49,15 +35,8 @@ class Studies:
 
     def start(self, seeds: int, steps: int) -> subprocess.Popen[str]:
         settings = [word for s in [*FEW, f"steps={steps}"] for word in ("--set", s)]
-        words = [
-            "--data",
-            str(self.data),
-            "--recipe",
-            "ddqn-dueling",
-            *settings,
-            "--seeds",
-            str(seeds),
-        ]
+        words = ["--data", str(self.data), "--recipe", "ddqn-dueling", *settings]
+        words += ["--seeds", str(seeds)]
         return subprocess.Popen(
             self.nodes.wrap([*COMMAND, *words, "--ray", self.nodes.address]),
             env=self.nodes.environ(),

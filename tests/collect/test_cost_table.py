@@ -1,19 +1,24 @@
-"""NCCL's own cost model: from the lines of its log to the `costs` table."""
+"""NCCL's own cost model: from the lines of its log, or from a description of the machine."""
 
 from pathlib import Path
 
 import polars as pl
 import pytest
+from typer.testing import CliRunner
 
+from dynamiccl.collect.cli import app
 from dynamiccl.collect.describe import other_lines
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.nccl_log import NcclLog
 from dynamiccl.datasets import store
+from dynamiccl.datasets.costs import read_costs
+from dynamiccl.datasets.store import read
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator.group import CostLine
 from tests.collect.benchmark.stand_in import run
 from tests.collect.benchmark.sweeps import sweep
+from tests.data_sets import SWEEP, make_data
 from tests.published import folder, published
 
 LOGS = folder("logs")
@@ -36,6 +41,9 @@ PAT = (
     " Max NThreads |              0 |              0 |              0 |",
     "    AllGather |     0.0/   0.0 |     0.0/   0.0 |    17.6/   3.6 |",
 )
+
+
+ASKED = ("shapes", "--system", "lab", "--machine", "h100-ib", "--nccl", "2.27.5")
 
 
 def taken(*lines: str) -> NcclLog:
@@ -127,3 +135,34 @@ def test_sweep_keeps_the_table_of_each_group_once(tmp_path: Path, sweep_path: Pa
     assert set(costs["gpu"]) == {"FAKE H100"}
     assert costs.filter(pl.col("bandwidth_gbytes_per_s") > 0).height > 10
     assert costs["num_ranks"].unique().to_list() == [8]
+
+
+def test_costs_of_shapes_are_added_and_marked(tmp_path: Path) -> None:
+    groups = ["--group", "16x8", "--group", "2x4"]
+    done = CliRunner().invoke(app, [*ASKED, *groups, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    costs = read(tmp_path, "costs")
+    assert set(costs["sweep"]) == {"modelled"}
+    assert set(costs["source_file"]) == {"modelled: h100-ib"}
+    assert set(costs.select("num_nodes", "num_ranks").iter_rows()) == {(16, 128), (2, 8)}
+    assert set(costs["collective"]) >= {"AllReduce", "Broadcast"}
+
+
+def test_what_nccl_logged_comes_before_what_a_model_says(tmp_path: Path) -> None:
+    make_data(tmp_path, SWEEP)
+    logged = read_costs(tmp_path)
+    asked = list(ASKED)
+    asked[2] = "sim-4x8"
+    other = ["--group", "4x8", "--group", "2x8"]
+    assert CliRunner().invoke(app, [*asked, *other, "--out", str(tmp_path)]).exit_code == 0
+    both = read_costs(tmp_path)
+    assert both.filter(num_nodes=4).equals(logged)
+    assert both.filter(num_nodes=2).height > 0
+    assert read(tmp_path, "costs").filter(pl.col("sweep") == "modelled", num_nodes=4).height > 0
+
+
+@pytest.mark.parametrize("group", ["16", "x8", "0x8", "1x1", "ax8"])
+def test_what_is_no_group_is_told(group: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [*ASKED, "--group", group, "--out", str(tmp_path)])
+    assert done.exit_code != 0
+    assert not list(tmp_path.rglob("*.parquet"))

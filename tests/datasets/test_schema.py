@@ -16,7 +16,7 @@ from dynamiccl.datasets.schema import (
     STEPS_VERSION,
     TASK_COLUMNS,
 )
-from dynamiccl.datasets.versions import check_schema
+from dynamiccl.datasets.store import check_schema
 from dynamiccl.errors import SchemaMismatch
 
 COLUMNS = (*MEASUREMENT_COLUMNS, *CALLS_COLUMNS, *STEPS_COLUMNS)

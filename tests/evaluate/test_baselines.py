@@ -1,8 +1,7 @@
-"""The baselines: tables on grids worked out by hand, regressions on a law that they can find."""
+"""The baselines: tables and a search on grids worked out by hand, regressions on a known law."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import polars as pl
@@ -12,8 +11,8 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.costs import CostTimesResidual
-from dynamiccl.evaluate.baselines.picking import Picked
-from dynamiccl.evaluate.baselines.regression import DecisionTree, GradientBoosting
+from dynamiccl.evaluate.baselines.online import REPEATS, CoordinateDescent
+from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
     BestFixed,
     FiveBins,
@@ -23,9 +22,9 @@ from dynamiccl.evaluate.baselines.tables import (
     PooledFixed,
 )
 from dynamiccl.evaluate.lineup import make_policies
-from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle, Policy
+from dynamiccl.evaluate.policies import NcclDefault, Oracle, Policy, probes_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from tests.evaluate.grids import NAN, TRAINING, grid
+from tests.evaluate.grids import NAN, TRAINING, grid, noisy
 
 CATALOGUE = Catalogue(
     (
@@ -35,6 +34,15 @@ CATALOGUE = Catalogue(
         Config(Algorithm.Tree, Protocol.LL128, 8),
     )
 )
+
+
+CHANNELS = (1, 2, 4, 8, 16, 32)
+RING = [Config(Algorithm.Ring, Protocol.Simple, channels) for channels in CHANNELS]
+TREE = [Config(Algorithm.Tree, Protocol.LL, channels) for channels in CHANNELS]
+SEARCHED = Catalogue((ABSTAIN, *RING, *TREE))
+#: One valley in each subspace, without a step longer than one; the best is Tree with 8 channels.
+GENTLE = [50.0, *(40.0, 36.0, 33.0, 36.0, 40.0, 44.0), *(32.0, 28.0, 25.0, 22.0, 24.0, 27.0)]
+BOTTOM = 1 + len(RING) + CHANNELS.index(8)
 
 
 def test_best_fixed_is_the_config_with_the_least_mean_log_ratio() -> None:
@@ -91,15 +99,11 @@ def boosting(training: TaskGrid) -> Policy:
     return GradientBoosting(training, CATALOGUE)
 
 
-def tree(training: TaskGrid) -> Policy:
-    return DecisionTree(training, CATALOGUE)
-
-
 SIZES = [1 << n for n in range(10, 31)]
 BETWEEN = [3 << n for n in range(9, 29)]
 
 
-@pytest.mark.parametrize("make", [boosting, tree, NearestNeighbours, Interpolated])
+@pytest.mark.parametrize("make", [boosting, NearestNeighbours, Interpolated])
 def test_a_regression_finds_the_law_between_the_sizes(
     make: Callable[[TaskGrid], Policy],
 ) -> None:
@@ -148,53 +152,14 @@ def test_the_same_twice() -> None:
     assert np.array_equal(first, second)
 
 
-class Always:
-    """Chooses one action."""
-
-    name = "always"
-
-    def __init__(self, action: int) -> None:
-        self.action = action
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        return np.full(grid.tasks.height, self.action, dtype=np.int64)
-
-
-def test_settings_are_picked_by_regret_on_each_systems_validation() -> None:
-    small, large = law([1 << 12], system="small"), law([1 << 20], system="large")
-    both = small.joined(large)
-    picked = Picked(Always, (0, 3, 1, 2), both)
-    assert picked.name == "always"
-    assert picked.setting_of == {"small": 1, "large": 3}
-    assert picked.choose(both).tolist() == [1, 3]
-    assert picked.choose(law([1 << 12], system="new")).tolist() == [3]  # the first of equals
-
-
 def test_rivals_are_told_what_the_policies_were_training_and_validation() -> None:
     """At a validation size, between two training sizes, another config is the fastest."""
     far = [[10.0, 5.0, 9.0]] * 2
     training, validation = grid([1 << 10, 1 << 30], far), grid([1 << 20], [[10.0, 5.0, 1.0]])
     asked = grid([1 << 21], [[1.0, 1.0, 1.0]])
     players = {p.name: p for p in make_policies(training, validation, CATALOGUE, [])}
-    told = ("region-table", "nearest-size", "interpolated", "k-nearest", "decision-tree")
+    told = ("nearest-size", "interpolated")
     assert {name: players[name].choose(asked).tolist() for name in told} == {n: [2] for n in told}
-
-
-def test_without_validation_the_first_setting_stands() -> None:
-    whole = law([1 << 12])
-    nothing = TaskGrid(
-        whole.tasks.head(0), whole.times_us[:0], whole.repeats[:0], whole.unscored, {}
-    )
-    assert Picked(Always, (3, 1), nothing).choose(whole).tolist() == [3]
-    with pytest.raises(ValueError, match="no settings"):
-        Picked(Always, (), whole)
-
-
-def test_neighbours_are_few_where_the_law_bends() -> None:
-    picked = Picked(
-        partial(NearestNeighbours, law(SIZES)), NearestNeighbours.SETTINGS, law(BETWEEN)
-    )
-    assert picked.setting_of["s"] in (1, 2)
 
 
 def test_interpolation_is_in_log_time_and_ends_with_the_sizes() -> None:
@@ -241,3 +206,46 @@ def test_nccls_cost_is_corrected_by_the_nearest_measured_shape() -> None:
     assert baseline.choose(unknown).tolist() == [0]
     other = grid([1 << 12], [[1.0, 1.0, 1.0]], **(place | {"system": "t"}), num_nodes=4)
     assert baseline.choose(other).tolist() == [0]
+
+
+def test_descent_finds_the_bottom_of_every_valley() -> None:
+    tasks = grid([1 << 10, 1 << 20], [GENTLE, [10.0, *GENTLE[1:]]])
+    searcher = CoordinateDescent(SEARCHED)
+    assert searcher.choose(tasks).tolist() == [BOTTOM, 0]
+    # From the most channels to one past the bottom, and NCCL's own choice.
+    assert probes_of(searcher, tasks).tolist() == [REPEATS * (1 + 5 + 4)] * 2
+    assert probes_of(NcclDefault(), tasks).tolist() == [0, 0]
+
+
+def test_descent_tries_a_subspace_of_one_config() -> None:
+    lone = [50.0, *[NAN] * 6, 40.0, *[NAN] * 5]
+    searcher = CoordinateDescent(SEARCHED)
+    tasks = grid([1 << 10], [lone])
+    assert searcher.choose(tasks).tolist() == [1 + len(RING)]
+    assert probes_of(searcher, tasks).tolist() == [REPEATS * 2]
+
+
+def test_descent_stays_on_what_was_measured_and_in_its_valley() -> None:
+    two_valleys = [50.0, 20.0, 40.0, 30.0, *[NAN] * 9]
+    searcher = CoordinateDescent(SEARCHED)
+    assert searcher.choose(grid([1 << 10], [two_valleys])).tolist() == [3]
+    hole = [50.0, 20.0, NAN, 40.0, *[NAN] * 9]
+    assert searcher.choose(grid([1 << 10], [hole])).tolist() == [1]
+
+
+def test_descent_moves_both_knobs() -> None:
+    chunks = (None, 1 << 17, 1 << 18)
+    configs = [
+        Config(Algorithm.Ring, Protocol.Simple, channels, chunk)
+        for channels in (4, 8, 16)
+        for chunk in chunks
+    ]
+    times = [50.0, *(45, 40, 44), *(35, 30, 34), *(40, 25, 38)]
+    searcher = CoordinateDescent(Catalogue((ABSTAIN, *configs)))
+    assert searcher.choose(grid([1 << 20], [times])).tolist() == [1 + times[1:].index(25)]
+
+
+def test_searches_are_the_same_every_time() -> None:
+    tasks = noisy(grid([1 << 10] * 3, [GENTLE] * 3), 0.5, np.random.default_rng(0))
+    first, again = (CoordinateDescent(SEARCHED).choose(tasks) for _ in range(2))
+    assert first.tolist() == again.tolist()

@@ -13,12 +13,12 @@ from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.evaluate.baselines.families import FAMILY as FAMILY_COLUMNS
 from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
-from dynamiccl.evaluate.defaults import default_names
 from dynamiccl.evaluate.figures.crossover import crossover_map
 from dynamiccl.evaluate.figures.drawing import line_style
 from dynamiccl.evaluate.figures.families import curves, heat_map
-from dynamiccl.evaluate.figures.regret import regret_by_octave, regret_by_size
 from dynamiccl.evaluate.page import render
+from dynamiccl.evaluate.report import default_names
+from dynamiccl.evaluate.systems import regret_by_octave, regret_by_size
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.evaluate.grids import NAN, grid
 from tests.rows import default, forced, frame

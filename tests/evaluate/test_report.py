@@ -26,15 +26,10 @@ BASELINES = (
     "best-fixed",
     "pooled-fixed",
     "five-bins",
-    "region-table",
     "nearest-size",
     "interpolated",
-    "k-nearest",
-    "decision-tree",
     "gradient-boosting",
     "cost-times-residual",
-    "ucb1",
-    "epsilon-greedy",
     "coordinate-descent",
     "oracle",
 )
@@ -64,11 +59,12 @@ def test_policy_beats_the_default_on_simulated_all_reduce(report_dir: Path) -> N
     assert policies["policy"]["mean"] < 0.05
 
 
-def test_searchers_tell_what_they_tried_and_the_oracle_has_no_regret(report_dir: Path) -> None:
+def test_the_search_tells_what_it_tried_and_the_oracle_has_no_regret(report_dir: Path) -> None:
     summary = json.loads((report_dir / "summary.json").read_text())
     policies = summary["systems"][SYSTEM]["policies"]
-    searchers = ("ucb1", "epsilon-greedy", "coordinate-descent")
-    assert {name for name, figures in policies.items() if figures["probes"]} == set(searchers)
+    assert {name for name, figures in policies.items() if figures["probes"]} == {
+        "coordinate-descent"
+    }
     assert policies["oracle"]["max"] == 0.0
     assert policies["coordinate-descent"]["mean"] < policies["nccl-default"]["mean"]
 

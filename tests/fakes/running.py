@@ -41,9 +41,3 @@ class StandIn:
         done = self.run(program, *arguments, settings=settings)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
-
-
-def times_us(text: str) -> list[float]:
-    """Both times of every row."""
-    rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdecimal()]
-    return [float(row[i]) for row in rows for i in (5, 9)]

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.errors import UnknownName
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.fingerprint import check_fingerprint, node_part, with_nccl
 from dynamiccl.nccl import (
     ABSTAIN,
     MAX_CHANNELS,
@@ -34,8 +35,11 @@ VALID = {
 LETTER = {Protocol.LL: "L", Protocol.LL128: "8", Protocol.Simple: "S"}
 
 
+H100 = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
+
+
 @pytest.mark.parametrize(
-    ("text", "algorithm"),
+    ("text", "member"),
     [
         ("RING", Algorithm.Ring),
         ("ring", Algorithm.Ring),
@@ -47,15 +51,6 @@ LETTER = {Protocol.LL: "L", Protocol.LL128: "8", Protocol.Simple: "S"}
         ("NVLS", Algorithm.NVLS),
         ("pat", Algorithm.PAT),
         ("Tree", Algorithm.Tree),
-    ],
-)
-def test_every_spelling_of_an_algorithm_is_read(text: str, algorithm: Algorithm) -> None:
-    assert Algorithm.parse(text) is algorithm
-
-
-@pytest.mark.parametrize(
-    ("text", "collective"),
-    [
         ("allreduce", Collective.AllReduce),
         ("all_reduce", Collective.AllReduce),
         ("All-Gather", Collective.AllGather),
@@ -65,8 +60,8 @@ def test_every_spelling_of_an_algorithm_is_read(text: str, algorithm: Algorithm)
         ("reduce", Collective.Reduce),
     ],
 )
-def test_every_spelling_of_a_collective_is_read(text: str, collective: Collective) -> None:
-    assert Collective.parse(text) is collective
+def test_every_spelling_is_read(text: str, member: Algorithm | Collective) -> None:
+    assert type(member).parse(text) is member
 
 
 @pytest.mark.parametrize("kind", [Algorithm, Collective, Protocol])
@@ -251,3 +246,33 @@ def test_channels_and_chunks_follow_the_release() -> None:
     chunk = Config(Algorithm.Ring, Protocol.Simple, None, 1 << 20)
     assert invalid_reason(chunk, Collective.AllReduce, version=NcclVersion(2, 30, 3)) is None
     assert "2.30" in str(invalid_reason(chunk, Collective.AllReduce, version=NcclVersion(2, 29)))
+
+
+def test_models_are_counted_and_sorted() -> None:
+    node = node_part(["B", "A", "B"], mig=True, nic_kind="socket", num_nics=1)
+    assert node == "gpu=A*1+B*2;mig=1;nic=socket*1"
+    assert check_fingerprint(with_nccl(node, NcclVersion(2, 28, 9))).endswith(";nccl=22809")
+
+
+@pytest.mark.parametrize("text", [H100, "gpu=none*0;mig=0;nic=none*0;nccl=0"])
+def test_fingerprint_is_taken_as_it_is(text: str) -> None:
+    assert check_fingerprint(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "H100",
+        H100.replace(";", "\t"),
+        H100 + "\n",
+        H100.replace("mig=0", "mig=2"),
+        H100.replace("*8;mig", ";mig"),
+        H100.replace("22809", "2.28.9"),
+        H100.replace("NVIDIA", "N" * 160),
+        H100.replace("NVIDIA", "\x07"),
+    ],
+)
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UserError, match="one looks like 'gpu=NVIDIA H100"):
+        check_fingerprint(text)

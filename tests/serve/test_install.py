@@ -1,5 +1,6 @@
-"""`dynamiccl-deploy install`: what lies where, and that a bad artifact changes nothing."""
+"""`dynamiccl-deploy install`: what lies where; a bad artifact or a full disk changes nothing."""
 
+import resource
 import shutil
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Done, Shell, refused
+from tests.cli.in_process import run
 
 BOX = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
 WRITTEN = {
@@ -220,3 +222,39 @@ def test_doctor_finds_the_plugin_that_was_installed_with_the_artifact(
     assert "bind EXPORTED --system box" in found
     assert f"dynamiccl-deploy install EXPORTED --to {home}" in found
     assert f"bind {home}" not in found
+
+
+def starved(most_bytes: int, line: str) -> None:
+    """A command that can write no larger file, as on a disk that fills up, ends in one line."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        code, said = run(line)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 4, said
+    assert said.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in said
+
+
+def test_half_an_export_is_in_nobodys_way(policy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "made" / "artifact"
+    out.parent.mkdir()
+    export = f"dynamiccl-deploy export {policy} --out {out}"
+    for most_bytes in (10, 4000):
+        starved(most_bytes, export)
+        assert list(out.parent.iterdir()) == []
+    code, said = run(export)
+    assert code == 0, said
+
+
+def test_half_an_install_is_in_nobodys_way(
+    artifact: Path, plugin_path: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    install = f"dynamiccl-deploy install {artifact} --ungated --plugin {plugin_path} --to {home}"
+    starved(20_000, install)
+    assert not [path for path in home.rglob("*") if path.name.startswith(".")]
+    assert not (home / "artifact").exists()
+    code, said = run(install)
+    assert code == 0, said

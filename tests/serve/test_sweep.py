@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ SMALL = Schedule(
     sizes=(1024, 2048),
     cycles=((RING, TREE), (ABSTAIN, RING)),
 )
+
+
+def one_size(cycles: int) -> Schedule:
+    return replace(SMALL, warmup=(), calls_per_half=1, sizes=(1024,), cycles=((RING,),) * cycles)
 
 
 @pytest.fixture
@@ -364,15 +369,7 @@ def test_in_another_mode_it_abstains(version: int, plugin: TunerPlugin, tmp_path
 
 
 def test_largest_schedule_is_played(plugin: TunerPlugin, tmp_path: Path) -> None:
-    largest = Schedule(
-        collective=Collective.AllReduce,
-        num_ranks=8,
-        num_nodes=1,
-        warmup=(),
-        calls_per_half=1,
-        sizes=(1024,),
-        cycles=((RING,),) * MAX_BLOCKS,
-    )
+    largest = one_size(MAX_BLOCKS)
     environment = stage(tmp_path, largest)
     with plugin.communicator(8, 1, environment=environment) as communicator:
         assert communicator.ask(Collective.AllReduce, 1024, ALL).config == RING
@@ -525,15 +522,7 @@ def test_file_size_limit_means_no_report_and_no_signal(sweep_path: Path, tmp_pat
 
 
 def test_full_disk_means_no_report(sweep_path: Path, tmp_path: Path) -> None:
-    many = Schedule(
-        collective=Collective.AllReduce,
-        num_ranks=8,
-        num_nodes=1,
-        warmup=(),
-        calls_per_half=1,
-        sizes=(1024,),
-        cycles=((RING,),) * 20_000,
-    )
+    many = one_size(20_000)
     disk = tmp_path / "disk"
     disk.mkdir()
     environment = stage(tmp_path, many) | {"DYNAMICCL_SWEEP_REPORT": str(disk / "report")}

@@ -1,4 +1,4 @@
-"""Channels and chunks of the simulator: NCCL's own rule exactly, and the shape of our effect."""
+"""Channels, NICs and chunks of the simulator: NCCL's own rule, and the shape of our effect."""
 
 import csv
 from itertools import pairwise
@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.simulator import channels, chunks, h100
+from dynamiccl.simulator import channels, h100
+from dynamiccl.simulator.channels import actual_channels
+from dynamiccl.simulator.h100 import NIC_GBYTES_PER_S, least_transfer_us
 from tests.published import folder
 
 MODEL = folder("model")
@@ -28,6 +30,13 @@ CALLS = [
     for cell in h100.cells(group, collective)
 ]
 SIZES = st.integers(64, 1 << 34)
+
+
+TWO = h100.Group(2, 8)
+GIB = 1 << 30
+AR = Collective.AllReduce
+RING, TREE, NVLS_TREE = Algorithm.Ring, Algorithm.Tree, Algorithm.NVLSTree
+SIMPLE = Protocol.Simple
 
 
 def test_default_channels_are_those_that_nccl_s_own_code_used() -> None:
@@ -102,7 +111,7 @@ def test_asking_for_nccl_s_own_number_changes_nothing(
     plain = h100.true_us(*call, size)
     assert h100.true_us(*call, size, num_channels=own) == plain
     assert channels.channel_factor(*call, size, own) == 1.0
-    assert h100.true_us(*call, size, chunk_bytes=chunks.default_chunk_bytes(*call[1:3])) == plain
+    assert h100.true_us(*call, size, chunk_bytes=h100.default_chunk_bytes(*call[1:3])) == plain
 
 
 @given(call=st.sampled_from(CALLS), size=SIZES)
@@ -176,10 +185,10 @@ def test_channels_stretch_the_transfer_and_not_the_latency() -> None:
 def test_chunk_is_within_nccl_s_buffers_and_in_whole_grains(
     algorithm: Algorithm, collective: Collective, own: int
 ) -> None:
-    assert chunks.actual_chunk_bytes(collective, algorithm) == own
-    assert chunks.actual_chunk_bytes(collective, algorithm, 1 << 30) == own
-    assert chunks.actual_chunk_bytes(collective, algorithm, 65_536 + 511) == 65_536
-    assert chunks.actual_chunk_bytes(collective, algorithm, 1) == 512
+    assert h100.actual_chunk_bytes(collective, algorithm) == own
+    assert h100.actual_chunk_bytes(collective, algorithm, 1 << 30) == own
+    assert h100.actual_chunk_bytes(collective, algorithm, 65_536 + 511) == 65_536
+    assert h100.actual_chunk_bytes(collective, algorithm, 1) == 512
 
 
 def test_chunk_has_a_mild_effect_on_simple_alone() -> None:
@@ -197,3 +206,64 @@ def test_chunk_has_a_mild_effect_on_simple_alone() -> None:
     assert h100.true_us(group, AR, RING, LL128, size, chunk_bytes=1 << 16) == h100.true_us(
         group, AR, RING, LL128, size
     )
+
+
+def busbw(algorithm: Algorithm, channels: int | None, group: h100.Group = TWO) -> float:
+    time_us = h100.true_us(group, AR, algorithm, SIMPLE, 4 * GIB, num_channels=channels)
+    return 4 * GIB / (1000 * time_us) * AR.bus_factor(group.num_ranks)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 8])
+def test_a_ring_of_few_channels_has_the_rate_of_as_many_nics(channels: int) -> None:
+    """It had 115 GB/s with one channel, through one NIC of 50."""
+    most = channels * NIC_GBYTES_PER_S
+    assert busbw(RING, channels) <= most
+    # The latency takes nearly nothing of 4 GiB.
+    assert busbw(RING, channels) > 0.75 * most
+
+
+def test_one_channel_of_nvls_tree_has_what_nccl_gives_a_channel() -> None:
+    """It had 199 GB/s. All heads send, so NCCL's bound is the lower one: 57.7 x 5/6 x 15/8."""
+    assert busbw(NVLS_TREE, 1) == pytest.approx(90.2, rel=0.01)
+    assert busbw(NVLS_TREE, 1, h100.Group(4, 8)) == pytest.approx(45.5 * 5 / 6 * 31 / 16, rel=0.01)
+
+
+def test_line_rate_by_hand() -> None:
+    # 1 GiB, 2 x 15/16 of it through one NIC; LL sends as many flags as data.
+    ring = GIB * 15 / 8 / 50_000
+    assert least_transfer_us(TWO, AR, RING, SIMPLE, GIB, 1) == pytest.approx(ring)
+    assert least_transfer_us(TWO, AR, RING, Protocol.LL, GIB, 1) == pytest.approx(2 * ring)
+    assert least_transfer_us(TWO, AR, RING, SIMPLE, GIB, 8) == pytest.approx(ring / 8)
+    # One rank a node has one NIC, whatever the channels.
+    alone = h100.Group(2, 1)
+    assert least_transfer_us(alone, AR, RING, SIMPLE, GIB, 8) == pytest.approx(GIB / 50_000)
+    # Two nodes: half of the bytes up one tree, half down the other. More: twice as many.
+    assert least_transfer_us(TWO, AR, TREE, SIMPLE, GIB, 1) == pytest.approx(GIB / 50_000)
+    four = h100.Group(4, 8)
+    assert least_transfer_us(four, AR, TREE, SIMPLE, GIB, 1) == pytest.approx(2 * GIB / 50_000)
+    assert least_transfer_us(h100.Group(1, 8), AR, RING, SIMPLE, GIB, 1) == 0.0
+
+
+def test_what_was_measured_with_nccls_own_channels_is_within_the_line_rate() -> None:
+    """So the published figures stay as they are: the bound is for fewer channels alone."""
+    over = [
+        (group, collective, cell, size)
+        for group in h100.groups()
+        for collective in h100.collectives()
+        for cell in h100.cells(group, collective)
+        for size in (1 << 24, 1 << 28, 1 << 32)
+        for call in [(group, collective, *cell, size)]
+        if h100.true_us(*call) < least_transfer_us(*call, actual_channels(*call))
+    ]
+    assert over == []
+
+
+@pytest.mark.parametrize("algorithm", [RING, TREE, NVLS_TREE])
+@pytest.mark.parametrize("size", [1 << 20, 1 << 26, 1 << 32])
+def test_more_channels_up_to_the_best_never_take_longer(algorithm: Algorithm, size: int) -> None:
+    times = [
+        h100.true_us(TWO, AR, algorithm, SIMPLE, size, num_channels=count) for count in (1, 2, 4)
+    ]
+    if size >= 1 << 26:
+        assert times == sorted(times, reverse=True)
+    assert all(time > 0 for time in times)

@@ -40,17 +40,11 @@ origin = "made up"
 compute_capability = 9.0
 cpu = "x86-intel"
 
+"""
+for pattern in ("ring", "tree"):
+    GOOD += f"""
 [[search]]
-pattern = "ring"
-basis = "assumed"
-nodes = [1, 1]
-ranks_per_node = [2, 2]
-channels = 2
-gbytes_per_s = [20.0, 20.0]
-paths = ["NVL", "PIX"]
-
-[[search]]
-pattern = "tree"
+pattern = "{pattern}"
 basis = "assumed"
 nodes = [1, 1]
 ranks_per_node = [2, 2]

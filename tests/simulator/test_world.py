@@ -8,12 +8,11 @@ import pytest
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.jitter import Noise
 from dynamiccl.simulator.parts import Surroundings
 from dynamiccl.simulator.scenario import Jitter, Scenario, find_scenario, shipped_scenarios
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WORKLOADS, make_workload
-from dynamiccl.simulator.world import World
+from dynamiccl.simulator.world import Noise, World
 from tests.simulator.iterations import iteration_us
 
 SHAPE = Group(4, 8)

@@ -1,4 +1,4 @@
-"""The head with actions as inputs: what it knows before it has learned, and what it shares."""
+"""The head with actions as inputs: what is known of an action, at first and by NCCL's costs."""
 
 import json
 from dataclasses import replace
@@ -6,22 +6,29 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
+from mlflow import MlflowClient
 
-from dynamiccl.datasets.costs import NUM_CELLS
-from dynamiccl.datasets.features import FEATURES
+from dynamiccl.datasets.costs import NUM_CELLS, log_costs
+from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.splits import Split
 from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, Algorithm, Config, Protocol
+from dynamiccl.train.action_features import ACTION_FEATURES, LOG_COST, ActionFeatures
 from dynamiccl.train.action_head import ActionHead, ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
-from dynamiccl.train.data import load_data
+from dynamiccl.train.cost_base import base_residuals
+from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.fit import fit
 from dynamiccl.train.heads import Member
 from dynamiccl.train.policy import TorchPolicy, forward
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.replay import Replay
+from dynamiccl.train.replay import CostDropout, Replay
+from dynamiccl.train.torch_files import script
 from tests.stores import new_store
 
 RING, TREE, NVLS = (
@@ -31,6 +38,17 @@ RING, TREE, NVLS = (
 )
 INPUTS = ActionInputs((ABSTAIN, RING, TREE, NVLS), len(FEATURES), uses_cost=True)
 HIDDEN = 5
+
+
+CONFIGS = (
+    ABSTAIN,
+    Config(Algorithm.Ring, Protocol.LL),
+    Config(Algorithm.Tree, None),
+    Config(Algorithm.NVLS, Protocol.Simple, 8),
+)
+
+
+FEW = ["steps=20", "steps_per_epoch=10", "num_members=2", "hidden_sizes=16"]
 
 
 def context(costs_us: dict[Config, float]) -> torch.Tensor:
@@ -129,3 +147,108 @@ def test_a_run_beats_the_default_and_its_policy_is_whole(data_dir: Path, tmp_pat
     data = load_data(data_dir, 0, with_costs=True)
     actions = TorchPolicy.load(policy).act(data.observations, data.validation.mask)
     assert data.mean_over_groups(actions) == pytest.approx(done.validation_regret)
+
+
+def features(costs: dict[tuple[Algorithm, Protocol], float]) -> dict[str, list[float]]:
+    context = torch.zeros(1, len(FEATURES) + NUM_CELLS)
+    context[0, CONTEXT_COLUMN["log2_size"]] = 20.0
+    for (algorithm, protocol), cost_us in costs.items():
+        context[0, len(FEATURES) + algorithm * NUM_PROTOCOLS + protocol] = float(np.log(cost_us))
+    module = ActionFeatures(CONFIGS, len(FEATURES))
+    found = module(context)
+    assert torch.equal(found, script(module)(context))
+    assert found.shape == (1, len(CONFIGS), len(ACTION_FEATURES))
+    return {name: found[0, :, i].tolist() for i, name in enumerate(ACTION_FEATURES)}
+
+
+def test_what_is_left_to_nccl_is_the_cheapest_cell() -> None:
+    tree, ring = (Algorithm.Tree, Protocol.Simple), (Algorithm.Ring, Protocol.LL)
+    found = features({tree: 40.0, (Algorithm.Tree, Protocol.LL): 30.0, ring: 20.0})
+    assert found["algorithm 1"] == [1.0, 1.0, 0.0, 0.0]  # NCCL's own choice is Ring, too
+    assert found["algorithm 0"] == [0.0, 0.0, 1.0, 0.0]
+    assert found["protocol 0"] == [1.0, 1.0, 1.0, 0.0]
+    assert found["is NCCL's own choice"] == [1.0, 0.0, 0.0, 0.0]
+    assert np.allclose(np.exp(found[ACTION_FEATURES[LOG_COST]]), [20.0, 20.0, 30.0, 1.0])
+    assert found["cost is known"] == [1.0, 1.0, 1.0, 0.0]  # it does not take NVLS
+    assert found["how many cells NCCL takes for cheaper"] == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_channels_are_told_with_the_bytes_of_each() -> None:
+    found = features({})
+    assert found["channels are asked for"] == [0.0, 0.0, 0.0, 1.0]
+    assert found["log2 channels, 0 unless asked for"] == [0.0, 0.0, 0.0, 3.0]
+    assert found["log2 bytes of a channel, 0 unless channels are asked for"] == [
+        0.0,
+        0.0,
+        0.0,
+        17.0,
+    ]
+
+
+def test_without_costs_a_config_is_what_it_names() -> None:
+    found = features({})
+    assert found["cost is known"] == [0.0] * 4
+    assert found["algorithm 1"] == [0.0, 1.0, 0.0, 0.0]
+    assert found["algorithm 4"] == [0.0, 0.0, 0.0, 1.0]
+    assert found["protocol 2"] == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_costs_are_hidden_from_a_share_of_the_rows_whole(data_dir: Path) -> None:
+    data = load_data(data_dir, 0, with_costs=True)
+    replay = Replay(data.training.steps, 2_000, seed=0)
+    costs = slice(data.cost_start, data.cost_start + NUM_CELLS)
+    told = np.asarray(replay.sample().observations[1])
+    assert (told[:, costs] != 0.0).any(axis=1).all()
+    context = np.asarray(CostDropout(replay, data.cost_start, 0.25).sample().observations[1])
+    hidden = (context[:, costs] == 0.0).all(axis=1)
+    assert 0.2 < hidden.mean() < 0.3
+    assert context.shape[1] == costs.stop
+    assert (context[hidden][:, : costs.start] != 0.0).any(axis=1).all()
+    # The tasks themselves still know theirs.
+    assert (data.training.steps.tasks.context[:, costs] != 0.0).any(axis=1).all()
+
+
+def as_nccl_predicts(data: TrainingData) -> TrainingData:
+    """The same sweep on a machine whose times are NCCL's costs, and half as much again."""
+    frame = data.frame.with_columns(data.catalogue.actions(data.frame)).drop_nulls("action")
+    assert data.costs is not None
+    costs = log_costs(frame, data.costs)
+    costs = np.where(costs == 0.0, np.inf, costs)
+    actions = frame["action"].to_list()
+    cells = [
+        None
+        if c.algorithm is None or c.protocol is None
+        else c.algorithm * NUM_PROTOCOLS + c.protocol
+        for c in data.catalogue.configs
+    ]
+    row = [
+        costs[i].min() if cells[a] is None else costs[i, cells[a]] for i, a in enumerate(actions)
+    ]
+    time = pl.Series("time_us", 1.5 * np.exp(row))
+    return replace(
+        data, frame=frame.with_columns(time).drop("action").filter(pl.col("time_us").is_finite())
+    )
+
+
+def test_times_that_are_nccls_costs_are_learned_over_them(data_dir: Path) -> None:
+    data = as_nccl_predicts(load_data(data_dir, 0, with_costs=True))
+    assert task_grid(data.frame, data.catalogue, [Split.VALIDATION]).tasks.height > 3
+    found = base_residuals(data)
+    assert found is not None
+    assert found.over_cost < 1e-5
+    assert found.over_time > 0.05
+    assert found.is_cost_better
+    assert base_residuals(replace(data, costs=None)) is None
+
+
+@pytest.mark.parametrize("asked", ["held-out", "cost", "time"])
+def test_a_run_says_what_times_were_learned_over(
+    data_dir: Path, tmp_path: Path, asked: str
+) -> None:
+    uri = new_store(tmp_path)
+    recipe = make_recipe("ddqn-actions", [*FEW, f"cost_base={asked}"])
+    done = fit(data_dir, recipe, experiment="x", tracking_uri=uri, seed=0)
+    run = MlflowClient(uri).get_run(done.run_id)
+    residuals = {name: run.data.metrics[f"residual_over_{name}"] for name in ("cost", "time")}
+    better = min(residuals, key=lambda name: residuals[name])
+    assert run.data.tags["cost_base"] == (better if asked == "held-out" else asked)

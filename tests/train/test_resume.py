@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -113,20 +114,20 @@ def test_a_run_goes_on_after_kill_9(data_dir: Path, tmp_path: Path) -> None:
     assert_same_policy(policy.parent, Path(whole.run_directory) / "policy")
 
 
+def killed_run(place: str, recipe: Recipe, data: Path, uri: str) -> str:
+    """The id of a run that ends when it calls `place`."""
+    with mock.patch(place, side_effect=Killed), pytest.raises(Killed):
+        fit(data, recipe, experiment="x", tracking_uri=uri, seed=3)
+    (run_id,) = run_ids(uri)
+    return run_id
+
+
 def test_metrics_that_were_lost_between_state_and_log_are_logged(
-    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, tmp_path: Path
 ) -> None:
     uri = new_store(tmp_path)
     recipe = make_recipe("ddqn-dueling", SETTINGS)
-    with monkeypatch.context() as patched:
-
-        def killed(*_: object, **__: object) -> None:
-            raise Killed
-
-        patched.setattr("dynamiccl.train.tracking.Run.log_metrics", killed)
-        with pytest.raises(Killed):
-            fit(data_dir, recipe, experiment="x", tracking_uri=uri, seed=3)
-    (run_id,) = run_ids(uri)
+    run_id = killed_run("dynamiccl.train.tracking.Run.log_metrics", recipe, data_dir, uri)
     assert curve(uri, run_id, "loss") == []
     resume(data_dir, run_id, tracking_uri=uri)
     assert [step for step, _ in curve(uri, run_id, "loss")] == EPOCHS
@@ -134,19 +135,11 @@ def test_metrics_that_were_lost_between_state_and_log_are_logged(
 
 @pytest.mark.parametrize("name", ["ddqn-dueling", "gaussian-process"])
 def test_a_run_that_was_killed_before_its_first_epoch_begins_again(
-    name: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, data_dir: Path, tmp_path: Path
 ) -> None:
     uri = new_store(tmp_path)
     recipe = make_recipe(name, SETTINGS)
-    with monkeypatch.context() as patched:
-
-        def killed(*_: object, **__: object) -> None:
-            raise Killed
-
-        patched.setattr("dynamiccl.train.fit._train", killed)
-        with pytest.raises(Killed):
-            fit(data_dir, recipe, experiment="x", tracking_uri=uri, seed=3)
-    (run_id,) = run_ids(uri)
+    run_id = killed_run("dynamiccl.train.fit._train", recipe, data_dir, uri)
     resumed = resume(data_dir, run_id, tracking_uri=uri)
     assert resumed.run_id == run_id
     assert not list((tmp_path / "mlruns").rglob("begun.json"))

@@ -82,7 +82,7 @@ class Tasks:
         told = torch.from_numpy(cold_observations(asked, data.profiles, data.costs).context)
         with torch.no_grad():
             machines, machine = torch.unique(maker.machines(told), dim=0, return_inverse=True)
-        systems = _systems(list(grid.tasks["system"]), machine.numpy())
+        first = np.unique(machine.numpy(), return_index=True)[1]
         return cls(
             data,
             grid,
@@ -92,7 +92,7 @@ class Tasks:
             machines,
             maker.collectives(told).numpy(),
             maker.places(told).numpy(),
-            share_table(data.level_shares, systems),
+            share_table(data.level_shares, grid.tasks["system"].gather(first).to_list()),
         )
 
     def tables(self) -> Iterator[tuple[Measured, Bools]]:
@@ -110,9 +110,12 @@ class Tasks:
         configs = tuple(self.data.catalogue.configs[action] for action in actions)
         place_of = {int(action): place for place, action in enumerate(actions)}
         samples = {
-            (int(np.searchsorted(asked, sizes[i])), place_of[action]): (i, np.log(times))
+            (int(np.searchsorted(asked, sizes[i])), place_of[int(action)]): (
+                i,
+                np.log(self.grid.samples[int(row), int(action)]),
+            )
             for i, row in enumerate(rows)
-            for action, times in self._samples(int(row))
+            for action in np.flatnonzero(self.grid.mask[row])
         }
         sigma = _noise([each for _, each in samples.values()])
         cells = {place: cell_of(list(each), sigma) for place, (_, each) in samples.items()}
@@ -132,10 +135,6 @@ class Tasks:
             relative,
         )
         return measured, self.is_train[rows[[samples[place][0] for place in order]]]
-
-    def _samples(self, row: int) -> Iterator[tuple[int, Floats]]:
-        for action in np.flatnonzero(self.grid.mask[row]):
-            yield int(action), self.grid.samples[row, int(action)]
 
     def _grid(self, row: int, sizes: Ints, configs: Sequence[Config]) -> tuple[Grid, Floats]:
         """The grid of a table, and the gains that NCCL's costs foretell."""
@@ -172,9 +171,3 @@ def _noise(samples: Sequence[Floats]) -> float:
     # Of n values one at least is the median itself: that takes (n - 1) / n of what they scatter.
     several = [each * np.sqrt(len(each) / (len(each) - 1)) for each in off]
     return max(MAD_TO_SIGMA * float(np.median(np.concatenate(several))), _LEAST_NOISE)
-
-
-def _systems(system: Sequence[str], machine: Ints) -> list[str]:
-    """The system of each machine; `system` and `machine` are of the tasks."""
-    first = np.unique(machine, return_index=True)[1]
-    return [system[index] for index in first]

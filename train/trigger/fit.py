@@ -21,7 +21,6 @@ from dynamiccl.train.torch_files import save_script, script
 from dynamiccl.train.trigger.calibration import CALLS_PER_RUNG, RungPeaks, find_peaks
 from dynamiccl.train.trigger.measure import delays, watch_with
 from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN, WARM_UP, TriggerModule
-from dynamiccl.train.trigger.plots import DelayCurve, trigger_curves
 from dynamiccl.train.trigger.series import Series, SeriesCounts, read_series
 from dynamiccl.train.trigger.training import Training, train
 
@@ -38,6 +37,18 @@ _RATES: Final = (0.1, 0.5, 1.0, 10.0, 100.0)
 _ONSETS: Final = 500
 _KNOWN: Final = 256
 _HORIZON: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DelayCurve:
+    """Median detection delays for one slowdown, by false alarm rate."""
+
+    #: Slow time over quiet time.
+    factor: float
+    #: False alarms in 100,000 calls.
+    rates: list[float]
+    #: Median calls of the key from onset to alarm; None: not within what was run.
+    delays: list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,3 +256,31 @@ def _name(factor: float) -> str:
     '1_5x'
     """
     return f"{factor:g}x".replace(".", "_")
+
+
+def trigger_curves(path: Path, losses: list[float], curves: list[DelayCurve]) -> None:
+    """Loss by step, and delays by false-alarm rate, as a PNG."""
+    # It takes a second to import.
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.use("Agg")
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(range(1, len(losses) + 1), losses, color="tab:blue")
+    left.set(xlabel="step", ylabel="mean absolute error of the forecast (robust sigmas)")
+    for curve in curves:
+        known = [(r, d) for r, d in zip(curve.rates, curve.delays, strict=True) if d is not None]
+        if known:
+            right.plot(*zip(*known, strict=True), marker="o", label=f"{curve.factor:g}x slower")
+    right.set(
+        xscale="log",
+        yscale="log",
+        xlabel="false alarms in 100,000 calls",
+        ylabel="median delay (calls of the key)",
+    )
+    if right.lines:
+        right.legend(loc="upper right", fontsize=8)
+    for axes in (left, right):
+        axes.grid(visible=True, alpha=0.3)
+    figure.savefig(path, dpi=120)

@@ -23,7 +23,7 @@ from typing import Final, NoReturn, TextIO
 from dynamiccl.nccl import COST_IGNORE, MAX_CHANNELS, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.channels import actual_channels, communicator_channels
-from dynamiccl.simulator.chunks import actual_chunk_bytes, default_chunk_bytes
+from dynamiccl.simulator.h100 import actual_chunk_bytes, default_chunk_bytes
 from dynamiccl.simulator.tables import lines
 from tests.fakes.nccl_tests.tuner import INTERNAL_ERROR, INVALID_USAGE, NcclFailed, Tuner, load
 from tests.fakes.nccl_tests.world import World

@@ -1,12 +1,15 @@
-"""The hook in real DDP jobs over gloo. What a job of a rank does stands above its tests."""
+"""The hook in real DDP jobs over gloo, as its page shows it too; a job stands above its tests."""
 
 import os
 import random
+import re
 import signal
+import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -16,13 +19,22 @@ from torch.nn.parallel import DistributedDataParallel
 from dynamiccl.errors import UserError
 from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
 from dynamiccl.serve.ddp.clocks import HostClock
+from dynamiccl.serve.ddp.residuals import Piece, Residuals
 from dynamiccl.serve.ddp.settings import Mode
 from tests.serve.ddp.ranks import gradients, run_ranks, small_model, step_of, weights
+from tests.stores import new_store
 
 #: A clock that stands still measures nothing: the ratio stays what it was.
 STILL = HostClock(lambda: 0.0)
 DENSE = Settings(start_ratio=1.0)
 SPARSE = Settings(start_ratio=0.1, pruning=0.2, prune_to_residual=True)
+
+
+CPU = torch.device("cpu")
+A, B, C = Piece("a", 2), Piece("b", 3), Piece("c", 1)
+
+
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "ddp-hook.md"
 
 
 def train(model: DistributedDataParallel, rank: int, steps: range) -> None:
@@ -296,3 +308,77 @@ def test_stats_are_reported_after_each_step_and_a_strange_checkpoint_is_refused(
 def test_a_bare_model_is_refused() -> None:
     with pytest.raises(UserError, match="not a Linear: wrap the model in it first"):
         NetSense(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def filled() -> Residuals:
+    residuals = Residuals()
+    residuals.of((A, B), CPU).copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+    residuals.of((C,), CPU).fill_(6.0)
+    return residuals
+
+
+def test_error_feedback_follows_its_parameters_into_new_buckets() -> None:
+    residuals = filled()
+    assert residuals.of((C, B), CPU).tolist() == [6.0, 3.0, 4.0, 5.0]
+    assert residuals.of((A,), CPU).tolist() == [1.0, 2.0]
+
+
+def test_a_checkpoint_may_be_loaded_into_other_buckets() -> None:
+    again = Residuals()
+    again.restore(filled().state(), {"a": 2, "b": 3, "c": 1})
+    assert again.of((B, A, C), CPU).tolist() == [3.0, 4.0, 5.0, 1.0, 2.0, 6.0]
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    with pytest.raises(UserError, match="parameter 'b' has 3 values, the model's has 7"):
+        Residuals().restore(filled().state(), {"a": 2, "b": 7, "c": 1})
+
+
+def test_what_is_taken_is_owed_no_more() -> None:
+    residuals = filled()
+    assert set(residuals.state()) == {"a", "b", "c"}
+    before = residuals.state()["a"]
+    taken = residuals.take((A,), CPU)
+    assert taken is not None
+    assert torch.equal(taken, before)
+    assert residuals.take((A,), CPU) is None
+    assert set(residuals.state()) == {"b", "c"}  # of other buckets nothing is lost
+    assert Residuals().take((A,), CPU) is None
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def run_block(rank: int, block: str) -> dict[str, float]:
+    model = small_model()
+    names: dict[str, Any] = {"model": model}
+    exec(block, names)
+    for step in range(3):
+        step_of(model, rank, step)
+    stats: dict[str, float] = names["state"].stats()
+    return stats
+
+
+def test_the_three_lines_of_the_page_train(tmp_path: Path) -> None:
+    three = blocks()[0]
+    assert len([line for line in three.splitlines() if line]) == 3
+    found = run_ranks(run_block, 2, tmp_path, three)
+    assert all(stats["steps"] == 3 and stats["wire_bytes"] > 0 for stats in found)
+
+
+def logged(rank: int, argument: tuple[str, str]) -> None:
+    import mlflow
+
+    block, uri = argument
+    mlflow.set_tracking_uri(uri)
+    with mlflow.start_run():
+        run_block(rank, block)
+
+
+def test_the_line_for_mlflow_logs_every_step(tmp_path: Path) -> None:
+    (block,) = (each for each in blocks() if "mlflow.log_metrics" in each)
+    run_ranks(logged, 1, tmp_path / "ranks", (block, new_store(tmp_path)))
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        steps = database.execute("select step from metrics where key = 'ratio'").fetchall()
+    assert sorted(steps) == [(1,), (2,)]

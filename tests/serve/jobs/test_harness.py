@@ -7,7 +7,7 @@ import pytest
 
 from dynamiccl.nccl import Protocol
 from tests.serve.jobs.conftest import Player
-from tests.serve.jobs.play import ALL, at, on_rank, stop
+from tests.serve.jobs.play import ALL, at, on_rank
 
 ACTS = {"WILFUL_ACT_FROM": "100"}
 
@@ -33,13 +33,6 @@ def test_a_difference_in_channels_alone_is_found(play_wilful: Player) -> None:
     played = play_wilful(*on_rank(1, {"WILFUL_CHANNELS": "5"}), environment=ACTS, ranks=2)
     assert played.disagreements > 100
     assert played.acted_unevenly == 0
-
-
-def test_switches_are_counted(play_wilful: Player) -> None:
-    changing = ACTS | {"WILFUL_ACT_FROM": "0", "WILFUL_SWITCH_EVERY": "200"}
-    played = play_wilful(environment=changing, ranks=2, calls=2000, pattern=16)
-    assert played.is_sound, played
-    assert played.switches == 9
 
 
 @pytest.mark.parametrize(
@@ -136,27 +129,8 @@ def test_a_rank_waits_inside_the_plugin_and_is_aborted(play_wilful: Player) -> N
     assert all(any("tuner finalize" in line for line in rank.log) for rank in played.ranks)
 
 
-def test_a_job_may_end_without_destroying(play_wilful: Player) -> None:
-    played = play_wilful(environment=ACTS, ranks=2, destroy=0)
-    assert played.is_sound, played
-    assert "finalize" not in played.log
-
-
-def test_a_stopped_rank_goes_on(play_wilful: Player) -> None:
-    played = play_wilful(*at(100, stop(0.5), rank=1), environment=ACTS, ranks=4)
-    assert played.is_sound, played
-    assert played.wall_s > 0.5
-    assert played.calls >= 1000
-
-
 def test_a_job_that_hangs_is_ended(play_wilful: Player) -> None:
     played = play_wilful(*at(10, "sleep=60", rank=0), environment=ACTS, ranks=4, deadline=1)
     assert played.hit_deadline
     assert played.abnormal_exits == 4
     assert not played.is_sound
-
-
-def test_what_is_not_an_option_is_refused(play_wilful: Player) -> None:
-    for words in ("--range 2", "--at 5:jump", "--rate x", "--nodes 3", "--release 2.20"):
-        with pytest.raises(ValueError, match="play_job: "):
-            play_wilful(*words.split(), environment={})

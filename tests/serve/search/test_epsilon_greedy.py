@@ -25,13 +25,6 @@ def test_it_begins_where_the_space_does_and_settles_on_the_best() -> None:
     assert TIMES[tuner.best(KEY)] == pytest.approx(LEAST)
 
 
-def test_everything_is_tried_once_before_anything_is_tried_twice() -> None:
-    tuner = EpsilonGreedy(lambda _: SPACE, tries_all=True, epsilon=0.0)
-    ran = drive(tuner, TIMES, len(SPACE.actions) + 20)
-    assert ran[: len(SPACE.actions)] == list(SPACE.actions)
-    assert TIMES[ran[len(SPACE.actions) :]] == pytest.approx(LEAST)
-
-
 def test_a_decision_stands_until_a_call_of_it_is_told() -> None:
     tuner = EpsilonGreedy(lambda _: SPACE, epsilon=1.0, seed=3)
     first = tuner.ask(KEY)

@@ -13,10 +13,9 @@ from dynamiccl.serve.artifact import export_artifact
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.online.actor_critic import returns
-from dynamiccl.train.online.impala import Learner, LocalActors, packed, unpacked
+from dynamiccl.train.online.impala import Learner, LocalActors, packed, unpacked, vtrace
 from dynamiccl.train.online.make import _network, _orders
 from dynamiccl.train.online.player import Trajectory
-from dynamiccl.train.online.vtrace import vtrace
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipes import make_recipe

@@ -1,22 +1,30 @@
-"""By how much each cell feels an interference level, from calls that jobs recorded."""
+"""Levels of calls that jobs recorded, as the Trigger tells them, and what cells feel of them."""
+
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
+import torch
 
-from dynamiccl.datasets.sequences import CALLS_USED
+from dynamiccl.datasets.sequences import CALLS_USED, timed_calls
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
+from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, all_configs, record_jobs
+from dynamiccl.simulator.recording import Recording
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
-from dynamiccl.simulator.workloads import WorkCall, Workload
+from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
+from dynamiccl.simulator.world import World
 from dynamiccl.train.cautious.rows import cell_of
 from dynamiccl.train.cautious.share_table import share_table
-from dynamiccl.train.trigger.level_shares import MOST_SHARE, level_shares_of
+from dynamiccl.train.environment import CollectiveEnv, Course, Tables
+from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger.level_shares import MOST_SHARE, interference_levels, level_shares_of
+from dynamiccl.train.trigger.module import TriggerModule
 
 #: None of a test bin.
 SIZES = (1 << 18, 1 << 20, 1 << 24)
@@ -96,3 +104,30 @@ def test_the_table_fills_up_what_was_not_recorded() -> None:
     assert (there == 1.0).all()
     assert (share_table(None, ["here"]).numpy() == 1.0).all()
     assert MOST_SHARE > 1.0
+
+
+def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = TriggerModule(0.05).eval()
+    system, workload = find_system("h100-ib"), make_workload(["lora"], Group(4, 8))
+    world = World(system, workload, all_configs(system, workload), find_scenario("congested"))
+    tables = Tables.of(world, ["default"])
+    env = CollectiveEnv(world, tables, 2, Course(episode_calls=600), lambda: Detector(module))
+    env.reset(seed=3)
+    recording = Recording(world, "played")
+    random = np.random.default_rng(0)
+    seen: dict[tuple[str, int], float] = {}
+    for call in range(600):
+        # Two configs and NCCL's own: streams get long enough to be known.
+        allowed = np.flatnonzero(world.mask.all(axis=0))[:3]
+        info = env.step(allowed[random.integers(3, size=2)])[4]
+        recording.add(info["ran"])
+        seen |= {(f"played-{job}", call): float(env.level[job]) for job in range(2)}
+    recording.write(tmp_path)
+
+    calls = timed_calls(read(tmp_path, "calls").select(CALLS_USED))
+    levels = interference_levels(Detector(module), calls)
+    expected = [seen[key] for key in calls.select("run", "sequence").iter_rows()]
+    np.testing.assert_allclose(levels, expected, rtol=1e-4, atol=1e-4)
+    assert (levels > 0.5).any()
+    assert (levels < 0).any()
