@@ -41,6 +41,9 @@ _RANK: Final = 150
 #: Ln of time: what a place has of its own at least, and how far NCCL's costs may be off what the
 #: drawn machines make of them.
 _OWN: Final = 0.03
+_TAIL: Final = 4.0
+_SEEN: Final = 20.0
+_ROUNDS: Final = 8
 _COST_SLACK: Final = 0.2
 #: Sizes at which costs are conditioned on: between them they are nearly lines.
 _COST_SIZES: Final = 6
@@ -61,7 +64,11 @@ _STEPS: Final = hermegauss(7)
 _OF_EXPECTED: Final = 0.2
 #: Mean square of z from which on a config is rough, and by how many sizes that can be told.
 _ROUGH: Final = 2.0
-_ENOUGH: Final = 8
+_ENOUGH: Final = 5
+#: Octaves over which what a config has of its own changes; and variance too small to be kept.
+_SMOOTH: Final = 2.0
+_FAINT: Final = 0.01
+_MOST_ROUGH: Final = 12
 #: Share of draws whose evidence is likelier than evidence that widens the prior.
 _USUAL: Final = 0.99
 #: How many pairs of z = 1 stand beside those that were found: a few say little of the spread.
@@ -100,7 +107,7 @@ def prior_of(grid: Grid, seed: int = 11) -> Prior:
         grid,
         (mean[:count] + gain @ (told[:, 2:] - expects))[:, 0],
         np.asarray(np.linalg.solve(root, factors.T)).T,
-        own[:count] + _OWN**2,
+        own[:count],
         values[:count, _DRAWS:],
         mean[:count] + gain @ (values[count:, _DRAWS:] - expects),
     )
@@ -117,7 +124,7 @@ def doubted(
     """
     at, off, found = prior.factors[places], log_us - prior.mean[places], variance
     for _ in range(3):
-        precision = 1.0 / (prior.own[places] + found)
+        precision = 1.0 / (prior.own[places] + _OWN ** 2 + found)
         root = _root_of(at, precision)
         late, expected = _left_out_one(root, at, precision, off)
         excess = np.square(np.maximum(late / 2.5, 0.0)) - (expected - found + variance)
@@ -337,16 +344,12 @@ class Belief:
         First what is rough in itself: a config whose times the others do not foretell has more of
         its own, so that one such config says nothing of the rest of the table.
         """
-        self.widened, self._rough = 1.0, np.zeros(len(self._prior.mean))
+        self.widened = 1.0
+        self._own = self._prior.own + _OWN**2 * _TAIL / (_TAIL - 2.0)
         self._condition()
         if not len(off):
             return
-        for _ in range(2):
-            more = self._roughness(off[:, 0])
-            if not more.any():
-                break
-            self._rough += more
-            self._condition()
+        self._find_own(off[:, 0])
         usual = float(np.quantile(self._surprises(self._held), _USUAL))
         # Noise is not widened, so a step may fall short: the second and third are small.
         for _ in range(3):
@@ -356,22 +359,32 @@ class Belief:
             self.widened *= found / usual
             self._condition()
 
-    def _roughness(self, off: Floats) -> Floats:
-        """(N,) variance that the places of each config have beyond what was expected of them."""
-        at = self._factors[self._places]
-        late, expected = _left_out_one(self._root, at, self._precision, off)
-        error = np.square(late)
-        config, count = self._places % self._shape[1], self._shape[1]
+    def _find_own(self, off: Floats) -> None:
+        """What places have of their own, by expectation maximization."""
+        count = self._shape[1]
+        config = self._places % count
         number = np.bincount(config, minlength=count)
-        z = np.bincount(config, error / expected, count)
-        excess = np.bincount(config, error - expected, count) / np.maximum(number, 1)
-        is_rough = (number >= _ENOUGH) & ((z + _FEW) / (number + _FEW) > _ROUGH)
-        found = np.where(is_rough, np.maximum(excess, 0.0), 0.0)
-        return np.tile(found, self._shape[0])
+        scale, weight = np.full(count, _OWN**2), np.ones(len(off))
+        for _ in range(_ROUNDS):
+            mine = scale[config] / weight
+            self._own = self._prior.own + np.tile(scale, self._shape[0]) * _TAIL / (_TAIL - 2.0)
+            self._own[self._places] = self._prior.own[self._places] + mine
+            self._condition()
+            at = self._factors[self._places]
+            fitted = at @ _solved(self._root, at.T @ (self._precision * off))
+            doubt = np.square(np.linalg.solve(self._root, at.T)).sum(axis=0)
+            share = mine * self._precision
+            square = np.square(share) * (np.square(off - fitted) + doubt) + mine * (1.0 - share)
+            weight = (_TAIL + 1.0) / (_TAIL + square / scale[config])
+            total = np.bincount(config, weight * square, count)
+            logs = number * np.log(np.maximum(total, 1e-12) / np.maximum(number, 1))
+            pooled = math.exp((_SEEN * math.log(_OWN**2) + logs.sum()) / (_SEEN + len(off)))
+            scale = (_FEW * pooled + total) / (_FEW + number)
+        self._scale = scale
 
     def _condition(self) -> None:
         self._factors = math.sqrt(self.widened) * self._prior.factors
-        own = self.widened * (self._prior.own + self._rough)
+        own = self.widened * self._own
         self._precision = 1.0 / (own[self._places] + self._noise)
         self._root = _root_of(self._factors[self._places], self._precision)
         #: (N,) share of a measurement that is about what the place has of its own, and what is left
