@@ -4,7 +4,8 @@ A table is one collective on one group shape: S sizes and A configs, NCCL's own 
 The prior of its log times is a Gaussian whose mean and covariance are those of drawn worlds on its
 own grid (`drawn_worlds`); NCCL's costs, where they are known, are conditioned on first.
 Measurements give a posterior in closed form (Rasmussen and Williams 2006, section 2.1), in the
-space of the covariance's R largest directions; what these leave out of a place is its own.
+space of the covariance's R largest directions. What these leave out of a place is its own, and so
+is what no drawn machine has: how large that is, config by config, the measurements tell.
 
 It acts only where the gain over NCCL's own choice is more than `caution` spreads, the config was
 measured within an octave, and NCCL's choice within an octave on either side, with that gain as sure
@@ -38,13 +39,17 @@ _DRAWS: Final = 1000
 _HELD_OUT: Final = 300
 #: Directions of the covariance that are kept.
 _RANK: Final = 150
-#: Ln of time: what a place has of its own at least, and how far NCCL's costs may be off what the
-#: drawn machines make of them.
-_OWN: Final = 0.03
-_TAIL: Final = 4.0
-_SEEN: Final = 20.0
-_ROUNDS: Final = 8
+#: Ln of time: what a place has of its own before anything was measured, and how far NCCL's costs
+#: may be off what the drawn machines make of them.
+OWN: Final = 0.03
 _COST_SLACK: Final = 0.2
+#: Nothing is known better than to so much, ln of time.
+_LEAST_OWN: Final = 0.003
+#: Degrees of freedom of what places have of their own; measurements that what it is beforehand
+#: counts as; and rounds of expectation and maximization.
+_TAIL: Final = 4.0
+_BEFOREHAND: Final = 20.0
+_ROUNDS: Final = 8
 #: Sizes at which costs are conditioned on: between them they are nearly lines.
 _COST_SIZES: Final = 6
 #: Share of the sizes at which it acts that may be slower, and by how much counts as slower.
@@ -62,16 +67,10 @@ _CAUTIONS: Final = np.arange(2.0, 8.01, 0.25)
 #: beside a sure one.
 _STEPS: Final = hermegauss(7)
 _OF_EXPECTED: Final = 0.2
-#: Mean square of z from which on a config is rough, and by how many sizes that can be told.
-_ROUGH: Final = 2.0
-_ENOUGH: Final = 5
-#: Octaves over which what a config has of its own changes; and variance too small to be kept.
-_SMOOTH: Final = 2.0
-_FAINT: Final = 0.01
-_MOST_ROUGH: Final = 12
 #: Share of draws whose evidence is likelier than evidence that widens the prior.
 _USUAL: Final = 0.99
-#: How many pairs of z = 1 stand beside those that were found: a few say little of the spread.
+#: How many usual measurements of a config, or pairs of z = 1, stand beside those that were found: a
+#: few say little of the spread.
 _FEW: Final = 4.0
 
 
@@ -124,7 +123,7 @@ def doubted(
     """
     at, off, found = prior.factors[places], log_us - prior.mean[places], variance
     for _ in range(3):
-        precision = 1.0 / (prior.own[places] + _OWN ** 2 + found)
+        precision = 1.0 / (prior.own[places] + OWN**2 + found)
         root = _root_of(at, precision)
         late, expected = _left_out_one(root, at, precision, off)
         excess = np.square(np.maximum(late / 2.5, 0.0)) - (expected - found + variance)
@@ -144,9 +143,14 @@ def _told_costs(grid: Grid) -> Floats:
 
 def _largest(centered: Floats) -> Floats:
     """(N, R) factors of the covariance of centered worlds (N, W)."""
-    vectors = np.linalg.eigh(centered.T @ centered).eigenvectors
-    found: Floats = centered @ vectors[:, ::-1][:, :_RANK] / math.sqrt(centered.shape[1])
-    return found
+    places, worlds = centered.shape
+    if places < worlds:
+        values, vectors = np.linalg.eigh(centered @ centered.T / worlds)
+        found = vectors * np.sqrt(np.maximum(values, 0.0))
+    else:
+        vectors = np.linalg.eigh(centered.T @ centered).eigenvectors
+        found = centered @ vectors / math.sqrt(worlds)
+    return np.asarray(found[:, ::-1][:, :_RANK])
 
 
 def _root_of(factors: Floats, precision: Floats) -> Floats:
@@ -178,6 +182,8 @@ class Belief:
     #: (S, A) expected gain over NCCL's own choice, ln of time, and its spread.
     gain: Floats
     spread: Floats
+    #: (N,) variance of what places have of their own, before it is widened.
+    own: Floats
     #: Factor on the prior's variance, and on the spread.
     widened: float
     stretch: float
@@ -339,14 +345,9 @@ class Belief:
         return np.asarray(near @ (np.arange(self._shape[1]) == action[:, None]))
 
     def _widen(self, off: Floats) -> None:
-        """Condition on what was measured; widen the prior as far as it is a surprise.
-
-        First what is rough in itself: a config whose times the others do not foretell has more of
-        its own, so that one such config says nothing of the rest of the table.
-        """
+        """Condition on what was measured; widen the prior as far as it is a surprise."""
         self.widened = 1.0
-        self._own = self._prior.own + _OWN**2 * _TAIL / (_TAIL - 2.0)
-        self._condition()
+        self._has_own(np.full(self._shape[1], OWN**2), np.ones(len(off)))
         if not len(off):
             return
         self._find_own(off[:, 0])
@@ -360,31 +361,42 @@ class Belief:
             self._condition()
 
     def _find_own(self, off: Floats) -> None:
-        """What places have of their own, by expectation maximization."""
-        count = self._shape[1]
-        config = self._places % count
+        """Find how large it is what the places of each config have of their own.
+
+        It is Student's t with a scale for each config, found by expectation and maximization
+        (Lange, Little and Taylor 1989): a place that is far off is odd by itself, and says little
+        of others. Scales are drawn to a common one, their geometric mean, and that to what is
+        supposed beforehand.
+        """
+        config, count = self._places % self._shape[1], self._shape[1]
         number = np.bincount(config, minlength=count)
-        scale, weight = np.full(count, _OWN**2), np.ones(len(off))
+        scale, weight = np.full(count, OWN**2), np.ones(len(off))
+        at = self._factors[self._places]
         for _ in range(_ROUNDS):
-            mine = scale[config] / weight
-            self._own = self._prior.own + np.tile(scale, self._shape[0]) * _TAIL / (_TAIL - 2.0)
-            self._own[self._places] = self._prior.own[self._places] + mine
-            self._condition()
-            at = self._factors[self._places]
             fitted = at @ _solved(self._root, at.T @ (self._precision * off))
             doubt = np.square(np.linalg.solve(self._root, at.T)).sum(axis=0)
-            share = mine * self._precision
-            square = np.square(share) * (np.square(off - fitted) + doubt) + mine * (1.0 - share)
+            own = scale[config] / weight
+            share = own * self._precision
+            square = np.square(share) * (np.square(off - fitted) + doubt) + own * (1.0 - share)
             weight = (_TAIL + 1.0) / (_TAIL + square / scale[config])
             total = np.bincount(config, weight * square, count)
-            logs = number * np.log(np.maximum(total, 1e-12) / np.maximum(number, 1))
-            pooled = math.exp((_SEEN * math.log(_OWN**2) + logs.sum()) / (_SEEN + len(off)))
-            scale = (_FEW * pooled + total) / (_FEW + number)
-        self._scale = scale
+            logs = _BEFOREHAND * math.log(OWN**2)
+            logs += (number * np.log(np.maximum(total, _EXACT**2) / np.maximum(number, 1))).sum()
+            common = math.exp(logs / (_BEFOREHAND + len(off)))
+            scale = np.maximum((_FEW * common + total) / (_FEW + number), _LEAST_OWN**2)
+            self._has_own(scale, weight)
+
+    def _has_own(self, scale: Floats, weight: Floats) -> None:
+        """Condition with squared scales (A,) of what places have of their own, and weights (n,)."""
+        config = self._places % self._shape[1]
+        variance = np.tile(scale * _TAIL / (_TAIL - 2.0), self._shape[0])
+        variance[self._places] = scale[config] / weight
+        self.own = self._prior.own + variance
+        self._condition()
 
     def _condition(self) -> None:
         self._factors = math.sqrt(self.widened) * self._prior.factors
-        own = self.widened * self._own
+        own = self.widened * self.own
         self._precision = 1.0 / (own[self._places] + self._noise)
         self._root = _root_of(self._factors[self._places], self._precision)
         #: (N,) share of a measurement that is about what the place has of its own, and what is left
