@@ -4,7 +4,8 @@ A table is one collective on one group shape: S sizes and A configs, NCCL's own 
 The prior of its log times is a Gaussian whose mean and covariance are those of drawn worlds on its
 own grid (`drawn_worlds`); NCCL's costs, where they are known, are conditioned on first.
 Measurements give a posterior in closed form (Rasmussen and Williams 2006, section 2.1), in the
-space of the covariance's R largest directions; what these leave out of a place is its own.
+space of the covariance's R largest directions. What these leave out of a place is its own, and so
+is what no drawn machine has: how large that is, config by config, the measurements tell.
 
 It acts only where the gain over NCCL's own choice is more than `caution` spreads, the config was
 measured within an octave, and NCCL's choice within an octave on either side, with that gain as sure
@@ -38,10 +39,17 @@ _DRAWS: Final = 1000
 _HELD_OUT: Final = 300
 #: Directions of the covariance that are kept.
 _RANK: Final = 150
-#: Ln of time: what a place has of its own at least, and how far NCCL's costs may be off what the
-#: drawn machines make of them.
-_OWN: Final = 0.03
+#: Ln of time: what a place has of its own before anything was measured, and how far NCCL's costs
+#: may be off what the drawn machines make of them.
+OWN: Final = 0.03
 _COST_SLACK: Final = 0.2
+#: Nothing is known better than to so much, ln of time.
+_LEAST_OWN: Final = 0.003
+#: Degrees of freedom of what places have of their own; measurements that what it is beforehand
+#: counts as; and rounds of expectation and maximization.
+_TAIL: Final = 4.0
+_BEFOREHAND: Final = 20.0
+_ROUNDS: Final = 8
 #: Sizes at which costs are conditioned on: between them they are nearly lines.
 _COST_SIZES: Final = 6
 #: Share of the sizes at which it acts that may be slower, and by how much counts as slower.
@@ -59,12 +67,10 @@ _CAUTIONS: Final = np.arange(2.0, 8.01, 0.25)
 #: beside a sure one.
 _STEPS: Final = hermegauss(7)
 _OF_EXPECTED: Final = 0.2
-#: Mean square of z from which on a config is rough, and by how many sizes that can be told.
-_ROUGH: Final = 2.0
-_ENOUGH: Final = 8
 #: Share of draws whose evidence is likelier than evidence that widens the prior.
 _USUAL: Final = 0.99
-#: How many pairs of z = 1 stand beside those that were found: a few say little of the spread.
+#: How many usual measurements of a config, or pairs of z = 1, stand beside those that were found: a
+#: few say little of the spread.
 _FEW: Final = 4.0
 
 
@@ -100,7 +106,7 @@ def prior_of(grid: Grid, seed: int = 11) -> Prior:
         grid,
         (mean[:count] + gain @ (told[:, 2:] - expects))[:, 0],
         np.asarray(np.linalg.solve(root, factors.T)).T,
-        own[:count] + _OWN**2,
+        own[:count],
         values[:count, _DRAWS:],
         mean[:count] + gain @ (values[count:, _DRAWS:] - expects),
     )
@@ -117,7 +123,7 @@ def doubted(
     """
     at, off, found = prior.factors[places], log_us - prior.mean[places], variance
     for _ in range(3):
-        precision = 1.0 / (prior.own[places] + found)
+        precision = 1.0 / (prior.own[places] + OWN**2 + found)
         root = _root_of(at, precision)
         late, expected = _left_out_one(root, at, precision, off)
         excess = np.square(np.maximum(late / 2.5, 0.0)) - (expected - found + variance)
@@ -137,9 +143,14 @@ def _told_costs(grid: Grid) -> Floats:
 
 def _largest(centered: Floats) -> Floats:
     """(N, R) factors of the covariance of centered worlds (N, W)."""
-    vectors = np.linalg.eigh(centered.T @ centered).eigenvectors
-    found: Floats = centered @ vectors[:, ::-1][:, :_RANK] / math.sqrt(centered.shape[1])
-    return found
+    places, worlds = centered.shape
+    if places < worlds:
+        values, vectors = np.linalg.eigh(centered @ centered.T / worlds)
+        found = vectors * np.sqrt(np.maximum(values, 0.0))
+    else:
+        vectors = np.linalg.eigh(centered.T @ centered).eigenvectors
+        found = centered @ vectors / math.sqrt(worlds)
+    return np.asarray(found[:, ::-1][:, :_RANK])
 
 
 def _root_of(factors: Floats, precision: Floats) -> Floats:
@@ -171,6 +182,8 @@ class Belief:
     #: (S, A) expected gain over NCCL's own choice, ln of time, and its spread.
     gain: Floats
     spread: Floats
+    #: (N,) variance of what places have of their own, before it is widened.
+    own: Floats
     #: Factor on the prior's variance, and on the spread.
     widened: float
     stretch: float
@@ -332,21 +345,12 @@ class Belief:
         return np.asarray(near @ (np.arange(self._shape[1]) == action[:, None]))
 
     def _widen(self, off: Floats) -> None:
-        """Condition on what was measured; widen the prior as far as it is a surprise.
-
-        First what is rough in itself: a config whose times the others do not foretell has more of
-        its own, so that one such config says nothing of the rest of the table.
-        """
-        self.widened, self._rough = 1.0, np.zeros(len(self._prior.mean))
-        self._condition()
+        """Condition on what was measured; widen the prior as far as it is a surprise."""
+        self.widened = 1.0
+        self._has_own(np.full(self._shape[1], OWN**2), np.ones(len(off)))
         if not len(off):
             return
-        for _ in range(2):
-            more = self._roughness(off[:, 0])
-            if not more.any():
-                break
-            self._rough += more
-            self._condition()
+        self._find_own(off[:, 0])
         usual = float(np.quantile(self._surprises(self._held), _USUAL))
         # Noise is not widened, so a step may fall short: the second and third are small.
         for _ in range(3):
@@ -356,22 +360,43 @@ class Belief:
             self.widened *= found / usual
             self._condition()
 
-    def _roughness(self, off: Floats) -> Floats:
-        """(N,) variance that the places of each config have beyond what was expected of them."""
-        at = self._factors[self._places]
-        late, expected = _left_out_one(self._root, at, self._precision, off)
-        error = np.square(late)
+    def _find_own(self, off: Floats) -> None:
+        """Find how large it is what the places of each config have of their own.
+
+        It is Student's t with a scale for each config, found by expectation and maximization
+        (Lange, Little and Taylor 1989): a place that is far off is odd by itself, and says little
+        of others. Scales are drawn to a common one, their geometric mean, and that to what is
+        supposed beforehand.
+        """
         config, count = self._places % self._shape[1], self._shape[1]
         number = np.bincount(config, minlength=count)
-        z = np.bincount(config, error / expected, count)
-        excess = np.bincount(config, error - expected, count) / np.maximum(number, 1)
-        is_rough = (number >= _ENOUGH) & ((z + _FEW) / (number + _FEW) > _ROUGH)
-        found = np.where(is_rough, np.maximum(excess, 0.0), 0.0)
-        return np.tile(found, self._shape[0])
+        scale, weight = np.full(count, OWN**2), np.ones(len(off))
+        at = self._factors[self._places]
+        for _ in range(_ROUNDS):
+            fitted = at @ _solved(self._root, at.T @ (self._precision * off))
+            doubt = np.square(np.linalg.solve(self._root, at.T)).sum(axis=0)
+            own = scale[config] / weight
+            share = own * self._precision
+            square = np.square(share) * (np.square(off - fitted) + doubt) + own * (1.0 - share)
+            weight = (_TAIL + 1.0) / (_TAIL + square / scale[config])
+            total = np.bincount(config, weight * square, count)
+            logs = _BEFOREHAND * math.log(OWN**2)
+            logs += (number * np.log(np.maximum(total, _EXACT**2) / np.maximum(number, 1))).sum()
+            common = math.exp(logs / (_BEFOREHAND + len(off)))
+            scale = np.maximum((_FEW * common + total) / (_FEW + number), _LEAST_OWN**2)
+            self._has_own(scale, weight)
+
+    def _has_own(self, scale: Floats, weight: Floats) -> None:
+        """Condition with squared scales (A,) of what places have of their own, and weights (n,)."""
+        config = self._places % self._shape[1]
+        variance = np.tile(scale * _TAIL / (_TAIL - 2.0), self._shape[0])
+        variance[self._places] = scale[config] / weight
+        self.own = self._prior.own + variance
+        self._condition()
 
     def _condition(self) -> None:
         self._factors = math.sqrt(self.widened) * self._prior.factors
-        own = self.widened * (self._prior.own + self._rough)
+        own = self.widened * self.own
         self._precision = 1.0 / (own[self._places] + self._noise)
         self._root = _root_of(self._factors[self._places], self._precision)
         #: (N,) share of a measurement that is about what the place has of its own, and what is left

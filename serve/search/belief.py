@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.belief import prior_of
+from dynamiccl.belief import OWN, prior_of
 from dynamiccl.drawn_worlds import Floats, Grid, Ints
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.serve.search.space import SearchSpace
@@ -57,7 +57,8 @@ class Prior:
         drawn = prior_of(Grid((math.log2(size_bytes),), configs, (cell,)))
         at = [configs.index(choice.config) for choice in space.choices]
         moves = drawn.factors[at] - drawn.factors[0]
-        covariance = moves @ moves.T + np.diag(drawn.own[at]) + drawn.own[0]
+        own = drawn.own + OWN**2
+        covariance = moves @ moves.T + np.diag(own[at]) + own[0]
         threads = [choice.num_threads for choice in space.choices]
         transports = [choice.transport for choice in space.choices]
         for values in map(np.array, (threads, transports)):

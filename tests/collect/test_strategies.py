@@ -364,12 +364,12 @@ def test_heavy_tails_and_two_states_do_not_hurt(noise: Noise) -> None:
 
 def test_where_nothing_is_to_be_won_it_stops_and_mostly_abstains() -> None:
     acts = 0
-    for seed in range(2):
+    for seed in range(4):
         world, table = play(adaptive_sweep(), lambda _: 100.0, normal(0.02), seed)
         assert sum(map(len, world.rounds)) < 0.67 * 3 * (len(MADE.trials) + 11)
         acts += sum(config != ABSTAIN for config in table.values())
     # Not never: each task is looked at after each round, and the luckiest of 28 configs leads.
-    assert acts <= 0.3 * 2 * 11
+    assert acts <= 0.3 * 4 * 11
     _, table = play(adaptive_sweep(), hockney, normal(1.5))
     assert sum(config != ABSTAIN for config in table.values()) <= 2
 

@@ -64,7 +64,7 @@ def make_totals(directory: Path) -> Any:
         words = [word for each in settings for word in ("--set", each)]
         fitted = command("train", "fit", "--data", "data", "--recipe", recipe, *words, "--seed", 1)
         policies += ["--policy", f"{recipe}={fitted['run_id']}"]
-    size = ("--calls", 2000, "--jobs", 2, "--seeds", 2)
+    size = ("--calls", 800, "--jobs", 2, "--seeds", 2)
     watch = ("--trigger", trigger["run_id"])
     found = command(
         "evaluate", "simulate", *policies, *watch, *place, *work, *size, "--out", "page"

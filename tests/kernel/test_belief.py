@@ -39,7 +39,7 @@ def test_it_is_a_gaussian_conditioned_on_what_was_measured(prior: Prior) -> None
     world = draw_worlds(GRID, 1, np.random.default_rng(5))[0][0]
     places = every([0, 2, 7], [3, 4, 9])
     found = measured(prior, world, places)
-    covariance = found.widened * (prior.factors @ prior.factors.T + np.diag(prior.own))
+    covariance = found.widened * (prior.factors @ prior.factors.T + np.diag(found.own))
     noise = NOISE * np.random.default_rng(0).standard_normal(len(places))
     off = world.ravel()[places] + noise - prior.mean[places]
     among = covariance[np.ix_(places, places)] + NOISE**2 * np.eye(len(places))
