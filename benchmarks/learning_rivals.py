@@ -1,9 +1,9 @@
 """Ways to probe a table, and to choose from what was probed: a belief's, and its rivals'.
 
-To probe: where a measurement is worth most to the belief; at random; a rule that an expert tries by
-hand; AutoCCL's coordinate descent; Optuna's samplers. To choose: the belief; times interpolated
-between sizes, which act by the same rule; the fastest that was measured at the nearest size, which
-knows no caution.
+To probe: where a measurement is worth most to the belief; where an adaptive sweep would draw; at
+random; a rule that an expert tries by hand; AutoCCL's coordinate descent; Optuna's samplers. To
+choose: the belief; times interpolated between sizes, which act by the same rule; the fastest that
+was measured at the nearest size, which knows no caution.
 
 A place is size x A + config of a table of S sizes and A configs, NCCL's own choice the first.
 """
@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import optuna
 from judge_worlds import Floats, Ints, Table
+from numpy.polynomial.hermite_e import hermegauss
 
-from dynamiccl.belief import MIN_GAIN, Belief, Bools, prior_of
+from dynamiccl.belief import MIN_GAIN, Belief, Bools, prior_of, sides
 from dynamiccl.drawn_worlds import Grid
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.search.autoccl import AutoCcl
@@ -30,7 +31,13 @@ from dynamiccl.serve.search.tuner import Key, State
 NOISE: Final = 0.02
 #: Of the places whose worth is looked at: the most promising, and random ones.
 _PROMISING: Final = 25
+_DRAWS: Final = 200
 _RANDOM: Final = 25
+#: Gauss-Hermite steps of a standard normal, with weights; spreads that a gain must exceed to be
+#: sure; and what an expected gain is worth beside a sure one.
+_STEPS: Final = hermegauss(7)
+_LEAST_CAUTION: Final = 2.0
+_OF_EXPECTED: Final = 0.2
 #: Left-out measurements of a config that tell its spread.
 _ENOUGH: Final = 4
 
@@ -95,6 +102,33 @@ class Probes:
 # --- to probe ---
 
 
+def worth(belief: Belief, probes: "Probes", places: Ints, noise: float) -> Floats:
+    """(C,) what a measurement of a place, NCCL's choice beside it, brings: gain over all sizes.
+
+    The knowledge gradient (Frazier, Powell and Dayanik 2009) of two sums over the sizes: of the
+    gains that are sure after it, and, for a share, of those that are expected, since it may take
+    several measurements to be sure. `noise` is the variance of a log time.
+    """
+    log2_sizes, shape = np.array(probes.prior.grid.log2_sizes), (len(places), *probes.can.shape)
+    size, action = np.divmod(places, shape[2])
+    variance = np.square(belief.spread / belief.stretch).ravel()
+    moves = belief.covariance(places) / np.sqrt(variance[places] + 2.0 * noise)[:, None]
+    left = np.sqrt(np.maximum(variance - np.square(moves), 0.0))
+    moves, left = moves.reshape(shape), belief.stretch * left.reshape(shape)
+    below, above = sides((log2_sizes[size] - log2_sizes[:, None]).T[..., None])
+    is_config = (action[:, None] == np.arange(shape[2]))[:, None]
+    near = (belief.default_sides[0] | below) & (belief.default_sides[1] | above)
+    near = near[..., None] & (belief.config_near | (is_config & (below | above)[..., None]))
+    bar = np.maximum(_LEAST_CAUTION * left, MIN_GAIN)
+    found = np.zeros(len(places))
+    for step, weight in zip(*_STEPS, strict=True):
+        gain = np.where(probes.can, belief.gain + step * moves, 0.0)
+        sure = np.where(near & (gain > bar), gain, 0.0).max(axis=2).sum(axis=1)
+        expected = np.maximum(gain, 0.0).max(axis=2).sum(axis=1)
+        found += weight / math.sqrt(2.0 * math.pi) * (sure + _OF_EXPECTED * expected)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """A way to probe: the place to measure next, and what is told ln of time over NCCL's own."""
@@ -116,7 +150,24 @@ def by_worth(probes: Probes) -> Way:
         others = probes.random.choice(there, min(_RANDOM, len(there)), replace=False)
         places = np.unique(np.concatenate([of_each, promising, others]))
         places = places[probes.can.flat[places]]
-        return int(places[belief.worth(places, NOISE**2).argmax()])
+        return int(places[worth(belief, probes, places, NOISE**2).argmax()])
+
+    return Way(pick)
+
+
+def by_draws(probes: Probes) -> Way:
+    """By what `strategy = "adaptive"` draws by: how much the decision loses to each config."""
+
+    def pick() -> int:
+        belief = probes.belief()
+        gains = belief.draws(_DRAWS, probes.random)
+        own = np.take_along_axis(gains, belief.decide()[None, :, None], axis=2)
+        lost = np.where(probes.can, np.maximum(gains - own, 0.0), 0.0)
+        is_best = lost.argmax(axis=2)[..., None] == np.arange(lost.shape[2])
+        share = (is_best * lost).sum(axis=0).ravel()
+        if not share.any():
+            return int(probes.random.choice(np.flatnonzero(probes.can)))
+        return int(probes.random.choice(len(share), p=share / share.sum()))
 
     return Way(pick)
 
@@ -219,6 +270,7 @@ def by_gp(probes: Probes) -> Way:
 
 WAYS: Final[dict[str, Callable[[Probes], Way]]] = {
     "worth": by_worth,
+    "draws": by_draws,
     "random": at_random,
     "rule": by_rule,
     "coordinate descent": by_descent,

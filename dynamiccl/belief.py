@@ -17,7 +17,7 @@ of the sizes at which it acts are slower. A machine is not one of those:
 * the spread is multiplied by how far octaves that are left out are from what the others say of
   them (rms of z), where that is more than 1.
 
-N = S x A places, place = size x A + action; R directions; n places measured; W worlds; C candidates
+N = S x A places, place = size x A + action; R directions; n places measured; W worlds; C of them
 """
 
 import math
@@ -28,7 +28,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numpy.polynomial.hermite_e import hermegauss
 from numpy.random import Generator, default_rng
 
 from dynamiccl.drawn_worlds import Floats, Grid, Ints, draw_worlds
@@ -63,10 +62,6 @@ _EXACT: Final = 1e-6
 #: Spreads that are tried for caution. Places are picked by what was measured before, and a machine
 #: is no draw: fewer than the first is never enough.
 _CAUTIONS: Final = np.arange(2.0, 8.01, 0.25)
-#: Gauss-Hermite steps of a standard normal, with weights; and what an expected gain is worth
-#: beside a sure one.
-_STEPS: Final = hermegauss(7)
-_OF_EXPECTED: Final = 0.2
 #: Share of draws whose evidence is likelier than evidence that widens the prior.
 _USUAL: Final = 0.99
 #: How many usual measurements of a config, or pairs of z = 1, stand beside those that were found: a
@@ -261,34 +256,13 @@ class Belief:
         off = (moved + own[:, self._default] - own).reshape(count, *self._shape)
         return np.asarray(self.gain + self.stretch * off)
 
-    def worth(self, places: Ints, noise: float) -> Floats:
-        """(C,) what a measurement of a place, NCCL's choice beside it, brings: gain over all sizes.
-
-        The knowledge gradient (Frazier, Powell and Dayanik 2009) of two sums over the sizes: of the
-        gains that are sure after it, and, for a share, of those that are expected, since it may
-        take several measurements to be sure. `noise` is the variance of a log time.
-        """
-        size, action = np.divmod(places, self._shape[1])
-        covariance = self._moves[:, places].T @ self._moves
+    def covariance(self, places: Ints) -> Floats:
+        """(C, N) covariances of the gains of some places with all, before the stretch."""
+        found = self._moves[:, places].T @ self._moves
         default, columns = self._default, np.arange(len(self._default))
-        covariance += self._left[default[places], None] * (default[places, None] == default)
-        covariance += self._left[places, None] * (places[:, None] == columns)
-        moves = covariance / np.sqrt(self._variance[places] + 2.0 * noise)[:, None]
-        left = np.sqrt(np.maximum(self._variance - np.square(moves), 0.0))
-        shape = len(places), *self._shape
-        moves, left = moves.reshape(shape), self.stretch * left.reshape(shape)
-        below, above = _sides((self._log2_sizes[size] - self._log2_sizes[:, None]).T[..., None])
-        is_config = (action[:, None] == np.arange(self._shape[1]))[:, None]
-        near = (self._default_sides[0] | below) & (self._default_sides[1] | above)
-        near = near[..., None] & (self._config_near | (is_config & (below | above)[..., None]))
-        bar = np.maximum(_CAUTIONS[0] * left, MIN_GAIN)
-        found = np.zeros(len(places))
-        for step, weight in zip(*_STEPS, strict=True):
-            gain = np.where(self._allowed, self.gain + step * moves, 0.0)
-            sure = np.where(near & (gain > bar), gain, 0.0).max(axis=2).sum(axis=1)
-            expected = np.maximum(gain, 0.0).max(axis=2).sum(axis=1)
-            found += weight / math.sqrt(2.0 * math.pi) * (sure + _OF_EXPECTED * expected)
-        return found
+        found += self._left[default[places], None] * (default[places, None] == default)
+        found += self._left[places, None] * (places[:, None] == columns)
+        return np.asarray(found)
 
     def may_act(self, caution: float) -> Bools:
         """(S, A) where a config is near, and sure at the sizes around that tell of NCCL's choice.
@@ -311,15 +285,15 @@ class Belief:
     @property
     def is_near(self) -> Bools:
         """(S, A) where NCCL's choice was measured on either side, and the config near."""
-        below, above = self._default_sides
-        return np.asarray(self._config_near & (below & above)[:, None])
+        below, above = self.default_sides
+        return np.asarray(self.config_near & (below & above)[:, None])
 
     @cached_property
-    def _default_sides(self) -> tuple[Bools, Bools]:
+    def default_sides(self) -> tuple[Bools, Bools]:
         """(S,) whether NCCL's choice was measured within an octave below, and above."""
         size, action = np.divmod(self._places, self._shape[1])
         apart = self._log2_sizes[size[action == 0]] - self._log2_sizes[:, None]
-        return _sides(apart)
+        return sides(apart)
 
     @cached_property
     def _neighbours(self) -> tuple[Ints, Ints]:
@@ -338,7 +312,7 @@ class Belief:
         return below, above
 
     @cached_property
-    def _config_near(self) -> Bools:
+    def config_near(self) -> Bools:
         """(S, A) whether the config was measured within an octave."""
         size, action = np.divmod(self._places, self._shape[1])
         near = np.abs(self._log2_sizes[:, None] - self._log2_sizes[size]) <= _REACH + _EXACT
@@ -493,7 +467,7 @@ class LeftOut(NamedTuple):
     noise: Floats
 
 
-def _sides(apart: Floats) -> tuple[Bools, Bools]:
+def sides(apart: Floats) -> tuple[Bools, Bools]:
     """Whether one of the last axis is within an octave below, and above; 0 is both."""
     below = ((apart <= _EXACT) & (apart >= -_REACH - _EXACT)).any(axis=-1)
     above = ((apart >= -_EXACT) & (apart <= _REACH + _EXACT)).any(axis=-1)
