@@ -22,7 +22,7 @@ from dynamiccl.datasets.schema import MEASUREMENTS, TASK_COLUMNS
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import part_paths, read, write_part
-from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours, NearestSize
+from dynamiccl.evaluate.baselines.tables import Interpolated, NearestSize
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy, NcclDefault, Policy
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
@@ -84,7 +84,6 @@ def _simple(folder: Path, seed: int) -> dict[str, dict[str, float]]:
     _make_logs(folder, seed)
     truth, training, catalogue = _grids(folder)
     players: list[Policy] = [NcclDefault(), NearestSize(training), Interpolated(training)]
-    players.append(NearestNeighbours(training))
     rows = {player.name: _judged(truth, player.choose(truth)) for player in players}
     return rows | {"the table in use": _judged(truth, _table(folder, truth, catalogue))}
 

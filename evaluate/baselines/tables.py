@@ -63,14 +63,13 @@ class PooledFixed(BestFixed):
     family = POOL
 
 
-class NearestNeighbours(Predictor):
-    """The config with the least mean log ratio over the k nearest training sizes of the family."""
+class NearestSize(Predictor):
+    """The best config of the nearest training size of the same family (by ratio of sizes)."""
 
-    name = "k-nearest"
+    name = "nearest-size"
 
-    def __init__(self, training: TaskGrid, k: int = 2) -> None:
-        """Keep the training tasks."""
-        self._k = k
+    def __init__(self, training: TaskGrid) -> None:
+        """Keep the training tasks as the table."""
         self._log_ratio = np.log(training.times_us / training.default_us[:, None])
         self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
         self._families = rows_by_family(training.tasks)
@@ -80,23 +79,10 @@ class NearestNeighbours(Predictor):
         predicted = unknown(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
         for rows, known in with_known(grid.tasks, self._families):
-            for row in rows:
-                order = np.argsort(np.abs(self._log_size[known] - log_size[row]), kind="stable")
-                near = self._log_ratio[known[order[: self._k]]]
-                counts = (~np.isnan(near)).sum(axis=0)
-                means = np.nansum(near, axis=0) / np.maximum(counts, 1)
-                predicted[row] = np.where(counts > 0, means, np.inf)
+            apart = np.abs(self._log_size[known] - log_size[rows][:, None])
+            near = self._log_ratio[known[apart.argmin(axis=1)]]
+            predicted[rows] = np.where(np.isnan(near), np.inf, near)
         return predicted
-
-
-class NearestSize(NearestNeighbours):
-    """The best config of the nearest training size of the same family (by ratio of sizes)."""
-
-    name = "nearest-size"
-
-    def __init__(self, training: TaskGrid) -> None:
-        """Keep the training tasks as the table."""
-        super().__init__(training, k=1)
 
 
 class Interpolated(Predictor):

@@ -17,7 +17,6 @@ from dynamiccl.evaluate.baselines.tables import (
     BestFixed,
     FiveBins,
     Interpolated,
-    NearestNeighbours,
     NearestSize,
     PooledFixed,
 )
@@ -103,7 +102,7 @@ SIZES = [1 << n for n in range(10, 31)]
 BETWEEN = [3 << n for n in range(9, 29)]
 
 
-@pytest.mark.parametrize("make", [boosting, NearestNeighbours, Interpolated])
+@pytest.mark.parametrize("make", [boosting, Interpolated])
 def test_a_regression_finds_the_law_between_the_sizes(
     make: Callable[[TaskGrid], Policy],
 ) -> None:
@@ -116,7 +115,7 @@ def test_a_regression_finds_the_law_between_the_sizes(
     assert test.regret(Oracle().choose(test)).max() == 0.0
 
 
-@pytest.mark.parametrize("make", [boosting, NearestNeighbours, Interpolated])
+@pytest.mark.parametrize("make", [boosting, NearestSize, Interpolated])
 def test_a_regression_takes_only_what_was_measured_at_the_task(
     make: Callable[[TaskGrid], Policy],
 ) -> None:
@@ -133,7 +132,7 @@ def test_a_regression_takes_only_what_was_measured_at_the_task(
 
 def test_only_trees_have_an_opinion_on_a_system_that_they_never_saw() -> None:
     test = law([1 << 12], system="new")
-    assert NearestNeighbours(law(SIZES)).choose(test).tolist() == [0]
+    assert NearestSize(law(SIZES)).choose(test).tolist() == [0]
     assert boosting(law(SIZES)).choose(test).tolist() == [1]
 
 
