@@ -56,6 +56,13 @@ BRIEF: Final[Mapping[str, tuple[Sequence[str], Sequence[tuple[str, str, str]]]]]
         ),
     ),
 }
+#: What the belief is worth: keys, or how they begin.
+BELIEF: Final = (
+    *("few_shot_worlds", "probes_", "random_probes_", "interpolated_probes_", "few_shot_share"),
+    *("coverage", "grid_mean_regret", "grid_gain_kept", "grid_share_worse"),
+    *("grid_interpolated", "small_sweep_gain", "small_sweep_share", "small_sweep_left_out"),
+    *("small_sweep_near", "public_mean", "public_share", "public_interpolated", "public_nccl"),
+)
 _MARKED: Final = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -96,7 +103,9 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         return notes(found["real_notes"])
     if name in {"few_shot", "few_shot_kinds"}:
         return curves(found[name])
-    keys = [key for key in found if key.startswith(name) and not key.endswith(("_lo", "_hi"))]
+    starts = BELIEF if name == "belief" else (name,)
+    told = [key for key in found if not key.endswith(("_lo", "_hi"))]
+    keys = [key for start in starts for key in told if key.startswith(start)]
     if not keys:
         raise KeyError(f"no figures for table '{name}'")
     return markdown([["figure", "value"], *([f"`{k}`", cell(found, k, False)] for k in keys)])

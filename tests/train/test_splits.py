@@ -8,7 +8,7 @@ import pytest
 from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.splits import SplitBy, Splits
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.errors import UserError
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
@@ -118,8 +118,3 @@ def test_sweeps_of_few_sizes_train_validate_and_are_scored(
     found = report.to_json()["systems"][SYSTEM]["policies"]
     assert found["mine"]["tasks"] >= 2
     assert found["mine"]["mean"] <= found["nccl-default"]["mean"] + 0.02
-
-
-def test_an_unknown_split_names_the_choices() -> None:
-    with pytest.raises(UnknownName, match=r"shape:1\).* size, shape, system, run"):
-        make_recipe("ddqn-dueling", ["split=moon"])
