@@ -16,6 +16,7 @@ from dynamiccl.train.recipes import make_recipe
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.data_sets import SWEEP, SYSTEM, make_data
+from tests.evaluate.conftest import undrawn as undrawn  # noqa: PLC0414
 from tests.stores import new_store
 
 SHAPES = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8, 16))
@@ -35,6 +36,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("shapes"), text)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_shape_that_is_held_out_is_what_the_report_scores(shapes: Path, tmp_path: Path) -> None:
     policy = policy_of(shapes, tmp_path, "gaussian-process", "alpha=0.1", "split=shape")
     parts = Splits(SplitBy.SHAPE, ("2x8", "16x8"), ("4x8",))
@@ -73,6 +75,7 @@ def test_policies_that_were_trained_on_other_parts_are_not_compared(
         make_report(shapes, [("one", one), ("other", other)], tmp_path / "report")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_policies_of_turns_are_scored_one_by_one_and_their_mean_is_told(
     shapes: Path, tmp_path: Path, shell: Shell
 ) -> None:
