@@ -17,11 +17,13 @@ from tests.serve.conftest import libnccl_fixture as libnccl_fixture  # noqa: PLC
 from tests.serve.jobs.arbiter import is_gone
 from tests.serve.jobs.setting import FIRST, write_artifact, write_machine
 
-#: What a rank shows, and then it waits for all of its children, of which it has none.
+#: What a rank shows; it stays while another may be late, since the arbiter ends with the first
+#: host's ranks, and then waits for all of its children, of which it has none.
 SHOW = """
-import os
+import os, time
 names = ("JOB", "HOST", "ARBITER")
 print(os.uname().nodename, *(os.environ.get("DYNAMICCL_" + name) for name in names))
+time.sleep(2)
 try:
     os.wait()
 except ChildProcessError:
