@@ -17,13 +17,17 @@ from tests.serve.conftest import libnccl_fixture as libnccl_fixture  # noqa: PLC
 from tests.serve.jobs.arbiter import is_gone
 from tests.serve.jobs.setting import FIRST, write_artifact, write_machine
 
-#: What a rank shows; it stays while another may be late, since the arbiter ends with the first
-#: host's ranks, and then waits for all of its children, of which it has none.
+#: What a rank shows. It stays until four are in the folder MET, if there is one, since the arbiter
+#: ends with the first host's ranks; and waits for all of its children, of which it has none.
 SHOW = """
 import os, time
 names = ("JOB", "HOST", "ARBITER")
 print(os.uname().nodename, *(os.environ.get("DYNAMICCL_" + name) for name in names))
-time.sleep(2)
+folder, until = os.environ.get("MET"), time.monotonic() + 60
+if folder:
+    open(folder + "/" + os.uname().nodename + str(os.getpid()), "w").close()
+    while len(os.listdir(folder)) < 4 and time.monotonic() < until:
+        time.sleep(0.05)
 try:
     os.wait()
 except ChildProcessError:
@@ -75,12 +79,14 @@ def meets(shown: list[list[str]]) -> bool:
     )
 
 
-def test_ranks_of_srun_meet_at_the_first_node(start: Start, program: str) -> None:
+def test_ranks_of_srun_meet_at_the_first_node(
+    start: Start, program: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     srun = ("srun", "-N2", "--ntasks-per-node=2", program, "python3", "-c", SHOW)
-    first = start(*srun)
+    first = start(*srun, MET=str(tmp_path_factory.mktemp("met")))
     assert meets(first), first
     assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
-    again = start(*srun)
+    again = start(*srun, MET=str(tmp_path_factory.mktemp("met")))
     assert meets(again), again
     assert again[0][1] != first[0][1]  # another step
 
@@ -124,15 +130,16 @@ def test_a_name_that_does_not_resolve_costs_its_limit_once(start: Start, program
 
 
 def test_ranks_of_mpirun_meet_where_master_addr_says(
-    start: Start, program: str, tmp_path: Path
+    start: Start, program: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     # Two ranks may share a line of what mpirun hands on, so each has a file.
     place = f"open('{tmp_path}/' + os.environ['OMPI_COMM_WORLD_RANK'] + '.txt', 'w')"
     show = f"import os, sys\nsys.stdout = {place}\n{SHOW}"
     start(
         *("salloc", "--quiet", "-N2", "--ntasks-per-node=2", "mpirun", "--allow-run-as-root"),
-        *("--mca", "btl_tcp_if_include", "eth0", "-x", "MASTER_ADDR"),
+        *("--mca", "btl_tcp_if_include", "eth0", "-x", "MASTER_ADDR", "-x", "MET"),
         *(program, "python3", "-c", show),
+        MET=str(tmp_path_factory.mktemp("met")),
     )
     shown = shown_in("".join(path.read_text() for path in tmp_path.glob("*.txt")))
     assert meets(shown), shown
