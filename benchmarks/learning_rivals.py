@@ -20,7 +20,8 @@ import optuna
 from judge_worlds import Floats, Ints, Table
 from numpy.polynomial.hermite_e import hermegauss
 
-from dynamiccl.belief import MIN_GAIN, Belief, Bools, prior_of, sides
+from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, Belief, Bools, prior_of, sides
+from dynamiccl.collect.strategies import Believed
 from dynamiccl.drawn_worlds import Grid
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.search.autoccl import AutoCcl
@@ -31,12 +32,10 @@ from dynamiccl.serve.search.tuner import Key, State
 NOISE: Final = 0.02
 #: Of the places whose worth is looked at: the most promising, and random ones.
 _PROMISING: Final = 25
-_DRAWS: Final = 200
 _RANDOM: Final = 25
-#: Gauss-Hermite steps of a standard normal, with weights; spreads that a gain must exceed to be
-#: sure; and what an expected gain is worth beside a sure one.
+#: Gauss-Hermite steps of a standard normal, with weights; and what an expected gain is worth
+#: beside a sure one.
 _STEPS: Final = hermegauss(7)
-_LEAST_CAUTION: Final = 2.0
 _OF_EXPECTED: Final = 0.2
 #: Left-out measurements of a config that tell its spread.
 _ENOUGH: Final = 4
@@ -102,7 +101,7 @@ class Probes:
 # --- to probe ---
 
 
-def worth(belief: Belief, probes: "Probes", places: Ints, noise: float) -> Floats:
+def worth(belief: Belief, probes: Probes, places: Ints, noise: float) -> Floats:
     """(C,) what a measurement of a place, NCCL's choice beside it, brings: gain over all sizes.
 
     The knowledge gradient (Frazier, Powell and Dayanik 2009) of two sums over the sizes: of the
@@ -119,7 +118,7 @@ def worth(belief: Belief, probes: "Probes", places: Ints, noise: float) -> Float
     is_config = (action[:, None] == np.arange(shape[2]))[:, None]
     near = (belief.default_sides[0] | below) & (belief.default_sides[1] | above)
     near = near[..., None] & (belief.config_near | (is_config & (below | above)[..., None]))
-    bar = np.maximum(_LEAST_CAUTION * left, MIN_GAIN)
+    bar = np.maximum(LEAST_CAUTION * left, MIN_GAIN)
     found = np.zeros(len(places))
     for step, weight in zip(*_STEPS, strict=True):
         gain = np.where(probes.can, belief.gain + step * moves, 0.0)
@@ -160,9 +159,7 @@ def by_draws(probes: Probes) -> Way:
 
     def pick() -> int:
         belief = probes.belief()
-        gains = belief.draws(_DRAWS, probes.random)
-        own = np.take_along_axis(gains, belief.decide()[None, :, None], axis=2)
-        lost = np.where(probes.can, np.maximum(gains - own, 0.0), 0.0)
+        lost = Believed(belief, {}, probes.can, belief.decide()).lost(probes.random)
         is_best = lost.argmax(axis=2)[..., None] == np.arange(lost.shape[2])
         share = (is_best * lost).sum(axis=0).ravel()
         if not share.any():

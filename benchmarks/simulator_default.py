@@ -10,11 +10,11 @@ Sockets under 2.29.7 were read back from NCCL's log; B300's choices are only sta
 
 import csv
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from harness import ROOT
 from rich.console import Console
 from rich.table import Table
 
@@ -23,10 +23,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, 
 from dynamiccl.simulator.default import CostModel, find_machine
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
-
-ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from tests.simulator.recorded import Verdict, judge, read_decisions  # noqa: E402
+from tests.simulator.recorded import Verdict, judge, read_decisions
 
 DATA: Final = ROOT.parent / "shared" / "data"
 DECISIONS: Final = DATA / "model" / "nccl_default_decisions.csv"

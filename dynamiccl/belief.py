@@ -61,7 +61,8 @@ _REACH: Final = 1.0
 _EXACT: Final = 1e-6
 #: Spreads that are tried for caution. Places are picked by what was measured before, and a machine
 #: is no draw: fewer than the first is never enough.
-_CAUTIONS: Final = np.arange(2.0, 8.01, 0.25)
+LEAST_CAUTION: Final = 2.0
+_CAUTIONS: Final = np.arange(LEAST_CAUTION, 8.01, 0.25)
 #: Share of draws whose evidence is likelier than evidence that widens the prior.
 _USUAL: Final = 0.99
 #: How many usual measurements of a config, or pairs of z = 1, stand beside those that were found: a
@@ -321,10 +322,10 @@ class Belief:
     def _widen(self, off: Floats) -> None:
         """Condition on what was measured; widen the prior as far as it is a surprise."""
         self.widened = 1.0
-        self._has_own(np.full(self._shape[1], OWN**2), np.ones(len(off)))
+        self.own = self._find_own(off[:, 0])
+        self._condition()
         if not len(off):
             return
-        self._find_own(off[:, 0])
         usual = float(np.quantile(self._surprises(self._held), _USUAL))
         # Noise is not widened, so a step may fall short: the second and third are small.
         for _ in range(3):
@@ -334,8 +335,8 @@ class Belief:
             self.widened *= found / usual
             self._condition()
 
-    def _find_own(self, off: Floats) -> None:
-        """Find how large it is what the places of each config have of their own.
+    def _find_own(self, off: Floats) -> Floats:
+        """(N,) variance of what places have of their own.
 
         It is Student's t with a scale for each config, found by expectation and maximization
         (Lange, Little and Taylor 1989): a place that is far off is odd by itself, and says little
@@ -345,12 +346,14 @@ class Belief:
         config, count = self._places % self._shape[1], self._shape[1]
         number = np.bincount(config, minlength=count)
         scale, weight = np.full(count, OWN**2), np.ones(len(off))
-        at = self._factors[self._places]
+        at, left = self._prior.factors[self._places], self._prior.own[self._places]
         for _ in range(_ROUNDS):
-            fitted = at @ _solved(self._root, at.T @ (self._precision * off))
-            doubt = np.square(np.linalg.solve(self._root, at.T)).sum(axis=0)
             own = scale[config] / weight
-            share = own * self._precision
+            precision = 1.0 / (left + own + self._noise)
+            root = _root_of(at, precision)
+            fitted = at @ _solved(root, at.T @ (precision * off))
+            doubt = np.square(np.linalg.solve(root, at.T)).sum(axis=0)
+            share = own * precision
             square = np.square(share) * (np.square(off - fitted) + doubt) + own * (1.0 - share)
             weight = (_TAIL + 1.0) / (_TAIL + square / scale[config])
             total = np.bincount(config, weight * square, count)
@@ -358,15 +361,9 @@ class Belief:
             logs += (number * np.log(np.maximum(total, _EXACT**2) / np.maximum(number, 1))).sum()
             common = math.exp(logs / (_BEFOREHAND + len(off)))
             scale = np.maximum((_FEW * common + total) / (_FEW + number), _LEAST_OWN**2)
-            self._has_own(scale, weight)
-
-    def _has_own(self, scale: Floats, weight: Floats) -> None:
-        """Condition with squared scales (A,) of what places have of their own, and weights (n,)."""
-        config = self._places % self._shape[1]
         variance = np.tile(scale * _TAIL / (_TAIL - 2.0), self._shape[0])
         variance[self._places] = scale[config] / weight
-        self.own = self._prior.own + variance
-        self._condition()
+        return np.asarray(self._prior.own + variance)
 
     def _condition(self) -> None:
         self._factors = math.sqrt(self.widened) * self._prior.factors

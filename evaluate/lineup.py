@@ -36,7 +36,6 @@ def make_policies(
     and the oracle.
     """
     told = training.joined(validation)
-
     return [
         *(LearnedPolicy(policy, catalogue, name) for name, policy in learned),
         NcclDefault(),

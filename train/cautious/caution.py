@@ -15,11 +15,9 @@ from typing import Final, Self
 
 import numpy as np
 
-from dynamiccl.belief import MIN_GAIN, SLOWER, Bools
+from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, SLOWER, Bools
 from dynamiccl.drawn_worlds import Floats, Ints
 
-#: What is never enough, whatever was calibrated.
-LEAST_CAUTION: Final = 2.0
 #: Standard deviations of an interval that holds 90 % of normal values.
 _NINETY: Final = 1.6449
 

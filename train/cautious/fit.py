@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 import torch
 
-from dynamiccl.belief import Belief, Bools, doubted, prior_of
+from dynamiccl.belief import LEAST_CAUTION, Belief, Bools, doubted, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.repeats import MAD_TO_SIGMA
-from dynamiccl.train.cautious.caution import LEAST_CAUTION, Calibration, best_of
+from dynamiccl.train.cautious.caution import Calibration, best_of
 from dynamiccl.train.cautious.policy import Block, CautiousPolicy
 from dynamiccl.train.cautious.tables import LEAST_DIFFERENCE, LEAST_SHAPES, ShapeTable, Tables
 from dynamiccl.train.cautious.tasks import Measured, Tasks

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynamiccl.belief import MIN_GAIN, SLOWER
-from dynamiccl.train.cautious.caution import LEAST_CAUTION, Calibration, best_of
+from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, SLOWER
+from dynamiccl.train.cautious.caution import Calibration, best_of
 
 
 def calibration(scores: list[float], measured: list[float]) -> Calibration:
