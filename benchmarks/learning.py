@@ -6,7 +6,8 @@
 
 Parts: `grid`, simulated grids whose truth is known (learning_grids.py); the belief
 in `few-shot`, probe by probe, and `rivals`, after 48 decisions (learning_belief.py), in `sweeps`,
-whole and small ones, and `public`, published ones (learning_sweeps.py); `narrow`, logs of a table
+whole and small ones, `public`, published ones (learning_sweeps.py), and `shapes`, group shapes
+that nobody measured (learning_grids.py); `narrow`, logs of a table
 in use (learning_narrow.py);
 `real`, measured sweeps (learning_real.py); `ope`, off-policy estimates
 (learning_ope.py); `scenarios`, surroundings that change on several systems, against rules and a
@@ -30,7 +31,7 @@ from typing import Any, Final
 from harness import OUT, machine_facts
 from learning_agents import agents
 from learning_belief import few_shot_figures, rival_figures
-from learning_grids import measure, simulated_grid, train
+from learning_grids import measure, shape_figures, simulated_grid, train
 from learning_narrow import narrow_figures
 from learning_ope import ope_figures
 from learning_real import real_sets
@@ -44,8 +45,10 @@ from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.train.recipes import RECIPES, make_recipe
 
 SEEDS: Final = 5
+#: Sweeps of which each of ten shapes is left out.
+SHAPE_SEEDS: Final = 2
 #: Parts that take half an hour each or more: with FULL=1, or by name.
-LONG: Final = ("grid", "scenarios", "agents")
+LONG: Final = ("grid", "shapes", "scenarios", "agents")
 #: Judge's worlds, and those on which rivals play; `make bench-learning` has fewer.
 QUICK_WORLDS: Final = 40, 8
 WORLDS: Final = 200, 20
@@ -78,6 +81,7 @@ def main() -> None:
         "rivals": lambda _: rival_figures(rival_worlds),
         "sweeps": lambda _: sweep_figures(worlds),
         "public": lambda _: public_figures(),
+        "shapes": lambda out: shape_figures(out, SHAPE_SEEDS),
         "narrow": narrow_figures,
         "real": lambda out: real_sets(out, [chosen(), "gaussian-process"], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),

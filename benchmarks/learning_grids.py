@@ -1,5 +1,7 @@
 """Recipes and baselines on simulated full grids with known truth, in several replicates.
 
+`simulated_grid` scores them at sizes that were left out, `shape_figures` at group shapes.
+
 A *replicate* is a noisy sweep of its own (three cycles), recipes trained on it with a seed of their
 own, and baselines fitted to it. Each is scored once on the test sizes, by the same sweep without
 noise; half of the sizes are no powers of two. Intervals are Student's over replicates, so that they
@@ -11,6 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from learning_belief import (
+    Row,
+    by,
+    in_parallel,
+    judged,
+    mean_of,
+    ratio,
+    summed,
+    upper,
+    with_interval,
+)
 from learning_figures import over_replicates, parallel
 
 from dynamiccl.collect.simulated import simulate
@@ -18,10 +31,13 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.scoring import task_grid
-from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.baselines.regression import GradientBoosting
+from dynamiccl.evaluate.baselines.tables import PooledFixed
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import Summary, summarise
+from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
@@ -47,6 +63,8 @@ BEYOND: Final = f"{NAME}, where NCCL's default loses over 1 %"
 SHAPES: Final = [(nodes, ranks) for nodes in (2, 4, 8, 16, 32) for ranks in (4, 8)]
 #: What "slower than the default" means where there is no noise.
 WORSE: Final = 0.01
+#: The recipe of the belief.
+BELIEF: Final = "gaussian-process"
 
 
 def sweep(
@@ -90,15 +108,53 @@ def simulated_grid(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, A
     }
 
 
+def shape_figures(out: Path, seeds: int) -> dict[str, Any]:
+    """Each shape left out in turn: what the belief and rivals make of the nine others there."""
+    truth = sweep(out / "truth", "truth", cycles=1, seed=1000, noise=NO_NOISE, shapes=SHAPES)
+    measured = [data for _, data in parallel(measure, [(out, s) for s in range(seeds)])]
+    jobs = [(data, truth, turn) for data in measured for turn in range(len(SHAPES))]
+    rows = in_parallel(_shape_left_out, jobs)
+    figures: dict[str, Any] = {"shape_left_out_turns": len(jobs)}
+    for policy, mine in by(rows, "policy").items():
+        by_shape = [summed(each) for each in by(mine, "turn").values()]
+        name = "shape_left_out" if policy == BELIEF else f"shape_left_out_{policy}"
+        figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
+        figures |= with_interval(f"{name}_gain_kept", by_shape, ratio("gain", "possible"))
+        figures[f"{name}_share_worse"] = upper(by_shape, "acts")
+        figures[f"{name}_share_worse_all"] = upper(by_shape, "sizes")
+    return figures
+
+
+def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
+    """Scores at the shape that is for test in a turn, by truth."""
+    split = f"shape:{turn}"
+    _, path = train(data, BELIEF, turn, "shape", [f"split={split}"])
+    policy = TorchPolicy.load(path)
+    parts = Splits.of(tuned(read(data)), split)
+    frame, exact = (parts.assign(tuned(read(each))) for each in (data, truth))
+    catalogue = policy.manifest.actions()
+    told = task_grid(frame, catalogue, [Split.TRAIN, Split.VALIDATION])
+    asked = task_grid(exact, catalogue, [Split.TEST])
+    rivals = (NcclDefault(), PooledFixed(told), GradientBoosting(told, catalogue))
+    players = (LearnedPolicy(policy, catalogue, BELIEF), *rivals)
+    log_time = np.log(np.where(asked.mask, asked.times_us, np.inf))
+    return [
+        {"policy": each.name, "turn": turn} | judged(log_time, each.choose(asked))
+        for each in players
+    ]
+
+
 def measure(out: Path, seed: int) -> Path:
     """The data of one replicate."""
     return sweep(out / f"data-{seed}", f"cycles-{seed}", cycles=3, seed=seed, shapes=SHAPES)
 
 
-def train(data: Path, recipe: str, seed: int, name: str = "grid") -> tuple[float, Path]:
+def train(
+    data: Path, recipe: str, seed: int, name: str = "grid", settings: Sequence[str] = ()
+) -> tuple[float, Path]:
     """Train a recipe with one seed: its validation regret, and its policy."""
     uri = f"sqlite:///{data.parent / f'mlflow-{name}-{recipe}-{seed}.db'}"
-    done = fit(data, make_recipe(recipe), experiment="grid", tracking_uri=uri, seed=seed)
+    done = fit(data, make_recipe(recipe, settings), experiment="grid", tracking_uri=uri, seed=seed)
     return done.validation_regret, Path(done.run_directory) / "policy"
 
 

@@ -20,7 +20,16 @@ import optuna
 from judge_worlds import Floats, Ints, Table
 from numpy.polynomial.hermite_e import hermegauss
 
-from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, Belief, Bools, prior_of, sides
+from dynamiccl.belief import (
+    AROUND,
+    LEAST_CAUTION,
+    MIN_GAIN,
+    Belief,
+    Bools,
+    neighbours,
+    prior_of,
+    sides,
+)
 from dynamiccl.collect.strategies import Believed
 from dynamiccl.drawn_worlds import Grid
 from dynamiccl.nccl import Algorithm, Config, Protocol
@@ -119,10 +128,15 @@ def worth(belief: Belief, probes: Probes, places: Ints, noise: float) -> Floats:
     near = (belief.default_sides[0] | below) & (belief.default_sides[1] | above)
     near = near[..., None] & (belief.config_near | (is_config & (below | above)[..., None]))
     bar = np.maximum(LEAST_CAUTION * left, MIN_GAIN)
-    found = np.zeros(len(places))
+    row, column = np.divmod(probes.rows()[0], shape[2])
+    told = row[column == 0]
+    around = np.stack([neighbours(np.append(told, each), shape[1]) for each in size], axis=1)
+    number, found = np.arange(len(places))[:, None], np.zeros(len(places))
     for step, weight in zip(*_STEPS, strict=True):
         gain = np.where(probes.can, belief.gain + step * moves, 0.0)
-        sure = np.where(near & (gain > bar), gain, 0.0).max(axis=2).sum(axis=1)
+        gains = gain > AROUND * left
+        may = near & gains[number, around[0]] & gains[number, around[1]]
+        sure = np.where(may & (gain > bar), gain, 0.0).max(axis=2).sum(axis=1)
         expected = np.maximum(gain, 0.0).max(axis=2).sum(axis=1)
         found += weight / math.sqrt(2.0 * math.pi) * (sure + _OF_EXPECTED * expected)
     return found

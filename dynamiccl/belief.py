@@ -8,8 +8,9 @@ space of the covariance's R largest directions. What these leave out of a place 
 is what no drawn machine has: how large that is, config by config, the measurements tell.
 
 It acts only where the gain over NCCL's own choice is more than `caution` spreads, the config was
-measured within an octave, and NCCL's choice within an octave on either side, with that gain as sure
-at both of these sizes: NCCL changes its choice at sizes that nothing foretells. The caution is
+measured within an octave, and NCCL's choice within an octave on either side, with a gain of more
+than a spread at both of these sizes: NCCL changes its choice at sizes that nothing foretells. As
+many spreads there as here made nothing safer, and took a third more probes. The caution is
 calibrated on further draws, measured at the very same places: in worlds like those at most `alpha`
 of the sizes at which it acts are slower. A machine is not one of those:
 
@@ -56,6 +57,8 @@ ALPHA: Final = 0.01
 SLOWER: Final = 0.01
 #: Ln of time: gains below are not worth a change of NCCL's choice.
 MIN_GAIN: Final = 0.005
+#: Spreads that a gain must exceed at the sizes around.
+AROUND: Final = 1.0
 #: Octaves within which NCCL's choice and the config must have been measured.
 _REACH: Final = 1.0
 _EXACT: Final = 1e-6
@@ -245,8 +248,10 @@ class Belief:
 
     def _best(self, gain: Floats, spread: Floats, caution: float) -> Ints:
         """(..., S) the largest of the gains (..., S, A) that are sure; 0 without one."""
-        is_sure = self._is_sure(gain, spread, caution)
-        sure = np.where(self._allowed & is_sure & self._around(is_sure), gain, 0.0)
+        # Infinite caution times a spread of 0 would be no number.
+        bar = np.maximum(caution * np.maximum(spread, 1e-12), MIN_GAIN)
+        may = self._allowed & self.is_near & self._around(gain, spread)
+        sure = np.where(may & (gain > bar), gain, 0.0)
         best: Ints = np.where(sure.max(axis=-1) > 0.0, sure.argmax(axis=-1), 0)
         return best
 
@@ -265,23 +270,19 @@ class Belief:
         found += self._left[places, None] * (places[:, None] == columns)
         return np.asarray(found)
 
-    def may_act(self, caution: float) -> Bools:
-        """(S, A) where a config is near, and sure at the sizes around that tell of NCCL's choice.
+    @property
+    def may_act(self) -> Bools:
+        """(S, A) where a config is near, and gains at the sizes around that tell of NCCL's choice.
 
         Where its gain is sure, too, it acts.
         """
-        found: Bools = self.is_near & self._around(self._is_sure(self.gain, self.spread, caution))
-        return found
+        return np.asarray(self.is_near & self._around(self.gain, self.spread))
 
-    def _is_sure(self, gain: Floats, spread: Floats, caution: float) -> Bools:
-        # Infinite caution times a spread of 0 would be no number.
-        bar = np.maximum(caution * np.maximum(spread, 1e-12), MIN_GAIN)
-        return np.asarray(self.is_near & (gain > bar))
-
-    def _around(self, is_sure: Bools) -> Bools:
-        """(..., S, A) whether a config is sure at the sizes around."""
+    def _around(self, gain: Floats, spread: Floats) -> Bools:
+        """(..., S, A) whether a config gains at the sizes around with NCCL's choice measured."""
+        gains = gain > AROUND * spread
         below, above = self._neighbours
-        return np.asarray(is_sure[..., below, :] & is_sure[..., above, :])
+        return np.asarray(gains[..., below, :] & gains[..., above, :])
 
     @property
     def is_near(self) -> Bools:
@@ -297,20 +298,9 @@ class Belief:
         return sides(apart)
 
     @cached_property
-    def _neighbours(self) -> tuple[Ints, Ints]:
-        """(S,) the nearest sizes below and above, or the size itself, with NCCL's choice measured.
-
-        Where there is none it is the size itself.
-        """
-        number = np.arange(self._shape[0])
-        size = np.unique(self._places[self._places % self._shape[1] == 0] // self._shape[1])
-        if not len(size):
-            return number, number
-        place = np.searchsorted(size, number, side="right")
-        below = np.where(place > 0, size[np.maximum(place - 1, 0)], number)
-        place = np.searchsorted(size, number)
-        above = np.where(place < len(size), size[np.minimum(place, len(size) - 1)], number)
-        return below, above
+    def _neighbours(self) -> Ints:
+        size, action = np.divmod(self._places, self._shape[1])
+        return neighbours(size[action == 0], self._shape[0])
 
     @cached_property
     def config_near(self) -> Bools:
@@ -462,6 +452,18 @@ class LeftOut(NamedTuple):
     #: Of the prediction, and of the measurement.
     spread: Floats
     noise: Floats
+
+
+def neighbours(measured: Ints, count: int) -> Ints:
+    """(2, count) of each size the nearest measured ones below and above; else the size itself."""
+    number, size = np.arange(count), np.unique(measured)
+    if not len(size):
+        return np.stack([number, number])
+    place = np.searchsorted(size, number, side="right")
+    below = np.where(place > 0, size[np.maximum(place - 1, 0)], number)
+    place = np.searchsorted(size, number)
+    above = np.where(place < len(size), size[np.minimum(place, len(size) - 1)], number)
+    return np.stack([below, above])
 
 
 def sides(apart: Floats) -> tuple[Bools, Bools]:

@@ -70,7 +70,7 @@ def test_it_acts_only_between_measurements_of_nccls_choice_and_near_the_cell(pri
     found = measured(prior, jumps, places)
     assert found.decide()[5] == 4
     assert not found.decide()[[6, 7]].any()
-    assert not found.may_act(found.caution())[6, 4]
+    assert not found.may_act[6, 4]
     far = measured(prior, world, np.concatenate([every([0]), every([4], [5])])).decide()
     assert far[5] == 4
     assert not far[[0, 1, 2, 3, 8, 12]].any()

@@ -106,7 +106,7 @@ class _Told:
 
         is_near, may_act = np.zeros((2, *shape), dtype=np.bool_)
         is_near[:, measured.actions] = belief.is_near
-        may_act[:, measured.actions] = belief.may_act(caution)
+        may_act[:, measured.actions] = belief.may_act
         return ShapeTable(
             measured.shape,
             np.array(measured.grid.log2_sizes),

@@ -37,7 +37,7 @@ class ShapeTable:
     gain: Floats
     spread: Floats
     is_near: Bools  # (L, A) measured near enough to tell of other shapes
-    may_act: Bools  # (L, A) the same, and sure at the sizes around
+    may_act: Bools  # (L, A) the same, and a gain at the sizes around
     relative_cost: Floats  # (L, A) the gain that NCCL's costs foretell; NaN: not known
     caution: float
 
