@@ -2,6 +2,7 @@
 
 * `sweep_figures`: of judge's worlds every other size is measured with all configs; or what a user
   measures (`judge_worlds.small_sweep`), of which whole octaves are left out in turn, too.
+* of noisy ones, as of nodes in a cloud, `pooled` takes the one config that is best over all sizes.
 * `public_figures`: published sweeps, each octave left out in turn; truth is the median.
 
 Rival is `interpolated`, which acts by the same rule. Scores and intervals are those of
@@ -47,6 +48,9 @@ from dynamiccl.repeats import cells_of
 #: gain.
 SWEEPS_DRAWN: Final = 10
 TO_GAIN: Final = 0.05
+#: Ln of time: the noise of a call on a node in a cloud; and spreads that a pooled gain must exceed.
+NOISY: Final = 0.15
+_POOLED: Final = 2.0
 
 
 def sweep_figures(count: int) -> dict[str, Any]:
@@ -63,6 +67,11 @@ def sweep_figures(count: int) -> dict[str, Any]:
         **with_interval("grid_interpolated_mean_regret", rival, mean_of("regret")),
         **with_interval("grid_interpolated_share_worse", rival, ratio("worse", "acts")),
     }
+    noisy = in_parallel(_noisy_sweep, [(table, i) for i, table in enumerate(tables)])
+    for choose, mine in by(noisy, "choose").items():
+        name = "noisy" if choose == "belief" else f"noisy_{choose}"
+        figures |= with_interval(f"{name}_gain_kept", mine, ratio("gain", "possible"))
+        figures[f"{name}_share_worse"] = upper(mine, "acts")
     worth_it = list(_worth_it(tables))
     small = in_parallel(_small_sweep, [(t, draw) for t in worth_it for draw in range(SWEEPS_DRAWN)])
     # `near`: of what is left out the sizes at which the belief may act.
@@ -101,6 +110,23 @@ def _whole_sweep(table: Table, seed: int) -> list[Row]:
     log_times = np.full((num_sizes, num_configs, 3), np.nan)
     log_times[rows] = small_sweep(part, random, 3, len(rows), num_configs).log_times_us
     chosen = choices(grid_of(table), log_times, np.isfinite(table.log_time_us))
+    about = {"world": table.name, "kind": table.kind}
+    return [
+        about | {"choose": name} | judged(table.log_time_us, each) for name, each in chosen.items()
+    ]
+
+
+def _noisy_sweep(table: Table, seed: int) -> list[Row]:
+    """Scores of three noisy times of all configs at all sizes."""
+    random, can = np.random.default_rng((seed, len(table.sizes_bytes))), table.log_time_us < np.inf
+    log_times = np.where(can, table.log_time_us, np.nan)[..., None]
+    log_times = log_times + NOISY * random.standard_normal((*can.shape, 3))
+    chosen = choices(grid_of(table), log_times, can)
+    mean = log_times.mean(axis=2)
+    gains = mean[:, :1] - mean[:, can.all(axis=0)]
+    bar = _POOLED * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
+    best = np.where(gains.mean(axis=0) > bar, gains.mean(axis=0), 0.0).argmax()
+    chosen["pooled"] = np.full(len(can), np.flatnonzero(can.all(axis=0))[best])
     about = {"world": table.name, "kind": table.kind}
     return [
         about | {"choose": name} | judged(table.log_time_us, each) for name, each in chosen.items()
