@@ -55,8 +55,9 @@ def make_totals(directory: Path) -> Any:
     (directory / "trigger").mkdir()
     save_script(TriggerModule().eval(), directory / "trigger" / "trigger.pt")
     settings = [word for each in SETTINGS for word in ("--set", each)]
-    fit = ("train", "fit", "--data", "data", "--recipe", RECIPE, *settings, "--seed", 1)
-    policy = ("--policy", f"{RECIPE}={command(*fit)['run_id']}", "--trigger", "trigger")
+    how = ("--data", "data", "--recipe", RECIPE, *settings, "--seed", 1)
+    fitted = command("train", "fit", *how)
+    policy = ("--policy", f"{RECIPE}={fitted['run_id']}", "--trigger", "trigger")
     size = ("--calls", 500, "--jobs", 2, "--seeds", 1)
     # Nobody looks at its page: `commands-simulate` draws one.
     with mock.patch("dynamiccl.evaluate.simulate.page.timeline_figure", return_value=""):
