@@ -80,7 +80,7 @@ _JOINED: Final = (
 #: A record of one rank in a trace: columns of `calls`, what joins it to those of the others (`key`,
 #: else its place among the records of one `stream`), and the ranks of its job.
 RANK_RECORD: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
-    **dict(pl.DataFrame(CALLS.empty_table()).drop(_JOINED).schema),
+    **{name: kind for name, kind in pl.Schema(CALLS).items() if name not in _JOINED},
     **dict.fromkeys(("key", "stream"), pl.String),
     **dict.fromkeys(("rank", "world_size"), pl.Int64),
 }

@@ -62,7 +62,7 @@ CHUNK_ROWS: Final = 32_768
 
 #: Types of columns while they are read; what repeats in nearly all rows is kept once.
 _TYPES: Final[dict[str, Any]] = {
-    **pl.DataFrame(MEASUREMENTS.empty_table()).schema,
+    **pl.Schema(MEASUREMENTS),
     **dict.fromkeys(("datatype", "reduction_op"), pl.Categorical),
     RUN: pl.UInt32,
 }

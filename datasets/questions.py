@@ -134,7 +134,7 @@ def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -
 
 def column_types(names: Iterable[str]) -> dict[str, pl.DataType]:
     """The Polars types of some columns of the measurements table."""
-    known = pl.DataFrame(MEASUREMENTS.empty_table()).schema
+    known = pl.Schema(MEASUREMENTS)
     return {name: known[name] for name in names}
 
 

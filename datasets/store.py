@@ -157,7 +157,7 @@ def scan(directory: Path, kind: str = "measurements") -> pl.LazyFrame:
     schema = SCHEMAS[kind]
     _check_parts(paths, schema)
     names = [field.name for field in schema]
-    types = pl.DataFrame(schema.empty_table()).schema
+    types = pl.Schema(schema)
     return pl.concat([_scan_part(path, types).select(names) for path in paths])
 
 

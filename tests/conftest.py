@@ -46,8 +46,9 @@ GROUPS = {
         "cluster/test_sweeps",
         "cluster/test_splits",
     ),
-    # Two workers import what training needs (torch's compiler, MLflow, Matplotlib): 10 s of CPU
-    # each; on one of them both together would be the last to end.
+    # Together on one worker these would be the last to end; all workers import what training needs
+    # anyway, where they collect the tests.
+    "online": ("train/online/", "train/trigger/"),
     "train": ("train/",),
     # Areas of goldens (`group_of`).
     "test_golden[sweeps": (),

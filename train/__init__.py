@@ -1,12 +1,15 @@
 """Training from measurements: recipes, networks, d3rlpy algorithms, experiment tracking.
 
-Two things must be settled before d3rlpy and MLflow are first imported, wherever in this package
-that happens: MLflow's telemetry is off (nothing phones home), and gym, which d3rlpy still imports,
-does not print its notice of retirement at every start.
+Three things must be settled before d3rlpy and MLflow are first imported, wherever in this package
+that happens: MLflow's telemetry is off (nothing phones home); gym, which d3rlpy still imports, does
+not print its notice of retirement at every start; and d3rlpy is without PRDC, an algorithm that no
+recipe has: for it alone d3rlpy imports scikit-learn, two or three seconds of every process.
 """
 
 import os
+import sys
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Final
 
 #: MLflow's store where none is named; here, so that a command line need not import MLflow for it.
@@ -23,3 +26,5 @@ if find_spec("gym_notices") is not None:
     from gym_notices import notices
 
     notices.notices.clear()
+for _name in ("prdc", "torch.prdc_impl"):
+    sys.modules.setdefault(f"d3rlpy.algos.qlearning.{_name}", ModuleType(_name))

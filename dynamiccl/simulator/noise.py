@@ -8,6 +8,7 @@ resume changes a figure.
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -28,7 +29,7 @@ class Noise:
 
     def factor(self, run: str, trial_key: str) -> float:
         """Measured / noise-free time of one trial in one run; > 0."""
-        drift = self._drift(run)
+        drift = _drift(self.seed, self.drift_sigma, run)
         own = _generator(self.seed, run, trial_key)
         factor = float(np.exp(drift + own.normal(0.0, self.sigma)))
         if own.random() < self.tail_probability:
@@ -38,12 +39,15 @@ class Noise:
     def factors(self, run: str, trial_key: str, count: int) -> npt.NDArray[np.float64]:
         """(count,) factors for communicators that run a trial at once, with a common drift."""
         own = _generator(self.seed, run, trial_key, "at once")
-        factors = np.exp(self._drift(run) + own.normal(0.0, self.sigma, count))
+        drift = _drift(self.seed, self.drift_sigma, run)
+        factors = np.exp(drift + own.normal(0.0, self.sigma, count))
         tails = 1.0 + own.pareto(_TAIL_SHAPE, count)
         return np.where(own.random(count) < self.tail_probability, factors * tails, factors)
 
-    def _drift(self, run: str) -> float:
-        return float(_generator(self.seed, run).normal(0.0, self.drift_sigma))
+
+@cache  # all trials of a run ask
+def _drift(seed: int, sigma: float, run: str) -> float:
+    return float(_generator(seed, run).normal(0.0, sigma))
 
 
 def _generator(seed: int, *names: str) -> np.random.Generator:

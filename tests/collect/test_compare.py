@@ -74,7 +74,7 @@ def numbers(document: Any) -> list[float]:
 
 
 def test_like_sweeps_are_told_to_be_alike(sweeps: Sweeps) -> None:
-    for seed in range(4):
+    for seed in range(2):
         found = compare(sweeps(2 * seed), sweeps(2 * seed + 1))
         assert not found["is_changed"]
         assert not found["is_slower"]
@@ -224,7 +224,7 @@ def test_published_repeats_drawn_anew_raise_no_alarm(tmp_path: Path) -> None:
     options = ImportOptions(systems_file=SAMPLE / "systems.toml")
     import_files([SAMPLE / "rtx5090_socket_raw_repeats.csv"], tmp_path, options=options)
     cells = read(tmp_path).group_by(*CELL, "in_place", maintain_order=True)
-    for seed in range(5):
+    for seed in range(3):
         drawn = []
         for side in range(2):
             random = np.random.default_rng((seed, side))

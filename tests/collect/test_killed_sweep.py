@@ -16,6 +16,7 @@ from tests.collect.test_run import ONE, figures, parts, run, sweep
 KILLED: Final = """
 import os, signal, sys
 from pathlib import Path
+import pandas  # pyarrow does at its first use: once, not in each process
 import pyarrow.parquet as pq
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner

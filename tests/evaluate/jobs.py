@@ -53,7 +53,7 @@ def steps_frame(count: int, step_us: float, **columns: Any) -> pl.DataFrame:
         }
         for number in range(count)
     ]
-    types = pl.DataFrame(STEPS.empty_table()).schema
+    types = pl.Schema(STEPS)
     return pl.DataFrame([{n: row.get(n) for n in types} for row in rows], schema=types)
 
 

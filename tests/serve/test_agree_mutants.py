@@ -150,7 +150,7 @@ def explorer_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "#pragma once\n#include <cstdlib>\n"
         'inline const int wrong = std::atoi(std::getenv("DYNAMICCL_WRONG"));\n'
     )
-    argv = [find_tool("g++"), "-std=c++17", "-O1", "-I.", "-include", "wrong.h", SOURCE]
+    argv = [find_tool("g++"), "-std=c++17", "-O2", "-I.", "-include", "wrong.h", SOURCE]
     subprocess.run([*argv, "-o", "explore"], cwd=folder, check=True)
     return folder / "explore"
 

@@ -33,7 +33,7 @@ def test_fit_names_its_run_and_goes_on(data_dir: Path, tmp_path: Path) -> None:
     """The command as a process, which gets SIGINT once a state is kept."""
     new_store(tmp_path)
     fit = ["dynamiccl.train.cli", "fit", "--data", str(data_dir)]
-    settings = ["--set", "steps=400", "--set", "steps_per_epoch=20", "--set", "hidden_sizes=8"]
+    settings = ["--set", "steps=160", "--set", "steps_per_epoch=20", "--set", "hidden_sizes=8"]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", *fit, *settings],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -156,7 +156,6 @@ class CostModel:
         What is AUTO goes to the cheapest cell that is left, ties to the lower index, and channels
         are those that carry something. Raises KeyError for a cell that NCCL lacks.
         """
-        table = self.cost_table(call)
         cells = [
             cell
             for cell in self.cells(call.group, call.collective)
@@ -164,7 +163,10 @@ class CostModel:
         ]
         if not cells:
             raise KeyError(f"NCCL has no {config.key} for {call.collective.wire} on {call.group}")
-        algorithm, protocol = min(cells, key=lambda cell: (table[cell], cell))
+        if len(cells) > 1:
+            table = self.cost_table(call)
+            cells.sort(key=lambda cell: (table[cell], cell))
+        algorithm, protocol = cells[0]
         channels = self.num_channels(call, algorithm, protocol, config.num_channels)
         return Config(algorithm, protocol, channels, config.chunk_bytes)
 

@@ -208,7 +208,7 @@ def test_the_leader_writes_metrics(
 ) -> None:
     leader = {"DYNAMICCL_METRICS_DIR": str(tmp_path)}
     played = play_adaptive(
-        four_ranks, leader=leader, environment=SAMPLED, **TIMED | {"calls": 4500, "comms": 20}
+        four_ranks, leader=leader, environment=SAMPLED, **TIMED | {"calls": 4500, "comms": 8}
     )
     assert_undisturbed(played)
     values = metrics_of((tmp_path / f"dynamiccl-{four_ranks.job}.prom").read_text())
@@ -379,7 +379,10 @@ def is_ring_simple(config: Config | None) -> bool:
 @pytest.mark.parametrize(
     ("policy", "probe_calls"),
     # The guard judges and withdraws what is tried: a trial has ended then.
-    [("search", "0"), ("search", "400"), ("autoccl", "400")],
+    [
+        pytest.param("search", "0", marks=pytest.mark.soak),
+        *(("search", "400"), ("autoccl", "400")),
+    ],
 )
 def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
     policy: str, probe_calls: str, play_adaptive: Adaptive, eight_ranks: Setting, hinted: Path

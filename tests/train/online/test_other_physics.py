@@ -16,7 +16,7 @@ from tests.stores import new_store
 from tests.train.online.conftest import SWEEP
 from tests.train.online.test_a3c import SMALL
 
-OFFLINE = ("steps=800", "steps_per_epoch=200", "hidden_sizes=32", "num_members=1")
+OFFLINE = ("steps=400", "steps_per_epoch=200", "hidden_sizes=32", "num_members=1")
 
 
 @pytest.fixture(scope="module")
