@@ -50,18 +50,14 @@ def noise(sigma: float, calls: int, random: np.random.Generator) -> npt.NDArray[
 def play(
     tuner: Tuner, times_us: npt.NDArray[np.float64], factors: npt.NDArray[np.float64], default: int
 ) -> EpisodeResult:
-    """Run a new tuner on the calls of one task.
-
-    `factors` are (calls,), or (calls, A) where each action scatters in its own way.
-    """
-    by_action = np.broadcast_to(factors.reshape(len(factors), -1), (len(factors), len(times_us)))
+    """Run a new tuner on the calls of one task, which scatter by `factors` (calls,)."""
     key = "task"
     calls = len(factors)
     ran, incumbent = np.zeros((2, calls), dtype=np.int64)
     for call in range(calls):
         incumbent[call] = tuner.best(key)
         ran[call] = action = tuner.ask(key)
-        tuner.tell(key, float(times_us[action] * by_action[call, action]))
+        tuner.tell(key, float(times_us[action] * factors[call]))
     took, settled = times_us[ran], times_us[incumbent]
     is_probe = ran != incumbent
     last = tuner.best(key)
