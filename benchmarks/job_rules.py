@@ -33,9 +33,10 @@ QUIET: Final = find_scenario("quiet").model_copy(update={"switch_us": 0.0, "firs
 #: repeat's (normal order statistics).
 DRAWS: Final = 64
 SPREAD: Final = 0.67 * QUIET.jitter.sigma
-#: The compute of the rows is not the job's: what it loses is another, by so much (ours, chosen;
-#: a standard deviation of the logarithm, for each call).
-OTHER_COMPUTE: Final = 0.3
+#: How far off rows and trace are for each call, standard deviations of logs (ours, chosen):
+#: the compute of the rows is not the job's and loses another share, and the compute beside a call
+#: does not take as long as in the trace in every iteration. Ours draws both.
+OTHER_COMPUTE, OTHER_ITERATION = 0.3, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,8 @@ class Measured:
         return found
 
     def _drawn(self, measured: FloatArray) -> FloatArray:
-        """(D, ...) what measured values may have been; the first draw is as measured."""
+        """(D, ...) what the truth of measured values may be."""
         normal = self._random.standard_normal((DRAWS, *measured.shape))
-        normal[0] = 0.0
         found: FloatArray = measured * np.exp(SPREAD * normal)
         return found
 
@@ -94,7 +94,7 @@ class Measured:
         From rows that measure both sides: one a call and number of channels, of the config that is
         fastest alone with it, with the rate of compute alone and beside, and the kernel's time.
         Calls last longer beside compute than alone by one factor, that of the spreads of both
-        times, whatever they wait for each other. More channels never give compute more back.
+        times, whatever they wait for each other. With more channels compute never loses less.
         """
         world, times_us = self.job.world, self._drawn(self.times_us)
         loss = np.zeros(times_us.shape)
@@ -110,20 +110,23 @@ class Measured:
             above = np.maximum.accumulate(lost, axis=1)
             below = np.minimum.accumulate(lost[:, ::-1], axis=1)[:, ::-1]
             # How far off the rows are, and in each draw how far off they may be.
-            factor = np.exp(OTHER_COMPUTE * self._random.standard_normal((1 + DRAWS, 1)))
+            off = np.exp(OTHER_COMPUTE * self._random.standard_normal((1 + DRAWS, 1)))
             rising = np.zeros((DRAWS, len(counts)))
-            rising[:, known] = 0.5 * (above + below) * factor[0] * factor[1:]
+            rising[:, known] = 0.5 * (above + below) * off[0] * off[1:]
             loss[:, key] = rising[:, places].clip(0.0, 0.9)
             kernel_us = waits_us[key] + world.quiet_us[key, rows] * world.compute_slowdown
             kernel_us = self._drawn(kernel_us * self._scatter(rows.shape))
-            factor = kernel_us.std(axis=1) / times_us[:, key, rows].std(axis=1).clip(1e-9)
-            times_us[:, key] *= factor.clip(1.0, 2.0)[:, None]
+            longer = kernel_us.std(axis=1) / times_us[:, key, rows].std(axis=1).clip(1e-9)
+            times_us[:, key] *= longer.clip(1.0, 2.0)[:, None]
         return times_us, loss
 
     def trace(self) -> tuple[FloatArray, FloatArray]:
-        """(K,) times of the kernel and of the compute beside it, in some iterations."""
-        scatter = self._scatter((2, len(self.job.counts)))
-        return self.job.kernel_us * scatter[0], self.job.compute_us * scatter[1]
+        """(K,) time of the kernel, and (D, K) draws of the compute beside it."""
+        kernel_us = self.job.kernel_us * self._scatter(self.job.kernel_us.shape)
+        normal = self._random.standard_normal((1 + DRAWS, len(kernel_us)))
+        told_us = self.job.compute_us * np.exp(OTHER_ITERATION * normal[0])
+        # Half as wide again: a call that outlasts its compute after all costs much at once.
+        return kernel_us, told_us * np.exp(1.5 * OTHER_ITERATION * normal[1:])
 
     def search(self, true_us: FloatArray, repeats: int) -> tuple[IntArray, int]:
         """(K,) what AutoCCL's search finds by times (K, A), and the iterations that it spends."""

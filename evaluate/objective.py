@@ -41,7 +41,7 @@ def step_change_us(
     with waits for other ranks, and `compute_us` (T,), from its start to the end of the compute
     beside it, 0 without any, which its own choice slows already: only differences count.
     """
-    kernel, compute = kernel_us[:, None], compute_us[:, None]
+    kernel, compute = kernel_us[..., None], compute_us[..., None]
     work = compute - np.minimum(kernel, compute) * loss[..., :1]
     lasts = np.maximum(kernel + times_us - times_us[..., :1], 0.0)
     ends = np.minimum(work + lasts * loss, work / (1.0 - loss))

@@ -117,12 +117,6 @@ def test_time_falls_to_one_best_number_and_rises_after_it(
     assert all(a < b for a, b in pairwise(times[best:]))
 
 
-def test_small_messages_want_few_channels_and_large_ones_many() -> None:
-    wanted = [channels.best_channels(h100.Group(4, 8), RING, SIMPLE, 1 << k) for k in range(10, 34)]
-    assert wanted == sorted(wanted)
-    assert (wanted[0], wanted[-1]) == (1.0, 0.8 * 16)
-
-
 def test_channels_stretch_the_transfer_and_not_the_latency() -> None:
     call = (h100.Group(4, 8), AR, TREE, LL128, 8 * MIB)
     factor = channels.channel_factor(*call, 8)
@@ -147,23 +141,6 @@ def test_chunk_is_within_nccl_s_buffers_and_in_whole_grains(
     assert h100.actual_chunk_bytes(collective, algorithm, 1 << 30) == own
     assert h100.actual_chunk_bytes(collective, algorithm, 65_536 + 511) == 65_536
     assert h100.actual_chunk_bytes(collective, algorithm, 1) == 512
-
-
-def test_chunk_has_a_mild_effect_on_simple_alone() -> None:
-    group, size = h100.Group(4, 8), 64 * MIB
-    plain = h100.true_us(group, AR, RING, SIMPLE, size)
-    sizes = [1 << k for k in range(14, 22)]
-    times = [h100.true_us(group, AR, RING, SIMPLE, size, chunk_bytes=c) for c in sizes]
-    best = times.index(min(times))
-    # A sixteenth of a rank's 2 MiB.
-    assert sizes[best] == 128 << 10
-    assert times[:best] == sorted(times[:best], reverse=True)
-    assert times[best:] == sorted(times[best:])
-    assert 0.7 < min(times) / plain < 1.0
-    assert max(times) / min(times) < 1.5
-    assert h100.true_us(group, AR, RING, LL128, size, chunk_bytes=1 << 16) == h100.true_us(
-        group, AR, RING, LL128, size
-    )
 
 
 def busbw(algorithm: Algorithm, channels: int | None, group: h100.Group = TWO) -> float:
@@ -214,11 +191,3 @@ def test_what_was_measured_with_nccls_own_channels_is_within_the_line_rate() -> 
         if h100.true_us(*call) < least_transfer_us(*call, actual_channels(*call))
     ]
     assert over == []
-
-
-@pytest.mark.parametrize("algorithm", [RING, TREE, NVLS_TREE])
-@pytest.mark.parametrize("size", [1 << 26, 1 << 32])
-def test_more_channels_up_to_the_best_never_take_longer(algorithm: Algorithm, size: int) -> None:
-    call = (TWO, AR, algorithm, SIMPLE, size)
-    times = [h100.true_us(*call, num_channels=count) for count in (1, 2, 4)]
-    assert times == sorted(times, reverse=True)
