@@ -10,11 +10,11 @@ from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall
 
 GATHER = WorkCall(Group(1, 8), Collective.AllGather, 64 << 20, 100.0, 600.0)
-SCATTER = WorkCall(Group(1, 8), Collective.ReduceScatter, 64 << 20, 100.0, 600.0)
+REDUCE = WorkCall(Group(1, 8), Collective.AllReduce, 25 << 20, 100.0, 600.0)
 
 
 def test_channels_go_down_only_and_stay_where_allgathers_are_kept() -> None:
-    base, once = world_of(find_system("h100-ib"), [GATHER, SCATTER]), np.ones(2, dtype=np.int64)
+    base, once = world_of(find_system("b300-nvlink"), [GATHER, REDUCE]), np.ones(2, dtype=np.int64)
     free, kept = (job_of(base, once, "waves", kept=kept) for kept in (False, True))
     channels = free.world.num_channels
     assert (channels <= channels[:, :1])[free.allowed].all()
@@ -23,7 +23,7 @@ def test_channels_go_down_only_and_stay_where_allgathers_are_kept() -> None:
     assert kept.allowed[0].sum() < free.allowed[0].sum()
     picked = choices(Measured(kept, 0))
     nvls, _ = picked.pop("efficiency")
-    assert channels[[0, 1], nvls].tolist() == [4, 5]
+    assert channels[[0, 1], nvls].tolist() == [4, 8]
     best, _ = picked["ceiling"]
     for rule, (actions, spent) in picked.items():
         assert kept.allowed[[0, 1], actions].all()
