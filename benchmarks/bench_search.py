@@ -1,6 +1,6 @@
 """Number and cost of probes of online searches, AutoCCL's and ours.
 
-    python benchmarks/bench_search.py [FOLDER_OF_TIDY_CSV]    # FULL=1: all of it, half an hour
+    python benchmarks/bench_search.py    # FULL=1: all of it, half an hour
 
 A task is a (system, group, collective, size) with everything that may run (search_world.py); an
 episode is its first 1,000 calls, with heavy-tailed noise (search_episode.py). Coordinate descent
@@ -19,7 +19,6 @@ Writes out/bench/search.json.
 
 import math
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,6 @@ from harness import write_result
 from learning_figures import student
 from search_episode import CALLS, WITHIN, EpisodeResult, noise, play
 from search_policy import Policies, policy_priors, train_all
-from search_replay import replay_figures
 from search_warm import WarmStart, learn
 from search_world import Task, by_system, running
 
@@ -41,9 +39,6 @@ from dynamiccl.serve.search.tuner import Tuner
 from dynamiccl.simulator.systems import SYSTEMS
 
 SEEDS: Final = range(5)
-ROOT: Final = Path(__file__).resolve().parents[1]
-#: Where published sweeps are looked for; the second is shipped.
-DATA: Final = (ROOT.parent / "shared" / "data" / "sweeps", ROOT / "datasets" / "sample")
 HEADLINE: Final = 0.02
 FULL: Final = bool(os.environ.get("FULL"))
 NOISES: Final = (0.0, HEADLINE, 0.05, 0.1) if FULL else (HEADLINE,)
@@ -83,23 +78,10 @@ def from_trees(warm: WarmStart, tasks: Sequence[Task]) -> Make:
 
 
 def learned_elsewhere(tasks: Mapping[str, Sequence[Task]]) -> list[tuple[WarmStart, list[Task]]]:
-    """Each part of the tasks with what was learned on the others.
-
-    A part is a system. With one system alone it is a group shape, which is no other system.
-    """
-    if len(tasks) > 1:
-        return [
-            (learn([t for other in tasks if other != name for t in tasks[other]]), list(held))
-            for name, held in tasks.items()
-        ]
-    everything = [task for held in tasks.values() for task in held]
-    groups = sorted({task.call.group for task in everything}, key=str)
+    """Each system's tasks with what was learned on the others."""
     return [
-        (
-            learn([task for task in everything if task.call.group != group]),
-            [task for task in everything if task.call.group == group],
-        )
-        for group in groups
+        (learn([t for other in tasks if other != name for t in tasks[other]]), list(held))
+        for name, held in tasks.items()
     ]
 
 
@@ -173,7 +155,7 @@ def summarise(by_name: Mapping[str, Played], tuner: str, suffix: str) -> Figures
         means = table.mean(axis=1)
         # A system where NCCL's own choice is never worse than 2 % has nothing to find.
         figures |= student(table[~np.isnan(means)].mean(axis=0).tolist(), name)
-        if suffix in {"", RUNNING} and len(by_name) > 1:
+        if suffix in {"", RUNNING}:
             figures |= {
                 f"{name}_{system}": None if math.isnan(mean) else float(mean)
                 for system, mean in zip(by_name, means, strict=True)
@@ -206,7 +188,6 @@ def simulated_figures() -> Figures:
     ]
     figures: Figures = {
         "systems": len(tasks),
-        "left_out": "system" if len(tasks) > 1 else "group shape (there is one system only)",
         "warm_start": "boosted trees (regression, no reinforcement)",
         **counted(tasks, ""),
         "headline_noise_sigma": HEADLINE,
@@ -274,15 +255,8 @@ def headlines(figures: Figures, suffix: str) -> Figures:
 
 
 def main() -> None:
-    """Simulate, replay, report."""
-    given = [Path(argument) for argument in sys.argv[1:]]
-    folder = next((path for path in (*given, *DATA) if path.is_dir()), None)
-    figures = simulated_figures()
-    if folder is None:
-        figures["replay_skipped"] = f"no such folder: {', '.join(map(str, (*given, *DATA)))}"
-    else:
-        figures |= replay_figures(folder, SEEDS)
-    write_result("search", figures)
+    """Simulate, report."""
+    write_result("search", simulated_figures())
 
 
 if __name__ == "__main__":

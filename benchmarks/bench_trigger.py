@@ -42,7 +42,6 @@ QUIET: Final = 2_000
 ROUNDS: Final = 3
 ONSETS: Final = 1_024
 HORIZON: Final = 500
-PELT_ONSETS: Final = 1_024
 PER_CALL: Final = FALSE_ALARMS_PER_1E5 * 1e-5
 #: Robust sigma of Student's t with three degrees of freedom: 1.4826 x its upper quartile.
 T3_SIGMA: Final = 1.4826 * 0.7648923

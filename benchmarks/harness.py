@@ -6,7 +6,8 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -30,12 +31,19 @@ def machine_facts() -> dict[str, float | int | str | None]:
     }
 
 
-def write_result(name: str, figures: Mapping[str, float | int | str | None]) -> Path:
-    """Write `figures` and the machine they were taken on to out/bench/NAME.json; print them."""
+def write_result(
+    name: str,
+    figures: Mapping[str, float | int | str | None],
+    tables: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Write `figures` and the machine they were taken on to out/bench/NAME.json; print them.
+
+    `tables` stand in the file only, under their names.
+    """
     record: dict[str, float | int | str | None] = {**figures, **machine_facts()}
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / f"{name}.json"
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({**record, **tables}, indent=2) + "\n", encoding="utf-8")
     table = Table("figure", "value", title=name)
     for key, value in record.items():
         table.add_row(key, f"{value:,.6g}" if isinstance(value, float) else str(value))

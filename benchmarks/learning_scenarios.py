@@ -205,14 +205,6 @@ def _contenders(
     return [*(rows[name] for name in wanted), reopening, *played, *named]
 
 
-def fitted_rule(setting: Setting, folder: Path) -> Callable[[CollectiveEnv, int], Player]:
-    """The rule whose tables come from what was measured and recorded, and its best settings."""
-    rows = {row.name: row for row in simple_contenders(setting)}
-    tables = _fitted(rows[NCCL].world, folder)
-    settings = best_settings(partial(_pilot, setting, rows[DELAYED], tables))
-    return partial(_rule, tables, settings)
-
-
 def _rule(tables: RuleTables, settings: RuleSettings, env: CollectiveEnv, _seed: int) -> Player:
     return Rule(env, tables, settings)
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.serve.search.tuner import State, Tuner
+from dynamiccl.serve.search.tuner import Tuner
 
 CALLS: Final = 1000
 WITHIN: Final = 0.02
@@ -30,14 +30,11 @@ class EpisodeResult:
     #: Probes made before the answer is good for ever; None: it was not at the end.
     probes_to: int | None
     probes: int
-    #: Calls before the answer is good for ever.
-    calls_to: int | None
     slowdown: float
     #: Time of all calls over what NCCL's own choice would have taken.
     total_ratio: float
     #: True time of the last incumbent over the best, minus one.
     regret: float
-    converged: bool
 
 
 def noise(sigma: float, calls: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -50,31 +47,24 @@ def noise(sigma: float, calls: int, random: np.random.Generator) -> npt.NDArray[
 def play(
     tuner: Tuner, times_us: npt.NDArray[np.float64], factors: npt.NDArray[np.float64], default: int
 ) -> EpisodeResult:
-    """Run a new tuner on the calls of one task.
-
-    `factors` are (calls,), or (calls, A) where each action scatters in its own way.
-    """
-    by_action = np.broadcast_to(factors.reshape(len(factors), -1), (len(factors), len(times_us)))
+    """Run a new tuner on the calls of one task, which scatter by `factors` (calls,)."""
     key = "task"
     calls = len(factors)
     ran, incumbent = np.zeros((2, calls), dtype=np.int64)
     for call in range(calls):
         incumbent[call] = tuner.best(key)
         ran[call] = action = tuner.ask(key)
-        tuner.tell(key, float(times_us[action] * by_action[call, action]))
+        tuner.tell(key, float(times_us[action] * factors[call]))
     took, settled = times_us[ran], times_us[incumbent]
     is_probe = ran != incumbent
     last = tuner.best(key)
     good = np.append(settled, times_us[last]) <= (1.0 + WITHIN) * times_us.min()
     bad = np.flatnonzero(~good)
     since = int(bad[-1]) + 1 if len(bad) else 0
-    reached = since <= calls
     return EpisodeResult(
-        probes_to=int(is_probe[:since].sum()) if reached else None,
+        probes_to=int(is_probe[:since].sum()) if since <= calls else None,
         probes=int(is_probe.sum()),
-        calls_to=since if reached else None,
         slowdown=float(np.maximum(took - settled, 0.0)[is_probe].sum() / settled.sum()),
         total_ratio=float(took.sum() / (calls * times_us[default])),
         regret=float(times_us[last] / times_us.min() - 1.0),
-        converged=tuner.state(key) is State.CONVERGED,
     )

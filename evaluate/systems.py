@@ -15,9 +15,8 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.baselines.families import FAMILY, rows_by_family
 from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
-from dynamiccl.evaluate.figures.crossover import crossover_map
 from dynamiccl.evaluate.figures.drawing import family_title, line_style, order_by_size, svg_text
-from dynamiccl.evaluate.figures.families import curves, heat_map
+from dynamiccl.evaluate.figures.families import crossover_map, curves, heat_map
 from dynamiccl.evaluate.metrics import Summary, simple_baselines
 from dynamiccl.evaluate.ope.logged import LoggedValue, logged_blocks
 from dynamiccl.evaluate.page import HEADS, cells, crossfit_text

@@ -74,7 +74,7 @@ def forecast_command(
     groups = [cli.parse_group(text) for text in group or []]
     _check(data, plan)
     with cli.working("reading traces"):
-        from dynamiccl.evaluate.forecast.asked import ForecastInputs, look_ahead
+        from dynamiccl.evaluate.forecast.forecast import ForecastInputs, look_ahead
         from dynamiccl.evaluate.forecast.output import sweep_for, to_json, write
 
         asked = ForecastInputs(data, system, policy, tracking_uri, groups, ranks_per_node, least)

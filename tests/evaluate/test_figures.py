@@ -13,9 +13,8 @@ from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.evaluate.baselines.families import FAMILY as FAMILY_COLUMNS
 from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
-from dynamiccl.evaluate.figures.crossover import crossover_map
 from dynamiccl.evaluate.figures.drawing import line_style
-from dynamiccl.evaluate.figures.families import curves, heat_map
+from dynamiccl.evaluate.figures.families import crossover_map, curves, heat_map
 from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.report import default_names
 from dynamiccl.evaluate.systems import regret_by_octave, regret_by_size

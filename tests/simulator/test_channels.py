@@ -16,12 +16,8 @@ from tests.published import folder
 MODEL = folder("model")
 MIB = 1 << 20
 AR, AG = Collective.AllReduce, Collective.AllGather
-RING, TREE, NVLS, NVLS_TREE = (
-    Algorithm.Ring,
-    Algorithm.Tree,
-    Algorithm.NVLS,
-    Algorithm.NVLSTree,
-)
+RING, TREE = Algorithm.Ring, Algorithm.Tree
+NVLS, NVLS_TREE = Algorithm.NVLS, Algorithm.NVLSTree
 LL, LL128, SIMPLE = Protocol.LL, Protocol.LL128, Protocol.Simple
 CALLS = [
     (group, collective, *cell)
@@ -30,13 +26,8 @@ CALLS = [
     for cell in h100.cells(group, collective)
 ]
 SIZES = st.integers(64, 1 << 34)
-
-
 TWO = h100.Group(2, 8)
 GIB = 1 << 30
-AR = Collective.AllReduce
-RING, TREE, NVLS_TREE = Algorithm.Ring, Algorithm.Tree, Algorithm.NVLSTree
-SIMPLE = Protocol.Simple
 
 
 def test_default_channels_are_those_that_nccl_s_own_code_used() -> None:
@@ -126,45 +117,6 @@ def test_time_falls_to_one_best_number_and_rises_after_it(
     assert all(a < b for a, b in pairwise(times[best:]))
 
 
-def best_of(group: h100.Group, collective: Collective, size: int) -> tuple[int, int, float, float]:
-    """Default and best number, gain of the best in the whole time, and the worst factor."""
-    config = h100.default_config(group, collective, size)
-    assert config.algorithm is not None
-    assert config.protocol is not None
-    call = (group, collective, config.algorithm, config.protocol, size)
-    counts = (1, 2, 4, 6, 8, 12, 16, 24)
-    times = {n: h100.true_us(*call, num_channels=n) for n in counts}
-    best = min(counts, key=lambda n: times[n])
-    worst = max(channels.channel_factor(*call, n) for n in counts)
-    used = channels.actual_channels(*call, best)
-    return channels.actual_channels(*call), used, 1 - times[best] / h100.true_us(*call), worst
-
-
-def test_there_is_something_to_find_and_something_to_lose() -> None:
-    groups = [h100.Group(*shape) for shape in ((1, 8), (2, 8), (4, 8), (8, 4), (32, 8), (2, 1))]
-    found = [
-        best_of(group, collective, 1 << k)
-        for group in groups
-        for collective in (AR, AG)
-        for k in range(12, 33, 2)
-    ]
-    gains = sorted(gain for _, _, gain, _ in found)
-    # Measured: 75 of 132 beyond 2 % (none of 2 x 1, which opens four channels only), the median
-    # 2.8 %, the most 17 %.
-    assert sum(gain > 0.02 for gain in gains) / len(gains) > 0.5
-    assert 0.02 < gains[len(gains) // 2] < 0.08
-    assert gains[-1] < 0.2
-    worst = sorted(factor for *_, factor in found)
-    assert 1.5 < worst[len(worst) // 2] < 3.0
-    assert worst[-1] < 6.0
-
-
-def test_small_messages_want_few_channels_and_large_ones_many() -> None:
-    wanted = [channels.best_channels(h100.Group(4, 8), RING, SIMPLE, 1 << k) for k in range(10, 34)]
-    assert wanted == sorted(wanted)
-    assert (wanted[0], wanted[-1]) == (1.0, 0.8 * 16)
-
-
 def test_channels_stretch_the_transfer_and_not_the_latency() -> None:
     call = (h100.Group(4, 8), AR, TREE, LL128, 8 * MIB)
     factor = channels.channel_factor(*call, 8)
@@ -189,23 +141,6 @@ def test_chunk_is_within_nccl_s_buffers_and_in_whole_grains(
     assert h100.actual_chunk_bytes(collective, algorithm, 1 << 30) == own
     assert h100.actual_chunk_bytes(collective, algorithm, 65_536 + 511) == 65_536
     assert h100.actual_chunk_bytes(collective, algorithm, 1) == 512
-
-
-def test_chunk_has_a_mild_effect_on_simple_alone() -> None:
-    group, size = h100.Group(4, 8), 64 * MIB
-    plain = h100.true_us(group, AR, RING, SIMPLE, size)
-    sizes = [1 << k for k in range(14, 22)]
-    times = [h100.true_us(group, AR, RING, SIMPLE, size, chunk_bytes=c) for c in sizes]
-    best = times.index(min(times))
-    # A sixteenth of a rank's 2 MiB.
-    assert sizes[best] == 128 << 10
-    assert times[:best] == sorted(times[:best], reverse=True)
-    assert times[best:] == sorted(times[best:])
-    assert 0.7 < min(times) / plain < 1.0
-    assert max(times) / min(times) < 1.5
-    assert h100.true_us(group, AR, RING, LL128, size, chunk_bytes=1 << 16) == h100.true_us(
-        group, AR, RING, LL128, size
-    )
 
 
 def busbw(algorithm: Algorithm, channels: int | None, group: h100.Group = TWO) -> float:
@@ -256,14 +191,3 @@ def test_what_was_measured_with_nccls_own_channels_is_within_the_line_rate() -> 
         if h100.true_us(*call) < least_transfer_us(*call, actual_channels(*call))
     ]
     assert over == []
-
-
-@pytest.mark.parametrize("algorithm", [RING, TREE, NVLS_TREE])
-@pytest.mark.parametrize("size", [1 << 20, 1 << 26, 1 << 32])
-def test_more_channels_up_to_the_best_never_take_longer(algorithm: Algorithm, size: int) -> None:
-    times = [
-        h100.true_us(TWO, AR, algorithm, SIMPLE, size, num_channels=count) for count in (1, 2, 4)
-    ]
-    if size >= 1 << 26:
-        assert times == sorted(times, reverse=True)
-    assert all(time > 0 for time in times)

@@ -1,0 +1,49 @@
+"""Configs by the time of the step: on small tables, and against the simulator's own law."""
+
+import numpy as np
+import pytest
+
+from dynamiccl.evaluate.objective import fewest_within, least_change, step_change_us
+from dynamiccl.simulator.contention import Contention
+from tests.simulator.iterations import iteration_us
+from tests.simulator.test_contention import parts
+
+NAN = float("nan")
+#: NCCL's own choice, one with as many channels, fewer, fewer and slower, and more.
+TIMES = np.array([[100.0, 90.0, 94.0, 99.5, 80.0]])
+CHANNELS = np.array([[16, 16, 8, 4, 32]], dtype=np.int16)
+
+
+@pytest.mark.parametrize(("slack", "chosen"), [(0.0, 1), (0.01, 1), (0.05, 2), (0.11, 3)])
+def test_slack_takes_the_fewest_channels_and_never_more_than_nccl(
+    slack: float, chosen: int
+) -> None:
+    assert fewest_within(TIMES, CHANNELS, slack).tolist() == [chosen]
+
+
+def test_slack_differs_by_task_leaves_out_what_is_unknown_and_needs_nccls_own_time() -> None:
+    two = np.vstack([TIMES, [[100.0, 90.0, NAN, 99.5, NAN]]])
+    channels = np.vstack([CHANNELS, CHANNELS])
+    assert fewest_within(two, channels, np.array([[0.05], [0.0]])).tolist() == [2, 1]
+    assert fewest_within(two, channels, np.array([[0.0], [0.05]])).tolist() == [1, 1]
+    with pytest.raises(ValueError, match="NCCL's own choice has no time"):
+        fewest_within(np.array([[NAN, 1.0]]), CHANNELS[:, :2], 0.0)
+
+
+@pytest.mark.parametrize("compute_us", [0.0, 300.0, 990.0, 1_500.0, 8_000.0])
+def test_the_change_is_that_of_the_simulators_law(compute_us: float) -> None:
+    law = Contention(100, 2000, memory_share=0.0, call_slowdown=0.0)
+    runs = [parts(count, us) for count, us in [(24, 1000.0), (8, 1100.0), (2, 2000.0), (24, 400.0)]]
+    steps = [iteration_us(law, ran, 1, compute_us) for ran in runs]
+    loss = np.array([[ran.num_channels / 100 for ran in runs]])
+    times = np.array([[ran.quiet_us for ran in runs]])
+    traced = min(compute_us / 0.76, steps[0]), np.array([1000.0])
+    found = step_change_us(times, loss, traced[1], np.array([traced[0]]))
+    assert found[0].tolist() == pytest.approx([step - steps[0] for step in steps])
+
+
+def test_another_config_is_taken_only_where_its_gain_exceeds_its_spread() -> None:
+    draws = np.array([[[0.0, -30.0, -9.0, NAN]], [[0.0, 10.0, -7.0, NAN]]])
+    assert least_change(draws, caution=0.0).tolist() == [1]
+    assert least_change(draws).tolist() == [2]
+    assert least_change(draws, caution=9.0).tolist() == [0]
