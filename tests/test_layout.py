@@ -74,10 +74,8 @@ ROOMS = {
     "serve": (4200, 7432),
     "serve/plugin": (5500, 6633),
     "serve/plugin tests": (4500, 4481),
-    "tests": (
-        27000,
-        45853,
-    ),  # of them 1,000 are inputs of other people's kinds, and what each gives
+    # Of them 1,000 are inputs of other people's kinds, and what each gives.
+    "tests": (27000, 45853),
     "benchmarks": (4500, 8020),  # the judge's worlds, and the belief on them
     "docs": (2500, 3049),
 }

@@ -14,7 +14,7 @@ from dynamiccl.simulator.h100 import NIC_GBYTES_PER_S, least_transfer_us
 from tests.published import folder
 
 MODEL = folder("model")
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 AR, AG = Collective.AllReduce, Collective.AllGather
 RING, TREE = Algorithm.Ring, Algorithm.Tree
 NVLS, NVLS_TREE = Algorithm.NVLS, Algorithm.NVLSTree
@@ -27,7 +27,6 @@ CALLS = [
 ]
 SIZES = st.integers(64, 1 << 34)
 TWO = h100.Group(2, 8)
-GIB = 1 << 30
 
 
 def test_default_channels_are_those_that_nccl_s_own_code_used() -> None:
@@ -141,6 +140,21 @@ def test_chunk_is_within_nccl_s_buffers_and_in_whole_grains(
     assert h100.actual_chunk_bytes(collective, algorithm, 1 << 30) == own
     assert h100.actual_chunk_bytes(collective, algorithm, 65_536 + 511) == 65_536
     assert h100.actual_chunk_bytes(collective, algorithm, 1) == 512
+
+
+def test_chunk_has_a_mild_effect_on_simple_alone() -> None:
+    group, size = h100.Group(4, 8), 64 * MIB
+    plain = h100.true_us(group, AR, RING, SIMPLE, size)
+    sizes = [1 << k for k in range(14, 22)]
+    times = [h100.true_us(group, AR, RING, SIMPLE, size, chunk_bytes=c) for c in sizes]
+    best = times.index(min(times))
+    assert sizes[best] == 128 << 10  # a sixteenth of a rank's 2 MiB
+    assert times[:best] == sorted(times[:best], reverse=True)
+    assert times[best:] == sorted(times[best:])
+    assert 0.7 < min(times) / plain < 1.0
+    assert max(times) / min(times) < 1.5
+    other = (group, AR, RING, LL128, size)
+    assert h100.true_us(*other, chunk_bytes=1 << 16) == h100.true_us(*other)
 
 
 def busbw(algorithm: Algorithm, channels: int | None, group: h100.Group = TWO) -> float:

@@ -98,16 +98,6 @@ def test_policies_of_turns_are_scored_one_by_one_and_their_mean_is_told(
     [
         ('sizes = { min = "64K", max = "1G", factor = 4 }', "ddqn-dueling"),
         ('sizes = { list = ["128K", "512K", "2M", "8M", "32M", "128M"] }', "gaussian-process"),
-        pytest.param(
-            'sizes = { min = "64K", max = "1G", factor = 4 }',
-            "gaussian-process",
-            marks=pytest.mark.soak,
-        ),
-        pytest.param(
-            'sizes = { list = ["128K", "512K", "2M", "8M", "32M", "128M"] }',
-            "ddqn-dueling",
-            marks=pytest.mark.soak,
-        ),
     ],
 )
 def test_sweeps_of_few_sizes_train_validate_and_are_scored(
