@@ -4,15 +4,12 @@
     FULL=1 python benchmarks/learning.py     # all parts, recipes and draws, and all gates
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
-Parts: `grid`, simulated grids whose truth is known (learning_grids.py); the belief
-in `few-shot`, probe by probe, and `rivals`, after 48 decisions (learning_belief.py), in `sweeps`,
-whole and small ones, `public`, published ones (learning_sweeps.py), and `shapes`, group shapes
-that nobody measured (learning_grids.py); `narrow`, logs of a table
-in use (learning_narrow.py);
-`real`, measured sweeps (learning_real.py); `ope`, off-policy estimates
-(learning_ope.py); `scenarios`, surroundings that change on several systems, against rules and a
-filter (learning_scenarios.py); `agents`, whole jobs in a changing world (learning_agents.py);
-`gate`, what bench_gate.py prints.
+Parts: `grid`, simulated grids whose truth is known, and `shapes`, group shapes that nobody measured
+(learning_grids.py); the belief in `few-shot`, probe by probe, and `rivals`, after 48 decisions
+(learning_belief.py), in `sweeps`, whole, noisy and small ones, and `public`, published ones
+(learning_sweeps.py); `narrow`, logs of a table in use; `real`, measured sweeps; `ope`, off-policy
+estimates; `scenarios`, surroundings that change on several systems, against rules and a filter;
+`agents`, whole jobs in a changing world (learning_PART.py); `gate`, what bench_gate.py prints.
 
 Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
 `p95_regret`, `ratio_to_default` and `share_worse_than_default`, each with `_lo` and `_hi` (95 %).
