@@ -35,7 +35,6 @@ from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
-from dynamiccl.evaluate.baselines.tables import PooledFixed
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import Summary, summarise
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault
@@ -138,7 +137,7 @@ def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
     catalogue = policy.manifest.actions()
     told = task_grid(frame, catalogue, [Split.TRAIN, Split.VALIDATION])
     asked = task_grid(exact, catalogue, [Split.TEST])
-    rivals = (NcclDefault(), PooledFixed(told), GradientBoosting(told, catalogue))
+    rivals = NcclDefault(), GradientBoosting(told, catalogue)
     players = (LearnedPolicy(policy, catalogue, BELIEF), *rivals)
     log_time = np.log(np.where(asked.mask, asked.times_us, np.inf))
     return [

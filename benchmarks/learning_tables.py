@@ -61,8 +61,8 @@ BELIEF: Final = (
     *("few_shot_worlds", "probes_", "random_probes_", "interpolated_probes_", "few_shot_share"),
     *("coverage", "grid_mean_regret", "grid_gain_kept", "grid_share_worse"),
     *("grid_interpolated", "small_sweep_gain", "small_sweep_share", "small_sweep_left_out"),
-    *("small_sweep_gate", "gate_false_passes", "noisy_", "shape_left_out_"),
-    *("small_sweep_near", "public_mean", "public_share", "public_interpolated", "public_nccl"),
+    *("small_sweep_near", "noisy_", "shape_left_out_"),
+    *("public_mean", "public_share", "public_interpolated", "public_nccl"),
 )
 _MARKED: Final = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
