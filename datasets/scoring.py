@@ -10,7 +10,7 @@ cold observation cannot see what disturbed them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 import numpy as np
@@ -55,6 +55,8 @@ class TaskGrid:
     unscored: pl.DataFrame
     #: (task, action) -> times in us of the independent repeats behind each measured time.
     samples: Mapping[tuple[int, int], npt.NDArray[np.float64]]
+    #: The same keys -> the number of the run that each was measured in, where it is told.
+    runs: Mapping[tuple[int, int], npt.NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
@@ -80,6 +82,7 @@ class TaskGrid:
             times_us=self.times_us[rows],
             repeats=self.repeats[rows],
             samples={},
+            runs={},
         )
 
     def joined(self, other: Self) -> Self:
@@ -90,6 +93,7 @@ class TaskGrid:
             times_us=np.vstack([self.times_us, other.times_us]),
             repeats=np.vstack([self.repeats, other.repeats]),
             samples={},
+            runs={},
         )
 
     def chosen_us(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -121,9 +125,10 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
     wanted = [split.value for split in splits]
     rows = with_split(cells.comparable(cells.quiet(cells.tuned(frame))))
     rows = cells.one_placement(rows.filter(pl.col("split").is_in(wanted)))
-    rows = rows.with_columns(catalogue.actions(rows))
+    in_run = pl.struct("sweep", "run").rank("dense").alias("in_run")
+    rows = rows.with_columns(catalogue.actions(rows), in_run)
     grouped = rows.drop_nulls("action").group_by([*TASK_COLUMNS, "action"], maintain_order=True)
-    found = grouped.agg("time_us", median_us=pl.col("time_us").median(), repeats=pl.len())
+    found = grouped.agg("time_us", "in_run", median_us=pl.col("time_us").median(), repeats=pl.len())
     facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS]
     simulated = (pl.col("source") == "simulator").all().alias("simulated")
     tasks = rows.group_by([*TASK_COLUMNS, "bin", "split"], maintain_order=True)
@@ -137,13 +142,15 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
     index = placed["task"].to_numpy(), placed["action"].to_numpy()
     times[index] = placed["median_us"].to_numpy()
     repeats[index] = placed["repeats"].to_numpy()
-    samples = {
-        (int(task), int(action)): np.asarray(each, dtype=np.float64)
-        for task, action, each in placed.select("task", "action", "time_us").iter_rows()
-    }
+    samples = dict[tuple[int, int], npt.NDArray[np.float64]]()
+    runs = dict[tuple[int, int], npt.NDArray[np.int64]]()
+    for row in placed.select("task", "action", "time_us", "in_run").iter_rows():
+        cell = int(row[0]), int(row[1])
+        samples[cell] = np.asarray(row[2], dtype=np.float64)
+        runs[cell] = np.asarray(row[3], dtype=np.int64)
     unscored = listed.filter(pl.col("reason").is_not_null()).rename({"reason": "unscored"})
     unscored = unscored.sort(TASK_COLUMNS)
-    return TaskGrid(scored.drop("task"), times, repeats, unscored, samples)
+    return TaskGrid(scored.drop("task"), times, repeats, unscored, samples, runs)
 
 
 def _verdicts(found: pl.DataFrame) -> pl.DataFrame:

@@ -3,7 +3,7 @@
 T tasks, A actions, S machines, H shapes
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -18,7 +18,7 @@ from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.drawn_worlds import Floats, Grid, Ints, fits
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.repeats import MAD_TO_SIGMA, cell_of
+from dynamiccl.repeats import cells_of
 from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.cautious.rows import RowMaker
 from dynamiccl.train.cautious.share_table import share_table
@@ -26,9 +26,6 @@ from dynamiccl.train.data import TrainingData
 
 #: The (algorithm, protocol) pairs of NCCL's cost table, in the order of `log_costs`.
 CELLS: Final = tuple((algorithm, protocol) for algorithm in Algorithm for protocol in Protocol)
-#: Ln of time: the noise of one call where nothing was measured twice, and the least there is.
-_UNKNOWN_NOISE: Final = 0.05
-_LEAST_NOISE: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +105,18 @@ class Tasks:
         asked = np.unique([*sizes, *map(bin_center_bytes, sorted(between))])
         actions = np.flatnonzero(self.grid.mask[rows].any(axis=0))
         configs = tuple(self.data.catalogue.configs[action] for action in actions)
-        place_of = {int(action): place for place, action in enumerate(actions)}
-        samples = {
-            (int(np.searchsorted(asked, sizes[i])), place_of[int(action)]): (
-                i,
-                np.log(self.grid.samples[int(row), int(action)]),
-            )
-            for i, row in enumerate(rows)
-            for action in np.flatnonzero(self.grid.mask[row])
-        }
-        sigma = _noise([each for _, each in samples.values()])
-        cells = {place: cell_of(list(each), sigma) for place, (_, each) in samples.items()}
-        order = sorted(cells)
+        count, row_of = len(configs), dict[int, int]()
+        times = dict[Hashable, list[tuple[int, float]]]()
+        log2_size = dict[Hashable, float]()
+        for row in rows.tolist():
+            size = int(np.searchsorted(asked, self.grid.tasks["size_bytes"][row]))
+            for number in np.flatnonzero(self.grid.mask[row, actions]).tolist():
+                place, cell = size * count + number, (row, int(actions[number]))
+                row_of[place], log2_size[place] = row, float(np.log2(asked[size]))
+                logs = np.log(self.grid.samples[cell]).tolist()
+                times[place] = sorted(zip(self.grid.runs[cell].tolist(), logs, strict=True))
+        cells = cells_of(times, log2_size, range(0, len(asked) * count, count))
+        order = sorted(row_of)
         grid, relative = self._grid(int(rows[0]), asked, configs)
         first = self.place[rows[0]]
         measured = Measured(
@@ -128,13 +125,13 @@ class Tasks:
             (float(first[1]), float(first[2])),
             grid,
             actions,
-            np.array([size * len(configs) + config for size, config in order]),
+            np.array(order),
             np.array([cells[place][0] for place in order]),
             np.array([cells[place][1] for place in order]),
             np.array([float(cells[place][2]) for place in order]),
             relative,
         )
-        return measured, self.is_train[rows[[samples[place][0] for place in order]]]
+        return measured, self.is_train[[row_of[place] for place in order]]
 
     def _grid(self, row: int, sizes: Ints, configs: Sequence[Config]) -> tuple[Grid, Floats]:
         """The grid of a table, and the gains that NCCL's costs foretell."""
@@ -161,13 +158,3 @@ class Tasks:
             least = np.nanmin(costs[known][:, fitting], axis=1) if known.any() else np.empty(0)
             relative[known, number] = np.nanmin(costs[known], axis=1) - least
         return replace(grid, log_costs=told), relative
-
-
-def _noise(samples: Sequence[Floats]) -> float:
-    """Ln of time: the standard deviation of one call, by cells that were measured several times."""
-    off = [np.abs(each - np.median(each)) for each in samples if len(each) > 1]
-    if not off:
-        return _UNKNOWN_NOISE
-    # Of n values one at least is the median itself: that takes (n - 1) / n of what they scatter.
-    several = [each * np.sqrt(len(each) / (len(each) - 1)) for each in off]
-    return max(MAD_TO_SIGMA * float(np.median(np.concatenate(several))), _LEAST_NOISE)

@@ -16,12 +16,7 @@ from typer.testing import CliRunner
 from dynamiccl.collect.cli import app
 from dynamiccl.datasets.carried import with_shape
 from dynamiccl.datasets.episodes import with_noise
-from dynamiccl.datasets.features import (
-    CONTEXT_COLUMN,
-    TUNED,
-    Observations,
-    cold_observations,
-)
+from dynamiccl.datasets.features import CONTEXT_COLUMN, TUNED, Observations, cold_observations
 from dynamiccl.datasets.manifest import Manifest, Shape
 from dynamiccl.datasets.questions import cold_questions, decide
 from dynamiccl.datasets.scoring import task_grid
@@ -38,6 +33,7 @@ from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
 from dynamiccl.train.cautious.fit import fit_tables
 from dynamiccl.train.cautious.policy import CautiousPolicy
+from dynamiccl.train.cautious.tasks import Tasks
 from dynamiccl.train.data import load_data
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit
@@ -293,6 +289,16 @@ def test_a_small_sweep_is_enough_to_act(data_dir: Path) -> None:
     default = np.zeros(len(chosen), dtype=np.int64)
     assert told.regret(chosen).mean() < told.regret(default).mean() / 3
     assert (told.chosen_us(chosen) < 1.01 * told.default_us).all()
+
+
+def test_what_a_run_does_to_all_its_times_is_no_noise(tmp_path: Path) -> None:
+    spreads = []
+    for drift in (0.0, 0.1):
+        noise = f"noise_sigma = 0.01\ntail_probability = 0.0\ndrift_sigma = {drift}\n"
+        data = load_data(make_data(tmp_path / str(drift), SWEEP + noise), 0)
+        (measured, _), *_ = Tasks.of(data).tables()
+        spreads.append(float(np.sqrt(np.median(measured.variance))))
+    assert spreads[1] < 1.5 * spreads[0]
 
 
 def test_without_costs_it_learns_from_times_alone(data_dir: Path) -> None:
