@@ -35,10 +35,7 @@ from scipy import stats
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, tuned
-from dynamiccl.datasets.features import (
-    TUNED,
-    Observations,
-)
+from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.questions import table_bins
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split

@@ -15,13 +15,7 @@ import numpy as np
 import polars as pl
 
 from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.schema import (
-    QUIET,
-    REQUESTED_COLUMNS,
-    TASK_COLUMNS,
-    DefaultScope,
-    Status,
-)
+from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS, DefaultScope, Status
 
 #: Columns that identify the requested config within a task.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)

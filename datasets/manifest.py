@@ -18,13 +18,7 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.datasets.splits import Splits
-from dynamiccl.errors import (
-    ArtifactMismatch,
-    CorruptFile,
-    MissingPath,
-    SchemaMismatch,
-    UnknownName,
-)
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, SchemaMismatch, UnknownName
 
 FORMAT_VERSION: Final = 1
 MANIFEST_NAME: Final = "manifest.json"

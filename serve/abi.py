@@ -22,12 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from dynamiccl.errors import PluginError
-from dynamiccl.nccl import (
-    NUM_ALGORITHMS,
-    NUM_PROTOCOLS,
-    TUNER_ABI_SINCE,
-    Collective,
-)
+from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, TUNER_ABI_SINCE, Collective
 from dynamiccl.serve.answers import Answer, CostTable, answer_of
 
 _INT_OUT: Final = ctypes.POINTER(ctypes.c_int)

@@ -6,14 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.nccl import (
-    ABSTAIN,
-    NUM_PROTOCOLS,
-    RELEGATED_COST_RATIO,
-    Algorithm,
-    Config,
-    Protocol,
-)
+from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, RELEGATED_COST_RATIO, Algorithm, Config, Protocol
 
 #: Predicted microseconds, shape [6 or 7 algorithms][3 protocols]; -1.0 where not available.
 CostTable = npt.NDArray[np.float32]

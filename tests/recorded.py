@@ -7,13 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dynamiccl.collect.checks import CLOCKS, GPU_FACTS, PROCESSES, smi
 from dynamiccl.collect.nodes import NODE_ARGV
-from dynamiccl.doctor import (
-    ASK_PLUGIN,
-    ASK_VERSION,
-    Check,
-    Machine,
-    ProgramResult,
-)
+from dynamiccl.doctor import ASK_PLUGIN, ASK_VERSION, Check, Machine, ProgramResult
 from dynamiccl.nccl import TUNER_ABI_SINCE
 
 GIB = 1 << 30

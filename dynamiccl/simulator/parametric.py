@@ -10,11 +10,7 @@ import numpy.typing as npt
 
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import COST_IGNORE, Algorithm, Collective, Config, NcclVersion, Protocol
-from dynamiccl.simulator.buffers import (
-    asked_chunk_bytes,
-    largest_chunk_bytes,
-    nvls_chunk_bytes,
-)
+from dynamiccl.simulator.buffers import asked_chunk_bytes, largest_chunk_bytes, nvls_chunk_bytes
 from dynamiccl.simulator.contention import Contention
 from dynamiccl.simulator.default import CostModel
 from dynamiccl.simulator.group import Cell as NcclCell

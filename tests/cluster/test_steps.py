@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import (
-    LauncherSettings,
-    Ranks,
-    command,
-    end_session,
-    start_session,
-)
+from dynamiccl.collect.launchers import LauncherSettings, Ranks, command, end_session, start_session
 from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
 from tests.collect.live_processes import Limits, run_to_end

@@ -39,10 +39,7 @@ from dynamiccl.nccl import (
 from dynamiccl.schedule import PlayReport, Schedule
 from dynamiccl.serve.abi import Communicator, TunerPlugin
 from dynamiccl.serve.answers import Answer, CostTable
-from dynamiccl.serve.loopback import (
-    loopback_environment,
-    write_bare_artifact,
-)
+from dynamiccl.serve.loopback import loopback_environment, write_bare_artifact
 from dynamiccl.serve.table import DecisionTable
 from tests.collect.calls.rank import Profiler as ProfilerStruct
 from tests.golden.command import clean_environment, dynamiccl

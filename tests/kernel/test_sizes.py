@@ -2,13 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.sizes import (
-    EDGES_Q32,
-    MAX_SIZE_BITS,
-    bin_center_bytes,
-    bin_first_byte,
-    size_bin,
-)
+from dynamiccl.sizes import EDGES_Q32, MAX_SIZE_BITS, bin_center_bytes, bin_first_byte, size_bin
 
 TOP = (1 << MAX_SIZE_BITS) - 1
 LAST_BIN = size_bin(TOP)

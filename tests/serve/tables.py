@@ -3,14 +3,7 @@
 import numpy as np
 from numpy.random import Generator
 
-from dynamiccl.nccl import (
-    COST_IGNORE,
-    MAX_CHANNELS,
-    VALID_PROTOCOLS,
-    Collective,
-    Config,
-    Protocol,
-)
+from dynamiccl.nccl import COST_IGNORE, MAX_CHANNELS, VALID_PROTOCOLS, Collective, Config, Protocol
 from dynamiccl.serve.answers import CostTable
 from dynamiccl.serve.table import DecisionTable
 

@@ -12,21 +12,10 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import TUNED, cold_observations
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import allowed, cold_tasks, table_supports
-from dynamiccl.errors import (
-    ArtifactMismatch,
-    CorruptFile,
-    SchemaMismatch,
-    UnknownName,
-    UserError,
-)
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, SchemaMismatch, UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.abi import TunerPlugin
-from dynamiccl.serve.artifact import (
-    Artifact,
-    export_artifact,
-    pick_table,
-    verify_artifact,
-)
+from dynamiccl.serve.artifact import Artifact, export_artifact, pick_table, verify_artifact
 from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.plugin_index import PluginIndex

@@ -22,11 +22,7 @@ from dynamiccl.errors import UserError
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import server as server_module
 from dynamiccl.serve.brain.policies import Brain, KeepBrain
-from dynamiccl.serve.brain.protocol import (
-    LENGTH,
-    MAX_ASK_BYTES,
-    Question,
-)
+from dynamiccl.serve.brain.protocol import LENGTH, MAX_ASK_BYTES, Question
 from dynamiccl.serve.brain.server import BrainServer
 from dynamiccl.serve.brain_history import BrainConfig, History
 from dynamiccl.serve.table import DecisionTable

@@ -6,11 +6,7 @@ from itertools import pairwise
 import pytest
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol, Transport
-from dynamiccl.simulator.buffers import (
-    asked_chunk_bytes,
-    largest_chunk_bytes,
-    nvls_chunk_bytes,
-)
+from dynamiccl.simulator.buffers import asked_chunk_bytes, largest_chunk_bytes, nvls_chunk_bytes
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.physics import CellValues, LinkValues, Work, blend, times
 from dynamiccl.simulator.routes import route

@@ -19,15 +19,7 @@ type that NVLS can add, GPUs of one kind, equally many ranks on every node, and 
 
 from dynamiccl.simulator.default.communicator import Overrides
 from dynamiccl.simulator.default.cost_model import CostModel
-from dynamiccl.simulator.default.graph import (
-    Basis,
-    Cpu,
-    Graph,
-    Machine,
-    Path,
-    Pattern,
-    Search,
-)
+from dynamiccl.simulator.default.graph import Basis, Cpu, Graph, Machine, Path, Pattern, Search
 from dynamiccl.simulator.default.machines import (
     find_machine,
     machine_names,

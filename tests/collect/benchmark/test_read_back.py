@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect.grid import Setting
-from dynamiccl.collect.launch import (
-    choices_of,
-    comm_logs,
-    last_words,
-    read_rows,
-    wrong_comms,
-)
+from dynamiccl.collect.launch import choices_of, comm_logs, last_words, read_rows, wrong_comms
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.schedule import Choice, LaunchMode, deal
 from tests.collect.benchmark.sweeps import feasible, launch_of, sweep

@@ -14,13 +14,7 @@ from numpy.random import Generator
 from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from tests.conftest import Soak
 from tests.serve.jobs.conftest import player_of
-from tests.serve.jobs.disturbing import (
-    OFTEN,
-    Cutter,
-    arbiter_of,
-    assert_no_report,
-    trouble_for,
-)
+from tests.serve.jobs.disturbing import OFTEN, Cutter, arbiter_of, assert_no_report, trouble_for
 from tests.serve.jobs.play import ALL, assert_never_split, at, stop
 from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
 

@@ -17,14 +17,7 @@ from dynamiccl.serve.install import install
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.conftest import Inits, Player
 from tests.serve.jobs.play import ALL, Played, at, every, on_rank, play
-from tests.serve.jobs.setting import (
-    FIRST,
-    JOB,
-    Setting,
-    make_setting,
-    prepared,
-    write_artifact,
-)
+from tests.serve.jobs.setting import FIRST, JOB, Setting, make_setting, prepared, write_artifact
 
 #: Releases that tell a tuner, or the profiler before it, which communicator it is for.
 IDENTIFIED: Final = ("2.27", "2.28", "2.29", "2.30")

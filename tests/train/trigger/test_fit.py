@@ -11,12 +11,7 @@ from mlflow import MlflowClient
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UserError
 from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.fit import (
-    TriggerSettings,
-    TriggerSummary,
-    fit_trigger,
-    make_trigger,
-)
+from dynamiccl.train.trigger.fit import TriggerSettings, TriggerSummary, fit_trigger, make_trigger
 from dynamiccl.train.trigger.module import RUNGS, TriggerModule
 from dynamiccl.train.trigger.series import Series, read_series
 from dynamiccl.train.trigger.training import forecast_error, train
