@@ -87,7 +87,6 @@ def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path) -> None:
     assert module.thresholds.tolist() == list(summary.facts.thresholds.values())
 
 
-@pytest.mark.soak
 def test_the_command_says_what_it_found_and_the_export_takes_its_run(
     data: Path, uri: str, policy: Path, shell: Shell
 ) -> None:
