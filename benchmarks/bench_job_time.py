@@ -39,10 +39,11 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 from harness import ROOT, write_result
-from job_rules import DRAWS, OTHER_COMPUTE, QUIET, FloatArray, IntArray, Job, Measured, choices
+from job_rules import DRAWS, OTHER_COMPUTE, QUIET, Job, Measured, choices
 from rich.console import Console
 from rich.table import Table
 
+from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.evaluate.objective import fewest_within, least_change, step_change_us
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.contention import Contention
@@ -116,7 +117,7 @@ def world_of(system: System, calls: Sequence[WorkCall]) -> World:
     return world
 
 
-def job_of(base: World, counts: IntArray, name: str, *, kept: bool = False) -> Job:
+def job_of(base: World, counts: Ints, name: str, *, kept: bool = False) -> Job:
     """The job in a world: the time of each call under each config, as the simulator plays it."""
     world = copy.copy(base)
     world.contention = law = WORLDS[name](base.system.contention)
@@ -152,7 +153,7 @@ def job_of(base: World, counts: IntArray, name: str, *, kept: bool = False) -> J
 
 
 #: By rule: (sweeps,) shares saved of NCCL's job time; iterations spent.
-Played = dict[str, tuple[FloatArray, float]]
+Played = dict[str, tuple[Floats, float]]
 
 
 def play(job: Job) -> tuple[Played, float]:

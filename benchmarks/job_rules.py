@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.evaluate.objective import fewest_within, least_change, step_change_us
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.search.autoccl import AutoCcl
@@ -24,8 +25,6 @@ from dynamiccl.serve.search.tuner import Key, State
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.world import Noise, World
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 REPEATS: Final = 3
 #: Noise alone: a rule is judged by what it settles on, not by what changes cost.
 QUIET: Final = find_scenario("quiet").model_copy(update={"switch_us": 0.0, "first_use_us": 0.0})
@@ -45,16 +44,16 @@ class Job:
 
     world: World
     #: (K,) how often an iteration makes each call, and compute before it.
-    counts: IntArray
+    counts: Ints
     #: (K, A) configs that may be chosen: of those that come to the same the first.
     allowed: npt.NDArray[np.bool_]
     #: (K, A) from the start of a call, or of its wait for others, to the end of it and of compute.
-    lasted_us: FloatArray
+    lasted_us: Floats
     #: (K,) what a trace of NCCL's own choice tells: the kernel, and the compute beside it.
-    kernel_us: FloatArray
-    compute_us: FloatArray
+    kernel_us: Floats
+    compute_us: Floats
 
-    def step_us(self, actions: IntArray) -> float:
+    def step_us(self, actions: Ints) -> float:
         """The time of an iteration."""
         lasted = np.take_along_axis(self.lasted_us, actions[:, None], axis=1)[:, 0]
         return float(((self.world.before_us + lasted) * self.counts).sum())
@@ -75,20 +74,20 @@ class Measured:
         self.times_us = np.where(job.allowed, job.world.quiet_us, np.nan)
         self.times_us *= self._scatter(self.times_us.shape)
 
-    def _scatter(self, shape: tuple[int, ...]) -> FloatArray:
+    def _scatter(self, shape: tuple[int, ...]) -> Floats:
         """Medians of the repeats over the truth."""
         noise = Noise(QUIET.jitter, None, int(np.prod(shape)))
         draws = [np.exp(noise.log_factors(self._random)) for _ in range(REPEATS)]
-        found: FloatArray = np.median(draws, axis=0).reshape(shape)
+        found: Floats = np.median(draws, axis=0).reshape(shape)
         return found
 
-    def _drawn(self, measured: FloatArray) -> FloatArray:
+    def _drawn(self, measured: Floats) -> Floats:
         """(D, ...) what the truth of measured values may be."""
         normal = self._random.standard_normal((DRAWS, *measured.shape))
-        found: FloatArray = measured * np.exp(SPREAD * normal)
+        found: Floats = measured * np.exp(SPREAD * normal)
         return found
 
-    def beside(self) -> tuple[FloatArray, FloatArray]:
+    def beside(self) -> tuple[Floats, Floats]:
         """(D, K, A) draws of times beside compute and of the share of speed that compute loses.
 
         From rows that measure both sides: one a call and number of channels, of the config that is
@@ -120,7 +119,7 @@ class Measured:
             times_us[:, key] *= longer.clip(1.0, 2.0)[:, None]
         return times_us, loss
 
-    def trace(self) -> tuple[FloatArray, FloatArray]:
+    def trace(self) -> tuple[Floats, Floats]:
         """(K,) time of the kernel, and (D, K) draws of the compute beside it."""
         kernel_us = self.job.kernel_us * self._scatter(self.job.kernel_us.shape)
         normal = self._random.standard_normal((1 + DRAWS, len(kernel_us)))
@@ -128,7 +127,7 @@ class Measured:
         # Half as wide again: a call that outlasts its compute after all costs much at once.
         return kernel_us, told_us * np.exp(1.5 * OTHER_ITERATION * normal[1:])
 
-    def search(self, true_us: FloatArray, repeats: int) -> tuple[IntArray, int]:
+    def search(self, true_us: Floats, repeats: int) -> tuple[Ints, int]:
         """(K,) what AutoCCL's search finds by times (K, A), and the iterations that it spends."""
         keys = range(len(true_us))
         actions, spaces = zip(*(self._space(key) for key in keys), strict=True)
@@ -143,7 +142,7 @@ class Measured:
             iterations += 1
         return np.array([actions[key][search.best(key)] for key in keys]), iterations
 
-    def _space(self, key: int) -> tuple[IntArray, SearchSpace]:
+    def _space(self, key: int) -> tuple[Ints, SearchSpace]:
         """The actions of a call, and a search space of what they come to."""
         world, actions = self.job.world, np.flatnonzero(self.job.allowed[key])
         parts = (world.algorithm, world.protocol, world.num_channels)
@@ -155,10 +154,10 @@ class Measured:
         return actions, SearchSpace([Choice(), *ran[1:]], default_runs=ran[0])
 
 
-def within(slack: float) -> Callable[[Measured], IntArray]:
+def within(slack: float) -> Callable[[Measured], Ints]:
     """The fewest channels within a slack of the fastest, on hidden calls only."""
 
-    def rule(measured: Measured) -> IntArray:
+    def rule(measured: Measured) -> Ints:
         job = measured.job
         at_most = np.where(job.hidden, slack, 0.0)[:, None]
         return fewest_within(measured.times_us, job.world.num_channels, at_most)
@@ -166,7 +165,7 @@ def within(slack: float) -> Callable[[Measured], IntArray]:
     return rule
 
 
-def efficiency(measured: Measured) -> IntArray:
+def efficiency(measured: Measured) -> Ints:
     """NCCL's own choice, but NVLS on registered buffers, the last action, as EFFICIENCY has it."""
     world = measured.job.world
     gathers = np.array([call.collective is not Collective.AllReduce for call in world.keys])
@@ -176,13 +175,13 @@ def efficiency(measured: Measured) -> IntArray:
     return np.where(takes, len(world.configs) - 1, 0)
 
 
-def by_step(measured: Measured) -> IntArray:
+def by_step(measured: Measured) -> Ints:
     """Ours: the least change of the step, as sure as the measurements are."""
     return least_change(step_change_us(*measured.beside(), *measured.trace()))
 
 
 #: Rules that spend none of the job's iterations.
-FREE: Final[Mapping[str, Callable[[Measured], IntArray]]] = {
+FREE: Final[Mapping[str, Callable[[Measured], Ints]]] = {
     "nccl": lambda measured: np.zeros(len(measured.times_us), dtype=np.int64),
     "call": within(0.0),
     **{f"slack_{percent}": within(percent / 100.0) for percent in (1, 5, 10)},
@@ -194,7 +193,7 @@ FREE: Final[Mapping[str, Callable[[Measured], IntArray]]] = {
 }
 
 
-def choices(measured: Measured) -> dict[str, tuple[IntArray, int]]:
+def choices(measured: Measured) -> dict[str, tuple[Ints, int]]:
     """By rule: (K,) the actions, and the iterations of the job that it took to find them."""
     job = measured.job
     found = {name: (rule(measured), 0) for name, rule in FREE.items()}

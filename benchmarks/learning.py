@@ -42,7 +42,7 @@ from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.train.recipes import RECIPES, make_recipe
 
 SEEDS: Final = 5
-#: Sweeps of which each of ten shapes is left out.
+#: Sweeps of which two of ten shapes are left out in each turn.
 SHAPE_SEEDS: Final = 2
 #: Parts that take half an hour each or more: with FULL=1, or by name.
 LONG: Final = ("grid", "shapes", "scenarios", "agents")

@@ -109,33 +109,32 @@ def simulated_grid(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, A
 
 
 def shape_figures(out: Path, seeds: int) -> dict[str, Any]:
-    """Each shape left out in turn: what the belief and rivals make of the nine others there."""
+    """Two of the ten shapes left out in turn: what the belief and rivals make of the others."""
     truth = sweep(out / "truth", "truth", cycles=1, seed=1000, noise=NO_NOISE, shapes=SHAPES)
     measured = [data for _, data in parallel(measure, [(out, s) for s in range(seeds)])]
     jobs = [(data, truth, turn) for data in measured for turn in range(len(SHAPES))]
     rows = in_parallel(_shape_left_out, jobs)
     figures: dict[str, Any] = {"shape_left_out_turns": len(jobs)}
     for policy, mine in by(rows, "policy").items():
-        by_shape = [summed(each) for each in by(mine, "turn").values()]
+        by_turn = [summed(each) for each in by(mine, "turn").values()]
         name = "shape_left_out" if policy == BELIEF else f"shape_left_out_{policy}"
         figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
-        figures |= with_interval(f"{name}_gain_kept", by_shape, ratio("gain", "possible"))
-        figures[f"{name}_share_worse"] = upper(by_shape, "acts")
-        figures[f"{name}_share_worse_all"] = upper(by_shape, "sizes")
+        figures |= with_interval(f"{name}_gain_kept", by_turn, ratio("gain", "possible"))
+        figures[f"{name}_share_worse"] = upper(by_turn, "acts")
+        figures[f"{name}_share_worse_all"] = upper(by_turn, "sizes")
     return figures
 
 
 def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
-    """Scores at the shape that is for test in a turn, by truth."""
+    """Scores at the shapes that are for test in a turn, by truth."""
     split = f"shape:{turn}"
-    _, path = train(data, BELIEF, turn, "shape", [f"split={split}"])
+    _, path = train(data, BELIEF, turn, f"shape-{data.name}", [f"split={split}"])
     policy = TorchPolicy.load(path)
-    parts = Splits.of(tuned(read(data)), split)
-    frame, exact = (parts.assign(tuned(read(each))) for each in (data, truth))
+    frame, catalogue = tuned(read(data)), policy.manifest.actions()
+    parts = Splits.of(frame, split)
+    told = task_grid(parts.assign(frame), catalogue, [Split.TRAIN, Split.VALIDATION])
     # Of the two collectives that last equally long here one tells.
-    exact = exact.filter(pl.col("collective") != "ReduceScatter")
-    catalogue = policy.manifest.actions()
-    told = task_grid(frame, catalogue, [Split.TRAIN, Split.VALIDATION])
+    exact = parts.assign(tuned(read(truth))).filter(pl.col("collective") != "ReduceScatter")
     asked = task_grid(exact, catalogue, [Split.TEST])
     rivals = NcclDefault(), GradientBoosting(told, catalogue)
     players = (LearnedPolicy(policy, catalogue, BELIEF), *rivals)

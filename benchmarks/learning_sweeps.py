@@ -1,15 +1,15 @@
 """What the belief makes of sweeps: whole ones, a user's small one, and those that were published.
 
-* `sweep_figures`: of judge's worlds every other size is measured with all configs; or what a user
-  measures (`judge_worlds.small_sweep`), of which whole octaves are left out in turn, too.
-* of noisy ones, as of nodes in a cloud, `pooled` takes the one config that is best over all sizes.
+* `sweep_figures`: of judge's worlds every other size is measured with all configs; or all sizes
+  with the noise of nodes in a cloud, where a rival, `pooled`, takes one config for all sizes; or
+  what a user measures (`judge_worlds.small_sweep`), of which octaves are left out in turn, too.
 * `public_figures`: published sweeps, each octave left out in turn; truth is the median.
 
 Rival is `interpolated`, which acts by the same rule. Scores and intervals are those of
 learning_belief.py.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -110,10 +110,7 @@ def _whole_sweep(table: Table, seed: int) -> list[Row]:
     log_times = np.full((num_sizes, num_configs, 3), np.nan)
     log_times[rows] = small_sweep(part, random, 3, len(rows), num_configs).log_times_us
     chosen = choices(grid_of(table), log_times, np.isfinite(table.log_time_us))
-    about = {"world": table.name, "kind": table.kind}
-    return [
-        about | {"choose": name} | judged(table.log_time_us, each) for name, each in chosen.items()
-    ]
+    return _scores(table, chosen)
 
 
 def _noisy_sweep(table: Table, seed: int) -> list[Row]:
@@ -127,6 +124,10 @@ def _noisy_sweep(table: Table, seed: int) -> list[Row]:
     bar = _POOLED * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
     best = np.where(gains.mean(axis=0) > bar, gains.mean(axis=0), 0.0).argmax()
     chosen["pooled"] = np.full(len(can), np.flatnonzero(can.all(axis=0))[best])
+    return _scores(table, chosen)
+
+
+def _scores(table: Table, chosen: Mapping[str, Ints]) -> list[Row]:
     about = {"world": table.name, "kind": table.kind}
     return [
         about | {"choose": name} | judged(table.log_time_us, each) for name, each in chosen.items()

@@ -144,10 +144,10 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
     repeats[index] = placed["repeats"].to_numpy()
     samples = dict[tuple[int, int], npt.NDArray[np.float64]]()
     runs = dict[tuple[int, int], npt.NDArray[np.int64]]()
-    for row in placed.select("task", "action", "time_us", "in_run").iter_rows():
-        cell = int(row[0]), int(row[1])
-        samples[cell] = np.asarray(row[2], dtype=np.float64)
-        runs[cell] = np.asarray(row[3], dtype=np.int64)
+    columns = ("task", "action", "time_us", "in_run")
+    for task, action, each_us, each_run in placed.select(columns).iter_rows():
+        samples[task, action] = np.asarray(each_us, dtype=np.float64)
+        runs[task, action] = np.asarray(each_run, dtype=np.int64)
     unscored = listed.filter(pl.col("reason").is_not_null()).rename({"reason": "unscored"})
     unscored = unscored.sort(TASK_COLUMNS)
     return TaskGrid(scored.drop("task"), times, repeats, unscored, samples, runs)

@@ -10,7 +10,7 @@ is what no drawn machine has: how large that is, config by config, the measureme
 It acts only where the gain over NCCL's own choice is more than `caution` spreads, the config was
 measured within an octave, and NCCL's choice within an octave on either side, with a gain of more
 than a spread at both of these sizes: NCCL changes its choice at sizes that nothing foretells. As
-many spreads there as here made nothing safer, and took a third more probes. The caution is
+many spreads there as here made nothing safer, and took half as many probes again. The caution is
 calibrated on further draws, measured at the very same places: in worlds like those at most `alpha`
 of the sizes at which it acts are slower. A machine is not one of those:
 

@@ -8,13 +8,12 @@ first is NCCL's own choice. Times are of one call, in us.
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from dynamiccl.drawn_worlds import Floats, Ints
 
 
 def fewest_within(
-    times_us: FloatArray, channels: npt.NDArray[np.integer], slack: float | FloatArray
-) -> IntArray:
+    times_us: Floats, channels: npt.NDArray[np.integer], slack: float | Floats
+) -> Ints:
     """(T,) of the configs within the slack of the fastest, the one with the fewest channels.
 
     `times_us` (T, A) of calls alone, NaN where a config may not be chosen; `channels` (T, A) that
@@ -27,13 +26,11 @@ def fewest_within(
     near = lower_us <= lower_us.min(axis=1, keepdims=True) * (1.0 + slack)
     counts = np.where(near, channels, np.inf)
     few_us = np.where(counts == counts.min(axis=1, keepdims=True), lower_us, np.inf)
-    chosen: IntArray = few_us.argmin(axis=1)
+    chosen: Ints = few_us.argmin(axis=1)
     return chosen
 
 
-def step_change_us(
-    times_us: FloatArray, loss: FloatArray, kernel_us: FloatArray, compute_us: FloatArray
-) -> FloatArray:
+def step_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us: Floats) -> Floats:
     """(..., T, A) change of the step by each config of a call.
 
     `times_us` and `loss` (..., T, A), the share of its speed that compute loses while the kernel is
@@ -48,11 +45,11 @@ def step_change_us(
     return np.maximum(lasts, ends) - np.maximum(kernel, compute)
 
 
-def least_change(change_us: FloatArray, caution: float = 1.0) -> IntArray:
+def least_change(change_us: Floats, caution: float = 1.0) -> Ints:
     """(T,) the config with the least mean + caution x spread over draws of its change (D, T, A).
 
     NaN: may not be chosen. NCCL's own is 0, so gains must exceed `caution` times their spread.
     """
     worth = change_us.mean(axis=0) + caution * change_us.std(axis=0)
-    chosen: IntArray = np.where(np.isnan(worth), np.inf, worth).argmin(axis=1)
+    chosen: Ints = np.where(np.isnan(worth), np.inf, worth).argmin(axis=1)
     return chosen

@@ -108,8 +108,7 @@ class Tasks:
         count, row_of = len(configs), dict[int, int]()
         times = dict[Hashable, list[tuple[int, float]]]()
         log2_size = dict[Hashable, float]()
-        for row in rows.tolist():
-            size = int(np.searchsorted(asked, self.grid.tasks["size_bytes"][row]))
+        for row, size in zip(rows.tolist(), np.searchsorted(asked, sizes).tolist(), strict=True):
             for number in np.flatnonzero(self.grid.mask[row, actions]).tolist():
                 place, cell = size * count + number, (row, int(actions[number]))
                 row_of[place], log2_size[place] = row, float(np.log2(asked[size]))
