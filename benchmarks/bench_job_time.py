@@ -43,8 +43,8 @@ from job_rules import DRAWS, OTHER_COMPUTE, QUIET, Job, Measured, choices
 from rich.console import Console
 from rich.table import Table
 
+from dynamiccl.datasets.objective import fewest_within, least_change, step_change_us
 from dynamiccl.drawn_worlds import Floats, Ints
-from dynamiccl.evaluate.objective import fewest_within, least_change, step_change_us
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.contention import Contention
 from dynamiccl.simulator.group import Group

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.datasets.objective import fewest_within, least_change, step_change_us
 from dynamiccl.drawn_worlds import Floats, Ints
-from dynamiccl.evaluate.objective import fewest_within, least_change, step_change_us
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.space import Choice, SearchSpace

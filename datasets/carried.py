@@ -64,6 +64,7 @@ def _carried(manifest: Manifest, shape: Shape) -> Support:
         num_ranks=shape.num_nodes * shape.ranks_per_node,
         measured={c: {a: sorted(b) for a, b in each.items()} for c, each in bins.items()},
         most_channels=None,
+        channels={},
         costs=shape.costs,
         carried=True,
     )

@@ -16,6 +16,7 @@ import polars as pl
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS, DefaultScope, Status
+from dynamiccl.sizes import size_bin
 
 #: Columns that identify the requested config within a task.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
@@ -74,6 +75,13 @@ def left_out_text(counts: Mapping[str, int]) -> str:
 def tuned(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of collectives that NCCL asks a tuner about."""
     return frame.filter(pl.col("collective").is_in([c.wire for c in TUNED]))
+
+
+def asking(calls: pl.DataFrame) -> pl.DataFrame:
+    """Calls of the table `calls` about which NCCL asks a tuner, of a known size, with its `bin`."""
+    asked = pl.col("asks_tuner").fill_null(value=True) & (pl.col("size_bytes") > 0)
+    size = pl.col("size_bytes").map_elements(size_bin, return_dtype=pl.Int64)
+    return tuned(calls).filter(asked).with_columns(bin=size)
 
 
 def quiet(frame: pl.DataFrame) -> pl.DataFrame:

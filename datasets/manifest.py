@@ -9,7 +9,7 @@ for the index, which holds the manifest's own, and a running job's kill file.
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import polars as pl
 from pydantic import TypeAdapter, ValidationError
@@ -59,6 +59,36 @@ class Shape:
     costs: Costs | None
 
 
+#: Collective, nodes, ranks and size bin of a task.
+Place = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """What a call may lose, so that compute keeps multiprocessors that channels would hold."""
+
+    #: Share of the time of NCCL's own choice that a call may take longer.
+    share: float
+    #: Calls that run beside compute.
+    hidden: Literal["all"] | list[Place]
+    #: No answer of a table takes more channels; None: NCCL's own choice alone bounds them.
+    max_channels: int | None
+
+    @property
+    def promise(self) -> str:
+        """What tables made with it promise, and what they do not."""
+        calls = "all calls" if self.hidden == "all" else f"the calls of {len(self.hidden)} tasks"
+        parts = [f"slack {self.share:.3g}, and {calls} taken to be hidden by compute"]
+        if self.max_channels is not None:
+            bound = f"at most {self.max_channels} channels in every answer"
+            parts = [*(parts if self.hidden else []), bound]
+        return (
+            f"fewer channels ({'; '.join(parts)}): a call may take {self.share:.1%} longer than by "
+            "NCCL's own choice. Never slower is said of the step here, not of the call: opt-in, to "
+            "be proven in your job by A/B (dynamiccl-run --ab)"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Support:
     """One system, group shape and launch profile that the policy was trained on."""
@@ -81,6 +111,9 @@ class Support:
     fingerprints: list[str] = field(default_factory=list)
     #: Largest number of channels that NCCL used; None: its log was never read back.
     most_channels: int | None = None
+    #: As `measured`, the channels that NCCL used in each bin, null where none were read back. Where
+    #: repeats differ, the most of a config and the fewest of NCCL's own choice.
+    channels: dict[str, dict[str, list[int | None]]] = field(default_factory=dict)
     #: NCCL's cost model, for a policy that uses it, else None.
     costs: Costs | None = None
     #: Whether nothing was measured here: what stands in `measured` is of other shapes.
@@ -113,6 +146,8 @@ class Manifest:
     knows_shapes: bool
     #: `system/sweep/run` of all that was trained, validated and tested on: not fresh to a gate.
     runs: list[str] = field(default_factory=list)
+    #: What tables are made with; None: a table's config is to be faster, call by call.
+    slack: Slack | None = None
     #: What of the data was for training and for validation; the rest is for test.
     parts: Splits = field(default_factory=Splits)
     #: What `trigger.json` of its run says of the Trigger agent; None: there is none.

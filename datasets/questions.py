@@ -8,7 +8,7 @@ It asks for no more channels than NCCL was seen to use: NVLS over several nodes,
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,16 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import TUNED, Float32Array, Observations, cold_observations
-from dynamiccl.datasets.manifest import Manifest, Support
+from dynamiccl.datasets.manifest import Manifest, Place, Slack, Support
+from dynamiccl.datasets.objective import fewest_within
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
 from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
 #: Configs measured at most this many bins away may be chosen.
 REACH_BINS: Final = BINS_PER_OCTAVE
+#: From this release on jobs leave the channels of an AllGather alone (serve/plugin/table.h).
+ALLGATHER_DROPS_CHANNELS: Final = NcclVersion(2, 29)
 
 
 def table_supports(manifest: Manifest) -> list[Support]:
@@ -38,16 +41,49 @@ def table_supports(manifest: Manifest) -> list[Support]:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelRule:
+    """How channels count in N answers, of A actions."""
+
+    #: None: not at all.
+    slack: Slack | None
+    #: (N,) whether compute hides the call.
+    hidden: npt.NDArray[np.bool_]
+    #: (N, A) `read_back_channels`.
+    channels: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls, slack: Slack | None, places: Sequence[Place], channels: npt.NDArray[np.float64]
+    ) -> Self:
+        """The rule for questions about N places."""
+        hidden = () if slack is None else places if slack.hidden == "all" else slack.hidden
+        told = set(hidden)
+        return cls(slack, np.array([each in told for each in places]), channels)
+
+    @property
+    def most(self) -> float:
+        """What no answer may exceed; infinite without a bound."""
+        most = None if self.slack is None else self.slack.max_channels
+        return np.inf if most is None else most
+
+    @property
+    def counts(self) -> npt.NDArray[np.bool_]:
+        """(N,) whether fewer channels may cost time: compute hides the call, or too many ran."""
+        return self.hidden | (self.channels[:, ABSTAIN_ACTION] > self.most)
+
+
+@dataclass(frozen=True, slots=True)
 class ColdQuestions:
-    """A cold observation for each (collective, size bin) of a communicator shape, row-major."""
+    """A cold observation for each of C collectives and size bins of a shape, row-major."""
 
     support: Support
     first_bin: int
     num_bins: int
-    #: (5 x num_bins, F) context of the cold observations.
+    #: (C x num_bins, F) context of the cold observations.
     context: Float32Array
-    #: (5 x num_bins, A) which actions may be chosen.
+    #: (C x num_bins, A) which actions may be chosen.
     mask: npt.NDArray[np.bool_]
+    rule: ChannelRule
 
 
 def table_bins(support: Support) -> range:
@@ -56,37 +92,124 @@ def table_bins(support: Support) -> range:
     return range(min(bins), max(bins) + 1)
 
 
-def cold_questions(manifest: Manifest, support: Support) -> ColdQuestions:
-    """The queries for the table of one communicator shape."""
-    asked = table_bins(support)
+def cold_questions(
+    manifest: Manifest,
+    support: Support,
+    collectives: Sequence[Collective] = TUNED,
+    bins: Sequence[int] | None = None,
+) -> ColdQuestions:
+    """The queries for the table of one communicator shape, or for some adjacent `bins`."""
+    asked = table_bins(support) if bins is None else bins
     sizes = [bin_center_bytes(index) for index in asked]
-    tasks = pl.concat([cold_tasks(support, collective, sizes) for collective in TUNED])
-    masks = [allowed(manifest, support, collective, asked) for collective in TUNED]
+    tasks = pl.concat([cold_tasks(support, collective, sizes) for collective in collectives])
+    masks = [allowed(manifest, support, collective, asked) for collective in collectives]
+    channels = np.vstack([read_back_channels(manifest, support, c, asked) for c in collectives])
+    shape = support.num_nodes, support.num_ranks
+    places = [(c.wire, *shape, index) for c in collectives for index in asked]
     return ColdQuestions(
         support,
-        asked.start,
+        asked[0],
         len(asked),
         cold_observations(tasks, manifest.launch_profiles, manifest.cost_table()).context,
         np.vstack(masks),
+        ChannelRule.of(manifest.slack, places, channels),
     )
 
 
 class ActingPolicy(Protocol):
-    """The interface of a policy that returns actions."""
+    """The interface of a policy that returns actions, and says what it expects of each."""
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) actions for N observations, each allowed by `mask` (N, A)."""
         ...
 
+    def values(
+        self, observations: Observations, mask: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.floating]:
+        """(N, A) minus the expected times over the reference."""
+        ...
+
+    def least_gains(self, observations: Observations) -> npt.NDArray[np.float64] | None:
+        """(N, A) gains over NCCL's own choice (ln) that it trusts, if they are beyond; or None."""
+        ...
+
 
 def decide(
-    policy: ActingPolicy, observations: Observations, mask: npt.NDArray[np.bool_]
+    policy: ActingPolicy,
+    observations: Observations,
+    mask: npt.NDArray[np.bool_],
+    rule: ChannelRule | None = None,
 ) -> npt.NDArray[np.int64]:
     """(N,) actions that a table may hold.
 
     ABSTAIN where NCCL's default was not measured: no gain over it was ever shown there.
     """
-    return np.where(mask[:, ABSTAIN_ACTION], policy.act(observations, mask), ABSTAIN_ACTION)
+    if rule is None or rule.slack is None:
+        chosen = policy.act(observations, mask)
+    else:
+        chosen = _with_few_channels(policy, observations, mask, rule)
+    return np.where(mask[:, ABSTAIN_ACTION], chosen, ABSTAIN_ACTION)
+
+
+def _with_few_channels(
+    policy: ActingPolicy,
+    observations: Observations,
+    mask: npt.NDArray[np.bool_],
+    rule: ChannelRule,
+) -> npt.NDArray[np.int64]:
+    """(N,) actions: on hidden calls the fewest channels within the slack, and never more than NCCL.
+
+    Within it is what is surely slower than NCCL's own choice by no more than the slack; with as
+    many channels as that takes, only what the policy itself would choose. Other calls are answered
+    as ever, but that the bound on channels is kept: where NCCL's own choice is beyond it, by the
+    fastest within the slack.
+    """
+    share, own = 0.0 if rule.slack is None else rule.slack.share, rule.channels[:, :1]
+    may = mask & ((rule.channels <= rule.most) | np.isinf(rule.most))
+    may &= ~rule.hidden[:, None] | (rule.channels <= own)
+    may[:, ABSTAIN_ACTION] = True
+    acts = policy.act(observations, may)
+    q, least = policy.values(observations, may).astype(np.float64), policy.least_gains(observations)
+    log_ratio = np.log(q / q[:, :1])
+    surely = log_ratio + (0.0 if least is None else least)
+    within = may & (rule.channels < own) & (surely <= np.log1p(share))
+    within[np.arange(len(acts)), acts] = True
+    times = np.where(within, np.exp(log_ratio), np.nan)
+    must = own[:, 0] > rule.most
+    times[:, ABSTAIN_ACTION] = np.where(must & within[:, 1:].any(axis=1), np.inf, 1.0)
+    slack = np.where(rule.hidden, share, 0.0)[:, None]
+    fewest = fewest_within(times, np.nan_to_num(rule.channels), slack)
+    return np.where(rule.counts, fewest, acts)
+
+
+def count_of(channels: float) -> int | None:
+    """A number of `read_back_channels`; None where not known."""
+    return None if np.isnan(channels) else int(channels)
+
+
+def read_back_channels(
+    manifest: Manifest, support: Support, collective: Collective, bins: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """(bins, A) channels that NCCL used, by the nearest bins read back within an octave; else NaN.
+
+    Of those below and above the larger holds for a config, the smaller for NCCL's own choice. NaN
+    too for the channels of an AllGather that no job asks for (serve/plugin/table.h).
+    """
+    found = np.full((len(bins), len(manifest.catalogue)), np.nan)
+    configs, measured = manifest.actions().configs, support.measured.get(collective.wire, {})
+    dropped = collective is Collective.AllGather and _version(support) >= ALLGATHER_DROPS_CHANNELS
+    for name, counts in support.channels.get(collective.wire, {}).items():
+        action = int(name)
+        if dropped and configs[action].num_channels is not None:
+            continue
+        known = [(b, n) for b, n in zip(measured[name], counts, strict=True) if n is not None]
+        for row, asked in enumerate(bins):
+            below = [(b, n) for b, n in known if asked - REACH_BINS <= b <= asked][-1:]
+            above = [(b, n) for b, n in known if asked <= b <= asked + REACH_BINS][:1]
+            near = [n for _, n in below + above]
+            if near:
+                found[row, action] = min(near) if action == ABSTAIN_ACTION else max(near)
+    return found
 
 
 def allowed(

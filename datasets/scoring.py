@@ -57,6 +57,8 @@ class TaskGrid:
     samples: Mapping[tuple[int, int], npt.NDArray[np.float64]]
     #: The same keys -> the number of the run that each was measured in, where it is told.
     runs: Mapping[tuple[int, int], npt.NDArray[np.int64]] = field(default_factory=dict)
+    #: (T, A) median channels that were read back, NaN where none were; None: not asked for.
+    channels: npt.NDArray[np.float64] | None = None
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
@@ -83,6 +85,7 @@ class TaskGrid:
             repeats=self.repeats[rows],
             samples={},
             runs={},
+            channels=None,
         )
 
     def joined(self, other: Self) -> Self:
@@ -94,6 +97,7 @@ class TaskGrid:
             repeats=np.vstack([self.repeats, other.repeats]),
             samples={},
             runs={},
+            channels=None,
         )
 
     def chosen_us(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -128,7 +132,9 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
     in_run = pl.struct("sweep", "run").rank("dense").alias("in_run")
     rows = rows.with_columns(catalogue.actions(rows), in_run)
     grouped = rows.drop_nulls("action").group_by([*TASK_COLUMNS, "action"], maintain_order=True)
-    found = grouped.agg("time_us", "in_run", median_us=pl.col("time_us").median(), repeats=pl.len())
+    used = pl.col("actual_num_channels").median()
+    medians = {"median_us": pl.col("time_us").median(), "channels": used}
+    found = grouped.agg("time_us", "in_run", repeats=pl.len(), **medians)
     facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS]
     simulated = (pl.col("source") == "simulator").all().alias("simulated")
     tasks = rows.group_by([*TASK_COLUMNS, "bin", "split"], maintain_order=True)
@@ -141,6 +147,8 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
     placed = found.join(scored.select("task", *TASK_COLUMNS), on=TASK_COLUMNS, nulls_equal=True)
     index = placed["task"].to_numpy(), placed["action"].to_numpy()
     times[index] = placed["median_us"].to_numpy()
+    channels = np.full(times.shape, np.nan)
+    channels[index] = placed["channels"].to_numpy()
     repeats[index] = placed["repeats"].to_numpy()
     samples = dict[tuple[int, int], npt.NDArray[np.float64]]()
     runs = dict[tuple[int, int], npt.NDArray[np.int64]]()
@@ -150,7 +158,7 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
         runs[task, action] = np.asarray(each_run, dtype=np.int64)
     unscored = listed.filter(pl.col("reason").is_not_null()).rename({"reason": "unscored"})
     unscored = unscored.sort(TASK_COLUMNS)
-    return TaskGrid(scored.drop("task"), times, repeats, unscored, samples, runs)
+    return TaskGrid(scored.drop("task"), times, repeats, unscored, samples, runs, channels)
 
 
 def _verdicts(found: pl.DataFrame) -> pl.DataFrame:

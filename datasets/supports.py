@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import quiet, tuned, usable
 from dynamiccl.datasets.manifest import Costs, Shape, Support
 from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
@@ -45,10 +45,14 @@ def _support(
     facts = part.select(pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS)
     environment = facts.row(0, named=True)
     environment.pop("num_ranks")
-    bins = part.group_by("collective", "action").agg(pl.col("bin").unique().sort())
+    used = pl.col("actual_num_channels")
+    used = pl.when(pl.col("action") == ABSTAIN_ACTION).then(used.min()).otherwise(used.max())
+    bins = part.group_by("collective", "action", "bin").agg(used.first()).sort(pl.all())
     measured: dict[str, dict[str, list[int]]] = {}
-    for collective, action, found in bins.sort("collective", "action").iter_rows():
-        measured.setdefault(collective, {})[str(action)] = found
+    channels: dict[str, dict[str, list[int | None]]] = {}
+    for collective, action, found, used_there in bins.iter_rows():
+        measured.setdefault(collective, {}).setdefault(str(action), []).append(found)
+        channels.setdefault(collective, {}).setdefault(str(action), []).append(used_there)
     gpus = part["gpu"].drop_nulls().unique().sort().to_list()
     return Support(
         **key,
@@ -58,6 +62,7 @@ def _support(
         environment=environment,
         measured=measured,
         most_channels=part.select(pl.col("actual_num_channels").max()).item(),
+        channels=channels,
         fingerprints=_fingerprints(part, key["nccl_version"]),
         noise_bands=dict(
             noise.filter(pl.col("system") == key["system"])

@@ -7,14 +7,21 @@ from typing import Any
 import numpy as np
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.features import Observations, cold_observations
+from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.manifest import Support
-from dynamiccl.datasets.questions import REACH_BINS, allowed, cold_tasks, decide, table_supports
+from dynamiccl.datasets.questions import (
+    REACH_BINS,
+    allowed,
+    cold_questions,
+    count_of,
+    decide,
+    table_supports,
+)
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.gated import read_gated
 from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
-from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
+from dynamiccl.sizes import bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 
 
@@ -36,6 +43,8 @@ class Prediction:
     config: str
     #: Predicted time over that under NCCL's own choice.
     time_over_default: float
+    #: That it takes, as read back; None: not known.
+    channels: int | None
     #: Why it may not be chosen; empty: it may.
     not_allowed: str
 
@@ -51,6 +60,8 @@ class Explanation:
     #: Every config but NCCL's own choice, the fastest first.
     predictions: list[Prediction]
     chosen: str
+    #: That NCCL's own choice takes, as read back; None: not known.
+    own_channels: int | None
     margin: float
     noise_band: float | None
     #: What the gate made of this size; None: no gate judged the policy.
@@ -75,20 +86,18 @@ def explain(policy_dir: Path, asked: Query) -> Explanation:
         what = asked.collective.wire if index >= 0 else f"a message of {asked.size_bytes} bytes"
         raise UserError(f"NCCL never asks a tuner about {what}")
     manifest = policy.manifest
-    tasks = cold_tasks(support, asked.collective, [bin_center_bytes(index)])
-    context = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table()).context
-    observations = Observations.cold(context)
-    free = replace(support, gated=None)
-    mask = allowed(manifest, free, asked.collective, [index])
-    everything = np.ones_like(mask)
-    times = -policy.values(observations, everything)[0]
+    free = cold_questions(manifest, replace(support, gated=None), [asked.collective], [index])
+    observations = Observations.cold(free.context)
+    times = -policy.values(observations, np.ones_like(free.mask))[0]
     ratios = times / times[ABSTAIN_ACTION]
     held = allowed(manifest, support, asked.collective, [index])
-    wanted = int(decide(policy, observations, mask)[0])
-    chosen = int(decide(policy, observations, held)[0])
+    wanted = int(decide(policy, observations, free.mask, free.rule)[0])
+    chosen = int(decide(policy, observations, held, free.rule)[0])
     configs = manifest.actions().configs
+    used = [count_of(each) for each in free.rule.channels[0]]
+    reasons = [_why_not(support, asked, each, a, index) for a, each in enumerate(configs)]
     found = [
-        Prediction(config.key, float(ratios[a]), _why_not(support, asked, config, a, index))
+        Prediction(config.key, float(ratios[a]), used[a], reasons[a])
         for a, config in enumerate(configs)
         if a != ABSTAIN_ACTION
     ]
@@ -99,17 +108,25 @@ def explain(policy_dir: Path, asked: Query) -> Explanation:
         last_byte=bin_first_byte(index + 1) - 1,
         predictions=sorted(found, key=lambda each: each.time_over_default),
         chosen=configs[chosen].key,
+        own_channels=used[ABSTAIN_ACTION],
         margin=manifest.abstain_margin,
         noise_band=support.noise_bands.get(asked.collective.wire),
         gate=gate,
         reason="",
     )
+    slack = manifest.slack if free.rule.counts[0] else None
     if chosen != ABSTAIN_ACTION:
-        return replace(answer, reason=f"acts: {_gain(ratios[chosen])} and beyond what it must show")
+        shown = "beyond what it must show"
+        if slack is not None:
+            shown = f"{used[chosen]} channels in place of {used[0]}: {slack.promise}"
+        return replace(answer, reason=f"acts: {_gain(ratios[chosen])} and {shown}")
     if wanted != ABSTAIN_ACTION:
         held_back = gate.reason if gate is not None and gate.reason else "it did not pass"
         said = f"abstains: it wants {configs[wanted].key}, and the gate holds it back: {held_back}"
         return replace(answer, reason=said)
+    if slack is not None:
+        few = "abstains: nothing is known to take fewer channels and surely within the slack"
+        return replace(answer, reason=f"{few}: {slack.promise}")
     return replace(answer, reason=_abstains(policy, observations, answer))
 
 
@@ -167,11 +184,10 @@ def _abstains(policy: TorchPolicy, observations: Observations, answer: Explanati
         f"abstains: the best that may be chosen, {best.config}, is {_gain(best.time_over_default)}"
     )
     action = [config.key for config in policy.manifest.actions().configs].index(best.config)
-    sure = policy.certainty(observations, action)
-    if sure is not None:
-        spread, caution = sure
-        needed = max(answer.margin, spread * caution)
-        return f"{said}; it must be beyond {needed:.2%} ({caution:.2g} spreads of {spread:.2%})"
+    least = policy.least_gains(observations)
+    if least is not None:
+        needed = max(answer.margin, float(least[0, action]))
+        return f"{said}; it must be beyond {needed:.2%}, so many of its spreads as are safe"
     needed = max(answer.margin, answer.noise_band or 0.0)
     more = (
         "" if best.time_over_default * (1.0 + needed) > 1.0 else ", and all its networks must agree"

@@ -52,6 +52,8 @@ class Summary:
     slower_than_default: float | None
     #: Mean number of calls of a task that it tried before it chose; 0 for all but the search.
     probes: float
+    #: Geometric mean of its channels over those of NCCL's own choice, as read back; None: nowhere.
+    channels: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data for `json.dumps`."""
@@ -83,6 +85,8 @@ def result_rows(
             chosen_us=pl.Series(grid.chosen_us(actions)),
             regret=pl.Series(grid.regret(actions)),
             ratio_to_default=pl.Series(grid.chosen_us(actions) / grid.default_us),
+            channels=pl.Series(_channels(grid, actions), nan_to_null=True),
+            default_channels=pl.Series(_channels(grid, np.zeros_like(actions)), nan_to_null=True),
         )
         for name, actions in choices.items()
     ]
@@ -106,6 +110,8 @@ def summarise(
     for name, actions in choices.items():
         regret, chosen, crossed = grid.regret(actions)[rows], grid.chosen_us(actions), fitted[name]
         ratio = chosen[rows] / default
+        given = (_channels(grid, actions) / _channels(grid, np.zeros_like(actions)))[rows]
+        given = given[~np.isnan(given)]
         summary = Summary(
             policy=name,
             tasks=len(rows),
@@ -121,9 +127,16 @@ def summarise(
             abstained=float((actions[rows] == ABSTAIN_ACTION).mean()),
             slower_than_default=None if band is None else float((ratio > 1.0 + band).mean()),
             probes=float(probes[name][rows].mean()) if name in probes else 0.0,
+            channels=float(np.exp(np.log(given).mean())) if len(given) else None,
         )
         found.append(summary)
     return found
+
+
+def _channels(grid: TaskGrid, actions: Actions) -> npt.NDArray[np.float64]:
+    """(T,) channels of each chosen action; NaN where they were not read back."""
+    channels = np.full_like(grid.times_us, np.nan) if grid.channels is None else grid.channels
+    return channels[np.arange(len(actions)), actions]
 
 
 def default_verdicts(

@@ -24,6 +24,7 @@ HEADS: Final = (
     "abstained",
     "slower than default",
     "probes a task",
+    "channels over default's",
 )
 #: For a cross-fitted regret without independent runs enough.
 NO_INTERVAL: Final = "-"
@@ -45,6 +46,7 @@ def cells(summary: Summary) -> list[str]:
         f"{summary.abstained:.0%}",
         "noise unknown" if slower is None else f"{slower:.0%}",
         f"{summary.probes:.0f}",
+        "-" if summary.channels is None else f"{summary.channels:.2f}",
     ]
 
 

@@ -14,7 +14,9 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.features import cold_observations
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.nccl import Collective
 from dynamiccl.train.policy import TorchPolicy
 
 #: What a support and a task have in common.
@@ -99,19 +101,30 @@ class LearnedPolicy:
         manifest = self._policy.manifest
         tasks = with_noise(tasks, manifest.noise_table())
         observations = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table())
-        mask = mask[:, self._to_data] & (self._to_data >= 0) & let_through(manifest, tasks)
-        return self._to_data[self._policy.act(observations, mask)]
+        gate, rule = let_through(manifest, tasks)
+        mask = mask[:, self._to_data] & (self._to_data >= 0) & gate
+        if rule.slack is None:
+            return self._to_data[self._policy.act(observations, mask)]
+        return self._to_data[decide(self._policy, observations, mask, rule)]
 
 
-def let_through(manifest: Manifest, tasks: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """(T, A) actions that a policy's gate allows on each task; all True without a gate."""
+def let_through(
+    manifest: Manifest, tasks: pl.DataFrame
+) -> tuple[npt.NDArray[np.bool_], ChannelRule]:
+    """(T, A) actions that a policy's gate allows on each task, all without a gate; and its rule."""
+    supports = {tuple(getattr(s, name) for name in _PLACE): s for s in manifest.supports}
     mask = np.ones((tasks.height, len(manifest.catalogue)), dtype=np.bool_)
-    if all(support.gated is None for support in manifest.supports):
-        return mask
-    gated = {tuple(getattr(s, name) for name in _PLACE): s.gated or {} for s in manifest.supports}
-    mask[:, ABSTAIN_ACTION + 1 :] = False
+    mask[:, ABSTAIN_ACTION + 1 :] = all(s.gated is None for s in manifest.supports)
+    channels, places = np.full(mask.shape, np.nan), []
     asked = tasks.select(*_PLACE, "collective", "bin").iter_rows()
     for row, (*place, collective, size_bin) in enumerate(asked):
-        for action, bins in gated.get(tuple(place), {}).get(collective, {}).items():
+        places.append((collective, place[1], place[1] * place[2], size_bin))
+        support = supports.get(tuple(place))
+        if support is None:
+            continue
+        for action, bins in (support.gated or {}).get(collective, {}).items():
             mask[row, int(action)] = size_bin in bins
-    return mask
+        if manifest.slack is not None:
+            wire = Collective.parse(collective)
+            channels[row] = read_back_channels(manifest, support, wire, [size_bin])[0]
+    return mask, ChannelRule.of(manifest.slack, places, channels)

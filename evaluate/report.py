@@ -172,10 +172,13 @@ def make_report(
         origin_section(data_dir, everything, {n: policy.manifest for n, policy in learned}),
     ]
     runs = {name: f"run {training.run_id}" for name, training in trainings.items()}
+    told = {name: f", {p.manifest.slack.promise}" for name, p in learned if p.manifest.slack}
     header = {
         "data": str(data_dir),
         "data_hash": content_hash(data_dir),
-        "policies": [(name, runs.get(name, str(path))) for name, path in policies],
+        "policies": [
+            (name, runs.get(name, str(path)) + told.get(name, "")) for name, path in policies
+        ],
         "first": first_lines(systems, names),
     }
     text = render(sections, header)

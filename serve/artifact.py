@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,19 @@ from dynamiccl.datasets.manifest import (
     TRIGGER_FACTS_NAME,
     TRIGGER_NAME,
     Manifest,
+    Slack,
     Support,
 )
-from dynamiccl.datasets.questions import cold_questions, decide, table_supports
+from dynamiccl.datasets.questions import (
+    cold_questions,
+    count_of,
+    decide,
+    read_back_channels,
+    table_supports,
+)
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.libraries import TUNER_NAME
+from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, check_trigger, differing_share
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
@@ -48,6 +56,8 @@ class TableInfo:
     entries: int
     #: Entries that tell NCCL something; the others abstain.
     acting: int
+    #: Size bins that abstain though NCCL's own choice takes more channels than answers may.
+    beyond: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,10 @@ class Artifact:
         entries = sum(info.entries for info in self.tables)
         word = "gated" if self.is_gated else "NOT gated"
         bins = f"in {acting} of {entries} size bins, NCCL's own choice stands elsewhere"
+        if self.manifest.slack is not None:
+            beyond = sum(info.beyond for info in self.tables)
+            bins += f", in {beyond} with more channels than answers may take" if beyond else ""
+            bins += f"; {self.manifest.slack.promise}"
         if acting and not self.index.systems:
             # What to bind, and on which node, is in the warnings.
             return f"{word}; acts on no machine yet (dynamiccl-deploy bind); on one, {bins}"
@@ -92,6 +106,8 @@ class Artifact:
         return {
             "artifact": str(self.directory),
             "gated": self.is_gated,
+            "slack": None if self.manifest.slack is None else asdict(self.manifest.slack),
+            "promise": None if self.manifest.slack is None else self.manifest.slack.promise,
             "warnings": [what for what, _ in self.warnings],
             "recipe": self.manifest.recipe,
             "data_hash": self.manifest.data_hash,
@@ -144,11 +160,14 @@ def export_artifact(
     out: Path,
     trigger: Path | None = None,
     groups: Sequence[tuple[int, int]] = (),
+    slack: Slack | None = None,
 ) -> Artifact:
     """Copy a trained policy to `out`, add its tables and its brain; return the verified artifact.
 
     `trigger`: the `trigger.pt` to go with it, where the policy has none of its own or another is
     wanted. `groups`: shapes (nodes, ranks a node) that get a table though nobody measured them.
+    `slack`: of `objective.slack_of`, None: the policy's own. With slack there is no brain: it would
+    choose what is fastest.
     Raises UserError when `out` holds something already, CorruptFile for a trigger without its
     facts, and what `Manifest.read` and `with_shape` raise.
     """
@@ -156,6 +175,7 @@ def export_artifact(
         raise UserError(f"{out} is not empty; take another --out or remove it")
     manifest = Manifest.read(policy_dir)
     _check_features(manifest, policy_dir)
+    manifest = replace(manifest, slack=slack or manifest.slack)
     for group in groups:
         manifest = with_shape(manifest, *group)
     if trigger is not None:
@@ -200,11 +220,12 @@ def _build(
         path.write_bytes(_make_table(policy, manifest, support).to_bytes())
     if trigger is not None:
         shutil.copyfile(trigger, out / TRIGGER_NAME)
-    from dynamiccl.serve.brain_module import write_brain
+    if manifest.slack is None:
+        from dynamiccl.serve.brain_module import write_brain
 
-    questions = [cold_questions(manifest, support) for support in supports]
-    configs = manifest.actions().configs
-    write_brain(out / POLICY_NAME, configs, questions, out / BRAIN_NAME, trigger)
+        questions = [cold_questions(manifest, support) for support in supports]
+        configs = manifest.actions().configs
+        write_brain(out / POLICY_NAME, configs, questions, out / BRAIN_NAME, trigger)
     manifest.write(out)
     PluginIndex.of_artifact(out, supports).write(out)
 
@@ -212,7 +233,7 @@ def _build(
 def _make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
     """Ask the policy about every bin and every tuned collective of one communicator shape."""
     asked = cold_questions(manifest, support)
-    actions = decide(policy, Observations.cold(asked.context), asked.mask)
+    actions = decide(policy, Observations.cold(asked.context), asked.mask, asked.rule)
     configs = manifest.actions().configs
     chosen = [configs[action] for action in actions]
     rows = [chosen[i : i + asked.num_bins] for i in range(0, len(chosen), asked.num_bins)]
@@ -244,7 +265,7 @@ def open_artifact(directory: Path) -> Artifact:
     manifest = Manifest.read(directory)
     _check_features(manifest, directory)
     supports = table_supports(manifest)
-    tables = [_info(directory, support) for support in supports]
+    tables = [_info(directory, manifest, support) for support in supports]
     index = PluginIndex.read(directory)
     index.check_against(PluginIndex.of_artifact(directory, supports), directory)
     return Artifact(directory, manifest, tables, index)
@@ -270,19 +291,34 @@ def verify_artifact(directory: Path) -> Artifact:
     return artifact
 
 
-def _info(directory: Path, support: Support) -> TableInfo:
+def _info(directory: Path, manifest: Manifest, support: Support) -> TableInfo:
     name = relative_path(support.system, support.num_nodes, support.num_ranks)
     if not (directory / name).is_file():
         raise ArtifactMismatch(f"{directory} has no {name}; it is a policy, not yet an artifact")
     table = DecisionTable.read(directory / name)
+    acts, beyond = table.entries["act"] > 0, 0
+    if manifest.slack is not None and manifest.slack.max_channels is not None:
+        rule = cold_questions(manifest, support).rule
+        beyond = int(((rule.channels[:, 0] > rule.most) & ~acts.ravel()).sum())
     return TableInfo(
         support.system,
         support.num_nodes,
         support.num_ranks,
         name,
         int(table.entries.size),
-        int(table.entries["act"].sum()),
+        int(acts.sum()),
+        beyond,
     )
+
+
+def channels_of(
+    artifact: Artifact, info: TableInfo, collective: Collective, index: int, config: Config | None
+) -> dict[str, int | None]:
+    """`channels` of a table's answer and `own_channels` of NCCL's choice; None: not read back."""
+    support = table_supports(artifact.manifest)[artifact.tables.index(info)]
+    [used] = read_back_channels(artifact.manifest, support, collective, [index])
+    action = artifact.manifest.actions().index(config or ABSTAIN)
+    return {"channels": count_of(used[action]), "own_channels": count_of(used[0])}
 
 
 def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str | None) -> TableInfo:

@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from dynamiccl.datasets.cells import tuned
+from dynamiccl.datasets.cells import asking
 from dynamiccl.datasets.store import read_calls
 from dynamiccl.errors import DataError, MissingPath, NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Collective
@@ -51,22 +51,15 @@ def calls_of(
         pl.col("num_nodes").fill_null(pl.lit(num_nodes, pl.Int64)),
         pl.col("num_ranks").fill_null(pl.lit(num_ranks, pl.Int64)),
     )
-    frame = tuned(recorded).filter(
-        pl.col("asks_tuner").fill_null(value=True),
-        pl.col("size_bytes") > 0,
-        pl.all_horizontal(pl.col(name).is_not_null() for name in ("num_nodes", "num_ranks")),
-    )
+    frame = asking(recorded).drop_nulls(["num_nodes", "num_ranks"])
     if frame.is_empty():
         raise NotEnoughData(
             f"none of the {recorded.height} calls in {data_dir} is one that a table could decide, "
             "with size, ranks and nodes; give --nodes (and --ranks) for traces that do not tell"
         )
-    sized = frame.with_columns(
-        bin=pl.col("size_bytes").map_elements(size_bin, return_dtype=pl.Int64)
-    )
     keys = ("collective", "bin", "num_nodes", "num_ranks")
     ran = pl.concat_str("actual_algorithm", "actual_protocol", separator="/")
-    groups = sized.group_by(keys).agg(
+    groups = frame.group_by(keys).agg(
         calls=pl.len(),
         median_us=pl.col("time_us").median(),
         ran=ran.drop_nulls().mode().sort().first(),

@@ -42,6 +42,12 @@ NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
 #: Versions of the profiler ABI that our libraries export (`src/plugin/profiler.cc`: 2.27 to 2.29).
 PROFILER_ABI: Final = (4, 5, 6)
 MIN_KEY_BYTES: Final = 16
+#: Launches whose channels no answer of a tuner bounds.
+_NOT_BOUND: Final = (
+    "not bound: groups, whose calls' channels add up; registered NVLS buffers, for which NCCL sets "
+    "its own (2.30.7 src/register/coll_reg.cc:122,196); symmetric and copy-engine kernels and "
+    "point-to-point, about which it asks no tuner"
+)
 #: How the fingerprint of a machine without a GPU begins.
 _NO_GPU: Final = "gpu=none*0;"
 
@@ -166,6 +172,10 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
     )
     for what, advice in opened.warnings:
         yield Check("tables", WARN, what, advice)
+    slack = opened.manifest.slack
+    if slack is not None and slack.max_channels is not None:
+        found = f"at most {slack.max_channels}, call by call"
+        yield Check("channels", WARN, found, _NOT_BOUND)
     if (artifact / KILL_NAME).exists():
         found = f"{artifact / KILL_NAME} is there"
         yield Check("kill file", WARN, found, "remove it to use the tables")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dynamiccl.datasets.manifest import GATE_NAME
 from dynamiccl.errors import CorruptFile, UnknownName
-from dynamiccl.serve.artifact import Artifact, TableInfo
+from dynamiccl.serve.artifact import Artifact, channels_of, pick_table
 from dynamiccl.serve.calls_seen import Called
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes
@@ -36,6 +36,9 @@ class Change:
     config: str
     #: None: no gate measured it.
     gain: Gain | None
+    #: Of this config, and of NCCL's own choice; None: not read back.
+    channels: int | None
+    own_channels: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ class Outlook:
                     "median_us": change.called.median_us,
                     "ran": change.called.ran,
                     "config": change.config,
+                    "channels": change.channels,
+                    "own_channels": change.own_channels,
                     "gain": None if change.gain is None else asdict(change.gain),
                 }
                 for change in self.changes
@@ -85,34 +90,23 @@ class Outlook:
 
 
 def look_ahead(artifact: Artifact, called: Sequence[Called], system: str | None) -> Outlook:
-    """What an artifact would do with calls; raises UnknownName if `system` is ambiguous."""
+    """What an artifact would do with calls; raises UserError where `system` is to be named."""
     gains = gate_gains(artifact)
     changes, without = [], 0
     for each in called:
-        info = table_for(artifact, each, system)
-        if info is None:
+        try:
+            info = pick_table(artifact, each.num_nodes, each.num_ranks, system)
+        except UnknownName:
             without += each.calls
             continue
         config = DecisionTable.read(artifact.directory / info.path).at(each.collective, each.bin)
         if config is not None:
             place = (info.system, each.num_nodes, each.num_ranks, each.collective.wire, each.bin)
-            changes.append(Change(each, config.key, gains.get(place)))
+            used = channels_of(artifact, info, each.collective, each.bin, config)
+            changes.append(Change(each, config.key, gains.get(place), **used))
     changes.sort(key=lambda change: -(change.called.time_us or change.called.calls))
     calls = sum(each.calls for each in called)
     return Outlook(calls, without, changes, _saved(called, changes))
-
-
-def table_for(artifact: Artifact, called: Called, system: str | None) -> TableInfo | None:
-    """The table that a communicator would use; None without one for its shape."""
-    same = [
-        info
-        for info in artifact.tables
-        if (info.num_nodes, info.num_ranks) == (called.num_nodes, called.num_ranks)
-        and system in {None, info.system}
-    ]
-    if len(same) > 1:
-        raise UnknownName("system", system, [info.system for info in same], where="--system")
-    return same[0] if same else None
 
 
 def gate_gains(artifact: Artifact) -> dict[tuple[str, int, int, str, int], Gain]:

@@ -49,6 +49,17 @@ class ScriptedPolicy:
         """(N, A) Q values for N observations: minus the expected time over the reference."""
         return self._forward(observations, mask)[1]
 
+    def least_gains(self, observations: Observations) -> npt.NDArray[np.float64] | None:
+        """(N, A) of `train.policy.TorchPolicy.least_gains`."""
+        if not hasattr(self._module, "predict"):
+            return None
+        with self._torch.no_grad():
+            context = self._torch.from_numpy(observations.context)
+            _, spread, caution = self._module.predict(context)
+        least = caution.unsqueeze(1) * spread.clamp(min=1e-9)
+        found: npt.NDArray[np.float64] = least.double().numpy()
+        return found
+
     def _forward(
         self, observations: Observations, mask: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:

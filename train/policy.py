@@ -67,18 +67,19 @@ class TorchPolicy:
         """(N, A) Q values; those of masked actions are far below all others."""
         return forward(self._module, observations, mask)[1]
 
-    def certainty(self, observations: Observations, action: int) -> tuple[float, float] | None:
-        """The spread of an action's gain over NCCL's own choice (ln), and how many it must exceed.
+    def least_gains(self, observations: Observations) -> npt.NDArray[np.float64] | None:
+        """(N, A) gains over NCCL's own choice (ln) to be beaten: the policy's caution x spreads.
 
-        Of the first observation; None for a policy without spreads.
+        None for a policy without spreads.
         """
         module: Any = self._module
         if not hasattr(module, "predict"):
             return None
-        context = torch.from_numpy(observations.context[:1])
         with torch.no_grad():
-            _, spread, caution = module.predict(context)
-        return float(spread[0, action]), float(caution[0])
+            _, spread, caution = module.predict(torch.from_numpy(observations.context))
+        # Infinite caution times a spread of 0 would be no number.
+        found: torch.Tensor = caution.unsqueeze(1) * spread.clamp(min=1e-9)
+        return found.double().numpy()
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) the chosen action of each observation, allowed by `mask` (N, A)."""

@@ -55,10 +55,13 @@ def explain_command(
         f"{wanted.wire} of {size_bytes} bytes, {ranks} ranks on {nodes} nodes of {found.system} "
         f"(the same from {found.first_byte} to {found.last_byte} bytes)"
     )
-    table = folding_table("config", "predicted time over NCCL's", "may be chosen", title=title)
+    own = "not read back" if found.own_channels is None else str(found.own_channels)
+    heads = ("config", "predicted time over NCCL's", f"channels (NCCL's: {own})", "may be chosen")
+    table = folding_table(*heads, title=title)
     # What it takes is among the fastest, or is NCCL's own choice.
     for each in found.predictions[:_ROWS]:
-        table.add_row(each.config, f"{each.time_over_default:.3f}", each.not_allowed or "yes")
+        used = "-" if each.channels is None else str(each.channels)
+        table.add_row(each.config, f"{each.time_over_default:.3f}", used, each.not_allowed or "yes")
     wide = wide_stdout()
     wide.print(table)
     if len(found.predictions) > _ROWS:

@@ -1,6 +1,6 @@
 """`dynamiccl-evaluate gate`: which bins of a policy may be deployed, and the sweep to find out."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +10,24 @@ from dynamiccl import cli
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.commands import check_plan_file
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, RunStore, folding_table, wide_stdout
+from dynamiccl.train.commands.options import (
+    Json,
+    RunStore,
+    folding_table,
+    stderr,
+    wide_stdout,
+)
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.gate import Gated
     from dynamiccl.evaluate.gate.plan import GatePlan
+    from dynamiccl.train.policy import TorchPolicy
+
+SlackShare = Annotated[str | None, typer.Option("--slack", help="Loss for fewer channels: 5%.")]
+Hidden = Annotated[str | None, typer.Option(metavar="all|DATA", help="Calls beside compute.")]
+MaxChannels = Annotated[int | None, typer.Option(min=1, help="Most channels of any answer.")]
+#: Policy and MLflow store; --slack, --hidden and --max-channels.
+_Asked = tuple[str, str, str | None, str | None, int | None]
 
 
 def gate_command(
@@ -52,17 +65,22 @@ def gate_command(
     q: Annotated[
         float, typer.Option(help="False discovery rate over all tested bins.", min=0.0, max=1.0)
     ] = 0.01,
+    slack: SlackShare = None,
+    hidden: Hidden = None,
+    max_channels: MaxChannels = None,
     tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Allow bins where fresh runs show a gain over NCCL's default; all others abstain.
 
     With --plan FRESH.toml it writes the sweep of these fresh runs: only where the policy acts, only
-    its config and the default, so often as the gate's test needs.
+    its config and the default, so often as the gate's test needs. With --slack what takes fewer
+    channels than NCCL's own choice may lose less than that: never slower is said of the step then.
 
     Example: dynamiccl-evaluate gate --policy RUN_ID --known data --sweep s.toml --plan fresh.toml
     Example: dynamiccl-evaluate gate --policy RUN_ID --data fresh --known data --out gated
     """
+    asked = policy, tracking_uri, slack, hidden, max_channels
     if plan is not None:
         if sweep is None or known is None:
             missing = "--sweep SWEEP.toml" if sweep is None else "--known DATA"
@@ -71,7 +89,7 @@ def gate_command(
                 "trained on"
             )
         with cli.working("loading PyTorch and the policy, planning"):
-            found = _plan(plan, sweep, known, (policy, tracking_uri), q, power)
+            found = _plan(plan, sweep, known, asked, q, power)
         if as_json:
             cli.print_json(asdict(found))
         else:
@@ -81,15 +99,30 @@ def gate_command(
         missing = "--data FRESH_DATA" if data is None else "--out DIR"
         raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")
     with cli.working("loading PyTorch and the policy, judging"):
-        gated = _judge(data, out, known, (policy, tracking_uri), q)
+        gated = _judge(data, out, known, asked, q)
     if as_json:
         cli.print_json(gated.to_json())
     else:
         _show(gated, out)
 
 
+def _load(asked: _Asked) -> tuple["TorchPolicy", Path]:
+    """A policy, as its tables would be made with the slack that was asked for, and its folder."""
+    from dynamiccl.datasets.objective import slack_of
+    from dynamiccl.train.policy import TorchPolicy
+    from dynamiccl.train.tracking import policy_directory
+
+    folder = policy_directory(*asked[:2])
+    loaded = TorchPolicy.load(folder)
+    slack, notes = slack_of(loaded.manifest, *asked[2:])
+    for note in [*notes, *([slack.promise] if slack else [])]:
+        stderr.print(note, soft_wrap=True, highlight=False)
+    loaded.manifest = replace(loaded.manifest, slack=slack)
+    return loaded, folder
+
+
 def _plan(
-    write: Path, sweep: Path, known: Path, policy: tuple[str, str], q: float, power: float | None
+    write: Path, sweep: Path, known: Path, asked: _Asked, q: float, power: float | None
 ) -> "GatePlan":
     from dynamiccl.collect.sweep import load_sweep
 
@@ -98,10 +131,8 @@ def _plan(
     from dynamiccl.datasets.store import read
     from dynamiccl.evaluate.gate.evidence import FreshRuns
     from dynamiccl.evaluate.gate.plan import plan_gate
-    from dynamiccl.train.policy import TorchPolicy
-    from dynamiccl.train.tracking import policy_directory
 
-    loaded = TorchPolicy.load(policy_directory(*policy))
+    loaded, _ = _load(asked)
     trained = FreshRuns(read(known), loaded.manifest.actions())
     return plan_gate(loaded, trained, base, write, q=q, power=power)
 
@@ -128,7 +159,7 @@ def _show_plan(found: "GatePlan") -> None:
         wide.print(line, soft_wrap=True, highlight=False)
 
 
-def _judge(data: Path, out: Path, known: Path | None, policy: tuple[str, str], q: float) -> "Gated":
+def _judge(data: Path, out: Path, known: Path | None, asked: _Asked, q: float) -> "Gated":
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
@@ -138,13 +169,10 @@ def _judge(data: Path, out: Path, known: Path | None, policy: tuple[str, str], q
     from dynamiccl.evaluate.gate.evidence import costs_of
     from dynamiccl.evaluate.gate.gate import pass_gate
     from dynamiccl.evaluate.gate.gated import write_gated
-    from dynamiccl.train.policy import TorchPolicy
-    from dynamiccl.train.tracking import policy_directory
 
-    folder = policy_directory(*policy)
+    loaded, folder = _load(asked)
     seen = None if known is None else read(known)
     costs = costs_of(*(each for each in (data, known) if each is not None))
-    loaded = TorchPolicy.load(folder)
     gated = pass_gate(loaded, read(data), known=seen, costs=costs, q=q)
     write_gated(gated, folder, out)
     return gated
@@ -159,6 +187,7 @@ def _show(gated: "Gated", out: Path) -> None:
     for row in rows:
         table.add_row(*row)
     wide = wide_stdout()
+    wide.print(f"test of {gated.test}", soft_wrap=True, highlight=False)
     wide.print(table)
     for count, reason in refusals(gated):
         wide.print(f"refused {count}: {reason}", soft_wrap=True, highlight=False)

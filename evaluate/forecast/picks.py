@@ -14,15 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.features import Observations, cold_observations
+from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.manifest import Support
-from dynamiccl.datasets.questions import allowed, cold_tasks, decide, table_supports
+from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import UnknownName
 from dynamiccl.evaluate.forecast.between import MIN_RUNS
 from dynamiccl.evaluate.forecast.gains import Gains
 from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.nccl import ABSTAIN, Collective, Config
-from dynamiccl.sizes import bin_center_bytes
 
 if TYPE_CHECKING:
     from dynamiccl.train.policy import TorchPolicy
@@ -96,10 +95,9 @@ def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
             # The plugin has no table there, and leaves the choice to NCCL.
             return _pick(gains, ABSTAIN_ACTION, gains.logs[ABSTAIN_ACTION])
         collective = Collective.parse(kind.collective)
-        tasks = cold_tasks(support, collective, [bin_center_bytes(kind.bin)])
-        context = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table()).context
-        mask = allowed(manifest, support, collective, [kind.bin])
-        wanted = configs[int(decide(policy, Observations.cold(context), mask)[0])]
+        asked = cold_questions(manifest, support, [collective], [kind.bin])
+        observations = Observations.cold(asked.context)
+        wanted = configs[int(decide(policy, observations, asked.mask, asked.rule)[0])]
         if wanted not in gains.configs:
             return f"the policy wants {wanted.key}, which was not measured"
         action = gains.configs.index(wanted)

@@ -35,6 +35,18 @@ class Cell:
     high: float | None = None
     #: The gain that the policy itself predicts; None where it abstains.
     predicted: float | None = None
+    #: Channels of the config and of NCCL's own choice, as read back in the policy's data, and where
+    #: the test is about them in the fresh runs; None: not read back.
+    channels: int | None = None
+    own_channels: int | None = None
+    #: Loss that it must stay below where it takes fewer channels; None: it must gain.
+    slack: float | None = None
+
+    @property
+    def loss(self) -> float | None:
+        """The loss that it is tested to stay below; None: it must gain."""
+        used, own = self.channels, self.own_channels
+        return self.slack if used is not None and own is not None and used < own else None
 
     @property
     def place(self) -> tuple[str, int, int, str, int]:

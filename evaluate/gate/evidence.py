@@ -62,35 +62,42 @@ class FreshRuns:
         self._bands = {(system, collective): band for system, collective, band in bands.iter_rows()}
 
     def test(
-        self, cells: Sequence[Cell], supports: Mapping[tuple[str, int, int], Support]
+        self,
+        cells: Sequence[Cell],
+        supports: Mapping[tuple[str, int, int], Support],
+        max_channels: int | None = None,
     ) -> list[Cell]:
         """The cells with runs and gain, and a one-sided moderated t-test or why there is none.
 
         On the logarithms of the paired ratios, one a run: what a run does to all its times alike
-        cancels. The p value is that of a gain within the noise band.
+        cancels. The p value is that of a gain of `least_gain` or less.
         """
         found, tested = list(cells), []
         for i, cell in enumerate(cells):
             support = supports[cell.place[:3]]
             gains = self.gains(support, cell.collective, [cell.bin], cell.action)
-            band, reason = self.band(support, cell.collective), ""
+            gain = float(np.expm1(np.median(gains))) if len(gains) else None
+            tried = replace(cell, runs=len(gains), gain=gain)
+            if cell.slack is not None or max_channels is not None:
+                used, own = (self._channels(support, cell, a) for a in (cell.action, 0))
+                tried = replace(tried, channels=used, own_channels=own)
+            least, reason = self.least_gain(support, tried), _too_many(tried, max_channels)
             if len(gains) < MIN_RUNS:
                 reason = f"{len(gains)} fresh runs of both, not {MIN_RUNS}"
-            elif band is None:
+            elif not reason and least is None:
                 reason = "the noise band is not known"
-            else:
-                tested.append((i, gains, np.log1p(band)))
-            gain = float(np.expm1(np.median(gains))) if len(gains) else None
-            found[i] = replace(cell, runs=len(gains), gain=gain, reason=reason)
+            if not reason and least is not None:
+                tested.append((i, gains, least))
+            found[i] = replace(tried, reason=reason)
         variances = np.array([np.var(gains, ddof=1) for _, gains, _ in tested])
         freedom = np.array([len(gains) - 1.0 for _, gains, _ in tested])
         of_bins = zip(tested, *shrunk(variances, freedom), strict=True)
-        for (i, gains, log_band), variance, df in of_bins:
+        for (i, gains, least), variance, df in of_bins:
             mean, error = np.mean(gains), np.sqrt(variance / len(gains))
             low, high = (
                 float(np.expm1(mean + side * stats.t.ppf(0.975, df) * error)) for side in (-1, 1)
             )
-            p_value = float(stats.t.sf((mean - log_band) / error, df))
+            p_value = float(stats.t.sf((mean - least) / error, df))
             found[i] = replace(found[i], p_value=p_value, low=low, high=high)
         return found
 
@@ -118,6 +125,21 @@ class FreshRuns:
             1, repeated.select(_PAIR).n_unique() / max(1, repeated.select(_RUN).n_unique())
         )
         return float(np.mean(repeated["var"].to_numpy())) / num_means if len(repeated) else 0.0
+
+    def least_gain(self, support: Support, cell: Cell) -> float | None:
+        """ln(default / config) that the mean must exceed; None if the noise is not known."""
+        if cell.loss is not None:
+            return -float(np.log1p(cell.loss))
+        band = self.band(support, cell.collective)
+        return None if band is None else float(np.log1p(band))
+
+    def _channels(self, support: Support, cell: Cell, action: int) -> int | None:
+        """Read back in the cell's bin: the most of a config, the fewest of NCCL's own choice."""
+        rows = _of(self._rows, support).filter(
+            collective=cell.collective, bin=cell.bin, action=action
+        )
+        used = rows["actual_num_channels"].drop_nulls().sort(descending=action != ABSTAIN_ACTION)
+        return next(iter(used), None)
 
     def band(self, support: Support, collective: str) -> float | None:
         """The noise band of the fresh runs (unitless); None if unknown."""
@@ -253,6 +275,18 @@ def passing(
     if len(below):
         passed[order[: below[-1] + 1]] = True
     return passed
+
+
+def _too_many(cell: Cell, max_channels: int | None) -> str:
+    """Why the channels that were read back let no config pass; empty: they do."""
+    bounds = [cell.own_channels] if cell.slack is not None else []
+    bounds += [] if max_channels is None else [max_channels]
+    known = [each for each in bounds if each is not None]
+    if bounds and (cell.channels is None or len(known) < len(bounds)):
+        return "its channels, or those of NCCL's own choice, were not read back in the fresh runs"
+    if cell.channels is not None and cell.channels > min(known, default=cell.channels):
+        return f"it took {cell.channels} channels, and may take {min(known)}"
+    return ""
 
 
 def _paired_gains(rows: pl.DataFrame, action: int) -> npt.NDArray[np.float64]:

@@ -7,6 +7,8 @@ For every size bin of every group shape that a table would be made for:
   to exceed the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over all
   bins, of which those have more in which the policy predicts more gain: it says where to look, and
   is no evidence;
+* with slack, and a config that takes fewer channels than NCCL's own choice in the fresh runs, too,
+  its loss has to be below the slack instead: a test of non-inferiority;
 * bins that nobody measured, between two that passed with one config, pass with it where NCCL's own
   choice is the same in all of them (`let_bins_between_pass`);
 * everything else abstains, and so does whatever the data set never had: other hardware, another
@@ -25,8 +27,14 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.cells import run_names
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.manifest import Manifest, Support
-from dynamiccl.datasets.questions import cold_questions, decide, table_bins, table_supports
+from dynamiccl.datasets.manifest import Manifest, Slack, Support
+from dynamiccl.datasets.questions import (
+    cold_questions,
+    count_of,
+    decide,
+    table_bins,
+    table_supports,
+)
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import FreshRuns, passing
@@ -48,6 +56,18 @@ class Gated:
     cells: list[Cell]
     manifest: Manifest
 
+    @property
+    def test(self) -> str:
+        """What passed."""
+        gain = "faster than NCCL's own choice beyond the noise band"
+        slack = self.manifest.slack
+        if slack is None:
+            return f"gain: {gain}"
+        return (
+            f"non-inferiority: with fewer channels, read back, slower than NCCL's own choice by "
+            f"less than {slack.share:.3g}; elsewhere {gain}"
+        )
+
     def counts(self) -> dict[str, int]:
         """Bins by verdict."""
         found = Counter(cell.verdict for cell in self.cells)
@@ -56,7 +76,7 @@ class Gated:
     def to_json(self) -> dict[str, Any]:
         """The content of `gate.json`: the bins in which the policy acts."""
         wanted = [asdict(c) for c in self.cells if c.verdict is not Verdict.ABSTAINS]
-        return {"q": self.q, "counts": self.counts(), "cells": wanted}
+        return {"test": self.test, "q": self.q, "counts": self.counts(), "cells": wanted}
 
 
 def pass_gate(
@@ -79,7 +99,7 @@ def pass_gate(
     supports = table_supports(manifest)
     wanted = [cell for support in supports for cell in wanted_cells(policy, support)]
     by_key = {_key(support): support for support in supports}
-    cells = _judge(wanted, by_key, fresh, q)
+    cells = _judge(wanted, by_key, fresh, q, manifest.slack)
     gated = _by_support(cells)
     return Gated(
         q,
@@ -135,7 +155,8 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
     manifest = policy.manifest
     asked = cold_questions(manifest, replace(support, gated=None))
     observations = Observations.cold(asked.context)
-    actions = decide(policy, observations, asked.mask)
+    rule = asked.rule
+    actions = decide(policy, observations, asked.mask, rule)
     times = -policy.values(observations, asked.mask)
     names = [config.key for config in manifest.actions().configs]
     cells = abstaining_cells(support)
@@ -147,6 +168,9 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
                 config=names[action],
                 verdict=Verdict.REFUSED,
                 predicted=float(times[row, ABSTAIN_ACTION] / times[row, action] - 1.0),
+                channels=count_of(rule.channels[row, action]),
+                own_channels=count_of(rule.channels[row, ABSTAIN_ACTION]),
+                slack=rule.slack.share if rule.slack and rule.counts[row] else None,
             )
     return cells
 
@@ -156,17 +180,21 @@ def _judge(
     supports: Mapping[tuple[str, int, int], Support],
     fresh: FreshRuns,
     q: float,
+    slack: Slack | None,
 ) -> list[Cell]:
     acting = [cell for cell in wanted if cell.verdict is not Verdict.ABSTAINS]
-    found = {cell.place: cell for cell in fresh.test(acting, supports)}
+    most = None if slack is None else slack.max_channels
+    found = {cell.place: cell for cell in fresh.test(acting, supports, most)}
     tested = [cell for cell in found.values() if not cell.reason]
     p_values = np.array([cell.p_value for cell in tested], dtype=np.float64)
     # The root: a gain that is far larger needs no help in being seen.
-    weights = np.sqrt(np.clip([cell.predicted or 0.0 for cell in tested], *_PREDICTED))
+    beyond = [(cell.predicted or 0.0) + (cell.slack or 0.0) for cell in tested]
+    weights = np.sqrt(np.clip(beyond, *_PREDICTED))
     for cell, ok in zip(tested, passing(p_values, q, weights), strict=True):
         verdict = Verdict.PASSED if ok else Verdict.REFUSED
-        reason = "" if ok else "its gain is not beyond the noise band"
-        found[cell.place] = replace(cell, verdict=verdict, reason=reason)
+        reason = "its gain is not beyond the noise band"
+        reason = reason if cell.loss is None else "its loss may be as large as the slack"
+        found[cell.place] = replace(cell, verdict=verdict, reason="" if ok else reason)
     cells = [found.get(cell.place, cell) for cell in wanted]
     return let_bins_between_pass(cells, supports, fresh)
 

@@ -3,7 +3,9 @@
 import json
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
 from dynamiccl.datasets.manifest import GATE_NAME, POLICY_NAME, TRIGGER_NAME, Manifest
 from dynamiccl.datasets.questions import table_supports
@@ -50,21 +52,29 @@ def read_gated(policy_dir: Path) -> Gated | None:
 def gate_rows(gated: Gated) -> list[list[str]]:
     """A table, header first: number of bins by verdict, for collectives where the policy acts.
 
-    One row a system, group shape and collective; the share inferred is that of the bins that may
-    act.
+    One row a system, group shape and collective; share inferred and channels (medians, where they
+    were read back) are those of the bins that may act.
     """
-    counts: dict[tuple[str, str, str], Counter[Verdict]] = {}
+    by_place: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in gated.cells:
         shape = f"{cell.num_nodes} x {cell.num_ranks // cell.num_nodes}"
-        counts.setdefault((cell.system, shape, cell.collective), Counter())[cell.verdict] += 1
-    rows = [["system", "nodes x ranks", "collective", *Verdict, "share inferred"]]
-    for key, found in counts.items():
+        by_place.setdefault((cell.system, shape, cell.collective), []).append(cell)
+    heads = ["system", "nodes x ranks", "collective", *Verdict, "share inferred"]
+    rows = [[*heads, "channels", "NCCL's own"]]
+    for key, cells in by_place.items():
+        found = Counter(cell.verdict for cell in cells)
         if set(found) == {Verdict.ABSTAINS}:
             continue
-        acting = found[Verdict.PASSED] + found[Verdict.INFERRED]
-        share = f"{found[Verdict.INFERRED] / acting:.0%}" if acting else "-"
-        rows.append([*key, *(str(found[verdict]) for verdict in Verdict), share])
+        acting = [c for c in cells if c.verdict in {Verdict.PASSED, Verdict.INFERRED}]
+        share = f"{found[Verdict.INFERRED] / len(acting):.0%}" if acting else "-"
+        used = (_median(c.channels for c in acting), _median(c.own_channels for c in acting))
+        rows.append([*key, *(str(found[verdict]) for verdict in Verdict), share, *used])
     return rows
+
+
+def _median(channels: Iterable[int | None]) -> str:
+    known = [each for each in channels if each is not None]
+    return f"{median(known):g}" if known else "-"
 
 
 def refusals(gated: Gated) -> list[tuple[int, str]]:

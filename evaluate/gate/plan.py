@@ -80,7 +80,7 @@ class GatePlan:
 
 @dataclass(frozen=True, slots=True)
 class _ExpectedGain:
-    """Expected gain of a bin beyond the noise band."""
+    """Expected gain of a bin beyond the noise band, or above the loss that it may have."""
 
     cell: Cell
     support: Support
@@ -187,13 +187,13 @@ def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_Expec
     """With the gain of each bin, or of the nearest one measured with its config."""
     found, told = list(hopes), []
     for i, hope in enumerate(hopes):
-        cell, band = hope.cell, trained.band(hope.support, hope.cell.collective)
+        cell, least = hope.cell, trained.least_gain(hope.support, hope.cell)
         for distance in range(REACH_BINS + 1):
             near = sorted({cell.bin - distance, cell.bin + distance})
             gains = trained.gains(hope.support, cell.collective, near, cell.action)
-            if band is not None and len(gains) > 1:
+            if least is not None and len(gains) > 1:
                 within = trained.within_runs(hope.support, cell.collective, near)
-                told.append((i, gains - np.log1p(band), within, distance == 0))
+                told.append((i, gains - least, within, distance == 0))
                 break
     own = np.array([np.var(gains, ddof=1) for _, gains, _, _ in told])
     freedom = np.array([len(gains) - 1.0 for _, gains, _, _ in told])

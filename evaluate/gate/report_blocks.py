@@ -34,7 +34,7 @@ def gate_blocks(name: str, gated: Gated) -> Iterator[Block]:
     heads, *rows = gate_rows(gated)
     note = (
         f"Size bins of the decision tables by verdict, at a false discovery rate of {gated.q:g}. "
-        "Passed: faster than NCCL's default beyond the noise in fresh runs. Inferred: as both "
+        f"Passed, in fresh runs: {gated.test}. Inferred: as both "
         "neighbours. Refused: the policy wanted a config that did not pass. Abstains: it left the "
         "choice to NCCL itself. Collectives in which it wants nothing are left out."
     )

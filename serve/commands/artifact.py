@@ -7,9 +7,20 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import Manifest, find_policy_in, find_trigger_in
+from dynamiccl.datasets.objective import slack_of
 from dynamiccl.errors import MissingPath
 from dynamiccl.serve.artifact import Artifact, export_artifact, verify_artifact
-from dynamiccl.serve.commands.options import ArtifactDir, Json, folding_table, stdout, warn
+from dynamiccl.serve.commands.options import (
+    ArtifactDir,
+    Hidden,
+    Json,
+    MaxChannels,
+    SlackShare,
+    folding_table,
+    stderr,
+    stdout,
+    warn,
+)
 from dynamiccl.train import DEFAULT_TRACKING_URI
 
 
@@ -29,6 +40,9 @@ def export_command(
             help="Also make a table for this group shape without measurements; repeatable.",
         ),
     ] = None,
+    slack: SlackShare = None,
+    hidden: Hidden = None,
+    max_channels: MaxChannels = None,
     tracking_uri: Annotated[
         str, typer.Option(help="MLflow store that holds the run ids.")
     ] = DEFAULT_TRACKING_URI,
@@ -36,14 +50,24 @@ def export_command(
 ) -> None:
     """Copy a run's policy and add its decision tables.
 
+    With --slack, calls that compute hides get the fewest channels within that share of time, and
+    never more than NCCL's own choice takes: never slower is said of the step then, not of the call.
+
     Example: dynamiccl-deploy export RUN_ID --out out/artifact
+    Example: dynamiccl-deploy export RUN_ID --out out/artifact --slack 5% --hidden data
     """
     groups = [cli.parse_group(text) for text in group or []]
     with cli.working("making tables and brain, and checking them"):
         policy = _find_policy(run, tracking_uri)
         watching = None if trigger is None else _find_trigger(trigger, tracking_uri)
-        artifact = export_artifact(policy, out, watching, groups)
-    if watching is not None and Manifest.read_unchecked(policy).trigger is None:
+        known = Manifest.read_unchecked(policy)
+        wanted, notes = slack_of(known, slack, hidden, max_channels)
+        artifact = export_artifact(policy, out, watching, groups, wanted)
+    if wanted is not None:
+        notes.append("there is no brain.pt: mode adaptive knows no slack, so use mode table")
+    for note in notes:
+        stderr.print(note, soft_wrap=True, highlight=False)
+    if watching is not None and known.trigger is None:
         warn(
             "this policy was trained without a Trigger: interference levels are something that it "
             "has never seen, and what it makes of them was never learned"

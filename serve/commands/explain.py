@@ -98,7 +98,7 @@ def _about(artifact: Artifact) -> list[str]:
 
 def _show_outlook(outlook: Outlook) -> None:
     table = folding_table(
-        "collective", "bytes", "nodes x ranks", "calls", "ran", "would run", "gain"
+        "collective", "bytes", "nodes x ranks", "calls", "ran", "would run", "channels", "gain"
     )
     for change in outlook.changes[:_SHOWN]:
         called = change.called
@@ -109,6 +109,7 @@ def _show_outlook(outlook: Outlook) -> None:
             str(called.calls),
             called.ran or "not known",
             change.config,
+            f"{change.channels or '?'}, NCCL's {change.own_channels or '?'}",
             "not measured" if change.gain is None else _text(change.gain),
         )
     if outlook.changes:

@@ -13,7 +13,7 @@ from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.abi import OUR_NAME
-from dynamiccl.serve.artifact import TableInfo, open_artifact, pick_table
+from dynamiccl.serve.artifact import Artifact, TableInfo, channels_of, open_artifact, pick_table
 from dynamiccl.serve.ask_tuner import ask_plugin, table_answers
 from dynamiccl.serve.commands.options import System, folding_table, stdout, warn
 from dynamiccl.serve.nccl_csv import nccl_csv
@@ -58,7 +58,7 @@ def table_command(
         return
     if artifact is None:
         raise UserError("nothing to show: give an ARTIFACT directory, or --plugin PATH.so")
-    info, table = _read(artifact, ranks, nodes, system)
+    opened, info, table = _read(artifact, ranks, nodes, system)
     if format_ == "nccl-csv":
         _print_csv(table)
         return
@@ -66,19 +66,22 @@ def table_command(
         "system": info.system,
         "num_nodes": nodes,
         "num_ranks": ranks,
-        "decisions": _decisions(table),
+        "decisions": _decisions(opened, info, table),
     }
     _print(document, f"{info.system}, {ranks} ranks on {nodes} nodes", format_)
 
 
 def _read(
     artifact: Path, ranks: int, nodes: int, system: str | None
-) -> tuple[TableInfo, DecisionTable]:
-    info = pick_table(open_artifact(artifact), nodes, ranks, system)
-    return info, DecisionTable.read(artifact / info.path)
+) -> tuple[Artifact, TableInfo, DecisionTable]:
+    opened = open_artifact(artifact)
+    info = pick_table(opened, nodes, ranks, system)
+    return opened, info, DecisionTable.read(artifact / info.path)
 
 
-def _decisions(table: DecisionTable) -> dict[str, list[dict[str, Any]]]:
+def _decisions(
+    artifact: Artifact, info: TableInfo, table: DecisionTable
+) -> dict[str, list[dict[str, Any]]]:
     decisions: dict[str, list[dict[str, Any]]] = {}
     for collective in TUNED:
         rows = []
@@ -92,6 +95,7 @@ def _decisions(table: DecisionTable) -> dict[str, list[dict[str, Any]]]:
                     "first_byte": bin_first_byte(index),
                     "last_byte": bin_first_byte(index + 1) - 1,
                     "config": config.key if config else None,
+                    **channels_of(artifact, info, collective, index, config),
                 }
             )
         decisions[collective.wire] = rows
@@ -110,7 +114,7 @@ def _print_plugin(
         place = artifact or (Path(named) if named else None)
         if place is None:
             raise UserError("our own plugin decides by an artifact: name it, as ARTIFACT")
-        _, table = _read(place, ranks, nodes, system)
+        _, _, table = _read(place, ranks, nodes, system)
         document["decisions"] = table_answers(table)
     versions = ", ".join(f"v{version}" for version in asked["tuner_versions"])
     title = f"{asked['name']} (tuner {versions}), {ranks} ranks on {nodes} nodes, made-up costs"
@@ -123,14 +127,21 @@ def _print(document: Mapping[str, Any], title: str, format_: str) -> None:
         return
     # A plugin was asked at single sizes; a table holds for every byte of its bins.
     heads = ("first size asked", "last") if "plugin" in document else ("from bytes", "to bytes")
-    shown = folding_table("collective", *heads, "config", title=title)
+    columns = ("collective", *heads, "config", "channels", "NCCL's own")
+    shown = folding_table(*columns, title=title)
     for collective, rows in document["decisions"].items():
-        for config, group in groupby(rows, key=lambda row: row["config"]):
+        for key, group in groupby(rows, key=_shown):
             same = list(group)
             first = same[0].get("first_byte", same[0]["size_bytes"])
             last = same[-1].get("last_byte", same[-1]["size_bytes"])
-            shown.add_row(collective, str(first), str(last), config or "NCCL's own")
+            shown.add_row(collective, str(first), str(last), *key)
     stdout.print(shown)
+
+
+def _shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Config, its channels and NCCL's own, as people are shown them."""
+    used, own = (str(row.get(name) or "-") for name in ("channels", "own_channels"))
+    return row["config"] or "NCCL's own", used, own
 
 
 def _print_csv(table: DecisionTable) -> None:

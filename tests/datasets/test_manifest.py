@@ -4,12 +4,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.manifest import MANIFEST_NAME, Manifest, Support
-from dynamiccl.datasets.questions import allowed
+from dynamiccl.datasets.questions import allowed, read_back_channels
 from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import (
     ArtifactMismatch,
@@ -72,6 +73,53 @@ def test_the_most_channels_that_nccl_used_are_known_for_each_group() -> None:
         default(num_nodes=2, num_ranks=16, repeat=1),
     )
     assert {s.num_ranks: s.most_channels for s in found} == {8: 24, 16: None}
+
+
+def ran(size: int, *used: int | None, **columns: Any) -> list[dict[str, Any]]:
+    """Repeats of NCCL's choice, or of another if columns name it, that took so many channels."""
+    where = {"size_bytes": size, "is_default": not columns, **columns}
+    return [default(repeat=i, actual_num_channels=n, **where) for i, n in enumerate(used)]
+
+
+def test_channels_are_those_of_the_nearest_bins_read_back_and_in_doubt_the_safe_ones() -> None:
+    sizes = [1 << k for k in (20, 21, 22, 25)]
+    rows = [
+        *(row for size, used in zip(sizes, [(16, 8), (24,), (None,), (32,)], strict=True)
+          for row in ran(size, *used)),
+        *(row for size, used in zip(sizes, [(2, 4), (6,), (None,), (8,)], strict=True)
+          for row in ran(size, *used, requested_algorithm="Ring")),
+    ]  # fmt: skip
+    made = replace(manifest(), catalogue=Catalogue.from_frame(frame(*rows)).to_json())
+    [support] = supports(*rows)
+    assert support.channels == {"AllReduce": {"0": [8, 24, None, 32], "1": [4, 6, None, 8]}}
+    first = size_bin(1 << 20)
+
+    def at(*bins: int) -> list[list[float]]:
+        found = read_back_channels(made, support, Collective.AllReduce, [first + b for b in bins])
+        shown: list[list[float]] = np.nan_to_num(found, nan=-1.0).tolist()
+        return shown
+
+    # Between two, just beyond the last of them, in the bin without, and too far from all.
+    assert at(0, 1, 4) == [[8.0, 4.0], [8.0, 6.0], [24.0, 6.0]]
+    assert at(-4, 8, 17) == [[8.0, 4.0], [24.0, 6.0], [32.0, 8.0]]
+    assert at(-5, 10) == [[-1.0, -1.0], [-1.0, -1.0]]
+
+
+@pytest.mark.parametrize(("version", "known"), [("2.28.9", True), ("2.29.2", False)])
+def test_channels_of_an_allgather_that_no_job_asks_for_are_not_known(
+    version: str, known: bool
+) -> None:
+    where: dict[str, Any] = {"collective": "AllGather", "nccl_version": version}
+    rows = [
+        default(actual_num_channels=16, **where),
+        forced("Ring", "LL", actual_num_channels=16, **where),
+        forced("Ring", "LL", channels=4, actual_num_channels=4, **where),
+    ]
+    made = replace(manifest(), catalogue=Catalogue.from_frame(frame(*rows)).to_json())
+    [support] = supports(*rows)
+    [found] = read_back_channels(made, support, Collective.AllGather, [size_bin(MIB)])
+    assert found[:2].tolist() == [16.0, 16.0]
+    assert (found[2] == 4.0) == known
 
 
 def test_rows_that_prove_nothing_support_nothing() -> None:
@@ -188,7 +236,7 @@ def test_another_format_version_is_refused(policy: Path) -> None:
     [
         f
         for f in asdict(manifest())
-        if f not in {"files", "format_version", "runs", "trigger", "other_shapes", "parts"}
+        if f not in {"files", "format_version", "runs", "trigger", "other_shapes", "parts", "slack"}
     ],
 )
 def test_missing_field_is_corrupt(field: str, policy: Path) -> None:

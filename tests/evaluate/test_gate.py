@@ -350,7 +350,7 @@ def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
         {"nccl_version": "2.26.0"},
         {"bin": 1},
     ]
-    mask = let_through(manifest, pl.DataFrame([place, *({**place, **each} for each in others)]))
+    mask, _ = let_through(manifest, pl.DataFrame([place, *({**place, **each} for each in others)]))
     assert mask[:, 0].all()
     assert mask[0, int(action)]
     assert not mask[1:, 1:].any()

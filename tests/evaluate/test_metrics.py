@@ -48,6 +48,18 @@ def test_regret_ratio_and_time_weighted_regret() -> None:
     assert ours.abstained == 0.5
 
 
+def test_channels_are_compared_where_both_were_read_back() -> None:
+    channels = np.array([[16.0, 4.0, 32.0], [16.0, 2.0, np.nan]])
+    grid = replace(GRID, channels=channels)
+    found = {s.policy: s.channels for s in summarise(grid, np.array([0, 1]), CHOICES, 0.05)}
+    assert found["nccl-default"] == 1.0
+    assert found["best-fixed"] == 2.0  # where it chose the same at the second, nobody knows
+    assert summaries()["policy"].channels is None
+    rows = result_rows(grid, CATALOGUE, CHOICES, {}).filter(policy="best-fixed")
+    assert rows["channels"].to_list() == [32.0, None]
+    assert rows["default_channels"].to_list() == [16.0, 16.0]
+
+
 def test_share_slower_than_default_counts_beyond_the_band_only() -> None:
     assert summaries()["best-fixed"].slower_than_default == 0.5  # 16 against 10
     assert summaries(band=0.7)["best-fixed"].slower_than_default == 0.0

@@ -199,15 +199,14 @@ def test_other_machines_and_collectives_are_left_to_nccl(fitted: Run) -> None:
     other[:, gpu] += 1.0
     assert (policy.act(Observations.cold(other), everything) == 0).all()
     action = int(own[own != 0][0])
-    sure, unsure = (
-        policy.certainty(Observations.cold(context[own == action]), action)
+    least, unknown = (
+        policy.least_gains(Observations.cold(context[own == action]))
         for context in (asked.context, other)
     )
-    assert sure is not None
-    assert 0.0 < sure[0] < 1.0
-    assert 0.0 <= sure[1] < math.inf
-    assert unsure is not None
-    assert unsure[0] == math.inf  # nothing is known of its times there
+    assert least is not None
+    assert 0.0 < least[0, action] < 1.0
+    assert unknown is not None
+    assert unknown[0, action] == math.inf  # nothing is known of its times there
     rows = own.reshape(5, -1)
     assert (rows[0] == 0).all()  # Broadcast was not measured
     assert (rows[4] != 0).any()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dynamiccl.evaluate.objective import fewest_within, least_change, step_change_us
+from dynamiccl.datasets.objective import fewest_within, least_change, step_change_us
 from dynamiccl.simulator.contention import Contention
 from tests.simulator.iterations import iteration_us
 from tests.simulator.test_contention import parts
