@@ -75,15 +75,17 @@ class Slack:
     max_channels: int | None
 
     @property
+    def terms(self) -> str:
+        """It in words."""
+        calls = "all calls" if self.hidden == "all" else f"the calls of {len(self.hidden)} tasks"
+        most = "" if self.max_channels is None else f", at most {self.max_channels} channels"
+        return f"slack {self.share:.3g} on {calls}{most}"
+
+    @property
     def promise(self) -> str:
         """What tables made with it promise, and what they do not."""
-        calls = "all calls" if self.hidden == "all" else f"the calls of {len(self.hidden)} tasks"
-        parts = [f"slack {self.share:.3g}, and {calls} taken to be hidden by compute"]
-        if self.max_channels is not None:
-            bound = f"at most {self.max_channels} channels in every answer"
-            parts = [*(parts if self.hidden else []), bound]
         return (
-            f"fewer channels ({'; '.join(parts)}): a call may take {self.share:.1%} longer than by "
+            f"fewer channels ({self.terms}): a call may take {self.share:.1%} longer than by "
             "NCCL's own choice. Never slower is said of the step here, not of the call: opt-in, to "
             "be proven in your job by A/B (dynamiccl-run --ab)"
         )

@@ -97,7 +97,7 @@ def slack_of(
         told, notes = _hidden_tasks(read_calls(Path(str(hidden))), manifest, part)
     slack = Slack(part, told, max_channels)
     if slack != manifest.slack and any(s.gated is not None for s in manifest.supports):
-        judged = "without slack" if manifest.slack is None else f"with {manifest.slack.promise}"
+        judged = "without slack" if manifest.slack is None else f"for {manifest.slack.terms}"
         raise UserError(
             f"a gate judged the policy {judged}: leave out --slack, --hidden and --max-channels, "
             "or judge the run before the gate with these"

@@ -6,6 +6,7 @@ It asks for no more channels than NCCL was seen to use: NVLS over several nodes,
 2.29 on, AllGatherV take a number as it is, and index by it (2.29.7 `allgatherv_sched.cc:65`).
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self
@@ -203,10 +204,10 @@ def read_back_channels(
         if dropped and configs[action].num_channels is not None:
             continue
         known = [(b, n) for b, n in zip(measured[name], counts, strict=True) if n is not None]
+        at = [index for index, _ in known]
         for row, asked in enumerate(bins):
-            below = [(b, n) for b, n in known if asked - REACH_BINS <= b <= asked][-1:]
-            above = [(b, n) for b, n in known if asked <= b <= asked + REACH_BINS][:1]
-            near = [n for _, n in below + above]
+            beside = known[max(bisect_right(at, asked) - 1, 0) : bisect_left(at, asked) + 1]
+            near = [n for index, n in beside if abs(index - asked) <= REACH_BINS]
             if near:
                 found[row, action] = min(near) if action == ABSTAIN_ACTION else max(near)
     return found
