@@ -21,6 +21,7 @@ from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.history import Call
 from dynamiccl.datasets.manifest import POLICY_NAME, TRIGGER_NAME, Support
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
+from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact, pick_table
 from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
@@ -165,8 +166,12 @@ class TunerBrain:
         """Search what `artifact` measured, from its table on or from NCCL's own choice.
 
         `alarmed` tuners are told of interference; raises MachineError then for an artifact with a
-        Trigger without torch.
+        Trigger without torch, and UserError for one with slack: searches want what is fastest.
         """
+        slack = artifact.manifest.slack
+        if slack is not None:
+            where = f"{artifact.directory} has {slack.terms}"
+            raise UserError(f"{where}, which no search keeps to: take --policy table")
         self._artifact = artifact
         self._configs = artifact.manifest.actions().configs
         self._from_table = from_table

@@ -20,7 +20,10 @@ from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
+from dynamiccl.errors import UserError
 from dynamiccl.evaluate.policies import LearnedPolicy
+from dynamiccl.serve.artifact import open_artifact
+from dynamiccl.serve.brain.policies import POLICIES
 from dynamiccl.train.policy import TorchPolicy
 from tests.calls import calls_table, traced
 from tests.cli.conftest import Shell, refused
@@ -149,6 +152,9 @@ def test_hidden_calls_get_the_fewest_channels_within_the_slack(
     assert done.code == 0, done.err
     assert "mode adaptive knows no slack" in done.err
     assert not (tmp_path / "a" / "brain.pt").exists()
+    for name in ("search", "autoccl", "epsilon-greedy"):
+        with pytest.raises(UserError, match=r"a has slack 0\.05 on all calls, which no search"):
+            POLICIES[name](open_artifact(Path("a")), 0)
     for row in decisions(shell, "a").values():
         assert (row["config"], row["channels"], row["own_channels"]) == ("Ring/LL/4ch", 4, 16)
     assert shell("dynamiccl-deploy", "verify", "a").code == 0
