@@ -78,7 +78,7 @@ class FreshRuns:
             gains = self.gains(support, cell.collective, [cell.bin], cell.action)
             gain = float(np.expm1(np.median(gains))) if len(gains) else None
             tried = replace(cell, runs=len(gains), gain=gain)
-            if cell.slack is not None or max_channels is not None:
+            if len(gains) and (cell.slack is not None or max_channels is not None):
                 used, own = (self._channels(support, cell, a) for a in (cell.action, 0))
                 tried = replace(tried, channels=used, own_channels=own)
             least, reason = self.least_gain(support, tried), _too_many(tried, max_channels)
