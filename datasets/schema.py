@@ -7,6 +7,7 @@ Format history
     4 (0.2.0)  hosts, job_id, partial_launch, process_times_us.
     5 (0.2.0)  num_comms, comm_split, nic_retries, nic_congestion, nic_worst. Files of versions 3
                and 4 are read, with nulls in what came later.
+    6 (0.2.0)  compute_*, resident_share, sm_clock_mhz. Files of version 5 are read, too.
     `calls`, `steps` and `costs` count for themselves:
     1 (0.2.0)  first.
     2 (0.2.0)  `calls`: what a trace does not know may be null; source, source_file, group,
@@ -25,7 +26,7 @@ import pyarrow as pa
 from dynamiccl.datasets.call_columns import CALLS_COLUMNS, STEPS_COLUMNS
 from dynamiccl.datasets.columns import ENVIRONMENT, TIMESTAMP, Column, count, flag, number, text
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 #: Version of `calls`, which changes independently of sweeps.
 CALLS_VERSION: Final = 2
 #: Version of `steps`, the steps of a job by its traces.
@@ -61,6 +62,7 @@ class Source(StrEnum):
 
     NCCL_TESTS_TEXT = "nccl-tests-text"
     NCCL_TESTS_JSON = "nccl-tests-json"
+    BESIDE = "beside"
     TIDY_CSV = "tidy-csv"
     SIMULATOR = "simulator"
 
@@ -119,7 +121,11 @@ _WORKLOAD: Final = (
     flag("in_place", "send and receive buffer are one"),
     text("launch_profile", "named set of launch-time settings", nullable=False),
     text("interference_kind", "what ran beside the collective; 'none' = alone", nullable=False),
-    number("interference_level", "", "strength of it; 0 = none, 1 = the network half as fast"),
+    number(
+        "interference_level",
+        "",
+        "strength of it; 0 = none, 1 = the network half as fast; of matmul the matrices' edge",
+    ),
 )
 
 _CONFIG: Final = (
@@ -178,7 +184,26 @@ _RESULT: Final = (
     ),
 )
 
-MEASUREMENT_COLUMNS: Final = (*_IDENTITY, *ENVIRONMENT, *_WORKLOAD, *_CONFIG, *_RESULT)
+#: What a call and matrix products beside it took from each other (collect/beside.py, in the order
+#: in which it prints them); null = not measured.
+BESIDE_COLUMNS: Final = (
+    number("compute_alone_tflops", "TFLOP/s", "rate of the products before and behind the calls"),
+    number("compute_beside_tflops", "TFLOP/s", "rate of the products beside the calls"),
+    number(
+        "compute_loss_us",
+        "us",
+        "compute that a call costs: compute_period_us x (1 - rate beside / rate alone)",
+    ),
+    number("compute_period_us", "us", "time of whole products beside the calls, for each call"),
+    number("resident_share", "", "share of compute_period_us in which a call's kernel ran"),
+    number("sm_clock_mhz", "MHz", "clock of the SMs beside the calls"),
+    number("compute_aa_difference", "", "by how much the rates before and behind differ"),
+)
+
+MEASUREMENT_COLUMNS: Final = (
+    *(*_IDENTITY, *ENVIRONMENT, *_WORKLOAD, *_CONFIG, *_RESULT),
+    *BESIDE_COLUMNS,
+)
 
 
 def _schema(name: str, columns: tuple[Column, ...], version: int = SCHEMA_VERSION) -> pa.Schema:

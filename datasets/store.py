@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2, CallSource
 from dynamiccl.datasets.schema import (
+    BESIDE_COLUMNS,
     CALLS,
     COSTS,
     MEASUREMENTS,
@@ -44,14 +45,16 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 
 
+_ADDED_IN_6: Final = frozenset(column.name for column in BESIDE_COLUMNS)
 _ADDED_IN_5: Final = frozenset(
     {"num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"}
 )
 _ADDED_IN_4: Final = frozenset({"partial_launch", "hosts", "job_id", "process_times_us"})
 #: Columns that a file of an older version that is read need not have, by schema and version.
 _ADDED_SINCE: Final = {
-    (b"measurements", b"3"): _ADDED_IN_4 | _ADDED_IN_5,
-    (b"measurements", b"4"): _ADDED_IN_5,
+    (b"measurements", b"3"): _ADDED_IN_4 | _ADDED_IN_5 | _ADDED_IN_6,
+    (b"measurements", b"4"): _ADDED_IN_5 | _ADDED_IN_6,
+    (b"measurements", b"5"): _ADDED_IN_6,
     (b"calls", b"1"): CALLS_ADDED_IN_2,
 }
 

@@ -21,7 +21,14 @@ from dynamiccl.errors import SchemaMismatch
 
 COLUMNS = (*MEASUREMENT_COLUMNS, *CALLS_COLUMNS, *STEPS_COLUMNS)
 #: Unit -> what a column of that unit must end in.
-SUFFIXES = {"us": "_us", "%": "_percent", "GB/s": "_gbytes_per_s", "Gbit/s": "_gbits_per_s"}
+SUFFIXES = {
+    "us": "_us",
+    "%": "_percent",
+    "GB/s": "_gbytes_per_s",
+    "Gbit/s": "_gbits_per_s",
+    "TFLOP/s": "_tflops",
+    "MHz": "_mhz",
+}
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dynamiccl.datasets import store
 from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2
 from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.schema import CALLS, META_VERSION
+from dynamiccl.datasets.schema import BESIDE_COLUMNS, CALLS, META_VERSION
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch, UserError
 from tests.calls import call, calls_table
 from tests.rows import default, forced
@@ -131,9 +131,12 @@ def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
         store.read(tmp_path)
 
 
+NEWEST = [column.name for column in BESIDE_COLUMNS]
+
+
 def test_version_before_hosts_and_jobs_were_columns_is_read_with_nulls(tmp_path: Path) -> None:
     [path] = write(tmp_path)
-    later = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"]
+    later = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst", *NEWEST]
     new = ["partial_launch", "hosts", "job_id", "process_times_us", *later]
     table = pq.read_table(path, partitioning=None).drop_columns(new)
     before = store.read(tmp_path)
@@ -165,11 +168,20 @@ def test_calls_of_version_1_are_read_with_nulls_and_what_made_them(
 
 def test_version_before_several_communicators_is_read_as_lone_ones(tmp_path: Path) -> None:
     [path] = write(tmp_path)
-    new = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"]
+    new = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst", *NEWEST]
     table = pq.read_table(path, partitioning=None).drop_columns(new)
     before = store.read(tmp_path)
     rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"4"}))
     assert store.read(tmp_path).equals(before)
+
+
+def test_version_before_both_sides_were_measured_is_read_with_nulls(tmp_path: Path) -> None:
+    [path] = write(tmp_path)
+    table = pq.read_table(path, partitioning=None).drop_columns(NEWEST)
+    before = store.read(tmp_path)
+    rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"5"}))
+    assert store.read(tmp_path).equals(before)
+    assert set(before.select(NEWEST).null_count().row(0)) == {len(ROWS)}
 
 
 def test_missing_column_is_refused_by_name(tmp_path: Path) -> None:
