@@ -4,13 +4,14 @@ What the start of a sweep refuses by itself, with the fix, is not repeated here.
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dynamiccl import doctor
-from dynamiccl.collect.launch import BINARIES
+from dynamiccl.collect.grid import BINARIES, MATMUL
 from dynamiccl.collect.nodes import NODE_ARGV
 from dynamiccl.collect.sampler import SLOWED
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
@@ -19,6 +20,9 @@ from dynamiccl.libraries import SWEEP_NAME, built
 from dynamiccl.nccl import TUNER_ABI_SINCE, Collective
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
+#: Its release, and NCCL's where it finds a GPU.
+ASK_TORCH: Final = """import torch
+print(torch.__version__, *["NCCL", *torch.cuda.nccl.version()] * torch.cuda.is_available())"""
 _GIB: Final = 1 << 30
 #: The sweep that is meant where none is named.
 ANY_SWEEP: Final = SweepFile(
@@ -50,6 +54,10 @@ def check_for_sweep(
         yield Check("nccl-tests", UNKNOWN, found, "start this doctor in the container, --inside")
     else:
         yield from _benchmark(machine, sweep, nccl_tests_dir, plays=plays)
+        if any(one.kind == MATMUL for one in sweep.interference):
+            ran = machine.run(sys.executable, "-c", ASK_TORCH)
+            advice = "interference 'matmul' runs it: pip install '.[train]', built for CUDA"
+            yield judge("torch", ran.last_line, (" NCCL " not in ran.last_line, FAIL, advice))
     if plays and sweep.too_old:
         yield Check("nccl_version", FAIL, str(sweep.nccl_version), sweep.too_old)
     yield from _plugins(machine, sweep, plays=plays)

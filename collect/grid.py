@@ -18,9 +18,11 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Collective, Config
 from dynamiccl.sizes import MAX_SIZE_BITS
 
-#: Kinds of interference: real processes (disturb.py), and the simulator's own, whose level is a
-#: slowdown and not a share.
-REAL: Final = ("cpu", "gemm", "traffic")
+#: Matrix products in the process of the calls (beside.py); its level is the edge of the matrices.
+MATMUL: Final = "matmul"
+#: Kinds of interference: it and processes of others (disturb.py), and the simulator's own, whose
+#: level is a slowdown and not a share.
+REAL: Final = ("cpu", MATMUL, "traffic")
 SIMULATED: Final = ("congestion",)
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 #: Sixteenths of a power of two that lie in each quarter-octave bin (`dynamiccl.sizes`).
@@ -28,6 +30,16 @@ _SIXTEENTHS: Final = {1: (16,), 2: (16, 23), 4: (16, 19, 23, 27)}
 #: nccl-tests rounds the share of each rank down to so many bytes (`src/all_gather.cu`, v2.19.6).
 RANK_GRAIN_BYTES: Final = 16
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter, Collective.AlltoAll})
+#: Names of the nccl-tests binaries (v2.19.6, `src/`).
+BINARIES: Final = {
+    Collective.AllReduce: "all_reduce_perf",
+    Collective.AllGather: "all_gather_perf",
+    Collective.ReduceScatter: "reduce_scatter_perf",
+    Collective.Broadcast: "broadcast_perf",
+    Collective.Reduce: "reduce_perf",
+    Collective.AlltoAll: "alltoall_perf",
+    Collective.SendRecv: "sendrecv_perf",
+}
 #: Bytes of one element, by nccl-tests' spelling (`-d`), in the order of `ncclDataType_t`.
 DATATYPE_BYTES: Final = {
     "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -210,6 +222,11 @@ class Setting:
         if not self.split:
             return None
         return communicators(self.split, self.hosts, self.ranks_per_host, spare=self.spare)
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether our own program (beside.py) makes the calls, and not nccl-tests."""
+        return self.interference.kind == MATMUL
 
     @property
     def num_ranks(self) -> int:

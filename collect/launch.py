@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,13 +24,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from itertools import cycle, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.collect import launchers, output, schedule
 from dynamiccl.collect.disturb import disturb
-from dynamiccl.collect.grid import Setting, Trial
+from dynamiccl.collect.grid import BINARIES, Setting, Trial
 from dynamiccl.collect.launchers import Interrupt, Ranks, run_process
 from dynamiccl.collect.lines import plain_lines
 from dynamiccl.collect.nccl_log import logged_calls, write_costs
@@ -43,16 +45,6 @@ from dynamiccl.nccl import ABSTAIN, Collective
 
 _log = logging.getLogger(__name__)
 
-#: Names of the nccl-tests binaries (v2.19.6, `src/`).
-BINARIES: Final[Mapping[Collective, str]] = {
-    Collective.AllReduce: "all_reduce_perf",
-    Collective.AllGather: "all_gather_perf",
-    Collective.ReduceScatter: "reduce_scatter_perf",
-    Collective.Broadcast: "broadcast_perf",
-    Collective.Reduce: "reduce_perf",
-    Collective.AlltoAll: "alltoall_perf",
-    Collective.SendRecv: "sendrecv_perf",
-}
 _FOLDER: Final = "launch-"
 #: How long the plugin's report may take over a network file system.
 _REPORT_S: Final = 45.0
@@ -140,7 +132,9 @@ class NcclTestsRunner(Runner):
         folder, container = self._site.nccl_tests_dir, self._file.launcher.container
         for setting in dict.fromkeys(trial.setting for trial in trials):
             self._check_setting(setting)
-            self._programs[setting.collective] = find_program(setting.collective, folder, container)
+            if not setting.is_beside:
+                found = find_program(setting.collective, folder, container)
+                self._programs[setting.collective] = found
         if self._plays and self._site.plugin is None:
             raise MachineError(
                 "a sweep of configs needs the sweep plugin, and there is none: build it with 'make "
@@ -186,9 +180,11 @@ class NcclTestsRunner(Runner):
         kind = setting.interference.kind
         if kind == "congestion" or (kind == "traffic" and container is not None):
             raise InvalidSweep(
-                f"interference kind '{kind}' cannot run here; choose from none, cpu, gemm, or, "
+                f"interference kind '{kind}' cannot run here; choose from none, cpu, matmul, or, "
                 "outside of a container, traffic"
             )
+        if setting.is_beside:
+            self._check_beside(setting)
         if setting.split and not launcher.is_distributed:
             raise InvalidSweep(
                 f"split '{setting.split}' shares out processes, and launcher '{launcher.kind}' "
@@ -199,6 +195,29 @@ class NcclTestsRunner(Runner):
         if self._plays and self._site.plugin is not None:
             launchers.map_into_container(str(self._site.plugin), container)
 
+    def _check_beside(self, setting: Setting) -> None:
+        """Raise where our program has no such calls, or cannot run."""
+        what = "interference kind 'matmul' runs PyTorch"
+        lacks = setting.split or setting.datatype in {"uint32", "uint64", "f8e4m3", "f8e5m2"}
+        if lacks or not setting.collective.tunable:
+            raise InvalidSweep(
+                f"{what}, with one communicator, a collective that a tuner is asked about, and "
+                f"neither uint32, uint64 nor f8; give {setting.key} a sweep of its own"
+            )
+        if self._file.launcher.container is None and find_spec("torch") is None:
+            raise MachineError(f"{what}, which is not installed: pip install '.[train]'")
+
+    def _program(self, setting: Setting, inside: Path) -> tuple[str, ...]:
+        """What runs a setting's calls; `inside` is the launch's folder as the ranks see it."""
+        if not setting.is_beside:
+            return (self._programs[setting.collective],)
+        python = "python3" if self._file.launcher.container else sys.executable
+        # Ranks meet in a file of this folder, which all of them share.
+        return (
+            *(python, "-m", "dynamiccl.collect.beside", BINARIES[setting.collective]),
+            *("--edge", f"{setting.interference.level:.0f}", "--meet", str(inside / "meet")),
+        )
+
     def _attempt(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         self.close()
         self._site.work.mkdir(parents=True, exist_ok=True)
@@ -208,7 +227,7 @@ class NcclTestsRunner(Runner):
         if launch.mode is LaunchMode.READ_BACK:
             ran = self._start(launch, grid, folder, lambda _: None)
             return self._read_back(launch, grid, folder, ran)
-        program = self._programs[launch.setting.collective]
+        (program, *_) = self._program(launch.setting, folder)
         nodes = Nodes(self._file.launcher)
         with disturb(nodes, self._num_gpus, launch.setting, program) as lost:
             ran = self._start(launch, grid, folder, progress)
@@ -229,7 +248,7 @@ class NcclTestsRunner(Runner):
             digest = played.content_hash
             plugin = launchers.map_into_container(str(self._site.plugin), container)
         gpus = 1 if self._file.launcher.is_distributed else setting.ranks_per_host
-        program = self._programs[setting.collective]
+        program = self._program(setting, inside)
         argv = schedule.arguments(program, launch, grid, self._file, gpus=gpus, folder=inside)
         env, unset = schedule.environment(launch, inside, plugin, digest)
         ranks = Ranks(argv, env, setting.hosts, setting.ranks_per_host, unset=unset)
@@ -485,6 +504,7 @@ def _json_blocks(path: Path) -> tuple[list[list[output.Row]], output.Row]:
 def _measured(half: output.Row, source: str) -> output.Row:
     status = Status.WRONG_VALUES if half["wrong_values"] else Status.OK
     told = {k: v for k, v in half.items() if k not in _OF_A_LAUNCH and v is not None}
+    source = Source.BESIDE.value if "compute_alone_tflops" in told else source
     return {"source": source, "status": status.value, **told}
 
 

@@ -241,6 +241,11 @@ def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
     """Rows as columns; the dicts live no longer than a chunk."""
     halves, chunks = chain.from_iterable(rows), list[pl.DataFrame]()
     while (chunk := list(islice(halves, CHUNK_ROWS))) or not chunks:
+        if any("compute_alone_tflops" in half for half in chunk):
+            raise OutputError(
+                "these calls ran beside matrix products (dynamiccl.collect.beside), and no output "
+                "says of which edge; 'dynamiccl-collect run' makes rows of such a launch"
+            )
         has_more = any(len(half) > len(ROW) for half in chunk)
         names = (*ROW, *_OPTIONAL) if has_more else ROW
         chunks.append(pl.DataFrame(chunk, schema={name: _TYPES[name] for name in names}))

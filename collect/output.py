@@ -36,6 +36,7 @@ from dynamiccl.collect.nccl_log import (
     prompt_of,
     without_usual,
 )
+from dynamiccl.datasets.schema import BESIDE_COLUMNS
 from dynamiccl.errors import CorruptFile, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.simulator.toml_table import first_problem
@@ -67,10 +68,13 @@ ROW: Final = (
     *("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_values"),
 )
 PER_ITERATION: Final = ("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent")
+#: What our own program (beside.py) adds to each half, by columns of the schema.
+BESIDE: Final = " ".join(column.name for column in BESIDE_COLUMNS)
 #: The column names that we know: of the call, of one half or two (-I adds four), and of -S.
 _HEADER: Final = re.compile(
     r"(size(?: count| type| redop| root)*)"
-    r"((?: time algbw busbw(?: error| #wrong)?(?: i_min i_max i_p99 i_cv%)?){1,2})( timestamp)?"
+    r"((?: time algbw busbw(?: error| #wrong)?(?: i_min i_max i_p99 i_cv%)?"
+    rf"(?: {BESIDE})?){{1,2}})( timestamp)?"
 )
 #: How a row begins, also where it is glued to another program's line, and how its rest does.
 _TYPE: Final = r"(?:u?int(?:8|32|64)|char|int|half|float|double|bfloat16|fp?8_?e\dm\d)"
@@ -225,8 +229,8 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
         told = (run, line, size, datatype, redop, root, in_place, time_us, algbw, busbw, wrong)
         row: Row = dict(zip(ROW, told, strict=True))
         if len(names) > 4:
-            times = map(float, half[-4:])
-            row |= zip(names[-4:], (x if math.isfinite(x) else None for x in times), strict=True)
+            more = map(float, half[4:])
+            row |= zip(names[4:], (x if math.isfinite(x) else None for x in more), strict=True)
         rows.append(row)
     return rows
 

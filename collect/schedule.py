@@ -290,18 +290,21 @@ def calls_of(launch: Launch, file: SweepFile) -> Calls:
 
 
 def arguments(
-    program: str, launch: Launch, grid: Grid, file: SweepFile, *, gpus: int, folder: Path
+    program: Sequence[str], launch: Launch, grid: Grid, file: SweepFile, *, gpus: int, folder: Path
 ) -> tuple[str, ...]:
-    """The benchmark's argument vector: `gpus` of each process, JSON to `folder`."""
+    """The benchmark's argument vector: `gpus` of each process, JSON to `folder`.
+
+    Of our own program (`Setting.is_beside`) the text has all digits and every column.
+    """
     calls, walk = calls_of(launch, file), grid.walk
-    argv = [program, "-b", str(walk[0]), "-e", str(walk[-1])]
+    argv = [*program, "-b", str(walk[0]), "-e", str(walk[-1])]
     argv += ["-f", str(walk[1] // walk[0])] if len(walk) > 1 else []
     argv += ["-g", str(gpus)]
     argv += ["-n", str(calls.iterations), "-w", str(calls.warmup), "-c", str(calls.checks)]
     argv += ["-d", launch.setting.datatype]
     if len(grid.cycles) > 1:
         argv += ["-N", str(len(grid.cycles))]
-    if launch.mode is not LaunchMode.READ_BACK:
+    if launch.mode is not LaunchMode.READ_BACK and not launch.setting.is_beside:
         argv += ["-I", "1"] if file.runner.per_iteration else []
         argv += ["-J", str(folder / JSON_NAME)]
     return tuple(argv)

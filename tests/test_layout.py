@@ -51,7 +51,7 @@ OWNERS = {
         "serve/ddp",
         "serve/torchscript.py",
         "serve/watcher.py",
-        "collect/disturb.py",
+        "collect/beside.py",
     },
     "d3rlpy": {"train"},
     "mlflow": {"train/tracking.py", "train/experiments.py"},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect import checks
-from dynamiccl.collect.checks import ANY_SWEEP, check_for_sweep, smi
+from dynamiccl.collect.checks import ANY_SWEEP, ASK_TORCH, check_for_sweep, smi
 from dynamiccl.collect.nodes import NODE_ARGV
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.doctor import ASK_PLUGIN, ASK_VERSION, Check, CheckStatus, Machine
@@ -52,6 +52,25 @@ def test_an_answer_that_is_missing_is_never_a_crash() -> None:
         assert (check.status, "--inside" in check.advice) == (UNKNOWN, True)
         assert "libnccl" not in found(machine, outside)
         assert found(machine, outside, inside=True)["nccl-tests"].status is FAIL
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "status"),
+    [
+        ("2.13.0+cu130 NCCL 2 28 9", 0, OK),
+        ("2.13.0+cpu", 0, FAIL),
+        ("ModuleNotFoundError: No module named 'torch'", 1, FAIL),
+    ],
+)
+def test_products_beside_calls_need_a_torch_with_nccl(
+    said: str, code: int, status: CheckStatus
+) -> None:
+    needs = sweep(interference=[{"kind": "matmul", "level": 4096}])
+    machine = HEALTHY.answering(sys.executable, "-c", ASK_TORCH, output=said, status=code)
+    check = found(machine, needs)["torch"]
+    assert (check.status, check.found) == (status, said)
+    assert bool(check.advice) is (status is FAIL)
+    assert "torch" not in found(machine)
 
 
 # --- nccl-tests and NCCL ---

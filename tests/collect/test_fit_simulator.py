@@ -52,7 +52,7 @@ def test_disturbed_rows_and_excluded_runs_say_nothing(tmp_path: Path) -> None:
         default(run="odd", size_bytes=2 * MIB),
         default(run="wild", size_bytes=4 * MIB),
         forced("Ring", "LL", run="wild", size_bytes=8 * MIB),
-        default(size_bytes=16 * MIB, interference_kind="gemm", interference_level=1.0),
+        default(size_bytes=16 * MIB, interference_kind="matmul", interference_level=4096.0),
         default(size_bytes=32 * MIB, launch_profile="tuned"),
     ]
     found = cells(tmp_path, file, *rows)

@@ -55,8 +55,8 @@ def measured(made: Sweep) -> dict[str, dict[str, Any]]:
             "knows no launch profiles of 'h100-ib': remove 'shm'",
         ),
         (
-            {"interference": '[{ kind = "gemm", level = 0.5 }]'},
-            "no interference gemm; choose from none, congestion",
+            {"interference": '[{ kind = "cpu", level = 0.5 }]'},
+            "no interference cpu; choose from none, congestion",
         ),
         (
             {"nccl_version": '"2.29.2"'},

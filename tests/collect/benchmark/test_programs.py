@@ -10,7 +10,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.launch import BINARIES, NcclTestsRunner, find_program
+from dynamiccl.collect.grid import BINARIES
+from dynamiccl.collect.launch import NcclTestsRunner, find_program
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError

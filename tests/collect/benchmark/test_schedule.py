@@ -114,7 +114,7 @@ def test_command_line_of_a_sweep_and_of_a_read_back() -> None:
     def line(mode: LaunchMode, made: Sweep = IN_NET) -> str:
         launch = launch_of(NET_TRIALS, mode)
         grid = deal(launch, max_blocks=1000)
-        return " ".join(arguments("x_perf", launch, grid, made.file, gpus=8, folder=WORK))
+        return " ".join(arguments(["x_perf"], launch, grid, made.file, gpus=8, folder=WORK))
 
     walk = "x_perf -b 1048576 -e 4194304 -f 2 -g 8"
     assert line(LaunchMode.SWEEP) == f"{walk} -n 5 -w 2 -c 1 -d float -N 9 -J /w/rows.json"

@@ -1,0 +1,339 @@
+"""A collective beside matrix products, in one process for each rank: what both lose by it.
+
+    python -m dynamiccl.collect.beside all_reduce_perf --edge 4096 --meet DIR/meet -b 1M -e 64M -f 2
+
+A sweep starts it in place of nccl-tests where interference is `matmul`. It makes as many calls in
+the same order as nccl-tests 2.19.6 (`src/common.cu`: a warm-up of every doubling; then of each
+block two halves of one call that is waited for, `-n` timed and `-c` checked ones), so that plans
+are played and read back as ever. Options that a sweep does not give are refused.
+
+It is one process, since products of another one get slices of time and not SMs. Ranks meet in the
+file `--meet`; they are torch.distributed's, on NCCL (with `--cpu` on gloo, and the products on the
+CPU: to try it). Nothing but the calls goes over NCCL. The matrices are squares of `--edge` of
+normal numbers, since zeros draw less power, in bfloat16 (on a CPU float); products follow each
+other without a pause, in a thread and on a stream of their own. A half of a block is
+
+    products alone | one call | n calls beside products | checks | products alone
+
+The *stretch* lasts from the begin of the first product that meets one of the n calls to the end of
+the last, so that no product is counted in part. Behind the columns of nccl-tests a half has
+
+    compute_alone_tflops    of the products before and behind, compute_beside_ in the stretch
+    compute_loss_us         what a call costs: period x (1 - rate beside / rate alone)
+    compute_period_us       stretch / n
+    resident_share          share of the stretch in which calls ran: on CUDA one behind the other
+                            without a gap; not known on a CPU
+    sm_clock_mhz            in the stretch, by NVML
+    compute_aa_difference   by how much the products before and behind differ: drift and noise
+
+all of them means over ranks, nan where not known. Values are not checked: nccl-tests does that.
+PyTorch's all-reduce, broadcast and reduce are in place: of their halves, two measurements of that,
+a row has the mean.
+"""
+
+import argparse
+import math
+import os
+import platform
+import sys
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from dynamiccl import cli
+from dynamiccl.collect.grid import BINARIES, DATATYPE_BYTES, Setting, factor_ladder
+from dynamiccl.collect.output import BESIDE
+from dynamiccl.errors import MachineError
+from dynamiccl.nccl import Collective
+
+_COLLECTIVES: Final = {name: each for each, name in BINARIES.items() if each.tunable}
+#: A piece of products alone lasts so long, and has so many at least.
+_PIECE_S: Final = 0.02
+_LEAST: Final = 8
+#: Products that wait in the stream's queue.
+_QUEUED: Final = 8
+#: GPU cycles that the first call is held back for each call that the host has to launch: 15 us.
+_LAUNCH_CYCLES: Final = 30_000
+#: Number of this process, of how many, and its number on the node, by Open MPI and by Slurm.
+_LAUNCHED: Final = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+#: Much of it has no types.
+_CUDA: Final[Any] = torch.cuda
+
+
+class Rank(NamedTuple):
+    """A process of the launch: its number, of how many, and its number on its node."""
+
+    number: int
+    size: int
+    local: int
+
+
+def options_of(arguments: list[str]) -> argparse.Namespace:
+    """The command line, in nccl-tests' letters; ends the process at one that is not known."""
+    parser = argparse.ArgumentParser(prog="dynamiccl.collect.beside", allow_abbrev=False)
+    parser.add_argument("program", choices=_COLLECTIVES)
+    parser.add_argument("--edge", type=int, required=True)
+    parser.add_argument("--meet", required=True)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("-d", dest="datatype", choices=DATATYPE_BYTES, default="float")
+    for letter, name, usual in (
+        *(("b", "first", 32 << 20), ("e", "last", 32 << 20), ("f", "factor", 2), ("g", "gpus", 1)),
+        *(("n", "iterations", 20), ("w", "warmup", 1), ("c", "checks", 1), ("N", "cycles", 1)),
+    ):
+        parser.add_argument(f"-{letter}", dest=name, type=int, default=usual)
+    return parser.parse_args(arguments)
+
+
+def mark(device: torch.device) -> Any:
+    """A mark behind what the current stream has queued; on a CPU, now."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    # Blocking: who waits for it leaves the core to NCCL's threads.
+    event = _CUDA.Event(enable_timing=True, blocking=True)
+    event.record()
+    return event
+
+
+def wait_for(mark: Any) -> None:
+    """Wait until a mark is reached."""
+    if not isinstance(mark, float):
+        mark.synchronize()
+
+
+def between_us(first: Any, last: Any) -> float:
+    """Microseconds between two marks that are reached."""
+    if isinstance(first, float):
+        return 1e6 * float(last - first)
+    return 1e3 * float(first.elapsed_time(last))
+
+
+class Products:
+    """Products of two square matrices, one behind the other."""
+
+    def __init__(self, edge: int, device: torch.device) -> None:
+        is_cuda, self._device = device.type == "cuda", device
+        dtype = torch.bfloat16 if is_cuda else torch.float32
+        self._matrices = [torch.randn(edge, edge, device=device).to(dtype) for _ in range(3)]
+        self._stream = _CUDA.Stream(device) if is_cuda else None
+        #: TFLOP of one: a multiplication and a sum for each element and edge.
+        self._tflop = 2e-12 * edge**3
+
+    def rate(self, marks: list[Any]) -> float:
+        """TFLOP/s from the first mark to the last, one product between each two."""
+        return self._tflop * (len(marks) - 1) * 1e6 / between_us(marks[0], marks[-1])
+
+    def alone(self) -> float:
+        """TFLOP/s of a piece beside nothing."""
+        marks, until_s = list[Any](), time.perf_counter() + _PIECE_S
+        self._multiply(marks, lambda: len(marks) > _LEAST and time.perf_counter() > until_s)
+        return self.rate(marks[1:])  # of the first one the launch is a part
+
+    def during(self, work: Callable[[], object]) -> list[Any]:
+        """Marks before the first product and behind each, beside which `work` runs.
+
+        One has ended before `work` begins, and one more begins when it has ended.
+        """
+        marks, over = list[Any](), threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            multiplying = pool.submit(self._multiply, marks, over.is_set)
+            try:
+                while len(marks) < 2 and not multiplying.done():
+                    time.sleep(1e-4)
+                if len(marks) > 1:
+                    wait_for(marks[1])
+                    work()
+            finally:
+                over.set()
+        multiplying.result()
+        return marks
+
+    def _multiply(self, marks: list[Any], is_over: Callable[[], bool]) -> None:
+        torch.set_num_threads(1)  # of this thread
+        a, b, product = self._matrices
+        with torch.cuda.stream(self._stream):
+            marks.append(mark(self._device))
+            is_last = False
+            while not is_last:
+                is_last = is_over()
+                torch.mm(a, b, out=product)
+                marks.append(mark(self._device))
+                wait_for(marks[-_QUEUED:][0])
+        wait_for(marks[-1])
+
+
+class Benchmark:
+    """One rank of a launch, from its communicators to its last row."""
+
+    def __init__(self, options: argparse.Namespace, rank: Rank) -> None:
+        """Meet the other ranks and take a device."""
+        self._options, self._rank = options, rank
+        self._collective, self._device = _COLLECTIVES[options.program], torch.device("cpu")
+        self._stream = None
+        if not options.cpu:
+            if not torch.cuda.is_available():
+                raise MachineError(
+                    f"no CUDA device on {platform.node()} for torch {torch.__version__}: take one "
+                    "built for CUDA; --cpu tries the program itself, without NCCL"
+                )
+            self._device = torch.device("cuda", rank.local % torch.cuda.device_count())
+            torch.cuda.set_device(self._device)
+            self._stream = _CUDA.Stream(self._device)
+        meet = f"file://{options.meet}"
+        # What ranks tell each other goes by this group, the calls by their own.
+        dist.init_process_group("gloo", meet, rank=rank.number, world_size=rank.size)
+        self._group = dist.new_group(backend="gloo" if options.cpu else "nccl")
+        self._products = Products(options.edge, self._device)
+        self._alone = math.nan
+
+    def run(self) -> None:
+        """Print the head and a row for each block."""
+        options = self._options
+        self._head()
+        with torch.cuda.stream(self._stream):
+            # The warm-up doubles the size, whatever the factor of the walk is.
+            for size in factor_ladder(options.first, options.last, 2):
+                call, *_ = self._calls(self._buffer(size))
+                for _ in range(options.warmup):
+                    call()
+            self._alone = self._products.alone()
+            for _ in range(options.cycles):
+                for size in factor_ladder(options.first, options.last, options.factor):
+                    self._block(self._buffer(size))
+        dist.destroy_process_group()
+
+    def _buffer(self, size: int) -> torch.Tensor:
+        """The larger buffer of a call; nccl-tests rounds a share of a rank down to 16 bytes.
+
+        It holds zeros, since sums that repeat in place would not stay finite.
+        """
+        name, ranks = self._options.datatype, self._rank.size
+        setting = Setting(self._collective, 1, ranks, 1, ranks, name)
+        count = setting.benchmark_bytes(size) // DATATYPE_BYTES[name]
+        return torch.zeros(count, dtype=getattr(torch, name), device=self._device)
+
+    def _calls(self, whole: torch.Tensor) -> list[Callable[[], object]]:
+        """A call out of place and one in place; of what PyTorch has in place only, that one."""
+        share, group = whole.numel() // self._rank.size, self._group
+        own = whole[self._rank.number * share :][:share]
+        parts = (torch.zeros_like(own), own)
+        match self._collective:
+            case Collective.AllGather:
+                return [
+                    partial(dist.all_gather_into_tensor, whole, part, group=group) for part in parts
+                ]
+            case Collective.ReduceScatter:
+                return [
+                    partial(dist.reduce_scatter_single, part, whole, group=group) for part in parts
+                ]
+            case Collective.Broadcast:
+                return [partial(dist.broadcast, whole, 0, group=group)]
+            case Collective.Reduce:
+                return [partial(dist.reduce, whole, 0, group=group)]
+        return [partial(dist.all_reduce, whole, group=group)]
+
+    def _block(self, whole: torch.Tensor) -> None:
+        """All calls of a block, which a schedule gives one config, and its row."""
+        calls, halves = self._calls(whole), list[torch.Tensor]()
+        for call in calls * (3 - len(calls)):
+            call()
+            halves.append(torch.tensor(self._half(call), dtype=torch.float64) / self._rank.size)
+            dist.all_reduce(halves[-1])
+            for _ in range(self._options.checks):  # of values nccl-tests sees to
+                call()
+        if len(calls) == 1:
+            halves = [halves[0] * math.nan, (halves[0] + halves[1]) / 2]
+        if self._rank.number == 0:
+            self._row(whole, halves)
+
+    def _half(self, call: Callable[[], object]) -> tuple[float, ...]:
+        """This rank's time and figures of the timed calls, in the order of `BESIDE`."""
+        count, before, ends, mhz = self._options.iterations, self._alone, list[Any](), math.nan
+        if self._stream is not None:
+            self._stream.synchronize()
+        dist.barrier()
+
+        def work() -> None:
+            nonlocal mhz
+            if self._stream is not None:
+                _CUDA._sleep(_LAUNCH_CYCLES * count)
+            ends.append(mark(self._device))
+            for _ in range(count):
+                call()
+            ends.append(mark(self._device))
+            with suppress(Exception):  # NVML: no package, no driver, no right: each its own
+                mhz = float(torch.cuda.clock_rate(self._device))
+            wait_for(ends[1])
+
+        marks = self._products.during(work)
+        self._alone = self._products.alone()
+        begin, end = (between_us(marks[0], each) for each in ends)
+        at = [between_us(marks[0], each) for each in marks]
+        # Of whole products: from the mark before the calls to the one behind them.
+        first, last = bisect_right(at, begin) - 1, bisect_left(at, end)
+        beside, alone = self._products.rate(marks[first : last + 1]), (before + self._alone) / 2
+        period_us, time_us = (at[last] - at[first]) / count, (end - begin) / count
+        share = math.nan if self._stream is None else time_us / period_us
+        loss_us, differ = period_us * (1 - beside / alone), abs(before - self._alone) / alone
+        return time_us, alone, beside, loss_us, period_us, share, mhz, differ
+
+    def _head(self) -> None:
+        """Print the ranks and the columns, as nccl-tests does."""
+        gpu = "" if self._stream is None else torch.cuda.get_device_name(self._device)
+        own = platform.node().partition(".")[0], os.getpid(), self._device.index or 0, gpu
+        ranks: list[Any] = [None] * self._rank.size
+        dist.all_gather_object(ranks, own)
+        if self._rank.number == 0:
+            _print(f"# Using devices, beside products of edge {self._options.edge}")
+            if gpu:
+                _print(f"# NCCL version {'.'.join(map(str, _CUDA.nccl.version()))}")
+            for number, (host, pid, device, name) in enumerate(ranks):
+                _print(f"#  Rank {number} Group 0 Pid {pid} on {host} device {device} [-] {name}")
+            half = f"time algbw busbw #wrong {BESIDE}"
+            _print(f"# out-of-place, in-place\n# size count type {half} {half}")
+
+    def _row(self, whole: torch.Tensor, halves: list[torch.Tensor]) -> None:
+        """Print a row, with N/A for a half that was not measured."""
+        size_bytes = whole.numel() * whole.element_size()
+        words: list[Any] = [size_bytes, whole.numel(), self._options.datatype]
+        for time_us, *facts in (half.tolist() for half in halves):
+            algbw = size_bytes / time_us / 1e3
+            busbw = algbw * self._collective.bus_factor(self._rank.size)
+            told = [time_us, algbw, busbw, "N/A", *facts]
+            words += ["N/A"] * len(told) if math.isnan(time_us) else told
+        _print(" ".join(f"{word:.7g}" if isinstance(word, float) else str(word) for word in words))
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - what it is for
+
+
+def _one_of_node(local: int, options: argparse.Namespace) -> None:
+    Benchmark(options, Rank(local, options.gpus, local)).run()
+
+
+def main() -> None:
+    """Measure, as the rank that the launcher says; for several GPUs in a process for each."""
+    options = options_of(sys.argv[1:])
+    if options.gpus > 1:
+        # Forked, before any of them has touched CUDA: one import of torch for all.
+        processes: Any = torch.multiprocessing
+        processes.start_processes(_one_of_node, (options,), options.gpus, start_method="fork")
+        return
+    told = ([os.environ[name] for name in names if name in os.environ] for names in _LAUNCHED)
+    rank = next((Rank(*map(int, each)) for each in told if len(each) == 3), Rank(0, 1, 0))
+    Benchmark(options, rank).run()
+
+
+if __name__ == "__main__":
+    cli.run(main)

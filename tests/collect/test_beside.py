@@ -1,0 +1,248 @@
+"""Our program for both sides of an overlap: real, on gloo, with products on the CPU.
+
+Its figures say nothing of GPUs: that they fit each other is what is tested. Through the runner the
+stand-in's NCCL is asked whenever gloo is called (tests/fakes/nccl_tests/beside.py).
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from dynamiccl.collect.launch import NcclTestsRunner, read_rows
+from dynamiccl.collect.nccl_tests import ImportOptions, read_file
+from dynamiccl.collect.output import FileReport
+from dynamiccl.collect.schedule import LaunchMode, arguments, deal
+from dynamiccl.collect.sweep import Sweep
+from dynamiccl.errors import DynamicclError, OutputError
+from tests.collect.benchmark.stand_in import ROOT, rows, run, site, wanted
+from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
+from tests.collect.live_processes import await_true
+
+torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
+
+PROGRAM: Final = (sys.executable, "-m", "dynamiccl.collect.beside")
+LIMIT_S: Final = 240
+
+
+def beside(folder: Path, name: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run the program with two ranks on two sizes."""
+    options = [
+        "--cpu",
+        "--edge",
+        "96",
+        "--meet",
+        str(folder / "meet"),
+        "-b",
+        "16384",
+        "-e",
+        "65536",
+    ]
+    options += ["-f", "4", "-g", "2", "-n", "3", "-w", "1", "-c", "1", *more]
+    return subprocess.run(
+        [*PROGRAM, name, *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "places"), [("reduce_scatter_perf", [False, True]), ("all_reduce_perf", [True])]
+)
+def test_both_sides_of_each_half_are_measured(
+    name: str, places: list[bool], tmp_path: Path
+) -> None:
+    done = beside(tmp_path, name, "-N", "2", "-d", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    sizes = (16384, 65536)
+    blocks, told = read_rows(done.stdout.splitlines(), tmp_path / "none", sizes=sizes)
+    assert told == {}  # no GPU, no NCCL
+    assert [[row["in_place"] for row in block] for block in blocks] == [places] * 4
+    found = [row for block in blocks for row in block]
+    assert [row["size_bytes"] for row in found[:: len(places)]] == [*sizes, *sizes]
+    for row in found:
+        busbw = row["size_bytes"] / row["time_us"] / 1e3 * (0.5 if len(places) > 1 else 1.0)
+        assert row["busbw_gbytes_per_s"] == pytest.approx(busbw, rel=1e-4)
+        assert (row["source"], row["status"]) == ("beside", "ok")
+        assert row["compute_alone_tflops"] > 0
+        assert row["compute_beside_tflops"] > 0
+        # The stretch is one of whole products, and longer than the calls.
+        assert row["compute_period_us"] >= row["time_us"]
+        assert row["compute_loss_us"] < row["compute_period_us"]
+        assert row["compute_aa_difference"] >= 0
+        # Not known on a CPU.
+        assert row.keys().isdisjoint({"resident_share", "sm_clock_mhz", "wrong_values"})
+
+
+def test_options_that_no_sweep_gives_are_refused_by_name(tmp_path: Path) -> None:
+    done = beside(tmp_path, "all_reduce_perf", "-z", "1")
+    assert done.returncode == 2
+    assert "unrecognized arguments: -z 1" in done.stderr
+    assert "invalid choice: 'alltoall_perf'" in beside(tmp_path, "alltoall_perf").stderr
+
+
+def test_machine_without_a_gpu_is_no_place_for_it(tmp_path: Path) -> None:
+    command = [*PROGRAM, "reduce_perf", "--edge", "96", "--meet", str(tmp_path / "meet")]
+    nothing = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=nothing, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "error: no CUDA device on" in done.stderr
+
+
+def test_output_is_not_imported_as_calls_that_ran_alone(tmp_path: Path) -> None:
+    log = tmp_path / "beside.log"
+    log.write_text(beside(tmp_path, "broadcast_perf").stdout)
+    report = FileReport(str(log), "nccl-tests-text")
+    with pytest.raises(OutputError, match=r"ran beside matrix products .*dynamiccl-collect run"):
+        list(read_file(log, {"run": "x"}, ImportOptions(), report))
+
+
+def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
+    from dynamiccl.collect.beside import Products
+
+    products = Products(64, torch.device("cpu"))
+    moments: list[float] = []
+
+    def work() -> None:
+        moments.append(time.perf_counter())
+        time.sleep(0.01)
+        moments.append(time.perf_counter())
+
+    marks = products.during(work)
+    assert marks == sorted(marks)
+    assert marks[1] <= moments[0]
+    assert marks[-2] >= moments[1] or marks[-1] >= moments[1]
+    per_product = (marks[-1] - marks[0]) / (len(marks) - 1)
+    assert products.rate(marks) == pytest.approx(2e-12 * 64**3 / per_product)
+    assert products.alone() > 0
+
+
+def test_failures_of_either_side_are_told() -> None:
+    from dynamiccl.collect.beside import Products
+
+    products = Products(64, torch.device("cpu"))
+    with pytest.raises(ZeroDivisionError):
+        products.during(lambda: 1 / 0)
+    products._matrices[2] = torch.zeros(3, 3, dtype=torch.int64)
+    with pytest.raises(RuntimeError):
+        products.during(lambda: None)
+
+
+# --- In a sweep ---
+
+
+def beside_products(**keys: str) -> Sweep:
+    """Two ranks, two sizes, NCCL's own choice and two configs, beside products of edge 96."""
+    fake = ROOT / "tests" / "fakes" / "nccl_tests" / "beside.py"
+    return sweep(
+        **{
+            "groups": "[{ num_nodes = 1, ranks_per_node = 2 }]",
+            "sizes": '{ list = ["64K", "256K"] }',
+            "algorithms": '["Ring"]',
+            "num_channels": "[2]",
+            "cycles": "1",
+            "iterations": "3",
+            "small_iterations": "3",
+            "interference": '[{ kind = "matmul", level = 96 }]',
+            "launcher": f'{{ prefix = ["{sys.executable}", "{fake}"] }}',
+            **keys,
+        }
+    )
+
+
+@contextmanager
+def running(made: Sweep, folder: Path, plugin: Path) -> Iterator[Any]:
+    """The sweep in a process of its own."""
+    process = multiprocessing.get_context("fork").Process(target=run, args=(made, folder, plugin))
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_sweep_that_was_killed_goes_on_and_has_both_sides_of_each_config(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    made = beside_products()
+    journal = tmp_path / "out" / ".journal"
+    with running(made, tmp_path, sweep_path) as process:
+        await_true(lambda: any(p.stat().st_size for p in journal.rglob("segment-*")))
+        os.kill(process.pid, signal.SIGKILL)
+    summary = run(made, tmp_path, sweep_path, resume=True)
+    assert summary["ended"] == "done"
+    found = rows(tmp_path)
+    # Of each size two configs, and NCCL's own twice in the plugin's process and twice without it.
+    assert set(found["status"]) == {"ok"}
+    assert set(found["source"]) == {"beside"}
+    assert (found["interference_kind"] == "matmul").all()
+    assert set(found["interference_level"]) == {96.0}
+    forced = wanted(found)
+    assert forced.height == 2 * 2
+    assert forced["verified"].all()
+    assert (forced["requested_protocol"] == forced["actual_protocol"]).all()
+    assert set(forced["actual_num_channels"]) == {2}
+    assert set(found.filter("is_default")["default_scope"]) == {"untouched", "profile"}
+    for name in ("compute_alone_tflops", "compute_beside_tflops", "compute_loss_us"):
+        assert found[name].null_count() == 0
+    assert found["resident_share"].null_count() == found.height
+
+
+def test_command_line_has_no_json_since_the_text_says_it_all() -> None:
+    made = beside_products(runner="{ per_iteration = true }")
+    launch = launch_of(feasible(made), LaunchMode.SWEEP)
+    grid = deal(launch, max_blocks=1000)
+    line = " ".join(arguments(("x", "--edge", "96"), launch, grid, made.file, gpus=2, folder=ROOT))
+    assert line.startswith("x --edge 96 -b 65536 -e 262144 -f 4 -g 2")
+    assert "-J" not in line
+    assert "-I" not in line
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"collectives": '["AlltoAll"]'}, r"give AlltoAll:1x2\+matmul96 a sweep"),
+        ({"datatypes": '["f8e4m3"]'}, "nor f8; give AllReduce:1x2:f8e4m3"),
+        (
+            {"groups": '[{ num_nodes = 2, ranks_per_node = 2, split = "MOD 2" }]'},
+            "one communicator",
+        ),
+    ],
+)
+def test_what_pytorch_does_not_run_is_refused_before_anything_runs(
+    keys: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    made = beside_products(**keys, algorithms="[]", launcher='{ kind = "mpirun" }')
+    runner = NcclTestsRunner(made.file, site(made, tmp_path, None))
+    with pytest.raises(DynamicclError, match=said):
+        runner.check(feasible(made))
+
+
+def test_torch_that_is_not_there_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = beside_products(algorithms="[]")
+    runner = NcclTestsRunner(made.file, site(made, tmp_path, None))
+    runner.check(feasible(made))
+    monkeypatch.setattr("dynamiccl.collect.launch.find_spec", lambda _: None)
+    with pytest.raises(DynamicclError, match=r"pip install '\.\[train\]'"):
+        runner.check(feasible(made))
+
+
+@pytest.mark.parametrize("level", ["0.5", "8", "4096.5", "1e6"])
+def test_level_is_the_edge_of_the_matrices(level: str) -> None:
+    with pytest.raises(DynamicclError, match="the level of 'matmul' is the matrices' edge"):
+        beside_products(interference=f'[{{ kind = "matmul", level = {level} }}]')
