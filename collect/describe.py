@@ -23,6 +23,9 @@ from dynamiccl.sizes import size_label
 FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
 #: Families drawn at most in one picture; more would not be legible.
 MOST_FAMILIES: Final = 24
+#: Tasks in one picture of both sides, and names on the front of each: more would not be legible.
+MOST_PANELS: Final = 6
+MOST_NAMES: Final = 6
 _DEFAULT: Final = "default, or within noise"
 
 
@@ -213,17 +216,71 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
 
     Raises ModuleNotFoundError without matplotlib, NotEnoughData when no task has a time.
     """
-    found = crossovers(frame)
-    if found.is_empty():
+    found, beside = crossovers(frame), both_sides(frame)
+    if found.is_empty() and beside.is_empty():
         raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
-    paths = []
+    figures = {}
     for (system,), part in found.group_by("system", maintain_order=True):
-        paths.append(folder / f"{slug(str(system))}.png")
         title = f"{system}: best measured config by message size"
-        figure = draw_system(title, part)
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(paths[-1], dpi=120)
-    return paths
+        figures[folder / f"{slug(str(system))}.png"] = draw_system(title, part)
+    for (system,), part in beside.group_by("system", maintain_order=True):
+        figures[folder / f"{slug(str(system))}-beside.png"] = draw_both_sides(str(system), part)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, figure in figures.items():
+        figure.savefig(path, dpi=120)
+    return [*figures]
+
+
+def both_sides(frame: pl.DataFrame) -> pl.DataFrame:
+    """What configs took beside compute and took from it, sorted by task and time.
+
+    Columns: TASK_COLUMNS, CONFIG_COLUMNS, medians `time_us` and `compute_loss_us`, the read-back
+    channels, and `on_front`: whatever is faster costs more compute.
+    """
+    rows = cells.comparable(cells.independent(tuned(frame).drop_nulls("compute_loss_us")))
+    medians = pl.col("time_us", "compute_loss_us").median()
+    configs = rows.group_by(*TASK_COLUMNS, *CONFIG_COLUMNS, maintain_order=True)
+    found = configs.agg(medians, pl.col("actual_num_channels").first())
+    found = found.sort(*TASK_COLUMNS, "time_us", "compute_loss_us")
+    least = pl.col("compute_loss_us").cum_min().shift(1).over(TASK_COLUMNS)
+    is_less = (pl.col("compute_loss_us") < least).fill_null(value=True)
+    return found.with_columns(on_front=is_less)
+
+
+def draw_both_sides(system: str, part: pl.DataFrame) -> Any:
+    """A matplotlib Figure of one system's `both_sides`: a panel a task, those of most configs."""
+    from matplotlib.figure import Figure
+
+    tasks = part.partition_by(TASK_COLUMNS, maintain_order=True)
+    tasks = sorted(tasks, key=lambda task: -task.height)[:MOST_PANELS]
+    columns = min(3, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure = Figure(figsize=(4.6 * columns, 0.7 + 3.8 * rows), layout="constrained")
+    title = f"{system}: what calls take, and what they take from products beside them; star: NCCL"
+    figure.suptitle(f"{title}, line: no config is better in both", fontsize=10)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for task, axes in zip(tasks, panels, strict=False):
+        front, own = task.filter("on_front"), task.filter("is_default")
+        axes.scatter("time_us", "compute_loss_us", data=task.to_dict(), s=14, color="#9aa5b1")
+        axes.plot(front["time_us"], front["compute_loss_us"], "o-", color="#1b6ca8", ms=5, lw=1)
+        axes.plot(own["time_us"], own["compute_loss_us"], "*", color="#c1440e", ms=13)
+        named = front.filter(~pl.col("is_default"))
+        named = pl.concat([named[:: -(-named.height // MOST_NAMES) or 1], own])
+        for row in named.to_dicts():
+            channels = row["actual_num_channels"]
+            text = f"NCCL's own, {channels or '?'}ch" if row["is_default"] else config_of(row).key
+            place = (row["time_us"], row["compute_loss_us"])
+            axes.annotate(text, place, (4, 5), textcoords="offset points", fontsize=7)
+        shape, size = _family_names([task])[0], size_label(task["size_bytes"][0])
+        axes.set_title(f"{shape}, {size}, edge {task['interference_level'][0]:g}", fontsize=9)
+        axes.set_xscale("log")
+        axes.tick_params(which="both", labelsize=7)
+        axes.set_xlabel("time of the call beside compute, us", fontsize=8)
+        axes.set_ylabel("compute lost a call, us", fontsize=8)
+        axes.margins(x=0.15, y=0.12)
+    for axes in panels:
+        axes.remove()
+    return figure
 
 
 def draw_system(title: str, part: pl.DataFrame, inches_per_size: float = 0.36) -> Any:

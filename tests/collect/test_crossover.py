@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from dynamiccl import cli
-from dynamiccl.collect.describe import crossovers, plot_systems
+from dynamiccl.collect.describe import both_sides, crossovers, draw_both_sides, plot_systems
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.sizes import size_label
 from tests.rows import MIB, default, forced, frame
@@ -127,6 +127,49 @@ def test_no_data_is_said(tmp_path: Path) -> None:
     with pytest.raises(NotEnoughData, match="no quiet task of a tuned collective has a time"):
         plot_systems(frame(default(None)), tmp_path / "plots")
     assert not (tmp_path / "plots").exists()
+
+
+def beside(make: Any, *words: Any, loss_us: float, edge: float = 4096.0, **more: Any) -> Any:
+    """A row that knows both sides; `words` are those of `make`, with the time last."""
+    columns = {"interference_kind": "matmul", "interference_level": edge}
+    return make(*words, compute_loss_us=loss_us, **columns, **more)
+
+
+def test_front_of_both_sides_is_what_nothing_beats_in_both() -> None:
+    rows = [
+        beside(default, 100.0, loss_us=40.0, actual_num_channels=24),
+        beside(forced, "Ring", "LL", 90.0, loss_us=30.0, channels=8),
+        beside(forced, "Ring", "LL", 110.0, loss_us=30.0, channels=6),
+        beside(forced, "Ring", "LL", 120.0, loss_us=8.0, channels=2),
+        beside(forced, "Ring", "LL", 140.0, loss_us=16.0, channels=2, repeat=1),
+        # Another edge is another task, and calls alone have no such side.
+        beside(forced, "Ring", "LL", 80.0, loss_us=1.0, edge=2048.0),
+        default(20.0),
+    ]
+    found = both_sides(frame(*rows)).filter(interference_level=4096.0)
+    columns = ("requested_num_channels", "time_us", "compute_loss_us", "on_front")
+    assert found.select(columns).rows() == [
+        (8, 90.0, 30.0, True),
+        (None, 100.0, 40.0, False),
+        (6, 110.0, 30.0, False),
+        (2, 130.0, 12.0, True),
+    ]
+
+
+def test_picture_of_both_sides_names_the_front_and_nccls_own(tmp_path: Path) -> None:
+    rows = [
+        beside(forced, "Ring", "LL", 100.0 + n, loss_us=50.0 - n, channels=n, edge=edge)
+        for n in range(1, 21)
+        for edge in (2048.0, 4096.0)
+    ]
+    rows += [beside(default, 100.0, loss_us=55.0, actual_num_channels=24)]
+    paths = plot_systems(frame(*rows), tmp_path)
+    assert [path.name for path in paths] == ["box-beside.png"]
+    first, second = draw_both_sides("box", both_sides(frame(*rows))).axes
+    assert first.get_title() == "AllReduce 1x8, 1M, edge 4096"
+    names = [text.get_text() for text in first.texts]
+    assert names == [*(f"Ring/LL/{n}ch" for n in range(1, 21, 4)), "NCCL's own, 24ch"]
+    assert [text.get_text() for text in second.texts] == names[:-1]
 
 
 def test_without_matplotlib_the_fix_is_named(
