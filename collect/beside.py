@@ -1,6 +1,6 @@
 """A collective beside matrix products, in one process for each rank: what both lose by it.
 
-    python -m dynamiccl.collect.beside all_reduce_perf --edge 4096 --meet DIR/meet -b 1M -e 64M -f 2
+    python -m dynamiccl.collect.beside all_reduce_perf --edge 4096 --meet DIR/meet -b 4096 -e 65536
 
 A sweep starts it in place of nccl-tests where interference is `matmul`. It makes as many calls in
 the same order as nccl-tests 2.19.6 (`src/common.cu`: a warm-up of every doubling; then of each
@@ -15,20 +15,11 @@ other without a pause, in a thread and on a stream of their own. A half of a blo
 
     products alone | one call | n calls beside products | checks | products alone
 
-The *stretch* lasts from the begin of the first product that meets one of the n calls to the end of
-the last, so that no product is counted in part. Behind the columns of nccl-tests a half has
-
-    compute_alone_tflops    of the products before and behind, compute_beside_ in the stretch
-    compute_loss_us         what a call costs: period x (1 - rate beside / rate alone)
-    compute_period_us       stretch / n
-    resident_share          share of the stretch in which calls ran: on CUDA one behind the other
-                            without a gap; not known on a CPU
-    sm_clock_mhz            in the stretch, by NVML
-    compute_aa_difference   by how much the products before and behind differ: drift and noise
-
-all of them means over ranks, nan where not known. Values are not checked: nccl-tests does that.
-PyTorch's all-reduce, broadcast and reduce are in place: of their halves, two measurements of that,
-a row has the mean.
+and its figures are means over ranks (datasets/schema.py, BESIDE_COLUMNS; nan: not known). They are
+of the *stretch* from the begin of the first product that meets one of the n calls to the end of the
+last, so that no product is counted in part. On CUDA the n calls run one behind the other without a
+gap. Values are not checked: nccl-tests does that. PyTorch's all-reduce, broadcast and reduce are in
+place: of their halves, two measurements of that, a row has the mean.
 """
 
 import argparse
@@ -224,23 +215,22 @@ class Benchmark:
 
     def _calls(self, whole: torch.Tensor) -> list[Callable[[], object]]:
         """A call out of place and one in place; of what PyTorch has in place only, that one."""
-        share, group = whole.numel() // self._rank.size, self._group
+        share = whole.numel() // self._rank.size
         own = whole[self._rank.number * share :][:share]
         parts = (torch.zeros_like(own), own)
-        match self._collective:
-            case Collective.AllGather:
-                return [
-                    partial(dist.all_gather_into_tensor, whole, part, group=group) for part in parts
-                ]
-            case Collective.ReduceScatter:
-                return [
-                    partial(dist.reduce_scatter_single, part, whole, group=group) for part in parts
-                ]
-            case Collective.Broadcast:
-                return [partial(dist.broadcast, whole, 0, group=group)]
-            case Collective.Reduce:
-                return [partial(dist.reduce, whole, 0, group=group)]
-        return [partial(dist.all_reduce, whole, group=group)]
+        group = {"group": self._group}
+        calls: dict[Collective, list[Callable[[], object]]] = {
+            Collective.AllGather: [
+                partial(dist.all_gather_into_tensor, whole, part, **group) for part in parts
+            ],
+            Collective.ReduceScatter: [
+                partial(dist.reduce_scatter_single, part, whole, **group) for part in parts
+            ],
+            Collective.Broadcast: [partial(dist.broadcast, whole, 0, **group)],
+            Collective.Reduce: [partial(dist.reduce, whole, 0, **group)],
+            Collective.AllReduce: [partial(dist.all_reduce, whole, **group)],
+        }
+        return calls[self._collective]
 
     def _block(self, whole: torch.Tensor) -> None:
         """All calls of a block, which a schedule gives one config, and its row."""
@@ -253,8 +243,7 @@ class Benchmark:
                 call()
         if len(calls) == 1:
             halves = [halves[0] * math.nan, (halves[0] + halves[1]) / 2]
-        if self._rank.number == 0:
-            self._row(whole, halves)
+        self._row(whole, halves)
 
     def _half(self, call: Callable[[], object]) -> tuple[float, ...]:
         """This rank's time and figures of the timed calls, in the order of `BESIDE`."""
@@ -293,14 +282,13 @@ class Benchmark:
         own = platform.node().partition(".")[0], os.getpid(), self._device.index or 0, gpu
         ranks: list[Any] = [None] * self._rank.size
         dist.all_gather_object(ranks, own)
-        if self._rank.number == 0:
-            _print(f"# Using devices, beside products of edge {self._options.edge}")
-            if gpu:
-                _print(f"# NCCL version {'.'.join(map(str, _CUDA.nccl.version()))}")
-            for number, (host, pid, device, name) in enumerate(ranks):
-                _print(f"#  Rank {number} Group 0 Pid {pid} on {host} device {device} [-] {name}")
-            half = f"time algbw busbw #wrong {BESIDE}"
-            _print(f"# out-of-place, in-place\n# size count type {half} {half}")
+        lines = [f"# Using devices, beside products of edge {self._options.edge}"]
+        lines += [f"# NCCL version {'.'.join(map(str, _CUDA.nccl.version()))}"] if gpu else []
+        for number, (host, pid, device, name) in enumerate(ranks):
+            lines.append(f"#  Rank {number} Group 0 Pid {pid} on {host} device {device} [-] {name}")
+        half = f"time algbw busbw #wrong {BESIDE}"
+        lines += ["# out-of-place, in-place", f"# size count type {half} {half}"]
+        self._print("\n".join(lines))
 
     def _row(self, whole: torch.Tensor, halves: list[torch.Tensor]) -> None:
         """Print a row, with N/A for a half that was not measured."""
@@ -311,11 +299,12 @@ class Benchmark:
             busbw = algbw * self._collective.bus_factor(self._rank.size)
             told = [time_us, algbw, busbw, "N/A", *facts]
             words += ["N/A"] * len(told) if math.isnan(time_us) else told
-        _print(" ".join(f"{word:.7g}" if isinstance(word, float) else str(word) for word in words))
+        texts = (f"{word:.7g}" if isinstance(word, float) else str(word) for word in words)
+        self._print(" ".join(texts))
 
-
-def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - what it is for
+    def _print(self, text: str) -> None:
+        if self._rank.number == 0:
+            print(text, flush=True)  # noqa: T201 - what it is for
 
 
 def _one_of_node(local: int, options: argparse.Namespace) -> None:
