@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -107,6 +107,15 @@ def between_us(first: Any, last: Any) -> float:
     if isinstance(first, float):
         return 1e6 * float(last - first)
     return 1e3 * float(first.elapsed_time(last))
+
+
+def stretch(at_us: Sequence[float], begin_us: float, end_us: float) -> tuple[int, int]:
+    """First and last of the marks at `at_us` between which whole products meet the calls.
+
+    >>> stretch([0, 100, 200, 350, 500, 600], begin_us=210, end_us=490)
+    (2, 4)
+    """
+    return bisect_right(at_us, begin_us) - 1, bisect_left(at_us, end_us)
 
 
 class Products:
@@ -266,12 +275,10 @@ class Benchmark:
 
         marks = self._products.during(work)
         self._alone = self._products.alone()
-        begin, end = (between_us(marks[0], each) for each in ends)
-        at = [between_us(marks[0], each) for each in marks]
-        # Of whole products: from the mark before the calls to the one behind them.
-        first, last = bisect_right(at, begin) - 1, bisect_left(at, end)
+        at_us, ends_us = ([between_us(marks[0], each) for each in some] for some in (marks, ends))
+        first, last = stretch(at_us, *ends_us)
         beside, alone = self._products.rate(marks[first : last + 1]), (before + self._alone) / 2
-        period_us, time_us = (at[last] - at[first]) / count, (end - begin) / count
+        period_us, time_us = (at_us[last] - at_us[first]) / count, (ends_us[1] - ends_us[0]) / count
         share = math.nan if self._stream is None else time_us / period_us
         loss_us, differ = period_us * (1 - beside / alone), abs(before - self._alone) / alone
         return time_us, alone, beside, loss_us, period_us, share, mhz, differ

@@ -6,11 +6,12 @@ stand-in's NCCL is asked whenever gloo is called (tests/fakes/nccl_tests/beside.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -30,11 +31,14 @@ from tests.collect.live_processes import await_true
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
 
 PROGRAM: Final = (sys.executable, "-m", "dynamiccl.collect.beside")
+MPIRUN: Final = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
 LIMIT_S: Final = 240
 
 
-def beside(folder: Path, name: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run the program with two ranks on two sizes."""
+def beside(
+    folder: Path, name: str, *more: str, launcher: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run the program with two ranks on two sizes, started by itself or by a launcher."""
     options = [
         "--cpu",
         "--edge",
@@ -46,9 +50,9 @@ def beside(folder: Path, name: str, *more: str) -> subprocess.CompletedProcess[s
         "-e",
         "65536",
     ]
-    options += ["-f", "4", "-g", "2", "-n", "3", "-w", "1", "-c", "1", *more]
+    options += ["-f", "4", "-g", "1" if launcher else "2", "-n", "3", "-w", "1", "-c", "1", *more]
     return subprocess.run(
-        [*PROGRAM, name, *options],
+        [*launcher, *PROGRAM, name, *options],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -59,12 +63,15 @@ def beside(folder: Path, name: str, *more: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(
-    ("name", "places"), [("reduce_scatter_perf", [False, True]), ("all_reduce_perf", [True])]
+    ("name", "places", "launcher"),
+    [("reduce_scatter_perf", [False, True], ()), ("all_reduce_perf", [True], MPIRUN)],
 )
 def test_both_sides_of_each_half_are_measured(
-    name: str, places: list[bool], tmp_path: Path
+    name: str, places: list[bool], launcher: Sequence[str], tmp_path: Path
 ) -> None:
-    done = beside(tmp_path, name, "-N", "2", "-d", "bfloat16")
+    if launcher and shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    done = beside(tmp_path, name, "-N", "2", "-d", "bfloat16", launcher=launcher)
     assert done.returncode == 0, done.stderr
     sizes = (16384, 65536)
     blocks, told = read_rows(done.stdout.splitlines(), tmp_path / "none", sizes=sizes)
