@@ -22,7 +22,8 @@ from dynamiccl.nccl import TUNER_ABI_SINCE, Collective
 OK, WARN, FAIL, UNKNOWN = CheckStatus
 #: Its release, and NCCL's where it finds a GPU.
 ASK_TORCH: Final = """import torch
-print(torch.__version__, *["NCCL", *torch.cuda.nccl.version()] * torch.cuda.is_available())"""
+nccl = ["NCCL", *torch.cuda.nccl.version()] if torch.cuda.is_available() else ["no GPU"]
+print(torch.__version__, *nccl)"""
 _GIB: Final = 1 << 30
 #: The sweep that is meant where none is named.
 ANY_SWEEP: Final = SweepFile(
@@ -53,8 +54,10 @@ def check_for_sweep(
         found = "it is the container's, and so is NCCL"
         yield Check("nccl-tests", UNKNOWN, found, "start this doctor in the container, --inside")
     else:
-        yield from _benchmark(machine, sweep, nccl_tests_dir, plays=plays)
-        if any(one.kind == MATMUL for one in sweep.interference):
+        kinds = {one.kind for one in sweep.interference}
+        if kinds != {MATMUL}:
+            yield from _benchmark(machine, sweep, nccl_tests_dir, plays=plays)
+        if MATMUL in kinds:
             ran = machine.run(sys.executable, "-c", ASK_TORCH)
             advice = "interference 'matmul' runs it: pip install '.[train]', built for CUDA"
             yield judge("torch", ran.last_line, (" NCCL " not in ran.last_line, FAIL, advice))

@@ -364,7 +364,9 @@ class NcclTestsRunner(Runner):
         return tuple(measured)
 
     def _base(self, launch: Launch, trial: Trial, **more: Any) -> dict[str, Any]:
-        return {**schedule.trial_row(self._file, launch, trial), **self.environment(), **more}
+        own = {"source": Source.BESIDE.value} if launch.setting.is_beside else {}
+        told = {**schedule.trial_row(self._file, launch, trial), **self.environment()}
+        return {**told, **own, **more}
 
     def _read_back(self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran") -> Launch:
         """What NCCL's log says of each block; of a read-back launch there are no rows."""
