@@ -206,6 +206,7 @@ class Benchmark:
                 call, *_ = self._calls(self._buffer(size))
                 for _ in range(options.warmup):
                     call()
+            self._settle()
             self._alone = self._products.alone()
             for _ in range(options.cycles):
                 for size in factor_ladder(options.first, options.last, options.factor):
@@ -241,6 +242,12 @@ class Benchmark:
         }
         return calls[self._collective]
 
+    def _settle(self) -> None:
+        """Wait for the calls that are queued, and for the other ranks."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        dist.barrier()
+
     def _block(self, whole: torch.Tensor) -> None:
         """All calls of a block, which a schedule gives one config, and its row."""
         calls, halves = self._calls(whole), list[torch.Tensor]()
@@ -257,9 +264,7 @@ class Benchmark:
     def _half(self, call: Callable[[], object]) -> tuple[float, ...]:
         """This rank's time and figures of the timed calls, in the order of `BESIDE`."""
         count, before, ends, mhz = self._options.iterations, self._alone, list[Any](), math.nan
-        if self._stream is not None:
-            self._stream.synchronize()
-        dist.barrier()
+        self._settle()
 
         def work() -> None:
             nonlocal mhz
