@@ -26,7 +26,6 @@ from dynamiccl.collect.sweep import Sweep
 from dynamiccl.errors import DynamicclError, OutputError
 from tests.collect.benchmark.stand_in import ROOT, rows, run, site, wanted
 from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
-from tests.collect.live_processes import await_true
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
 
@@ -187,7 +186,11 @@ def test_sweep_that_was_killed_goes_on_and_has_both_sides_of_each_config(
     made = beside_products()
     journal = tmp_path / "out" / ".journal"
     with running(made, tmp_path, sweep_path) as process:
-        await_true(lambda: any(p.stat().st_size for p in journal.rglob("segment-*")))
+        deadline = time.monotonic() + LIMIT_S
+        while not any(p.stat().st_size for p in journal.rglob("segment-*")):
+            assert process.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         os.kill(process.pid, signal.SIGKILL)
     summary = run(made, tmp_path, sweep_path, resume=True)
     assert summary["ended"] == "done"
