@@ -152,10 +152,9 @@ class ProfileSettings(Table):
 
 
 class InterferenceSettings(Table):
-    """What runs beside the collective.
+    """What runs beside the collective; `level` is 0..1, for `congestion` any factor from 0 up.
 
-    `level` is a share from 0 to 1, for `congestion` any factor from 0 up, for `matmul` the edge of
-    the matrices: how far products fill the SMs decides what channels take from them.
+    For `matmul` it is the edge of the matrices: how far they fill the SMs decides what calls cost.
     """
 
     kind: Annotated[str, one_of("interference", (QUIET, *grid.REAL, *grid.SIMULATED))] = QUIET

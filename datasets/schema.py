@@ -121,11 +121,7 @@ _WORKLOAD: Final = (
     flag("in_place", "send and receive buffer are one"),
     text("launch_profile", "named set of launch-time settings", nullable=False),
     text("interference_kind", "what ran beside the collective; 'none' = alone", nullable=False),
-    number(
-        "interference_level",
-        "",
-        "strength of it; 0 = none, 1 = the network half as fast; of matmul the matrices' edge",
-    ),
+    number("interference_level", "", "0 = none, 1 = the network half as fast; of matmul, the edge"),
 )
 
 _CONFIG: Final = (
@@ -189,21 +185,15 @@ _RESULT: Final = (
 BESIDE_COLUMNS: Final = (
     number("compute_alone_tflops", "TFLOP/s", "rate of the products before and behind the calls"),
     number("compute_beside_tflops", "TFLOP/s", "rate of the products beside the calls"),
-    number(
-        "compute_loss_us",
-        "us",
-        "compute that a call costs: compute_period_us x (1 - rate beside / rate alone)",
-    ),
+    number("compute_loss_us", "us", "what a call costs compute: period x (1 - beside / alone)"),
     number("compute_period_us", "us", "time of whole products beside the calls, for each call"),
     number("resident_share", "", "share of compute_period_us in which a call's kernel ran"),
     number("sm_clock_mhz", "MHz", "clock of the SMs beside the calls"),
     number("compute_aa_difference", "", "by how much the rates before and behind differ"),
 )
 
-MEASUREMENT_COLUMNS: Final = (
-    *(*_IDENTITY, *ENVIRONMENT, *_WORKLOAD, *_CONFIG, *_RESULT),
-    *BESIDE_COLUMNS,
-)
+_RUN: Final = (*_WORKLOAD, *_CONFIG, *_RESULT, *BESIDE_COLUMNS)
+MEASUREMENT_COLUMNS: Final = (*_IDENTITY, *ENVIRONMENT, *_RUN)
 
 
 def _schema(name: str, columns: tuple[Column, ...], version: int = SCHEMA_VERSION) -> pa.Schema:
