@@ -4,7 +4,7 @@
 // ranks and one of the arbiter's two processes live and stops and cuts stay below the answer limit;
 // every vote ends.
 //
-//   test_agree_explore worlds | random | word     DYNAMICCL_FEW=1: fewer; DYNAMICCL_SEED: others
+//   test_agree_explore worlds [NAME] | random | word     DYNAMICCL_FEW=1; DYNAMICCL_SEED: others
 #include <cinttypes>
 #include <cstdlib>
 #include <memory>
@@ -266,7 +266,11 @@ int main(int argc, char** argv) {
   const bool few = std::getenv("DYNAMICCL_FEW") != nullptr;
   const std::string_view what = argc > 1 ? argv[1] : "";
   if (what == "worlds") {
-    for (const Setup& setup : kSmall) CHECK(explore(setup.name, Explored(setup)));
+    const std::string_view only = argc > 2 ? argv[2] : "";
+    for (const Setup& setup : kSmall) {
+      if (only.empty() || only == setup.name) CHECK(explore(setup.name, Explored(setup)));
+    }
+    if (!only.empty()) return g_failures;
     CHECK(!explore("an arbiter inside a rank", Explored({"which is wrong", 2, "rpi"}), false));
     for (const Setup& setup : kLarge) CHECK(few || explore(setup.name, Explored(setup)));
   } else if (what == "word") {
