@@ -10,8 +10,8 @@ from dynamiccl.serve.build import find_tool
 
 PLUGIN = Path(__file__).resolve().parents[2] / "serve" / "plugin"
 SOURCE = "tests/test_agree_explore.cpp"
-#: What is wrong -> the part of the explorer that finds it, and in which of its worlds, the file, and
-#: texts before and after.
+#: What is wrong -> the part of the explorer (and its world) that finds it, the file, and texts
+#: before and after.
 #: All are compiled at once; WRONG is true in the run of this one.
 MUTANTS = {
     "a rank abstains after it has confirmed": (
@@ -161,7 +161,7 @@ def test_explorer_finds_it(what: str, explorer: Path) -> None:
     """And nothing where nothing is wrong: it is one of the plugin's own tests."""
     wrong = {"DYNAMICCL_WRONG": str(list(MUTANTS).index(what))}
     environment = {"DYNAMICCL_FEW": "1", "DYNAMICCL_SEED": "0"} | wrong
-    argv = [explorer, *MUTANTS[what][0].split(":")]
+    argv = [str(explorer), *MUTANTS[what][0].split(":")]
     with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert ", after:" in process.stderr.readline()

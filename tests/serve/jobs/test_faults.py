@@ -32,8 +32,7 @@ def play(request: pytest.FixtureRequest, play_tuner: Player, play_adaptive: Adap
     return run
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("go_on", [0, 1], ids=["all-abort", "survivors-go-on"])
+@pytest.mark.parametrize(("rank", "go_on"), [(0, 0), (2, 1)], ids=["all-abort", "survivors-go-on"])
 def test_a_creation_that_is_aborted_splits_nothing(
     go_on: int, rank: int, play: Play, four_ranks: Setting
 ) -> None:
@@ -54,7 +53,7 @@ def test_a_creation_that_is_aborted_splits_nothing(
     assert any(comm.acted for comm in other), played.log
 
 
-@pytest.mark.parametrize("release", ["2.28", "2.29", "2.30"])
+@pytest.mark.parametrize("release", ["2.28", "2.30"])
 def test_allgatherv_is_given_no_channels_that_are_not_there(
     release: str, play: Play, four_ranks: Setting
 ) -> None:
@@ -74,7 +73,7 @@ def test_a_job_that_destroys_nothing_ends_as_well(play: Play, four_ranks: Settin
         assert played.is_sound, played
 
 
-@pytest.mark.parametrize("release", ["2.28", "2.29", "2.30"])
+@pytest.mark.parametrize("release", ["2.28", "2.30"])
 def test_kernel_events_may_be_late_twice_or_lost(
     release: str, play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
@@ -126,8 +125,9 @@ def test_the_recorder_alone_agrees_on_nothing(record: Recording, tmp_path: Path)
         assert ours == ["dynamiccl-calls"]
 
 
-@pytest.mark.parametrize("release", ["2.27", "2.28", "2.29", "2.30"])
-@pytest.mark.parametrize("drop", [0, 20])
+@pytest.mark.parametrize(
+    ("release", "drop"), [("2.27", 0), ("2.28", 20), ("2.29", 20), ("2.30", 0)]
+)
 def test_all_calls_are_heard_of_and_those_that_lose_no_event_are_timed(
     drop: int, release: str, record: Recording
 ) -> None:

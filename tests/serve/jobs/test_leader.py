@@ -253,9 +253,10 @@ def test_a_brain_that_is_wrong_changes_nothing(
     why: str, play_adaptive: Adaptive, four_ranks: Setting, known: Path
 ) -> None:
     wrong = WRONG[why]
+    job = TIMED | {"calls": 3000}
     if isinstance(wrong, str):
         with brain(four_ranks, known, wrong):
-            played = play_adaptive(four_ranks, leader=THINKING, environment=SAMPLED, **TIMED)
+            played = play_adaptive(four_ranks, leader=THINKING, environment=SAMPLED, **job)
     else:
         with socket.socket(socket.AF_UNIX) as listener:
             if wrong is not None:
@@ -263,7 +264,7 @@ def test_a_brain_that_is_wrong_changes_nothing(
                 socket_of(four_ranks).chmod(0o600)
                 listener.listen()
                 threading.Thread(target=talk, args=(listener, wrong), daemon=True).start()
-            played = play_adaptive(four_ranks, leader=THINKING, environment=SAMPLED, **TIMED)
+            played = play_adaptive(four_ranks, leader=THINKING, environment=SAMPLED, **job)
     assert_undisturbed(played)
     assert (played.acted, played.switches) == (played.calls, 0)
     assert "the brain gave no table: " in played.log

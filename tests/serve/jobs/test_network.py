@@ -13,12 +13,11 @@ from typing import Final
 
 import pytest
 
-from dynamiccl.libraries import ADAPTIVE_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from tests.serve.jobs.conftest import player_of
 from tests.serve.jobs.disturbing import OFTEN, arbiter_of
 from tests.serve.jobs.play import assert_never_split, at
 from tests.serve.jobs.setting import Setting
-from tests.serve.jobs.test_random_jobs import LIBRARIES
 
 DEVICE: Final = "cable"
 ADDRESSES: Final = ("10.77.13.1", "10.77.13.2")
@@ -49,8 +48,10 @@ def nodes() -> Iterator[tuple[str, str]]:
             ip("netns", "delete", node)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("call", [0, 60, 600, 1000])
+@pytest.mark.parametrize(
+    ("library", "call"),
+    [(TUNER_NAME, 0), (TUNER_NAME, 1000), (ADAPTIVE_NAME, 60), (ADAPTIVE_NAME, 600)],
+)
 def test_a_cut_that_heals_splits_and_fails_nobody(
     call: int, library: str, nodes: tuple[str, str], job_build_dir: Path, two_nodes: Setting
 ) -> None:

@@ -118,7 +118,7 @@ def play_for_a_while(library: str, build: Path, directory: Path, soak: Soak) -> 
         assert_lawful_at_random(seed, library, build, made)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_random_job_keeps_the_law(
     library: str, seed: int, job_build_dir: Path, tmp_path: Path
