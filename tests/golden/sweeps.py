@@ -4,14 +4,8 @@ Times of the stand-in are the simulator's without noise, so that a row whose tim
 config is seen; `sweeps-plain` alone keeps them.
 """
 
-import contextlib
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +16,7 @@ import pytest
 
 from dynamiccl.libraries import SWEEP_NAME
 from tests.fakes.nccl_tests.install import install_stand_in
-from tests.golden.command import clean_environment, dynamiccl
+from tests.golden.command import dynamiccl
 from tests.golden.frames import equal_frames, packed, read
 from tests.golden.golden import Golden
 from tests.plugin_build import built
@@ -165,20 +159,6 @@ class Bench:
         frame = self.frame()
         return packed(frame.select(*_KEPT, *more)) if frame.height else None
 
-    def disturbed_rows(self) -> Any:
-        """What is kept of the rows where launches were cut short: each forced one, and where the
-        default ran; not how often, since a launch that goes on plays more of it.
-        """
-        seconds = pl.col("reason").str.replace_all(r"[0-9.]+ s\b", "N s")
-        frame = self.frame().with_columns(seconds)
-        default = frame.filter("is_default").select(
-            *("round", "collective", "default_scope", "size_bytes", "status")
-        )
-        return {
-            "forced": packed(frame.filter(~pl.col("is_default")).select(*_KEPT)),
-            "default": packed(default.unique().sort(default.columns)),
-        }
-
     def launches(self) -> Any:
         """The launches that measured, in the order of time."""
         keys = ("launch", "round", "collective", "num_nodes", "launch_profile", "default_scope")
@@ -237,30 +217,6 @@ def _mpirun(directory: Path) -> Any:
     return {"summary": summary, "rows": bench.rows(), "launches": bench.launches()}
 
 
-def _crashed(directory: Path) -> Any:
-    """A config that crashes, one whose values are wrong; mended and tried again."""
-    bench = Bench(directory, algorithms='["Ring"]', cycles="2")
-    first = bench.run(FAKE_CRASH="Ring/LL/4ch", FAKE_WRONG="Ring/Simple/4ch")
-    failed = bench.disturbed_rows()
-    again = bench.run("--retry-failed")
-    return {
-        "ended": [first["ended"], again["ended"]],
-        "failed": failed,
-        "rows": bench.disturbed_rows(),
-    }
-
-
-def _hung(directory: Path) -> Any:
-    """A config that hangs twice is kept out from that size on."""
-    # Not read back: a launch without times prints nothing before it hangs.
-    runner = {"startup_timeout_s": "10", "stall_timeout_s": "4", "read_back": "false"}
-    bench = Bench(directory, runner=runner, algorithms='["Ring"]')
-    return {
-        "ended": bench.run(FAKE_HANG="Ring/Simple/4ch")["ended"],
-        "rows": bench.disturbed_rows(),
-    }
-
-
 def _no_machine(directory: Path) -> Any:
     """A machine on which no communicator is made marks nothing, and goes on when it is mended."""
     bench = Bench(directory, runner={"retry_after_s": "0"}, algorithms='["Ring"]')
@@ -294,63 +250,15 @@ def _limited(directory: Path) -> Any:
     return {"budget": [first, more], "rows": bench.rows()}
 
 
-def _killed(directory: Path) -> Any:
-    """kill -9 in the middle of the second and of the fourth launch, then --resume."""
-    bench = Bench(
-        directory, collectives='["AllReduce", "AllGather"]', algorithms='["Ring"]', cycles="2"
-    )
-    _count_launches(directory)
-    codes = [_kill(bench, launch, "--resume") for launch in (2, 4)]
-    ended = bench.run("--resume")["ended"]
-    return {"codes": codes, "ended": ended, "rows": bench.disturbed_rows()}
-
-
-def _count_launches(directory: Path) -> None:
-    """Let each program of the stand-in add a line to `begun` when it is run to measure."""
-    for program in (directory / "bin").iterdir():
-        first, rest = program.read_text().split("\n", 1)
-        counts = f'case "$*" in *-b*) echo "$$" >> {directory}/begun;; esac'
-        program.write_text(f"{first}\n{counts}\n{rest}")
-
-
-def _kill(bench: Bench, launch: int, *more: str) -> int:
-    """Kill the sweep, and the stand-in, while its launch of that number prints rows."""
-    begun = bench.folder / "begun"
-    begun.unlink(missing_ok=True)
-    settings = _STILL | {"FAKE_SECONDS_PER_ROW": "0.1"}
-    command = [str(Path(sys.executable).with_name("dynamiccl-collect")), *bench.words(*more)]
-    with subprocess.Popen(
-        command,
-        cwd=bench.folder,
-        env=clean_environment(**settings),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        deadline = time.monotonic() + 120
-        while len(running := begun.read_text().split() if begun.exists() else []) < launch:
-            assert process.poll() is None, "the sweep ended before it was killed"
-            assert time.monotonic() < deadline, f"no launch number {launch} in two minutes"
-            time.sleep(0.02)
-        time.sleep(1.0)
-        process.send_signal(signal.SIGKILL)
-        code = process.wait()
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(running[-1]), signal.SIGKILL)
-    return code
-
-
 _MAKERS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "exhaustive": partial(_simulated, _SIMULATED),
     "random": partial(_simulated, _RANDOM),
     "adaptive": partial(_simulated, _ADAPTIVE),
     "plain": _plain,
     "mpirun": _mpirun,
-    "crashed": _crashed,
-    "hung": _hung,
     "no_machine": _no_machine,
     "shards": _shards,
     "limited": _limited,
-    "killed": _killed,
 }
 GOLDENS: Final = tuple(
     Golden(f"sweeps-{name}", make, equal_frames) for name, make in _MAKERS.items()

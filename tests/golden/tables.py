@@ -1,4 +1,4 @@
-"""Decision tables of four recipes, from a simulated sweep to the artifact, as their user goes.
+"""Decision tables of three recipes, from a simulated sweep to the artifact, as their user goes.
 
 Fits are short, at fixed seeds and on one thread. Machines differ in the last bits, and what a
 network learns with them: one cell in a hundred may be another.
@@ -37,7 +37,6 @@ RECIPES: Final[dict[str, tuple[str, ...]]] = {
     "gaussian-process": ("alpha=0.02",),
     "ddqn-dueling": _NETWORK,
     "ddqn-actions": _NETWORK,
-    "cql": _NETWORK,
 }
 
 
