@@ -94,9 +94,8 @@ def test_what_cannot_run_is_left_out_with_its_reason_and_is_no_measurement() -> 
 
 
 def test_shipped_example_saves_twenty_processes_of_twenty_one() -> None:
-    made = load_sweep(EXAMPLE)
-    assert make_plan(made)["launches_saved_ratio"] >= 20
-    assert make_plan(made) == make_plan(made)
+    assert make_plan(load_sweep(EXAMPLE))["launches_saved_ratio"] >= 20
+    assert plan() == plan()
 
 
 def test_a_release_that_run_refuses_is_told_before() -> None:

@@ -120,7 +120,7 @@ def test_one_config_that_the_others_do_not_foretell_says_nothing_of_the_rest(pri
 
 
 def test_nccls_costs_tell_of_cells_that_nobody_measured() -> None:
-    worlds, costs = draw_worlds(GRID, 40, np.random.default_rng(9))
+    worlds, costs = draw_worlds(GRID, 10, np.random.default_rng(9))
     blind: list[float] = []
     told: list[float] = []
     for world, cost in zip(worlds, costs, strict=True):

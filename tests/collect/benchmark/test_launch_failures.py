@@ -22,11 +22,10 @@ from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, lost, rows, run, site, statuses
 from tests.collect.benchmark.sweeps import sweep
 
-QUICK = "{ startup_timeout_s = 6, stall_timeout_s = 3, retry_after_s = 0 }"
 #: Where a launch is lost without waiting for it: the others may be late on a busy machine.
 PATIENT = "{ startup_timeout_s = 40, stall_timeout_s = 20, retry_after_s = 0 }"
 TIMED_ONLY = PATIENT.replace(" }", ", read_back = false }")
-QUICK_TIMED = QUICK.replace(" }", ", read_back = false }")
+QUICK_TIMED = "{ startup_timeout_s = 6, stall_timeout_s = 3, retry_after_s = 0, read_back = false }"
 CONFIG = ("requested_algorithm", "requested_protocol", "requested_num_channels")
 #: One row of each measurement.
 ONCE = ("trial", "run", "repeat", "default_scope", "in_place")
@@ -36,9 +35,7 @@ ONCE = ("trial", "run", "repeat", "default_scope", "in_place")
     ("mischief", "runner", "status"),
     [
         ("FAKE_HANG", QUICK_TIMED, "timed_out"),
-        ("FAKE_CRASH", TIMED_ONLY, "failed"),
         # Found by the launch that reads back: what times it does not try it any more.
-        ("FAKE_HANG", QUICK, "failed"),
         ("FAKE_CRASH", PATIENT, "failed"),
     ],
 )
