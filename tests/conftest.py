@@ -4,9 +4,11 @@ Tests run side by side (pytest-xdist): a file's tests on one worker, and the tes
 too. The order is random (pytest-randomly), but what takes longest begins first.
 """
 
+import io
 import json
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,29 @@ def group_of(nodeid: str) -> str:
         if place.startswith(places):
             return name
     return place
+
+
+@pytest.fixture(scope="session", autouse=True)
+def undrawn() -> Iterator[pytest.MonkeyPatch]:
+    """Figures are made, but not drawn, which takes half of the time of a short fit or a report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", _save_empty)
+        yield patch
+
+
+def _save_empty(_figure: object, file: Path | io.StringIO, **_options: object) -> None:
+    if isinstance(file, io.StringIO):
+        file.write("<svg></svg>")
+    else:
+        file.touch()
+
+
+@pytest.fixture(scope="module")
+def drawn(undrawn: pytest.MonkeyPatch) -> Iterator[None]:
+    """Figures are drawn after all, in the rest of the module."""
+    undrawn.undo()
+    yield
+    undrawn.setattr("matplotlib.figure.Figure.savefig", _save_empty)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ def grid(system: str, **columns: Any) -> list[dict[str, Any]]:
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.usefixtures("drawn")
 def test_each_system_has_a_picture_with_something_in_it(tmp_path: Path) -> None:
     rows = [
         *grid("box"),

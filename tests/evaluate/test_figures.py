@@ -22,6 +22,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.evaluate.grids import NAN, grid
 from tests.rows import default, forced, frame
 
+pytestmark = pytest.mark.usefixtures("drawn")
 CATALOGUE = Catalogue(
     (ABSTAIN, Config(Algorithm.Ring, Protocol.LL), Config(Algorithm.Tree, Protocol.LL128))
 )

@@ -295,6 +295,7 @@ def test_damaged_gate_is_refused(gated_dir: Path, tmp_path: Path) -> None:
         read_gated(copy)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_scores_a_gated_policy_as_its_tables_act(
     trained: Trained, gated_dir: Path, tmp_path: Path
 ) -> None:

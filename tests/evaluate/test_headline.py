@@ -106,6 +106,7 @@ def changed(before: list[int], after: list[int]) -> list[Any]:
     return change_blocks("s", replace(known, tasks=tasks), catalogue, old, new)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_what_changes_between_two_policies_is_drawn_and_listed() -> None:
     figure, table = changed([0, 0, 1, 0, 0], [0, 1, 1, 0, 1])
     assert isinstance(figure, FigureBlock)

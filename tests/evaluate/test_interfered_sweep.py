@@ -88,7 +88,6 @@ def test_a_policy_learns_from_what_was_disturbed(both: Path, alone: Path) -> Non
     np.testing.assert_array_equal(data.observations.context, without.observations.context)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_no_quiet_figure_of_the_report_moves(both: Path, alone: Path, tmp_path: Path) -> None:
     first, second = (
         make_report(data, [], tmp_path / data.parent.name).to_json() for data in (both, alone)

@@ -101,7 +101,6 @@ def test_every_figure_of_the_page_is_a_file_too(report_dir: Path) -> None:
         assert path.read_text(encoding="utf-8") in page
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_two_policies_are_told_apart(trained: Trained, tmp_path: Path) -> None:
     policies = [("policy-1", trained.policy), ("policy-2", trained.policy)]
     report = make_report(trained.data, policies, tmp_path)
@@ -170,7 +169,6 @@ def test_origin_tells_what_is_not_known_and_other_data(trained: Trained, tmp_pat
     assert (policies["runs of these data"], policies["gate"]) == ("0 of 1", "none")
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
     trained: Trained, report_dir: Path, tmp_path: Path
 ) -> None:

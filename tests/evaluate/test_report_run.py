@@ -44,7 +44,6 @@ def test_page_shows_how_the_run_learned_and_is_kept_there(trained: Trained, repo
     assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_nothing_is_kept_where_nobody_wants_it(trained: Trained, shell: Shell) -> None:
     unlogged = ("--policy", trained.run_id, "--out", "b", "--no-log", "--json")
     page = Path(shell(*_command(trained), *unlogged).json["page"]).read_text(encoding="utf-8")
@@ -59,6 +58,7 @@ def test_run_that_is_not_there_takes_no_report(trained: Trained, tmp_path: Path)
         log_report([page], "0" * 32, trained.tracking_uri, "1" * 64)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_curves_are_those_of_the_run(trained: Trained) -> None:
     training = Training.read(trained.run_id, trained.tracking_uri)
     assert list(training.losses) == list(training.regrets) == list(range(100, 901, 100))

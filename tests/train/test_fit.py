@@ -69,11 +69,13 @@ def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
     assert manifest.nccl_versions == ["2.27.5"]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_path: Path) -> None:
     settings = ["window_encoder=cnn", "dueling=false", "num_members=1", "steps=300", "gamma=0.5"]
     recipe = make_recipe("ddqn-dueling", [*settings, "steps_per_epoch=100", "learning_rate=0.003"])
     done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
     assert done.validation_regret < done.validation_default_regret
+    assert (Path(done.run_directory) / "plots" / "training.png").stat().st_size > 10_000
     folder = Path(done.run_directory) / "policy"
     weights = set(TorchPolicy.load(folder).weights())
     assert "members.0.trunk.window.filters.weight" in weights

@@ -22,6 +22,7 @@ from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.stores import new_store
 from tests.train.trigger.streams import t3
 
+pytestmark = pytest.mark.usefixtures("drawn")
 QUICK = TriggerSettings(steps=1, calls_per_rung=10_000)
 
 
