@@ -33,9 +33,10 @@ def test_fit_names_its_run_and_goes_on(data_dir: Path, tmp_path: Path) -> None:
     """The command as a process, which gets SIGINT once a state is kept."""
     new_store(tmp_path)
     fit = ["dynamiccl.train.cli", "fit", "--data", str(data_dir)]
-    settings = ["--set", "steps=160", "--set", "steps_per_epoch=20", "--set", "hidden_sizes=8"]
+    settings = ["steps=80", "steps_per_epoch=10", "hidden_sizes=8", "num_members=1"]
+    words = [word for each in settings for word in ("--set", each)]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", *fit, *settings],
+        [sys.executable, "-P", "-m", *fit, *words],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         stdout=subprocess.PIPE,

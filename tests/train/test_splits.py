@@ -16,7 +16,6 @@ from dynamiccl.train.recipes import make_recipe
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.data_sets import SWEEP, SYSTEM, make_data
-from tests.evaluate.conftest import undrawn as undrawn  # noqa: PLC0414
 from tests.stores import new_store
 
 SHAPES = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8, 16))
@@ -36,7 +35,6 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("shapes"), text)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_shape_that_is_held_out_is_what_the_report_scores(shapes: Path, tmp_path: Path) -> None:
     policy = policy_of(shapes, tmp_path, "gaussian-process", "alpha=0.1", "split=shape")
     parts = Splits(SplitBy.SHAPE, ("2x8", "16x8"), ("4x8",))
@@ -66,23 +64,16 @@ def test_a_run_that_is_held_out_asks_every_task_again(tmp_path: Path) -> None:
     assert data.validation.tasks.height == every
 
 
-def test_policies_that_were_trained_on_other_parts_are_not_compared(
-    shapes: Path, tmp_path: Path
-) -> None:
-    one = policy_of(shapes, tmp_path, "ddqn-dueling", *FEW_STEPS, "split=shape")
-    other = policy_of(shapes, tmp_path, "ddqn-dueling", *FEW_STEPS)
-    with pytest.raises(UserError, match="one by one"):
-        make_report(shapes, [("one", one), ("other", other)], tmp_path / "report")
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_policies_of_turns_are_scored_one_by_one_and_their_mean_is_told(
     shapes: Path, tmp_path: Path, shell: Shell
 ) -> None:
-    words: list[object] = []
-    for turn in (0, 1):
-        settings = (*FEW_STEPS, f"split=shape:{turn}")
-        words += ["--policy", policy_of(shapes, tmp_path, "ddqn-dueling", *settings)]
+    one, other = (
+        policy_of(shapes, tmp_path, "ddqn-dueling", *FEW_STEPS, f"split=shape:{turn}")
+        for turn in (0, 1)
+    )
+    with pytest.raises(UserError, match="one by one"):
+        make_report(shapes, [("one", one), ("other", other)], tmp_path / "report")
+    words = ("--policy", one, "--policy", other)
     where = ("--data", shapes, "--out", tmp_path / "out", "--json")
     said = shell("dynamiccl-evaluate", "report", *where, *words).json
     scored = [pl.read_parquet(each["results"])["num_nodes"].unique() for each in said["turns"]]
@@ -93,21 +84,16 @@ def test_policies_of_turns_are_scored_one_by_one_and_their_mean_is_told(
     assert told == {"mean": pytest.approx(sum(means) / 2), "most": max(means)}
 
 
-@pytest.mark.parametrize(
-    ("sizes", "recipe"),
-    [
-        ('sizes = { min = "64K", max = "1G", factor = 4 }', "ddqn-dueling"),
-        ('sizes = { list = ["128K", "512K", "2M", "8M", "32M", "128M"] }', "gaussian-process"),
-    ],
-)
-def test_sweeps_of_few_sizes_train_validate_and_are_scored(
-    sizes: str, recipe: str, tmp_path: Path
-) -> None:
-    data = make_data(tmp_path / "data", SWEEP.replace('sizes = { min = "64K", max = "1G" }', sizes))
-    settings = FEW_STEPS if recipe == "ddqn-dueling" else ("alpha=0.2",)
-    policy = policy_of(data, tmp_path, recipe, *settings)
-    assert Manifest.read(policy).parts.by == SplitBy.SIZE
-    report = make_report(data, [("mine", policy)], tmp_path / "report")
+def test_sweeps_of_few_sizes_train_validate_and_are_scored(tmp_path: Path) -> None:
+    few = 'sizes = { list = ["128K", "512K", "2M", "8M", "32M", "128M"] }'
+    data = make_data(tmp_path / "data", SWEEP.replace('sizes = { min = "64K", max = "1G" }', few))
+    policies = [
+        ("network", policy_of(data, tmp_path, "ddqn-dueling", *FEW_STEPS)),
+        ("process", policy_of(data, tmp_path, "gaussian-process", "alpha=0.2")),
+    ]
+    assert {Manifest.read(policy).parts.by for _, policy in policies} == {SplitBy.SIZE}
+    report = make_report(data, policies, tmp_path / "report")
     found = report.to_json()["systems"][SYSTEM]["policies"]
-    assert found["mine"]["tasks"] >= 2
-    assert found["mine"]["mean"] <= found["nccl-default"]["mean"] + 0.02
+    for name, _ in policies:
+        assert found[name]["tasks"] >= 2
+        assert found[name]["mean"] <= found["nccl-default"]["mean"] + 0.02

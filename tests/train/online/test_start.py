@@ -39,7 +39,7 @@ def offline(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def online(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _trained(data, tmp_path_factory.mktemp("online"), "a3c", [*SMALL])
+    return _trained(data, tmp_path_factory.mktemp("online"), "a3c", [*SMALL, "actors=1"])
 
 
 def _log_odds(network: ActorCritic, loaded: TrainingData) -> tuple[Observations, np.ndarray]:
