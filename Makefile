@@ -88,7 +88,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): a minute or two, or as long as torch takes to come"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install -qq -c constraints.txt --group dev -e ".[all]"
+	@# Python compiles what is imported, a fifth of what pip would take a minute to compile.
+	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt --group dev -e ".[all]"
 	@touch $@
 
 constraints: ## pin what is installed now
