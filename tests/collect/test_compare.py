@@ -182,14 +182,13 @@ def test_a_forced_config_that_ran_with_fewer_channels_says_so(tmp_path: Path) ->
 
 
 def test_of_one_run_each_nothing_is_confirmed(sweeps: Sweeps) -> None:
-    for seed in range(4):
-        found = compare(one_run(sweeps(2 * seed)), one_run(sweeps(2 * seed + 1)))
-        assert not found["is_changed"]
-        assert not found["systems"][0]["is_confirmed"]
-        # A size alone may be one slow launch.
-        assert all(each["first_bytes"] < each["last_bytes"] for each in found["changes"])
-        # Of two runs with 2 % of noise each.
-        assert 0.04 < found["systems"][0]["noise"] < 0.09
+    found = compare(one_run(sweeps(0)), one_run(sweeps(1)))
+    assert not found["is_changed"]
+    assert not found["systems"][0]["is_confirmed"]
+    # A size alone may be one slow launch.
+    assert all(each["first_bytes"] < each["last_bytes"] for each in found["changes"])
+    # Of two runs with 2 % of noise each.
+    assert 0.04 < found["systems"][0]["noise"] < 0.09
     found = compare(one_run(sweeps(0)), slowed(one_run(sweeps(1)), IN_RING & LARGE, 1.3))
     assert not found["is_slower"]
     assert {each["config"] for each in found["changes"]} == {"Ring/Simple"}

@@ -106,7 +106,6 @@ GOLDENS: Final = (
     Golden("logs-superbenchmark", _alone(COPIES / "logs", "superbenchmark_*"), equal_frames),
     Golden("logs-text", _alone(COPIES / "logs", "aws_*", "cscs_*", "ebpf_*"), equal_frames),
     Golden("logs-json", _alone(COPIES, "*.json"), equal_frames),
-    Golden("logs-folder", _together(COPIES / "logs"), equal_frames),
     Golden("logs-told", _told, equal_frames),
     Golden("logs-csv", _alone(SAMPLE, "*.csv"), equal_frames),
     Golden("logs-traces", _alone(COPIES / "traces", *_TRACES), equal_frames),

@@ -114,7 +114,7 @@ class InPython:
         )
 
 
-@pytest.mark.parametrize("calls", [800, pytest.param(5_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("calls", [400, pytest.param(5_000, marks=pytest.mark.soak)])
 def test_python_brain_and_plugin_keep_the_same_state_for_a_whole_job(
     calls: int, stateful: Artifact, torch_build_dir: Path
 ) -> None:
