@@ -43,7 +43,14 @@ LOG: Final = "1048576 262144 float sum -1 100.0 10.49 18.35 0 102.0 10.28 17.99 
 SHORT: Final = "--set steps=60 --set steps_per_epoch=30 --set hidden_sizes=16 --set num_members=2"
 PLAYED: Final = " ".join(
     f"--set {setting}"
-    for setting in ("steps=4", "steps_per_epoch=2", "jobs=1", "num_steps=2", "episode_rounds=4")
+    for setting in (
+        "actors=1",
+        "steps=4",
+        "steps_per_epoch=2",
+        "jobs=1",
+        "num_steps=2",
+        "episode_rounds=4",
+    )
 )
 #: A command by how it begins -> what is added to it here; the first that fits counts.
 ADDED: Final = {

@@ -116,7 +116,7 @@ def lines_of(path: str, user: User) -> list[str]:
     for name, value in re.findall(r'^export (\w+)="?([^"#]*?)"? +#', text, re.MULTILINE):
         text = text.replace(f"${name}", value)
     text = re.sub(r"steps=\d+", "steps=100", text)
-    return text.replace("--seeds 2", "--seeds 1").splitlines()
+    return text.replace("--seeds 2", "--seeds 1 --jobs 1").splitlines()
 
 
 def test_the_paths_are_short() -> None:
@@ -144,7 +144,8 @@ def tonight(user: User) -> dict[str, str]:
 def test_i_have_a_trace_or_a_log(user: User) -> None:
     _, described, forecast = [user.types(line) for line in lines_of("files", user)]
     assert re.search(r"to gain .* a config is faster than NCCL's own choice", described)
-    assert forecast.startswith("Nothing to gain: the best table of the model would save")
+    # On a busy machine a line before it says how long the trace has been read.
+    assert re.search("^Nothing to gain: the best table of the model would save", forecast, re.M)
 
 
 def test_tonight_on_my_cluster(tonight: dict[str, str]) -> None:
