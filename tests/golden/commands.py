@@ -23,7 +23,7 @@ from tests.golden.frames import equal_frames, packed, read, tables
 from tests.golden.golden import Comparer, Golden, close_values
 from tests.plugin_build import built
 from tests.published import ROOT, SAMPLE, WHOLE
-from tests.stores import new_store
+from tests.stores import new_store, uri_of
 
 _INPUTS: Final = Path(__file__).with_name("inputs")
 _FRESH: Final = {'"tiny"': '"fresh"', "cycles = 3": "cycles = 8", "seed = 3": "seed = 11"}
@@ -39,6 +39,7 @@ class Scene:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="golden-"))
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+        new_store(self.folder)
         fresh = SWEEP
         for old, new in _FRESH.items():
             fresh = fresh.replace(old, new)
@@ -60,17 +61,26 @@ def scene() -> Scene:
 
 
 @cache
-def fitted() -> Any:
+def fitted(steps: int = 90) -> Any:
     """What `fit` says of a short training on it."""
-    words = ("--set", "steps=900", "--set", "steps_per_epoch=100", "--seed", "0")
-    uri = new_store(scene().folder)
+    words = ("--set", f"steps={steps}", "--set", f"steps_per_epoch={steps // 9}", "--seed", "0")
+    uri = uri_of(scene().folder)
     return (
         scene().run("train", "fit", "--data", "data", *words, "--tracking-uri", uri, "--json").json
     )
 
 
+#: Gives the run directory of as long a training as `_policy` has, where tests made one already.
+trained: Callable[[], Path] | None = None
+
+
 def _policy() -> Path:
-    return scene().folder / str(fitted()["run_directory"]).removeprefix("HERE/")
+    """The run directory of a policy that gains."""
+    return _run_directory(fitted(900)) if trained is None else trained()
+
+
+def _run_directory(said: Any) -> Path:
+    return scene().folder / str(said["run_directory"]).removeprefix("HERE/")
 
 
 @cache
@@ -236,7 +246,7 @@ def _list(directory: Path) -> Any:
 def _fit(_: Path) -> Any:
     said = fitted()
     keys = ("recipe", "steps", "validation_default_regret", "validation_tasks", "num_actions")
-    return {**_some(said, *keys, "counts"), "files": _files(_policy())}
+    return {**_some(said, *keys, "counts"), "files": _files(_run_directory(said))}
 
 
 #: What a report draws, or learns step by step: it follows the order of parts, so the clock decides.

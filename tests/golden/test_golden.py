@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.golden import commands
 from tests.golden.golden import (
     DATA,
     Comparer,
@@ -19,7 +20,8 @@ from tests.golden.registry import GOLDENS
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
-def test_golden(golden: Golden, tmp_path: Path) -> None:
+def test_golden(golden: Golden, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    commands.trained = lambda: request.getfixturevalue("trained").run_directory
     found = golden.differences(tmp_path)
     lines = "\n".join(found)
     again = f"python -m tests.golden {golden.name}"

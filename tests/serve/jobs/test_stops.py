@@ -36,12 +36,6 @@ def test_probes_switch_there_and_back(
     assert played.acted < played.calls
 
 
-def test_without_probes_nothing_changes(play_adaptive: Adaptive, four_ranks: Setting) -> None:
-    played = play_adaptive(four_ranks, leader={"DYNAMICCL_PROBE_CALLS": "0"}, **JOB)
-    assert_undisturbed(played)
-    assert (played.acted, played.switches) == (played.calls, 0)
-
-
 NO_PROFILER: Final = {"NCCL_PROFILER_PLUGIN": None}
 #: Why -> the release, the environment of all ranks, and options.
 ABSTAINING: Final[dict[str, tuple[str, dict[str, str], list[str]]]] = {

@@ -91,7 +91,7 @@ def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path) -> None:
 def test_the_command_says_what_it_found_and_the_export_takes_its_run(
     data: Path, uri: str, policy: Path, shell: Shell
 ) -> None:
-    settings = ("--steps", 1, "--calls-per-rung", 20_000, "--tracking-uri", uri)
+    settings = ("--steps", 1, "--calls-per-rung", 10_000, "--tracking-uri", uri)
     arguments = ("dynamiccl-train", "trigger", "--data", data, *settings)
     found = shell(*arguments, "--json").json
     assert found["facts"]["thresholds"].keys() == {f"{rung:.3f}" for rung in RUNGS}
