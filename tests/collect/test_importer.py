@@ -28,7 +28,7 @@ NAMES = sorted(path.name for path in LOGS.glob("*.log"))
 #: The largest log has 70 KB; the damage is looked for in the first part of it.
 LIMIT = 12_000
 RELAXED = settings(
-    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -101,13 +101,6 @@ def test_every_figure_of_the_page_is_a_file_too(report_dir: Path) -> None:
         assert path.read_text(encoding="utf-8") in page
 
 
-def test_two_policies_are_told_apart(trained: Trained, tmp_path: Path) -> None:
-    policies = [("policy-1", trained.policy), ("policy-2", trained.policy)]
-    report = make_report(trained.data, policies, tmp_path)
-    names = [summary.policy for summary in report.systems[0].summaries]
-    assert names == ["policy-1", "policy-2", *BASELINES]
-
-
 def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_path: Path) -> None:
     data = make_data(
         tmp_path / "store", SWEEP.replace('min = "64K", max = "1G"', 'min = "1M", max = "2M"')

@@ -261,7 +261,7 @@ SHAPES = [
     size=st.integers(1, 1 << 34),
     asked=st.none() | st.integers(1, 64),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_choice_is_the_cheapest_cell_with_channels_that_exist(
     shape: tuple[str, NcclVersion, Group], collective: Collective, size: int, asked: int | None
 ) -> None:
