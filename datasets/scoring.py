@@ -9,7 +9,7 @@ like the others: its time is the measured time of NCCL's default. Interfered tas
 cold observation cannot see what disturbed them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
@@ -21,6 +21,8 @@ from dynamiccl.datasets import cells
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.drawn_worlds import Floats, Ints
+from dynamiccl.repeats import cells_of
 
 #: Columns of the schema that describe where a task ran, besides those that identify it.
 ENVIRONMENT_COLUMNS: Final = (
@@ -75,6 +77,36 @@ class TaskGrid:
     def default_us(self) -> npt.NDArray[np.float64]:
         """(T,) measured time of NCCL's own choice, us."""
         return self.times_us[:, ABSTAIN_ACTION]
+
+    def cells(
+        self,
+        rows: Ints,
+        at: Ints,
+        actions: Ints,
+        log2_sizes: Sequence[float],
+        left_out: Sequence[int] = (),
+    ) -> tuple[Ints, Floats, Floats, Floats, Ints]:
+        """What some tasks say of a table of sizes and actions, ascending by place.
+
+        `rows` are the tasks and `at` the numbers of their sizes; runs that are `left_out` say
+        nothing. Returns (n,) places, size x actions + number of the action; ln us, its variance,
+        how many repeats; and the task.
+        """
+        count, row_of = len(actions), dict[int, int]()
+        times = dict[Hashable, list[tuple[int, float]]]()
+        log2_size = dict[Hashable, float]()
+        for row, size in zip(rows.tolist(), at.tolist(), strict=True):
+            for number in np.flatnonzero(self.mask[row, actions]).tolist():
+                place, cell = size * count + number, (row, int(actions[number]))
+                logs = np.log(self.samples[cell]).tolist()
+                told = sorted(zip(self.runs[cell].tolist(), logs, strict=True))
+                if kept := [each for each in told if each[0] not in left_out]:
+                    row_of[place], log2_size[place] = row, log2_sizes[size]
+                    times[place] = kept
+        found = cells_of(times, log2_size, range(0, len(log2_sizes) * count, count))
+        order = sorted(row_of)
+        log_us, variance, repeats = np.array([found[place] for place in order]).T
+        return np.array(order), log_us, variance, repeats, np.array([row_of[p] for p in order])
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
         """The tasks `rows`, without the samples behind their times."""

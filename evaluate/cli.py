@@ -9,8 +9,8 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.evaluate.commands.explain import explain_command
-from dynamiccl.evaluate.commands.forecast import forecast_command
 from dynamiccl.evaluate.commands.gate import gate_command
+from dynamiccl.evaluate.commands.job import job_command
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr
@@ -98,7 +98,7 @@ def report_command(
 
 app.command("gate")(gate_command)
 app.command("explain")(explain_command)
-app.command("forecast")(forecast_command)
+app.command("job")(job_command)
 
 
 @app.command("simulate")

@@ -144,10 +144,10 @@ def tonight(user: User) -> dict[str, str]:
 
 
 def test_i_have_a_trace_or_a_log(user: User) -> None:
-    _, described, forecast = [user.types(line) for line in lines_of("files", user)]
+    _, described, told = [user.types(line) for line in lines_of("files", user)]
     assert re.search(r"to gain .* a config is faster than NCCL's own choice", described)
     # On a busy machine a line before it says how long the trace has been read.
-    assert re.search("^Nothing to gain: the best table of the model would save", forecast, re.M)
+    assert re.search("^Nothing to gain: the best table of the model would save", told, re.M)
 
 
 def test_tonight_on_my_cluster(tonight: dict[str, str]) -> None:

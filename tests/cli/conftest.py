@@ -40,7 +40,7 @@ COMMANDS = [
         ),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
-    ("dynamiccl-evaluate", ("report", "gate", "explain", "forecast", "simulate")),
+    ("dynamiccl-evaluate", ("report", "gate", "explain", "job", "simulate")),
     (
         "dynamiccl-deploy",
         (

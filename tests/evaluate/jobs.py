@@ -1,4 +1,4 @@
-"""Jobs and sweeps small enough to compute by hand, for tests of the forecast."""
+"""Jobs and sweeps small enough to compute by hand, for tests of `evaluate job`."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -6,9 +6,9 @@ from typing import Any, Final
 import polars as pl
 
 from dynamiccl.datasets.schema import STEPS
-from dynamiccl.evaluate.forecast.forecast import Forecast, forecast
-from dynamiccl.evaluate.forecast.gains import Measured
-from dynamiccl.evaluate.forecast.job import Job, job_of
+from dynamiccl.evaluate.job.calls import Job, job_of
+from dynamiccl.evaluate.job.gains import Measured
+from dynamiccl.evaluate.job.saved import Answer, answer
 from tests.calls import calls_frame, traced
 from tests.rows import MIB, default, forced, frame
 
@@ -77,6 +77,6 @@ def exposed_job(exposed_us: float, **columns: Any) -> Job:
     return job(stepped([call, call]), steps)
 
 
-def against(found: Job, measured: pl.DataFrame, **more: Any) -> Forecast:
-    """The forecast against a sweep."""
-    return forecast(found, Measured(measured, None, found.nccl_version), **more)
+def against(found: Job, measured: pl.DataFrame, **more: Any) -> Answer:
+    """What is in it for a job by a sweep."""
+    return answer(found, Measured(measured, None, found.nccl_version), **more)

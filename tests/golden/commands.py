@@ -220,17 +220,17 @@ def _compare(directory: Path) -> Any:
     return {**whole, "cells": cells, "changes": changes}
 
 
-def _forecast(_: Path) -> Any:
+def _job(_: Path) -> Any:
     """Simulated jobs against the simulated sweep: one that gains nothing, one that may."""
-    return {workload: _forecast_of(workload) for workload in ("ddp", "decode")}
+    return {workload: _job_of(workload) for workload in ("ddp", "decode")}
 
 
-def _forecast_of(workload: str) -> Any:
+def _job_of(workload: str) -> Any:
     at = scene()
     out = f"job-{workload}"
     words = ("--workload", workload, "--jobs", "1", "--calls", "500", "--explore", "0")
     assert at.run("collect", "jobs", "--out", out, *words).code == 0
-    said = at.run("evaluate", "forecast", out, "--data", "data", "--json").json
+    said = at.run("evaluate", "job", out, "--data", "data", "--json").json
     shares = [key for key in said if "_share" in key]
     keys = ("verdict", "calls", "nccl_version", "modelled", "arms", *shares)
     parts = [{key: part[key] for key in ("letter", "us", "share")} for part in said["parts"]]
@@ -380,7 +380,7 @@ _MAKERS: Final[Mapping[str, tuple[Callable[[Path], Any], Comparer]]] = {
     # Of a fit by least squares the last digits are the machine's.
     "fit_simulator": (_fit_simulator, close_values(1e-3)),
     "compare": (_compare, equal_frames),
-    "forecast": (_forecast, equal_frames),
+    "job": (_job, equal_frames),
     "list": (_list, equal_frames),
     "fit": (_fit, equal_frames),
     "report": (_report, equal_frames),

@@ -3,7 +3,7 @@
 T tasks, A actions, S machines, H shapes
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -18,7 +18,6 @@ from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.drawn_worlds import Floats, Grid, Ints, fits
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.repeats import cells_of
 from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.cautious.rows import RowMaker
 from dynamiccl.train.cautious.share_table import share_table
@@ -105,17 +104,8 @@ class Tasks:
         asked = np.unique([*sizes, *map(bin_center_bytes, sorted(between))])
         actions = np.flatnonzero(self.grid.mask[rows].any(axis=0))
         configs = tuple(self.data.catalogue.configs[action] for action in actions)
-        count, row_of = len(configs), dict[int, int]()
-        times = dict[Hashable, list[tuple[int, float]]]()
-        log2_size = dict[Hashable, float]()
-        for row, size in zip(rows.tolist(), np.searchsorted(asked, sizes).tolist(), strict=True):
-            for number in np.flatnonzero(self.grid.mask[row, actions]).tolist():
-                place, cell = size * count + number, (row, int(actions[number]))
-                row_of[place], log2_size[place] = row, float(np.log2(asked[size]))
-                logs = np.log(self.grid.samples[cell]).tolist()
-                times[place] = sorted(zip(self.grid.runs[cell].tolist(), logs, strict=True))
-        cells = cells_of(times, log2_size, range(0, len(asked) * count, count))
-        order = sorted(row_of)
+        at, log2_sizes = np.searchsorted(asked, sizes), np.log2(asked).tolist()
+        places, log_us, variance, repeats, task = self.grid.cells(rows, at, actions, log2_sizes)
         grid, relative = self._grid(int(rows[0]), asked, configs)
         first = self.place[rows[0]]
         measured = Measured(
@@ -124,13 +114,13 @@ class Tasks:
             (float(first[1]), float(first[2])),
             grid,
             actions,
-            np.array(order),
-            np.array([cells[place][0] for place in order]),
-            np.array([cells[place][1] for place in order]),
-            np.array([float(cells[place][2]) for place in order]),
+            places,
+            log_us,
+            variance,
+            repeats,
             relative,
         )
-        return measured, self.is_train[[row_of[place] for place in order]]
+        return measured, self.is_train[task]
 
     def _grid(self, row: int, sizes: Ints, configs: Sequence[Config]) -> tuple[Grid, Floats]:
         """The grid of a table, and the gains that NCCL's costs foretell."""

@@ -1,4 +1,4 @@
-"""`dynamiccl-evaluate forecast`: what a job would gain, from its own trace."""
+"""`dynamiccl-evaluate job`: what a job would gain, from its own calls."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,24 +12,24 @@ from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, folding_table, wide_stdout
 
 if TYPE_CHECKING:
-    from dynamiccl.evaluate.forecast.forecast import Forecast
+    from dynamiccl.evaluate.job.saved import Answer
 
 _ROWS = 12
 #: Characters; a longer reason stands below its table.
 _LONG = 24
 
 
-def forecast_command(
+def job_command(
     traces: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACE...", help="Traces of a job, or a data directory with calls."),
+        typer.Argument(metavar="CALLS...", help="Traces of a job, or a data directory with calls."),
     ],
     data: Annotated[
         Path | None, typer.Option(help="Data directory with a sweep of the job's machines.")
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="RUN_OR_ARTIFACT", help="Forecast this policy, beside the table."),
+        typer.Option(metavar="RUN_OR_ARTIFACT", help="What this policy saves, beside the table."),
     ] = None,
     system: Annotated[
         str | None,
@@ -46,9 +46,7 @@ def forecast_command(
         int | None,
         typer.Option(help="GPUs of a node, to place the ranks that the trace names.", min=1),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where forecast.html and forecast.json go.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where job.html and job.json go.")] = None,
     plan: Annotated[
         Path | None,
         typer.Option(metavar="SWEEP.toml", help="Write the sweep of what is not covered."),
@@ -59,12 +57,12 @@ def forecast_command(
     tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
-    """Forecast what a job would gain under a policy or the best table, from its trace.
+    """What a job would gain under a policy or the best table, from its own calls.
 
     The verdict is gain, nothing or cannot-tell; exit code 0 for all three.
 
-    Example: dynamiccl-evaluate forecast traces --data data --out forecast
-    Example: dynamiccl-evaluate forecast trace.json.gz --system h100-ib --group 4x8
+    Example: dynamiccl-evaluate job traces --data data --out job
+    Example: dynamiccl-evaluate job trace.json.gz --system h100-ib --group 4x8
     """
     if data is None and system is None:
         raise UserError(
@@ -74,11 +72,9 @@ def forecast_command(
     groups = [cli.parse_group(text) for text in group or []]
     _check(data, plan)
     with cli.working("reading traces"):
-        from dynamiccl.evaluate.forecast.forecast import ForecastInputs, look_ahead
-        from dynamiccl.evaluate.forecast.output import sweep_for, to_json, write
+        found = _answer(traces, data, system, (policy, tracking_uri), groups, ranks_per_node, least)
+        from dynamiccl.evaluate.job.output import sweep_for, to_json, write
 
-        asked = ForecastInputs(data, system, policy, tracking_uri, groups, ranks_per_node, least)
-        found = look_ahead(traces, asked)
     page = None if out is None else write(found, [str(path) for path in traces], out)
     sweep = sweep_for(found)
     written = None
@@ -107,8 +103,44 @@ def _check(data: Path | None, plan: Path | None) -> None:
         check_plan_file(plan)
 
 
-def _show(found: "Forecast") -> None:
-    from dynamiccl.evaluate.forecast.output import asking_text, parts_of, tables
+def _answer(
+    traces: list[Path],
+    data: Path | None,
+    system: str | None,
+    policy: tuple[str | None, str],
+    groups: list[tuple[int, int]],
+    ranks_per_node: int | None,
+    least: float,
+) -> "Answer":
+    from dynamiccl.datasets.cells import run_names
+    from dynamiccl.datasets.store import read
+    from dynamiccl.evaluate.job.calls import read_job
+    from dynamiccl.evaluate.job.gains import Measured, Modelled
+    from dynamiccl.evaluate.job.saved import answer, policy_choice
+    from dynamiccl.simulator.systems import find_system
+
+    frame = None if data is None else read(data)
+    simulated = find_system(system or "") if frame is None else None
+    job = read_job(traces, ranks_per_node)
+    loaded, name, seen = None, policy[0], False
+    if name is not None:
+        from dynamiccl.train.policy import TorchPolicy
+        from dynamiccl.train.tracking import policy_directory
+
+        loaded = TorchPolicy.load(policy_directory(name, policy[1]))
+        seen = frame is not None and not set(loaded.manifest.runs).isdisjoint(run_names(frame))
+    source: Measured | Modelled
+    if simulated is not None:
+        source = Modelled(simulated, () if loaded is None else loaded.manifest.actions().configs)
+    else:
+        assert frame is not None
+        source = Measured(frame, system, job.nccl_version)
+    choose = None if loaded is None else policy_choice(loaded, source.system)
+    return answer(job, source, groups=groups, policy=choose, seen=seen, least=least)
+
+
+def _show(found: "Answer") -> None:
+    from dynamiccl.evaluate.job.output import asking_text, parts_of, tables
 
     wide = wide_stdout()
     wide.print(found.sentence, soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""Simulated jobs for the forecast: a profiler's trace, and the true saving.
+"""Simulated jobs: a profiler's trace, and the true saving.
 
 A job is played under NCCL's own choice, which gives the trace, and again with the same seed under a
 table: surroundings, noise and compute are the same, so the difference is the table's.

@@ -1,16 +1,16 @@
-"""Simulated jobs, whose truth is known: a forecast from the trace against the table, played."""
+"""Simulated jobs, whose truth is known: what is told of the trace against the table, played."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_forecast import table_of
-from forecast_jobs import as_calls, play
+from bench_job import table_of
+from job_traces import as_calls, play
 
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.forecast.forecast import TABLE, Conclusion, forecast
-from dynamiccl.evaluate.forecast.gains import Measured
-from dynamiccl.evaluate.forecast.job import job_of
+from dynamiccl.evaluate.job.calls import job_of
+from dynamiccl.evaluate.job.gains import Measured
+from dynamiccl.evaluate.job.saved import TABLE, Conclusion, answer
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import find_scenario
@@ -37,9 +37,7 @@ noise_sigma = 0.02
 
 @pytest.fixture(name="known", scope="session")
 def known_fixture(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    made = once(
-        tmp_path_factory, "forecast-sweep", lambda folder: make_data(folder / "store", SWEEP)
-    )
+    made = once(tmp_path_factory, "job-sweep", lambda folder: make_data(folder / "store", SWEEP))
     return Measured(read(Path(made) / "store"), None, None)
 
 
@@ -60,7 +58,7 @@ def test_the_truth_lies_in_the_interval(
     around = find_scenario(scenario).model_copy(update={"first_use_us": 0.0})
     world = World(system, workload, all_configs(system, workload), around)
     own = play(world, np.zeros(len(world.keys), dtype=np.int64), 7, 600)
-    found = forecast(job_of(as_calls(own.calls), own.steps), known)
+    found = answer(job_of(as_calls(own.calls), own.steps), known)
     played = play(world, table_of(found, world), 7, 600)
     arm = found.arms[TABLE]
     assert found.verdict is verdict

@@ -10,23 +10,29 @@ seen on, and everything here is of the mean rank.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from dynamiccl.errors import NotEnoughData, UnknownName
-from dynamiccl.nccl import Collective
+from dynamiccl.belief import Bools
+from dynamiccl.collect.traces import read_traces
+from dynamiccl.datasets.store import part_paths, read
+from dynamiccl.drawn_worlds import Cell, Floats, Ints
+from dynamiccl.errors import MissingPath, NotEnoughData, UnknownName, UserError
+from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.sizes import size_bin
 
-Floats = npt.NDArray[np.float64]
 #: Steps from which on they are the blocks; without them the calls are cut into so many.
 _LEAST_STEPS: Final = 3
 _PARTS: Final = 20
 _KIND: Final = ("collective", "bin", "num_nodes", "num_ranks", "group", "asks", "why_not")
 _TEXT: Final = pl.String
+#: Under which names the rows of traces stand; nothing is kept of them.
+_NAME: Final = "trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,12 @@ class Kind:
     #: Algorithm and protocol that ran most; None: the trace does not say.
     ran: str | None
 
+    @property
+    def cell(self) -> Cell | None:
+        """What `ran` names."""
+        algorithm, _, protocol = (self.ran or "").partition("/")
+        return (Algorithm.parse(algorithm), Protocol.parse(protocol)) if protocol else None
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -63,18 +75,20 @@ class Steps:
     idle_us: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """A trace, C calls of K kinds in B blocks."""
 
     kinds: list[Kind]
     #: (C,) of each call: its kind, its block, its share of the mean rank.
-    kind: npt.NDArray[np.int64]
-    block: npt.NDArray[np.int64]
+    kind: Ints
+    block: Ints
     weight: Floats
     #: (C,) us; NaN where the trace has no time. Where `is_bound`, waiting for other ranks is in it.
     time_us: Floats
-    is_bound: npt.NDArray[np.bool_]
+    is_bound: Bools
+    #: Whether the trace has any time.
+    has_times: bool
     #: (C,) us in which no compute ran beside the call; None: the trace does not tell.
     exposed_us: Floats | None
     #: (B,) us of the step of the mean rank; None: the trace has no steps.
@@ -90,10 +104,95 @@ class Job:
         filled = np.nan_to_num(values) * self.weight
         return np.bincount(self.kind, filled, minlength=len(self.kinds)).astype(np.float64)
 
+    @cached_property
+    def kind_us(self) -> Floats:
+        """(K,) us of all calls of each kind."""
+        return self.of_kind(self.time_us)
+
+    @cached_property
+    def kind_exposed_us(self) -> Floats:
+        """(K,) us of it that is exposed; all where the trace does not tell."""
+        return self.kind_us if self.exposed_us is None else self.of_kind(self.exposed_us)
+
     @property
-    def has_times(self) -> bool:
-        """Whether any call has a time."""
-        return bool(np.isfinite(self.time_us).any())
+    def mean_us(self) -> Floats:
+        """(K,) mean time of a call, us."""
+        found: Floats = self.kind_us / np.maximum(self.of_kind(np.ones(len(self.kind))), 1e-12)
+        return found
+
+    @property
+    def whole_us(self) -> float:
+        """The time that shares are of: of the steps, or of all calls where there are none."""
+        return float((self.kind_us if self.step_us is None else self.step_us).sum())
+
+    def share_of(self, kinds: Sequence[int]) -> float:
+        """The share of the whole that is exposed time of some kinds."""
+        part = self.kind_us if self.step_us is None else self.kind_exposed_us
+        return float(part[list(kinds)].sum()) / self.whole_us if self.whole_us > 0.0 else 0.0
+
+    def timed(self, default_us: Floats) -> Self:
+        """With a time for each call: its own, its kind's mean, the benchmark's (K,), by its bytes.
+
+        The notes say how much of it the trace did not tell.
+        """
+        known, sizes = np.isfinite(self.time_us), np.array([k.size_bytes for k in self.kinds])
+        count = np.bincount(self.kind[known], minlength=len(self.kinds))
+        total = np.bincount(self.kind[known], self.time_us[known], minlength=len(self.kinds))
+        mean = np.where(count > 0, total / np.maximum(count, 1), default_us)
+        told = np.isfinite(mean)
+        us_per_byte = float(mean[told].sum() / sizes[told].sum()) if told.any() else 1.0
+        mean = np.where(told, mean, sizes * us_per_byte)
+        notes = list(self.notes)
+        if not self.has_times:
+            notes.append(
+                "the trace has no times: its calls are weighed by what they take in the benchmark, "
+                "and by their bytes where that is not known"
+            )
+        elif not known.all():
+            missing = int((~known).sum())
+            notes.append(f"{missing} calls have no time; they are taken for the mean of their kind")
+        found = replace(self, time_us=np.where(known, self.time_us, mean[self.kind]), notes=notes)
+        bound = float(found.of_kind(np.where(self.is_bound, found.time_us, 0.0)).sum())
+        if bound > 0.0:
+            notes.append(
+                f"{bound / found.kind_us.sum():.0%} of communication time is of a few ranks alone "
+                "and may hold waiting for the others; intervals begin at the benchmark's time"
+            )
+        return found
+
+
+def read_job(paths: Sequence[Path], ranks_per_node: int | None) -> Job:
+    """The job of which the traces are.
+
+    A directory with a `calls` table is read as such; all else by its content, as
+    `dynamiccl-collect import` does. Raises MissingPath, UserError, what `job_of` and the readers
+    raise.
+    """
+    calls, steps, files, notes = list[pl.DataFrame](), list[pl.DataFrame](), [], []
+    for path in paths:
+        if not path.exists():
+            raise MissingPath("trace", path, "name a trace, or a directory of them or of data")
+        if path.is_dir() and part_paths(path, "calls"):
+            calls.append(read(path, "calls"))
+            if part_paths(path, "steps"):
+                steps.append(read(path, "steps"))
+        elif path.is_dir() and any(path.glob("**/*.dcc")):
+            raise UserError(
+                f"{path} holds what the plugin wrote; read it in first: dynamiccl-collect import "
+                f"{path} --out DATA --system NAME, and give DATA"
+            )
+        else:
+            files.append(path)
+    if files:
+        traces = read_traces(files, system=_NAME, sweep=_NAME)
+        if traces.errors and not traces.calls.num_rows and not traces.steps.num_rows:
+            raise traces.errors[0]
+        calls.append(pl.DataFrame(traces.calls))
+        steps.append(pl.DataFrame(traces.steps))
+        notes = [f"not read: {error}" for error in traces.errors]
+    job = job_of(pl.concat(calls), pl.concat(steps) if steps else None, ranks_per_node)
+    job.notes.extend(notes)
+    return job
 
 
 def job_of(
@@ -147,12 +246,13 @@ def job_of(
     exposed = _exposed(placed, time, steps, notes)
     versions = placed["nccl_version"].drop_nulls().unique().sort().to_list()
     return Job(
-        kinds=[Kind(**{str(k): v for k, v in row.items()}) for row in kinds.to_dicts()],
+        kinds=[Kind(**row) for row in kinds.to_dicts()],
         kind=placed["kind"].to_numpy().astype(np.int64),
         block=placed["block"].to_numpy().astype(np.int64),
         weight=weight,
         time_us=time,
         is_bound=bound,
+        has_times=bool(np.isfinite(time).any()),
         exposed_us=exposed,
         step_us=step_us,
         steps=None if steps is None else _mean_step(steps, ranks),
@@ -247,7 +347,7 @@ def _blocks(
     return ordered.with_columns(block=part.cast(pl.Int64)), None, 1
 
 
-def _times(calls: pl.DataFrame) -> tuple[Floats, npt.NDArray[np.bool_]]:
+def _times(calls: pl.DataFrame) -> tuple[Floats, Bools]:
     bound = calls["time_us"].is_null() & calls["time_at_most_us"].is_not_null()
     time = calls.select(pl.coalesce("time_us", "time_at_most_us").cast(pl.Float64)).to_series()
     found = time.fill_null(np.nan).to_numpy().astype(np.float64)
@@ -287,24 +387,28 @@ def _mean_step(steps: pl.DataFrame, ranks: int) -> Steps | None:
 
 def with_nodes(
     job: Job, groups: Sequence[tuple[int, int]], measured: Sequence[tuple[int, int]]
-) -> list[Kind]:
-    """The kinds with their nodes filled in where the trace does not say.
+) -> Job:
+    """With the nodes of kinds filled in where the trace does not say; a note says so.
 
     By `groups` (nodes, ranks a node) that a person named, else by the one of the `measured` shapes
     that has so many ranks; where several have, the kind's stays None.
     """
-    found = []
+    kinds, guessed = list[Kind](), set[str]()
     for kind in job.kinds:
-        nodes = kind.num_nodes
-        if nodes is None and kind.num_ranks is not None:
-            for shapes in (groups, measured):
-                fitting = {n for n, per_node in shapes if n * per_node == kind.num_ranks}
-                if fitting:
-                    nodes = fitting.pop() if len(fitting) == 1 else None
-                    break
-        found.append(Kind(**{**_plain(kind), "num_nodes": nodes}))
-    return found
-
-
-def _plain(kind: Kind) -> dict[str, Any]:
-    return {name: getattr(kind, name) for name in Kind.__slots__}
+        if kind.num_nodes is None and kind.num_ranks is not None:
+            named, known = (
+                {nodes for nodes, per_node in shapes if nodes * per_node == kind.num_ranks}
+                for shapes in (groups, measured)
+            )
+            fitting = named or known
+            if len(fitting) == 1:
+                kind = replace(kind, num_nodes=fitting.pop())  # noqa: PLW2901
+                guessed.add(f"{kind.num_ranks} on {kind.num_nodes}")
+        kinds.append(kind)
+    notes = list(job.notes)
+    if guessed:
+        notes.append(
+            f"ranks and nodes, which the trace does not say, are taken to be "
+            f"{', '.join(sorted(guessed))} as measured or named"
+        )
+    return replace(job, kinds=kinds, notes=notes)

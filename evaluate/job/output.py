@@ -1,9 +1,9 @@
-"""Output of a forecast: sentences, tables, a page, JSON."""
+"""What is said of a job: tables, a page, JSON, and the sweep of what is not covered."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,33 +11,21 @@ from dynamiccl.collect.grid import RANK_GRAIN_BYTES
 from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.blocks import TableBlock
-from dynamiccl.evaluate.forecast.forecast import (
-    BEST,
-    POLICY,
-    TABLE,
-    Arm,
-    Conclusion,
-    Forecast,
-    share_of,
-)
-from dynamiccl.evaluate.forecast.job import Kind
-from dynamiccl.evaluate.forecast.saving import Estimate, of_calls
+from dynamiccl.evaluate.job.calls import Kind
+from dynamiccl.evaluate.job.saved import BEST, POLICY, TABLE, Answer, Conclusion, Estimate
 from dynamiccl.evaluate.page import write_page
-from dynamiccl.nccl import ABSTAIN
 from dynamiccl.sizes import bin_center_bytes, size_bin, size_label
 
 _OWN: Final = "NCCL's own"
 _ARMS: Final = {
     POLICY: "the policy",
-    TABLE: "the best table, cross-fitted",
-    BEST: "the best config of each size, chosen and scored on the same runs (no table exceeds it)",
+    TABLE: "the best table",
+    BEST: "the best config of each size, if it were known (no table exceeds it)",
 }
-
 #: Independent runs: enough for an interval of a few per cent (docs/evaluate.md).
 _CYCLES: Final = 5
 #: The most sizes; those that take most time come first.
 _MOST_SIZES: Final = 24
-_T = TypeVar("_T")
 _ALGORITHMS: Final = ("Ring", "Tree", "NVLS", "NVLSTree", "PAT")
 
 
@@ -73,24 +61,22 @@ class KindRow:
         return f"{self.kind.num_nodes} x {self.kind.num_ranks // self.kind.num_nodes}"
 
 
-def parts_of(found: Forecast) -> list[TimeShare]:
+def parts_of(found: Answer) -> list[TimeShare]:
     """The parts of the step; without steps, of communication."""
-    weighed = found.weighed
-    asks = [k for k, kind in enumerate(weighed.kinds) if kind.asks]
-    steps = weighed.job.steps
+    job, whole, steps = found.job, found.job.whole_us or 1.0, found.job.steps
+    asks = [k for k, kind in enumerate(job.kinds) if kind.asks]
+    none = [k for k, kind in enumerate(job.kinds) if not kind.asks]
+    asking, other = job.share_of(asks) * whole, job.share_of(none) * whole
     if steps is None:
-        whole = weighed.communication_us or 1.0
-        asking = float(weighed.kind_us[asks].sum())
-        dark = float(weighed.kind_us[[*found.uncovered]].sum())
+        dark = job.share_of([*found.uncovered]) * whole
         told = [
             ("asks a tuner, and is covered", asking - dark, "asks"),
             ("asks a tuner, and is not covered", dark, "dark"),
-            ("asks no tuner", whole - asking, "other"),
+            ("asks no tuner", other, "other"),
         ]
     else:
+        asking, other = (share / whole * steps.step_us for share in (asking, other))
         whole = steps.step_us
-        none = [k for k, kind in enumerate(weighed.kinds) if not kind.asks]
-        asking, other = (share_of(weighed, kinds) * whole for kinds in (asks, none))
         told = [
             # Compute covers what is hidden: the bar shows it once.
             ("compute alone", max(0.0, steps.compute_us - steps.hidden_us), "compute"),
@@ -101,76 +87,60 @@ def parts_of(found: Forecast) -> list[TimeShare]:
             ("idle", steps.idle_us, "idle"),
         ]
     return [
-        TimeShare("ABCDEF"[i], name, us, us / whole if whole > 0.0 else 0.0, look)
+        TimeShare("ABCDEF"[i], name, us, us / whole, look)
         for i, (name, us, look) in enumerate(told)
     ]
 
 
-def asking(found: Forecast) -> tuple[float, float]:
+def asking(found: Answer) -> tuple[float, float]:
     """Shares of the bytes, and of the communication time, of calls that ask a tuner."""
-    weighed = found.weighed
-    asks = np.array([kind.asks for kind in weighed.kinds])
-    calls = np.bincount(weighed.job.kind, weighed.job.weight, minlength=len(weighed.kinds))
-    moved = calls * np.array([kind.size_bytes for kind in weighed.kinds])
-    whole = weighed.communication_us
-    time = float(weighed.kind_us[asks].sum()) / whole if whole > 0.0 else 0.0
+    job, asks = found.job, np.array([kind.asks for kind in found.job.kinds])
+    moved = job.of_kind(np.array([float(k.size_bytes) for k in job.kinds])[job.kind])
+    whole = float(job.kind_us.sum())
+    time = float(job.kind_us[asks].sum()) / whole if whole > 0.0 else 0.0
     return float(moved[asks].sum() / moved.sum()), time
 
 
-def asking_text(found: Forecast) -> str:
+def asking_text(found: Answer) -> str:
     """The shares of `asking` as text."""
     moved, time = asking(found)
-    words = f" and {time:.0%} of its communication time" if found.is_timed else ""
+    words = f" and {time:.0%} of its communication time" if found.job.has_times else ""
     return f"Calls with {moved:.0%} of the job's bytes{words} ask a tuner."
 
 
-def lines_of(found: Forecast) -> list[KindRow]:
+def lines_of(found: Answer) -> list[KindRow]:
     """All kinds of calls, largest share of time first."""
-    weighed, arm = found.weighed, found.deciding
-    whole = weighed.communication_us
-    if weighed.job.step_us is not None:
-        whole = float(weighed.job.step_us.sum())
-    has_steps = weighed.job.step_us is not None
-    lines = []
-    for k, kind in enumerate(weighed.kinds):
-        pick = arm.picks[k]
-        gain = None if pick is None else of_calls(weighed, k, pick)
-        config = "" if pick is None else pick.config.key
-        lines.append(
-            KindRow(
-                kind,
-                float(weighed.kind_us[k]) / whole if whole > 0.0 else 0.0,
-                float(weighed.kind_exposed_us[k]) / whole if has_steps else None,
-                _OWN if pick is not None and pick.config == ABSTAIN else config,
-                gain,
-                kind.why_not or arm.unknown.get(k, ""),
-            )
+    job, arm, whole = found.job, found.deciding, found.job.whole_us or 1.0
+    lines = [
+        KindRow(
+            kind,
+            float(job.kind_us[k]) / whole,
+            None if job.step_us is None else float(job.kind_exposed_us[k]) / whole,
+            "" if k not in arm.configs else arm.configs[k] or _OWN,
+            arm.calls.get(k),
+            kind.why_not or arm.unknown.get(k, ""),
         )
+        for k, kind in enumerate(job.kinds)
+    ]
     return sorted(lines, key=lambda line: -line.time_share)
 
 
-def sweep_for(found: Forecast) -> Sweep | None:
+def sweep_for(found: Answer) -> Sweep | None:
     """The sweep that would measure what is not covered; None where not needed or possible."""
-    weighed = found.weighed
-    kinds = [weighed.kinds[k] for k in found.uncovered]
+    kinds = [found.job.kinds[k] for k in found.uncovered]
     if not kinds and found.verdict is Conclusion.CANNOT_TELL:
-        kinds = [kind for kind in weighed.kinds if kind.asks]
-    return _covering_sweep(kinds, found.system)
-
-
-def _covering_sweep(kinds: Sequence[Kind], system: str) -> Sweep | None:
-    """A sweep of these kinds of calls, most important first; None where none has a shape."""
-    able = [k for k in kinds if k.num_nodes is not None and k.num_ranks is not None]
+        kinds = [kind for kind in found.job.kinds if kind.asks]
+    able = [(k, k.num_nodes, k.num_ranks) for k in kinds if k.num_nodes and k.num_ranks]
     if not able:
         return None
-    sizes = list(dict.fromkeys(_size(kind) for kind in able))[:_MOST_SIZES]
-    shapes = _once((k.num_nodes or 1, (k.num_ranks or 1) // (k.num_nodes or 1)) for k in able)
+    sizes = list(dict.fromkeys(_size(kind) for kind, _, _ in able))[:_MOST_SIZES]
+    shapes = dict.fromkeys((nodes, ranks // nodes) for _, nodes, ranks in able)
     groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {per} }}" for n, per in shapes)
     lines = [
-        "# What a job calls and no sweep has measured, by dynamiccl-evaluate forecast.",
-        f'name = "{slug(f"{system}-job")}"',
-        f'system = "{slug(system)}"',
-        f"collectives = [{_quoted(_once(kind.collective for kind in able))}]",
+        "# What a job calls and no sweep has measured, by dynamiccl-evaluate job.",
+        f'name = "{slug(f"{found.system}-job")}"',
+        f'system = "{slug(found.system)}"',
+        f"collectives = [{_quoted(dict.fromkeys(kind.collective for kind, _, _ in able))}]",
         f"groups = [{groups}]",
         f"sizes = {{ list = [{', '.join(str(size) for size in sorted(sizes))}] }}",
         f"algorithms = [{_quoted(_ALGORITHMS)}]",
@@ -189,76 +159,64 @@ def _size(kind: Kind) -> int:
     return max(whole, kind.size_bytes)
 
 
-def _once(values: Iterable[_T]) -> list[_T]:
-    return list(dict.fromkeys(values))
-
-
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def to_json(found: Forecast) -> dict[str, Any]:
+def to_json(found: Answer) -> dict[str, Any]:
     """The fields as plain data for `json.dumps`."""
-    weighed = found.weighed
-    asks = [k for k, kind in enumerate(weighed.kinds) if kind.asks]
-    sweep = sweep_for(found)
-    steps = weighed.job.steps
+    job, sweep, arms = found.job, sweep_for(found), found.arms.items()
+    moved, time = asking(found)
     return {
         "verdict": found.verdict.value,
         "sentence": found.sentence,
-        "share_is_of": "communication" if weighed.job.step_us is None else "step",
+        "share_is_of": "communication" if job.step_us is None else "step",
         "least": found.least,
         "system": found.system,
         "modelled": found.modelled,
         "nccl_version": found.nccl_version,
-        "job_nccl_version": weighed.job.nccl_version,
-        "sources": weighed.job.sources,
-        "calls": int(sum(kind.calls for kind in weighed.kinds)),
-        "step": None if steps is None else asdict(steps),
+        "job_nccl_version": job.nccl_version,
+        "sources": job.sources,
+        "calls": sum(kind.calls for kind in job.kinds),
+        "step": None if job.steps is None else asdict(job.steps),
         "parts": [asdict(part) for part in parts_of(found)],
-        "asks_tuner_share": share_of(weighed, asks),
-        "asks_tuner_share_of_bytes": asking(found)[0],
-        "asks_tuner_share_of_communication": asking(found)[1],
-        "not_covered_share": share_of(weighed, found.uncovered),
+        "asks_tuner_share": job.share_of([k for k, kind in enumerate(job.kinds) if kind.asks]),
+        "asks_tuner_share_of_bytes": moved,
+        "asks_tuner_share_of_communication": time,
+        "not_covered_share": job.share_of([*found.uncovered]),
         "arms": {
             name: {
                 "communication": asdict(arm.communication),
                 "step": None if arm.step is None else asdict(arm.step),
             }
-            for name, arm in found.arms.items()
+            for name, arm in arms
         },
-        "kinds": [_plain(line) for line in lines_of(found)],
+        "kinds": [
+            {
+                **asdict(line.kind),
+                "time_share": line.time_share,
+                "exposed_share": line.exposed_share,
+                "better_config": line.config or None,
+                "gain": None if line.gain is None else asdict(line.gain),
+                "reason": line.reason,
+            }
+            for line in lines_of(found)
+        ],
         "notes": found.notes,
         "sweep": None if sweep is None else sweep.text,
     }
 
 
-def _plain(line: KindRow) -> dict[str, Any]:
-    kind = asdict(line.kind)
-    return {
-        **kind,
-        "time_share": line.time_share,
-        "exposed_share": line.exposed_share,
-        "better_config": line.config or None,
-        "gain": None if line.gain is None else asdict(line.gain),
-        "reason": line.reason,
-    }
-
-
-def tables(found: Forecast, rows: int | None = None) -> Iterator[TableBlock]:
+def tables(found: Answer, rows: int | None = None) -> Iterator[TableBlock]:
     """Savings by arm, and the most important calls, at most `rows`."""
-    has_steps = found.weighed.job.step_us is not None
+    has_steps = found.job.step_us is not None
+    arms = []
+    for name, arm in found.arms.items():
+        told = [arm.communication, *([arm.step] if arm.step is not None else [])]
+        is_known = len(arm.unknown) < sum(kind.asks for kind in found.job.kinds)
+        arms.append([_ARMS[name], *(each.text if is_known else "not known" for each in told)])
     heads = ["under", "of communication time", *(["of step time"] if has_steps else [])]
-    arms = [
-        [
-            _ARMS[name],
-            _arm_text(arm, arm.communication),
-            *([_arm_text(arm, arm.step)] if arm.step is not None else []),
-        ]
-        for name, arm in found.arms.items()
-    ]
     yield TableBlock("Saved, with 90 % intervals", heads, arms)
-    whole = "step" if has_steps else "time"
     shown = [
         [
             line.kind.collective,
@@ -270,40 +228,30 @@ def tables(found: Forecast, rows: int | None = None) -> Iterator[TableBlock]:
             *([f"{line.exposed_share:.1%}"] if line.exposed_share is not None else []),
             line.kind.ran or "-",
             line.config or "-",
-            _gain_text(line),
+            line.reason if line.gain is None else "-" if line.config == _OWN else line.gain.text,
         ]
         for line in lines_of(found)[:rows]
     ]
     heads = [
-        "collective", "size", "group", "nodes x ranks", "calls", f"of {whole}",
-        *(["exposed"] if has_steps else []), "NCCL ran", "better", "calls save",
-    ]  # fmt: skip
+        *("collective", "size", "group", "nodes x ranks", "calls"),
+        *(("of step", "exposed") if has_steps else ("of time",)),
+        *("NCCL ran", "better", "calls save"),
+    ]
     yield TableBlock("The calls that matter", heads, shown, layout="reasons")
 
 
-def _arm_text(arm: Arm, told: Estimate) -> str:
-    return told.text if any(pick is not None for pick in arm.picks) else "not known"
-
-
-def _gain_text(line: KindRow) -> str:
-    if line.gain is None:
-        return line.reason
-    return "-" if line.config == _OWN else line.gain.text
-
-
-def write(found: Forecast, names: list[str], out: Path) -> Path:
+def write(found: Answer, names: list[str], out: Path) -> Path:
     """Write page and JSON into `out`; returns the page's path."""
     sweep = sweep_for(found)
-    lines = lines_of(found)
-    gains = [line for line in lines if line.gain is not None]
+    gains = [line for line in lines_of(found) if line.gain is not None]
     gains.sort(key=lambda line: (line.kind.collective, line.shape, line.kind.size_bytes))
-    low, high = ends = _ends(gains)
+    low, high = ends = _ends([line.gain for line in gains if line.gain is not None])
     header = {
         "found": found,
         "names": names,
         "parts": parts_of(found),
         "asking": asking_text(found),
-        "steps": found.weighed.job.steps,
+        "steps": found.job.steps,
         "gains": gains,
         "ends": ends,
         "at": lambda share: 2.0 + 96.0 * (share - low) / (high - low),
@@ -311,12 +259,11 @@ def write(found: Forecast, names: list[str], out: Path) -> Path:
         "sweep": None if sweep is None else sweep.text,
         "size_label": size_label,
     }
-    return write_page(out, "forecast", to_json(found), [], header)
+    return write_page(out, "job", to_json(found), [], header)
 
 
-def _ends(lines: Sequence[KindRow]) -> tuple[float, float]:
+def _ends(gains: Sequence[Estimate]) -> tuple[float, float]:
     """Axis limits of gains: all intervals, and at least a little on both sides of 0."""
-    gains = [line.gain for line in lines if line.gain is not None]
     low, high = min((g.low for g in gains), default=0.0), max((g.high for g in gains), default=0.0)
     margin = max(0.01, 0.05 * (max(high, 0.0) - min(low, 0.0)))
     return min(low, -margin), max(high, margin)

@@ -1,15 +1,15 @@
-"""Coverage of `dynamiccl-evaluate forecast`'s intervals on jobs with known truth.
+"""Coverage of `dynamiccl-evaluate job`'s intervals on jobs with known truth.
 
-    python benchmarks/bench_forecast.py          # FULL=1: five times as many jobs
+    python benchmarks/bench_job.py          # FULL=1: five times as many jobs
 
 The shipped workloads, and workloads that are drawn (groups, collectives, sizes, compute before and
 beside), in quiet and in other scenarios that ship. A job's trace under NCCL's own choice and a
-sweep of 3 or 5 noisy cycles go into the forecast; then the same job is played under the table that
-the forecast is about.
+sweep of 3 or 5 noisy cycles go in; then the same job is played under the table that the answer is
+about.
 
 *Coverage* is the share of 90 % intervals that hold the truth, of jobs in which the table changes
 anything. Settings were chosen on other seeds. *False gains* are jobs of which it says "gain" where
-the truth is none. Writes out/bench/forecast.json. Four minutes.
+the truth is none. Writes out/bench/job.json. Four minutes.
 """
 
 import os
@@ -21,16 +21,14 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from forecast_jobs import as_calls, play
 from harness import write_result
+from job_traces import as_calls, play
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.forecast.forecast import TABLE, Conclusion, Forecast, forecast
-from dynamiccl.evaluate.forecast.gains import Measured
-from dynamiccl.evaluate.forecast.job import job_of
-from dynamiccl.evaluate.forecast.saving import Estimate
-from dynamiccl.nccl import ABSTAIN as OWN
+from dynamiccl.evaluate.job.calls import job_of
+from dynamiccl.evaluate.job.gains import Measured
+from dynamiccl.evaluate.job.saved import TABLE, Answer, Conclusion, Estimate, answer
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import all_configs
@@ -68,7 +66,7 @@ noise_sigma = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One job: forecast and truth, as shares saved."""
+    """One job: what was told, and the truth, as shares saved."""
 
     verdict: Conclusion
     communication: tuple[Estimate, float]
@@ -77,7 +75,7 @@ class Judged:
 
     @property
     def false_gain(self) -> bool:
-        """Whether the forecast is a gain where there is none."""
+        """Whether it says that there is a gain where there is none."""
         told, truth = self.step
         return self.verdict is Conclusion.GAIN and truth <= 0.0 < told.low
 
@@ -98,16 +96,16 @@ def main() -> None:
         "step": [j.step for j in acting],
     }
     for name, told in pairs.items():
-        figures[f"forecast_coverage_{name}"] = float(np.mean([holds(each) for each in told]))
-        figures[f"forecast_jobs_{name}"] = len(told)
+        figures[f"job_coverage_{name}"] = float(np.mean([holds(each) for each in told]))
+        figures[f"job_jobs_{name}"] = len(told)
     for verdict in Conclusion:
         said = sum(job.verdict is verdict for job in jobs)
-        figures[f"forecast_said_{verdict.value.replace('-', '_')}"] = said
+        figures[f"job_said_{verdict.value.replace('-', '_')}"] = said
     able = [job.verdict is Conclusion.GAIN for job in jobs if job.step[1] > WORTH]
-    figures["forecast_jobs_with_a_gain"] = len(able)
-    figures["forecast_gains_said"] = float(np.mean(able)) if able else None
-    figures["forecast_false_gains"] = sum(job.false_gain for job in jobs)
-    write_result("forecast", figures)
+    figures["job_jobs_with_a_gain"] = len(able)
+    figures["job_gains_said"] = float(np.mean(able)) if able else None
+    figures["job_false_gains"] = sum(job.false_gain for job in jobs)
+    write_result("job", figures)
 
 
 def simulated(first: int, sweeps: int) -> Iterator[Judged]:
@@ -151,10 +149,10 @@ def drawn(random: np.random.Generator) -> Workload:
 
 
 def judge_simulated(world: World, known: Measured, seed: int) -> Judged:
-    """One job's forecast against itself under the table."""
+    """What is told of one job, against the job under the table."""
     calls = max(6 * len(world.order), 600)
     own = play(world, np.zeros(len(world.keys), dtype=np.int64), seed, calls)
-    found = forecast(job_of(as_calls(own.calls), own.steps), known)
+    found = answer(job_of(as_calls(own.calls), own.steps), known)
     table = play(world, table_of(found, world), seed, calls)
     arm = found.arms[TABLE]
     assert arm.step is not None
@@ -162,22 +160,21 @@ def judge_simulated(world: World, known: Measured, seed: int) -> Judged:
         found.verdict,
         (arm.communication, 1.0 - table.communication_us / own.communication_us),
         (arm.step, 1.0 - table.job_us / own.job_us),
-        any(pick is not None and pick.config != OWN for pick in arm.picks),
+        any(arm.configs.values()),
     )
 
 
-def table_of(found: Forecast, world: World) -> npt.NDArray[np.int64]:
-    """(keys,) the actions of the table that a forecast is about."""
+def table_of(found: Answer, world: World) -> npt.NDArray[np.int64]:
+    """(keys,) the actions of the table that an answer is about."""
     actions = np.zeros(len(world.keys), dtype=np.int64)
-    picks = found.arms[TABLE].picks
-    for kind, pick in zip(found.weighed.kinds, picks, strict=True):
-        if pick is None:
-            continue
+    for number, config in found.arms[TABLE].configs.items():
+        kind = found.job.kinds[number]
         place = (kind.collective, kind.bin, kind.num_nodes, kind.num_ranks)
         for key, call in enumerate(world.keys):
             shape = (call.group.num_nodes, call.group.num_ranks)
             if (call.collective.wire, size_bin(call.size_bytes), *shape) == place:
-                actions[key] = world.configs.index(pick.config)
+                keys = [each.key if config else "" for each in world.configs]
+                actions[key] = keys.index(config)
     return actions
 
 

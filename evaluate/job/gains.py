@@ -1,0 +1,299 @@
+"""Draws of what each config gains over NCCL's own choice, for the kinds of calls of a job.
+
+A sweep tells it through the belief (`dynamiccl/belief.py`), which is asked at the job's own sizes
+and says how sure it is; or a simulated system does. Nothing is known of a config that was not
+measured within an octave, or where NCCL's choice was not: as in a decision table.
+
+K kinds, D draws, A configs of a table, NCCL's own choice the first.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from dynamiccl.belief import Belief, Bools, doubted, neighbours, prior_of
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.splits import Split
+from dynamiccl.drawn_worlds import Cell, Floats, Grid, Ints
+from dynamiccl.errors import NotEnoughData, UnknownName, UserError
+from dynamiccl.evaluate.job.calls import Kind
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Call, System
+
+#: Collective, nodes and ranks a node: a table of the belief.
+Key = tuple[str, int, int]
+_SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
+#: Tasks, the numbers of their sizes, and the actions.
+_Table = tuple[Ints, Ints, Ints]
+_ONE_RUN: Final = "measured in one run: what luck in choosing adds cannot be told"
+DRAWS: Final = 400
+#: Parts of the runs that are left out in turn.
+_FOLDS: Final = 3
+#: Standard deviation of log(model / machine) of a config's time against another's. Fitted models of
+#: H100 nodes miss AllReduce by 10 to 20 % below 64 MB and by 4 to 8 % above
+#: (meta-pytorch/autoparallel, pull request 425); two configs share a part of it.
+_MODEL_ERROR: Final = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """What is known of one kind of calls."""
+
+    configs: tuple[Config, ...]
+    #: (D, A) draws of ln(NCCL's own time / a config's).
+    draws: Floats
+    #: (A,) of which configs it is known.
+    known: Bools
+    #: The action that the best table has: NCCL's own where no gain is sure.
+    best: int
+    #: us of NCCL's own choice in the benchmark.
+    default_us: float
+
+
+class Measured:
+    """Gains from a sweep's measurements on one system, in the default environment."""
+
+    def __init__(self, frame: pl.DataFrame, system: str | None, version: str | None) -> None:
+        """Take the rows that may be compared; `version` is the job's NCCL, where it is known.
+
+        Raises UserError where the data hold several systems and none is named, UnknownName for one
+        that they do not hold, and NotEnoughData without a task.
+        """
+        names = frame["system"].unique().sort().to_list()
+        if system is None and len(names) > 1:
+            raise UserError(
+                f"the data hold {len(names)} systems; name one: --system {' or '.join(names)}"
+            )
+        if system is not None and system not in names:
+            raise UnknownName("system", system, names, where="--system")
+        self.system = system or str(names[0])
+        rows = frame.filter(system=self.system, launch_profile=DEFAULT_PROFILE)
+        self.nccl_version, self._other_version = _version(rows, version)
+        rows = rows.filter(pl.col("nccl_version").eq_missing(pl.lit(self.nccl_version)))
+        self._catalogue = Catalogue.from_frame(rows)
+        self._grid = task_grid(rows, self._catalogue, list(Split))
+        if not self._grid.tasks.height:
+            raise NotEnoughData(
+                f"the data hold no task of {self.system} in the untouched environment, alone on "
+                "its nodes, with NCCL's own choice and two configs; measure with "
+                "'dynamiccl-collect run' or name other --data"
+            )
+        self._ran = _read_back(rows)
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]]:
+        """(nodes, ranks a node) with measured gains."""
+        return self._grid.tasks.select(_SHAPE[1:]).unique().sort(_SHAPE[1:]).rows()
+
+    def gains(self, kinds: Sequence[Kind]) -> list[Gains | str]:
+        """(K,) the gains of each kind of calls, or why they are not known."""
+        found: list[Gains | str] = [unplaced(kind, self.shapes) for kind in kinds]
+        tables = defaultdict[Key, list[int]](list)
+        for number, kind in enumerate(kinds):
+            if self._other_version:
+                other = f"measured under NCCL {self.nccl_version}"
+                found[number] = f"{other}; the job ran another minor version"
+            elif not found[number]:
+                tables[_key(kind)].append(number)
+        for key, numbers in tables.items():
+            told = self._of_table(key, [kinds[number] for number in numbers])
+            for number, each in zip(numbers, told, strict=True):
+                found[number] = each
+        return found
+
+    def _of_table(self, key: Key, kinds: Sequence[Kind]) -> list[Gains | str]:
+        tasks = self._grid.tasks
+        is_mine = pl.all_horizontal(pl.col(n) == v for n, v in zip(_SHAPE, key, strict=True))
+        rows = np.flatnonzero(tasks.select(is_mine.alias("mine"))["mine"].to_numpy())
+        if not len(rows):
+            return [f"{key[0]} on {key[1]} x {key[2]} was not measured"] * len(kinds)
+        measured = tasks["size_bytes"].to_numpy()[rows]
+        sizes = np.unique([*measured, *(kind.size_bytes for kind in kinds)])
+        ran = {int(size): self._ran.get((*key, int(size))) for size in measured}
+        asked = {kind.size_bytes: kind.cell for kind in kinds}
+        below, above = neighbours(np.searchsorted(sizes, measured), len(sizes))
+        around = [
+            ran.get(int(sizes[b])) if ran.get(int(sizes[b])) == ran.get(int(sizes[a])) else None
+            for b, a in zip(below, above, strict=True)
+        ]
+        own = tuple(
+            ran.get(int(size)) or asked.get(int(size)) or told
+            for size, told in zip(sizes, around, strict=True)
+        )
+        actions = np.flatnonzero(self._grid.mask[rows].any(axis=0))
+        configs = tuple(self._catalogue.configs[action] for action in actions)
+        grid = Grid(tuple(np.log2(sizes).tolist()), configs, own)
+        at = np.searchsorted(sizes, measured)
+        table = rows, at, actions
+        belief = self._believe(table, grid)
+        shown = self._shown(table, grid)
+        if shown is None:
+            return [_ONE_RUN] * len(kinds)
+        draws, best = belief.draws(DRAWS, np.random.default_rng(0)), belief.decide()
+        draws *= shown[:, None, None]
+        known = belief.is_near.copy()
+        known[:, ABSTAIN_ACTION] = True
+        # What asks for NCCL's own choice gains nothing: what was measured of it is noise.
+        is_own = np.array([[o is not None and c == Config(*o) for c in configs] for o in own])
+        is_own[:, ABSTAIN_ACTION] = True
+        draws = np.where(is_own, 0.0, draws)
+        order = np.argsort(measured)
+        lines = np.log(measured[order]), np.log(self._grid.default_us[rows][order])
+        found: list[Gains | str] = []
+        for kind in kinds:
+            place = int(np.searchsorted(sizes, kind.size_bytes))
+            near = {cell for size, cell in ran.items() if 0.5 <= size / kind.size_bytes <= 2.0}
+            if not belief.is_near[place].any():
+                found.append("no size within an octave was measured on both sides")
+            elif kind.cell and near and None not in near and kind.cell not in near:
+                told = " and ".join(sorted(f"{a.wire}/{p.wire}" for a, p in filter(None, near)))
+                found.append(f"NCCL ran {kind.ran} in the job and {told} in the sweep")
+            else:
+                taken = ABSTAIN_ACTION if is_own[place, best[place]] else int(best[place])
+                # As it is at the ends, where the sweep ends before the job's size.
+                default_us = float(np.exp(np.interp(np.log(kind.size_bytes), *lines)))
+                found.append(Gains(configs, draws[:, place], known[place], taken, default_us))
+        return found
+
+    def _believe(self, table: _Table, grid: Grid, left_out: Sequence[int] = ()) -> Belief:
+        cells = self._grid.cells(*table, grid.log2_sizes, left_out)
+        places, log_us, variance, repeats, _ = cells
+        prior = prior_of(grid)
+        return Belief(prior, places, log_us, doubted(prior, places, log_us, variance, repeats))
+
+    def _shown(self, table: _Table, grid: Grid) -> Floats | None:
+        """(D,) what left-out runs show of the gains that tables of the other runs claim.
+
+        Of configs that are all alike the one that luck made the fastest is chosen. None for a
+        single run.
+        """
+        rows, at, actions = table
+        samples = self._grid.samples, self._grid.runs
+        cells = [(row, int(action)) for row in rows.tolist() for action in actions]
+        runs = np.unique(np.concatenate([samples[1][c] for c in cells if c in samples[1]]))
+        if len(runs) < 2:
+            return None
+        claimed, found = list[float](), list[float]()
+        for fold in np.array_split(runs, min(len(runs), _FOLDS)):
+            belief = self._believe(table, grid, fold.tolist())
+            for row, size, action in zip(rows, at, belief.decide()[at], strict=True):
+                own, other = (
+                    np.log(samples[0][cell][np.isin(samples[1][cell], fold)])
+                    for cell in ((int(row), ABSTAIN_ACTION), (int(row), int(actions[action])))
+                )
+                if action != ABSTAIN_ACTION and len(own) and len(other):
+                    claimed.append(float(belief.gain[size, action]))
+                    found.append(float(own.mean() - other.mean()))
+        if not claimed:
+            return np.ones(DRAWS)
+        # All of it at most, with Student's t over the claims.
+        share = min(float(np.mean(found) / np.mean(claimed)), 1.0)
+        spread = np.std(found, ddof=1) if len(found) > 1 else np.abs(found).max()
+        drawn = np.random.default_rng(2).standard_t(max(len(found) - 1, 1), DRAWS)
+        off = spread / np.sqrt(len(found)) / np.mean(claimed) * drawn
+        return np.asarray(np.maximum(share + off, 0.0))
+
+
+class Modelled:
+    """Quiet times of a simulated system."""
+
+    def __init__(self, system: System, configs: Sequence[Config] = ()) -> None:
+        """Take a system; beside its own algorithms and protocols, it is asked for `configs`."""
+        self.system = system.name
+        self.nccl_version: str | None = str(system.nccl_version)
+        self._system, self._configs = system, tuple(configs)
+        #: (D, 1) by how much the model is off, alike for all kinds.
+        self._off = _MODEL_ERROR * np.random.default_rng(0).standard_normal((DRAWS, 1))
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]]:
+        """(nodes, ranks a node) of the system."""
+        return [(group.num_nodes, group.ranks_per_node) for group in self._system.groups()]
+
+    def gains(self, kinds: Sequence[Kind]) -> list[Gains | str]:
+        """(K,) the gains of each kind of calls, or why they are not known."""
+        return [unplaced(kind, self.shapes) or self._of_kind(kind) for kind in kinds]
+
+    def _of_kind(self, kind: Kind) -> Gains | str:
+        name, nodes, per_node = _key(kind)
+        group, collective = Group(nodes, per_node), Collective.parse(name)
+        if group not in self._system.groups() or collective not in self._system.collectives():
+            return f"the model has no {name} on {nodes} x {per_node}"
+        call = Call(group, collective, kind.size_bytes)
+        cells = [Config(*cell) for cell in self._system.cells(group, collective)]
+        configs = tuple(dict.fromkeys((ABSTAIN, *cells, *self._configs)))
+        times = np.array([self._quiet_us(call, config) for config in configs])
+        known, own = np.isfinite(times), np.arange(len(configs)) == ABSTAIN_ACTION
+        gains = np.where(known, np.log(times[ABSTAIN_ACTION]) - np.log(times), 0.0)
+        draws = gains + np.where(own, 0.0, self._off)
+        best = int(np.where(known, gains, -np.inf).argmax())
+        return Gains(configs, draws, known, best, float(times[ABSTAIN_ACTION]))
+
+    def _quiet_us(self, call: Call, config: Config) -> float:
+        try:
+            return self._system.parts(call, config).quiet_us
+        except KeyError:
+            return float("nan")
+
+
+#: What tells gains.
+Source = Measured | Modelled
+
+
+def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
+    """Why nothing is known of a kind whose place the trace does not tell, and the fix; or ""."""
+    if kind.num_ranks is None:
+        return "the trace does not say how many ranks"
+    if kind.num_nodes is not None:
+        return ""
+    known = [
+        f"{nodes}x{per_node}" for nodes, per_node in shapes if nodes * per_node == kind.num_ranks
+    ]
+    if not known:
+        told = f"no group of {kind.num_ranks} ranks is known"
+        return f"{told}; --group NODESxRANKS tells their placement, for a sweep of it"
+    told = f"--group {known[0]}" if len(known) == 1 else f"--group, one of {', '.join(known)}"
+    return f"the trace does not say on how many nodes its {kind.num_ranks} ranks are: {told}"
+
+
+def _key(kind: Kind) -> Key:
+    """Collective, nodes and ranks a node of a kind that has a place."""
+    nodes, ranks = kind.num_nodes or 1, kind.num_ranks or 1
+    return kind.collective, nodes, ranks // nodes
+
+
+def _read_back(rows: pl.DataFrame) -> dict[tuple[str, int, int, int], Cell]:
+    """What NCCL ran, by collective, shape and size, where all rows that tell it agree."""
+    told = rows.filter("is_default").drop_nulls(["actual_algorithm", "actual_protocol"])
+    agree = told.group_by([*_SHAPE, "size_bytes"]).agg(
+        pl.col("actual_algorithm", "actual_protocol").unique()
+    )
+    return {
+        (collective, nodes, per_node, size): (Algorithm.parse(one[0]), Protocol.parse(other[0]))
+        for collective, nodes, per_node, size, one, other in agree.iter_rows()
+        if len(one) == len(other) == 1
+    }
+
+
+def _version(rows: pl.DataFrame, wanted: str | None) -> tuple[str | None, bool]:
+    """The release whose rows are used, and whether its minor version differs from `wanted`."""
+    held = sorted(rows["nccl_version"].drop_nulls().unique().to_list(), key=NcclVersion.parse)
+    if not held:
+        return None, False
+    if wanted is None:
+        return held[-1], False
+    job = NcclVersion.parse(wanted)
+    same = [v for v in held if _minor(v) == (job.major, job.minor)]
+    return (wanted if wanted in same else same[-1], False) if same else (held[-1], True)
+
+
+def _minor(text: str) -> tuple[int, int]:
+    version = NcclVersion.parse(text)
+    return version.major, version.minor

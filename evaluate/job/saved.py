@@ -1,0 +1,389 @@
+"""The share of its time that a job saves, from draws of what its calls gain; and a verdict.
+
+A gain is of a call alone on its machine, in a benchmark. Of a job's call it saves the same share
+of the call's time; where the call took longer in the job than in the benchmark (it waited for
+another rank, or shared its links), at least the share of the benchmark's time.
+
+Of a step, a call saves at most what no compute hid of it. The *central* figure counts the whole
+saving up to that, since as a rule compute waits for the end of a call. The interval allows for
+overlap that shifts: at least what the hidden part of the call cannot take up, and at most all of
+its process group's savings up to all that is exposed of that group in the step, since the calls of
+a group follow one another on one stream. A hidden call slows the compute beside it: a longer one
+takes more from it, a shorter one gives some back, which widens the interval.
+
+The interval, 90 %, is between quantiles of draws: of the least and of the most that overlap leaves
+of the gains (gains.py), each with how far the job is from the benchmark, in which calls were alone,
+and with the blocks of the trace (the Bayesian bootstrap: Rubin 1981). It does not have that another
+config may take more channels, and so more from compute.
+
+C calls of K kinds in B blocks, A configs, D draws, the first half of them of the least.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.questions import cold_questions, decide, table_supports
+from dynamiccl.drawn_worlds import Floats
+from dynamiccl.errors import UnknownName
+from dynamiccl.evaluate.job.calls import Job, Kind, with_nodes
+from dynamiccl.evaluate.job.gains import DRAWS, Gains, Modelled, Source
+from dynamiccl.nccl import Collective
+
+if TYPE_CHECKING:
+    from dynamiccl.train.policy import TorchPolicy
+
+_NINETY: Final = (0.05, 0.95)
+#: Standard deviation of a gain for each factor of e between a call's time in the job and in the
+#: benchmark, counted up to a factor of 2. Set on simulated congested networks
+#: (benchmarks/bench_job.py; other seeds than it judges by).
+_APART: Final = 0.08
+_MOST_APART: Final = float(np.log(2.0))
+#: The most that a call takes of the speed of compute beside it: a channel holds a multiprocessor,
+#: and 32 channels are a quarter of the 132 of an H100 (simulator/contention.py has more of it).
+_TAKEN: Final = 0.25
+#: Blocks of a trace from which on they say how it varies.
+_LEAST_BLOCKS: Final = 3
+#: Saved times of calls that are held at once.
+_AT_ONCE: Final = 4_000_000
+#: (1 + D,) which draws are of the least, and of the most, that is saved; the first is the middle.
+_LEAST: Final = (np.arange(1 + DRAWS) > 0) & (np.arange(1 + DRAWS) <= DRAWS // 2)
+_MOST: Final = np.arange(1 + DRAWS) > DRAWS // 2
+#: A saving below this share is nothing that is worth a change.
+LEAST: Final = 0.005
+#: An interval that reaches so many times further says nothing, if it includes 0.
+_WIDE: Final = 10.0
+#: Of what asks a tuner, the share of which nothing may be known where the answer is "nothing".
+_DARK: Final = 0.1
+POLICY: Final = "policy"
+TABLE: Final = "table"
+BEST: Final = "best"
+
+
+class Conclusion(StrEnum):
+    """The answer: gain, nothing or cannot-tell."""
+
+    GAIN = "gain"
+    NOTHING = "nothing"
+    CANNOT_TELL = "cannot-tell"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A share saved (> 0: faster) with its 90 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, mean: float, least: Floats, most: Floats) -> "Estimate":
+        """With the interval between draws of the least and of the most that it may be."""
+        low, high = float(np.quantile(least, _NINETY[0])), float(np.quantile(most, _NINETY[1]))
+        return cls(mean, min(low, mean), max(high, mean))
+
+    @property
+    def text(self) -> str:
+        """The estimate as text."""
+        return f"{self.mean:.1%} ({self.low:.1%} to {self.high:.1%})"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to choose configs, and the share of time that it saves."""
+
+    name: str
+    #: By kind: the config's key, "" for NCCL's own; what its calls save of their time.
+    configs: dict[int, str]
+    calls: dict[int, Estimate]
+    #: Kind -> why nothing is known of it.
+    unknown: dict[int, str]
+    communication: Estimate
+    #: None: the trace has no steps.
+    step: Estimate | None
+
+    @property
+    def decisive(self) -> Estimate:
+        """The share saved of the step if known, else of communication."""
+        return self.communication if self.step is None else self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is in it for a job."""
+
+    verdict: Conclusion
+    #: The verdict as a sentence.
+    sentence: str
+    job: Job
+    #: The arms by name: the policy where one was given, the table, the best.
+    arms: dict[str, Arm]
+    #: What the gains are from: a system's name, and whether a model of it says them.
+    system: str
+    modelled: bool
+    nccl_version: str | None
+    least: float
+    notes: list[str]
+
+    @property
+    def deciding(self) -> Arm:
+        """The arm that the verdict is about."""
+        return self.arms.get(POLICY, self.arms[TABLE])
+
+    @property
+    def uncovered(self) -> dict[int, str]:
+        """Kinds of calls with unknown gains, with the reason; largest first."""
+        time = self.job.kind_us
+        return dict(sorted(self.deciding.unknown.items(), key=lambda item: -time[item[0]]))
+
+
+#: The action of a kind, or why it is not known.
+Choose = Callable[[Kind, Gains], int | str]
+
+
+def answer(
+    job: Job,
+    source: Source,
+    *,
+    groups: Sequence[tuple[int, int]] = (),
+    policy: Choose | None = None,
+    seen: bool = False,
+    least: float = LEAST,
+) -> Answer:
+    """What a job saves under the gains of `source`.
+
+    `groups` are (nodes, ranks a node) of process groups where the trace does not say; `policy`
+    chooses, beside the table, and `seen` says that it was trained on the runs that the gains are
+    of; `least` is the least share saved that counts as a gain.
+    """
+    job = with_nodes(job, groups, source.shapes)
+    asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
+    told = dict(zip(asking, source.gains([job.kinds[k] for k in asking]), strict=True))
+    gains = {k: each for k, each in told.items() if isinstance(each, Gains)}
+    lacking = {k: each for k, each in told.items() if isinstance(each, str)}
+    default_us = np.full(len(job.kinds), np.nan)
+    for k, each in gains.items():
+        default_us[k] = each.default_us
+    sums = _Sums(job.timed(default_us), default_us)
+    arms = {
+        TABLE: _arm(TABLE, sums, gains, lacking, lambda _, gain: gain.best),
+        BEST: _best(sums, gains, lacking),
+    }
+    if policy is not None:
+        arms = {POLICY: _arm(POLICY, sums, gains, lacking, policy), **arms}
+    modelled = isinstance(source, Modelled)
+    arm = arms.get(POLICY, arms[TABLE])
+    verdict, sentence = judge(sums.job, arm, least, modelled=modelled)
+    notes = [*sums.job.notes, *_notes(sums.job, arm, source, seen=seen)]
+    return Answer(
+        verdict, sentence, sums.job, arms, source.system, modelled, source.nccl_version, least,
+        notes,
+    )  # fmt: skip
+
+
+def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
+    """A function: what a policy's table has for a kind of calls on a system."""
+    manifest = policy.manifest
+    supports, configs = table_supports(manifest), manifest.actions().configs
+
+    def choose(kind: Kind, gains: Gains) -> int | str:
+        same = [
+            s for s in supports if (s.num_nodes, s.num_ranks) == (kind.num_nodes, kind.num_ranks)
+        ]
+        named = [s for s in same if s.system == system]
+        if not named and len(same) > 1:
+            names = [s.system for s in same]
+            raise UnknownName("system", system, names, where="the policy; name one with --system")
+        if not same:
+            # The plugin has no table there, and leaves the choice to NCCL.
+            return ABSTAIN_ACTION
+        support, collective = (named or same)[0], Collective.parse(kind.collective)
+        asked = cold_questions(manifest, support, [collective], [kind.bin])
+        observations = Observations.cold(asked.context)
+        wanted = configs[int(decide(policy, observations, asked.mask, asked.rule)[0])]
+        if wanted not in gains.configs or not gains.known[gains.configs.index(wanted)]:
+            return f"the policy wants {wanted.key}, which was not measured near this size"
+        return gains.configs.index(wanted)
+
+    return choose
+
+
+class _Sums:
+    """Draws of what a job is like beside a benchmark, and sums of what its calls save."""
+
+    def __init__(self, job: Job, default_us: Floats) -> None:
+        self.job = job
+        random = np.random.default_rng(1)
+        #: (D,) how far the job is from the benchmark.
+        self.apart = random.standard_normal(DRAWS)
+        #: (D, B) weights of the blocks.
+        self.blocks = np.ones((DRAWS, job.num_blocks))
+        if job.num_blocks >= _LEAST_BLOCKS:
+            self.blocks = random.dirichlet(np.ones(job.num_blocks), DRAWS) * job.num_blocks
+        ratio = np.where(job.mean_us > 0.0, default_us / job.mean_us, np.nan)
+        #: (K,) ln of the job's time over the benchmark's, and the share of it that is the latter's.
+        self.off = np.nan_to_num(np.minimum(np.abs(np.log(ratio)), _MOST_APART))
+        self.surely = np.nan_to_num(np.minimum(1.0, ratio), nan=1.0)
+        groups = [f"{kind.group}|{kind.num_ranks}" for kind in job.kinds]
+        self.group = np.unique(groups, return_inverse=True)[1]
+
+    def shares(self, kind: int, gains: Floats) -> Floats:
+        """(1 + D,) shares of a call's time that are saved, their mean the first.
+
+        `gains` (D,) are those in the benchmark; what is NCCL's own choice gains 0 in the job, too.
+        """
+        in_job = gains + _APART * self.off[kind] * self.apart * (gains != 0.0)
+        return np.concatenate([[-np.expm1(-gains).mean()], -np.expm1(-in_job)])
+
+    def estimates(self, shares: dict[int, Floats]) -> tuple[Estimate, Estimate | None]:
+        """What is saved of communication and of the step; `shares` (1 + D,) are by kind.
+
+        The first of the shares is their mean.
+        """
+        job, exposed = self.job, self.job.exposed_us
+        blocks = np.bincount(job.block, job.time_us * job.weight, minlength=job.num_blocks)
+        # All time saved; of exposed time the middle; what may shift to or from compute.
+        all_us, step_us, back_us = np.zeros((3, 1 + DRAWS, job.num_blocks))
+        group_us = np.zeros((int(self.group.max(initial=0)) + 1, 1 + DRAWS, job.num_blocks))
+        able_us = np.zeros((len(group_us), job.num_blocks))
+        for kind, share in shares.items():
+            calls = np.flatnonzero(job.kind == kind)
+            order = calls[np.argsort(job.block[calls], kind="stable")]
+            block, starts = np.unique(job.block[order], return_index=True)
+            time, weight = job.time_us[order], job.weight[order]
+            out = time if exposed is None else exposed[order]
+            # The least is of the benchmark's time alone.
+            held = np.where(_LEAST & (share > 0.0), self.surely[kind], 1.0)
+            whole_us = (share * held)[:, None] * np.add.reduceat(time * weight, starts)
+            bare_us = np.add.reduceat(out * weight, starts)
+            all_us[:, block] += whole_us
+            group_us[self.group[kind]][:, block] += np.maximum(whole_us, 0.0)
+            able_us[self.group[kind], block] += bare_us
+            hidden_us = np.add.reduceat((time - out) * weight, starts)
+            back_us[:, block] += share[:, None] * hidden_us
+            for rows in np.array_split(np.arange(1 + DRAWS), 1 + len(time) * DRAWS // _AT_ONCE):
+                saved = np.maximum(share * held, 0.0)[rows, None] * time
+                least = np.maximum(saved - (time - out), 0.0)
+                kept = np.where(_LEAST[rows, None], least, np.minimum(saved, out))
+                step_us[np.ix_(rows, block)] += np.add.reduceat(kept * weight, starts, axis=1)
+            step_us[:, block] += np.minimum(share, 0.0)[:, None] * bare_us
+        weights = np.vstack([np.ones(job.num_blocks), self.blocks])
+        communication = self._estimate(all_us * weights, blocks * weights)
+        if job.step_us is None:
+            return communication, None
+        # Each group's savings in a step, up to its exposed time; and what compute takes or gets.
+        top_us = np.minimum(group_us, able_us[:, None]).sum(axis=0)
+        step_us = np.where(_MOST[:, None], np.maximum(step_us, top_us), step_us)
+        step_us += _TAKEN * np.where(_MOST[:, None], np.maximum(back_us, 0.0), 0.0)
+        step_us += _TAKEN * np.where(_LEAST[:, None], np.minimum(back_us, 0.0), 0.0)
+        return communication, self._estimate(step_us * weights, job.step_us * weights)
+
+    @staticmethod
+    def _estimate(saved: Floats, whole: Floats) -> Estimate:
+        total = whole.sum(axis=1)
+        shares = np.where(total > 0.0, saved.sum(axis=1) / np.where(total > 0.0, total, 1.0), 0.0)
+        return Estimate.of(float(shares[0]), shares[_LEAST], shares[_MOST])
+
+
+def _arm(
+    name: str, sums: _Sums, gains: dict[int, Gains], lacking: dict[int, str], choose: Choose
+) -> Arm:
+    shares, configs, unknown = dict[int, Floats](), dict[int, str](), dict(lacking)
+    for kind, each in gains.items():
+        action = choose(sums.job.kinds[kind], each)
+        if isinstance(action, str):
+            unknown[kind] = action
+        else:
+            shares[kind] = sums.shares(kind, each.draws[:, action])
+            configs[kind] = "" if action == ABSTAIN_ACTION else each.configs[action].key
+    calls = {k: Estimate.of(float(share[0]), share[1:], share[1:]) for k, share in shares.items()}
+    return Arm(name, configs, calls, unknown, *sums.estimates(shares))
+
+
+def _best(sums: _Sums, gains: dict[int, Gains], lacking: dict[int, str]) -> Arm:
+    """As if in each draw the best config were known: what no table exceeds."""
+    shares = {}
+    for kind, each in gains.items():
+        most = np.where(each.known, each.draws, -np.inf).max(axis=1)
+        shares[kind] = np.maximum(sums.shares(kind, most), 0.0)
+    return Arm(BEST, {}, {}, lacking, *sums.estimates(shares))
+
+
+def judge(job: Job, arm: Arm, least: float, *, modelled: bool = False) -> tuple[Conclusion, str]:
+    """The verdict about an arm, and a sentence for it."""
+    has_steps = job.step_us is not None
+    what = "step time" if has_steps else "communication time"
+    part = "of the step is exposed communication" if has_steps else "of communication time is"
+    asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
+    found = arm.decisive
+    known = "the model" if modelled else "the measurements"
+    who = "The policy" if arm.name == POLICY else f"The best table of {known}"
+    reach, dark = job.share_of(asking), job.share_of(list(arm.unknown))
+    if not asking:
+        return Conclusion.NOTHING, "Nothing to gain: no call of this job asks a tuner."
+    if has_steps and reach < least:
+        return Conclusion.NOTHING, (
+            f"Nothing to gain: {reach:.1%} {part} that asks a tuner, and no more can be saved."
+        )
+    if found.low > 0.0 and found.high >= least:
+        more = f"; nothing is known of {dark:.0%}" if dark >= least else ""
+        return Conclusion.GAIN, f"{_saves(job, who, found)}{more}."
+    if dark >= max(least, _DARK * reach):
+        times: dict[str, float] = {}
+        for k, reason in arm.unknown.items():
+            times[reason] = times.get(reason, 0.0) + float(job.kind_us[k])
+        return Conclusion.CANNOT_TELL, (
+            f"Cannot tell: {dark:.0%} {part} in calls of which nothing is known "
+            f"({max(times, key=lambda reason: times[reason])})."
+        )
+    if found.high > _WIDE * least:
+        return Conclusion.CANNOT_TELL, (
+            f"Cannot tell: between {found.low:+.1%} and {found.high:+.1%} of {what} would be "
+            "saved; measure more runs."
+        )
+    hides = ""
+    if arm.step is not None and arm.communication.low > least:
+        hides = f", since compute hides most of the {arm.communication.mean:.0%} of communication"
+    return Conclusion.NOTHING, (
+        f"Nothing to gain: {who[0].lower()}{who[1:]} would save {found.text} of {what}{hides}."
+    )
+
+
+def _saves(job: Job, who: str, found: Estimate) -> str:
+    """What is saved, of the step in ms where there is one."""
+    if job.step_us is None:
+        return f"{who} would save {found.text} of communication time"
+    step_ms = float(job.step_us.mean()) / 1000.0
+    exposed_ms = job.share_of(range(len(job.kinds))) * step_ms
+    low_ms, high_ms = found.low * step_ms, found.high * step_ms
+    return (
+        f"Of the step's {step_ms:.3g} ms {exposed_ms:.3g} are exposed communication; "
+        f"{who[0].lower()}{who[1:]} would save {low_ms:.3g} to {high_ms:.3g} ms ({found.mean:.1%})"
+    )
+
+
+def _notes(job: Job, arm: Arm, source: Source, *, seen: bool) -> list[str]:
+    """Caveats for the reader."""
+    notes = []
+    versions = {job.nccl_version, source.nccl_version}
+    if isinstance(source, Modelled) and None not in versions and len(versions) == 2:
+        notes.append(f"the model is of NCCL {source.nccl_version}; the job ran {job.nccl_version}")
+    if job.step_us is None:
+        notes.append(
+            "the trace has no steps: how much of its communication compute hides is not known, so "
+            "this is about communication time only"
+        )
+    if job.num_blocks < _LEAST_BLOCKS:
+        notes.append("fewer than three steps: how steps differ is not in the intervals")
+    if seen:
+        notes.append(
+            "the policy was trained on these runs: fresh runs as --data say better what it gains"
+        )
+    if arm.name == POLICY and not any(arm.configs.values()):
+        notes.append("the policy leaves the choice of all these calls to NCCL")
+    return notes
