@@ -16,10 +16,11 @@ other without a pause, in a thread and on a stream of their own. A half of a blo
     products alone | one call | n calls beside products | checks | products alone
 
 and its figures are means over ranks (datasets/schema.py, BESIDE_COLUMNS; nan: not known). They are
-of the *stretch* from the begin of the first product that meets one of the n calls to the end of the
-last, so that no product is counted in part. On CUDA the n calls run one behind the other without a
-gap. Values are not checked: nccl-tests does that. PyTorch's all-reduce, broadcast and reduce are in
-place: of their halves, two measurements of that, a row has the mean.
+of all but the first of the n calls, in which ranks wait for each other, and of the *stretch* from
+the begin of the first product that meets one of these to the end of the last, so that no product is
+counted in part. On CUDA the n calls run one behind the other without a gap. Values are not checked:
+nccl-tests does that. PyTorch's all-reduce, broadcast and reduce are in place: of their halves, two
+measurements of that, a row has the mean.
 """
 
 import argparse
@@ -58,6 +59,12 @@ _LAUNCH_CYCLES: Final = 60_000
 _LAUNCHED: Final = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+#: Its older name is deprecated in torch 2.13.
+_REDUCE_SCATTER: Final = (
+    dist.reduce_scatter_single
+    if hasattr(dist, "reduce_scatter_single")
+    else dist.reduce_scatter_tensor
 )
 #: Much of it has no types.
 _CUDA: Final[Any] = torch.cuda
@@ -234,9 +241,7 @@ class Benchmark:
             Collective.AllGather: [
                 partial(dist.all_gather_into_tensor, whole, part, **group) for part in parts
             ],
-            Collective.ReduceScatter: [
-                partial(dist.reduce_scatter_single, part, whole, **group) for part in parts
-            ],
+            Collective.ReduceScatter: [partial(_REDUCE_SCATTER, p, whole, **group) for p in parts],
             Collective.Broadcast: [partial(dist.broadcast, whole, 0, **group)],
             Collective.Reduce: [partial(dist.reduce, whole, 0, **group)],
             Collective.AllReduce: [partial(dist.all_reduce, whole, **group)],
@@ -246,7 +251,7 @@ class Benchmark:
     def _settle(self) -> None:
         """Wait for the calls that are queued, and for the other ranks."""
         if self._stream is not None:
-            self._stream.synchronize()
+            torch.cuda.synchronize()
         dist.barrier()
 
     def _block(self, whole: torch.Tensor) -> None:
@@ -265,14 +270,17 @@ class Benchmark:
     def _half(self, call: Callable[[], object]) -> tuple[float, ...]:
         """This rank's time and figures of the timed calls, in the order of `BESIDE`."""
         count, before, ends, mhz = self._options.iterations, self._alone, list[Any](), math.nan
+        # In the first of several calls ranks wait for the one that began last.
+        timed = max(count - 1, 1)
         self._settle()
 
         def work() -> None:
             nonlocal mhz
             if self._stream is not None:
                 _CUDA._sleep(_LAUNCH_CYCLES * count)
-            ends.append(mark(self._device))
-            for _ in range(count):
+            for number in range(count):
+                if number == count - timed:
+                    ends.append(mark(self._device))
                 call()
             ends.append(mark(self._device))
             with suppress(Exception):  # NVML: no package, no driver, no right: each its own
@@ -284,7 +292,7 @@ class Benchmark:
         at_us, ends_us = ([between_us(marks[0], each) for each in some] for some in (marks, ends))
         first, last = stretch(at_us, *ends_us)
         beside, alone = self._products.rate(marks[first : last + 1]), (before + self._alone) / 2
-        period_us, time_us = (at_us[last] - at_us[first]) / count, (ends_us[1] - ends_us[0]) / count
+        period_us, time_us = (at_us[last] - at_us[first]) / timed, (ends_us[1] - ends_us[0]) / timed
         share = math.nan if self._stream is None else time_us / period_us
         loss_us, differ = period_us * (1 - beside / alone), abs(before - self._alone) / alone
         return time_us, alone, beside, loss_us, period_us, share, mhz, differ

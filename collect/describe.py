@@ -240,7 +240,7 @@ def both_sides(frame: pl.DataFrame) -> pl.DataFrame:
     rows = cells.comparable(cells.independent(tuned(frame).drop_nulls("compute_loss_us")))
     medians = pl.col("time_us", "compute_loss_us").median()
     configs = rows.group_by(*TASK_COLUMNS, *CONFIG_COLUMNS, maintain_order=True)
-    found = configs.agg(medians, pl.col("actual_num_channels").first())
+    found = configs.agg(medians, pl.col("actual_num_channels").drop_nulls().first())
     found = found.sort(*TASK_COLUMNS, "time_us", "compute_loss_us")
     least = pl.col("compute_loss_us").cum_min().shift(1).over(TASK_COLUMNS)
     is_less = (pl.col("compute_loss_us") < least).fill_null(value=True)

@@ -293,7 +293,9 @@ class NcclTestsRunner(Runner):
         json = folder / schedule.JSON_NAME
         blocks, told = read_rows(ran.texts, json, sizes=grid.benchmark_bytes)
         blocks = blocks[: len(grid.blocks)]
-        facts = {"environment": told}
+        # What our own program was built with is no fact of the other launches.
+        own = told if launch.setting.is_beside else {}
+        facts = {} if own else {"environment": told}
         self.learn(facts)
         hosts = output.hosts_of(output.rank_lines(ran.texts))
         wrong = alone or wrong_comms(launch.setting, ran.texts)
@@ -301,7 +303,7 @@ class NcclTestsRunner(Runner):
         verdicts, began = schedule.judge(launch, folder, len(blocks), patience_s)
         if wrong is not None:
             verdicts = [{"status": Status.FAILED.value, "reason": wrong}] * len(blocks)
-        measured = self._rows(launch, grid, ran, blocks, verdicts, hosts)
+        measured = self._rows(launch, grid, ran, blocks, verdicts, {"hosts": hosts, **own})
         rest = grid.asked_from(len(blocks), launch)
         left = (*rest, *grid.left_over)
         done = replace(launch, measured=measured, left=left, facts=facts, began=began)
@@ -332,10 +334,14 @@ class NcclTestsRunner(Runner):
         ran: "_Ran",
         blocks: Sequence[Sequence[dict[str, Any]]],
         verdicts: Sequence[output.Row],
-        hosts: str | None,
+        told: output.Row,
     ) -> tuple[tuple[Trial, tuple[output.Row, ...]], ...]:
         stretches = ran.stretches_of(len(blocks))
         healths = self._health(stretches) if self._health else [UNKNOWN] * len(stretches)
+        if launch.setting.is_beside:
+            # Products without a pause meet the power's cap: that is what is measured, with its SM
+            # clock, and heat is not told from it.
+            healths = [{**health, "throttled": None} for health in healths]
         if unwell := sum(bool(health["throttled"] or health["ecc_errors"]) for health in healths):
             _log.warning(
                 "%s: heat, power or memory errors of GPUs in %d of %d blocks: not used",
@@ -348,7 +354,7 @@ class NcclTestsRunner(Runner):
         for trial, halves, (began_s, _), health, verdict in zip(
             grid.blocks, blocks, stretches, healths, verdicts, strict=False
         ):
-            base = self._base(launch, trial, hosts=hosts, partial_launch=is_partial)
+            base = self._base(launch, trial, partial_launch=is_partial, **told)
             base |= {"timestamp": datetime.fromtimestamp(began_s, UTC), **health, **verdict}
             choice = self._choices.get(trial.key)
             if "status" in verdict:
@@ -364,7 +370,9 @@ class NcclTestsRunner(Runner):
         return tuple(measured)
 
     def _base(self, launch: Launch, trial: Trial, **more: Any) -> dict[str, Any]:
-        own = {"source": Source.BESIDE.value} if launch.setting.is_beside else {}
+        own: dict[str, Any] = {}
+        if launch.setting.is_beside:
+            own = {"source": Source.BESIDE.value, "nccl_version": None, "nccl_tests_version": None}
         told = {**schedule.trial_row(self._file, launch, trial), **self.environment()}
         return {**told, **own, **more}
 

@@ -228,9 +228,10 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
         wrong = _wrong(half[3]) if "wrong_values" in names else None
         told = (run, line, size, datatype, redop, root, in_place, time_us, algbw, busbw, wrong)
         row: Row = dict(zip(ROW, told, strict=True))
-        if len(names) > 4:
-            more = map(float, half[4:])
-            row |= zip(names[4:], (x if math.isfinite(x) else None for x in more), strict=True)
+        # Behind time, bandwidths and, where there is one, the column of wrong values.
+        first = 4 if names[3:4] in (("wrong_values",), ("error",)) else 3
+        more = map(float, half[first:])
+        row |= zip(names[first:], (x if math.isfinite(x) else None for x in more), strict=True)
         rows.append(row)
     return rows
 

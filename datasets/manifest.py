@@ -84,6 +84,8 @@ class Slack:
     @property
     def promise(self) -> str:
         """What tables made with it promise, and what they do not."""
+        if not self.hidden:
+            return f"at most {self.max_channels} channels in every answer, where none is slower"
         return (
             f"fewer channels ({self.terms}): a call may take {self.share:.1%} longer than by "
             "NCCL's own choice. Never slower is said of the step here, not of the call: opt-in, to "

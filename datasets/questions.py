@@ -51,15 +51,28 @@ class ChannelRule:
     hidden: npt.NDArray[np.bool_]
     #: (N, A) `read_back_channels`.
     channels: npt.NDArray[np.float64]
+    #: (N,) ln of a gain that a policy without spreads has to see; NaN: the noise is not known.
+    margin: npt.NDArray[np.float64]
 
     @classmethod
     def of(
-        cls, slack: Slack | None, places: Sequence[Place], channels: npt.NDArray[np.float64]
+        cls,
+        manifest: Manifest,
+        places: Sequence[Place],
+        channels: npt.NDArray[np.float64],
+        noise_bands: Sequence[float | None],
     ) -> Self:
-        """The rule for questions about N places."""
+        """The rule for questions about N places, and the noise at each."""
+        slack = manifest.slack
         hidden = () if slack is None else places if slack.hidden == "all" else slack.hidden
-        told = set(hidden)
-        return cls(slack, np.array([each in told for each in places]), channels)
+        told, noise = set(hidden), np.array(noise_bands, dtype=np.float64)
+        margin = np.log1p(np.maximum(noise, manifest.abstain_margin))
+        return cls(slack, np.array([each in told for each in places]), channels, margin)
+
+    @property
+    def shares(self) -> npt.NDArray[np.float64]:
+        """(N,) of its time that an answer with fewer channels may lose: of an exposed call none."""
+        return np.where(self.hidden, 0.0 if self.slack is None else self.slack.share, 0.0)
 
     @property
     def most(self) -> float:
@@ -107,13 +120,14 @@ def cold_questions(
     channels = np.vstack([read_back_channels(manifest, support, c, asked) for c in collectives])
     shape = support.num_nodes, support.num_ranks
     places = [(c.wire, *shape, index) for c in collectives for index in asked]
+    noise = [support.noise_bands.get(c.wire) for c in collectives for _ in asked]
     return ColdQuestions(
         support,
         asked[0],
         len(asked),
         cold_observations(tasks, manifest.launch_profiles, manifest.cost_table()).context,
         np.vstack(masks),
-        ChannelRule.of(manifest.slack, places, channels),
+        ChannelRule.of(manifest, places, channels, noise),
     )
 
 
@@ -160,26 +174,26 @@ def _with_few_channels(
 ) -> npt.NDArray[np.int64]:
     """(N,) actions: on hidden calls the fewest channels within the slack, and never more than NCCL.
 
-    Within it is what is surely slower than NCCL's own choice by no more than the slack; with as
-    many channels as that takes, only what the policy itself would choose. Other calls are answered
-    as ever, but that the bound on channels is kept: where NCCL's own choice is beyond it, by the
-    fastest within the slack.
+    Within it is what is surely slower than NCCL's own choice by no more than the slack: the mean by
+    caution x spread, of a policy without spreads by its margin and the noise. With as many channels
+    as that takes, only what the policy itself would choose. Other calls are answered as ever, but
+    that the bound on channels is kept: where NCCL's own choice is beyond it, by the fastest that is
+    surely no slower.
     """
-    share, own = 0.0 if rule.slack is None else rule.slack.share, rule.channels[:, :1]
+    own = rule.channels[:, :1]
     may = mask & ((rule.channels <= rule.most) | np.isinf(rule.most))
     may &= ~rule.hidden[:, None] | (rule.channels <= own)
     may[:, ABSTAIN_ACTION] = True
     acts = policy.act(observations, may)
     q, least = policy.values(observations, may).astype(np.float64), policy.least_gains(observations)
     log_ratio = np.log(q / q[:, :1])
-    surely = log_ratio + (0.0 if least is None else least)
-    within = may & (rule.channels < own) & (surely <= np.log1p(share))
+    surely = log_ratio + (rule.margin[:, None] if least is None else least)
+    within = may & (rule.channels < own) & (surely <= np.log1p(rule.shares)[:, None])
     within[np.arange(len(acts)), acts] = True
     times = np.where(within, np.exp(log_ratio), np.nan)
     must = own[:, 0] > rule.most
     times[:, ABSTAIN_ACTION] = np.where(must & within[:, 1:].any(axis=1), np.inf, 1.0)
-    slack = np.where(rule.hidden, share, 0.0)[:, None]
-    fewest = fewest_within(times, np.nan_to_num(rule.channels), slack)
+    fewest = fewest_within(times, np.nan_to_num(rule.channels), rule.shares[:, None])
     return np.where(rule.counts, fewest, acts)
 
 

@@ -117,7 +117,7 @@ def explain(policy_dir: Path, asked: Query) -> Explanation:
     slack = manifest.slack if free.rule.counts[0] else None
     if chosen != ABSTAIN_ACTION:
         shown = "beyond what it must show"
-        if slack is not None:
+        if slack is not None and (used[chosen] or 0) < (used[ABSTAIN_ACTION] or 0):
             shown = f"{used[chosen]} channels in place of {used[0]}: {slack.promise}"
         return replace(answer, reason=f"acts: {_gain(ratios[chosen])} and {shown}")
     if wanted != ABSTAIN_ACTION:

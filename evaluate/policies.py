@@ -103,8 +103,6 @@ class LearnedPolicy:
         observations = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table())
         gate, rule = let_through(manifest, tasks)
         mask = mask[:, self._to_data] & (self._to_data >= 0) & gate
-        if rule.slack is None:
-            return self._to_data[self._policy.act(observations, mask)]
         return self._to_data[decide(self._policy, observations, mask, rule)]
 
 
@@ -115,11 +113,12 @@ def let_through(
     supports = {tuple(getattr(s, name) for name in _PLACE): s for s in manifest.supports}
     mask = np.ones((tasks.height, len(manifest.catalogue)), dtype=np.bool_)
     mask[:, ABSTAIN_ACTION + 1 :] = all(s.gated is None for s in manifest.supports)
-    channels, places = np.full(mask.shape, np.nan), []
+    channels, places, noise = np.full(mask.shape, np.nan), [], list[float | None]()
     asked = tasks.select(*_PLACE, "collective", "bin").iter_rows()
     for row, (*place, collective, size_bin) in enumerate(asked):
         places.append((collective, place[1], place[1] * place[2], size_bin))
         support = supports.get(tuple(place))
+        noise.append(None if support is None else support.noise_bands.get(collective))
         if support is None:
             continue
         for action, bins in (support.gated or {}).get(collective, {}).items():
@@ -127,4 +126,4 @@ def let_through(
         if manifest.slack is not None:
             wire = Collective.parse(collective)
             channels[row] = read_back_channels(manifest, support, wire, [size_bin])[0]
-    return mask, ChannelRule.of(manifest.slack, places, channels)
+    return mask, ChannelRule.of(manifest, places, channels, noise)

@@ -83,7 +83,8 @@ class Artifact:
         bins = f"in {acting} of {entries} size bins, NCCL's own choice stands elsewhere"
         if self.manifest.slack is not None:
             beyond = sum(info.beyond for info in self.tables)
-            bins += f", in {beyond} with more channels than answers may take" if beyond else ""
+            if beyond:
+                bins += f", in {beyond} or more with more channels than answers may take"
             bins += f"; {self.manifest.slack.promise}"
         if acting and not self.index.systems:
             # What to bind, and on which node, is in the warnings.

@@ -64,8 +64,9 @@ class Gated:
         if slack is None:
             return f"gain: {gain}"
         return (
-            f"non-inferiority: with fewer channels, read back, slower than NCCL's own choice by "
-            f"less than {slack.share:.3g}; elsewhere {gain}"
+            "non-inferiority: with fewer channels, read back, slower than NCCL's own choice by "
+            f"less than {slack.share:.3g} where compute hides the call; elsewhere {gain}, or no "
+            "slower where that choice takes more channels than answers may"
         )
 
     def counts(self) -> dict[str, int]:
@@ -170,7 +171,7 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
                 predicted=float(times[row, ABSTAIN_ACTION] / times[row, action] - 1.0),
                 channels=count_of(rule.channels[row, action]),
                 own_channels=count_of(rule.channels[row, ABSTAIN_ACTION]),
-                slack=rule.slack.share if rule.slack and rule.counts[row] else None,
+                slack=float(rule.shares[row]) if rule.slack and rule.counts[row] else None,
             )
     return cells
 
@@ -222,9 +223,13 @@ def let_bins_between_pass(
         measured = [i for i, cell in enumerate(run) if cell.runs]
         for first, last in pairwise(measured):
             if run[first].verdict is run[last].verdict is Verdict.PASSED:
+                with_slack = run[first].loss is not None or run[last].loss is not None
                 for cell in run[first + 1 : last]:
                     below, above = run[first].bin, run[last].bin
                     found[cell.place] = _between(below, cell, above, supports, fresh)
+                    if with_slack and cell.loss is None:
+                        reason = "its neighbours may lose the slack, and it may not"
+                        found[cell.place] = replace(cell, reason=reason)
     return [found[cell.place] for cell in cells]
 
 

@@ -36,7 +36,7 @@ from dynamiccl.datasets.questions import REACH_BINS, table_supports
 from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, shrunk
-from dynamiccl.evaluate.gate.gate import wanted_cells
+from dynamiccl.evaluate.gate.gate import Gated, wanted_cells
 from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
@@ -147,7 +147,8 @@ def plan_gate(
     if not able:
         raise NotEnoughData(
             f"in none of the {len(hopes)} size bins in which the policy acts do the data that it "
-            f"was trained on show a gain that {MOST_CYCLES} runs would tell from noise"
+            f"was trained on show what {MOST_CYCLES} runs would tell from noise, for a test of "
+            f"{Gated(q, [], manifest).test}"
         )
     wanted = DEFAULT_POWER if power is None else power
     tried = range(MIN_RUNS, MOST_CYCLES)

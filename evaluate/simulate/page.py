@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from matplotlib.figure import Figure
 
+from dynamiccl.errors import UserError
 from dynamiccl.evaluate.blocks import FigureBlock, Section, TableBlock
 from dynamiccl.evaluate.figures.drawing import svg_text
 from dynamiccl.evaluate.page import write_page
@@ -69,6 +70,11 @@ def simulate(
     make_watch = None if trigger is None else _watch(trigger)
     for name, folder in policies.items():
         policy = TorchPolicy.load(folder)
+        if policy.manifest.slack is not None:
+            raise UserError(
+                f"{name} has {policy.manifest.slack.terms}, which simulated jobs do not keep to: "
+                "give the run that it was made from"
+            )
         contenders += policy_contenders(setting, name, policy, None)
         if make_watch is not None:
             contenders += policy_contenders(setting, name, policy, make_watch)

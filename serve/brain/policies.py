@@ -59,7 +59,10 @@ class PolicyBrain:
 
     def __init__(self, artifact: Artifact) -> None:
         """Load `brain.pt`; raises UserError for an artifact of an older release."""
-        path = artifact.directory / BRAIN_NAME
+        path, slack = artifact.directory / BRAIN_NAME, artifact.manifest.slack
+        if slack is not None:
+            where = f"{artifact.directory} has {slack.terms}"
+            raise UserError(f"{where}, which no brain knows: take --policy table")
         if not path.is_file():
             raise UserError(
                 f"{artifact.directory} has no {BRAIN_NAME}; export it again with this release, or "

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,8 @@ from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.gate.cells import Verdict
+from dynamiccl.evaluate.gate.gate import abstaining_cells, let_bins_between_pass
 from dynamiccl.evaluate.policies import LearnedPolicy
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.brain.policies import POLICIES
@@ -101,14 +104,29 @@ class Sure(torch.nn.Module):
         return z, torch.full_like(z, self.spread), torch.full_like(z[:, 0], 2.0)
 
 
-def make_policy(folder: Path, measured: pl.DataFrame, spread: float = 0.01) -> Path:
+class Means(torch.nn.Module):
+    """As Sure, but a network's: it tells no spread, and leaves all to NCCL."""
+
+    def __init__(self, sure: Sure) -> None:
+        super().__init__()
+        self.sure = sure
+
+    def forward(
+        self, window: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        action, q = self.sure(window, context, mask)
+        return torch.zeros_like(action), q
+
+
+def make_policy(folder: Path, measured: pl.DataFrame, spread: float | None = 0.01) -> Path:
     """One that expects the median ratios of what was measured, at every size."""
     noise = measured.select("system", "collective", noise_band=0.01).unique()
     manifest = hand_made_manifest(measured, noise)
     grid = task_grid(measured, manifest.actions(), list(Split))
     ratios = np.nanmedian(grid.times_us / grid.default_us[:, None], axis=0)
     folder.mkdir()
-    policy = Sure(np.log(ratios).tolist(), spread)
+    sure = Sure(np.log(ratios).tolist(), spread or 0.0)
+    policy = Means(sure) if spread is None else sure
     torch.jit.script(policy).save(str(folder / "policy.pt"))  # type: ignore[no-untyped-call]
     manifest.write(folder)
     return folder
@@ -177,6 +195,41 @@ def test_a_loss_counts_with_its_spread(
     assert configs(shell, "a") == {chosen}
 
 
+@pytest.mark.parametrize(("slack", "config"), [("2.5%", None), ("5%", "Ring/LL/4ch")])
+def test_a_network_loses_the_noise_at_most(
+    slack: str, config: str | None, shell: Shell, tmp_path: Path
+) -> None:
+    """It tells no spread: the 2 % of 4 channels count with the noise band of 1 %."""
+    policy = make_policy(tmp_path / "policy", frame(*rows("trained", 1)), None)
+    words = ("--slack", slack, "--hidden", "all", "--out", "artifact")
+    assert shell("dynamiccl-deploy", "export", policy, *words).code == 0
+    assert configs(shell, "artifact") == {config}
+
+
+def test_an_exposed_bin_between_two_with_slack_does_not_pass_with_them(policy: Path) -> None:
+    """It wants the same config, which passed at both for a loss below the slack."""
+    [support] = table_supports(Manifest.read(policy))
+    own = {"action": 2, "config": "Ring/LL/4ch", "channels": 4, "own_channels": 16}
+    cells = [replace(cell, **own) for cell in abstaining_cells(support)[:3]]
+    passed = {"verdict": Verdict.PASSED, "runs": 3, "slack": 0.05}
+    for slack, verdict in ((0.05, Verdict.INFERRED), (None, Verdict.REFUSED)):
+        asked = replace(cells[1], verdict=Verdict.REFUSED, slack=slack)
+        run = [replace(cells[0], **passed), asked, replace(cells[2], **passed)]
+        told: Any = SimpleNamespace(measured_bins=lambda *_: [], one_default=lambda *_: True)
+        found = let_bins_between_pass(run, {cells[0].place[:3]: support}, told)
+        assert found[1].verdict is verdict
+    assert found[1].reason == "its neighbours may lose the slack, and it may not"
+
+
+def test_simulated_jobs_refuse_a_policy_that_gives_channels_back(
+    policy: Path, shell: Shell
+) -> None:
+    words = ("--slack", "5%", "--hidden", "all", "--out", "artifact")
+    assert shell("dynamiccl-deploy", "export", policy, *words).code == 0
+    done = shell("dynamiccl-evaluate", "simulate", "--policy", "artifact", "--out", "o")
+    assert "which simulated jobs do not keep to" in refused(done, 2)
+
+
 def test_calls_tell_which_tasks_compute_hides(policy: Path, shell: Shell, tmp_path: Path) -> None:
     """Traces do not tell the nodes: the one shape of eight ranks is meant."""
     data = calls_of(
@@ -202,18 +255,19 @@ def test_calls_tell_which_tasks_compute_hides(policy: Path, shell: Shell, tmp_pa
         (("--max-channels", 24), "Ring/Simple/24ch", 0),
         (("--max-channels", 2, "--slack", "5%", "--hidden", "all"), None, 25),
         (("--max-channels", 2, "--slack", "20%", "--hidden", "all"), "Ring/LL/2ch", 0),
-        (("--max-channels", 4, "--slack", "5%", "--hidden", "calls"), "Ring/LL/4ch", 0),
+        # Nothing is hidden there, and an exposed call may lose nothing.
+        (("--max-channels", 4, "--slack", "5%", "--hidden", "calls"), None, 25),
     ],
 )
 def test_no_answer_takes_more_channels_than_may_be(
     asked: tuple[object, ...], chosen: str | None, beyond: int, policy: Path, shell: Shell,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    calls_of(tmp_path / "calls", traced(0, exposed_us=100.0))  # nothing is hidden
+    calls_of(tmp_path / "calls", traced(0, exposed_us=100.0))
     done = shell(*EXPORT, policy, "--out", "a", *asked)
     assert done.code == 0, done.err
     assert configs(shell, "a") == {chosen}
-    assert (f"in {beyond} with more channels than answers may take" in done.out) == (beyond > 0)
+    assert (f"in {beyond} or more with more channels than answers may" in done.out) == (beyond > 0)
     checks = shell("dynamiccl-deploy", "doctor", "a", "--json")
     [bound] = [c for c in json.loads(checks.out) if c["name"] == "channels"]
     assert "coll_reg.cc" in bound["advice"]

@@ -208,7 +208,8 @@ def test_sweep_that_was_killed_goes_on_and_has_both_sides_of_each_config(
     assert set(found.filter("is_default")["default_scope"]) == {"untouched", "profile"}
     for name in ("compute_alone_tflops", "compute_beside_tflops", "compute_loss_us"):
         assert found[name].null_count() == 0
-    assert found["resident_share"].null_count() == found.height
+    for name in ("resident_share", "throttled", "nccl_tests_version"):
+        assert found[name].null_count() == found.height
 
 
 def test_command_line_has_no_json_since_the_text_says_it_all() -> None:

@@ -140,6 +140,15 @@ def test_time_stamps_and_per_iteration_columns() -> None:
     assert "wrong_values" not in second
 
 
+def test_per_iteration_columns_follow_the_bandwidths_where_nothing_was_checked() -> None:
+    half = "time  algbw  busbw  i_min  i_max  i_p99  i_cv%"
+    names = f"#  size  count  type  redop  root  {half}\n"
+    [row] = parse(
+        START + names + "1048576 262144 float sum -1 100.0 10.49 18.35 98 120 119 3.5\n"
+    ).rows
+    assert (row["time_min_us"], row["time_max_us"]) == (98.0, 120.0)
+
+
 def test_rows_of_several_processes_in_one_output_are_refused(tmp_path: Path) -> None:
     mixed = (START + NAMES) * 2 + ROW_1M + ROW_1M + TAIL + TAIL
     assert "several processes wrote into one output" in refusal(mixed, tmp_path)
