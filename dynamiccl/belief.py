@@ -91,8 +91,10 @@ class Prior:
 @lru_cache(maxsize=64)
 def prior_of(grid: Grid, seed: int = 11) -> Prior:
     """The prior of a grid, in about a second; equal grids get it from memory."""
-    held_out = max(_HELD_OUT, _HELD_OUT_SIZES // len(grid.log2_sizes))
-    times, costs = draw_worlds(grid, _DRAWS + held_out, default_rng(seed))
+    more = _HELD_OUT_SIZES // len(grid.log2_sizes) - _HELD_OUT
+    numbers = [_DRAWS + _HELD_OUT, *([more] if more > 0 else [])]
+    drawn = [draw_worlds(grid, n, default_rng(seed + i)) for i, n in enumerate(numbers)]
+    times, costs = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
     count, told = times[0].size, _told_costs(grid)
     at = told[:, 0].astype(np.int64), told[:, 1].astype(np.int64)
     values = np.hstack([times.reshape(len(times), -1), costs[:, at[0], at[1]]]).T

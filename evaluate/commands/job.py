@@ -136,7 +136,11 @@ def _answer(
         assert frame is not None
         source = Measured(frame, system, job.nccl_version)
     choose = None if loaded is None else policy_choice(loaded, source.system)
-    return answer(job, source, groups=groups, policy=choose, seen=seen, least=least)
+    found = answer(job, source, groups=groups, policy=choose, seen=seen, least=least)
+    if loaded is not None and loaded.manifest.slack is not None:
+        gives = "what compute gains by fewer channels is not in these figures"
+        found.notes.append(f"{loaded.manifest.slack.promise}; {gives}")
+    return found
 
 
 def _show(found: "Answer") -> None:

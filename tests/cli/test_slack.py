@@ -209,9 +209,9 @@ def test_a_network_loses_the_noise_at_most(
 def test_an_exposed_bin_between_two_with_slack_does_not_pass_with_them(policy: Path) -> None:
     """It wants the same config, which passed at both for a loss below the slack."""
     [support] = table_supports(Manifest.read(policy))
-    own = {"action": 2, "config": "Ring/LL/4ch", "channels": 4, "own_channels": 16}
+    own: dict[str, Any] = {"action": 2, "config": "Ring/LL/4ch", "channels": 4, "own_channels": 16}
     cells = [replace(cell, **own) for cell in abstaining_cells(support)[:3]]
-    passed = {"verdict": Verdict.PASSED, "runs": 3, "slack": 0.05}
+    passed: dict[str, Any] = {"verdict": Verdict.PASSED, "runs": 3, "slack": 0.05}
     for slack, verdict in ((0.05, Verdict.INFERRED), (None, Verdict.REFUSED)):
         asked = replace(cells[1], verdict=Verdict.REFUSED, slack=slack)
         run = [replace(cells[0], **passed), asked, replace(cells[2], **passed)]

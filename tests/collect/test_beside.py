@@ -152,6 +152,7 @@ def test_failures_of_either_side_are_told() -> None:
 def beside_products(**keys: str) -> Sweep:
     """Two ranks, two sizes, NCCL's own choice and two configs, beside products of edge 96."""
     fake = ROOT / "tests" / "fakes" / "nccl_tests" / "beside.py"
+    prefix = ("env", f"PYTHONPATH={ROOT}", sys.executable, str(fake))
     return sweep(
         **{
             "groups": "[{ num_nodes = 1, ranks_per_node = 2 }]",
@@ -162,7 +163,7 @@ def beside_products(**keys: str) -> Sweep:
             "iterations": "3",
             "small_iterations": "3",
             "interference": '[{ kind = "matmul", level = 96 }]',
-            "launcher": f'{{ prefix = ["{sys.executable}", "{fake}"] }}',
+            "launcher": f"{{ prefix = [{', '.join(map(repr, prefix))}] }}",
             **keys,
         }
     )

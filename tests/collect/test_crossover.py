@@ -117,6 +117,7 @@ def test_each_system_has_a_picture_with_something_in_it(tmp_path: Path) -> None:
     assert paths[0].read_bytes() != paths[1].read_bytes()
 
 
+@pytest.mark.usefixtures("drawn")
 def test_gain_without_a_default_and_a_single_size_can_be_drawn(tmp_path: Path) -> None:
     # Over the picture of before.
     for _ in range(2):
