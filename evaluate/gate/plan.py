@@ -128,6 +128,11 @@ def plan_gate(
             f"sweep '{base.file.name}' is of system '{base.file.system}' and none of its groups "
             f"has a table of this policy, which knows {known}; name its own sweep with --sweep"
         )
+    if manifest.slack is not None and not base.file.runner.read_back:
+        raise UserError(
+            f"sweep '{base.file.name}' has runner.read_back = false, and with slack the gate "
+            "has to see how many channels ran: leave that line out"
+        )
     hopes = _expected(
         trained,
         [

@@ -326,6 +326,12 @@ def test_what_the_simulator_measured_gives_channels_back(shell: Shell, tmp_path:
     grid = task_grid(truth, Manifest.read(policy).actions(), list(Split))
     for index, times in zip(grid.tasks["bin"], grid.times_us, strict=True):
         assert index not in passed or times[passed[index]["action"]] < 1.05 * times[0]
+    blind = SIMULATED.format(name="s", seed=1, cycles=2, noise="")
+    (tmp_path / "s.toml").write_text("runner = { read_back = false }\n" + blind)
+    plan = ("--known", fresh, "--sweep", tmp_path / "s.toml", "--plan", "f.toml")
+    done = shell(*gate[:4], *plan, "--slack", "5%", "--hidden", "all")
+    assert done.code == 2
+    assert "has to see how many channels ran" in done.err
 
 
 def _bins() -> dict[int, int]:
