@@ -102,6 +102,12 @@ class Artifact:
             found += acts_nowhere(self.directory, name, self.index)
         return found
 
+    def refuse_slack(self, why: str) -> None:
+        """Raise UserError for an artifact with slack: its tables alone keep to it."""
+        if slack := self.manifest.slack:
+            where = f"{self.directory} has {slack.terms}"
+            raise UserError(f"{where}, {why}: take --policy table")
+
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data for `json.dumps`."""
         return {

@@ -227,11 +227,11 @@ def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:
         ranks_per_node=support.ranks_per_node,
         launch_profile=support.launch_profile,
     )
-    wanted = _minor(support.nccl_version)
+    wanted = minor_of(support.nccl_version)
     if wanted is None:
         return same.filter(pl.col("nccl_version").is_null())
     texts = same["nccl_version"].drop_nulls().unique().to_list()
-    return same.filter(pl.col("nccl_version").is_in([t for t in texts if _minor(t) == wanted]))
+    return same.filter(pl.col("nccl_version").is_in([t for t in texts if minor_of(t) == wanted]))
 
 
 def shrunk(
@@ -303,7 +303,8 @@ def _paired_gains(rows: pl.DataFrame, action: int) -> npt.NDArray[np.float64]:
     return runs.sort(_RUN)["gain"].to_numpy().astype(np.float64)
 
 
-def _minor(text: str | None) -> tuple[int, int] | None:
+def minor_of(text: str | None) -> tuple[int, int] | None:
+    """Major and minor number of a release; None where it is not known."""
     if text is None:
         return None
     version = NcclVersion.parse(text)

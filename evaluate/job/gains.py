@@ -22,6 +22,7 @@ from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.drawn_worlds import Cell, Floats, Grid, Ints
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
+from dynamiccl.evaluate.gate.evidence import minor_of
 from dynamiccl.evaluate.job.calls import Kind
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.group import Group
@@ -119,13 +120,10 @@ class Measured:
         ran = {int(size): self._ran.get((*key, int(size))) for size in measured}
         asked = {kind.size_bytes: kind.cell for kind in kinds}
         below, above = neighbours(np.searchsorted(sizes, measured), len(sizes))
-        around = [
-            ran.get(int(sizes[b])) if ran.get(int(sizes[b])) == ran.get(int(sizes[a])) else None
-            for b, a in zip(below, above, strict=True)
-        ]
+        read_back = [ran.get(size) for size in sizes.tolist()]
         own = tuple(
-            ran.get(int(size)) or asked.get(int(size)) or told
-            for size, told in zip(sizes, around, strict=True)
+            here or asked.get(size) or (read_back[b] if read_back[b] == read_back[a] else None)
+            for size, here, b, a in zip(sizes.tolist(), read_back, below, above, strict=True)
         )
         actions = np.flatnonzero(self._grid.mask[rows].any(axis=0))
         configs = tuple(self._catalogue.configs[action] for action in actions)
@@ -175,9 +173,9 @@ class Measured:
         single run.
         """
         rows, at, actions = table
-        samples = self._grid.samples, self._grid.runs
+        times, runs_of = self._grid.samples, self._grid.runs
         cells = [(row, int(action)) for row in rows.tolist() for action in actions]
-        runs = np.unique(np.concatenate([samples[1][c] for c in cells if c in samples[1]]))
+        runs = np.unique(np.concatenate([runs_of[c] for c in cells if c in runs_of]))
         if len(runs) < 2:
             return None
         claimed, found = list[float](), list[float]()
@@ -185,7 +183,7 @@ class Measured:
             belief = self._believe(table, grid, fold.tolist())
             for row, size, action in zip(rows, at, belief.decide()[at], strict=True):
                 own, other = (
-                    np.log(samples[0][cell][np.isin(samples[1][cell], fold)])
+                    np.log(times[cell][np.isin(runs_of[cell], fold)])
                     for cell in ((int(row), ABSTAIN_ACTION), (int(row), int(actions[action])))
                 )
                 if action != ABSTAIN_ACTION and len(own) and len(other):
@@ -289,11 +287,5 @@ def _version(rows: pl.DataFrame, wanted: str | None) -> tuple[str | None, bool]:
         return None, False
     if wanted is None:
         return held[-1], False
-    job = NcclVersion.parse(wanted)
-    same = [v for v in held if _minor(v) == (job.major, job.minor)]
+    same = [v for v in held if minor_of(v) == minor_of(wanted)]
     return (wanted if wanted in same else same[-1], False) if same else (held[-1], True)
-
-
-def _minor(text: str) -> tuple[int, int]:
-    version = NcclVersion.parse(text)
-    return version.major, version.minor

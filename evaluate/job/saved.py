@@ -52,8 +52,8 @@ _LEAST_BLOCKS: Final = 3
 #: Saved times of calls that are held at once.
 _AT_ONCE: Final = 4_000_000
 #: (1 + D,) which draws are of the least, and of the most, that is saved; the first is the middle.
-_LEAST: Final = (np.arange(1 + DRAWS) > 0) & (np.arange(1 + DRAWS) <= DRAWS // 2)
-_MOST: Final = np.arange(1 + DRAWS) > DRAWS // 2
+_LOW: Final = (np.arange(1 + DRAWS) > 0) & (np.arange(1 + DRAWS) <= DRAWS // 2)
+_HIGH: Final = np.arange(1 + DRAWS) > DRAWS // 2
 #: A saving below this share is nothing that is worth a change.
 LEAST: Final = 0.005
 #: An interval that reaches so many times further says nothing, if it includes 0.
@@ -258,7 +258,7 @@ class _Sums:
             time, weight = job.time_us[order], job.weight[order]
             out = time if exposed is None else exposed[order]
             # The least is of the benchmark's time alone.
-            held = np.where(_LEAST & (share > 0.0), self.surely[kind], 1.0)
+            held = np.where(_LOW & (share > 0.0), self.surely[kind], 1.0)
             whole_us = (share * held)[:, None] * np.add.reduceat(time * weight, starts)
             bare_us = np.add.reduceat(out * weight, starts)
             all_us[:, block] += whole_us
@@ -269,7 +269,7 @@ class _Sums:
             for rows in np.array_split(np.arange(1 + DRAWS), 1 + len(time) * DRAWS // _AT_ONCE):
                 saved = np.maximum(share * held, 0.0)[rows, None] * time
                 least = np.maximum(saved - (time - out), 0.0)
-                kept = np.where(_LEAST[rows, None], least, np.minimum(saved, out))
+                kept = np.where(_LOW[rows, None], least, np.minimum(saved, out))
                 step_us[np.ix_(rows, block)] += np.add.reduceat(kept * weight, starts, axis=1)
             step_us[:, block] += np.minimum(share, 0.0)[:, None] * bare_us
         weights = np.vstack([np.ones(job.num_blocks), self.blocks])
@@ -278,16 +278,16 @@ class _Sums:
             return communication, None
         # Each group's savings in a step, up to its exposed time; and what compute takes or gets.
         top_us = np.minimum(group_us, able_us[:, None]).sum(axis=0)
-        step_us = np.where(_MOST[:, None], np.maximum(step_us, top_us), step_us)
-        step_us += _TAKEN * np.where(_MOST[:, None], np.maximum(back_us, 0.0), 0.0)
-        step_us += _TAKEN * np.where(_LEAST[:, None], np.minimum(back_us, 0.0), 0.0)
+        step_us = np.where(_HIGH[:, None], np.maximum(step_us, top_us), step_us)
+        step_us += _TAKEN * np.where(_HIGH[:, None], np.maximum(back_us, 0.0), 0.0)
+        step_us += _TAKEN * np.where(_LOW[:, None], np.minimum(back_us, 0.0), 0.0)
         return communication, self._estimate(step_us * weights, job.step_us * weights)
 
     @staticmethod
     def _estimate(saved: Floats, whole: Floats) -> Estimate:
         total = whole.sum(axis=1)
         shares = np.where(total > 0.0, saved.sum(axis=1) / np.where(total > 0.0, total, 1.0), 0.0)
-        return Estimate.of(float(shares[0]), shares[_LEAST], shares[_MOST])
+        return Estimate.of(float(shares[0]), shares[_LOW], shares[_HIGH])
 
 
 def _arm(

@@ -59,10 +59,8 @@ class PolicyBrain:
 
     def __init__(self, artifact: Artifact) -> None:
         """Load `brain.pt`; raises UserError for an artifact of an older release."""
-        path, slack = artifact.directory / BRAIN_NAME, artifact.manifest.slack
-        if slack is not None:
-            where = f"{artifact.directory} has {slack.terms}"
-            raise UserError(f"{where}, which no brain knows: take --policy table")
+        artifact.refuse_slack("which no brain knows")
+        path = artifact.directory / BRAIN_NAME
         if not path.is_file():
             raise UserError(
                 f"{artifact.directory} has no {BRAIN_NAME}; export it again with this release, or "

@@ -21,7 +21,6 @@ from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.history import Call
 from dynamiccl.datasets.manifest import POLICY_NAME, TRIGGER_NAME, Support
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
-from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact, pick_table
 from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
@@ -168,10 +167,7 @@ class TunerBrain:
         `alarmed` tuners are told of interference; raises MachineError then for an artifact with a
         Trigger without torch, and UserError for one with slack: searches want what is fastest.
         """
-        slack = artifact.manifest.slack
-        if slack is not None:
-            where = f"{artifact.directory} has {slack.terms}"
-            raise UserError(f"{where}, which no search keeps to: take --policy table")
+        artifact.refuse_slack("which no search keeps to")
         self._artifact = artifact
         self._configs = artifact.manifest.actions().configs
         self._from_table = from_table
