@@ -91,7 +91,7 @@ _TRACE_CONFIG: Final = (
 #: Columns of which the most or the least of all ranks holds. In an all-to-all of unequal parts
 #: ranks send as much as they like; `cpu` comes before `gpu`.
 _MOST: Final = ("size_bytes", "incomplete", "probe")
-_LEAST: Final = ("timestamp", "exposed_us", "timing_source")
+_LEAST: Final = ("timestamp", "exposed_us", "compute_ratio", "timing_source")
 
 
 def join_ranks(records: pl.DataFrame, key: Sequence[str], agreed: Sequence[str]) -> pl.DataFrame:

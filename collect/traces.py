@@ -62,6 +62,8 @@ _TYPES: Final = {
     "byte": "uint8", "unsigned char": "uint8", "bool": "uint8", "float16": "half",
     "float32": "float", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
+#: A pause of compute up to this, us, is between the launches of two kernels, and no wait for a call.
+_PAUSE_US: Final = 20.0
 _BY_WIRE: Final = {each.wire: each for each in Collective}
 #: PyTorch's names without prefix, underscores and variants of the same call.
 _TORCH_NAMES: Final = {
@@ -310,7 +312,12 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
     marks = sorted((s.start_us, s.end_us, int(s.name.rpartition("#")[2])) for s in spans["step"])
     kernels = sorted(spans["kernel"], key=itemgetter(0))
     gpus = {kernel.where for kernel in kernels}
-    computes = {n: _running([each for each in spans["compute"] if each.where == n]) for n in gpus}
+    by_gpu = {
+        gpu: [[each for each in spans[kind] if each.where == gpu] for kind in ("compute", "kernel")]
+        for gpu in gpus
+    }
+    computes = {gpu: _running(compute) for gpu, (compute, _) in by_gpu.items()}
+    ratios = {gpu: _compute_ratios(*ran) for gpu, ran in by_gpu.items()}
     launched = _launched(spans)
     found = [launched.get(kernel.correlation, (kernel.start_us, [])) for kernel in kernels]
     shares = Counter(id(around[0]) for _, around in found if around)
@@ -323,6 +330,7 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
         call["stream"] = f"{call['stream']} {call['step']}" if is_placed else None
         hidden_us = computes[kernel.where](kernel.end_us) - computes[kernel.where](kernel.start_us)
         call["exposed_us"] = max(kernel.duration_us - hidden_us, 0.0)
+        call["compute_ratio"] = ratios[kernel.where](kernel.start_us)
         if around and shares[id(around[0])] > 1:
             # Several kernels of one operation share what it sent: how, nobody tells.
             call["size_bytes"] = call["key"] = None
@@ -469,6 +477,38 @@ def _steps(marks: Sequence[tuple[float, float, int]], spans: _Spans, base_us: fl
             row |= {"exposed_us": busy_us - compute_us, "idle_us": max(end - begin - busy_us, 0.0)}
         rows.append(row)
     return rows
+
+
+def _compute_ratios(
+    compute: Sequence[_Span], kernels: Sequence[_Span]
+) -> Callable[[float], float | None]:
+    """A function of the begin of a call, in us: how long compute beside such calls goes on.
+
+    Compute *waits* where it pauses while a call runs. All calls that begin between two waits count
+    together, since they queue on one stream: from the begin of the first until compute waits (or
+    ends), over the time in which any of them runs. 0: nothing runs beside them.
+    """
+    ordered = sorted(span[:2] for span in compute)
+    starts, ends = np.array(ordered or [(math.inf, -math.inf)]).T
+    ends = np.maximum.accumulate(ends)
+    pauses = np.column_stack([ends, np.append(starts[1:], math.inf)])
+    called = _running(kernels)
+    waits = [
+        (begin, end)
+        for begin, end in pauses[pauses[:, 1] - pauses[:, 0] > _PAUSE_US].tolist()
+        if called(end) - called(begin) > _PAUSE_US or end == math.inf
+    ]
+    resumes = np.array([end for _, end in waits])
+    ratios = dict[int, float]()
+    began = defaultdict[int, list[_Span]](list)
+    for kernel in kernels:
+        began[int(np.searchsorted(resumes, kernel.start_us, "right"))].append(kernel)
+    for wait, calls in began.items():
+        first_us, last_us = min(c.start_us for c in calls), max(c.end_us for c in calls)
+        busy_us = called(last_us) - called(first_us)
+        if busy_us > 0.0:
+            ratios[wait] = max(waits[wait][0] - first_us, 0.0) / busy_us
+    return lambda begin_us: ratios.get(int(np.searchsorted(resumes, begin_us, "right")))
 
 
 def _running(spans: Sequence[_Span]) -> Callable[[float], float]:

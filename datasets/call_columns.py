@@ -79,6 +79,12 @@ CALLS_COLUMNS: Final = (
         "us",
         "part of the call in which the rank's GPU ran no compute kernel; least of the ranks known",
     ),
+    number(
+        "compute_ratio",
+        "",
+        "compute from the first of some calls on until it waits for one of them, over their time: "
+        "below 1, it waits; least of the ranks known",
+    ),
     text("timing_source", "which clock: gpu, cpu (of the host, longer than the kernel), or other"),
     count("ranks_seen", "ranks whose record was there", nullable=False),
     count("ranks_timed", "ranks whose GPU time is known", nullable=False),
@@ -88,7 +94,8 @@ CALLS_COLUMNS: Final = (
     flag("incomplete", "a rank lost a part of its GPU time"),
 )
 
-#: What version 2 added to version 1, of which a file is read with nulls in these.
+#: What versions 3 and 2 added, and a file of an older version is read with nulls in.
+CALLS_ADDED_IN_3: Final = frozenset({"compute_ratio"})
 CALLS_ADDED_IN_2: Final = frozenset(
     {
         *("source", "source_file", "group", "group_ranks", "group_sequence", "step", "root"),

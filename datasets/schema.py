@@ -13,6 +13,7 @@ Format history
     2 (0.2.0)  `calls`: what a trace does not know may be null; source, source_file, group,
                group_ranks, group_sequence, step, root, kernel, asks_tuner, num_threads,
                time_at_most_us, exposed_us, timing_source. Files of version 1 are read.
+    3 (0.2.0)  `calls`: compute_ratio. Files of versions 1 and 2 are read.
 
 A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata; a file with
 another version is refused (SchemaMismatch), never reinterpreted.
@@ -28,7 +29,7 @@ from dynamiccl.datasets.columns import ENVIRONMENT, TIMESTAMP, Column, count, fl
 
 SCHEMA_VERSION: Final = 6
 #: Version of `calls`, which changes independently of sweeps.
-CALLS_VERSION: Final = 2
+CALLS_VERSION: Final = 3
 #: Version of `steps`, the steps of a job by its traces.
 STEPS_VERSION: Final = 1
 #: Version of `costs`, NCCL's own cost model.

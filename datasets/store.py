@@ -22,7 +22,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2, CallSource
+from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2, CALLS_ADDED_IN_3, CallSource
 from dynamiccl.datasets.schema import (
     BESIDE_COLUMNS,
     CALLS,
@@ -55,7 +55,8 @@ _ADDED_SINCE: Final = {
     (b"measurements", b"3"): _ADDED_IN_4 | _ADDED_IN_5 | _ADDED_IN_6,
     (b"measurements", b"4"): _ADDED_IN_5 | _ADDED_IN_6,
     (b"measurements", b"5"): _ADDED_IN_6,
-    (b"calls", b"1"): CALLS_ADDED_IN_2,
+    (b"calls", b"1"): CALLS_ADDED_IN_2 | CALLS_ADDED_IN_3,
+    (b"calls", b"2"): CALLS_ADDED_IN_3,
 }
 
 

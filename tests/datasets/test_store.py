@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets import store
-from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2
+from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2, CALLS_ADDED_IN_3
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import BESIDE_COLUMNS, CALLS, META_VERSION
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch, UserError
@@ -147,20 +147,23 @@ def test_version_before_hosts_and_jobs_were_columns_is_read_with_nulls(tmp_path:
     assert found.schema == before.schema
 
 
-@pytest.mark.parametrize("tool", ["import", "simulator"])
-def test_calls_of_version_1_are_read_with_nulls_and_what_made_them(
-    tool: str, tmp_path: Path
+@pytest.mark.parametrize(("tool", "version"), [("import", 1), ("simulator", 1), ("import", 2)])
+def test_calls_of_older_versions_are_read_with_nulls_and_what_made_them(
+    tool: str, version: int, tmp_path: Path
 ) -> None:
+    added = CALLS_ADDED_IN_3 if version == 2 else CALLS_ADDED_IN_2 | CALLS_ADDED_IN_3
     made = {"tool": tool, "dynamiccl_version": "0.2.0"}
     [path] = store.write_part(
         tmp_path, calls_table(call(0), call(1)), kind="calls", provenance=made
     )
     before = store.read(tmp_path, "calls")
-    table = pq.read_table(path, partitioning=None).drop_columns(sorted(CALLS_ADDED_IN_2))
-    rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"1"}))
+    table = pq.read_table(path, partitioning=None).drop_columns(sorted(added))
+    meta = {**table.schema.metadata, META_VERSION: str(version).encode()}
+    rewrite(path, table.replace_schema_metadata(meta))
     found = store.read(tmp_path, "calls")
-    new = sorted(CALLS_ADDED_IN_2 - {"source"})
-    assert set(found["source"]) == {"simulator" if tool == "simulator" else "plugin"}
+    new = sorted(added - {"source"})
+    if version == 1:
+        assert set(found["source"]) == {"simulator" if tool == "simulator" else "plugin"}
     assert found.select(new).null_count().row(0) == (2,) * len(new)
     assert found.drop("source", *new).equals(before.drop("source", *new))
     assert found.schema == before.schema

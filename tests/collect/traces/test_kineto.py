@@ -130,6 +130,29 @@ def test_steps_tell_what_covers_communication(tmp_path: Path) -> None:
     assert steps == [[1000.0, 500.0, 200.0, 100.0, 400.0], [1000.0, 100.0, 0.0, 0.0, 900.0]]
     assert found.steps["step"].to_pylist() == [5, 6]
     assert found.calls["exposed_us"].to_pylist() == [100.0]
+    assert found.calls["compute_ratio"].to_pylist() == [0.5]  # 100 of compute from its begin on
+
+
+def test_calls_that_queue_share_the_compute_until_it_waits_for_one(tmp_path: Path) -> None:
+    chrome = Chrome()
+    # Kernels that follow each other, a pause of the host's, and one in which compute waits.
+    for start, length in ((0.0, 490.0), (500.0, 300.0), (900.0, 500.0), (2000.0, 500.0)):
+        chrome.compute(start, length)
+    for start in (200.0, 300.0, 1100.0, 1600.0):
+        chrome.collective(start, 100.0)
+    chrome.collective(1700.0, 300.0)
+    chrome.collective(2100.0, 100.0)
+    found = read(chrome.write(tmp_path / "trace.json"))
+    # Compute runs until 1400, 1200 behind the begin of the first, and the five take 700.
+    expected = [1200 / 700] * 5 + [400 / 100]
+    assert found.calls["compute_ratio"].to_pylist() == pytest.approx(expected)
+
+
+def test_beside_calls_without_compute_there_is_none(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.collective(100.0, 100.0)
+    found = read(chrome.write(tmp_path / "trace.json"))
+    assert found.calls["compute_ratio"].to_pylist() == [0.0]
 
 
 def test_a_trace_without_steps_is_one(tmp_path: Path) -> None:
