@@ -39,11 +39,11 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 from harness import ROOT, write_result
-from job_rules import DRAWS, OTHER_COMPUTE, QUIET, Job, Measured, choices
+from job_rules import DRAWS, QUIET, Job, Measured, choices, least_sure
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.datasets.objective import fewest_within, least_change, step_change_us
+from dynamiccl.datasets.objective import fewest_within
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.contention import Contention
@@ -224,14 +224,13 @@ def measured_rows(system: System) -> dict[str, Any] | None:
         }
         # Only iterations of matrices of 4,096 were measured with the call after them, too.
         if mode in {"overlap", "compute_default"}:
-            draws = np.random.default_rng(0).standard_normal((2, DRAWS, 1, channels.shape[1]))
+            draws = np.random.default_rng(0).standard_normal((DRAWS, 1, channels.shape[1]))
             compute_us = after_us[:, 0] - own_us
             exposed_us = np.clip(took_us[:, 0] - compute_us, 0.0, own_us)
             beside_us = np.where(exposed_us > 0.0, own_us - exposed_us, compute_us)
-            drawn_us = alone_us + draws[0] * longer_us.std(axis=0)
-            loss = channels / system.num_sms * np.exp(OTHER_COMPUTE * draws[1])
+            drawn_us = np.maximum(alone_us + draws * longer_us.std(axis=0), 1.0)
             kernel_us = np.full(len(took_us), own_us)
-            picks["job"] = least_change(step_change_us(drawn_us, loss, kernel_us, beside_us))
+            picks["job"] = least_sure(drawn_us, channels / system.num_sms, kernel_us, beside_us)
         for rule, chosen in picks.items():
             change = np.log(took_us[:, chosen] / took_us[:, :1])  # judged, chosen on
             np.fill_diagonal(change, np.nan)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.objective import fewest_within, least_change, step_change_us
+from dynamiccl.datasets.objective import fewest_within, sure_change_us
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.search.autoccl import AutoCcl
@@ -176,8 +176,20 @@ def efficiency(measured: Measured) -> Ints:
 
 
 def by_step(measured: Measured) -> Ints:
-    """Ours: the least change of the step, as sure as the measurements are."""
-    return least_change(step_change_us(*measured.beside(), *measured.trace()))
+    """Ours: what surely shortens the step most."""
+    times_us, loss = measured.beside()
+    kernel_us, compute_us = measured.trace()
+    return least_sure(times_us, loss.mean(axis=0), kernel_us, compute_us.mean(axis=0))
+
+
+def least_sure(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us: Floats) -> Ints:
+    """(K,) actions by `sure_change_us`; a time is surely one spread of its draws (D, K, A) more."""
+    logs = np.log(times_us)
+    change = sure_change_us(
+        np.exp(logs.mean(axis=0) + logs.std(axis=0)), loss, kernel_us, compute_us
+    )
+    chosen: Ints = np.where(np.isnan(change), np.inf, change).argmin(axis=1)
+    return chosen
 
 
 #: Rules that spend none of the job's iterations.

@@ -62,7 +62,7 @@ _TYPES: Final = {
     "byte": "uint8", "unsigned char": "uint8", "bool": "uint8", "float16": "half",
     "float32": "float", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
-#: A pause of compute up to this, us, is between the launches of two kernels, and no wait for a call.
+#: A pause of compute up to this, us, is between the launches of two kernels: no wait for a call.
 _PAUSE_US: Final = 20.0
 _BY_WIRE: Final = {each.wire: each for each in Collective}
 #: PyTorch's names without prefix, underscores and variants of the same call.

@@ -64,6 +64,21 @@ Place = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class JobTask:
+    """A task as a job's trace has it, and what compute beside such calls was measured to lose."""
+
+    place: Place
+    #: Of a call by NCCL's own choice: what it takes by itself; its kernel, which waits for other
+    #: ranks, too; and compute from its begin until that waits for it.
+    time_us: float
+    kernel_us: float
+    compute_us: float
+    #: Edge of the products -> channels -> the share of its speed that compute loses while a call
+    #: runs, and the standard error of that.
+    loss: dict[str, dict[int, tuple[float, float]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Slack:
     """What a call may lose, so that compute keeps multiprocessors that channels would hold."""
 
@@ -73,10 +88,16 @@ class Slack:
     hidden: Literal["all"] | list[Place]
     #: No answer of a table takes more channels; None: NCCL's own choice alone bounds them.
     max_channels: int | None
+    #: What the objective is the time of the step of, in place of a share for all: a call may take
+    #: longer by what compute surely gets back.
+    job: list[JobTask] = field(default_factory=list)
 
     @property
     def terms(self) -> str:
         """It in words."""
+        if self.job:
+            most = "" if self.max_channels is None else f", at most {self.max_channels} channels"
+            return f"the time of the step, by {len(self.job)} tasks of a job{most}"
         calls = "all calls" if self.hidden == "all" else f"the calls of {len(self.hidden)} tasks"
         most = "" if self.max_channels is None else f", at most {self.max_channels} channels"
         return f"slack {self.share:.3g} on {calls}{most}"
@@ -86,10 +107,11 @@ class Slack:
         """What tables made with it promise, and what they do not."""
         if not self.hidden:
             return f"at most {self.max_channels} channels in every answer, where none is slower"
+        longer = "as much longer as compute gets back" if self.job else f"{self.share:.1%} longer"
         return (
-            f"fewer channels ({self.terms}): a call may take {self.share:.1%} longer than by "
-            "NCCL's own choice. Never slower is said of the step here, not of the call: opt-in, to "
-            "be proven in your job by A/B (dynamiccl-run --ab)"
+            f"fewer channels ({self.terms}): a call may take {longer} than by NCCL's own choice. "
+            "Never slower is said of the step here, not of the call: opt-in, to be proven in your "
+            "job by A/B (dynamiccl-run --ab)"
         )
 
 

@@ -5,20 +5,21 @@ alone need not make the shortest step (Lagom, arXiv 2602.20656). T tasks, A conf
 first is NCCL's own choice. Times are of one call, in us.
 """
 
-import re
-from collections import Counter
-from pathlib import Path
-from typing import Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
-from dynamiccl.datasets.cells import asking
-from dynamiccl.datasets.manifest import Manifest, Place, Slack
-from dynamiccl.datasets.store import read_calls
 from dynamiccl.drawn_worlds import Floats, Ints
-from dynamiccl.errors import NotEnoughData, UserError
+
+#: Of what compute was measured to lose, the share that the job's surely does; and of the compute
+#: beside a call, the share that hides it in every iteration (benchmarks/bench_job_time.py: other
+#: sweeps and worlds than it judges by).
+_OTHER_COMPUTE: Final = 0.7
+_EARLY: Final = 0.8
+#: A call is never let take more than so many times as long.
+_MOST_LONGER: Final = 2.0
+_HALVINGS: Final = 20
 
 
 def fewest_within(
@@ -55,83 +56,40 @@ def step_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
     return np.maximum(lasts, ends) - np.maximum(kernel, compute)
 
 
-def least_change(change_us: Floats, caution: float = 1.0) -> Ints:
-    """(T,) the config with the least mean + caution x spread over draws of its change (D, T, A).
+def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us: Floats) -> Floats:
+    """(..., T, A) the most that the step surely changes by; as `step_change_us`, NCCL's own 0.
 
-    NaN: may not be chosen. NCCL's own is 0, so gains must exceed `caution` times their spread.
+    `times_us` are what calls surely take at most. The job's compute loses another share than what
+    was measured, and does not hide a call as long in every iteration: less of both is counted.
     """
-    worth = change_us.mean(axis=0) + caution * change_us.std(axis=0)
-    chosen: Ints = np.where(np.isnan(worth), np.inf, worth).argmin(axis=1)
-    return chosen
+    most = step_change_us(times_us, _OTHER_COMPUTE * loss, kernel_us, _EARLY * compute_us)
+    most[..., 0] = 0.0
+    return most
 
 
-def slack_of(
-    manifest: Manifest, share: str | None, hidden: str | None, max_channels: int | None
-) -> tuple[Slack | None, list[str]]:
-    """The slack that the options of a command ask for, and what to say of the calls.
+def may_take(loss: Floats, time_us: float, kernel_us: float, compute_us: float) -> Floats:
+    """(A,) times NCCL's own time, up to which the step is surely no longer by a call; from 1 on.
 
-    `share` as 5% or 0.05; `hidden` is `all` or a data directory with a job's calls. Without options
-    it is the policy's own, as a gate judged it. Raises UserError for options that lack something or
-    contradict the gate, NotEnoughData where no channels were read back, and as `read_calls`.
+    `loss` (E, A) of several kinds of compute: of all of them it is true. A bisection, since the
+    change rises with the time.
     """
-    if share is None and max_channels is None and hidden is None:
-        return manifest.slack, []
-    if (share is None) != (hidden is None):
-        raise UserError(
-            "--slack and --hidden go together: --slack 5% with --hidden all, where compute hides "
-            "every call, or --hidden DATA, Kineto traces as 'dynamiccl-collect import' reads them"
-        )
-    number = re.fullmatch(r"(\d+(?:\.\d*)?)(%?)", share or "0")
-    part = float(number[1]) / (100.0 if number[2] else 1.0) if number else 1.0
-    if part >= 1.0:
-        raise UserError(f"--slack {share} is no share of a call's time: write 5% or 0.05")
-    read_back = [n for s in manifest.supports for c in s.channels.values() for n in c.values()]
-    if not any(each is not None for counts in read_back for each in counts):
-        raise NotEnoughData(
-            "the policy does not know how many channels NCCL used: they were not read back; sweep "
-            "with read-back, and train again"
-        )
-    notes: list[str] = []
-    told: Literal["all"] | list[Place] = "all" if hidden == "all" else []
-    if hidden not in {None, "all"}:
-        told, notes = _hidden_tasks(read_calls(Path(str(hidden))), manifest, part)
-    slack = Slack(part, told, max_channels)
-    if slack != manifest.slack and any(s.gated is not None for s in manifest.supports):
-        judged = "without slack" if manifest.slack is None else f"for {manifest.slack.terms}"
-        raise UserError(
-            f"a gate judged the policy {judged}: leave out --slack, --hidden and --max-channels, "
-            "or judge the run before the gate with these"
-        )
-    return slack, notes
+    low, high = np.ones(loss.shape[1]), np.full(loss.shape[1], _MOST_LONGER)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        ok = change_of_call_us(middle, loss, time_us, kernel_us, compute_us) <= 0.0
+        low, high = np.where(ok, middle, low), np.where(ok, high, middle)
+    low[0] = 1.0
+    return low
 
 
-def _hidden_tasks(
-    calls: pl.DataFrame, manifest: Manifest, share: float
-) -> tuple[list[Place], list[str]]:
-    """Tasks of whose calls' time at most the share is exposed, and what to say of the others.
+def change_of_call_us(
+    longer: Floats, loss: Floats, time_us: float, kernel_us: float, compute_us: float
+) -> Floats:
+    """(A,) `sure_change_us` of a call that takes `longer` (A,) times NCCL's own time.
 
-    A trace that does not tell the nodes is of the one shape measured that has so many ranks. Of
-    ranks that differ the least times are known, of calls as of what is exposed of them.
+    The most by any of the E kinds of compute that `loss` (E, A) is of; NaN where one is not known.
     """
-    shapes = {(s.num_ranks, s.num_nodes) for s in manifest.supports}
-    ranks = Counter(num_ranks for num_ranks, _ in shapes)
-    only = {num_ranks: nodes for num_ranks, nodes in shapes if ranks[num_ranks] == 1}
-    nodes = pl.col("num_ranks").replace_strict(only, default=None, return_dtype=pl.Int64)
-    placed = asking(calls).with_columns(
-        num_nodes=pl.coalesce("num_nodes", nodes),
-        time_us=pl.coalesce("time_us", "time_at_most_us"),
-    )
-    placed = placed.drop_nulls(["num_nodes", "num_ranks"])
-    is_known = pl.all_horizontal(pl.col("exposed_us", "time_us").is_not_null()).all()
-    keys = ("collective", "num_nodes", "num_ranks", "bin")
-    tasks = placed.group_by(keys).agg(
-        is_known=is_known, exposed=pl.col("exposed_us").sum() / pl.col("time_us").sum()
-    )
-    known = tasks.filter("is_known")
-    hidden = known.filter(pl.col("exposed") <= share).select(keys).sort(keys).rows()
-    return hidden, [
-        f"compute hides {len(hidden)} of {tasks.height} tasks (of whose calls at most {share:.3g} "
-        f"is exposed); {tasks.height - known.height} without exposed times are taken as exposed, "
-        f"and so are {calls.height - placed.height} calls whose size or shape is not known, or "
-        "about which NCCL asks no tuner"
-    ]
+    job = np.full(len(loss), kernel_us), np.full(len(loss), compute_us)
+    times = np.tile(time_us * longer, (len(loss), 1))
+    times[:, 0] = time_us
+    return np.asarray(sure_change_us(times, loss, *job).max(axis=0))

@@ -17,9 +17,11 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import TUNED, Float32Array, Observations, cold_observations
-from dynamiccl.datasets.manifest import Manifest, Place, Slack, Support
-from dynamiccl.datasets.objective import fewest_within
+from dynamiccl.datasets.job_tasks import losses_at
+from dynamiccl.datasets.manifest import JobTask, Manifest, Place, Slack, Support
+from dynamiccl.datasets.objective import change_of_call_us, fewest_within, may_take
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
+from dynamiccl.drawn_worlds import Ints
 from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
@@ -53,6 +55,8 @@ class ChannelRule:
     channels: npt.NDArray[np.float64]
     #: (N,) ln of a gain that a policy without spreads has to see; NaN: the noise is not known.
     margin: npt.NDArray[np.float64]
+    #: N: what a job's trace tells of the task, where the step's time is the objective.
+    tasks: list[JobTask | None]
 
     @classmethod
     def of(
@@ -67,12 +71,42 @@ class ChannelRule:
         hidden = () if slack is None else places if slack.hidden == "all" else slack.hidden
         told, noise = set(hidden), np.array(noise_bands, dtype=np.float64)
         margin = np.log1p(np.maximum(noise, manifest.abstain_margin))
-        return cls(slack, np.array([each in told for each in places]), channels, margin)
+        by_place = {task.place: task for task in slack.job} if slack is not None else {}
+        tasks = [by_place.get(place) for place in places]
+        return cls(slack, np.array([each in told for each in places]), channels, margin, tasks)
 
     @property
     def shares(self) -> npt.NDArray[np.float64]:
-        """(N,) of its time that an answer with fewer channels may lose: of an exposed call none."""
-        return np.where(self.hidden, 0.0 if self.slack is None else self.slack.share, 0.0)
+        """(N, A) of its time that an answer with fewer channels may lose: of an exposed call none.
+
+        Where the step's time is the objective, as much as the compute beside it gets back.
+        """
+        share = 0.0 if self.slack is None else self.slack.share
+        shares = np.where(self.hidden[:, None], share, np.zeros(self.channels.shape))
+        for row, task in enumerate(self.tasks):
+            if task is not None:
+                loss = losses_at(task.loss, self.channels[row])
+                shares[row] = may_take(loss, task.time_us, task.kernel_us, task.compute_us) - 1.0
+        return shares
+
+    def least_change(
+        self, surely: npt.NDArray[np.float64], within: npt.NDArray[np.bool_], fewest: Ints
+    ) -> Ints:
+        """(N,) of the actions within the terms the one that surely shortens a job's step most.
+
+        `surely` (N, A) is ln of the time over NCCL's own; without a job's task `fewest` stands.
+        """
+        chosen = fewest.copy()
+        for row, task in enumerate(self.tasks):
+            if task is not None:
+                loss = losses_at(task.loss, self.channels[row])
+                told = task.time_us, task.kernel_us, task.compute_us
+                change = change_of_call_us(np.exp(surely[row]), loss, *told)
+                usable = within[row] & ~np.isnan(change)
+                too_many = self.channels[row, ABSTAIN_ACTION] > self.most
+                usable[ABSTAIN_ACTION] = not (too_many and usable[1:].any())
+                chosen[row] = np.where(usable, change, np.inf).argmin()
+        return chosen
 
     @property
     def most(self) -> float:
@@ -188,13 +222,15 @@ def _with_few_channels(
     q, least = policy.values(observations, may).astype(np.float64), policy.least_gains(observations)
     log_ratio = np.log(q / q[:, :1])
     surely = log_ratio + (rule.margin[:, None] if least is None else least)
-    within = may & (rule.channels < own) & (surely <= np.log1p(rule.shares)[:, None])
+    shares = rule.shares
+    within = may & (rule.channels < own) & (surely <= np.log1p(shares))
     within[np.arange(len(acts)), acts] = True
     times = np.where(within, np.exp(log_ratio), np.nan)
     must = own[:, 0] > rule.most
     times[:, ABSTAIN_ACTION] = np.where(must & within[:, 1:].any(axis=1), np.inf, 1.0)
-    fewest = fewest_within(times, np.nan_to_num(rule.channels), rule.shares[:, None])
-    return np.where(rule.counts, fewest, acts)
+    fewest = fewest_within(times, np.nan_to_num(rule.channels), shares.max(axis=1, keepdims=True))
+    surely[:, ABSTAIN_ACTION] = 0.0
+    return np.where(rule.counts, rule.least_change(surely, within, fewest), acts)
 
 
 def count_of(channels: float) -> int | None:

@@ -9,6 +9,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.commands import check_plan_file
+from dynamiccl.options import Hidden, MaxChannels, Objective, SlackShare
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import (
     Json,
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.plan import GatePlan
     from dynamiccl.train.policy import TorchPolicy
 
-SlackShare = Annotated[str | None, typer.Option("--slack", help="Loss for fewer channels: 5%.")]
-Hidden = Annotated[str | None, typer.Option(metavar="all|DATA", help="Calls beside compute.")]
-MaxChannels = Annotated[int | None, typer.Option(min=1, help="Most channels of any answer.")]
-#: Policy and MLflow store; --slack, --hidden and --max-channels.
-_Asked = tuple[str, str, str | None, str | None, int | None]
+#: Policy and MLflow store; --slack, --hidden, --max-channels and --objective.
+_Asked = tuple[str, str, str | None, str | None, int | None, str]
 
 
 def gate_command(
@@ -68,6 +66,7 @@ def gate_command(
     slack: SlackShare = None,
     hidden: Hidden = None,
     max_channels: MaxChannels = None,
+    objective: Objective = "call",
     tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
@@ -75,12 +74,13 @@ def gate_command(
 
     With --plan FRESH.toml it writes the sweep of these fresh runs: only where the policy acts, only
     its config and the default, so often as the gate's test needs. With --slack what takes fewer
-    channels than NCCL's own choice may lose less than that: never slower is said of the step then.
+    channels than NCCL's own choice may lose less than that: never slower is said of the step then;
+    with --objective job it may lose what the compute beside it gets back.
 
     Example: dynamiccl-evaluate gate --policy RUN_ID --known data --sweep s.toml --plan fresh.toml
     Example: dynamiccl-evaluate gate --policy RUN_ID --data fresh --known data --out gated
     """
-    asked = policy, tracking_uri, slack, hidden, max_channels
+    asked = policy, tracking_uri, slack, hidden, max_channels, objective
     if plan is not None:
         if sweep is None or known is None:
             missing = "--sweep SWEEP.toml" if sweep is None else "--known DATA"
@@ -108,7 +108,7 @@ def gate_command(
 
 def _load(asked: _Asked) -> tuple["TorchPolicy", Path]:
     """A policy, as its tables would be made with the slack that was asked for, and its folder."""
-    from dynamiccl.datasets.objective import slack_of
+    from dynamiccl.datasets.job_tasks import slack_of
     from dynamiccl.train.policy import TorchPolicy
     from dynamiccl.train.tracking import policy_directory
 

@@ -63,9 +63,10 @@ class Gated:
         slack = self.manifest.slack
         if slack is None:
             return f"gain: {gain}"
+        much = "what the compute beside it gets back" if slack.job else f"{slack.share:.3g}"
         return (
             "non-inferiority: with fewer channels, read back, slower than NCCL's own choice by "
-            f"less than {slack.share:.3g} where compute hides the call; elsewhere {gain}, or no "
+            f"less than {much} where compute hides the call; elsewhere {gain}, or no "
             "slower where that choice takes more channels than answers may"
         )
 
@@ -156,7 +157,7 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
     manifest = policy.manifest
     asked = cold_questions(manifest, replace(support, gated=None))
     observations = Observations.cold(asked.context)
-    rule = asked.rule
+    rule, shares = asked.rule, asked.rule.shares
     actions = decide(policy, observations, asked.mask, rule)
     times = -policy.values(observations, asked.mask)
     names = [config.key for config in manifest.actions().configs]
@@ -171,7 +172,7 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
                 predicted=float(times[row, ABSTAIN_ACTION] / times[row, action] - 1.0),
                 channels=count_of(rule.channels[row, action]),
                 own_channels=count_of(rule.channels[row, ABSTAIN_ACTION]),
-                slack=float(rule.shares[row]) if rule.slack and rule.counts[row] else None,
+                slack=float(shares[row, action]) if rule.slack and rule.counts[row] else None,
             )
     return cells
 

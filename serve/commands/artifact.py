@@ -6,16 +6,14 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
+from dynamiccl.datasets.job_tasks import slack_of
 from dynamiccl.datasets.manifest import Manifest, find_policy_in, find_trigger_in
-from dynamiccl.datasets.objective import slack_of
 from dynamiccl.errors import MissingPath
+from dynamiccl.options import Hidden, MaxChannels, Objective, SlackShare
 from dynamiccl.serve.artifact import Artifact, export_artifact, verify_artifact
 from dynamiccl.serve.commands.options import (
     ArtifactDir,
-    Hidden,
     Json,
-    MaxChannels,
-    SlackShare,
     folding_table,
     stderr,
     stdout,
@@ -43,6 +41,7 @@ def export_command(
     slack: SlackShare = None,
     hidden: Hidden = None,
     max_channels: MaxChannels = None,
+    objective: Objective = "call",
     tracking_uri: Annotated[
         str, typer.Option(help="MLflow store that holds the run ids.")
     ] = DEFAULT_TRACKING_URI,
@@ -52,16 +51,19 @@ def export_command(
 
     With --slack, calls that compute hides get the fewest channels within that share of time, and
     never more than NCCL's own choice takes: never slower is said of the step then, not of the call.
+    With --objective job they get what surely shortens the step most, by the job's traces and a
+    sweep beside matrix products (interference of kind matmul), both in --hidden DATA.
 
     Example: dynamiccl-deploy export RUN_ID --out out/artifact
     Example: dynamiccl-deploy export RUN_ID --out out/artifact --slack 5% --hidden data
+    Example: dynamiccl-deploy export RUN_ID --out out/artifact --objective job --hidden data
     """
     groups = [cli.parse_group(text) for text in group or []]
     with cli.working("making tables and brain, and checking them"):
         policy = _find_policy(run, tracking_uri)
         watching = None if trigger is None else _find_trigger(trigger, tracking_uri)
         known = Manifest.read_unchecked(policy)
-        wanted, notes = slack_of(known, slack, hidden, max_channels)
+        wanted, notes = slack_of(known, slack, hidden, max_channels, objective)
         artifact = export_artifact(policy, out, watching, groups, wanted)
     if wanted is not None:
         notes.append("there is no brain.pt: mode adaptive knows no slack, so use mode table")

@@ -9,13 +9,10 @@ from rich.table import Table
 
 from dynamiccl.train.word_table import WordTable
 
-Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 ArtifactDir = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory.")]
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 System = Annotated[str | None, typer.Option(help="System, where several have this shape.")]
 Plugin = Annotated[Path | None, typer.Option(help="The built plugin; default out/plugin.")]
-SlackShare = Annotated[str | None, typer.Option("--slack", help="Loss for fewer channels: 5%.")]
-Hidden = Annotated[str | None, typer.Option(metavar="all|DATA", help="Calls beside compute.")]
-MaxChannels = Annotated[int | None, typer.Option(min=1, help="Most channels of any answer.")]
 
 stdout: Final = Console()
 stderr: Final = Console(stderr=True)

@@ -27,6 +27,7 @@ from dynamiccl.evaluate.gate.gate import abstaining_cells, let_bins_between_pass
 from dynamiccl.evaluate.policies import LearnedPolicy
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.brain.policies import POLICIES
+from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import TorchPolicy
 from tests.calls import calls_table, traced
 from tests.cli.conftest import Shell, refused
@@ -180,7 +181,7 @@ def test_hidden_calls_get_the_fewest_channels_within_the_slack(
         assert "said of the step here, not of the call" in said
         assert "A/B" in said
     found = shell("dynamiccl-deploy", "verify", "a", "--json").json
-    assert found["slack"] == {"share": 0.05, "hidden": "all", "max_channels": None}
+    assert found["slack"] == {"share": 0.05, "hidden": "all", "max_channels": None, "job": []}
 
 
 @pytest.mark.parametrize(
@@ -245,6 +246,81 @@ def test_calls_tell_which_tasks_compute_hides(policy: Path, shell: Shell, tmp_pa
     [hidden] = [row for row in decisions(shell, "a").values() if row["config"] == "Ring/LL/4ch"]
     assert hidden["size_bytes"] == pytest.approx(1 << 20, rel=0.1)
     assert configs(shell, "a") == {"Ring/LL/4ch", "Ring/Simple/24ch"}
+
+
+def beside_rows(*sizes: int) -> Iterator[dict[str, Any]]:
+    """What products of one edge lose to calls of 2, 4 and NCCL's own 16 channels."""
+    beside = {"interference_kind": "matmul", "interference_level": 4096.0, "sweep": "beside"}
+    for size in sizes:
+        for repeat in range(3):
+            where = {**beside, "size_bytes": size, "repeat": repeat, "run": f"beside-{repeat}"}
+            lost = 12.0 + 0.3 * repeat
+            yield default(100.0, actual_num_channels=16, compute_loss_us=lost, **where)
+            for channels, loss_us in ((2, 2.9), (4, 3.0)):
+                told = {"actual_num_channels": channels, "compute_loss_us": loss_us + 0.1 * repeat}
+                yield forced("Ring", "LL", 100.0, channels=channels, **told, **where)
+
+
+def job_of(folder: Path) -> Path:
+    """Calls with three times their time of compute beside them, none, no room, and no rows."""
+    store.write_part(folder, measurements_table(list(beside_rows(1 << 20, 1 << 22))), provenance={})
+    ratios = {20: 3.0, 21: 0.0, 22: 1.0, 24: 3.0}
+    calls = [traced(k, size_bytes=1 << k, compute_ratio=ratio) for k, ratio in ratios.items()]
+    return calls_of(folder, *calls, traced(9, size_bytes=1 << 23, compute_ratio=None))
+
+
+JOB: Final = ("--objective", "job", "--hidden", "job")
+
+
+def test_the_objective_of_the_job_takes_what_surely_shortens_its_step(
+    policy: Path, fresh: Path, shell: Shell, tmp_path: Path
+) -> None:
+    job_of(tmp_path / "job")
+    done = shell(*EXPORT, policy, "--out", "a", *JOB)
+    assert done.code == 0, done.err
+    said = "of 2 of the job's 5 tasks it is known what compute loses to them"
+    assert said in done.err
+    assert "1 that compute waits for, 1 of which the traces do not tell" in done.err
+    assert "the time of the step, by 2 tasks of a job" in done.out
+    found = decisions(shell, "a")
+    assert {power: found[size_bin(1 << power)]["config"] for power in range(20, 25)} == {
+        20: "Ring/LL/4ch",  # compute gets back more than the call takes longer
+        21: "Ring/Simple/24ch",  # compute waits for it: the fastest
+        22: None,  # nothing takes fewer channels and no longer, and there is no room
+        23: "Ring/Simple/24ch",
+        24: "Ring/Simple/24ch",
+    }
+    assert shell("dynamiccl-deploy", "verify", "a").code == 0
+    gated = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", fresh, "--out", "g")
+    found = json.loads(shell(*gated, *JOB, "--json").out)
+    assert "slower than NCCL's own choice by less than what the compute beside it" in found["test"]
+    [cell] = [each for each in found["cells"] if each["config"] == "Ring/LL/4ch"]
+    # 4 % longer it takes 1.04 x 0.7 x 3.1 % of the time from compute, and NCCL's 0.7 x 12.3 %.
+    assert cell["slack"] == pytest.approx(1.0, abs=0.01)
+    assert cell["verdict"] == "passed"
+    assert shell(*EXPORT, "g", "--out", "b").code == 0
+    assert "Ring/LL/4ch" in configs(shell, "b")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "code"),
+    [
+        (("--objective", "step"), "objective 'step'", 2),
+        (("--objective", "job"), "--objective job goes with --hidden DATA", 2),
+        (("--objective", "job", "--hidden", "all"), "goes with --hidden DATA", 2),
+        ((*JOB, "--slack", "5%"), "without --slack", 2),
+        (("--objective", "job", "--hidden", "calls"), "(not of 1; 0 have none)", 3),
+    ],
+)
+def test_the_objective_of_the_job_needs_its_calls_and_rows_beside_products(
+    asked: tuple[str, ...], said: str, code: int, policy: Path, shell: Shell, tmp_path: Path
+) -> None:
+    job_of(tmp_path / "job")
+    calls_of(tmp_path / "calls", traced(0, size_bytes=1 << 20, compute_ratio=None))
+    store.write_part(
+        tmp_path / "calls", measurements_table(list(beside_rows(1 << 20))), provenance={}
+    )
+    assert said in refused(shell(*EXPORT, policy, "--out", "a", *asked), code)
 
 
 @pytest.mark.parametrize(

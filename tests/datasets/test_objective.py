@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from dynamiccl.datasets.objective import fewest_within, least_change, step_change_us
+from dynamiccl.datasets.objective import (
+    change_of_call_us,
+    fewest_within,
+    may_take,
+    step_change_us,
+    sure_change_us,
+)
 from dynamiccl.simulator.contention import Contention
 from tests.simulator.iterations import iteration_us
 from tests.simulator.test_contention import parts
@@ -42,8 +48,27 @@ def test_the_change_is_that_of_the_simulators_law(compute_us: float) -> None:
     assert found[0].tolist() == pytest.approx([step - steps[0] for step in steps])
 
 
-def test_another_config_is_taken_only_where_its_gain_exceeds_its_spread() -> None:
-    draws = np.array([[[0.0, -30.0, -9.0, NAN]], [[0.0, 10.0, -7.0, NAN]]])
-    assert least_change(draws, caution=0.0).tolist() == [1]
-    assert least_change(draws).tolist() == [2]
-    assert least_change(draws, caution=9.0).tolist() == [0]
+def test_less_than_what_was_measured_is_counted_on() -> None:
+    # Two configs as fast, of which one takes half of what compute loses: by 0.7 of that.
+    loss = np.array([[0.1, 0.05, NAN]])
+    times = np.array([[100.0, 100.0, 90.0]])
+    told = np.array([100.0]), np.array([500.0])
+    plain = step_change_us(times, loss, *told)
+    surely = sure_change_us(times, loss, *told)
+    assert plain[0, 1] == pytest.approx(-5.0)
+    assert surely[0, :2].tolist() == [0.0, pytest.approx(0.7 * -5.0)]
+    assert np.isnan(surely[0, 2])
+    # Compute that ends with the call may end before it: what it gets back counts no more.
+    assert sure_change_us(times, loss, told[0], told[0])[0, 1] == pytest.approx(0.0)
+
+
+def test_a_call_may_take_longer_by_what_compute_gets_back() -> None:
+    edges = np.array([[0.10, 0.05], [0.10, 0.08]])
+    longer = may_take(edges, 100.0, 100.0, 1_000.0)
+    # By the edge that says the least: 1.25 times as long at 0.8 of the loss.
+    assert longer.tolist() == pytest.approx([1.0, 1.25], abs=1e-4)
+    change = change_of_call_us(longer, edges, 100.0, 100.0, 1_000.0)
+    assert change.tolist() == pytest.approx([0.0, 0.0], abs=1e-3)
+    # Where compute ends at 200, 0.8 of which is counted on, a call ends there at the latest.
+    assert may_take(edges * 0.01, 100.0, 100.0, 200.0)[1] == pytest.approx(1.25, abs=0.1)
+    assert may_take(np.array([[0.1, NAN]]), 100.0, 100.0, 1_000.0)[1] == 1.0

@@ -1,0 +1,11 @@
+"""Options of `dynamiccl-evaluate gate` and `dynamiccl-deploy export`: by what terms tables are made."""
+
+from typing import Annotated
+
+import typer
+
+#: Whose time tables shorten, and by how much a call may be slower for it.
+Objective = Annotated[str, typer.Option(metavar="call|job", help="Whose time: the step's is job.")]
+SlackShare = Annotated[str | None, typer.Option("--slack", help="Loss for fewer channels: 5%.")]
+Hidden = Annotated[str | None, typer.Option(metavar="all|DATA", help="Calls beside compute.")]
+MaxChannels = Annotated[int | None, typer.Option(min=1, help="Most channels of any answer.")]
