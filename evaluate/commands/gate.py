@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dynamiccl import cli
+from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.commands import check_plan_file
-from dynamiccl.options import Hidden, MaxChannels, Objective, SlackShare
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import (
     Json,

@@ -8,8 +8,8 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.job_tasks import slack_of
 from dynamiccl.datasets.manifest import Manifest, find_policy_in, find_trigger_in
+from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare
 from dynamiccl.errors import MissingPath
-from dynamiccl.options import Hidden, MaxChannels, Objective, SlackShare
 from dynamiccl.serve.artifact import Artifact, export_artifact, verify_artifact
 from dynamiccl.serve.commands.options import (
     ArtifactDir,

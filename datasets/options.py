@@ -1,4 +1,4 @@
-"""Options of `dynamiccl-evaluate gate` and `dynamiccl-deploy export`: by what terms tables are made."""
+"""Options of the commands that judge and make tables: by what terms (job_tasks.py)."""
 
 from typing import Annotated
 
