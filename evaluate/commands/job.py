@@ -138,8 +138,7 @@ def _answer(
     choose = None if loaded is None else policy_choice(loaded, source.system)
     found = answer(job, source, groups=groups, policy=choose, seen=seen, least=least)
     if loaded is not None and loaded.manifest.slack is not None:
-        gives = "what compute gains by fewer channels is not in these figures"
-        found.notes.append(f"{loaded.manifest.slack.promise}; {gives}")
+        found.notes.append(loaded.manifest.slack.promise)
     return found
 
 

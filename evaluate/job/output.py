@@ -188,6 +188,7 @@ def to_json(found: Answer) -> dict[str, Any]:
             name: {
                 "communication": asdict(arm.communication),
                 "step": None if arm.step is None else asdict(arm.step),
+                "given_back": None if arm.given_back is None else asdict(arm.given_back),
             }
             for name, arm in arms
         },
@@ -214,8 +215,11 @@ def tables(found: Answer, rows: int | None = None) -> Iterator[TableBlock]:
     for name, arm in found.arms.items():
         told = [arm.communication, *([arm.step] if arm.step is not None else [])]
         is_known = len(arm.unknown) < sum(kind.asks for kind in found.job.kinds)
-        arms.append([_ARMS[name], *(each.text if is_known else "not known" for each in told)])
-    heads = ["under", "of communication time", *(["of step time"] if has_steps else [])]
+        texts = [each.text if is_known else "not known" for each in told]
+        back = ["not known" if arm.given_back is None else arm.given_back.text] * has_steps
+        arms.append([_ARMS[name], *texts, *back])
+    heads = ["under", "of communication time"]
+    heads += ["of step time", "of it by what compute gets back"] if has_steps else []
     yield TableBlock("Saved, with 90 % intervals", heads, arms)
     shown = [
         [

@@ -8,13 +8,15 @@ Of a step, a call saves at most what no compute hid of it. The *central* figure 
 saving up to that, since as a rule compute waits for the end of a call. The interval allows for
 overlap that shifts: at least what the hidden part of the call cannot take up, and at most all of
 its process group's savings up to all that is exposed of that group in the step, since the calls of
-a group follow one another on one stream. A hidden call slows the compute beside it: a longer one
-takes more from it, a shorter one gives some back, which widens the interval.
+a group follow one another on one stream. A hidden call slows the compute beside it: what it gives
+back, by fewer multiprocessors or by being shorter, is told by rows beside matrix products
+(job_tasks.py), of several kinds of compute by the least and the most of them, and by how far these
+are from the job's. Without such rows a longer call takes more from compute, and a shorter one gives
+some back, which widens the interval.
 
 The interval, 90 %, is between quantiles of draws: of the least and of the most that overlap leaves
 of the gains (gains.py), each with how far the job is from the benchmark, in which calls were alone,
-and with the blocks of the trace (the Bayesian bootstrap: Rubin 1981). It does not have that another
-config may take more channels, and so more from compute.
+and with the blocks of the trace (the Bayesian bootstrap: Rubin 1981).
 
 C calls of K kinds in B blocks, A configs, D draws, the first half of them of the least.
 """
@@ -47,6 +49,9 @@ _MOST_APART: Final = float(np.log(2.0))
 #: The most that a call takes of the speed of compute beside it: a channel holds a multiprocessor,
 #: and 32 channels are a quarter of the 132 of an H100 (simulator/contention.py has more of it).
 _TAKEN: Final = 0.25
+#: Of what compute was measured to lose, the least and the most that the job's does (chosen:
+#: objective.py has the least, too).
+_OTHER_COMPUTE: Final = (0.7, 1.3)
 #: Blocks of a trace from which on they say how it varies.
 _LEAST_BLOCKS: Final = 3
 #: Saved times of calls that are held at once.
@@ -56,6 +61,8 @@ _LOW: Final = (np.arange(1 + DRAWS) > 0) & (np.arange(1 + DRAWS) <= DRAWS // 2)
 _HIGH: Final = np.arange(1 + DRAWS) > DRAWS // 2
 #: A saving below this share is nothing that is worth a change.
 LEAST: Final = 0.005
+#: A part of a saving below this share of the step is not told.
+_TOLD: Final = 0.0005
 #: An interval that reaches so many times further says nothing, if it includes 0.
 _WIDE: Final = 10.0
 #: Of what asks a tuner, the share of which nothing may be known where the answer is "nothing".
@@ -106,6 +113,8 @@ class Arm:
     communication: Estimate
     #: None: the trace has no steps.
     step: Estimate | None
+    #: Of the step, what compute gets back; None: not known of any call, or no steps.
+    given_back: Estimate | None
 
     @property
     def decisive(self) -> Estimate:
@@ -240,15 +249,31 @@ class _Sums:
         in_job = gains + _APART * self.off[kind] * self.apart * (gains != 0.0)
         return np.concatenate([[-np.expm1(-gains).mean()], -np.expm1(-in_job)])
 
-    def estimates(self, shares: dict[int, Floats]) -> tuple[Estimate, Estimate | None]:
-        """What is saved of communication and of the step; `shares` (1 + D,) are by kind.
+    @staticmethod
+    def given(share: Floats, lost: Floats | None, action: int) -> Floats | None:
+        """(1 + D,) of each us of a hidden call, what compute gets back; None: not known.
 
-        The first of the shares is their mean.
+        `share` (1 + D,) of the call's time is saved, `lost` (E, A) is that of its gains.
+        """
+        if lost is None or np.isnan(lost[:, action]).any():
+            return None
+        each = lost[:, :1] - (1.0 - share) * lost[:, [action]]
+        scaled = np.multiply.outer(np.array(_OTHER_COMPUTE), each).reshape(-1, len(share))
+        found = np.where(_LOW, scaled.min(axis=0), scaled.max(axis=0))
+        found[0] = each[:, 0].mean()
+        return np.asarray(found)
+
+    def estimates(
+        self, shares: dict[int, Floats], given: dict[int, Floats]
+    ) -> tuple[Estimate, Estimate | None, Estimate | None]:
+        """What is saved of communication, of the step, and what of that compute gets back.
+
+        `shares` (1 + D,), the first their mean, and what is `given` back are by kind.
         """
         job, exposed = self.job, self.job.exposed_us
         blocks = np.bincount(job.block, job.time_us * job.weight, minlength=job.num_blocks)
         # All time saved; of exposed time the middle; what may shift to or from compute.
-        all_us, step_us, back_us = np.zeros((3, 1 + DRAWS, job.num_blocks))
+        all_us, step_us, back_us, given_us = np.zeros((4, 1 + DRAWS, job.num_blocks))
         group_us = np.zeros((int(self.group.max(initial=0)) + 1, 1 + DRAWS, job.num_blocks))
         able_us = np.zeros((len(group_us), job.num_blocks))
         for kind, share in shares.items():
@@ -265,7 +290,10 @@ class _Sums:
             group_us[self.group[kind]][:, block] += np.maximum(whole_us, 0.0)
             able_us[self.group[kind], block] += bare_us
             hidden_us = np.add.reduceat((time - out) * weight, starts)
-            back_us[:, block] += share[:, None] * hidden_us
+            if kind in given:
+                given_us[:, block] += given[kind][:, None] * hidden_us
+            else:
+                back_us[:, block] += share[:, None] * hidden_us
             for rows in np.array_split(np.arange(1 + DRAWS), 1 + len(time) * DRAWS // _AT_ONCE):
                 saved = np.maximum(share * held, 0.0)[rows, None] * time
                 least = np.maximum(saved - (time - out), 0.0)
@@ -275,13 +303,15 @@ class _Sums:
         weights = np.vstack([np.ones(job.num_blocks), self.blocks])
         communication = self._estimate(all_us * weights, blocks * weights)
         if job.step_us is None:
-            return communication, None
+            return communication, None, None
         # Each group's savings in a step, up to its exposed time; and what compute takes or gets.
         top_us = np.minimum(group_us, able_us[:, None]).sum(axis=0)
         step_us = np.where(_HIGH[:, None], np.maximum(step_us, top_us), step_us)
         step_us += _TAKEN * np.where(_HIGH[:, None], np.maximum(back_us, 0.0), 0.0)
         step_us += _TAKEN * np.where(_LOW[:, None], np.minimum(back_us, 0.0), 0.0)
-        return communication, self._estimate(step_us * weights, job.step_us * weights)
+        whole = job.step_us * weights
+        step = self._estimate((step_us + given_us) * weights, whole)
+        return communication, step, self._estimate(given_us * weights, whole) if given else None
 
     @staticmethod
     def _estimate(saved: Floats, whole: Floats) -> Estimate:
@@ -294,15 +324,18 @@ def _arm(
     name: str, sums: _Sums, gains: dict[int, Gains], lacking: dict[int, str], choose: Choose
 ) -> Arm:
     shares, configs, unknown = dict[int, Floats](), dict[int, str](), dict(lacking)
+    given = dict[int, Floats]()
     for kind, each in gains.items():
         action = choose(sums.job.kinds[kind], each)
         if isinstance(action, str):
             unknown[kind] = action
         else:
             shares[kind] = sums.shares(kind, each.draws[:, action])
+            back = sums.given(shares[kind], each.lost, action)
+            given |= {} if back is None else {kind: back}
             configs[kind] = "" if action == ABSTAIN_ACTION else each.configs[action].key
     calls = {k: Estimate.of(float(share[0]), share[1:], share[1:]) for k, share in shares.items()}
-    return Arm(name, configs, calls, unknown, *sums.estimates(shares))
+    return Arm(name, configs, calls, unknown, *sums.estimates(shares, given))
 
 
 def _best(sums: _Sums, gains: dict[int, Gains], lacking: dict[int, str]) -> Arm:
@@ -311,7 +344,7 @@ def _best(sums: _Sums, gains: dict[int, Gains], lacking: dict[int, str]) -> Arm:
     for kind, each in gains.items():
         most = np.where(each.known, each.draws, -np.inf).max(axis=1)
         shares[kind] = np.maximum(sums.shares(kind, most), 0.0)
-    return Arm(BEST, {}, {}, lacking, *sums.estimates(shares))
+    return Arm(BEST, {}, {}, lacking, *sums.estimates(shares, {}))
 
 
 def judge(job: Job, arm: Arm, least: float, *, modelled: bool = False) -> tuple[Conclusion, str]:
@@ -326,13 +359,14 @@ def judge(job: Job, arm: Arm, least: float, *, modelled: bool = False) -> tuple[
     reach, dark = job.share_of(asking), job.share_of(list(arm.unknown))
     if not asking:
         return Conclusion.NOTHING, "Nothing to gain: no call of this job asks a tuner."
-    if has_steps and reach < least:
+    back = arm.given_back
+    if has_steps and reach < least and (back is None or back.high < least):
         return Conclusion.NOTHING, (
             f"Nothing to gain: {reach:.1%} {part} that asks a tuner, and no more can be saved."
         )
     if found.low > 0.0 and found.high >= least:
         more = f"; nothing is known of {dark:.0%}" if dark >= least else ""
-        return Conclusion.GAIN, f"{_saves(job, who, found)}{more}."
+        return Conclusion.GAIN, f"{_saves(job, who, found)}{_back(job, arm)}{more}."
     if dark >= max(least, _DARK * reach):
         times: dict[str, float] = {}
         for k, reason in arm.unknown.items():
@@ -367,6 +401,15 @@ def _saves(job: Job, who: str, found: Estimate) -> str:
     )
 
 
+def _back(job: Job, arm: Arm) -> str:
+    """What of a saving is by giving multiprocessors back, if it is something."""
+    back = arm.given_back
+    if back is None or job.step_us is None or abs(back.mean) < _TOLD:
+        return ""
+    step_ms = float(job.step_us.mean()) / 1000.0
+    return f", {back.mean * step_ms:.3g} of them by what compute gets back"
+
+
 def _notes(job: Job, arm: Arm, source: Source, *, seen: bool) -> list[str]:
     """Caveats for the reader."""
     notes = []
@@ -380,6 +423,11 @@ def _notes(job: Job, arm: Arm, source: Source, *, seen: bool) -> list[str]:
         )
     if job.num_blocks < _LEAST_BLOCKS:
         notes.append("fewer than three steps: how steps differ is not in the intervals")
+    if arm.given_back is None and job.exposed_us is not None:
+        notes.append(
+            "what compute gets back from its calls is not known, only bounded: rows beside matrix "
+            'products would tell it ([[interference]] kind = "matmul")'
+        )
     if seen:
         notes.append(
             "the policy was trained on these runs: fresh runs as --data say better what it gains"

@@ -1,6 +1,8 @@
 """What is in it for jobs worked out by hand."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -9,6 +11,7 @@ import pytest
 from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
+from dynamiccl.evaluate.job.calls import Kind
 from dynamiccl.evaluate.job.gains import Gains, Measured
 from dynamiccl.evaluate.job.output import parts_of, sweep_for, to_json
 from dynamiccl.evaluate.job.saved import BEST, POLICY, TABLE, Conclusion
@@ -259,3 +262,55 @@ def test_a_gain_is_as_sure_as_the_belief_is() -> None:
     assert gains.configs[gains.best].key == "Ring/LL"
     assert gains.draws[:, gains.best].mean() == pytest.approx(np.log(100.0 / 80.0), abs=0.01)
     assert not gains.draws[:, ABSTAIN_ACTION].any()
+
+
+def few_channels_policy(_kind: Kind, gains: Gains) -> int:
+    """The action that is Ring/LL."""
+    return [config.key for config in gains.configs].index("Ring/LL")
+
+
+def beside(losses: Mapping[int, float], edge: float = 4096.0) -> pl.DataFrame:
+    """Rows beside products of one edge, of NCCL's own 16 channels and of others."""
+    rows = []
+    for count, lost in losses.items():
+        told = {"actual_num_channels": count, "compute_loss_us": 100.0 * lost, "size_bytes": MIB}
+        columns: dict[str, Any] = {**told, "interference_kind": "matmul"}
+        for run in range(3):
+            where = {**columns, "interference_level": edge, "run": f"beside-{run}"}
+            own = default(100.0, **where)
+            rows.append(own if count == 16 else forced("Ring", "LL", 100.0, **where))
+    return frame(*rows)
+
+
+def few_channels() -> pl.DataFrame:
+    """A sweep in which NCCL's own choice takes 16 channels and Ring/LL 4, and is as fast."""
+    counts = pl.when("is_default").then(16).otherwise(4).cast(pl.Int64)
+    return sweep(99.0).with_columns(actual_num_channels=counts)
+
+
+def test_rows_beside_products_tell_what_compute_gets_back() -> None:
+    """Of a step's 1,000 us 200 are hidden; compute loses 12 % to 16 channels, 3 % to four."""
+    measured = pl.concat([few_channels(), beside({16: 0.12, 4: 0.03})])
+    found = against(exposed_job(0.0), measured, policy=few_channels_policy)
+    arm = found.deciding
+    assert arm.step is not None
+    assert arm.given_back is not None
+    saved = 0.2 * (0.12 - 0.99 * 0.03)
+    assert arm.given_back.mean == pytest.approx(saved, rel=1e-3)
+    assert arm.step.mean == pytest.approx(saved, rel=1e-3)
+    assert arm.given_back.low == pytest.approx(0.7 * saved, rel=0.02)
+    assert arm.given_back.high == pytest.approx(1.3 * saved, rel=0.02)
+    assert found.verdict is Conclusion.GAIN
+    assert "0.0181 of them by what compute gets back" in found.sentence
+    # Of other compute, which loses as much to few channels as to many, it gets nothing back.
+    other = pl.concat([measured, beside({16: 0.2, 4: 0.2}, 512.0)])
+    both = against(exposed_job(0.0), other, policy=few_channels_policy).deciding
+    assert both.given_back is not None
+    assert both.given_back.low == pytest.approx(0.0, abs=2e-3)
+    assert both.given_back.high == pytest.approx(1.3 * saved, rel=0.02)
+
+
+def test_without_rows_beside_products_it_is_said_that_they_are_missing() -> None:
+    found = against(exposed_job(0.0), few_channels(), policy=few_channels_policy)
+    assert found.deciding.given_back is None
+    assert any("not known, only bounded" in note for note in found.notes)
