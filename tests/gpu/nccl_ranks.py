@@ -63,6 +63,18 @@ def run_job(
     root: Path, ranks: int, environment: Mapping[str, str], meanwhile: Callable[[], None]
 ) -> Job:
     """Run all-reduces on every rank under `root` until `meanwhile` returns."""
+    logs = run_ranks(root, ranks, environment, meanwhile, _WORKER)
+    return Job(logs, records_by_rank(root / "calls"))
+
+
+def run_ranks(
+    root: Path,
+    ranks: int,
+    environment: Mapping[str, str],
+    meanwhile: Callable[[], None],
+    worker: Path,
+) -> list[str]:
+    """Run a program on every rank under `root`, and what it is to do meanwhile; NCCL's logs."""
     calls = root / "calls"
     calls.mkdir(mode=0o700)
     common = {
@@ -86,7 +98,7 @@ def run_job(
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, str(_WORKER)],
+            [sys.executable, str(worker)],
             env={
                 **common,
                 "RANK": str(rank),
@@ -105,8 +117,7 @@ def run_job(
             if process.poll() is None:
                 process.kill()
     assert codes == [0] * ranks, f"exit codes {codes} (3: a sum was wrong); logs in {root}"
-    logs = [(root / f"rank{rank}.log").read_text(errors="replace") for rank in range(ranks)]
-    return Job(logs, records_by_rank(calls))
+    return [(root / f"rank{rank}.log").read_text(errors="replace") for rank in range(ranks)]
 
 
 def nccl_code() -> int:
