@@ -3,7 +3,7 @@
 A policy directory holds `policy.pt` and `manifest.json`; training writes it. An artifact is a
 policy directory with `tables/` and `plugin.index` added by `dynamiccl-deploy export`. Every file
 beside the manifest is listed in it with its SHA-256, so that a changed or missing one is found; but
-for the index, which holds the manifest's own, and a running job's kill file.
+for the index, which holds the manifest's own, the kill file and an A/B's verdict.
 """
 
 import json
@@ -36,12 +36,12 @@ GATE_NAME: Final = "gate.json"
 INDEX_NAME: Final = "plugin.index"
 #: Kill file: while it exists, jobs under the artifact use NCCL's own choice.
 KILL_NAME: Final = "kill"
-_UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME})
+AB_NAME: Final = "ab.json"  # the verdict of the newest A/B in a job (serve/ab.py)
+_UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME, AB_NAME})
 #: Where the policy directory lies inside a run's artifacts.
 POLICY_FOLDER: Final = "policy"
 #: Where `trigger.pt` lies inside the artifacts of a run of its own.
 TRIGGER_FOLDER: Final = "trigger"
-
 
 #: Collective -> cell (`Ring/LL`) -> NCCL's latency in us and bandwidth in GB/s.
 Costs = dict[str, dict[str, tuple[float, float]]]
@@ -111,7 +111,7 @@ class Slack:
         return (
             f"fewer channels ({self.terms}): a call may take {longer} than by NCCL's own choice. "
             "Never slower is said of the step here, not of the call: opt-in, to be proven in your "
-            "job by A/B (dynamiccl-run --ab)"
+            "job by A/B (dynamiccl-deploy ab)"
         )
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import typer
 
 from dynamiccl import cli
+from dynamiccl.serve.commands.ab import ab_command
 from dynamiccl.serve.commands.artifact import export_command, verify_command
 from dynamiccl.serve.commands.bind import bind_command
 from dynamiccl.serve.commands.brain import brain_command
@@ -23,6 +24,8 @@ app.command("bind")(bind_command)
 app.command("table")(table_command)
 app.command("install")(install_command)
 app.command("doctor")(doctor_command)
+# The first word that is no option of ours begins the job's command, with its own options.
+app.command("ab", context_settings={"allow_interspersed_args": False})(ab_command)
 app.command("explain")(explain_command)
 app.command("brain")(brain_command)
 

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME
+from dynamiccl.datasets.manifest import AB_NAME, INDEX_NAME, KILL_NAME
 from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.doctor import (
     ROLES,
@@ -29,10 +30,10 @@ from dynamiccl.doctor import (
     find_other_plugin,
     judge,
 )
-from dynamiccl.errors import DynamicclError, MachineError, PluginError, UserError
+from dynamiccl.errors import CorruptFile, DynamicclError, MachineError, PluginError, UserError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
-from dynamiccl.serve.artifact import how_to_bind, open_artifact
+from dynamiccl.serve.artifact import Artifact, how_to_bind, installed_plugin, open_artifact
 from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
@@ -176,6 +177,7 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
     if slack is not None and slack.max_channels is not None:
         found = f"at most {slack.max_channels}, call by call"
         yield Check("channels", WARN, found, _NOT_BOUND)
+    yield from _ab(opened)
     if (artifact / KILL_NAME).exists():
         found = f"{artifact / KILL_NAME} is there"
         yield Check("kill file", WARN, found, "remove it to use the tables")
@@ -216,6 +218,32 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
             "; ".join(acting) or f"none of {system}",
             (not acting, WARN, "every job here keeps NCCL's own choice"),
         )
+
+
+def _ab(opened: Artifact) -> Iterator[Check]:
+    """Check what the newest A/B in a job said, where there was one or the step is promised."""
+    path, slack = opened.directory / AB_NAME, opened.manifest.slack
+    by_step = slack is not None and bool(slack.hidden)
+    verdict, found = "", "not tested by an A/B, and the promise is about the step"
+    if path.exists():
+        try:
+            record = json.loads(path.read_bytes())
+            verdict, job = record["verdict"], shlex.join(record["command"])
+            found = f"{verdict}: {record['said'][0]}; {record['created'][:10]}, {job}"
+        except (ValueError, LookupError, TypeError) as error:
+            raise CorruptFile(f"{path} is not what 'ab' writes: {error!r}; remove it") from error
+    elif not by_step:
+        return
+    plugin = installed_plugin(opened.directory)
+    again = f"dynamiccl-deploy ab --home {plugin.parents[1] if plugin else 'DIR'} -- COMMAND"
+    off = f"keep it off: touch {opened.directory / KILL_NAME}; then export it anew"
+    proven = verdict in {"faster", "not worse"}
+    yield judge(
+        "A/B",
+        found,
+        (verdict in {"worse", "fails"}, WARN, off),
+        (by_step and not proven, WARN, f"with more --pairs: {again}" if verdict else again),
+    )
 
 
 def _key(machine: Machine) -> Iterator[Check]:

@@ -1,8 +1,8 @@
 """Installs everything that a job needs into one directory that all nodes see.
 
 lib/        the libraries that a job may load
-bin/        dynamiccl-run, the wrapper; dynamiccl-ab, for its --ab; dynamiccl-prepare and
-            dynamiccl-arbiter, which it starts; dynamiccl-brain, where it was built, for that
+bin/        dynamiccl-run, the wrapper; dynamiccl-prepare and dynamiccl-arbiter, which it starts;
+            dynamiccl-brain, where it was built, for that
 artifacts/  the newest ones, each under its digest: a job keeps the tables that it began with
 artifact    a link to the one for new jobs, whole or not at all; mode adaptive takes it at once
 env.sh      what dynamiccl-run sets
@@ -34,7 +34,6 @@ from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
 
 RUN_NAME: Final = "dynamiccl-run"
-AB_NAME: Final = "dynamiccl-ab"
 SNIPPETS: Final = ("slurm.sh", "slurm-pyxis.sh", "kubernetes.yaml")
 _TEMPLATES: Final = Path(__file__).resolve().parent / "launch"
 #: What shells, Slurm's mounts and YAML all take as it is.
@@ -153,7 +152,6 @@ def _texts(directory: Path) -> list[tuple[str, str, int]]:
     files = {
         "env.sh": ("env.sh", 0o644),
         RUN_NAME: (f"bin/{RUN_NAME}", 0o755),
-        AB_NAME: (f"bin/{AB_NAME}", 0o755),
         **{name: (f"snippets/{name}", 0o755) for name in SNIPPETS},
     }
     return [

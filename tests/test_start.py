@@ -168,23 +168,25 @@ def test_tonight_on_my_cluster(tonight: dict[str, str]) -> None:
 
 
 @pytest.mark.usefixtures("tonight")
-def test_i_do_not_trust_you(user: User) -> None:
+def test_i_do_not_trust_you(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """The artifact is that of the first path."""
     said = {}
     acted = {}
     for line in lines_of("distrust", user):
-        said[line.split("  #")[0].strip()] = user.types(line)
-        if "train.py" in line:
-            acted["observe" if "observe" in line else "ab" if "--ab" in line else "adaptive"] = (
-                user.acted
-            )
+        with monkeypatch.context() as here:
+            if "deploy ab" in line:  # what its launches find
+                for name, value in user.environment.items():
+                    here.setenv(name, value)
+            said[line.split("  #")[0].strip()] = user.types(line)
+        if "--mode" in line:
+            acted["observe" if "observe" in line else "adaptive"] = user.acted
     assert acted["observe"] == 0
     assert acted["adaptive"] > 40
     (explained,) = [text for line, text in said.items() if "explain" in line]
     for told in ("evidence: gate.json", "it would decide", "worst case", "in your process", "off:"):
         assert told in explained
-    compared = json.loads((user.home / "ab" / "ab.json").read_text())
-    assert compared["pairs"] == 3
+    (compared,) = user.home.glob("ab-*/ab.json")
+    assert len(json.loads(compared.read_text())["launches"]) == 6
     user.types(f"{user.home}/shared/bin/dynamiccl-run python train.py")
     assert user.acted == 0  # the kill file
 

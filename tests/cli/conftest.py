@@ -45,7 +45,7 @@ COMMANDS = [
         "dynamiccl-deploy",
         (
             *("export", "verify", "bind", "table", "install", "doctor"),
-            *("explain", "brain"),
+            *("ab", "explain", "brain"),
         ),
     ),
 ]

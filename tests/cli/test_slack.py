@@ -349,6 +349,27 @@ def test_no_answer_takes_more_channels_than_may_be(
     assert "coll_reg.cc" in bound["advice"]
 
 
+def test_doctor_says_whether_a_job_has_proved_the_step(policy: Path, shell: Shell) -> None:
+    shell(*EXPORT, policy, "--out", "plain", "--max-channels", 24)
+    assert "A/B" not in shell("dynamiccl-deploy", "doctor", "plain").out  # no call may lose
+    shell(*EXPORT, policy, "--out", "a", "--slack", "5%", "--hidden", "all")
+    again = "\n      -> dynamiccl-deploy ab --home DIR -- COMMAND\n"
+    said = shell("dynamiccl-deploy", "doctor", "a").out
+    assert f"WARN  A/B: not tested by an A/B, and the promise is about the step{again}" in said
+    record = {"said": ["step +9.0%"], "created": "2026-11-27T01:02:03Z", "command": ["a b"]}
+    for verdict, status, advice in (
+        ("not worse", "ok  ", "\n"),
+        ("not told apart", "WARN", again.replace("-> ", "-> with more --pairs: ")),
+        ("worse", "WARN", "\n      -> keep it off: touch a/kill; then export it anew\n"),
+    ):
+        Path("a/ab.json").write_text(json.dumps(record | {"verdict": verdict}))
+        line = f"{status}  A/B: {verdict}: step +9.0%; 2026-11-27, 'a b'{advice}"
+        assert line in shell("dynamiccl-deploy", "doctor", "a").out
+    assert shell("dynamiccl-deploy", "verify", "a").code == 0
+    Path("a/ab.json").write_text("[]")
+    assert "not what 'ab' writes" in refused(shell("dynamiccl-deploy", "doctor", "a"), 3)
+
+
 def test_gate_tests_for_a_loss_below_the_slack_and_export_makes_what_passed(
     policy: Path, fresh: Path, shell: Shell
 ) -> None:

@@ -25,7 +25,6 @@ WRITTEN = {
     "bin/dynamiccl-prepare",
     "bin/dynamiccl-arbiter",
     "bin/dynamiccl-run",
-    "bin/dynamiccl-ab",
     "env.sh",
     "snippets/slurm.sh",
     "snippets/slurm-pyxis.sh",

@@ -1,0 +1,226 @@
+"""A job in turns, `with` DynamICCL and `without` it: what becomes of its step time.
+
+A launch is worth the median of the step times in its output, or its whole time where it tells none.
+In how many communicators a table acted is in NCCL's log, which launches of both arms print.
+"""
+
+import math
+import os
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Final
+
+#: Verdict -> exit code. The others, with 0: faster, not worse, not told apart, unknown.
+EXIT_CODES: Final = {"worse": 1, "fails": 1, "not tested": 3, "fails without us": 4}
+#: Each finds a step's time in a line of output; in ms where what it matches says so.
+STEP_TIMES: Final = (
+    r"elapsed time per iteration \(ms\):\s*([\d.]+)",  # Megatron-LM
+    r"\bstep[ _-]?time[\"']?\s*[:=]?\s*([\d.]+)(?:\s*m?s\b)?",
+    r"\b([\d.]+)\s*m?s/(?:it|step|iter)\b",  # tqdm
+)
+#: Steps that are left out of each launch, those that are needed then, and the pairs before a stop.
+_WARM_UP, _LEAST_STEPS, _LEAST_PAIRS = 5, 3, 3
+#: Student's t by degrees of freedom from 1 on, the last for more: two-sided 95 %, and one-sided
+#: 99.5 % for what is asked after each pair.
+_T_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
+_T_995: Final = (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106)
+#: What the plugin says of a communicator, once a rank (plugin/tuner/init.cpp).
+_TOLD: Final = re.compile(
+    r"DYNAMICCL: (\d+) ranks on (\d+) nodes: "
+    r"(?:the artifact's table, from call 0: it acts in (\d+) |NCCL's own choice stands: (.*))"
+)
+#: What dynamiccl-run and dynamiccl-prepare say where no table can act.
+_PREPARED: Final = re.compile(r"dynamiccl-run: ((?:loads no|NCCL's own choice stands).*)")
+#: How long a job that is told to end may take until it is killed.
+_GRACE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The job, run once."""
+
+    arm: str
+    output: str
+    #: Why it counts as failed; None: it ran well.
+    problem: str | None
+    wall_s: float
+    #: None: too few steps were found.
+    step_s: float | None
+    #: Communicators in which a table acted, all of them, and why none did, as most ranks have it.
+    acted_in: int
+    communicators: int
+    reason: str | None
+
+    @property
+    def in_short(self) -> str:
+        """How it went."""
+        if self.problem:
+            return f"{self.problem}; see {self.output}"
+        if self.step_s is None:
+            return f"{self.wall_s:.4g} s in all; no step time was found, see --step-time"
+        return f"{self.step_s:.4g} s a step"
+
+
+def launch(
+    arm: str, command: Sequence[str], output: Path, seconds: float | None, step_time: str | None
+) -> Launch:
+    """Run a job once, for so many seconds at most; nothing of it is left when this ends.
+
+    `step_time` is in place of STEP_TIMES.
+    """
+    began, code = time.monotonic(), None
+    with output.open("wb") as log:
+        job = subprocess.Popen(
+            command,
+            env=environment_of(arm),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            # Polars takes SIGINT with SA_RESTART: a wait without a limit would not hear Ctrl-C.
+            code = job.wait(math.inf if seconds is None else seconds)
+    finally:
+        _end(job)
+    wall_s = time.monotonic() - began
+    # A carriage return ends a line, too, as progress bars have it.
+    with output.open(encoding="utf-8", errors="replace") as lines:
+        steps = [step for line in lines if (step := step_of(line, step_time))][_WARM_UP:]
+        lines.seek(0)
+        tables = tables_in(lines)
+    step_s = median(steps) if len(steps) >= _LEAST_STEPS else None
+    problem = f"exit code {code}" if code else None
+    if code is None and step_s is None:  # its whole time is what it was given
+        least = _WARM_UP + _LEAST_STEPS
+        problem = f"fewer than {least} step times were found in its {seconds:g} s"
+    return Launch(arm, str(output), problem, wall_s, step_s, *tables)
+
+
+def environment_of(arm: str) -> dict[str, str]:
+    """This environment, with NCCL's log in the job's output; `without` us without what is ours."""
+    found = dict(os.environ)
+    found.pop("NCCL_DEBUG_FILE", None)
+    subsystems = found.get("NCCL_DEBUG_SUBSYS", "")
+    if found.get("NCCL_DEBUG", "").upper() not in {"INFO", "TRACE"}:
+        found |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
+    elif subsystems and not subsystems.startswith("^"):
+        found["NCCL_DEBUG_SUBSYS"] = f"{subsystems},INIT"
+    if arm == "without":
+        plugins = {"NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN"}
+        for name, value in list(found.items()):
+            if name.startswith("DYNAMICCL_") or (name in plugins and "dynamiccl" in value):
+                del found[name]
+        found["DYNAMICCL_DISABLE"] = "1"  # a dynamiccl-run within the command does nothing, too
+    return found
+
+
+def _end(job: "subprocess.Popen[bytes]") -> None:
+    """End what is left of a launch's process group; a second Ctrl-C kills it at once."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(job.pid, number)
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            job.wait(_GRACE_S)
+
+
+def step_of(line: str, step_time: str | None = None) -> float | None:
+    """Seconds of the step that a line of output tells; None where it tells none."""
+    for pattern in [step_time] if step_time else STEP_TIMES:
+        if found := re.search(pattern, line, re.IGNORECASE):
+            in_ms = re.search(r"(?<![a-z])ms\b", found[0], re.IGNORECASE)
+            with suppress(TypeError, ValueError):
+                step = float(found[1]) * (1e-3 if in_ms else 1.0)
+                return step if 0 < step < math.inf else None
+    return None
+
+
+def tables_in(lines: Iterable[str]) -> tuple[int, int, str | None]:
+    """Communicators in which a table acted, all of them, and why none did."""
+    said: Counter[tuple[int, int, bool]] = Counter()
+    reasons: Counter[str] = Counter()
+    for line in lines:
+        reason = None
+        if found := _TOLD.search(line):
+            ranks, nodes, bins, reason = found.groups()
+            if bins == "0":
+                reason = f"the table for {ranks} ranks on {nodes} nodes acts at no size"
+            said[int(ranks), int(nodes), reason is None] += 1
+        elif found := _PREPARED.search(line):
+            reason = found[1]
+        if reason:
+            reasons[reason.strip()] += 1
+    # There is a line of each rank.
+    counts = [(acted, -(-number // ranks)) for (ranks, _, acted), number in said.items()]
+    acted_in = sum(count for acted, count in counts if acted)
+    reason = reasons.most_common(1)[0][0] if reasons else None
+    return acted_in, sum(count for _, count in counts), reason
+
+
+def interval(ratios: Sequence[float], t: Sequence[float] = _T_975) -> tuple[float, float]:
+    """Of the mean of log ratios, by quantiles of Student's t; infinite with fewer than two."""
+    if len(ratios) < 2:
+        return -math.inf, math.inf
+    half = t[min(len(ratios) - 1, len(t)) - 1] * stdev(ratios) / math.sqrt(len(ratios))
+    return fmean(ratios) - half, fmean(ratios) + half
+
+
+def is_worse(ratios: Sequence[float], worse: float) -> bool:
+    """Whether the job is slower beyond the share `worse`, though that is asked after each pair."""
+    return len(ratios) >= _LEAST_PAIRS and interval(ratios, _T_995)[0] > math.log1p(worse)
+
+
+def conclude(pairs: Sequence[tuple[Launch, Launch]], worse: float) -> tuple[str, list[str]]:
+    """A verdict on pairs of launches with us and without, and what it stands on."""
+    ours, theirs = pairs[-1]
+    if theirs.problem:
+        return "fails without us", [f"not our doing, {theirs.in_short}"]
+    if ours.problem:
+        return "fails", [f"with DynamICCL and not without, {ours.in_short}"]
+    what, times = "step time", [(a.step_s, b.step_s) for a, b in pairs if a.step_s and b.step_s]
+    if len(times) < len(pairs):
+        what, times = "time of whole launches", [(a.wall_s, b.wall_s) for a, b in pairs]
+    ratios = [math.log(with_us / without) for with_us, without in times]
+    low, high = interval(ratios)
+    said = f"{what} {math.expm1(fmean(ratios)):+.1%} with DynamICCL"
+    ends = f"95% interval: {math.expm1(low):+.1%} to {math.expm1(high):+.1%}, {len(ratios)} pairs"
+    said += f" ({ends})" if len(ratios) > 1 else " (one pair; an interval needs two)"
+    acted, tables = tables_acted(pairs)
+    if is_worse(ratios, worse):
+        return "worse", [said, tables]
+    if not acted:
+        return "not tested", [tables, said]
+    if len(ratios) < 2:
+        return "unknown", [said, tables]
+    verdict = "not worse" if high < math.log1p(worse) else "not told apart"
+    return "faster" if high < 0 else verdict, [said, tables]
+
+
+def tables_acted(pairs: Sequence[tuple[Launch, Launch]]) -> tuple[bool, str]:
+    """Whether tables acted with us alone, and in how many communicators.
+
+    In modes observe and adaptive none need act from call 0 on.
+    """
+    if any(theirs.acted_in for _, theirs in pairs):
+        return False, "tables acted without DynamICCL, too: the command loads it by itself"
+    acted = sum(ours.acted_in for ours, _ in pairs)
+    count = sum(ours.communicators for ours, _ in pairs)
+    reason = next((ours.reason for ours, _ in pairs if ours.reason), None)
+    said = f"tables acted in {acted} of {count} communicators ({len(pairs)} launches)"
+    if reason:
+        said += f"{', not in others' if acted else ''}: {reason}"
+    elif not count:
+        said = (
+            "whether a table acted is not known: NCCL's log in the output says nothing of it; is "
+            "it NCCL 2.24 or later, and does the job leave NCCL_DEBUG=INFO as it is?"
+        )
+    return acted > 0 or os.environ.get("DYNAMICCL_MODE") in {"observe", "adaptive"}, said
