@@ -48,7 +48,7 @@ from dynamiccl.nccl import Collective
 
 _COLLECTIVES: Final = {name: each for each, name in BINARIES.items() if each.tunable}
 #: A piece of products alone lasts so long, and has so many at least.
-_PIECE_S: Final = 0.02
+_PIECE_S: Final = 0.05
 _LEAST: Final = 8
 #: Products that wait in the stream's queue.
 _QUEUED: Final = 8

@@ -1,11 +1,15 @@
 """What compute loses to calls, as rows beside matrix products tell it."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dynamiccl.datasets.job_tasks import losses_at, losses_of, near
+from dynamiccl.datasets.objective import change_of_call_us
+from dynamiccl.sizes import size_bin
 from tests.rows import default, forced, frame
 
 #: The mean and the error of a share, by channels.
@@ -56,3 +60,38 @@ def test_what_was_not_measured_is_bounded_and_never_put_between(
 ) -> None:
     [found] = losses_at(LOSSES, channels)
     assert found.tolist() == pytest.approx(shares, nan_ok=True)
+
+
+def test_what_an_h200_lost_foretells_what_its_jobs_gained() -> None:
+    """Steps of 29,706 us took 2,636, 1,826 and 1,864 us less with 1, 2 and 4 channels than with 16.
+
+    Medians of two jobs of each (tests/gpu/test_step.py, November 2026): an all-reduce of 16 MiB
+    beside eight products of edge 8,192. Of the sweep before them one of two cycles was kept.
+    """
+    table = pl.read_csv(Path(__file__).parents[1] / "data" / "h200_beside.csv")
+    plain = {"interference_kind": "matmul"}
+    rows = [
+        {**(default() if row["is_default"] else forced("Ring", "Simple")), **plain, **row}
+        for row in table.to_dicts()
+    ]
+    measured = frame(*rows)
+    [(_, by_bin)] = losses_of(measured).items()
+    whole = by_bin[size_bin(64 << 20)]["8192"]
+    means = [whole[count][0] for count in (1, 2, 4, 8, 16)]
+    # Not by SMs, of which 16 channels are a quarter, but by waves of tiles.
+    assert means == pytest.approx([0.01, 0.07, 0.13, 0.13, 0.18], abs=0.01)
+    step = measured.filter(sweep="step")
+    counts = [16, 1, 2, 4]
+    [losses] = losses_of(step).values()
+    lost = losses_at(losses[size_bin(16 << 20)], counts)
+    times = np.array(
+        [float(np.median(step.filter(actual_num_channels=n)["time_us"])) for n in counts]
+    )
+    compute_us = 8 * 2e-6 * 8192**3 / float(np.median(step["compute_alone_tflops"]))
+    own_us = float(times[0])
+    change = change_of_call_us(times / own_us, lost, own_us, own_us, compute_us)
+    # What is surely gained is gained, and more; and one channel is foretold to be the best.
+    gained_us = np.array([2_636.0, 1_826.0, 1_864.0])
+    assert (change[1:] < 0.0).all()
+    assert (-change[1:] < gained_us).all()
+    assert change.argmin() == 1
