@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
@@ -62,7 +62,7 @@ _TYPES: Final = {
     "byte": "uint8", "unsigned char": "uint8", "bool": "uint8", "float16": "half",
     "float32": "float", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
-#: A pause of compute up to this, us, is between the launches of two kernels: no wait for a call.
+#: A pause up to this, us, is between the launches of two kernels, unless a call is as short.
 _PAUSE_US: Final = 20.0
 _BY_WIRE: Final = {each.wire: each for each in Collective}
 #: PyTorch's names without prefix, underscores and variants of the same call.
@@ -330,7 +330,7 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
         call["stream"] = f"{call['stream']} {call['step']}" if is_placed else None
         hidden_us = computes[kernel.where](kernel.end_us) - computes[kernel.where](kernel.start_us)
         call["exposed_us"] = max(kernel.duration_us - hidden_us, 0.0)
-        call["compute_ratio"] = ratios[kernel.where](kernel.start_us)
+        call["compute_ratio"] = ratios[kernel.where][kernel.start_us, kernel.end_us]
         if around and shares[id(around[0])] > 1:
             # Several kernels of one operation share what it sent: how, nobody tells.
             call["size_bytes"] = call["key"] = None
@@ -481,34 +481,44 @@ def _steps(marks: Sequence[tuple[float, float, int]], spans: _Spans, base_us: fl
 
 def _compute_ratios(
     compute: Sequence[_Span], kernels: Sequence[_Span]
-) -> Callable[[float], float | None]:
-    """A function of the begin of a call, in us: how long compute beside such calls goes on.
+) -> dict[tuple[float, float], float]:
+    """Begin and end of each call, us -> how long compute beside it goes on, over the calls' time.
 
-    Compute *waits* where it pauses while a call runs. All calls that begin between two waits count
-    together, since they queue on one stream: from the begin of the first until compute waits (or
-    ends), over the time in which any of them runs. 0: nothing runs beside them.
+    Compute *waits* for a call where it pauses for a tenth of it. Calls that follow each other
+    without a pause count together: from the begin of the first until compute waits, or ends, or
+    the next such calls begin, over the time in which any of them runs. Of a call that compute waits
+    for it is the hidden share at most.
     """
-    ordered = sorted(span[:2] for span in compute)
-    starts, ends = np.array(ordered or [(math.inf, -math.inf)]).T
-    ends = np.maximum.accumulate(ends)
-    pauses = np.column_stack([ends, np.append(starts[1:], math.inf)])
-    called = _running(kernels)
-    waits = [
-        (begin, end)
-        for begin, end in pauses[pauses[:, 1] - pauses[:, 0] > _PAUSE_US].tolist()
-        if called(end) - called(begin) > _PAUSE_US or end == math.inf
-    ]
-    resumes = np.array([end for _, end in waits])
-    ratios = dict[int, float]()
-    began = defaultdict[int, list[_Span]](list)
-    for kernel in kernels:
-        began[int(np.searchsorted(resumes, kernel.start_us, "right"))].append(kernel)
-    for wait, calls in began.items():
-        first_us, last_us = min(c.start_us for c in calls), max(c.end_us for c in calls)
+    ordered = np.array(sorted(span[:2] for span in compute)).reshape(-1, 2)
+    begins = np.append(-math.inf, np.maximum.accumulate(ordered[:, 1]))
+    stops = np.append(ordered[:, 0], math.inf)
+    hidden, called = _running(compute), _running(kernels)
+    waits, ratios = {len(stops) - 1}, dict[tuple[float, float], float]()
+    runs = list[list[_Span]]()
+    for call in kernels:
+        at = slice(
+            np.searchsorted(stops, call.start_us, "right"), np.searchsorted(begins, call.end_us)
+        )
+        paused = np.minimum(stops[at], call.end_us) - np.maximum(begins[at], call.start_us)
+        long = np.flatnonzero(paused > min(_PAUSE_US, call.duration_us / 10)) + at.start
+        waits |= set(long.tolist())
+        hidden_us = hidden(call.end_us) - hidden(call.start_us)
+        share = hidden_us / call.duration_us if len(long) and call.duration_us else math.inf
+        ratios[call.start_us, call.end_us] = share
+        if not runs or call.start_us - max(c.end_us for c in runs[-1][-9:]) > _PAUSE_US:
+            runs.append([])
+        runs[-1].append(call)
+    waited = np.array(sorted(waits))
+    for run, after in zip_longest(runs, runs[1:]):
+        first_us, last_us = run[0].start_us, max(call.end_us for call in run)
+        wait = waited[np.searchsorted(stops[waited], first_us, "right")]
+        until_us = min(begins[wait], after[0].start_us if after else math.inf)
         busy_us = called(last_us) - called(first_us)
-        if busy_us > 0.0:
-            ratios[wait] = max(waits[wait][0] - first_us, 0.0) / busy_us
-    return lambda begin_us: ratios.get(int(np.searchsorted(resumes, begin_us, "right")))
+        ratio = max(until_us - first_us, 0.0) / busy_us if busy_us > 0.0 else 0.0
+        for call in run:
+            place = call.start_us, call.end_us
+            ratios[place] = min(ratios[place], ratio)
+    return ratios
 
 
 def _running(spans: Sequence[_Span]) -> Callable[[float], float]:

@@ -133,19 +133,40 @@ def test_steps_tell_what_covers_communication(tmp_path: Path) -> None:
     assert found.calls["compute_ratio"].to_pylist() == [0.5]  # 100 of compute from its begin on
 
 
-def test_calls_that_queue_share_the_compute_until_it_waits_for_one(tmp_path: Path) -> None:
+def ratios(chrome: Chrome, folder: Path) -> list[float]:
+    return [float(r) for r in calls_of(chrome.write(folder / "trace.json"))["compute_ratio"]]
+
+
+def test_calls_that_follow_each_other_share_the_compute_until_it_waits(tmp_path: Path) -> None:
     chrome = Chrome()
     # Kernels that follow each other, a pause of the host's, and one in which compute waits.
     for start, length in ((0.0, 490.0), (500.0, 300.0), (900.0, 500.0), (2000.0, 500.0)):
         chrome.compute(start, length)
-    for start in (200.0, 300.0, 1100.0, 1600.0):
+    for start in (200.0, 310.0, 1100.0, 1300.0, 2100.0):
         chrome.collective(start, 100.0)
-    chrome.collective(1700.0, 300.0)
-    chrome.collective(2100.0, 100.0)
-    found = read(chrome.write(tmp_path / "trace.json"))
-    # Compute runs until 1400, 1200 behind the begin of the first, and the five take 700.
-    expected = [1200 / 700] * 5 + [400 / 100]
-    assert found.calls["compute_ratio"].to_pylist() == pytest.approx(expected)
+    chrome.collective(1405.0, 500.0)
+    # Until the next calls begin; until compute waits, at 1400; of the one that it waits for, and
+    # begins when it has ended, nothing; and until compute ends.
+    expected = [900 / 200] * 2 + [200 / 100, 100 / 600, 0.0, 400 / 100]
+    assert ratios(chrome, tmp_path) == pytest.approx(expected, abs=0.002)
+
+
+def test_a_short_call_that_compute_waits_for_is_not_taken_for_a_pause(tmp_path: Path) -> None:
+    """Decode: 60 us of compute, then an all-reduce of 12 us, which nothing hides."""
+    chrome = Chrome()
+    for step in range(20):
+        chrome.compute(100.0 * step, 60.0)
+        chrome.collective(100.0 * step + 61.0, 12.0)
+    assert ratios(chrome, tmp_path) == [0.0] * 20
+
+
+def test_the_last_bucket_behind_the_backward_pass_is_exposed(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.compute(0.0, 10_000.0)
+    for bucket in range(1, 11):
+        chrome.collective(1_000.0 * bucket, 500.0)
+    chrome.compute(10_500.0, 100.0)
+    assert ratios(chrome, tmp_path) == pytest.approx([2.0] * 9 + [0.0])
 
 
 def test_beside_calls_without_compute_there_is_none(tmp_path: Path) -> None:
