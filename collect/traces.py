@@ -495,12 +495,11 @@ def _compute_ratios(
     hidden, called = _running(compute), _running(kernels)
     waits, ratios = {len(stops) - 1}, dict[tuple[float, float], float]()
     runs = list[list[_Span]]()
-    for call in kernels:
-        at = slice(
-            np.searchsorted(stops, call.start_us, "right"), np.searchsorted(begins, call.end_us)
-        )
+    for call in sorted(kernels, key=itemgetter(0)):
+        first = np.searchsorted(stops, call.start_us, "right")
+        at = slice(first, np.searchsorted(begins, call.end_us))
         paused = np.minimum(stops[at], call.end_us) - np.maximum(begins[at], call.start_us)
-        long = np.flatnonzero(paused > min(_PAUSE_US, call.duration_us / 10)) + at.start
+        long = np.flatnonzero(paused > min(_PAUSE_US, call.duration_us / 10)) + first
         waits |= set(long.tolist())
         hidden_us = hidden(call.end_us) - hidden(call.start_us)
         share = hidden_us / call.duration_us if len(long) and call.duration_us else math.inf

@@ -82,8 +82,8 @@ CALLS_COLUMNS: Final = (
     number(
         "compute_ratio",
         "",
-        "how long compute goes on from the begin of calls that follow each other, until it waits for "
-        "one or the next such calls begin, over their time; below 1, it waits; least of the ranks",
+        "how long compute goes on from the begin of calls that follow each other, until it waits "
+        "or the next such calls begin, over their time; below 1, it waits; least of the ranks",
     ),
     text("timing_source", "which clock: gpu, cpu (of the host, longer than the kernel), or other"),
     count("ranks_seen", "ranks whose record was there", nullable=False),
