@@ -14,20 +14,23 @@ from typing import Final, Literal
 import numpy as np
 import polars as pl
 
-from dynamiccl.datasets.cells import asking, comparable, independent, tuned
-from dynamiccl.datasets.manifest import JobTask, Manifest, Place, Slack
+from dynamiccl.datasets.cells import CONFIG_COLUMNS, asking, comparable, independent, tuned
+from dynamiccl.datasets.manifest import JobTask, Losses, Manifest, Place, Slack
+from dynamiccl.datasets.rows import config_of
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.store import read, read_calls
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
+from dynamiccl.nccl import Config
 from dynamiccl.sizes import BINS_PER_OCTAVE, size_bin
 
 _PLACE: Final = ("collective", "num_nodes", "num_ranks", "bin")
-#: Of the calls of a task, the share that compute may hide less than is counted on.
-_LEAST_HIDDEN: Final = 0.1
+#: Major and minor number of a release.
+_MINOR: Final = r"^(\d+\.\d+)"
+#: Parts of a task's calls, by how long the compute beside them goes on.
+_PARTS: Final = 10
 #: Whose time a table is to shorten: of each call, or of the job's step.
 OBJECTIVES: Final = ("call", "job")
-#: Edge -> channels -> share of compute's speed lost, and its standard error.
-Losses = dict[str, dict[int, tuple[float, float]]]
 
 
 def slack_of(
@@ -138,32 +141,42 @@ def job_tasks(
 ) -> tuple[list[JobTask], list[str]]:
     """The tasks whose step time can be told, and what to say of the others.
 
-    A kernel waits for other ranks by half of what they differ, and compute lasts as beside the
-    least hidden tenth of the calls. Raises NotEnoughData where no task is left.
+    Raises UserError where policy or calls are of several systems, and NotEnoughData where no task
+    is left.
     """
-    placed = placed_calls(calls, manifest)
-    kernel_us = pl.col("time_us") + pl.col("skew_us").fill_null(0.0) / 2
-    tasks = placed.group_by(_PLACE).agg(
+    names = {s.system for s in manifest.supports}
+    for what, systems in (("the policy is", names), ("the calls are", set(calls["system"]))):
+        if len(systems) > 1:
+            told = ", ".join(sorted(systems))
+            raise UserError(f"{what} of several systems ({told}), and a job's step is of one")
+    versions = pl.Series([s.nccl_version for s in manifest.supports], dtype=pl.String)
+    minors = set(versions.str.extract(_MINOR).drop_nulls())
+    version = pl.col("nccl_version").str.extract(_MINOR)
+    rows = measurements.filter(pl.col("system").is_in(names), version.is_in(minors))
+    placed, losses = placed_calls(calls, manifest), losses_of(rows)
+    known = ("compute_ratio", "time_us")
+    tasks = placed.group_by(_PLACE, maintain_order=True).agg(
         pl.col("time_us").mean(),
-        kernel_us=kernel_us.mean(),
-        ratio=pl.col("compute_ratio").quantile(_LEAST_HIDDEN, "lower"),
-        is_known=pl.all_horizontal(pl.col("compute_ratio", "time_us").is_not_null()).all(),
+        pl.col("skew_us").fill_null(0.0).mean(),
+        ratios=pl.col("compute_ratio").sort(),
+        is_known=pl.all_horizontal(pl.col(known).is_not_null()).all(),
     )
-    losses = losses_of(measurements)
     found: list[JobTask] = []
-    for *place, time_us, each_us, ratio, is_known in tasks.sort(_PLACE).iter_rows():
+    for *place, time_us, skew_us, ratios, is_known in tasks.sort(_PLACE).iter_rows():
         collective, nodes, ranks, index = place
-        loss = near(losses.get((collective, nodes, ranks), {}), index)
-        if is_known and loss and ratio > 0.0:
-            found.append(JobTask(tuple(place), time_us, each_us, ratio * each_us, loss))
+        near_by = near(losses.get((collective, nodes, ranks), {}), index)
+        if is_known and near_by and max(ratios) > 0.0:
+            parts = np.array_split(ratios, min(len(ratios), _PARTS))
+            compute_us = [float(part[0]) * time_us for part in parts]
+            found.append(JobTask(tuple(place), time_us, skew_us, compute_us, near_by))
     untold = int(tasks.height - tasks["is_known"].sum())
-    waited = tasks.filter("is_known", ratio=0.0).height
+    waited = tasks.filter("is_known", pl.col("ratios").list.max() <= 0.0).height
     if not found:
         raise NotEnoughData(
             f"none of the job's {tasks.height} tasks has both compute beside it, as Kineto traces "
             f"tell it (not of {untold}; {waited} have none), and rows beside matrix products within"
-            " an octave on its ranks and nodes, read back: sweep with [[interference]] kind = "
-            '"matmul"'
+            f" an octave on its ranks and nodes, of {' '.join(names)} under NCCL "
+            f'{", ".join(sorted(minors))}: sweep with [[interference]] kind = "matmul"'
         )
     far = tasks.height - untold - waited - len(found)
     return found, [
@@ -173,60 +186,61 @@ def job_tasks(
     ]
 
 
-def losses_of(measurements: pl.DataFrame) -> dict[tuple[str, int, int], dict[int, Losses]]:
-    """Collective, nodes and ranks -> size bin -> what compute loses, by rows beside products.
+def losses_of(
+    measurements: pl.DataFrame,
+) -> dict[tuple[str, int, int], dict[int, dict[str, Losses]]]:
+    """Collective, nodes and ranks -> size bin -> edge -> what each config costs compute.
 
-    With more channels compute never loses less: where means say so, both are what lies between.
+    By rows beside products in the default environment; those of NCCL's own choice must be there.
     """
-    rows = comparable(independent(tuned(measurements))).drop_nulls(
-        ["compute_loss_us", "actual_num_channels"]
-    )
+    rows = comparable(independent(tuned(measurements))).drop_nulls("compute_loss_us")
+    rows = rows.filter(launch_profile=DEFAULT_PROFILE)
     # Of the kernel's own time: whatever the size, a channel holds its multiprocessor so long.
     share = pl.col("compute_loss_us") / pl.col("time_us")
+    # Rates alone that differ before and behind the calls say how far off the loss may be.
+    drift = pl.col("compute_aa_difference") * pl.col("compute_period_us") / pl.col("time_us")
+    spread = pl.max_horizontal(share.std(), drift.abs().mean())
     keys = ("collective", "num_nodes", "num_ranks", "size_bytes", "interference_level")
-    told = rows.group_by(*keys, "actual_num_channels").agg(
-        share=share.mean(), error=share.std() / pl.len().sqrt()
+    told = rows.group_by(*keys, *CONFIG_COLUMNS, maintain_order=True).agg(
+        pl.col("time_us").median(),
+        share=share.mean(),
+        # Of a single row without drift the error is not known: as large as what it says.
+        error=(spread / pl.len().sqrt()).fill_null(share.mean().abs()),
     )
-    told = told.sort(*keys, "actual_num_channels")
-    found = defaultdict[tuple[str, int, int], dict[int, Losses]](lambda: defaultdict(dict))
-    for key, part in told.group_by(keys, maintain_order=True):
+    found = defaultdict[tuple[str, int, int], dict[int, dict[str, Losses]]](
+        lambda: defaultdict(dict)
+    )
+    for key, part in told.sort(keys).group_by(keys, maintain_order=True):
         collective, nodes, ranks, size, edge = key
-        means = part["share"].to_numpy()
-        above = np.maximum.accumulate(means)
-        below = np.minimum.accumulate(means[::-1])[::-1]
-        rising = np.clip((above + below) / 2, 0.0, 0.9)
-        # Of a single row the error is not known: as large as what it says.
-        errors = part["error"].fill_null(np.inf).to_numpy()
-        by_count = zip(part["actual_num_channels"], rising, np.minimum(errors, rising), strict=True)
-        losses = {int(n): (float(mean), float(error)) for n, mean, error in by_count}
-        found[collective, nodes, ranks][size_bin(int(size))][f"{edge:g}"] = losses
+        own_us = part.filter("is_default")["time_us"].to_list()
+        if own_us:
+            found[str(collective), int(str(nodes)), int(str(ranks))][size_bin(int(str(size)))][
+                f"{edge:g}"
+            ] = {
+                "" if row["is_default"] else config_of(row).key: (
+                    row["share"], row["error"], row["time_us"] / own_us[0]
+                )
+                for row in part.to_dicts()
+            }  # fmt: skip
     return found
 
 
-def near(by_bin: dict[int, Losses], index: int) -> Losses:
+def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
     """The losses of the size bin that lies nearest, within an octave; empty where none does."""
     near_by = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
     return by_bin[min(near_by, key=lambda other: abs(other - index))] if near_by else {}
 
 
-def losses_at(losses: Losses, channels: Sequence[float] | Floats) -> Floats:
-    """(E, A) shares that compute surely loses at most, by edge; NaN where nobody measured it.
+def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Floats, Floats]:
+    """(E, A) shares that compute surely loses at most, and times over NCCL's own, by edge.
 
-    The first of `channels` (A,) is NCCL's own choice, of which the mean counts, as of what takes as
-    many; fewer channels lose a standard error more than their mean, but no more than NCCL's own.
-    Between counts that were measured the larger holds, and for NCCL's own the smaller.
+    The first of the configs is NCCL's own choice, which surely costs a standard error less than
+    what was measured; others cost one more. NaN where a config was not measured.
     """
-    counts = np.asarray(channels, dtype=np.float64)
-    found = np.full((len(losses), len(counts)), np.nan)
-    for row, by_count in zip(found, losses.values(), strict=True):
-        below = [n for n in by_count if n <= counts[0]]
-        if not below:
-            continue
-        own = by_count[max(below)][0]
-        for action, count in enumerate(counts):
-            least = min((n for n in by_count if n >= count), default=None)
-            if count == counts[0]:
-                row[action] = own
-            elif count < counts[0] and least is not None:
-                row[action] = min(sum(by_count[least]), own)
-    return found
+    told = np.full((3, len(losses), len(configs)), np.nan)
+    for row, by_config in enumerate(losses.values()):
+        for action, config in enumerate(configs):
+            told[:, row, action] = by_config.get(config.key if action else "", (np.nan,) * 3)
+    share, error, longer = told
+    error[:, 0] *= -1.0
+    return np.clip(share + error, 0.0, 0.9), longer

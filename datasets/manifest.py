@@ -63,19 +63,25 @@ class Shape:
 Place = tuple[str, int, int, int]
 
 
+#: Config ("" for NCCL's own) -> the share of its speed that compute loses while a call runs, the
+#: standard error of that, and the call's time beside compute over that of NCCL's own choice.
+Losses = dict[str, tuple[float, float, float]]
+
+
 @dataclass(frozen=True, slots=True)
 class JobTask:
     """A task as a job's trace has it, and what compute beside such calls was measured to lose."""
 
     place: Place
-    #: Of a call by NCCL's own choice: what it takes by itself; its kernel, which waits for other
-    #: ranks, too; and compute from its begin until that waits for it.
+    #: Of a call by NCCL's own choice: what it takes by itself, and by how much the slowest rank's
+    #: kernel, which waits for the others, takes longer.
     time_us: float
-    kernel_us: float
-    compute_us: float
-    #: Edge of the products -> channels -> the share of its speed that compute loses while a call
-    #: runs, and the standard error of that.
-    loss: dict[str, dict[int, tuple[float, float]]]
+    skew_us: float
+    #: From a call's begin until compute waits for it: of equal parts of the calls, the least of
+    #: each, ascending.
+    compute_us: list[float]
+    #: Edge of the products -> what they lose.
+    losses: dict[str, Losses]
 
 
 @dataclass(frozen=True, slots=True)

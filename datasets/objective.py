@@ -10,12 +10,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.datasets.manifest import JobTask
 from dynamiccl.drawn_worlds import Floats, Ints
 
-#: Of what compute was measured to lose, the share that the job's surely does; and of the compute
-#: beside a call, the share that hides it in every iteration (benchmarks/bench_job_time.py: other
-#: sweeps and worlds than it judges by).
-_OTHER_COMPUTE: Final = 0.7
+#: Of what compute was measured to lose, what the job's surely does to NCCL's own choice, and may do
+#: to another config; and of the compute beside a call, the share that hides it in every iteration
+#: (benchmarks/bench_job_time.py, on other sweeps than it judges by).
+_OWN_LOSES, _OTHERS_LOSE = 0.7, 0.7
 _EARLY: Final = 0.8
 #: A call is never let take more than so many times as long.
 _MOST_LONGER: Final = 2.0
@@ -60,36 +61,44 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
     """(..., T, A) the most that the step surely changes by; as `step_change_us`, NCCL's own 0.
 
     `times_us` are what calls surely take at most. The job's compute loses another share than what
-    was measured, and does not hide a call as long in every iteration: less of both is counted.
+    was measured, and does not hide a call as long in every iteration.
     """
-    most = step_change_us(times_us, _OTHER_COMPUTE * loss, kernel_us, _EARLY * compute_us)
+    factors = np.full(loss.shape[-1], _OTHERS_LOSE)
+    factors[0] = _OWN_LOSES
+    most = step_change_us(times_us, factors * loss, kernel_us, _EARLY * compute_us)
     most[..., 0] = 0.0
     return most
 
 
-def may_take(loss: Floats, time_us: float, kernel_us: float, compute_us: float) -> Floats:
-    """(A,) times NCCL's own time, up to which the step is surely no longer by a call; from 1 on.
+def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
+    """(A,) `sure_change_us` of a job's mean call that takes `longer` (E, A) times NCCL's own time.
 
-    `loss` (E, A) of several kinds of compute: of all of them it is true. A bisection, since the
-    change rises with the time.
+    The most by any of the E kinds of compute that `loss` (E, A) is of, and for the rank whose
+    kernel waits as for the one for which the others wait; NaN where a loss is not known.
+    """
+    times = task.time_us * longer
+    times[:, 0] = task.time_us
+    changes = [
+        np.mean([_of_all(times, loss, kernel_us, each) for each in task.compute_us], axis=0)
+        for kernel_us in (task.time_us, task.time_us + task.skew_us)
+    ]
+    return np.asarray(np.max(changes, axis=(0, 1)))
+
+
+def _of_all(times_us: Floats, loss: Floats, kernel_us: float, compute_us: float) -> Floats:
+    kinds = len(loss)
+    return sure_change_us(times_us, loss, np.full(kinds, kernel_us), np.full(kinds, compute_us))
+
+
+def may_take(loss: Floats, task: JobTask) -> Floats:
+    """(A,) times NCCL's own time, up to which the step is surely no longer by a task; from 1 on.
+
+    A bisection, since the change rises with the time.
     """
     low, high = np.ones(loss.shape[1]), np.full(loss.shape[1], _MOST_LONGER)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        ok = change_of_call_us(middle, loss, time_us, kernel_us, compute_us) <= 0.0
+        ok = change_of_task_us(np.tile(middle, (len(loss), 1)), loss, task) <= 0.0
         low, high = np.where(ok, middle, low), np.where(ok, high, middle)
     low[0] = 1.0
     return low
-
-
-def change_of_call_us(
-    longer: Floats, loss: Floats, time_us: float, kernel_us: float, compute_us: float
-) -> Floats:
-    """(A,) `sure_change_us` of a call that takes `longer` (A,) times NCCL's own time.
-
-    The most by any of the E kinds of compute that `loss` (E, A) is of; NaN where one is not known.
-    """
-    job = np.full(len(loss), kernel_us), np.full(len(loss), compute_us)
-    times = np.tile(time_us * longer, (len(loss), 1))
-    times[:, 0] = time_us
-    return np.asarray(sure_change_us(times, loss, *job).max(axis=0))

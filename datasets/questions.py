@@ -19,10 +19,10 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import TUNED, Float32Array, Observations, cold_observations
 from dynamiccl.datasets.job_tasks import losses_at
 from dynamiccl.datasets.manifest import JobTask, Manifest, Place, Slack, Support
-from dynamiccl.datasets.objective import change_of_call_us, fewest_within, may_take
+from dynamiccl.datasets.objective import change_of_task_us, fewest_within, may_take
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
 from dynamiccl.drawn_worlds import Ints
-from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
+from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
 #: Configs measured at most this many bins away may be chosen.
@@ -57,6 +57,7 @@ class ChannelRule:
     margin: npt.NDArray[np.float64]
     #: N: what a job's trace tells of the task, where the step's time is the objective.
     tasks: list[JobTask | None]
+    configs: Sequence[Config]
 
     @classmethod
     def of(
@@ -73,7 +74,8 @@ class ChannelRule:
         margin = np.log1p(np.maximum(noise, manifest.abstain_margin))
         by_place = {task.place: task for task in slack.job} if slack is not None else {}
         tasks = [by_place.get(place) for place in places]
-        return cls(slack, np.array([each in told for each in places]), channels, margin, tasks)
+        is_hidden = np.array([each in told for each in places])
+        return cls(slack, is_hidden, channels, margin, tasks, manifest.actions().configs)
 
     @property
     def shares(self) -> npt.NDArray[np.float64]:
@@ -85,8 +87,8 @@ class ChannelRule:
         shares = np.where(self.hidden[:, None], share, np.zeros(self.channels.shape))
         for row, task in enumerate(self.tasks):
             if task is not None:
-                loss = losses_at(task.loss, self.channels[row])
-                shares[row] = may_take(loss, task.time_us, task.kernel_us, task.compute_us) - 1.0
+                lost, _ = losses_at(task.losses, self.configs)
+                shares[row] = may_take(lost, task) - 1.0
         return shares
 
     def least_change(
@@ -94,15 +96,15 @@ class ChannelRule:
     ) -> Ints:
         """(N,) of the actions within the terms the one that surely shortens a job's step most.
 
-        `surely` (N, A) is ln of the time over NCCL's own; without a job's task `fewest` stands.
+        `surely` (N, A) is ln of the time over NCCL's own, alone: beside compute a config may take
+        longer, as was measured. Without a job's task `fewest` stands.
         """
         chosen = fewest.copy()
         for row, task in enumerate(self.tasks):
             if task is not None:
-                loss = losses_at(task.loss, self.channels[row])
-                told = task.time_us, task.kernel_us, task.compute_us
-                change = change_of_call_us(np.exp(surely[row]), loss, *told)
-                usable = within[row] & ~np.isnan(change)
+                lost, beside = losses_at(task.losses, self.configs)
+                change = change_of_task_us(np.maximum(np.exp(surely[row]), beside), lost, task)
+                usable = within[row] & (change <= 0.0)
                 too_many = self.channels[row, ABSTAIN_ACTION] > self.most
                 usable[ABSTAIN_ACTION] = not (too_many and usable[1:].any())
                 chosen[row] = np.where(usable, change, np.inf).argmin()

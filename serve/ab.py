@@ -20,6 +20,10 @@ from typing import Final
 
 #: Verdict -> exit code. The others, with 0: faster, not worse, not told apart, unknown.
 EXIT_CODES: Final = {"worse": 1, "fails": 1, "not tested": 3, "fails without us": 4}
+#: By how much a job may be slower unless somebody says otherwise, and for doctor.
+WORSE: Final = 0.02
+#: What proves that a step is no longer.
+PROVEN: Final = frozenset({"faster", "not worse"})
 #: Each finds a step's time in a line of output; in ms where what it matches says so.
 STEP_TIMES: Final = (
     r"elapsed time per iteration \(ms\):\s*([\d.]+)",  # Megatron-LM
@@ -41,6 +45,12 @@ _TOLD: Final = re.compile(
 _PREPARED: Final = re.compile(r"dynamiccl-run: ((?:loads no|NCCL's own choice stands).*)")
 #: How long a job that is told to end may take until it is killed.
 _GRACE_S: Final = 10.0
+#: A launch without a limit may take so many times as long as the other kind's, and that at least.
+_MUCH_LONGER, _LEAST_LIMIT_S = 3.0, 600.0
+#: One that is cut at so many times the other's whole time would not have ended.
+_LONGER: Final = 1.5
+#: A job that says nothing for so many of its steps, and seconds, hangs.
+_SILENT_STEPS, _SILENT_S = 20.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,8 @@ class Launch:
     #: Why it counts as failed; None: it ran well.
     problem: str | None
     wall_s: float
+    #: Whether it was ended when its time was up.
+    was_cut: bool
     #: None: too few steps were found.
     step_s: float | None
     #: Communicators in which a table acted, all of them, and why none did, as most ranks have it.
@@ -69,10 +81,19 @@ class Launch:
         return f"{self.step_s:.4g} s a step"
 
 
+def limit_s(seconds: float | None, without: Iterable[Launch]) -> float:
+    """How long a launch may take: what was asked for, else by those that ran `without` us.
+
+    A job that hangs with us is to be found though nobody watches.
+    """
+    longest_s = max((each.wall_s for each in without), default=math.inf)
+    return seconds or max(_LEAST_LIMIT_S, _MUCH_LONGER * longest_s)
+
+
 def launch(
-    arm: str, command: Sequence[str], output: Path, seconds: float | None, step_time: str | None
+    arm: str, command: Sequence[str], output: Path, limit: float, step_time: str | None
 ) -> Launch:
-    """Run a job once, for so many seconds at most; nothing of it is left when this ends.
+    """Run a job once, for `limit` s at most; nothing of it is left when this ends.
 
     `step_time` is in place of STEP_TIMES.
     """
@@ -89,10 +110,10 @@ def launch(
     try:
         with suppress(subprocess.TimeoutExpired):
             # Polars takes SIGINT with SA_RESTART: a wait without a limit would not hear Ctrl-C.
-            code = job.wait(math.inf if seconds is None else seconds)
+            code = job.wait(limit)
     finally:
         _end(job)
-    wall_s = time.monotonic() - began
+    wall_s, silent_s = time.monotonic() - began, time.time() - output.stat().st_mtime
     # A carriage return ends a line, too, as progress bars have it.
     with output.open(encoding="utf-8", errors="replace") as lines:
         steps = [step for line in lines if (step := step_of(line, step_time))][_WARM_UP:]
@@ -102,8 +123,10 @@ def launch(
     problem = f"exit code {code}" if code else None
     if code is None and step_s is None:  # its whole time is what it was given
         least = _WARM_UP + _LEAST_STEPS
-        problem = f"fewer than {least} step times were found in its {seconds:g} s"
-    return Launch(arm, str(output), problem, wall_s, step_s, *tables)
+        problem = f"fewer than {least} step times were found in its {limit:g} s"
+    elif code is None and silent_s > max(_SILENT_S, _SILENT_STEPS * (step_s or 0.0)):
+        problem = f"it said nothing in the last {silent_s:.0f} of its {limit:g} s"
+    return Launch(arm, str(output), problem, wall_s, code is None, step_s, *tables)
 
 
 def environment_of(arm: str) -> dict[str, str]:
@@ -184,8 +207,11 @@ def conclude(pairs: Sequence[tuple[Launch, Launch]], worse: float) -> tuple[str,
     ours, theirs = pairs[-1]
     if theirs.problem:
         return "fails without us", [f"not our doing, {theirs.in_short}"]
-    if ours.problem:
-        return "fails", [f"with DynamICCL and not without, {ours.in_short}"]
+    hangs = ours.was_cut and not theirs.was_cut and ours.wall_s > _LONGER * theirs.wall_s
+    if ours.problem or hangs:
+        ended = f"it did not end in {ours.wall_s:.4g} s, and did in {theirs.wall_s:.4g} s without"
+        why = ours.in_short if ours.problem else f"{ended}; see {ours.output}"
+        return "fails", [f"with DynamICCL and not without, {why}"]
     what, times = "step time", [(a.step_s, b.step_s) for a, b in pairs if a.step_s and b.step_s]
     if len(times) < len(pairs):
         what, times = "time of whole launches", [(a.wall_s, b.wall_s) for a, b in pairs]

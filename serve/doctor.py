@@ -33,6 +33,7 @@ from dynamiccl.doctor import (
 from dynamiccl.errors import CorruptFile, DynamicclError, MachineError, PluginError, UserError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
+from dynamiccl.serve.ab import PROVEN, WORSE
 from dynamiccl.serve.artifact import Artifact, how_to_bind, installed_plugin, open_artifact
 from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
 
@@ -224,12 +225,13 @@ def _ab(opened: Artifact) -> Iterator[Check]:
     """Check what the newest A/B in a job said, where there was one or the step is promised."""
     path, slack = opened.directory / AB_NAME, opened.manifest.slack
     by_step = slack is not None and bool(slack.hidden)
-    verdict, found = "", "not tested by an A/B, and the promise is about the step"
+    verdict, borne, found = "", 0.0, "not tested by an A/B, and the promise is about the step"
     if path.exists():
         try:
             record = json.loads(path.read_bytes())
             verdict, job = record["verdict"], shlex.join(record["command"])
             found = f"{verdict}: {record['said'][0]}; {record['created'][:10]}, {job}"
+            borne = float(record["worse"])
         except (ValueError, LookupError, TypeError) as error:
             raise CorruptFile(f"{path} is not what 'ab' writes: {error!r}; remove it") from error
     elif not by_step:
@@ -237,7 +239,7 @@ def _ab(opened: Artifact) -> Iterator[Check]:
     plugin = installed_plugin(opened.directory)
     again = f"dynamiccl-deploy ab --home {plugin.parents[1] if plugin else 'DIR'} -- COMMAND"
     off = f"keep it off: touch {opened.directory / KILL_NAME}; then export it anew"
-    proven = verdict in {"faster", "not worse"}
+    proven = verdict in PROVEN and borne <= WORSE
     yield judge(
         "A/B",
         found,

@@ -66,11 +66,15 @@ class FreshRuns:
         cells: Sequence[Cell],
         supports: Mapping[tuple[str, int, int], Support],
         max_channels: int | None = None,
+        *,
+        as_known: bool = False,
     ) -> list[Cell]:
         """The cells with runs and gain, and a one-sided moderated t-test or why there is none.
 
         On the logarithms of the paired ratios, one a run: what a run does to all its times alike
-        cancels. The p value is that of a gain of `least_gain` or less.
+        cancels. The p value is that of a gain of `least_gain` or less. With `as_known` a config may
+        take no more channels, and NCCL's own choice no fewer, than the cells say: their slack is
+        of these.
         """
         found, tested = list(cells), []
         for i, cell in enumerate(cells):
@@ -82,6 +86,8 @@ class FreshRuns:
                 used, own = (self._channels(support, cell, a) for a in (cell.action, 0))
                 tried = replace(tried, channels=used, own_channels=own)
             least, reason = self.least_gain(support, tried), _too_many(tried, max_channels)
+            if as_known and not reason and tried.loss is not None:
+                reason = _other_channels(cell, tried)
             if len(gains) < MIN_RUNS:
                 reason = f"{len(gains)} fresh runs of both, not {MIN_RUNS}"
             elif not reason and least is None:
@@ -287,6 +293,18 @@ def _too_many(cell: Cell, max_channels: int | None) -> str:
     if cell.channels is not None and cell.channels > min(known, default=cell.channels):
         return f"it took {cell.channels} channels, and may take {min(known)}"
     return ""
+
+
+def _other_channels(known: Cell, fresh: Cell) -> str:
+    """Why a slack does not hold for the channels of the fresh runs; empty: it does."""
+    was, own_was = known.channels or 0, known.own_channels or 0
+    now, own_now = fresh.channels or 0, fresh.own_channels or 0
+    if now <= was and own_now >= own_was:
+        return ""
+    return (
+        f"its slack is of {was} channels in place of {own_was}, and the fresh runs took {now} in "
+        f"place of {own_now}"
+    )
 
 
 def _paired_gains(rows: pl.DataFrame, action: int) -> npt.NDArray[np.float64]:

@@ -186,7 +186,10 @@ def _judge(
 ) -> list[Cell]:
     acting = [cell for cell in wanted if cell.verdict is not Verdict.ABSTAINS]
     most = None if slack is None else slack.max_channels
-    found = {cell.place: cell for cell in fresh.test(acting, supports, most)}
+    found = {
+        cell.place: cell
+        for cell in fresh.test(acting, supports, most, as_known=bool(slack and slack.job))
+    }
     tested = [cell for cell in found.values() if not cell.reason]
     p_values = np.array([cell.p_value for cell in tested], dtype=np.float64)
     # The root: a gain that is far larger needs no help in being seen.
@@ -224,11 +227,12 @@ def let_bins_between_pass(
         measured = [i for i, cell in enumerate(run) if cell.runs]
         for first, last in pairwise(measured):
             if run[first].verdict is run[last].verdict is Verdict.PASSED:
+                borne = max(run[first].loss or 0.0, run[last].loss or 0.0)
                 with_slack = run[first].loss is not None or run[last].loss is not None
                 for cell in run[first + 1 : last]:
                     below, above = run[first].bin, run[last].bin
                     found[cell.place] = _between(below, cell, above, supports, fresh)
-                    if with_slack and cell.loss is None:
+                    if with_slack and (cell.loss is None or cell.loss < borne):
                         reason = "its neighbours may lose the slack, and it may not"
                         found[cell.place] = replace(cell, reason=reason)
     return [found[cell.place] for cell in cells]

@@ -17,9 +17,7 @@ import polars as pl
 
 from dynamiccl.belief import Belief, Bools, doubted, neighbours, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import CONFIG_COLUMNS, usable
 from dynamiccl.datasets.job_tasks import losses_at, losses_of, near
-from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
@@ -93,7 +91,7 @@ class Measured:
                 "'dynamiccl-collect run' or name other --data"
             )
         self._ran = _read_back(rows)
-        self._channels, self._losses = _channels(rows), losses_of(rows)
+        self._losses = losses_of(rows)
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]]:
@@ -170,16 +168,10 @@ class Measured:
         return found
 
     def _lost(self, key: Key, kind: Kind, configs: Sequence[Config]) -> Floats | None:
-        """(E, A) by the channels of each config at the measured size that lies nearest."""
+        """(E, A) what compute loses at the measured size that lies nearest."""
         collective, nodes, per_node = key
         losses = near(self._losses.get((collective, nodes, nodes * per_node), {}), kind.bin)
-        sizes = [size for *place, size in self._channels if (*place,) == key]
-        nearest = min(sizes, key=lambda size: abs(np.log2(size / kind.size_bytes)), default=0)
-        if not losses or not 0.5 <= nearest / kind.size_bytes <= 2.0:
-            return None
-        counts = self._channels[*key, nearest]
-        lost = losses_at(losses, [counts.get(config, np.nan) for config in configs])
-        return None if np.isnan(lost[:, ABSTAIN_ACTION]).all() else lost
+        return losses_at(losses, configs)[0] if losses else None
 
     def _believe(self, table: _Table, grid: Grid, left_out: Sequence[int] = ()) -> Belief:
         cells = self._grid.cells(*table, grid.log2_sizes, left_out)
@@ -299,23 +291,6 @@ def _read_back(rows: pl.DataFrame) -> dict[tuple[str, int, int, int], Cell]:
         for collective, nodes, per_node, size, one, other in agree.iter_rows()
         if len(one) == len(other) == 1
     }
-
-
-def _channels(rows: pl.DataFrame) -> dict[tuple[str, int, int, int], dict[Config, int]]:
-    """Channels that NCCL used for each config, by collective, shape and size, as read back.
-
-    Where rows differ, the most of a config and the fewest of NCCL's own choice.
-    """
-    told = usable(rows).drop_nulls("actual_num_channels")
-    used = (
-        pl.when("is_default").then(-pl.col("actual_num_channels")).otherwise("actual_num_channels")
-    )
-    most = told.group_by([*_SHAPE, "size_bytes", *CONFIG_COLUMNS]).agg(used=used.max().abs())
-    found = defaultdict[tuple[str, int, int, int], dict[Config, int]](dict)
-    for row in most.to_dicts():
-        place = row["collective"], row["num_nodes"], row["ranks_per_node"], row["size_bytes"]
-        found[place][ABSTAIN if row["is_default"] else config_of(row)] = row["used"]
-    return dict(found)
 
 
 def _version(rows: pl.DataFrame, wanted: str | None) -> tuple[str | None, bool]:

@@ -16,8 +16,9 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import AB_NAME, KILL_NAME
 from dynamiccl.errors import UserError
-from dynamiccl.serve.ab import EXIT_CODES, Launch, conclude, launch
+from dynamiccl.serve.ab import EXIT_CODES, PROVEN, WORSE, Launch, conclude, launch, limit_s
 from dynamiccl.serve.commands.options import Json
+from dynamiccl.serve.doctor import DEFAULT_MODE
 from dynamiccl.serve.install import RUN_NAME
 
 
@@ -32,7 +33,7 @@ def ab_command(
         str | None,
         typer.Option(metavar="REGEX", help="One group: a step's s, or ms where 'ms' is matched."),
     ] = None,
-    worse: Annotated[float, typer.Option(help="Share slower that is borne.", min=0)] = 0.02,
+    worse: Annotated[float, typer.Option(help="Share slower that is borne.", min=0)] = WORSE,
     keep: Annotated[bool, typer.Option("--keep", help="Never switch the artifact off.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for outputs; default ab-TIME.")] = None,
     as_json: Json = False,
@@ -51,6 +52,8 @@ def ab_command(
     kill = Path(os.environ.get("DYNAMICCL_KILL_FILE") or artifact / KILL_NAME)
     out = out or Path(time.strftime("ab-%Y%m%d-%H%M%S"))
     _check(command, kill, step_time, out)
+    # The one that is judged, whatever is installed meanwhile.
+    os.environ["DYNAMICCL_ARTIFACT"] = str(artifact)
     out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "verdict": "unknown",
@@ -58,6 +61,9 @@ def ab_command(
         "command": command,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "out": str(out.absolute()),
+        "worse": worse,
+        "mode": os.environ.get("DYNAMICCL_MODE") or DEFAULT_MODE,
+        "artifact": str(artifact),
         "switched_off": None,
         "launches": [],
     }
@@ -66,13 +72,16 @@ def ab_command(
     with cli.interruptible(lambda: f"{record['said'][0]}; {out / AB_NAME} keeps it"):
         while len(done) < pairs and record["verdict"] not in EXIT_CODES:
             pair: dict[str, Launch] = {}
-            for arm in random.sample(("with", "without"), 2):
+            # The first is without us: by its time a hang with us is told.
+            arms = random.sample(("with", "without"), 2) if done else ["without", "with"]
+            for arm in arms:
                 number = 2 * len(done) + len(pair) + 1
                 told = f"launch {number} of {2 * pairs}, {arm} DynamICCL"
                 started = [str(wrapper), "--", *command] if arm == "with" else command
                 with cli.working(told):
                     log = out / f"{number:02d}-{arm}.log"
-                    pair[arm] = launch(arm, started, log, seconds, step_time)
+                    known = [theirs for _, theirs in done] or list(pair.values())
+                    pair[arm] = launch(arm, started, log, limit_s(seconds, known), step_time)
                 print(f"{told}: {pair[arm].in_short}", file=sys.stderr, flush=True)
             done.append((pair["with"], pair["without"]))
             record["verdict"], record["said"] = conclude(done, worse)
@@ -88,7 +97,8 @@ def ab_command(
             record["said"].append(f"{off} {kill}")
         elif code == 1:
             record["said"].append(f"NOT switched off (--keep); to do so: touch {kill}")
-        if code in {0, 1} and record["verdict"] != "unknown":
+        # What another mode shows says nothing of the tables, and what shows nothing hides nothing.
+        if record["mode"] == DEFAULT_MODE and (code == 1 or record["verdict"] in PROVEN):
             _write(artifact, record)
     except OSError as error:  # another user's installation
         record["said"].append(f"NOT WRITTEN: {error}")

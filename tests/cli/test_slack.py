@@ -213,7 +213,11 @@ def test_an_exposed_bin_between_two_with_slack_does_not_pass_with_them(policy: P
     own: dict[str, Any] = {"action": 2, "config": "Ring/LL/4ch", "channels": 4, "own_channels": 16}
     cells = [replace(cell, **own) for cell in abstaining_cells(support)[:3]]
     passed: dict[str, Any] = {"verdict": Verdict.PASSED, "runs": 3, "slack": 0.05}
-    for slack, verdict in ((0.05, Verdict.INFERRED), (None, Verdict.REFUSED)):
+    for slack, verdict in (
+        (0.05, Verdict.INFERRED),
+        (0.04, Verdict.REFUSED),  # as where the step's time is the objective: cell by cell
+        (None, Verdict.REFUSED),
+    ):
         asked = replace(cells[1], verdict=Verdict.REFUSED, slack=slack)
         run = [replace(cells[0], **passed), asked, replace(cells[2], **passed)]
         told: Any = SimpleNamespace(measured_bins=lambda *_: [], one_default=lambda *_: True)
@@ -300,6 +304,32 @@ def test_the_objective_of_the_job_takes_what_surely_shortens_its_step(
     assert cell["verdict"] == "passed"
     assert shell(*EXPORT, "g", "--out", "b").code == 0
     assert "Ring/LL/4ch" in configs(shell, "b")
+
+
+def test_the_slack_is_of_the_channels_that_fresh_runs_take(
+    policy: Path, fresh: Path, shell: Shell, tmp_path: Path
+) -> None:
+    """What compute gets back from 4 channels in place of 16 is nothing that 8 give back."""
+    job_of(tmp_path / "job")
+    more = pl.when(pl.col("actual_num_channels") == 4).then(8).otherwise("actual_num_channels")
+    rows = store.read(fresh).with_columns(actual_num_channels=more.cast(pl.Int64))
+    store.write_part(tmp_path / "more", measurements_table(rows.to_dicts()), provenance={})
+    gated = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", "more", "--out", "g")
+    found = json.loads(shell(*gated, *JOB, "--json").out)
+    [cell] = [each for each in found["cells"] if each["config"] == "Ring/LL/4ch"]
+    assert cell["verdict"] == "refused"
+    assert cell["reason"].startswith(
+        "its slack is of 4 channels in place of 16, and the fresh runs"
+    )
+
+
+def test_one_policy_of_several_systems_has_no_one_step(
+    policy: Path, shell: Shell, tmp_path: Path
+) -> None:
+    job_of(tmp_path / "job")
+    calls_of(tmp_path / "job", traced(30, size_bytes=1 << 20, compute_ratio=3.0, system="other"))
+    said = refused(shell(*EXPORT, policy, "--out", "a", *JOB), 2)
+    assert "the calls are of several systems" in said
 
 
 @pytest.mark.parametrize(

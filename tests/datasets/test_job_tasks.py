@@ -8,58 +8,63 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.job_tasks import losses_at, losses_of, near
-from dynamiccl.datasets.objective import change_of_call_us
+from dynamiccl.datasets.manifest import JobTask, Losses
+from dynamiccl.datasets.objective import change_of_task_us
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.sizes import size_bin
 from tests.rows import default, forced, frame
-
-#: The mean and the error of a share, by channels.
-LOSSES = {"4096": {2: (0.02, 0.01), 8: (0.10, 0.0), 16: (0.12, 0.05)}}
 
 
 def told(share: float, channels: int, **columns: Any) -> dict[str, Any]:
     beside = {"interference_kind": "matmul", "interference_level": 4096.0, "size_bytes": 1 << 20}
-    row = {"compute_loss_us": 200.0 * share, "actual_num_channels": channels}
+    row = {"compute_loss_us": 200.0 * share, "compute_period_us": 400.0}
     made = forced("Ring", "LL", 200.0, channels=channels)
     return {**made, **beside, **row, "run": f"{share}", **columns}
 
 
-def test_losses_are_shares_of_the_kernels_time_that_rise_with_channels() -> None:
-    rows = [told(0.02, 1), told(0.04, 1), told(0.01, 4), told(0.13, 8), told(-0.2, 2)]
-    by_place = losses_of(frame(*rows, default(100.0)))
+def own(share: float, **columns: Any) -> dict[str, Any]:
+    return {**told(share, 0), **default(160.0), "run": f"{share}", **columns}
+
+
+def test_losses_are_shares_of_the_kernels_time_of_each_config() -> None:
+    beside = {"interference_kind": "matmul", "interference_level": 4096.0}
+    rows = [told(0.02, 1), told(0.04, 1), told(0.01, 4), own(0.12)]
+    drifts = told(0.05, 8, compute_aa_difference=0.03)
+    more = [{**own(0.12), **beside, "compute_loss_us": 0.12 * 160}, drifts]
+    by_place = losses_of(frame(*rows[:3], *({**own(0.0), **told(0.0, 0)} for _ in ()), *more))
     [(place, by_bin)] = by_place.items()
     assert place == ("AllReduce", 1, 8)
     [losses] = by_bin.values()
-    [by_count] = losses.values()
-    # One, two and four come to what lies between; nothing gains by a call.
-    means = {n: mean for n, (mean, _) in by_count.items()}
-    assert means == {1: 0.0, 2: 0.0, 4: pytest.approx(0.02), 8: pytest.approx(0.13)}
-    # Of a single row no error is known: as large as what it says.
-    assert by_count[8][1] == pytest.approx(0.13)
+    [by_config] = losses.values()
+    assert by_config["Ring/LL/1ch"] == pytest.approx((0.03, 0.01, 1.25))
+    # Of a single row no error is known: as large as what it says; or as its rates alone differ.
+    assert by_config["Ring/LL/4ch"] == pytest.approx((0.01, 0.01, 1.25))
+    assert by_config["Ring/LL/8ch"] == pytest.approx((0.05, 0.06, 1.25))
+    assert by_config[""] == pytest.approx((0.12, 0.12, 1.0))
+
+
+def test_without_nccls_own_choice_and_in_other_environments_nothing_is_said() -> None:
+    assert losses_of(frame(told(0.02, 1))) == {}
+    rows = told(0.02, 1, launch_profile="nvls-off"), own(0.1, launch_profile="nvls-off")
+    assert losses_of(frame(*rows)) == {}
 
 
 def test_the_nearest_size_within_an_octave_tells() -> None:
-    by_bin = {40: {"1": {1: (0.1, 0.0)}}, 44: {"2": {1: (0.2, 0.0)}}}
+    by_bin: dict[int, dict[str, Losses]] = {
+        40: {"1": {"": (0.1, 0.0, 1.0)}},
+        44: {"2": {"": (0.2, 0.0, 1.0)}},
+    }
     assert near(by_bin, 41) == by_bin[40]
     assert near(by_bin, 47) == by_bin[44]
     assert near(by_bin, 60) == {}
 
 
-@pytest.mark.parametrize(
-    ("channels", "shares"),
-    [
-        # Own channels lose the mean, fewer an error more, others the next count measured.
-        ([16, 8, 2, 1, 4, 16], [0.12, 0.10, 0.03, 0.03, 0.10, 0.12]),
-        # Never more than NCCL's own, of which the count below holds.
-        ([12, 2, 8], [0.10, 0.03, 0.10]),
-        ([16, 24, float("nan")], [0.12, np.nan, np.nan]),
-        ([1, 1], [np.nan, np.nan]),
-    ],
-)
-def test_what_was_not_measured_is_bounded_and_never_put_between(
-    channels: list[float], shares: list[float]
-) -> None:
-    [found] = losses_at(LOSSES, channels)
-    assert found.tolist() == pytest.approx(shares, nan_ok=True)
+def test_own_choice_surely_costs_less_than_measured_and_others_more() -> None:
+    losses = {"4096": {"": (0.12, 0.05, 1.0), "Ring/LL/2ch": (0.02, 0.01, 1.1)}}
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 8))]
+    [shares], [longer] = losses_at(losses, configs)
+    assert shares.tolist() == pytest.approx([0.07, 0.03, np.nan], nan_ok=True)
+    assert longer.tolist() == pytest.approx([1.0, 1.1, np.nan], nan_ok=True)
 
 
 def test_what_an_h200_lost_foretells_what_its_jobs_gained() -> None:
@@ -75,23 +80,22 @@ def test_what_an_h200_lost_foretells_what_its_jobs_gained() -> None:
         for row in table.to_dicts()
     ]
     measured = frame(*rows)
-    [(_, by_bin)] = losses_of(measured).items()
+    [(_, by_bin)] = losses_of(measured.filter(sweep="channels")).items()
     whole = by_bin[size_bin(64 << 20)]["8192"]
-    means = [whole[count][0] for count in (1, 2, 4, 8, 16)]
+    means = [whole[f"Ring/Simple/{count}ch"][0] for count in (1, 2, 4, 8, 16)]
     # Not by SMs, of which 16 channels are a quarter, but by waves of tiles.
-    assert means == pytest.approx([0.01, 0.07, 0.13, 0.13, 0.18], abs=0.01)
+    assert means == pytest.approx([0.01, 0.07, 0.14, 0.11, 0.16], abs=0.02)
     step = measured.filter(sweep="step")
-    counts = [16, 1, 2, 4]
     [losses] = losses_of(step).values()
-    lost = losses_at(losses[size_bin(16 << 20)], counts)
-    times = np.array(
-        [float(np.median(step.filter(actual_num_channels=n)["time_us"])) for n in counts]
-    )
+    losses_there = losses[size_bin(16 << 20)]
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.Simple, n) for n in (1, 2, 4))]
+    lost, longer = losses_at(losses_there, configs)
+    own_us = float(np.median(step.filter("is_default")["time_us"]))
     compute_us = 8 * 2e-6 * 8192**3 / float(np.median(step["compute_alone_tflops"]))
-    own_us = float(times[0])
-    change = change_of_call_us(times / own_us, lost, own_us, own_us, compute_us)
+    task = JobTask(("AllReduce", 2, 2, 0), own_us, 0.0, [compute_us], losses_there)
+    change = change_of_task_us(longer, lost, task)
     # What is surely gained is gained, and more; and one channel is foretold to be the best.
     gained_us = np.array([2_636.0, 1_826.0, 1_864.0])
-    assert (change[1:] < 0.0).all()
+    assert change[1] < -500.0
     assert (-change[1:] < gained_us).all()
     assert change.argmin() == 1

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from dynamiccl.datasets.manifest import JobTask
 from dynamiccl.datasets.objective import (
-    change_of_call_us,
+    change_of_task_us,
     fewest_within,
     may_take,
     step_change_us,
@@ -48,6 +49,11 @@ def test_the_change_is_that_of_the_simulators_law(compute_us: float) -> None:
     assert found[0].tolist() == pytest.approx([step - steps[0] for step in steps])
 
 
+def task(compute_us: list[float], skew_us: float = 0.0) -> JobTask:
+    """Calls of 100 us."""
+    return JobTask(("AllReduce", 1, 8, 40), 100.0, skew_us, compute_us, {})
+
+
 def test_less_than_what_was_measured_is_counted_on() -> None:
     # Two configs as fast, of which one takes half of what compute loses: by 0.7 of that.
     loss = np.array([[0.1, 0.05, NAN]])
@@ -64,11 +70,26 @@ def test_less_than_what_was_measured_is_counted_on() -> None:
 
 def test_a_call_may_take_longer_by_what_compute_gets_back() -> None:
     edges = np.array([[0.10, 0.05], [0.10, 0.08]])
-    longer = may_take(edges, 100.0, 100.0, 1_000.0)
+    longer = may_take(edges, task([1_000.0]))
     # By the edge that says the least: 1.25 times as long at 0.8 of the loss.
     assert longer.tolist() == pytest.approx([1.0, 1.25], abs=1e-4)
-    change = change_of_call_us(longer, edges, 100.0, 100.0, 1_000.0)
+    change = change_of_task_us(np.tile(longer, (2, 1)), edges, task([1_000.0]))
     assert change.tolist() == pytest.approx([0.0, 0.0], abs=1e-3)
-    # Where compute ends at 200, 0.8 of which is counted on, a call ends there at the latest.
-    assert may_take(edges * 0.01, 100.0, 100.0, 200.0)[1] == pytest.approx(1.25, abs=0.1)
-    assert may_take(np.array([[0.1, NAN]]), 100.0, 100.0, 1_000.0)[1] == 1.0
+    assert may_take(np.array([[0.1, NAN]]), task([1_000.0]))[1] == 1.0
+
+
+def test_calls_that_compute_waits_for_count_as_many_as_they_are() -> None:
+    """Of ten calls one is exposed: 96 us longer there weighs more than 2.1 us less in nine."""
+    edges = np.array([[0.06, 0.02]])
+    assert may_take(edges, task([6_000.0]))[1] == pytest.approx(2.0, abs=1e-4)
+    # 9 x 0.7 x (2 r - 6) + 100 (r - 1) = 0.
+    assert may_take(edges, task([0.0, *[6_000.0] * 9]))[1] == pytest.approx(1.2238, abs=1e-3)
+    change = change_of_task_us(np.array([[1.0, 1.96]]), edges, task([0.0, *[6_000.0] * 9]))
+    assert change[1] > 5.0
+
+
+def test_the_rank_that_the_others_wait_for_decides() -> None:
+    """It waits for nobody: what compute gets back from waiting kernels is not its own."""
+    edges = np.array([[0.10, 0.07]])
+    alike = may_take(edges, task([9_000.0]))[1]
+    assert may_take(edges, task([9_000.0], skew_us=400.0))[1] == pytest.approx(alike, abs=1e-3)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.doctor import Machine
-from dynamiccl.serve.ab import environment_of, is_worse, step_of
+from dynamiccl.serve.ab import Launch, environment_of, is_worse, launch, limit_s, step_of
 from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import ask_probe
@@ -51,7 +51,7 @@ for step in range(12):
 if what == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(sorted(n for n in os.environ if n.startswith("DYNAMICCL")), flush=True)
-if what in {"endless", "stubborn"}:
+if what in {"endless", "stubborn"} or (ours and what == "late"):
     time.sleep(600)
 """
 
@@ -94,9 +94,9 @@ def test_a_faster_job_is_told_and_the_artifact_stays(
     arms = [launch["arm"] for launch in found["launches"]]
     assert sorted(arms) == ["with"] * 5 + ["without"] * 5
     assert all(set(pair) == {"with", "without"} for pair in zip(arms[::2], arms[1::2], strict=True))
-    for launch in found["launches"]:
-        told = Path(launch["output"]).read_text().splitlines()[-1]
-        assert ("DYNAMICCL_ARTIFACT" in told) == (launch["arm"] == "with")
+    for each in found["launches"]:
+        told = Path(each["output"]).read_text().splitlines()[-1]
+        assert ("DYNAMICCL_ARTIFACT" in told) == (each["arm"] == "with")
         assert (told == "['DYNAMICCL_DISABLE']") == (launch["arm"] == "without")
         assert launch["acted_in"] == (2 if launch["arm"] == "with" else 0)
         # Of 12 steps the first 5 take five times as long.
@@ -173,6 +173,41 @@ def test_launches_end_after_the_seconds(home: Path) -> None:
     done, found = tried(home, "0.1", "0.1", "endless", options=("--pairs", "1", "--seconds", "1"))
     assert done.returncode == 0, done.stderr
     assert all(launch["wall_s"] < 30 and launch["step_s"] for launch in found["launches"])
+
+
+def test_a_job_that_hangs_with_us_fails_though_steps_came_before(home: Path) -> None:
+    """Without us it ends by itself, long before the seconds."""
+    done, found = tried(home, "0.1", "0.1", "late", options=("--pairs", "2", "--seconds", "8"))
+    assert (done.returncode, found["verdict"]) == (1, "fails")
+    assert "did not end in" in found["said"][0]
+    assert (home / "artifact" / "kill").exists()
+
+
+def test_a_launch_without_a_limit_gets_one_by_those_without_us() -> None:
+    ended = Launch("without", "log", None, 1_000.0, False, 0.1, 0, 0, None)
+    assert limit_s(None, []) == math.inf
+    assert limit_s(None, [ended]) == 3_000.0
+    assert limit_s(None, [replace(ended, wall_s=5.0)]) == 600.0
+    assert limit_s(7.0, [ended]) == 7.0
+
+
+def test_a_job_that_falls_silent_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamiccl.serve.ab._SILENT_S", 1.0)
+    steps = "import time\nfor _ in range(9): print('step time: 0.01 s', flush=True)\n"
+    job = [sys.executable, "-c", f"{steps}time.sleep(60)"]
+    found = launch("with", job, tmp_path / "log", 3.0, None)
+    assert found.problem is not None
+    assert "said nothing in the last" in found.problem
+
+
+@pytest.mark.parametrize("mode", ["observe", "table"])
+def test_another_mode_proves_nothing_of_the_tables(mode: str, home: Path) -> None:
+    line = command(home, ("--out", str(home.parent / "out"), "--pairs", "2"), ("0.05", "0.1", ""))
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("DYNAMICCL", "NCCL"))}
+    told = {**clean, "DYNAMICCL_MODE": mode}
+    done = subprocess.run(line, env=told, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (home / "artifact" / "ab.json").exists() is (mode == "table")
 
 
 def test_where_no_table_acts_it_stops_and_says_so(home: Path) -> None:
