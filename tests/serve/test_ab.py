@@ -97,10 +97,10 @@ def test_a_faster_job_is_told_and_the_artifact_stays(
     for each in found["launches"]:
         told = Path(each["output"]).read_text().splitlines()[-1]
         assert ("DYNAMICCL_ARTIFACT" in told) == (each["arm"] == "with")
-        assert (told == "['DYNAMICCL_DISABLE']") == (launch["arm"] == "without")
-        assert launch["acted_in"] == (2 if launch["arm"] == "with" else 0)
+        assert (told == "['DYNAMICCL_DISABLE']") == (each["arm"] == "without")
+        assert each["acted_in"] == (2 if each["arm"] == "with" else 0)
         # Of 12 steps the first 5 take five times as long.
-        assert launch["step_s"] == pytest.approx(0.095, rel=0.15)
+        assert each["step_s"] == pytest.approx(0.095, rel=0.15)
     tables = "tables acted in 10 of 15 communicators (5 launches), not in others: a rank left"
     assert found["said"][1:] == [tables]
     install(home.parent / "artifact", home, plugin_path)  # the same one again
