@@ -1,7 +1,7 @@
 """`dynamiccl-evaluate job`: what a job would gain, from its own calls."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -70,44 +70,39 @@ def job_command(
             "--system NAME of a simulated one"
         )
     groups = [cli.parse_group(text) for text in group or []]
-    _check(data, plan)
-    with cli.working("reading traces"):
-        found = _answer(traces, data, system, (policy, tracking_uri), groups, ranks_per_node, least)
-        from dynamiccl.evaluate.job.output import sweep_for, to_json, write
-
-    page = None if out is None else write(found, [str(path) for path in traces], out)
-    sweep = sweep_for(found)
-    written = None
-    if plan is not None and sweep is not None:
-        plan.write_text(sweep.text, encoding="utf-8")
-        written = str(plan)
-    if as_json:
-        more = {"page": None if page is None else str(page), "plan": written}
-        cli.print_json({**to_json(found), **more})
-        return
-    _show(found)
-    told = [str(line) for line in (page, written) if line is not None]
-    if sweep is not None and written is None:
-        told = ["to cover it, measure this sweep (--plan FILE writes it):", sweep.text, *told]
-    for line in told:
-        wide_stdout().print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _check(data: Path | None, plan: Path | None) -> None:
-    """Check the options before the slow imports."""
     from dynamiccl.datasets.store import part_paths
 
     if data is not None:
         part_paths(data)
     if plan is not None:
         check_plan_file(plan)
+    with cli.working("reading traces"):
+        found = _answer(traces, data, system, policy, tracking_uri, groups, ranks_per_node, least)
+        from dynamiccl.evaluate.job.output import to_json, write
+
+        told = to_json(found)
+    page = None if out is None else str(write(told, [str(path) for path in traces], out))
+    written = None
+    if plan is not None and told["sweep"] is not None:
+        plan.write_text(told["sweep"], encoding="utf-8")
+        written = str(plan)
+    if as_json:
+        cli.print_json({**told, "page": page, "plan": written})
+        return
+    _show(told)
+    if told["sweep"] is not None and written is None:
+        _say("to cover it, measure this sweep (--plan FILE writes it):")
+        _say(told["sweep"])
+    for path in filter(None, (page, written)):
+        _say(path)
 
 
 def _answer(
     traces: list[Path],
     data: Path | None,
     system: str | None,
-    policy: tuple[str | None, str],
+    policy: str | None,
+    tracking_uri: str,
     groups: list[tuple[int, int]],
     ranks_per_node: int | None,
     least: float,
@@ -121,37 +116,45 @@ def _answer(
 
     frame = None if data is None else read(data)
     simulated = find_system(system or "") if frame is None else None
-    job = read_job(traces, ranks_per_node)
-    loaded, name, seen = None, policy[0], False
-    if name is not None:
+    job, manifest, loaded = read_job(traces, ranks_per_node), None, None
+    if policy is not None:
         from dynamiccl.train.policy import TorchPolicy
         from dynamiccl.train.tracking import policy_directory
 
-        loaded = TorchPolicy.load(policy_directory(name, policy[1]))
-        seen = frame is not None and not set(loaded.manifest.runs).isdisjoint(run_names(frame))
+        loaded = TorchPolicy.load(policy_directory(policy, tracking_uri))
+        manifest = loaded.manifest
     source: Measured | Modelled
-    if simulated is not None:
-        source = Modelled(simulated, () if loaded is None else loaded.manifest.actions().configs)
-    else:
-        assert frame is not None
+    if frame is not None:
         source = Measured(frame, system, job.nccl_version)
-    choose = None if loaded is None else policy_choice(loaded, source.system)
-    found = answer(job, source, groups=groups, policy=choose, seen=seen, least=least)
-    if loaded is not None and loaded.manifest.slack is not None:
-        found.notes.append(loaded.manifest.slack.promise)
+    else:
+        assert simulated is not None
+        source = Modelled(simulated, manifest.actions().configs if manifest else ())
+    found = answer(
+        job,
+        source,
+        groups=groups,
+        policy=None if loaded is None else policy_choice(loaded, source.system),
+        seen=bool(manifest and frame is not None and {*manifest.runs} & {*run_names(frame)}),
+        least=least,
+    )
+    if manifest is not None and manifest.slack is not None:
+        found.notes.append(manifest.slack.promise)
     return found
 
 
-def _show(found: "Answer") -> None:
-    from dynamiccl.evaluate.job.output import asking_text, parts_of, tables
+def _say(text: str) -> None:
+    wide_stdout().print(text, soft_wrap=True, highlight=False, markup=False)
 
-    wide = wide_stdout()
-    wide.print(found.sentence, soft_wrap=True, highlight=False)
-    if found.modelled:
-        wide.print(f"modelled: gains are those of the simulated {found.system}, not measured")
-    shares = ", ".join(f"{part.name} {part.share:.1%}" for part in parts_of(found))
-    wide.print(f"{shares}. {asking_text(found)}", soft_wrap=True, highlight=False)
-    for block in tables(found, _ROWS):
+
+def _show(told: dict[str, Any]) -> None:
+    from dynamiccl.evaluate.job.output import asking_text, tables
+
+    _say(told["sentence"])
+    if told["modelled"]:
+        _say(f"modelled: gains are those of the simulated {told['system']}, not measured")
+    shares = ", ".join(f"{part['name']} {part['share']:.1%}" for part in told["parts"])
+    _say(f"{shares}. {asking_text(told)}")
+    for block in tables(told, _ROWS):
         table = folding_table(*block.heads, title=block.title)
         why: list[str] = []
         for *cells, last in block.rows:
@@ -159,8 +162,8 @@ def _show(found: "Answer") -> None:
                 why += [last] * (last not in why)
                 last = f"({why.index(last) + 1})"  # noqa: PLW2901
             table.add_row(*cells, last)
-        wide.print(table)
+        wide_stdout().print(table)
         for number, reason in enumerate(why, 1):
-            wide.print(f"({number}) {reason}", soft_wrap=True, highlight=False, markup=False)
-    for note in found.notes:
-        wide.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+            _say(f"({number}) {reason}")
+    for note in told["notes"]:
+        _say(f"note: {note}")

@@ -9,6 +9,7 @@ K kinds, D draws, A configs of a table, NCCL's own choice the first.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,9 +18,7 @@ import polars as pl
 
 from dynamiccl.belief import Belief, Bools, doubted, neighbours, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import CONFIG_COLUMNS, usable
 from dynamiccl.datasets.job_tasks import losses_at, losses_of, near
-from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
@@ -36,7 +35,6 @@ Key = tuple[str, int, int]
 _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
 #: Tasks, the numbers of their sizes, and the actions.
 _Table = tuple[Ints, Ints, Ints]
-_ONE_RUN: Final = "measured in one run: what luck in choosing adds cannot be told"
 DRAWS: Final = 400
 #: Parts of the runs that are left out in turn.
 _FOLDS: Final = 3
@@ -82,7 +80,11 @@ class Measured:
             raise UnknownName("system", system, names, where="--system")
         self.system = system or str(names[0])
         rows = frame.filter(system=self.system, launch_profile=DEFAULT_PROFILE)
-        self.nccl_version, self._other_version = _version(rows, version)
+        held = sorted(rows["nccl_version"].drop_nulls().unique(), key=NcclVersion.parse)
+        same = [v for v in held if version is None or minor_of(v) == minor_of(version)]
+        self._is_other_version = bool(held) and not same
+        #: The job's release, else the newest of its minor release, else the newest.
+        self.nccl_version = version if version in same else (same or held or [None])[-1]
         rows = rows.filter(pl.col("nccl_version").eq_missing(pl.lit(self.nccl_version)))
         self._catalogue = Catalogue.from_frame(rows)
         self._grid = task_grid(rows, self._catalogue, list(Split))
@@ -92,8 +94,7 @@ class Measured:
                 "its nodes, with NCCL's own choice and two configs; measure with "
                 "'dynamiccl-collect run' or name other --data"
             )
-        self._ran = _read_back(rows)
-        self._channels, self._losses = _channels(rows), losses_of(rows)
+        self._ran, self._losses = _read_back(rows), losses_of(rows)
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]]:
@@ -102,13 +103,13 @@ class Measured:
 
     def gains(self, kinds: Sequence[Kind]) -> list[Gains | str]:
         """(K,) the gains of each kind of calls, or why they are not known."""
+        if self._is_other_version:
+            other = f"measured under NCCL {self.nccl_version}; the job ran another minor version"
+            return [other] * len(kinds)
         found: list[Gains | str] = [unplaced(kind, self.shapes) for kind in kinds]
         tables = defaultdict[Key, list[int]](list)
         for number, kind in enumerate(kinds):
-            if self._other_version:
-                other = f"measured under NCCL {self.nccl_version}"
-                found[number] = f"{other}; the job ran another minor version"
-            elif not found[number]:
+            if not found[number]:
                 tables[_key(kind)].append(number)
         for key, numbers in tables.items():
             told = self._of_table(key, [kinds[number] for number in numbers])
@@ -116,13 +117,11 @@ class Measured:
                 found[number] = each
         return found
 
-    def _of_table(self, key: Key, kinds: Sequence[Kind]) -> list[Gains | str]:
-        tasks = self._grid.tasks
-        is_mine = pl.all_horizontal(pl.col(n) == v for n, v in zip(_SHAPE, key, strict=True))
-        rows = np.flatnonzero(tasks.select(is_mine.alias("mine"))["mine"].to_numpy())
-        if not len(rows):
+    def _of_table(self, key: Key, kinds: Sequence[Kind]) -> Sequence[Gains | str]:
+        tasks = self._grid.tasks.with_row_index("row").filter(**dict(zip(_SHAPE, key, strict=True)))
+        if tasks.is_empty():
             return [f"{key[0]} on {key[1]} x {key[2]} was not measured"] * len(kinds)
-        measured = tasks["size_bytes"].to_numpy()[rows]
+        rows, measured = tasks["row"].to_numpy().astype(np.int64), tasks["size_bytes"].to_numpy()
         sizes = np.unique([*measured, *(kind.size_bytes for kind in kinds)])
         ran = {int(size): self._ran.get((*key, int(size))) for size in measured}
         asked = {kind.size_bytes: kind.cell for kind in kinds}
@@ -135,12 +134,10 @@ class Measured:
         actions = np.flatnonzero(self._grid.mask[rows].any(axis=0))
         configs = tuple(self._catalogue.configs[action] for action in actions)
         grid = Grid(tuple(np.log2(sizes).tolist()), configs, own)
-        at = np.searchsorted(sizes, measured)
-        table = rows, at, actions
-        belief = self._believe(table, grid)
-        shown = self._shown(table, grid)
+        table = rows, np.searchsorted(sizes, measured), actions
+        belief, shown = self._believe(table, grid), self._shown(table, grid)
         if shown is None:
-            return [_ONE_RUN] * len(kinds)
+            return ["measured in one run: what luck in choosing adds cannot be told"] * len(kinds)
         draws, best = belief.draws(DRAWS, np.random.default_rng(0)), belief.decide()
         draws *= shown[:, None, None]
         known = belief.is_near.copy()
@@ -154,32 +151,34 @@ class Measured:
         found: list[Gains | str] = []
         for kind in kinds:
             place = int(np.searchsorted(sizes, kind.size_bytes))
-            near = {cell for size, cell in ran.items() if 0.5 <= size / kind.size_bytes <= 2.0}
+            around = {cell for size, cell in ran.items() if 0.5 <= size / kind.size_bytes <= 2.0}
             if not belief.is_near[place].any():
                 found.append("no size within an octave was measured on both sides")
-            elif kind.cell and near and None not in near and kind.cell not in near:
-                told = " and ".join(sorted(f"{a.wire}/{p.wire}" for a, p in filter(None, near)))
+            elif kind.cell and around and None not in around and kind.cell not in around:
+                told = " and ".join(sorted(f"{a.wire}/{p.wire}" for a, p in filter(None, around)))
                 found.append(f"NCCL ran {kind.ran} in the job and {told} in the sweep")
             else:
                 taken = ABSTAIN_ACTION if is_own[place, best[place]] else int(best[place])
                 # As it is at the ends, where the sweep ends before the job's size.
                 default_us = float(np.exp(np.interp(np.log(kind.size_bytes), *lines)))
-                lost = self._lost(key, kind, configs)
+                lost = self._lost(key, kind, rows, actions)
                 gain = Gains(configs, draws[:, place], known[place], taken, default_us, lost)
                 found.append(gain)
         return found
 
-    def _lost(self, key: Key, kind: Kind, configs: Sequence[Config]) -> Floats | None:
-        """(E, A) by the channels of each config at the measured size that lies nearest."""
+    def _lost(self, key: Key, kind: Kind, rows: Ints, actions: Ints) -> Floats | None:
+        """(E, A) by the channels of each config at the size read back that lies nearest."""
         collective, nodes, per_node = key
         losses = near(self._losses.get((collective, nodes, nodes * per_node), {}), kind.bin)
-        sizes = [size for *place, size in self._channels if (*place,) == key]
-        nearest = min(sizes, key=lambda size: abs(np.log2(size / kind.size_bytes)), default=0)
-        if not losses or not 0.5 <= nearest / kind.size_bytes <= 2.0:
+        assert self._grid.channels is not None
+        channels = self._grid.channels[rows][:, actions]
+        known = np.isfinite(channels[:, ABSTAIN_ACTION])
+        if not losses or not known.any():
             return None
-        counts = self._channels[*key, nearest]
-        lost = losses_at(losses, [counts.get(config, np.nan) for config in configs])
-        return None if np.isnan(lost[:, ABSTAIN_ACTION]).all() else lost
+        sizes = self._grid.tasks["size_bytes"].to_numpy()[rows]
+        apart = np.where(known, np.abs(np.log2(sizes / kind.size_bytes)), np.inf)
+        lost = losses_at(losses, channels[apart.argmin()])
+        return None if apart.min() > 1.0 or np.isnan(lost[:, ABSTAIN_ACTION]).all() else lost
 
     def _believe(self, table: _Table, grid: Grid, left_out: Sequence[int] = ()) -> Belief:
         cells = self._grid.cells(*table, grid.log2_sizes, left_out)
@@ -248,18 +247,15 @@ class Modelled:
         call = Call(group, collective, kind.size_bytes)
         cells = [Config(*cell) for cell in self._system.cells(group, collective)]
         configs = tuple(dict.fromkeys((ABSTAIN, *cells, *self._configs)))
-        times = np.array([self._quiet_us(call, config) for config in configs])
-        known, own = np.isfinite(times), np.arange(len(configs)) == ABSTAIN_ACTION
-        gains = np.where(known, np.log(times[ABSTAIN_ACTION]) - np.log(times), 0.0)
-        draws = gains + np.where(own, 0.0, self._off)
+        times = np.full(len(configs), np.nan)
+        for action, config in enumerate(configs):
+            with suppress(KeyError):  # no such cell
+                times[action] = self._system.parts(call, config).quiet_us
+        known = np.isfinite(times)
+        gains = np.where(known, np.log(times[ABSTAIN_ACTION] / times), 0.0)
+        draws = gains + np.where(np.arange(len(configs)) == ABSTAIN_ACTION, 0.0, self._off)
         best = int(np.where(known, gains, -np.inf).argmax())
         return Gains(configs, draws, known, best, float(times[ABSTAIN_ACTION]))
-
-    def _quiet_us(self, call: Call, config: Config) -> float:
-        try:
-            return self._system.parts(call, config).quiet_us
-        except KeyError:
-            return float("nan")
 
 
 #: What tells gains.
@@ -299,31 +295,3 @@ def _read_back(rows: pl.DataFrame) -> dict[tuple[str, int, int, int], Cell]:
         for collective, nodes, per_node, size, one, other in agree.iter_rows()
         if len(one) == len(other) == 1
     }
-
-
-def _channels(rows: pl.DataFrame) -> dict[tuple[str, int, int, int], dict[Config, int]]:
-    """Channels that NCCL used for each config, by collective, shape and size, as read back.
-
-    Where rows differ, the most of a config and the fewest of NCCL's own choice.
-    """
-    told = usable(rows).drop_nulls("actual_num_channels")
-    used = (
-        pl.when("is_default").then(-pl.col("actual_num_channels")).otherwise("actual_num_channels")
-    )
-    most = told.group_by([*_SHAPE, "size_bytes", *CONFIG_COLUMNS]).agg(used=used.max().abs())
-    found = defaultdict[tuple[str, int, int, int], dict[Config, int]](dict)
-    for row in most.to_dicts():
-        place = row["collective"], row["num_nodes"], row["ranks_per_node"], row["size_bytes"]
-        found[place][ABSTAIN if row["is_default"] else config_of(row)] = row["used"]
-    return dict(found)
-
-
-def _version(rows: pl.DataFrame, wanted: str | None) -> tuple[str | None, bool]:
-    """The release whose rows are used, and whether its minor version differs from `wanted`."""
-    held = sorted(rows["nccl_version"].drop_nulls().unique().to_list(), key=NcclVersion.parse)
-    if not held:
-        return None, False
-    if wanted is None:
-        return held[-1], False
-    same = [v for v in held if minor_of(v) == minor_of(wanted)]
-    return (wanted if wanted in same else same[-1], False) if same else (held[-1], True)

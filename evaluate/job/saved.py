@@ -33,7 +33,7 @@ from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import UnknownName
-from dynamiccl.evaluate.job.calls import Job, Kind, with_nodes
+from dynamiccl.evaluate.job.calls import Job, Kind
 from dynamiccl.evaluate.job.gains import DRAWS, Gains, Modelled, Source
 from dynamiccl.nccl import Collective
 
@@ -69,7 +69,6 @@ _WIDE: Final = 10.0
 _DARK: Final = 0.1
 POLICY: Final = "policy"
 TABLE: Final = "table"
-BEST: Final = "best"
 
 
 class Conclusion(StrEnum):
@@ -130,7 +129,7 @@ class Answer:
     #: The verdict as a sentence.
     sentence: str
     job: Job
-    #: The arms by name: the policy where one was given, the table, the best.
+    #: The arms by name: the policy where one was given, and the table.
     arms: dict[str, Arm]
     #: What the gains are from: a system's name, and whether a model of it says them.
     system: str
@@ -170,27 +169,24 @@ def answer(
     chooses, beside the table, and `seen` says that it was trained on the runs that the gains are
     of; `least` is the least share saved that counts as a gain.
     """
-    job = with_nodes(job, groups, source.shapes)
+    job = job.placed(groups, source.shapes)
     asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
     told = dict(zip(asking, source.gains([job.kinds[k] for k in asking]), strict=True))
-    gains = {k: each for k, each in told.items() if isinstance(each, Gains)}
-    lacking = {k: each for k, each in told.items() if isinstance(each, str)}
     default_us = np.full(len(job.kinds), np.nan)
-    for k, each in gains.items():
-        default_us[k] = each.default_us
+    for k, each in told.items():
+        if isinstance(each, Gains):
+            default_us[k] = each.default_us
     sums = _Sums(job.timed(default_us), default_us)
-    arms = {
-        TABLE: _arm(TABLE, sums, gains, lacking, lambda _, gain: gain.best),
-        BEST: _best(sums, gains, lacking),
-    }
-    if policy is not None:
-        arms = {POLICY: _arm(POLICY, sums, gains, lacking, policy), **arms}
-    modelled = isinstance(source, Modelled)
-    arm = arms.get(POLICY, arms[TABLE])
-    verdict, sentence = judge(sums.job, arm, least, modelled=modelled)
+    choices: dict[str, Choose] = {} if policy is None else {POLICY: policy}
+    choices[TABLE] = lambda _, gains: gains.best
+    arms = {name: _arm(name, sums, told, choose) for name, choose in choices.items()}
+    is_modelled = isinstance(source, Modelled)
+    arm = next(iter(arms.values()))
+    known = "the model" if is_modelled else "the measurements"
+    verdict, sentence = judge(sums.job, arm, least, known)
     notes = [*sums.job.notes, *_notes(sums.job, arm, source, seen=seen)]
     return Answer(
-        verdict, sentence, sums.job, arms, source.system, modelled, source.nccl_version, least,
+        verdict, sentence, sums.job, arms, source.system, is_modelled, source.nccl_version, least,
         notes,
     )  # fmt: skip
 
@@ -230,11 +226,13 @@ class _Sums:
         random = np.random.default_rng(1)
         #: (D,) how far the job is from the benchmark.
         self.apart = random.standard_normal(DRAWS)
-        #: (D, B) weights of the blocks.
-        self.blocks = np.ones((DRAWS, job.num_blocks))
+        #: (1 + D, B) weights of the blocks.
+        self.blocks = np.ones((1 + DRAWS, job.num_blocks))
         if job.num_blocks >= _LEAST_BLOCKS:
-            self.blocks = random.dirichlet(np.ones(job.num_blocks), DRAWS) * job.num_blocks
-        ratio = np.where(job.mean_us > 0.0, default_us / job.mean_us, np.nan)
+            drawn = random.dirichlet(np.ones(job.num_blocks), DRAWS)
+            self.blocks[1:] = drawn * job.num_blocks
+        mean_us = job.kind_us / np.maximum(job.of_kind(np.ones(len(job.kind))), 1e-12)
+        ratio = np.where(mean_us > 0.0, default_us / mean_us, np.nan)
         #: (K,) ln of the job's time over the benchmark's, and the share of it that is the latter's.
         self.off = np.nan_to_num(np.minimum(np.abs(np.log(ratio)), _MOST_APART))
         self.surely = np.nan_to_num(np.minimum(1.0, ratio), nan=1.0)
@@ -270,8 +268,7 @@ class _Sums:
 
         `shares` (1 + D,), the first their mean, and what is `given` back are by kind.
         """
-        job, exposed = self.job, self.job.exposed_us
-        blocks = np.bincount(job.block, job.time_us * job.weight, minlength=job.num_blocks)
+        job = self.job
         # All time saved; of exposed time the middle; what may shift to or from compute.
         all_us, step_us, back_us, given_us = np.zeros((4, 1 + DRAWS, job.num_blocks))
         group_us = np.zeros((int(self.group.max(initial=0)) + 1, 1 + DRAWS, job.num_blocks))
@@ -280,16 +277,15 @@ class _Sums:
             calls = np.flatnonzero(job.kind == kind)
             order = calls[np.argsort(job.block[calls], kind="stable")]
             block, starts = np.unique(job.block[order], return_index=True)
-            time, weight = job.time_us[order], job.weight[order]
-            out = time if exposed is None else exposed[order]
+            time, out, weight = job.time_us[order], job.exposed_us[order], job.weight[order]
             # The least is of the benchmark's time alone.
             held = np.where(_LOW & (share > 0.0), self.surely[kind], 1.0)
             whole_us = (share * held)[:, None] * np.add.reduceat(time * weight, starts)
             bare_us = np.add.reduceat(out * weight, starts)
+            hidden_us = np.add.reduceat((time - out) * weight, starts)
             all_us[:, block] += whole_us
             group_us[self.group[kind]][:, block] += np.maximum(whole_us, 0.0)
             able_us[self.group[kind], block] += bare_us
-            hidden_us = np.add.reduceat((time - out) * weight, starts)
             if kind in given:
                 given_us[:, block] += given[kind][:, None] * hidden_us
             else:
@@ -300,8 +296,8 @@ class _Sums:
                 kept = np.where(_LOW[rows, None], least, np.minimum(saved, out))
                 step_us[np.ix_(rows, block)] += np.add.reduceat(kept * weight, starts, axis=1)
             step_us[:, block] += np.minimum(share, 0.0)[:, None] * bare_us
-        weights = np.vstack([np.ones(job.num_blocks), self.blocks])
-        communication = self._estimate(all_us * weights, blocks * weights)
+        blocks_us = np.bincount(job.block, job.time_us * job.weight, minlength=job.num_blocks)
+        communication = self._estimate(all_us, blocks_us.astype(np.float64))
         if job.step_us is None:
             return communication, None, None
         # Each group's savings in a step, up to its exposed time; and what compute takes or gets.
@@ -309,64 +305,52 @@ class _Sums:
         step_us = np.where(_HIGH[:, None], np.maximum(step_us, top_us), step_us)
         step_us += _TAKEN * np.where(_HIGH[:, None], np.maximum(back_us, 0.0), 0.0)
         step_us += _TAKEN * np.where(_LOW[:, None], np.minimum(back_us, 0.0), 0.0)
-        whole = job.step_us * weights
-        step = self._estimate((step_us + given_us) * weights, whole)
-        return communication, step, self._estimate(given_us * weights, whole) if given else None
+        step = self._estimate(step_us + given_us, job.step_us)
+        return communication, step, self._estimate(given_us, job.step_us) if given else None
 
-    @staticmethod
-    def _estimate(saved: Floats, whole: Floats) -> Estimate:
-        total = whole.sum(axis=1)
-        shares = np.where(total > 0.0, saved.sum(axis=1) / np.where(total > 0.0, total, 1.0), 0.0)
+    def _estimate(self, saved_us: Floats, whole_us: Floats) -> Estimate:
+        """Of (1 + D, B) saved of (B,)."""
+        saved = (saved_us * self.blocks).sum(axis=1)
+        whole = (whole_us * self.blocks).sum(axis=1)
+        shares = np.divide(saved, whole, out=np.zeros(len(saved)), where=whole > 0.0)
         return Estimate.of(float(shares[0]), shares[_LOW], shares[_HIGH])
 
 
-def _arm(
-    name: str, sums: _Sums, gains: dict[int, Gains], lacking: dict[int, str], choose: Choose
-) -> Arm:
-    shares, configs, unknown = dict[int, Floats](), dict[int, str](), dict(lacking)
-    given = dict[int, Floats]()
-    for kind, each in gains.items():
-        action = choose(sums.job.kinds[kind], each)
-        if isinstance(action, str):
-            unknown[kind] = action
-        else:
-            shares[kind] = sums.shares(kind, each.draws[:, action])
-            back = sums.given(shares[kind], each.lost, action)
-            given |= {} if back is None else {kind: back}
-            configs[kind] = "" if action == ABSTAIN_ACTION else each.configs[action].key
+def _arm(name: str, sums: _Sums, told: dict[int, Gains | str], choose: Choose) -> Arm:
+    """`told` has the gains of each kind that asks a tuner, or why they are not known."""
+    shares, given = dict[int, Floats](), dict[int, Floats]()
+    configs, unknown = dict[int, str](), dict[int, str]()
+    for kind, gains in told.items():
+        action = gains if isinstance(gains, str) else choose(sums.job.kinds[kind], gains)
+        if isinstance(gains, str) or isinstance(action, str):
+            unknown[kind] = str(action)
+            continue
+        shares[kind] = sums.shares(kind, gains.draws[:, action])
+        back = sums.given(shares[kind], gains.lost, action)
+        given |= {} if back is None else {kind: back}
+        configs[kind] = "" if action == ABSTAIN_ACTION else gains.configs[action].key
     calls = {k: Estimate.of(float(share[0]), share[1:], share[1:]) for k, share in shares.items()}
     return Arm(name, configs, calls, unknown, *sums.estimates(shares, given))
 
 
-def _best(sums: _Sums, gains: dict[int, Gains], lacking: dict[int, str]) -> Arm:
-    """As if in each draw the best config were known: what no table exceeds."""
-    shares = {}
-    for kind, each in gains.items():
-        most = np.where(each.known, each.draws, -np.inf).max(axis=1)
-        shares[kind] = np.maximum(sums.shares(kind, most), 0.0)
-    return Arm(BEST, {}, {}, lacking, *sums.estimates(shares, {}))
-
-
-def judge(job: Job, arm: Arm, least: float, *, modelled: bool = False) -> tuple[Conclusion, str]:
-    """The verdict about an arm, and a sentence for it."""
+def judge(job: Job, arm: Arm, least: float, known: str) -> tuple[Conclusion, str]:
+    """The verdict about an arm, and a sentence for it; the gains are those of `known`."""
+    asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
+    if not asking:
+        return Conclusion.NOTHING, "Nothing to gain: no call of this job asks a tuner."
+    found, back = arm.decisive, arm.given_back
+    who = "the policy" if arm.name == POLICY else f"the best table of {known}"
     has_steps = job.step_us is not None
     what = "step time" if has_steps else "communication time"
     part = "of the step is exposed communication" if has_steps else "of communication time is"
-    asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
-    found = arm.decisive
-    known = "the model" if modelled else "the measurements"
-    who = "The policy" if arm.name == POLICY else f"The best table of {known}"
     reach, dark = job.share_of(asking), job.share_of(list(arm.unknown))
-    if not asking:
-        return Conclusion.NOTHING, "Nothing to gain: no call of this job asks a tuner."
-    back = arm.given_back
     if has_steps and reach < least and (back is None or back.high < least):
         return Conclusion.NOTHING, (
             f"Nothing to gain: {reach:.1%} {part} that asks a tuner, and no more can be saved."
         )
     if found.low > 0.0 and found.high >= least:
         more = f"; nothing is known of {dark:.0%}" if dark >= least else ""
-        return Conclusion.GAIN, f"{_saves(job, who, found)}{_back(job, arm)}{more}."
+        return Conclusion.GAIN, f"{_saves(job, arm, who)}{more}."
     if dark >= max(least, _DARK * reach):
         times: dict[str, float] = {}
         for k, reason in arm.unknown.items():
@@ -383,55 +367,43 @@ def judge(job: Job, arm: Arm, least: float, *, modelled: bool = False) -> tuple[
     hides = ""
     if arm.step is not None and arm.communication.low > least:
         hides = f", since compute hides most of the {arm.communication.mean:.0%} of communication"
-    return Conclusion.NOTHING, (
-        f"Nothing to gain: {who[0].lower()}{who[1:]} would save {found.text} of {what}{hides}."
-    )
+    return Conclusion.NOTHING, f"Nothing to gain: {who} would save {found.text} of {what}{hides}."
 
 
-def _saves(job: Job, who: str, found: Estimate) -> str:
-    """What is saved, of the step in ms where there is one."""
+def _saves(job: Job, arm: Arm, who: str) -> str:
+    """What is saved, of the step in ms where there is one, and what of it by giving back."""
+    found, back = arm.decisive, arm.given_back
     if job.step_us is None:
-        return f"{who} would save {found.text} of communication time"
+        return f"{who[0].upper()}{who[1:]} would save {found.text} of communication time"
     step_ms = float(job.step_us.mean()) / 1000.0
     exposed_ms = job.share_of(range(len(job.kinds))) * step_ms
-    low_ms, high_ms = found.low * step_ms, found.high * step_ms
+    by = ""
+    if back is not None and abs(back.mean) >= _TOLD:
+        by = f", {back.mean * step_ms:.3g} of them by what compute gets back"
     return (
-        f"Of the step's {step_ms:.3g} ms {exposed_ms:.3g} are exposed communication; "
-        f"{who[0].lower()}{who[1:]} would save {low_ms:.3g} to {high_ms:.3g} ms ({found.mean:.1%})"
+        f"Of the step's {step_ms:.3g} ms {exposed_ms:.3g} are exposed communication; {who} would "
+        f"save {found.low * step_ms:.3g} to {found.high * step_ms:.3g} ms ({found.mean:.1%}){by}"
     )
-
-
-def _back(job: Job, arm: Arm) -> str:
-    """What of a saving is by giving multiprocessors back, if it is something."""
-    back = arm.given_back
-    if back is None or job.step_us is None or abs(back.mean) < _TOLD:
-        return ""
-    step_ms = float(job.step_us.mean()) / 1000.0
-    return f", {back.mean * step_ms:.3g} of them by what compute gets back"
 
 
 def _notes(job: Job, arm: Arm, source: Source, *, seen: bool) -> list[str]:
     """Caveats for the reader."""
-    notes = []
     versions = {job.nccl_version, source.nccl_version}
-    if isinstance(source, Modelled) and None not in versions and len(versions) == 2:
-        notes.append(f"the model is of NCCL {source.nccl_version}; the job ran {job.nccl_version}")
-    if job.step_us is None:
-        notes.append(
-            "the trace has no steps: how much of its communication compute hides is not known, so "
-            "this is about communication time only"
-        )
-    if job.num_blocks < _LEAST_BLOCKS:
-        notes.append("fewer than three steps: how steps differ is not in the intervals")
-    if arm.given_back is None and job.exposed_us is not None:
-        notes.append(
-            "what compute gets back from its calls is not known, only bounded: rows beside matrix "
-            'products would tell it ([[interference]] kind = "matmul")'
-        )
-    if seen:
-        notes.append(
-            "the policy was trained on these runs: fresh runs as --data say better what it gains"
-        )
-    if arm.name == POLICY and not any(arm.configs.values()):
-        notes.append("the policy leaves the choice of all these calls to NCCL")
-    return notes
+    is_other = isinstance(source, Modelled) and None not in versions and len(versions) == 2
+    has_steps = job.step_us is not None
+    leaves = arm.name == POLICY and not any(arm.configs.values())
+    notes = {
+        f"the model is of NCCL {source.nccl_version}; the job ran {job.nccl_version}": is_other,
+        "the trace has no steps: how much of its communication compute hides is not known, so this "
+        "is about communication time only": not has_steps,
+        "fewer than three steps: how steps differ is not in the intervals": (
+            job.num_blocks < _LEAST_BLOCKS
+        ),
+        "what compute gets back from its calls is not known, only bounded: rows beside matrix "
+        'products would tell it ([[interference]] kind = "matmul")': (
+            has_steps and arm.given_back is None
+        ),
+        "the policy was trained on these runs: fresh runs as --data say better what it gains": seen,
+        "the policy leaves the choice of all these calls to NCCL": leaves,
+    }
+    return [note for note, is_so in notes.items() if is_so]

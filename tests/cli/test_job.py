@@ -56,7 +56,7 @@ def test_a_policy_is_told_beside_the_table(shell: Shell, policy: Path, tmp_path:
     told = shell(
         "dynamiccl-evaluate", "job", "job", "--data", "data", "--policy", policy, "--json"
     ).json
-    assert set(told["arms"]) == {"policy", "table", "best"}
+    assert set(told["arms"]) == {"policy", "table"}
     assert round(told["arms"]["policy"]["communication"]["mean"], 3) == -0.2
     assert told["arms"]["table"]["communication"]["mean"] == 0.0
     assert told["verdict"] == "nothing"
