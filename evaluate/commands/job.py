@@ -7,12 +7,15 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
-from dynamiccl.evaluate.commands import check_plan_file
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, folding_table, wide_stdout
 
 if TYPE_CHECKING:
-    from dynamiccl.evaluate.job.saved import Answer
+    import polars as pl
+
+    from dynamiccl.evaluate.job.gains import Source
+    from dynamiccl.simulator.system import System
+    from dynamiccl.train.policy import TorchPolicy
 
 _ROWS = 12
 #: Characters; a longer reason stands below its table.
@@ -46,10 +49,9 @@ def job_command(
         int | None,
         typer.Option(help="GPUs of a node, to place the ranks that the trace names.", min=1),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where job.html and job.json go.")] = None,
-    plan: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option(metavar="SWEEP.toml", help="Write the sweep of what is not covered."),
+        typer.Option(help="For job.html, job.json and cover.toml, the sweep of what is missing."),
     ] = None,
     least: Annotated[
         float, typer.Option(help="The least saving that counts, as a fraction.", min=0.0, max=1.0)
@@ -70,83 +72,59 @@ def job_command(
             "--system NAME of a simulated one"
         )
     groups = [cli.parse_group(text) for text in group or []]
-    from dynamiccl.datasets.store import part_paths
-
-    if data is not None:
-        part_paths(data)
-    if plan is not None:
-        check_plan_file(plan)
     with cli.working("reading traces"):
-        found = _answer(traces, data, system, policy, tracking_uri, groups, ranks_per_node, least)
+        from dynamiccl.datasets.store import read
+        from dynamiccl.evaluate.job.calls import read_job
         from dynamiccl.evaluate.job.output import to_json, write
+        from dynamiccl.evaluate.job.saved import answer, policy_choice
+        from dynamiccl.simulator.systems import find_system
 
+        known = find_system(system or "") if data is None else read(data)
+        job = read_job(traces, ranks_per_node)
+        loaded = None if policy is None else _load(policy, tracking_uri)
+        source, is_seen = _source(known, system, job.nccl_version, loaded)
+        choose = None if loaded is None else policy_choice(loaded, source.system)
+        found = answer(job, source, groups=groups, policy=choose, seen=is_seen, least=least)
+        if loaded is not None and loaded.manifest.slack is not None:
+            found.notes.append(loaded.manifest.slack.promise)
         told = to_json(found)
     page = None if out is None else str(write(told, [str(path) for path in traces], out))
-    written = None
-    if plan is not None and told["sweep"] is not None:
-        plan.write_text(told["sweep"], encoding="utf-8")
-        written = str(plan)
     if as_json:
-        cli.print_json({**told, "page": page, "plan": written})
-        return
-    _show(told)
-    if told["sweep"] is not None and written is None:
-        _say("to cover it, measure this sweep (--plan FILE writes it):")
-        _say(told["sweep"])
-    for path in filter(None, (page, written)):
-        _say(path)
-
-
-def _answer(
-    traces: list[Path],
-    data: Path | None,
-    system: str | None,
-    policy: str | None,
-    tracking_uri: str,
-    groups: list[tuple[int, int]],
-    ranks_per_node: int | None,
-    least: float,
-) -> "Answer":
-    from dynamiccl.datasets.cells import run_names
-    from dynamiccl.datasets.store import read
-    from dynamiccl.evaluate.job.calls import read_job
-    from dynamiccl.evaluate.job.gains import Measured, Modelled
-    from dynamiccl.evaluate.job.saved import answer, policy_choice
-    from dynamiccl.simulator.systems import find_system
-
-    frame = None if data is None else read(data)
-    simulated = find_system(system or "") if frame is None else None
-    job, manifest, loaded = read_job(traces, ranks_per_node), None, None
-    if policy is not None:
-        from dynamiccl.train.policy import TorchPolicy
-        from dynamiccl.train.tracking import policy_directory
-
-        loaded = TorchPolicy.load(policy_directory(policy, tracking_uri))
-        manifest = loaded.manifest
-    source: Measured | Modelled
-    if frame is not None:
-        source = Measured(frame, system, job.nccl_version)
+        cli.print_json({**told, "page": page})
     else:
-        assert simulated is not None
-        source = Modelled(simulated, manifest.actions().configs if manifest else ())
-    found = answer(
-        job,
-        source,
-        groups=groups,
-        policy=None if loaded is None else policy_choice(loaded, source.system),
-        seen=bool(manifest and frame is not None and {*manifest.runs} & {*run_names(frame)}),
-        least=least,
-    )
-    if manifest is not None and manifest.slack is not None:
-        found.notes.append(manifest.slack.promise)
-    return found
+        _show(told, page)
+
+
+def _load(policy: str, tracking_uri: str) -> "TorchPolicy":
+    from dynamiccl.train.policy import TorchPolicy
+    from dynamiccl.train.tracking import policy_directory
+
+    return TorchPolicy.load(policy_directory(policy, tracking_uri))
+
+
+def _source(
+    known: "pl.DataFrame | System",
+    system: str | None,
+    version: str | None,
+    loaded: "TorchPolicy | None",
+) -> tuple["Source", bool]:
+    """What tells gains, and whether the policy was trained on the runs that they are of."""
+    import polars as pl
+
+    from dynamiccl.datasets.cells import run_names
+    from dynamiccl.evaluate.job.gains import Measured, Modelled
+
+    if not isinstance(known, pl.DataFrame):
+        return Modelled(known, loaded.manifest.actions().configs if loaded else ()), False
+    runs = set(loaded.manifest.runs) if loaded else set()
+    return Measured(known, system, version), not runs.isdisjoint(run_names(known))
 
 
 def _say(text: str) -> None:
     wide_stdout().print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _show(told: dict[str, Any]) -> None:
+def _show(told: dict[str, Any], page: str | None) -> None:
     from dynamiccl.evaluate.job.output import asking_text, tables
 
     _say(told["sentence"])
@@ -165,5 +143,7 @@ def _show(told: dict[str, Any]) -> None:
         wide_stdout().print(table)
         for number, reason in enumerate(why, 1):
             _say(f"({number}) {reason}")
-    for note in told["notes"]:
-        _say(f"note: {note}")
+    sweep = f"to cover it, measure this sweep (--out DIR writes it):\n{told['sweep']}"
+    notes = [f"note: {note}" for note in told["notes"]]
+    for line in filter(None, (*notes, sweep if told["sweep"] else None, page)):
+        _say(line)

@@ -18,7 +18,6 @@ from typing import Final, Self
 import numpy as np
 import polars as pl
 
-from dynamiccl.belief import Bools
 from dynamiccl.collect.traces import read_traces
 from dynamiccl.datasets.cells import nodes_of
 from dynamiccl.datasets.features import TUNED
@@ -96,21 +95,17 @@ class Job:
     kind: Ints
     block: Ints
     weight: Floats
-    #: (C,) us; NaN where the trace has no time. Where `is_bound`, waiting for other ranks is in it.
+    #: (C,) us, NaN where the trace has no time; and the share of it beside which no compute ran.
     time_us: Floats
-    is_bound: Bools
-    #: (C,) us in which no compute ran beside the call; NaN where the trace does not tell.
-    exposed_us: Floats
+    exposed: Floats
+    #: Whether the trace has any time.
+    has_times: bool
+    num_blocks: int
     #: (B,) us of the step of the mean rank; None: the trace has no steps.
     step_us: Floats | None
     #: The mean step of a rank: `count` and `ranks`, and in us `step_us`, `compute_us`, `hidden_us`
     #: and `exposed_us`, which are its communication, and `idle_us`. None: not known.
     steps: dict[str, float] | None
-    #: Of all communication in steps, what is exposed.
-    exposed_share: float
-    #: Whether the trace has any time.
-    has_times: bool
-    num_blocks: int
     nccl_version: str | None
     sources: list[str]
     notes: list[str]
@@ -128,7 +123,7 @@ class Job:
     @cached_property
     def kind_exposed_us(self) -> Floats:
         """(K,) us of it that is exposed."""
-        return self.of_kind(self.exposed_us)
+        return self.of_kind(self.exposed * self.time_us)
 
     @property
     def whole_us(self) -> float:
@@ -143,8 +138,7 @@ class Job:
     def timed(self, default_us: Floats) -> Self:
         """With a time for each call: its own, its kind's mean, the benchmark's (K,), by its bytes.
 
-        And with what is exposed of each: its own, or as of all communication. The notes say how
-        much of both the trace did not tell.
+        The notes say how much of it the trace did not tell.
         """
         known, sizes = np.isfinite(self.time_us), np.array([k.size_bytes for k in self.kinds])
         count = np.bincount(self.kind[known], minlength=len(self.kinds))
@@ -153,15 +147,7 @@ class Job:
         told = np.isfinite(mean)
         us_per_byte = float(mean[told].sum() / sizes[told].sum()) if told.any() else 1.0
         mean = np.where(told, mean, sizes * us_per_byte)
-        time_us = np.where(known, self.time_us, mean[self.kind])
-        untold = np.isnan(self.exposed_us)
-        exposed_us = np.where(untold, self.exposed_share * time_us, self.exposed_us)
-        exposed_us, notes = np.clip(exposed_us, 0.0, time_us), list(self.notes)
-        if self.step_us is not None and untold.any():
-            notes.append(
-                f"how much of {np.count_nonzero(untold)} calls compute hid is not known; it is "
-                f"taken to be {1.0 - self.exposed_share:.0%}, as of all communication"
-            )
+        notes = list(self.notes)
         if not self.has_times:
             notes.append(
                 "the trace has no times: its calls are weighed by what they take in the benchmark, "
@@ -170,14 +156,7 @@ class Job:
         elif not known.all():
             missing = np.count_nonzero(~known)
             notes.append(f"{missing} calls have no time; they are taken for the mean of their kind")
-        found = replace(self, time_us=time_us, exposed_us=exposed_us, notes=notes)
-        bound = float(found.of_kind(np.where(self.is_bound, time_us, 0.0)).sum())
-        if bound > 0.0:
-            notes.append(
-                f"{bound / found.kind_us.sum():.0%} of communication time is of a few ranks alone "
-                "and may hold waiting for the others; intervals begin at the benchmark's time"
-            )
-        return found
+        return replace(self, time_us=np.where(known, self.time_us, mean[self.kind]), notes=notes)
 
     def placed(
         self, groups: Sequence[tuple[int, int]], measured: Sequence[tuple[int, int]]
@@ -273,24 +252,31 @@ def job_of(
     numbered = kinds.with_row_index("kind").select(*_KIND, "kind")
     placed = placed.join(numbered, on=_KIND, how="left", nulls_equal=True, maintain_order="left")
     time_us = pl.coalesce("time_us", "time_at_most_us").cast(pl.Float64)
-    told = placed.select(
-        pl.col("kind", "block").cast(pl.Int64),
+    placed = placed.with_columns(
+        pl.when(time_us > 0.0).then(time_us),
         weight=(pl.col("ranks_seen") / ranks).clip(0.0, 1.0).fill_null(1.0),
-        time_us=pl.when(time_us > 0.0).then(time_us),
-        is_bound=pl.col("time_us").is_null() & pl.col("time_at_most_us").is_not_null(),
-        # Without steps all time counts as exposed.
-        exposed_us=(pl.lit(None) if step_us is None else pl.col("exposed_us")).cast(pl.Float64),
+        is_bound=pl.col("time_us").is_null() & (time_us > 0.0),
     )
+    if placed["is_bound"].any():
+        us = pl.col("weight") * pl.col("time_us")
+        share = placed.select(us.filter("is_bound").sum() / us.sum()).item()
+        notes.append(
+            f"{share:.0%} of communication time is of a few ranks alone and may hold waiting for "
+            "the others; intervals begin at the benchmark's time"
+        )
     versions = placed["nccl_version"].drop_nulls().unique().sort().to_list()
     return Job(
         kinds=[Kind(**row) for row in kinds.to_dicts()],
-        **{name: told[name].to_numpy() for name in told.columns},
+        kind=placed["kind"].to_numpy().astype(np.int64),
+        block=placed["block"].to_numpy().astype(np.int64),
+        weight=placed["weight"].to_numpy(),
+        time_us=placed["time_us"].to_numpy(),
+        exposed=_exposed(placed, None if step_us is None else steps, notes),
+        has_times=placed["time_us"].count() > 0,
+        num_blocks=placed["block"].n_unique() if step_us is None else len(step_us),
         step_us=step_us,
         # Steps that hold none of the calls say nothing of them.
         steps=None if step_us is None else _mean_step(steps, ranks),
-        exposed_share=1.0 if step_us is None else _exposed_share(steps),
-        has_times=told["time_us"].count() > 0,
-        num_blocks=int(told["block"].to_numpy().max()) + 1 if step_us is None else len(step_us),
         nccl_version=versions[-1] if versions else None,
         sources=placed["source"].unique().sort().to_list(),
         notes=notes,
@@ -320,10 +306,23 @@ def _blocks(
     return calls.sort(order, maintain_order=True).with_columns(block=part), None, 1
 
 
-def _exposed_share(steps: pl.DataFrame) -> float:
-    """What is exposed of all communication in the steps; all of none."""
-    exposed_us, whole_us = float(steps["exposed_us"].sum()), float(steps["communication_us"].sum())
-    return exposed_us / whole_us if whole_us > 0.0 else 1.0
+def _exposed(calls: pl.DataFrame, steps: pl.DataFrame | None, notes: list[str]) -> Floats:
+    """(C,) share of each call beside which no compute ran; where missing, the average by steps.
+
+    Without steps all of it: nobody asks.
+    """
+    if steps is None:
+        return np.ones(calls.height)
+    share, whole_us = 1.0, float(steps["communication_us"].sum())
+    if whole_us > 0.0:
+        share = float(steps["exposed_us"].sum()) / whole_us
+    own = calls.select((pl.col("exposed_us") / pl.col("time_us")).clip(0.0, 1.0)).to_series()
+    if missing := own.null_count():
+        notes.append(
+            f"how much of {missing} calls compute hid is not known; it is taken to be "
+            f"{1.0 - share:.0%}, as of all communication"
+        )
+    return own.fill_null(share).to_numpy()
 
 
 def _mean_step(steps: pl.DataFrame, ranks: int) -> dict[str, float] | None:

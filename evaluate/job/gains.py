@@ -7,7 +7,6 @@ measured within an octave, or where NCCL's choice was not: as in a decision tabl
 K kinds, D draws, A configs of a table, NCCL's own choice the first.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from dynamiccl.belief import Belief, Bools, doubted, neighbours, prior_of
+from dynamiccl.belief import Belief, doubted, neighbours, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.job_tasks import losses_at, losses_of, near
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
@@ -49,10 +48,8 @@ class Gains:
     """What is known of one kind of calls."""
 
     configs: tuple[Config, ...]
-    #: (D, A) draws of ln(NCCL's own time / a config's).
+    #: (D, A) draws of ln(NCCL's own time / a config's); NaN where it is not known.
     draws: Floats
-    #: (A,) of which configs it is known.
-    known: Bools
     #: The action that the best table has: NCCL's own where no gain is sure.
     best: int
     #: us of NCCL's own choice in the benchmark.
@@ -64,6 +61,8 @@ class Gains:
 
 class Measured:
     """Gains from a sweep's measurements on one system, in the default environment."""
+
+    is_modelled: Final = False
 
     def __init__(self, frame: pl.DataFrame, system: str | None, version: str | None) -> None:
         """Take the rows that may be compared; `version` is the job's NCCL, where it is known.
@@ -106,21 +105,15 @@ class Measured:
         if self._is_other_version:
             other = f"measured under NCCL {self.nccl_version}; the job ran another minor version"
             return [other] * len(kinds)
-        found: list[Gains | str] = [unplaced(kind, self.shapes) for kind in kinds]
-        tables = defaultdict[Key, list[int]](list)
-        for number, kind in enumerate(kinds):
-            if not found[number]:
-                tables[_key(kind)].append(number)
-        for key, numbers in tables.items():
-            told = self._of_table(key, [kinds[number] for number in numbers])
-            for number, each in zip(numbers, told, strict=True):
-                found[number] = each
-        return found
+        told: dict[Kind, Gains | str] = {kind: unplaced(kind, self.shapes) for kind in kinds}
+        for key in dict.fromkeys(_key(kind) for kind, why in told.items() if not why):
+            told |= self._of_table(key, [k for k in kinds if not told[k] and _key(k) == key])
+        return [told[kind] for kind in kinds]
 
-    def _of_table(self, key: Key, kinds: Sequence[Kind]) -> Sequence[Gains | str]:
+    def _of_table(self, key: Key, kinds: Sequence[Kind]) -> dict[Kind, Gains | str]:
         tasks = self._grid.tasks.with_row_index("row").filter(**dict(zip(_SHAPE, key, strict=True)))
         if tasks.is_empty():
-            return [f"{key[0]} on {key[1]} x {key[2]} was not measured"] * len(kinds)
+            return dict.fromkeys(kinds, f"{key[0]} on {key[1]} x {key[2]} was not measured")
         rows, measured = tasks["row"].to_numpy().astype(np.int64), tasks["size_bytes"].to_numpy()
         sizes = np.unique([*measured, *(kind.size_bytes for kind in kinds)])
         ran = {int(size): self._ran.get((*key, int(size))) for size in measured}
@@ -137,33 +130,32 @@ class Measured:
         table = rows, np.searchsorted(sizes, measured), actions
         belief, shown = self._believe(table, grid), self._shown(table, grid)
         if shown is None:
-            return ["measured in one run: what luck in choosing adds cannot be told"] * len(kinds)
+            why = "measured in one run: what luck in choosing adds cannot be told"
+            return dict.fromkeys(kinds, why)
         draws, best = belief.draws(DRAWS, np.random.default_rng(0)), belief.decide()
-        draws *= shown[:, None, None]
-        known = belief.is_near.copy()
-        known[:, ABSTAIN_ACTION] = True
         # What asks for NCCL's own choice gains nothing: what was measured of it is noise.
         is_own = np.array([[o is not None and c == Config(*o) for c in configs] for o in own])
         is_own[:, ABSTAIN_ACTION] = True
-        draws = np.where(is_own, 0.0, draws)
+        draws = np.where(is_own, 0.0, draws * shown[:, None, None])
+        draws[:, ~belief.is_near] = np.nan
+        draws[:, :, ABSTAIN_ACTION] = 0.0
         order = np.argsort(measured)
         lines = np.log(measured[order]), np.log(self._grid.default_us[rows][order])
-        found: list[Gains | str] = []
+        found = dict[Kind, Gains | str]()
         for kind in kinds:
             place = int(np.searchsorted(sizes, kind.size_bytes))
             around = {cell for size, cell in ran.items() if 0.5 <= size / kind.size_bytes <= 2.0}
             if not belief.is_near[place].any():
-                found.append("no size within an octave was measured on both sides")
+                found[kind] = "no size within an octave was measured on both sides"
             elif kind.cell and around and None not in around and kind.cell not in around:
                 told = " and ".join(sorted(f"{a.wire}/{p.wire}" for a, p in filter(None, around)))
-                found.append(f"NCCL ran {kind.ran} in the job and {told} in the sweep")
+                found[kind] = f"NCCL ran {kind.ran} in the job and {told} in the sweep"
             else:
                 taken = ABSTAIN_ACTION if is_own[place, best[place]] else int(best[place])
                 # As it is at the ends, where the sweep ends before the job's size.
                 default_us = float(np.exp(np.interp(np.log(kind.size_bytes), *lines)))
                 lost = self._lost(key, kind, rows, actions)
-                gain = Gains(configs, draws[:, place], known[place], taken, default_us, lost)
-                found.append(gain)
+                found[kind] = Gains(configs, draws[:, place], taken, default_us, lost)
         return found
 
     def _lost(self, key: Key, kind: Kind, rows: Ints, actions: Ints) -> Floats | None:
@@ -222,6 +214,8 @@ class Measured:
 class Modelled:
     """Quiet times of a simulated system."""
 
+    is_modelled: Final = True
+
     def __init__(self, system: System, configs: Sequence[Config] = ()) -> None:
         """Take a system; beside its own algorithms and protocols, it is asked for `configs`."""
         self.system = system.name
@@ -251,11 +245,9 @@ class Modelled:
         for action, config in enumerate(configs):
             with suppress(KeyError):  # no such cell
                 times[action] = self._system.parts(call, config).quiet_us
-        known = np.isfinite(times)
-        gains = np.where(known, np.log(times[ABSTAIN_ACTION] / times), 0.0)
+        gains = np.log(times[ABSTAIN_ACTION] / times)
         draws = gains + np.where(np.arange(len(configs)) == ABSTAIN_ACTION, 0.0, self._off)
-        best = int(np.where(known, gains, -np.inf).argmax())
-        return Gains(configs, draws, known, best, float(times[ABSTAIN_ACTION]))
+        return Gains(configs, draws, int(np.nanargmax(gains)), float(times[ABSTAIN_ACTION]))
 
 
 #: What tells gains.
@@ -268,14 +260,13 @@ def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
         return "the trace does not say how many ranks"
     if kind.num_nodes is not None:
         return ""
-    known = [
-        f"{nodes}x{per_node}" for nodes, per_node in shapes if nodes * per_node == kind.num_ranks
-    ]
-    if not known:
+    fitting = [f"{n}x{per}" for n, per in shapes if n * per == kind.num_ranks]
+    if not fitting:
         told = f"no group of {kind.num_ranks} ranks is known"
         return f"{told}; --group NODESxRANKS tells their placement, for a sweep of it"
-    told = f"--group {known[0]}" if len(known) == 1 else f"--group, one of {', '.join(known)}"
-    return f"the trace does not say on how many nodes its {kind.num_ranks} ranks are: {told}"
+    # Had one shape so many ranks, it would have been taken.
+    told = f"the trace does not say on how many nodes its {kind.num_ranks} ranks are"
+    return f"{told}: --group, one of {', '.join(fitting)}"
 
 
 def _key(kind: Kind) -> Key:

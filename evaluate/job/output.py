@@ -17,6 +17,7 @@ from dynamiccl.sizes import size_label
 
 _OWN: Final = "NCCL's own"
 _ARMS: Final = {POLICY: "the policy", TABLE: "the best table"}
+_PARTS: Final = ("communication", "step", "given_back")
 #: Independent runs: enough for an interval of a few per cent (docs/evaluate.md).
 _CYCLES: Final = 5
 #: The most sizes; those that take most time come first.
@@ -36,9 +37,9 @@ def to_json(found: Answer) -> dict[str, Any]:
         "sentence": found.sentence,
         "share_is_of": "communication" if job.step_us is None else "step",
         "least": found.least,
-        "system": found.system,
-        "modelled": found.modelled,
-        "nccl_version": found.nccl_version,
+        "system": found.source.system,
+        "modelled": found.source.is_modelled,
+        "nccl_version": found.source.nccl_version,
         "job_nccl_version": job.nccl_version,
         "sources": job.sources,
         "calls": sum(kind.calls for kind in job.kinds),
@@ -47,13 +48,9 @@ def to_json(found: Answer) -> dict[str, Any]:
         "asks_tuner_share": job.share_of(np.flatnonzero(asks).tolist()),
         "asks_tuner_share_of_bytes": float(moved[asks].sum() / moved.sum()),
         "asks_tuner_share_of_communication": asks_us if job.has_times else None,
-        "not_covered_share": job.share_of([*found.uncovered]),
+        "not_covered_share": job.share_of(found.uncovered),
         "arms": {
-            name: {
-                "communication": asdict(arm.communication) if arm.configs else None,
-                "step": asdict(arm.step) if arm.configs and arm.step else None,
-                "given_back": asdict(arm.given_back) if arm.given_back else None,
-            }
+            name: {part: asdict(arm)[part] if arm.configs else None for part in _PARTS}
             for name, arm in found.arms.items()
         },
         "kinds": _kinds(found),
@@ -70,7 +67,7 @@ def _parts(found: Answer) -> list[dict[str, Any]]:
         for is_asked in (True, False)
     )
     if steps is None:
-        whole_us, dark = job.whole_us, job.share_of([*found.uncovered])
+        whole_us, dark = job.whole_us, job.share_of(found.uncovered)
         told = [
             ("asks a tuner, and is covered", asks - dark, "asks"),
             ("asks a tuner, and is not covered", dark, "dark"),
@@ -90,15 +87,10 @@ def _parts(found: Answer) -> list[dict[str, Any]]:
             ("waiting for other ranks", max(0.0, exposed - asks - other), "dark"),
             ("idle", idle, "idle"),
         ]
+    us = whole_us if job.has_times else None
     return [
-        {
-            "letter": "ABCDEF"[i],
-            "name": name,
-            "us": share * whole_us if job.has_times else None,
-            "share": share,
-            "look": look,
-        }
-        for i, (name, share, look) in enumerate(told)
+        {"letter": letter, "name": name, "us": us and share * us, "share": share, "look": look}
+        for letter, (name, share, look) in zip("ABCDEF", told, strict=False)
     ]
 
 
@@ -135,8 +127,8 @@ def sweep_for(found: Answer) -> Sweep | None:
     sizes = dict.fromkeys(max(1, round(size / grain)) * grain for size, grain in grains)
     file = SweepFile.model_validate(
         {
-            "name": slug(f"{found.system}-job"),
-            "system": slug(found.system),
+            "name": slug(f"{found.source.system}-job"),
+            "system": slug(found.source.system),
             "collectives": list(dict.fromkeys(kind.collective for kind, _, _ in able)),
             "groups": [{"num_nodes": n, "ranks_per_node": per} for n, per in shapes],
             "sizes": {"list": sorted([*sizes][:_MOST_SIZES])},
@@ -195,7 +187,7 @@ def text_of(estimate: dict[str, float] | None) -> str:
 
 
 def write(told: dict[str, Any], names: list[str], out: Path) -> Path:
-    """Write page and JSON of what `to_json` says into `out`; returns the page's path."""
+    """Write page, JSON and sweep of what `to_json` says into `out`; returns the page's path."""
     gains = [row for row in told["kinds"] if row["gain"] is not None]
     gains.sort(key=lambda row: (row["collective"], row["shape"], row["size_bytes"]))
     # The axis has all intervals, and at least a little on both sides of 0.
@@ -214,4 +206,7 @@ def write(told: dict[str, Any], names: list[str], out: Path) -> Path:
         "size_label": size_label,
         "text_of": text_of,
     }
-    return write_page(out, "job", told, [], header)
+    page = write_page(out, "job", told, [], header)
+    if told["sweep"] is not None:
+        (out / "cover.toml").write_text(told["sweep"], encoding="utf-8")
+    return page

@@ -34,7 +34,7 @@ from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import UnknownName
 from dynamiccl.evaluate.job.calls import Job, Kind
-from dynamiccl.evaluate.job.gains import DRAWS, Gains, Modelled, Source
+from dynamiccl.evaluate.job.gains import DRAWS, Gains, Source
 from dynamiccl.nccl import Collective
 
 if TYPE_CHECKING:
@@ -129,25 +129,21 @@ class Answer:
     #: The verdict as a sentence.
     sentence: str
     job: Job
-    #: The arms by name: the policy where one was given, and the table.
+    #: The arms by name: that which the verdict is about, the policy or the table, is the first.
     arms: dict[str, Arm]
-    #: What the gains are from: a system's name, and whether a model of it says them.
-    system: str
-    modelled: bool
-    nccl_version: str | None
+    source: Source
     least: float
     notes: list[str]
 
     @property
     def deciding(self) -> Arm:
         """The arm that the verdict is about."""
-        return self.arms.get(POLICY, self.arms[TABLE])
+        return next(iter(self.arms.values()))
 
     @property
-    def uncovered(self) -> dict[int, str]:
-        """Kinds of calls with unknown gains, with the reason; largest first."""
-        time = self.job.kind_us
-        return dict(sorted(self.deciding.unknown.items(), key=lambda item: -time[item[0]]))
+    def uncovered(self) -> list[int]:
+        """Kinds of calls with unknown gains, largest first."""
+        return sorted(self.deciding.unknown, key=lambda kind: -self.job.kind_us[kind])
 
 
 #: The action of a kind, or why it is not known.
@@ -180,15 +176,10 @@ def answer(
     choices: dict[str, Choose] = {} if policy is None else {POLICY: policy}
     choices[TABLE] = lambda _, gains: gains.best
     arms = {name: _arm(name, sums, told, choose) for name, choose in choices.items()}
-    is_modelled = isinstance(source, Modelled)
     arm = next(iter(arms.values()))
-    known = "the model" if is_modelled else "the measurements"
-    verdict, sentence = judge(sums.job, arm, least, known)
+    verdict, sentence = judge(sums.job, arm, least, source)
     notes = [*sums.job.notes, *_notes(sums.job, arm, source, seen=seen)]
-    return Answer(
-        verdict, sentence, sums.job, arms, source.system, is_modelled, source.nccl_version, least,
-        notes,
-    )  # fmt: skip
+    return Answer(verdict, sentence, sums.job, arms, source, least, notes)
 
 
 def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
@@ -197,23 +188,23 @@ def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
     supports, configs = table_supports(manifest), manifest.actions().configs
 
     def choose(kind: Kind, gains: Gains) -> int | str:
-        same = [
-            s for s in supports if (s.num_nodes, s.num_ranks) == (kind.num_nodes, kind.num_ranks)
-        ]
-        named = [s for s in same if s.system == system]
-        if not named and len(same) > 1:
-            names = [s.system for s in same]
-            raise UnknownName("system", system, names, where="the policy; name one with --system")
-        if not same:
+        shape = kind.num_nodes, kind.num_ranks
+        same = [s for s in supports if (s.num_nodes, s.num_ranks) == shape]
+        fitting = [s for s in same if s.system == system] or same
+        if not fitting:
             # The plugin has no table there, and leaves the choice to NCCL.
             return ABSTAIN_ACTION
-        support, collective = (named or same)[0], Collective.parse(kind.collective)
+        if len(fitting) > 1:
+            names = [s.system for s in fitting]
+            raise UnknownName("system", system, names, where="the policy; name one with --system")
+        support, collective = fitting[0], Collective.parse(kind.collective)
         asked = cold_questions(manifest, support, [collective], [kind.bin])
         observations = Observations.cold(asked.context)
         wanted = configs[int(decide(policy, observations, asked.mask, asked.rule)[0])]
-        if wanted not in gains.configs or not gains.known[gains.configs.index(wanted)]:
+        action = gains.configs.index(wanted) if wanted in gains.configs else None
+        if action is None or np.isnan(gains.draws[0, action]):
             return f"the policy wants {wanted.key}, which was not measured near this size"
-        return gains.configs.index(wanted)
+        return action
 
     return choose
 
@@ -277,7 +268,8 @@ class _Sums:
             calls = np.flatnonzero(job.kind == kind)
             order = calls[np.argsort(job.block[calls], kind="stable")]
             block, starts = np.unique(job.block[order], return_index=True)
-            time, out, weight = job.time_us[order], job.exposed_us[order], job.weight[order]
+            time, weight = job.time_us[order], job.weight[order]
+            out = job.exposed[order] * time
             # The least is of the benchmark's time alone.
             held = np.where(_LOW & (share > 0.0), self.surely[kind], 1.0)
             whole_us = (share * held)[:, None] * np.add.reduceat(time * weight, starts)
@@ -333,12 +325,13 @@ def _arm(name: str, sums: _Sums, told: dict[int, Gains | str], choose: Choose) -
     return Arm(name, configs, calls, unknown, *sums.estimates(shares, given))
 
 
-def judge(job: Job, arm: Arm, least: float, known: str) -> tuple[Conclusion, str]:
-    """The verdict about an arm, and a sentence for it; the gains are those of `known`."""
+def judge(job: Job, arm: Arm, least: float, source: Source) -> tuple[Conclusion, str]:
+    """The verdict about an arm, and a sentence for it."""
     asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
     if not asking:
         return Conclusion.NOTHING, "Nothing to gain: no call of this job asks a tuner."
     found, back = arm.decisive, arm.given_back
+    known = "the model" if source.is_modelled else "the measurements"
     who = "the policy" if arm.name == POLICY else f"the best table of {known}"
     has_steps = job.step_us is not None
     what = "step time" if has_steps else "communication time"
@@ -389,7 +382,7 @@ def _saves(job: Job, arm: Arm, who: str) -> str:
 def _notes(job: Job, arm: Arm, source: Source, *, seen: bool) -> list[str]:
     """Caveats for the reader."""
     versions = {job.nccl_version, source.nccl_version}
-    is_other = isinstance(source, Modelled) and None not in versions and len(versions) == 2
+    is_other = source.is_modelled and None not in versions and len(versions) == 2
     has_steps = job.step_us is not None
     leaves = arm.name == POLICY and not any(arm.configs.values())
     notes = {
