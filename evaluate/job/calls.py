@@ -23,7 +23,7 @@ from dynamiccl.datasets.cells import nodes_of
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.splits import with_bins
 from dynamiccl.datasets.store import part_paths, read, read_calls
-from dynamiccl.drawn_worlds import Cell, Floats, Ints
+from dynamiccl.drawn_worlds import Cell, Floats
 from dynamiccl.errors import MissingPath, NotEnoughData
 from dynamiccl.nccl import Algorithm, Protocol
 
@@ -91,13 +91,9 @@ class Job:
     """A trace, C calls of K kinds in B blocks."""
 
     kinds: list[Kind]
-    #: (C,) of each call: its kind, its block, its share of the mean rank.
-    kind: Ints
-    block: Ints
-    weight: Floats
-    #: (C,) us, NaN where the trace has no time; and the share of it beside which no compute ran.
-    time_us: Floats
-    exposed: Floats
+    #: (C rows) `kind` and `block`, numbers of both; `weight`, the call's share of the mean rank;
+    #: `time_us`, null where the trace has none; `exposed`, the share of it without compute beside.
+    calls: pl.DataFrame
     #: Whether the trace has any time.
     has_times: bool
     num_blocks: int
@@ -110,20 +106,20 @@ class Job:
     sources: list[str]
     notes: list[str]
 
-    def of_kind(self, values: Floats) -> Floats:
-        """(K,) weighted sums over the calls of each kind; NaN counts as 0."""
-        filled = np.nan_to_num(values) * self.weight
-        return np.bincount(self.kind, filled, minlength=len(self.kinds)).astype(np.float64)
+    def of_kind(self, values: pl.Expr) -> Floats:
+        """(K,) weighted sums over the calls of each kind; null counts as 0."""
+        sums = self.calls.group_by("kind").agg((values * pl.col("weight")).sum()).sort("kind")
+        return sums.to_series(1).to_numpy()
 
     @cached_property
     def kind_us(self) -> Floats:
         """(K,) us of all calls of each kind."""
-        return self.of_kind(self.time_us)
+        return self.of_kind(pl.col("time_us"))
 
     @cached_property
     def kind_exposed_us(self) -> Floats:
         """(K,) us of it that is exposed."""
-        return self.of_kind(self.exposed * self.time_us)
+        return self.of_kind(pl.col("exposed") * pl.col("time_us"))
 
     @property
     def whole_us(self) -> float:
@@ -140,23 +136,20 @@ class Job:
 
         The notes say how much of it the trace did not tell.
         """
-        known, sizes = np.isfinite(self.time_us), np.array([k.size_bytes for k in self.kinds])
-        count = np.bincount(self.kind[known], minlength=len(self.kinds))
-        total = np.bincount(self.kind[known], self.time_us[known], minlength=len(self.kinds))
-        mean = np.where(count > 0, total / np.maximum(count, 1), default_us)
-        told = np.isfinite(mean)
+        means = self.calls.group_by("kind").agg(pl.col("time_us").mean()).sort("kind")["time_us"]
+        mean = np.where(means.is_null(), default_us, means)
+        sizes, told = np.array([kind.size_bytes for kind in self.kinds]), np.isfinite(mean)
         us_per_byte = float(mean[told].sum() / sizes[told].sum()) if told.any() else 1.0
         mean = np.where(told, mean, sizes * us_per_byte)
         notes = list(self.notes)
-        if not self.has_times:
+        if missing := self.calls["time_us"].null_count():
             notes.append(
-                "the trace has no times: its calls are weighed by what they take in the benchmark, "
-                "and by their bytes where that is not known"
+                f"{missing} calls have no time; they are taken for the mean of their kind, or for "
+                "what they take in the benchmark, or by their bytes"
             )
-        elif not known.all():
-            missing = np.count_nonzero(~known)
-            notes.append(f"{missing} calls have no time; they are taken for the mean of their kind")
-        return replace(self, time_us=np.where(known, self.time_us, mean[self.kind]), notes=notes)
+        of_kind = pl.Series(mean[self.calls["kind"]])
+        calls = self.calls.with_columns(pl.col("time_us").fill_null(of_kind))
+        return replace(self, calls=calls, notes=notes)
 
     def placed(
         self, groups: Sequence[tuple[int, int]], measured: Sequence[tuple[int, int]]
@@ -241,7 +234,6 @@ def job_of(
         even = pl.when(pl.col("num_ranks") % nodes == 0).then(nodes)
         known = known.with_columns(num_nodes=pl.coalesce("num_nodes", even))
     known = known.with_columns(why_not=_WHY_NOT, group=pl.col("group").fill_null(""))
-    steps = pl.DataFrame() if steps is None else steps
     placed, step_us, ranks = _blocks(known, steps, notes)
     ran = pl.concat_str("actual_algorithm", "actual_protocol", separator="/")
     kinds = placed.group_by(_KIND, maintain_order=True).agg(
@@ -254,6 +246,7 @@ def job_of(
     time_us = pl.coalesce("time_us", "time_at_most_us").cast(pl.Float64)
     placed = placed.with_columns(
         pl.when(time_us > 0.0).then(time_us),
+        pl.col("kind", "block").cast(pl.Int64),
         weight=(pl.col("ranks_seen") / ranks).clip(0.0, 1.0).fill_null(1.0),
         is_bound=pl.col("time_us").is_null() & (time_us > 0.0),
     )
@@ -264,19 +257,17 @@ def job_of(
             f"{share:.0%} of communication time is of a few ranks alone and may hold waiting for "
             "the others; intervals begin at the benchmark's time"
         )
+    # Steps that hold none of the calls say nothing of them.
+    steps = None if step_us is None else steps
+    exposed = _exposed(placed, steps, notes)
     versions = placed["nccl_version"].drop_nulls().unique().sort().to_list()
     return Job(
         kinds=[Kind(**row) for row in kinds.to_dicts()],
-        kind=placed["kind"].to_numpy().astype(np.int64),
-        block=placed["block"].to_numpy().astype(np.int64),
-        weight=placed["weight"].to_numpy(),
-        time_us=placed["time_us"].to_numpy(),
-        exposed=_exposed(placed, None if step_us is None else steps, notes),
+        calls=placed.select("kind", "block", "weight", "time_us", exposed=exposed),
         has_times=placed["time_us"].count() > 0,
         num_blocks=placed["block"].n_unique() if step_us is None else len(step_us),
         step_us=step_us,
-        # Steps that hold none of the calls say nothing of them.
-        steps=None if step_us is None else _mean_step(steps, ranks),
+        steps=None if steps is None else _mean_step(steps, ranks),
         nccl_version=versions[-1] if versions else None,
         sources=placed["source"].unique().sort().to_list(),
         notes=notes,
@@ -284,10 +275,10 @@ def job_of(
 
 
 def _blocks(
-    calls: pl.DataFrame, steps: pl.DataFrame, notes: list[str]
+    calls: pl.DataFrame, steps: pl.DataFrame | None, notes: list[str]
 ) -> tuple[pl.DataFrame, Floats | None, int]:
     """With `block`; the time of each block's step where there are steps; and the ranks traced."""
-    if steps.height:
+    if steps is not None and steps.height:
         ranks = steps.select("run", "source_file").n_unique()
         means = steps.group_by("run", "step").agg(pl.col("step_us").mean()).sort("run", "step")
         means = means.with_row_index("block")
@@ -306,23 +297,22 @@ def _blocks(
     return calls.sort(order, maintain_order=True).with_columns(block=part), None, 1
 
 
-def _exposed(calls: pl.DataFrame, steps: pl.DataFrame | None, notes: list[str]) -> Floats:
+def _exposed(calls: pl.DataFrame, steps: pl.DataFrame | None, notes: list[str]) -> pl.Series:
     """(C,) share of each call beside which no compute ran; where missing, the average by steps.
 
     Without steps all of it: nobody asks.
     """
     if steps is None:
-        return np.ones(calls.height)
-    share, whole_us = 1.0, float(steps["communication_us"].sum())
-    if whole_us > 0.0:
-        share = float(steps["exposed_us"].sum()) / whole_us
+        return pl.ones(calls.height, pl.Float64, eager=True)
+    exposed_us, whole_us = float(steps["exposed_us"].sum()), float(steps["communication_us"].sum())
+    share = exposed_us / whole_us if whole_us > 0.0 else 1.0
     own = calls.select((pl.col("exposed_us") / pl.col("time_us")).clip(0.0, 1.0)).to_series()
     if missing := own.null_count():
         notes.append(
             f"how much of {missing} calls compute hid is not known; it is taken to be "
             f"{1.0 - share:.0%}, as of all communication"
         )
-    return own.fill_null(share).to_numpy()
+    return own.fill_null(share)
 
 
 def _mean_step(steps: pl.DataFrame, ranks: int) -> dict[str, float] | None:

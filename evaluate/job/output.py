@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
 
 from dynamiccl.collect.grid import RANK_GRAIN_BYTES
 from dynamiccl.collect.sweep import Sweep, SweepFile, parse_sweep, sweep_text
@@ -29,7 +30,7 @@ def to_json(found: Answer) -> dict[str, Any]:
     """All that is said, as plain data; shares are of the step, without steps of communication."""
     job, sweep = found.job, sweep_for(found)
     asks = np.array([kind.asks for kind in job.kinds])
-    moved = job.of_kind(np.array([float(kind.size_bytes) for kind in job.kinds])[job.kind])
+    moved = job.of_kind(pl.lit(1.0)) * [kind.size_bytes for kind in job.kinds]
     whole_us = float(job.kind_us.sum())
     asks_us = float(job.kind_us[asks].sum()) / whole_us if whole_us > 0.0 else 0.0
     return {

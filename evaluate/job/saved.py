@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
@@ -222,7 +223,7 @@ class _Sums:
         if job.num_blocks >= _LEAST_BLOCKS:
             drawn = random.dirichlet(np.ones(job.num_blocks), DRAWS)
             self.blocks[1:] = drawn * job.num_blocks
-        mean_us = job.kind_us / np.maximum(job.of_kind(np.ones(len(job.kind))), 1e-12)
+        mean_us = job.kind_us / np.maximum(job.of_kind(pl.lit(1.0)), 1e-12)
         ratio = np.where(mean_us > 0.0, default_us / mean_us, np.nan)
         #: (K,) ln of the job's time over the benchmark's, and the share of it that is the latter's.
         self.off = np.nan_to_num(np.minimum(np.abs(np.log(ratio)), _MOST_APART))
@@ -265,11 +266,10 @@ class _Sums:
         group_us = np.zeros((int(self.group.max(initial=0)) + 1, 1 + DRAWS, job.num_blocks))
         able_us = np.zeros((len(group_us), job.num_blocks))
         for kind, share in shares.items():
-            calls = np.flatnonzero(job.kind == kind)
-            order = calls[np.argsort(job.block[calls], kind="stable")]
-            block, starts = np.unique(job.block[order], return_index=True)
-            time, weight = job.time_us[order], job.weight[order]
-            out = job.exposed[order] * time
+            calls = job.calls.filter(kind=kind).sort("block", maintain_order=True)
+            block, starts = np.unique(calls["block"], return_index=True)
+            time, weight = calls["time_us"].to_numpy(), calls["weight"].to_numpy()
+            out = calls["exposed"].to_numpy() * time
             # The least is of the benchmark's time alone.
             held = np.where(_LOW & (share > 0.0), self.surely[kind], 1.0)
             whole_us = (share * held)[:, None] * np.add.reduceat(time * weight, starts)
@@ -288,7 +288,8 @@ class _Sums:
                 kept = np.where(_LOW[rows, None], least, np.minimum(saved, out))
                 step_us[np.ix_(rows, block)] += np.add.reduceat(kept * weight, starts, axis=1)
             step_us[:, block] += np.minimum(share, 0.0)[:, None] * bare_us
-        blocks_us = np.bincount(job.block, job.time_us * job.weight, minlength=job.num_blocks)
+        us = job.calls["time_us"] * job.calls["weight"]
+        blocks_us = np.bincount(job.calls["block"], us, minlength=job.num_blocks)
         communication = self._estimate(all_us, blocks_us.astype(np.float64))
         if job.step_us is None:
             return communication, None, None

@@ -187,7 +187,7 @@ def test_a_trace_without_times_is_weighed_by_the_benchmark() -> None:
     rows.append(traced(3, None, num_nodes=1, source="kineto", collective="AllGather"))
     found = against(job(rows), measured)
     assert found.arms[TABLE].communication.mean == pytest.approx(0.15, rel=0.01)
-    assert any("no times" in note for note in found.notes)
+    assert any("4 calls have no time" in note for note in found.notes)
 
 
 def test_a_call_of_unknown_time_is_exposed_as_all_communication_is() -> None:
