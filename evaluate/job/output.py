@@ -19,8 +19,6 @@ from dynamiccl.sizes import size_label
 _OWN: Final = "NCCL's own"
 _ARMS: Final = {POLICY: "the policy", TABLE: "the best table"}
 _PARTS: Final = ("communication", "step", "given_back")
-#: Independent runs: enough for an interval of a few per cent (docs/evaluate.md).
-_CYCLES: Final = 5
 #: The most sizes; those that take most time come first.
 _MOST_SIZES: Final = 24
 _ALGORITHMS: Final = ("Ring", "Tree", "NVLS", "NVLSTree", "PAT")
@@ -134,7 +132,6 @@ def sweep_for(found: Answer) -> Sweep | None:
             "groups": [{"num_nodes": n, "ranks_per_node": per} for n, per in shapes],
             "sizes": {"list": sorted([*sizes][:_MOST_SIZES])},
             "algorithms": _ALGORITHMS,
-            "cycles": _CYCLES,
         }
     )
     head = "What a job calls and no sweep has measured, by dynamiccl-evaluate job."
