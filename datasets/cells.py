@@ -8,6 +8,7 @@ that was requested for it, in place or not; the default is the cell with `is_def
 an independent measurement of one cell (REPEAT_COLUMNS); its time is the median over its repeats.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import polars as pl
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS, DefaultScope, Status
-from dynamiccl.sizes import size_bin
+from dynamiccl.datasets.splits import with_bins
 
 #: Columns that identify the requested config within a task.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
@@ -79,9 +80,13 @@ def tuned(frame: pl.DataFrame) -> pl.DataFrame:
 
 def asking(calls: pl.DataFrame) -> pl.DataFrame:
     """Calls of the table `calls` about which NCCL asks a tuner, of a known size, with its `bin`."""
-    asked = pl.col("asks_tuner").fill_null(value=True) & (pl.col("size_bytes") > 0)
-    size = pl.col("size_bytes").map_elements(size_bin, return_dtype=pl.Int64)
-    return tuned(calls).filter(asked).with_columns(bin=size)
+    return tuned(with_bins(calls)).filter(pl.col("asks_tuner").fill_null(value=True))
+
+
+def nodes_of(shapes: set[tuple[int, int]]) -> dict[int, int]:
+    """Number of ranks -> nodes, where one of the shapes (nodes, ranks) alone has so many ranks."""
+    count = Counter(ranks for _, ranks in shapes)
+    return {ranks: nodes for nodes, ranks in shapes if count[ranks] == 1}
 
 
 def quiet(frame: pl.DataFrame) -> pl.DataFrame:
@@ -144,11 +149,8 @@ def one_placement(frame: pl.DataFrame) -> pl.DataFrame:
     repeat with both counts once, with the geometric mean: where none is missing it is that of the
     two times. A placement without the default is left out (`beside_default`).
     """
-    once, log, offset = (
-        independent(beside_default(frame)),
-        pl.col("time_us").log(),
-        pl.col("_offset"),
-    )
+    once = independent(beside_default(frame))
+    log, offset = pl.col("time_us").log(), pl.col("_offset")
     own = once.filter("is_default").group_by(PLACED_COLUMNS).agg(_own=log.median())
     own = own.with_columns(_offset=pl.col("_own").mean().over(TASK_COLUMNS) - pl.col("_own"))
     repeat = [*TASK_COLUMNS, *CONFIG_COLUMNS, *REPEAT_COLUMNS]

@@ -6,7 +6,7 @@ products lies within an octave of a task, nothing is said of it.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -14,7 +14,14 @@ from typing import Final, Literal
 import numpy as np
 import polars as pl
 
-from dynamiccl.datasets.cells import CONFIG_COLUMNS, asking, comparable, independent, tuned
+from dynamiccl.datasets.cells import (
+    CONFIG_COLUMNS,
+    asking,
+    comparable,
+    independent,
+    nodes_of,
+    tuned,
+)
 from dynamiccl.datasets.manifest import JobTask, Losses, Manifest, Place, Slack
 from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
@@ -106,9 +113,7 @@ def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> pl.DataFrame:
     A trace that does not tell the nodes is of the one shape measured that has so many ranks. Of
     ranks that differ the least times are known, of calls as of what is exposed of them.
     """
-    shapes = {(s.num_ranks, s.num_nodes) for s in manifest.supports}
-    ranks = Counter(num_ranks for num_ranks, _ in shapes)
-    only = {num_ranks: nodes for num_ranks, nodes in shapes if ranks[num_ranks] == 1}
+    only = nodes_of({(s.num_nodes, s.num_ranks) for s in manifest.supports})
     nodes = pl.col("num_ranks").replace_strict(only, default=None, return_dtype=pl.Int64)
     placed = asking(calls).with_columns(
         num_nodes=pl.coalesce("num_nodes", nodes),

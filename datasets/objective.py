@@ -17,7 +17,7 @@ from dynamiccl.drawn_worlds import Floats, Ints
 #: to another config; and of the compute beside a call, the share that hides it in every iteration
 #: (benchmarks/bench_job_time.py, on other sweeps than it judges by).
 _OWN_LOSES, _OTHERS_LOSE = 0.7, 1.0
-_EARLY: Final = 0.8
+EARLY: Final = 0.8
 #: A call is never let take more than so many times as long.
 _MOST_LONGER: Final = 2.0
 _HALVINGS: Final = 20
@@ -65,7 +65,7 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
     """
     factors = np.full(loss.shape[-1], _OTHERS_LOSE)
     factors[0] = _OWN_LOSES
-    most = step_change_us(times_us, factors * loss, kernel_us, _EARLY * compute_us)
+    most = step_change_us(times_us, factors * loss, kernel_us, EARLY * compute_us)
     most[..., 0] = 0.0
     return most
 

@@ -11,7 +11,7 @@ cold observation cannot see what disturbed them.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,8 @@ class TaskGrid:
     samples: Mapping[tuple[int, int], npt.NDArray[np.float64]]
     #: The same keys -> the number of the run that each was measured in, where it is told.
     runs: Mapping[tuple[int, int], npt.NDArray[np.int64]] = field(default_factory=dict)
-    #: (T, A) median channels that were read back, NaN where none were; None: not asked for.
+    #: (T, A) channels that were read back, of a config the most and of NCCL's own choice the
+    #: fewest, NaN where none were; None: not asked for.
     channels: npt.NDArray[np.float64] | None = None
 
     @property
@@ -110,27 +111,19 @@ class TaskGrid:
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
         """The tasks `rows`, without the samples behind their times."""
-        return replace(
-            self,
-            tasks=self.tasks[rows],
-            times_us=self.times_us[rows],
-            repeats=self.repeats[rows],
-            samples={},
-            runs={},
-            channels=None,
-        )
+        parts = {"times_us": self.times_us[rows], "repeats": self.repeats[rows]}
+        return self._without_samples(tasks=self.tasks[rows], **parts)
 
     def joined(self, other: Self) -> Self:
         """The tasks of both, without the samples behind their times."""
-        return replace(
-            self,
+        return self._without_samples(
             tasks=pl.concat([self.tasks, other.tasks]),
             times_us=np.vstack([self.times_us, other.times_us]),
             repeats=np.vstack([self.repeats, other.repeats]),
-            samples={},
-            runs={},
-            channels=None,
         )
+
+    def _without_samples(self, **parts: Any) -> Self:
+        return replace(self, samples={}, runs={}, channels=None, **parts)
 
     def chosen_us(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """(T,) us of each chosen action; raises ValueError when one was not measured."""
@@ -164,9 +157,10 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
     in_run = pl.struct("sweep", "run").rank("dense").alias("in_run")
     rows = rows.with_columns(catalogue.actions(rows), in_run)
     grouped = rows.drop_nulls("action").group_by([*TASK_COLUMNS, "action"], maintain_order=True)
-    used = pl.col("actual_num_channels").median()
-    medians = {"median_us": pl.col("time_us").median(), "channels": used}
-    found = grouped.agg("time_us", "in_run", repeats=pl.len(), **medians)
+    used, is_own = pl.col("actual_num_channels"), pl.col("action").first() == ABSTAIN_ACTION
+    most = pl.when(is_own).then(used.min()).otherwise(used.max())
+    told = {"median_us": pl.col("time_us").median(), "channels": most}
+    found = grouped.agg("time_us", "in_run", repeats=pl.len(), **told)
     facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS]
     simulated = (pl.col("source") == "simulator").all().alias("simulated")
     tasks = rows.group_by([*TASK_COLUMNS, "bin", "split"], maintain_order=True)

@@ -71,7 +71,7 @@ class Splits:
     def of(cls, frame: pl.DataFrame, by: str = SplitBy.SIZE) -> Self:
         """How a data set is split; raises UnknownName for `by` (`split_by`), and NotEnoughData."""
         kind, turn = split_by(by)
-        rows = _with_bins(frame)
+        rows = with_bins(frame)
         is_usual = {Split.TRAIN.value, Split.VALIDATION.value} <= set(
             rows.select(_USUAL).to_series()
         )
@@ -96,7 +96,7 @@ class Splits:
 
     def assign(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add the columns `bin` and `split`; sizes without a bin (0) are dropped."""
-        rows = _with_bins(frame)
+        rows = with_bins(frame)
         if not self.train:
             return rows.with_columns(split=_USUAL)
         known = dict.fromkeys(self.train, Split.TRAIN.value)
@@ -127,8 +127,9 @@ def with_split(frame: pl.DataFrame) -> pl.DataFrame:
     return frame if "split" in frame.columns else Splits().assign(frame)
 
 
-def _with_bins(frame: pl.DataFrame) -> pl.DataFrame:
-    sizes = frame["size_bytes"].unique().to_list()
+def with_bins(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows with `bin`; those of sizes that are not known, or have none (0), are dropped."""
+    sizes = frame["size_bytes"].drop_nulls().unique().to_list()
     table = pl.DataFrame(
         {"size_bytes": sizes, "bin": [size_bin(size) for size in sizes]},
         schema={"size_bytes": pl.Int64, "bin": pl.Int64},

@@ -1,18 +1,21 @@
 """`dynamiccl-evaluate job`: what a job would gain, from its own calls."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
-from dynamiccl.evaluate.commands import check_plan_file
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, folding_table, wide_stdout
 
 if TYPE_CHECKING:
-    from dynamiccl.evaluate.job.saved import Answer
+    import polars as pl
+
+    from dynamiccl.evaluate.job.gains import Source
+    from dynamiccl.simulator.system import System
+    from dynamiccl.train.policy import TorchPolicy
 
 _ROWS = 12
 #: Characters; a longer reason stands below its table.
@@ -46,10 +49,9 @@ def job_command(
         int | None,
         typer.Option(help="GPUs of a node, to place the ranks that the trace names.", min=1),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where job.html and job.json go.")] = None,
-    plan: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option(metavar="SWEEP.toml", help="Write the sweep of what is not covered."),
+        typer.Option(help="For job.html, job.json and cover.toml, the sweep of what is missing."),
     ] = None,
     least: Annotated[
         float, typer.Option(help="The least saving that counts, as a fraction.", min=0.0, max=1.0)
@@ -70,88 +72,67 @@ def job_command(
             "--system NAME of a simulated one"
         )
     groups = [cli.parse_group(text) for text in group or []]
-    _check(data, plan)
     with cli.working("reading traces"):
-        found = _answer(traces, data, system, (policy, tracking_uri), groups, ranks_per_node, least)
-        from dynamiccl.evaluate.job.output import sweep_for, to_json, write
+        from dynamiccl.datasets.store import read
+        from dynamiccl.evaluate.job.calls import read_job
+        from dynamiccl.evaluate.job.output import to_json, write
+        from dynamiccl.evaluate.job.saved import answer, policy_choice
+        from dynamiccl.simulator.systems import find_system
 
-    page = None if out is None else write(found, [str(path) for path in traces], out)
-    sweep = sweep_for(found)
-    written = None
-    if plan is not None and sweep is not None:
-        plan.write_text(sweep.text, encoding="utf-8")
-        written = str(plan)
+        known = find_system(system or "") if data is None else read(data)
+        job = read_job(traces, ranks_per_node)
+        loaded = None if policy is None else _load(policy, tracking_uri)
+        source, is_seen = _source(known, system, job.nccl_version, loaded)
+        choose = None if loaded is None else policy_choice(loaded, source.system)
+        found = answer(job, source, groups=groups, policy=choose, seen=is_seen, least=least)
+        if loaded is not None and loaded.manifest.slack is not None:
+            found.notes.append(loaded.manifest.slack.promise)
+        told = to_json(found)
+    page = None if out is None else str(write(told, [str(path) for path in traces], out))
     if as_json:
-        more = {"page": None if page is None else str(page), "plan": written}
-        cli.print_json({**to_json(found), **more})
-        return
-    _show(found)
-    told = [str(line) for line in (page, written) if line is not None]
-    if sweep is not None and written is None:
-        told = ["to cover it, measure this sweep (--plan FILE writes it):", sweep.text, *told]
-    for line in told:
-        wide_stdout().print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _check(data: Path | None, plan: Path | None) -> None:
-    """Check the options before the slow imports."""
-    from dynamiccl.datasets.store import part_paths
-
-    if data is not None:
-        part_paths(data)
-    if plan is not None:
-        check_plan_file(plan)
-
-
-def _answer(
-    traces: list[Path],
-    data: Path | None,
-    system: str | None,
-    policy: tuple[str | None, str],
-    groups: list[tuple[int, int]],
-    ranks_per_node: int | None,
-    least: float,
-) -> "Answer":
-    from dynamiccl.datasets.cells import run_names
-    from dynamiccl.datasets.store import read
-    from dynamiccl.evaluate.job.calls import read_job
-    from dynamiccl.evaluate.job.gains import Measured, Modelled
-    from dynamiccl.evaluate.job.saved import answer, policy_choice
-    from dynamiccl.simulator.systems import find_system
-
-    frame = None if data is None else read(data)
-    simulated = find_system(system or "") if frame is None else None
-    job = read_job(traces, ranks_per_node)
-    loaded, name, seen = None, policy[0], False
-    if name is not None:
-        from dynamiccl.train.policy import TorchPolicy
-        from dynamiccl.train.tracking import policy_directory
-
-        loaded = TorchPolicy.load(policy_directory(name, policy[1]))
-        seen = frame is not None and not set(loaded.manifest.runs).isdisjoint(run_names(frame))
-    source: Measured | Modelled
-    if simulated is not None:
-        source = Modelled(simulated, () if loaded is None else loaded.manifest.actions().configs)
+        cli.print_json({**told, "page": page})
     else:
-        assert frame is not None
-        source = Measured(frame, system, job.nccl_version)
-    choose = None if loaded is None else policy_choice(loaded, source.system)
-    found = answer(job, source, groups=groups, policy=choose, seen=seen, least=least)
-    if loaded is not None and loaded.manifest.slack is not None:
-        found.notes.append(loaded.manifest.slack.promise)
-    return found
+        _show(told, page)
 
 
-def _show(found: "Answer") -> None:
-    from dynamiccl.evaluate.job.output import asking_text, parts_of, tables
+def _load(policy: str, tracking_uri: str) -> "TorchPolicy":
+    from dynamiccl.train.policy import TorchPolicy
+    from dynamiccl.train.tracking import policy_directory
 
-    wide = wide_stdout()
-    wide.print(found.sentence, soft_wrap=True, highlight=False)
-    if found.modelled:
-        wide.print(f"modelled: gains are those of the simulated {found.system}, not measured")
-    shares = ", ".join(f"{part.name} {part.share:.1%}" for part in parts_of(found))
-    wide.print(f"{shares}. {asking_text(found)}", soft_wrap=True, highlight=False)
-    for block in tables(found, _ROWS):
+    return TorchPolicy.load(policy_directory(policy, tracking_uri))
+
+
+def _source(
+    known: "pl.DataFrame | System",
+    system: str | None,
+    version: str | None,
+    loaded: "TorchPolicy | None",
+) -> tuple["Source", bool]:
+    """What tells gains, and whether the policy was trained on the runs that they are of."""
+    import polars as pl
+
+    from dynamiccl.datasets.cells import run_names
+    from dynamiccl.evaluate.job.gains import Measured, Modelled
+
+    if not isinstance(known, pl.DataFrame):
+        return Modelled(known, loaded.manifest.actions().configs if loaded else ()), False
+    runs = set(loaded.manifest.runs) if loaded else set()
+    return Measured(known, system, version), not runs.isdisjoint(run_names(known))
+
+
+def _say(text: str) -> None:
+    wide_stdout().print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _show(told: dict[str, Any], page: str | None) -> None:
+    from dynamiccl.evaluate.job.output import asking_text, tables
+
+    _say(told["sentence"])
+    if told["modelled"]:
+        _say(f"modelled: gains are those of the simulated {told['system']}, not measured")
+    shares = ", ".join(f"{part['name']} {part['share']:.1%}" for part in told["parts"])
+    _say(f"{shares}. {asking_text(told)}")
+    for block in tables(told, _ROWS):
         table = folding_table(*block.heads, title=block.title)
         why: list[str] = []
         for *cells, last in block.rows:
@@ -159,8 +140,10 @@ def _show(found: "Answer") -> None:
                 why += [last] * (last not in why)
                 last = f"({why.index(last) + 1})"  # noqa: PLW2901
             table.add_row(*cells, last)
-        wide.print(table)
+        wide_stdout().print(table)
         for number, reason in enumerate(why, 1):
-            wide.print(f"({number}) {reason}", soft_wrap=True, highlight=False, markup=False)
-    for note in found.notes:
-        wide.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+            _say(f"({number}) {reason}")
+    sweep = f"to cover it, measure this sweep (--out DIR writes it):\n{told['sweep']}"
+    notes = [f"note: {note}" for note in told["notes"]]
+    for line in filter(None, (*notes, sweep if told["sweep"] else None, page)):
+        _say(line)

@@ -7,15 +7,15 @@ measured within an octave, or where NCCL's choice was not: as in a decision tabl
 K kinds, D draws, A configs of a table, NCCL's own choice the first.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import polars as pl
 
-from dynamiccl.belief import Belief, Bools, doubted, neighbours, prior_of
+from dynamiccl.belief import Belief, doubted, neighbours, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.job_tasks import losses_at, losses_of, near
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
@@ -34,7 +34,6 @@ Key = tuple[str, int, int]
 _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
 #: Tasks, the numbers of their sizes, and the actions.
 _Table = tuple[Ints, Ints, Ints]
-_ONE_RUN: Final = "measured in one run: what luck in choosing adds cannot be told"
 DRAWS: Final = 400
 #: Parts of the runs that are left out in turn.
 _FOLDS: Final = 3
@@ -49,10 +48,8 @@ class Gains:
     """What is known of one kind of calls."""
 
     configs: tuple[Config, ...]
-    #: (D, A) draws of ln(NCCL's own time / a config's).
+    #: (D, A) draws of ln(NCCL's own time / a config's); NaN where it is not known.
     draws: Floats
-    #: (A,) of which configs it is known.
-    known: Bools
     #: The action that the best table has: NCCL's own where no gain is sure.
     best: int
     #: us of NCCL's own choice in the benchmark.
@@ -64,6 +61,8 @@ class Gains:
 
 class Measured:
     """Gains from a sweep's measurements on one system, in the default environment."""
+
+    is_modelled: Final = False
 
     def __init__(self, frame: pl.DataFrame, system: str | None, version: str | None) -> None:
         """Take the rows that may be compared; `version` is the job's NCCL, where it is known.
@@ -80,7 +79,11 @@ class Measured:
             raise UnknownName("system", system, names, where="--system")
         self.system = system or str(names[0])
         rows = frame.filter(system=self.system, launch_profile=DEFAULT_PROFILE)
-        self.nccl_version, self._other_version = _version(rows, version)
+        held = sorted(rows["nccl_version"].drop_nulls().unique(), key=NcclVersion.parse)
+        same = [v for v in held if version is None or minor_of(v) == minor_of(version)]
+        self._is_other_version = bool(held) and not same
+        #: The job's release, else the newest of its minor release, else the newest.
+        self.nccl_version = version if version in same else (same or held or [None])[-1]
         rows = rows.filter(pl.col("nccl_version").eq_missing(pl.lit(self.nccl_version)))
         self._catalogue = Catalogue.from_frame(rows)
         self._grid = task_grid(rows, self._catalogue, list(Split))
@@ -90,8 +93,7 @@ class Measured:
                 "its nodes, with NCCL's own choice and two configs; measure with "
                 "'dynamiccl-collect run' or name other --data"
             )
-        self._ran = _read_back(rows)
-        self._losses = losses_of(rows)
+        self._ran, self._losses = _read_back(rows), losses_of(rows)
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]]:
@@ -100,27 +102,19 @@ class Measured:
 
     def gains(self, kinds: Sequence[Kind]) -> list[Gains | str]:
         """(K,) the gains of each kind of calls, or why they are not known."""
-        found: list[Gains | str] = [unplaced(kind, self.shapes) for kind in kinds]
-        tables = defaultdict[Key, list[int]](list)
-        for number, kind in enumerate(kinds):
-            if self._other_version:
-                other = f"measured under NCCL {self.nccl_version}"
-                found[number] = f"{other}; the job ran another minor version"
-            elif not found[number]:
-                tables[_key(kind)].append(number)
-        for key, numbers in tables.items():
-            told = self._of_table(key, [kinds[number] for number in numbers])
-            for number, each in zip(numbers, told, strict=True):
-                found[number] = each
-        return found
+        if self._is_other_version:
+            other = f"measured under NCCL {self.nccl_version}; the job ran another minor version"
+            return [other] * len(kinds)
+        told: dict[Kind, Gains | str] = {kind: unplaced(kind, self.shapes) for kind in kinds}
+        for key in dict.fromkeys(_key(kind) for kind, why in told.items() if not why):
+            told |= self._of_table(key, [k for k in kinds if not told[k] and _key(k) == key])
+        return [told[kind] for kind in kinds]
 
-    def _of_table(self, key: Key, kinds: Sequence[Kind]) -> list[Gains | str]:
-        tasks = self._grid.tasks
-        is_mine = pl.all_horizontal(pl.col(n) == v for n, v in zip(_SHAPE, key, strict=True))
-        rows = np.flatnonzero(tasks.select(is_mine.alias("mine"))["mine"].to_numpy())
-        if not len(rows):
-            return [f"{key[0]} on {key[1]} x {key[2]} was not measured"] * len(kinds)
-        measured = tasks["size_bytes"].to_numpy()[rows]
+    def _of_table(self, key: Key, kinds: Sequence[Kind]) -> dict[Kind, Gains | str]:
+        tasks = self._grid.tasks.with_row_index("row").filter(**dict(zip(_SHAPE, key, strict=True)))
+        if tasks.is_empty():
+            return dict.fromkeys(kinds, f"{key[0]} on {key[1]} x {key[2]} was not measured")
+        rows, measured = tasks["row"].to_numpy().astype(np.int64), tasks["size_bytes"].to_numpy()
         sizes = np.unique([*measured, *(kind.size_bytes for kind in kinds)])
         ran = {int(size): self._ran.get((*key, int(size))) for size in measured}
         asked = {kind.size_bytes: kind.cell for kind in kinds}
@@ -133,38 +127,35 @@ class Measured:
         actions = np.flatnonzero(self._grid.mask[rows].any(axis=0))
         configs = tuple(self._catalogue.configs[action] for action in actions)
         grid = Grid(tuple(np.log2(sizes).tolist()), configs, own)
-        at = np.searchsorted(sizes, measured)
-        table = rows, at, actions
-        belief = self._believe(table, grid)
-        shown = self._shown(table, grid)
+        table = rows, np.searchsorted(sizes, measured), actions
+        belief, shown = self._believe(table, grid), self._shown(table, grid)
         if shown is None:
-            return [_ONE_RUN] * len(kinds)
+            why = "measured in one run: what luck in choosing adds cannot be told"
+            return dict.fromkeys(kinds, why)
         draws, best = belief.draws(DRAWS, np.random.default_rng(0)), belief.decide()
-        draws *= shown[:, None, None]
-        known = belief.is_near.copy()
-        known[:, ABSTAIN_ACTION] = True
         # What asks for NCCL's own choice gains nothing: what was measured of it is noise.
         is_own = np.array([[o is not None and c == Config(*o) for c in configs] for o in own])
         is_own[:, ABSTAIN_ACTION] = True
-        draws = np.where(is_own, 0.0, draws)
+        draws = np.where(is_own, 0.0, draws * shown[:, None, None])
+        draws[:, ~belief.is_near] = np.nan
+        draws[:, :, ABSTAIN_ACTION] = 0.0
         order = np.argsort(measured)
         lines = np.log(measured[order]), np.log(self._grid.default_us[rows][order])
-        found: list[Gains | str] = []
+        found = dict[Kind, Gains | str]()
         for kind in kinds:
             place = int(np.searchsorted(sizes, kind.size_bytes))
-            near = {cell for size, cell in ran.items() if 0.5 <= size / kind.size_bytes <= 2.0}
+            around = {cell for size, cell in ran.items() if 0.5 <= size / kind.size_bytes <= 2.0}
             if not belief.is_near[place].any():
-                found.append("no size within an octave was measured on both sides")
-            elif kind.cell and near and None not in near and kind.cell not in near:
-                told = " and ".join(sorted(f"{a.wire}/{p.wire}" for a, p in filter(None, near)))
-                found.append(f"NCCL ran {kind.ran} in the job and {told} in the sweep")
+                found[kind] = "no size within an octave was measured on both sides"
+            elif kind.cell and around and None not in around and kind.cell not in around:
+                told = " and ".join(sorted(f"{a.wire}/{p.wire}" for a, p in filter(None, around)))
+                found[kind] = f"NCCL ran {kind.ran} in the job and {told} in the sweep"
             else:
                 taken = ABSTAIN_ACTION if is_own[place, best[place]] else int(best[place])
                 # As it is at the ends, where the sweep ends before the job's size.
                 default_us = float(np.exp(np.interp(np.log(kind.size_bytes), *lines)))
                 lost = self._lost(key, kind, configs)
-                gain = Gains(configs, draws[:, place], known[place], taken, default_us, lost)
-                found.append(gain)
+                found[kind] = Gains(configs, draws[:, place], taken, default_us, lost)
         return found
 
     def _lost(self, key: Key, kind: Kind, configs: Sequence[Config]) -> Floats | None:
@@ -215,6 +206,8 @@ class Measured:
 class Modelled:
     """Quiet times of a simulated system."""
 
+    is_modelled: Final = True
+
     def __init__(self, system: System, configs: Sequence[Config] = ()) -> None:
         """Take a system; beside its own algorithms and protocols, it is asked for `configs`."""
         self.system = system.name
@@ -240,18 +233,13 @@ class Modelled:
         call = Call(group, collective, kind.size_bytes)
         cells = [Config(*cell) for cell in self._system.cells(group, collective)]
         configs = tuple(dict.fromkeys((ABSTAIN, *cells, *self._configs)))
-        times = np.array([self._quiet_us(call, config) for config in configs])
-        known, own = np.isfinite(times), np.arange(len(configs)) == ABSTAIN_ACTION
-        gains = np.where(known, np.log(times[ABSTAIN_ACTION]) - np.log(times), 0.0)
-        draws = gains + np.where(own, 0.0, self._off)
-        best = int(np.where(known, gains, -np.inf).argmax())
-        return Gains(configs, draws, known, best, float(times[ABSTAIN_ACTION]))
-
-    def _quiet_us(self, call: Call, config: Config) -> float:
-        try:
-            return self._system.parts(call, config).quiet_us
-        except KeyError:
-            return float("nan")
+        times = np.full(len(configs), np.nan)
+        for action, config in enumerate(configs):
+            with suppress(KeyError):  # no such cell
+                times[action] = self._system.parts(call, config).quiet_us
+        gains = np.log(times[ABSTAIN_ACTION] / times)
+        draws = gains + np.where(np.arange(len(configs)) == ABSTAIN_ACTION, 0.0, self._off)
+        return Gains(configs, draws, int(np.nanargmax(gains)), float(times[ABSTAIN_ACTION]))
 
 
 #: What tells gains.
@@ -264,14 +252,13 @@ def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
         return "the trace does not say how many ranks"
     if kind.num_nodes is not None:
         return ""
-    known = [
-        f"{nodes}x{per_node}" for nodes, per_node in shapes if nodes * per_node == kind.num_ranks
-    ]
-    if not known:
+    fitting = [f"{n}x{per}" for n, per in shapes if n * per == kind.num_ranks]
+    if not fitting:
         told = f"no group of {kind.num_ranks} ranks is known"
         return f"{told}; --group NODESxRANKS tells their placement, for a sweep of it"
-    told = f"--group {known[0]}" if len(known) == 1 else f"--group, one of {', '.join(known)}"
-    return f"the trace does not say on how many nodes its {kind.num_ranks} ranks are: {told}"
+    # Had one shape so many ranks, it would have been taken.
+    told = f"the trace does not say on how many nodes its {kind.num_ranks} ranks are"
+    return f"{told}: --group, one of {', '.join(fitting)}"
 
 
 def _key(kind: Kind) -> Key:
@@ -291,14 +278,3 @@ def _read_back(rows: pl.DataFrame) -> dict[tuple[str, int, int, int], Cell]:
         for collective, nodes, per_node, size, one, other in agree.iter_rows()
         if len(one) == len(other) == 1
     }
-
-
-def _version(rows: pl.DataFrame, wanted: str | None) -> tuple[str | None, bool]:
-    """The release whose rows are used, and whether its minor version differs from `wanted`."""
-    held = sorted(rows["nccl_version"].drop_nulls().unique().to_list(), key=NcclVersion.parse)
-    if not held:
-        return None, False
-    if wanted is None:
-        return held[-1], False
-    same = [v for v in held if minor_of(v) == minor_of(wanted)]
-    return (wanted if wanted in same else same[-1], False) if same else (held[-1], True)

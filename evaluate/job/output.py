@@ -1,128 +1,115 @@
-"""What is said of a job: tables, a page, JSON, and the sweep of what is not covered."""
+"""What is said of a job: as data, of which tables and a page are made, and the sweep it lacks."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
 
 from dynamiccl.collect.grid import RANK_GRAIN_BYTES
-from dynamiccl.collect.sweep import Sweep, parse_sweep
+from dynamiccl.collect.sweep import Sweep, SweepFile, parse_sweep, sweep_text
 from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.blocks import TableBlock
-from dynamiccl.evaluate.job.calls import Kind
-from dynamiccl.evaluate.job.saved import BEST, POLICY, TABLE, Answer, Conclusion, Estimate
+from dynamiccl.evaluate.job.saved import POLICY, TABLE, Answer, Conclusion, Estimate
 from dynamiccl.evaluate.page import write_page
-from dynamiccl.sizes import bin_center_bytes, size_bin, size_label
+from dynamiccl.sizes import size_label
 
 _OWN: Final = "NCCL's own"
-_ARMS: Final = {
-    POLICY: "the policy",
-    TABLE: "the best table",
-    BEST: "the best config of each size, if it were known (no table exceeds it)",
-}
-#: Independent runs: enough for an interval of a few per cent (docs/evaluate.md).
-_CYCLES: Final = 5
+_ARMS: Final = {POLICY: "the policy", TABLE: "the best table"}
+_PARTS: Final = ("communication", "step", "given_back")
 #: The most sizes; those that take most time come first.
 _MOST_SIZES: Final = 24
 _ALGORITHMS: Final = ("Ring", "Tree", "NVLS", "NVLSTree", "PAT")
 
 
-@dataclass(frozen=True, slots=True)
-class TimeShare:
-    """A part of the step, or of communication."""
+def to_json(found: Answer) -> dict[str, Any]:
+    """All that is said, as plain data; shares are of the step, without steps of communication."""
+    job, sweep = found.job, sweep_for(found)
+    asks = np.array([kind.asks for kind in job.kinds])
+    moved = job.of_kind(pl.lit(1.0)) * [kind.size_bytes for kind in job.kinds]
+    whole_us = float(job.kind_us.sum())
+    asks_us = float(job.kind_us[asks].sum()) / whole_us if whole_us > 0.0 else 0.0
+    return {
+        "verdict": found.verdict.value,
+        "sentence": found.sentence,
+        "share_is_of": "communication" if job.step_us is None else "step",
+        "least": found.least,
+        "system": found.source.system,
+        "modelled": found.source.is_modelled,
+        "nccl_version": found.source.nccl_version,
+        "job_nccl_version": job.nccl_version,
+        "sources": job.sources,
+        "calls": sum(kind.calls for kind in job.kinds),
+        "step": job.steps,
+        "parts": _parts(found),
+        "asks_tuner_share": job.share_of(np.flatnonzero(asks).tolist()),
+        "asks_tuner_share_of_bytes": float(moved[asks].sum() / moved.sum()),
+        "asks_tuner_share_of_communication": asks_us if job.has_times else None,
+        "not_covered_share": job.share_of(found.uncovered),
+        "arms": {
+            name: {part: asdict(arm)[part] if arm.configs else None for part in _PARTS}
+            for name, arm in found.arms.items()
+        },
+        "kinds": _kinds(found),
+        "notes": found.notes,
+        "sweep": None if sweep is None else sweep.text,
+    }
 
-    letter: str
-    name: str
-    us: float
-    share: float
-    #: How the page draws it: one of its classes.
-    look: str
 
-
-@dataclass(frozen=True, slots=True)
-class KindRow:
-    """A table row: one kind of call; shares are of the step, or of communication."""
-
-    kind: Kind
-    time_share: float
-    exposed_share: float | None
-    config: str
-    #: Of the calls' own time; None: nothing is known, `reason` says why.
-    gain: Estimate | None
-    reason: str
-
-    @property
-    def shape(self) -> str:
-        """Nodes x ranks per node, as far as known."""
-        if self.kind.num_nodes is None or self.kind.num_ranks is None:
-            return f"{self.kind.num_ranks or '?'} ranks"
-        return f"{self.kind.num_nodes} x {self.kind.num_ranks // self.kind.num_nodes}"
-
-
-def parts_of(found: Answer) -> list[TimeShare]:
-    """The parts of the step; without steps, of communication."""
-    job, whole, steps = found.job, found.job.whole_us or 1.0, found.job.steps
-    asks = [k for k, kind in enumerate(job.kinds) if kind.asks]
-    none = [k for k, kind in enumerate(job.kinds) if not kind.asks]
-    asking, other = job.share_of(asks) * whole, job.share_of(none) * whole
+def _parts(found: Answer) -> list[dict[str, Any]]:
+    """The parts of the step; without steps, of communication. `look` is a class of the page."""
+    job, steps = found.job, found.job.steps
+    asks, other = (
+        job.share_of([k for k, kind in enumerate(job.kinds) if kind.asks is is_asked])
+        for is_asked in (True, False)
+    )
     if steps is None:
-        dark = job.share_of([*found.uncovered]) * whole
+        whole_us, dark = job.whole_us, job.share_of(found.uncovered)
         told = [
-            ("asks a tuner, and is covered", asking - dark, "asks"),
+            ("asks a tuner, and is covered", asks - dark, "asks"),
             ("asks a tuner, and is not covered", dark, "dark"),
             ("asks no tuner", other, "other"),
         ]
     else:
-        asking, other = (share / whole * steps.step_us for share in (asking, other))
-        whole = steps.step_us
+        whole_us = steps["step_us"]
+        compute, hidden, exposed, idle = (
+            steps[f"{part}_us"] / whole_us for part in ("compute", "hidden", "exposed", "idle")
+        )
         told = [
             # Compute covers what is hidden: the bar shows it once.
-            ("compute alone", max(0.0, steps.compute_us - steps.hidden_us), "compute"),
-            ("communication behind compute", steps.hidden_us, "hidden"),
-            ("exposed communication that asks a tuner", asking, "asks"),
+            ("compute alone", max(0.0, compute - hidden), "compute"),
+            ("communication behind compute", hidden, "hidden"),
+            ("exposed communication that asks a tuner", asks, "asks"),
             ("exposed communication that asks none", other, "other"),
-            ("waiting for other ranks", max(0.0, steps.exposed_us - asking - other), "dark"),
-            ("idle", steps.idle_us, "idle"),
+            ("waiting for other ranks", max(0.0, exposed - asks - other), "dark"),
+            ("idle", idle, "idle"),
         ]
+    us = whole_us if job.has_times else None
     return [
-        TimeShare("ABCDEF"[i], name, us, us / whole, look)
-        for i, (name, us, look) in enumerate(told)
+        {"letter": letter, "name": name, "us": us and share * us, "share": share, "look": look}
+        for letter, (name, share, look) in zip("ABCDEF", told, strict=False)
     ]
 
 
-def asking(found: Answer) -> tuple[float, float]:
-    """Shares of the bytes, and of the communication time, of calls that ask a tuner."""
-    job, asks = found.job, np.array([kind.asks for kind in found.job.kinds])
-    moved = job.of_kind(np.array([float(k.size_bytes) for k in job.kinds])[job.kind])
-    whole = float(job.kind_us.sum())
-    time = float(job.kind_us[asks].sum()) / whole if whole > 0.0 else 0.0
-    return float(moved[asks].sum() / moved.sum()), time
-
-
-def asking_text(found: Answer) -> str:
-    """The shares of `asking` as text."""
-    moved, time = asking(found)
-    words = f" and {time:.0%} of its communication time" if found.job.has_times else ""
-    return f"Calls with {moved:.0%} of the job's bytes{words} ask a tuner."
-
-
-def lines_of(found: Answer) -> list[KindRow]:
-    """All kinds of calls, largest share of time first."""
-    job, arm, whole = found.job, found.deciding, found.job.whole_us or 1.0
-    lines = [
-        KindRow(
-            kind,
-            float(job.kind_us[k]) / whole,
-            None if job.step_us is None else float(job.kind_exposed_us[k]) / whole,
-            "" if k not in arm.configs else arm.configs[k] or _OWN,
-            arm.calls.get(k),
-            kind.why_not or arm.unknown.get(k, ""),
-        )
+def _kinds(found: Answer) -> list[dict[str, Any]]:
+    """All kinds of calls, largest share of time first; `gain` is of the calls' own time."""
+    job, arm, whole_us = found.job, found.deciding, found.job.whole_us or 1.0
+    rows = [
+        {
+            **asdict(kind),
+            "asks": kind.asks,
+            "shape": kind.shape,
+            "time_share": float(job.kind_us[k]) / whole_us,
+            "exposed_share": None if job.step_us is None else job.share_of([k]),
+            "better_config": (arm.configs[k] or _OWN) if k in arm.configs else None,
+            "gain": asdict(arm.calls[k]) if k in arm.calls else None,
+            "reason": kind.why_not or arm.unknown.get(k, ""),
+        }
         for k, kind in enumerate(job.kinds)
     ]
-    return sorted(lines, key=lambda line: -line.time_share)
+    return sorted(rows, key=lambda row: -row["time_share"])
 
 
 def sweep_for(found: Answer) -> Sweep | None:
@@ -133,141 +120,91 @@ def sweep_for(found: Answer) -> Sweep | None:
     able = [(k, k.num_nodes, k.num_ranks) for k in kinds if k.num_nodes and k.num_ranks]
     if not able:
         return None
-    sizes = list(dict.fromkeys(_size(kind) for kind, _, _ in able))[:_MOST_SIZES]
     shapes = dict.fromkeys((nodes, ranks // nodes) for _, nodes, ranks in able)
-    groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {per} }}" for n, per in shapes)
-    lines = [
-        "# What a job calls and no sweep has measured, by dynamiccl-evaluate job.",
-        f'name = "{slug(f"{found.system}-job")}"',
-        f'system = "{slug(found.system)}"',
-        f"collectives = [{_quoted(dict.fromkeys(kind.collective for kind, _, _ in able))}]",
-        f"groups = [{groups}]",
-        f"sizes = {{ list = [{', '.join(str(size) for size in sorted(sizes))}] }}",
-        f"algorithms = [{_quoted(_ALGORITHMS)}]",
-        f"cycles = {_CYCLES}",
+    # Whole shares of ranks: nccl-tests runs no others.
+    grains = [(kind.size_bytes, RANK_GRAIN_BYTES * ranks) for kind, _, ranks in able]
+    sizes = dict.fromkeys(max(1, round(size / grain)) * grain for size, grain in grains)
+    file = SweepFile.model_validate(
+        {
+            "name": slug(f"{found.source.system}-job"),
+            "system": slug(found.source.system),
+            "collectives": list(dict.fromkeys(kind.collective for kind, _, _ in able)),
+            "groups": [{"num_nodes": n, "ranks_per_node": per} for n, per in shapes],
+            "sizes": {"list": sorted([*sizes][:_MOST_SIZES])},
+            "algorithms": _ALGORITHMS,
+        }
+    )
+    head = "What a job calls and no sweep has measured, by dynamiccl-evaluate job."
+    return parse_sweep(sweep_text(file, head=head), where="the sweep for this job")
+
+
+def asking_text(told: dict[str, Any]) -> str:
+    """What share of a job asks a tuner, of what `to_json` says."""
+    moved, time = told["asks_tuner_share_of_bytes"], told["asks_tuner_share_of_communication"]
+    words = "" if time is None else f" and {time:.0%} of its communication time"
+    return f"Calls with {moved:.0%} of the job's bytes{words} ask a tuner."
+
+
+def tables(told: dict[str, Any], rows: int | None = None) -> Iterator[TableBlock]:
+    """Savings by arm, and the most important calls, at most `rows`, of what `to_json` says."""
+    has_steps = told["share_is_of"] == "step"
+    heads = {"communication": "of communication time"}
+    if has_steps:
+        heads |= {"step": "of step time", "given_back": "of it by what compute gets back"}
+    arms = [
+        [_ARMS[name], *(text_of(arm[key]) or "not known" for key in heads)]
+        for name, arm in told["arms"].items()
     ]
-    return parse_sweep("\n".join(lines) + "\n", where="the sweep for this job")
-
-
-def _size(kind: Kind) -> int:
-    """A size of the kind's bin that is whole shares of its ranks."""
-    whole = RANK_GRAIN_BYTES * (kind.num_ranks or 1)
-    for size in (kind.size_bytes, bin_center_bytes(kind.bin)):
-        rounded = max(whole, round(size / whole) * whole)
-        if size_bin(rounded) == kind.bin:
-            return rounded
-    return max(whole, kind.size_bytes)
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
-
-def to_json(found: Answer) -> dict[str, Any]:
-    """The fields as plain data for `json.dumps`."""
-    job, sweep, arms = found.job, sweep_for(found), found.arms.items()
-    moved, time = asking(found)
-    return {
-        "verdict": found.verdict.value,
-        "sentence": found.sentence,
-        "share_is_of": "communication" if job.step_us is None else "step",
-        "least": found.least,
-        "system": found.system,
-        "modelled": found.modelled,
-        "nccl_version": found.nccl_version,
-        "job_nccl_version": job.nccl_version,
-        "sources": job.sources,
-        "calls": sum(kind.calls for kind in job.kinds),
-        "step": None if job.steps is None else asdict(job.steps),
-        "parts": [asdict(part) for part in parts_of(found)],
-        "asks_tuner_share": job.share_of([k for k, kind in enumerate(job.kinds) if kind.asks]),
-        "asks_tuner_share_of_bytes": moved,
-        "asks_tuner_share_of_communication": time,
-        "not_covered_share": job.share_of([*found.uncovered]),
-        "arms": {
-            name: {
-                "communication": asdict(arm.communication),
-                "step": None if arm.step is None else asdict(arm.step),
-                "given_back": None if arm.given_back is None else asdict(arm.given_back),
-            }
-            for name, arm in arms
-        },
-        "kinds": [
-            {
-                **asdict(line.kind),
-                "time_share": line.time_share,
-                "exposed_share": line.exposed_share,
-                "better_config": line.config or None,
-                "gain": None if line.gain is None else asdict(line.gain),
-                "reason": line.reason,
-            }
-            for line in lines_of(found)
-        ],
-        "notes": found.notes,
-        "sweep": None if sweep is None else sweep.text,
-    }
-
-
-def tables(found: Answer, rows: int | None = None) -> Iterator[TableBlock]:
-    """Savings by arm, and the most important calls, at most `rows`."""
-    has_steps = found.job.step_us is not None
-    arms = []
-    for name, arm in found.arms.items():
-        told = [arm.communication, *([arm.step] if arm.step is not None else [])]
-        is_known = len(arm.unknown) < sum(kind.asks for kind in found.job.kinds)
-        texts = [each.text if is_known else "not known" for each in told]
-        back = ["not known" if arm.given_back is None else arm.given_back.text] * has_steps
-        arms.append([_ARMS[name], *texts, *back])
-    heads = ["under", "of communication time"]
-    heads += ["of step time", "of it by what compute gets back"] if has_steps else []
-    yield TableBlock("Saved, with 90 % intervals", heads, arms)
+    yield TableBlock("Saved, with 90 % intervals", ["under", *heads.values()], arms)
     shown = [
         [
-            line.kind.collective,
-            size_label(line.kind.size_bytes),
-            line.kind.group or "-",
-            line.shape,
-            str(line.kind.calls),
-            f"{line.time_share:.1%}",
-            *([f"{line.exposed_share:.1%}"] if line.exposed_share is not None else []),
-            line.kind.ran or "-",
-            line.config or "-",
-            line.reason if line.gain is None else "-" if line.config == _OWN else line.gain.text,
+            row["collective"],
+            size_label(row["size_bytes"]),
+            row["group"] or "-",
+            row["shape"],
+            str(row["calls"]),
+            f"{row['time_share']:.1%}",
+            *([f"{row['exposed_share']:.1%}"] if has_steps else []),
+            row["ran"] or "-",
+            row["better_config"] or "-",
+            "-" if row["better_config"] == _OWN else text_of(row["gain"]) or row["reason"],
         ]
-        for line in lines_of(found)[:rows]
+        for row in told["kinds"][:rows]
     ]
-    heads = [
+    columns = [
         *("collective", "size", "group", "nodes x ranks", "calls"),
         *(("of step", "exposed") if has_steps else ("of time",)),
         *("NCCL ran", "better", "calls save"),
     ]
-    yield TableBlock("The calls that matter", heads, shown, layout="reasons")
+    yield TableBlock("The calls that matter", columns, shown, layout="reasons")
 
 
-def write(found: Answer, names: list[str], out: Path) -> Path:
-    """Write page and JSON into `out`; returns the page's path."""
-    sweep = sweep_for(found)
-    gains = [line for line in lines_of(found) if line.gain is not None]
-    gains.sort(key=lambda line: (line.kind.collective, line.shape, line.kind.size_bytes))
-    low, high = ends = _ends([line.gain for line in gains if line.gain is not None])
+def text_of(estimate: dict[str, float] | None) -> str:
+    """An estimate of `to_json` as text; empty for None."""
+    return "" if estimate is None else Estimate(**estimate).text
+
+
+def write(told: dict[str, Any], names: list[str], out: Path) -> Path:
+    """Write page, JSON and sweep of what `to_json` says into `out`; returns the page's path."""
+    gains = [row for row in told["kinds"] if row["gain"] is not None]
+    gains.sort(key=lambda row: (row["collective"], row["shape"], row["size_bytes"]))
+    # The axis has all intervals, and at least a little on both sides of 0.
+    low = min((row["gain"]["low"] for row in gains), default=0.0)
+    high = max((row["gain"]["high"] for row in gains), default=0.0)
+    margin = max(0.01, 0.05 * (max(high, 0.0) - min(low, 0.0)))
+    low, high = ends = min(low, -margin), max(high, margin)
     header = {
-        "found": found,
+        "told": told,
         "names": names,
-        "parts": parts_of(found),
-        "asking": asking_text(found),
-        "steps": found.job.steps,
+        "asking": asking_text(told),
         "gains": gains,
         "ends": ends,
         "at": lambda share: 2.0 + 96.0 * (share - low) / (high - low),
-        "blocks": list(tables(found)),
-        "sweep": None if sweep is None else sweep.text,
+        "blocks": list(tables(told)),
         "size_label": size_label,
+        "text_of": text_of,
     }
-    return write_page(out, "job", to_json(found), [], header)
-
-
-def _ends(gains: Sequence[Estimate]) -> tuple[float, float]:
-    """Axis limits of gains: all intervals, and at least a little on both sides of 0."""
-    low, high = min((g.low for g in gains), default=0.0), max((g.high for g in gains), default=0.0)
-    margin = max(0.01, 0.05 * (max(high, 0.0) - min(low, 0.0)))
-    return min(low, -margin), max(high, margin)
+    page = write_page(out, "job", told, [], header)
+    if told["sweep"] is not None:
+        (out / "cover.toml").write_text(told["sweep"], encoding="utf-8")
+    return page

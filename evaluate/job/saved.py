@@ -8,11 +8,13 @@ Of a step, a call saves at most what no compute hid of it. The *central* figure 
 saving up to that, since as a rule compute waits for the end of a call. The interval allows for
 overlap that shifts: at least what the hidden part of the call cannot take up, and at most all of
 its process group's savings up to all that is exposed of that group in the step, since the calls of
-a group follow one another on one stream. A hidden call slows the compute beside it: what it gives
-back, by fewer multiprocessors or by being shorter, is told by rows beside matrix products
-(job_tasks.py), of several kinds of compute by the least and the most of them, and by how far these
-are from the job's. Without such rows a longer call takes more from compute, and a shorter one gives
-some back, which widens the interval.
+a group follow one another on one stream. A longer call is longer in all of its exposed part, and of
+the hidden one in what compute does not go on for (`compute_ratio`).
+
+A hidden call slows the compute beside it: what it gives back, by fewer multiprocessors or by being
+shorter, is told by rows beside matrix products (job_tasks.py), of several kinds of compute by the
+least and the most of them, and by how far these are from the job's. Without such rows a longer call
+takes more from compute, and a shorter one gives some back, which widens the interval.
 
 The interval, 90 %, is between quantiles of draws: of the least and of the most that overlap leaves
 of the gains (gains.py), each with how far the job is from the benchmark, in which calls were alone,
@@ -27,14 +29,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.objective import EARLY
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import UnknownName
-from dynamiccl.evaluate.job.calls import Job, Kind, with_nodes
-from dynamiccl.evaluate.job.gains import DRAWS, Gains, Modelled, Source
+from dynamiccl.evaluate.job.calls import Job, Kind
+from dynamiccl.evaluate.job.gains import DRAWS, Gains, Source
 from dynamiccl.nccl import Collective
 
 if TYPE_CHECKING:
@@ -69,7 +73,6 @@ _WIDE: Final = 10.0
 _DARK: Final = 0.1
 POLICY: Final = "policy"
 TABLE: Final = "table"
-BEST: Final = "best"
 
 
 class Conclusion(StrEnum):
@@ -116,11 +119,6 @@ class Arm:
     #: Of the step, what compute gets back; None: not known of any call, or no steps.
     given_back: Estimate | None
 
-    @property
-    def decisive(self) -> Estimate:
-        """The share saved of the step if known, else of communication."""
-        return self.communication if self.step is None else self.step
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -130,25 +128,21 @@ class Answer:
     #: The verdict as a sentence.
     sentence: str
     job: Job
-    #: The arms by name: the policy where one was given, the table, the best.
+    #: The arms by name: that which the verdict is about, the policy or the table, is the first.
     arms: dict[str, Arm]
-    #: What the gains are from: a system's name, and whether a model of it says them.
-    system: str
-    modelled: bool
-    nccl_version: str | None
+    source: Source
     least: float
     notes: list[str]
 
     @property
     def deciding(self) -> Arm:
         """The arm that the verdict is about."""
-        return self.arms.get(POLICY, self.arms[TABLE])
+        return next(iter(self.arms.values()))
 
     @property
-    def uncovered(self) -> dict[int, str]:
-        """Kinds of calls with unknown gains, with the reason; largest first."""
-        time = self.job.kind_us
-        return dict(sorted(self.deciding.unknown.items(), key=lambda item: -time[item[0]]))
+    def uncovered(self) -> list[int]:
+        """Kinds of calls with unknown gains, largest first."""
+        return sorted(self.deciding.unknown, key=lambda kind: -self.job.kind_us[kind])
 
 
 #: The action of a kind, or why it is not known.
@@ -170,29 +164,21 @@ def answer(
     chooses, beside the table, and `seen` says that it was trained on the runs that the gains are
     of; `least` is the least share saved that counts as a gain.
     """
-    job = with_nodes(job, groups, source.shapes)
+    job = job.placed(groups, source.shapes)
     asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
     told = dict(zip(asking, source.gains([job.kinds[k] for k in asking]), strict=True))
-    gains = {k: each for k, each in told.items() if isinstance(each, Gains)}
-    lacking = {k: each for k, each in told.items() if isinstance(each, str)}
     default_us = np.full(len(job.kinds), np.nan)
-    for k, each in gains.items():
-        default_us[k] = each.default_us
+    for k, each in told.items():
+        if isinstance(each, Gains):
+            default_us[k] = each.default_us
     sums = _Sums(job.timed(default_us), default_us)
-    arms = {
-        TABLE: _arm(TABLE, sums, gains, lacking, lambda _, gain: gain.best),
-        BEST: _best(sums, gains, lacking),
-    }
-    if policy is not None:
-        arms = {POLICY: _arm(POLICY, sums, gains, lacking, policy), **arms}
-    modelled = isinstance(source, Modelled)
-    arm = arms.get(POLICY, arms[TABLE])
-    verdict, sentence = judge(sums.job, arm, least, modelled=modelled)
+    choices: dict[str, Choose] = {} if policy is None else {POLICY: policy}
+    choices[TABLE] = lambda _, gains: gains.best
+    arms = {name: _arm(name, sums, told, choose) for name, choose in choices.items()}
+    arm = next(iter(arms.values()))
+    verdict, sentence = judge(sums.job, arm, least, source)
     notes = [*sums.job.notes, *_notes(sums.job, arm, source, seen=seen)]
-    return Answer(
-        verdict, sentence, sums.job, arms, source.system, modelled, source.nccl_version, least,
-        notes,
-    )  # fmt: skip
+    return Answer(verdict, sentence, sums.job, arms, source, least, notes)
 
 
 def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
@@ -201,23 +187,23 @@ def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
     supports, configs = table_supports(manifest), manifest.actions().configs
 
     def choose(kind: Kind, gains: Gains) -> int | str:
-        same = [
-            s for s in supports if (s.num_nodes, s.num_ranks) == (kind.num_nodes, kind.num_ranks)
-        ]
-        named = [s for s in same if s.system == system]
-        if not named and len(same) > 1:
-            names = [s.system for s in same]
-            raise UnknownName("system", system, names, where="the policy; name one with --system")
-        if not same:
+        shape = kind.num_nodes, kind.num_ranks
+        same = [s for s in supports if (s.num_nodes, s.num_ranks) == shape]
+        fitting = [s for s in same if s.system == system] or same
+        if not fitting:
             # The plugin has no table there, and leaves the choice to NCCL.
             return ABSTAIN_ACTION
-        support, collective = (named or same)[0], Collective.parse(kind.collective)
+        if len(fitting) > 1:
+            names = [s.system for s in fitting]
+            raise UnknownName("system", system, names, where="the policy; name one with --system")
+        support, collective = fitting[0], Collective.parse(kind.collective)
         asked = cold_questions(manifest, support, [collective], [kind.bin])
         observations = Observations.cold(asked.context)
         wanted = configs[int(decide(policy, observations, asked.mask, asked.rule)[0])]
-        if wanted not in gains.configs or not gains.known[gains.configs.index(wanted)]:
+        action = gains.configs.index(wanted) if wanted in gains.configs else None
+        if action is None or np.isnan(gains.draws[0, action]):
             return f"the policy wants {wanted.key}, which was not measured near this size"
-        return gains.configs.index(wanted)
+        return action
 
     return choose
 
@@ -230,11 +216,13 @@ class _Sums:
         random = np.random.default_rng(1)
         #: (D,) how far the job is from the benchmark.
         self.apart = random.standard_normal(DRAWS)
-        #: (D, B) weights of the blocks.
-        self.blocks = np.ones((DRAWS, job.num_blocks))
+        #: (1 + D, B) weights of the blocks.
+        self.blocks = np.ones((1 + DRAWS, job.num_blocks))
         if job.num_blocks >= _LEAST_BLOCKS:
-            self.blocks = random.dirichlet(np.ones(job.num_blocks), DRAWS) * job.num_blocks
-        ratio = np.where(job.mean_us > 0.0, default_us / job.mean_us, np.nan)
+            drawn = random.dirichlet(np.ones(job.num_blocks), DRAWS)
+            self.blocks[1:] = drawn * job.num_blocks
+        mean_us = job.kind_us / np.maximum(job.of_kind(pl.lit(1.0)), 1e-12)
+        ratio = np.where(mean_us > 0.0, default_us / mean_us, np.nan)
         #: (K,) ln of the job's time over the benchmark's, and the share of it that is the latter's.
         self.off = np.nan_to_num(np.minimum(np.abs(np.log(ratio)), _MOST_APART))
         self.surely = np.nan_to_num(np.minimum(1.0, ratio), nan=1.0)
@@ -270,26 +258,29 @@ class _Sums:
 
         `shares` (1 + D,), the first their mean, and what is `given` back are by kind.
         """
-        job, exposed = self.job, self.job.exposed_us
-        blocks = np.bincount(job.block, job.time_us * job.weight, minlength=job.num_blocks)
+        job = self.job
         # All time saved; of exposed time the middle; what may shift to or from compute.
         all_us, step_us, back_us, given_us = np.zeros((4, 1 + DRAWS, job.num_blocks))
         group_us = np.zeros((int(self.group.max(initial=0)) + 1, 1 + DRAWS, job.num_blocks))
         able_us = np.zeros((len(group_us), job.num_blocks))
         for kind, share in shares.items():
-            calls = np.flatnonzero(job.kind == kind)
-            order = calls[np.argsort(job.block[calls], kind="stable")]
-            block, starts = np.unique(job.block[order], return_index=True)
-            time, weight = job.time_us[order], job.weight[order]
-            out = time if exposed is None else exposed[order]
+            calls = job.calls.filter(kind=kind).sort("block", maintain_order=True)
+            block, starts = np.unique(calls["block"], return_index=True)
+            time, weight = calls["time_us"].to_numpy(), calls["weight"].to_numpy()
+            out = calls["exposed"].to_numpy() * time
             # The least is of the benchmark's time alone.
             held = np.where(_LOW & (share > 0.0), self.surely[kind], 1.0)
             whole_us = (share * held)[:, None] * np.add.reduceat(time * weight, starts)
             bare_us = np.add.reduceat(out * weight, starts)
+            hidden_us = np.add.reduceat((time - out) * weight, starts)
+            longer = np.maximum(-share, 0.0)
+            # How much longer a call may be before compute waits for it; not known: none at least.
+            ratio = calls["compute_ratio"].to_numpy().astype(np.float64)
+            room = np.nan_to_num(np.maximum(ratio - 1.0, 0.0) * time, nan=np.inf)
+            least_room = np.where(np.isinf(room), 0.0, EARLY * room)
             all_us[:, block] += whole_us
             group_us[self.group[kind]][:, block] += np.maximum(whole_us, 0.0)
             able_us[self.group[kind], block] += bare_us
-            hidden_us = np.add.reduceat((time - out) * weight, starts)
             if kind in given:
                 given_us[:, block] += given[kind][:, None] * hidden_us
             else:
@@ -298,10 +289,14 @@ class _Sums:
                 saved = np.maximum(share * held, 0.0)[rows, None] * time
                 least = np.maximum(saved - (time - out), 0.0)
                 kept = np.where(_LOW[rows, None], least, np.minimum(saved, out))
+                late = longer[rows, None] * (time - out)
+                late -= np.where(_LOW[rows, None], least_room, room)
+                kept -= np.maximum(late, 0.0)
                 step_us[np.ix_(rows, block)] += np.add.reduceat(kept * weight, starts, axis=1)
             step_us[:, block] += np.minimum(share, 0.0)[:, None] * bare_us
-        weights = np.vstack([np.ones(job.num_blocks), self.blocks])
-        communication = self._estimate(all_us * weights, blocks * weights)
+        us = job.calls["time_us"] * job.calls["weight"]
+        blocks_us = np.bincount(job.calls["block"], us, minlength=job.num_blocks)
+        communication = self._estimate(all_us, blocks_us.astype(np.float64))
         if job.step_us is None:
             return communication, None, None
         # Each group's savings in a step, up to its exposed time; and what compute takes or gets.
@@ -309,64 +304,54 @@ class _Sums:
         step_us = np.where(_HIGH[:, None], np.maximum(step_us, top_us), step_us)
         step_us += _TAKEN * np.where(_HIGH[:, None], np.maximum(back_us, 0.0), 0.0)
         step_us += _TAKEN * np.where(_LOW[:, None], np.minimum(back_us, 0.0), 0.0)
-        whole = job.step_us * weights
-        step = self._estimate((step_us + given_us) * weights, whole)
-        return communication, step, self._estimate(given_us * weights, whole) if given else None
+        step = self._estimate(step_us + given_us, job.step_us)
+        return communication, step, self._estimate(given_us, job.step_us) if given else None
 
-    @staticmethod
-    def _estimate(saved: Floats, whole: Floats) -> Estimate:
-        total = whole.sum(axis=1)
-        shares = np.where(total > 0.0, saved.sum(axis=1) / np.where(total > 0.0, total, 1.0), 0.0)
+    def _estimate(self, saved_us: Floats, whole_us: Floats) -> Estimate:
+        """Of (1 + D, B) saved of (B,)."""
+        saved = (saved_us * self.blocks).sum(axis=1)
+        whole = (whole_us * self.blocks).sum(axis=1)
+        shares = np.divide(saved, whole, out=np.zeros(len(saved)), where=whole > 0.0)
         return Estimate.of(float(shares[0]), shares[_LOW], shares[_HIGH])
 
 
-def _arm(
-    name: str, sums: _Sums, gains: dict[int, Gains], lacking: dict[int, str], choose: Choose
-) -> Arm:
-    shares, configs, unknown = dict[int, Floats](), dict[int, str](), dict(lacking)
-    given = dict[int, Floats]()
-    for kind, each in gains.items():
-        action = choose(sums.job.kinds[kind], each)
-        if isinstance(action, str):
-            unknown[kind] = action
-        else:
-            shares[kind] = sums.shares(kind, each.draws[:, action])
-            back = sums.given(shares[kind], each.lost, action)
-            given |= {} if back is None else {kind: back}
-            configs[kind] = "" if action == ABSTAIN_ACTION else each.configs[action].key
+def _arm(name: str, sums: _Sums, told: dict[int, Gains | str], choose: Choose) -> Arm:
+    """`told` has the gains of each kind that asks a tuner, or why they are not known."""
+    shares, given = dict[int, Floats](), dict[int, Floats]()
+    configs, unknown = dict[int, str](), dict[int, str]()
+    for kind, gains in told.items():
+        action = gains if isinstance(gains, str) else choose(sums.job.kinds[kind], gains)
+        if isinstance(gains, str) or isinstance(action, str):
+            unknown[kind] = str(action)
+            continue
+        shares[kind] = sums.shares(kind, gains.draws[:, action])
+        back = sums.given(shares[kind], gains.lost, action)
+        given |= {} if back is None else {kind: back}
+        configs[kind] = "" if action == ABSTAIN_ACTION else gains.configs[action].key
     calls = {k: Estimate.of(float(share[0]), share[1:], share[1:]) for k, share in shares.items()}
     return Arm(name, configs, calls, unknown, *sums.estimates(shares, given))
 
 
-def _best(sums: _Sums, gains: dict[int, Gains], lacking: dict[int, str]) -> Arm:
-    """As if in each draw the best config were known: what no table exceeds."""
-    shares = {}
-    for kind, each in gains.items():
-        most = np.where(each.known, each.draws, -np.inf).max(axis=1)
-        shares[kind] = np.maximum(sums.shares(kind, most), 0.0)
-    return Arm(BEST, {}, {}, lacking, *sums.estimates(shares, {}))
-
-
-def judge(job: Job, arm: Arm, least: float, *, modelled: bool = False) -> tuple[Conclusion, str]:
+def judge(job: Job, arm: Arm, least: float, source: Source) -> tuple[Conclusion, str]:
     """The verdict about an arm, and a sentence for it."""
-    has_steps = job.step_us is not None
-    what = "step time" if has_steps else "communication time"
-    part = "of the step is exposed communication" if has_steps else "of communication time is"
     asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
-    found = arm.decisive
-    known = "the model" if modelled else "the measurements"
-    who = "The policy" if arm.name == POLICY else f"The best table of {known}"
-    reach, dark = job.share_of(asking), job.share_of(list(arm.unknown))
     if not asking:
         return Conclusion.NOTHING, "Nothing to gain: no call of this job asks a tuner."
-    back = arm.given_back
+    # The step decides where it is known, else communication.
+    found, back = arm.step or arm.communication, arm.given_back
+    known = "the model" if source.is_modelled else "the measurements"
+    who = "the policy" if arm.name == POLICY else f"the best table of {known}"
+    has_steps = arm.step is not None
+    what = "step time" if has_steps else "communication time"
+    part = "of the step is exposed communication" if has_steps else "of communication time is"
+    reach, dark = job.share_of(asking), job.share_of(list(arm.unknown))
     if has_steps and reach < least and (back is None or back.high < least):
         return Conclusion.NOTHING, (
             f"Nothing to gain: {reach:.1%} {part} that asks a tuner, and no more can be saved."
         )
     if found.low > 0.0 and found.high >= least:
         more = f"; nothing is known of {dark:.0%}" if dark >= least else ""
-        return Conclusion.GAIN, f"{_saves(job, who, found)}{_back(job, arm)}{more}."
+        return Conclusion.GAIN, f"{_saves(job, arm, found, who)}{more}."
     if dark >= max(least, _DARK * reach):
         times: dict[str, float] = {}
         for k, reason in arm.unknown.items():
@@ -383,55 +368,43 @@ def judge(job: Job, arm: Arm, least: float, *, modelled: bool = False) -> tuple[
     hides = ""
     if arm.step is not None and arm.communication.low > least:
         hides = f", since compute hides most of the {arm.communication.mean:.0%} of communication"
-    return Conclusion.NOTHING, (
-        f"Nothing to gain: {who[0].lower()}{who[1:]} would save {found.text} of {what}{hides}."
-    )
+    return Conclusion.NOTHING, f"Nothing to gain: {who} would save {found.text} of {what}{hides}."
 
 
-def _saves(job: Job, who: str, found: Estimate) -> str:
-    """What is saved, of the step in ms where there is one."""
+def _saves(job: Job, arm: Arm, found: Estimate, who: str) -> str:
+    """What is saved, of the step in ms where there is one, and what of it by giving back."""
+    back = arm.given_back
     if job.step_us is None:
-        return f"{who} would save {found.text} of communication time"
+        return f"{who[0].upper()}{who[1:]} would save {found.text} of communication time"
     step_ms = float(job.step_us.mean()) / 1000.0
     exposed_ms = job.share_of(range(len(job.kinds))) * step_ms
-    low_ms, high_ms = found.low * step_ms, found.high * step_ms
+    by = ""
+    if back is not None and abs(back.mean) >= _TOLD:
+        by = f", {back.mean * step_ms:.3g} of them by what compute gets back"
     return (
-        f"Of the step's {step_ms:.3g} ms {exposed_ms:.3g} are exposed communication; "
-        f"{who[0].lower()}{who[1:]} would save {low_ms:.3g} to {high_ms:.3g} ms ({found.mean:.1%})"
+        f"Of the step's {step_ms:.3g} ms {exposed_ms:.3g} are exposed communication; {who} would "
+        f"save {found.low * step_ms:.3g} to {found.high * step_ms:.3g} ms ({found.mean:.1%}){by}"
     )
-
-
-def _back(job: Job, arm: Arm) -> str:
-    """What of a saving is by giving multiprocessors back, if it is something."""
-    back = arm.given_back
-    if back is None or job.step_us is None or abs(back.mean) < _TOLD:
-        return ""
-    step_ms = float(job.step_us.mean()) / 1000.0
-    return f", {back.mean * step_ms:.3g} of them by what compute gets back"
 
 
 def _notes(job: Job, arm: Arm, source: Source, *, seen: bool) -> list[str]:
     """Caveats for the reader."""
-    notes = []
     versions = {job.nccl_version, source.nccl_version}
-    if isinstance(source, Modelled) and None not in versions and len(versions) == 2:
-        notes.append(f"the model is of NCCL {source.nccl_version}; the job ran {job.nccl_version}")
-    if job.step_us is None:
-        notes.append(
-            "the trace has no steps: how much of its communication compute hides is not known, so "
-            "this is about communication time only"
-        )
-    if job.num_blocks < _LEAST_BLOCKS:
-        notes.append("fewer than three steps: how steps differ is not in the intervals")
-    if arm.given_back is None and job.exposed_us is not None:
-        notes.append(
-            "what compute gets back from its calls is not known, only bounded: rows beside matrix "
-            'products would tell it ([[interference]] kind = "matmul")'
-        )
-    if seen:
-        notes.append(
-            "the policy was trained on these runs: fresh runs as --data say better what it gains"
-        )
-    if arm.name == POLICY and not any(arm.configs.values()):
-        notes.append("the policy leaves the choice of all these calls to NCCL")
-    return notes
+    is_other = source.is_modelled and None not in versions and len(versions) == 2
+    has_steps = job.step_us is not None
+    leaves = arm.name == POLICY and not any(arm.configs.values())
+    notes = {
+        f"the model is of NCCL {source.nccl_version}; the job ran {job.nccl_version}": is_other,
+        "the trace has no steps: how much of its communication compute hides is not known, so this "
+        "is about communication time only": not has_steps,
+        "fewer than three steps: how steps differ is not in the intervals": (
+            job.num_blocks < _LEAST_BLOCKS
+        ),
+        "what compute gets back from its calls is not known, only bounded: rows beside matrix "
+        'products would tell it ([[interference]] kind = "matmul")': (
+            has_steps and arm.given_back is None
+        ),
+        "the policy was trained on these runs: fresh runs as --data say better what it gains": seen,
+        "the policy leaves the choice of all these calls to NCCL": leaves,
+    }
+    return [note for note, is_so in notes.items() if is_so]

@@ -7,7 +7,7 @@ from dynamiccl.collect.sweep import load_sweep
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
 from tests.calls import calls_table, traced
-from tests.cli.conftest import Shell, refused
+from tests.cli.conftest import Shell
 from tests.evaluate.jobs import sweep
 from tests.published import folder
 from tests.rows import MIB
@@ -40,11 +40,10 @@ def test_a_gain_is_told_with_a_page_and_data(shell: Shell, tmp_path: Path) -> No
 def test_what_is_not_covered_becomes_a_sweep_that_loads(shell: Shell, tmp_path: Path) -> None:
     stored(tmp_path, size_bytes=64 * MIB)
     line = ("dynamiccl-evaluate", "job", "job", "--data", "data")
-    told = shell(*line, "--plan", "cover.toml", "--json").json
+    told = shell(*line, "--out", "o", "--json").json
     assert told["verdict"] == "cannot-tell"
-    assert told["plan"] == "cover.toml"
-    assert load_sweep(tmp_path / "cover.toml").file.sizes.ladder() == (64 * MIB,)
-    assert "exists already" in refused(shell(*line, "--plan", "cover.toml"), 2)
+    assert told["arms"]["table"]["communication"] is None
+    assert load_sweep(tmp_path / "o" / "cover.toml").file.sizes.ladder() == (64 * MIB,)
     shown = shell(*line)
     assert "to cover it, measure this sweep" in shown.out
     assert shown.code == 0
@@ -56,7 +55,7 @@ def test_a_policy_is_told_beside_the_table(shell: Shell, policy: Path, tmp_path:
     told = shell(
         "dynamiccl-evaluate", "job", "job", "--data", "data", "--policy", policy, "--json"
     ).json
-    assert set(told["arms"]) == {"policy", "table", "best"}
+    assert set(told["arms"]) == {"policy", "table"}
     assert round(told["arms"]["policy"]["communication"]["mean"], 3) == -0.2
     assert told["arms"]["table"]["communication"]["mean"] == 0.0
     assert told["verdict"] == "nothing"
