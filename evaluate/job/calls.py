@@ -257,9 +257,10 @@ def job_of(
             f"{share:.0%} of communication time is of a few ranks alone and may hold waiting for "
             "the others; intervals begin at the benchmark's time"
         )
-    # Steps that hold none of the calls say nothing of them.
-    steps = None if step_us is None else steps
-    exposed = _exposed(placed, steps, notes)
+    # Steps that hold none of the calls say nothing of them; then nobody asks what is exposed.
+    exposed, mean_step = pl.ones(placed.height, pl.Float64, eager=True), None
+    if steps is not None and step_us is not None:
+        exposed, mean_step = _exposed(placed, steps, notes), _mean_step(steps, ranks)
     versions = placed["nccl_version"].drop_nulls().unique().sort().to_list()
     return Job(
         kinds=[Kind(**row) for row in kinds.to_dicts()],
@@ -267,7 +268,7 @@ def job_of(
         has_times=placed["time_us"].count() > 0,
         num_blocks=placed["block"].n_unique() if step_us is None else len(step_us),
         step_us=step_us,
-        steps=None if steps is None else _mean_step(steps, ranks),
+        steps=mean_step,
         nccl_version=versions[-1] if versions else None,
         sources=placed["source"].unique().sort().to_list(),
         notes=notes,
@@ -297,13 +298,8 @@ def _blocks(
     return calls.sort(order, maintain_order=True).with_columns(block=part), None, 1
 
 
-def _exposed(calls: pl.DataFrame, steps: pl.DataFrame | None, notes: list[str]) -> pl.Series:
-    """(C,) share of each call beside which no compute ran; where missing, the average by steps.
-
-    Without steps all of it: nobody asks.
-    """
-    if steps is None:
-        return pl.ones(calls.height, pl.Float64, eager=True)
+def _exposed(calls: pl.DataFrame, steps: pl.DataFrame, notes: list[str]) -> pl.Series:
+    """(C,) share of each call beside which no compute ran; where missing, the average by steps."""
     exposed_us, whole_us = float(steps["exposed_us"].sum()), float(steps["communication_us"].sum())
     share = exposed_us / whole_us if whole_us > 0.0 else 1.0
     own = calls.select((pl.col("exposed_us") / pl.col("time_us")).clip(0.0, 1.0)).to_series()

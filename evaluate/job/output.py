@@ -19,8 +19,6 @@ from dynamiccl.sizes import size_label
 _OWN: Final = "NCCL's own"
 _ARMS: Final = {POLICY: "the policy", TABLE: "the best table"}
 _PARTS: Final = ("communication", "step", "given_back")
-#: Independent runs: enough for an interval of a few per cent (docs/evaluate.md).
-_CYCLES: Final = 5
 #: The most sizes; those that take most time come first.
 _MOST_SIZES: Final = 24
 _ALGORITHMS: Final = ("Ring", "Tree", "NVLS", "NVLSTree", "PAT")
@@ -88,9 +86,14 @@ def _parts(found: Answer) -> list[dict[str, Any]]:
             ("waiting for other ranks", max(0.0, exposed - asks - other), "dark"),
             ("idle", idle, "idle"),
         ]
-    us = whole_us if job.has_times else None
     return [
-        {"letter": letter, "name": name, "us": us and share * us, "share": share, "look": look}
+        {
+            "letter": letter,
+            "name": name,
+            "us": share * whole_us if job.has_times else None,
+            "share": share,
+            "look": look,
+        }
         for letter, (name, share, look) in zip("ABCDEF", told, strict=False)
     ]
 
@@ -134,7 +137,6 @@ def sweep_for(found: Answer) -> Sweep | None:
             "groups": [{"num_nodes": n, "ranks_per_node": per} for n, per in shapes],
             "sizes": {"list": sorted([*sizes][:_MOST_SIZES])},
             "algorithms": _ALGORITHMS,
-            "cycles": _CYCLES,
         }
     )
     head = "What a job calls and no sweep has measured, by dynamiccl-evaluate job."

@@ -116,11 +116,6 @@ class Arm:
     #: Of the step, what compute gets back; None: not known of any call, or no steps.
     given_back: Estimate | None
 
-    @property
-    def decisive(self) -> Estimate:
-        """The share saved of the step if known, else of communication."""
-        return self.communication if self.step is None else self.step
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -331,10 +326,11 @@ def judge(job: Job, arm: Arm, least: float, source: Source) -> tuple[Conclusion,
     asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
     if not asking:
         return Conclusion.NOTHING, "Nothing to gain: no call of this job asks a tuner."
-    found, back = arm.decisive, arm.given_back
+    # The step decides where it is known, else communication.
+    found, back = arm.step or arm.communication, arm.given_back
     known = "the model" if source.is_modelled else "the measurements"
     who = "the policy" if arm.name == POLICY else f"the best table of {known}"
-    has_steps = job.step_us is not None
+    has_steps = arm.step is not None
     what = "step time" if has_steps else "communication time"
     part = "of the step is exposed communication" if has_steps else "of communication time is"
     reach, dark = job.share_of(asking), job.share_of(list(arm.unknown))
@@ -344,7 +340,7 @@ def judge(job: Job, arm: Arm, least: float, source: Source) -> tuple[Conclusion,
         )
     if found.low > 0.0 and found.high >= least:
         more = f"; nothing is known of {dark:.0%}" if dark >= least else ""
-        return Conclusion.GAIN, f"{_saves(job, arm, who)}{more}."
+        return Conclusion.GAIN, f"{_saves(job, arm, found, who)}{more}."
     if dark >= max(least, _DARK * reach):
         times: dict[str, float] = {}
         for k, reason in arm.unknown.items():
@@ -364,9 +360,9 @@ def judge(job: Job, arm: Arm, least: float, source: Source) -> tuple[Conclusion,
     return Conclusion.NOTHING, f"Nothing to gain: {who} would save {found.text} of {what}{hides}."
 
 
-def _saves(job: Job, arm: Arm, who: str) -> str:
+def _saves(job: Job, arm: Arm, found: Estimate, who: str) -> str:
     """What is saved, of the step in ms where there is one, and what of it by giving back."""
-    found, back = arm.decisive, arm.given_back
+    back = arm.given_back
     if job.step_us is None:
         return f"{who[0].upper()}{who[1:]} would save {found.text} of communication time"
     step_ms = float(job.step_us.mean()) / 1000.0
