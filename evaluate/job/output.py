@@ -86,9 +86,14 @@ def _parts(found: Answer) -> list[dict[str, Any]]:
             ("waiting for other ranks", max(0.0, exposed - asks - other), "dark"),
             ("idle", idle, "idle"),
         ]
-    us = whole_us if job.has_times else None
     return [
-        {"letter": letter, "name": name, "us": us and share * us, "share": share, "look": look}
+        {
+            "letter": letter,
+            "name": name,
+            "us": share * whole_us if job.has_times else None,
+            "share": share,
+            "look": look,
+        }
         for letter, (name, share, look) in zip("ABCDEF", told, strict=False)
     ]
 

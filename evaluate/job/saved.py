@@ -23,6 +23,7 @@ and with the blocks of the trace (the Bayesian bootstrap: Rubin 1981).
 C calls of K kinds in B blocks, A configs, D draws, the first half of them of the least.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -67,6 +68,8 @@ _HIGH: Final = np.arange(1 + DRAWS) > DRAWS // 2
 LEAST: Final = 0.005
 #: A part of a saving below this share of the step is not told.
 _TOLD: Final = 0.0005
+#: Calls of which at most this share is exposed count as hidden.
+_HIDDEN: Final = 0.05
 #: An interval that reaches so many times further says nothing, if it includes 0.
 _WIDE: Final = 10.0
 #: Of what asks a tuner, the share of which nothing may be known where the answer is "nothing".
@@ -407,4 +410,24 @@ def _notes(job: Job, arm: Arm, source: Source, *, seen: bool) -> list[str]:
         "the policy was trained on these runs: fresh runs as --data say better what it gains": seen,
         "the policy leaves the choice of all these calls to NCCL": leaves,
     }
-    return [note for note, is_so in notes.items() if is_so]
+    return [*(note for note, is_so in notes.items() if is_so), *_max_ctas(job, arm)]
+
+
+def _max_ctas(job: Job, arm: Arm) -> list[str]:
+    """What lowers an AllGather's channels where no table does, for groups that compute hides."""
+    groups = dict[str, list[int]]()
+    for number, kind in enumerate(job.kinds):
+        groups.setdefault(kind.group, []).append(number)
+    notes = []
+    for group, kinds in groups.items():
+        gathers = {job.kinds[k].collective for k in kinds} >= {Collective.AllGather.wire}
+        keys = [arm.configs.get(k, "") for k in kinds]
+        asked = [int(found[1]) for key in keys if (found := re.search(r"(\d+)ch", key))]
+        hidden = job.kind_exposed_us[kinds].sum() <= _HIDDEN * job.kind_us[kinds].sum()
+        if arm.given_back is not None and job.step_us is not None and gathers and hidden and asked:
+            notes.append(
+                f"compute hides all calls of process group '{group}', and from NCCL 2.29 on no "
+                f"table lowers an AllGather's channels: max_ctas = {max(asked)} in its options "
+                "does, of its other calls, p2p and NVLS, too; sweep again with it"
+            )
+    return notes

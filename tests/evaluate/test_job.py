@@ -313,6 +313,27 @@ def test_rows_beside_products_tell_what_compute_gets_back() -> None:
     assert both.given_back.high == pytest.approx(1.3 * saved, rel=0.02)
 
 
+@pytest.mark.parametrize(("exposed_us", "says"), [(0.0, True), (50.0, False)])
+def test_a_group_that_compute_hides_may_have_fewer_channels_by_max_ctas(
+    exposed_us: float, says: bool
+) -> None:
+    """Its gathers, whose channels no table lowers, are among its calls."""
+    measured = pl.concat([few_channels(), beside({16: 0.12, 4: 0.03})])
+    asks = pl.when("is_default").then(None).otherwise(4).cast(pl.Int64)
+    measured = measured.with_columns(requested_num_channels=asks)
+    plain = {"num_nodes": 1, "group": "fsdp", "exposed_us": exposed_us}
+    calls = [traced(0, 100.0, **plain), traced(1, 100.0, collective="AllGather", **plain)]
+    steps = steps_frame(4, 1000.0, communication_us=200.0, exposed_us=2 * exposed_us)
+
+    def four(_kind: Kind, gains: Gains) -> int:
+        return [config.key for config in gains.configs].index("Ring/LL/4ch")
+
+    found = against(job(stepped(calls), steps), measured, policy=four)
+    told = [note for note in found.notes if "max_ctas = 4" in note]
+    assert bool(told) is says
+    assert all("process group 'fsdp'" in note for note in told)
+
+
 def test_without_rows_beside_products_it_is_said_that_they_are_missing() -> None:
     found = against(exposed_job(0.0), few_channels(), policy=few_channels_policy)
     assert found.deciding.given_back is None
