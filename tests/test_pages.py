@@ -74,6 +74,7 @@ ELSEWHERE: Final = {
     r"--ray": ("tests/cluster/test_study_ray.py", "--ray"),
     r"--optuna": ("tests/train/test_search.py", "optuna"),
     r"--resume": ("tests/train/test_interrupted.py", "--resume"),
+    r"--objective job": ("tests/cli/test_slack.py", '"--objective", "job"'),
     r"export RUN --group": ("tests/train/gaussian/test_fit.py", "groups=[(16, 8)]"),
     r"dynamiccl-train trial": ("tests/cluster/test_study_array.py", "trial"),
     r"dynamiccl-train study": ("tests/train/test_study.py", "study"),
