@@ -32,6 +32,8 @@ from dynamiccl.nccl import Config
 from dynamiccl.sizes import BINS_PER_OCTAVE, size_bin
 
 _PLACE: Final = ("collective", "num_nodes", "num_ranks", "bin")
+#: Collective, nodes and ranks.
+_Shape = tuple[str, int, int]
 #: Major and minor number of a release.
 _MINOR: Final = r"^(\d+\.\d+)"
 #: Parts of a task's calls, by how long the compute beside them goes on.
@@ -191,9 +193,7 @@ def job_tasks(
     ]
 
 
-def losses_of(
-    measurements: pl.DataFrame,
-) -> dict[tuple[str, int, int], dict[int, dict[str, Losses]]]:
+def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Losses]]]:
     """Collective, nodes and ranks -> size bin -> edge -> what each config costs compute.
 
     By rows beside products in the default environment; those of NCCL's own choice must be there.
@@ -212,21 +212,18 @@ def losses_of(
         # Of a single row without drift the error is not known: as large as what it says.
         error=(spread / pl.len().sqrt()).fill_null(share.mean().abs()),
     )
-    found = defaultdict[tuple[str, int, int], dict[int, dict[str, Losses]]](
-        lambda: defaultdict(dict)
-    )
+    found = defaultdict[_Shape, dict[int, dict[str, Losses]]](lambda: defaultdict(dict))
     for key, part in told.sort(keys).group_by(keys, maintain_order=True):
         collective, nodes, ranks, size, edge = key
         own_us = part.filter("is_default")["time_us"].to_list()
-        if own_us:
-            found[str(collective), int(str(nodes)), int(str(ranks))][size_bin(int(str(size)))][
-                f"{edge:g}"
-            ] = {
-                "" if row["is_default"] else config_of(row).key: (
-                    row["share"], row["error"], row["time_us"] / own_us[0]
-                )
-                for row in part.to_dicts()
-            }  # fmt: skip
+        if not own_us:
+            continue
+        by_config: Losses = {}
+        for row in part.to_dicts():
+            name = "" if row["is_default"] else config_of(row).key
+            by_config[name] = row["share"], row["error"], row["time_us"] / own_us[0]
+        shape = str(collective), int(str(nodes)), int(str(ranks))
+        found[shape][size_bin(int(str(size)))][f"{edge:g}"] = by_config
     return found
 
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from dynamiccl.datasets.manifest import JobTask
 from dynamiccl.drawn_worlds import Floats, Ints
 
-#: Of what compute was measured to lose, what the job's surely does to NCCL's own choice, and may do
-#: to another config; and of the compute beside a call, the share that hides it in every iteration
-#: (benchmarks/bench_job_time.py, on other sweeps than it judges by).
-_OWN_LOSES, _OTHERS_LOSE = 0.7, 1.0
+#: Of what compute was measured to lose to NCCL's own choice, what the job's surely does; to another
+#: config it may lose all of it (benchmarks/bench_job_time.py, on other sweeps than it judges by).
+_OWN_LOSES: Final = 0.7
+#: Of the compute beside a call, the share that hides it in every iteration.
 EARLY: Final = 0.8
 #: A call is never let take more than so many times as long.
 _MOST_LONGER: Final = 2.0
@@ -63,7 +63,7 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
     `times_us` are what calls surely take at most. The job's compute loses another share than what
     was measured, and does not hide a call as long in every iteration.
     """
-    factors = np.full(loss.shape[-1], _OTHERS_LOSE)
+    factors = np.ones(loss.shape[-1])
     factors[0] = _OWN_LOSES
     most = step_change_us(times_us, factors * loss, kernel_us, EARLY * compute_us)
     most[..., 0] = 0.0
@@ -76,18 +76,20 @@ def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
     The most by any of the E kinds of compute that `loss` (E, A) is of, and for the rank whose
     kernel waits as for the one for which the others wait; NaN where a loss is not known.
     """
-    times = task.time_us * longer
+    times, kinds = task.time_us * longer, len(loss)
     times[:, 0] = task.time_us
     changes = [
-        np.mean([_of_all(times, loss, kernel_us, each) for each in task.compute_us], axis=0)
-        for kernel_us in (task.time_us, task.time_us + task.skew_us)
+        np.mean(
+            [
+                # Compute goes on so many times as long as a kernel, whatever that waits for.
+                sure_change_us(times, loss, np.full(kinds, each * task.time_us), each * us)
+                for us in np.array(task.compute_us)[:, None].repeat(kinds, axis=1)
+            ],
+            axis=0,
+        )
+        for each in (1.0, 1.0 + task.skew_us / task.time_us)
     ]
     return np.asarray(np.max(changes, axis=(0, 1)))
-
-
-def _of_all(times_us: Floats, loss: Floats, kernel_us: float, compute_us: float) -> Floats:
-    kinds = len(loss)
-    return sure_change_us(times_us, loss, np.full(kinds, kernel_us), np.full(kinds, compute_us))
 
 
 def may_take(loss: Floats, task: JobTask) -> Floats:
