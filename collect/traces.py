@@ -317,7 +317,8 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
         for gpu in gpus
     }
     computes = {gpu: _running(compute) for gpu, (compute, _) in by_gpu.items()}
-    ratios = {gpu: _compute_ratios(*ran) for gpu, ran in by_gpu.items()}
+    ends_us = [end for _, end, _ in marks]
+    ratios = {g: _compute_ratios(ran[0], ran[1], ends_us) for g, ran in by_gpu.items()}
     launched = _launched(spans)
     found = [launched.get(kernel.correlation, (kernel.start_us, [])) for kernel in kernels]
     shares = Counter(id(around[0]) for _, around in found if around)
@@ -480,14 +481,15 @@ def _steps(marks: Sequence[tuple[float, float, int]], spans: _Spans, base_us: fl
 
 
 def _compute_ratios(
-    compute: Sequence[_Span], kernels: Sequence[_Span]
+    compute: Sequence[_Span], kernels: Sequence[_Span], ends_us: Sequence[float]
 ) -> dict[tuple[float, float], float]:
     """Begin and end of each call, us -> how long compute beside it goes on, over the calls' time.
 
-    Compute *waits* for a call where it pauses for a tenth of it. Calls that follow each other
-    without a pause count together: from the begin of the first until compute waits, or ends, or
-    the next such calls begin, over the time in which any of them runs. Of a call that compute waits
-    for it is the hidden share at most.
+    Compute *waits* for a call where it pauses for a tenth of it, or when the call ends. Calls that
+    follow each other without a pause count together: from the begin of the first until compute
+    waits, or the next such calls begin, over the time in which any of them runs. The last ones of a
+    step (`ends_us`) have the compute beside them alone, since what waits for them leaves no trace.
+    Of a call that compute waits for it is the hidden share at most.
     """
     ordered = np.array(sorted(span[:2] for span in compute)).reshape(-1, 2)
     begins = np.append(-math.inf, np.maximum.accumulate(ordered[:, 1]))
@@ -499,7 +501,9 @@ def _compute_ratios(
         first = np.searchsorted(stops, call.start_us, "right")
         at = slice(first, np.searchsorted(begins, call.end_us))
         paused = np.minimum(stops[at], call.end_us) - np.maximum(begins[at], call.start_us)
-        long = np.flatnonzero(paused > min(_PAUSE_US, call.duration_us / 10)) + first
+        is_long = paused > min(_PAUSE_US, call.duration_us / 10)
+        is_long |= (begins[at] < call.end_us) & (stops[at] > call.end_us)
+        long = np.flatnonzero(is_long) + first
         waits |= set(long.tolist())
         hidden_us = hidden(call.end_us) - hidden(call.start_us)
         share = hidden_us / call.duration_us if len(long) and call.duration_us else math.inf
@@ -511,7 +515,9 @@ def _compute_ratios(
     for run, after in zip_longest(runs, runs[1:]):
         first_us, last_us = run[0].start_us, max(call.end_us for call in run)
         wait = waited[np.searchsorted(stops[waited], first_us, "right")]
-        until_us = min(begins[wait], after[0].start_us if after else math.inf)
+        step_end_us = min((end for end in ends_us if end >= first_us), default=math.inf)
+        is_last = after is None or after[0].start_us > step_end_us
+        until_us = min(begins[wait], last_us if is_last else after[0].start_us)
         busy_us = called(last_us) - called(first_us)
         ratio = max(until_us - first_us, 0.0) / busy_us if busy_us > 0.0 else 0.0
         for call in run:

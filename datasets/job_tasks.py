@@ -28,7 +28,7 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.store import read, read_calls
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
-from dynamiccl.nccl import Config
+from dynamiccl.nccl import Config, NcclVersion
 from dynamiccl.sizes import BINS_PER_OCTAVE, size_bin
 
 _PLACE: Final = ("collective", "num_nodes", "num_ranks", "bin")
@@ -156,10 +156,12 @@ def job_tasks(
         if len(systems) > 1:
             told = ", ".join(sorted(systems))
             raise UserError(f"{what} of several systems ({told}), and a job's step is of one")
-    versions = pl.Series([s.nccl_version for s in manifest.supports], dtype=pl.String)
-    minors = set(versions.str.extract(_MINOR).drop_nulls())
-    version = pl.col("nccl_version").str.extract(_MINOR)
-    rows = measurements.filter(pl.col("system").is_in(names), version.is_in(minors))
+    # As tables are made for the newest release that was measured.
+    held = [NcclVersion.parse(s.nccl_version) for s in manifest.supports if s.nccl_version]
+    newest = max(held, default=None)
+    minor = None if newest is None else f"{newest.major}.{newest.minor}"
+    same = pl.col("nccl_version").str.extract(_MINOR).eq_missing(pl.lit(minor))
+    rows = measurements.filter(pl.col("system").is_in(names), same)
     placed, losses = placed_calls(calls, manifest), losses_of(rows)
     known = ("compute_ratio", "time_us")
     tasks = placed.group_by(_PLACE, maintain_order=True).agg(
@@ -183,7 +185,7 @@ def job_tasks(
             f"none of the job's {tasks.height} tasks has both compute beside it, as Kineto traces "
             f"tell it (not of {untold}; {waited} have none), and rows beside matrix products within"
             f" an octave on its ranks and nodes, of {' '.join(names)} under NCCL "
-            f'{", ".join(sorted(minors))}: sweep with [[interference]] kind = "matmul"'
+            f'{minor or "of no known release"}: sweep with [[interference]] kind = "matmul"'
         )
     far = tasks.height - untold - waited - len(found)
     return found, [

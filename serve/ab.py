@@ -47,10 +47,10 @@ _PREPARED: Final = re.compile(r"dynamiccl-run: ((?:loads no|NCCL's own choice st
 _GRACE_S: Final = 10.0
 #: A launch without a limit may take so many times as long as the other kind's, and that at least.
 _MUCH_LONGER, _LEAST_LIMIT_S = 3.0, 600.0
-#: One that is cut at so many times the other's whole time would not have ended.
-_LONGER: Final = 1.5
 #: A job that says nothing for so many of its steps, and seconds, hangs.
 _SILENT_STEPS, _SILENT_S = 20.0, 60.0
+#: And for so many times what lies between two lines with steps.
+_SILENT_LINES: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class Launch:
     wall_s: float
     #: Whether it was ended when its time was up.
     was_cut: bool
+    #: For how long it had said nothing when it ended, or was.
+    silent_s: float
     #: None: too few steps were found.
     step_s: float | None
     #: Communicators in which a table acted, all of them, and why none did, as most ranks have it.
@@ -112,8 +114,10 @@ def launch(
             # Polars takes SIGINT with SA_RESTART: a wait without a limit would not hear Ctrl-C.
             code = job.wait(limit)
     finally:
+        # Before it is ended: launchers speak when they are.
+        silent_s = time.time() - output.stat().st_mtime
         _end(job)
-    wall_s, silent_s = time.monotonic() - began, time.time() - output.stat().st_mtime
+    wall_s = time.monotonic() - began
     # A carriage return ends a line, too, as progress bars have it.
     with output.open(encoding="utf-8", errors="replace") as lines:
         steps = [step for line in lines if (step := step_of(line, step_time))][_WARM_UP:]
@@ -124,15 +128,19 @@ def launch(
     if code is None and step_s is None:  # its whole time is what it was given
         least = _WARM_UP + _LEAST_STEPS
         problem = f"fewer than {least} step times were found in its {limit:g} s"
-    elif code is None and silent_s > max(_SILENT_S, _SILENT_STEPS * (step_s or 0.0)):
+    # As often as it spoke before, whatever its log's interval is.
+    rhythm_s = (wall_s - silent_s) / max(len(steps), 1)
+    usual_s = max(_SILENT_S, _SILENT_STEPS * (step_s or 0.0), _SILENT_LINES * rhythm_s)
+    if code is None and not problem and silent_s > usual_s:
         problem = f"it said nothing in the last {silent_s:.0f} of its {limit:g} s"
-    return Launch(arm, str(output), problem, wall_s, code is None, step_s, *tables)
+    return Launch(arm, str(output), problem, wall_s, code is None, silent_s, step_s, *tables)
 
 
 def environment_of(arm: str) -> dict[str, str]:
     """This environment, with NCCL's log in the job's output; `without` us without what is ours."""
     found = dict(os.environ)
     found.pop("NCCL_DEBUG_FILE", None)
+    found["PYTHONUNBUFFERED"] = "1"  # else a file gets lines by the hundred
     subsystems = found.get("NCCL_DEBUG_SUBSYS", "")
     if found.get("NCCL_DEBUG", "").upper() not in {"INFO", "TRACE"}:
         found |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
@@ -207,11 +215,14 @@ def conclude(pairs: Sequence[tuple[Launch, Launch]], worse: float) -> tuple[str,
     ours, theirs = pairs[-1]
     if theirs.problem:
         return "fails without us", [f"not our doing, {theirs.in_short}"]
-    hangs = ours.was_cut and not theirs.was_cut and ours.wall_s > _LONGER * theirs.wall_s
+    hangs = ours.was_cut and not theirs.was_cut and ours.silent_s > theirs.wall_s
     if ours.problem or hangs:
         ended = f"it did not end in {ours.wall_s:.4g} s, and did in {theirs.wall_s:.4g} s without"
         why = ours.in_short if ours.problem else f"{ended}; see {ours.output}"
-        return "fails", [f"with DynamICCL and not without, {why}"]
+        # One that waits in a queue has no step, and nothing of NCCL's.
+        has_begun = not ours.was_cut or ours.communicators or ours.reason or ours.step_s
+        verdict, more = ("fails", "") if has_begun else ("unknown", ", nor made a communicator")
+        return verdict, [f"with DynamICCL and not without, {why}{more}"]
     what, times = "step time", [(a.step_s, b.step_s) for a, b in pairs if a.step_s and b.step_s]
     if len(times) < len(pairs):
         what, times = "time of whole launches", [(a.wall_s, b.wall_s) for a, b in pairs]

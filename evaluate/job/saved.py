@@ -249,8 +249,10 @@ class _Sums:
         if lost is None or np.isnan(lost[:, action]).any():
             return None
         each = lost[:, :1] - (1.0 - share) * lost[:, [action]]
-        scaled = np.multiply.outer(np.array(_OTHER_COMPUTE), each).reshape(-1, len(share))
-        found = np.where(_LOW, scaled.min(axis=0), scaled.max(axis=0))
+        # The least: of NCCL's own less than measured, and of the other all; the most: more of both.
+        least = each - (1.0 - _OTHER_COMPUTE[0]) * lost[:, :1]
+        most = np.maximum(_OTHER_COMPUTE[1] * each, each)
+        found = np.where(_LOW, least.min(axis=0), most.max(axis=0))
         found[0] = each[:, 0].mean()
         return np.asarray(found)
 
@@ -280,7 +282,7 @@ class _Sums:
             # How much longer a call may be before compute waits for it; not known: none at least.
             ratio = calls["compute_ratio"].to_numpy().astype(np.float64)
             room = np.nan_to_num(np.maximum(ratio - 1.0, 0.0) * time, nan=np.inf)
-            least_room = np.where(np.isinf(room), 0.0, EARLY * room)
+            least_room = np.nan_to_num(np.maximum(EARLY * ratio - 1.0, 0.0) * time)
             all_us[:, block] += whole_us
             group_us[self.group[kind]][:, block] += np.maximum(whole_us, 0.0)
             able_us[self.group[kind], block] += bare_us

@@ -98,7 +98,8 @@ def ab_command(
         elif code == 1:
             record["said"].append(f"NOT switched off (--keep); to do so: touch {kill}")
         # What another mode shows says nothing of the tables, and what shows nothing hides nothing.
-        if record["mode"] == DEFAULT_MODE and (code == 1 or record["verdict"] in PROVEN):
+        is_proof = record["mode"] == DEFAULT_MODE and (code == 1 or record["verdict"] in PROVEN)
+        if is_proof or record["switched_off"]:
             _write(artifact, record)
     except OSError as error:  # another user's installation
         record["said"].append(f"NOT WRITTEN: {error}")

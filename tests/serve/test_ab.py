@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.doctor import Machine
-from dynamiccl.serve.ab import Launch, environment_of, is_worse, launch, limit_s, step_of
+from dynamiccl.serve.ab import Launch, conclude, environment_of, is_worse, launch, limit_s, step_of
 from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import ask_probe
@@ -184,11 +184,24 @@ def test_a_job_that_hangs_with_us_fails_though_steps_came_before(home: Path) -> 
 
 
 def test_a_launch_without_a_limit_gets_one_by_those_without_us() -> None:
-    ended = Launch("without", "log", None, 1_000.0, False, 0.1, 0, 0, None)
+    ended = Launch("without", "log", None, 1_000.0, False, 0.0, 0.1, 0, 0, None)
     assert limit_s(None, []) == math.inf
     assert limit_s(None, [ended]) == 3_000.0
     assert limit_s(None, [replace(ended, wall_s=5.0)]) == 600.0
     assert limit_s(7.0, [ended]) == 7.0
+
+
+def test_a_job_that_never_began_is_not_taken_for_one_that_hangs() -> None:
+    """It waited in a queue, say: neither a step nor a communicator."""
+    theirs = Launch("without", "log", None, 100.0, False, 0.0, 0.1, 0, 3, None)
+    ours = Launch("with", "log", "fewer than 8 step times", 600.0, True, 599.0, None, 0, 0, None)
+    verdict, [said, *_] = conclude([(ours, theirs)], 0.02)
+    assert verdict == "unknown"
+    assert "nor made a communicator" in said
+    # A longer run, which still made steps when it was cut, is compared by its steps.
+    longer = replace(ours, problem=None, silent_s=0.1, step_s=0.1, acted_in=3, communicators=3)
+    assert conclude([(longer, theirs)] * 2, 0.02)[0] != "fails"
+    assert conclude([(replace(longer, silent_s=400.0), theirs)], 0.02)[0] == "fails"
 
 
 def test_a_job_that_falls_silent_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

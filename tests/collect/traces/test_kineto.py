@@ -146,8 +146,8 @@ def test_calls_that_follow_each_other_share_the_compute_until_it_waits(tmp_path:
         chrome.collective(start, 100.0)
     chrome.collective(1405.0, 500.0)
     # Until the next calls begin; until compute waits, at 1400; of the one that it waits for, and
-    # begins when it has ended, nothing; and until compute ends.
-    expected = [900 / 200] * 2 + [200 / 100, 100 / 600, 0.0, 400 / 100]
+    # begins when it has ended, nothing; and the last one has what runs beside it.
+    expected = [900 / 200] * 2 + [200 / 100, 100 / 600, 0.0, 100 / 100]
     assert ratios(chrome, tmp_path) == pytest.approx(expected, abs=0.002)
 
 
@@ -158,6 +158,29 @@ def test_a_short_call_that_compute_waits_for_is_not_taken_for_a_pause(tmp_path: 
         chrome.compute(100.0 * step, 60.0)
         chrome.collective(100.0 * step + 61.0, 12.0)
     assert ratios(chrome, tmp_path) == [0.0] * 20
+
+
+def test_the_last_calls_of_a_step_have_no_compute_but_that_beside_them(tmp_path: Path) -> None:
+    """A bucket ends 10 us before the backward pass, and the optimizer that wants it follows."""
+    chrome = Chrome()
+    for step in range(2):
+        begin = 10_000.0 * step
+        chrome.step(step, begin, 10_000.0)
+        chrome.compute(begin, 1_000.0)
+        chrome.compute(begin + 1_000.0, 3_000.0)
+        chrome.collective(begin + 100.0, 200.0)
+        chrome.collective(begin + 500.0, 490.0)
+    assert ratios(chrome, tmp_path) == pytest.approx([400 / 200, 1.0] * 2)
+
+
+def test_a_call_that_ends_in_a_pause_is_waited_for(tmp_path: Path) -> None:
+    """However short the pause is: 15 us of 1,000."""
+    chrome = Chrome()
+    chrome.compute(0.0, 985.0)
+    chrome.collective(0.0, 1_000.0)
+    chrome.compute(1_001.0, 4_000.0)
+    chrome.collective(3_000.0, 100.0)
+    assert ratios(chrome, tmp_path) == pytest.approx([0.985, 1.0])
 
 
 def test_the_last_bucket_behind_the_backward_pass_is_exposed(tmp_path: Path) -> None:
