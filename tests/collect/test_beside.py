@@ -193,6 +193,7 @@ def test_sweep_that_was_killed_goes_on_and_has_both_sides_of_each_config(
             assert time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGKILL)
+        process.join()  # its lock goes when it is gone
     summary = run(made, tmp_path, sweep_path, resume=True)
     assert summary["ended"] == "done"
     found = rows(tmp_path)
