@@ -76,17 +76,11 @@ def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
     The most by any of the E kinds of compute that `loss` (E, A) is of, and for the rank whose
     kernel waits as for the one for which the others wait; NaN where a loss is not known.
     """
-    times, kinds = task.time_us * longer, len(loss)
+    times, compute_us = task.time_us * longer, np.array(task.compute_us)[:, None]
     times[:, 0] = task.time_us
     changes = [
-        np.mean(
-            [
-                # Compute goes on so many times as long as a kernel, whatever that waits for.
-                sure_change_us(times, loss, np.full(kinds, each * task.time_us), each * us)
-                for us in np.array(task.compute_us)[:, None].repeat(kinds, axis=1)
-            ],
-            axis=0,
-        )
+        # Compute goes on so many times as long as a kernel, whatever that waits for.
+        sure_change_us(times, loss, np.array(each * task.time_us), each * compute_us).mean(axis=0)
         for each in (1.0, 1.0 + task.skew_us / task.time_us)
     ]
     return np.asarray(np.max(changes, axis=(0, 1)))

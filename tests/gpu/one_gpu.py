@@ -1,8 +1,14 @@
 """The environment of ranks that share one GPU, each a node of its own to NCCL."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
+
+import polars as pl
+
+from dynamiccl.datasets import store
 
 #: Whether the stand-in runs in place of nccl-tests, to check a test itself without a GPU.
 #   NCCL_TESTS_STAND_IN  tests/gpu: anything: the stand-in for nccl-tests runs, without a GPU.
@@ -28,3 +34,20 @@ def python_path() -> str:
     """PYTHONPATH of a process that imports our packages, beside what this one finds by it."""
     root = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def collected(folder: Path, sweep: str, limit_s: float) -> pl.DataFrame:
+    """All rows of a sweep that is run into `folder`/data; it must end well, within the limit."""
+    file, data = folder / "sweep.toml", folder / "data"
+    file.write_text(sweep)
+    command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(file)]
+    done = subprocess.run(
+        [*command, "--out", str(data)],
+        env={**plain_environment(), "PYTHONPATH": python_path()},
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return store.read(data)

@@ -9,17 +9,14 @@ means anything. Rows and picture are left in out/gpu/beside.
 """
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from dynamiccl.collect.describe import both_sides, plot_systems
-from dynamiccl.datasets import store
 from tests.gpu.nccl_ranks import skip_without_nccl
-from tests.gpu.one_gpu import SOCKETS_ONLY, plain_environment, python_path
+from tests.gpu.one_gpu import SOCKETS_ONLY, collected
 
 pytestmark = pytest.mark.gpu
 
@@ -64,19 +61,8 @@ def test_both_sides_are_measured_under_nccl(tmp_path: Path, sweep_path: Path) ->
         group = "{ num_nodes = 2, ranks_per_node = 1, num_hosts = 1 }"
         sockets = ", ".join(f'{name} = "{value}"' for name, value in SOCKETS_ONLY.items())
         launcher = SHARED.format(sockets_only=sockets)
-    sweep = tmp_path / "sweep.toml"
-    sweep.write_text(SWEEP.format(group=group, plugin=sweep_path, launcher=launcher))
-    command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(sweep)]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "data")],
-        env={**plain_environment(), "PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = store.read(tmp_path / "data")
+    sweep = SWEEP.format(group=group, plugin=sweep_path, launcher=launcher)
+    found = collected(tmp_path, sweep, 1500)
     shutil.rmtree(OUT, ignore_errors=True)
     shutil.copytree(tmp_path / "data", OUT, ignore=shutil.ignore_patterns(".journal"))
     failed = found.filter(~pl.col("status").is_in(["ok", "infeasible"]))

@@ -14,7 +14,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,13 +21,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynamiccl.datasets import store
 from dynamiccl.datasets.job_tasks import losses_at, losses_of
 from dynamiccl.datasets.manifest import JobTask
 from dynamiccl.datasets.objective import change_of_task_us
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.gpu.nccl_ranks import run_ranks, skip_without_nccl, write_bound_artifact
-from tests.gpu.one_gpu import SOCKETS_ONLY, plain_environment, python_path
+from tests.gpu.one_gpu import SOCKETS_ONLY, collected
 
 pytestmark = pytest.mark.gpu
 
@@ -98,19 +96,7 @@ def measured(folder: Path, plugin: Path, half: dict[str, str]) -> pl.DataFrame:
     """The rows of the sweep beside products."""
     environment = ", ".join(f'{n} = "{v}"' for n, v in (SOCKETS_ONLY | half).items())
     told = {"plugin": plugin, "environment": environment, "size": SIZE_BYTES, "edge": EDGE}
-    sweep = folder / "sweep.toml"
-    sweep.write_text(SWEEP.format(**told))
-    command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(sweep)]
-    done = subprocess.run(
-        [*command, "--out", str(folder / "data")],
-        env={**plain_environment(), "PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return store.read(folder / "data").filter(pl.col("status") == "ok")
+    return collected(folder, SWEEP.format(**told), 600).filter(pl.col("status") == "ok")
 
 
 def step_us(root: Path, plugin: Path, count: int, half: dict[str, str]) -> float:
