@@ -93,7 +93,12 @@ def limit_s(seconds: float | None, without: Iterable[Launch]) -> float:
 
 
 def launch(
-    arm: str, command: Sequence[str], output: Path, limit: float, step_time: str | None
+    arm: str,
+    artifact: Path,
+    command: Sequence[str],
+    output: Path,
+    limit: float,
+    step_time: str | None,
 ) -> Launch:
     """Run a job once, for `limit` s at most; nothing of it is left when this ends.
 
@@ -103,7 +108,7 @@ def launch(
     with output.open("wb") as log:
         job = subprocess.Popen(
             command,
-            env=environment_of(arm),
+            env=environment_of(arm, artifact),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -136,8 +141,11 @@ def launch(
     return Launch(arm, str(output), problem, wall_s, code is None, silent_s, step_s, *tables)
 
 
-def environment_of(arm: str) -> dict[str, str]:
-    """This environment, with NCCL's log in the job's output; `without` us without what is ours."""
+def environment_of(arm: str, artifact: Path) -> dict[str, str]:
+    """This environment, with NCCL's log in the job's output; `without` us without what is ours.
+
+    With us it names the artifact that is judged, whatever is installed meanwhile.
+    """
     found = dict(os.environ)
     found.pop("NCCL_DEBUG_FILE", None)
     found["PYTHONUNBUFFERED"] = "1"  # else a file gets lines by the hundred
@@ -152,6 +160,8 @@ def environment_of(arm: str) -> dict[str, str]:
             if name.startswith("DYNAMICCL_") or (name in plugins and "dynamiccl" in value):
                 del found[name]
         found["DYNAMICCL_DISABLE"] = "1"  # a dynamiccl-run within the command does nothing, too
+    else:
+        found["DYNAMICCL_ARTIFACT"] = str(artifact)
     return found
 
 

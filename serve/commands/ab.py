@@ -52,8 +52,6 @@ def ab_command(
     kill = Path(os.environ.get("DYNAMICCL_KILL_FILE") or artifact / KILL_NAME)
     out = out or Path(time.strftime("ab-%Y%m%d-%H%M%S"))
     _check(command, kill, step_time, out)
-    # The one that is judged, whatever is installed meanwhile.
-    os.environ["DYNAMICCL_ARTIFACT"] = str(artifact)
     out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "verdict": "unknown",
@@ -81,7 +79,8 @@ def ab_command(
                 with cli.working(told):
                     log = out / f"{number:02d}-{arm}.log"
                     known = [theirs for _, theirs in done] or list(pair.values())
-                    pair[arm] = launch(arm, started, log, limit_s(seconds, known), step_time)
+                    limit = limit_s(seconds, known)
+                    pair[arm] = launch(arm, artifact, started, log, limit, step_time)
                 print(f"{told}: {pair[arm].in_short}", file=sys.stderr, flush=True)
             done.append((pair["with"], pair["without"]))
             record["verdict"], record["said"] = conclude(done, worse)

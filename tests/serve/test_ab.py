@@ -69,9 +69,14 @@ def command(home: Path, options: tuple[str, ...], job: tuple[str, ...]) -> list[
     return [*run, sys.executable, str(home.parent / "job.py"), *job]
 
 
+def clean() -> dict[str, str]:
+    return {n: v for n, v in os.environ.items() if not n.startswith(("DYNAMICCL", "NCCL"))}
+
+
 def ran(line: list[str]) -> "subprocess.CompletedProcess[str]":
-    clean = {n: v for n, v in os.environ.items() if not n.startswith(("DYNAMICCL", "NCCL"))}
-    return subprocess.run(line, env=clean, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        line, env=clean(), capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def tried(
@@ -203,7 +208,7 @@ def test_a_job_that_falls_silent_hangs(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("dynamiccl.serve.ab._SILENT_S", 1.0)
     steps = "import time\nfor _ in range(9): print('step time: 0.01 s', flush=True)\n"
     job = [sys.executable, "-c", f"{steps}time.sleep(60)"]
-    found = launch("with", job, tmp_path / "log", 3.0, None)
+    found = launch("with", tmp_path, job, tmp_path / "log", 3.0, None)
     assert found.problem is not None
     assert "said nothing in the last" in found.problem
 
@@ -263,10 +268,11 @@ def test_both_arms_have_what_shows_the_lines(
     given: dict[str, str], debug: str, subsystems: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", given | {"DYNAMICCL_MODE": "adaptive"})
-    for arm, ours in (("with", "DYNAMICCL_MODE"), ("without", "DYNAMICCL_DISABLE")):
-        found = environment_of(arm)
+    with_us = {"DYNAMICCL_MODE", "DYNAMICCL_ARTIFACT"}
+    for arm, ours in (("with", with_us), ("without", {"DYNAMICCL_DISABLE"})):
+        found = environment_of(arm, Path("artifact"))
         assert (found["NCCL_DEBUG"], found.get("NCCL_DEBUG_SUBSYS")) == (debug, subsystems)
-        assert found.keys() - {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "PYTHONUNBUFFERED"} == {ours}
+        assert found.keys() - {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "PYTHONUNBUFFERED"} == ours
 
 
 @pytest.mark.parametrize("what", ["endless", "stubborn"])
@@ -275,8 +281,9 @@ def test_ctrl_c_ends_the_job_and_keeps_what_there_is(what: str, home: Path) -> N
     words = command(home, ("--out", str(home.parent / "out")), ("0.1", "0.1", what))
     log = home.parent / "out"
     deadline = time.monotonic() + 60
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(words, env=clean(), stderr=subprocess.PIPE, text=True) as running:
         while not any("['" in p.read_text() for p in log.glob("*.log")):
+            assert running.poll() is None, running.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
