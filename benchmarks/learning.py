@@ -4,15 +4,15 @@
     FULL=1 python benchmarks/learning.py     # all parts, recipes and draws, and all gates
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
-Parts: `grid`, simulated grids whose truth is known, and `shapes`, group shapes that nobody measured
-(learning_grids.py); the belief in `few-shot`, probe by probe, and `rivals`, after 48 decisions
+Parts: the belief in `few-shot`, probe by probe, and `rivals`, after 48 decisions
 (learning_belief.py), in `sweeps`, whole, noisy and small ones, and `public`, published ones
-(learning_sweeps.py); `narrow`, logs of a table in use; `real`, measured sweeps; `ope`, off-policy
-estimates; `scenarios`, surroundings that change on several systems, against rules and a filter;
-`agents`, whole jobs in a changing world (learning_PART.py); `gate`, what bench_gate.py prints.
+(learning_sweeps.py); `shapes`, group shapes that nobody measured (learning_grids.py); `narrow`,
+logs of a table in use; `ope`, off-policy estimates; `scenarios`, surroundings that change on
+several systems, against rules and a filter; `agents`, whole jobs in a changing world
+(learning_PART.py); `gate`, what bench_gate.py prints.
 
-Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
-`p95_regret`, `ratio_to_default` and `share_worse_than_default`, each with `_lo` and `_hi` (95 %).
+Writes out/bench/learning.json: single figures by name, and under `data_sets` figures by data set
+and policy, with `_lo` and `_hi` (95 %); the part's minutes and its commit.
 """
 
 import json
@@ -28,30 +28,26 @@ from typing import Any, Final
 from harness import OUT, machine_facts
 from learning_agents import agents
 from learning_belief import few_shot_figures, rival_figures
-from learning_grids import measure, shape_figures, simulated_grid, train
+from learning_grids import measure, shape_figures, train
 from learning_narrow import narrow_figures
 from learning_ope import ope_figures
-from learning_real import real_sets
 from learning_scenarios import scenario_figures
 from learning_sweeps import public_figures, sweep_figures
-from learning_tables import cell, columns_of
 from rich.console import Console
 from rich.table import Table
 
 from dynamiccl.datasets.provenance import git_commit
-from dynamiccl.train.recipes import RECIPES, make_recipe
 
 SEEDS: Final = 5
 #: Sweeps of which two of ten shapes are left out in each turn.
 SHAPE_SEEDS: Final = 2
 #: Parts that take half an hour each or more: with FULL=1, or by name.
-LONG: Final = ("grid", "shapes", "scenarios", "agents")
+LONG: Final = ("shapes", "scenarios", "agents")
 #: Judge's worlds, and those on which rivals play; `make bench-learning` has fewer.
 QUICK_WORLDS: Final = 40, 8
 WORLDS: Final = 200, 20
-FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
-#: What parts that take one recipe train where the grid has not chosen one on its validation bins.
-DEFAULT: Final = "ddqn-dueling"
+#: The recipe of the policy whose value is estimated.
+RECIPE: Final = "ddqn-dueling"
 #   FULL  anything: a benchmark makes all its draws, as for docs/; hours in place of minutes.
 FULL: Final = bool(os.environ.get("FULL"))
 HERE: Final = Path(__file__).resolve().parent
@@ -69,19 +65,14 @@ def main() -> None:
     if sys.argv[1:] or not FULL:
         figures = json.loads((PATH if PATH.exists() else SHOWN).read_text(encoding="utf-8"))
 
-    def chosen() -> str:
-        return str(figures.get("chosen_recipe", DEFAULT))
-
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "grid": lambda out: simulated_grid(out, _quiet_recipes() if FULL else FEW, SEEDS),
         "few-shot": lambda _: few_shot_figures(worlds),
         "rivals": lambda _: rival_figures(rival_worlds),
         "sweeps": lambda _: sweep_figures(worlds),
         "public": lambda _: public_figures(),
         "shapes": lambda out: shape_figures(out, SHAPE_SEEDS),
         "narrow": narrow_figures,
-        "real": lambda out: real_sets(out, [chosen(), "gaussian-process"], SEEDS),
-        "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
+        "ope": lambda out: ope_figures(out, train(measure(out, 0), RECIPE, 0)),
         "scenarios": scenario_figures,
         "agents": lambda out: agents(out, SEEDS, OUT / "agents"),
         "gate": lambda _: printed_by_gate(),
@@ -106,12 +97,6 @@ def main() -> None:
     console.print(str(PATH))
 
 
-def _quiet_recipes() -> list[str]:
-    """Recipes that need no Trigger and train on sweeps."""
-    made = {name: make_recipe(name) for name in RECIPES}
-    return [k for k, each in made.items() if not (each.level_threshold or each.places)]
-
-
 def printed_by_gate() -> dict[str, Any]:
     """The results that bench_gate.py wrote."""
     subprocess.run([sys.executable, HERE / "bench_gate.py"], check=True, stdout=subprocess.DEVNULL)
@@ -124,11 +109,17 @@ def printed_by_gate() -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     """Print a table for each data set."""
     for name, policies in figures["data_sets"].items():
-        columns = columns_of(name, policies)
-        table = Table("policy", *columns, title=name)
+        keys = [key for key in next(iter(policies.values())) if not key.endswith(("_lo", "_hi"))]
+        table = Table("policy", *keys, title=name)
         for policy, row in policies.items():
-            table.add_row(policy, *(cell(row, *each) for each in columns.values()))
+            table.add_row(policy, *(_cell(row, key) for key in keys))
         console.print(table)
+
+
+def _cell(row: dict[str, float | None], key: str) -> str:
+    ends = [row.get(f"{key}{end}") for end in ("_lo", "_hi")]
+    shown = ["-" if each is None else f"{each:.4g}" for each in (row.get(key), *ends)]
+    return shown[0] if None in ends else f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
 if __name__ == "__main__":

@@ -1,14 +1,10 @@
-"""Recipes and baselines on simulated full grids with known truth, in several replicates.
+"""The belief at group shapes that nobody measured: ten of H100 nodes, two left out in each turn.
 
-`simulated_grid` scores them at sizes that were left out, `shape_figures` at group shapes.
-
-A *replicate* is a noisy sweep of its own (three cycles), recipes trained on it with a seed of their
-own, and baselines fitted to it. Each is scored once on the test sizes, by the same sweep without
-noise; half of the sizes are no powers of two. Intervals are Student's over replicates, so that they
-hold the noise of the data and the seed together.
+A sweep of all shapes is noisy (three cycles); judge is the same sweep without noise. Half of the
+sizes are no powers of two.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,24 +21,19 @@ from learning_belief import (
     upper,
     with_interval,
 )
-from learning_figures import over_replicates, parallel
+from learning_figures import parallel
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import tuned, usable
-from dynamiccl.datasets.schema import TASK_COLUMNS
+from dynamiccl.datasets.cells import tuned
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
-from dynamiccl.evaluate.lineup import make_policies
-from dynamiccl.evaluate.metrics import Summary, summarise
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 
-NAME: Final = "h100-ib-simulated"
 SWEEP: Final = """
 name = "{name}"
 system = "h100-ib-simulated"
@@ -57,12 +48,8 @@ seed = {seed}
 {noise}
 """
 NO_NOISE: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0"
-#: The part of the test tasks on which there is something to gain.
-BEYOND: Final = f"{NAME}, where NCCL's default loses over 1 %"
 #: On nodes with fewer ranks the model's best is NCCL's default, everywhere.
 SHAPES: Final = [(nodes, ranks) for nodes in (2, 4, 8, 16, 32) for ranks in (4, 8)]
-#: What "slower than the default" means where there is no noise.
-WORSE: Final = 0.01
 #: The recipe of the belief.
 BELIEF: Final = "gaussian-process"
 
@@ -80,32 +67,6 @@ def sweep(
     groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in shapes)
     text = SWEEP.format(name=name, groups=groups, cycles=cycles, seed=seed, noise=noise)
     return simulate(text, out)
-
-
-def simulated_grid(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
-    """Figures by policy, the validation regrets by recipe, and which recipe these choose."""
-    truth = sweep(out / "truth", "truth", cycles=1, seed=1000, noise=NO_NOISE, shapes=SHAPES)
-    measured = {s: data for (_, s), data in parallel(measure, [(out, s) for s in range(seeds)])}
-    jobs = [(measured[seed], recipe, seed) for seed in range(seeds) for recipe in recipes]
-    regrets: dict[str, list[float]] = {recipe: [] for recipe in recipes}
-    learned: dict[int, list[tuple[str, Path]]] = {seed: [] for seed in range(seeds)}
-    for (_, recipe, seed), (regret, policy) in parallel(train, jobs):
-        regrets[recipe].append(regret)
-        learned[seed].append((recipe, policy))
-    draws: dict[str, dict[str, list[Summary]]] = {NAME: {}, BEYOND: {}}
-    for seed in range(seeds):
-        for data_set, found in _score(measured[seed], truth, learned[seed]):
-            draws[data_set].setdefault(found.policy, []).append(found)
-    chosen = min(recipes, key=lambda recipe: float(np.mean(regrets[recipe])))
-    return {
-        "data_sets": {
-            data_set: {name: over_replicates(each) for name, each in policies.items()}
-            for data_set, policies in draws.items()
-        },
-        "grid_tasks": {name: policies[chosen][0].tasks for name, policies in draws.items()},
-        "grid_validation_regret": {name: float(np.mean(each)) for name, each in regrets.items()},
-        "chosen_recipe": chosen,
-    }
 
 
 def shape_figures(out: Path, seeds: int) -> dict[str, Any]:
@@ -128,7 +89,7 @@ def shape_figures(out: Path, seeds: int) -> dict[str, Any]:
 def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
     """Scores at the shapes that are for test in a turn, by truth."""
     split = f"shape:{turn}"
-    _, path = train(data, BELIEF, turn, f"shape-{data.name}", [f"split={split}"])
+    path = train(data, BELIEF, turn, f"shape-{data.name}", [f"split={split}"])
     policy = TorchPolicy.load(path)
     frame, catalogue = tuned(read(data)), policy.manifest.actions()
     parts = Splits.of(frame, split)
@@ -152,29 +113,8 @@ def measure(out: Path, seed: int) -> Path:
 
 def train(
     data: Path, recipe: str, seed: int, name: str = "grid", settings: Sequence[str] = ()
-) -> tuple[float, Path]:
-    """Train a recipe with one seed: its validation regret, and its policy."""
+) -> Path:
+    """Train a recipe with one seed: its policy."""
     uri = f"sqlite:///{data.parent / f'mlflow-{name}-{recipe}-{seed}.db'}"
     done = fit(data, make_recipe(recipe, settings), experiment="grid", tracking_uri=uri, seed=seed)
-    return done.validation_regret, Path(done.run_directory) / "policy"
-
-
-def _score(
-    data: Path, truth: Path, learned: Sequence[tuple[str, Path]]
-) -> Iterator[tuple[str, Summary]]:
-    frame = tuned(read(data))
-    catalogue = Catalogue.from_frame(usable(frame))
-    parts = [task_grid(frame, catalogue, [s]) for s in (Split.TRAIN, Split.VALIDATION, Split.TEST)]
-    loaded = [(name, TorchPolicy.load(path)) for name, path in learned]
-    exact = task_grid(tuned(read(truth)), catalogue, [Split.TEST])
-    assert exact.tasks.select(TASK_COLUMNS).equals(parts[2].tasks.select(TASK_COLUMNS))
-    everywhere = np.arange(exact.tasks.height)
-    beyond = np.flatnonzero(exact.default_us > (1.0 + WORSE) * exact.oracle_us)
-    # Searchers try what was measured; the oracle is the truth's own.
-    choices = {
-        player.name: player.choose(exact if player.name == "oracle" else parts[2])
-        for player in make_policies(parts[0], parts[1], catalogue, loaded)
-    }
-    for name, rows in ((NAME, everywhere), (BEYOND, beyond)):
-        for summary in summarise(exact, rows, choices, WORSE):
-            yield name, summary
+    return Path(done.run_directory) / "policy"
