@@ -11,14 +11,14 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.calls import ENTRY, HEADER, read_header
+from dynamiccl.collect.calls import ENTRY, HEADER
 from dynamiccl.collect.cli import app
 from dynamiccl.collect.describe import describe
 from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
-from dynamiccl.errors import CorruptFile, DynamicclError, OutputError
+from dynamiccl.errors import DynamicclError, OutputError
 from tests.collect.calls.files import entry_bytes, header_bytes, record, write
 from tests.rows import default
 
@@ -204,25 +204,6 @@ def test_damaged_entry_is_named_and_costs_nothing_else(tmp_path: Path) -> None:
     assert [r.reason for r in summary.rejected] == [f"the entry at byte {place} is damaged"]
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "does not begin with 'DCCALLS'"),
-        (b"# nThread 1 nGpus 8\n", "does not begin with 'DCCALLS'"),
-        (header_bytes()[:200], "ends at byte 200, within its header"),
-        (header_bytes()[:-1] + b"?", "the checksum of its header is wrong"),
-        (header_bytes(version=2), "version 2"),
-        (header_bytes(entry_bytes=96), "entries of 96 bytes"),
-    ],
-)
-def test_file_without_a_good_header_is_refused(data: bytes, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.dcc"
-    path.write_bytes(data)
-    with pytest.raises(CorruptFile, match=said) as caught:
-        take(path, tmp_path / "out")
-    assert str(path) in str(caught.value)
-
-
 def test_bad_file_among_good_ones_costs_only_itself(tmp_path: Path) -> None:
     write(tmp_path / "in", [record(0, 0)])
     (tmp_path / "in" / "foreign.dcc").write_bytes(b"something else")
@@ -295,12 +276,3 @@ def test_any_damage_gives_the_untouched_calls_or_our_error(
     if is_headed and whole:
         assert refused is None
         assert set(store.read(folder / "out", "calls")["sequence"]) == whole
-
-
-@RELAXED
-@given(data=st.binary(max_size=700))
-def test_any_bytes_behind_the_magic(data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "x.dcc"
-    path.write_bytes(b"DCCALLS\0" + data)
-    with pytest.raises(CorruptFile):
-        read_header(path)
