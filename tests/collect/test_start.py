@@ -29,7 +29,6 @@ from dynamiccl.collect.schedule import Launch
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import Outcome, make_strategy
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UserError
 from dynamiccl.libraries import SWEEP_NAME
 from dynamiccl.slurm import BatchScript
@@ -58,16 +57,6 @@ def test_shard_is_read(text: str, shard: Shard) -> None:
 def test_what_is_no_shard_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(UserError, match=r"is no share; write I/N with I from 0 to N-1, like 0/4"):
         parse_shard(text)
-
-
-def test_shards_share_the_settings_and_nothing_is_measured_twice(tmp_path: Path) -> None:
-    made = sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]')
-    done = [start(made, tmp_path, shard=f"{index}/3") for index in range(3)]
-    whole = start(made, tmp_path / "one")
-    assert sum(part["rows_written"] for part in done) == whole["rows_written"]
-    key = ["trial", "run", "repeat", "time_us"]
-    shared = store.read(tmp_path / "out").select(key).sort(key)
-    assert shared.equals(store.read(tmp_path / "one" / "out").select(key).sort(key))
 
 
 def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
