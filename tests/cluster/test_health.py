@@ -35,7 +35,9 @@ def test_the_example_for_health_names_the_slow_gpus_pairs(slurm: Slurm, folder: 
     )
     update = {
         "groups": groups,
-        "sizes": Sizes(min=1 << 18, max=1 << 22),
+        "sizes": Sizes(min=1 << 18, max=1 << 19),
+        "iterations": 5,
+        "small_iterations": 5,
         "telemetry": example.telemetry.model_copy(update={"enabled": False}),
     }
     (folder / "health.toml").write_text(sweep_text(example.model_copy(update=update)))
