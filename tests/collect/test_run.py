@@ -426,17 +426,6 @@ def test_machine_that_went_marks_nothing(text: str, tmp_path: Path) -> None:
     assert figures(tmp_path) == figures(tmp_path / "whole")
 
 
-def test_probe_that_does_not_begin_whatever_it_says_is_the_second(tmp_path: Path) -> None:
-    made = sweep(ONE)
-
-    class Silent(Dead):
-        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
-            return launch if launch.id.endswith(":probe") else super().run(launch, progress)
-
-    with pytest.raises(MachineError, match="did not start, twice: gone"):
-        run(tmp_path, made, runner=Silent(made, lambda _: True))
-
-
 def test_next_after_one_that_never_began_is_of_another_setting(tmp_path: Path) -> None:
     made = sweep()
     tried: list[Launch] = []

@@ -2,10 +2,8 @@
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,36 +131,6 @@ def test_a_line_that_is_no_option_or_sets_the_array_is_refused(line: str) -> Non
         script_of(line)
 
 
-#: Ready, then waits for two signals, says which, and ends in its own way.
-CHILD = """
-import signal, sys, time
-seen = []
-for number in (signal.SIGUSR1, signal.SIGTERM):
-    signal.signal(number, lambda number, frame: seen.append(signal.Signals(number).name))
-print("ready", flush=True)
-while len(seen) < 2:
-    time.sleep(0.01)
-print(*sorted(seen), flush=True)
-sys.exit(7)
-"""
-
-
-def test_signals_to_the_batch_shell_reach_the_sweep_and_its_exit_code_is_the_jobs(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "child.py").write_text(CHILD)
-    head, _, _ = script_of().rpartition("exec ")
-    script = tmp_path / "job.sh"
-    script.write_text(f"{head}exec {sys.executable} {tmp_path}/child.py\n")
-    with subprocess.Popen(["bash", str(script)], stdout=subprocess.PIPE, text=True) as shell:
-        assert shell.stdout is not None
-        assert shell.stdout.readline() == "ready\n"
-        shell.send_signal(signal.SIGUSR1)
-        shell.send_signal(signal.SIGTERM)
-        assert shell.stdout.read() == "SIGTERM SIGUSR1\n"
-    assert shell.returncode == 7
-
-
 class Played:
     """Slurm's commands as shell scripts on PATH, and what they were asked."""
 
@@ -236,22 +204,6 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     # Whatever becomes of that job: it is no longer done.
     with pytest.raises(UserError, match="work is left"):
         played.submit()
-
-
-def test_of_many_calls_at_once_one_submits(played: Played) -> None:
-    played.command("sbatch", "sleep 0.5; echo 77")
-
-    def one(_: int) -> str:
-        try:
-            return str(played.submit()["job"])
-        except UserError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(8) as pool:
-        said = sorted(pool.map(one, range(8)))
-    assert said[0] == "77"
-    assert all("another call is submitting this sweep" in words for words in said[1:])
-    assert played.asked("sbatch") == [f"sbatch --parsable {played.script}"]
 
 
 @pytest.mark.parametrize("gone", ["77|CANCELLED|None|n1", "", "another's script"])
