@@ -38,7 +38,7 @@ from learning_tables import cell, columns_of
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.datasets.provenance import git_commit
+from dynamiccl.datasets.store import git_commit
 from dynamiccl.train.recipes import RECIPES, make_recipe
 
 SEEDS: Final = 5

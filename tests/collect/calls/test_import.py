@@ -16,8 +16,7 @@ from dynamiccl.collect.cli import app
 from dynamiccl.collect.describe import describe
 from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.datasets import store
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.store import write_part
+from dynamiccl.datasets.store import measurements_table, write_part
 from dynamiccl.errors import CorruptFile, DynamicclError, OutputError
 from tests.collect.calls.files import entry_bytes, header_bytes, record, write
 from tests.rows import default
