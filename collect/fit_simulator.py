@@ -21,8 +21,8 @@ import polars as pl
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import pair_spread, quiet, tuned, usable
-from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS
+from dynamiccl.datasets.store import config_of
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator import parameters

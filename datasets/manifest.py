@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.costs import COST_TYPES
-from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.datasets.splits import Splits
+from dynamiccl.datasets.store import file_sha256
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, SchemaMismatch, UnknownName
 
 FORMAT_VERSION: Final = 1

@@ -41,7 +41,7 @@ ALLOWED = {
     "api": {"datasets", "train", "evaluate", "serve"},
 }
 #: What collect and simulator may use of datasets: the tables, never what learning makes of them.
-TABLES = {"call_columns", "schema", "store", "rows", "provenance", "cells"}
+TABLES = {"schema", "store", "cells"}
 #: Heavy or optional packages, and the one part that imports each (modules for mlflow).
 OWNERS = {
     "torch": {

@@ -16,7 +16,7 @@ import d3rlpy
 import numpy as np
 import torch
 
-from dynamiccl.datasets.provenance import git_commit
+from dynamiccl.datasets.store import git_commit
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking
 from dynamiccl.train.action_head import ActionInputs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamiccl.datasets.manifest import MANIFEST_NAME, POLICY_FOLDER, POLICY_NAME, Manifest
-from dynamiccl.datasets.provenance import file_sha256
+from dynamiccl.datasets.store import file_sha256
 from dynamiccl.errors import UserError
 from dynamiccl.train import tracking
 

@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dynamiccl.datasets.call_columns import CallSource
-from dynamiccl.datasets.provenance import program_record
-from dynamiccl.datasets.schema import CALLS
-from dynamiccl.datasets.store import write_part
+from dynamiccl.datasets.schema import CALLS, CallSource
+from dynamiccl.datasets.store import program_record, write_part
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.simulator.world import CallResults, World
 

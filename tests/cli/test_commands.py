@@ -19,7 +19,7 @@ import pytest
 from bench_health import rows
 
 from dynamiccl.datasets import store
-from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.store import measurements_table
 from dynamiccl.train import tracking
 from tests.cli.conftest import (
     COMMANDS,

@@ -18,9 +18,9 @@ from dynamiccl.datasets import store
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.manifest import Manifest, Slack
 from dynamiccl.datasets.questions import table_supports
-from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.store import measurements_table
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.gate.cells import Verdict
 from dynamiccl.evaluate.gate.gate import abstaining_cells, let_bins_between_pass

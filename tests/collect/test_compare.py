@@ -10,8 +10,7 @@ import pytest
 from dynamiccl.collect.compare import CELL, OWN_CHOICE, compare
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.store import read, write_part
+from dynamiccl.datasets.store import measurements_table, read, write_part
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.simulator.systems import parametric_system, shipped_file
 from tests.cli.conftest import Shell, refused

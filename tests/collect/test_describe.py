@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect.describe import describe, lines
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.store import write_part
+from dynamiccl.datasets.store import measurements_table, write_part
 from dynamiccl.errors import MissingPath, NotEnoughData
 from tests.rows import default, forced
 

@@ -17,7 +17,7 @@ from dynamiccl.collect.lines import without_prefix
 from dynamiccl.collect.nccl_tests import Part
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets import store
-from dynamiccl.datasets.rows import measurements_table, trial_id
+from dynamiccl.datasets.store import measurements_table, trial_id
 from dynamiccl.errors import OutputError, UserError
 from tests.collect.traces.made import calls_of, inspector_line, write_lines
 from tests.published import WHOLE, published

@@ -27,8 +27,8 @@ from dynamiccl.collect.journal import (
 )
 from dynamiccl.collect.schedule import Launch, LaunchMode
 from dynamiccl.datasets import store
-from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import MEASUREMENTS
+from dynamiccl.datasets.store import measurements_table
 from dynamiccl.errors import CorruptFile, UserError
 from dynamiccl.slurm import hold
 from tests.collect.benchmark.sweeps import sweep

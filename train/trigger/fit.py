@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from dynamiccl.datasets.manifest import TRIGGER_FACTS_NAME, TRIGGER_FOLDER, TRIGGER_NAME
-from dynamiccl.datasets.provenance import git_commit
-from dynamiccl.datasets.store import content_hash
+from dynamiccl.datasets.store import content_hash, git_commit
 from dynamiccl.errors import UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.torch_files import save_script, script
