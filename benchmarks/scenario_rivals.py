@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.evaluate.simulate.players import Actions
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.tuner import Key
+from dynamiccl.serve.search.autoccl import AutoCcl, Key
 from dynamiccl.simulator.scenario import MarkovLink, Scenario
 from dynamiccl.simulator.world import CallResults, World
 from dynamiccl.train.environment import CollectiveEnv

@@ -14,9 +14,7 @@ import numpy.typing as npt
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.policies import Actions
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.space import Choice, SearchSpace
-from dynamiccl.serve.search.tuner import Key, State
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
 
 #: Probes of which the median is compared, as in a job's brain (serve/brain/tuning.py, MIN_CALLS).
 REPEATS: Final = 3

@@ -26,11 +26,8 @@ from dynamiccl.evaluate.simulate.players import (
     mean_times_us,
 )
 from dynamiccl.nccl import ABSTAIN, Config
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.belief import Prior, predicted
-from dynamiccl.serve.search.policy_search import PolicySearch
-from dynamiccl.serve.search.space import Choice, SearchSpace
-from dynamiccl.serve.search.tuner import Key
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace
+from dynamiccl.serve.search.policy_search import PolicySearch, Prior, predicted
 from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import Scenario
 from dynamiccl.simulator.system import System

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
-from dynamiccl.serve.search.tuner import Tuner, is_disturbed
+from dynamiccl.serve.search.autoccl import Tuner, is_disturbed
 from dynamiccl.simulator.world import CallResults, World
 from dynamiccl.train.environment import CollectiveEnv
 from dynamiccl.train.policy import TorchPolicy

@@ -156,7 +156,7 @@ def test_hidden_calls_get_the_fewest_channels_within_the_slack(
     assert done.code == 0, done.err
     assert "mode adaptive knows no slack" in done.err
     assert not (tmp_path / "a" / "brain.pt").exists()
-    for name in ("search", "autoccl", "epsilon-greedy"):
+    for name in ("search", "autoccl"):
         with pytest.raises(UserError, match=r"a has slack 0\.05 on all calls, which no search"):
             POLICIES[name](open_artifact(Path("a")), 0)
     for row in decisions(shell, "a").values():
