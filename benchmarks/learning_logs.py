@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.ope.logs import Float64Array, Log
+from dynamiccl.evaluate.ope import Float64Array, Log
 
 
 def draw_log(

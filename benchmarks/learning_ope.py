@@ -24,8 +24,7 @@ from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.lineup import make_policies
-from dynamiccl.evaluate.ope.estimators import Estimate, every_estimate
-from dynamiccl.evaluate.ope.logs import Float64Array, deterministic
+from dynamiccl.evaluate.ope import Estimate, Float64Array, deterministic, every_estimate
 from dynamiccl.train.policy import TorchPolicy
 
 ROWS: Final = 40_000

@@ -40,18 +40,19 @@ from scenario_rivals import (
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
-from dynamiccl.evaluate.simulate.lineup import (
+from dynamiccl.evaluate.simulate.compare import roll_out
+from dynamiccl.evaluate.simulate.players import (
     DELAYED,
     NCCL,
     ORACLE,
     Contender,
+    Player,
+    Searching,
     Setting,
     policy_contenders,
     search_spaces,
     simple_contenders,
 )
-from dynamiccl.evaluate.simulate.players import Player, Searching
-from dynamiccl.evaluate.simulate.rollout import roll_out
 from dynamiccl.simulator.world import World
 from dynamiccl.train.cautious.rows import cell_of
 from dynamiccl.train.cautious.share_table import share_table
@@ -61,8 +62,6 @@ from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.trigger.detector import Detector
 
 Float64Array = npt.NDArray[np.float64]
-
-
 SEEDS: Final = 2
 PILOT_CALLS: Final = 10_000
 #: With under a hundred tasks to calibrate on, a bound of 1 % would mean to abstain.
@@ -170,7 +169,7 @@ def play_place(
 def times_us(row: Contender, setting: Setting, seed: int) -> Float64Array:
     """(JOBS,) us of communication of a row's jobs."""
     env, player = row.prepare(setting, seed)
-    return roll_out(env, player, seed=seed)[0].total_us
+    return roll_out(env, player, seed=seed).total_us
 
 
 def _contenders(

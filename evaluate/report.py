@@ -38,7 +38,7 @@ from dynamiccl.evaluate.headline import first_sentence, table_verdict
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import default_verdicts, result_rows, summarise
 from dynamiccl.evaluate.named import NamedPolicy
-from dynamiccl.evaluate.ope.logged import logged_values
+from dynamiccl.evaluate.ope import logged_values
 from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy, Oracle, probes_of
@@ -85,7 +85,7 @@ class Report:
                     "beyond_noise": {x.policy: x.to_json() for x in s.beyond_noise},
                     "sentences": dict(s.sentences),
                     "verdicts": s.verdicts,
-                    "logged": {x.policy: x.to_json() for x in s.logged},
+                    "logged": s.logged,
                 }
                 for s in self.systems
             },
@@ -140,7 +140,7 @@ def make_report(
     systems = [
         replace(
             _system_report(system, test, choices, probes, bands, names),
-            logged=logged.get(system, ()),
+            logged=logged.get(system, {}),
             sentences={
                 name: first_sentence(system, test, choices[name], choices["oracle"], bands)
                 for name in names

@@ -279,6 +279,7 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         "dynamiccl/evaluate/page.html.jinja",
         "dynamiccl/evaluate/report.html.jinja",
         "dynamiccl/evaluate/simulate.html.jinja",
+        "dynamiccl/evaluate/simulate.txt.jinja",
         "dynamiccl/serve/commands/doctor.py",
         "dynamiccl/serve/launch/dynamiccl-run",
         "dynamiccl/serve/plugin/adaptive/exports.cpp",
