@@ -55,8 +55,8 @@ OWNERS = {
     },
     "d3rlpy": {"train"},
     "mlflow": {"train/tracking.py", "train/experiments.py"},
-    "optuna": {"train/search.py"},
-    "ray": {"train/ray_join.py"},
+    "optuna": {"train/study.py", "train/commands/study.py"},
+    "ray": {"train/online/ray_actors.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/describe.py"},
     "sklearn": {"evaluate"},
@@ -65,11 +65,11 @@ OWNERS = {
 #: Lines that a room may have, and those that it had when this was last written: where it has more
 #: than both, the test fails. Whoever makes a room smaller writes its new count (`make size`).
 ROOMS = {
-    "dynamiccl": (2000, 2683),  # the one belief, in place of three that other rooms had
+    "dynamiccl": (2000, 2682),  # the one belief, in place of three that other rooms had
     "dynamiccl/simulator": (3500, 4139),
     "datasets": (3200, 4332),  # by what terms: slack, and the time of a job's step
     "collect": (10000, 10639),  # every kind of file that people have, and both sides of overlap
-    "train": (6200, 9980),
+    "train": (6200, 9521),
     "evaluate": (4000, 7068),  # a second test of the gate, and what compute gets back
     "serve": (4200, 7935),  # the A/B, which was a script of 392 lines that no room counted
     "serve/plugin": (5500, 6633),

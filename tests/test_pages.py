@@ -69,14 +69,12 @@ ADDED: Final = {
 }
 #: What is run elsewhere -> by which test, and the word that shows it there.
 ELSEWHERE: Final = {
-    r"--slurm": ("tests/cluster/test_study_array.py", "--slurm"),
-    r"impala-lstm .*--ray": ("tests/cluster/test_impala_ray.py", "--ray"),
-    r"--ray": ("tests/cluster/test_study_ray.py", "--ray"),
-    r"--optuna": ("tests/train/test_search.py", "optuna"),
+    r"study .*--join|--jobs 0": ("tests/cluster/test_study_array.py", "join"),
+    r"--ray": ("tests/cluster/test_impala_ray.py", "--ray"),
+    r"--optuna": ("tests/train/test_study.py", "optuna"),
     r"--resume": ("tests/train/test_interrupted.py", "--resume"),
     r"--objective job": ("tests/cli/test_slack.py", '"--objective", "job"'),
     r"export RUN --group": ("tests/train/gaussian/test_fit.py", "groups=[(16, 8)]"),
-    r"dynamiccl-train trial": ("tests/cluster/test_study_array.py", "trial"),
     r"dynamiccl-train study": ("tests/train/test_study.py", "study"),
     r"dynamiccl-deploy ab": ("tests/serve/test_ab.py", '"ab", "--home"'),
     r"dynamiccl-deploy brain": ("tests/serve/test_brain_server.py", "brain"),

@@ -7,7 +7,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.train.commands.fit import fit_command, list_command
 from dynamiccl.train.commands.promote import promote_command
-from dynamiccl.train.commands.study import study_command, trial_command
+from dynamiccl.train.commands.study import study_command
 from dynamiccl.train.commands.trigger import trigger_command
 
 app = typer.Typer(
@@ -17,7 +17,6 @@ app = typer.Typer(
 app.command("list")(list_command)
 app.command("fit")(fit_command)
 app.command("study")(study_command)
-app.command("trial")(trial_command)
 app.command("trigger")(trigger_command)
 app.command("promote")(promote_command)
 

@@ -89,7 +89,7 @@ def runs_page(experiment_id: str) -> str:
 def source_tags() -> dict[str, str]:
     """What started a run, for the column *Source*: `dynamiccl-train fit`, or a script's name."""
     path, command = Path(sys.argv[0]), sys.argv[1:2]
-    # `python -m dynamiccl.train.cli` is what a study starts for each trial.
+    # `python -m dynamiccl.train.cli` is what a study starts as a worker.
     program = f"dynamiccl-{path.parent.name}" if path.name == "cli.py" else path.name
     if program.startswith("dynamiccl-") and command and command[0].isalpha():
         program = f"{program} {command[0]}"

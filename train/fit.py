@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import random
 import socket
 import tempfile
@@ -31,6 +30,7 @@ from dynamiccl.train.online.make import make_loop as make_online_loop
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import CAUTIOUS, ONLINE, CostBase
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
+from dynamiccl.train.stores import kept_folder
 
 #: Called after each epoch with the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -307,9 +307,4 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
 
 def _state_path(run: tracking.Run) -> Path:
     """The state file: among the run's local artifacts, else in the user's state directory."""
-    if run.directory is not None:
-        return run.directory / _STATE_NAME
-    #   XDG_STATE_HOME  keeps what `--resume` needs of runs on an MLflow server. Default:
-    #                   ~/.local/state.
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "dynamiccl" / run.run_id / _STATE_NAME
+    return kept_folder(run.directory, run.run_id) / _STATE_NAME

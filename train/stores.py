@@ -72,6 +72,16 @@ def local_folder(uri: str) -> Path | None:
     return Path(unquote(parsed.path)) if parsed.scheme in {"", "file"} else None
 
 
+def kept_folder(directory: Path | None, run_id: str) -> Path:
+    """Where a run keeps what is not over yet: its local artifacts, else the user's state folder."""
+    if directory is not None:
+        return directory
+    #   XDG_STATE_HOME  keeps what `--resume` needs of runs on an MLflow server. Default:
+    #                   ~/.local/state.
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "dynamiccl" / run_id
+
+
 def quiet_mlflow() -> None:
     """Log warnings alone: MLflow logs the migrations of a new database line by line."""
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -39,7 +39,7 @@ COMMANDS = [
             *("fit-simulator", "shapes", "health"),
         ),
     ),
-    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
+    ("dynamiccl-train", ("list", "fit", "study", "trigger", "promote")),
     ("dynamiccl-evaluate", ("report", "gate", "explain", "job", "simulate")),
     (
         "dynamiccl-deploy",

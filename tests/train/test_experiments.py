@@ -70,7 +70,7 @@ def test_a_run_has_its_data_set_its_description_and_its_source(trained: Trained)
     [
         (["/env/bin/dynamiccl-train", "fit", "--data", "x"], "dynamiccl-train fit"),
         (["/env/bin/dynamiccl-train", "--help"], "dynamiccl-train"),
-        (["/src/train/cli.py", "trial", "id", "0"], "dynamiccl-train trial"),
+        (["/src/train/cli.py", "study", "--join", "id"], "dynamiccl-train study"),
         (["/home/me/mine.py", "fit"], "mine.py"),
     ],
 )
