@@ -60,7 +60,7 @@ OWNERS = {
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/describe.py"},
     "sklearn": {"evaluate"},
-    "pydantic": {"collect", "datasets/manifest.py", "dynamiccl/simulator"},
+    "pydantic": {"collect", "datasets/manifest.py", "dynamiccl/simulator", "train/recipe.py"},
 }
 #: Lines that a room may have, and those that it had when this was last written: where it has more
 #: than both, the test fails. Whoever makes a room smaller writes its new count (`make size`).

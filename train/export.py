@@ -21,8 +21,7 @@ from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.heads import Member
 from dynamiccl.train.policy_module import PolicyModule, StatefulPolicyModule
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import CAUTIOUS
+from dynamiccl.train.recipe import CAUTIOUS, Recipe
 from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.detector import copy_trigger
 

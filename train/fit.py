@@ -28,8 +28,7 @@ from dynamiccl.train.export import FitSummary, end_run, with_margin
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.online.loop import OnlineLoop
 from dynamiccl.train.online.make import make_loop as make_online_loop
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import CAUTIOUS, ONLINE, CostBase
+from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Called after each epoch with the steps done, their total, and the epoch's metrics.
@@ -219,11 +218,10 @@ def _uses_cost(data: TrainingData, recipe: Recipe, run: tracking.Run) -> bool:
     found = base_residuals(data)
     if found is not None:
         run.log_metrics({f"residual_{k}": v for k, v in asdict(found).items()}, step=0)
-    if recipe.cost_base != CostBase.HELD_OUT:
-        uses_cost = recipe.cost_base == CostBase.COST
-    else:
+    uses_cost = recipe.cost_base == "cost"
+    if recipe.cost_base == "held-out":
         uses_cost = found is not None and found.is_cost_better
-    run.set_tags({"cost_base": (CostBase.COST if uses_cost else CostBase.TIME).value})
+    run.set_tags({"cost_base": "cost" if uses_cost else "time"})
     return uses_cost
 
 

@@ -55,7 +55,7 @@ def test_a_study_is_every_recipe_with_every_combination_and_seed() -> None:
         (["dqm"], [], UnknownName, "ddqn-dueling"),
         (["ddqn-dueling"], ["learning_rate"], UserError, "key=value,value"),
         (["ddqn-dueling"], ["rate=1,2"], UnknownName, "learning_rate"),
-        (["ddqn-dueling"], ["steps=1,x"], UserError, "'x' is not a whole number"),
+        (["ddqn-dueling"], ["steps=1,x"], UserError, "=.*valid integer"),
     ],
 )
 def test_what_cannot_be_planned_says_why(

@@ -21,9 +21,8 @@ from dynamiccl.train.commands.options import (
     stderr,
     stdout,
 )
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import CAUTIOUS
-from dynamiccl.train.recipes import RECIPES, make_recipe, settable, setting_meanings, setting_text
+from dynamiccl.train.recipe import CAUTIOUS, Recipe, setting_text
+from dynamiccl.train.recipes import RECIPES, make_recipe, settable, setting_meanings
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from dynamiccl.train.export import FitSummary

@@ -26,7 +26,6 @@ from dynamiccl.train.online.loop import OnlineLoop, Updates
 from dynamiccl.train.online.places import Place
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import RewardScale
 from dynamiccl.train.start import begin_with
 from dynamiccl.train.stateful_trunk import StatefulTrunk
 
@@ -150,7 +149,7 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
     if recipe.start:
         begin_with([imitator], Path(recipe.start))
     # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0; in ms, anything.
-    is_share = recipe.reward_scale in {RewardScale.REFERENCE, RewardScale.CLIPPED}
+    is_share = recipe.reward_scale in {"reference", "clipped"}
     usual = -1.0 / max(1.0 - recipe.gamma, 1e-3) if is_share else 0.0
     return ActorCritic(imitator, width, actions, recipe.seen_decisions, usual)
 
