@@ -53,8 +53,8 @@ from dynamiccl.evaluate.simulate.lineup import (
 from dynamiccl.evaluate.simulate.players import Player, Searching
 from dynamiccl.evaluate.simulate.rollout import roll_out
 from dynamiccl.simulator.world import World
-from dynamiccl.train.cautious.rows import cell_of
-from dynamiccl.train.cautious.share_table import share_table
+from dynamiccl.train.cautious.policy import cell_of
+from dynamiccl.train.cautious.tasks import share_table
 from dynamiccl.train.data import load_data
 from dynamiccl.train.environment import CollectiveEnv
 from dynamiccl.train.policy import TorchPolicy

@@ -46,10 +46,10 @@ class Recipe:
     #: Whether value and advantage have heads of their own.
     dueling: bool = True
     #: Whether actions are inputs of the head, with NCCL's own costs of them where the data hold
-    #: these (action_head.py), and not an output each.
+    #: these (heads.py), and not an output each.
     action_inputs: bool = False
     #: What a head with actions as inputs learns: how far a time is from NCCL's cost, the time, or
-    #: whichever held-out sizes speak for (cost_base.py).
+    #: whichever held-out sizes speak for (data.py).
     cost_base: Literal["cost", "time", "held-out"] = "held-out"
     #: Share of the rows of a batch whose costs are hidden, for a head with actions as inputs: so it
     #: learns to do without where NCCL's costs are not known.
@@ -87,7 +87,7 @@ class Recipe:
     steps_per_epoch: Steps = 200
     #: Units of each layer of the MLP that reads window and context together.
     hidden_sizes: Listed[Annotated[int, Field(ge=1, le=1 << 14)]] = (128, 128)
-    #: Units of an LSTM whose state lives as long as the job (stateful_trunk.py), of algorithms that
+    #: Units of an LSTM whose state lives as long as the job (encoders.py), of algorithms that
     #: play in the simulator; 0 = none.
     state_units: Annotated[int, Field(ge=0, le=1 << 12)] = 0
     #: Networks trained side by side; what they differ by tells how sure they are.
@@ -130,7 +130,7 @@ class Recipe:
     seen_decisions: Annotated[int, Field(ge=0, le=64)] = 4
     #: Whether A3C's actors share RMSProp's statistic, or each keeps its own (Mnih et al. 2016, S4).
     shared_statistic: bool = True
-    #: Run or policy directory of networks to begin with (start.py); empty = none.
+    #: Run or policy directory of networks to begin with (algorithms.py); empty = none.
     start: str = ""
     #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
     #: much at most; times of each algorithm and protocol by so much, as ln (online/variation.py).

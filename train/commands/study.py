@@ -98,7 +98,7 @@ def study_command(
     backend = _backend(jobs, sbatch_option or [], ray, slurm=slurm)
     with cli.working("loading PyTorch and MLflow"):
         from dynamiccl.train import study as studies
-    from dynamiccl.train.stores import absolute_uri
+    from dynamiccl.train.tracking import absolute_uri
 
     uri = absolute_uri(tracking_uri)
     run_id = resume

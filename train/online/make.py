@@ -12,12 +12,11 @@ from torch import nn
 
 from dynamiccl.errors import UserError
 from dynamiccl.simulator.world import World
-from dynamiccl.train.action_head import ActionInputs
-from dynamiccl.train.algorithms import set_scaling
+from dynamiccl.train.algorithms import begin_with, set_scaling
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
+from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory, StatefulTrunk
 from dynamiccl.train.environment import Tables
-from dynamiccl.train.heads import Imitator
+from dynamiccl.train.heads import ActionInputs, Imitator
 from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import ActorSettings
@@ -26,8 +25,6 @@ from dynamiccl.train.online.loop import OnlineLoop, Updates
 from dynamiccl.train.online.places import Place
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.start import begin_with
-from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 _log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from torch import nn
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.encoders import StatefulTrunk
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.make import Pilot, _network, _orders, make_loop
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.policy_module import StatefulPolicyModule
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.stateful_trunk import StatefulTrunk
 from tests.train.online.test_a3c import SMALL
 
 EVERY = 5
