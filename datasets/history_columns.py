@@ -2,7 +2,7 @@
 
 A column is written against `Past`, which hides whose arrays hold the calls. Three places compute
 all the columns that stand here, in this order: `datasets/history.py` (numpy, windows as they come),
-`train/feature_rows.py` (numpy, all steps at once) and `serve/brain_module.py` (torch, exported with
+`train/replay.py` (numpy, all steps at once) and `serve/brain_module.py` (torch, exported with
 the policy). To add a column, add it here.
 """
 
@@ -69,7 +69,7 @@ class Columns:
     features: tuple[Feature, ...]
     of: Callable[[Past], Any]
     #: Uses `Past.before`. Such a column is 0 where a call is as the one before: what is the first
-    #: of one window is further on in another, and `train/feature_rows.py` keeps one row a call.
+    #: of one window is further on in another, and `train/replay.py` keeps one row a call.
     compares: bool = False
 
 

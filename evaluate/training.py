@@ -73,5 +73,5 @@ def log_report(files: Iterable[Path], run_id: str, tracking_uri: str, data_hash:
                 shutil.copytree(path, Path(scratch) / path.name)
             else:
                 shutil.copy(path, scratch)
-        tracking.add_artifacts(tracking_uri, run_id, Path(scratch), place)
+        tracking.reopen_run(tracking_uri, run_id).log_folder(Path(scratch), place)
     return place

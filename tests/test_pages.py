@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 from dynamiccl.datasets import store
-from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
 from tests.cli.in_process import run

@@ -37,7 +37,7 @@ from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.stores import kept_folder
+from dynamiccl.train.tracking import kept_folder
 
 JOURNAL_NAME: Final = "optuna.journal"
 #: Seconds from one beat of a worker to the next; those after which a trial without is another's.

@@ -21,7 +21,7 @@ from dynamiccl.datasets.history_columns import (
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.serve.brain_module import traced_features
 from dynamiccl.serve.torchscript import CALL_COLUMNS
-from dynamiccl.train.feature_rows import FeatureRows
+from dynamiccl.train.replay import FeatureRows
 from tests.steps import make_steps
 
 

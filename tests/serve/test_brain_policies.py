@@ -18,7 +18,7 @@ from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
 from dynamiccl.sizes import size_bin
-from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.serve.brains import CONFIG, HintPolicy, make_artifact, task
 

@@ -18,11 +18,10 @@ from dynamiccl.serve.brain_check import random_windows
 from dynamiccl.serve.brain_history import KeyCalls
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
-from dynamiccl.train.encoders import ObservationEncoder, Trunk
+from dynamiccl.train.encoders import ObservationEncoder, StatefulTrunk, Trunk
 from dynamiccl.train.heads import Imitator, PlainHead
 from dynamiccl.train.policy import State, TorchPolicy
 from dynamiccl.train.policy_module import StatefulPolicyModule
-from dynamiccl.train.stateful_trunk import StatefulTrunk
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, make_artifact, make_manifest
 from tests.serve.leader import Leader, torch_brain
 

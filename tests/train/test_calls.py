@@ -20,9 +20,8 @@ from dynamiccl.nccl import Collective
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit, resume
-from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.policy import TorchPolicy, save_script
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
 from tests.data_sets import SYSTEM

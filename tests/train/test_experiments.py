@@ -10,8 +10,18 @@ import pytest
 from mlflow import MlflowClient
 
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.experiments import EXPERIMENT_TAGS, VIEW_KEY, runs_page, source_tags
-from dynamiccl.train.tracking import Run, continue_run, open_run, reopen_run, start_run, ui_hint
+from dynamiccl.train.tracking import (
+    EXPERIMENT_TAGS,
+    VIEW_KEY,
+    Run,
+    continue_run,
+    open_run,
+    reopen_run,
+    runs_page,
+    source_tags,
+    start_run,
+    ui_hint,
+)
 from tests.conftest import Trained
 from tests.stores import new_store, uri_of
 

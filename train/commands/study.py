@@ -94,7 +94,7 @@ def study_command(
         )
     if data is None and (recipe or settings or grid or optuna or space):
         raise UserError("--resume and --join take a study's own trials: leave out what they are")
-    from dynamiccl.train.stores import absolute_uri
+    from dynamiccl.train.tracking import absolute_uri
 
     uri = absolute_uri(tracking_uri)
     if join is not None:

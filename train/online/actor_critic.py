@@ -15,8 +15,8 @@ from typing import NamedTuple, Self, cast
 import torch
 from torch import nn
 
+from dynamiccl.train.encoders import StatefulTrunk
 from dynamiccl.train.heads import Imitator
-from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 #: Width of what the critic knows of a decision, and of its hidden layer.
 _DECISION_UNITS = 8

@@ -12,12 +12,11 @@ from torch import nn
 
 from dynamiccl.errors import UserError
 from dynamiccl.simulator.world import World
-from dynamiccl.train.action_head import ActionInputs
-from dynamiccl.train.algorithms import set_scaling
+from dynamiccl.train.algorithms import begin_with, set_scaling
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
+from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory, StatefulTrunk
 from dynamiccl.train.environment import Tables
-from dynamiccl.train.heads import Imitator
+from dynamiccl.train.heads import ActionInputs, Imitator
 from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import ActorSettings
@@ -26,9 +25,6 @@ from dynamiccl.train.online.loop import OnlineLoop, Updates
 from dynamiccl.train.online.places import Place
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import RewardScale
-from dynamiccl.train.start import begin_with
-from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +146,7 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
     if recipe.start:
         begin_with([imitator], Path(recipe.start))
     # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0; in ms, anything.
-    is_share = recipe.reward_scale in {RewardScale.REFERENCE, RewardScale.CLIPPED}
+    is_share = recipe.reward_scale in {"reference", "clipped"}
     usual = -1.0 / max(1.0 - recipe.gamma, 1e-3) if is_share else 0.0
     return ActorCritic(imitator, width, actions, recipe.seen_decisions, usual)
 

@@ -14,7 +14,6 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.train.online.actor_critic import ActorCritic, RoundObservations, State
 from dynamiccl.train.online.decisions import DecisionEnv
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import RewardScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +132,12 @@ class Player:
     def _scaled(self, earned_R: torch.Tensor) -> torch.Tensor:
         """Rewards (R,) as the recipe scales them; 0 for keys without calls."""
         scale = self.recipe.reward_scale
-        if scale == RewardScale.LOG:
+        if scale == "log":
             return -torch.log((-earned_R).clamp_min(1e-3)).masked_fill(earned_R == 0.0, 0.0)
-        if scale == RewardScale.RAW:
+        if scale == "raw":
             reference_ms = torch.from_numpy(self.env.tables.reference_us / 1000.0)
             return earned_R * reference_ms.to(earned_R.dtype).repeat(self.env.num_envs)
-        return earned_R.clamp_min(-2.0) if scale == RewardScale.CLIPPED else earned_R
+        return earned_R.clamp_min(-2.0) if scale == "clipped" else earned_R
 
 
 def _rows(found: Mapping[str, Any]) -> RoundObservations:

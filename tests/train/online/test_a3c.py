@@ -62,8 +62,6 @@ def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(da
     reference_us = torch.from_numpy(np.tile(player.env.tables.reference_us, 2)).float()
     in_ms = player._scaled(torch.full_like(reference_us, -2.0))
     assert torch.allclose(in_ms, -2.0 * reference_us / 1000.0)
-    with pytest.raises(UnknownName, match="from raw, reference, clipped, log"):
-        make_recipe("a3c", ["reward_scale=moon"])
 
 
 @pytest.mark.parametrize("text", ["", "b300-nvlink:decode", f"{PLACE}:8", f"{PLACE}:1x8:1"])
@@ -207,11 +205,6 @@ def test_each_actor_may_keep_a_statistic_of_its_own(data: Path) -> None:
         loop.run_epoch()
     assert loop.step == 8
     assert not any(square.any() for square in loop.updates.squares)
-
-
-def test_a_state_without_decisions_is_refused() -> None:
-    with pytest.raises(UserError, match="seen_decisions=0 with state_units"):
-        make_recipe("a3c-lstm", ["seen_decisions=0"])
 
 
 def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> None:

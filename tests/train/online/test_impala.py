@@ -16,10 +16,9 @@ from dynamiccl.train.online.actor_critic import returns
 from dynamiccl.train.online.impala import Learner, LocalActors, packed, unpacked, vtrace
 from dynamiccl.train.online.make import _network, _orders
 from dynamiccl.train.online.player import Trajectory
-from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.policy import TorchPolicy, load_script
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.torch_files import load_script
 from tests.stores import new_store
 from tests.train.online.test_a3c import SMALL, Killed
 
@@ -175,9 +174,7 @@ def test_a_run_that_was_killed_goes_on_and_its_artifact_has_a_state(
     assert export_artifact(folder, tmp_path / "artifact").tables
 
 
-def test_a_state_and_a_cluster_are_for_algorithms_that_play(data: Path) -> None:
-    with pytest.raises(UserError, match="state_units=8 is for algorithms that play"):
-        make_recipe("ddqn-dueling", ["state_units=8"])
+def test_a_cluster_is_for_algorithms_that_play(data: Path) -> None:
     for recipe in (make_recipe("a3c", SMALL), make_recipe("ddqn-dueling")):
         with pytest.raises(UserError, match="take 'impala-lstm', or leave --ray out"):
             fit(data, recipe, experiment="x", tracking_uri="sqlite:///x", seed=0, ray="auto")

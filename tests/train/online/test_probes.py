@@ -9,15 +9,14 @@ import torch
 from torch import nn
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.errors import UserError
 from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.encoders import StatefulTrunk
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.make import Pilot, _network, _orders, make_loop
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.policy_module import StatefulPolicyModule
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.stateful_trunk import StatefulTrunk
 from tests.train.online.test_a3c import SMALL
 
 EVERY = 5
@@ -131,11 +130,6 @@ def test_validation_chooses_how_often(
     assert speedup == pytest.approx(1.3498588)  # exp(0.3)
     assert probe_every == 7
     assert StatefulPolicyModule(actor, 0.0, 0.0).probe_every == 7
-
-
-def test_probes_need_a_state_to_count_in() -> None:
-    with pytest.raises(UserError, match="probe_every=24 counts in the state of a job"):
-        make_recipe("a3c", ["probe_every=24"])
 
 
 def test_the_speedup_is_of_the_most_likely_actions(

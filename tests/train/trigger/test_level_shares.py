@@ -19,11 +19,15 @@ from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.cautious.rows import cell_of
-from dynamiccl.train.cautious.share_table import share_table
+from dynamiccl.train.cautious.policy import cell_of
+from dynamiccl.train.cautious.tasks import share_table
 from dynamiccl.train.environment import CollectiveEnv, Course, Tables
-from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.level_shares import MOST_SHARE, interference_levels, level_shares_of
+from dynamiccl.train.trigger.detector import (
+    MOST_SHARE,
+    Detector,
+    interference_levels,
+    level_shares_of,
+)
 from dynamiccl.train.trigger.module import TriggerModule
 
 #: None of a test bin.
