@@ -5,9 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -214,8 +213,8 @@ def test_cpu_stress_takes_its_share_of_a_core() -> None:
         assert states(worker) == {"R"}
 
 
-def none_runs(pids: Sequence[int]) -> bool:
-    return not any(map(is_running, pids))
+def await_gone(pids: list[int]) -> None:
+    await_true(lambda: not any(is_running(pid) for pid in pids))
 
 
 def test_it_ends_with_its_starter_or_by_a_signal_and_leaves_nobody() -> None:
@@ -230,4 +229,4 @@ def test_it_ends_with_its_starter_or_by_a_signal_and_leaves_nobody() -> None:
             assert workers
             child.send_signal(number)
             assert child.wait(PATIENCE_S) == (0 if number == signal.SIGTERM else -number)
-            await_true(partial(none_runs, workers))
+            await_gone(workers)
