@@ -29,9 +29,8 @@ from learning_figures import over_replicates, parallel
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import tuned, usable
+from dynamiccl.datasets.cells import task_grid, tuned, usable
 from dynamiccl.datasets.schema import TASK_COLUMNS
-from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines.regression import GradientBoosting

@@ -15,8 +15,7 @@ from learning_figures import Figures, of_crossfit, over_replicates, parallel
 from sweeps import import_sweeps, without
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import noise_bands, quiet, tuned, usable
-from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.cells import noise_bands, quiet, task_grid, tuned, usable
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import NotEnoughData

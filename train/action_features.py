@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.costs import NUM_CELLS
-from dynamiccl.datasets.features import CONTEXT_COLUMN
+from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
 
 #: Features of an action, in order.

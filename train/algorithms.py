@@ -17,8 +17,8 @@ from d3rlpy.optimizers import AdamFactory
 from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
 from torch import nn
 
-from dynamiccl.datasets.features import Float32Array, Observations
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import UnknownName
 from dynamiccl.train.action_head import ActionInputs

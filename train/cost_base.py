@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.episodes import with_noise
+from dynamiccl.datasets.cells import TaskGrid, task_grid
 from dynamiccl.datasets.features import cold_observations
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import with_noise
 from dynamiccl.train.action_features import COST_KNOWN, LOG_COST, ActionFeatures
 from dynamiccl.train.data import TrainingData
 

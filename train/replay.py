@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from d3rlpy.dataset import TransitionMiniBatch
 
-from dynamiccl.datasets.costs import NUM_CELLS
-from dynamiccl.datasets.features import Float32Array
+from dynamiccl.datasets.features import NUM_CELLS
+from dynamiccl.datasets.history import Float32Array
 from dynamiccl.datasets.steps import Int64Array, Steps
 from dynamiccl.train.feature_rows import FeatureRows
 

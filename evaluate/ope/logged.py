@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.episodes import action_masks
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
+from dynamiccl.datasets.steps import action_masks
 from dynamiccl.evaluate.blocks import TableBlock
 from dynamiccl.evaluate.ope.estimators import Estimate, every_estimate
 from dynamiccl.evaluate.ope.logs import deterministic, drawn_rows, read_log

@@ -15,9 +15,8 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import comparable, one_placement, quiet
+from dynamiccl.datasets.cells import TaskGrid, comparable, one_placement, quiet
 from dynamiccl.datasets.schema import TASK_COLUMNS
-from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.policies import Actions
 
 Float64Array = npt.NDArray[np.float64]

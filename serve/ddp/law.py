@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from dynamiccl.datasets.network_sense import NetworkSense
+from dynamiccl.datasets.history import NetworkSense
 from dynamiccl.serve.ddp.settings import Settings
 from dynamiccl.serve.ddp.wire import DENSE, Decision, Method
 

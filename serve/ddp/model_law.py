@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Any, Final
 
-from dynamiccl.datasets.network_sense import Windowed
+from dynamiccl.datasets.history import Windowed
 from dynamiccl.serve.ddp.law import Gradient, Interval, Law
 from dynamiccl.serve.ddp.settings import Settings
 from dynamiccl.serve.ddp.wire import DENSE, FP16, Decision, Method

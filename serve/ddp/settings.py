@@ -7,7 +7,7 @@ and the default is ours.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from dynamiccl.datasets.network_sense import BTLBW_WINDOW, RTPROP_WINDOW
+from dynamiccl.datasets.history import BTLBW_WINDOW, RTPROP_WINDOW
 from dynamiccl.errors import UnknownName, UserError
 
 Mode = Literal["model", "paper"]

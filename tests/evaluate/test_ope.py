@@ -7,7 +7,7 @@ import pytest
 from learning_logs import draw_log, mixture, true_value
 from scipy import stats
 
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.evaluate.ope.estimators import (
     NO_INTERVAL,
     NO_OVERLAP,

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dynamiccl.datasets.sequences import KEY_COLUMNS, STREAM_COLUMNS, timed_calls
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import KEY_COLUMNS, STREAM_COLUMNS, timed_calls
 from dynamiccl.sizes import BINS_PER_OCTAVE
 from dynamiccl.train.trigger.detector import Detector
 

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 import torch
 
-from dynamiccl.datasets.sequences import CALLS_USED, timed_calls
 from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.datasets.steps import CALLS_USED, timed_calls
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
