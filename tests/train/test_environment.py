@@ -19,7 +19,7 @@ from dynamiccl.datasets.steps import sequence_steps, training_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.recording import Recording
+from dynamiccl.simulator.record_jobs import Recording
 from dynamiccl.simulator.scenario import Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
