@@ -24,8 +24,7 @@ from learning_belief import (
 from learning_figures import parallel
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.datasets.cells import tuned
-from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.cells import task_grid, tuned
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines.regression import GradientBoosting

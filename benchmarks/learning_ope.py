@@ -19,8 +19,7 @@ from learning_logs import draw_log, mixture, true_value
 from scipy import stats
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import tuned, usable
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.cells import TaskGrid, task_grid, tuned, usable
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.lineup import make_policies

@@ -37,8 +37,8 @@ from scenario_rivals import (
     true_tables,
 )
 
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.evaluate.simulate.compare import roll_out
 from dynamiccl.evaluate.simulate.players import (

@@ -11,7 +11,7 @@ from dynamiccl import cli
 from dynamiccl.evaluate.commands.explain import explain_command
 from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.evaluate.commands.job import job_command
-from dynamiccl.simulator import options as simulating
+from dynamiccl.simulator import workloads as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr
 

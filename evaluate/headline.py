@@ -12,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.evaluate.metrics import Summary, simple_baselines
 from dynamiccl.evaluate.page import percent
 from dynamiccl.evaluate.policies import Actions

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.evaluate.baselines.costs import CostTimesResidual
 from dynamiccl.evaluate.baselines.online import CoordinateDescent
 from dynamiccl.evaluate.baselines.regression import GradientBoosting

@@ -26,10 +26,9 @@ import polars as pl
 from scipy import stats
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import comparable, one_placement, quiet
-from dynamiccl.datasets.episodes import action_masks
+from dynamiccl.datasets.cells import TaskGrid, comparable, one_placement, quiet
 from dynamiccl.datasets.schema import TASK_COLUMNS
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.steps import action_masks
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy
 
 Float64Array = npt.NDArray[np.float64]

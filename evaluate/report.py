@@ -15,17 +15,19 @@ from dynamiccl.collect.describe import FAMILY_COLUMNS, MOST_FAMILIES, crossovers
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import (
     NOISE_KEY,
+    TaskGrid,
     comparable,
     left_out_text,
     noise_bands,
     quiet,
+    rows_left_out,
+    task_grid,
     tuned,
     usable,
 )
-from dynamiccl.datasets.costs import read_costs
+from dynamiccl.datasets.features import read_costs
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.schema import TASK_COLUMNS
-from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, read, slug
 from dynamiccl.errors import NotEnoughData, UserError

@@ -10,7 +10,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.baselines.families import FAMILY, rows_by_family

@@ -24,8 +24,8 @@ from d3rlpy.optimizers import AdamFactory
 from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
 from torch import nn
 
-from dynamiccl.datasets.features import Float32Array, Observations
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
 from dynamiccl.datasets.manifest import POLICY_NAME, find_policy_in
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import MissingPath, UnknownName, UserError

@@ -18,14 +18,18 @@ import polars as pl
 import torch
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, tuned, usable
-from dynamiccl.datasets.costs import read_costs
-from dynamiccl.datasets.episodes import TrainingSteps, training_steps, with_noise
-from dynamiccl.datasets.features import FEATURES, Observations, cold_observations
-from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
-from dynamiccl.datasets.sequences import CALLS_USED, SequenceCounts, sequence_steps
+from dynamiccl.datasets.cells import NOISE_KEY, TaskGrid, rows_left_out, task_grid, tuned, usable
+from dynamiccl.datasets.features import FEATURES, Observations, cold_observations, read_costs
 from dynamiccl.datasets.splits import Split, SplitBy, Splits
-from dynamiccl.datasets.steps import Steps
+from dynamiccl.datasets.steps import (
+    CALLS_USED,
+    SequenceCounts,
+    Steps,
+    TrainingSteps,
+    sequence_steps,
+    training_steps,
+    with_noise,
+)
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.train.heads import COST_KNOWN, LOG_COST, ActionFeatures, Member
@@ -44,7 +48,7 @@ class TrainingData:
     parts: Splits
     catalogue: Catalogue
     profiles: list[str]
-    #: NCCL's own cost model, for a recipe that looks at it (datasets/costs.py).
+    #: NCCL's own cost model, for a recipe that looks at it (datasets/features.py).
     costs: pl.DataFrame | None
     training: TrainingSteps
     #: Of the calls of jobs, where the data set has any that can be learnt from.

@@ -17,7 +17,7 @@ from d3rlpy.models.torch import Encoder
 from torch import nn
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.errors import UnknownName, UserError
 
 #: Wavelengths of `SizeWaves`, in octaves of message size.

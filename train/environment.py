@@ -19,20 +19,20 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.cells import NOISE_KEY
-from dynamiccl.datasets.episodes import with_noise
-from dynamiccl.datasets.features import (
-    HISTORY_SLICE,
+from dynamiccl.datasets.cells import ENVIRONMENT_COLUMNS, NOISE_KEY
+from dynamiccl.datasets.features import HISTORY_SLICE, cold_observations
+from dynamiccl.datasets.history import (
+    UNKNOWN,
+    WINDOW_FEATURES,
     WINDOW_LENGTH,
+    CallColumns,
     Float32Array,
-    cold_observations,
+    history_features,
 )
-from dynamiccl.datasets.history import UNKNOWN, CallColumns, history_features
-from dynamiccl.datasets.history_columns import WINDOW_FEATURES
 from dynamiccl.datasets.questions import column_types
 from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
-from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
+from dynamiccl.datasets.steps import with_noise
 from dynamiccl.simulator.world import CallResults, Jobs, World
 
 Int64Array = npt.NDArray[np.int64]

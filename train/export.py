@@ -12,11 +12,17 @@ from torch import nn
 
 import dynamiccl
 from dynamiccl.datasets.cells import run_names, usable
-from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
-from dynamiccl.datasets.manifest import POLICY_FOLDER, POLICY_NAME, Manifest
+from dynamiccl.datasets.features import feature_table, window_table
+from dynamiccl.datasets.history import WINDOW_LENGTH
+from dynamiccl.datasets.manifest import (
+    POLICY_FOLDER,
+    POLICY_NAME,
+    Manifest,
+    find_other_shapes,
+    find_supports,
+)
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import git_commit
-from dynamiccl.datasets.supports import find_other_shapes, find_supports
 from dynamiccl.train import tracking
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.heads import Member

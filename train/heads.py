@@ -46,8 +46,7 @@ from torch.distributions import Categorical
 from torch.nn import functional
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.costs import NUM_CELLS
-from dynamiccl.datasets.features import CONTEXT_COLUMN
+from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Algorithm, Config, Protocol
 
 #: Features of an action, in order.

@@ -18,16 +18,17 @@ import numpy as np
 import numpy.typing as npt
 from d3rlpy.dataset import TransitionMiniBatch
 
-from dynamiccl.datasets.costs import NUM_CELLS
-from dynamiccl.datasets.features import (
-    HISTORY_SLICE,
+from dynamiccl.datasets.features import HISTORY_SLICE, NUM_CELLS, Observations, set_sizes
+from dynamiccl.datasets.history import (
+    HISTORY_COLUMNS,
     WINDOW_LENGTH,
+    CallColumns,
     Float32Array,
-    Observations,
-    set_sizes,
+    HistoryColumns,
+    Past,
+    computed_rows,
+    window_rows,
 )
-from dynamiccl.datasets.history import CallColumns, NumpyCalls, computed_rows, window_rows
-from dynamiccl.datasets.history_columns import HISTORY_COLUMNS, HistoryColumns
 from dynamiccl.datasets.steps import Int64Array, Steps
 
 #: Steps that are worked on at a time: they stay in the processor's cache.
@@ -44,8 +45,7 @@ class FeatureRows:
             raise ValueError("these steps have windows of their own")
         self._steps = steps
         self._columns = columns
-        is_first = np.zeros(len(steps), dtype=np.bool_)
-        is_first[steps.starts[:-1]] = True
+        is_first = np.isin(np.arange(len(steps)), steps.starts)
         self._calls = np.empty((len(steps), len(columns.window_features)), dtype=np.float32)
         self._computed = np.empty((len(steps), len(columns.computed_features)), dtype=np.float32)
         for start in range(0, len(steps), _PART):
@@ -59,40 +59,35 @@ class FeatureRows:
         steps = self._steps
         num_calls = np.minimum(rows - steps.starts[episode], WINDOW_LENGTH)
         window = self._calls.take(rows[:, None] + _LOOK_BACK, axis=0, mode="clip")
-        for column in self._columns.comparing:
-            window[:, 0, column] = 0.0  # nothing is before the window's first
+        window[:, 0, self._columns.comparing] = 0.0  # nothing is before the window's first
         task = steps.task[episode]
         context = steps.tasks.context.take(task, axis=0)
         set_sizes(context, self._log2_size[rows])
         history = context[:, HISTORY_SLICE.start :]
         computed = self._computed.take(rows - 1, axis=0, mode="clip")
-        for to, source in self._columns.computed:
-            history[:, to] = computed[:, source]
-        for to, source in self._columns.repeated:
-            history[:, to] = window[:, -1, source]
+        self._columns.fill(history, computed, window[:, -1])
         short = np.flatnonzero(num_calls < WINDOW_LENGTH)
-        if len(short):
-            padded = window[short]
-            padded[num_calls[short, None] < -_LOOK_BACK] = 0.0
-            window[short] = padded
-            cold = short[num_calls[short] == 0]
-            history[cold, : len(self._columns.history_features)] = 0.0
+        padded = window[short]
+        padded[num_calls[short, None] < -_LOOK_BACK] = 0.0
+        window[short] = padded
+        cold = short[num_calls[short] == 0]
+        history[cold, : len(self._columns.history_features)] = 0.0
         return Observations(window, context), steps.tasks.mask.take(task, axis=0), task
 
     def _fill(self, start: int, end: int, is_first: npt.NDArray[np.bool_]) -> None:
         """Compute the rows of steps `start` to `end`, given also the window before them."""
         before = max(0, start - WINDOW_LENGTH)
-        past = _Steps(self._steps.calls.part(slice(before, end)), is_first[before:end])
+        past = _Steps(self._steps.calls.take(slice(before, end)), is_first[before:end])
         own = slice(start - before, None)
         self._calls[start:end] = window_rows(past, (end - before,), self._columns)[own]
         self._computed[start:end] = computed_rows(past, end - before, self._columns)[own]
 
 
-class _Steps(NumpyCalls):
+class _Steps(Past):
     """Past of N steps (N,), each the last of the window of K calls that ends with it."""
 
     def __init__(self, calls: CallColumns, is_first: npt.NDArray[np.bool_]) -> None:
-        super().__init__(calls)
+        super().__init__(np, calls.as_float64(), np.True_)
         self._is_first = is_first
 
     def before(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -104,23 +99,20 @@ class _Steps(NumpyCalls):
         return values
 
     def largest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return _over_window(values, self._is_first, np.maximum)
+        return self._over_window(values, np.maximum)
 
     def smallest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return _over_window(values, self._is_first, np.minimum)
+        return self._over_window(values, np.minimum)
 
-
-def _over_window(
-    values: npt.NDArray[Any], is_first: npt.NDArray[np.bool_], better: np.ufunc
-) -> npt.NDArray[Any]:
-    """Extreme of each value and the WINDOW_LENGTH - 1 before it in its episode."""
-    best = values.copy()
-    reaches = ~is_first  # whether the episode goes back as far
-    for back in range(1, min(WINDOW_LENGTH, len(values))):
-        goes = reaches[back:]
-        best[back:] = np.where(goes, better(best[back:], values[:-back]), best[back:])
-        reaches = np.concatenate([reaches[:1], reaches[1:] & reaches[:-1]])
-    return best
+    def _over_window(self, values: npt.NDArray[Any], better: np.ufunc) -> npt.NDArray[Any]:
+        """Extreme of each value and the WINDOW_LENGTH - 1 before it in its episode."""
+        best = values.copy()
+        reaches = ~self._is_first  # whether the episode goes back as far
+        for back in range(1, min(WINDOW_LENGTH, len(values))):
+            goes = reaches[back:]
+            best[back:] = np.where(goes, better(best[back:], values[:-back]), best[back:])
+            reaches = np.concatenate([reaches[:1], reaches[1:] & reaches[:-1]])
+        return best
 
 
 #: Steps whose features are kept in memory, 84 bytes each; of more they are made for each batch.

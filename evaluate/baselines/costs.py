@@ -10,8 +10,8 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.costs import log_costs
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
+from dynamiccl.datasets.features import log_costs
 from dynamiccl.evaluate.baselines.families import rows_by_family, with_known
 from dynamiccl.evaluate.baselines.tables import Predictor, unknown
 from dynamiccl.nccl import NUM_PROTOCOLS

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
 

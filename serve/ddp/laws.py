@@ -11,7 +11,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Any, Final, Literal
 
-from dynamiccl.datasets.network_sense import BTLBW_WINDOW, RTPROP_WINDOW, NetworkSense, Windowed
+from dynamiccl.datasets.history import BTLBW_WINDOW, RTPROP_WINDOW, NetworkSense, Windowed
 from dynamiccl.errors import UnknownName, UserError
 
 Mode = Literal["model", "paper"]

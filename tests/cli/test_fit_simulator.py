@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.simulator.system_text import system_text
+from dynamiccl.simulator.parameters import system_text
 from dynamiccl.simulator.systems import find_system, system_file
 from tests.cli.conftest import Shell, refused
 from tests.collect.fit_worlds import SIZES, ring_only, rows, store_of

@@ -16,9 +16,9 @@ import torch
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.manifest import Manifest, Slack
 from dynamiccl.datasets.questions import table_supports
-from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import measurements_table
 from dynamiccl.errors import UserError

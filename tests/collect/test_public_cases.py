@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets import store
-from dynamiccl.datasets.costs import read_costs
+from dynamiccl.datasets.features import read_costs
 from dynamiccl.errors import OutputError
 from tests.published import COPIES, WHOLE, published
 

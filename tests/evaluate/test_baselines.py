@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.costs import COST_TYPES
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
+from dynamiccl.datasets.features import COST_TYPES
 from dynamiccl.evaluate.baselines.costs import CostTimesResidual
 from dynamiccl.evaluate.baselines.online import REPEATS, CoordinateDescent
 from dynamiccl.evaluate.baselines.regression import GradientBoosting

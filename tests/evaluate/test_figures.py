@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.evaluate.baselines.families import FAMILY as FAMILY_COLUMNS
 from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH, Observations
-from dynamiccl.datasets.history import Call, history_arrays
+from dynamiccl.datasets.features import HISTORY_SLICE, Observations
+from dynamiccl.datasets.history import WINDOW_LENGTH, Call, history_arrays
 from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.nccl import Collective
 from dynamiccl.schedule import config_columns

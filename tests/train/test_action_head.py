@@ -11,10 +11,9 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from dynamiccl.datasets.costs import NUM_CELLS, log_costs
-from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES
+from dynamiccl.datasets.cells import task_grid
+from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, NUM_CELLS, log_costs
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, Algorithm, Config, Protocol
 from dynamiccl.train.algorithms import make_algorithm, members_of

@@ -9,9 +9,8 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from dynamiccl.datasets.costs import NUM_CELLS
-from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.features import NUM_CELLS, TUNED
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.datasets.store import write_part

@@ -13,14 +13,13 @@ from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable
-from dynamiccl.datasets.episodes import training_noise
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
-from dynamiccl.datasets.sequences import sequence_steps
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import sequence_steps, training_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.recording import Recording
+from dynamiccl.simulator.record_jobs import Recording
 from dynamiccl.simulator.scenario import Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload

@@ -12,11 +12,10 @@ import polars as pl
 import torch
 
 from dynamiccl.belief import Bools
-from dynamiccl.datasets.costs import log_costs
-from dynamiccl.datasets.episodes import with_noise
-from dynamiccl.datasets.features import TUNED, cold_observations
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.cells import TaskGrid, task_grid
+from dynamiccl.datasets.features import TUNED, cold_observations, log_costs
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import with_noise
 from dynamiccl.drawn_worlds import Floats, Grid, Ints, fits
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.sizes import bin_center_bytes, size_bin

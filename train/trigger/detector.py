@@ -18,8 +18,8 @@ import polars as pl
 import torch
 
 from dynamiccl.datasets.manifest import TRIGGER_FACTS_NAME, TRIGGER_NAME, find_trigger_in
-from dynamiccl.datasets.sequences import KEY_COLUMNS, STREAM_COLUMNS, timed_calls
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import KEY_COLUMNS, STREAM_COLUMNS, timed_calls
 from dynamiccl.errors import CorruptFile, MissingPath
 from dynamiccl.sizes import BINS_PER_OCTAVE
 from dynamiccl.train.policy import load_script

@@ -8,13 +8,18 @@ import polars as pl
 import pytest
 import torch
 
-from dynamiccl.datasets.sequences import CALLS_USED, timed_calls
 from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.datasets.steps import CALLS_USED, timed_calls
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, all_configs, record_jobs
-from dynamiccl.simulator.recording import Recording
+from dynamiccl.simulator.record_jobs import (
+    Exploration,
+    Recording,
+    RecordSettings,
+    all_configs,
+    record_jobs,
+)
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
