@@ -34,8 +34,7 @@ from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.baselines.regression import GradientBoosting
-from dynamiccl.evaluate.lineup import make_policies
+from dynamiccl.evaluate.baselines import GradientBoosting, make_policies
 from dynamiccl.evaluate.metrics import Summary, summarise
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault
 from dynamiccl.train.fit import fit

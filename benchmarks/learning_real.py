@@ -20,8 +20,8 @@ from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import NotEnoughData
+from dynamiccl.evaluate.baselines import make_policies
 from dynamiccl.evaluate.crossfit import cross_fit, has_runs
-from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import OPTIMISTIC, Summary, summarise
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.train.fit import fit

@@ -29,7 +29,6 @@ BASELINES = (
     "nearest-size",
     "interpolated",
     "gradient-boosting",
-    "cost-times-residual",
     "coordinate-descent",
     "oracle",
 )
