@@ -22,7 +22,7 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import TaskGrid, task_grid, tuned, usable
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.lineup import make_policies
+from dynamiccl.evaluate.baselines import make_policies
 from dynamiccl.evaluate.ope import Estimate, Float64Array, deterministic, every_estimate
 from dynamiccl.train.policy import TorchPolicy
 

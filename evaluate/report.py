@@ -25,19 +25,18 @@ from dynamiccl.datasets.cells import (
     tuned,
     usable,
 )
-from dynamiccl.datasets.features import read_costs
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, read, slug
 from dynamiccl.errors import NotEnoughData, UserError
+from dynamiccl.evaluate.baselines import make_policies
 from dynamiccl.evaluate.blocks import FigureBlock, Section
 from dynamiccl.evaluate.figures.changes import change_blocks
 from dynamiccl.evaluate.figures.drawing import column_inches, svg_text
 from dynamiccl.evaluate.gate.gated import read_gated
 from dynamiccl.evaluate.gate.report_blocks import gate_blocks
 from dynamiccl.evaluate.headline import first_sentence, table_verdict
-from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import default_verdicts, result_rows, summarise
 from dynamiccl.evaluate.named import NamedPolicy
 from dynamiccl.evaluate.ope import logged_values
@@ -126,7 +125,7 @@ def make_report(
         )
     training = task_grid(frame, catalogue, [Split.TRAIN])
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
-    players = make_policies(training, validation, catalogue, learned, read_costs(data_dir))
+    players = make_policies(training, validation, catalogue, learned)
     choices, probes = {}, {}
     for done, player in enumerate(players):
         progress(done, len(players))

@@ -13,7 +13,7 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import slug
-from dynamiccl.evaluate.baselines.families import FAMILY, rows_by_family
+from dynamiccl.evaluate.baselines import FAMILY, rows_by_family
 from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
 from dynamiccl.evaluate.figures.drawing import family_title, line_style, order_by_size, svg_text
 from dynamiccl.evaluate.figures.families import crossover_map, curves, heat_map

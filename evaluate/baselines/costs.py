@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from dynamiccl.evaluate.baselines.families import rows_by_family, with_known
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.features import log_costs
-from dynamiccl.evaluate.baselines.families import rows_by_family, with_known
 from dynamiccl.evaluate.baselines.tables import Predictor, unknown
 from dynamiccl.nccl import NUM_PROTOCOLS
 

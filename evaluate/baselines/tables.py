@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from dynamiccl.evaluate.baselines.families import FAMILY, POOL, rows_by_family, with_known
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.cells import TaskGrid
-from dynamiccl.evaluate.baselines.families import FAMILY, POOL, rows_by_family, with_known
 from dynamiccl.evaluate.policies import Actions, NcclDefault
 
 

@@ -12,7 +12,7 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import slug
-from dynamiccl.evaluate.baselines.families import FAMILY
+from dynamiccl.evaluate.baselines import FAMILY
 from dynamiccl.evaluate.blocks import Block, FigureBlock, TableBlock
 from dynamiccl.evaluate.figures.drawing import (
     DARK,

@@ -28,7 +28,6 @@ BASELINES = (
     "nearest-size",
     "interpolated",
     "gradient-boosting",
-    "cost-times-residual",
     "coordinate-descent",
     "oracle",
 )
