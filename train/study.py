@@ -5,8 +5,9 @@ may append to, on NFS too (SQLite's locks fail there). Workers are alike, here a
 one takes a trial, trains it and tells what it came to, until all trials are over. When one dies,
 its heartbeat stops, its trial is queued again, and another worker goes on from its last epoch.
 
-A grid is in the queue from the beginning, a trial for each setting and seed: Optuna's GridSampler
-gives two workers the same setting. A search's trial is a setting, with all its seeds, by TPE.
+All trials are in the queue from the beginning. A grid's is a setting and a seed (Optuna's
+GridSampler would give two workers the same one); a search's is a setting that TPE chooses when a
+worker takes it, with all its seeds.
 """
 
 import itertools
@@ -47,8 +48,6 @@ STALE_S = 120.0
 _PAUSE_S: Final = 1.0
 #: How often a trial is given to another worker after its own died.
 _RETRIES: Final = 3
-#: How often TPE may say what was tried already, for each setting that is wanted.
-_PATIENCE: Final = 20
 _TRIAL_TAG: Final = "dynamiccl.trial"
 #: The parameter that chooses between recipes; no setting has this name.
 _RECIPE: Final = "recipe"
@@ -160,15 +159,9 @@ def make_plan(  # noqa: PLR0913 - all of a study
     alone = ({k: str(v)} for k, d in found.items() for v in getattr(d, "choices", ()))
     for chosen in alone if count else plan.combinations():
         plan.recipe_of(chosen)  # its errors
-    return replace(plan, count=int(min(count, math.prod(map(_size, found.values())))))
-
-
-def _size(distribution: Distribution) -> float:
-    if isinstance(distribution, CategoricalDistribution):
-        return len(distribution.choices)
-    if isinstance(distribution, IntDistribution):
-        return distribution.high - distribution.low + 1
-    return math.inf
+    # A search for more settings than there are tries all of them, as a grid does; a range has more.
+    sizes = [len(getattr(each, "choices", range(count + 1))) for each in found.values()]
+    return replace(plan, count=count if count < math.prod(sizes) else 0)
 
 
 class _Journal(JournalStorage, BaseHeartbeat):
@@ -204,20 +197,21 @@ def _queue_again(most: int | None = None) -> RetryHeartbeatStaleTrialCallback:
 
 def begin_study(plan: Plan, tracking_uri: str) -> optuna.Study:
     """Create the parent run and the queue, which is called by the run's id."""
-    grid = [] if plan.count else list(plan.combinations())
-    count = (plan.count or len(grid)) * plan.seeds
+    seeds = list(range(plan.seeds))
+    queue: list[tuple[Chosen, list[int]]] = [({}, seeds)] * plan.count
+    if not queue:
+        queue = [(chosen, [seed]) for chosen in plan.combinations() for seed in seeds]
+    count = sum(len(seeds) for _, seeds in queue)
     run = tracking.open_run(tracking_uri, plan.experiment, f"study of {count} trials")
     run.log_params({"data": plan.data, "trials": count})
     run.log_params({"space": " ".join(plan.axes), "recipes": ", ".join(plan.recipes)})
     run.describe(f"Study of {count} trials on `{plan.data}`; each is a run below this one.")
     path = kept_folder(run.directory, run.run_id) / JOURNAL_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are told in our words
-    storage = _Journal(JournalFileBackend(str(path)))
-    study = optuna.create_study(study_name=run.run_id, storage=storage)
+    study = optuna.create_study(study_name=run.run_id, storage=_journal(path))
     study.set_user_attr("plan", asdict(plan))
-    for chosen, seed in itertools.product(grid, range(plan.seeds)):
-        study.enqueue_trial(chosen, user_attrs={"seeds": [seed]})
+    for chosen, its_seeds in queue:
+        study.enqueue_trial(dict(chosen), user_attrs={"seeds": its_seeds})
     return study
 
 
@@ -227,8 +221,12 @@ def open_study(run_id: str, tracking_uri: str) -> optuna.Study:
     path = kept_folder(run.directory, run_id) / JOURNAL_NAME
     if not path.is_file():
         raise MissingPath("study", path, "begin one with 'dynamiccl-train study'")
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna.load_study(study_name=run_id, storage=_Journal(JournalFileBackend(str(path))))
+    return optuna.load_study(study_name=run_id, storage=_journal(path))
+
+
+def _journal(path: Path) -> _Journal:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are told in our words
+    return _Journal(JournalFileBackend(str(path)))
 
 
 def plan_of(study: optuna.Study) -> Plan:
@@ -238,11 +236,8 @@ def plan_of(study: optuna.Study) -> Plan:
 
 def latest_trials(study: optuna.Study) -> dict[int, FrozenTrial]:
     """The trials by number, in place of each that was queued again its last try."""
-    found: dict[int, FrozenTrial] = {}
-    for trial in study.get_trials(deepcopy=False):
-        if not trial.user_attrs.get("skipped"):
-            found[_number(trial)] = trial
-    return dict(sorted(found.items()))
+    queued = [trial for trial in study.get_trials(deepcopy=False) if "seeds" in trial.user_attrs]
+    return {_number(trial): trial for trial in queued}
 
 
 def _number(trial: FrozenTrial) -> int:
@@ -254,11 +249,7 @@ def retry_failed(study: optuna.Study) -> None:
     """Queue the trials again that failed, for example since data were missing."""
     for trial in latest_trials(study).values():
         if trial.state is TrialState.FAIL:
-            _queue_again()(study, trial)
-
-
-class _Skipped(Exception):
-    """Raised for a trial that nobody needs."""
+            _queue_again()(study, study.trials[trial.number])
 
 
 def work(study: optuna.Study, tracking_uri: str) -> Iterator[str]:
@@ -271,7 +262,7 @@ def work(study: optuna.Study, tracking_uri: str) -> Iterator[str]:
         with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
             optuna.storages.fail_stale_trials(study)
         states = {trial.state for trial in latest_trials(study).values()}
-        if TrialState.WAITING in states or _asks_more(study):
+        if TrialState.WAITING in states:
             # ValueError: another worker took the trial over, while this one was suspended.
             with suppress(ValueError):
                 study.optimize(worker.try_one, n_trials=1, catch=(Exception,))
@@ -281,13 +272,6 @@ def work(study: optuna.Study, tracking_uri: str) -> Iterator[str]:
             time.sleep(_PAUSE_S)
         else:
             return
-
-
-def _asks_more(study: optuna.Study) -> bool:
-    """Whether a search is to try another setting."""
-    wanted = plan_of(study).count
-    is_short = len(latest_trials(study)) < wanted
-    return is_short and len(study.get_trials(deepcopy=False)) < _PATIENCE * wanted
 
 
 class _Worker:
@@ -301,21 +285,26 @@ class _Worker:
     def try_one(self, trial: optuna.Trial) -> float:
         """Train a trial's setting with its seeds; returns their mean validation regret."""
         known = self._study.get_trials(deepcopy=False)[trial.number]
-        runs, name = list[FitSummary](), f"trial {_number(known)}"
+        if "seeds" not in known.user_attrs:
+            return math.nan  # fails: another worker took the last one, and Optuna made a new one
+        number, runs, name = _number(known), list[FitSummary](), f"trial {_number(known)}"
         try:
-            chosen = self._choose(trial, known)
+            # Seeded by number, so that a search that was killed goes on as it would have.
+            self._study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
+            axes = self._plan.distributions().items()
+            chosen = {key: _suggest(trial, key, each) for key, each in axes}
             recipe, setting = self._plan.recipe_of(chosen), self._plan.setting_of(chosen)
             trial.set_user_attr("setting", setting)
-            for seed in known.user_attrs.get("seeds", range(self._plan.seeds)):
-                name = f"trial {_number(known)} ({setting}, seed {seed})"
-                tags = {_TRIAL_TAG: f"{_number(known)}.{seed}", "setting": setting}
+            runs += self._tried(number, known.user_attrs["seeds"], chosen)
+            for seed in known.user_attrs["seeds"][len(runs) :]:
+                name = f"trial {number} ({setting}, seed {seed})"
+                tags = {_TRIAL_TAG: f"{number}.{seed}", "setting": setting}
                 runs.append(self._train(recipe, seed, tags))
-                trial.set_user_attr("runs", [asdict(run) for run in runs])
                 self.lines.append(f"{name}: validation regret {runs[-1].validation_regret:.2%}")
+                trial.set_user_attr("runs", [asdict(run) for run in runs])  # some of a search's
+            trial.set_user_attr("runs", [asdict(run) for run in runs])
         except KeyboardInterrupt:
             _queue_again()(self._study, self._study.trials[trial.number])
-            raise
-        except _Skipped:
             raise
         except Exception as error:  # stops no other trial
             kind = "" if isinstance(error, DynamicclError) else f"{type(error).__name__}: "
@@ -324,26 +313,13 @@ class _Worker:
             raise
         return float(np.mean([run.validation_regret for run in runs]))
 
-    def _choose(self, trial: optuna.Trial, known: FrozenTrial) -> Chosen:
-        """The trial's setting; raises _Skipped where nobody needs it."""
-        number, trials = _number(known), self._study.get_trials(deepcopy=False)
-        earlier = [each for n, each in latest_trials(self._study).items() if n < number]
-        is_new = "fixed_params" not in known.system_attrs
-        # Of two workers that ask for the last setting at once, one comes too late.
-        if is_new and len(earlier) >= self._plan.count:
-            self._skip(trial)
-        # Seeded by how much was asked, so that a search that was killed goes on as it would have.
-        asked = sum(_number(each) == each.number < number for each in trials)
-        self._study.sampler = optuna.samplers.TPESampler(seed=asked, constant_liar=True)
-        chosen = {k: _suggest(trial, k, v) for k, v in self._plan.distributions().items()}
-        if is_new and any(each.params == chosen for each in earlier):
-            self._skip(trial)
-        return chosen
-
-    @staticmethod
-    def _skip(trial: optuna.Trial) -> None:
-        trial.set_user_attr("skipped", True)
-        raise _Skipped
+    def _tried(self, number: int, seeds: list[int], chosen: Chosen) -> list[FitSummary]:
+        """What an earlier trial of the same setting came to: TPE may choose one twice."""
+        for other, trial in latest_trials(self._study).items():
+            same = trial.params == chosen and trial.user_attrs["seeds"] == seeds
+            if same and other < number and trial.state is TrialState.COMPLETE:
+                return [FitSummary(**run) for run in trial.user_attrs["runs"]]
+        return []
 
     def _train(self, recipe: Recipe, seed: int, tags: Mapping[str, str]) -> FitSummary:
         """Train as a child run, or go on with the one that a worker left."""
@@ -399,21 +375,20 @@ class StudySummary:
 
 def summarise_study(study: optuna.Study) -> tuple[StudySummary, list[str]]:
     """The results by setting over the trainings that are done, and errors of trials that failed."""
-    plan = plan_of(study)
     trials = latest_trials(study).values()
-    by_setting: dict[str, list[FitSummary]] = {}
+    found: dict[str, dict[int, FitSummary]] = {}
     for trial in trials:
-        for run in trial.user_attrs.get("runs", ()):
-            by_setting.setdefault(trial.user_attrs["setting"], []).append(FitSummary(**run))
-    runs = [run for found in by_setting.values() for run in found]
-    settings = [_summary(setting, found) for setting, found in by_setting.items()]
-    count = plan.count if _asks_more(study) else len(trials)
+        runs = trial.user_attrs.get("runs", ())
+        for seed, run in zip(trial.user_attrs["seeds"], runs, strict=False):
+            found.setdefault(trial.user_attrs["setting"], {})[seed] = FitSummary(**run)
+    settings = [_summary(setting, list(each.values())) for setting, each in found.items()]
+    defaults = [run.validation_default_regret for each in found.values() for run in each.values()]
     summary = StudySummary(
         run_id=study.study_name,
-        data=plan.data,
-        trials=count * plan.seeds if plan.count else count,
-        done=len(runs),
-        default_regret=min((run.validation_default_regret for run in runs), default=None),
+        data=plan_of(study).data,
+        trials=sum(len(trial.user_attrs["seeds"]) for trial in trials),
+        done=sum(len(trial.user_attrs.get("runs", ())) for trial in trials),
+        default_regret=min(defaults, default=None),
         settings=sorted(settings, key=lambda each: each.mean),
     )
     failed = [trial for trial in trials if trial.state is TrialState.FAIL]

@@ -166,15 +166,31 @@ def test_a_search_ends_where_nothing_is_left_and_failures_stop_nothing(
     assert "window_encoder=nothing, seed 0" in failures[0]
 
 
-def test_who_asks_for_one_setting_too_many_trains_nothing(data_dir: Path, tmp_path: Path) -> None:
-    """Two workers that ask for the last setting at the same time."""
+def test_what_is_chosen_twice_is_trained_once(data_dir: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
-    study = begin_study(planned(data_dir, SPACE, count=1), uri)
-    study.add_trial(optuna.create_trial(state=TrialState.RUNNING))
-    study.optimize(studies._Worker(study, uri).try_one, n_trials=1, catch=(Exception,))
-    assert len(study.trials) == 2
+    study = begin_study(planned(data_dir, ["batch_size=16,32"], count=1, seeds=2), uri)
+    study.enqueue_trial({}, user_attrs={"seeds": [0, 1]})
+    study.enqueue_trial({}, user_attrs={"seeds": [0, 1]})
+    assert len(list(work(study, uri))) == 2 * len(
+        {trial.params["batch_size"] for trial in study.trials}
+    )
+    summary, _ = summarise_study(study)
+    assert (summary.done, summary.trials) == (6, 6)
+    assert {setting.seeds for setting in summary.settings} == {2}
+    assert len(children(study, MlflowClient(uri))) == 2 * len(summary.settings) < 6
+
+
+def test_a_worker_that_finds_the_queue_empty_trains_nothing(data_dir: Path, tmp_path: Path) -> None:
+    """Another took the last trial in between."""
+    uri = new_store(tmp_path)
+    study = begin_study(planned(data_dir), uri)
+    study.add_trial(optuna.create_trial(state=TrialState.WAITING))
+    trial = study.trials[0]
+    study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+    study.optimize(studies._Worker(study, uri).try_one, n_trials=1)
+    assert [each.state for each in study.trials] == [TrialState.RUNNING, TrialState.FAIL]
     assert list(latest_trials(study)) == [0]
-    assert children(study, MlflowClient(uri)) == []
+    assert summarise_study(study)[1] == []
 
 
 WORKER = """

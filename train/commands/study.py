@@ -235,9 +235,10 @@ def _show(summary: "StudySummary", failures: list[str], store: str, *, as_json: 
     for failure in failures:
         stderr.print(failure, soft_wrap=True, highlight=False)
     if missing := summary.trials - summary.done:
+        what = "failed" if failures else "are not done"
         raise DataError(
-            f"{missing} of {summary.trials} trials failed; the others are kept: when what "
-            f"they say is mended, go on with 'dynamiccl-train study --resume {summary.run_id}'"
+            f"{missing} of {summary.trials} trials {what}; the others are kept: when what they say "
+            f"is mended, go on with 'dynamiccl-train study --resume {summary.run_id}'"
         )
 
 
