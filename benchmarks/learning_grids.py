@@ -28,7 +28,6 @@ from dynamiccl.datasets.cells import task_grid, tuned
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines import GradientBoosting
-from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy

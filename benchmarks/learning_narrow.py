@@ -21,7 +21,6 @@ from dynamiccl.datasets.schema import MEASUREMENTS, TASK_COLUMNS
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import part_paths, program_record, read, write_part
 from dynamiccl.evaluate.baselines import Interpolated, NearestSize
-from dynamiccl.evaluate.baselines.tables import Interpolated, NearestSize
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy, NcclDefault, Policy
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy

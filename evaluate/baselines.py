@@ -12,11 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.serve.search.space import Choice, SearchSpace
-from dynamiccl.serve.search.tuner import Key, State
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.evaluate.policies import (
     Actions,
     LearnedPolicy,
@@ -26,7 +24,7 @@ from dynamiccl.evaluate.policies import (
     Random,
 )
 from dynamiccl.nccl import Config
-from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
 from dynamiccl.train.policy import TorchPolicy
 
 Float64Array = npt.NDArray[np.float64]

@@ -9,11 +9,6 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import TaskGrid
-from dynamiccl.datasets.features import COST_TYPES
-from dynamiccl.evaluate.baselines.costs import CostTimesResidual
-from dynamiccl.evaluate.baselines.online import REPEATS, CoordinateDescent
-from dynamiccl.evaluate.baselines.regression import GradientBoosting
-from dynamiccl.evaluate.baselines.tables import (
 from dynamiccl.evaluate.baselines import (
     REPEATS,
     BestFixed,
