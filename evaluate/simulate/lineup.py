@@ -36,7 +36,7 @@ from dynamiccl.simulator.scenario import Scenario
 from dynamiccl.simulator.system import System
 from dynamiccl.simulator.workloads import Workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.environment import CollectiveEnv, Course, Tables, Watch, delay_calls
+from dynamiccl.train.environment import Course, JobCalls, Tables, Watch, delay_calls
 from dynamiccl.train.policy import TorchPolicy
 
 NCCL: Final = "nccl-default"
@@ -79,21 +79,21 @@ class Contender:
     name: str
     world: World
     tables: Tables
-    make: Callable[[CollectiveEnv, int], Player]
+    make: Callable[[JobCalls, int], Player]
     make_watch: MakeWatch | None = None
     #: Whether the player needs observations, which cost time.
     observes: bool = False
     #: Whether decisions take effect at once: a table from the start, and the oracle's.
     at_once: bool = False
 
-    def prepare(self, setting: Setting, seed: int) -> tuple[CollectiveEnv, Player]:
+    def prepare(self, setting: Setting, seed: int) -> tuple[JobCalls, Player]:
         """The environment and the player for one seed."""
         course = Course(
             episode_calls=setting.calls,
             delay_calls=0 if self.at_once else delay_calls(self.world),
             observed=self.observes,
         )
-        env = CollectiveEnv(self.world, self.tables, setting.jobs, course, self.make_watch)
+        env = JobCalls(self.world, self.tables, setting.jobs, course, self.make_watch)
         return env, self.make(env, seed)
 
 
@@ -129,7 +129,7 @@ def policy_contenders(
     known = policy.manifest
     tables = Tables.of(world, known.launch_profiles, known.noise_table(), known.cost_table())
 
-    def learned(env: CollectiveEnv, _seed: int) -> Player:
+    def learned(env: JobCalls, _seed: int) -> Player:
         return Learned(policy, env)
 
     if make_watch is None:
@@ -141,7 +141,7 @@ def policy_contenders(
         for key, call in enumerate(world.keys)
     }
 
-    def search(env: CollectiveEnv, _seed: int) -> Player:
+    def search(env: JobCalls, _seed: int) -> Player:
         def tuner(_job: int) -> PolicySearch:
             return PolicySearch(lambda key: spaces[key], lambda key: priors[key])
 
@@ -153,7 +153,7 @@ def policy_contenders(
     ]
 
 
-def _fixed(chosen: Actions, _env: CollectiveEnv, _seed: int) -> Player:
+def _fixed(chosen: Actions, _env: JobCalls, _seed: int) -> Player:
     return Fixed(chosen)
 
 
@@ -163,7 +163,7 @@ def cold_predictions(policy: TorchPolicy, tables: Tables) -> list[Floats]:
     return [predicted(row) for row in q]
 
 
-def _autoccl(env: CollectiveEnv, seed: int) -> Player:
+def _autoccl(env: JobCalls, seed: int) -> Player:
     spaces = search_spaces(env.world)
 
     def tuner(job: int) -> AutoCcl:

@@ -14,7 +14,7 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
 from dynamiccl.serve.search.tuner import Tuner, is_disturbed
 from dynamiccl.simulator.world import CallResults, World
-from dynamiccl.train.environment import CollectiveEnv
+from dynamiccl.train.environment import JobCalls
 from dynamiccl.train.policy import TorchPolicy
 
 Actions = npt.NDArray[np.int64]
@@ -23,17 +23,17 @@ Actions = npt.NDArray[np.int64]
 class Player(Protocol):
     """Chooses the action of every job's next call."""
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:
         """(N,) actions."""
 
-    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: JobCalls) -> None:
         """Receive the results of the calls."""
 
 
 class _Silent:
     """A player that ignores results."""
 
-    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: JobCalls) -> None:
         """Do nothing."""
 
 
@@ -43,7 +43,7 @@ class Fixed(_Silent):
 
     actions: Actions
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """The keys' actions."""
         return self.actions[env.jobs.key]
 
@@ -51,7 +51,7 @@ class Fixed(_Silent):
 class Oracle(_Silent):
     """Knows the network state, and takes the truly fastest config."""
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """The config with the smallest true time of the next call, without switching costs."""
         found: Actions = np.nanargmin(env.jobs.oracle_us(), axis=1).astype(np.int64)
         return found
@@ -65,7 +65,7 @@ class Learned(_Silent):
     A state that the policy has lives as long as the job.
     """
 
-    def __init__(self, policy: TorchPolicy, env: CollectiveEnv) -> None:
+    def __init__(self, policy: TorchPolicy, env: JobCalls) -> None:
         """Start without decisions for the environment's jobs."""
         self._policy = policy
         self._period = max(env.course.delay_calls, 1)
@@ -76,7 +76,7 @@ class Learned(_Silent):
         self._job = np.arange(env.num_envs)
         self._calls = 0
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:
         """Query the TorchScript policy for the keys that are due."""
         key = env.jobs.key
         due = np.flatnonzero(self._calls - self._asked_at[self._job, key] >= self._period)
@@ -112,13 +112,13 @@ class Searching:
         #: (job, key) pairs with interference.
         self._disturbed: set[tuple[int, int]] = set()
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """Each tuner's requested action."""
         keys = env.jobs.key.tolist()
         asked = [tuner.ask(key) for tuner, key in zip(self._tuners, keys, strict=True)]
         return np.array(asked, dtype=np.int64)
 
-    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: JobCalls) -> None:
         """Pass times, and alarms, to each tuner."""
         told = (ran.key.tolist(), ran.measured_us.tolist(), ran.action.tolist())
         for tuner, key, time_us, action in zip(self._tuners, *told, strict=True):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.evaluate.simulate.players import Player
 from dynamiccl.simulator.world import CallResults
-from dynamiccl.train.environment import CollectiveEnv
+from dynamiccl.train.environment import JobCalls
 
 Float64Array = npt.NDArray[np.float64]
 #: A call counts as slower than NCCL's choice in the same state beyond this factor.
@@ -56,7 +56,7 @@ class Totals:
 
 
 def roll_out(
-    env: CollectiveEnv,
+    env: JobCalls,
     player: Player,
     *,
     seed: int,
@@ -64,7 +64,7 @@ def roll_out(
     recorded: Callable[[CallResults], None] | None = None,
 ) -> tuple[Totals, Timeline]:
     """Run one episode of the environment."""
-    observation, _ = env.reset(seed=seed)
+    observation = env.reset(seed)
     calls, jobs = env.course.episode_calls, env.num_envs
     total, job, oracle = np.zeros((3, jobs))
     changes, slower, alarms = np.zeros((3, jobs), dtype=np.int64)
@@ -79,8 +79,7 @@ def roll_out(
         times = env.jobs.oracle_us()
         worst = max(env.jobs.intra[0], env.jobs.inter[0], env.jobs.host[0])
         usual = times[:, ABSTAIN_ACTION]
-        observation, _, _, _, info = env.step(player.act(observation, env))
-        ran = info["ran"]
+        observation, ran = env.step(player.act(observation, env))
         player.learn(ran, env)
         if recorded is not None:
             recorded(ran)
