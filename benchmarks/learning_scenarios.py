@@ -57,7 +57,7 @@ from dynamiccl.simulator.world import World
 from dynamiccl.train.cautious.policy import cell_of
 from dynamiccl.train.cautious.tasks import share_table
 from dynamiccl.train.data import load_data
-from dynamiccl.train.environment import CollectiveEnv
+from dynamiccl.train.environment import JobCalls
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.trigger.detector import Detector
 
@@ -186,7 +186,7 @@ def _contenders(
     wanted = (NCCL, "best quiet table", "AutoCCL search", DELAYED, ORACLE)
     world, delayed = rows[NCCL].world, rows[DELAYED]
     levels = Levels.of(world, setting.scenario)
-    makers: dict[str, Callable[[CollectiveEnv, int], Player]] = {
+    makers: dict[str, Callable[[JobCalls, int], Player]] = {
         "random": Random,
         "filter that knows the scenario": lambda env, _seed: Filter(env, levels),
     }
@@ -204,7 +204,7 @@ def _contenders(
     return [*(rows[name] for name in wanted), reopening, *played, *named]
 
 
-def _rule(tables: RuleTables, settings: RuleSettings, env: CollectiveEnv, _seed: int) -> Player:
+def _rule(tables: RuleTables, settings: RuleSettings, env: JobCalls, _seed: int) -> Player:
     return Rule(env, tables, settings)
 
 
@@ -217,7 +217,7 @@ def _pilot(
     return float(times_us(row, short, 1_000_003).sum())
 
 
-def _reopening(env: CollectiveEnv, seed: int) -> Player:
+def _reopening(env: JobCalls, seed: int) -> Player:
     spaces = search_spaces(env.world)
 
     def tuner(job: int) -> Reopening:

@@ -87,8 +87,6 @@ def members_of(algorithm: Any) -> nn.ModuleList:
     """The online networks of a built algorithm, one for each member of the ensemble."""
     if isinstance(algorithm, MaskedBC):
         return nn.ModuleList([algorithm.impl.modules.imitator])
-    if hasattr(algorithm, "members"):  # train/online/a3c.py
-        return cast(nn.ModuleList, algorithm.members)
     return cast(nn.ModuleList, algorithm.impl.q_function)
 
 

@@ -5,24 +5,24 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import d3rlpy
 import numpy as np
 import torch
+from torch import nn
 
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking
-from dynamiccl.train.algorithms import make_algorithm, members_of
+from dynamiccl.train.algorithms import make_algorithm
 from dynamiccl.train.cautious.fit import fit_and_export
 from dynamiccl.train.data import TrainingData, base_residuals, load_data
 from dynamiccl.train.export import FitSummary, end_run, with_margin
-from dynamiccl.train.heads import ActionInputs
-from dynamiccl.train.loop import Loop, read_state
-from dynamiccl.train.online.loop import OnlineLoop
+from dynamiccl.train.heads import ActionInputs, Member
+from dynamiccl.train.loop import GradientSteps, Loop, read_state
 from dynamiccl.train.online.make import make_loop as make_online_loop
 from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
@@ -105,12 +105,12 @@ def _train(  # noqa: PLR0913 - all of a run
     if recipe.algorithm in CAUTIOUS:
         summary = fit_and_export(data, recipe, run, lambda done, count: progress(done, count, {}))
     else:
-        loop, algorithm = _make_loop(data, recipe, seed, run, ray)
+        loop = _make_loop(data, recipe, seed, run, ray)
         if state is not None:
             loop.restore(state)
             if loop.step not in run.history("validation_regret"):  # killed in between
                 run.log_metrics(loop.latest, step=loop.step)
-        summary = _finish(loop, algorithm, data, recipe, seed, run, progress)
+        summary = _finish(loop, data, recipe, seed, run, progress)
     _state_path(run).with_name(_BEGUN_NAME).unlink(missing_ok=True)
     return summary
 
@@ -182,7 +182,7 @@ def _load(data_dir: Path, recipe: Recipe, seed: int) -> TrainingData:
 
 def _make_loop(
     data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run, ray: str | None
-) -> tuple[Loop | OnlineLoop, Any]:
+) -> Loop:
     random.seed(seed)
     torch.manual_seed(seed)
     d3rlpy.seed(seed)
@@ -199,13 +199,13 @@ def _make_loop(
     if recipe.action_inputs and recipe.cost_dropout > 0.0:
         replay = CostDropout(drawn, data.cost_start, recipe.cost_dropout)
     margin = recipe.abstain_margins[0]
-    loop = Loop(
-        algorithm,
-        replay,
-        recipe,
-        lambda members: data.validation_regret(members, margin, is_unanimous=recipe.unanimous),
-    )
-    return loop, algorithm
+
+    def validate(members: nn.ModuleList) -> dict[str, float]:
+        networks, is_unanimous = cast(Iterable[Member], members), recipe.unanimous
+        regret = data.validation_regret(networks, margin, is_unanimous=is_unanimous)
+        return {"validation_regret": regret}
+
+    return Loop(GradientSteps(algorithm, replay, recipe), recipe, validate)
 
 
 def _uses_cost(data: TrainingData, recipe: Recipe, run: tracking.Run) -> bool:
@@ -238,9 +238,8 @@ def _make_replay(data: TrainingData, recipe: Recipe, seed: int) -> Replay | Mixe
     return replays[0] if len(replays) == 1 else Mixed(replays)
 
 
-def _finish(  # noqa: PLR0913, PLR0917 - all of a run
-    loop: Loop | OnlineLoop,
-    algorithm: Any,
+def _finish(
+    loop: Loop,
     data: TrainingData,
     recipe: Recipe,
     seed: int,
@@ -258,14 +257,13 @@ def _finish(  # noqa: PLR0913, PLR0917 - all of a run
             progress(loop.step, recipe.steps, loop.latest)
     seconds = time.monotonic() - started
     with tempfile.TemporaryDirectory() as scratch:
-        summary = _wrap_up(loop, algorithm, data, recipe, run, Path(scratch), seconds)
+        summary = _wrap_up(loop, data, recipe, run, Path(scratch), seconds)
     path.unlink(missing_ok=True)
     return summary
 
 
-def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
-    loop: Loop | OnlineLoop,
-    algorithm: Any,
+def _wrap_up(
+    loop: Loop,
     data: TrainingData,
     recipe: Recipe,
     run: tracking.Run,
@@ -275,10 +273,10 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     best = loop.best()
     for name in ("checkpoints", "plots"):
         (scratch / name).mkdir()
-    algorithm.save(str(scratch / "checkpoints" / "last.d3"))
-    members: Any = members_of(algorithm)
+    loop.source.save(str(scratch / "checkpoints" / "last.d3"))
+    members: Any = loop.source.members
     members.load_state_dict(best.weights)
-    algorithm.save(str(scratch / "checkpoints" / "best.d3"))
+    loop.source.save(str(scratch / "checkpoints" / "best.d3"))
     module, margin, regret = with_margin(members, data, recipe)
     from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
 

@@ -16,23 +16,22 @@ def training_curves(
 ) -> Figure:
     """Loss and validation regret by gradient step, the exported step marked; None: not known.
 
-    `curves` holds `steps`, `losses` and `regrets`, of equal length; regrets are fractions. Where it
-    has `speedups`, of actors in simulated worlds, and `validation_speedups`, these stand in the
-    place of the loss.
+    `curves` holds `step`, `loss` and `validation_regret`, of equal length; regrets are fractions.
+    Where it has `speedup`, of actors in simulated worlds, and `validation_speedup`, these stand in
+    the place of the loss.
     """
-    steps, losses, regrets = curves["steps"], curves["losses"], curves["regrets"]
+    steps, regrets = curves["step"], curves["validation_regret"]
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    if "speedups" in curves:
-        left.plot(steps, curves["speedups"], color="tab:blue", label="actors, which explore")
-        left.plot(
-            steps, curves["validation_speedups"], color="tab:red", label="most likely actions"
-        )
+    if "speedup" in curves:
+        left.plot(steps, curves["speedup"], color="tab:blue", label="actors, which explore")
+        likely = curves["validation_speedup"]
+        left.plot(steps, likely, color="tab:red", label="most likely actions")
         left.axhline(1.0, color="grey", linestyle="--")
         left.legend(loc="lower right", fontsize=8)
         left.set(xlabel="update", ylabel="speedup over NCCL's own choice")
     else:
-        left.plot(steps, losses, color="tab:blue")
+        left.plot(steps, curves["loss"], color="tab:blue")
         left.set(xlabel="gradient step", ylabel="loss (Huber in log time)", yscale="log")
     right.plot(steps, [100 * value for value in regrets], color="tab:red")
     if default_regret is not None:

@@ -120,7 +120,7 @@ class Recipe:
     #: Above which interference level a Gaussian process takes what is best where calls take 1.5
     #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
     level_threshold: Weight = 0.0
-    #: Where actors play (train/online/places.py), by commas; how many there are, one a place
+    #: Where actors play (train/online/actors.py), by commas; how many there are, one a place
     #: at least; jobs of each, and rounds of an episode. `steps` are updates, of `num_steps` rounds.
     places: str = ""
     actors: Annotated[int, Field(ge=1, le=1024)] = 2
@@ -133,7 +133,7 @@ class Recipe:
     #: Run or policy directory of networks to begin with (algorithms.py); empty = none.
     start: str = ""
     #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
-    #: much at most; times of each algorithm and protocol by so much, as ln (online/variation.py).
+    #: much at most; times of each algorithm and protocol by so much, as ln (environment.py).
     vary: Annotated[float, Field(ge=1, le=100)] = 1.4
     vary_times: Annotated[float, Field(ge=0, le=2)] = 0.05
     #: IMPALA's bounds of how far it corrects for weights that have moved since: rho and c of

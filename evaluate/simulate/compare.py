@@ -32,7 +32,7 @@ from dynamiccl.evaluate.simulate.players import (
 )
 from dynamiccl.simulator.record_jobs import check_workload
 from dynamiccl.train.commands.options import open_bar
-from dynamiccl.train.environment import CollectiveEnv, delay_calls
+from dynamiccl.train.environment import JobCalls, delay_calls
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.study import student_interval
 
@@ -67,14 +67,14 @@ class Totals:
 
 
 def roll_out(
-    env: CollectiveEnv,
+    env: JobCalls,
     player: Player,
     *,
     seed: int,
     progress: Callable[[int], None] | None = None,
 ) -> Totals:
     """Run one episode of the environment; `progress` is called with numbers of calls."""
-    observation, _ = env.reset(seed=seed)
+    observation = env.reset(seed)
     calls, jobs = env.course.episode_calls, env.num_envs
     total, job, oracle = np.zeros((3, jobs))
     changes, slower, alarms = np.zeros((3, jobs), dtype=np.int64)
@@ -83,8 +83,7 @@ def roll_out(
         times = env.jobs.oracle_us()
         worst = max(env.jobs.intra[0], env.jobs.inter[0], env.jobs.host[0])
         usual = times[:, ABSTAIN_ACTION]
-        observation, _, _, _, info = env.step(player.act(observation, env))
-        ran = info["ran"]
+        observation, ran = env.step(player.act(observation, env))
         player.learn(ran, env)
         total += ran.true_us
         job += ran.lasted_us

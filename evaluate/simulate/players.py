@@ -24,7 +24,7 @@ from dynamiccl.simulator.scenario import Scenario
 from dynamiccl.simulator.system import System
 from dynamiccl.simulator.workloads import Workload
 from dynamiccl.simulator.world import CallResults, World
-from dynamiccl.train.environment import CollectiveEnv, Course, Tables, Watch, delay_calls
+from dynamiccl.train.environment import Course, JobCalls, Tables, Watch, delay_calls
 from dynamiccl.train.policy import TorchPolicy
 
 NCCL: Final = "nccl-default"
@@ -43,10 +43,10 @@ MakeWatch = Callable[[], Watch]
 class Player(Protocol):
     """Chooses the action of every job's next call."""
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:
         """(N,) actions."""
 
-    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:  # noqa: ARG002
+    def learn(self, ran: CallResults, env: JobCalls) -> None:  # noqa: ARG002
         """Receive the results of the calls; most players do nothing with them."""
         return
 
@@ -57,7 +57,7 @@ class Fixed(Player):
 
     actions: Actions
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """The keys' actions."""
         return self.actions[env.jobs.key]
 
@@ -65,7 +65,7 @@ class Fixed(Player):
 class Oracle(Player):
     """Knows the network state, and takes the truly fastest config."""
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """The config with the smallest true time of the next call, without switching costs."""
         found: Actions = np.nanargmin(env.jobs.oracle_us(), axis=1).astype(np.int64)
         return found
@@ -79,7 +79,7 @@ class Learned(Player):
     A state that the policy has lives as long as the job.
     """
 
-    def __init__(self, policy: TorchPolicy, env: CollectiveEnv) -> None:
+    def __init__(self, policy: TorchPolicy, env: JobCalls) -> None:
         """Start without decisions for the environment's jobs."""
         self._policy = policy
         self._period = max(env.course.delay_calls, 1)
@@ -90,7 +90,7 @@ class Learned(Player):
         self._job = np.arange(env.num_envs)
         self._calls = 0
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:
         """Query the TorchScript policy for the keys that are due."""
         key = env.jobs.key
         due = np.flatnonzero(self._calls - self._asked_at[self._job, key] >= self._period)
@@ -126,13 +126,13 @@ class Searching(Player):
         #: (job, key) pairs with interference.
         self._disturbed: set[tuple[int, int]] = set()
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """Each tuner's requested action."""
         keys = env.jobs.key.tolist()
         asked = [tuner.ask(key) for tuner, key in zip(self._tuners, keys, strict=True)]
         return np.array(asked, dtype=np.int64)
 
-    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: JobCalls) -> None:
         """Pass times, and alarms, to each tuner."""
         told = (ran.key.tolist(), ran.measured_us.tolist(), ran.action.tolist())
         for tuner, key, time_us, action in zip(self._tuners, *told, strict=True):
@@ -167,7 +167,7 @@ class Contender:
     name: str
     world: World
     tables: Tables
-    make: Callable[[CollectiveEnv, int], Player]
+    make: Callable[[JobCalls, int], Player]
     make_watch: MakeWatch | None = None
     #: Whether the player needs observations, which cost time.
     observes: bool = False
@@ -176,14 +176,14 @@ class Contender:
     #: Whether it plays, or starts a search from, a trained policy.
     trained: bool = False
 
-    def prepare(self, setting: Setting, seed: int) -> tuple[CollectiveEnv, Player]:
+    def prepare(self, setting: Setting, seed: int) -> tuple[JobCalls, Player]:
         """The environment and the player for one seed."""
         course = Course(
             episode_calls=setting.calls,
             delay_calls=0 if self.at_once else delay_calls(self.world),
             observed=self.observes,
         )
-        env = CollectiveEnv(self.world, self.tables, setting.jobs, course, self.make_watch)
+        env = JobCalls(self.world, self.tables, setting.jobs, course, self.make_watch)
         return env, self.make(env, seed)
 
 
@@ -200,7 +200,7 @@ def simple_contenders(setting: Setting) -> list[Contender]:
         "best table of all states": np.nanargmin(mean_us, axis=1),
     }
 
-    def always(chosen: Actions, _env: CollectiveEnv, _seed: int) -> Player:
+    def always(chosen: Actions, _env: JobCalls, _seed: int) -> Player:
         return Fixed(chosen)
 
     rows = [
@@ -223,7 +223,7 @@ def policy_contenders(
     tables = Tables.of(world, known.launch_profiles, known.noise_table(), known.cost_table())
     made = partial(Contender, world=world, tables=tables, make_watch=make_watch, trained=True)
 
-    def learned(env: CollectiveEnv, _seed: int) -> Player:
+    def learned(env: JobCalls, _seed: int) -> Player:
         return Learned(policy, env)
 
     if make_watch is None:
@@ -235,7 +235,7 @@ def policy_contenders(
         for key, call in enumerate(world.keys)
     }
 
-    def search(env: CollectiveEnv, _seed: int) -> Player:
+    def search(env: JobCalls, _seed: int) -> Player:
         def tuner(_job: int) -> PolicySearch:
             return PolicySearch(lambda key: spaces[key], lambda key: priors[key])
 
@@ -253,7 +253,7 @@ def cold_predictions(policy: TorchPolicy, tables: Tables) -> list[Floats]:
     return [predicted(row) for row in q]
 
 
-def _autoccl(env: CollectiveEnv, seed: int) -> Player:
+def _autoccl(env: JobCalls, seed: int) -> Player:
     spaces = search_spaces(env.world)
 
     def tuner(job: int) -> AutoCcl:

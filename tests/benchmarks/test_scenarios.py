@@ -19,7 +19,7 @@ from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import MarkovLink, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
-from dynamiccl.train.environment import CollectiveEnv
+from dynamiccl.train.environment import JobCalls
 
 SETTING = Setting(
     system=find_system("b300-nvlink"),
@@ -46,7 +46,7 @@ def test_a_filter_that_leaves_one_key_where_it_feels_gains_most_of_what_can_be_g
     levels = Levels.of(rows[NCCL].world, SETTING.scenario)
     assert levels.next_call.sum(axis=1) == pytest.approx(1.0)
 
-    def made(env: CollectiveEnv, _seed: int) -> Player:
+    def made(env: JobCalls, _seed: int) -> Player:
         return Filter(env, levels)
 
     usual, known = (played(rows[name]).total_us.sum() for name in (NCCL, DELAYED))

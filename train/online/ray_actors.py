@@ -6,6 +6,7 @@ or when there is room again, and the others go on.
 """
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -17,9 +18,7 @@ from typing import Any, Final
 
 from dynamiccl.errors import MachineError, UserError
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import ActorSettings
-from dynamiccl.train.online.impala import packed, unpacked
-from dynamiccl.train.online.player import Trajectory
+from dynamiccl.train.online.actors import ActorSettings, Trajectory
 from dynamiccl.train.worker import ONE_THREAD, reason
 
 # Nothing is sent anywhere, and no notice of a future release is printed; read at Ray's import.
@@ -142,7 +141,7 @@ class RayActors:
                 continue
             actor = self._asked.pop(done[0])
             try:
-                played = unpacked(ray.get(done[0]))
+                played: Trajectory = pickle.loads(ray.get(done[0]))
             except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
                 said = f" ({' '.join(str(error).split())})"
                 self._lost.append(actor)
@@ -179,11 +178,11 @@ class _RayActor:
         self._own = network
         self._player = order.player(network.state_units)
 
-    def play(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Play the next trajectory with these weights."""
+    def play(self, weights: dict[str, Any]) -> bytes:
+        """The next trajectory with these weights, as `pickle` writes it."""
         import torch
 
         # Ray's own memory is read-only, which torch warns of: a copy.
         state = {name: torch.tensor(value) for name, value in weights.items()}
         self._own.load_state_dict(state)
-        return packed(self._player.play(self._own))
+        return pickle.dumps(self._player.play(self._own))

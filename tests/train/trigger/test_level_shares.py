@@ -26,7 +26,7 @@ from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
 from dynamiccl.train.cautious.policy import cell_of
 from dynamiccl.train.cautious.tasks import share_table
-from dynamiccl.train.environment import CollectiveEnv, Course, Tables
+from dynamiccl.train.environment import Course, JobCalls, Tables
 from dynamiccl.train.trigger.detector import (
     MOST_SHARE,
     Detector,
@@ -121,7 +121,7 @@ def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) ->
     system, workload = find_system("h100-ib"), make_workload(["lora"], Group(4, 8))
     world = World(system, workload, all_configs(system, workload), find_scenario("congested"))
     tables = Tables.of(world, ["default"])
-    env = CollectiveEnv(world, tables, 2, Course(episode_calls=600), lambda: Detector(module))
+    env = JobCalls(world, tables, 2, Course(episode_calls=600), lambda: Detector(module))
     env.reset(seed=3)
     recording = Recording(world, "played")
     random = np.random.default_rng(0)
@@ -129,8 +129,8 @@ def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) ->
     for call in range(600):
         # Two configs and NCCL's own: streams get long enough to be known.
         allowed = np.flatnonzero(world.mask.all(axis=0))[:3]
-        info = env.step(allowed[random.integers(3, size=2)])[4]
-        recording.add(info["ran"])
+        _, ran = env.step(allowed[random.integers(3, size=2)])
+        recording.add(ran)
         seen |= {(f"played-{job}", call): float(env.level[job]) for job in range(2)}
     recording.write(tmp_path)
 
