@@ -18,6 +18,7 @@ import polars as pl
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS, DefaultScope, Status
 from dynamiccl.datasets.splits import with_bins
+from dynamiccl.nccl import NcclVersion
 
 #: Columns that identify the requested config within a task.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
@@ -118,6 +119,13 @@ def _one_default(frame: pl.DataFrame) -> pl.DataFrame:
     untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
     known = (is_default & untouched & _IS_USABLE).any().over(PLACED_COLUMNS)
     return frame.filter(~(is_default & ~untouched & known))
+
+
+def of_minor_release(frame: pl.DataFrame, version: str | None) -> pl.DataFrame:
+    """Rows measured under the minor release of a NCCL version; None: under one not known."""
+    wanted, minor = NcclVersion.minor_of(version), NcclVersion.minor_of
+    same = [each for each in frame["nccl_version"].unique() if minor(each) == wanted]
+    return frame.filter(pl.col("nccl_version").is_in(same, nulls_equal=True))
 
 
 def run_names(frame: pl.DataFrame) -> list[str]:
