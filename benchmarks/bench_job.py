@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.job.calls import job_of
 from dynamiccl.evaluate.job.gains import Measured
-from dynamiccl.evaluate.job.saved import TABLE, Answer, Conclusion, Estimate, answer
+from dynamiccl.evaluate.job.saved import TABLE, Answer, Estimate, Verdict, answer
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import all_configs
@@ -68,7 +68,7 @@ noise_sigma = 0.02
 class Judged:
     """One job: what was told, and the truth, as shares saved."""
 
-    verdict: Conclusion
+    verdict: Verdict
     communication: tuple[Estimate, float]
     step: tuple[Estimate, float]
     acts: bool
@@ -77,7 +77,7 @@ class Judged:
     def false_gain(self) -> bool:
         """Whether it says that there is a gain where there is none."""
         told, truth = self.step
-        return self.verdict is Conclusion.GAIN and truth <= 0.0 < told.low
+        return self.verdict == "gain" and truth <= 0.0 < told.low
 
 
 def holds(pair: tuple[Estimate, float]) -> bool:
@@ -98,10 +98,10 @@ def main() -> None:
     for name, told in pairs.items():
         figures[f"job_coverage_{name}"] = float(np.mean([holds(each) for each in told]))
         figures[f"job_jobs_{name}"] = len(told)
-    for verdict in Conclusion:
-        said = sum(job.verdict is verdict for job in jobs)
-        figures[f"job_said_{verdict.value.replace('-', '_')}"] = said
-    able = [job.verdict is Conclusion.GAIN for job in jobs if job.step[1] > WORTH]
+    for verdict in get_args(Verdict):
+        said = sum(job.verdict == verdict for job in jobs)
+        figures[f"job_said_{verdict.replace('-', '_')}"] = said
+    able = [job.verdict == "gain" for job in jobs if job.step[1] > WORTH]
     figures["job_jobs_with_a_gain"] = len(able)
     figures["job_gains_said"] = float(np.mean(able)) if able else None
     figures["job_false_gains"] = sum(job.false_gain for job in jobs)
@@ -168,8 +168,7 @@ def table_of(found: Answer, world: World) -> npt.NDArray[np.int64]:
     """(keys,) the actions of the table that an answer is about."""
     actions = np.zeros(len(world.keys), dtype=np.int64)
     for number, config in found.arms[TABLE].configs.items():
-        kind = found.job.kinds[number]
-        place = (kind.collective, kind.bin, kind.num_nodes, kind.num_ranks)
+        place = found.job.kinds.select("collective", "bin", "num_nodes", "num_ranks").row(number)
         for key, call in enumerate(world.keys):
             shape = (call.group.num_nodes, call.group.num_ranks)
             if (call.collective.wire, size_bin(call.size_bytes), *shape) == place:

@@ -401,7 +401,8 @@ def end_session(
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_LOOK_S)
-        leader.wait()
+        while leader.poll() is None:  # wait() would not hear Ctrl-C: polars sets SA_RESTART
+            time.sleep(_LOOK_S)
 
 
 def _members(session: int) -> list[int]:

@@ -315,9 +315,8 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
         gpu: [[each for each in spans[kind] if each.where == gpu] for kind in ("compute", "kernel")]
         for gpu in gpus
     }
-    computes = {gpu: _running(compute) for gpu, (compute, _) in by_gpu.items()}
     ends_us = [end for _, end, _ in marks]
-    ratios = {g: _compute_ratios(ran[0], ran[1], ends_us) for g, ran in by_gpu.items()}
+    beside = {g: _compute_beside(ran[0], ran[1], ends_us) for g, ran in by_gpu.items()}
     launched = _launched(spans)
     found = [launched.get(kernel.correlation, (kernel.start_us, [])) for kernel in kernels]
     shares = Counter(id(around[0]) for _, around in found if around)
@@ -328,9 +327,8 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
         call["step"] = next(at, None) if marks else 0
         is_placed = marks and call["step"] is not None and call["stream"]
         call["stream"] = f"{call['stream']} {call['step']}" if is_placed else None
-        hidden_us = computes[kernel.where](kernel.end_us) - computes[kernel.where](kernel.start_us)
+        hidden_us, call["compute_ratio"] = beside[kernel.where][kernel.start_us, kernel.end_us]
         call["exposed_us"] = max(kernel.duration_us - hidden_us, 0.0)
-        call["compute_ratio"] = ratios[kernel.where][kernel.start_us, kernel.end_us]
         if around and shares[id(around[0])] > 1:
             # Several kernels of one operation share what it sent: how, nobody tells.
             call["size_bytes"] = call["key"] = None
@@ -479,10 +477,10 @@ def _steps(marks: Sequence[tuple[float, float, int]], spans: _Spans, base_us: fl
     return rows
 
 
-def _compute_ratios(
+def _compute_beside(
     compute: Sequence[_Span], kernels: Sequence[_Span], ends_us: Sequence[float]
-) -> dict[tuple[float, float], float]:
-    """Begin and end of each call, us -> how long compute beside it goes on, over the calls' time.
+) -> dict[tuple[float, float], tuple[float, float]]:
+    """Begin and end of each call, us -> its hidden us, and how long compute goes on over its time.
 
     Compute *waits* for a call where it pauses for a tenth of it, or when the call ends. Calls that
     follow each other without a pause count together: from the begin of the first until compute
@@ -494,7 +492,7 @@ def _compute_ratios(
     begins = np.append(-math.inf, np.maximum.accumulate(ordered[:, 1]))
     stops = np.append(ordered[:, 0], math.inf)
     hidden, called = _running(compute), _running(kernels)
-    waits, ratios = {len(stops) - 1}, dict[tuple[float, float], float]()
+    waits, found = {len(stops) - 1}, dict[tuple[float, float], tuple[float, float]]()
     runs = list[list[_Span]]()
     for call in sorted(kernels, key=itemgetter(0)):
         first = np.searchsorted(stops, call.start_us, "right")
@@ -506,7 +504,7 @@ def _compute_ratios(
         waits |= set(long.tolist())
         hidden_us = hidden(call.end_us) - hidden(call.start_us)
         share = hidden_us / call.duration_us if len(long) and call.duration_us else math.inf
-        ratios[call.start_us, call.end_us] = share
+        found[call.start_us, call.end_us] = hidden_us, share
         if not runs or call.start_us - max(c.end_us for c in runs[-1][-9:]) > _PAUSE_US:
             runs.append([])
         runs[-1].append(call)
@@ -520,9 +518,9 @@ def _compute_ratios(
         busy_us = called(last_us) - called(first_us)
         ratio = max(until_us - first_us, 0.0) / busy_us if busy_us > 0.0 else 0.0
         for call in run:
-            place = call.start_us, call.end_us
-            ratios[place] = min(ratios[place], ratio)
-    return ratios
+            hidden_us, share = found[call.start_us, call.end_us]
+            found[call.start_us, call.end_us] = hidden_us, min(share, ratio)
+    return found
 
 
 def _running(spans: Sequence[_Span]) -> Callable[[float], float]:

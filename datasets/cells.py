@@ -31,6 +31,7 @@ from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS, DefaultScope, Status
 from dynamiccl.datasets.splits import Split, with_bins, with_split
 from dynamiccl.drawn_worlds import Floats, Ints
+from dynamiccl.nccl import NcclVersion
 from dynamiccl.repeats import cells_of
 
 #: Columns that identify the requested config within a task.
@@ -140,6 +141,13 @@ def _one_default(frame: pl.DataFrame) -> pl.DataFrame:
     untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
     known = (is_default & untouched & _IS_USABLE).any().over(PLACED_COLUMNS)
     return frame.filter(~(is_default & ~untouched & known))
+
+
+def of_minor_release(frame: pl.DataFrame, version: str | None) -> pl.DataFrame:
+    """Rows measured under the minor release of a NCCL version; None: under one not known."""
+    wanted, minor = NcclVersion.minor_of(version), NcclVersion.minor_of
+    same = [each for each in frame["nccl_version"].unique() if minor(each) == wanted]
+    return frame.filter(pl.col("nccl_version").is_in(same, nulls_equal=True))
 
 
 def run_names(frame: pl.DataFrame) -> list[str]:

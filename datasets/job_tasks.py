@@ -20,6 +20,7 @@ from dynamiccl.datasets.cells import (
     comparable,
     independent,
     nodes_of,
+    of_minor_release,
     tuned,
 )
 from dynamiccl.datasets.manifest import JobTask, Losses, Manifest, Place, Slack
@@ -33,8 +34,6 @@ from dynamiccl.sizes import BINS_PER_OCTAVE, size_bin
 _PLACE: Final = ("collective", "num_nodes", "num_ranks", "bin")
 #: Collective, nodes and ranks.
 _Shape = tuple[str, int, int]
-#: Major and minor number of a release.
-_MINOR: Final = r"^(\d+\.\d+)"
 #: Parts of a task's calls, by how long the compute beside them goes on.
 _PARTS: Final = 10
 #: Whose time a table is to shorten: of each call, or of the job's step.
@@ -156,11 +155,9 @@ def job_tasks(
             told = ", ".join(sorted(systems))
             raise UserError(f"{what} of several systems ({told}), and a job's step is of one")
     # As tables are made for the newest release that was measured.
-    held = [NcclVersion.parse(s.nccl_version) for s in manifest.supports if s.nccl_version]
-    newest = max(held, default=None)
-    minor = None if newest is None else f"{newest.major}.{newest.minor}"
-    same = pl.col("nccl_version").str.extract(_MINOR).eq_missing(pl.lit(minor))
-    rows = measurements.filter(pl.col("system").is_in(names), same)
+    held = [s.nccl_version for s in manifest.supports if s.nccl_version]
+    newest = max(held, default=None, key=NcclVersion.parse)
+    rows = of_minor_release(measurements.filter(pl.col("system").is_in(names)), newest)
     placed, losses = placed_calls(calls, manifest), losses_of(rows)
     known = ("compute_ratio", "time_us")
     tasks = placed.group_by(_PLACE, maintain_order=True).agg(
@@ -184,7 +181,7 @@ def job_tasks(
             f"none of the job's {tasks.height} tasks has both compute beside it, as Kineto traces "
             f"tell it (not of {untold}; {waited} have none), and rows beside matrix products within"
             f" an octave on its ranks and nodes, of {' '.join(names)} under NCCL "
-            f'{minor or "of no known release"}: sweep with [[interference]] kind = "matmul"'
+            f'{newest or "of no known release"}: sweep with [[interference]] kind = "matmul"'
         )
     far = tasks.height - untold - waited - len(found)
     return found, [

@@ -15,7 +15,7 @@ from dynamiccl.drawn_worlds import Floats, Ints
 
 #: Of what compute was measured to lose to NCCL's own choice, what the job's surely does; to another
 #: config it may lose all of it (benchmarks/bench_job_time.py, on other sweeps than it judges by).
-_OWN_LOSES: Final = 0.7
+OWN_LOSES: Final = 0.7
 #: Of the compute beside a call, the share that hides it in every iteration.
 EARLY: Final = 0.8
 #: A call is never let take more than so many times as long.
@@ -64,7 +64,7 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
     was measured, and does not hide a call as long in every iteration.
     """
     factors = np.ones(loss.shape[-1])
-    factors[0] = _OWN_LOSES
+    factors[0] = OWN_LOSES
     most = step_change_us(times_us, factors * loss, kernel_us, EARLY * compute_us)
     most[..., 0] = 0.0
     return most

@@ -22,8 +22,8 @@ from dynamiccl.datasets.job_tasks import losses_at
 from dynamiccl.datasets.manifest import JobTask, Manifest, Place, Slack, Support
 from dynamiccl.datasets.objective import change_of_task_us, fewest_within, may_take
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
-from dynamiccl.drawn_worlds import Ints
-from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
+from dynamiccl.drawn_worlds import Floats, Ints
+from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
 #: Configs measured at most this many bins away may be chosen.
@@ -56,9 +56,9 @@ class ChannelRule:
     channels: npt.NDArray[np.float64]
     #: (N,) ln of a gain that a policy without spreads has to see; NaN: the noise is not known.
     margin: npt.NDArray[np.float64]
-    #: N: what a job's trace tells of the task, where the step's time is the objective.
-    tasks: list[JobTask | None]
-    configs: Sequence[Config]
+    #: Of N what a job's trace tells of the task, where the step's time is the objective, and its
+    #: `losses_at`.
+    tasks: dict[int, tuple[JobTask, Floats, Floats]]
 
     @classmethod
     def of(
@@ -74,9 +74,14 @@ class ChannelRule:
         told, noise = set(hidden), np.array(noise_bands, dtype=np.float64)
         margin = np.log1p(np.maximum(noise, manifest.abstain_margin))
         by_place = {task.place: task for task in slack.job} if slack is not None else {}
-        tasks = [by_place.get(place) for place in places]
+        configs = manifest.actions().configs
+        tasks = {
+            row: (by_place[place], *losses_at(by_place[place].losses, configs))
+            for row, place in enumerate(places)
+            if place in by_place
+        }
         is_hidden = np.array([each in told for each in places])
-        return cls(slack, is_hidden, channels, margin, tasks, manifest.actions().configs)
+        return cls(slack, is_hidden, channels, margin, tasks)
 
     @property
     def shares(self) -> npt.NDArray[np.float64]:
@@ -86,10 +91,8 @@ class ChannelRule:
         """
         share = 0.0 if self.slack is None else self.slack.share
         shares = np.where(self.hidden[:, None], share, np.zeros(self.channels.shape))
-        for row, task in enumerate(self.tasks):
-            if task is not None:
-                lost, _ = losses_at(task.losses, self.configs)
-                shares[row] = may_take(lost, task) - 1.0
+        for row, (task, lost, _) in self.tasks.items():
+            shares[row] = may_take(lost, task) - 1.0
         return shares
 
     def least_change(
@@ -101,14 +104,12 @@ class ChannelRule:
         longer, as was measured. Without a job's task `fewest` stands.
         """
         chosen = fewest.copy()
-        for row, task in enumerate(self.tasks):
-            if task is not None:
-                lost, beside = losses_at(task.losses, self.configs)
-                change = change_of_task_us(np.maximum(np.exp(surely[row]), beside), lost, task)
-                usable = within[row] & (change <= 0.0)
-                too_many = self.channels[row, ABSTAIN_ACTION] > self.most
-                usable[ABSTAIN_ACTION] = not (too_many and usable[1:].any())
-                chosen[row] = np.where(usable, change, np.inf).argmin()
+        for row, (task, lost, beside) in self.tasks.items():
+            change = change_of_task_us(np.maximum(np.exp(surely[row]), beside), lost, task)
+            usable = within[row] & (change <= 0.0)
+            too_many = self.channels[row, ABSTAIN_ACTION] > self.most
+            usable[ABSTAIN_ACTION] = not (too_many and usable[1:].any())
+            chosen[row] = np.where(usable, change, np.inf).argmin()
         return chosen
 
     @property

@@ -277,10 +277,7 @@ class Belief:
 
     @property
     def may_act(self) -> Bools:
-        """(S, A) where a config is near, and gains at the sizes around that tell of NCCL's choice.
-
-        Where its gain is sure, too, it acts.
-        """
+        """(S, A) where a config is near and gains around; where its gain is sure, too, it acts."""
         return np.asarray(self.is_near & self._around(self.gain, self.spread))
 
     def _around(self, gain: Floats, spread: Floats) -> Bools:
@@ -299,8 +296,7 @@ class Belief:
     def default_sides(self) -> tuple[Bools, Bools]:
         """(S,) whether NCCL's choice was measured within an octave below, and above."""
         size, action = np.divmod(self._places, self._shape[1])
-        apart = self._log2_sizes[size[action == 0]] - self._log2_sizes[:, None]
-        return sides(apart)
+        return sides(self._log2_sizes[size[action == 0]] - self._log2_sizes[:, None])
 
     @cached_property
     def _neighbours(self) -> Ints:

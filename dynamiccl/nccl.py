@@ -7,7 +7,7 @@ Paths such as `src/enqueue.cc` are in NVIDIA/nccl at v2.30.7-1 unless a tag is g
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Final, Self
 
@@ -133,13 +133,17 @@ class NcclVersion:
         """
         match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(text))
         if match:
-            major, minor, patch = match.groups(default="0")
-            return cls(int(major), int(minor), int(patch))
+            return cls(*map(int, match.groups(default="0")))
         if re.fullmatch(r"\d{4,6}", str(text)):
             code = int(text)
             base = 1000 if code < 10_000 else 10_000  # NCCL_VERSION in nccl.h
             return cls(code // base, code % base // 100, code % 100)
         raise UnknownName("NCCL version", text, ["2.21.5", "2.29.7", "22907"])
+
+    @classmethod
+    def minor_of(cls, text: str | None) -> Self | None:
+        """The minor release of a version, its patch 0; None where it is not known."""
+        return None if text is None else replace(cls.parse(text), patch=0)
 
     @property
     def code(self) -> int:

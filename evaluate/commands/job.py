@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from dynamiccl.train.policy import TorchPolicy
 
 _ROWS = 12
-#: Characters; a longer reason stands below its table.
-_LONG = 24
 
 
 def job_command(
@@ -53,9 +51,6 @@ def job_command(
         Path | None,
         typer.Option(help="For job.html, job.json and cover.toml, the sweep of what is missing."),
     ] = None,
-    least: Annotated[
-        float, typer.Option(help="The least saving that counts, as a fraction.", min=0.0, max=1.0)
-    ] = 0.005,
     tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
@@ -84,7 +79,7 @@ def job_command(
         loaded = None if policy is None else _load(policy, tracking_uri)
         source, is_seen = _source(known, system, job.nccl_version, loaded)
         choose = None if loaded is None else policy_choice(loaded, source.system)
-        found = answer(job, source, groups=groups, policy=choose, seen=is_seen, least=least)
+        found = answer(job, source, groups=groups, policy=choose, seen=is_seen)
         if loaded is not None and loaded.manifest.slack is not None:
             found.notes.append(loaded.manifest.slack.promise)
         told = to_json(found)
@@ -125,24 +120,17 @@ def _say(text: str) -> None:
 
 
 def _show(told: dict[str, Any], page: str | None) -> None:
-    from dynamiccl.evaluate.job.output import asking_text, tables
+    from dynamiccl.evaluate.job.output import tables
 
     _say(told["sentence"])
     if told["modelled"]:
         _say(f"modelled: gains are those of the simulated {told['system']}, not measured")
-    shares = ", ".join(f"{part['name']} {part['share']:.1%}" for part in told["parts"])
-    _say(f"{shares}. {asking_text(told)}")
+    _say(", ".join(f"{part['name']} {part['share']:.1%}" for part in told["parts"]))
     for block in tables(told, _ROWS):
         table = folding_table(*block.heads, title=block.title)
-        why: list[str] = []
-        for *cells, last in block.rows:
-            if len(last) > _LONG:
-                why += [last] * (last not in why)
-                last = f"({why.index(last) + 1})"  # noqa: PLW2901
-            table.add_row(*cells, last)
+        for row in block.rows:
+            table.add_row(*row)
         wide_stdout().print(table)
-        for number, reason in enumerate(why, 1):
-            _say(f"({number}) {reason}")
     sweep = f"to cover it, measure this sweep (--out DIR writes it):\n{told['sweep']}"
     notes = [f"note: {note}" for note in told["notes"]]
     for line in filter(None, (*notes, sweep if told["sweep"] else None, page)):

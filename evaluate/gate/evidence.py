@@ -17,13 +17,21 @@ import polars as pl
 from scipy import optimize, special, stats
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, comparable, independent, noise_bands, quiet, tuned
+from dynamiccl.datasets.cells import (
+    NOISE_KEY,
+    comparable,
+    independent,
+    noise_bands,
+    of_minor_release,
+    quiet,
+    tuned,
+)
 from dynamiccl.datasets.features import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import Support
 from dynamiccl.datasets.questions import cold_tasks
 from dynamiccl.datasets.splits import with_split
 from dynamiccl.evaluate.gate.cells import Cell
-from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, Protocol
 from dynamiccl.sizes import bin_center_bytes
 
 #: Minimum number of independent runs of each config in a test.
@@ -233,11 +241,7 @@ def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:
         ranks_per_node=support.ranks_per_node,
         launch_profile=support.launch_profile,
     )
-    wanted = minor_of(support.nccl_version)
-    if wanted is None:
-        return same.filter(pl.col("nccl_version").is_null())
-    texts = same["nccl_version"].drop_nulls().unique().to_list()
-    return same.filter(pl.col("nccl_version").is_in([t for t in texts if minor_of(t) == wanted]))
+    return of_minor_release(same, support.nccl_version)
 
 
 def shrunk(
@@ -319,11 +323,3 @@ def _paired_gains(rows: pl.DataFrame, action: int) -> npt.NDArray[np.float64]:
     )
     runs = pairs.group_by(_RUN).agg(gain=(pl.col("default") - pl.col("config")).mean())
     return runs.sort(_RUN)["gain"].to_numpy().astype(np.float64)
-
-
-def minor_of(text: str | None) -> tuple[int, int] | None:
-    """Major and minor number of a release; None where it is not known."""
-    if text is None:
-        return None
-    version = NcclVersion.parse(text)
-    return version.major, version.minor

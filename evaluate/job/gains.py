@@ -4,13 +4,13 @@ A sweep tells it through the belief (`dynamiccl/belief.py`), which is asked at t
 and says how sure it is; or a simulated system does. Nothing is known of a config that was not
 measured within an octave, or where NCCL's choice was not: as in a decision table.
 
-K kinds, D draws, A configs of a table, NCCL's own choice the first.
+K kinds of calls (rows of `Job.kinds`), D draws, A configs of a table, NCCL's own choice the first.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -23,14 +23,10 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Split
 from dynamiccl.drawn_worlds import Cell, Floats, Grid, Ints
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
-from dynamiccl.evaluate.gate.evidence import minor_of
-from dynamiccl.evaluate.job.calls import Kind
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call, System
 
-#: Collective, nodes and ranks a node: a table of the belief.
-Key = tuple[str, int, int]
 _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
 #: Tasks, the numbers of their sizes, and the actions.
 _Table = tuple[Ints, Ints, Ints]
@@ -80,11 +76,12 @@ class Measured:
         self.system = system or str(names[0])
         rows = frame.filter(system=self.system, launch_profile=DEFAULT_PROFILE)
         held = sorted(rows["nccl_version"].drop_nulls().unique(), key=NcclVersion.parse)
-        same = [v for v in held if version is None or minor_of(v) == minor_of(version)]
-        self._is_other_version = bool(held) and not same
+        minor = NcclVersion.minor_of
+        same = [each for each in held if version is None or minor(each) == minor(version)]
         #: The job's release, else the newest of its minor release, else the newest.
         self.nccl_version = version if version in same else (same or held or [None])[-1]
         rows = rows.filter(pl.col("nccl_version").eq_missing(pl.lit(self.nccl_version)))
+        self._is_other_version = bool(held) and not same
         self._catalogue = Catalogue.from_frame(rows)
         self._grid = task_grid(rows, self._catalogue, list(Split))
         if not self._grid.tasks.height:
@@ -94,75 +91,62 @@ class Measured:
                 "'dynamiccl-collect run' or name other --data"
             )
         self._ran, self._losses = _read_back(rows), losses_of(rows)
+        #: (nodes, ranks a node) with measured gains.
+        self.shapes = self._grid.tasks.select(_SHAPE[1:]).unique().sort(_SHAPE[1:]).rows()
 
-    @property
-    def shapes(self) -> Sequence[tuple[int, int]]:
-        """(nodes, ranks a node) with measured gains."""
-        return self._grid.tasks.select(_SHAPE[1:]).unique().sort(_SHAPE[1:]).rows()
-
-    def gains(self, kinds: Sequence[Kind]) -> list[Gains | str]:
-        """(K,) the gains of each kind of calls, or why they are not known."""
+    def of_table(self, kinds: pl.DataFrame) -> list[Gains | str]:
+        """(K,) the gains of kinds of one collective and shape, or why they are not known."""
+        collective, nodes, per_node = key = kinds.select(_SHAPE).row(0)
         if self._is_other_version:
-            other = f"measured under NCCL {self.nccl_version}; the job ran another minor version"
-            return [other] * len(kinds)
-        told: dict[Kind, Gains | str] = {kind: unplaced(kind, self.shapes) for kind in kinds}
-        for key in dict.fromkeys(_key(kind) for kind, why in told.items() if not why):
-            told |= self._of_table(key, [k for k in kinds if not told[k] and _key(k) == key])
-        return [told[kind] for kind in kinds]
-
-    def _of_table(self, key: Key, kinds: Sequence[Kind]) -> dict[Kind, Gains | str]:
-        tasks = self._grid.tasks.with_row_index("row").filter(**dict(zip(_SHAPE, key, strict=True)))
+            other = "the job ran another minor version"
+            return [f"measured under NCCL {self.nccl_version}; {other}"] * kinds.height
+        tasks = self._grid.tasks.with_row_index("row").sort("size_bytes", maintain_order=True)
+        tasks = tasks.filter(**dict(zip(_SHAPE, key, strict=True)))
         if tasks.is_empty():
-            return dict.fromkeys(kinds, f"{key[0]} on {key[1]} x {key[2]} was not measured")
-        rows, measured = tasks["row"].to_numpy().astype(np.int64), tasks["size_bytes"].to_numpy()
-        sizes = np.unique([*measured, *(kind.size_bytes for kind in kinds)])
-        ran = {int(size): self._ran.get((*key, int(size))) for size in measured}
-        asked = {kind.size_bytes: kind.cell for kind in kinds}
-        below, above = neighbours(np.searchsorted(sizes, measured), len(sizes))
-        read_back = [ran.get(size) for size in sizes.tolist()]
+            return [f"{collective} on {nodes} x {per_node} was not measured"] * kinds.height
+        rows, measured = (tasks[name].to_numpy().astype(np.int64) for name in ("row", "size_bytes"))
+        asked = {size: _cell(ran) for size, ran in kinds.select("size_bytes", "ran").iter_rows()}
+        sizes = np.unique([*measured, *asked])
+        at = np.searchsorted(sizes, measured)
+        # What NCCL's own choice is: as read back; in the job; at both measured sizes around.
+        read = [self._ran.get((*key, size)) for size in sizes.tolist()]
+        around = [read[b] if read[b] == read[a] else None for b, a in neighbours(at, len(sizes)).T]
         own = tuple(
-            here or asked.get(size) or (read_back[b] if read_back[b] == read_back[a] else None)
-            for size, here, b, a in zip(sizes.tolist(), read_back, below, above, strict=True)
+            here or asked.get(size) or beside
+            for size, here, beside in zip(sizes.tolist(), read, around, strict=True)
         )
         actions = np.flatnonzero(self._grid.mask[rows].any(axis=0))
         configs = tuple(self._catalogue.configs[action] for action in actions)
         grid = Grid(tuple(np.log2(sizes).tolist()), configs, own)
-        table = rows, np.searchsorted(sizes, measured), actions
+        table = rows, at, actions
         belief, shown = self._believe(table, grid), self._shown(table, grid)
         if shown is None:
-            why = "measured in one run: what luck in choosing adds cannot be told"
-            return dict.fromkeys(kinds, why)
-        draws, best = belief.draws(DRAWS, np.random.default_rng(0)), belief.decide()
+            return ["measured in one run: what luck in choosing adds cannot be told"] * kinds.height
         # What asks for NCCL's own choice gains nothing: what was measured of it is noise.
         is_own = np.array([[o is not None and c == Config(*o) for c in configs] for o in own])
-        is_own[:, ABSTAIN_ACTION] = True
-        draws = np.where(is_own, 0.0, draws * shown[:, None, None])
+        draws = belief.draws(DRAWS, np.random.default_rng(0)) * shown[:, None, None]
+        draws[:, is_own] = 0.0
         draws[:, ~belief.is_near] = np.nan
         draws[:, :, ABSTAIN_ACTION] = 0.0
-        order = np.argsort(measured)
-        lines = np.log(measured[order]), np.log(self._grid.default_us[rows][order])
-        found = dict[Kind, Gains | str]()
-        for kind in kinds:
-            place = int(np.searchsorted(sizes, kind.size_bytes))
-            around = {cell for size, cell in ran.items() if 0.5 <= size / kind.size_bytes <= 2.0}
-            if not belief.is_near[place].any():
-                found[kind] = "no size within an octave was measured on both sides"
-            elif kind.cell and around and None not in around and kind.cell not in around:
-                told = " and ".join(sorted(f"{a.wire}/{p.wire}" for a, p in filter(None, around)))
-                found[kind] = f"NCCL ran {kind.ran} in the job and {told} in the sweep"
+        lines = np.log(measured), np.log(self._grid.default_us[rows])
+        found: list[Gains | str] = []
+        for size, index, ran in kinds.select("size_bytes", "bin", "ran").iter_rows():
+            number, cell = int(np.searchsorted(sizes, size)), _cell(ran)
+            near_by = {read[n] for n in at if 0.5 <= sizes[n] / size <= 2.0}
+            if not belief.is_near[number].any():
+                found.append("no size within an octave was measured on both sides")
+            elif cell and near_by and not near_by & {cell, None}:
+                told = " and ".join(sorted(f"{a.wire}/{p.wire}" for a, p in filter(None, near_by)))
+                found.append(f"NCCL ran {ran} in the job and {told} in the sweep")
             else:
-                taken = ABSTAIN_ACTION if is_own[place, best[place]] else int(best[place])
+                best = int(belief.decide()[number])
+                best = ABSTAIN_ACTION if is_own[number, best] else best
                 # As it is at the ends, where the sweep ends before the job's size.
-                default_us = float(np.exp(np.interp(np.log(kind.size_bytes), *lines)))
-                lost = self._lost(key, kind, configs)
-                found[kind] = Gains(configs, draws[:, place], taken, default_us, lost)
+                default_us = float(np.exp(np.interp(np.log(size), *lines)))
+                losses = near(self._losses.get((collective, nodes, nodes * per_node), {}), index)
+                lost = losses_at(losses, configs)[0] if losses else None
+                found.append(Gains(configs, draws[:, number], best, default_us, lost))
         return found
-
-    def _lost(self, key: Key, kind: Kind, configs: Sequence[Config]) -> Floats | None:
-        """(E, A) what compute loses at the measured size that lies nearest."""
-        collective, nodes, per_node = key
-        losses = near(self._losses.get((collective, nodes, nodes * per_node), {}), kind.bin)
-        return losses_at(losses, configs)[0] if losses else None
 
     def _believe(self, table: _Table, grid: Grid, left_out: Sequence[int] = ()) -> Belief:
         cells = self._grid.cells(*table, grid.log2_sizes, left_out)
@@ -212,69 +196,73 @@ class Modelled:
         """Take a system; beside its own algorithms and protocols, it is asked for `configs`."""
         self.system = system.name
         self.nccl_version: str | None = str(system.nccl_version)
+        self.shapes = [(group.num_nodes, group.ranks_per_node) for group in system.groups()]
         self._system, self._configs = system, tuple(configs)
         #: (D, 1) by how much the model is off, alike for all kinds.
         self._off = _MODEL_ERROR * np.random.default_rng(0).standard_normal((DRAWS, 1))
 
-    @property
-    def shapes(self) -> Sequence[tuple[int, int]]:
-        """(nodes, ranks a node) of the system."""
-        return [(group.num_nodes, group.ranks_per_node) for group in self._system.groups()]
-
-    def gains(self, kinds: Sequence[Kind]) -> list[Gains | str]:
-        """(K,) the gains of each kind of calls, or why they are not known."""
-        return [unplaced(kind, self.shapes) or self._of_kind(kind) for kind in kinds]
-
-    def _of_kind(self, kind: Kind) -> Gains | str:
-        name, nodes, per_node = _key(kind)
+    def of_table(self, kinds: pl.DataFrame) -> list[Gains | str]:
+        """As `Measured.of_table`."""
+        name, nodes, per_node = kinds.select(_SHAPE).row(0)
         group, collective = Group(nodes, per_node), Collective.parse(name)
         if group not in self._system.groups() or collective not in self._system.collectives():
-            return f"the model has no {name} on {nodes} x {per_node}"
-        call = Call(group, collective, kind.size_bytes)
+            return [f"the model has no {name} on {nodes} x {per_node}"] * kinds.height
         cells = [Config(*cell) for cell in self._system.cells(group, collective)]
         configs = tuple(dict.fromkeys((ABSTAIN, *cells, *self._configs)))
-        times = np.full(len(configs), np.nan)
-        for action, config in enumerate(configs):
-            with suppress(KeyError):  # no such cell
-                times[action] = self._system.parts(call, config).quiet_us
-        gains = np.log(times[ABSTAIN_ACTION] / times)
-        draws = gains + np.where(np.arange(len(configs)) == ABSTAIN_ACTION, 0.0, self._off)
-        return Gains(configs, draws, int(np.nanargmax(gains)), float(times[ABSTAIN_ACTION]))
+        off = np.where(np.arange(len(configs)) == ABSTAIN_ACTION, 0.0, self._off)
+        found: list[Gains | str] = []
+        for size in kinds["size_bytes"]:
+            call, times = Call(group, collective, size), np.full(len(configs), np.nan)
+            for action, config in enumerate(configs):
+                with suppress(KeyError):  # no such cell
+                    times[action] = self._system.parts(call, config).quiet_us
+            gains, own_us = np.log(times[ABSTAIN_ACTION] / times), float(times[ABSTAIN_ACTION])
+            found.append(Gains(configs, gains + off, int(np.nanargmax(gains)), own_us))
+        return found
 
 
 #: What tells gains.
 Source = Measured | Modelled
 
 
-def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
-    """Why nothing is known of a kind whose place the trace does not tell, and the fix; or ""."""
-    if kind.num_ranks is None:
+def gains_of(source: Source, kinds: pl.DataFrame) -> list[Gains | str]:
+    """(K,) the gains of each kind of calls, or why they are not known."""
+    places = kinds.select("why_not", "num_nodes", "num_ranks").iter_rows()
+    told: list[Gains | str] = [_unplaced(place, source.shapes) for place in places]
+    per_node = pl.col("num_ranks") // pl.col("num_nodes")
+    numbered = kinds.with_row_index("kind").with_columns(ranks_per_node=per_node)
+    placed = numbered.filter([not why for why in told])
+    for _, table in placed.group_by(_SHAPE, maintain_order=True):
+        for kind, found in zip(table["kind"], source.of_table(table), strict=True):
+            told[kind] = found
+    return told
+
+
+def _unplaced(place: tuple[Any, ...], shapes: Sequence[tuple[int, int]]) -> str:
+    """Why no gain is known of a kind: no tuner is asked, or its place is not told; or ""."""
+    why_not, nodes, ranks = place
+    if why_not or nodes is not None:
+        return str(why_not)
+    if ranks is None:
         return "the trace does not say how many ranks"
-    if kind.num_nodes is not None:
-        return ""
-    fitting = [f"{n}x{per}" for n, per in shapes if n * per == kind.num_ranks]
+    fitting = [f"{n}x{per}" for n, per in shapes if n * per == ranks]
     if not fitting:
-        told = f"no group of {kind.num_ranks} ranks is known"
+        told = f"no group of {ranks} ranks is known"
         return f"{told}; --group NODESxRANKS tells their placement, for a sweep of it"
     # Had one shape so many ranks, it would have been taken.
-    told = f"the trace does not say on how many nodes its {kind.num_ranks} ranks are"
+    told = f"the trace does not say on how many nodes its {ranks} ranks are"
     return f"{told}: --group, one of {', '.join(fitting)}"
 
 
-def _key(kind: Kind) -> Key:
-    """Collective, nodes and ranks a node of a kind that has a place."""
-    nodes, ranks = kind.num_nodes or 1, kind.num_ranks or 1
-    return kind.collective, nodes, ranks // nodes
+def _cell(ran: str | None) -> Cell | None:
+    """What an `algorithm/protocol` names."""
+    algorithm, _, protocol = (ran or "").partition("/")
+    return (Algorithm.parse(algorithm), Protocol.parse(protocol)) if protocol else None
 
 
-def _read_back(rows: pl.DataFrame) -> dict[tuple[str, int, int, int], Cell]:
+def _read_back(rows: pl.DataFrame) -> dict[tuple[str, int, int, int], Cell | None]:
     """What NCCL ran, by collective, shape and size, where all rows that tell it agree."""
-    told = rows.filter("is_default").drop_nulls(["actual_algorithm", "actual_protocol"])
-    agree = told.group_by([*_SHAPE, "size_bytes"]).agg(
-        pl.col("actual_algorithm", "actual_protocol").unique()
-    )
-    return {
-        (collective, nodes, per_node, size): (Algorithm.parse(one[0]), Protocol.parse(other[0]))
-        for collective, nodes, per_node, size, one, other in agree.iter_rows()
-        if len(one) == len(other) == 1
-    }
+    ran = pl.concat_str("actual_algorithm", "actual_protocol", separator="/")
+    told = rows.filter("is_default").select(*_SHAPE, "size_bytes", ran=ran).drop_nulls().unique()
+    agree = told.filter(pl.len().over(*_SHAPE, "size_bytes") == 1)
+    return {(*place,): _cell(cell) for *place, cell in agree.iter_rows()}

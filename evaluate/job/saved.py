@@ -20,26 +20,25 @@ The interval, 90 %, is between quantiles of draws: of the least and of the most 
 of the gains (gains.py), each with how far the job is from the benchmark, in which calls were alone,
 and with the blocks of the trace (the Bayesian bootstrap: Rubin 1981).
 
-C calls of K kinds in B blocks, A configs, D draws, the first half of them of the least.
+C calls of K kinds in B blocks, A configs, D draws, the first half of them of the least. Before the
+draws stands the middle.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
-from dynamiccl.datasets.objective import EARLY
+from dynamiccl.datasets.objective import EARLY, OWN_LOSES
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import UnknownName
-from dynamiccl.evaluate.job.calls import Job, Kind
-from dynamiccl.evaluate.job.gains import DRAWS, Gains, Source
+from dynamiccl.evaluate.job.calls import Job
+from dynamiccl.evaluate.job.gains import DRAWS, Gains, Source, gains_of
 from dynamiccl.nccl import Collective
 
 if TYPE_CHECKING:
@@ -54,14 +53,12 @@ _MOST_APART: Final = float(np.log(2.0))
 #: The most that a call takes of the speed of compute beside it: a channel holds a multiprocessor,
 #: and 32 channels are a quarter of the 132 of an H100 (simulator/system.py has more of it).
 _TAKEN: Final = 0.25
-#: Of what compute was measured to lose, the least and the most that the job's does (chosen:
-#: objective.py has the least, too).
-_OTHER_COMPUTE: Final = (0.7, 1.3)
+#: Of what compute was measured to get back, the most that the job's does (chosen; of what it loses
+#: to NCCL's own choice, the least is OWN_LOSES).
+_MOST_BACK: Final = 1.3
 #: Blocks of a trace from which on they say how it varies.
 _LEAST_BLOCKS: Final = 3
-#: Saved times of calls that are held at once.
-_AT_ONCE: Final = 4_000_000
-#: (1 + D,) which draws are of the least, and of the most, that is saved; the first is the middle.
+#: (1 + D,) which draws are of the least, and of the most, that is saved.
 _LOW: Final = (np.arange(1 + DRAWS) > 0) & (np.arange(1 + DRAWS) <= DRAWS // 2)
 _HIGH: Final = np.arange(1 + DRAWS) > DRAWS // 2
 #: A saving below this share is nothing that is worth a change.
@@ -76,18 +73,14 @@ _WIDE: Final = 10.0
 _DARK: Final = 0.1
 POLICY: Final = "policy"
 TABLE: Final = "table"
+#: Kinds of calls about which a tuner is asked.
+ASKS: Final = pl.col("why_not") == ""
+Verdict = Literal["gain", "nothing", "cannot-tell"]
+#: By a row of `Job.kinds` and its gains the action, or why it is not known.
+Choose = Callable[[dict[str, Any], Gains], int | str]
 
 
-class Conclusion(StrEnum):
-    """The answer: gain, nothing or cannot-tell."""
-
-    GAIN = "gain"
-    NOTHING = "nothing"
-    CANNOT_TELL = "cannot-tell"
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A share saved (> 0: faster) with its 90 % interval."""
 
     mean: float
@@ -110,11 +103,10 @@ class Estimate:
 class Arm:
     """A way to choose configs, and the share of time that it saves."""
 
-    name: str
     #: By kind: the config's key, "" for NCCL's own; what its calls save of their time.
     configs: dict[int, str]
     calls: dict[int, Estimate]
-    #: Kind -> why nothing is known of it.
+    #: Kind -> why nothing is known of it, though it asks a tuner; those of most time first.
     unknown: dict[int, str]
     communication: Estimate
     #: None: the trace has no steps.
@@ -127,29 +119,19 @@ class Arm:
 class Answer:
     """What is in it for a job."""
 
-    verdict: Conclusion
+    verdict: Verdict
     #: The verdict as a sentence.
     sentence: str
     job: Job
     #: The arms by name: that which the verdict is about, the policy or the table, is the first.
     arms: dict[str, Arm]
     source: Source
-    least: float
     notes: list[str]
 
     @property
     def deciding(self) -> Arm:
         """The arm that the verdict is about."""
         return next(iter(self.arms.values()))
-
-    @property
-    def uncovered(self) -> list[int]:
-        """Kinds of calls with unknown gains, largest first."""
-        return sorted(self.deciding.unknown, key=lambda kind: -self.job.kind_us[kind])
-
-
-#: The action of a kind, or why it is not known.
-Choose = Callable[[Kind, Gains], int | str]
 
 
 def answer(
@@ -159,29 +141,24 @@ def answer(
     groups: Sequence[tuple[int, int]] = (),
     policy: Choose | None = None,
     seen: bool = False,
-    least: float = LEAST,
 ) -> Answer:
     """What a job saves under the gains of `source`.
 
     `groups` are (nodes, ranks a node) of process groups where the trace does not say; `policy`
     chooses, beside the table, and `seen` says that it was trained on the runs that the gains are
-    of; `least` is the least share saved that counts as a gain.
+    of.
     """
     job = job.placed(groups, source.shapes)
-    asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
-    told = dict(zip(asking, source.gains([job.kinds[k] for k in asking]), strict=True))
-    default_us = np.full(len(job.kinds), np.nan)
-    for k, each in told.items():
-        if isinstance(each, Gains):
-            default_us[k] = each.default_us
-    sums = _Sums(job.timed(default_us), default_us)
+    told = gains_of(source, job.kinds)
+    default_us = np.array([np.nan if isinstance(each, str) else each.default_us for each in told])
+    job = job.timed(default_us)
     choices: dict[str, Choose] = {} if policy is None else {POLICY: policy}
     choices[TABLE] = lambda _, gains: gains.best
-    arms = {name: _arm(name, sums, told, choose) for name, choose in choices.items()}
-    arm = next(iter(arms.values()))
-    verdict, sentence = judge(sums.job, arm, least, source)
-    notes = [*sums.job.notes, *_notes(sums.job, arm, source, seen=seen)]
-    return Answer(verdict, sentence, sums.job, arms, source, least, notes)
+    arms = {name: _arm(job, told, default_us, choose) for name, choose in choices.items()}
+    name, arm = next(iter(arms.items()))
+    verdict, sentence = _judge(job, name, arm, source)
+    notes = [*job.notes, *_notes(job, name, arm, source, seen=seen)]
+    return Answer(verdict, sentence, job, arms, source, notes)
 
 
 def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
@@ -189,8 +166,8 @@ def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
     manifest = policy.manifest
     supports, configs = table_supports(manifest), manifest.actions().configs
 
-    def choose(kind: Kind, gains: Gains) -> int | str:
-        shape = kind.num_nodes, kind.num_ranks
+    def choose(kind: dict[str, Any], gains: Gains) -> int | str:
+        shape = kind["num_nodes"], kind["num_ranks"]
         same = [s for s in supports if (s.num_nodes, s.num_ranks) == shape]
         fitting = [s for s in same if s.system == system] or same
         if not fitting:
@@ -199,8 +176,8 @@ def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
         if len(fitting) > 1:
             names = [s.system for s in fitting]
             raise UnknownName("system", system, names, where="the policy; name one with --system")
-        support, collective = fitting[0], Collective.parse(kind.collective)
-        asked = cold_questions(manifest, support, [collective], [kind.bin])
+        support, collective = fitting[0], Collective.parse(kind["collective"])
+        asked = cold_questions(manifest, support, [collective], [kind["bin"]])
         observations = Observations.cold(asked.context)
         wanted = configs[int(decide(policy, observations, asked.mask, asked.rule)[0])]
         action = gains.configs.index(wanted) if wanted in gains.configs else None
@@ -211,169 +188,146 @@ def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
     return choose
 
 
-class _Sums:
-    """Draws of what a job is like beside a benchmark, and sums of what its calls save."""
-
-    def __init__(self, job: Job, default_us: Floats) -> None:
-        self.job = job
-        random = np.random.default_rng(1)
-        #: (D,) how far the job is from the benchmark.
-        self.apart = random.standard_normal(DRAWS)
-        #: (1 + D, B) weights of the blocks.
-        self.blocks = np.ones((1 + DRAWS, job.num_blocks))
-        if job.num_blocks >= _LEAST_BLOCKS:
-            drawn = random.dirichlet(np.ones(job.num_blocks), DRAWS)
-            self.blocks[1:] = drawn * job.num_blocks
-        mean_us = job.kind_us / np.maximum(job.of_kind(pl.lit(1.0)), 1e-12)
-        ratio = np.where(mean_us > 0.0, default_us / mean_us, np.nan)
-        #: (K,) ln of the job's time over the benchmark's, and the share of it that is the latter's.
-        self.off = np.nan_to_num(np.minimum(np.abs(np.log(ratio)), _MOST_APART))
-        self.surely = np.nan_to_num(np.minimum(1.0, ratio), nan=1.0)
-        groups = [f"{kind.group}|{kind.num_ranks}" for kind in job.kinds]
-        self.group = np.unique(groups, return_inverse=True)[1]
-
-    def shares(self, kind: int, gains: Floats) -> Floats:
-        """(1 + D,) shares of a call's time that are saved, their mean the first.
-
-        `gains` (D,) are those in the benchmark; what is NCCL's own choice gains 0 in the job, too.
-        """
-        in_job = gains + _APART * self.off[kind] * self.apart * (gains != 0.0)
-        return np.concatenate([[-np.expm1(-gains).mean()], -np.expm1(-in_job)])
-
-    @staticmethod
-    def given(share: Floats, lost: Floats | None, action: int) -> Floats | None:
-        """(1 + D,) of each us of a hidden call, what compute gets back; None: not known.
-
-        `share` (1 + D,) of the call's time is saved, `lost` (E, A) is that of its gains.
-        """
-        if lost is None or np.isnan(lost[:, action]).any():
-            return None
-        each = lost[:, :1] - (1.0 - share) * lost[:, [action]]
-        # The least: of NCCL's own less than measured, and of the other all; the most: more of both.
-        least = each - (1.0 - _OTHER_COMPUTE[0]) * lost[:, :1]
-        most = np.maximum(_OTHER_COMPUTE[1] * each, each)
-        found = np.where(_LOW, least.min(axis=0), most.max(axis=0))
-        found[0] = each[:, 0].mean()
-        return np.asarray(found)
-
-    def estimates(
-        self, shares: dict[int, Floats], given: dict[int, Floats]
-    ) -> tuple[Estimate, Estimate | None, Estimate | None]:
-        """What is saved of communication, of the step, and what of that compute gets back.
-
-        `shares` (1 + D,), the first their mean, and what is `given` back are by kind.
-        """
-        job = self.job
-        # All time saved; of exposed time the middle; what may shift to or from compute.
-        all_us, step_us, back_us, given_us = np.zeros((4, 1 + DRAWS, job.num_blocks))
-        group_us = np.zeros((int(self.group.max(initial=0)) + 1, 1 + DRAWS, job.num_blocks))
-        able_us = np.zeros((len(group_us), job.num_blocks))
-        for kind, share in shares.items():
-            calls = job.calls.filter(kind=kind).sort("block", maintain_order=True)
-            block, starts = np.unique(calls["block"], return_index=True)
-            time, weight = calls["time_us"].to_numpy(), calls["weight"].to_numpy()
-            out = calls["exposed"].to_numpy() * time
-            # The least is of the benchmark's time alone.
-            held = np.where(_LOW & (share > 0.0), self.surely[kind], 1.0)
-            whole_us = (share * held)[:, None] * np.add.reduceat(time * weight, starts)
-            bare_us = np.add.reduceat(out * weight, starts)
-            hidden_us = np.add.reduceat((time - out) * weight, starts)
-            longer = np.maximum(-share, 0.0)
-            # How much longer a call may be before compute waits for it; not known: none at least.
-            ratio = calls["compute_ratio"].to_numpy().astype(np.float64)
-            room = np.nan_to_num(np.maximum(ratio - 1.0, 0.0) * time, nan=np.inf)
-            least_room = np.nan_to_num(np.maximum(EARLY * ratio - 1.0, 0.0) * time)
-            all_us[:, block] += whole_us
-            group_us[self.group[kind]][:, block] += np.maximum(whole_us, 0.0)
-            able_us[self.group[kind], block] += bare_us
-            if kind in given:
-                given_us[:, block] += given[kind][:, None] * hidden_us
-            else:
-                back_us[:, block] += share[:, None] * hidden_us
-            for rows in np.array_split(np.arange(1 + DRAWS), 1 + len(time) * DRAWS // _AT_ONCE):
-                saved = np.maximum(share * held, 0.0)[rows, None] * time
-                least = np.maximum(saved - (time - out), 0.0)
-                kept = np.where(_LOW[rows, None], least, np.minimum(saved, out))
-                late = longer[rows, None] * (time - out)
-                late -= np.where(_LOW[rows, None], least_room, room)
-                kept -= np.maximum(late, 0.0)
-                step_us[np.ix_(rows, block)] += np.add.reduceat(kept * weight, starts, axis=1)
-            step_us[:, block] += np.minimum(share, 0.0)[:, None] * bare_us
-        us = job.calls["time_us"] * job.calls["weight"]
-        blocks_us = np.bincount(job.calls["block"], us, minlength=job.num_blocks)
-        communication = self._estimate(all_us, blocks_us.astype(np.float64))
-        if job.step_us is None:
-            return communication, None, None
-        # Each group's savings in a step, up to its exposed time; and what compute takes or gets.
-        top_us = np.minimum(group_us, able_us[:, None]).sum(axis=0)
-        step_us = np.where(_HIGH[:, None], np.maximum(step_us, top_us), step_us)
-        step_us += _TAKEN * np.where(_HIGH[:, None], np.maximum(back_us, 0.0), 0.0)
-        step_us += _TAKEN * np.where(_LOW[:, None], np.minimum(back_us, 0.0), 0.0)
-        step = self._estimate(step_us + given_us, job.step_us)
-        return communication, step, self._estimate(given_us, job.step_us) if given else None
-
-    def _estimate(self, saved_us: Floats, whole_us: Floats) -> Estimate:
-        """Of (1 + D, B) saved of (B,)."""
-        saved = (saved_us * self.blocks).sum(axis=1)
-        whole = (whole_us * self.blocks).sum(axis=1)
-        shares = np.divide(saved, whole, out=np.zeros(len(saved)), where=whole > 0.0)
-        return Estimate.of(float(shares[0]), shares[_LOW], shares[_HIGH])
-
-
-def _arm(name: str, sums: _Sums, told: dict[int, Gains | str], choose: Choose) -> Arm:
-    """`told` has the gains of each kind that asks a tuner, or why they are not known."""
-    shares, given = dict[int, Floats](), dict[int, Floats]()
+def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choose) -> Arm:
+    """`told` (K,) are gains or why they are not known, `default_us` (K,) the benchmark's times."""
+    random, kinds = np.random.default_rng(1), job.kinds.to_dicts()
+    # (D,) and (K,) how far the job is from the benchmark; what of a call's time is the latter's.
+    apart = _APART * random.standard_normal(DRAWS)
+    count = job.calls["block"].n_unique() if job.step_us is None else len(job.step_us)
+    # (1 + D, B) weights of the blocks.
+    blocks = np.ones((1 + DRAWS, count))
+    if count >= _LEAST_BLOCKS:
+        blocks[1:] = count * random.dirichlet(np.ones(count), DRAWS)
+    ratio = default_us / job.kinds["mean_us"].to_numpy()
+    off = np.nan_to_num(np.minimum(np.abs(np.log(ratio)), _MOST_APART))
+    surely = np.nan_to_num(np.minimum(1.0, ratio), nan=1.0)
+    # (1 + D, K) shares of a call's time that are saved, and of each us hidden what is given back.
+    shares, given = np.full((2, 1 + DRAWS, len(kinds)), np.nan)
     configs, unknown = dict[int, str](), dict[int, str]()
-    for kind, gains in told.items():
-        action = gains if isinstance(gains, str) else choose(sums.job.kinds[kind], gains)
+    for k, (kind, gains) in enumerate(zip(kinds, told, strict=True)):
+        action = gains if isinstance(gains, str) else choose(kind, gains)
         if isinstance(gains, str) or isinstance(action, str):
-            unknown[kind] = str(action)
+            unknown |= {} if kind["why_not"] else {k: str(action)}
             continue
-        shares[kind] = sums.shares(kind, gains.draws[:, action])
-        back = sums.given(shares[kind], gains.lost, action)
-        given |= {} if back is None else {kind: back}
-        configs[kind] = "" if action == ABSTAIN_ACTION else gains.configs[action].key
-    calls = {k: Estimate.of(float(share[0]), share[1:], share[1:]) for k, share in shares.items()}
-    return Arm(name, configs, calls, unknown, *sums.estimates(shares, given))
+        configs[k] = "" if action == ABSTAIN_ACTION else gains.configs[action].key
+        # What is NCCL's own choice gains 0 in the job, too.
+        drawn = gains.draws[:, action]
+        in_job = drawn + off[k] * apart * (drawn != 0.0)
+        shares[0, k], shares[1:, k] = -np.expm1(-drawn).mean(), -np.expm1(-in_job)
+        given[:, k] = _given(shares[:, k], gains.lost, action)
+    calls = {k: Estimate.of(shares[0, k], shares[1:, k], shares[1:, k]) for k in configs}
+    saved = _saved(job, shares, given, surely, blocks)
+    found = [Estimate.of(float(row[0]), row[_LOW], row[_HIGH]) for row in saved]
+    unknown = dict(sorted(unknown.items(), key=lambda each: -kinds[each[0]]["time_us"]))
+    has_steps, is_told = job.step_us is not None, not np.isnan(given).all()
+    step, back = found[1] if has_steps else None, found[2] if has_steps and is_told else None
+    return Arm(configs, calls, unknown, found[0], step, back)
 
 
-def judge(job: Job, arm: Arm, least: float, source: Source) -> tuple[Conclusion, str]:
+def _given(share: Floats, lost: Floats | None, action: int) -> Floats:
+    """(1 + D,) of each us of a hidden call, what compute gets back; NaN: not known.
+
+    `share` (1 + D,) of the call's time is saved, `lost` (E, A) is that of its gains.
+    """
+    if lost is None or np.isnan(lost[:, action]).any():
+        return np.full(len(share), np.nan)
+    each = lost[:, :1] - (1.0 - share) * lost[:, [action]]
+    # The least: of NCCL's own less than measured, and of the other all; the most: more of both.
+    least = each - (1.0 - OWN_LOSES) * lost[:, :1]
+    most = np.maximum(_MOST_BACK * each, each)
+    found = np.where(_LOW, least.min(axis=0), most.max(axis=0))
+    found[0] = each[:, 0].mean()
+    return np.asarray(found)
+
+
+def _saved(job: Job, shares: Floats, given: Floats, surely: Floats, blocks: Floats) -> Floats:
+    """(3, 1 + D) shares saved of communication, of the step, and of that what compute gets back.
+
+    `shares` and `given` (1 + D, K), NaN where not known, are of calls' times and of hidden times;
+    `surely` (K,) is what of a call's time is the benchmark's, `blocks` (1 + D, B) weigh them.
+    Without steps the step's are 0.
+    """
+    kind, block = (job.calls[name].to_numpy() for name in ("kind", "block"))
+    floats = job.calls.select(pl.col("time_us", "weight", "exposed", "compute_ratio").cast(float))
+    time, weight, exposed, ratio = (column.to_numpy() for column in floats)
+    out, hidden = exposed * time, (1.0 - exposed) * time
+    # (K, B) of each kind in each block.
+    shape = job.kinds.height, blocks.shape[1]
+    all_us, out_us, hidden_us = (
+        np.bincount(kind * shape[1] + block, weight * us, shape[0] * shape[1]).reshape(shape)
+        for us in (time, out, hidden)
+    )
+    step_us = np.zeros(shape[1]) if job.step_us is None else job.step_us
+    whole_us = np.array([all_us.sum(axis=0), step_us, step_us])
+    # (G, K) which kinds are of one process group, in which calls follow one another.
+    group = job.kinds.select(pl.struct("group", "num_ranks").rank("dense")).to_series().to_numpy()
+    of_group = np.equal.outer(np.unique(group), group)
+    # How much longer a call may be before compute waits for it; not known: none at least.
+    room = np.nan_to_num(np.maximum(ratio - 1.0, 0.0) * time, nan=np.inf)
+    least_room = np.nan_to_num(np.maximum(EARLY * ratio - 1.0, 0.0) * time)
+    found = np.zeros((3, 1 + DRAWS))
+    for draw, is_least, is_most in zip(range(1 + DRAWS), _LOW, _HIGH, strict=True):
+        share, back = np.nan_to_num(shares[draw]), given[draw]
+        # The least is of the benchmark's time alone.
+        saved = share * np.where(is_least & (share > 0.0), surely, 1.0)
+        sooner, later = np.maximum(saved, 0.0), np.minimum(share, 0.0)
+        us = sooner[kind] * time
+        kept = np.maximum(us - hidden, 0.0) if is_least else np.minimum(us, out)
+        if later.any():
+            late = -later[kind] * hidden - (least_room if is_least else room)
+            kept -= np.maximum(late, 0.0)
+        step = np.bincount(block, weight * kept, shape[1]) + later @ out_us
+        # What compute takes or gets where that is not known, and what it surely gets.
+        bound = np.where(np.isnan(back), share, 0.0) @ hidden_us
+        got = np.nan_to_num(back) @ hidden_us
+        if is_most:
+            # Each group's savings in a step, up to its exposed time.
+            able_us = of_group @ (out_us * ~np.isnan(shares[draw])[:, None])
+            top = np.minimum(of_group @ (sooner[:, None] * all_us), able_us).sum(axis=0)
+            step = np.maximum(step, top) + _TAKEN * np.maximum(bound, 0.0)
+        elif is_least:
+            step += _TAKEN * np.minimum(bound, 0.0)
+        parts = np.array([saved @ all_us, step + got, got]) @ blocks[draw]
+        wholes = whole_us @ blocks[draw]
+        found[:, draw] = np.divide(parts, wholes, out=np.zeros(3), where=wholes > 0.0)
+    return found
+
+
+def _judge(job: Job, name: str, arm: Arm, source: Source) -> tuple[Verdict, str]:
     """The verdict about an arm, and a sentence for it."""
-    asking = [k for k, kind in enumerate(job.kinds) if kind.asks]
-    if not asking:
-        return Conclusion.NOTHING, "Nothing to gain: no call of this job asks a tuner."
+    if not job.kinds.filter(ASKS).height:
+        return "nothing", "Nothing to gain: no call of this job asks a tuner."
     # The step decides where it is known, else communication.
     found, back = arm.step or arm.communication, arm.given_back
     known = "the model" if source.is_modelled else "the measurements"
-    who = "the policy" if arm.name == POLICY else f"the best table of {known}"
+    who = "the policy" if name == POLICY else f"the best table of {known}"
     has_steps = arm.step is not None
     what = "step time" if has_steps else "communication time"
     part = "of the step is exposed communication" if has_steps else "of communication time is"
-    reach, dark = job.share_of(asking), job.share_of(list(arm.unknown))
-    if has_steps and reach < least and (back is None or back.high < least):
-        return Conclusion.NOTHING, (
+    reach, dark = job.share_of(ASKS), job.share_of(list(arm.unknown))
+    if has_steps and reach < LEAST and (back is None or back.high < LEAST):
+        return "nothing", (
             f"Nothing to gain: {reach:.1%} {part} that asks a tuner, and no more can be saved."
         )
-    if found.low > 0.0 and found.high >= least:
-        more = f"; nothing is known of {dark:.0%}" if dark >= least else ""
-        return Conclusion.GAIN, f"{_saves(job, arm, found, who)}{more}."
-    if dark >= max(least, _DARK * reach):
-        times: dict[str, float] = {}
-        for k, reason in arm.unknown.items():
-            times[reason] = times.get(reason, 0.0) + float(job.kind_us[k])
-        return Conclusion.CANNOT_TELL, (
+    if found.low > 0.0 and found.high >= LEAST:
+        more = f"; nothing is known of {dark:.0%}" if dark >= LEAST else ""
+        return "gain", f"{_saves(job, arm, found, who)}{more}."
+    if dark >= max(LEAST, _DARK * reach):
+        unknown = job.kinds[list(arm.unknown)].with_columns(why=pl.Series(arm.unknown.values()))
+        times = unknown.group_by("why", maintain_order=True).agg(pl.col("time_us").sum())
+        return "cannot-tell", (
             f"Cannot tell: {dark:.0%} {part} in calls of which nothing is known "
-            f"({max(times, key=lambda reason: times[reason])})."
+            f"({times.sort('time_us', descending=True)['why'][0]})."
         )
-    if found.high > _WIDE * least:
-        return Conclusion.CANNOT_TELL, (
+    if found.high > _WIDE * LEAST:
+        return "cannot-tell", (
             f"Cannot tell: between {found.low:+.1%} and {found.high:+.1%} of {what} would be "
             "saved; measure more runs."
         )
     hides = ""
-    if arm.step is not None and arm.communication.low > least:
+    if has_steps and arm.communication.low > LEAST:
         hides = f", since compute hides most of the {arm.communication.mean:.0%} of communication"
-    return Conclusion.NOTHING, f"Nothing to gain: {who} would save {found.text} of {what}{hides}."
+    return "nothing", f"Nothing to gain: {who} would save {found.text} of {what}{hides}."
 
 
 def _saves(job: Job, arm: Arm, found: Estimate, who: str) -> str:
@@ -382,7 +336,7 @@ def _saves(job: Job, arm: Arm, found: Estimate, who: str) -> str:
     if job.step_us is None:
         return f"{who[0].upper()}{who[1:]} would save {found.text} of communication time"
     step_ms = float(job.step_us.mean()) / 1000.0
-    exposed_ms = job.share_of(range(len(job.kinds))) * step_ms
+    exposed_ms = job.share_of(pl.lit(value=True)) * step_ms
     by = ""
     if back is not None and abs(back.mean) >= _TOLD:
         by = f", {back.mean * step_ms:.3g} of them by what compute gets back"
@@ -392,44 +346,45 @@ def _saves(job: Job, arm: Arm, found: Estimate, who: str) -> str:
     )
 
 
-def _notes(job: Job, arm: Arm, source: Source, *, seen: bool) -> list[str]:
+def _notes(job: Job, name: str, arm: Arm, source: Source, *, seen: bool) -> list[str]:
     """Caveats for the reader."""
     versions = {job.nccl_version, source.nccl_version}
-    is_other = source.is_modelled and None not in versions and len(versions) == 2
     has_steps = job.step_us is not None
-    leaves = arm.name == POLICY and not any(arm.configs.values())
     notes = {
-        f"the model is of NCCL {source.nccl_version}; the job ran {job.nccl_version}": is_other,
+        f"the model is of NCCL {source.nccl_version}; the job ran {job.nccl_version}": (
+            source.is_modelled and None not in versions and len(versions) == 2
+        ),
         "the trace has no steps: how much of its communication compute hides is not known, so this "
         "is about communication time only": not has_steps,
         "fewer than three steps: how steps differ is not in the intervals": (
-            job.num_blocks < _LEAST_BLOCKS
+            job.step_us is not None and len(job.step_us) < _LEAST_BLOCKS
         ),
         "what compute gets back from its calls is not known, only bounded: rows beside matrix "
         'products would tell it ([[interference]] kind = "matmul")': (
             has_steps and arm.given_back is None
         ),
         "the policy was trained on these runs: fresh runs as --data say better what it gains": seen,
-        "the policy leaves the choice of all these calls to NCCL": leaves,
+        "the policy leaves the choice of all these calls to NCCL": (
+            name == POLICY and not any(arm.configs.values())
+        ),
     }
     return [*(note for note, is_so in notes.items() if is_so), *_max_ctas(job, arm)]
 
 
 def _max_ctas(job: Job, arm: Arm) -> list[str]:
     """What lowers an AllGather's channels where no table does, for groups that compute hides."""
-    groups = dict[str, list[int]]()
-    for number, kind in enumerate(job.kinds):
-        groups.setdefault(kind.group, []).append(number)
+    if job.step_us is None or arm.given_back is None:
+        return []
     notes = []
-    for group, kinds in groups.items():
-        gathers = {job.kinds[k].collective for k in kinds} >= {Collective.AllGather.wire}
-        keys = [arm.configs.get(k, "") for k in kinds]
-        asked = [int(found[1]) for key in keys if (found := re.search(r"(\d+)ch", key))]
-        hidden = job.kind_exposed_us[kinds].sum() <= _HIDDEN * job.kind_us[kinds].sum()
-        if arm.given_back is not None and job.step_us is not None and gathers and hidden and asked:
+    keys = [arm.configs.get(k, "") for k in range(job.kinds.height)]
+    kinds = job.kinds.with_columns(channels=pl.Series(keys).str.extract(r"(\d+)ch").cast(pl.Int64))
+    for part in kinds.partition_by("group", maintain_order=True):
+        hidden = float(part["exposed_us"].sum()) <= _HIDDEN * float(part["time_us"].sum())
+        group, most = part["group"][0], part["channels"].sort().to_list()[-1]
+        if hidden and most and Collective.AllGather.wire in part["collective"]:
             notes.append(
                 f"compute hides all calls of process group '{group}', and from NCCL 2.29 on no "
-                f"table lowers an AllGather's channels: max_ctas = {max(asked)} in its options "
-                "does, of its other calls, p2p and NVLS, too; sweep again with it"
+                f"table lowers an AllGather's channels: max_ctas = {most} in its options does, of "
+                "its other calls, p2p and NVLS, too; sweep again with it"
             )
     return notes

@@ -76,5 +76,5 @@ def test_a_real_profilers_trace_is_read(shell: Shell, tmp_path: Path) -> None:  
     ).json
     assert told["sources"] == ["kineto"]
     assert {kind["collective"] for kind in told["kinds"]} == {"AllReduce", "Broadcast"}
-    assert told["asks_tuner_share_of_bytes"] == 1.0
+    assert told["parts"][3]["share"] == 0.0
     assert told["step"]["count"] >= 1
