@@ -36,14 +36,12 @@ from scipy import stats
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, tuned
+from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, task_grid, tuned
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.manifest import Slack
+from dynamiccl.datasets.manifest import Slack, find_supports
 from dynamiccl.datasets.questions import table_bins
-from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.datasets.supports import find_supports
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import FreshRuns
 from dynamiccl.evaluate.gate.gate import DEFAULT_Q, pass_gate

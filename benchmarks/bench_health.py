@@ -24,7 +24,7 @@ from dynamiccl.collect.grid import communicators
 from dynamiccl.collect.health import Report, examine
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import GroupShape, Sweep, load_sweep, parse_sweep, sweep_text
-from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.store import measurements_table
 
 EXAMPLE: Final = Path(__file__).resolve().parent.parent / "examples" / "health.toml"
 GPUS: Final = 8

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_job_time.py         # two minutes
 
-Truth is the simulator's law (contention.py) on four systems: ddp, fsdp, phi-2 and llama-3 overlap
+Truth is the simulator's law (system.py) on four systems: ddp, fsdp, phi-2 and llama-3 overlap
 (16 cases), megatron, moe and decode mostly wait (12). Worlds: `held`, blocks wait for their peers
 as long as was fitted; `held_0`, not at all; both again with AllGather's channels `kept` at NCCL's
 own (2.29 and 2.30 drop them); `waves`, compute loses whole waves of tiles; `memory`, compute loses
@@ -46,10 +46,8 @@ from rich.table import Table
 from dynamiccl.datasets.objective import fewest_within
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.contention import Contention
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parts import Parts
-from dynamiccl.simulator.system import Call, System
+from dynamiccl.simulator.system import Call, Contention, Parts, System
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World

@@ -36,7 +36,7 @@ from scenario_places import JOBS, SWEEP, trained
 from scenario_places import PLACES as ALL_PLACES
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.evaluate.simulate.lineup import NCCL
+from dynamiccl.evaluate.simulate.players import NCCL
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.online.impala import Learner
 from dynamiccl.train.online.make import make_loop
@@ -163,8 +163,7 @@ def _speeds(data: TrainingData) -> dict[str, float]:
             # More than are waited for: no actor stops while others are timed.
             settings += [f"steps={SPEED_UPDATES + 60}"]
             recipe = make_recipe(recipe_name, settings)
-            loop, _ = make_loop(data, recipe, pair, uses_cost=True)
-            updates = loop.updates
+            updates: Any = make_loop(data, recipe, pair, uses_cost=True).source
             with contextlib.closing(updates):
                 updates.start(0)
                 for _ in range(20):  # until all play

@@ -32,10 +32,8 @@ from search_policy import Policies, policy_priors, train_all
 from search_warm import WarmStart, learn
 from search_world import Task, by_system, running
 
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.belief import Prior
-from dynamiccl.serve.search.policy_search import PolicySearch
-from dynamiccl.serve.search.tuner import Tuner
+from dynamiccl.serve.search.autoccl import AutoCcl, Tuner
+from dynamiccl.serve.search.policy_search import PolicySearch, Prior
 from dynamiccl.simulator.systems import SYSTEMS
 
 SEEDS: Final = range(5)

@@ -27,10 +27,10 @@ from harness import write_result
 from trigger_alarms import count_false_alarms
 from trigger_rivals import CHARTS, KNOWN, Pelt, chart_threshold, pelt_penalty
 
-from dynamiccl.train.torch_files import script
+from dynamiccl.train.policy import script
+from dynamiccl.train.trigger.calibration import Watch, delays_of, watch_with
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.fit import FALSE_ALARMS_PER_1E5, TriggerSettings, make_trigger
-from dynamiccl.train.trigger.measure import Watch, delays, watch_with
 from dynamiccl.train.trigger.series import FloatArray, Series
 
 SIGMAS: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
@@ -92,7 +92,7 @@ def judge(make: Make, noise: Noise, sigma: float, rounds: int, seed: int) -> dic
     for name, factor in FACTORS.items():
         streams = noise(random, KNOWN + HORIZON, ONSETS) * np.float32(sigma) + np.float32(5.0)
         streams[KNOWN:] += np.float32(np.log(factor))
-        found_after = delays(make(streams[:KNOWN]), streams[KNOWN:], 0)
+        found_after = delays_of(make(streams[:KNOWN]), streams[KNOWN:], 0)
         middle = float(np.median(found_after))
         figures[f"delay_{name}_calls"] = middle if np.isfinite(middle) else None
         figures[f"onsets_{name}"] = len(found_after)

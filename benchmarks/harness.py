@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.datasets.provenance import git_commit
+from dynamiccl.datasets.store import git_commit
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: Results land here, one file for each benchmark; not under version control.

@@ -19,9 +19,7 @@ import numpy.typing as npt
 from dynamiccl.datasets.objective import fewest_within, sure_change_us
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.space import Choice, SearchSpace
-from dynamiccl.serve.search.tuner import Key, State
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.world import Noise, World
 

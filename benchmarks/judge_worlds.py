@@ -34,12 +34,16 @@ from sweeps import public_tables
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.h100 import default_model
 from dynamiccl.simulator.parameters import CELL_NUMBERS, LINK_NUMBERS, Parameter, SystemFile
-from dynamiccl.simulator.parametric import ParametricSystem
 from dynamiccl.simulator.physics import CellValues, LinkValues, Work, times
 from dynamiccl.simulator.system import Call, System
-from dynamiccl.simulator.systems import find_system, parametric_system, shipped_file
-from dynamiccl.simulator.tables import default_model
+from dynamiccl.simulator.systems import (
+    ParametricSystem,
+    find_system,
+    parametric_system,
+    shipped_file,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

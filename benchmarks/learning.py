@@ -36,7 +36,7 @@ from learning_sweeps import public_figures, sweep_figures
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.datasets.provenance import git_commit
+from dynamiccl.datasets.store import git_commit
 
 SEEDS: Final = 5
 #: Sweeps of which two of ten shapes are left out in each turn.

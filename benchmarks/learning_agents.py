@@ -9,7 +9,6 @@ workloads' sizes, most of them of other octaves. Total true communication time o
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +16,9 @@ from learning_figures import Number, parallel
 from scenario_places import record_exploring, train_trigger
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.evaluate.simulate.compare import Estimate, Played, Row, conclude, over_best, play
-from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simple_contenders
-from dynamiccl.evaluate.simulate.page import write_simulation
+from dynamiccl.evaluate.simulate import compare, players
+from dynamiccl.evaluate.simulate.compare import Estimate, Row, Totals
+from dynamiccl.evaluate.simulate.players import Setting, policy_contenders, simple_contenders
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
@@ -66,45 +65,47 @@ SEARCHED: Final = POLICIES[-1]
 
 def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
     """The figures of all rows; the page with a job's course goes into `page`."""
-    played = Played({}, {})
+    played: dict[str, list[Totals]] = {}
     folders = [(out / f"seed-{seed}", seed) for seed in range(seeds)]
     for _ in parallel(_prepare, folders):
         pass
     rows = [(*each, row) for each in folders for row in range(1 + len(POLICIES))]
     found = dict(parallel(_play_row, rows))
     for _, part in sorted(found.items(), key=lambda item: item[0][1:]):
-        played.add(part)
+        for name, totals in part.items():
+            played.setdefault(name, []).extend(totals)
     setting = _setting()
-    compared = conclude(setting, played)
+    trained = frozenset(name for name in played if "policy" in name)
+    compared = compare.conclude(setting, played, trained)
     delay = delay_calls(simple_contenders(setting)[0].world)
-    ours = frozenset(name for name in played.totals if "policy" in name)
-    write_simulation(compared, ours, delay, page)
+    compare.write_simulation(compared, played, trained, delay, page)
     return {
-        "data_sets": {DATA_SET: {row.name: _figures(row) for row in compared.rows}},
+        "data_sets": {DATA_SET: {row["name"]: _figures(row) for row in compared["rows"]}},
         "agents_calls": CALLS,
         "agents_jobs_per_seed": JOBS,
         "agents_delay_calls": delay,
-        "agents_verdicts": compared.verdicts,
-        "agents_over_best": over_best_figures(compared.rows),
+        "agents_verdicts": compared["verdicts"],
+        "agents_over_best": over_best_figures(compared["rows"]),
     }
 
 
 def over_best_figures(rows: Sequence[Row]) -> dict[str, dict[str, Number]]:
-    """Excess time of each row over the best one that does not know the state."""
-    _, more = over_best(rows)
-    return {
-        name: {"mean": each.mean, "mean_lo": each.low, "mean_hi": each.high}
-        for name, each in more.items()
-    }
+    """Excess time of each row over the best that does not know the state, seed by seed."""
+    blind = [row for row in rows if row["name"] not in {players.ORACLE, players.DELAYED}]
+    best, *rest = sorted(blind, key=lambda row: row["seconds"].mean)
+    found = {}
+    for row in rest:
+        seconds = zip(row["seed_seconds"], best["seed_seconds"], strict=True)
+        more = Estimate.of([mine / least - 1 for mine, least in seconds])
+        found[row["name"]] = {"mean": more.mean, "mean_lo": more.low, "mean_hi": more.high}
+    return found
 
 
 def _figures(row: Row) -> dict[str, Number]:
-    found: dict[str, Number] = {}
-    for name, value in ((field.name, getattr(row, field.name)) for field in fields(Row)):
-        if isinstance(value, Estimate):
-            found |= {name: value.mean, f"{name}_lo": value.low, f"{name}_hi": value.high}
-        elif isinstance(value, float):
-            found[name] = value
+    found: dict[str, Number] = {k: value for k, value in row.items() if isinstance(value, float)}
+    for name, each in row.items():
+        if isinstance(each, Estimate):
+            found |= {name: each.mean, f"{name}_lo": each.low, f"{name}_hi": each.high}
     return found
 
 
@@ -126,11 +127,11 @@ def _prepare(data: Path, seed: int) -> None:
     train_trigger(setting, data, seed)
 
 
-def _play_row(data: Path, seed: int, row: int) -> Played:
+def _play_row(data: Path, seed: int, row: int) -> dict[str, list[Totals]]:
     """Row 0: all players without training; else a trained policy."""
     setting = _setting()
     if row == 0:
-        return play(setting, simple_contenders(setting), [seed])
+        return compare.play(setting, simple_contenders(setting), [seed])
     name, recipe, is_told = POLICIES[row - 1]
     settings = [*ALONE, f"steps={STEPS}", *([f"trigger={data}"] if is_told else [])]
     done = fit(
@@ -148,4 +149,4 @@ def _play_row(data: Path, seed: int, row: int) -> Played:
     contenders = policy_contenders(setting, name, policy, watch if is_told else None)
     if POLICIES[row - 1] != SEARCHED:
         del contenders[1:]
-    return play(setting, contenders, [seed])
+    return compare.play(setting, contenders, [seed])

@@ -24,11 +24,10 @@ from learning_belief import (
 from learning_figures import parallel
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.datasets.cells import tuned
-from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.cells import task_grid, tuned
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.baselines.regression import GradientBoosting
+from dynamiccl.evaluate.baselines import GradientBoosting
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy

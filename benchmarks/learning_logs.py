@@ -6,8 +6,8 @@ n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's default.
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.ope.logs import Float64Array, Log
+from dynamiccl.datasets.cells import TaskGrid
+from dynamiccl.evaluate.ope import Float64Array, Log
 
 
 def draw_log(

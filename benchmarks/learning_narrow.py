@@ -16,13 +16,11 @@ from learning_figures import Figures, parallel, student
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import tuned, usable
-from dynamiccl.datasets.provenance import program_record
+from dynamiccl.datasets.cells import TaskGrid, task_grid, tuned, usable
 from dynamiccl.datasets.schema import MEASUREMENTS, TASK_COLUMNS
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.store import part_paths, read, write_part
-from dynamiccl.evaluate.baselines.tables import Interpolated, NearestSize
+from dynamiccl.datasets.store import part_paths, program_record, read, write_part
+from dynamiccl.evaluate.baselines import Interpolated, NearestSize
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy, NcclDefault, Policy
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy

@@ -19,13 +19,11 @@ from learning_logs import draw_log, mixture, true_value
 from scipy import stats
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import tuned, usable
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.cells import TaskGrid, task_grid, tuned, usable
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.lineup import make_policies
-from dynamiccl.evaluate.ope.estimators import Estimate, every_estimate
-from dynamiccl.evaluate.ope.logs import Float64Array, deterministic
+from dynamiccl.evaluate.baselines import make_policies
+from dynamiccl.evaluate.ope import Estimate, Float64Array, deterministic, every_estimate
 from dynamiccl.train.policy import TorchPolicy
 
 ROWS: Final = 40_000

@@ -33,9 +33,7 @@ from dynamiccl.belief import (
 from dynamiccl.collect.strategies import Believed
 from dynamiccl.drawn_worlds import Grid
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.space import Choice, SearchSpace
-from dynamiccl.serve.search.tuner import Key, State
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
 
 #: Standard deviation of a measurement, ln of time.
 NOISE: Final = 0.02

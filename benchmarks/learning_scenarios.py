@@ -37,32 +37,31 @@ from scenario_rivals import (
     true_tables,
 )
 
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
-from dynamiccl.evaluate.simulate.lineup import (
+from dynamiccl.evaluate.simulate.compare import roll_out
+from dynamiccl.evaluate.simulate.players import (
     DELAYED,
     NCCL,
     ORACLE,
     Contender,
+    Player,
+    Searching,
     Setting,
     policy_contenders,
     search_spaces,
     simple_contenders,
 )
-from dynamiccl.evaluate.simulate.players import Player, Searching
-from dynamiccl.evaluate.simulate.rollout import roll_out
 from dynamiccl.simulator.world import World
-from dynamiccl.train.cautious.rows import cell_of
-from dynamiccl.train.cautious.share_table import share_table
+from dynamiccl.train.cautious.policy import cell_of
+from dynamiccl.train.cautious.tasks import share_table
 from dynamiccl.train.data import load_data
-from dynamiccl.train.environment import CollectiveEnv
+from dynamiccl.train.environment import JobCalls
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.trigger.detector import Detector
 
 Float64Array = npt.NDArray[np.float64]
-
-
 SEEDS: Final = 2
 PILOT_CALLS: Final = 10_000
 #: With under a hundred tasks to calibrate on, a bound of 1 % would mean to abstain.
@@ -170,7 +169,7 @@ def play_place(
 def times_us(row: Contender, setting: Setting, seed: int) -> Float64Array:
     """(JOBS,) us of communication of a row's jobs."""
     env, player = row.prepare(setting, seed)
-    return roll_out(env, player, seed=seed)[0].total_us
+    return roll_out(env, player, seed=seed).total_us
 
 
 def _contenders(
@@ -187,7 +186,7 @@ def _contenders(
     wanted = (NCCL, "best quiet table", "AutoCCL search", DELAYED, ORACLE)
     world, delayed = rows[NCCL].world, rows[DELAYED]
     levels = Levels.of(world, setting.scenario)
-    makers: dict[str, Callable[[CollectiveEnv, int], Player]] = {
+    makers: dict[str, Callable[[JobCalls, int], Player]] = {
         "random": Random,
         "filter that knows the scenario": lambda env, _seed: Filter(env, levels),
     }
@@ -205,7 +204,7 @@ def _contenders(
     return [*(rows[name] for name in wanted), reopening, *played, *named]
 
 
-def _rule(tables: RuleTables, settings: RuleSettings, env: CollectiveEnv, _seed: int) -> Player:
+def _rule(tables: RuleTables, settings: RuleSettings, env: JobCalls, _seed: int) -> Player:
     return Rule(env, tables, settings)
 
 
@@ -218,7 +217,7 @@ def _pilot(
     return float(times_us(row, short, 1_000_003).sum())
 
 
-def _reopening(env: CollectiveEnv, seed: int) -> Player:
+def _reopening(env: JobCalls, seed: int) -> Player:
     spaces = search_spaces(env.world)
 
     def tuner(job: int) -> Reopening:

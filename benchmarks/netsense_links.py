@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dynamiccl.serve.ddp.law import Gradient, Interval, Law
-from dynamiccl.serve.ddp.laws import make_law
-from dynamiccl.serve.ddp.settings import Settings
-from dynamiccl.serve.ddp.wire import Decision, Method
+from dynamiccl.serve.ddp.laws import Decision, Gradient, Interval, Law, Method, Settings, make_law
 
 #: The gradients of ResNet-18 as the paper counts them, 46.2 MB, between four ranks.
 RESNET18: Final = Gradient(numel=11_550_000, num_bytes=46_200_000, ranks=4)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
 from dynamiccl.serve.ddp.compression import add_up, compress
-from dynamiccl.serve.ddp.wire import DENSE, FP16, Decision, Method
+from dynamiccl.serve.ddp.laws import DENSE, FP16, Decision, Method
 
 FEATURES: Final = 64
 CLASSES: Final = 10

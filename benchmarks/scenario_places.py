@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.evaluate.simulate.lineup import Setting
+from dynamiccl.evaluate.simulate.players import Setting
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
@@ -38,7 +38,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """As a recipe's `places` has it (train/online/places.py)."""
+        """As a recipe's `places` has it (train/online/actors.py)."""
         shape = f"{self.shape.num_nodes}x{self.shape.ranks_per_node}"
         return ":".join([self.system, "+".join(self.workloads), self.scenario, shape])
 

@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.evaluate.simulate.players import Actions
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.tuner import Key
+from dynamiccl.serve.search.autoccl import AutoCcl, Key
 from dynamiccl.simulator.scenario import MarkovLink, Scenario
 from dynamiccl.simulator.world import CallResults, World
-from dynamiccl.train.environment import CollectiveEnv
+from dynamiccl.train.environment import JobCalls
 
 Float64Array = npt.NDArray[np.float64]
 #: Calls whose slowdowns a rule takes the median of.
@@ -33,7 +32,7 @@ _WIDER: Final = 1.3
 class Deciding(ABC):
     """Decides about each task key again when its last decision is in force."""
 
-    def __init__(self, env: CollectiveEnv) -> None:
+    def __init__(self, env: JobCalls) -> None:
         self._period = max(env.course.delay_calls, 1)
         shape = (env.num_envs, len(env.world.keys))
         self._job = np.arange(env.num_envs)
@@ -41,7 +40,7 @@ class Deciding(ABC):
         self._asked_at = np.full(shape, -self._period, dtype=np.int64)
         self._calls = 0
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """Actions, updated for the keys that are due."""
         key = env.jobs.key
         due = self._calls - self._asked_at[self._job, key] >= self._period
@@ -51,21 +50,21 @@ class Deciding(ABC):
         return self._decided[self._job, key]
 
     @abstractmethod
-    def choose(self, key: Actions, env: CollectiveEnv) -> Actions:
+    def choose(self, key: Actions, env: JobCalls) -> Actions:
         """(N,) actions for the keys of the next calls."""
 
-    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:  # noqa: B027
+    def learn(self, ran: CallResults, env: JobCalls) -> None:  # noqa: B027
         """Do nothing."""
 
 
 class Random(Deciding):
     """A uniformly random config."""
 
-    def __init__(self, env: CollectiveEnv, seed: int) -> None:
+    def __init__(self, env: JobCalls, seed: int) -> None:
         super().__init__(env)
         self._random = np.random.default_rng(seed)
 
-    def choose(self, key: Actions, env: CollectiveEnv) -> Actions:
+    def choose(self, key: Actions, env: JobCalls) -> Actions:
         """Random actions."""
         mask = env.world.mask[key]
         drawn: Actions = (self._random.random(mask.shape) * mask).argmax(axis=1)
@@ -96,14 +95,14 @@ class Rule(Deciding):
     for a while before it looks again.
     """
 
-    def __init__(self, env: CollectiveEnv, tables: RuleTables, settings: RuleSettings) -> None:
+    def __init__(self, env: JobCalls, tables: RuleTables, settings: RuleSettings) -> None:
         super().__init__(env)
         self._tables, self._settings = tables, settings
         shape = self._decided.shape
         self._slowdowns = np.zeros((*shape, RECENT))
         self._slow_at = np.full(shape, -(10**9), dtype=np.int64)
 
-    def choose(self, key: Actions, env: CollectiveEnv) -> Actions:  # noqa: ARG002
+    def choose(self, key: Actions, env: JobCalls) -> Actions:  # noqa: ARG002
         """Actions by the latest calls."""
         place = self._job, key
         is_slow = np.median(self._slowdowns[place], axis=1) > self._settings.threshold
@@ -111,7 +110,7 @@ class Rule(Deciding):
         stays = self._calls - self._slow_at[place] <= self._settings.hold_calls
         return np.where(is_slow | stays, self._tables.disturbed[key], self._tables.quiet[key])
 
-    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:  # noqa: ARG002
+    def learn(self, ran: CallResults, env: JobCalls) -> None:  # noqa: ARG002
         """Store the slowdowns."""
         slowdown = ran.measured_us / self._tables.quiet_us[ran.key, ran.action] - 1.0
         known = self._slowdowns[self._job, ran.key]
@@ -165,7 +164,7 @@ class Filter(Deciding):
     One task key stays on a config that feels the levels, whatever is best for it.
     """
 
-    def __init__(self, env: CollectiveEnv, levels: Levels) -> None:
+    def __init__(self, env: JobCalls, levels: Levels) -> None:
         super().__init__(env)
         self._levels = levels
         self._sentinel = levels.sentinel(env.world)
@@ -173,7 +172,7 @@ class Filter(Deciding):
         self._belief = np.full((env.num_envs, count), 1.0 / count)
         self._later = np.linalg.matrix_power(levels.next_call, self._period)
 
-    def choose(self, key: Actions, env: CollectiveEnv) -> Actions:  # noqa: ARG002
+    def choose(self, key: Actions, env: JobCalls) -> Actions:  # noqa: ARG002
         """The smallest expected time when the decision is in force."""
         belief = self._belief @ self._later
         chosen: Actions = (
@@ -183,7 +182,7 @@ class Filter(Deciding):
             return chosen
         return np.where(key == self._sentinel[0], self._sentinel[1], chosen)
 
-    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:  # noqa: ARG002
+    def learn(self, ran: CallResults, env: JobCalls) -> None:  # noqa: ARG002
         """Update the level probabilities."""
         levels = self._levels
         took_us = np.maximum(ran.measured_us - levels.switch_us * ran.changed, 1.0)

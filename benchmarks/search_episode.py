@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.serve.search.tuner import Tuner
+from dynamiccl.serve.search.autoccl import Tuner
 
 CALLS: Final = 1000
 WITHIN: Final = 0.02

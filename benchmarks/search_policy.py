@@ -18,9 +18,9 @@ from search_world import COLLECTIVES, SIZES, Task, chosen_groups
 from sweeps import without
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.evaluate.simulate.lineup import cold_predictions
+from dynamiccl.evaluate.simulate.players import cold_predictions
 from dynamiccl.nccl import Config
-from dynamiccl.serve.search.belief import Prior
+from dynamiccl.serve.search.policy_search import Prior
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import SYSTEMS
 from dynamiccl.simulator.workloads import WorkCall, Workload

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from search_world import Task
 
-from dynamiccl.serve.search.belief import Prior
-from dynamiccl.serve.search.space import Choice
+from dynamiccl.serve.search.autoccl import Choice
+from dynamiccl.serve.search.policy_search import Prior
 
 #: Configs of a task that are learned from; more of the fast ones, since these are searched for.
 SAMPLE: Final = 96

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, Collective, Config, Transport
-from dynamiccl.serve.search.space import DEFAULT, Choice, SearchSpace
+from dynamiccl.serve.search.autoccl import DEFAULT, Choice, SearchSpace
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call, Launch, System
 

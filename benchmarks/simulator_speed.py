@@ -17,7 +17,7 @@ from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.environment import CollectiveEnv, Course, Tables
+from dynamiccl.train.environment import Course, JobCalls, Tables
 
 JOBS: Final = 2048
 ROUND_S: Final = 0.25
@@ -50,9 +50,9 @@ def _world(loop: Workload) -> World:
     return World(find_system("h100-ib"), loop, CONFIGS, find_scenario("congested"))
 
 
-def _env(world: World, *, observed: bool) -> tuple[CollectiveEnv, np.ndarray]:
+def _env(world: World, *, observed: bool) -> tuple[JobCalls, np.ndarray]:
     course = Course(episode_calls=1 << 60, delay_calls=20, observed=observed)
-    env = CollectiveEnv(world, Tables.of(world, ["default"]), JOBS, course)
+    env = JobCalls(world, Tables.of(world, ["default"]), JOBS, course)
     env.reset(seed=0)
     # A config for each key and job that does not change: drawing one is the player's work.
     random = np.random.default_rng(0)
@@ -61,7 +61,7 @@ def _env(world: World, *, observed: bool) -> tuple[CollectiveEnv, np.ndarray]:
     return env, drawn
 
 
-def _steps_per_s(env: CollectiveEnv, drawn: np.ndarray) -> float:
+def _steps_per_s(env: JobCalls, drawn: np.ndarray) -> float:
     job = np.arange(JOBS)
     steps, began = 0, time.process_time()
     while (spent := time.process_time() - began) < ROUND_S:

@@ -1,10 +1,10 @@
-"""False alarm rate of a detector on quiet streams (delays: train/trigger/measure.py)."""
+"""False alarm rate of a detector on quiet streams (delays: train/trigger/calibration.py)."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from dynamiccl.train.trigger.measure import Watch
+from dynamiccl.train.trigger.calibration import Watch
 from dynamiccl.train.trigger.series import FloatArray
 
 

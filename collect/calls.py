@@ -23,8 +23,7 @@ import pyarrow as pa
 
 from dynamiccl.collect.grid import DATATYPE_BYTES
 from dynamiccl.collect.output import FileReport
-from dynamiccl.datasets.call_columns import CallSource
-from dynamiccl.datasets.schema import CALLS
+from dynamiccl.datasets.schema import CALLS, CallSource
 from dynamiccl.datasets.store import slug
 from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import NUM_TUNED_COLLECTIVES, Algorithm, Collective, NcclVersion, Protocol

@@ -18,9 +18,8 @@ from typing import Any, Final
 import polars as pl
 
 from dynamiccl.datasets.cells import CONFIG_COLUMNS, comparable, independent, quiet
-from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import TASK_COLUMNS
-from dynamiccl.datasets.store import provenance_of
+from dynamiccl.datasets.store import config_of, provenance_of
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.repeats import MAD_TO_SIGMA
 from dynamiccl.sizes import size_label

@@ -30,8 +30,8 @@ from dynamiccl.collect.nccl_tests import (
     ranks_per_node,
 )
 from dynamiccl.collect.output import FileReport, Row
-from dynamiccl.datasets.rows import measurements_table, scope_of, trial_id
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
+from dynamiccl.datasets.store import measurements_table, scope_of, trial_id
 from dynamiccl.errors import OutputError, UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.toml_table import first_problem

@@ -13,9 +13,8 @@ import polars as pl
 
 from dynamiccl.datasets import cells
 from dynamiccl.datasets.cells import CONFIG_COLUMNS, NOISE_KEY, quiet, tuned, usable
-from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS, Source, Status
-from dynamiccl.datasets.store import part_paths, read, scan, slug
+from dynamiccl.datasets.store import config_of, part_paths, read, scan, slug
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.sizes import size_label
 

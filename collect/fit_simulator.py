@@ -21,18 +21,16 @@ import polars as pl
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import pair_spread, quiet, tuned, usable
-from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS
+from dynamiccl.datasets.store import config_of
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator import parameters
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parameters import FitParameters, Origin, Parameter, SystemFile
-from dynamiccl.simulator.parametric import ParametricSystem
+from dynamiccl.simulator.parameters import FitParameters, Origin, Parameter, SystemFile, system_text
 from dynamiccl.simulator.physics import MAX_OVERLAP, CellValues, LinkValues, Work, times
 from dynamiccl.simulator.system import Call
-from dynamiccl.simulator.system_text import system_text
-from dynamiccl.simulator.systems import parametric_system, system_file
+from dynamiccl.simulator.systems import ParametricSystem, parametric_system, system_file
 
 #: The owner (the key of a cell's physics, or "links") and the number.
 Name = tuple[str, str]

@@ -26,9 +26,8 @@ from dynamiccl.collect.lines import opened, plain_lines
 from dynamiccl.collect.nccl_tests import ImportOptions, Part, read_file
 from dynamiccl.collect.output import MEANT_AS_ROW, FileReport, Rejected
 from dynamiccl.collect.traces import BEGINNING, SIGNS, read_traces
-from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.schema import Source, Status
-from dynamiccl.datasets.store import part_paths, slug, write_part
+from dynamiccl.datasets.store import file_sha256, part_paths, program_record, slug, write_part
 from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
 
 __all__ = ["ImportOptions", "ImportSummary", "import_files"]

@@ -34,10 +34,15 @@ from dynamiccl.collect.schedule import NOT_PICKED, Launch
 from dynamiccl.collect.strategies import seed_of
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.cells import UNWELL_COLUMNS, usable
-from dynamiccl.datasets.provenance import run_record
-from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import Status
-from dynamiccl.datasets.store import part_provenance, sweep_folder, sweep_parts, write_part
+from dynamiccl.datasets.store import (
+    measurements_table,
+    part_provenance,
+    run_record,
+    sweep_folder,
+    sweep_parts,
+    write_part,
+)
 from dynamiccl.errors import CorruptFile, MachineError, UserError
 from dynamiccl.slurm import hold
 

@@ -33,9 +33,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE
-from dynamiccl.datasets.store import write_part
+from dynamiccl.datasets.store import program_record, write_part
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.simulator.group import Cell, CostLine

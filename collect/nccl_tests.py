@@ -44,9 +44,8 @@ from dynamiccl.collect.output import (
     hosts_of,
     read_json,
 )
-from dynamiccl.datasets.rows import columns_table, scope_of, trial_id
 from dynamiccl.datasets.schema import COSTS, MEASUREMENTS, QUIET, Source, Statistic, Status
-from dynamiccl.datasets.store import check_slug, slug
+from dynamiccl.datasets.store import check_slug, columns_table, scope_of, slug, trial_id
 from dynamiccl.errors import MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.simulator.toml_table import first_problem

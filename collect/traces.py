@@ -27,8 +27,7 @@ from dynamiccl.collect.calls import RANK_RECORD, join_traces
 from dynamiccl.collect.grid import DATATYPE_BYTES
 from dynamiccl.collect.lines import opened, plain_lines, unwrapped
 from dynamiccl.collect.output import FileReport
-from dynamiccl.datasets.call_columns import CallSource
-from dynamiccl.datasets.schema import STEPS
+from dynamiccl.datasets.schema import STEPS, CallSource
 from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 

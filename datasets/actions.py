@@ -10,8 +10,8 @@ from typing import Any, Final, Self
 
 import polars as pl
 
-from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS
+from dynamiccl.datasets.store import config_of
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Config
 

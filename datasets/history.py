@@ -1,27 +1,48 @@
-"""The history part of an observation for many task keys at once: call windows and their features.
+"""The history of a task key: its past calls, the features of them, and estimates of the network.
 
-The columns are those of `datasets/history_columns.py`; `serve/brain_module.py` has them in
-TorchScript, and `serve/brain_check.py` compares the two.
+A feature of the past is defined once, as a function of `Past`, whose arrays are numpy's or torch's.
+`history_features` computes windows as they come, `train/replay.py` all steps at once, and
+`serve/brain_module.py` is exported with the policy; `serve/brain_check.py` compares. To add a
+feature, add it to `_WINDOW` or `_HISTORY`.
+
+EBB, BtlBw, RTprop and their product, the BDP, are those of BBR, in the terms of NetSenseML, section
+4.1, equations 1 and 2: over a window of calls for a policy, and as transfers come in for the
+gradient hook (`serve/ddp`).
 
 N windows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), H = len(HISTORY_FEATURES).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array
-from dynamiccl.datasets.history_columns import HISTORY_COLUMNS, HistoryColumns, Past
-from dynamiccl.datasets.network_sense import ebb_gbytes_per_s
 from dynamiccl.nccl import Algorithm, Protocol
 
+Float32Array = npt.NDArray[np.float32]
+
+#: Calls of the same task key that an observation looks back on.
+WINDOW_LENGTH: Final = 8
 #: Code of an unknown algorithm, protocol, interference or skew; unknown channels are 0.
 UNKNOWN: Final = -1
-_LOG2: Final = np.log2(np.maximum(np.arange(1 << 16), 1)).astype(np.float32)
+MAX_INFLIGHT: Final = 8.0
+#: Window of BtlBw in transfers; BBR keeps its largest bandwidth for ten round trips.
+BTLBW_WINDOW: Final = 10
+#: Window of RTprop in transfers: after a change to a longer route the old minimum must expire.
+RTPROP_WINDOW: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One number that a policy sees: name, unit, meaning."""
+
+    name: str
+    unit: str
+    meaning: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +60,27 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallColumns:
-    """Attributes of calls as arrays of one shape; UNKNOWN gives the codes for unknown values."""
+    """Attributes of calls as arrays of one shape, numpy's or torch's; with codes for UNKNOWN."""
 
-    size_bytes: npt.NDArray[Any]
-    time_us: npt.NDArray[Any]
-    algorithm: npt.NDArray[Any]
-    protocol: npt.NDArray[Any]
-    num_channels: npt.NDArray[Any]
-    interference: npt.NDArray[Any]
-    skew_us: npt.NDArray[Any]
+    size_bytes: Any
+    time_us: Any
+    algorithm: Any
+    protocol: Any
+    num_channels: Any
+    interference: Any
+    skew_us: Any
 
     def __len__(self) -> int:
         return len(self.time_us)
 
-    def take(self, index: npt.NDArray[np.int64]) -> Self:
-        """The calls at `index`, in the shape of `index`."""
+    def take(self, index: npt.NDArray[np.int64] | slice) -> Self:
+        """The calls at `index`, in its shape; views of a slice."""
         return type(self)(*(getattr(self, name)[index] for name in self.__slots__))
 
-    def part(self, steps: slice) -> Self:
-        """A slice of the rows, as views."""
-        return type(self)(*(getattr(self, name)[steps] for name in self.__slots__))
+    def as_float64(self) -> Self:
+        """Numpy's, with times and skews as `Past` wants them."""
+        times = {name: getattr(self, name).astype(np.float64) for name in ("time_us", "skew_us")}
+        return replace(self, **times)
 
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Self:
@@ -74,14 +96,312 @@ class CallColumns:
         )
 
 
+def _or_unknown(value: float | None) -> float:
+    return UNKNOWN if value is None else value
+
+
+def ebb_gbytes_per_s(size_bytes: Any, time_us: Any) -> Any:
+    """Effective bottleneck bandwidth of a transfer; numbers, or arrays of one shape."""
+    return size_bytes / (1000.0 * time_us)
+
+
+def bdp_bytes(btlbw_gbytes_per_s: Any, rtprop_us: Any) -> Any:
+    """Bandwidth-delay product: bytes in flight before a queue builds; numbers or arrays."""
+    return btlbw_gbytes_per_s * rtprop_us * 1000.0
+
+
+class Past:
+    """N right-aligned windows of K calls (N, K), in the arrays of numpy or torch (`xp`).
+
+    Times are float64. Where there is padding, what comes out is not looked at.
+    """
+
+    def __init__(self, xp: Any, calls: CallColumns, valid: Any) -> None:
+        """Take the library and the calls; where `valid` is false there is padding."""
+        self.valid = valid
+        #: For what both have: log2, where, clip, ones_like, stack.
+        self.xp = xp
+        # Padding gets harmless numbers, so that no logarithm is taken of 0.
+        self.size_bytes = xp.where(valid, calls.size_bytes, 1000)
+        self.time_us = xp.where(valid, calls.time_us, 1.0)
+        self.gbytes_per_s = ebb_gbytes_per_s(self.size_bytes, self.time_us)
+        self.algorithm, self.protocol = calls.algorithm, calls.protocol
+        self.num_channels = calls.num_channels
+        #: 0 = unknown or one.
+        self.log2_channels = xp.log2(1.0 * xp.clip(calls.num_channels, min=1))
+        self.interference, self.skew_us = calls.interference, calls.skew_us
+
+    def one_hot(self, code: Any, count: int) -> Any:
+        """(..., count) of codes (...); nothing but 0 for -1."""
+        return code[..., None] == self.xp.arange(count)
+
+    def before(self, values: Any) -> Any:
+        """For each call the value of the call before; its own value for the first of the window."""
+        earlier = self.xp.where(self.valid[:, :-1], values[:, :-1], values[:, 1:])
+        return self.xp.concat([values[:, :1], earlier], 1)
+
+    def last(self, values: Any) -> Any:
+        """The value of the last call of each window."""
+        return values[:, -1]
+
+    def largest(self, values: Any) -> Any:
+        """The largest value of each window."""
+        return self.xp.amax(self._in_window(values), 1)
+
+    def smallest(self, values: Any) -> Any:
+        """The smallest value of each window."""
+        return self.xp.amin(self._in_window(values), 1)
+
+    def _in_window(self, values: Any) -> Any:
+        """Values with padding replaced by the last value, which changes no extreme."""
+        return self.xp.where(self.valid, values, values[:, -1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Features that are computed together: one, (...) values, or several, (..., count)."""
+
+    features: tuple[Feature, ...]
+    of: Callable[[Past], Any]
+    #: Uses `Past.before`. Such a column is 0 where a call is as the one before: what is the first
+    #: of one window is further on in another, and `train/replay.py` keeps one row a call.
+    compares: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OfLast:
+    """A history feature that repeats a window feature of the last call."""
+
+    feature: Feature
+    column: str
+
+
+@dataclass(frozen=True)
+class HistoryColumns:
+    """All window features, W, and history features, H, in order."""
+
+    window: tuple[Columns, ...]
+    #: All zero where the window has no call.
+    history: tuple[Columns | OfLast, ...]
+
+    @cached_property
+    def window_features(self) -> tuple[Feature, ...]:
+        """The W features of each call of the window."""
+        return tuple(feature for columns in self.window for feature in columns.features)
+
+    @cached_property
+    def history_features(self) -> tuple[Feature, ...]:
+        """The H features of the history."""
+        return tuple(
+            feature
+            for each in self.history
+            for feature in (each.features if isinstance(each, Columns) else (each.feature,))
+        )
+
+    @cached_property
+    def window_places(self) -> list[tuple[int | slice, Columns]]:
+        """The window columns, each with its position or slice."""
+        return _placed(self.window)
+
+    @cached_property
+    def computed_features(self) -> tuple[Feature, ...]:
+        """The history features computed from the window (not the repeated ones)."""
+        return tuple(feature for _, columns in self.computed_places for feature in columns.features)
+
+    @cached_property
+    def computed_places(self) -> list[tuple[int | slice, Columns]]:
+        """Their columns, each with its position or slice among them."""
+        return _placed([each for each in self.history if isinstance(each, Columns)])
+
+    @cached_property
+    def repeated(self) -> list[tuple[slice, slice]]:
+        """Pairs of slices: the last call's features in the history, and in the window."""
+        history, window = positions(self.history_features), positions(self.window_features)
+        repeats = [each for each in self.history if isinstance(each, OfLast)]
+        return runs([(history[each.feature.name], window[each.column]) for each in repeats])
+
+    @cached_property
+    def computed(self) -> list[tuple[slice, slice]]:
+        """Pairs of slices: the computed features in the history, and among themselves."""
+        places = positions(self.history_features)
+        return runs([(places[f.name], index) for index, f in enumerate(self.computed_features)])
+
+    def fill(self, history: Float32Array, computed: Float32Array, last: Float32Array) -> None:
+        """Set history (N, H) from the computed features and the last calls (N, W)."""
+        for to, source in self.computed:
+            history[:, to] = computed[:, source]
+        for to, source in self.repeated:
+            history[:, to] = last[:, source]
+
+    @cached_property
+    def comparing(self) -> list[int]:
+        """Positions of the window features that depend on the call before."""
+        places = positions(self.window_features)
+        compares = [columns for columns in self.window if columns.compares]
+        return [places[feature.name] for columns in compares for feature in columns.features]
+
+
+def positions(features: Sequence[Feature]) -> dict[str, int]:
+    """The position of each feature by its name."""
+    return {feature.name: index for index, feature in enumerate(features)}
+
+
+def runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[slice, slice]]:
+    """Pairs of positions merged into as few pairs of slices as possible."""
+    found: list[tuple[slice, slice]] = []
+    for to, source in pairs:
+        if found and (found[-1][0].stop, found[-1][1].stop) == (to, source):
+            first_to, first_source = found.pop()
+            found.append((slice(first_to.start, to + 1), slice(first_source.start, source + 1)))
+        else:
+            found.append((slice(to, to + 1), slice(source, source + 1)))
+    return found
+
+
+def _placed(columns: Sequence[Columns]) -> list[tuple[int | slice, Columns]]:
+    """Positions of columns in a row: an int for one feature, a slice for several."""
+    found: list[tuple[int | slice, Columns]] = []
+    start = 0
+    for each in columns:
+        width = len(each.features)
+        found.append((start if width == 1 else slice(start, start + width), each))
+        start += width
+    return found
+
+
+def one_hot(prefix: str, names: Sequence[str], meaning: str) -> tuple[Feature, ...]:
+    """One flag feature for each name."""
+    return tuple(Feature(f"{prefix}_{name}", "0/1", meaning) for name in names)
+
+
+def _column(name: str, unit: str, meaning: str, of: Callable[[Past], Any]) -> Columns:
+    return Columns((Feature(name, unit, meaning),), of)
+
+
+def _channel_throughput(past: Past) -> Any:
+    each = past.xp.log2(past.gbytes_per_s) - past.log2_channels
+    return past.xp.where(past.num_channels > 0, each, 0.0)
+
+
+def _changed(past: Past) -> Any:
+    differs = past.algorithm != past.before(past.algorithm)
+    differs = differs | (past.protocol != past.before(past.protocol))
+    return differs | (past.num_channels != past.before(past.num_channels))
+
+
+def _network_sense(past: Past) -> Any:
+    xp = past.xp
+    ebb = past.last(past.gbytes_per_s)
+    btlbw, rtprop_us = past.largest(past.gbytes_per_s), past.smallest(past.time_us)
+    inflight = past.last(past.size_bytes) / bdp_bytes(btlbw, rtprop_us)
+    features = [
+        xp.log2(ebb),
+        xp.log2(btlbw),
+        xp.log2(rtprop_us),
+        xp.clip(inflight, max=MAX_INFLIGHT),
+    ]
+    return xp.stack([xp.ones_like(ebb), *features], -1)
+
+
+#: The config of a call, as the window and the history hold it.
+_CONFIG_USED: Final = (
+    Columns(
+        one_hot("algorithm", [a.wire for a in Algorithm], "algorithm of the call"),
+        lambda past: past.one_hot(past.algorithm, len(Algorithm)),
+    ),
+    Columns(
+        one_hot("protocol", [p.wire for p in Protocol], "protocol of the call"),
+        lambda past: past.one_hot(past.protocol, len(Protocol)),
+    ),
+    _column(
+        "log2_channels",
+        "log2",
+        "channels of the call; 0 = unknown or one",
+        lambda past: past.log2_channels,
+    ),
+)
+
+_WINDOW: Final = (
+    _column("valid", "0/1", "0 = padding", lambda past: past.xp.ones_like(past.time_us)),
+    _column("log2_time", "log2 us", "completion time", lambda past: past.xp.log2(past.time_us)),
+    _column(
+        "log2_channel_throughput",
+        "log2 GB/s",
+        "algbw per channel; 0 when unknown",
+        _channel_throughput,
+    ),
+    *_CONFIG_USED,
+    Columns(
+        (Feature("changed", "0/1", "the config differs from the call before"),),
+        _changed,
+        compares=True,
+    ),
+    _column(
+        "interference",
+        "",
+        "interference level then",
+        lambda past: past.xp.clip(past.interference, min=0.0),
+    ),
+)
+
+_HISTORY: Final[tuple[Columns | OfLast, ...]] = (
+    OfLast(Feature("last_known", "0/1", "there is a last call"), "valid"),
+    *(
+        OfLast(Feature(f"last_{feature.name}", feature.unit, feature.meaning), feature.name)
+        for columns in _CONFIG_USED
+        for feature in columns.features
+    ),
+    _column(
+        "interference_known",
+        "0/1",
+        "an interference level is known",
+        lambda past: past.last(past.interference) >= 0.0,
+    ),
+    _column(
+        "interference",
+        "",
+        "interference level now",
+        lambda past: past.xp.clip(past.last(past.interference), min=0.0),
+    ),
+    _column(
+        "skew_known",
+        "0/1",
+        "compute skew is known",
+        lambda past: past.last(past.skew_us) >= 0.0,
+    ),
+    _column(
+        "log2_skew",
+        "log2 us",
+        "log2(1 + spin of the earliest rank)",
+        lambda past: past.xp.log2(1.0 + past.xp.clip(past.last(past.skew_us), min=0.0)),
+    ),
+    Columns(
+        (
+            Feature("sense_known", "0/1", "the four below are known"),
+            Feature("log2_ebb", "log2 GB/s", "effective bandwidth of the last call: size / time"),
+            Feature("log2_btlbw", "log2 GB/s", "bottleneck bandwidth: windowed maximum of it"),
+            Feature("log2_rtprop", "log2 us", "round-trip propagation: windowed minimum time"),
+            Feature("inflight_over_bdp", "", "nBytes / (BtlBw x RTprop), at most 8"),
+        ),
+        _network_sense,
+    ),
+)
+
+HISTORY_COLUMNS: Final = HistoryColumns(_WINDOW, _HISTORY)
+WINDOW_FEATURES: Final = HISTORY_COLUMNS.window_features
+#: Known from history: all zero in a cold observation.
+HISTORY_FEATURES: Final = HISTORY_COLUMNS.history_features
+#: Position of each feature in a call of the window.
+WINDOW_COLUMN: Final = positions(WINDOW_FEATURES)
+
+
 def history_arrays(calls: Sequence[Call]) -> tuple[Float32Array, Float32Array]:
     """Window (K, W) and history features (H,) of the last calls of one task key, oldest first."""
     recent = list(calls)[-WINDOW_LENGTH:]
     slots = np.arange(WINDOW_LENGTH) - (WINDOW_LENGTH - len(recent))
-    valid = slots >= 0
-    # Any valid value for the padding, which is ignored.
+    # Any call for the padding, which is ignored.
     padded = CallColumns.of(recent or [Call(1, 1.0, None, None, None)])
-    window, history = history_features(padded.take(np.maximum(slots, 0)[None]), valid[None])
+    window, history = history_features(padded.take(np.maximum(slots, 0)[None]), slots[None] >= 0)
     return window[0], history[0]
 
 
@@ -90,20 +410,17 @@ def history_features(
 ) -> tuple[Float32Array, Float32Array]:
     """Windows (N, K, W) and history features (N, H) of N windows of K calls.
 
-    Calls are right-aligned, oldest first; where `valid` (N, K) is false there is padding, whose
-    size and time must be positive, and which comes out as zeros.
+    Calls are right-aligned, oldest first; where `valid` (N, K) is false there is padding, which
+    comes out as zeros.
     """
-    past = _Windows(calls, valid)
+    past = Past(np, calls.as_float64(), valid)
     window = window_rows(past, calls.time_us.shape, columns)
     window[~valid] = 0.0
     history = np.zeros((len(valid), len(columns.history_features)), dtype=np.float32)
     known = valid[:, -1]
     if known.any():
         computed = computed_rows(past, len(valid), columns)
-        for to, source in columns.computed:
-            history[:, to] = computed[:, source]
-        for to, source in columns.repeated:
-            history[:, to] = window[:, -1, source]
+        columns.fill(history, computed, window[:, -1])
         history[~known] = 0.0
     return window, history
 
@@ -124,59 +441,55 @@ def computed_rows(past: Past, num_rows: int, columns: HistoryColumns) -> Float32
     return rows
 
 
-class NumpyCalls:
-    """A numpy implementation of `Past`."""
+class Windowed:
+    """The largest, smallest or median of the last `window` values."""
 
-    xp: Any = np
+    def __init__(self, of: Callable[[Iterable[float]], float], window: int) -> None:
+        self._of = of
+        self._values: deque[float] = deque(maxlen=window)
 
-    def __init__(self, calls: CallColumns) -> None:
-        """Keep the columns; times and skews as float64."""
-        self.size_bytes = calls.size_bytes
-        self.time_us = calls.time_us.astype(np.float64)
-        self.gbytes_per_s = ebb_gbytes_per_s(calls.size_bytes, self.time_us)
-        self.algorithm = calls.algorithm
-        self.protocol = calls.protocol
-        self.num_channels = calls.num_channels
-        self.log2_channels = _LOG2[calls.num_channels]
-        self.interference = calls.interference
-        self.skew_us = calls.skew_us.astype(np.float64)
+    def add(self, value: float) -> None:
+        """Append a value; the oldest of a full window is dropped."""
+        self._values.append(value)
 
-    def one_hot(self, code: npt.NDArray[Any], count: int) -> Float32Array:
-        """(..., count) of codes (...)."""
-        return _one_hots(count).take(code, axis=0)
+    @property
+    def value(self) -> float | None:
+        """The current statistic; None before the first value."""
+        return self._of(self._values) if self._values else None
 
+    @property
+    def values(self) -> list[float]:
+        """The window, oldest first (for checkpoints)."""
+        return list(self._values)
 
-class _Windows(NumpyCalls):
-    """Past of N right-aligned windows of K calls (N, K)."""
-
-    def __init__(self, calls: CallColumns, valid: npt.NDArray[np.bool_]) -> None:
-        super().__init__(calls)
-        self._valid = valid
-
-    def before(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        found = values.copy()
-        np.copyto(found[:, 1:], values[:, :-1], where=self._valid[:, :-1])
-        return found
-
-    def last(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return values[:, -1]
-
-    def largest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._in_window(values).max(axis=1)  # type: ignore[no-any-return]
-
-    def smallest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._in_window(values).min(axis=1)  # type: ignore[no-any-return]
-
-    def _in_window(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Values with padding replaced by the last value, which changes no extreme."""
-        return np.where(self._valid, values, values[:, -1:])
+    @values.setter
+    def values(self, values: Iterable[float]) -> None:
+        self._values.clear()
+        self._values.extend(values)
 
 
-@cache
-def _one_hots(count: int) -> Float32Array:
-    """(count + 1, count) one-hot rows; the last row, of UNKNOWN (-1), is zero."""
-    return np.eye(count + 1, count, dtype=np.float32)
+class NetworkSense:
+    """EBB, BtlBw, RTprop and BDP of a sequence of transfers; None before the first."""
 
+    def __init__(
+        self, btlbw_window: int = BTLBW_WINDOW, rtprop_window: int = RTPROP_WINDOW
+    ) -> None:
+        self.ebb_gbytes_per_s: float | None = None
+        self.btlbw = Windowed(max, btlbw_window)
+        self.rtprop = Windowed(min, rtprop_window)
 
-def _or_unknown(value: float | None) -> float:
-    return UNKNOWN if value is None else value
+    def add(self, size_bytes: float, time_us: float) -> None:
+        """Add a transfer of `size_bytes` bytes that took `time_us` > 0."""
+        ebb = ebb_gbytes_per_s(size_bytes, time_us)
+        self.ebb_gbytes_per_s = ebb
+        self.btlbw.add(ebb)
+        self.rtprop.add(time_us)
+
+    @property
+    def bdp_bytes(self) -> float | None:
+        """BtlBw x RTprop."""
+        btlbw, rtprop_us = self.btlbw.value, self.rtprop.value
+        if btlbw is None or rtprop_us is None:
+            return None
+        product: float = bdp_bytes(btlbw, rtprop_us)
+        return product

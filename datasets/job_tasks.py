@@ -23,9 +23,8 @@ from dynamiccl.datasets.cells import (
     tuned,
 )
 from dynamiccl.datasets.manifest import JobTask, Losses, Manifest, Place, Slack
-from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
-from dynamiccl.datasets.store import read, read_calls
+from dynamiccl.datasets.store import config_of, read, read_calls
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Config, NcclVersion

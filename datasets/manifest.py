@@ -4,9 +4,14 @@ A policy directory holds `policy.pt` and `manifest.json`; training writes it. An
 policy directory with `tables/` and `plugin.index` added by `dynamiccl-deploy export`. Every file
 beside the manifest is listed in it with its SHA-256, so that a changed or missing one is found; but
 for the index, which holds the manifest's own, the kill file and an A/B's verdict.
+
+Decisions are valid at its *supports*: systems, group shapes, and the size bins measured for each
+action. Decision tables act only near these bins, and only where NCCL's default was measured too. A
+policy that says how sure it is may be given shapes that nobody measured (`with_shape`).
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -14,11 +19,22 @@ from typing import Any, Final, Literal, Self
 import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
-from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.costs import COST_TYPES
-from dynamiccl.datasets.provenance import file_sha256
-from dynamiccl.datasets.splits import Splits
-from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, SchemaMismatch, UnknownName
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import ENVIRONMENT_COLUMNS, quiet, tuned, usable
+from dynamiccl.datasets.features import COST_TYPES
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.datasets.splits import Splits, with_split
+from dynamiccl.datasets.store import file_sha256
+from dynamiccl.errors import (
+    ArtifactMismatch,
+    CorruptFile,
+    MissingPath,
+    SchemaMismatch,
+    UnknownName,
+    UserError,
+)
+from dynamiccl.fingerprint import with_nccl
+from dynamiccl.nccl import NcclVersion
 
 FORMAT_VERSION: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
@@ -43,6 +59,7 @@ POLICY_FOLDER: Final = "policy"
 #: Where `trigger.pt` lies inside the artifacts of a run of its own.
 TRIGGER_FOLDER: Final = "trigger"
 
+_SHAPE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
 #: Collective -> cell (`Ring/LL`) -> NCCL's latency in us and bandwidth in GB/s.
 Costs = dict[str, dict[str, tuple[float, float]]]
 
@@ -174,7 +191,7 @@ class Manifest:
     dynamiccl_version: str
     schema_version: int
     created: str
-    #: Whether it says how sure it is of shapes that nobody measured (datasets/carried.py).
+    #: Whether it says how sure it is of shapes that nobody measured (datasets/manifest.py).
     knows_shapes: bool
     #: `system/sweep/run` of all that was trained, validated and tested on: not fresh to a gate.
     runs: list[str] = field(default_factory=list)
@@ -312,3 +329,151 @@ def find_trigger_in(folder: Path) -> Path | None:
         if (candidate / TRIGGER_NAME).is_file():
             return candidate / TRIGGER_NAME
     return None
+
+
+def find_supports(
+    frame: pl.DataFrame,
+    catalogue: Catalogue,
+    noise: pl.DataFrame,
+    costs: pl.DataFrame | None = None,
+) -> list[Support]:
+    """Every (system, shape, launch profile, NCCL version) of a measurements frame.
+
+    `noise` holds `noise_band` by NOISE_KEY; `costs` as in `cold_observations`.
+    """
+    rows = tuned(quiet(usable(frame))).drop_nulls(["num_nodes", "ranks_per_node"])
+    rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
+    rows = with_split(rows).sort(_SHAPE)
+    return [
+        _support(dict(zip(_SHAPE, key, strict=True)), part, noise, costs)
+        for key, part in rows.group_by(_SHAPE, maintain_order=True)
+    ]
+
+
+def _support(
+    key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame, costs: pl.DataFrame | None
+) -> Support:
+    facts = part.select(pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS)
+    environment = facts.row(0, named=True)
+    environment.pop("num_ranks")
+    used = pl.col("actual_num_channels")
+    used = pl.when(pl.col("action") == ABSTAIN_ACTION).then(used.min()).otherwise(used.max())
+    bins = part.group_by("collective", "action", "bin").agg(used.first()).sort(pl.all())
+    measured: dict[str, dict[str, list[int]]] = {}
+    channels: dict[str, dict[str, list[int | None]]] = {}
+    for collective, action, found, used_there in bins.iter_rows():
+        measured.setdefault(collective, {}).setdefault(str(action), []).append(found)
+        channels.setdefault(collective, {}).setdefault(str(action), []).append(used_there)
+    gpus = part["gpu"].drop_nulls().unique().sort().to_list()
+    return Support(
+        **key,
+        num_ranks=key["num_nodes"] * key["ranks_per_node"],
+        gpu=gpus[0] if gpus else None,
+        simulated=bool((part["source"] == "simulator").all()),
+        environment=environment,
+        measured=measured,
+        most_channels=part.select(pl.col("actual_num_channels").max()).item(),
+        channels=channels,
+        fingerprints=_fingerprints(part, key["nccl_version"]),
+        noise_bands=dict(
+            noise.filter(pl.col("system") == key["system"])
+            .select("collective", "noise_band")
+            .iter_rows()
+        ),
+        costs=None if costs is None else _costs(key, costs),
+    )
+
+
+def find_other_shapes(costs: pl.DataFrame | None, supports: Sequence[Support]) -> list[Shape]:
+    """Shapes of the supports' systems with logged NCCL costs, but without measurements."""
+    if costs is None:
+        return []
+    systems = {(s.system, s.launch_profile, s.nccl_version) for s in supports}
+    measured = {tuple(getattr(s, name) for name in _SHAPE) for s in supports}
+    found = costs.select(_SHAPE).unique().sort(_SHAPE).iter_rows(named=True)
+    return [
+        Shape(**key, costs=_costs(key, costs))
+        for key in found
+        if (key["system"], key["launch_profile"], key["nccl_version"]) in systems
+        and tuple(key[name] for name in _SHAPE) not in measured
+    ]
+
+
+def _costs(key: dict[str, Any], costs: pl.DataFrame) -> Costs:
+    mine = costs.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in key.items()))
+    found: Costs = {}
+    columns = ("collective", "algorithm", "protocol", "latency_us", "bandwidth_gbytes_per_s")
+    for collective, algorithm, protocol, latency, bandwidth in mine.select(columns).iter_rows():
+        found.setdefault(collective, {})[f"{algorithm}/{protocol}"] = (latency, bandwidth)
+    return found
+
+
+def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
+    """The machine fingerprints of some rows; none for simulated rows."""
+    if nccl_version is None:
+        return []
+    measured = part.filter(pl.col("source") != "simulator")["node_fingerprint"]
+    version = NcclVersion.parse(nccl_version)
+    return [with_nccl(node, version) for node in measured.drop_nulls().unique().sort()]
+
+
+def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manifest:
+    """The manifest with one more support, of this shape, for each system and NCCL release.
+
+    NCCL's own costs of it help where they are known: NCCL logged them, or a model of the machine
+    said so. Of the configs, those that leave channels and chunks to NCCL.
+
+    Raises UserError for a shape that was measured, for a policy that passed a gate (whose evidence
+    is of the measured shapes) and for one that does not say how sure it is of a new shape.
+    """
+    asked = f"{num_nodes}x{ranks_per_node}"
+    if not manifest.knows_shapes:
+        raise UserError(
+            f"the policy ({manifest.recipe}) does not say how sure it is of a shape that nobody "
+            f"measured, and knows nothing of {asked}: train recipe gaussian-process, or measure it"
+        )
+    if any(support.gated is not None for support in manifest.supports):
+        raise UserError(
+            f"the policy passed a gate for the shapes that were measured, and {asked} is none of "
+            "them: export the run before the gate, or measure that shape"
+        )
+    known = [s for s in manifest.supports if s.launch_profile == DEFAULT_PROFILE]
+    if any((s.num_nodes, s.ranks_per_node) == (num_nodes, ranks_per_node) for s in known):
+        raise UserError(f"{asked} was measured, and has its table: leave out --group {asked}")
+    place = num_nodes, ranks_per_node
+    costs = {
+        (s.system, s.nccl_version): s.costs
+        for s in manifest.other_shapes
+        if (s.num_nodes, s.ranks_per_node, s.launch_profile) == (*place, DEFAULT_PROFILE)
+    }
+    found = [
+        Shape(system, *place, DEFAULT_PROFILE, version, costs.get((system, version)))
+        for system, version in dict.fromkeys((s.system, s.nccl_version) for s in known)
+    ]
+    return replace(manifest, supports=[*manifest.supports, *(_carried(manifest, s) for s in found)])
+
+
+def _carried(manifest: Manifest, shape: Shape) -> Support:
+    place = shape.system, shape.launch_profile, shape.nccl_version
+    measured = [
+        s for s in manifest.supports if (s.system, s.launch_profile, s.nccl_version) == place
+    ]
+    configs = manifest.actions().configs
+    bins: dict[str, dict[str, set[int]]] = {}
+    for support in measured:
+        for collective, actions in support.measured.items():
+            for action, found in actions.items():
+                config = configs[int(action)]
+                if config.num_channels is None and config.chunk_bytes is None:
+                    bins.setdefault(collective, {}).setdefault(action, set()).update(found)
+    return replace(
+        measured[0],
+        num_nodes=shape.num_nodes,
+        ranks_per_node=shape.ranks_per_node,
+        num_ranks=shape.num_nodes * shape.ranks_per_node,
+        measured={c: {a: sorted(b) for a, b in each.items()} for c, each in bins.items()},
+        most_channels=None,
+        channels={},
+        costs=shape.costs,
+        carried=True,
+    )

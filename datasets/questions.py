@@ -16,7 +16,8 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.features import TUNED, Float32Array, Observations, cold_observations
+from dynamiccl.datasets.features import TUNED, Observations, cold_observations
+from dynamiccl.datasets.history import Float32Array
 from dynamiccl.datasets.job_tasks import losses_at
 from dynamiccl.datasets.manifest import JobTask, Manifest, Place, Slack, Support
 from dynamiccl.datasets.objective import change_of_task_us, fewest_within, may_take

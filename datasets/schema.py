@@ -1,31 +1,16 @@
 """The schema: name, Arrow type, unit and meaning of every column of every table.
 
-Format history
-    1 (0.1.0)  first.
-    2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors, actual_chunk_bytes.
-    3 (0.2.0)  node_fingerprint.
-    4 (0.2.0)  hosts, job_id, partial_launch, process_times_us.
-    5 (0.2.0)  num_comms, comm_split, nic_retries, nic_congestion, nic_worst. Files of versions 3
-               and 4 are read, with nulls in what came later.
-    6 (0.2.0)  compute_*, resident_share, sm_clock_mhz. Files of version 5 are read, too.
-    `calls`, `steps` and `costs` count for themselves:
-    1 (0.2.0)  first.
-    2 (0.2.0)  `calls`: what a trace does not know may be null; source, source_file, group,
-               group_ranks, group_sequence, step, root, kernel, asks_tuner, num_threads,
-               time_at_most_us, exposed_us, timing_source. Files of version 1 are read.
-    3 (0.2.0)  `calls`: compute_ratio. Files of versions 1 and 2 are read.
-
-A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata; a file with
-another version is refused (SchemaMismatch), never reinterpreted.
+`measurements` is what sweeps measured, `calls` and `steps` what jobs called, `costs` NCCL's own
+cost model. A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata;
+a file with another version is refused (SchemaMismatch), never reinterpreted. Null always means that
+a value is not known.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import pyarrow as pa
-
-from dynamiccl.datasets.call_columns import CALLS_COLUMNS, STEPS_COLUMNS
-from dynamiccl.datasets.columns import ENVIRONMENT, TIMESTAMP, Column, count, flag, number, text
 
 SCHEMA_VERSION: Final = 6
 #: Version of `calls`, which changes independently of sweeps.
@@ -88,6 +73,74 @@ class DefaultScope(StrEnum):
     #: The default measured inside the row's own launch profile.
     PROFILE = "profile"
 
+
+class CallSource(StrEnum):
+    """The tool that recorded a call."""
+
+    PLUGIN = "plugin"
+    SIMULATOR = "simulator"
+    INSPECTOR = "inspector"
+    KINETO = "kineto"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: Arrow type, unit ('' = unitless), meaning, and whether it may be null."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    meaning: str
+    nullable: bool = True
+
+
+def text(name: str, meaning: str, *, nullable: bool = True) -> Column:
+    """A column of text."""
+    return Column(name, pa.string(), "", meaning, nullable)
+
+
+def count(name: str, meaning: str, *, nullable: bool = True, unit: str = "") -> Column:
+    """A column of whole numbers."""
+    return Column(name, pa.int64(), unit, meaning, nullable)
+
+
+def number(name: str, unit: str, meaning: str) -> Column:
+    """A column of real numbers."""
+    return Column(name, pa.float64(), unit, meaning)
+
+
+def flag(name: str, meaning: str, *, nullable: bool = True) -> Column:
+    """A column of yes or no."""
+    return Column(name, pa.bool_(), "", meaning, nullable)
+
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+ENVIRONMENT: Final = (
+    text("system_description", "the system in the words of whoever measured it"),
+    text("gpu", "GPU model as the driver or the source names it"),
+    text("nccl_version", "dotted NCCL release"),
+    text("nccl_tests_version", "dotted nccl-tests release"),
+    text("driver_version", "NVIDIA driver"),
+    text("cuda_version", "CUDA runtime"),
+    count("num_hosts", "hosts by name; NCCL's own num_nodes may differ (NVL72)"),
+    number("compute_capability", "", "of the GPU, e.g. 9.0"),
+    count("nvlink_generation", "0 = no NVLink; null = unknown"),
+    count("nvlinks_per_gpu", "links from one GPU"),
+    flag("nvswitch", "an NVSwitch joins the GPUs of a node (NVLS needs it)"),
+    text("nic_kind", "infiniband, roce, efa, socket or none"),
+    number("nic_gbits_per_s", "Gbit/s", "line rate of one NIC"),
+    count("nics_per_node", "NICs that NCCL uses on one node"),
+    text("cpu_vendor", "intel, amd or arm"),
+    flag("exclusive_node", "nobody else ran on the nodes"),
+    flag("mig", "the ranks ran on MIG instances, parts of a GPU"),
+    text("node_fingerprint", "GPUs, MIG and NICs of each node, as the plugin names them"),
+    flag("throttled", "a GPU was slowed by heat or power meanwhile (telemetry)"),
+    count("ecc_errors", "uncorrected memory errors counted meanwhile (telemetry)"),
+    count("nic_retries", "packets that NICs lost, or sent again, meanwhile (telemetry)"),
+    count("nic_congestion", "packets marked or slowed for congestion meanwhile (telemetry)"),
+    text("nic_worst", "the NIC port with most of the retries, else of the congestion, and where"),
+)
 
 _IDENTITY: Final = (
     text("system", "short name of the cluster or machine (hive directory)", nullable=False),
@@ -197,19 +250,94 @@ _RUN: Final = (*_WORKLOAD, *_CONFIG, *_RESULT, *BESIDE_COLUMNS)
 MEASUREMENT_COLUMNS: Final = (*_IDENTITY, *ENVIRONMENT, *_RUN)
 
 
-def _schema(name: str, columns: tuple[Column, ...], version: int = SCHEMA_VERSION) -> pa.Schema:
-    fields = [
-        pa.field(
-            c.name, c.type, nullable=c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}
-        )
-        for c in columns
-    ]
-    return pa.schema(fields, metadata={META_SCHEMA: name, META_VERSION: str(version)})
+_NOT_OF_CALLS: Final = frozenset(
+    {
+        *("nccl_tests_version", "driver_version", "cuda_version", "throttled", "ecc_errors"),
+        *("nic_retries", "nic_congestion", "nic_worst"),
+    }
+)
 
+CALLS_COLUMNS: Final = (
+    text("system", "short name of the cluster or machine (hive directory)", nullable=False),
+    text("sweep", "short name of the import (hive directory)", nullable=False),
+    text("source", "one of CallSource", nullable=False),
+    text("source_file", "file that the row was read from; of several ranks, the first"),
+    text("run", "the job, as its launcher names it", nullable=False),
+    text("comm", "NCCL's id of the communicator, 16 hexadecimal digits"),
+    text("group", "PyTorch's name of the process group, or the communicator's own name"),
+    Column("group_ranks", pa.list_(pa.int64()), "", "the job's ranks that are in the group"),
+    count("sequence", "number of the call among those of its collective on the communicator"),
+    count("group_sequence", "number of the call in its process group, as PyTorch counts"),
+    count("replay", "of a captured call: the number of the replay, from 0 on"),
+    count("step", "number of the training step in the trace"),
+    Column("timestamp", TIMESTAMP, "", "when the first rank put it on its stream, or began it"),
+    *(column for column in ENVIRONMENT if column.name not in _NOT_OF_CALLS),
+    text("plugin_version", "release of the plugin that recorded it"),
+    text("plugin_mode", "DYNAMICCL_MODE of the job"),
+    text("collective", "NCCL's spelling, e.g. AllReduce"),
+    count("size_bytes", "NCCL's nBytes, as a tuner is asked about it", unit="B"),
+    text("datatype", "as nccl-tests prints it; NCCL makes int8 of AllGather and Broadcast"),
+    count("root", "root rank within the group; null where it has none, too"),
+    count("num_ranks", "ranks of the communicator"),
+    count("num_nodes", "NCCL's nNodes"),
+    count("ranks_per_node", "num_ranks / num_nodes"),
+    text("kernel", "name of the GPU kernel that ran; it names no algorithm"),
+    flag("asks_tuner", "NCCL asks a tuner about such a call"),
+    text("actual_algorithm", "what ran, as NCCL's profiler tells; null = a new one"),
+    text("actual_protocol", "what ran, as NCCL's profiler tells; null = a new one"),
+    count("actual_num_channels", "channels that were used"),
+    count("actual_num_warps", "warps of a channel's kernel"),
+    count("num_threads", "threads of a channel's kernel, as it was launched"),
+    count(
+        "table",
+        "number of the table in force; 0 = NCCL's own choice everywhere, or a captured call, "
+        "of whose table nobody knows",
+    ),
+    flag("decided", "our table asked for this config; else NCCL chose, or it is a captured call"),
+    flag("probe", "NCCL's own choice, measured on purpose"),
+    number("time_us", "us", "least of all ranks; null = not known from all of them"),
+    number(
+        "time_at_most_us",
+        "us",
+        "least of the ranks whose time is known: the call took no longer, since a rank's own time "
+        "includes waiting for the others",
+    ),
+    number("skew_us", "us", "by how much the slowest rank took longer; null as time_us"),
+    number(
+        "exposed_us",
+        "us",
+        "part of the call in which the rank's GPU ran no compute kernel; least of the ranks known",
+    ),
+    number(
+        "compute_ratio",
+        "",
+        "how long compute goes on from the begin of calls that follow each other, until it waits "
+        "or the next such calls begin, over their time; below 1, it waits; least of the ranks",
+    ),
+    text("timing_source", "which clock: gpu, cpu (of the host, longer than the kernel), or other"),
+    count("ranks_seen", "ranks whose record was there", nullable=False),
+    count("ranks_timed", "ranks whose GPU time is known", nullable=False),
+    flag("ranks_agree", "all ranks seen ran the same config on the same size"),
+    flag("graph_captured", "part of a CUDA graph"),
+    flag("sampled", "a rank took its GPU time"),
+    flag("incomplete", "a rank lost a part of its GPU time"),
+)
 
-MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
-CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
-STEPS: Final = _schema("steps", STEPS_COLUMNS, STEPS_VERSION)
+STEPS_COLUMNS: Final = (
+    text("system", "short name of the cluster or machine (hive directory)", nullable=False),
+    text("sweep", "short name of the import (hive directory)", nullable=False),
+    text("source", "one of CallSource", nullable=False),
+    text("source_file", "file that the row was read from", nullable=False),
+    text("run", "the job, as its launcher names it", nullable=False),
+    count("rank", "the job's rank that the trace is of"),
+    count("step", "number of the training step in the trace; 0 where it marks none"),
+    Column("timestamp", TIMESTAMP, "", "when the step began"),
+    number("step_us", "us", "from the beginning of the step to its end"),
+    number("compute_us", "us", "in which the GPU ran a kernel that is no communication"),
+    number("communication_us", "us", "in which the GPU ran a communication kernel"),
+    number("exposed_us", "us", "of communication_us, in which no other kernel ran"),
+    number("idle_us", "us", "of the step, in which the GPU ran no kernel"),
+)
 
 COSTS_COLUMNS: Final = (
     text("system", "short name of the cluster or machine (hive directory)", nullable=False),
@@ -232,6 +360,21 @@ COSTS_COLUMNS: Final = (
     ),
     count("max_threads", "threads of a channel at most; of no use, and null in newer files"),
 )
+
+
+def _schema(name: str, columns: tuple[Column, ...], version: int = SCHEMA_VERSION) -> pa.Schema:
+    fields = [
+        pa.field(
+            c.name, c.type, nullable=c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}
+        )
+        for c in columns
+    ]
+    return pa.schema(fields, metadata={META_SCHEMA: name, META_VERSION: str(version)})
+
+
+MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
+CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
+STEPS: Final = _schema("steps", STEPS_COLUMNS, STEPS_VERSION)
 COSTS: Final = _schema("costs", COSTS_COLUMNS, COSTS_VERSION)
 
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.

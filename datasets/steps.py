@@ -1,32 +1,110 @@
-"""Training steps stored as columns, from which batches are sampled.
+"""Training steps: stored as columns, sampled as batches, made of measurements or of recorded calls.
 
 A step is one collective call: the observation before it, the action, and the result. Only the
 calls' attributes are stored, 30 bytes a step. Observations are computed when a batch is drawn.
+
+**Of measurements** (`training_steps`). A static sweep has no order, so every measurement is an
+episode of one step (gamma = 0). Each becomes one cold row. If its run measured the same task key
+more than once, one warm row is added, whose window holds the *other* measurements, so that no row
+sees its own time. Measurements beside interference become warm rows only, whose windows hold
+measurements of the same run beside the same interference; their interference level is known. Cold
+rows are repeated until they are half of all.
+
+**Of calls** (`sequence_steps`). An episode is the calls of one task key (collective, size bin) on
+one communicator of a job, in order; the next state is the next call of that key. Episodes are cut
+off, never terminated. A step's window holds the calls before it. Rewards need a reference time,
+NCCL's default in quiet, which calls do not have: it is taken from the sweeps of the same data set.
+
+Only training bins become steps: no window holds a held-out time.
 
 N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features of the context,
 A actions.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import (
+    ENVIRONMENT_COLUMNS,
+    NOISE_KEY,
+    independent,
+    interfered,
+    noise_bands,
+    quiet,
+    tuned,
+    usable,
+)
 from dynamiccl.datasets.features import (
     HISTORY_SLICE,
-    WINDOW_LENGTH,
-    Float32Array,
     Observations,
+    cold_observations,
     set_sizes,
 )
-from dynamiccl.datasets.history import CallColumns, history_features
-from dynamiccl.datasets.history_columns import WINDOW_FEATURES
+from dynamiccl.datasets.history import (
+    UNKNOWN,
+    WINDOW_FEATURES,
+    WINDOW_LENGTH,
+    CallColumns,
+    Float32Array,
+    history_features,
+)
+from dynamiccl.datasets.reward import (
+    ReferenceKind,
+    reward,
+    with_interfered_reference,
+    with_reference,
+)
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.errors import NotEnoughData
+from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.sizes import bin_center_bytes
 
 Int64Array = npt.NDArray[np.int64]
 
 _LOOK_BACK: Final = np.arange(-WINDOW_LENGTH, 0)
+#: (collective, size bin, communicator group), and the run that measured them together.
+_WINDOW_KEY: Final = (
+    *("system", "sweep", "run", "collective", "bin", "num_nodes", "ranks_per_node"),
+    *("num_comms", "comm_split", "launch_profile", "in_place"),
+    *("interference_kind", "interference_level"),
+)
+#: Columns of a group: an action mask allows the configs measured in it.
+_MASK_KEY: Final = ("system", "collective", "num_nodes", "ranks_per_node", "launch_profile")
+#: The columns of calls that steps are made of.
+CALLS_USED: Final = (
+    *("system", "sweep", "run", "comm", "sequence", "replay"),
+    *("collective", "size_bytes", "num_nodes", "ranks_per_node", "nccl_version"),
+    *("decided", "actual_algorithm", "actual_protocol", "actual_num_channels"),
+    *("time_us", "skew_us", "ranks_agree"),
+    *ENVIRONMENT_COLUMNS,
+)
+_TASK: Final = ("system", "nccl_version", "collective", "num_nodes", "ranks_per_node", "bin")
+#: Calls of one task key of a communicator, and of one stream of the Trigger: under one config.
+KEY_COLUMNS: Final = (*_TASK, "sweep", "run", "comm")
+STREAM_COLUMNS: Final = (*KEY_COLUMNS, "actual_algorithm", "actual_protocol", "actual_num_channels")
+#: What traces of other tools do not tell, and no step is made without: what ran, and whose choice.
+_NEEDED: Final = (
+    *("comm", "sequence", "replay", "size_bytes", "num_nodes"),
+    *("decided", "actual_num_channels"),
+)
+#: Calls that are timed on all ranks, with equal arguments and complete attributes.
+_IS_TIMED: Final = (
+    (pl.col("time_us") > 0)
+    & pl.col("ranks_agree")
+    & pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
+)
+#: Interference levels of timed calls, one each; -1 = unknown (train/trigger/level_shares.py).
+Levels = Callable[[pl.DataFrame], npt.NDArray[np.float32]]
+#: What a sweep says of a row and a call does not, or otherwise: not compared for a reference.
+_NOT_COMPARED: Final = ("gpu", "datatype", "in_place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +233,344 @@ class Steps:
             inside = rows + step < following
             total += inside * gamma**step * self.reward[np.minimum(rows + step, last)]
         return total.astype(np.float32)
+
+
+# --- Of measurements ---
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many rows of a data set became training steps, and why others did not."""
+
+    rows: int
+    unusable: int
+    #: Rows measured beside interference, of any split.
+    interfered: int
+    not_tuned: int
+    held_out: int
+    without_action: int
+    without_reward: int
+    reference_interpolated: int
+    #: Of those beside a disturbance: without the default, or anything else, beside the same one.
+    interfered_without_level: int
+    interfered_used: int
+    cold: int
+    warm: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSteps:
+    """N one-step episodes, and counts of the rows that they come from."""
+
+    steps: Steps
+    noise: pl.DataFrame  # `noise_band` by NOISE_KEY, of the training bins
+    counts: Counts
+
+
+def training_steps(
+    frame: pl.DataFrame,
+    catalogue: Catalogue,
+    profiles: Sequence[str],
+    costs: pl.DataFrame | None = None,
+    *,
+    seed: int,
+) -> TrainingSteps:
+    """Build the training steps of a measurements frame.
+
+    `costs` as in `cold_observations`; `seed` fixes which other measurements fill a warm window.
+    Raises NotEnoughData when no row is
+    left, with the counts that say why.
+    """
+    alone, counts = _quiet_rows(frame, catalogue)
+    if alone.is_empty():
+        raise NotEnoughData(
+            f"no row to train on: {counts}; measure NCCL's default (quiet, launch profile "
+            "'default') at sizes in even octaves, beside the forced configs"
+        )
+    beside = _interfered_rows(frame, catalogue)
+    levelled = beside.filter(pl.col("interference").is_not_null())
+    rows = pl.concat([alone, levelled]).with_row_index("row")
+    noise = training_noise(frame)
+    rows = with_noise(rows, noise)
+    values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series().to_numpy()
+    owners, windows = _warm(rows, np.random.default_rng(seed))
+    # Tables are made of cold observations: there are never fewer of them than of warm ones.
+    cold = np.resize(np.arange(alone.height), max(alone.height, len(owners)))
+    row = np.concatenate([cold, owners])
+    # Windows refer to steps; a row with several steps is represented by its first.
+    step_of = np.full(rows.height, -1)
+    step_of[row[::-1]] = np.arange(len(row))[::-1]
+    used = int((owners >= alone.height).sum())
+    knobs = ("algorithm", "protocol", "num_channels")
+    ran = [pl.coalesce(f"actual_{each}", f"requested_{each}") for each in knobs]
+    calls = call_columns(rows.with_columns(*ran, skew_us=pl.lit(None, pl.Float64)))
+    steps = Steps(
+        tasks=Tasks(
+            context=cold_observations(rows, profiles, costs).context,
+            mask=action_masks(frame, rows, catalogue),
+            group=rows.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
+        ),
+        starts=np.arange(len(row) + 1),
+        task=row,
+        terminated=np.ones(len(row), dtype=np.bool_),
+        calls=calls.take(row),
+        action=rows["action"].to_numpy().astype(np.int64)[row],
+        reward=values.astype(np.float32)[row],
+        windows=np.concatenate(
+            [
+                np.full((len(cold), WINDOW_LENGTH), -1),
+                np.where(windows >= 0, step_of[windows], -1),
+            ]
+        ),
+    )
+    return TrainingSteps(
+        steps=steps,
+        noise=noise,
+        counts=Counts(
+            **counts,
+            interfered_without_level=beside.height - used,
+            interfered_used=used,
+            cold=len(cold),
+            warm=len(owners),
+        ),
+    )
+
+
+def training_noise(frame: pl.DataFrame) -> pl.DataFrame:
+    """The `noise_band` by NOISE_KEY, from quiet repeats of training bins only."""
+    train = with_split(quiet(tuned(frame))).filter(pl.col("split") == Split.TRAIN.value)
+    return noise_bands(train, NOISE_KEY).select(*NOISE_KEY, "noise_band")
+
+
+def with_noise(tasks: pl.DataFrame, noise: pl.DataFrame) -> pl.DataFrame:
+    """Add the `noise_band` column that observations need; null where unknown."""
+    return tasks.join(noise, on=NOISE_KEY, how="left", maintain_order="left")
+
+
+def _quiet_rows(frame: pl.DataFrame, catalogue: Catalogue) -> tuple[pl.DataFrame, dict[str, int]]:
+    timed = independent(frame)
+    alone = quiet(timed)
+    asked = tuned(alone)
+    train = with_split(asked).filter(pl.col("split") == Split.TRAIN.value)
+    acted = train.with_columns(catalogue.actions(train)).drop_nulls("action")
+    referenced = with_reference(acted, train)
+    kept = referenced.filter(pl.col("reference_us").is_not_null())
+    between = kept.filter(pl.col("reference_kind") == ReferenceKind.INTERPOLATED.value)
+    return kept.with_columns(interference=0.0), {
+        "rows": frame.height,
+        "unusable": frame.height - timed.height,
+        "interfered": timed.height - alone.height,
+        "not_tuned": alone.height - asked.height,
+        "held_out": asked.height - train.height,
+        "without_action": train.height - acted.height,
+        "without_reward": referenced.height - kept.height,
+        "reference_interpolated": between.height,
+    }
+
+
+def _interfered_rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
+    """Training rows measured beside interference; `interference` is null where unknown."""
+    train = with_split(tuned(independent(frame))).filter(pl.col("split") == Split.TRAIN.value)
+    beside = interfered(train)
+    acted = beside.with_columns(catalogue.actions(beside)).drop_nulls("action")
+    return with_interfered_reference(acted, train)
+
+
+def action_masks(frame: pl.DataFrame, rows: pl.DataFrame, catalogue: Catalogue) -> Float32Array:
+    """(R, A) actions measured for each row's collective, group and profile; and ABSTAIN."""
+    measured = usable(frame)
+    measured = measured.with_columns(catalogue.actions(measured)).drop_nulls("action")
+    allowed = measured.group_by(_MASK_KEY).agg(allowed=pl.col("action").unique())
+    lists = rows.select(_MASK_KEY).join(
+        allowed, on=_MASK_KEY, how="left", nulls_equal=True, maintain_order="left"
+    )["allowed"]
+    mask = np.zeros((rows.height, len(catalogue)), dtype=np.float32)
+    for index, actions in enumerate(lists):
+        mask[index, actions.to_numpy()] = 1.0
+    mask[:, 0] = 1.0  # abstaining is always allowed
+    return mask
+
+
+def _warm(rows: pl.DataFrame, random: np.random.Generator) -> tuple[Int64Array, Int64Array]:
+    """Owners (M,) of the warm rows, and the rows (M, K) in their windows, -1 = padding."""
+    owners: list[int] = []
+    windows: list[Int64Array] = []
+    groups = rows.group_by(_WINDOW_KEY, maintain_order=True).agg("row")["row"]
+    for group in groups:
+        members = group.to_numpy()
+        for own in members if len(members) > 1 else ():
+            others = members[members != own]
+            size = min(len(others), int(random.integers(1, WINDOW_LENGTH + 1)))
+            window = np.full(WINDOW_LENGTH, -1, dtype=np.int64)
+            window[-size:] = random.choice(others, size=size, replace=False)
+            owners.append(int(own))
+            windows.append(window)
+    shape = (len(owners), WINDOW_LENGTH)
+    return np.array(owners, dtype=np.int64), np.array(windows, dtype=np.int64).reshape(shape)
+
+
+def call_columns(rows: pl.DataFrame) -> CallColumns:
+    """The calls of rows that have `interference` and `skew_us`, one a row."""
+    algorithms = {each.wire: int(each) for each in Algorithm}
+    protocols = {each.wire: int(each) for each in Protocol}
+
+    def codes(name: str, known: dict[str, int]) -> pl.Series:
+        return rows[name].replace_strict(known, default=UNKNOWN, return_dtype=pl.Int8)
+
+    return CallColumns(
+        size_bytes=rows["size_bytes"].to_numpy().astype(np.int64),
+        time_us=rows["time_us"].to_numpy(),
+        algorithm=codes("actual_algorithm", algorithms).to_numpy(),
+        protocol=codes("actual_protocol", protocols).to_numpy(),
+        num_channels=rows["actual_num_channels"].fill_null(0).to_numpy().astype(np.int16),
+        interference=rows["interference"].to_numpy(),
+        skew_us=rows["skew_us"].fill_null(UNKNOWN).to_numpy().astype(np.float32),
+    )
+
+
+# --- Of recorded calls ---
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCounts:
+    """How many calls became training steps, and why others did not."""
+
+    calls: int
+    #: Without a time from all ranks, or ranks that did not agree; or of a trace that does not tell
+    #: what ran.
+    unusable: int
+    held_out: int
+    #: Their config is not in the catalogue.
+    without_action: int
+    #: NCCL's default was not measured within an octave.
+    without_reward: int
+    steps: int
+    episodes: int
+
+
+def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of calls
+    calls: pl.DataFrame,
+    frame: pl.DataFrame,
+    catalogue: Catalogue,
+    profiles: Sequence[str],
+    noise: pl.DataFrame,
+    levels: Levels | None = None,
+    costs: pl.DataFrame | None = None,
+) -> tuple[Steps | None, SequenceCounts]:
+    """Steps of a calls frame, with rewards and masks by a measurements frame.
+
+    `noise` is what `training_noise` gives of the frame, `levels` tells the interference of calls;
+    without it none is known; `costs` as in `cold_observations`. Of the calls, the columns
+    CALLS_USED are looked at. None when no call is left, with the counts that say why.
+    """
+    asked = tuned(calls)
+    timed = timed_calls(asked)
+    told = np.full(timed.height, UNKNOWN, dtype=np.float32) if levels is None else levels(timed)
+    train = timed.with_columns(interference=told).filter(pl.col("split") == Split.TRAIN.value)
+    acted = train.with_columns(_actions(train, catalogue)).drop_nulls("action")
+    rows = _referenced(acted, frame).sort([*KEY_COLUMNS, "sequence", "replay"], nulls_last=True)
+    rows = rows.with_columns(_episode=pl.struct(KEY_COLUMNS).rle_id())
+    starts = rows["_episode"].unique_counts().to_numpy().cumsum()
+    counts = SequenceCounts(
+        calls=calls.height,
+        unusable=asked.height - timed.height,
+        held_out=timed.height - train.height,
+        without_action=train.height - acted.height,
+        without_reward=acted.height - rows.height,
+        steps=rows.height,
+        episodes=len(starts),
+    )
+    if rows.is_empty():
+        return None, counts
+    keys = rows.unique(_TASK, keep="first", maintain_order=True).with_row_index("task")
+    episodes = rows.unique("_episode", keep="first", maintain_order=True)
+    task = episodes.join(
+        keys.select("task", *_TASK), on=_TASK, nulls_equal=True, maintain_order="left"
+    )["task"]
+    values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series()
+    steps = Steps(
+        tasks=_tasks(with_noise(keys, noise), rows, frame, catalogue, profiles, costs),
+        starts=np.concatenate([[0], starts]).astype(np.int64),
+        task=task.to_numpy().astype(np.int64),
+        terminated=np.zeros(len(starts), dtype=np.bool_),
+        calls=call_columns(rows.with_columns(pl.col("time_us").cast(pl.Float32))),
+        action=rows["action"].to_numpy().astype(np.int16),
+        reward=values.to_numpy().astype(np.float32),
+    )
+    return steps, counts
+
+
+def timed_calls(calls: pl.DataFrame) -> pl.DataFrame:
+    """The calls that have a time, with `bin` and `split`, in order by communicator.
+
+    Those of traces that do not tell what ran and whose choice it was are left out.
+    """
+    rows = with_split(tuned(calls).filter(_IS_TIMED))
+    return rows.sort(["system", "sweep", "run", "comm", "sequence", "replay"], nulls_last=True)
+
+
+def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
+    """The action of each call: what our table requested, ABSTAIN where it did not decide.
+
+    A call tells what ran and not what was asked; a catalogue that leaves channels to NCCL holds the
+    pair alone, else the channels that ran are looked for.
+    """
+    known = {config: action for action, config in enumerate(catalogue.configs)}
+
+    def action(decided: bool, algorithm: str | None, protocol: str | None, n: int) -> int | None:
+        if not decided:
+            return ABSTAIN_ACTION
+        if algorithm is None or protocol is None:
+            return None
+        pair = Algorithm.parse(algorithm), Protocol.parse(protocol)
+        return known.get(Config(*pair), known.get(Config(*pair, n)))
+
+    ran = calls.select("decided", "actual_algorithm", "actual_protocol", "actual_num_channels")
+    kinds = ran.unique()  # a handful, of millions of calls
+    found = pl.Series("action", [action(*row) for row in kinds.iter_rows()], dtype=pl.Int64)
+    joined = ran.join(
+        kinds.with_columns(found),
+        on=ran.columns,
+        nulls_equal=True,
+        how="left",
+        maintain_order="left",
+    )
+    return joined["action"]
+
+
+def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
+    """Add `reference_us`; calls without one are dropped."""
+    unknown = [pl.lit(None).cast(frame.schema[name]).alias(name) for name in _NOT_COMPARED]
+    asked = calls.with_columns(*unknown, launch_profile=pl.lit(DEFAULT_PROFILE))
+    train = with_split(quiet(tuned(usable(frame)))).filter(pl.col("split") == Split.TRAIN.value)
+    found = with_reference(asked, train.with_columns(unknown))
+    return found.filter(pl.col("reference_us").is_not_null())
+
+
+def _tasks(
+    keys: pl.DataFrame,
+    rows: pl.DataFrame,
+    frame: pl.DataFrame,
+    catalogue: Catalogue,
+    profiles: Sequence[str],
+    costs: pl.DataFrame | None,
+) -> Tasks:
+    # What the plugin did not tell of the machine, the sweeps did.
+    facts = frame.group_by("system").agg(
+        pl.col(name).drop_nulls().first().alias(f"_{name}") for name in ENVIRONMENT_COLUMNS
+    )
+    keys = keys.join(facts, on="system", how="left", maintain_order="left").with_columns(
+        pl.coalesce(name, f"_{name}").alias(name) for name in ENVIRONMENT_COLUMNS
+    )
+    mask = action_masks(frame, keys, catalogue)
+    taken = rows.join(keys.select("task", *_TASK), on=_TASK, nulls_equal=True)
+    mask[taken["task"].to_numpy(), taken["action"].to_numpy()] = 1.0
+    # Each call has its own size, but NCCL's costs of a task key are those of its bin's centre: a
+    # decision is about the key, and the brain asks with these, too.
+    centres = [bin_center_bytes(each) for each in keys["bin"]]
+    asked = keys.with_columns(size_bytes=pl.Series(centres, dtype=pl.Int64))
+    return Tasks(
+        context=cold_observations(asked, profiles, costs).context,
+        mask=mask,
+        group=keys.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
+    )

@@ -1,20 +1,23 @@
-"""The data store: Parquet parts, hive-partitioned by system and sweep, written atomically.
+"""The data store: rows to Parquet parts and back, each part with what wrote it.
 
     DIR/measurements/system=NAME/sweep=NAME/part-<id>.parquet
-    DIR/calls/system=NAME/sweep=NAME/part-<id>.parquet
-    DIR/steps/system=NAME/sweep=NAME/part-<id>.parquet
-    DIR/costs/system=NAME/sweep=NAME/part-<id>.parquet
+    DIR/{calls,steps,costs}/...
 
-A part is written to a hidden name beside its place and renamed, so a reader never sees half a file
-and a crash loses nothing that was finished. A part's id is a hash of its content: the same part
-written twice is one file.
+Collecting code fills a `dict` with the columns it knows; everything else is null or the column's
+neutral value. A part is written to a hidden name beside its place and renamed, so a reader never
+sees half a file and a crash loses nothing that was finished. A part's id is a hash of its content:
+the same part written twice is one file.
 """
 
 import hashlib
 import json
 import os
+import platform
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,19 +25,25 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2, CALLS_ADDED_IN_3, CallSource
+import dynamiccl
 from dynamiccl.datasets.schema import (
-    BESIDE_COLUMNS,
     CALLS,
     COSTS,
+    DEFAULT_PROFILE,
     MEASUREMENTS,
     META_PROVENANCE,
     META_SCHEMA,
     META_VERSION,
     PARTITION_COLUMNS,
+    QUIET,
+    REQUESTED_COLUMNS,
     STEPS,
+    DefaultScope,
+    Statistic,
+    Status,
 )
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch, UserError
+from dynamiccl.nccl import Algorithm, Config, Protocol
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "measurements": MEASUREMENTS,
@@ -43,21 +52,82 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "costs": COSTS,
 }
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
-
-
-_ADDED_IN_6: Final = frozenset(column.name for column in BESIDE_COLUMNS)
-_ADDED_IN_5: Final = frozenset(
-    {"num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"}
+TRIAL_COLUMNS: Final = (
+    *("system", "gpu", "nccl_version", "collective", "size_bytes", "datatype"),
+    *("num_nodes", "num_ranks", "in_place", "launch_profile"),
+    *("interference_kind", "interference_level", "is_default", *REQUESTED_COLUMNS),
 )
-_ADDED_IN_4: Final = frozenset({"partial_launch", "hosts", "job_id", "process_times_us"})
-#: Columns that a file of an older version that is read need not have, by schema and version.
-_ADDED_SINCE: Final = {
-    (b"measurements", b"3"): _ADDED_IN_4 | _ADDED_IN_5 | _ADDED_IN_6,
-    (b"measurements", b"4"): _ADDED_IN_5 | _ADDED_IN_6,
-    (b"measurements", b"5"): _ADDED_IN_6,
-    (b"calls", b"1"): CALLS_ADDED_IN_2 | CALLS_ADDED_IN_3,
-    (b"calls", b"2"): CALLS_ADDED_IN_3,
+_NEUTRAL: Final[Mapping[str, Any]] = {
+    "run": "single",
+    "repeat": 0,
+    "launch_profile": DEFAULT_PROFILE,
+    "interference_kind": QUIET,
+    "is_default": False,
+    "verified": False,
+    "default_scope": DefaultScope.UNTOUCHED.value,
+    "status": Status.OK.value,
+    "statistic": Statistic.MEAN.value,
+    "time_derived": False,
 }
+
+
+def trial_id(row: Mapping[str, Any]) -> str:
+    """Stable id of a row's cell: hash of workload, conditions and requested config."""
+    text = "|".join(str(row.get(name)) for name in TRIAL_COLUMNS)
+    if row.get("num_comms") is not None:
+        text += f"|{row['num_comms']}|{row.get('comm_split')}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def scope_of(launch_profile: str) -> str:
+    """The default that rows of a launch profile are compared with, where it is the user's own."""
+    is_untouched = launch_profile == DEFAULT_PROFILE
+    return (DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE).value
+
+
+def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Build a measurements table; a missing column takes its neutral value or null.
+
+    Raises KeyError for a column that is not in the schema (a bug).
+    """
+    columns: dict[str, list[Any]] = {field.name: [] for field in MEASUREMENTS}
+    for row in rows:
+        _check_names(row)
+        full = {**_NEUTRAL, **row}
+        full.setdefault("trial", trial_id(full))
+        for name, values in columns.items():
+            values.append(full.get(name))
+    arrays = [pa.array(columns[field.name], type=field.type) for field in MEASUREMENTS]
+    return pa.Table.from_arrays(arrays, schema=MEASUREMENTS)
+
+
+def columns_table(columns: Mapping[str, pa.Array], num_rows: int) -> pa.Table:
+    """As `measurements_table`, of whole columns, among which `trial` must be."""
+    _check_names(columns)
+    arrays = [
+        columns[field.name].cast(field.type)
+        if field.name in columns
+        else pa.repeat(pa.scalar(_NEUTRAL.get(field.name), field.type), num_rows)
+        for field in MEASUREMENTS
+    ]
+    return pa.Table.from_arrays(arrays, schema=MEASUREMENTS)
+
+
+def _check_names(columns: Mapping[str, Any]) -> None:
+    unknown = columns.keys() - set(MEASUREMENTS.names)
+    if unknown:
+        raise KeyError(f"no such measurement column: {sorted(unknown)}")
+
+
+def config_of(row: Mapping[str, Any]) -> Config:
+    """The requested config of a row."""
+    algorithm, protocol, channels, chunk = (row[name] for name in REQUESTED_COLUMNS)
+    return Config(
+        Algorithm.parse(algorithm) if algorithm is not None else None,
+        Protocol.parse(protocol) if protocol is not None else None,
+        channels,
+        chunk,
+    )
 
 
 def slug(text: str) -> str:
@@ -172,19 +242,10 @@ def _scan_part(path: Path, types: Mapping[str, pl.DataType]) -> pl.LazyFrame:
     partition = dict(folder.name.split("=", 1) for folder in list(path.parents)[:2])
     lazy = pl.scan_parquet(path, glob=False, hive_partitioning=False)
     absent = types.keys() - lazy.collect_schema().keys() - set(PARTITION_COLUMNS)
-    values = dict.fromkeys(absent, None)
-    if "source" in absent:
-        values["source"] = _source_of_calls(path)
     return lazy.with_columns(
         *(pl.lit(partition[name]).alias(name) for name in PARTITION_COLUMNS),
-        *(pl.lit(value, types[name]).alias(name) for name, value in values.items()),
+        *(pl.lit(None, types[name]).alias(name) for name in absent),
     )
-
-
-def _source_of_calls(path: Path) -> str:
-    """The `source` of a part of `calls` of version 1, from its provenance."""
-    is_simulated = part_provenance(path).get("tool") == CallSource.SIMULATOR.value
-    return (CallSource.SIMULATOR if is_simulated else CallSource.PLUGIN).value
 
 
 def _check_parts(paths: Iterable[Path], schema: pa.Schema) -> None:
@@ -259,29 +320,74 @@ def provenance_of(directory: Path) -> list[dict[str, Any]]:
 def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
     """Refuse a file whose schema name, version or columns are not readable by this release.
 
-    Partition columns may be missing, and columns newer than the file's version. Raises
+    Partition columns may be missing, and in a file of an older version what may be null. Raises
     SchemaMismatch.
     """
-    meta = found.metadata or {}
-    wanted_meta = wanted.metadata or {}
-    name, version = meta.get(META_SCHEMA), meta.get(META_VERSION)
-    added = _ADDED_SINCE.get((name or b"", version or b""), frozenset())
-    optional = {*PARTITION_COLUMNS, *added}
-    if name != wanted_meta[META_SCHEMA] or (version != wanted_meta[META_VERSION] and not added):
-        told = [(raw or b"none").decode(errors="replace") for raw in (name, version)]
-        got = f"{told[0]} version {told[1]}"
-        want = f"{wanted_meta[META_SCHEMA].decode()} version {wanted_meta[META_VERSION].decode()}"
+    told, want = (
+        [(of.get(key) or b"none").decode(errors="replace") for key in (META_SCHEMA, META_VERSION)]
+        for of in (found.metadata or {}, wanted.metadata or {})
+    )
+    is_older = told[0] == want[0] and told[1].isdecimal() and int(told[1]) < int(want[1])
+    if told != want and not is_older:
         raise SchemaMismatch(
-            f"{where} holds schema {got}, this release reads {want}; "
-            "convert it with the release that wrote it, or import the raw output again"
+            f"{where} holds schema {' version '.join(told)}, this release reads "
+            f"{' version '.join(want)}; convert it with the release that wrote it, or import the "
+            "raw output again"
         )
     for field in wanted:
-        if field.name in optional:
-            continue
         index = found.get_field_index(field.name)
-        if index < 0:
-            raise SchemaMismatch(f"{where} has no column '{field.name}' ({field.type})")
-        if found.field(index).type != field.type:
+        if index >= 0 and found.field(index).type != field.type:
             raise SchemaMismatch(
                 f"{where} has column '{field.name}' as {found.field(index).type}, not {field.type}"
             )
+        may_lack = field.name in PARTITION_COLUMNS or (is_older and field.nullable)
+        if index < 0 and not may_lack:
+            raise SchemaMismatch(f"{where} has no column '{field.name}' ({field.type})")
+
+
+@cache
+def git_commit(folder: Path | None = None) -> str:
+    """Commit of the running source, '+dirty' when it was changed; 'unknown' outside git.
+
+    Cached for the process: the code that runs is the one read at its start.
+    """
+    root = folder or Path(dynamiccl.__file__).resolve().parent
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        dirty = _git(root, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}+dirty" if dirty else head
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def program_record(tool: str, **facts: Any) -> dict[str, Any]:
+    """The program that wrote a part: our version and commit, Python, platform, and `facts`.
+
+    Equal for every run of the same program.
+    """
+    return {
+        "tool": tool,
+        "dynamiccl_version": dynamiccl.__version__,
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **facts,
+    }
+
+
+def run_record(tool: str, **facts: Any) -> dict[str, Any]:
+    """`program_record`, and where and how the run was started."""
+    return program_record(tool, host=platform.node(), argv=sys.argv, **facts)

@@ -21,10 +21,9 @@ from dynamiccl.errors import DynamicclError, Interrupted, MachineError, UserErro
 
 #: Packages that only some commands need -> the extra that brings them.
 _EXTRAS: Final = {
-    **dict.fromkeys(("d3rlpy", "gym_notices", "mlflow", "scipy", "torch"), "train"),
+    **dict.fromkeys(("d3rlpy", "gym_notices", "mlflow", "optuna", "scipy", "torch"), "train"),
     "jinja2": "evaluate",
     "matplotlib": "plot",
-    "optuna": "optuna",
     "ray": "ray",
 }
 INTERRUPTED: Final = Interrupted.exit_code

@@ -11,7 +11,7 @@ from dynamiccl import cli
 from dynamiccl.evaluate.commands.explain import explain_command
 from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.evaluate.commands.job import job_command
-from dynamiccl.simulator import options as simulating
+from dynamiccl.simulator import workloads as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr
 
@@ -128,8 +128,8 @@ def simulate_command(
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
     from dynamiccl.evaluate.named import named_policies
-    from dynamiccl.evaluate.simulate.lineup import Setting
-    from dynamiccl.evaluate.simulate.page import simulate
+    from dynamiccl.evaluate.simulate.compare import simulate, to_json
+    from dynamiccl.evaluate.simulate.players import Setting
     from dynamiccl.simulator.group import Group
     from dynamiccl.simulator.scenario import find_scenario
     from dynamiccl.simulator.systems import find_system
@@ -148,7 +148,7 @@ def simulate_command(
     watching = None if trigger is None else run_directory(trigger, tracking_uri)
     found = simulate(setting, folders, watching, range(seeds), out)
     if as_json:
-        cli.print_json(found.to_json())
+        cli.print_json(to_json(found))
         return
     from dynamiccl.evaluate.terminal import print_comparison
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.evaluate.policies import Actions
 
 #: Runs of a cell from which on there is something to part.

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.evaluate.metrics import Summary, simple_baselines
+from dynamiccl.evaluate.page import percent
 from dynamiccl.evaluate.policies import Actions
 
 #: Noise bands by (system, collective), and by (system, None) for all collectives; fractions.
@@ -113,16 +114,6 @@ def _ranges(sizes: Sequence[_Size], chosen: Sequence[bool]) -> str:
         first, last = sizes[runs[0][0]].size_bytes, sizes[runs[-1][-1]].size_bytes
         return f"at {sum(chosen)} of {len(sizes)} sizes, {range_text(first, last)}"
     return " and ".join(range_text(sizes[r[0]].size_bytes, sizes[r[-1]].size_bytes) for r in runs)
-
-
-def percent(fraction: float) -> str:
-    """A share in words.
-
-    >>> percent(0.404), percent(0.0123)
-    ('40 %', '1.2 %')
-    """
-    value = 100.0 * fraction
-    return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %"
 
 
 def size_text(size_bytes: int) -> str:

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import NOISE_KEY, TaskGrid
 from dynamiccl.evaluate.crossfit import cross_fit, fitted_rows, has_runs
 from dynamiccl.evaluate.policies import Actions
 

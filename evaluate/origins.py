@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.datasets.cells import left_out_text, run_names, usable
+from dynamiccl.datasets.cells import left_out_text, rows_left_out, run_names, usable
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.datasets.scoring import rows_left_out
 from dynamiccl.datasets.store import content_hash, part_paths, provenance_of
 from dynamiccl.evaluate.blocks import Section, TableBlock
 

@@ -10,6 +10,7 @@ import jinja2
 
 from dynamiccl.evaluate.blocks import Section
 from dynamiccl.evaluate.metrics import Summary
+from dynamiccl.sizes import size_label
 
 HEADS: Final = (
     "policy",
@@ -59,13 +60,41 @@ def crossfit_text(summary: Summary) -> str:
 
 
 def render(sections: Sequence[Section], header: Mapping[str, Any], page: str = "report") -> str:
-    """The text of the page that the template `page`.html.jinja makes."""
+    """The text that a template makes: `page` is its name, .html or what else it ends in."""
     folder = resources.files("dynamiccl.evaluate")
+    is_text = "." in page
     loader = jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8"))
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, loader=loader
+        autoescape=jinja2.select_autoescape(("html.jinja",)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=is_text,
+        lstrip_blocks=is_text,
+        loader=loader,
     )
-    return environment.get_template(f"{page}.html.jinja").render(sections=sections, **header)
+    environment.filters |= {"percent": percent, "saved": saved_text, "size": size_label}
+    name = f"{page}.jinja" if is_text else f"{page}.html.jinja"
+    return environment.get_template(name).render(sections=sections, **header)
+
+
+def percent(fraction: float) -> str:
+    """A share in words.
+
+    >>> percent(0.404), percent(0.0123), percent(0.0)
+    ('40 %', '1.2 %', '0 %')
+    """
+    value = 100.0 * fraction
+    return f"{value:.0f} %" if value >= 9.95 or value == 0.0 else f"{value:.1f} %"
+
+
+def saved_text(mean: float, low: float | None = None, high: float | None = None) -> str:
+    """Time saved and its interval in per cent, for a table; below 0 is more time.
+
+    >>> saved_text(0.1, 0.05, 0.152), saved_text(-0.004)
+    ('10.0 (5.0 to 15.2)', '-0.4')
+    """
+    ends = [100.0 * each for each in (mean, low, high) if each is not None]
+    first, *interval = (f"{round(each, 1) + 0.0:.1f}" for each in ends)
+    return f"{first} ({interval[0]} to {interval[1]})" if interval else first
 
 
 def write_page(

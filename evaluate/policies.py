@@ -11,11 +11,11 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.episodes import with_noise
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.features import cold_observations
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.steps import with_noise
 from dynamiccl.nccl import Collective
 from dynamiccl.train.policy import TorchPolicy
 

@@ -15,30 +15,31 @@ from dynamiccl.collect.describe import FAMILY_COLUMNS, MOST_FAMILIES, crossovers
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import (
     NOISE_KEY,
+    TaskGrid,
     comparable,
     left_out_text,
     noise_bands,
     quiet,
+    rows_left_out,
+    task_grid,
     tuned,
     usable,
 )
-from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.schema import TASK_COLUMNS
-from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, read, slug
 from dynamiccl.errors import NotEnoughData, UserError
+from dynamiccl.evaluate.baselines import make_policies
 from dynamiccl.evaluate.blocks import FigureBlock, Section
 from dynamiccl.evaluate.figures.changes import change_blocks
 from dynamiccl.evaluate.figures.drawing import column_inches, svg_text
 from dynamiccl.evaluate.gate.gated import read_gated
 from dynamiccl.evaluate.gate.report_blocks import gate_blocks
 from dynamiccl.evaluate.headline import first_sentence, table_verdict
-from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import default_verdicts, result_rows, summarise
 from dynamiccl.evaluate.named import NamedPolicy
-from dynamiccl.evaluate.ope.logged import logged_values
+from dynamiccl.evaluate.ope import logged_values
 from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy, Oracle, probes_of
@@ -85,7 +86,7 @@ class Report:
                     "beyond_noise": {x.policy: x.to_json() for x in s.beyond_noise},
                     "sentences": dict(s.sentences),
                     "verdicts": s.verdicts,
-                    "logged": {x.policy: x.to_json() for x in s.logged},
+                    "logged": s.logged,
                 }
                 for s in self.systems
             },
@@ -124,7 +125,7 @@ def make_report(
         )
     training = task_grid(frame, catalogue, [Split.TRAIN])
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
-    players = make_policies(training, validation, catalogue, learned, read_costs(data_dir))
+    players = make_policies(training, validation, catalogue, learned)
     choices, probes = {}, {}
     for done, player in enumerate(players):
         progress(done, len(players))
@@ -140,7 +141,7 @@ def make_report(
     systems = [
         replace(
             _system_report(system, test, choices, probes, bands, names),
-            logged=logged.get(system, ()),
+            logged=logged.get(system, {}),
             sentences={
                 name: first_sentence(system, test, choices[name], choices["oracle"], bands)
                 for name in names

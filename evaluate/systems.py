@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +10,15 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import slug
-from dynamiccl.evaluate.baselines.families import FAMILY, rows_by_family
+from dynamiccl.evaluate.baselines import FAMILY, rows_by_family
 from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
 from dynamiccl.evaluate.figures.drawing import family_title, line_style, order_by_size, svg_text
 from dynamiccl.evaluate.figures.families import crossover_map, curves, heat_map
 from dynamiccl.evaluate.metrics import Summary, simple_baselines
-from dynamiccl.evaluate.ope.logged import LoggedValue, logged_blocks
+from dynamiccl.evaluate.ope import CONFIDENCE
 from dynamiccl.evaluate.page import HEADS, cells, crossfit_text
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.sizes import BINS_PER_OCTAVE, size_label
@@ -51,7 +51,7 @@ class SystemReport:
     verdicts: list[str]
     unscored: pl.DataFrame
     #: Off-policy estimates of the policies, where a sweep drew what it measured.
-    logged: Sequence[LoggedValue] = ()
+    logged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: What each policy gains, by its name (`headline.first_sentence`).
     sentences: Mapping[str, str] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ def system_section(system: SystemReport, drawn: Drawn) -> Section:
         f"{system.system}: all figures",
         [
             *_tables(system, drawn.learned),
-            *logged_blocks(system.logged),
+            *([logged_table(system.logged)] if system.logged else []),
             _by_size(system, drawn),
         ],
         simulated=system.simulated,
@@ -149,6 +149,36 @@ def _tables(system: SystemReport, learned: frozenset[str]) -> Iterator[TableBloc
     if len(system.by_collective) > 1:
         for name, part in system.by_collective.items():
             yield table(name, part)
+
+
+def logged_table(found: Mapping[str, Mapping[str, Any]]) -> TableBlock:
+    """Off-policy estimates (`ope.logged_values` of a system)."""
+    heads = ["policy", "tasks where it acts", "draws there", "DM", "SNIPS", "DR"]
+    note = (
+        "Mean time over NCCL's default, on the tasks where a policy acts, free to take any config "
+        "that this sweep may draw: estimated from the configs that it drew and from their "
+        f"probabilities, with {CONFIDENCE:.0%} intervals (DM has none, and a sweep that follows "
+        "what it sees gives none). The tables above let it choose among what was drawn for a task."
+    )
+    rows = [
+        [
+            name,
+            f"{each['acts']} of {each['tasks']}",
+            str(each["draws"]),
+            *(_estimate_text(each.get(estimator)) for estimator in heads[3:]),
+        ]
+        for name, each in found.items()
+    ]
+    return TableBlock("Estimated from what the sweep drew", heads, rows, note, layout="numbers")
+
+
+def _estimate_text(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    if found["mean"] is None:
+        return str(found["note"])
+    interval = "" if found["low"] is None else f" ({found['low']:.4f} to {found['high']:.4f})"
+    return f"{found['mean']:.4f}{interval}"
 
 
 def _by_size(system: SystemReport, drawn: Drawn) -> FigureBlock:

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from dynamiccl.datasets.cells import left_out_text
 from dynamiccl.evaluate.metrics import Summary
+from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.report import Report, first_lines
-from dynamiccl.evaluate.simulate.compare import Comparison, Row
+from dynamiccl.evaluate.simulate.compare import Comparison
 from dynamiccl.evaluate.systems import SystemReport
 from dynamiccl.train.commands.options import wide_stdout
 
@@ -23,13 +24,6 @@ _REPORT_HEADS: Final = (
     "ratio to\ndefault",
     "abstains\n%",
     "slower\n%",
-)
-_SIMULATE_HEADS: Final = (
-    "who decides",
-    "s a job",
-    "over NCCL's choice\n% (95 % interval)",
-    "whole job over NCCL's\n% (95 % interval)",
-    "slower\ncalls %",
 )
 
 
@@ -87,24 +81,7 @@ def _report_cells(summary: Summary) -> tuple[str, ...]:
 
 def print_comparison(found: Comparison, out: Path) -> None:
     """What a simulation says in words, and its rows."""
-    console = wide_stdout()
-    for line in found.verdicts:
-        _say(console, line)
-    table = _table(f"{found.system}, {found.workload} (simulated)", _SIMULATE_HEADS)
-    for row in found.rows:
-        table.add_row(*_simulate_cells(row))
-    console.print(table)
-    _say(console, str(out / "simulate.html"))
-
-
-def _simulate_cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.name,
-        f"{row.seconds.mean:.2f}",
-        row.over_default.percent_text(),
-        row.job_over_default.percent_text(),
-        f"{100 * row.share_slower_than_default:.1f}",
-    )
+    _say(wide_stdout(), render([], {**found, "path": out / "simulate.html"}, "simulate.txt"))
 
 
 def _table(title: str, heads: tuple[str, ...]) -> Table:

@@ -50,9 +50,9 @@ class Training:
         if self.default_regret is not None:
             text += f"; NCCL's default has {self.default_regret:.2%} there (dashed line)"
         curves: dict[str, Sequence[float]] = {
-            "steps": list(self.losses),
-            "losses": list(self.losses.values()),
-            "regrets": list(self.regrets.values()),
+            "step": list(self.losses),
+            "loss": list(self.losses.values()),
+            "validation_regret": list(self.regrets.values()),
         }
         figure = training_curves(
             curves, best_step=self.best_step, default_regret=self.default_regret
@@ -73,5 +73,5 @@ def log_report(files: Iterable[Path], run_id: str, tracking_uri: str, data_hash:
                 shutil.copytree(path, Path(scratch) / path.name)
             else:
                 shutil.copy(path, scratch)
-        tracking.add_artifacts(tracking_uri, run_id, Path(scratch), place)
+        tracking.reopen_run(tracking_uri, run_id).log_folder(Path(scratch), place)
     return place

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dynamiccl.datasets.carried import with_shape
-from dynamiccl.datasets.features import WINDOW_LENGTH, Observations, feature_table, window_table
+from dynamiccl.datasets.features import Observations, feature_table, window_table
+from dynamiccl.datasets.history import WINDOW_LENGTH
 from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
     GATE_NAME,
@@ -28,6 +28,7 @@ from dynamiccl.datasets.manifest import (
     Manifest,
     Slack,
     Support,
+    with_shape,
 )
 from dynamiccl.datasets.questions import (
     cold_questions,

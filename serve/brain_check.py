@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH, Float32Array, Observations
-from dynamiccl.datasets.history import Call, history_arrays
+from dynamiccl.datasets.features import HISTORY_SLICE, Observations
+from dynamiccl.datasets.history import WINDOW_LENGTH, Call, Float32Array, history_arrays
 from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, TRIGGER_NAME, Manifest
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch

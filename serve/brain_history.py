@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from dynamiccl.datasets.features import WINDOW_LENGTH
-from dynamiccl.datasets.history import Call
+from dynamiccl.datasets.history import WINDOW_LENGTH, Call
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 

@@ -2,7 +2,7 @@
 
 The leader of a communicator runs it inside the job, where there is no Python: it takes calls as
 they were recorded and answers with table entries, so C++ needs neither JSON nor feature code. The
-features are those of `datasets/history_columns.py`, frozen with the policy that learned on them;
+features are those of `datasets/history.py`, frozen with the policy that learned on them;
 `serve/brain_check.py` compares them with those of `datasets/history.py`.
 
     N questions, K calls in the window, C columns of a call, W features of a call, H features of the
@@ -11,68 +11,27 @@ features are those of `datasets/history_columns.py`, frozen with the policy that
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
-from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH
-from dynamiccl.datasets.history_columns import (
+from dynamiccl.datasets.features import HISTORY_SLICE
+from dynamiccl.datasets.history import (
     HISTORY_COLUMNS,
+    WINDOW_LENGTH,
+    CallColumns,
     Columns,
     HistoryColumns,
     Past,
     positions,
 )
-from dynamiccl.datasets.network_sense import ebb_gbytes_per_s
 from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import Config
 from dynamiccl.schedule import config_columns
 from dynamiccl.serve.job_state import asking
 from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation
 from dynamiccl.serve.watcher import NoWatcher, Watcher
-
-_COLUMN: Final = {name: index for index, name in enumerate(CALL_COLUMNS)}
-
-
-class _Windows:
-    """Past of calls (N, K, C): each attribute (N, K) float64."""
-
-    xp: Any = torch
-
-    def __init__(self, calls_NKC: torch.Tensor) -> None:
-        facts = {name: calls_NKC[:, :, index] for name, index in _COLUMN.items()}
-        self.valid_NK = facts["valid"] > 0.5
-        # Padding gets harmless numbers, so that no logarithm is taken of 0.
-        self.size_bytes = torch.where(self.valid_NK, facts["size_bytes"], 1000.0)
-        self.time_us = torch.where(self.valid_NK, facts["time_us"], 1.0)
-        self.gbytes_per_s = ebb_gbytes_per_s(self.size_bytes, self.time_us)
-        self.algorithm = facts["algorithm"]
-        self.protocol = facts["protocol"]
-        self.num_channels = facts["num_channels"]
-        self.log2_channels = torch.log2(self.num_channels.clamp(min=1.0))
-        self.interference = facts["interference"]
-        self.skew_us = facts["skew_us"]
-
-    def one_hot(self, code: torch.Tensor, count: int) -> torch.Tensor:
-        return code.unsqueeze(-1) == torch.arange(count, dtype=code.dtype)
-
-    def before(self, values: torch.Tensor) -> torch.Tensor:
-        earlier = torch.where(self.valid_NK[:, :-1], values[:, :-1], values[:, 1:])
-        return torch.cat([values[:, :1], earlier], dim=1)
-
-    def last(self, values: torch.Tensor) -> torch.Tensor:
-        return values[:, -1]
-
-    def largest(self, values: torch.Tensor) -> torch.Tensor:
-        return self._in_window(values).amax(dim=1)
-
-    def smallest(self, values: torch.Tensor) -> torch.Tensor:
-        return self._in_window(values).amin(dim=1)
-
-    def _in_window(self, values: torch.Tensor) -> torch.Tensor:
-        """Values with padding replaced by the last value, which changes no extreme."""
-        return torch.where(self.valid_NK, values, values[:, -1:])
 
 
 class HistoryFeatures(nn.Module):
@@ -88,9 +47,10 @@ class HistoryFeatures(nn.Module):
 
     def forward(self, calls_NKC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Calls are right-aligned, oldest first; a row whose `valid` is 0 is padding."""
-        past = _Windows(calls_NKC)
+        valid, *facts = calls_NKC.unbind(2)
+        past = Past(torch, CallColumns(*facts), valid > 0.5)
         window_NKW = torch.cat([_computed(past, each) for each in self.columns.window], dim=2)
-        window_NKW = torch.where(past.valid_NK.unsqueeze(2), window_NKW, 0.0)
+        window_NKW = torch.where(past.valid.unsqueeze(2), window_NKW, 0.0)
         at = positions(self.columns.window_features)
         parts = [
             _computed(past, each)
@@ -98,7 +58,7 @@ class HistoryFeatures(nn.Module):
             else window_NKW[:, -1, at[each.column]].unsqueeze(1)
             for each in self.columns.history
         ]
-        history_NH = torch.where(past.valid_NK[:, -1:], torch.cat(parts, dim=1), 0.0)
+        history_NH = torch.where(past.valid[:, -1:], torch.cat(parts, dim=1), 0.0)
         return window_NKW.to(torch.float32), history_NH.to(torch.float32)
 
 

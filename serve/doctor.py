@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.datasets.manifest import AB_NAME, INDEX_NAME, KILL_NAME
-from dynamiccl.datasets.provenance import file_sha256
+from dynamiccl.datasets.store import file_sha256
 from dynamiccl.doctor import (
     ROLES,
     Check,

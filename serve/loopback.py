@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from dynamiccl.datasets.manifest import INDEX_NAME
-from dynamiccl.datasets.provenance import file_sha256
+from dynamiccl.datasets.store import file_sha256
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 

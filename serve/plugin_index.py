@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from dynamiccl.datasets.manifest import INDEX_NAME, MANIFEST_NAME, Support
-from dynamiccl.datasets.provenance import file_sha256
+from dynamiccl.datasets.store import file_sha256
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.fingerprint import check_fingerprint
 from dynamiccl.nccl import Collective

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array, Observations
-from dynamiccl.datasets.history import Call, CallColumns
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.history import WINDOW_LENGTH, Call, CallColumns, Float32Array
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError
 from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.table import ENTRY, DecisionTable

@@ -46,7 +46,7 @@ GROUPS = {
         "cluster/test_steps",
         "cluster/test_sbatch",
         "cluster/test_sweeps",
-        "cluster/test_splits",
+        "cluster/test_health",
     ),
     # Together on one worker these would be the last to end; all workers import what training needs
     # anyway, where they collect the tests.

@@ -5,8 +5,7 @@ import polars as pl
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import run_names
 from dynamiccl.datasets.features import feature_table, window_table
-from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.datasets.supports import find_supports
+from dynamiccl.datasets.manifest import Manifest, find_supports
 
 
 def hand_made_manifest(rows: pl.DataFrame, noise: pl.DataFrame) -> Manifest:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.store import measurements_table
 
 MIB: Final = 1 << 20
 _PLAIN: Final[dict[str, Any]] = {

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dynamiccl.datasets.features import FEATURES, HISTORY_SLICE, WINDOW_LENGTH
-from dynamiccl.datasets.history import CallColumns
+from dynamiccl.datasets.features import FEATURES, HISTORY_SLICE
+from dynamiccl.datasets.history import WINDOW_LENGTH, CallColumns
 from dynamiccl.datasets.steps import Steps, Tasks
 from dynamiccl.nccl import Algorithm, Protocol
 

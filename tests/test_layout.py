@@ -36,12 +36,12 @@ ALLOWED = {
         "serve.artifact",
     },
     # To find a policy by run id or registered name, and to show tables alike.
-    "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI", "train.word_table"},
+    "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI", "train.commands.options"},
     # What a notebook asks of all of them; nothing imports it.
     "api": {"datasets", "train", "evaluate", "serve"},
 }
 #: What collect and simulator may use of datasets: the tables, never what learning makes of them.
-TABLES = {"call_columns", "schema", "store", "rows", "provenance", "cells"}
+TABLES = {"schema", "store", "cells"}
 #: Heavy or optional packages, and the one part that imports each (modules for mlflow).
 OWNERS = {
     "torch": {
@@ -54,30 +54,30 @@ OWNERS = {
         "collect/beside.py",
     },
     "d3rlpy": {"train"},
-    "mlflow": {"train/tracking.py", "train/experiments.py"},
-    "optuna": {"train/search.py"},
-    "ray": {"train/ray_join.py"},
+    "mlflow": {"train/tracking.py"},
+    "optuna": {"train/study.py", "train/commands/study.py"},
+    "ray": {"train/online/ray_actors.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/describe.py"},
     "sklearn": {"evaluate"},
-    "pydantic": {"collect", "datasets/manifest.py", "dynamiccl/simulator"},
+    "pydantic": {"collect", "datasets/manifest.py", "dynamiccl/simulator", "train/recipe.py"},
 }
 #: Lines that a room may have, and those that it had when this was last written: where it has more
 #: than both, the test fails. Whoever makes a room smaller writes its new count (`make size`).
 ROOMS = {
-    "dynamiccl": (2000, 2683),  # the one belief, in place of three that other rooms had
+    "dynamiccl": (2000, 2682),  # the one belief, in place of three that other rooms had
     "dynamiccl/simulator": (3500, 4139),
     "datasets": (3200, 4332),  # by what terms: slack, and the time of a job's step
     "collect": (10000, 10639),  # every kind of file that people have, and both sides of overlap
-    "train": (6200, 9980),
+    "train": (6200, 9497),
     "evaluate": (4000, 7068),  # a second test of the gate, and what compute gets back
     "serve": (4200, 7935),  # the A/B, which was a script of 392 lines that no room counted
     "serve/plugin": (5500, 6633),
     "serve/plugin tests": (4500, 4486),
     # Of them 1,000 are inputs of other people's kinds, and what each gives.
     "tests": (27000, 47337),
-    "benchmarks": (4500, 7677),  # the judge's worlds, and the belief on them
-    "docs": (2500, 2003),
+    "benchmarks": (4500, 7661),  # the judge's worlds, and the belief on them
+    "docs": (2500, 2008),
 }
 #: Product files of fewer lines that no two others import, of which there may be so many.
 SMALL_FILE = 150
@@ -279,6 +279,7 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         "dynamiccl/evaluate/page.html.jinja",
         "dynamiccl/evaluate/report.html.jinja",
         "dynamiccl/evaluate/simulate.html.jinja",
+        "dynamiccl/evaluate/simulate.txt.jinja",
         "dynamiccl/serve/commands/doctor.py",
         "dynamiccl/serve/launch/dynamiccl-run",
         "dynamiccl/serve/plugin/adaptive/exports.cpp",

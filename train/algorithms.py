@@ -1,4 +1,11 @@
-"""Builds the d3rlpy algorithm of a recipe."""
+"""Builds the d3rlpy algorithm of a recipe; networks' input scaling and first weights.
+
+A Q network predicts z = ln(time / reference), and an actor's logits are -z by its head's sharpness:
+so weights can be copied from one to the other (`begin_with`), and what one prefers the other
+prefers. Relevant differences in z are of the order of 0.01, for which a softmax is nearly uniform:
+so an actor that begins with a Q network has its sharpness, and a Q network that begins with an
+actor has its z scaled down.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,16 +24,26 @@ from d3rlpy.optimizers import AdamFactory
 from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
 from torch import nn
 
-from dynamiccl.datasets.features import Float32Array, Observations
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
+from dynamiccl.datasets.manifest import POLICY_NAME, find_policy_in
 from dynamiccl.datasets.steps import Steps
-from dynamiccl.errors import UnknownName
-from dynamiccl.train.action_head import ActionInputs
+from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
-from dynamiccl.train.heads import Imitator, LogTimeFactory, LogTimeQFunction, Member
+from dynamiccl.train.heads import (
+    SHARPNESS,
+    ActionHead,
+    ActionInputs,
+    Head,
+    Imitator,
+    LogTimeFactory,
+    LogTimeHead,
+    LogTimeQFunction,
+    Member,
+)
+from dynamiccl.train.policy import load_script
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipes import recipe_of_file
-from dynamiccl.train.start import begin_with
 
 #: Steps from which the scale of the features is taken.
 _MAX_SCALED: Final = 200_000
@@ -70,8 +87,6 @@ def members_of(algorithm: Any) -> nn.ModuleList:
     """The online networks of a built algorithm, one for each member of the ensemble."""
     if isinstance(algorithm, MaskedBC):
         return nn.ModuleList([algorithm.impl.modules.imitator])
-    if hasattr(algorithm, "members"):  # train/online/a3c.py
-        return cast(nn.ModuleList, algorithm.members)
     return cast(nn.ModuleList, algorithm.impl.q_function)
 
 
@@ -189,3 +204,55 @@ def _targets(algorithm: Any) -> list[nn.Module]:
 
 
 register_learnable(MaskedBCConfig)
+
+
+#: In a policy module: the first network of the ensemble.
+_MEMBER: Final = "members.0."
+
+
+def begin_with(networks: Iterable[Member], path: Path) -> None:
+    """Initialise encoders and heads with the weights of the first network of a policy.
+
+    Raises MissingPath without a policy, CorruptFile, and UserError for a policy of another form.
+    """
+    folder = find_policy_in(path)
+    if folder is None:
+        raise MissingPath("policy", path, "give --set start= the directory of a run of networks")
+    module = load_script(folder / POLICY_NAME)
+    for network in networks:
+        _copy(module, network, path)
+
+
+def _copy(module: torch.jit.ScriptModule, network: Member, path: Path) -> None:
+    found = module.state_dict()
+    for name, part in (("trunk", network.encoder.trunk), ("head", network.head)):
+        begin = f"{_MEMBER}{name}."
+        weights = {k.removeprefix(begin): v for k, v in found.items() if k.startswith(begin)}
+        try:
+            part.load_state_dict(weights)
+        except RuntimeError as error:
+            said = str(error).splitlines()[1].strip()
+            raise UserError(
+                f"the policy at {path} has networks of another form ({said}): it must have been "
+                "trained on the same data with the same hidden_sizes, window_encoder, "
+                "action_inputs and state_units"
+            ) from error
+    theirs = getattr(module.members, "0").head
+    sharpness = float(getattr(theirs, "sharpness", SHARPNESS))  # older files: of Q networks
+    if isinstance(network.head, ActionHead):
+        network.head.uses_cost = bool(theirs.uses_cost)
+    if isinstance(network, Imitator):
+        network.head.sharpness = sharpness
+    else:
+        _scale(network.head, sharpness / SHARPNESS)
+
+
+def _scale(head: Head, factor: float) -> None:
+    """Multiply differences of z by a factor; what NCCL's costs say of a time stays."""
+    if isinstance(head, ActionHead):
+        layer = head.out
+    else:
+        layer = head.advantage if isinstance(head, LogTimeHead) else head.layer
+    with torch.no_grad():
+        layer.weight.mul_(factor)
+        layer.bias.mul_(factor)

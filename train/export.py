@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,18 +12,23 @@ from torch import nn
 
 import dynamiccl
 from dynamiccl.datasets.cells import run_names, usable
-from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
-from dynamiccl.datasets.manifest import POLICY_FOLDER, POLICY_NAME, Manifest
-from dynamiccl.datasets.provenance import git_commit
+from dynamiccl.datasets.features import feature_table, window_table
+from dynamiccl.datasets.history import WINDOW_LENGTH
+from dynamiccl.datasets.manifest import (
+    POLICY_FOLDER,
+    POLICY_NAME,
+    Manifest,
+    find_other_shapes,
+    find_supports,
+)
 from dynamiccl.datasets.schema import SCHEMA_VERSION
-from dynamiccl.datasets.supports import find_other_shapes, find_supports
-from dynamiccl.train import SUMMARY_NAME, tracking
+from dynamiccl.datasets.store import git_commit
+from dynamiccl.train import tracking
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.heads import Member
+from dynamiccl.train.policy import save_script
 from dynamiccl.train.policy_module import PolicyModule, StatefulPolicyModule
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import CAUTIOUS
-from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.recipe import CAUTIOUS, Recipe
 from dynamiccl.train.trigger.detector import copy_trigger
 
 
@@ -74,17 +79,20 @@ def with_margin(
 def end_run(
     run: tracking.Run,
     scratch: Path,
-    policy: tuple[nn.Module, float],
+    module: nn.Module,
     data: TrainingData,
     recipe: Recipe,
+    figures: Mapping[str, float],
     **found: Any,
 ) -> FitSummary:
-    """Write policy (module and margin) and recipe beside what `scratch` holds, and log all of it.
+    """Write a policy and its recipe beside what `scratch` holds, and log all of it.
 
-    `found`: what only this kind of run can say of its summary.
+    `figures` are metrics of this kind of run; `found` is what it tells of its summary.
     """
     (scratch / POLICY_FOLDER).mkdir()
-    manifest = _export_policy(scratch / POLICY_FOLDER, *policy, data, recipe)
+    manifest = _export_policy(
+        scratch / POLICY_FOLDER, module, found["abstain_margin"], data, recipe
+    )
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
     if recipe.source:
         shutil.copy(recipe.source, scratch / "recipe.py")
@@ -94,15 +102,23 @@ def end_run(
         recipe=recipe.name,
         validation_default_regret=data.default_regret(),
         validation_tasks=data.validation.tasks.height,
-        abstain_margin=policy[1],
         num_actions=len(manifest.catalogue),
         counts=asdict(data.training.counts),
         left_out=data.left_out,
         **found,
     )
-    # Written last: if it exists, all other files do.
-    run.log_folder(scratch)
-    run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+    metrics = {
+        "best_validation_regret": summary.validation_regret,
+        "default_validation_regret": summary.validation_default_regret,
+        "train_seconds": summary.seconds,
+        **figures,
+    }
+    run.log_metrics(metrics, step=summary.steps)
+    run.describe(
+        f"{recipe.summary}. Mean regret on {summary.validation_tasks} validation tasks: "
+        f"{summary.validation_regret:.2%} (NCCL's default {summary.validation_default_regret:.2%})."
+    )
+    run.finish(scratch, summary)
     return summary
 
 

@@ -2,35 +2,31 @@
 
 import contextlib
 import json
-import os
 import random
-import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import d3rlpy
 import numpy as np
 import torch
+from torch import nn
 
-from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking
-from dynamiccl.train.action_head import ActionInputs
-from dynamiccl.train.algorithms import make_algorithm, members_of
-from dynamiccl.train.cautious.run import fit_and_export
-from dynamiccl.train.cost_base import base_residuals
-from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.algorithms import make_algorithm
+from dynamiccl.train.cautious.fit import fit_and_export
+from dynamiccl.train.data import TrainingData, base_residuals, load_data
 from dynamiccl.train.export import FitSummary, end_run, with_margin
-from dynamiccl.train.loop import Loop, read_state
-from dynamiccl.train.online.loop import OnlineLoop
+from dynamiccl.train.heads import ActionInputs, Member
+from dynamiccl.train.loop import GradientSteps, Loop, read_state
 from dynamiccl.train.online.make import make_loop as make_online_loop
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import CAUTIOUS, ONLINE, CostBase
+from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
+from dynamiccl.train.tracking import kept_folder
 
 #: Called after each epoch with the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -76,14 +72,15 @@ def fit(  # noqa: PLR0913 - all of a run
 def _log_start(
     run: tracking.Run, data_dir: Path, data: TrainingData, recipe: Recipe, seed: int
 ) -> None:
-    run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
-    run.log_params({f"rows_{k}": v for k, v in asdict(data.training.counts).items()})
-    if data.sequence_counts is not None:
-        counts = asdict(data.sequence_counts).items()
-        run.log_params({f"calls_{name}": value for name, value in counts})
-    run.set_tags({"data_hash": data.digest, "git_commit": git_commit()})
-    run.log_data(str(data_dir), data.digest)
-    run.describe(f"{recipe.summary}. Trained on `{data_dir}` with seed {seed}.")
+    counts = {"rows": data.training.counts, "calls": data.sequence_counts}
+    params = {
+        f"{of}_{name}": value
+        for of, each in counts.items()
+        if each is not None
+        for name, value in asdict(each).items()
+    }
+    text = f"{recipe.summary}. Trained on `{data_dir}` with seed {seed}."
+    run.begin(data_dir, data.digest, {**recipe.to_json(), "seed": seed, **params}, text)
 
 
 def _check_ray(recipe: Recipe, ray: str | None) -> None:
@@ -108,16 +105,12 @@ def _train(  # noqa: PLR0913 - all of a run
     if recipe.algorithm in CAUTIOUS:
         summary = fit_and_export(data, recipe, run, lambda done, count: progress(done, count, {}))
     else:
-        loop, algorithm = _make_loop(data, recipe, seed, run, ray)
+        loop = _make_loop(data, recipe, seed, run, ray)
         if state is not None:
             loop.restore(state)
-            if not run.has_metric("validation_regret", loop.step):  # killed in between
+            if loop.step not in run.history("validation_regret"):  # killed in between
                 run.log_metrics(loop.latest, step=loop.step)
-        summary = _finish(loop, algorithm, data, recipe, seed, run, progress)
-    run.describe(
-        f"{recipe.summary}. Mean regret on {summary.validation_tasks} validation tasks: "
-        f"{summary.validation_regret:.2%} (NCCL's default {summary.validation_default_regret:.2%})."
-    )
+        summary = _finish(loop, data, recipe, seed, run, progress)
     _state_path(run).with_name(_BEGUN_NAME).unlink(missing_ok=True)
     return summary
 
@@ -142,9 +135,10 @@ def resume(
         _check_ray(recipe, ray)
         data = _load(data_dir, recipe, seed)
         if data.digest != facts["data_hash"]:
+            first = f"{facts['data_hash'][:12]}, {run.param('data')}"
             raise UserError(
                 f"{data_dir} (hash {data.digest[:12]}) is not what run '{run_id}' began with "
-                f"({facts['data_hash'][:12]}, {run.param('data')}); give --data that directory"
+                f"({first}); give --data that directory"
             )
         if state is None and not run.tag("data_hash"):
             _log_start(run, data_dir, data, recipe, seed)
@@ -188,7 +182,7 @@ def _load(data_dir: Path, recipe: Recipe, seed: int) -> TrainingData:
 
 def _make_loop(
     data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run, ray: str | None
-) -> tuple[Loop | OnlineLoop, Any]:
+) -> Loop:
     random.seed(seed)
     torch.manual_seed(seed)
     d3rlpy.seed(seed)
@@ -205,13 +199,13 @@ def _make_loop(
     if recipe.action_inputs and recipe.cost_dropout > 0.0:
         replay = CostDropout(drawn, data.cost_start, recipe.cost_dropout)
     margin = recipe.abstain_margins[0]
-    loop = Loop(
-        algorithm,
-        replay,
-        recipe,
-        lambda members: data.validation_regret(members, margin, is_unanimous=recipe.unanimous),
-    )
-    return loop, algorithm
+
+    def validate(members: nn.ModuleList) -> dict[str, float]:
+        networks, is_unanimous = cast(Iterable[Member], members), recipe.unanimous
+        regret = data.validation_regret(networks, margin, is_unanimous=is_unanimous)
+        return {"validation_regret": regret}
+
+    return Loop(GradientSteps(algorithm, replay, recipe), recipe, validate)
 
 
 def _uses_cost(data: TrainingData, recipe: Recipe, run: tracking.Run) -> bool:
@@ -219,11 +213,10 @@ def _uses_cost(data: TrainingData, recipe: Recipe, run: tracking.Run) -> bool:
     found = base_residuals(data)
     if found is not None:
         run.log_metrics({f"residual_{k}": v for k, v in asdict(found).items()}, step=0)
-    if recipe.cost_base != CostBase.HELD_OUT:
-        uses_cost = recipe.cost_base == CostBase.COST
-    else:
+    uses_cost = recipe.cost_base == "cost"
+    if recipe.cost_base == "held-out":
         uses_cost = found is not None and found.is_cost_better
-    run.set_tags({"cost_base": (CostBase.COST if uses_cost else CostBase.TIME).value})
+    run.set_tags({"cost_base": "cost" if uses_cost else "time"})
     return uses_cost
 
 
@@ -245,9 +238,8 @@ def _make_replay(data: TrainingData, recipe: Recipe, seed: int) -> Replay | Mixe
     return replays[0] if len(replays) == 1 else Mixed(replays)
 
 
-def _finish(  # noqa: PLR0913, PLR0917 - all of a run
-    loop: Loop | OnlineLoop,
-    algorithm: Any,
+def _finish(
+    loop: Loop,
     data: TrainingData,
     recipe: Recipe,
     seed: int,
@@ -255,7 +247,6 @@ def _finish(  # noqa: PLR0913, PLR0917 - all of a run
     progress: Progress,
 ) -> FitSummary:
     """Run the remaining steps, then select, export and track."""
-    run.set_tags({"host": socket.gethostname()})
     started = time.monotonic()
     path = _state_path(run)
     with contextlib.closing(loop):
@@ -266,14 +257,13 @@ def _finish(  # noqa: PLR0913, PLR0917 - all of a run
             progress(loop.step, recipe.steps, loop.latest)
     seconds = time.monotonic() - started
     with tempfile.TemporaryDirectory() as scratch:
-        summary = _wrap_up(loop, algorithm, data, recipe, run, Path(scratch), seconds)
+        summary = _wrap_up(loop, data, recipe, run, Path(scratch), seconds)
     path.unlink(missing_ok=True)
     return summary
 
 
-def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
-    loop: Loop | OnlineLoop,
-    algorithm: Any,
+def _wrap_up(
+    loop: Loop,
     data: TrainingData,
     recipe: Recipe,
     run: tracking.Run,
@@ -283,33 +273,31 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     best = loop.best()
     for name in ("checkpoints", "plots"):
         (scratch / name).mkdir()
-    algorithm.save(str(scratch / "checkpoints" / "last.d3"))
-    members: Any = members_of(algorithm)
+    loop.source.save(str(scratch / "checkpoints" / "last.d3"))
+    members: Any = loop.source.members
     members.load_state_dict(best.weights)
-    algorithm.save(str(scratch / "checkpoints" / "best.d3"))
+    loop.source.save(str(scratch / "checkpoints" / "best.d3"))
     module, margin, regret = with_margin(members, data, recipe)
-    default = data.default_regret()
     from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
 
+    default = data.default_regret()
     figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
     figure.savefig(scratch / "plots" / "training.png", dpi=120)
-    final = {
-        "best_validation_regret": regret,
-        "default_validation_regret": default,
-        "abstain_margin": margin,
-        "train_seconds": seconds,
-    }
-    run.log_metrics(final, step=recipe.steps)
-    told = {"steps": recipe.steps, "seconds": seconds, "best_step": best.step}
-    policy = module, margin
-    return end_run(run, scratch, policy, data, recipe, validation_regret=regret, **told)
+    return end_run(
+        run,
+        scratch,
+        module,
+        data,
+        recipe,
+        {"abstain_margin": margin},
+        abstain_margin=margin,
+        validation_regret=regret,
+        steps=recipe.steps,
+        seconds=seconds,
+        best_step=best.step,
+    )
 
 
 def _state_path(run: tracking.Run) -> Path:
     """The state file: among the run's local artifacts, else in the user's state directory."""
-    if run.directory is not None:
-        return run.directory / _STATE_NAME
-    #   XDG_STATE_HOME  keeps what `--resume` needs of runs on an MLflow server. Default:
-    #                   ~/.local/state.
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "dynamiccl" / run.run_id / _STATE_NAME
+    return kept_folder(run.directory, run.run_id) / _STATE_NAME

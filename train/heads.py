@@ -1,6 +1,7 @@
-"""Q heads over an encoder's features: predicted log time of every action.
+"""Heads over an encoder's features: predicted log time of every action.
 
-    B batch, H hidden size, A actions
+    B batch, H hidden size, F features of the context, A actions, C cells of NCCL's cost table,
+    G action features, U units
 
 Rewards are -time/reference, always negative and spread over two orders of magnitude: a bad protocol
 is 50 times slower, and what has to be told apart is 2 %. The head therefore predicts z = log(-Q),
@@ -11,13 +12,23 @@ Dueling (Wang et al. 2016, section 3): z_a = V + A_a - A_0. The advantage is anc
 instead of at the mean, so V is the value of abstaining, an advantage is relative to NCCL's own
 choice, and no Q value depends on which other actions the mask allows.
 
+With actions as inputs (`ActionHead`), configs share what is learned of them: a channel count that
+was rarely tried is near its neighbours, and a cell is what NCCL's own cost model says of it, give
+or take:
+
+    z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
+
+with c the logarithm of NCCL's own cost where it is known, so that the network learns how far that
+is off; or 0 (data.py). A cell that NCCL does not take, where its costs are known, is no choice.
+
 Entropy (A3C, Mnih et al. 2016, section 4; Pensieve section 4.2): the loss is lowered by
 beta x H(softmax(-z)) over the allowed actions, so that predictions do not part before the data says
 so. An imitator has no times: its logits stand in for -z.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import torch
 from d3rlpy.models import QFunctionFactory
@@ -34,7 +45,216 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional
 
-from dynamiccl.train.action_head import SHARPNESS, ActionHead, ActionInputs
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS
+from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Algorithm, Config, Protocol
+
+#: Features of an action, in order.
+ACTION_FEATURES: Final = (
+    *(f"algorithm {number}" for number in range(NUM_ALGORITHMS)),
+    *(f"protocol {number}" for number in range(NUM_PROTOCOLS)),
+    "is NCCL's own choice",
+    "channels are asked for",
+    "log2 channels, 0 unless asked for",
+    "log2 bytes of a channel, 0 unless channels are asked for",
+    "chunk is asked for",
+    "log2 chunk bytes, 0 unless asked for",
+    "cost is known",
+    "ln of NCCL's cost in us, 0 = unknown",
+    "the same over NCCL's cheapest cell",
+    "how many cells NCCL takes for cheaper",
+)
+#: Where it stands whether the cost is known, and ln of it.
+COST_KNOWN: Final = ACTION_FEATURES.index("cost is known")
+LOG_COST: Final = ACTION_FEATURES.index("ln of NCCL's cost in us, 0 = unknown")
+
+
+class ActionFeatures(nn.Module):
+    """(context_BF) -> (B, A, G): ACTION_FEATURES of every action of a catalogue."""
+
+    is_compatible: torch.Tensor
+    knobs: torch.Tensor
+    channels: torch.Tensor
+
+    def __init__(self, configs: Sequence[Config], cost_start: int) -> None:
+        """`cost_start`: the context column where NCCL's costs begin; -1 = none."""
+        super().__init__()
+        self.cost_start = cost_start
+        self.num_cells = NUM_CELLS
+        self.num_protocols = NUM_PROTOCOLS
+        self.num_algorithms = NUM_ALGORITHMS
+        self.log2_size = CONTEXT_COLUMN["log2_size"]
+        compatible = [
+            [
+                config.algorithm in {None, cell // NUM_PROTOCOLS}
+                and config.protocol in {None, cell % NUM_PROTOCOLS}
+                for cell in range(NUM_CELLS)
+            ]
+            for config in configs
+        ]
+        self.register_buffer("is_compatible", torch.tensor(compatible))  # (A, C)
+        self.register_buffer("knobs", torch.tensor([_knobs(config) for config in configs]))
+        asked = [
+            [float(config.num_channels or 0), float(config.chunk_bytes or 0)] for config in configs
+        ]
+        numbers = torch.tensor(asked)
+        log2_AN = torch.log2(numbers.clamp(min=1.0))
+        own_A1 = torch.zeros(len(configs), 1)
+        own_A1[ABSTAIN_ACTION] = 1.0
+        # (A, 5): own choice, channels asked, log2 channels, chunk asked, log2 chunk
+        flags = (numbers > 0.0).to(torch.float32)
+        told = [own_A1, flags[:, :1], log2_AN[:, :1], flags[:, 1:], log2_AN[:, 1:]]
+        self.register_buffer("channels", torch.cat(told, dim=1))
+
+    def forward(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """The action features (B, A, G)."""
+        batch, actions = context_BF.size(0), self.knobs.size(0)
+        told_BA5 = self.channels.unsqueeze(0).expand(batch, actions, 5)
+        cells_BAK = self.knobs.unsqueeze(0).expand(batch, actions, self.knobs.size(1))
+        return self.told(context_BF, told_BA5, cells_BAK, self.is_compatible.unsqueeze(0))
+
+    def some(self, context_BF: torch.Tensor, action_BA: torch.Tensor) -> torch.Tensor:
+        """The features of chosen actions (B, A) for each context."""
+        told_BA5, cells_BAK = self.channels[action_BA], self.knobs[action_BA]
+        return self.told(context_BF, told_BA5, cells_BAK, self.is_compatible[action_BA])
+
+    def told(
+        self,
+        context_BF: torch.Tensor,
+        told_BA5: torch.Tensor,
+        cells_BAK: torch.Tensor,
+        is_compatible_BAC: torch.Tensor,
+    ) -> torch.Tensor:
+        """Features (B, A, G) of actions given by their rows of the catalogue's tables."""
+        batch, actions = told_BA5.size(0), told_BA5.size(1)
+        size_B11 = context_BF[:, self.log2_size].view(-1, 1, 1)
+        lane_BA1 = (size_B11 - told_BA5[:, :, 2:3]) * told_BA5[:, :, 1:2]
+        cost_BA4 = torch.zeros(batch, actions, 4, dtype=context_BF.dtype)
+        if self.cost_start >= 0:
+            log_BC = context_BF[:, self.cost_start : self.cost_start + self.num_cells]
+            log_BC = torch.where(log_BC == 0.0, torch.full_like(log_BC, float("inf")), log_BC)
+            open_BAC = torch.where(is_compatible_BAC, log_BC.unsqueeze(1), float("inf"))
+            least_BA, cell_BA = open_BAC.min(dim=2)
+            known_BA = torch.isfinite(least_BA)
+            cheapest_B1 = log_BC.min(dim=1, keepdim=True)[0]
+            over_BA = torch.where(known_BA, least_BA - cheapest_B1, torch.zeros_like(least_BA))
+            rank_BA = (log_BC.unsqueeze(1) < least_BA.unsqueeze(2)).sum(dim=2)
+            rank_BA = torch.where(known_BA, rank_BA, torch.zeros_like(rank_BA))
+            log_BA = torch.where(known_BA, least_BA, torch.zeros_like(least_BA))
+            parts = [known_BA.to(log_BA.dtype), log_BA, over_BA, rank_BA.to(log_BA.dtype)]
+            cost_BA4 = torch.stack(parts, dim=2)
+            # What is left to NCCL is the cell that it takes.
+            algorithm_BA = torch.div(cell_BA, self.num_protocols, rounding_mode="floor")
+            ran = [
+                nn.functional.one_hot(algorithm_BA, self.num_algorithms),
+                nn.functional.one_hot(cell_BA % self.num_protocols, self.num_protocols),
+            ]
+            ran_BAK = torch.cat(ran, dim=2).to(cells_BAK.dtype)
+            cells_BAK = torch.where(known_BA.unsqueeze(2), ran_BAK, cells_BAK)
+        parts_BA = [
+            cells_BAK,
+            told_BA5[:, :, :3],
+            lane_BA1,
+            told_BA5[:, :, 3:],
+            cost_BA4,
+        ]
+        return torch.cat(parts_BA, dim=2)
+
+
+def _knobs(config: Config) -> list[float]:
+    """One-hot algorithm and protocol; zeros for a knob left to NCCL."""
+    algorithm = [float(config.algorithm == number) for number in range(NUM_ALGORITHMS)]
+    return algorithm + [float(config.protocol == number) for number in range(NUM_PROTOCOLS)]
+
+
+#: Width of the layer in which task and action meet.
+UNITS: Final = 64
+#: ln of a time over that of NCCL's choice that is never the least.
+_WORST: Final = 8.0
+#: Sharpness of a head of times, from z to log odds: a config that is predicted to be 3 % slower is
+#: taken 1 / e times as often. An actor's own head has log odds, and a sharpness of 1.
+SHARPNESS: Final = 1.0 / 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class ActionInputs:
+    """A catalogue, and the context column where NCCL's costs begin (-1: none)."""
+
+    configs: Sequence[Config]
+    cost_start: int
+    #: Whether the costs are what is expected of a time, or features alone.
+    uses_cost: bool
+
+    def to_json(self) -> list[Any]:
+        """Plain data, stored in d3rlpy's files."""
+        knobs = [[c.algorithm, c.protocol, c.num_channels, c.chunk_bytes] for c in self.configs]
+        plain = [[None if knob is None else int(knob) for knob in each] for each in knobs]
+        return [plain, self.cost_start, self.uses_cost]
+
+    @classmethod
+    def from_json(cls, told: Sequence[Any]) -> Self:
+        """The inverse of `to_json`."""
+        plain, cost_start, uses_cost = told
+        configs = [
+            Config(
+                None if algorithm is None else Algorithm(algorithm),
+                None if protocol is None else Protocol(protocol),
+                channels,
+                chunk,
+            )
+            for algorithm, protocol, channels, chunk in plain
+        ]
+        return cls(configs, int(cost_start), bool(uses_cost))
+
+
+class ActionHead(nn.Module):
+    """(hidden_BH, context_BF) -> z (B, A); see the module."""
+
+    scale: torch.Tensor
+
+    def __init__(self, hidden_size: int, inputs: ActionInputs) -> None:
+        """Lay out the layers."""
+        super().__init__()
+        self.features = ActionFeatures(inputs.configs, inputs.cost_start)
+        self.task = nn.Linear(hidden_size, UNITS)
+        self.action = nn.Linear(len(ACTION_FEATURES), UNITS, bias=False)
+        self.gate = nn.Linear(len(ACTION_FEATURES), UNITS)
+        self.out = nn.Linear(UNITS, 1)
+        self.value = nn.Linear(hidden_size, 1)
+        self.uses_cost = inputs.uses_cost
+        self.sharpness = SHARPNESS
+        self.log_cost = LOG_COST
+        self.cost_known = COST_KNOWN
+        self.worst = _WORST
+        # Logarithms and ranks become about 1; flags are.
+        is_number = [("log2" in name or "ln " in name or "over" in name or "many" in name)
+                     for name in ACTION_FEATURES]  # fmt: skip
+        self.register_buffer("scale", torch.tensor([0.1 if each else 1.0 for each in is_number]))
+
+    def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
+        """Z (B, A)."""
+        return self.of_features(hidden_BH, self.features(context_BF))
+
+    def taken(
+        self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, action_B1: torch.Tensor
+    ) -> torch.Tensor:
+        """Z (B, 1) of one action each, cheaper than all actions of `forward`."""
+        both_B2 = torch.cat([torch.zeros_like(action_B1), action_B1], dim=1)
+        return self.of_features(hidden_BH, self.features.some(context_BF, both_B2))[:, 1:]
+
+    def of_features(self, hidden_BH: torch.Tensor, found_BAG: torch.Tensor) -> torch.Tensor:
+        """Z (B, A) of actions given by their features; the first is ABSTAIN."""
+        scaled_BAG = found_BAG * self.scale
+        # What a config makes of the task: each has a mixture of the same units, gated by its own.
+        met_BAU = self.task(hidden_BH).unsqueeze(1) * (1.0 + self.gate(scaled_BAG))
+        met_BAU = met_BAU + self.action(scaled_BAG)
+        z_BA = self.out(nn.functional.silu(met_BAU)).squeeze(2)
+        known_BA = found_BAG[:, :, self.cost_known] > 0.5
+        if self.uses_cost:
+            z_BA = z_BA + found_BAG[:, :, self.log_cost]
+        z_BA = self.value(hidden_BH) + z_BA - z_BA[:, :1]
+        return z_BA.masked_fill(known_BA[:, :1] & ~known_BA, self.worst)  # type: ignore[no-any-return]
+
 
 #: Q of a masked action. Finite: a terminal row's mask is all zero, and inf * 0 would be NaN.
 MASKED_Q: Final = -1e6
@@ -44,7 +264,7 @@ Z_MAX: Final = 8.0
 
 
 class LogTimeHead(nn.Module):
-    """Dueling head of value and advantages; see the module's docstring."""
+    """Dueling head of value and advantages."""
 
     def __init__(self, hidden_size: int, action_size: int) -> None:
         """Lay out both heads."""

@@ -1,56 +1,134 @@
-"""The training loop of a run (gradient steps, validation), with save and restore."""
+"""The training loop of a run: updates, validation, checkpoints, save and restore.
+
+Updates come from a `Source`: gradient steps on recorded data, or actors that play in simulated
+worlds (`online/`).
+"""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import torch
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dynamiccl.errors import CorruptFile
 from dynamiccl.train.algorithms import members_of, set_entropy_weight
-from dynamiccl.train.heads import Member
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Version of the state format.
-STATE_VERSION: Final = 4
+STATE_VERSION: Final = 5
+
+
+class Source(Protocol):
+    """What makes the updates of a run."""
+
+    #: The networks that are updated; their running average is validated and exported.
+    members: nn.ModuleList
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the run up to now, besides those that `update` gives."""
+
+    def start(self, step: int) -> None:
+        """Begin after `step` updates."""
+
+    def update(self, step: int) -> dict[str, float]:
+        """Make update number `step`, from 1 on; its metrics, `loss` among them."""
+
+    def save(self, path: str) -> None:
+        """Write the networks as they are now to a file."""
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, plain values and tensors."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+
+    def close(self) -> None:
+        """Stop what was started."""
+
+
+class GradientSteps:
+    """Gradient steps of a d3rlpy algorithm on batches of recorded steps."""
+
+    def __init__(
+        self, algorithm: Any, replay: Replay | Mixed | CostDropout, recipe: Recipe
+    ) -> None:
+        """Train a built algorithm."""
+        self._algorithm, self._replay, self._recipe = algorithm, replay, recipe
+        self.members = members_of(algorithm)
+        self.metrics: dict[str, float] = {}
+
+    def start(self, step: int) -> None:
+        """Do nothing: there is nothing to start."""
+
+    def update(self, step: int) -> dict[str, float]:
+        """One gradient step on a batch."""
+        set_entropy_weight(self._algorithm, self._recipe.entropy_weight(step))
+        return {"loss": float(self._algorithm.update(self._replay.sample())["loss"])}
+
+    def save(self, path: str) -> None:
+        """Write d3rlpy's own file."""
+        self._algorithm.save(path)
+
+    def state(self) -> dict[str, Any]:
+        """Networks, optimizers, and the generators that draw batches."""
+        modules = self._algorithm.impl._checkpointer.modules
+        return {
+            "modules": {name: module.state_dict() for name, module in modules.items()},
+            "grad_step": self._algorithm._grad_step,
+            "replay_random": self._replay.random.bit_generator.state,
+            "torch_random": torch.get_rng_state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As if it had not been interrupted."""
+        for name, module in self._algorithm.impl._checkpointer.modules.items():
+            module.load_state_dict(state["modules"][name])
+        self._algorithm._grad_step = state["grad_step"]
+        self._replay.random.bit_generator.state = state["replay_random"]
+        torch.set_rng_state(state["torch_random"])
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Averaged weights, and their mean regret on the validation bins."""
+    """Averaged weights, and how they did in validation: the less the better."""
 
     step: int
-    regret: float
+    score: float
     weights: dict[str, Any]
 
 
 class Loop:
-    """Trains an algorithm; stops after every epoch, where it can be saved."""
+    """Makes the updates of a source; stops after every epoch, where it can be saved."""
 
     def __init__(
         self,
-        algorithm: Any,
-        replay: Replay | Mixed | CostDropout,
+        source: Source,
         recipe: Recipe,
-        validate: Callable[[Iterable[Member]], float],
+        validate: Callable[[nn.ModuleList], dict[str, float]],
     ) -> None:
-        """`validate` returns the mean regret of a list of networks."""
+        """`validate` gives metrics of networks.
+
+        Among them are `validation_regret` (the mean, a fraction), and where actors play
+        `validation_speedup`, by which checkpoints are chosen then.
+        """
         self.step = 0
-        #: Values at the end of each epoch, fractions: `steps`, `losses`, `regrets`.
-        self.curves: dict[str, list[Any]] = {"steps": [], "losses": [], "regrets": []}
+        #: Metrics at the end of each epoch, `step` among them.
+        self.curves: dict[str, list[Any]] = {}
+        self.source, self._recipe, self._validate = source, recipe, validate
         self._checkpoints: list[Checkpoint] = []
-        self._algorithm = algorithm
-        self._replay = replay
-        self._recipe = recipe
-        self._validate = validate
-        self._online = members_of(algorithm)
         decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
-        self._averaged = AveragedModel(self._online, multi_avg_fn=decay)
+        self._averaged = AveragedModel(source.members, multi_avg_fn=decay)
+        self._is_started = False
 
     @property
     def is_over(self) -> bool:
@@ -60,72 +138,76 @@ class Loop:
     @property
     def latest(self) -> dict[str, float]:
         """Metrics of the latest epoch."""
-        return {"loss": self.curves["losses"][-1], "validation_regret": self.curves["regrets"][-1]}
+        return {name: values[-1] for name, values in self.curves.items() if name != "step"}
 
     def run_epoch(self) -> None:
-        """Run the steps up to the next validation, and validate."""
-        recipe, losses = self._recipe, []
-        end = min(self.step + recipe.steps_per_epoch, recipe.steps)
+        """Make the updates up to the next validation, and validate; actors go on meanwhile.
+
+        Raises UserError when an actor died.
+        """
+        if not self._is_started:
+            self.source.start(self.step)
+            self._is_started = True
+        made: list[dict[str, float]] = []
+        end = min(self.step + self._recipe.steps_per_epoch, self._recipe.steps)
         while self.step < end:
+            made.append(self.source.update(self.step + 1))
             self.step += 1
-            set_entropy_weight(self._algorithm, recipe.entropy_weight(self.step))
-            losses.append(float(self._algorithm.update(self._replay.sample())["loss"]))
-            self._averaged.update_parameters(self._online)
-        regret = self._validate(cast(Iterable[Member], self._averaged.module))
-        for name, value in zip(
-            self.curves, (self.step, float(np.mean(losses)), regret), strict=True
-        ):
-            self.curves[name].append(value)
-        if self.step * 2 > recipe.steps:
+            self._averaged.update_parameters(self.source.members)
+        values = {name: float(np.mean([each[name] for each in made])) for name in made[0]}
+        values |= self._validate(cast(nn.ModuleList, self._averaged.module))
+        for name, value in {"step": self.step, **values, **self.source.metrics}.items():
+            self.curves.setdefault(name, []).append(value)
+        # Only of the second half: the learning rate has come down, and actors explore less.
+        if self.step * 2 > self._recipe.steps:
+            score = -values.get("validation_speedup", -values["validation_regret"])
             state = self._averaged.module.state_dict()
             weights = {name: value.clone() for name, value in state.items()}
-            self._checkpoints.append(Checkpoint(self.step, regret, weights))
+            self._checkpoints.append(Checkpoint(self.step, score, weights))
+        if self.is_over:
+            self.close()
 
     def best(self) -> Checkpoint:
-        """The checkpoint to export."""
-        return _choose(self._checkpoints, self._recipe.checkpoint_tolerance)
+        """The checkpoint to export: the latest within the recipe's tolerance of the best one.
+
+        There are few validation tasks, so the very best is partly luck; later weights are better
+        trained. Of actors it is the fastest: cold validation tells little of them, and the last
+        policy may be worse than one before it.
+        """
+        plays = "validation_speedup" in self.curves
+        tolerance = 0.0 if plays else self._recipe.checkpoint_tolerance
+        best = min(each.score for each in self._checkpoints)
+        return [each for each in self._checkpoints if each.score <= best + tolerance][-1]
 
     def close(self) -> None:
-        """Do nothing; loops with actors stop them here."""
+        """Stop the source."""
+        self.source.close()
 
     def save(self, path: Path, **facts: Any) -> None:
         """Write the complete state, and `facts` (plain values)."""
-        modules = self._algorithm.impl._checkpointer.modules
         state = {
             "version": STATE_VERSION,
             "step": self.step,
             "curves": self.curves,
             "checkpoints": [asdict(checkpoint) for checkpoint in self._checkpoints],
-            "modules": {name: module.state_dict() for name, module in modules.items()},
             "averaged": self._averaged.state_dict(),
-            "grad_step": self._algorithm._grad_step,
-            "replay_random": self._replay.random.bit_generator.state,
-            "torch_random": torch.get_rng_state(),
+            "source": self.source.state(),
             "facts": facts,
         }
-        write_state(path, state)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state of `read_state`."""
-        for name, module in self._algorithm.impl._checkpointer.modules.items():
-            module.load_state_dict(state["modules"][name])
+        """Continue from a state of `read_state`; asynchronous actors do not repeat exactly."""
+        self.source.restore(state["source"])
         self._averaged.load_state_dict(state["averaged"])
-        self._algorithm._grad_step = state["grad_step"]
-        self._replay.random.bit_generator.state = state["replay_random"]
-        torch.set_rng_state(state["torch_random"])
         self._checkpoints = [Checkpoint(**checkpoint) for checkpoint in state["checkpoints"]]
         self.curves, self.step = state["curves"], state["step"]
-
-
-def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Write a state atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -141,14 +223,3 @@ def read_state(path: Path) -> dict[str, Any]:
             "finish the run with the release that began it, or train anew"
         )
     return state
-
-
-def _choose(checkpoints: Sequence[Checkpoint], tolerance: float) -> Checkpoint:
-    """The latest checkpoint with a validation regret within `tolerance` of the best.
-
-    There are few validation tasks, so the very best is partly luck; later weights are better
-    trained. Only those of the second half are here, when the learning rate has come down.
-    """
-    best = min(checkpoint.regret for checkpoint in checkpoints)
-    good = [c for c in checkpoints if c.regret <= best + tolerance]
-    return good[-1]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.train.encoders import ObservationEncoder
 from dynamiccl.train.heads import MASKED_Q, Z_MAX, Z_MIN, Member
 

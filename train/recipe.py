@@ -1,15 +1,37 @@
 """The recipe: a complete, frozen training set-up (`recipes.py` has the built-in ones)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Self
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
+
+from dynamiccl.datasets.splits import split_by
 from dynamiccl.errors import UserError
-from dynamiccl.train.bounds import Within
-from dynamiccl.train.recipe_checks import CostBase, RewardScale
+
+#: Algorithms whose actors play in the simulator.
+ONLINE: Final = ("A3C", "IMPALA")
+#: Algorithms without networks (fit.py).
+CAUTIOUS: Final = ("GaussianProcess",)
+
+T = TypeVar("T")
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Bound = Annotated[float, Field(gt=0, le=1e6)]
+Steps = Annotated[int, Field(ge=1, le=10**8)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _parts(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
+
+
+#: A tuple, which `--set` writes with commas.
+Listed = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(_parts)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(allow_inf_nan=False))
 class Recipe:
     """A complete training set-up; every field is commented with unit or meaning."""
 
@@ -24,107 +46,178 @@ class Recipe:
     #: Whether value and advantage have heads of their own.
     dueling: bool = True
     #: Whether actions are inputs of the head, with NCCL's own costs of them where the data hold
-    #: these (action_head.py), and not an output each.
+    #: these (heads.py), and not an output each.
     action_inputs: bool = False
     #: What a head with actions as inputs learns: how far a time is from NCCL's cost, the time, or
-    #: whichever held-out sizes speak for (cost_base.py).
-    cost_base: str = CostBase.HELD_OUT.value
+    #: whichever held-out sizes speak for (data.py).
+    cost_base: Literal["cost", "time", "held-out"] = "held-out"
     #: Share of the rows of a batch whose costs are hidden, for a head with actions as inputs: so it
     #: learns to do without where NCCL's costs are not known.
-    cost_dropout: Annotated[float, Within(0, 1)] = 0.1
+    cost_dropout: Share = 0.1
     #: Discount of the next call of the task key. Steps of static sweeps end their episodes, so
     #: that it comes to nothing there.
-    gamma: Annotated[float, Within(0, 1)] = 0.0
+    gamma: Share = 0.0
     #: Calls whose rewards are summed before the value of what follows is asked; 1 where gamma is 0.
-    num_steps: Annotated[int, Within(1, 100)] = 1
+    num_steps: Annotated[int, Field(ge=1, le=100)] = 1
     #: Calls of jobs are rewarded by the mean over the calls from them on that took the same action,
     #: at most so many: a decision stays in force for a while, and a change of config costs once. It
     #: takes the place of looking ahead, so only where gamma is 0.
-    held_calls: Annotated[int, Within(1, 10_000)] = 1
+    held_calls: Annotated[int, Field(ge=1, le=10_000)] = 1
     #: What a call of a job that runs another config than the call of its task key before costs
     #: beside its time, in units of NCCL's default; and each unit of the interference level (0.5: a
     #: call that took half as long again as quiet), which a Trigger tells.
-    lambda_switch: Annotated[float, Within(0, 1e6)] = 0.0
-    lambda_congestion: Annotated[float, Within(0, 1e6)] = 0.0
+    lambda_switch: Weight = 0.0
+    lambda_congestion: Weight = 0.0
     #: Weight of CQL's conservative loss.
-    conservative_weight: Annotated[float, Within(0, 1e6)] = 0.0
+    conservative_weight: Weight = 0.0
     #: Weight of the entropy in the loss, at the first and at the last gradient step.
-    entropy_start: Annotated[float, Within(0, 1e6)] = 0.0
-    entropy_end: Annotated[float, Within(0, 1e6)] = 0.0
+    entropy_start: Weight = 0.0
+    entropy_end: Weight = 0.0
     #: At the first gradient step; it falls to 0 along a cosine.
-    learning_rate: Annotated[float, Within(0, 1, low_is_open=True)] = 1e-3
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     #: Steps (of calls, and of sweeps) in a batch.
-    batch_size: Annotated[int, Within(2, 1 << 16)] = 256
+    batch_size: Annotated[int, Field(ge=2, le=1 << 16)] = 256
     #: Whether half of every batch comes from the calls of jobs, where the data set holds any.
     use_calls: bool = True
     #: Run directory of a Trigger (`dynamiccl-train trigger`), or its file: it tells the policy the
     #: interference of calls, in training and where it is deployed; empty = unknown.
     trigger: str = ""
     #: Gradient steps in all, and between two looks at the validation bins.
-    steps: Annotated[int, Within(1, 10**8)] = 4_000
-    steps_per_epoch: Annotated[int, Within(1, 10**8)] = 200
+    steps: Steps = 4_000
+    steps_per_epoch: Steps = 200
     #: Units of each layer of the MLP that reads window and context together.
-    hidden_sizes: Annotated[tuple[int, ...], Within(1, 1 << 14)] = (128, 128)
-    #: Units of an LSTM whose state lives as long as the job (stateful_trunk.py), of algorithms that
+    hidden_sizes: Listed[Annotated[int, Field(ge=1, le=1 << 14)]] = (128, 128)
+    #: Units of an LSTM whose state lives as long as the job (encoders.py), of algorithms that
     #: play in the simulator; 0 = none.
-    state_units: Annotated[int, Within(0, 1 << 12)] = 0
+    state_units: Annotated[int, Field(ge=0, le=1 << 12)] = 0
     #: Networks trained side by side; what they differ by tells how sure they are.
-    num_members: Annotated[int, Within(1, 100)] = 3
+    num_members: Annotated[int, Field(ge=1, le=100)] = 3
     #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
     #: 1 = every group equally often.
-    balance: Annotated[float, Within(0, 1)] = 1.0
+    balance: Share = 1.0
     #: Decay a step of the running average of the weights, which is what is validated and exported:
     #: single weights swing from epoch to epoch by more than the configs differ.
-    average_decay: Annotated[float, Within(0, 1, high_is_open=True)] = 0.995
+    average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.995
     #: Validation regrets (fractions) that differ by less count as equal; the later checkpoint wins.
-    checkpoint_tolerance: Annotated[float, Within(0, 1)] = 0.002
+    checkpoint_tolerance: Share = 0.002
     #: Gradient steps between two copies of the weights to the target network.
-    target_update_interval: Annotated[int, Within(1, 10**8)] = 500
+    target_update_interval: Steps = 500
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
     #: faster than NCCL's own choice, else the policy abstains.
-    abstain_margins: Annotated[tuple[float, ...], Within(0, 1)] = (0.02, 0.03, 0.05)
+    abstain_margins: Listed[Share] = (0.02, 0.03, 0.05)
     #: Whether every member has to predict a gain beyond the margin and the noise band, or their
     #: mean one beyond the margin.
     unanimous: bool = True
     #: The margin where there are calls to go by, of which cold validation says nothing: the mean of
     #: the members, not each of them, has to be this much faster.
-    warm_margin: Annotated[float, Within(0, 1)] = 0.02
+    warm_margin: Share = 0.02
     #: What is held out for validation and test (datasets/splits.py): octaves of sizes, whole group
     #: shapes (shape), systems or runs; shape:1 is the next turn of shapes, after shape:0.
     split: str = "size"
     #: Of a Gaussian process: the share of the sizes at which it acts that may be slower than NCCL's
     #: own choice, in worlds like those drawn.
-    alpha: Annotated[float, Within(0, 1, low_is_open=True, high_is_open=True)] = 0.01
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.01
     #: Above which interference level a Gaussian process takes what is best where calls take 1.5
     #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
-    level_threshold: Annotated[float, Within(0, 1e6)] = 0.0
-    #: Where actors play (train/online/places.py), by commas; how many there are, one a place
+    level_threshold: Weight = 0.0
+    #: Where actors play (train/online/actors.py), by commas; how many there are, one a place
     #: at least; jobs of each, and rounds of an episode. `steps` are updates, of `num_steps` rounds.
     places: str = ""
-    actors: Annotated[int, Within(1, 1024)] = 2
-    jobs: Annotated[int, Within(1, 1024)] = 8
-    episode_rounds: Annotated[int, Within(1, 10**6)] = 50
+    actors: Annotated[int, Field(ge=1, le=1024)] = 2
+    jobs: Annotated[int, Field(ge=1, le=1024)] = 8
+    episode_rounds: Annotated[int, Field(ge=1, le=10**6)] = 50
     #: The latest decisions about a key that the critic sees, those not in force yet among them.
-    seen_decisions: Annotated[int, Within(0, 64)] = 4
+    seen_decisions: Annotated[int, Field(ge=0, le=64)] = 4
     #: Whether A3C's actors share RMSProp's statistic, or each keeps its own (Mnih et al. 2016, S4).
     shared_statistic: bool = True
-    #: Run or policy directory of networks to begin with (start.py); empty = none.
+    #: Run or policy directory of networks to begin with (algorithms.py); empty = none.
     start: str = ""
     #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
-    #: much at most; times of each algorithm and protocol by so much, as ln (online/variation.py).
-    vary: Annotated[float, Within(1, 100)] = 1.4
-    vary_times: Annotated[float, Within(0, 2)] = 0.05
+    #: much at most; times of each algorithm and protocol by so much, as ln (environment.py).
+    vary: Annotated[float, Field(ge=1, le=100)] = 1.4
+    vary_times: Annotated[float, Field(ge=0, le=2)] = 0.05
     #: IMPALA's bounds of how far it corrects for weights that have moved since: rho and c of
     #: V-trace (Espeholt et al. 2018, section 4.1).
-    rho_most: Annotated[float, Within(0, 1e6, low_is_open=True)] = 1.0
-    c_most: Annotated[float, Within(0, 1e6, low_is_open=True)] = 1.0
+    rho_most: Bound = 1.0
+    c_most: Bound = 1.0
     #: Decisions about the keys of a job from one that is left to NCCL to the next, for a policy
     #: with `state_units`: a config that feels no interference tells nothing of its end. Actors
     #: draw one of these for each job, and the fastest in validation is exported; 0 = never.
-    probe_every: Annotated[tuple[int, ...], Within(0, 10**6)] = (0,)
-    #: What actors earn (recipe_checks.py): by the logarithm, a connection of 20 ms at first use
-    #: does not drown all else.
-    reward_scale: str = RewardScale.LOG.value
+    probe_every: Listed[Annotated[int, Field(ge=0, le=10**6)]] = (0,)
+    #: What actors earn: minus the time in ms (`raw`); minus time / NCCL's default in quiet, as it
+    #: is (`reference`) or at least -2 (`clipped`, as the rewards of Atari agents are); or minus its
+    #: logarithm, in which a connection of 20 ms at first use does not drown all else.
+    reward_scale: Literal["raw", "reference", "clipped", "log"] = "log"
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _say_what_is_wrong(cls, given: ArgsKwargs, make: Any) -> Self:
+        try:
+            made: Self = make(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key, value = str(first["loc"][0]), (given.kwargs or {}).get(str(first["loc"][0]))
+            default = {f.name: setting_text(f.default) for f in fields(cls)}.get(key)
+            raise UserError(
+                f"{key}={setting_text(value)} of recipe '{(given.kwargs or {}).get('name')}' "
+                f"(--set): {first['msg']} (default {default})"
+            ) from error
+        return made
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        """Raise UserError for settings that exclude each other, UnknownName for a split."""
+        split_by(self.split)
+        reason = next((why for is_wrong, why in self._conflicts() if is_wrong), None)
+        if reason is not None:
+            raise UserError(reason)
+        return self
+
+    def _conflicts(self) -> list[tuple[bool, str]]:
+        """Whether settings exclude each other, and what to do then."""
+        probes, algorithm = setting_text(self.probe_every), f"the algorithm of '{self.name}'"
+        return [
+            (
+                self.held_calls > 1 and self.gamma > 0.0,
+                f"held_calls={self.held_calls} takes the place of looking ahead, and gamma is "
+                f"{self.gamma}: --set gamma=0, or --set held_calls=1",
+            ),
+            (
+                self.level_threshold > 0.0 and self.algorithm not in CAUTIOUS,
+                f"level_threshold={self.level_threshold} is for a policy of times, and {algorithm} "
+                f"is {self.algorithm}: leave it at 0, or take 'threshold-rule'",
+            ),
+            (
+                any(self.probe_every) and not self.state_units,
+                f"probe_every={probes} counts in the state of a job, and state_units is 0: leave "
+                "it at 0, or take 'a3c-lstm' or 'impala-lstm'",
+            ),
+            (
+                self.state_units > 0 and not self.seen_decisions,
+                "seen_decisions=0 with state_units: the state needs the last decision; --set "
+                "seen_decisions=1, or state_units=0",
+            ),
+            (
+                self.state_units > 0 and self.algorithm not in ONLINE,
+                f"state_units={self.state_units} is for algorithms that play, and {algorithm} is "
+                f"{self.algorithm}: leave it out, or take 'a3c-lstm'",
+            ),
+            (
+                bool(self.start) and self.algorithm in CAUTIOUS,
+                f"start={self.start} is for networks, and {algorithm} is {self.algorithm}: leave "
+                "it out, or take 'ddqn-actions' or 'a3c-lstm'",
+            ),
+            (
+                bool(self.start) and self.num_members > 1,
+                f"start={self.start} with num_members={self.num_members}: all would begin, and "
+                "remain, the same; --set num_members=1",
+            ),
+            (
+                self.lambda_congestion > 0.0 and not self.trigger,
+                f"lambda_congestion={self.lambda_congestion} needs interference levels, which a "
+                "Trigger tells: --set trigger=RUN_DIRECTORY, or leave it at 0",
+            ),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
@@ -139,13 +232,14 @@ class Recipe:
                 f"recipe '{values.get('name')}' has the setting {unknown[0]}, which this release "
                 "does not have: finish the run with the release that began it, or train anew"
             )
-        known: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return cls(**known)
+        return cls(**values)
 
     def entropy_weight(self, step: int) -> float:
         """Entropy weight at gradient step 1 to `steps`: linear."""
         share = (step - 1) / max(self.steps - 1, 1)
         return self.entropy_start + share * (self.entropy_end - self.entropy_start)
+
+
+def setting_text(value: object) -> str:
+    """A value as `--set` takes it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.errors import MissingPath, UnknownName, UserError
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import check_recipe
+from dynamiccl.train.recipe import Recipe, setting_text
 
 #: What a recipe is, and not a setting of it.
 _FIXED: Final = ("name", "summary", "source", "algorithm")
@@ -126,12 +125,13 @@ RECIPES: Final[Mapping[str, Recipe]] = {each.name: each for each in _OURS}
 def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     """The recipe called `name`, with `key=value` settings applied.
 
-    Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type,
-    or two that exclude each other).
+    Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type or
+    out of its bounds, or two that exclude each other).
     """
     if name not in RECIPES and not name.endswith(".py"):
         raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
     recipe = RECIPES[name] if name in RECIPES else recipe_of_file(Path(name))
+    changed: dict[str, Any] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
         if key not in settable():
@@ -139,20 +139,13 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
         if not separator:
             value = setting_text(getattr(recipe, key))
             raise UserError(f"--set {key} has no value; write --set {key}={value}")
-        changed: dict[str, Any] = {key: _read(text, getattr(recipe, key), setting)}
-        recipe = replace(recipe, **changed)
-    check_recipe(recipe)
-    return recipe
+        changed[key] = text
+    return replace(recipe, **changed)
 
 
 def settable() -> list[str]:
     """The names that `--set` takes."""
     return [f.name for f in fields(Recipe) if f.name not in _FIXED]
-
-
-def setting_text(value: object) -> str:
-    """A value as `--set` takes it."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def setting_meanings() -> dict[str, str]:
@@ -182,23 +175,10 @@ def recipe_of_file(path: Path) -> Recipe:
     try:
         spec.loader.exec_module(module)
         made = module.recipe()
+    except UserError:
+        raise
     except Exception as error:  # whatever somebody's file may raise is told with its name
         raise UserError(f"{path} gives no recipe: {type(error).__name__}: {error}") from error
     if not isinstance(made, Recipe):
         raise UserError(f"{path}: recipe() returns {type(made).__name__}, not a Recipe")
     return replace(made, source=str(path.resolve()))
-
-
-def _read(text: str, default: object, setting: str) -> object:
-    try:
-        if isinstance(default, tuple):
-            kind = type(default[0])
-            return tuple(kind(part) for part in text.split(","))
-        if isinstance(default, bool):
-            return {"true": True, "false": False}[text.lower()]
-        return text if isinstance(default, str) else type(default)(text)  # type: ignore[call-arg]
-    except (ValueError, KeyError) as error:
-        words = {tuple: "a list such as 1,2", bool: "true or false", int: "a whole number"}
-        shape = words.get(type(default), "a number")
-        said = f"'{text}' is not {shape} (default {setting_text(default)})"
-        raise UserError(f"--set {setting}: {said}") from error

@@ -1,54 +1,351 @@
-"""Studies: recipes x settings grid x seeds; one parent run in MLflow, one child run a trial.
+"""Studies: recipes x settings x seeds; one parent run in MLflow, a child run for each training.
 
-The parent holds `study.json`: every trial with its resolved recipe and seed. So a trial is a
-command of its own, `dynamiccl-train trial STUDY NUMBER`, for whatever runs commands
-(`train/fanout`). It goes on where it was killed, and does nothing when it is done.
+The queue is Optuna's journal: a file beside the parent's artifacts that processes of several hosts
+may append to, on NFS too (SQLite's locks fail there). Workers are alike, here and in batch jobs:
+one takes a trial, trains it and tells what it came to, until all trials are over. When one dies,
+its heartbeat stops, its trial is queued again, and another worker goes on from its last epoch.
+
+All trials are in the queue from the beginning. A grid's is a setting and a seed (Optuna's
+GridSampler would give two workers the same one); a search's is a setting that TPE chooses when a
+worker takes it, with all its seeds.
 """
 
 import itertools
 import json
-import tempfile
-from collections.abc import Mapping, Sequence
+import math
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.storages import JournalStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages._heartbeat import BaseHeartbeat  # what a storage with one has to be
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 from scipy import stats
 
-from dynamiccl.errors import MissingPath, UserError
+from dynamiccl.errors import DynamicclError, MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.search import Search, check_space, suggest, write_journal
+from dynamiccl.train.tracking import kept_folder
 
-STUDY_NAME: Final = "study.json"
+JOURNAL_NAME: Final = "optuna.journal"
+#: Seconds from one beat of a worker to the next; those after which a trial without is another's.
+BEAT_S = 20
+STALE_S = 120.0
+#: Seconds from one look to the next of a worker that waits for the last trials of others.
+_PAUSE_S: Final = 1.0
+#: How often a trial is given to another worker after its own died.
+_RETRIES: Final = 3
 _TRIAL_TAG: Final = "dynamiccl.trial"
+#: The parameter that chooses between recipes; no setting has this name.
+_RECIPE: Final = "recipe"
 _CONFIDENCE: Final = 0.95
 
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One training run of a study."""
-
-    #: What is varied, e.g. `cql learning_rate=0.001`; alike for all seeds.
-    setting: str
-    recipe: Recipe
-    seed: int
+#: What was chosen: numbers, and choices as they were written.
+Value = float | int | str
+Chosen = Mapping[str, Value]
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
-    """The definition of a study."""
+class Plan:
+    """What a study trains."""
 
     data: str
     experiment: str
-    trials: tuple[Trial, ...]
-    #: Where more trials come from when these are done; None: these are all.
-    search: Search | None = None
+    recipes: Sequence[str]
+    #: `key=value` for all trials.
+    settings: Sequence[str]
+    #: What is varied: `key=value,value`, of a search also `key=low:high` and `key=low:high:log`.
+    axes: Sequence[str]
+    #: Trainings of each setting.
+    seeds: int
+    #: Settings that a search tries; 0: all combinations are tried, as a grid.
+    count: int = 0
+
+    def recipe_of(self, chosen: Chosen) -> Recipe:
+        """The recipe with the chosen settings; raises as `make_recipe`."""
+        texts = [_text(key, value) for key, value in chosen.items() if key != _RECIPE]
+        return make_recipe(str(chosen.get(_RECIPE, self.recipes[0])), [*self.settings, *texts])
+
+    def setting_of(self, chosen: Chosen) -> str:
+        """What is varied, as text, e.g. `cql learning_rate=0.001`; alike for all seeds."""
+        shown = [f"{key}={value}" for key, value in chosen.items() if key != _RECIPE]
+        return " ".join([self.recipe_of(chosen).name, *shown])
+
+    def combinations(self) -> Iterator[dict[str, Value]]:
+        """All settings of a grid."""
+        found = self.distributions()
+        choices = [d.choices for d in found.values() if isinstance(d, CategoricalDistribution)]
+        for values in itertools.product(*choices):
+            yield dict(zip(found, map(str, values), strict=True))
+
+    def distributions(self) -> dict[str, Distribution]:
+        """What Optuna chooses from, by setting; raises UserError and UnknownName."""
+        option = "--space" if self.count else "--grid"
+        keys = [text.partition("=")[0] for text in self.axes]
+        if twice := sorted({key for key in keys if keys.count(key) > 1}):
+            raise UserError(f"{option} gives {twice[0]} twice: give all its values in one")
+        found: dict[str, Distribution] = {}
+        if len(self.recipes) > 1:
+            found[_RECIPE] = CategoricalDistribution(self.recipes)
+        recipe = make_recipe(self.recipes[0], self.settings)
+        for key, text in zip(keys, self.axes, strict=True):
+            values = text.partition("=")[2]
+            if not values:
+                ways = "key=low:high, key=low:high:log or " * (option == "--space")
+                fix = f"write {ways}key=value,value, for example learning_rate=1e-3,3e-4"
+                raise UserError(f"{option} {text} has no values; {fix}")
+            if option == "--space" and ":" in values and "," not in values:
+                found[key] = _range(key, values, recipe)
+            else:
+                found[key] = CategoricalDistribution(values.split(","))
+        return found
+
+
+def _range(key: str, values: str, recipe: Recipe) -> Distribution:
+    low, high, *scale = values.split(":")
+    given, fix = f"--space {key}={values}", "write key=low:high or key=low:high:log"
+    if scale not in ([], ["log"]):
+        raise UserError(f"{given}: '{':'.join(scale)}' is no scale; {fix}")
+    # Its error names a key that no recipe has, and a bound of the wrong type.
+    name = recipe.source or recipe.name
+    least, most = [getattr(make_recipe(name, [f"{key}={end}"]), key) for end in (low, high)]
+    if any(isinstance(bound, bool | str | tuple) for bound in (least, most)):
+        raise UserError(f"{given}: {key} is no number; give its values as {key}=value,value")
+    if least >= most or (scale and least <= 0):
+        more = " above 0" if scale else ""
+        raise UserError(f"{given}: low must be below high{more}; {fix}")
+    kind = IntDistribution if isinstance(least, int) else FloatDistribution
+    return kind(least, most, log=bool(scale))
+
+
+def _text(key: str, value: Value) -> str:
+    """A value as `--set` takes it; list items are joined with `+`."""
+    return f"{key}={value.replace('+', ',') if isinstance(value, str) else value}"
+
+
+def make_plan(  # noqa: PLR0913 - all of a study
+    data: Path,
+    *,
+    experiment: str,
+    recipes: Sequence[str],
+    settings: Sequence[str],
+    axes: Sequence[str],
+    seeds: int,
+    count: int = 0,
+) -> Plan:
+    """Check what a study is to vary (`Plan`); a list inside a value is written with `+`.
+
+    Raises as `make_recipe`, and UserError for values that cannot be tried.
+    """
+    # A file's whole path: workers may run in other directories.
+    names = [make_recipe(name, settings).source or name for name in recipes]
+    place = str(data.resolve())
+    plan = Plan(place, experiment, names, list(settings), list(axes), seeds, count)
+    found = plan.distributions()
+    alone = ({k: str(v)} for k, d in found.items() for v in getattr(d, "choices", ()))
+    for chosen in alone if count else plan.combinations():
+        plan.recipe_of(chosen)  # its errors
+    # A search for more settings than there are tries all of them, as a grid does; a range has more.
+    sizes = [len(getattr(each, "choices", range(count + 1))) for each in found.values()]
+    return replace(plan, count=count if count < math.prod(sizes) else 0)
+
+
+class _Journal(JournalStorage, BaseHeartbeat):
+    """Optuna's journal with the heartbeat that its databases have, by the clocks of the hosts."""
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        """Write that a trial's worker lives."""
+        with suppress(UpdateFinishedTrialError):  # another took it over
+            self.set_trial_system_attr(trial_id, "heartbeat", time.time())
+
+    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
+        running = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))
+        return [trial._trial_id for trial in running if time.time() - _last_beat(trial) > STALE_S]
+
+    def get_heartbeat_interval(self) -> int:
+        """Seconds from one beat to the next."""
+        return BEAT_S
+
+    def get_heartbeat_stale_trial_callback(self) -> RetryHeartbeatStaleTrialCallback:
+        """What queues a trial again whose worker is dead."""
+        return _queue_again(_RETRIES)
+
+
+def _last_beat(trial: FrozenTrial) -> float:
+    began = 0.0 if trial.datetime_start is None else trial.datetime_start.timestamp()
+    return max(began, float(trial.system_attrs.get("heartbeat", 0.0)))
+
+
+def _queue_again(most: int | None = None) -> RetryHeartbeatStaleTrialCallback:
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+        return RetryHeartbeatStaleTrialCallback(max_retry=most)
+
+
+def begin_study(plan: Plan, tracking_uri: str) -> optuna.Study:
+    """Create the parent run and the queue, which is called by the run's id."""
+    seeds = list(range(plan.seeds))
+    queue: list[tuple[Chosen, list[int]]] = [({}, seeds)] * plan.count
+    if not queue:
+        queue = [(chosen, [seed]) for chosen in plan.combinations() for seed in seeds]
+    count = sum(len(seeds) for _, seeds in queue)
+    run = tracking.open_run(tracking_uri, plan.experiment, f"study of {count} trials")
+    run.log_params({"data": plan.data, "trials": count})
+    run.log_params({"space": " ".join(plan.axes), "recipes": ", ".join(plan.recipes)})
+    run.describe(f"Study of {count} trials on `{plan.data}`; each is a run below this one.")
+    path = kept_folder(run.directory, run.run_id) / JOURNAL_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    study = optuna.create_study(study_name=run.run_id, storage=_journal(path))
+    study.set_user_attr("plan", asdict(plan))
+    for chosen, its_seeds in queue:
+        study.enqueue_trial(dict(chosen), user_attrs={"seeds": its_seeds})
+    return study
+
+
+def open_study(run_id: str, tracking_uri: str) -> optuna.Study:
+    """The queue of a parent run; raises MissingPath when the run is none, and UserError."""
+    run = tracking.reopen_run(tracking_uri, run_id)
+    path = kept_folder(run.directory, run_id) / JOURNAL_NAME
+    if not path.is_file():
+        raise MissingPath("study", path, "begin one with 'dynamiccl-train study'")
+    return optuna.load_study(study_name=run_id, storage=_journal(path))
+
+
+def _journal(path: Path) -> _Journal:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are told in our words
+    return _Journal(JournalFileBackend(str(path)))
+
+
+def plan_of(study: optuna.Study) -> Plan:
+    """What a study trains."""
+    return Plan(**study.user_attrs["plan"])
+
+
+def latest_trials(study: optuna.Study) -> dict[int, FrozenTrial]:
+    """The trials by number, in place of each that was queued again its last try."""
+    queued = [trial for trial in study.get_trials(deepcopy=False) if "seeds" in trial.user_attrs]
+    return {_number(trial): trial for trial in queued}
+
+
+def _number(trial: FrozenTrial) -> int:
+    """The number of a trial; of one that was queued again, the first one's."""
+    return int(trial.system_attrs.get("failed_trial", trial.number))
+
+
+def retry_failed(study: optuna.Study) -> None:
+    """Queue the trials again that failed, for example since data were missing."""
+    for trial in latest_trials(study).values():
+        if trial.state is TrialState.FAIL:
+            _queue_again()(study, study.trials[trial.number])
+
+
+def work(study: optuna.Study, tracking_uri: str) -> Iterator[str]:
+    """Run trials until all of the study are over, also those of workers that die meanwhile.
+
+    Yields a line about each training. A trial that fails stops no other.
+    """
+    worker = _Worker(study, tracking_uri)
+    while True:
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+            optuna.storages.fail_stale_trials(study)
+        states = {trial.state for trial in latest_trials(study).values()}
+        if TrialState.WAITING in states:
+            # ValueError: another worker took the trial over, while this one was suspended.
+            with suppress(ValueError):
+                study.optimize(worker.try_one, n_trials=1, catch=(Exception,))
+            yield from worker.lines
+            worker.lines.clear()
+        elif TrialState.RUNNING in states:
+            time.sleep(_PAUSE_S)
+        else:
+            return
+
+
+class _Worker:
+    """What a process does with the trials that it takes."""
+
+    def __init__(self, study: optuna.Study, tracking_uri: str) -> None:
+        self._study, self._plan, self._uri = study, plan_of(study), tracking_uri
+        #: What there is to tell.
+        self.lines: list[str] = []
+
+    def try_one(self, trial: optuna.Trial) -> float:
+        """Train a trial's setting with its seeds; returns their mean validation regret."""
+        known = self._study.get_trials(deepcopy=False)[trial.number]
+        if "seeds" not in known.user_attrs:
+            return math.nan  # fails: another worker took the last one, and Optuna made a new one
+        number, runs, name = _number(known), list[FitSummary](), f"trial {_number(known)}"
+        try:
+            # Seeded by number, so that a search that was killed goes on as it would have.
+            self._study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
+            axes = self._plan.distributions().items()
+            chosen = {key: _suggest(trial, key, each) for key, each in axes}
+            recipe, setting = self._plan.recipe_of(chosen), self._plan.setting_of(chosen)
+            trial.set_user_attr("setting", setting)
+            runs += self._tried(number, known.user_attrs["seeds"], chosen)
+            for seed in known.user_attrs["seeds"][len(runs) :]:
+                name = f"trial {number} ({setting}, seed {seed})"
+                tags = {_TRIAL_TAG: f"{number}.{seed}", "setting": setting}
+                runs.append(self._train(recipe, seed, tags))
+                self.lines.append(f"{name}: validation regret {runs[-1].validation_regret:.2%}")
+                trial.set_user_attr("runs", [asdict(run) for run in runs])  # some of a search's
+            trial.set_user_attr("runs", [asdict(run) for run in runs])
+        except KeyboardInterrupt:
+            _queue_again()(self._study, self._study.trials[trial.number])
+            raise
+        except Exception as error:  # stops no other trial
+            kind = "" if isinstance(error, DynamicclError) else f"{type(error).__name__}: "
+            self.lines.append(f"{name}: {kind}{error}")
+            trial.set_user_attr("error", self.lines[-1])
+            raise
+        return float(np.mean([run.validation_regret for run in runs]))
+
+    def _tried(self, number: int, seeds: list[int], chosen: Chosen) -> list[FitSummary]:
+        """What an earlier trial of the same setting came to: TPE may choose one twice."""
+        for other, trial in latest_trials(self._study).items():
+            same = trial.params == chosen and trial.user_attrs["seeds"] == seeds
+            if same and other < number and trial.state is TrialState.COMPLETE:
+                return [FitSummary(**run) for run in trial.user_attrs["runs"]]
+        return []
+
+    def _train(self, recipe: Recipe, seed: int, tags: Mapping[str, str]) -> FitSummary:
+        """Train as a child run, or go on with the one that a worker left."""
+        data, wanted = Path(self._plan.data), {_TRIAL_TAG: tags[_TRIAL_TAG]}
+        for child in tracking.children(self._uri, self._study.study_name, wanted):
+            text = tracking.read_text(self._uri, child.run_id, SUMMARY_NAME)
+            if text is not None:  # killed before it could tell
+                return FitSummary(**json.loads(text))
+            with suppress(MissingPath):  # killed before its first epoch: nothing to go on from
+                return resume(data, child.run_id, tracking_uri=self._uri)
+        return fit(
+            data,
+            recipe,
+            experiment=self._plan.experiment,
+            tracking_uri=self._uri,
+            seed=seed,
+            tags={**tracking.child_tags(self._study.study_name), **tags},
+        )
+
+
+def _suggest(trial: optuna.Trial, key: str, each: Distribution) -> Value:
+    if isinstance(each, CategoricalDistribution):
+        return str(trial.suggest_categorical(key, each.choices))
+    if isinstance(each, IntDistribution):
+        return trial.suggest_int(key, each.low, each.high, log=each.log)
+    return trial.suggest_float(key, each.low, each.high, log=each.log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,170 +373,27 @@ class StudySummary:
     settings: list[SettingSummary]
 
 
-def plan_study(
-    data: Path,
-    *,
-    experiment: str,
-    recipes: Sequence[str],
-    settings: Sequence[str],
-    grid: Sequence[str],
-    seeds: int,
-) -> Study:
-    """Every recipe with every combination of the grid's values, each with the seeds 0 to `seeds`-1.
-
-    `settings` are `key=value` for all trials, `grid` is `key=value,value,...`; a list inside a
-    value is written with `+` (`hidden_sizes=64+64,128+128`). Raises as `make_recipe`, and UserError
-    for a grid without values.
-    """
-    axes = [_axis(text) for text in grid]
-    trials = []
-    for name in recipes:
-        for chosen in itertools.product(*axes):
-            recipe = make_recipe(name, [*settings, *(s.replace("+", ",") for s in chosen)])
-            setting = " ".join([recipe.name, *chosen])
-            trials += [Trial(setting, recipe, seed) for seed in range(seeds)]
-    return Study(str(data.resolve()), experiment, tuple(trials))
-
-
-def plan_search(data: Path, *, experiment: str, search: Search) -> Study:
-    """A study without trials, which `extend_study` adds.
-
-    Raises UserError and UnknownName for what cannot be searched.
-    """
-    check_space(search)
-    return Study(str(data.resolve()), experiment, (), search)
-
-
-def begin_study(study: Study, tracking_uri: str) -> str:
-    """Create the parent run; returns its id."""
-    search = study.search
-    count = len(study.trials) if search is None else search.count * search.seeds
-    run = tracking.open_run(tracking_uri, study.experiment, f"study of {count} trials")
-    run.log_params({"data": study.data, "trials": count})
-    run.describe(f"Study of {count} trials on `{study.data}`; each is a run below this one.")
-    if search is not None:
-        run.log_params({"space": " ".join(search.space), "recipes": ", ".join(search.recipes)})
-    _write_study(run, study)
-    return run.run_id
-
-
-def extend_study(run_id: str, tracking_uri: str) -> bool:
-    """Add a round of trials to a search, given the results so far; returns whether there are any.
-
-    Raises as `read_study`.
-    """
-    study = read_study(run_id, tracking_uri)
-    search = study.search
-    wanted = 0 if search is None else min(search.per_round, search.count - len(search.asked))
-    if search is None or wanted <= 0:
-        return False
-    found = suggest(search, _regrets(search, done_trials(run_id, tracking_uri)), wanted)
-    trials = list(study.trials)
-    for chosen in found:
-        recipe, setting = search.recipe_of(chosen), search.setting_of(chosen)
-        trials += [Trial(setting, recipe, seed) for seed in range(search.seeds)]
-    asked = replace(search, asked=(*search.asked, *found))
-    run = tracking.reopen_run(tracking_uri, run_id)
-    _write_study(run, replace(study, trials=tuple(trials), search=asked))
-    return bool(found)
-
-
-def _write_study(run: tracking.Run, study: Study) -> None:
-    run.log_text(json.dumps(asdict(study), indent=1), STUDY_NAME)
-
-
-def _regrets(search: Search, done: Mapping[int, FitSummary]) -> list[float | None]:
-    """Mean regret of each setting tried, over its seeds; None while a seed is missing."""
-    found: list[float | None] = []
-    for first in range(0, len(search.asked) * search.seeds, search.seeds):
-        runs = [done[n] for n in range(first, first + search.seeds) if n in done]
-        whole = len(runs) == search.seeds
-        found.append(float(np.mean([r.validation_regret for r in runs])) if whole else None)
-    return found
-
-
-def read_study(run_id: str, tracking_uri: str) -> Study:
-    """The study of a parent run; raises MissingPath when the run is none, and UserError."""
-    text = tracking.read_text(tracking_uri, run_id, STUDY_NAME)
-    if text is None:
-        raise MissingPath("study", Path(run_id), "begin one with 'dynamiccl-train study'")
-    read = json.loads(text)
-    trials = tuple(
-        Trial(each["setting"], Recipe.from_json(each["recipe"]), each["seed"])
-        for each in read["trials"]
-    )
-    search = None if read.get("search") is None else Search.from_json(read["search"])
-    return Study(read["data"], read["experiment"], trials, search)
-
-
-def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
-    """Run or resume a study's trial; does nothing if it is done.
-
-    Raises as `read_study` and `fit`, and UserError for a number that the study does not have.
-    """
-    study = read_study(run_id, tracking_uri)
-    if not 0 <= number < len(study.trials):
-        raise UserError(f"trial {number}: the study has trials 0 to {len(study.trials) - 1}")
-    trial = study.trials[number]
-    data = Path(study.data)
-    known = trial_summary(run_id, number, tracking_uri)
-    if known is not None:
-        return known
-    for child in tracking.children(tracking_uri, run_id, {_TRIAL_TAG: str(number)}):
-        try:
-            return resume(data, child.run_id, tracking_uri=tracking_uri)
-        except MissingPath:
-            continue  # killed before its first epoch: nothing to go on from
-    return fit(
-        data,
-        trial.recipe,
-        experiment=study.experiment,
-        tracking_uri=tracking_uri,
-        seed=trial.seed,
-        tags=tracking.child_tags(run_id) | {_TRIAL_TAG: str(number), "setting": trial.setting},
-    )
-
-
-def trial_summary(run_id: str, number: int, tracking_uri: str) -> FitSummary | None:
-    """The summary of one trial; None while it is not done."""
-    return done_trials(run_id, tracking_uri, {_TRIAL_TAG: str(number)}).get(number)
-
-
-def done_trials(
-    run_id: str, tracking_uri: str, tags: Mapping[str, str] = tracking.NO_TAGS
-) -> dict[int, FitSummary]:
-    """The summaries of finished trials with some tags, by number; raises as `read_study`."""
-    done: dict[int, FitSummary] = {}
-    for child in tracking.children(tracking_uri, run_id, tags):
-        text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
-        if text is not None:
-            done[int(child.tags[_TRIAL_TAG])] = FitSummary(**json.loads(text))
-    return done
-
-
-def missing_trials(run_id: str, tracking_uri: str) -> list[int]:
-    """Numbers of the trials that are not done; raises as `read_study`."""
-    trials = read_study(run_id, tracking_uri).trials
-    return sorted(set(range(len(trials))) - set(done_trials(run_id, tracking_uri)))
-
-
-def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:
-    """The results by setting, over the finished trials."""
-    study = read_study(run_id, tracking_uri)
-    done = done_trials(run_id, tracking_uri)
-    by_setting: dict[str, list[FitSummary]] = {}
-    for number, summary in sorted(done.items()):
-        by_setting.setdefault(study.trials[number].setting, []).append(summary)
-    found = [_summary(setting, runs) for setting, runs in by_setting.items()]
-    defaults = {summary.validation_default_regret for summary in done.values()}
-    return StudySummary(
-        run_id=run_id,
-        data=study.data,
-        trials=len(study.trials),
-        done=len(done),
+def summarise_study(study: optuna.Study) -> tuple[StudySummary, list[str]]:
+    """The results by setting over the trainings that are done, and errors of trials that failed."""
+    trials = latest_trials(study).values()
+    found: dict[str, dict[int, FitSummary]] = {}
+    for trial in trials:
+        runs = trial.user_attrs.get("runs", ())
+        for seed, run in zip(trial.user_attrs["seeds"], runs, strict=False):
+            found.setdefault(trial.user_attrs["setting"], {})[seed] = FitSummary(**run)
+    settings = [_summary(setting, list(each.values())) for setting, each in found.items()]
+    defaults = [run.validation_default_regret for each in found.values() for run in each.values()]
+    summary = StudySummary(
+        run_id=study.study_name,
+        data=plan_of(study).data,
+        trials=sum(len(trial.user_attrs["seeds"]) for trial in trials),
+        done=sum(len(trial.user_attrs.get("runs", ())) for trial in trials),
         default_regret=min(defaults, default=None),
-        settings=sorted(found, key=lambda each: each.mean),
+        settings=sorted(settings, key=lambda each: each.mean),
     )
+    failed = [trial for trial in trials if trial.state is TrialState.FAIL]
+    lost = "its workers died again and again"
+    return summary, [t.user_attrs.get("error", f"trial {_number(t)}: {lost}") for t in failed]
 
 
 def end_study(summary: StudySummary, tracking_uri: str) -> None:
@@ -258,20 +412,7 @@ def end_study(summary: StudySummary, tracking_uri: str) -> None:
     run.log_metrics(metrics, step=0)
     run.set_tags(tags)
     run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
-    search = read_study(summary.run_id, tracking_uri).search
-    if search is not None:
-        with tempfile.TemporaryDirectory() as scratch:
-            done = done_trials(summary.run_id, tracking_uri)
-            write_journal(search, _regrets(search, done), Path(scratch))
-            run.log_folder(Path(scratch))
     run.end(finished=summary.done == summary.trials)
-
-
-def _axis(text: str) -> list[str]:
-    key, _, values = text.partition("=")
-    if not values:
-        raise UserError(f"--grid {text}: give key=value,value, for example learning_rate=1e-3,3e-4")
-    return [f"{key}={value}" for value in values.split(",")]
 
 
 def student_interval(values: npt.ArrayLike) -> tuple[float, float] | tuple[None, None]:

@@ -1,53 +1,170 @@
-"""MLflow runs and the model registry: with `experiments.py` the only place that imports it.
+"""MLflow: runs, what its pages show of them, the model registry, and who is its champion.
 
-The default store is an SQLite file beside the working directory's `mlruns`. Metrics are logged once
-an epoch: a call costs tens of milliseconds.
+The only place that imports it. The default store is an SQLite file beside the working directory's
+`mlruns`. Metrics are logged once an epoch: a call costs tens of milliseconds.
+
+MLflow 3.17 opens an experiment on what the browser had open last, at first its GenAI overview,
+where training runs show nothing; `workflowType` in the address says otherwise (`runs_page`). The
+tag `mlflow.experimentKind` is for releases whose pages go by the experiment.
+
+A candidate is what was trained last; a champion is what a gate let through. So its version is not
+the run's own policy but the gate's copy, whose manifest holds it back where nothing was shown.
 """
 
+import json
+import logging
+import os
 import re
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import unquote, urlparse
 
 import mlflow
-from mlflow.entities import Param, RunStatus
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    Experiment,
+    InputTag,
+    Param,
+    RunStatus,
+    SourceType,
+)
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
-
-from dynamiccl.datasets.manifest import POLICY_FOLDER, find_policy_in
-from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.experiments import (
-    data_set_input,
-    find_or_create,
-    runs_page,
-    set_missing_tags,
-    source_tags,
-)
-from dynamiccl.train.stores import (
-    absolute_uri,
-    check_there,
-    check_writable,
-    local_folder,
-    quiet_mlflow,
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_DATASET_CONTEXT,
+    MLFLOW_EXPERIMENT_PRIMARY_METRIC_GREATER_IS_BETTER,
+    MLFLOW_EXPERIMENT_PRIMARY_METRIC_NAME,
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_RUN_NOTE,
+    MLFLOW_SOURCE_NAME,
+    MLFLOW_SOURCE_TYPE,
 )
 
+from dynamiccl.datasets.manifest import (
+    MANIFEST_NAME,
+    POLICY_FOLDER,
+    POLICY_NAME,
+    Manifest,
+    find_policy_in,
+)
+from dynamiccl.datasets.store import file_sha256, git_commit
+from dynamiccl.errors import MachineError, MissingPath, UserError
+from dynamiccl.train import DEFAULT_TRACKING_URI, SUMMARY_NAME
+
+#: Key of the saved view in the tag's name and in addresses.
+VIEW_KEY: Final = "dynamiccl"
+_COLUMNS: Final = (
+    "metrics.`best_validation_regret`",
+    "metrics.`default_validation_regret`",
+    "params.`name`",
+    "params.`seed`",
+    "metrics.`train_seconds`",
+    "attributes.`Dataset`",
+)
+#: What the UI writes by *Views*, *Save as new view*: the state is JSON within JSON.
+_VIEW: Final = {
+    "name": "Validation regret",
+    "createdAt": 0,
+    "state": json.dumps(
+        {
+            "orderByKey": "metrics.`best_validation_regret`",
+            "orderByAsc": True,
+            "selectedColumns": _COLUMNS,
+        }
+    ),
+}
+#: Tags of an experiment. The kind has no constant in MLflow's Python; its UI reads it.
+EXPERIMENT_TAGS: Final = {
+    "mlflow.experimentKind": "custom_model_development",
+    MLFLOW_EXPERIMENT_PRIMARY_METRIC_NAME: "best_validation_regret",
+    MLFLOW_EXPERIMENT_PRIMARY_METRIC_GREATER_IS_BETTER: "false",
+    f"mlflow.sharedViewState.{VIEW_KEY}": json.dumps(_VIEW),
+}
+#: MLflow takes at most 36 characters of a data set's digest.
+_DIGEST_DIGITS: Final = 12
 #: The registered model whose versions are policies.
 MODEL_NAME: Final = "dynamiccl"
 #: Alias of the version that was trained last.
 CANDIDATE: Final = "candidate"
-#: Alias of the version that jobs are to run under (`train/promote.py`).
+#: Alias of the version that jobs are to run under (`promote`).
 CHAMPION: Final = "champion"
 _SERVERS: Final = ("http://", "https://")
 NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def absolute_uri(tracking_uri: str) -> str:
+    """The URI with an absolute path, for processes with another working directory.
+
+    >>> absolute_uri("http://server:5000")
+    'http://server:5000'
+    """
+    scheme, separator, rest = tracking_uri.partition(":///")
+    if separator and scheme.startswith("sqlite") and rest:
+        return f"{scheme}:///{Path(rest).absolute()}"
+    return tracking_uri if ":" in tracking_uri else str(Path(tracking_uri).absolute())
+
+
+def database_of(tracking_uri: str) -> Path | None:
+    """The file of an SQLite store; None for other stores.
+
+    >>> database_of("sqlite:///out/mlflow.db")
+    PosixPath('out/mlflow.db')
+    """
+    scheme, separator, rest = tracking_uri.partition(":///")
+    return Path(rest) if separator and scheme.startswith("sqlite") and rest else None
+
+
+def kept_folder(directory: Path | None, run_id: str) -> Path:
+    """Where a run keeps what is not over yet: its local artifacts, else the user's state folder."""
+    if directory is not None:
+        return directory
+    #   XDG_STATE_HOME  keeps what `--resume` needs of runs on an MLflow server. Default:
+    #                   ~/.local/state.
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "dynamiccl" / run_id
+
+
+def check_there(tracking_uri: str, named: str) -> None:
+    """Raise MissingPath for a missing database, which MLflow would create empty.
+
+    What `named` says of files elsewhere (`s3://...`) is not looked up in it.
+    """
+    if ":/" in named and named.partition(":/")[0] not in {"runs", "models"}:
+        return
+    path = database_of(tracking_uri)
+    if path is not None and not path.exists():
+        fix = (
+            f"'{named}' is no directory, so it is looked for there: give a directory, name the "
+            "store with --tracking-uri, or work where the runs were tracked"
+        )
+        raise MissingPath("MLflow store", path, fix)
+
+
+def check_writable(tracking_uri: str) -> None:
+    """Raise MachineError for a read-only database, which MLflow retries for two minutes."""
+    path = database_of(tracking_uri)
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise MissingPath("directory", path.parent, f"make it, for the MLflow store {path}")
+    # SQLite writes its journal beside the file.
+    for each in (path.parent, *([path] if path.exists() else [])):
+        if not os.access(each, os.W_OK):
+            raise MachineError(
+                f"the MLflow store {path} cannot be written: {each.absolute()} is read-only here; "
+                "work in another directory, or name another store with --tracking-uri"
+            )
 
 
 @contextmanager
@@ -94,18 +211,6 @@ class Run:
         """Log metrics of one step."""
         mlflow.log_metrics(dict(metrics), step=step, run_id=self.run_id)
 
-    def param(self, name: str) -> str:
-        """A parameter that was logged; empty without."""
-        return str(self._client.get_run(self.run_id).data.params.get(name, ""))
-
-    def tag(self, name: str) -> str:
-        """A tag; empty without."""
-        return str(self._client.get_run(self.run_id).data.tags.get(name, ""))
-
-    def has_metric(self, name: str, step: int) -> bool:
-        """Whether a metric was logged for a step."""
-        return step in self.history(name)
-
     @uninterrupted()
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
@@ -114,8 +219,14 @@ class Run:
 
     @uninterrupted()
     def log_data(self, folder: str, digest: str) -> None:
-        """Log the data directory that the run learns from, by its hash, as MLflow's data set."""
-        inputs = [data_set_input(folder, digest)]
+        """Log the data directory that the run learns from as MLflow's data set: name and hash."""
+        entity = Dataset(
+            name=Path(folder).resolve().name or folder,
+            digest=digest[:_DIGEST_DIGITS],
+            source_type="local",
+            source=json.dumps({"uri": str(Path(folder).resolve())}),
+        )
+        inputs = [DatasetInput(entity, tags=[InputTag(MLFLOW_DATASET_CONTEXT, "training")])]
         try:
             self._client.log_inputs(self.run_id, inputs)
         except MlflowException:
@@ -138,6 +249,14 @@ class Run:
         status = RunStatus.FINISHED if finished else RunStatus.FAILED
         self._client.set_terminated(self.run_id, RunStatus.to_string(status))
 
+    def param(self, name: str) -> str:
+        """A parameter that was logged; empty without."""
+        return str(self._client.get_run(self.run_id).data.params.get(name, ""))
+
+    def tag(self, name: str) -> str:
+        """A tag; empty without."""
+        return str(self._client.get_run(self.run_id).data.tags.get(name, ""))
+
     def history(self, name: str) -> dict[int, float]:
         """Step -> value of a metric, in order of the steps; empty when it was never logged."""
         found = self._client.get_metric_history(self.run_id, name)
@@ -151,7 +270,66 @@ class Run:
     @property
     def directory(self) -> Path | None:
         """The artifacts as a local folder; None when the store is elsewhere."""
-        return local_folder(self.artifact_uri)
+        parsed = urlparse(self.artifact_uri)
+        return Path(unquote(parsed.path)) if parsed.scheme in {"", "file"} else None
+
+    def begin(self, data_dir: Path, digest: str, params: Mapping[str, Any], text: str) -> None:
+        """Log what every run begins with: its settings, its data, code and host, what it is."""
+        self.log_params({**params, "data": str(data_dir)})
+        self.log_data(str(data_dir), digest)
+        self.describe(text)
+        # Last of all: a run that has no `data_hash` was cut off before.
+        host = socket.gethostname()
+        self.set_tags({"data_hash": digest, "git_commit": git_commit(), "host": host})
+
+    def finish(self, scratch: Path, summary: Any) -> None:
+        """Log what `scratch` holds, and last of all the summary: who finds it finds the rest."""
+        self.log_folder(scratch)
+        self.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+
+
+def _find_or_create(client: MlflowClient, tracking_uri: str, name: str) -> str:
+    """The id of the experiment `name`, which is made if need be; sets the tags that it lacks."""
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        _set_missing_tags(client, found)
+        return str(found.experiment_id)
+    database = database_of(tracking_uri)
+    if database is None:
+        return str(client.create_experiment(name, tags=EXPERIMENT_TAGS))
+    # Beside the database, wherever the command was started: runs and their files stay together.
+    root = database.resolve().parent / "mlruns"
+    made = client.create_experiment(name, artifact_location=root.as_uri(), tags=EXPERIMENT_TAGS)
+    return str(made)
+
+
+def _set_missing_tags(client: MlflowClient, experiment: Experiment) -> None:
+    """Set those of EXPERIMENT_TAGS that an experiment of an older release lacks."""
+    for key in EXPERIMENT_TAGS.keys() - experiment.tags.keys():
+        client.set_experiment_tag(experiment.experiment_id, key, EXPERIMENT_TAGS[key])
+
+
+def runs_page(experiment_id: str) -> str:
+    """Address of an experiment's runs, below that of `mlflow ui`.
+
+    >>> runs_page("1")
+    '/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=dynamiccl'
+    """
+    query = f"workflowType=machine_learning&viewStateShareKey={VIEW_KEY}"
+    return f"/#/experiments/{experiment_id}/runs?{query}"
+
+
+def source_tags() -> dict[str, str]:
+    """What started a run, for the column *Source*: `dynamiccl-train fit`, or a script's name."""
+    path, command = Path(sys.argv[0]), sys.argv[1:2]
+    # `python -m dynamiccl.train.cli` is what a study starts for each trial.
+    program = f"dynamiccl-{path.parent.name}" if path.name == "cli.py" else path.name
+    if program.startswith("dynamiccl-") and command and command[0].isalpha():
+        program = f"{program} {command[0]}"
+    return {
+        MLFLOW_SOURCE_NAME: program or "python",
+        MLFLOW_SOURCE_TYPE: SourceType.to_string(SourceType.LOCAL),
+    }
 
 
 def open_run(
@@ -160,7 +338,7 @@ def open_run(
     """Start a run that somebody ends later; raises UserError when the URI cannot be used."""
     check_writable(tracking_uri)
     with _store(tracking_uri) as client:
-        experiment_id = find_or_create(client, tracking_uri, experiment)
+        experiment_id = _find_or_create(client, tracking_uri, experiment)
         all_tags = source_tags() | dict(tags)
         run = client.create_run(experiment_id, run_name=run_name, tags=all_tags)
     return Run(client, run.info.run_id, run.info.artifact_uri)
@@ -199,14 +377,18 @@ def continue_run(tracking_uri: str, run_id: str) -> Iterator[Run]:
     if run.info.status == RunStatus.to_string(RunStatus.FINISHED):
         raise UserError(f"run '{run_id}' has finished; train anew with 'dynamiccl-train fit'")
     with _ended(Run(client, run_id, run.info.artifact_uri)) as tracked:
-        set_missing_tags(client, run.info.experiment_id)
+        _set_missing_tags(client, client.get_experiment(run.info.experiment_id))
         client.update_run(run_id, RunStatus.to_string(RunStatus.RUNNING))
         yield tracked
 
 
 @contextmanager
 def _store(tracking_uri: str) -> Iterator[MlflowClient]:
-    quiet_mlflow()
+    # MLflow logs the migrations of a new database line by line.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     try:
         # MLflow keeps stores by their address: a relative one would stay in the first directory.
         address = absolute_uri(tracking_uri)
@@ -303,15 +485,6 @@ def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
         return str(mlflow.artifacts.load_text(f"{run.artifact_uri}/{name}"))
 
 
-def add_artifacts(tracking_uri: str, run_id: str, folder: Path, place: str) -> None:
-    """Copy what a folder holds to `place` among the artifacts of a run, which may have ended.
-
-    Raises UserError for a run that is not, and for a store that takes nothing.
-    """
-    with _store(tracking_uri) as client:
-        client.log_artifacts(run_id, str(folder), place)
-
-
 def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY_FOLDER) -> str:
     """Make a run's policy a version of the registered model, and let `alias` mean it; the version.
 
@@ -330,22 +503,6 @@ def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY
     return version
 
 
-def version_of(tracking_uri: str, alias: str) -> str | None:
-    """The version of the registered model that an alias means; None when it means none."""
-    with _store(tracking_uri) as client:
-        for model in client.search_registered_models(f"name = '{MODEL_NAME}'"):
-            version = model.aliases.get(alias)
-            return None if version is None else str(version)
-        return None
-
-
-def tag_version(tracking_uri: str, version: str, tags: Mapping[str, str]) -> None:
-    """Set tags of a version of the registered model."""
-    with _store(tracking_uri) as client:
-        for name, value in tags.items():
-            client.set_model_version_tag(MODEL_NAME, version, name, value)
-
-
 def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     """The local policy folder of a run's id or name or artifact folder, or a policy folder itself.
 
@@ -359,7 +516,6 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     check_there(tracking_uri, run_or_folder)
-    quiet_mlflow()
     uri = run_or_folder
     if ":/" not in uri:
         with _store(tracking_uri) as client:
@@ -437,3 +593,87 @@ def _version_named(client: MlflowClient, path: str) -> Any:
         versions = client.search_model_versions(f"name = '{name}'")
         return max(versions, key=lambda each: int(each.version))
     return client.get_model_version(name, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """The promoted version."""
+
+    run_id: str
+    #: Of the registered model; that of the champion before it, which may be the same.
+    version: str
+    version_before: str | None
+    #: Size bins in which it may act; None: it passed no gate.
+    passed_bins: int | None
+    #: The policy's folder; its address where the artifacts are not files here.
+    policy: str
+
+
+def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -> Promotion:
+    """Let the alias `champion` mean a run's policy, as a gate left it in `gated`.
+
+    `named`: a run id, `models:/dynamiccl@candidate`, or the run's directory. Raises UserError for a
+    policy that no gate has judged, that a gate lets do nothing, or that is not the run's; `force`
+    takes it for all but the last. Raises as `Manifest.read` too.
+    """
+    run_id = find_run(named, tracking_uri) or _run_of_folder(Path(named))
+    run = reopen_run(tracking_uri, run_id)
+    own = Manifest.read(policy_directory(run_id, tracking_uri))
+    with _store(tracking_uri) as client:
+        held = client.search_registered_models(f"name = '{MODEL_NAME}'")
+        before = held[0].aliases.get(CHAMPION) if held else None
+    name, passed = POLICY_FOLDER, None
+    if gated is not None:
+        passed = _passed_bins(run_id, own, gated)
+        # One folder for each verdict: what an earlier version means must not change.
+        name = f"gated-{file_sha256(gated / MANIFEST_NAME)[:12]}"
+    if not passed and not force:
+        raise UserError(_refusal(run_id, gated))
+    if gated is not None:
+        run.log_folder(gated, name)
+    verdict = "forced" if not passed else f"passed {passed} size bins"
+    version = register(tracking_uri, run_id, CHAMPION, folder=name)
+    with _store(tracking_uri) as client:
+        client.set_model_version_tag(MODEL_NAME, version, "gate", verdict)
+    policy = f"{run.artifact_uri}/{name}" if run.directory is None else str(run.directory / name)
+    before = None if before is None else str(before)
+    return Promotion(run_id, version, before, passed, policy)
+
+
+def _run_of_folder(folder: Path) -> str:
+    """The MLflow run id of the run directory that contains a folder."""
+    ids = re.findall(r"[0-9a-f]{32}", str(folder.resolve()))
+    if not ids:
+        raise UserError(
+            f"{folder} lies in no run's directory, and a champion is a version of a run: give the "
+            "run's id, or models:/dynamiccl@candidate"
+        )
+    return str(ids[-1])
+
+
+def _passed_bins(run_id: str, own: Manifest, gated: Path) -> int | None:
+    """Number of size bins in which the gate lets the policy act; None without a gate."""
+    manifest = Manifest.read(gated)
+    if manifest.files.get(POLICY_NAME) != own.files.get(POLICY_NAME):
+        raise UserError(
+            f"{gated} is not about the policy of run '{run_id}': their {POLICY_NAME} differ; give "
+            "the run that the gate judged"
+        )
+    verdicts = [support.gated for support in manifest.supports]
+    if None in verdicts:
+        return None
+    by_action = [bins for v in verdicts if v for bins in v.values()]
+    return sum(len(bins) for actions in by_action for bins in actions.values())
+
+
+def _refusal(run_id: str, gated: Path | None) -> str:
+    if gated is None:
+        return (
+            f"the champion is what a gate let through: measure fresh runs, judge run '{run_id}' by "
+            f"'dynamiccl-evaluate gate --data FRESH --policy {run_id} --out DIR', and give --gated "
+            "DIR; or --force for a policy that nothing keeps from being slower than NCCL"
+        )
+    return (
+        f"no gate let the policy of {gated} act in any size bin: as a champion it would leave all "
+        "to NCCL; judge it on more fresh runs, or give --force"
+    )

@@ -3,34 +3,48 @@
 `predicted_us` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
 `true_us` is the same model times published factors that were fitted to nccl-tests runs; where
 neither channels nor a chunk are asked for nothing else is added, so the gap between the default and
-the best algorithm and protocol is the gap that those measurements show. What a number of channels
-or a chunk does is ours (channels.py, `chunk_factor`). ORIGIN.md says where the figures come from.
+the best algorithm and protocol is the gap that those measurements show. ORIGIN.md says where the
+figures come from.
 
-time_us = latency_us + bytes / (1000 x algbw_gbytes_per_s)
+    time_us = latency_us + bytes / (1000 x algbw_gbytes_per_s)
+
+What a number of channels or a chunk does is *ours and fitted to nothing*, like the noise. Its form
+is AutoCCL's (`physics.saturating`), in channels over their best number: the transfer lasts so many
+times as long as with NCCL's own number, for which everything else is stated.
 """
 
+import csv
 import math
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator import tables
-from dynamiccl.simulator.channels import actual_channels, channel_factor
+from dynamiccl.nccl import (
+    ABSTAIN,
+    VALID_PROTOCOLS,
+    Algorithm,
+    Collective,
+    Config,
+    NcclVersion,
+    Protocol,
+)
+from dynamiccl.simulator import physics
+from dynamiccl.simulator.default import CostModel, Overrides, find_machine
 from dynamiccl.simulator.group import GPUS_PER_NODE, Group
-from dynamiccl.simulator.routes import route
-from dynamiccl.simulator.system import Call
-from dynamiccl.simulator.tables import NCCL_VERSION, default_model, read_csv
+from dynamiccl.simulator.system import UNTOUCHED, Call, Contention, Launch, Parts
 
 if TYPE_CHECKING:  # it takes most of a start of whoever needs no table
     import numpy as np
     import numpy.typing as npt
 
-#: Names of other modules that belong here, too.
-__all__ = ["GPUS_PER_NODE", "NCCL_VERSION", "Group"]
+#: Names of another module that belong here, too.
+__all__ = ["GPUS_PER_NODE", "Group"]
 
+#: The release of the published corrections, and so of the default.
+NCCL_VERSION: Final = NcclVersion(2, 27, 5)
 #: Facts of the nodes that the tables describe (DGX H100 class), as measurement columns.
 ENVIRONMENT: Final[Mapping[str, Any]] = {
     "system_description": "simulated: H100 NVSwitch nodes on InfiniBand, NCCL 2.27.5 model "
@@ -46,12 +60,13 @@ ENVIRONMENT: Final[Mapping[str, Any]] = {
     "nics_per_node": 8,
     "cpu_vendor": "intel",
 }
-
-
+#: NVIDIA H100 SXM5 (data sheet): 132 streaming multiprocessors, 3.35 TB/s of HBM3.
+_NUM_SMS: Final = 132
+_MEMORY_GBYTES_PER_S: Final = 3350.0
+#: Bus bandwidth of a ring or tree inside an NVSwitch node (default/).
+_INTRA_BUS_GBYTES_PER_S: Final = 360.0
 #: Of the messages of which bandwidths were measured.
 _LARGE_BYTES: Final = 10**9
-
-
 #: 400 Gbit/s.
 NIC_GBYTES_PER_S: Final = 50.0
 #: Share of a line that is payload: LL has 4 bytes of flag for 4 of data, LL128 8 in 128.
@@ -63,36 +78,113 @@ _PAYLOAD: Final[Mapping[Protocol, float]] = {
 #: GB/s of a channel of NVLSTree over two nodes, and over more (Hopper), times NCCL's 5/6 from bus
 #: to algorithm bandwidth.
 _NVLS_TREE: Final = (57.7 * 5.0 / 6.0, 45.5 * 5.0 / 6.0)
+#: NCCL_BUFFSIZE.
+_BUFFER_BYTES: Final = 4 << 20
+#: The effect of a chunk; ours.
+_CHUNKS: Final = physics.ChunkValues(curvature=0.012, largest=0.30, pieces=16)
 
-_STEP_BYTES: Final = (4 << 20) // 8
-_RING_STEPS: Final = 4
-_NVLS_CHUNK_BYTES: Final = 128 << 10
-#: Chunks are multiples of it; a chunk of none would be divided by (`ncclProtoGrainSize`, Simple).
-GRAIN_BYTES: Final = 512
-_NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
-_RING_PIPELINED: Final = frozenset(
-    {Collective.AllReduce, Collective.AllGather, Collective.ReduceScatter}
-)
-#: Strength, largest effect, and pieces that a rank's share wants to be cut into; ours.
-_CURVATURE: Final = 0.012
-_LARGEST: Final = 0.30
-_PIECES: Final = 16
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Response of a protocol to channels (`physics.saturating`); ours."""
+
+    half_rise: float
+    crowding: float
+    #: The best number grows with the square root of the size: one channel for so many bytes.
+    unit_bytes: int
+
+
+_SHAPES: Final[Mapping[Protocol, _Shape]] = {
+    Protocol.LL: _Shape(0.12, 0.15, 16 << 10),
+    Protocol.LL128: _Shape(0.15, 0.20, 64 << 10),
+    Protocol.Simple: _Shape(0.20, 0.20, 128 << 10),
+}
+#: The best number for large messages as a share of the communicator's channels: between nodes the
+#: network is full before they are all in use, inside one a ring could do with more than NCCL opens.
+_LARGEST_SHARE: Final[Mapping[Algorithm, float]] = {
+    Algorithm.Tree: 0.60,
+    Algorithm.Ring: 0.80,
+    Algorithm.PAT: 0.80,
+    Algorithm.NVLS: 0.75,
+    Algorithm.NVLSTree: 0.70,
+}
+_ONE_NODE_RING_SHARE: Final = 1.25
+#: A tree is short, so that even small messages gain from a second channel.
+_TREE_UNIT_SHARE: Final = 0.25
+
+
+class H100System(CostModel):
+    """These nodes as a `System`: NCCL's decisions, and `true_us`. Launch settings change nothing.
+
+    Assembled from published figures, not fitted.
+    """
+
+    name = "h100-ib"
+    environment = ENVIRONMENT
+    nccl_version = NCCL_VERSION
+    num_sms = _NUM_SMS
+    #: The GPU's data sheet, and A100's priors.
+    contention = Contention(_NUM_SMS, _MEMORY_GBYTES_PER_S, 0.35, 0.2, held_us=2400.0)
+
+    def __init__(self) -> None:
+        """Decide as NCCL does on these nodes."""
+        super().__init__(NCCL_VERSION, find_machine(self.name))
+
+    def groups(self) -> Sequence[Group]:
+        """Shapes that the tables hold."""
+        return groups()
+
+    def collectives(self) -> Sequence[Collective]:
+        """Collectives that the tables hold."""
+        return collectives()
+
+    def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:  # noqa: ARG002
+        """The tables' line: its latency is fixed, the rest moves bytes over the slowest link."""
+        ran = self.resolve(call, config)
+        assert ran.algorithm is not None
+        assert ran.protocol is not None
+        assert ran.num_channels is not None
+        cell = (call.group, call.collective, ran.algorithm, ran.protocol, call.size_bytes)
+        # Congestion stretches what moves bytes, and nothing else: so the two come apart.
+        quiet_us, loud_us = (
+            true_us(
+                *cell,
+                congestion=congestion,
+                num_channels=config.num_channels,
+                chunk_bytes=config.chunk_bytes,
+            )
+            for congestion in (0.0, 1.0)
+        )
+        moving_us = loud_us - quiet_us
+        several = call.group.num_nodes > 1
+        bus_bytes = call.size_bytes * call.collective.bus_factor(call.group.num_ranks)
+        inside_us = min(bus_bytes / (1000.0 * _INTRA_BUS_GBYTES_PER_S), moving_us)
+        return Parts(
+            algorithm=ran.algorithm,
+            protocol=ran.protocol,
+            num_channels=ran.num_channels,
+            fixed_us=quiet_us - moving_us,
+            intra_us=inside_us if several else moving_us,
+            inter_us=moving_us if several else 0.0,
+        )
 
 
 @cache
-def _ramp(table: str) -> list[tuple[float, float]]:
-    rows = [row for row in read_csv("h100_corrections.csv") if row["table"] == table]
-    return [(math.log2(float(r["index_value"])), float(r["factor_or_value"])) for r in rows]
+def default_model(num_channels: int | None = None) -> CostModel:
+    """What NCCL decides on these nodes; `num_channels` is what a communicator was made with."""
+    made = Overrides(min_channels=num_channels, max_channels=num_channels)
+    return CostModel(NCCL_VERSION, find_machine(H100System.name), made)
 
 
 def groups() -> list[Group]:
-    """All group shapes with measurements, smallest first."""
-    return [*tables.groups()]
+    """One node of two GPUs up to all, and the shapes of several nodes that were measured."""
+    one_node = [Group(1, ranks) for ranks in range(2, GPUS_PER_NODE + 1)]
+    return [*one_node, *(Group(n, r) for n in (2, 4, 8, 16, 32) for r in (1, 2, 4, 8))]
 
 
 def collectives() -> list[Collective]:
     """All collectives that NCCL tunes."""
-    return sorted({cell[0] for cells in tables.lines().values() for cell in cells})
+    return sorted(VALID_PROTOCOLS)
 
 
 def cells(group: Group, collective: Collective) -> list[tuple[Algorithm, Protocol]]:
@@ -105,6 +197,17 @@ def predicted_us(
 ) -> float:
     """NCCL 2.27.5's predicted time of a call, us; it decides by this. KeyError: no such cell."""
     return default_model().cost_us(Call(group, collective, size_bytes), algorithm, protocol)
+
+
+def default_config(group: Group, collective: Collective, size_bytes: int) -> Config:
+    """NCCL's own choice of algorithm and protocol."""
+    chosen = default_model().resolve(Call(group, collective, size_bytes), ABSTAIN)
+    return Config(chosen.algorithm, chosen.protocol)
+
+
+def cost_table(group: Group, collective: Collective, size_bytes: int) -> "npt.NDArray[np.float32]":
+    """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
+    return default_model().cost_table(Call(group, collective, size_bytes))
 
 
 def true_us(  # noqa: PLR0913 - a call, and everything that can be set about it
@@ -135,24 +238,36 @@ def true_us(  # noqa: PLR0913 - a call, and everything that can be set about it
         if used < actual_channels(*call):
             # What NCCL's own number reaches was measured; fewer have fewer NICs.
             transfer_us = max(transfer_us, least_transfer_us(*call, used))
-    transfer_us *= chunk_factor(*call, chunk_bytes) * (1.0 + congestion)
+    slower = 1.0
+    if protocol is Protocol.Simple and chunk_bytes is not None:
+        default = default_chunk_bytes(collective, algorithm)
+        asked = actual_chunk_bytes(collective, algorithm, chunk_bytes)
+        slower = physics.chunk_factor(_CHUNKS, size_bytes / group.num_ranks, default, asked)
+    transfer_us *= slower * (1.0 + congestion)
     return line.latency_us + _extra_latency_us(group, collective) + transfer_us
 
 
-def default_config(group: Group, collective: Collective, size_bytes: int) -> Config:
-    """NCCL's own choice of algorithm and protocol."""
-    chosen = default_model().resolve(Call(group, collective, size_bytes), ABSTAIN)
-    return Config(chosen.algorithm, chosen.protocol)
+# --- Measured corrections ---
 
 
-def cost_table(group: Group, collective: Collective, size_bytes: int) -> "npt.NDArray[np.float32]":
-    """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
-    return default_model().cost_table(Call(group, collective, size_bytes))
+@cache
+def _points(table: str, applies_to: str = "") -> list[tuple[float, float]]:
+    """(index, value) of the rows of a table of corrections, of one collective where named."""
+    held = resources.files(__package__).joinpath("h100_corrections.csv")
+    return [
+        (float(row["index_value"]), float(row["factor_or_value"]))
+        for row in csv.DictReader(held.read_text(encoding="utf-8").splitlines())
+        if row["table"] == table and applies_to in {"", row["applies_to"]}
+    ]
+
+
+@cache
+def _ramp(table: str) -> list[tuple[float, float]]:
+    return [(math.log2(index), value) for index, value in _points(table)]
 
 
 def _extra_latency_us(group: Group, collective: Collective) -> float:
-    one_node = group.num_nodes == 1
-    return _correction(collective, group.num_ranks).extra_latency_us if one_node else 0.0
+    return _correction(collective, group.num_ranks)[1] if group.num_nodes == 1 else 0.0
 
 
 def _measured_factor(
@@ -160,7 +275,7 @@ def _measured_factor(
 ) -> float:
     """Measured / modelled bandwidth, interpolated linearly between the fitted sizes."""
     if group.num_nodes == 1:
-        return _correction(collective, group.num_ranks).bandwidth_factor
+        return _correction(collective, group.num_ranks)[0]
     if algorithm is Algorithm.NVLSTree:
         table = "nvls_tree_ramp"
     elif algorithm is Algorithm.Ring and group.ranks_per_node == GPUS_PER_NODE:
@@ -172,49 +287,29 @@ def _measured_factor(
     return _interpolated(log2_per_gpu, _ramp(table), beyond=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Correction:
-    """Measured over predicted: a factor of the bandwidth, and a difference of latencies in us."""
-
-    bandwidth_factor: float = 1.0
-    extra_latency_us: float = 0.0
-
-
 @cache
-def _correction(collective: Collective, num_ranks: int) -> _Correction:
-    """The correction for `num_ranks` GPUs of one node; none where nothing was measured.
+def _correction(collective: Collective, num_ranks: int) -> tuple[float, float]:
+    """For `num_ranks` GPUs of one node: factor of the bandwidth, and further latency in us.
 
     What was measured (ORIGIN.md) is a bandwidth of 1 GB messages and a latency for 2, 4 and 8 GPUs,
     linear between these, for whatever NCCL chose. Nothing tells the cells of a collective apart, so
     all of them get the same factor and extra latency: those that make the chosen cell's line go
-    through the measured points.
+    through the measured points. Where nothing was measured, (1, 0).
     """
+    name = collective.wire.lower()
+    algbw, latency = _points("one_node_algbw", name), _points("one_node_latency", name)
+    if not algbw or not latency:
+        return 1.0, 0.0
     model = default_model().lines(Group(1, num_ranks))
     lines = [line for cell, line in model.items() if cell[0] is collective]
-    algbw = _points("one_node_algbw").get(collective.wire.lower())
-    latency = _points("one_node_latency").get(collective.wire.lower())
-    if algbw is None or latency is None:
-        return _Correction()
-    large_us = {
-        line: line.latency_us + _LARGE_BYTES / (1000.0 * line.algbw_gbytes_per_s) for line in lines
-    }
-    large = min(lines, key=lambda line: large_us[line])
+    large = min(
+        lines, key=lambda line: line.latency_us + _LARGE_BYTES / (1000.0 * line.algbw_gbytes_per_s)
+    )
     small = min(lines, key=lambda line: line.latency_us)
-    return _Correction(
+    return (
         _interpolated(num_ranks, algbw) / large.algbw_gbytes_per_s,
         _interpolated(num_ranks, latency) - small.latency_us,
     )
-
-
-@cache
-def _points(table: str) -> Mapping[str, Sequence[tuple[float, float]]]:
-    """(GPU count, value) pairs by collective."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for row in read_csv("h100_corrections.csv"):
-        if row["table"] == table:
-            pair = (float(row["index_value"]), float(row["factor_or_value"]))
-            points.setdefault(row["applies_to"], []).append(pair)
-    return points
 
 
 def _interpolated(
@@ -228,6 +323,72 @@ def _interpolated(
         return points[max(after - 1, 0)][1]
     (x0, y0), (x1, y1) = points[after - 1 : after + 1]
     return (y1 - y0) / (x1 - x0) * (x - x0) + y0
+
+
+# --- Channels, NICs and chunks ---
+
+
+def communicator_channels(group: Group, algorithm: Algorithm) -> int:
+    """Channels that NCCL opens on H100 nodes unless told otherwise (`NCCL_MIN/MAX_CTAS`)."""
+    return default_model().max_channels(group, algorithm)
+
+
+def actual_channels(  # noqa: PLR0913 - the call, and what was asked for it
+    group: Group,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    size_bytes: int,
+    num_channels: int | None = None,
+    *,
+    max_channels: int | None = None,
+) -> int:
+    """Channels that NCCL uses when `num_channels` are requested (None: its own number).
+
+    The communicator has only so many channels (`max_channels`, None for what NCCL opens by itself),
+    and a small payload does not fill them. `size_bytes` is NCCL's nBytes, the whole buffer for
+    AllGather and ReduceScatter.
+    """
+    call = Call(group, collective, size_bytes)
+    return default_model(max_channels).num_channels(call, algorithm, protocol, num_channels)
+
+
+def channel_factor(  # noqa: PLR0913 - the call, and what was asked for it
+    group: Group,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    size_bytes: int,
+    num_channels: int | None = None,
+    *,
+    max_channels: int | None = None,
+) -> float:
+    """Transfer time / transfer time with NCCL's own number of channels."""
+    call = (group, collective, algorithm, protocol, size_bytes)
+    used = actual_channels(*call, num_channels, max_channels=max_channels)
+    default = actual_channels(*call)
+    if used == default:
+        return 1.0
+    best, shape = _best_channels(group, algorithm, protocol, size_bytes), _SHAPES[protocol]
+    of_default, of_used = (
+        physics.saturating(number / best, shape.half_rise, shape.crowding)
+        for number in (default, used)
+    )
+    return of_default / of_used
+
+
+def _best_channels(
+    group: Group, algorithm: Algorithm, protocol: Protocol, size_bytes: int
+) -> float:
+    """Number of channels with the largest bandwidth, a real number >= 1 (our assumption)."""
+    unit = float(_SHAPES[protocol].unit_bytes)
+    if algorithm is Algorithm.Tree:
+        unit *= _TREE_UNIT_SHARE
+    share = _LARGEST_SHARE[algorithm]
+    if algorithm is Algorithm.Ring and group.num_nodes == 1:
+        share = _ONE_NODE_RING_SHARE
+    largest = share * communicator_channels(group, algorithm)
+    return min(max(math.sqrt(size_bytes / unit), 1.0), largest)
 
 
 def least_transfer_us(
@@ -264,51 +425,16 @@ def _bytes_out(group: Group, collective: Collective, algorithm: Algorithm) -> fl
     """
     if algorithm is Algorithm.Tree and group.num_nodes == 2:
         return 1.0
-    return route(group, collective, algorithm).wire_between
+    return physics.route(group, collective, algorithm).wire_between
 
 
 def default_chunk_bytes(collective: Collective, algorithm: Algorithm) -> int:
     """NCCL's own Simple chunk, which is also the largest that can be asked for."""
-    if algorithm in _NVLS_KINDS:
-        return _NVLS_CHUNK_BYTES
-    if algorithm is Algorithm.Ring and collective in _RING_PIPELINED:
-        return _RING_STEPS * _STEP_BYTES
-    return _STEP_BYTES
+    return physics.largest_chunk_bytes(collective, algorithm, Protocol.Simple, _BUFFER_BYTES)
 
 
 def actual_chunk_bytes(
     collective: Collective, algorithm: Algorithm, chunk_bytes: int | None = None
 ) -> int:
-    """The Simple chunk that NCCL uses: within its buffers, in whole grains, at least one.
-
-    Bounds and grain are NCCL's (2.30.7, `src/enqueue.cc` and `src/init.cc`: 4 MiB buffers in 8
-    steps, four of which a ring takes at once).
-    """
-    default = default_chunk_bytes(collective, algorithm)
-    if chunk_bytes is None:
-        return default
-    return max(min(chunk_bytes, default) // GRAIN_BYTES, 1) * GRAIN_BYTES
-
-
-def chunk_factor(
-    group: Group,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-    chunk_bytes: int | None,
-) -> float:
-    """Transfer time / transfer time with NCCL's own chunk; 1.0 unless Simple.
-
-    *Ours and fitted to nothing*: a parabola in the logarithm.
-    """
-    if protocol is not Protocol.Simple or chunk_bytes is None:
-        return 1.0
-    default = default_chunk_bytes(collective, algorithm)
-    best = min(max(size_bytes / (group.num_ranks * _PIECES), 64 << 10), default)
-    used = actual_chunk_bytes(collective, algorithm, chunk_bytes)
-    return _cost(used / best) / _cost(default / best)
-
-
-def _cost(ratio: float) -> float:
-    return 1.0 + min(_CURVATURE * math.log2(ratio) ** 2, _LARGEST)
+    """The Simple chunk that NCCL uses: within its buffers, in whole grains, at least one."""
+    return physics.asked_chunk_bytes(default_chunk_bytes(collective, algorithm), chunk_bytes)

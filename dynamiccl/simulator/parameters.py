@@ -1,4 +1,4 @@
-"""The system file: every parameter of the time model with its origin.
+"""The system file: every parameter of the time model with its origin; read, checked and written.
 
 A number is a table `{ value = 8.3, origin = "fitted" }`, and `note` says more where that is needed:
 
@@ -11,16 +11,17 @@ from. Errors name file, key and value.
 """
 
 import tomllib
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, MissingPath, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.simulator.toml_table import Table, first_problem
+from dynamiccl.simulator.toml_table import Table, first_problem, toml_value
 
 
 class Origin(StrEnum):
@@ -127,7 +128,7 @@ class TransportParameters(Table):
 
 
 class ComputeParameters(Table):
-    """Mutual slowdown of compute and collectives on one GPU (contention.py)."""
+    """Mutual slowdown of compute and collectives on one GPU (system.py)."""
 
     #: Share of the memory's bandwidth that a matrix product takes when it runs alone.
     memory_share: Parameter
@@ -229,6 +230,7 @@ CELL_NUMBERS: Final = tuple(
     name for name, field in CellParameters.model_fields.items() if field.annotation is Parameter
 )
 LINK_NUMBERS: Final = tuple(LinkParameters.model_fields)
+_TABLES = ("environment", "nccl", "links", "threads", "chunks", "compute", "fit")
 
 
 def load_system_file(path: Path) -> SystemFile:
@@ -265,3 +267,70 @@ def _named_twice(file: SystemFile) -> str | None:
                 return cell.key
             seen.add(key)
     return None
+
+
+def system_text(file: SystemFile, *, head: str = "") -> str:
+    """The file as TOML; `head` is a comment on top. Loading it gives an equal file."""
+    lines = [f"# {line}".rstrip() for line in head.splitlines()]
+    lines += [""] if head else []
+    lines += [f"{key} = {_value(value)}" for key, value in _plain(file)]
+    for name in _TABLES:
+        lines += _table(name, getattr(file, name))
+    for transport, held in file.transports.items():
+        lines += _table(f"transports.{transport}", held)
+    for cell in file.cells:
+        lines += ["", "[[cells]]", *_entries(cell)]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(file: SystemFile) -> Iterator[tuple[str, Any]]:
+    for key in SystemFile.model_fields:
+        if key not in {*_TABLES, "transports", "cells"}:
+            yield key, getattr(file, key)
+
+
+def _table(name: str, table: Any) -> list[str]:
+    entries = list(_entries(table))
+    return ["", f"[{name}]", *entries] if entries else []
+
+
+def _entries(table: Any) -> Iterator[str]:
+    if isinstance(table, BaseModel):
+        given = table.model_dump(exclude_defaults=True)
+        pairs = {key: getattr(table, key) for key in given}
+        # A parameter equal to the default is written too: its origin may differ.
+        pairs |= {
+            key: value
+            for key in table.model_fields_set
+            if isinstance(value := getattr(table, key), Parameter)
+        }
+        pairs = {key: pairs[key] for key in type(table).model_fields if key in pairs}
+    else:
+        pairs = dict(table)
+    for key, value in pairs.items():
+        yield f"{key} = {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    return toml_value(_data(value), number=_number)
+
+
+def _data(value: Any) -> Any:
+    """A value of the file as plain data."""
+    if isinstance(value, Parameter):
+        note = {"note": value.note} if value.note else {}
+        return {"value": value.value, "origin": value.origin.value, **note}
+    if isinstance(value, BaseModel):
+        pairs = {key: getattr(value, key) for key in type(value).model_fields}
+        return {key: _data(one) for key, one in pairs.items() if one is not None}
+    if isinstance(value, Mapping):
+        return {key: _data(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_data(one) for one in value]
+    # NCCL's names are numbers to Python.
+    return getattr(value, "wire", value)
+
+
+def _number(value: float) -> str:
+    """Five digits are more than any fit is worth."""
+    return repr(float(f"{value:.5g}"))

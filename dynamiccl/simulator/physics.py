@@ -1,6 +1,6 @@
-"""The time of a call from its parameters (formulas only).
+"""The time of a call from its route and its parameters (formulas only).
 
-With the channels NC, the chunk C, the threads NT and the route of the algorithm (routes.py):
+With the channels NC, the chunk C, the threads NT and the route of the algorithm:
 
     loops  = ceil(size / (NC x C x width))
     piece  = min(C, size / (NC x width))             one channel's bytes in one step
@@ -17,18 +17,155 @@ M / (NC x C) serial steps is A, its two saturating bandwidths are beta0 and beta
 gamma. `p` says how far A and M overlap: 1 = one after the other, large = the longer of the two.
 `g` (threads) and `h` (chunk) are 1 at NCCL's own value and keep literature's shape; they are fitted
 to nothing. All times in us, bandwidths in GB/s.
+
+Rings are in lock-step: a rank forwards what its neighbour sent in the step before, so every loop
+over the buffers pays all hops again. Trees, NVLS, CollNet, PAT and a ring's Broadcast and Reduce
+are pipelines: the hops are paid once, and each further loop costs a turn. Counts of hops are those
+of NCCL's own latency model (`src/graph/tuning.cc`, v2.30.7-1).
+
+Sizes of chunks are those of NCCL v2.30.7-1 (`src/init.cc`, `src/enqueue.cc`,
+`src/device/prims_simple.h`): a buffer has eight steps; a ring's Simple chunk takes four of them,
+any other one; half of LL's buffer and a sixteenth of LL128's are flags. NVLS takes smaller chunks
+for smaller calls.
 """
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
-from dynamiccl.nccl import Protocol
-from dynamiccl.simulator.buffers import num_slices
-from dynamiccl.simulator.routes import Route
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.simulator.group import Group
 
 #: Above this the smaller of the two terms is below a thousandth anyway.
 MAX_OVERLAP: Final = 8.0
+_STEPS: Final = 8
+_RING_STEPS: Final = 4
+_LL_BUFFER_BYTES: Final = 8 * 512 * 8 * 16
+_LL128_BUFFER_BYTES: Final = 120 * 640 * 8 * 8
+#: A Simple chunk of a ring is sent in two slices as soon as each has so many bytes.
+_SLICE_BYTES: Final = 32 << 10
+#: Chunks are multiples of it (`ncclProtoGrainSize`, Simple).
+GRAIN_BYTES: Final = 512
+_NVLS_CHUNK_BYTES: Final = 128 << 10
+#: NVLS halves its chunk down to these while a call has less than so many chunks for each head of
+#: each channel.
+_NVLS_SMALLER: Final = ((64, 64 << 10), (8, 32 << 10), (2, 16 << 10))
+NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
+_ROOTED: Final = frozenset({Collective.Broadcast, Collective.Reduce})
+_GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
+_SMALLEST_BEST_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Hops and bytes of one call of an algorithm."""
+
+    #: Hops one after another inside a node and between nodes, for the first chunk to arrive.
+    hops_inside: float
+    hops_between: float
+    #: Chunks of a channel in one loop: every rank's in a ring, every head's in NVLS.
+    width: int
+    lock_step: bool
+    #: Bytes on the busiest link inside a node, and out of a node, for each byte of the call.
+    wire_inside: float
+    wire_between: float
+
+
+@cache
+def route(group: Group, collective: Collective, algorithm: Algorithm) -> Route:
+    """The route of `algorithm` for `collective` among `group`."""
+    if algorithm is Algorithm.Ring:
+        return _ring(group, collective)
+    return _pipeline(group, collective, algorithm)
+
+
+def _ring(group: Group, collective: Collective) -> Route:
+    ranks, nodes = group.num_ranks, group.num_nodes
+    rounds = 2 if collective is Collective.AllReduce else 1
+    steps, between = rounds * (ranks - 1), rounds * (nodes - 1)
+    wire = 1.0 if collective in _ROOTED else rounds * (ranks - 1) / ranks
+    return Route(
+        hops_inside=steps - between,
+        hops_between=between,
+        width=1 if collective in _ROOTED else ranks,
+        lock_step=collective not in _ROOTED,
+        wire_inside=wire if group.ranks_per_node > 1 else 0.0,
+        wire_between=wire if nodes > 1 else 0.0,
+    )
+
+
+def _pipeline(group: Group, collective: Collective, algorithm: Algorithm) -> Route:
+    nodes, local = group.num_nodes, group.ranks_per_node
+    depth = math.log2(nodes)
+    away = (nodes - 1) / nodes
+    gathers = collective in _GATHERS
+    inside, between, width, wire_in, wire_out = {
+        Algorithm.Tree: (2.0 * (local - 1), 2.0 * depth, 1, 2.0, 2.0),
+        Algorithm.NVLS: (2.0, 2.0 * min(nodes - 1, 1), local, 1.0, away * (1 if gathers else 2)),
+        Algorithm.NVLSTree: (2.0, 2.0 * depth, local, 1.0, 1.0 if nodes == 2 else 2.0),
+        Algorithm.CollNetDirect: (
+            2.0 * min(1, local - 1),
+            1.0,
+            local,
+            (1.0 if gathers else 2.0) * (local - 1) / local,
+            away if gathers else 1.0,
+        ),
+        Algorithm.CollNetChain: (2.0 * (local - 1), 1.0, 1, 2.0, 1.0),
+        Algorithm.PAT: (0.0, depth, 1, 0.0, away),
+    }[algorithm]
+    several = nodes > 1
+    return Route(
+        hops_inside=inside if local > 1 else 0.0,
+        hops_between=between if several else 0.0,
+        width=width,
+        lock_step=False,
+        wire_inside=wire_in if local > 1 else 0.0,
+        wire_between=wire_out if several else 0.0,
+    )
+
+
+def largest_chunk_bytes(
+    collective: Collective, algorithm: Algorithm, protocol: Protocol, buffer_bytes: int
+) -> int:
+    """Payload of the largest chunk, limited by the buffer."""
+    if algorithm in NVLS_KINDS:
+        return _NVLS_CHUNK_BYTES
+    if protocol is Protocol.LL:
+        return _LL_BUFFER_BYTES // _STEPS // 2
+    if protocol is Protocol.LL128:
+        return _LL128_BUFFER_BYTES // _STEPS * 15 // 16
+    steps = _RING_STEPS if algorithm is Algorithm.Ring and collective not in _ROOTED else 1
+    return buffer_bytes // _STEPS * steps
+
+
+def nvls_chunk_bytes(size_bytes: int, num_channels: int, heads: int) -> int:
+    """NCCL's own NVLS chunk for a call.
+
+    >>> [nvls_chunk_bytes(size << 20, 24, 8) >> 10 for size in (1, 16, 128, 4096)]
+    [16, 32, 64, 128]
+    """
+    chunk = _NVLS_CHUNK_BYTES
+    for count, smaller in _NVLS_SMALLER:
+        if chunk > smaller and size_bytes < count * num_channels * heads * chunk:
+            chunk = smaller
+    return chunk
+
+
+def asked_chunk_bytes(largest_bytes: int, chunk_bytes: int | None) -> int:
+    """The chunk that NCCL uses for a request: clamped, and rounded down to the grain."""
+    if chunk_bytes is None:
+        return largest_bytes
+    return max(min(chunk_bytes, largest_bytes) // GRAIN_BYTES, 1) * GRAIN_BYTES
+
+
+def num_slices(protocol: Protocol, piece_bytes: float) -> int:
+    """Slices that a ring's chunk of `piece_bytes` is sent in: 1, or 2 for Simple.
+
+    >>> num_slices(Protocol.Simple, 32 << 10), num_slices(Protocol.Simple, 64 << 10)
+    (1, 2)
+    """
+    return 2 if protocol is Protocol.Simple and piece_bytes > _SLICE_BYTES else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +278,41 @@ def blend(latency_us: float, moving_us: float, overlap: float) -> float:
         return large + small
     both: float = large * (1.0 + (small / large) ** overlap) ** (1.0 / overlap)
     return both
+
+
+def saturating(x: float, half: float, crowding: float) -> float:
+    """Bandwidth of channels or threads at x times their best number, over that at the best.
+
+        min(x (1 + half) / (half + x), 1) / (1 + crowding max(0, x - 1))
+
+    Literature's shape (AutoCCL, NSDI 2025, section 3: it rises, saturates and falls).
+    """
+    return min(x * (1.0 + half) / (half + x), 1.0) / (1.0 + crowding * max(0.0, x - 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkValues:
+    """Strength and largest effect of a chunk, and pieces that a rank's share wants to be cut to."""
+
+    curvature: float
+    largest: float
+    pieces: float
+
+
+def chunk_factor(
+    chunks: ChunkValues, rank_bytes: float, default_bytes: int, used_bytes: int
+) -> float:
+    """Time with a chunk of `used_bytes` / with NCCL's own of `default_bytes`.
+
+        q(C / best) / q(default / best)    q(r) = 1 + min(curvature log2(r)^2, largest)
+
+    The shape is literature's, as that of `saturating`; no public sweep varies chunks alone.
+    """
+    if used_bytes == default_bytes:
+        return 1.0
+    best = min(max(rank_bytes / chunks.pieces, _SMALLEST_BEST_BYTES), default_bytes)
+    return _parabola(used_bytes / best, chunks) / _parabola(default_bytes / best, chunks)
+
+
+def _parabola(ratio: float, chunks: ChunkValues) -> float:
+    return 1.0 + min(chunks.curvature * math.log2(ratio) ** 2, chunks.largest)

@@ -2,33 +2,54 @@
 
 Each job leaves its calls to NCCL but for a share of them, which run a config drawn at random; that
 is held for some calls of the key, since whoever watches a config has to see more than one call.
+
+Calls are recorded as the plugin would, in the `calls` table. Each job is a run of its own, each
+group shape of it a communicator. Nothing of the surroundings is written: a recording does not know
+them either.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
 from dynamiccl import cli
-from dynamiccl.datasets.store import check_slug
+from dynamiccl.datasets.schema import CALLS, CallSource
+from dynamiccl.datasets.store import check_slug, program_record, write_part
 from dynamiccl.errors import UserError
-from dynamiccl.nccl import ABSTAIN, Config
-from dynamiccl.simulator import options as simulating
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.recording import Recording
 from dynamiccl.simulator.scenario import Scenario, find_scenario
 from dynamiccl.simulator.system import System
 from dynamiccl.simulator.systems import find_system
-from dynamiccl.simulator.workloads import Workload, make_workload
-from dynamiccl.simulator.world import Jobs, World
+from dynamiccl.simulator.workloads import (
+    DEFAULT_SCENARIO,
+    DEFAULT_SYSTEM,
+    DEFAULT_WORKLOADS,
+    CallsOption,
+    NodesOption,
+    RanksPerNodeOption,
+    ScenarioOption,
+    SystemOption,
+    Workload,
+    WorkloadOption,
+    make_workload,
+)
+from dynamiccl.simulator.world import CallResults, Jobs, World
 
 _ABSTAIN_ACTION: Final = 0
+#: What NCCL runs a channel with; no simulated time depends on it.
+_WARPS: Final = 16
+_BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +118,95 @@ def check_workload(system: System, workload: Workload) -> None:
             )
 
 
+class Recording:
+    """The recorded calls of N jobs."""
+
+    def __init__(self, world: World, name: str) -> None:
+        """`name` becomes the sweep and, with the job's number, the run."""
+        self._world = world
+        self._name = name
+        self._ran: list[CallResults] = []
+
+    def add(self, ran: CallResults) -> None:
+        """Record a step."""
+        self._ran.append(ran)
+
+    def write(self, out: Path) -> list[Path]:
+        """Write the table into a store; raises ValueError when nothing was added."""
+        if not self._ran:
+            raise ValueError("nothing was recorded")
+        columns = self._columns()
+        size = len(columns["time_us"])
+        known = [
+            pa.array(columns[field.name], field.type)
+            if field.name in columns
+            else pa.nulls(size, field.type)
+            for field in CALLS
+        ]
+        table = pa.Table.from_arrays(known, schema=CALLS)
+        return write_part(out, table, kind="calls", provenance=program_record("simulator"))
+
+    def _columns(self) -> dict[str, Any]:
+        world = self._world
+        key, action = (
+            np.stack([getattr(ran, name) for ran in self._ran]) for name in ("key", "action")
+        )
+        steps, jobs = key.shape
+        size = steps * jobs
+        time_us = np.stack([ran.measured_us for ran in self._ran]).reshape(size)
+        skew_us = np.stack([ran.skew_us for ran in self._ran]).reshape(size)
+        step, job = (part.reshape(size) for part in np.indices(key.shape))
+        key, action = key.reshape(size), action.reshape(size)
+        algorithms = np.array([each.wire for each in Algorithm])
+        protocols = np.array([each.wire for each in Protocol])
+        flags = {
+            name: np.zeros(size, dtype=np.bool_)
+            for name in ("probe", "graph_captured", "sampled", "incomplete")
+        }
+        return {
+            **self._facts(key),
+            **flags,
+            "run": [f"{self._name}-{each}" for each in job],
+            "sweep": [self._name] * size,
+            "source": [CallSource.SIMULATOR.value] * size,
+            "sequence": step,
+            "replay": np.zeros(size, dtype=np.int64),
+            "timestamp": [_BEGIN + timedelta(milliseconds=int(each)) for each in step],
+            "actual_algorithm": algorithms[world.algorithm[key, action]],
+            "actual_protocol": protocols[world.protocol[key, action]],
+            "actual_num_channels": world.num_channels[key, action],
+            "actual_num_warps": np.full(size, _WARPS),
+            "table": np.ones(size, dtype=np.int64),
+            "decided": action != _ABSTAIN_ACTION,
+            "asks_tuner": np.ones(size, dtype=np.bool_),
+            "time_us": time_us,
+            "time_at_most_us": time_us,
+            "skew_us": skew_us,
+            "ranks_agree": np.ones(size, dtype=np.bool_),
+        }
+
+    def _facts(self, key: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """Columns of the communicator and the machine."""
+        world, size = self._world, len(key)
+        by_key: dict[str, list[Any]] = {
+            "collective": [call.collective.wire for call in world.keys],
+            "size_bytes": [call.size_bytes for call in world.keys],
+            "num_nodes": [call.group.num_nodes for call in world.keys],
+            "ranks_per_node": [call.group.ranks_per_node for call in world.keys],
+            "num_ranks": [call.group.num_ranks for call in world.keys],
+            "comm": [
+                hashlib.sha256(f"{call.group}".encode()).hexdigest()[:16] for call in world.keys
+            ],
+        }
+        found: dict[str, Any] = {
+            name: np.array(values)[key].tolist() for name, values in by_key.items()
+        }
+        found["ranks_seen"] = found["ranks_timed"] = found["num_ranks"]
+        known = {"system": world.system.name, **world.system.environment}
+        names = {field.name for field in CALLS}
+        return found | {n: [value] * size for n, value in known.items() if n in names}
+
+
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
     """The jobs to simulate, and the names of the recording."""
@@ -130,13 +240,13 @@ def record_jobs(order: RecordSettings, out: Path, progress: Callable[[int], None
 
 def jobs_command(
     out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
-    system: simulating.SystemOption = simulating.DEFAULT_SYSTEM,
-    scenario: simulating.ScenarioOption = simulating.DEFAULT_SCENARIO,
-    workload: simulating.WorkloadOption = None,
-    nodes: simulating.NodesOption = 4,
-    ranks_per_node: simulating.RanksPerNodeOption = 8,
+    system: SystemOption = DEFAULT_SYSTEM,
+    scenario: ScenarioOption = DEFAULT_SCENARIO,
+    workload: WorkloadOption = None,
+    nodes: NodesOption = 4,
+    ranks_per_node: RanksPerNodeOption = 8,
     jobs: Annotated[int, typer.Option(help="How many jobs.", min=1)] = 8,
-    calls: simulating.CallsOption = 10_000,
+    calls: CallsOption = 10_000,
     explore: Annotated[
         float, typer.Option(help="Share of calls with a config drawn at random.", min=0, max=1)
     ] = 0.3,
@@ -153,7 +263,7 @@ def jobs_command(
 
     Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
     """
-    kinds = workload or simulating.DEFAULT_WORKLOADS
+    kinds = workload or DEFAULT_WORKLOADS
     order = RecordSettings(
         system=find_system(system),
         workload=make_workload(kinds, Group(nodes, ranks_per_node)),

@@ -1,4 +1,28 @@
-"""The interface of a simulated system: what NCCL runs, and how long it takes."""
+"""A simulated system: what NCCL runs for a call, and how long that takes, in parts.
+
+Interference slows the parts differently:
+
+    time_us = (fixed_us + max(intra_us x intra, inter_us x inter)) x host x compute
+
+with the slowdowns of `Surroundings`, all 1 when nothing disturbs. Whoever needs many times asks for
+the parts once and computes with arrays from there on (`world.py`).
+
+Collective and compute on one GPU slow each other. Every channel is a thread block that holds a
+streaming multiprocessor, and the bytes that it moves pass through the memory that the matrix
+product reads from. While both run:
+
+    compute runs at   s = (1 - NC / SMs) x (1 - taken)      of its speed alone
+    taken           = min(share of the memory that the call moves, what compute wants of it)
+    the call lasts    c = 1 + slowdown x (busy share of the SMs)   times as long,
+                      and `held` before that, at most a quarter of the compute: its blocks hold
+                      their SMs until those of all ranks have found a place between the kernels
+
+and when one ends, the other goes on alone. `held` is what the one public study of it shows (8 A100,
+4 MiB beside 8 ms of compute: the iteration grows by the channels as if they were held for 2.4 ms,
+and a call alone lasts 0.15 ms). So more channels shorten the call and lengthen the
+compute: the config that is fastest alone need not be fastest for the iteration, the trap that Lagom
+(arXiv 2602.20656) found its authors' own AutoCCL in. `c` is `Surroundings.compute`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,9 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Transport
 from dynamiccl.nccl import Protocol as NcclProtocol
-from dynamiccl.simulator.contention import Contention
 from dynamiccl.simulator.group import Cell, CostLine, Group
-from dynamiccl.simulator.parts import Parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +57,75 @@ class Launch:
 
 #: Nothing set at launch.
 UNTOUCHED: Final = Launch()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Slowdown factors from everything but the config; 1 = none."""
+
+    intra: float = 1.0
+    inter: float = 1.0
+    #: CPU threads that serve the network (proxies) or launch kernels are slow.
+    host: float = 1.0
+    #: Compute kernels hold SMs and memory bandwidth.
+    compute: float = 1.0
+
+
+QUIET: Final = Surroundings()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The config that runs, and its time in parts."""
+
+    algorithm: Algorithm
+    protocol: NcclProtocol
+    #: Channels that really run: each takes an SM from compute.
+    num_channels: int
+    #: Launch, hops and synchronisation, us.
+    fixed_us: float
+    #: Moving the bytes over the busiest link inside a node, and between nodes (0 on one node), us.
+    intra_us: float
+    inter_us: float
+    #: How much of a slow host's slowdown the call feels, 0..1.
+    host_share: float = 0.0
+
+    def time_us(self, around: Surroundings) -> float:
+        """The time under given slowdowns, us."""
+        moving = max(self.intra_us * around.intra, self.inter_us * around.inter)
+        host = 1.0 + self.host_share * (around.host - 1.0)
+        return (self.fixed_us + moving) * host * around.compute
+
+    @property
+    def quiet_us(self) -> float:
+        """The time without interference, us."""
+        return self.fixed_us + max(self.intra_us, self.inter_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Parameters of the mutual slowdown; all shares are 0..1."""
+
+    num_sms: int
+    #: Bandwidth of the GPU's memory, and the share of it that the compute takes alone.
+    memory_gbytes_per_s: float
+    memory_share: float
+    #: How much longer a call takes under compute that fills the GPU: 0.2 = a fifth.
+    call_slowdown: float
+    #: How long a call's blocks wait for their peers' beside compute, us.
+    held_us: float = 0.0
+
+    def surroundings(self, occupancy: float) -> Surroundings:
+        """Slowdown of a call beside compute that fills `occupancy` of the GPU."""
+        return Surroundings(compute=1.0 + self.call_slowdown * occupancy)
+
+    def compute_speed(self, parts: Parts, size_bytes: int) -> float:
+        """Speed of compute while the call runs, over its speed alone; above 0, at most 1."""
+        free = 1.0 - min(parts.num_channels, self.num_sms - 1) / self.num_sms
+        # A call reads and writes every byte at least once on each GPU.
+        moved = 2.0 * size_bytes / (1000.0 * max(parts.quiet_us, 1e-9)) / self.memory_gbytes_per_s
+        lacking = max(0.0, self.memory_share + min(moved, 1.0) - 1.0)
+        return free * (1.0 - min(lacking, 0.9))
 
 
 class System(Protocol):

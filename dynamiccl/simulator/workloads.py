@@ -11,11 +11,26 @@ right order (ours), and matter by how far the network moves on between two calls
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
+
+#: Options of the commands that simulate jobs.
+SystemOption = Annotated[str, typer.Option(help="Simulated system: a name or a file.")]
+ScenarioOption = Annotated[str, typer.Option(help="Surroundings: a name or a file.")]
+WorkloadOption = Annotated[
+    list[str] | None, typer.Option(help="What jobs call; may be repeated. Default: ddp.")
+]
+NodesOption = Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)]
+RanksPerNodeOption = Annotated[int, typer.Option(help="GPUs of a node.", min=1)]
+CallsOption = Annotated[int, typer.Option(help="Calls of each job.", min=1)]
+DEFAULT_SYSTEM: Final = "h100-ib"
+DEFAULT_SCENARIO: Final = "congested"
+DEFAULT_WORKLOADS: Final = ("ddp",)
 
 _AG, _RS, _AR = Collective.AllGather, Collective.ReduceScatter, Collective.AllReduce
 _MIB: Final = 1 << 20

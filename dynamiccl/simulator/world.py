@@ -278,7 +278,7 @@ class Jobs:
         return CallResults(key, action, true_us, true_us * noise, skew_us, changed, lasted_us)
 
     def _lasted_us(self, cell: Int64Array, call_us: Float64Array) -> Float64Array:
-        """(N,) from the compute before the calls to the end of all (contention.py says how)."""
+        """(N,) from the compute before the calls to the end of all (system.py says how)."""
         world, beside_us = self.world, self._beside_us
         before_us = world.before_us[self._place]
         if not beside_us.any():

@@ -9,10 +9,10 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import slug
-from dynamiccl.evaluate.baselines.families import FAMILY
+from dynamiccl.evaluate.baselines import FAMILY
 from dynamiccl.evaluate.blocks import Block, FigureBlock, TableBlock
 from dynamiccl.evaluate.figures.drawing import (
     DARK,

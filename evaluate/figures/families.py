@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.evaluate.figures.drawing import (
     DARK,
     column_inches,

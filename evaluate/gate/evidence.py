@@ -18,7 +18,7 @@ from scipy import optimize, special, stats
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, comparable, independent, noise_bands, quiet, tuned
-from dynamiccl.datasets.costs import COST_KEY, log_costs, read_costs
+from dynamiccl.datasets.features import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import Support
 from dynamiccl.datasets.questions import cold_tasks
 from dynamiccl.datasets.splits import with_split

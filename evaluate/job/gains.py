@@ -17,9 +17,9 @@ import polars as pl
 
 from dynamiccl.belief import Belief, doubted, neighbours, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.job_tasks import losses_at, losses_of, near
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
-from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.drawn_worlds import Cell, Floats, Grid, Ints
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError

@@ -52,7 +52,7 @@ _NINETY: Final = (0.05, 0.95)
 _APART: Final = 0.08
 _MOST_APART: Final = float(np.log(2.0))
 #: The most that a call takes of the speed of compute beside it: a channel holds a multiprocessor,
-#: and 32 channels are a quarter of the 132 of an H100 (simulator/contention.py has more of it).
+#: and 32 channels are a quarter of the 132 of an H100 (simulator/system.py has more of it).
 _TAKEN: Final = 0.25
 #: Of what compute was measured to lose, the least and the most that the job's does (chosen:
 #: objective.py has the least, too).

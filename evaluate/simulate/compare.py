@@ -1,19 +1,120 @@
-"""Compares policies by total true communication time, with intervals over seeds."""
+"""Whole simulated jobs: everybody plays, true communication times are compared, and a page of it.
+
+Interference does not depend on actions (dynamiccl/simulator/world.py), so players with one seed
+meet the same congestion at the same calls. Intervals are over seeds.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
+from matplotlib.figure import Figure
 
-from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLE, ORACLES, SIMPLE, Contender, Setting
-from dynamiccl.evaluate.simulate.rollout import Timeline, Totals, roll_out
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.errors import UserError
+from dynamiccl.evaluate.figures.drawing import svg_text
+from dynamiccl.evaluate.page import render, saved_text, write_page
+from dynamiccl.evaluate.simulate.players import (
+    DELAYED,
+    NCCL,
+    ORACLE,
+    SEARCH,
+    Contender,
+    Player,
+    Setting,
+    policy_contenders,
+    simple_contenders,
+)
+from dynamiccl.simulator.record_jobs import check_workload
+from dynamiccl.train.commands.options import open_bar
+from dynamiccl.train.environment import JobCalls, delay_calls
+from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.study import student_interval
 
-#: Share of calls slower than NCCL's own choice above which verdicts mention it.
-_WORTH_SAYING: Final = 0.05
+Float64Array = npt.NDArray[np.float64]
+#: A call counts as slower than NCCL's choice in the same state beyond this factor.
+SLOWER: Final = 0.01
 #: A gain of the oracle that would be something; below it there is nothing to gain.
 _WORTH_GAINING: Final = 0.03
+#: Maximum number of points of a line; more calls are averaged over windows.
+_MAX_POINTS: Final = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Totals of a player's N jobs, each (N,)."""
+
+    #: True time of all calls, changes included.
+    total_us: Float64Array
+    #: Time of the jobs, compute included.
+    job_us: Float64Array
+    #: The best config of each call, changes left out.
+    oracle_us: Float64Array
+    changes: npt.NDArray[np.int64]
+    #: Calls that took over 1 % more than NCCL's choice would have.
+    slower: npt.NDArray[np.int64]
+    #: Calls at which an alarm began.
+    alarms: npt.NDArray[np.int64]
+    #: The first job, call by call: the action and whether it `changed`, `measured_us` beside
+    #: `default_us`, the Trigger's `level`, whether an `alarm` began (never without a Trigger), and
+    #: the worst slowdown of a link or the host. None: not kept.
+    course: pl.DataFrame | None
+
+
+def roll_out(
+    env: JobCalls,
+    player: Player,
+    *,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> Totals:
+    """Run one episode of the environment; `progress` is called with numbers of calls."""
+    observation = env.reset(seed)
+    calls, jobs = env.course.episode_calls, env.num_envs
+    total, job, oracle = np.zeros((3, jobs))
+    changes, slower, alarms = np.zeros((3, jobs), dtype=np.int64)
+    course = []
+    for call in range(calls):
+        times = env.jobs.oracle_us()
+        worst = max(env.jobs.intra[0], env.jobs.inter[0], env.jobs.host[0])
+        usual = times[:, ABSTAIN_ACTION]
+        observation, ran = env.step(player.act(observation, env))
+        player.learn(ran, env)
+        total += ran.true_us
+        job += ran.lasted_us
+        oracle += np.nanmin(times, axis=1)
+        changes += ran.changed
+        slower += ran.true_us > (1.0 + SLOWER) * usual
+        alarms += env.alarm_began
+        seen = (ran.action, ran.changed, ran.measured_us, usual, env.level, env.alarm_began)
+        course.append((*(each[0].item() for each in seen), float(worst)))
+        if progress is not None and (call + 1) % 1000 == 0:
+            progress(1000)
+    names = ("action", "changed", "measured_us", "default_us", "level", "alarm", "slowdown")
+    first = pl.DataFrame(course, schema=names, orient="row", infer_schema_length=1)
+    return Totals(total, job, oracle, changes, slower, alarms, first)
+
+
+def play(
+    setting: Setting,
+    contenders: Sequence[Contender],
+    seeds: Sequence[int],
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, list[Totals]]:
+    """The totals of every contender with every seed; of the first seed the course, too."""
+    played: dict[str, list[Totals]] = {}
+    for contender in contenders:
+        for seed in seeds:
+            env, player = contender.prepare(setting, seed)
+            total = roll_out(env, player, seed=seed, progress=progress)
+            kept = total if seed == seeds[0] else replace(total, course=None)
+            played.setdefault(contender.name, []).append(kept)
+    return played
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,220 +133,196 @@ class Estimate:
             low = max(low, least)
         return cls(float(np.mean(values)), low, high)
 
-    def text(self, spec: str = ".2%") -> str:
-        """The estimate as text."""
-        if self.low is None or self.high is None:
-            return f"{self.mean:{spec}}"
-        return f"{self.mean:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+    @property
+    def sign(self) -> int:
+        """-1: below 0, 1: above, 0: cannot be told. Of one seed: as it came."""
+        low, high = (self.mean, self.mean) if self.low is None else (self.low, self.high or 0.0)
+        return -1 if high < 0.0 else 1 if low > 0.0 else 0
 
-    def percent_text(self) -> str:
-        """A fraction in per cent with its sign, for a narrow table."""
-        scaled = [None if v is None else 100 * v for v in (self.mean, self.low, self.high)]
-        return Estimate(scaled[0] or 0.0, scaled[1], scaled[2]).text("+.1f")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The results of one policy: shares are fractions, times true and with config changes."""
-
-    name: str
-    #: Total time of one job's calls.
-    seconds: Estimate
-    #: Time / NCCL's own choice - 1; below 0 is faster.
-    over_default: Estimate
-    #: The same for whole jobs, compute included.
-    job_over_default: Estimate
-    #: Time / fastest config of each call - 1, where changes cost nothing. The oracle's own row is
-    #: above 0: it pays for its changes.
-    regret: Estimate
-    changes_per_1000_calls: float
-    share_slower_than_default: float
-    alarms_per_1e5_calls: float
-    #: Total time of each seed, s; rows are compared seed by seed.
-    seed_seconds: tuple[float, ...]
+    @property
+    def saved(self) -> str:
+        """Time saved, where this is time over another - 1: `page.saved_text`."""
+        ends = () if self.low is None or self.high is None else (-self.high, -self.low)
+        return saved_text(-self.mean, *ends)
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The result of `dynamiccl-evaluate simulate`."""
-
-    system: str
-    workload: str
-    scenario: str
-    calls: int
-    jobs: int
-    seeds: int
-    rows: list[Row]
-    verdicts: list[str]
-    #: The first job of the first seed, by row.
-    timelines: Mapping[str, Timeline] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the timelines."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
-        del plain["timelines"]
-        return plain | {"rows": [asdict(row) for row in self.rows]}
+#: What a simulation found, and its rows (`make_row`), as JSON has them but for Estimates.
+Comparison = dict[str, Any]
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """Results of rows for each seed, and the first seed's timeline."""
+def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals], calls: int) -> Row:
+    """The metrics of a contender; `default` are the totals of NCCL's choice, by seed.
 
-    totals: dict[str, list[Totals]]
-    timelines: dict[str, Timeline]
-
-    def add(self, other: "Played") -> None:
-        """Add results of the same rows with other seeds."""
-        for name, totals in other.totals.items():
-            self.totals.setdefault(name, []).extend(totals)
-            self.timelines.setdefault(name, other.timelines[name])
-
-
-def play(
-    setting: Setting,
-    contenders: Sequence[Contender],
-    seeds: Sequence[int],
-    progress: Callable[[int], None] | None = None,
-) -> Played:
-    """Simulate every contender with every seed; `progress` is called with numbers of calls."""
-    played = Played({}, {})
-    for contender in contenders:
-        for seed in seeds:
-            env, player = contender.prepare(setting, seed)
-            total, timeline = roll_out(env, player, seed=seed, progress=progress)
-            played.add(Played({contender.name: [total]}, {contender.name: timeline}))
-    return played
-
-
-def conclude(setting: Setting, played: Played) -> Comparison:
-    """Metrics and verdicts.
-
-    Raises KeyError unless one of the rows is NCCL's own choice.
+    Shares are fractions, times true and with config changes. `seconds` and `seed_seconds` are those
+    of one job's calls; `over_default` is time / NCCL's own - 1, below 0 is faster, and
+    `job_over_default` the same of whole jobs, compute included. `regret` is time / fastest config
+    of each call - 1, where changes cost nothing: the oracle's own row is above 0, as it pays.
     """
-    default = played.totals[NCCL]
-    rows = [make_row(name, totals, default) for name, totals in played.totals.items()]
-    return Comparison(
-        system=setting.system.name,
-        workload=setting.workload.name,
-        scenario=setting.scenario.meaning,
-        calls=setting.calls,
-        jobs=setting.jobs,
-        seeds=len(default),
-        rows=rows,
-        verdicts=verdicts(rows),
-        timelines=played.timelines,
-    )
-
-
-def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals]) -> Row:
-    """The metrics of a contender; `default` are the totals of NCCL's choice, by seed."""
-    calls = sum(each.calls * len(each.total_us) for each in totals)
+    all_calls = calls * sum(len(each.total_us) for each in totals)
 
     def share(what: Callable[[Totals], float]) -> float:
-        return sum(what(each) for each in totals) / calls
-
-    spent = tuple(float(each.total_us.mean()) / 1e6 for each in totals)
+        return float(sum(what(each) for each in totals)) / all_calls
 
     def over(time_of: Callable[[Totals], Any]) -> Estimate:
         pairs = zip(totals, default, strict=True)
         return Estimate.of([time_of(a).sum() / time_of(b).sum() - 1 for a, b in pairs])
 
-    return Row(
-        name=name,
-        seconds=Estimate.of(spent, least=0.0),
-        over_default=over(lambda t: t.total_us),
-        job_over_default=over(lambda t: t.job_us),
-        regret=Estimate.of([t.total_us.sum() / t.oracle_us.sum() - 1 for t in totals], 0.0),
-        changes_per_1000_calls=1e3 * share(lambda t: t.changes.sum()),
-        share_slower_than_default=share(lambda t: t.slower.sum()),
-        alarms_per_1e5_calls=1e5 * share(lambda t: t.alarms.sum()),
-        seed_seconds=spent,
-    )
-
-
-def over_best(rows: Sequence[Row]) -> tuple[str, dict[str, Estimate]]:
-    """The fastest row that does not know the network state, and the others' excess time.
-
-    Fractions, compared seed by seed; the next best first. Raises ValueError without any row.
-    """
-    best, *rest = sorted(
-        (row for row in rows if row.name not in ORACLES), key=lambda row: row.seconds.mean
-    )
-    return best.name, {
-        row.name: Estimate.of(
-            [a / b - 1 for a, b in zip(row.seed_seconds, best.seed_seconds, strict=True)]
-        )
-        for row in rest
+    spent = [float(each.total_us.mean()) / 1e6 for each in totals]
+    return {
+        "name": name,
+        "seconds": Estimate.of(spent, least=0.0),
+        "over_default": over(lambda t: t.total_us),
+        "job_over_default": over(lambda t: t.job_us),
+        "regret": Estimate.of([t.total_us.sum() / t.oracle_us.sum() - 1 for t in totals], 0.0),
+        "changes_per_1000_calls": 1e3 * share(lambda t: t.changes.sum()),
+        "share_slower_than_default": share(lambda t: t.slower.sum()),
+        "alarms_per_1e5_calls": 1e5 * share(lambda t: t.alarms.sum()),
+        "seed_seconds": spent,
     }
 
 
-def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Plain sentences: first who gains how much over NCCL, then the best, ties and losses."""
-    others = [row for row in rows if row.name not in {*ORACLES, NCCL}]
-    ours = [row for row in others if row.name not in SIMPLE]
-    lines = _first_lines(rows, ours or others)
-    best, more = over_best(rows)
-    if best != NCCL and best not in {row.name for row in ours}:
-        found = next(row for row in rows if row.name == best)
-        lines.append(f"{best} spends least time: {_against_nccl(found)}.")
-    ties = [
-        name
-        for name, ratio in more.items()
-        if ratio.low is not None and ratio.low <= 0.0 and name != NCCL
+def conclude(
+    setting: Setting, played: Mapping[str, Sequence[Totals]], trained: frozenset[str]
+) -> Comparison:
+    """Metrics and verdicts; `trained` names the rows of policies.
+
+    Raises KeyError unless one of the rows is NCCL's own choice.
+    """
+    default = played[NCCL]
+    rows = [make_row(name, totals, default, setting.calls) for name, totals in played.items()]
+    return {
+        "system": setting.system.name,
+        "workload": setting.workload.name,
+        "scenario": setting.scenario.meaning,
+        "calls": setting.calls,
+        "jobs": setting.jobs,
+        "seeds": len(default),
+        "rows": rows,
+        "verdicts": verdicts(rows, trained),
+    }
+
+
+def to_json(found: Comparison) -> dict[str, Any]:
+    """Plain data."""
+    rows = [
+        {key: asdict(value) if isinstance(value, Estimate) else value for key, value in row.items()}
+        for row in found["rows"]
     ]
-    if ties and best != NCCL:
-        lines.append(f"Cannot be told from {best}: {', '.join(ties)}.")
-    for row in others:
-        share = row.share_slower_than_default
-        if _sign(row) > 0 and row not in ours:
-            lines.append(f"{row.name} {_against_nccl(row)}.")
-        if share > _WORTH_SAYING:
-            lines.append(f"{row.name} is slower than NCCL's own choice in {share:.0%} of calls.")
-    return lines
+    return {**found, "rows": rows}
 
 
-def _first_lines(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
-    """A sentence a policy, or of the best row without one; or that nothing can be gained."""
-    by_name = {row.name: row for row in rows}
-    rivals = [row for row in rows if row.name not in {*ORACLES, NCCL}]
-    if not any(_sign(row) < 0 for row in rivals):
-        lead = _no_gain(by_name.get(ORACLE))
-        told = [f"{row.name} {_against_nccl(row)}." for row in shown if row.name not in SIMPLE]
-        return [lead, *told]
-    if all(row.name in SIMPLE for row in shown):
-        shown = [min(shown, key=lambda row: row.over_default.mean)]
-    return [f"{row.name} {_against_nccl(row)}." for row in shown]
+def verdicts(rows: Sequence[Row], trained: frozenset[str]) -> list[str]:
+    """Sentences: what each policy gains, of no policy the best row; or that there is no gain."""
+    oracle = next((row["over_default"] for row in rows if row["name"] == ORACLE), None)
+    rivals = [row for row in rows if row["name"] not in {ORACLE, DELAYED, NCCL}]
+    told = [row for row in rivals if row["name"] in trained]
+    gained = any(row["over_default"].sign < 0 for row in rivals)
+    if gained and not told:
+        told = [min(rivals, key=lambda row: row["over_default"].mean)]
+    # Seeds differ so much that the oracle could gain something, and more of them would tell.
+    least = 0.0 if oracle is None else oracle.mean if oracle.low is None else oracle.low
+    header = {"gained": gained, "told": told, "oracle": oracle, "open": least < -_WORTH_GAINING}
+    return render([], header, "simulate.words").splitlines()
 
 
-def _no_gain(oracle: Row | None) -> str:
-    """What to say where nobody is faster than NCCL's own choice."""
-    if oracle is None:
-        return "No row is faster than NCCL's own choice here."
-    known = f"the oracle, which knows the network's state, {_against_nccl(oracle)}"
-    if _sign(oracle) < 0:
-        return f"No row is faster than NCCL's own choice here, though {known}."
-    over = oracle.over_default
-    if (over.mean if over.low is None else over.low) < -_WORTH_GAINING:
-        return f"No gain over NCCL's own choice is shown: {known}; more --seeds narrow this."
-    return f"There is nothing to gain over NCCL's own choice here: {known}."
+def simulate(
+    setting: Setting,
+    policies: Mapping[str, Path],
+    trigger: Path | None,
+    seeds: Sequence[int],
+    out: Path,
+) -> Comparison:
+    """Simulate all rows and write the page; `policies` are directories by name.
+
+    Raises UserError for a system that cannot run the workload, and as `TorchPolicy.load`.
+    """
+    check_workload(setting.system, setting.workload)
+    contenders = simple_contenders(setting)
+    for name, folder in policies.items():
+        policy = TorchPolicy.load(folder)
+        if policy.manifest.slack is not None:
+            raise UserError(
+                f"{name} has {policy.manifest.slack.terms}, which simulated jobs do not keep to: "
+                "give the run that it was made from"
+            )
+        contenders += policy_contenders(setting, name, policy, None)
+        if trigger is not None:
+            from dynamiccl.train.trigger.detector import Detector
+
+            watch = partial(Detector.load, trigger)
+            contenders += policy_contenders(setting, name, policy, watch)
+    with open_bar() as progress:
+        total = len(contenders) * len(seeds) * setting.calls
+        bar = progress.add_task("calls", total=total)
+        played = play(setting, contenders, seeds, lambda count: progress.advance(bar, count))
+    trained = frozenset(each.name for each in contenders if each.trained)
+    found = conclude(setting, played, trained)
+    write_simulation(found, played, trained, delay_calls(contenders[0].world), out)
+    return found
 
 
-def _sign(row: Row) -> int:
-    """-1: faster than NCCL's own choice, 1: slower, 0: cannot be told. Of one seed: as it came."""
-    over = row.over_default
-    low, high = (over.mean, over.mean) if over.low is None else (over.low, over.high or 0.0)
-    return -1 if high < 0.0 else 1 if low > 0.0 else 0
+def write_simulation(
+    found: Comparison,
+    played: Mapping[str, Sequence[Totals]],
+    trained: frozenset[str],
+    delay: int,
+    out: Path,
+) -> Path:
+    """Write page, results and the course of a job into `out`; the page's path."""
+    drawn = [name for name in played if name in {*trained, SEARCH, ORACLE}]
+    courses = {name: course for name in drawn if (course := played[name][0].course) is not None}
+    svg = draw_courses(courses)
+    told = [row["over_default"] for row in found["rows"]]
+    ends = [end for each in told for end in (each.mean, each.low, each.high) if end is not None]
+    # Less time is drawn to the right.
+    reach = min(max(0.02, *map(abs, ends)), 1.0)
+    header = {
+        **found,
+        "trained": trained,
+        "delay": delay,
+        "course": svg,
+        "reach": reach,
+        "at": lambda over: 50.0 - 48.0 * min(max(over / reach, -1.0), 1.0),
+    }
+    path = write_page(out, "simulate", to_json(found), [], header)
+    (out / "timeline.svg").write_text(svg, encoding="utf-8")
+    return path
 
 
-def _against_nccl(row: Row) -> str:
-    """How much communication time a row takes less or more than NCCL's own choice."""
-    over = row.over_default
-    sign = _sign(row)
-    if sign == 0:
-        interval = "" if over.low is None else f" ({over.low:+.1%} to {over.high:+.1%})"
-        return f"cannot be told from NCCL's own choice{interval}"
-    ends = [end for end in (over.low, over.high) if end is not None]
-    low, high = (f"{abs(end):.1%}" for end in sorted(ends, key=abs)) if ends else ("", "")
-    interval = f" (95 % interval {low} to {high})" if ends else " (one seed, no interval)"
-    word = "less" if sign < 0 else "MORE"
-    return f"takes {abs(over.mean):.1%} {word} communication time than NCCL's own choice{interval}"
+def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
+    """One strip a row: measured time over NCCL's true time at the same calls, smoothed.
+
+    Grey is the slowdown by links and host; below each strip are alarms (|) and changes (+).
+    """
+    figure = Figure(figsize=(9.6, 0.9 + 1.25 * len(courses)), layout="constrained")
+    strips = figure.subplots(len(courses), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (name, course) in zip(strips, courses.items(), strict=True):
+        width = max(course.height // _MAX_POINTS, 1)
+        calls = course.with_row_index("call").with_columns(window=pl.col("call") // width)
+        line = calls.group_by("window", maintain_order=True).agg(
+            pl.col("call").median(),
+            ratio=(pl.col("measured_us") / pl.col("default_us")).log().mean().exp(),
+            slowdown=pl.col("slowdown").max(),
+        )
+        shade = axes.twinx()
+        look = {"color": "#8a94a3", "alpha": 0.35, "step": "mid", "linewidth": 0}
+        shade.fill_between(line["call"], 1.0, line["slowdown"], **look)
+        shade.set(yscale="log", ylim=(1.0, 16.0))
+        shade.set_yticks([])
+        shade.minorticks_off()
+        axes.set_zorder(shade.get_zorder() + 1)
+        axes.patch.set_visible(False)
+        axes.plot(line["call"], line["ratio"], color="#3b78d8", linewidth=0.9)
+        axes.axhline(1.0, color="black", linewidth=0.6, linestyle=":")
+        began, changed = (calls.filter(each)["call"] for each in ("alarm", "changed"))
+        changed = changed[:: max(len(changed) // _MAX_POINTS, 1)]
+        axes.plot(began, [0.42] * len(began), "|", color="#d9473c", markersize=7)
+        axes.plot(changed, [0.34] * len(changed), "+", color="#7a7a7a", markersize=3)
+        axes.set(yscale="log", ylim=(0.3, 4.0))
+        axes.set_yticks([0.5, 1.0, 2.0], ["0.5", "1", "2"])
+        axes.minorticks_off()
+        axes.set_title(name, fontsize=9, loc="left", pad=2)
+    strips[-1].set_xlabel("call of the job")
+    figure.supylabel("time over NCCL's own choice", fontsize=9)
+    return svg_text(figure)

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from dynamiccl.datasets.manifest import BRAIN_NAME
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.artifact import Artifact, pick_table
-from dynamiccl.serve.brain.tuning import autoccl_brain, epsilon_greedy_brain, search_brain
+from dynamiccl.serve.brain.tuning import autoccl_brain, search_brain
 from dynamiccl.serve.brain_history import BrainConfig, History
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
@@ -77,7 +77,6 @@ POLICIES: Final[Mapping[str, MakeBrain]] = {
     "keep": lambda _artifact, _seed: KeepBrain(),
     "table": lambda artifact, _seed: TableBrain(artifact),
     "artifact": lambda artifact, _seed: PolicyBrain(artifact),
-    "epsilon-greedy": epsilon_greedy_brain,
     "autoccl": autoccl_brain,
     "search": search_brain,
 }

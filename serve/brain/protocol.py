@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from dynamiccl.datasets.features import WINDOW_LENGTH
-from dynamiccl.datasets.history import Call
+from dynamiccl.datasets.history import WINDOW_LENGTH, Call
 from dynamiccl.errors import CorruptFile, DataError
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Collective, Protocol
 from dynamiccl.schedule import AUTO

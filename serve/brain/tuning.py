@@ -1,4 +1,4 @@
-"""A tuner of `serve/search` as a communicator's brain: ours, AutoCCL's, or epsilon-greedy.
+"""A tuner of `serve/search` as a communicator's brain: ours, or AutoCCL's.
 
 The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S, with the latest calls of each task key. So
 a probe lasts for one interval and not for one call: the interval is the cost of a slow probe. New
@@ -24,12 +24,16 @@ from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact, pick_table
 from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.belief import Prior, predicted
-from dynamiccl.serve.search.epsilon_greedy import EpsilonGreedy
-from dynamiccl.serve.search.policy_search import PolicySearch, Rules
-from dynamiccl.serve.search.space import Choice, SearchSpace
-from dynamiccl.serve.search.tuner import Key, SpaceOf, Tuner, is_disturbed
+from dynamiccl.serve.search.autoccl import (
+    AutoCcl,
+    Choice,
+    Key,
+    SearchSpace,
+    SpaceOf,
+    Tuner,
+    is_disturbed,
+)
+from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules, predicted
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedPolicy, ScriptedTrigger
 from dynamiccl.sizes import bin_center_bytes
@@ -261,11 +265,4 @@ def search_brain(artifact: Artifact, seed: int) -> TunerBrain:  # noqa: ARG001 -
         lambda space_of, prior_of: PolicySearch(space_of, prior_of, RULES),
         from_table=True,
         alarmed=True,
-    )
-
-
-def epsilon_greedy_brain(artifact: Artifact, seed: int) -> TunerBrain:
-    """Epsilon-greedy from the artifact's table; needs no torch."""
-    return TunerBrain(
-        artifact, lambda space_of, _: EpsilonGreedy(space_of, seed=seed), from_table=True
     )

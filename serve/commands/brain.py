@@ -31,7 +31,7 @@ def brain_command(
     Start it on each node that may have a leader, and the job with DYNAMICCL_BRAIN_SOCKET=SOCKET.
     Stopped or slow, it leaves every job the table that it has.
 
-    Example: dynamiccl-deploy brain --policy epsilon-greedy --artifact out/artifact --socket b.sock
+    Example: dynamiccl-deploy brain --policy search --artifact out/artifact --socket b.sock
     """
     make = find_policy_maker(policy)
     opened = open_artifact(artifact)

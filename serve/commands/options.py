@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.train.word_table import WordTable
+from dynamiccl.train.commands.options import WordTable
 
 ArtifactDir = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory.")]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]

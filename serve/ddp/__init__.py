@@ -7,6 +7,6 @@ model.register_comm_hook(state, netsense_hook)
 """
 
 from dynamiccl.serve.ddp.hook import NetSense, netsense_hook
-from dynamiccl.serve.ddp.settings import Settings
+from dynamiccl.serve.ddp.laws import Settings
 
 __all__ = ["NetSense", "Settings", "netsense_hook"]

@@ -3,14 +3,120 @@
 n is the number of values of a bucket, k that of values sent, N the number of ranks. What a rank
 sends is k positions of 32 bits and then k values, as bytes: equal on all ranks, short ones padded
 with zeros. Law: sent + error feedback + pruned = gradient + error feedback before, to rounding.
+
+**The k largest** are found by a sampled threshold: exact in nearly all calls, and fast. `topk`
+of 11.5 M values takes 0.2-0.4 s of a CPU core. Here a sample of 32,768 tells above which value
+slightly more than k lie; one pass finds these, and `torch.topk` chooses among them. In about one
+call of forty fewer than k lie above; then a lower threshold is tried. On a CPU a pass goes in
+blocks that stay in the cache: 10 ms in place of 30.
+
+**Error feedback** is what each parameter's gradient still owes, whatever bucket it travels in. DDP
+makes its buckets anew after the first step of a process, so a checkpoint holds one tensor for each
+parameter name; between two steps they lie side by side, as in the buckets.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from dynamiccl.serve.ddp.topk import blocks, largest
-from dynamiccl.serve.ddp.wire import INDEX_BYTES, Decision
+from dynamiccl.errors import UserError
+from dynamiccl.serve.ddp.laws import INDEX_BYTES, Decision
+
+SAMPLE: Final = 1 << 15
+#: Standard deviations of the sample's tail by which more than k is aimed at, by turns.
+_MARGINS: Final = (2.0, 8.0)
+#: Steps through a sample's positions: not a multiple of a matrix's rows or columns.
+_SHIFT: Final = 7919
+_BLOCK: Final = 1 << 18
+
+
+def blocks(numel: int, device: torch.device) -> Iterator[slice]:
+    """Parts of a tensor that one pass takes together: all of it where there is no cache to fit."""
+    size = _BLOCK if device.type == "cpu" else max(1, numel)
+    for start in range(0, numel, size):
+        yield slice(start, min(numel, start + size))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Positions in ascending order, (j,) of int64, and the values there, (j,)."""
+
+    places: torch.Tensor
+    values: torch.Tensor
+
+    def where(self, wanted: torch.Tensor) -> "Found":
+        """Those that are wanted: (j,) of bool, or positions among these."""
+        return Found(self.places[wanted], self.values[wanted])
+
+
+def largest(
+    values: torch.Tensor, k: int, turn: int = 0, *, kept: torch.Tensor | None = None
+) -> Found:
+    """Where the k largest of |`values`| (n,) are, and what they are: j <= k of them.
+
+    Only those with `kept` (n,) of bool, where it is given. Zeros are never among them, so j < k
+    where fewer than k are left; it is also less in the rare case in which both thresholds were too
+    high. `turn` moves the sample from call to call.
+    """
+    numel = values.numel()
+    if numel <= SAMPLE:
+        return _choose(_above(values, 0.0, kept), k)
+    at = _sample(numel, turn, values.device)
+    sample = values[at].abs_()
+    if kept is not None:
+        sample.mul_(kept[at])
+    found = None
+    for margin in _MARGINS:
+        found = _above(values, _threshold(sample, k / numel, margin), kept)
+        if found.places.numel() >= k:
+            break
+    assert found is not None
+    return _choose(found, k)
+
+
+def _above(values: torch.Tensor, threshold: float, kept: torch.Tensor | None) -> Found:
+    """All of |values| at or above the threshold, and above 0."""
+    places, chosen = [], []
+    for block in blocks(values.numel(), values.device):
+        part = values[block]
+        magnitudes = part.abs()
+        above = magnitudes >= threshold if threshold > 0.0 else magnitudes > 0.0
+        at = above.nonzero().squeeze(1)
+        # Here, while the block is in the cache.
+        chosen.append(part[at])
+        places.append(at.add_(block.start))
+    found = Found(torch.cat(places), torch.cat(chosen))
+    return found if kept is None else found.where(kept[found.places])
+
+
+def _choose(found: Found, k: int) -> Found:
+    count = found.places.numel()
+    if count <= k:
+        return found
+    magnitudes = found.values.abs()
+    # Not by the positions of `topk`, which are in no order: slow to read and to add up.
+    bound = magnitudes.kthvalue(count - k + 1).values
+    chosen = found.where(magnitudes >= bound)
+    if chosen.places.numel() > k:
+        order = magnitudes.topk(k, sorted=False).indices.sort().values
+        chosen = found.where(order)
+    return chosen
+
+
+def _sample(numel: int, turn: int, device: torch.device) -> torch.Tensor:
+    """Positions, evenly spread; an odd stride does not stay in one column."""
+    stride = (numel // SAMPLE) | 1
+    return (torch.arange(SAMPLE, device=device) * stride + turn * _SHIFT) % numel
+
+
+def _threshold(sample: torch.Tensor, share: float, margin: float) -> float:
+    """The value above which a little more than `share` lies."""
+    tail = share * sample.numel()
+    wanted = min(sample.numel(), int(tail + margin * tail**0.5) + 1)
+    return float(sample.kthvalue(sample.numel() - wanted + 1).values)
+
 
 HALF_MAX: Final = 65504.0
 #: Weights move slowly: which of them are small is looked at so often.
@@ -140,3 +246,79 @@ def _largest(weights: list[torch.Tensor], rate: float) -> torch.Tensor | None:
             for weight in weights
         ]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A parameter in a bucket: its name and its number of values."""
+
+    name: str
+    numel: int
+
+
+Layout = tuple[Piece, ...]
+
+
+class Residuals:
+    """One flat tensor of 32 bits for each bucket, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._flats: dict[Layout, torch.Tensor] = {}
+        self._parts: dict[str, torch.Tensor] = {}
+
+    def of(self, layout: Layout, device: torch.device) -> torch.Tensor:
+        """What a bucket owes, (n,), to be changed in place; zeros at first."""
+        flat = self._flats.get(layout)
+        if flat is None:
+            self._split({piece.name for piece in layout})
+            flat = torch.zeros(
+                sum(piece.numel for piece in layout), dtype=torch.float32, device=device
+            )
+            for piece, view in zip(layout, _views(flat, layout), strict=True):
+                part = self._parts.pop(piece.name, None)
+                if part is not None:
+                    view.copy_(part.reshape(-1))
+            self._flats[layout] = flat
+        return flat
+
+    def take(self, layout: Layout, device: torch.device) -> torch.Tensor | None:
+        """What a bucket owes, (n,), which is forgotten here; None where nothing was kept back.
+
+        For an exchange of all values: adding zeros in each step would cost as much as the sum.
+        """
+        names = {piece.name for piece in layout}
+        kept = {piece.name for each in self._flats for piece in each} | self._parts.keys()
+        if not names & kept:
+            return None
+        flat = self.of(layout, device)
+        del self._flats[layout]
+        return flat
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies by parameter name, on the CPU."""
+        found = dict(self._parts)
+        for layout, flat in self._flats.items():
+            found |= {p.name: v for p, v in zip(layout, _views(flat, layout), strict=True)}
+        return {name: value.detach().cpu().clone() for name, value in found.items()}
+
+    def restore(self, state: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
+        """Go on from `state`; raises UserError where it is not of a model with these `sizes`."""
+        for name, value in state.items():
+            if sizes.get(name) != value.numel():
+                raise UserError(
+                    f"error feedback of parameter '{name}' has {value.numel()} values, the "
+                    f"model's has {sizes.get(name, 'no such parameter')}: load the state_dict of "
+                    f"a job with the same model"
+                )
+        self._flats.clear()
+        self._parts = {name: value.float() for name, value in state.items()}
+
+    def _split(self, names: set[str]) -> None:
+        """Take buckets apart that share a parameter with a new one."""
+        for layout in [each for each in self._flats if names & {p.name for p in each}]:
+            views = _views(self._flats.pop(layout), layout)
+            self._parts |= {p.name: v for p, v in zip(layout, views, strict=True)}
+
+
+def _views(flat: torch.Tensor, layout: Sequence[Piece]) -> tuple[torch.Tensor, ...]:
+    return torch.split(flat, [piece.numel for piece in layout])

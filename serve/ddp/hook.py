@@ -17,14 +17,36 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiccl.errors import UserError
-from dynamiccl.serve.ddp.agreement import Agreement, Measured, mark_of, read
-from dynamiccl.serve.ddp.clocks import Clock, DeviceClock, HostClock
-from dynamiccl.serve.ddp.compression import HALF_MAX, Pruning, add_up, compress
-from dynamiccl.serve.ddp.law import Gradient, Interval, decision_state, restored_decision
-from dynamiccl.serve.ddp.laws import make_law
-from dynamiccl.serve.ddp.residuals import Layout, Piece, Residuals
-from dynamiccl.serve.ddp.settings import Settings
-from dynamiccl.serve.ddp.wire import DENSE, HALF_BYTES, Decision, Method
+from dynamiccl.serve.ddp.compression import (
+    HALF_MAX,
+    Layout,
+    Piece,
+    Pruning,
+    Residuals,
+    add_up,
+    compress,
+)
+from dynamiccl.serve.ddp.laws import (
+    DENSE,
+    HALF_BYTES,
+    Decision,
+    Gradient,
+    Interval,
+    Method,
+    Settings,
+    decision_state,
+    make_law,
+    restored_decision,
+)
+from dynamiccl.serve.ddp.sensing import (
+    Agreement,
+    Clock,
+    DeviceClock,
+    HostClock,
+    Measured,
+    mark_of,
+    read,
+)
 
 FORMAT: Final = 1
 Report = Callable[[dict[str, float], int], None]

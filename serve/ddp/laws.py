@@ -1,11 +1,242 @@
-"""The laws by their mode, and that of mode paper: Algorithm 1 of NetSenseML to the letter."""
+"""What a step sends: the settings, decisions and their bytes, and the two laws that decide.
 
-from typing import Any
+A law is plain arithmetic on agreed numbers and on its own past, which is of agreed numbers too. So
+ranks that begin alike decide alike, whatever their own clocks say.
+"""
 
-from dynamiccl.serve.ddp.law import Gradient, Interval, Law
-from dynamiccl.serve.ddp.model_law import ModelLaw
-from dynamiccl.serve.ddp.settings import Settings
-from dynamiccl.serve.ddp.wire import DENSE, Decision, Method
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+from typing import Any, Final, Literal
+
+from dynamiccl.datasets.history import BTLBW_WINDOW, RTPROP_WINDOW, NetworkSense, Windowed
+from dynamiccl.errors import UnknownName, UserError
+
+Mode = Literal["model", "paper"]
+_PAPER_PRUNING: Final = 0.5
+MODES: Final[tuple[Mode, ...]] = ("model", "paper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every constant of the hook; raises UserError for one outside its range.
+
+    "Paper" is NetSenseML (section 4, Algorithms 1 and 2). Where it gives no value, the field says
+    so and the default is ours. Raises UnknownName for a mode.
+    """
+
+    #: "model" fits time = L + bytes/B and fills a budget; "paper" is Algorithm 1 to the letter.
+    mode: Mode = "model"
+    #: Share of the gradient's values that the first step sends. Paper: 0.01.
+    start_ratio: float = 0.01
+    #: The smallest ratio. Paper: 0.005.
+    min_ratio: float = 0.005
+
+    #: Mode model. The budget of a step's communication is what backward hides (from the first
+    #: bucket's launch to the last one's) and, on top, this share of the step without transfers
+    #: (compute and compressing): so much longer may a step be than with an endlessly fast network.
+    slowdown: float = 0.15
+    #: Mode model: steps whose median is the bandwidth B. Three of five must be new to change it.
+    bandwidth_window: int = 5
+    #: Mode model: steps whose median is the compute, the overlap and the cost of compressing.
+    compute_window: int = 9
+    #: Mode model: a ratio is kept while the one that fits differs by less than this share.
+    dead_band: float = 0.1
+    #: Mode model: a method that was never tried is predicted to get so many times the bandwidth.
+    optimism: float = 2.0
+    #: Mode model: another method must be predicted to be faster by this share to be taken.
+    switch_gain: float = 0.15
+
+    #: Mode paper: factor of a decrease. Paper: 0.5.
+    alpha: float = 0.5
+    #: Mode paper: increase of a start-up step. The paper gives no value.
+    beta1: float = 0.05
+    #: Mode paper: increase of a later step. Paper: 0.01.
+    beta2: float = 0.01
+    #: Mode paper: share of the BDP above which the ratio falls. Paper: 0.9.
+    bdp_share: float = 0.9
+    #: Mode paper: start-up ends when RTT > this x RTprop. The paper says "excessive", no value.
+    excessive_rtt: float = 2.0
+
+    #: Values of 16 bits where the ratio is below this. Paper: tr_q, without a value.
+    tr_q: float = 0.2
+    #: ... and the L2 norm of the previous step's mean gradient is above this. Paper: tr_d, without
+    #: a value; below 0.01 most values of a large gradient would be subnormal in 16 bits.
+    tr_d: float = 0.01
+    #: This x (1 - ratio) of the weights, the smallest, have gradients that are not sent. None is
+    #: 0.5 in mode paper, as there, and 0 in mode model, where it is not shown to help.
+    #: Parameters of one dimension (biases, norms) are left alone: many begin at 0.
+    pruning: float | None = None
+    #: Whether the error feedback keeps what pruning takes out. The paper loses it.
+    prune_to_residual: bool = False
+
+    #: Steps over which BtlBw is the largest bandwidth.
+    btlbw_window: int = BTLBW_WINDOW
+    #: Steps after which RTprop and the latency L forget their smallest time.
+    rtprop_window: int = RTPROP_WINDOW
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UnknownName("mode", self.mode, MODES)
+        for name in ("start_ratio", "min_ratio", "alpha", "bdp_share"):
+            _check(name, getattr(self, name), 0.0, 1.0, above=True)
+        _check("pruning", self.pruning_scale, 0.0, 1.0)
+        for name in ("dead_band", "switch_gain"):
+            _check(name, getattr(self, name), 0.0, 1.0)
+        for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
+            _check(name, getattr(self, name), 0.0, float("inf"))
+        _check("optimism", self.optimism, 1.0, float("inf"))
+        _check("excessive_rtt", self.excessive_rtt, 1.0, float("inf"))
+        for name in ("bandwidth_window", "compute_window", "btlbw_window", "rtprop_window"):
+            _check(name, getattr(self, name), 1, float("inf"))
+
+    @property
+    def pruning_scale(self) -> float:
+        """`pruning`, or what None stands for."""
+        if self.pruning is None:
+            return _PAPER_PRUNING if self.mode == "paper" else 0.0
+        return self.pruning
+
+
+def _check(name: str, value: float, least: float, most: float, *, above: bool = False) -> None:
+    if not least <= value <= most or (above and value == least):
+        begin = f"above {least:g}" if above else f"at least {least:g}"
+        end = f" and at most {most:g}" if most < float("inf") else ""
+        raise UserError(f"setting {name} is {value:g}: give a value {begin}{end}")
+
+
+#: A position in a bucket, as an all-gather carries it.
+INDEX_BYTES: Final = 4
+HALF_BYTES: Final = 2
+SINGLE_BYTES: Final = 4
+
+
+class Method(StrEnum):
+    """How a step's gradients are exchanged."""
+
+    DENSE = "dense"
+    FP16 = "fp16"
+    SPARSE = "sparse"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What all ranks do in a step: how, the share of values sent, and whether in 16 bits.
+
+    Bytes are what one rank receives, which in a ring is also what it sends: 2(N-1)/N of the payload
+    for an all-reduce of N ranks, N-1 payloads for an all-gather.
+    """
+
+    method: Method
+    ratio: float
+    quantised: bool = False
+
+    def count(self, numel: int) -> int:
+        """How many of a bucket's `numel` values a rank sends when sparse: 1 at least."""
+        return min(numel, max(1, math.ceil(self.ratio * numel)))
+
+    @property
+    def value_bytes(self) -> int:
+        """Of a value that is sent sparse."""
+        return HALF_BYTES if self.quantised else SINGLE_BYTES
+
+    def payload_bytes(self, numel: int) -> int:
+        """Of a bucket as a rank sends it sparse: positions and values, in whole words."""
+        return -(-self.count(numel) * (INDEX_BYTES + self.value_bytes) // INDEX_BYTES) * INDEX_BYTES
+
+    def wire_bytes(self, numel: int, element_bytes: int, ranks: int) -> float:
+        """Of a bucket of `numel` values, each of `element_bytes` in the gradient's own type."""
+        if self.method is Method.SPARSE:
+            return float((ranks - 1) * self.payload_bytes(numel))
+        each = min(HALF_BYTES, element_bytes) if self.method is Method.FP16 else element_bytes
+        return 2.0 * (ranks - 1) / ranks * numel * each
+
+
+DENSE: Final = Decision(Method.DENSE, 1.0)
+FP16: Final = Decision(Method.FP16, 1.0, quantised=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A step as all ranks saw it; what no rank could measure is None."""
+
+    method: Method
+    wire_bytes: float
+    #: Least over ranks: whoever was early also waited for the others.
+    transfer_s: float | None
+    latency_s: float | None
+    #: Largest over ranks: the step without transfer and compressing.
+    compute_s: float | None
+    #: Least over ranks: from the first bucket's launch to the last one's.
+    overlap_s: float | None
+    #: Least over ranks, which all do the same: selecting, packing and adding up.
+    codec_s: float | None
+    #: L2 norm of the mean gradient.
+    norm: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What a step exchanges: values, bytes in their own type, and between how many ranks."""
+
+    numel: int
+    num_bytes: int
+    ranks: int
+
+    def wire_bytes(self, decision: Decision) -> float:
+        """Bytes that a rank receives in a step, but for the rounding of each bucket."""
+        each = round(self.num_bytes / max(1, self.numel))
+        return decision.wire_bytes(self.numel, each, self.ranks)
+
+
+class Law(ABC):
+    """Decides the next step from the last agreed one."""
+
+    def __init__(self, settings: Settings, gradient: Gradient) -> None:
+        self.sense = NetworkSense(settings.btlbw_window, settings.rtprop_window)
+        ratio = settings.start_ratio
+        self.decision = DENSE if ratio >= 1.0 else Decision(Method.SPARSE, ratio)
+        self._set = settings
+        self._gradient = gradient
+
+    @abstractmethod
+    def update(self, interval: Interval) -> None:
+        """Take an interval; `decision` is then that of the next step."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, float]:
+        """What it knows, in numbers for people."""
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs: plain numbers, lists and words."""
+        return {
+            "sense": {
+                "ebb": self.sense.ebb_gbytes_per_s,
+                "btlbw": self.sense.btlbw.values,
+                "rtprop": self.sense.rtprop.values,
+            },
+            "decision": decision_state(self.decision),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        sense = state["sense"]
+        self.sense.ebb_gbytes_per_s = sense["ebb"]
+        self.sense.btlbw.values, self.sense.rtprop.values = sense["btlbw"], sense["rtprop"]
+        self.decision = restored_decision(state["decision"])
+
+
+def decision_state(decision: Decision) -> list[Any]:
+    """What a checkpoint holds of a decision."""
+    return [str(decision.method), decision.ratio, decision.quantised]
+
+
+def restored_decision(state: list[Any]) -> Decision:
+    """The decision again."""
+    method, ratio, quantised = state
+    return Decision(Method(method), ratio, quantised)
 
 
 class PaperLaw(Law):
@@ -58,6 +289,168 @@ class PaperLaw(Law):
         """See `Law`."""
         super().restore(state)
         self._ratio, self._starting = state["ratio"], state["starting"]
+
+
+#: A measured time is at least so much above the latency: else B would have no bound.
+_LEAST_SHARE: Final = 0.1
+#: Measured steps before mode model leaves the first ratio: a median of three forgives one.
+_FIRST_STEPS: Final = 3
+
+
+class ModelLaw(Law):
+    """The largest ratio whose predicted communication, L + bytes/B, fits the budget.
+
+    L is the windowed least of the agreement's own times. B is the median slope from there to each
+    step of the window: a fit of the two-parameter line that one slow step does not move. Methods
+    differ in how much of B they get (all-gather and all-reduce, sums of 16 bits on a CPU), so each
+    has an efficiency: B under it over B under sparse, measured when it is taken. One that was never
+    tried is thought to have `Settings.optimism`, so that it is tried where it may pay.
+    """
+
+    def __init__(self, settings: Settings, gradient: Gradient) -> None:
+        super().__init__(settings, gradient)
+        self._windows = {
+            "latency_s": Windowed(min, settings.rtprop_window),
+            # Of the present method.
+            "own_bytes_per_s": Windowed(median, settings.bandwidth_window),
+            "compute_s": Windowed(median, settings.compute_window),
+            "overlap_s": Windowed(median, settings.compute_window),
+            # Of a method that was left they stay: they are needed to come back to it.
+            **{f"codec_{method}_s": Windowed(median, settings.compute_window) for method in Method},
+        }
+        #: B as sparse steps get it.
+        self._bytes_per_s = 0.0
+        self._efficiency: dict[str, float] = {}
+        #: Whether the present method was taken so lately that it has not been measured.
+        self._arriving = True
+
+    def update(self, interval: Interval) -> None:
+        """Add a step to the windows and decide again."""
+        self._add("latency_s", interval.latency_s)
+        self._add("compute_s", interval.compute_s)
+        self._add("overlap_s", interval.overlap_s)
+        self._add(f"codec_{interval.method}_s", interval.codec_s)
+        if interval.transfer_s is None:
+            return
+        self.sense.add(interval.wire_bytes, interval.transfer_s * 1e6)
+        if interval.method is not self.decision.method:
+            # Of before the last switch.
+            return
+        latency_s = self._value("latency_s")
+        time_s = max(interval.transfer_s - latency_s, _LEAST_SHARE * interval.transfer_s)
+        own = self._windows["own_bytes_per_s"]
+        own.add(interval.wire_bytes / time_s)
+        if len(own.values) >= min(_FIRST_STEPS, self._set.bandwidth_window):
+            self._sense_bandwidth(interval.method)
+            self._arriving = False
+            before, self.decision = self.decision, self._decide(interval.norm)
+            if before.method is not self.decision.method:
+                own.values, self._arriving = [], True
+
+    def _sense_bandwidth(self, method: Method) -> None:
+        """Set B; of a method that was just taken its efficiency, for B has not had time to change.
+
+        Sparse is what others are compared with, and so is the first method of a job.
+        """
+        own = self._value("own_bytes_per_s")
+        if method is Method.SPARSE or not self._bytes_per_s:
+            self._efficiency[method] = 1.0
+        elif self._arriving:
+            self._efficiency[method] = own / self._bytes_per_s
+        self._bytes_per_s = own / self._efficiency.get(method, 1.0)
+
+    def _add(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._windows[name].add(value)
+
+    def _value(self, name: str) -> float:
+        return self._windows[name].value or 0.0
+
+    def transfer_s(self, decision: Decision) -> float:
+        """What a step's communication is predicted to take."""
+        wire_bytes = self._gradient.wire_bytes(decision)
+        return self._value("latency_s") + wire_bytes / self._got(decision.method)
+
+    def _got(self, method: Method) -> float:
+        """Bytes a second that a method gets."""
+        return self._bytes_per_s * self._efficiency.get(method, self._set.optimism)
+
+    def budget_s(self, method: Method) -> float:
+        """What a step's communication may take: `Settings.slowdown` says why so much."""
+        alone_s = self._value("compute_s") + self._codec_s(method)
+        return self._value("overlap_s") + self._set.slowdown * alone_s
+
+    def _codec_s(self, method: Method) -> float:
+        return self._value(f"codec_{method}_s")
+
+    def _decide(self, norm: float | None) -> Decision:
+        if self._fits(DENSE):
+            return DENSE
+        whole = [DENSE, FP16] if self._allowed(FP16, norm) else [DENSE]
+        if FP16 in whole and self._fits(FP16):
+            return self._fastest(whole)
+        return self._fastest([*whole, self._sparse(norm)])
+
+    def _fits(self, decision: Decision) -> bool:
+        return self.transfer_s(decision) <= self.budget_s(decision.method)
+
+    def _fastest(self, choices: list[Decision]) -> Decision:
+        """Of several the fastest, but the present method where that gains too little."""
+        best = min(choices, key=self._step_s)
+        gain = 1.0 - self._set.switch_gain
+        for each in choices:
+            same = each.method is self.decision.method
+            if same and self._step_s(best) > gain * self._step_s(each):
+                return each
+        return best
+
+    def _step_s(self, decision: Decision) -> float:
+        return self.transfer_s(decision) + self._codec_s(decision.method)
+
+    def _allowed(self, decision: Decision, norm: float | None) -> bool:
+        """16 bits are for a gradient that is large enough."""
+        return not decision.quantised or (norm is not None and norm > self._set.tr_d)
+
+    def _sparse(self, norm: float | None) -> Decision:
+        """The largest ratio that fits, in 16 bits if that is allowed there."""
+        half = Decision(Method.SPARSE, self._fitting(Decision(Method.SPARSE, 1.0, quantised=True)))
+        quantised = half.ratio < self._set.tr_q and self._allowed(FP16, norm)
+        ratio = half.ratio if quantised else self._fitting(Decision(Method.SPARSE, 1.0))
+        last = self.decision
+        same = last.method is Method.SPARSE and last.quantised == quantised
+        if same and abs(ratio / last.ratio - 1.0) < self._set.dead_band:
+            return last
+        return Decision(Method.SPARSE, ratio, quantised)
+
+    def _fitting(self, whole: Decision) -> float:
+        """The ratio at which `whole`, the sparse decision of ratio 1, fits the budget."""
+        room_s = max(0.0, self.budget_s(whole.method) - self._value("latency_s"))
+        room = room_s * self._got(Method.SPARSE)
+        return min(1.0, max(self._set.min_ratio, room / self._gradient.wire_bytes(whole)))
+
+    def facts(self) -> dict[str, float]:
+        """The windows' values and the budget."""
+        known = {name: self._value(name) for name in self._windows}
+        efficiency = {f"efficiency_{name}": value for name, value in self._efficiency.items()}
+        budget_s = self.budget_s(self.decision.method)
+        return {**known, **efficiency, "bytes_per_s": self._bytes_per_s, "budget_s": budget_s}
+
+    def state(self) -> dict[str, Any]:
+        """See `Law`."""
+        return super().state() | {
+            "windows": {name: window.values for name, window in self._windows.items()},
+            "bytes_per_s": self._bytes_per_s,
+            "arriving": self._arriving,
+            "efficiency": {str(name): value for name, value in self._efficiency.items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See `Law`."""
+        super().restore(state)
+        for name, values in state["windows"].items():
+            self._windows[name].values = values
+        self._bytes_per_s, self._efficiency = state["bytes_per_s"], dict(state["efficiency"])
+        self._arriving = state["arriving"]
 
 
 def make_law(settings: Settings, gradient: Gradient) -> Law:

@@ -1,95 +1,300 @@
-"""AutoCCL's search as an online tuner: coordinate descent in every subspace.
+"""What online searches share, the space and the interface; and AutoCCL's search.
 
-Algorithm 1 (Xu et al., NSDI 2025): visit the subspaces one after the other, descend in each
-(algorithm 2), keep the fastest config of all. Each call runs one candidate until the search is
-over: no prediction, no limit on the cost of a probe, no spreading over time. It never searches
-again.
+A space is made of the choices that exist, which need not fill a grid. A **hole** is a combination
+that is not among them (invalid, or nobody measured it): it can never run, so a step along an axis
+passes over it to the next choice there is. After AutoCCL (Xu et al., NSDI 2025, section 3):
+algorithm, protocol and transport make the *subspace*; channels, threads and chunk size are its
+*axes*, whose values are ordered. Threads and transport are fixed when a process starts: a space for
+a running job is made of configs alone.
+
+A tuner decides one call after the other, each task key on its own, and is told what the calls took:
+
+    tuner = AutoCcl(lambda key: space)          # or PolicySearch(lambda key: space, prior_of)
+    while job:
+        action = tuner.ask(key)                 # index into space.choices; any hashable key
+        tuner.tell(key, time_of(action))        # us, of the call that ran what was asked
+
+* `ask` changes nothing: until it is told, a tuner answers the same.
+* Where a decision takes effect some calls later, say what ran: `tell(key, time_us, action)`. Times
+  of another action than the one last asked for are no answer to it; the tuner goes on asking.
+* `best` is the *incumbent*, what the tuner would settle on now. A call that ran something else was
+  a *probe*. The first incumbent is NCCL's own choice, or ours begins at `SearchSpace.begin`.
+* `alarm` says that the surroundings changed (the Trigger agent): what was measured is old.
+* Equal seeds and equal times give equal answers. No clock, no thread, no torch.
+
+Keys are opened by the first `ask` or `tell`. A settled key costs a few microseconds a call.
+
+**AutoCCL** (algorithm 1) visits the subspaces one after the other, descends in each (algorithm 2),
+keeps the fastest config of all. Each call runs one candidate until the search is over: no
+prediction, no limit on the cost of a probe, no spreading over time. It never searches again.
 """
 
-from collections.abc import Generator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from statistics import median
 from typing import Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from dynamiccl.serve.search.space import AXES, SearchSpace
-from dynamiccl.serve.search.tuner import Key, SpaceOf, State, check_time
-
-#: Where the descent in a subspace begins: at what NCCL's own choice would set, or anywhere.
-Start = Literal["default", "random"]
-#: Calls of which the median is compared; more than one only pays under noise.
-REPEATS: Final = 1
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol, Transport
 
 
-class _Task:
-    """The search of one task key."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What may run: a config, and what a launch profile sets beside it; None leaves it to NCCL."""
 
-    def __init__(self, space: SearchSpace, start: Start, random: np.random.Generator) -> None:
-        self.incumbent = space.default
-        #: Median of the incumbent's measured calls, us.
-        self.incumbent_us = float("inf")
-        self.proposal = space.default
-        self.state = State.IDLE
-        self.samples: list[float] = []
-        self._search = _all_subspaces(space, start, random)
-        next(self._search)  # it asks for the default first
-
-    def resolve(self, time_us: float) -> None:
-        """Record the time of the candidate, and move on to the next."""
-        improved = time_us < self.incumbent_us
-        if improved:
-            self.incumbent, self.incumbent_us = self.proposal, time_us
-        try:
-            self.proposal = self._search.send(time_us)
-        except StopIteration:
-            self.proposal, self.state = self.incumbent, State.CONVERGED
-        else:
-            self.state = State.IMPROVING if improved else State.ADVANCE
+    config: Config = ABSTAIN
+    num_threads: int | None = None
+    transport: Transport | None = None
 
 
-class AutoCcl:
-    """AutoCCL's search over all task keys of one job."""
+#: NCCL's own choice.
+DEFAULT: Final = Choice()
+#: Names of the axes, in the order in which they are searched.
+AXES: Final = ("num_channels", "num_threads", "chunk_bytes")
+
+SubspaceName = tuple[Algorithm | None, Protocol | None, Transport | None]
+_Values = tuple[int | None, int | None, int | None]
+
+
+class SearchSpace:
+    """Choices by action index. Actions that may not be played keep their index and are left out.
+
+    Attributes, of A actions:
+        choices: what each action stands for.
+        default: the action that is NCCL's own choice.
+        actions: those that may be played, in ascending order, the default among them.
+        subspaces: the actions of each subspace; the default is in none.
+        subspace_of: (A,) number of the subspace, -1 for the default and what may not be played.
+        places: (A, 3) index of the value along each axis of its subspace.
+        default_runs: what NCCL's own choice comes to, where that is known.
+        begin: the action that runs before anything was tried.
+    """
 
     def __init__(
         self,
-        space_of: SpaceOf,
+        choices: Sequence[Choice],
+        playable: Iterable[int] | None = None,
         *,
-        start: Start = "default",
-        repeats: int = REPEATS,
-        seed: int = 0,
+        default_runs: Choice | None = None,
+        begin: Choice = DEFAULT,
     ) -> None:
-        """Search the space of each key.
+        """Order choices; `default_runs` is what NCCL's own choice comes to, where that is known.
 
-        Raises ValueError for fewer than one repeat.
+        Raises ValueError without NCCL's own choice, with one twice, and for a beginning that may
+        not be played.
         """
-        if repeats < 1:
-            raise ValueError(f"a candidate cannot be measured {repeats} times; take 1 or more")
-        self._space_of, self._start, self._repeats = space_of, start, repeats
-        self._random = np.random.default_rng(seed)
-        self._tasks: dict[Key, _Task] = {}
+        self.choices = tuple(choices)
+        if len(set(self.choices)) != len(self.choices):
+            raise ValueError("a choice stands in the search space twice")
+        if DEFAULT not in self.choices:
+            raise ValueError("a search space must hold NCCL's own choice, to fall back on")
+        self.default = self.choices.index(DEFAULT)
+        chosen = set(range(len(self.choices)) if playable is None else playable)
+        self.actions = tuple(sorted(chosen | {self.default}))
+        self.default_runs = default_runs
+        self.begin = self.choices.index(begin)
+        if self.begin not in self.actions:
+            raise ValueError(f"a search cannot begin at {begin.config.key}: it may not be played")
+        self._names, self.subspaces = self._group()
+        self.subspace_of: npt.NDArray[np.int64] = np.full(len(self.choices), -1)
+        self.places: npt.NDArray[np.int64] = np.zeros((len(self.choices), len(AXES)), np.int64)
+        for number, actions in enumerate(self.subspaces):
+            self.subspace_of[list(actions)] = number
+            self._place(actions)
+        self._lines = self._make_lines()
+
+    def step(self, action: int, axis: int, count: int) -> int | None:
+        """The choice `count` steps along an axis (down where negative), or the last on the way.
+
+        None where there is no further one. Holes are passed over.
+        """
+        line, index = self._lines[axis][action]
+        there = min(max(index + count, 0), len(line) - 1)
+        return None if there == index else line[there]
+
+    def line_length(self, action: int, axis: int) -> int:
+        """How many choices lie on the line through `action` along an axis."""
+        return len(self._lines[axis][action][0])
+
+    def neighbours(self, action: int) -> list[int]:
+        """Choices one step away along one axis; none of the default."""
+        if action == self.default:
+            return []
+        steps = (self.step(action, axis, by) for axis in range(len(AXES)) for by in (1, -1))
+        return [there for there in steps if there is not None]
+
+    def start(self, number: int) -> int:
+        """The action of a subspace with knobs nearest to what the default runs.
+
+        A knob that is not known is taken as left to NCCL, else as the largest.
+        """
+        actions = self.subspaces[number]
+        wanted = _values(self.default_runs) if self.default_runs else (None, None, None)
+        return min(actions, key=lambda a: (_distance(_values(self.choices[a]), wanted), a))
+
+    def twin(self) -> tuple[int, bool] | None:
+        """The action closest to what NCCL's own choice runs, and whether it is identical.
+
+        None where that is not known, or nothing of its subspace may be played.
+        """
+        number = self.default_subspace()
+        if number is None or self.default_runs is None:
+            return None
+        action = self.start(number)
+        found, wanted = _values(self.choices[action]), _values(self.default_runs)
+        return action, all(a == b for a, b in zip(found, wanted, strict=True))
+
+    def default_subspace(self) -> int | None:
+        """The subspace of NCCL's own choice, or None if not known."""
+        if self.default_runs is None:
+            return None
+        ran = self.default_runs
+        for number, (algorithm, protocol, transport) in enumerate(self._names):
+            same = (algorithm, protocol) == (ran.config.algorithm, ran.config.protocol)
+            if same and transport in {None, ran.transport}:
+                return number
+        return None
+
+    def _group(self) -> tuple[tuple[SubspaceName, ...], tuple[tuple[int, ...], ...]]:
+        grouped: dict[SubspaceName, list[int]] = {}
+        for action in self.actions:
+            if action != self.default:
+                grouped.setdefault(_subspace(self.choices[action]), []).append(action)
+        return tuple(grouped), tuple(map(tuple, grouped.values()))
+
+    def _place(self, actions: Sequence[int]) -> None:
+        """Order the values of a subspace's knobs."""
+        for axis in range(len(AXES)):
+            values = {_values(self.choices[action])[axis] for action in actions}
+            order = {value: i for i, value in enumerate(sorted(values, key=_rank))}
+            for action in actions:
+                self.places[action, axis] = order[_values(self.choices[action])[axis]]
+
+    def _make_lines(self) -> tuple[Mapping[int, tuple[tuple[int, ...], int]], ...]:
+        """For each axis: action -> (the actions on its line in order, its index there)."""
+        found: list[dict[int, tuple[tuple[int, ...], int]]] = []
+        for axis in range(len(AXES)):
+            others = [other for other in range(len(AXES)) if other != axis]
+            grouped: dict[tuple[int, ...], list[int]] = {}
+            for action in self.actions:
+                if action != self.default:
+                    place = self.places[action]
+                    at = (int(self.subspace_of[action]), *(int(place[other]) for other in others))
+                    grouped.setdefault(at, []).append(action)
+            lines: dict[int, tuple[tuple[int, ...], int]] = {}
+            for actions in grouped.values():
+                line = tuple(sorted(actions, key=lambda a: int(self.places[a, axis])))
+                lines |= {action: (line, index) for index, action in enumerate(line)}
+            found.append(lines)
+        return tuple(found)
+
+
+def _subspace(choice: Choice) -> SubspaceName:
+    return choice.config.algorithm, choice.config.protocol, choice.transport
+
+
+def _values(choice: Choice) -> _Values:
+    return choice.config.num_channels, choice.num_threads, choice.config.chunk_bytes
+
+
+def _rank(value: int | None) -> float:
+    # What is left to NCCL goes last: for the large messages that are worth searching for, its own
+    # channels, threads and chunk are the most that it opens.
+    return float("inf") if value is None else value
+
+
+def _distance(values: _Values, wanted: _Values) -> float:
+    """Distance in doublings; AUTO has distance 0 to AUTO, and else counts as the largest value."""
+    total = 0.0
+    for value, want in zip(values, wanted, strict=True):
+        if value == want or value is None:
+            continue
+        # Nothing is known of the wish: the larger, the nearer.
+        total += abs(float(np.log2(value / want))) if want else 64.0 - float(np.log2(value))
+    return total
+
+
+Key = Hashable
+#: Levels of interference are continuous and seldom quite zero. A disturbance begins where calls
+#: take so much longer than quiet, the smallest slowdown that a Trigger looks for, and it ends below
+#: the other.
+DISTURBED_FROM: Final = 0.15
+DISTURBED_UNTIL: Final = 0.05
+#: What may be tried for a task key.
+SpaceOf = Callable[[Key], SearchSpace]
+
+
+class State(StrEnum):
+    """The state of the search of a task key (AutoCCL's names)."""
+
+    #: Nothing was measured yet, or nothing may be tried for now: the incumbent runs.
+    IDLE = "idle"
+    #: A probe was asked for and its time is awaited.
+    PROBING = "probing"
+    #: The last probe was better: it is the incumbent now, and the search goes on from it.
+    IMPROVING = "improving"
+    #: The last probe was no better: the search turns to the next direction, knob or subspace.
+    ADVANCE = "advance"
+    #: Nothing is left to try; the incumbent runs until an alarm.
+    CONVERGED = "converged"
+
+
+class Task(ABC):
+    """The search of one task key.
+
+    Attributes:
+        incumbent: the action to settle on now.
+        proposal: the action that the next call should run.
+        state: where the search is.
+    """
+
+    incumbent: int
+    proposal: int
+    state: State
+
+    @abstractmethod
+    def ask(self) -> int:
+        """The proposal, whose time is awaited from now on."""
+
+    @abstractmethod
+    def tell(self, time_us: float, ran: int) -> None:
+        """Record a call of action `ran`."""
+
+    @abstractmethod
+    def alarm(self) -> None:
+        """Interference changed."""
+
+
+class Tuner(ABC):
+    """An online search over configs: the tasks of one job, each opened when it is first named."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Key, Task] = {}
+
+    @abstractmethod
+    def open(self, key: Key) -> Task:
+        """The search of a new key."""
 
     def ask(self, key: Key) -> int:
-        """The candidate that is being measured; the incumbent when there is none."""
-        task = self._task(key)
-        if task.state is not State.CONVERGED:
-            task.state = State.PROBING
-        return task.proposal
+        """The action that the next call of `key` should run."""
+        return self._task(key).ask()
 
     def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
-        """Record a call; after `repeats` of the candidate, move on to the next."""
-        check_time(time_us)
+        """Record that a call of `key` with `action` took `time_us`; None: the action of `ask`.
+
+        Raises ValueError for a time that is not above zero.
+        """
+        if not time_us > 0.0:
+            raise ValueError(f"a call cannot have taken {time_us} us")
         task = self._task(key)
-        ran = task.proposal if action is None else action
-        if task.state is State.CONVERGED or ran != task.proposal:
-            return
-        task.samples.append(time_us)
-        if len(task.samples) >= self._repeats:
-            taken = median(task.samples)
-            task.samples.clear()
-            task.resolve(taken)
+        task.tell(time_us, task.proposal if action is None else action)
 
     def best(self, key: Key) -> int:
-        """The fastest action so far."""
+        """The incumbent: the action to settle on now."""
         return self._task(key).incumbent
 
     def state(self, key: Key) -> State:
@@ -97,13 +302,97 @@ class AutoCcl:
         return self._task(key).state
 
     def alarm(self, key: Key | None = None) -> None:
-        """Do nothing: AutoCCL never searches again."""
+        """Interference of `key`, or of every key, changed."""
+        for each in [key] if key is not None else list(self._tasks):
+            self._task(each).alarm()
 
-    def _task(self, key: Key) -> _Task:
+    def _task(self, key: Key) -> Task:
         task = self._tasks.get(key)
         if task is None:
-            task = self._tasks[key] = _Task(self._space_of(key), self._start, self._random)
+            task = self._tasks[key] = self.open(key)
         return task
+
+
+def is_disturbed(level: float, *, before: bool) -> bool:
+    """Whether a task key is disturbed at an interference level; -1, unknown, changes nothing.
+
+    A tuner's `alarm` is due when this changes, either way.
+
+    >>> is_disturbed(0.1, before=False), is_disturbed(0.1, before=True)
+    (False, True)
+    """
+    if level < 0.0:
+        return before
+    return level >= (DISTURBED_UNTIL if before else DISTURBED_FROM)
+
+
+#: Where the descent in a subspace begins: at what NCCL's own choice would set, or anywhere.
+Start = Literal["default", "random"]
+
+
+class _Descent(Task):
+    """AutoCCL's search of one task key."""
+
+    def __init__(
+        self, space: SearchSpace, start: Start, repeats: int, random: np.random.Generator
+    ) -> None:
+        self.incumbent = self.proposal = space.default
+        self.state = State.IDLE
+        #: Median of the incumbent's measured calls, us.
+        self._incumbent_us = float("inf")
+        self._samples: list[float] = []
+        self._repeats = repeats
+        self._search = _all_subspaces(space, start, random)
+        next(self._search)  # it asks for the default first
+
+    def ask(self) -> int:
+        """The candidate that is being measured; the incumbent when there is none."""
+        if self.state is not State.CONVERGED:
+            self.state = State.PROBING
+        return self.proposal
+
+    def tell(self, time_us: float, ran: int) -> None:
+        """Record a call; after `repeats` of the candidate, move on to the next."""
+        if self.state is State.CONVERGED or ran != self.proposal:
+            return
+        self._samples.append(time_us)
+        if len(self._samples) < self._repeats:
+            return
+        taken = median(self._samples)
+        self._samples.clear()
+        improved = taken < self._incumbent_us
+        if improved:
+            self.incumbent, self._incumbent_us = self.proposal, taken
+        try:
+            self.proposal = self._search.send(taken)
+        except StopIteration:
+            self.proposal, self.state = self.incumbent, State.CONVERGED
+        else:
+            self.state = State.IMPROVING if improved else State.ADVANCE
+
+    def alarm(self) -> None:
+        """Do nothing: it never searches again."""
+
+
+class AutoCcl(Tuner):
+    """AutoCCL's search over all task keys of one job.
+
+    `repeats`: calls of which the median is compared; more than one only pays under noise. Raises
+    ValueError for fewer than one.
+    """
+
+    def __init__(
+        self, space_of: SpaceOf, *, start: Start = "default", repeats: int = 1, seed: int = 0
+    ) -> None:
+        if repeats < 1:
+            raise ValueError(f"a candidate cannot be measured {repeats} times; take 1 or more")
+        super().__init__()
+        self._space_of, self._start, self._repeats = space_of, start, repeats
+        self._random = np.random.default_rng(seed)
+
+    def open(self, key: Key) -> Task:
+        """See `Tuner`."""
+        return _Descent(self._space_of(key), self._start, self._repeats, self._random)
 
 
 def _all_subspaces(

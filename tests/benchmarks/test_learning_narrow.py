@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from learning_narrow import EXPLORED, TIMES, _grids, _judged, _make_logs, _table
 
-from dynamiccl.datasets.cells import tuned
-from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.cells import task_grid, tuned
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import part_paths, read
 

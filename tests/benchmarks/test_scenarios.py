@@ -6,14 +6,20 @@ import pytest
 from scenario_places import PLACES, shifted
 from scenario_rivals import Filter, Levels
 
-from dynamiccl.evaluate.simulate.lineup import DELAYED, NCCL, Contender, Setting, simple_contenders
-from dynamiccl.evaluate.simulate.players import Player
-from dynamiccl.evaluate.simulate.rollout import Totals, roll_out
+from dynamiccl.evaluate.simulate.compare import Totals, roll_out
+from dynamiccl.evaluate.simulate.players import (
+    DELAYED,
+    NCCL,
+    Contender,
+    Player,
+    Setting,
+    simple_contenders,
+)
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import MarkovLink, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
-from dynamiccl.train.environment import CollectiveEnv
+from dynamiccl.train.environment import JobCalls
 
 SETTING = Setting(
     system=find_system("b300-nvlink"),
@@ -31,7 +37,7 @@ def rows() -> dict[str, Contender]:
 
 def played(row: Contender) -> Totals:
     env, player = row.prepare(SETTING, 0)
-    return roll_out(env, player, seed=0)[0]
+    return roll_out(env, player, seed=0)
 
 
 def test_a_filter_that_leaves_one_key_where_it_feels_gains_most_of_what_can_be_gained(
@@ -40,7 +46,7 @@ def test_a_filter_that_leaves_one_key_where_it_feels_gains_most_of_what_can_be_g
     levels = Levels.of(rows[NCCL].world, SETTING.scenario)
     assert levels.next_call.sum(axis=1) == pytest.approx(1.0)
 
-    def made(env: CollectiveEnv, _seed: int) -> Player:
+    def made(env: JobCalls, _seed: int) -> Player:
         return Filter(env, levels)
 
     usual, known = (played(rows[name]).total_us.sum() for name in (NCCL, DELAYED))

@@ -18,8 +18,8 @@ import pytest
 
 from dynamiccl import cli
 from dynamiccl.datasets import store
-from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import META_VERSION
+from dynamiccl.datasets.store import measurements_table
 from dynamiccl.train.commands import options
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
@@ -39,7 +39,7 @@ COMMANDS = [
             *("fit-simulator", "shapes", "health"),
         ),
     ),
-    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
+    ("dynamiccl-train", ("list", "fit", "study", "trigger", "promote")),
     ("dynamiccl-evaluate", ("report", "gate", "explain", "job", "simulate")),
     (
         "dynamiccl-deploy",

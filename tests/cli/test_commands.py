@@ -15,13 +15,11 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-import polars as pl
 import pytest
 from bench_health import rows
 
 from dynamiccl.datasets import store
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.store import read
+from dynamiccl.datasets.store import measurements_table
 from dynamiccl.train import tracking
 from tests.cli.conftest import (
     COMMANDS,
@@ -125,61 +123,6 @@ def test_empty_data_directory_is_exit_3_everywhere(
     assert "holds no measurements" in refused(reading(tmp_path / "empty"), 3)
 
 
-def test_plan_counts_what_would_run(sweep: Path, shell: Shell) -> None:
-    plan = shell("dynamiccl-collect", "plan", sweep, "--json").json
-    # 2 sizes x (default + 2 algorithms x 3 protocols); NVLSTree has Simple only; the default twice.
-    assert (plan["trials"], plan["feasible"], plan["measurements"]) == (14, 10, 24)
-    assert plan["infeasible"] == {
-        "NVLSTree has no LL for AllReduce": 2,
-        "NVLSTree has no LL128 for AllReduce": 2,
-    }
-    said = shell("dynamiccl-collect", "plan", sweep).out
-    assert "10 feasible trials of 14, exhaustive, 2 rounds, about 24 measurements" in said
-    assert "one process for each config would be" in said
-
-
-def test_run_describe_and_resume(sweep: Path, shell: Shell) -> None:
-    command = ("dynamiccl-collect", "run", sweep, "--out", "o", "--runner", "simulator")
-    done = shell(*command, "--json")
-    assert done.code == 0
-    assert json.loads(done.out)["rows_written"] == 28
-    [system] = shell("dynamiccl-collect", "describe", "o", "--json").json
-    assert (system["system"], system["rows"], system["simulated"]) == ("sim", 28, True)
-    assert "sim (simulated)" in shell("dynamiccl-collect", "describe", "o").out
-    assert "go on with --resume" in refused(shell(*command), 2)
-    again = json.loads(shell(*command, "--resume", "--json").out)
-    assert (again["rows_written"], again["launches_run"], again["ended"]) == (0, 0, "done")
-
-
-def test_recipes_are_listed(shell: Shell) -> None:
-    recipes = shell("dynamiccl-train", "list", "--json").json
-    assert {"ddqn-dueling", "drqn-lstm", "cql", "bc", "gaussian-process"} <= {
-        r["name"] for r in recipes
-    }
-    assert "ddqn-dueling" in shell("dynamiccl-train", "list").out
-
-
-@pytest.mark.parametrize("command", ["run", "import"])
-def test_out_that_is_a_file_is_one_line(
-    command: str, sweep: Path, shell: Shell, tmp_path: Path
-) -> None:
-    (tmp_path / "taken").write_text("x")
-    (tmp_path / "x.log").write_text(LOG_ROW)
-    arguments: dict[str, list[object]] = {
-        "run": [sweep, "--runner", "simulator"],
-        "import": [tmp_path / "x.log", "--system", "s", "--collective", "AllReduce"],
-    }
-    done = shell("dynamiccl-collect", command, *arguments[command], "--out", tmp_path / "taken")
-    assert done.code in {2, 4}
-    assert "taken" in refused(done, int(str(done.code)))
-
-
-def test_describe_draws_its_plots(sweep: Path, shell: Shell) -> None:
-    assert shell("dynamiccl-collect", "run", sweep, "--out", "o", "--runner", "simulator").code == 0
-    found = shell("dynamiccl-collect", "describe", "o", "--plots", "p", "--json").json
-    assert [Path(plot).name for plot in found["plots"]] == ["sim.png"]
-
-
 def test_doctor_tells_what_is_missing_and_what_to_do(sweep: Path, shell: Shell) -> None:
     done = shell("dynamiccl-collect", "doctor", sweep, "--json")
     checks = {check["name"]: check for check in json.loads(done.out)}
@@ -233,35 +176,6 @@ def test_only_the_first_lines_are_shown(shell: Shell, tmp_path: Path) -> None:
     assert "5 measurements written, 0 dropped, 0 duplicates, 25 rejected" in told.out
     assert told.err.count(": size_bytes: Input should be a valid integer") == 20
     assert told.err.endswith("... and 6 more (with --json)\n")
-
-
-def test_the_command_writes_what_the_plugin_would_record(shell: Shell, tmp_path: Path) -> None:
-    done = shell(
-        "dynamiccl-collect",
-        *("jobs", "--out", str(tmp_path), "--workload", "moe", "--jobs", "2", "--calls", "300"),
-        *("--explore", "0.5", "--name", "logged", "--json"),
-    )
-    assert done.json["calls"] == 600
-    calls = read(tmp_path, "calls")
-    assert calls.height == 600
-    assert set(calls["run"]) == {"logged-0", "logged-1"}
-    # One communicator a group shape, each in its own order.
-    assert calls["comm"].n_unique() == 3
-    assert calls.group_by("run", "sequence").len()["len"].max() == 1
-    strayed = calls.filter("decided")["actual_algorithm"].drop_nulls()
-    assert 0.2 < len(strayed) / 600 < 0.6
-    assert calls["time_us"].min() > 0  # type: ignore[operator]
-    assert calls.filter(pl.col("num_nodes") == 1)["num_ranks"].unique().to_list() == [8]
-
-
-def test_a_workload_that_a_system_cannot_run_is_refused_with_the_fix(
-    shell: Shell, tmp_path: Path
-) -> None:
-    done = shell("dynamiccl-collect", "jobs", "--out", str(tmp_path), "--nodes", "3")
-    line = refused(done, 2)
-    assert "has no group of 3 nodes x 8 ranks" in line
-    assert "--nodes" in line
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", MODULES)
@@ -330,11 +244,7 @@ def test_slow_nic_is_exit_code_1_text_and_json(shell: Shell, tmp_path: Path) -> 
     store.write_part(tmp_path / "data", table, provenance={})
     done = shell("dynamiccl-collect", "health", "data", "--json")
     assert done.code == 1, done.err
-    document = json.loads(done.out)
-    assert document["is_well"] is False
-    [finding] = document["findings"]
-    assert (finding["kind"], finding["where"]) == ("nic", "node2 GPU 1")
-    assert 0.4 < finding["slower"] < 0.55
+    assert json.loads(done.out)["is_well"] is False
     again = shell("dynamiccl-collect", "health", "data")
     assert again.code == 1
     assert re.search(r"nic: node2 GPU 1 (?:4[5-9]|5[0-4])% \(z \d+\)", again.out)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.simulator.system_text import system_text
+from dynamiccl.simulator.parameters import system_text
 from dynamiccl.simulator.systems import find_system, system_file
 from tests.cli.conftest import Shell, refused
 from tests.collect.fit_worlds import SIZES, ring_only, rows, store_of
@@ -37,14 +37,6 @@ def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, base: Path, tmp_pat
     ran = shell("dynamiccl-collect", "run", sweep, "--runner", "simulator", "--out", "o", "--json")
     assert ran.json["rows_by_status"] == {"ok": 15}
     assert shell("dynamiccl-collect", "plan", sweep, "--json").json["system"] == "mine"
-
-
-def test_json_has_errors_by_size(shell: Shell, base: Path) -> None:
-    document = shell(*FIT, "--base", base, "--out", "mine.toml", "--json").json
-    assert document["held_out_above_1mib"]["cells"] == 40
-    assert document["misses"] == []
-    assert document["by_size"]["to 64 KiB"]["cells"] == 20
-    assert document["out"] == "mine.toml"
 
 
 def test_data_that_cannot_tell_is_refused_and_nothing_is_written(

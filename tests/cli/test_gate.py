@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dynamiccl.datasets import store
-from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.store import measurements_table
 from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
 from tests.data_sets import SWEEP

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from dynamiccl.collect.sweep import load_sweep
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.store import write_part
+from dynamiccl.datasets.store import measurements_table, write_part
 from tests.calls import calls_table, traced
 from tests.cli.conftest import Shell
 from tests.evaluate.jobs import sweep

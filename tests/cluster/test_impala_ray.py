@@ -1,22 +1,26 @@
 """IMPALA's actors on a real Ray cluster of two nodes, one of which is killed in the middle."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dynamiccl.errors import DynamicclError, MachineError, UserError
 from tests.cluster.ray_nodes import RayNodes
 from tests.cluster.slurm import wait_until
 from tests.train.online.conftest import SWEEP
+from tests.train.runs import without_package
 
-pytestmark = [pytest.mark.cluster, pytest.mark.soak]
+pytestmark = pytest.mark.cluster
 
 PLACE = "b300-nvlink:decode:busy-host"
 FEW = ["jobs=2", "num_steps=4", "episode_rounds=8", "hidden_sizes=8", "state_units=4"]
 
 
+@pytest.mark.soak
 def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
     running_nodes: RayNodes, tmp_path: Path
 ) -> None:
@@ -55,3 +59,32 @@ def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
     found = json.loads(out)
     assert found["steps"] == 400
     assert (Path(found["run_directory"]) / "policy" / "policy.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "words"),
+    [
+        ("nowhere", UserError, "is no address of a head; write HOST:PORT"),
+        ("ray://127.0.0.1:{free}", UserError, "is no address of a head; write HOST:PORT"),
+        ("127.0.0.1:{free}", MachineError, "no Ray cluster answers at 127.0.0.1:"),
+        ("127.0.0.1:{silent}", MachineError, "no end after 2 s; is that a head's port"),
+    ],
+)
+def test_what_is_no_head_says_so(address: str, error: type[DynamicclError], words: str) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    from dynamiccl.train.online.ray_actors import RayJoin
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]  # once this is closed
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = listener.getsockname()[1]  # takes connections, and never answers
+        with pytest.raises(error, match=words):
+            RayJoin(address.format(free=free, silent=silent), join_s=2.0)
+
+
+def test_without_ray_the_message_names_the_extra(data_dir: Path, tmp_path: Path) -> None:
+    settings = [word for each in [*FEW, f"places={PLACE}"] for word in ("--set", each)]
+    words = ["--data", str(data_dir), "--recipe", "impala-lstm", *settings, "--ray", "auto"]
+    done = without_package("ray", tmp_path, "fit", *words)
+    assert done.returncode == 4, done.stderr
+    assert "pip install '.[ray]'" in done.stderr

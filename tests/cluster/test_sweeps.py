@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SWEEP = """
 name = "grid"
 system = "four-nodes"
-collectives = ["AllReduce", "AllGather"]
+collectives = ["AllReduce"]
 groups = [{{ num_nodes = 2, ranks_per_node = 2 }}]
 sizes = {{ min = "1M", max = "16M", factor = 4 }}
 algorithms = ["Ring", "NVLSTree"]
@@ -34,10 +34,10 @@ startup_timeout_s = 60
 kind = "{launcher}"
 {more}
 """
-#: Measurements of a cycle: 3 sizes x 2 collectives x (the default twice, Ring x 2 protocols with
+#: Measurements of a cycle: 3 sizes x (the default twice, Ring x 2 protocols with
 #: and without a number of channels, the reference default twice). The simulated machine has no
 #: NVLSTree with two ranks on a node.
-PICKS = 3 * 2 * (2 + 4 + 2)
+PICKS = 3 * (2 + 4 + 2)
 
 #: For what happens around a sweep: little work, and no start-up of samplers.
 SMALL = """

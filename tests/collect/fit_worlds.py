@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.store import write_part
+from dynamiccl.datasets.store import measurements_table, write_part
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parameters import Origin, Parameter, SystemFile

@@ -4,17 +4,14 @@ Its figures say nothing of GPUs: that they fit each other is what is tested. Thr
 stand-in's NCCL is asked whenever gloo is called (tests/fakes/nccl_tests/beside.py).
 """
 
-import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -23,7 +20,7 @@ from dynamiccl.collect.nccl_tests import ImportOptions, read_file
 from dynamiccl.collect.output import FileReport
 from dynamiccl.collect.schedule import LaunchMode, arguments, deal
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.errors import DynamicclError, OutputError
+from dynamiccl.errors import DynamicclError, MachineError, OutputError
 from tests.collect.benchmark.stand_in import ROOT, rows, run, site, wanted
 from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
 
@@ -38,17 +35,8 @@ def beside(
     folder: Path, name: str, *more: str, launcher: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run the program with two ranks on two sizes, started by itself or by a launcher."""
-    options = [
-        "--cpu",
-        "--edge",
-        "96",
-        "--meet",
-        str(folder / "meet"),
-        "-b",
-        "16384",
-        "-e",
-        "65536",
-    ]
+    options = ["--cpu", "--edge", "96", "--meet", str(folder / "meet"), "-b", "16384"]
+    options += ["-e", "65536"]
     options += ["-f", "4", "-g", "1" if launcher else "2", "-n", "3", "-w", "1", "-c", "1", *more]
     return subprocess.run(
         [*launcher, *PROGRAM, name, *options],
@@ -90,29 +78,38 @@ def test_both_sides_of_each_half_are_measured(
         assert row["compute_aa_difference"] >= 0
         # Not known on a CPU.
         assert row.keys().isdisjoint({"resident_share", "sm_clock_mhz", "wrong_values"})
-
-
-def test_options_that_no_sweep_gives_are_refused_by_name(tmp_path: Path) -> None:
-    done = beside(tmp_path, "all_reduce_perf", "-z", "1")
-    assert done.returncode == 2
-    assert "unrecognized arguments: -z 1" in done.stderr
-    assert "invalid choice: 'alltoall_perf'" in beside(tmp_path, "alltoall_perf").stderr
-
-
-def test_machine_without_a_gpu_is_no_place_for_it(tmp_path: Path) -> None:
-    command = [*PROGRAM, "reduce_perf", "--edge", "96", "--meet", str(tmp_path / "meet")]
-    nothing = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=nothing, capture_output=True, text=True, check=False)
-    assert done.returncode == 4
-    assert "error: no CUDA device on" in done.stderr
-
-
-def test_output_is_not_imported_as_calls_that_ran_alone(tmp_path: Path) -> None:
+    # Nothing is imported from it as calls that ran alone.
     log = tmp_path / "beside.log"
-    log.write_text(beside(tmp_path, "broadcast_perf").stdout)
+    log.write_text(done.stdout)
     report = FileReport(str(log), "nccl-tests-text")
     with pytest.raises(OutputError, match=r"ran beside matrix products .*dynamiccl-collect run"):
         list(read_file(log, {"run": "x"}, ImportOptions(), report))
+
+
+def test_options_that_no_sweep_gives_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from dynamiccl.collect.beside import options_of
+
+    for words, said in (
+        (["all_reduce_perf", "-z", "1"], "unrecognized arguments: -z 1"),
+        (["alltoall_perf"], "invalid choice: 'alltoall_perf'"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            options_of([*words, "--edge", "96", "--meet", "x"])
+        assert said in capsys.readouterr().err
+
+
+def test_machine_without_a_gpu_is_no_place_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dynamiccl.collect import beside as program
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    options = ["reduce_perf", "--edge", "96", "--meet", str(tmp_path / "meet")]
+    monkeypatch.setattr(sys, "argv", ["beside", *options])
+    with pytest.raises(MachineError, match="no CUDA device on"):
+        program.main()
 
 
 def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
@@ -169,32 +166,8 @@ def beside_products(**keys: str) -> Sweep:
     )
 
 
-@contextmanager
-def running(made: Sweep, folder: Path, plugin: Path) -> Iterator[Any]:
-    """The sweep in a process of its own."""
-    process = multiprocessing.get_context("fork").Process(target=run, args=(made, folder, plugin))
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.join()
-
-
-def test_sweep_that_was_killed_goes_on_and_has_both_sides_of_each_config(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    made = beside_products()
-    journal = tmp_path / "out" / ".journal"
-    with running(made, tmp_path, sweep_path) as process:
-        deadline = time.monotonic() + LIMIT_S
-        while not any(p.stat().st_size for p in journal.rglob("segment-*")):
-            assert process.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()  # its lock goes when it is gone
-    summary = run(made, tmp_path, sweep_path, resume=True)
+def test_sweep_has_both_sides_of_each_config(tmp_path: Path, sweep_path: Path) -> None:
+    summary = run(beside_products(), tmp_path, sweep_path)
     assert summary["ended"] == "done"
     found = rows(tmp_path)
     # Of each size two configs, and NCCL's own twice in the plugin's process and twice without it.

@@ -11,15 +11,13 @@ from dynamiccl.collect.describe import other_lines
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.nccl_log import NcclLog
 from dynamiccl.datasets import store
-from dynamiccl.datasets.costs import read_costs
+from dynamiccl.datasets.features import read_costs
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator.group import CostLine
-from tests.collect.benchmark.stand_in import run
-from tests.collect.benchmark.sweeps import sweep
 from tests.data_sets import SWEEP, make_data
-from tests.published import folder, published
+from tests.published import folder
 
 LOGS = folder("logs")
 HEAD = "lab:1:1 [0] NCCL INFO "
@@ -96,22 +94,6 @@ def test_algorithm_of_a_later_release_leaves_the_others_as_they_are() -> None:
     assert {algorithm for _, algorithm, _ in table} == {Algorithm.PAT, Algorithm.Ring}
 
 
-def test_real_log_gives_its_table(tmp_path: Path) -> None:
-    log = published(LOGS / "ebpf_broadcast_default_v2.18.nccl_debug.log")
-    options = ImportOptions(system="lab", num_ranks=2, num_nodes=1)
-    summary = import_files([log], tmp_path, options=options)
-    assert summary.measurements_written == 0
-    assert "what NCCL logs of its costs is taken" in summary.files[0].remarks[0]
-    costs = store.read(tmp_path, "costs")
-    # Seven algorithms with three protocols, five collectives.
-    assert costs.height == summary.to_json()["files"][0]["costs"] == 7 * 3 * 5
-    kind = {"collective": "AllReduce", "algorithm": "Ring", "protocol": "Simple"}
-    [cell] = costs.filter(**kind).rows(named=True)
-    names = ("latency_us", "bandwidth_gbytes_per_s", "num_ranks")
-    assert [cell[name] for name in names] == [36.4, 2.4, 2]
-    assert other_lines(tmp_path, ()) == ["lab: 105 cells of NCCL's own cost model"]
-
-
 def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> None:
     path = tmp_path / "job.log"
     said = f"{HEAD}comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0\n"
@@ -125,27 +107,6 @@ def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> Non
     path.write_text(said)
     with pytest.raises(OutputError, match="no row of nccl-tests"):
         import_files([path], tmp_path / "none", options=ImportOptions(system="lab"))
-
-
-def test_sweep_keeps_the_table_of_each_group_once(tmp_path: Path, sweep_path: Path) -> None:
-    run(sweep(collectives='["AllReduce", "AllGather"]', cycles="1"), tmp_path, sweep_path)
-    out = tmp_path / "out"
-    assert len(store.part_paths(out, "costs")) == 1
-    costs = store.read(out, "costs")
-    assert set(costs["gpu"]) == {"FAKE H100"}
-    assert costs.filter(pl.col("bandwidth_gbytes_per_s") > 0).height > 10
-    assert costs["num_ranks"].unique().to_list() == [8]
-
-
-def test_costs_of_shapes_are_added_and_marked(tmp_path: Path) -> None:
-    groups = ["--group", "16x8", "--group", "2x4"]
-    done = CliRunner().invoke(app, [*ASKED, *groups, "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    costs = read(tmp_path, "costs")
-    assert set(costs["sweep"]) == {"modelled"}
-    assert set(costs["source_file"]) == {"modelled: h100-ib"}
-    assert set(costs.select("num_nodes", "num_ranks").iter_rows()) == {(16, 128), (2, 8)}
-    assert set(costs["collective"]) >= {"AllReduce", "Broadcast"}
 
 
 def test_what_nccl_logged_comes_before_what_a_model_says(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect.describe import describe, lines
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.store import write_part
+from dynamiccl.datasets.store import measurements_table, write_part
 from dynamiccl.errors import MissingPath, NotEnoughData
 from tests.rows import default, forced
 
@@ -63,22 +62,14 @@ def test_the_noise_is_that_of_calls_that_ran_alone(tmp_path: Path) -> None:
     assert found["noise_median"] == found["noise_band"] == pytest.approx(0.02)
 
 
-def test_each_system_is_described_apart(tmp_path: Path) -> None:
-    found = summaries(
-        tmp_path,
-        default(),
-        default(system="sim", source="simulator", gpu=None, num_nodes=None, ranks_per_node=None),
-    )
-    assert sorted(found) == ["box", "sim"]
-    assert (found["sim"]["simulated"], found["sim"]["gpu"]) == (True, "unknown")
-    assert found["sim"]["shapes"] == ["?x?"]
-    assert found["box"]["rows"] == found["sim"]["rows"] == 1
-
-
-def test_noise_without_repeats_is_unknown(tmp_path: Path) -> None:
+def test_unknown_noise_and_lines(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(), forced("Ring"))["box"]
     assert found["noise_median"] is None
-    assert lines(found)["noise band"].startswith("unknown: no cell has two independent")
+    text = lines(found)
+    assert text["noise band"].startswith("unknown: no cell has two independent")
+    assert text["GPU"] == "H100; nodes x ranks per node: 1x8"
+    assert text["rows"] == "2 (2 ok); 2 with a time, left out: none"
+    assert text["verified"] == "0% of the rows that worked"
 
 
 def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
@@ -86,13 +77,6 @@ def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
     counts = (found["rows"], found["rows_with_time"], found["tasks"], found["num_configs"])
     assert counts == (1, 0, 0, 0)
     assert (found["verified_share"], found["tasks_scorable"]) == (0.0, 0)
-
-
-def test_lines_name_what_people_ask_for(tmp_path: Path) -> None:
-    text = lines(summaries(tmp_path, default(), default(repeat=1), forced("Ring"))["box"])
-    assert text["GPU"] == "H100; nodes x ranks per node: 1x8"
-    assert text["rows"] == "3 (3 ok); 3 with a time, left out: none"
-    assert text["verified"] == "0% of the rows that worked"
 
 
 def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:

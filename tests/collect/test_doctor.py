@@ -54,191 +54,36 @@ def test_an_answer_that_is_missing_is_never_a_crash() -> None:
         assert found(machine, outside, inside=True)["nccl-tests"].status is FAIL
 
 
-@pytest.mark.parametrize(
-    ("said", "code", "status"),
-    [
-        ("2.13.0+cu130 NCCL 2 28 9", 0, OK),
-        ("2.13.0+cpu no GPU", 0, FAIL),
-        ("ModuleNotFoundError: No module named 'torch'", 1, FAIL),
-    ],
-)
-def test_products_beside_calls_need_a_torch_with_nccl(
-    said: str, code: int, status: CheckStatus
-) -> None:
-    needs = sweep(interference=[{"kind": "matmul", "level": 4096}])
-    machine = HEALTHY.answering(sys.executable, "-c", ASK_TORCH, output=said, status=code)
-    checks = found(machine, needs)
-    check = checks["torch"]
-    assert "nccl-tests" not in checks
-    assert (check.status, check.found) == (status, said)
-    assert bool(check.advice) is (status is FAIL)
-    assert "torch" not in found(machine)
-
-
-# --- nccl-tests and NCCL ---
-
-
-def test_missing_binaries_are_named() -> None:
-    needs = sweep(collectives=["AllReduce", "Broadcast", "Scatter"])
-    check = found(HEALTHY, needs)["nccl-tests"]
-    assert (check.status, check.found) == (FAIL, "no binary for Broadcast, Scatter in PATH")
-    assert "--nccl-tests-dir" in check.advice
-    there = found(HEALTHY, nccl_tests_dir=Path("/opt/nccl-tests"))["nccl-tests"]
-    assert (there.status, there.found) == (OK, BINARY)
-    assert found(HEALTHY, nccl_tests_dir=Path("/else"))["nccl-tests"].status is FAIL
-
-
-def test_ranks_that_are_processes_need_a_binary_with_mpi() -> None:
-    plain = HEALTHY.answering("ldd", BINARY, output=recorded.LDD.replace("libmpi", "libm"))
-    assert found(plain, MPIRUN)["nccl-tests with MPI"].status is FAIL
-    assert "nccl-tests with MPI" not in found(plain)
-
-
-@pytest.mark.parametrize(
-    ("code", "needs", "status"),
-    [("22304", ANY_SWEEP, FAIL), ("22304", DEFAULT_ONLY, OK), ("22403", ANY_SWEEP, OK)],
-)
-def test_many_configs_in_a_process_need_nccl_2_24(
-    code: str, needs: SweepFile, status: CheckStatus
-) -> None:
-    old = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output=f"{code}\n")
-    assert found(old, needs)["libnccl"].status is status
-
-
-def test_a_sweep_file_of_an_older_release_is_a_failure() -> None:
-    check = found(HEALTHY, sweep(nccl_version="2.18.1"))["nccl_version"]
-    assert (check.status, "needs NCCL 2.24" in check.advice) == (FAIL, True)
-    assert "nccl_version" not in found(HEALTHY, sweep(nccl_version="2.18.1", algorithms=[]))
-
-
-@pytest.mark.parametrize("option", ["-N", "-J"])
-def test_a_release_that_lacks_an_option_is_a_failure(option: str) -> None:
-    old = HEALTHY.answering(BINARY, "-h", output=recorded.HELP.replace(f"[{option},", "["))
-    check = found(old)["nccl-tests"]
-    assert (check.status, f"has no {option}" in check.found) == (FAIL, True)
-    assert "2.17.3" in check.advice
-
-
-def test_a_binary_that_does_not_start_is_quoted() -> None:
-    said = "error while loading shared libraries: libcudart.so.12: cannot open"
-    check = found(HEALTHY.answering(BINARY, "-h", output=said, status=127))["nccl-tests"]
-    assert check.status is FAIL
-    assert "libcudart" in check.found
-    assert "LD_LIBRARY_PATH" in check.advice
-
-
-def test_nccl_is_the_one_that_the_benchmark_loads() -> None:
-    ask = (sys.executable, "-c", ASK_VERSION)
-    assert found(HEALTHY)["libnccl"].found == f"NCCL 2.29.7, {LIBRARY}"
-    lost = HEALTHY.answering("ldd", BINARY, output="\tlibnccl.so.2 => not found\n")
-    assert found(lost)["libnccl"].status is FAIL
-    said = "Traceback (most recent call last):\nOSError: libcudart.so.12: cannot open\n"
-    broken = HEALTHY.answering(*ask, LIBRARY, output=said, status=1)
-    assert found(broken)["libnccl"].found == (
-        f"{LIBRARY} does not load: OSError: libcudart.so.12: cannot open"
-    )
-    inside = HEALTHY.answering("ldd", BINARY, output="\tnot a dynamic executable\n", status=1)
-    assert found(inside)["libnccl"].status is UNKNOWN
-    bare = HEALTHY.without("all_reduce").answering(*ask, "libnccl.so.2", output="22907\n")
-    assert found(bare)["libnccl"].found == "NCCL 2.29.7, libnccl.so.2"
-
-
-@pytest.mark.parametrize(("code", "status"), [("22907", FAIL), ("23007", OK), ("what", FAIL)])
-def test_chunk_sizes_need_nccl_2_30(code: str, status: CheckStatus) -> None:
-    machine = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output=f"{code}\n")
-    assert found(machine, sweep(chunk_sizes=[0, "256K"]))["libnccl"].status is status
-
-
-def test_another_tuner_is_part_of_the_untouched_default_alone() -> None:
-    check = found(HEALTHY.with_env(NCCL_TUNER_PLUGIN="aws"))["other tuner"]
-    assert (check.status, check.found) == (WARN, "NCCL_TUNER_PLUGIN=aws (environment)")
-    assert found(HEALTHY.with_env(NCCL_TUNER_PLUGIN="None"))["other tuner"].status is OK
-
-
-def test_our_plugin_must_load() -> None:
-    ask = (sys.executable, "-c", ASK_PLUGIN, recorded.PLUGIN, *recorded.TUNERS)
-    said = "OSError: /lib/libc.so.6: version `GLIBC_2.38' not found"
-    check = found(HEALTHY.answering(*ask, output=said, status=1))["our plugin"]
-    assert (check.status, "GLIBC_2.38" in check.found) == (FAIL, True)
-    check = found(HEALTHY.answering(*ask, output="ncclTunerPlugin_v4"))["our plugin"]
-    assert (check.status, "ncclTunerPlugin_v6" in check.advice) == (FAIL, True)
-    assert "our plugin" not in found(HEALTHY, DEFAULT_ONLY)
-
-
-@pytest.mark.parametrize(("needs", "status"), [(ANY_SWEEP, FAIL), (DEFAULT_ONLY, WARN)])
-def test_a_forced_algorithm_beats_a_tuner(needs: SweepFile, status: CheckStatus) -> None:
-    machine = HEALTHY.with_env(NCCL_MAX_CTAS="8").holding("/etc/nccl.conf", "NCCL_PROTO=LL\n")
-    said = found(machine, needs)
-    assert (said["NCCL_PROTO"].status, said["NCCL_MAX_CTAS"].status) == (status, WARN)
-
-
-# --- GPUs ---
-
-
+ASK_NCCL = (sys.executable, "-c", ASK_VERSION)
+ASK_OURS = (sys.executable, "-c", ASK_PLUGIN, recorded.PLUGIN, *recorded.TUNERS)
 GPUS, CLOCKS = smi("gpu", checks.GPU_FACTS), smi("gpu", checks.CLOCKS)
 APPS = smi("compute-apps", checks.PROCESSES)
 
 
-@pytest.mark.parametrize(
-    ("lines", "status", "said"),
-    [
-        (8 * [GPU], OK, "8 x NVIDIA H100 80GB HBM3, driver 580.65.06"),
-        (4 * [GPU], FAIL, "8 ranks per node"),
-        ([*7 * [GPU], GPU.replace("H100", "H200")], WARN, "slowest"),
-        ([*7 * [GPU], GPU.replace(" 0\n", " 2\n")], FAIL, "gpu7: 2"),
-        ([*7 * [GPU], GPU.replace("Disabled", "Enabled")], WARN, "MIG"),
-        (8 * [GPU.replace("Disabled, 0", "[N/A], [N/A]")], OK, "8 x"),
-    ],
-)
-def test_gpus_are_enough_alike_and_healthy(
-    lines: list[str], status: CheckStatus, said: str
-) -> None:
-    check = found(HEALTHY.answering(*GPUS, output="".join(lines)), EIGHT)["GPUs"]
-    assert check.status is status
-    assert said in check.found + check.advice
+def saying(argv: tuple[str, ...], output: str, status: int = 0) -> Recorded:
+    return HEALTHY.answering(*argv, output=output, status=status)
 
 
-def test_no_gpu_fails_except_on_a_login_node() -> None:
-    said = "No devices were found\n"
-    bare = HEALTHY.answering(*GPUS, output=said, status=6)
-    assert (found(bare)["GPUs"].status, found(bare)["GPUs"].found) == (FAIL, said.strip())
-    login = found(bare, sweep(launcher={"kind": "sbatch"}))["GPUs"]
-    assert (login.status, "srun -N1" in login.advice) == (UNKNOWN, True)
-    assert found(bare.with_env(SLURM_JOB_ID="77"), SRUN)["GPUs"].status is FAIL
+def nccl(code: str) -> Recorded:
+    return saying((*ASK_NCCL, LIBRARY), f"{code}\n")
 
 
-@pytest.mark.parametrize(
-    ("last", "code", "status", "said"),
-    [
-        (CLOCK, 0, OK, "1980 of 1980 MHz"),
-        ("900, 1980, 0x0000000000000040\n", 0, WARN, "slowed by heat or power: gpu7"),
-        ("[N/A], [N/A], [N/A]\n", 0, OK, "[N/A] of [N/A] MHz"),
-        # A driver that knows other words is no failure.
-        ('Field "clocks_throttle_reasons.active" is not a valid field\n', 2, UNKNOWN, "Field"),
-    ],
-)
-def test_clocks_are_full_or_slowed(last: str, code: int, status: CheckStatus, said: str) -> None:
-    lines = last if code else 7 * CLOCK + last
-    check = found(HEALTHY.answering(*CLOCKS, output=lines, status=code))["clocks"]
-    assert (check.status, said in check.found + check.advice) == (status, True)
+def gpus(*lines: str) -> Recorded:
+    return saying(GPUS, "".join(lines))
 
 
-@pytest.mark.parametrize(
-    ("said", "code", "status", "text"),
-    [
-        ("4242, python, 61234\n", 0, FAIL, "4242 (python, 61234 MiB)"),
-        ("11, /usr/bin/nvidia-cuda-mps-server, 30\n", 0, OK, "none"),
-        ("Insufficient Permissions\n", 4, UNKNOWN, "Insufficient Permissions"),
-    ],
-)
-def test_another_job_on_the_gpus_fails(
-    said: str, code: int, status: CheckStatus, text: str
-) -> None:
-    check = found(HEALTHY.answering(*APPS, output=said, status=code))["other jobs on the GPUs"]
-    assert (check.status, check.found) == (status, text)
+def torch(said: str, status: int = 0) -> Recorded:
+    return saying((sys.executable, "-c", ASK_TORCH), said, status)
 
 
-# --- Between nodes, and the host ---
+def without_option(option: str) -> Recorded:
+    return saying((BINARY, "-h"), recorded.HELP.replace(f"[{option},", "["))
+
+
+def test_binaries_are_those_of_the_folder() -> None:
+    there = found(HEALTHY, nccl_tests_dir=Path("/opt/nccl-tests"))["nccl-tests"]
+    assert (there.status, there.found) == (OK, BINARY)
+    assert found(HEALTHY, nccl_tests_dir=Path("/else"))["nccl-tests"].status is FAIL
 
 
 def free(mib: int | None) -> Recorded:
@@ -252,12 +97,86 @@ NO_RDMA = HEALTHY.without("infiniband")
 LIMITED = recorded.LIMITS.replace("unlimited", "8388608")
 IN_JOB = HEALTHY.with_env(SLURM_JOB_ID="77")
 ANY = ANY_SWEEP
+BESIDE = sweep(interference=[{"kind": "matmul", "level": 4096}])
+OLDER = sweep(nccl_version="2.18.1")
+CHUNKS = sweep(chunk_sizes=[0, "256K"])
+LOGIN = sweep(launcher={"kind": "sbatch"})
+NO_LIBCUDART = "OSError: libcudart.so.12: cannot open"
+NO_GPU = saying(GPUS, "No devices were found\n", 6)
+OLD_GLIBC = "OSError: /lib/libc.so.6: version `GLIBC_2.38' not found"
+FORCED = HEALTHY.with_env(NCCL_MAX_CTAS="8").holding("/etc/nccl.conf", "NCCL_PROTO=LL\n")
+SCATTER = sweep(collectives=["AllReduce", "Broadcast", "Scatter"])
+BARE = HEALTHY.without("all_reduce")
+WITHOUT_MPI = saying(("ldd", BINARY), recorded.LDD.replace("libmpi", "libm"))
+HOT, NO_CLOCK = "900, 1980, 0x0000000000000040\n", "[N/A], [N/A], [N/A]\n"
+MPS = "11, /usr/bin/nvidia-cuda-mps-server, 30\n"
 NODE, NO_DRIVER = NODE_ARGV, '{"nvml_error": "Not Loaded"}\n'
 
 
 @pytest.mark.parametrize(
     ("name", "machine", "needs", "status", "said"),
     [
+        ("torch", torch("2.13.0+cu130 NCCL 2 28 9"), BESIDE, OK, "2.13.0+cu130 NCCL 2 28 9: "),
+        ("torch", torch("2.13.0+cpu no GPU"), BESIDE, FAIL, "2.13.0+cpu no GPU: "),
+        ("torch", torch("No module named 'torch'", 1), BESIDE, FAIL, "No module named 'torch': "),
+        ("nccl-tests", HEALTHY, SCATTER, FAIL, "no binary for Broadcast, Scatter in PATH: "),
+        ("nccl-tests", HEALTHY, SCATTER, FAIL, "--nccl-tests-dir"),
+        ("nccl-tests", without_option("-N"), ANY, FAIL, "has no -N"),
+        ("nccl-tests", without_option("-J"), ANY, FAIL, "2.17.3"),
+        ("nccl-tests", saying((BINARY, "-h"), NO_LIBCUDART, 127), ANY, FAIL, "libcudart"),
+        ("nccl-tests", saying((BINARY, "-h"), NO_LIBCUDART, 127), ANY, FAIL, "LD_LIBRARY_PATH"),
+        ("nccl-tests with MPI", WITHOUT_MPI, MPIRUN, FAIL, ""),
+        ("nccl_version", HEALTHY, OLDER, FAIL, "needs NCCL 2.24"),
+        # Many configs in a process need NCCL 2.24, chunk sizes 2.30.
+        ("libnccl", nccl("22304"), ANY, FAIL, ""),
+        ("libnccl", nccl("22304"), DEFAULT_ONLY, OK, ""),
+        ("libnccl", nccl("22403"), ANY, OK, ""),
+        ("libnccl", nccl("22907"), CHUNKS, FAIL, ""),
+        ("libnccl", nccl("23007"), CHUNKS, OK, ""),
+        ("libnccl", nccl("what"), CHUNKS, FAIL, ""),
+        ("libnccl", HEALTHY, ANY, OK, f"NCCL 2.29.7, {LIBRARY}: "),
+        ("libnccl", saying(("ldd", BINARY), "\tlibnccl.so.2 => not found\n"), ANY, FAIL, ""),
+        ("libnccl", saying(("ldd", BINARY), "\tnot a dynamic executable\n", 1), ANY, UNKNOWN, ""),
+        (
+            *("libnccl", saying((*ASK_NCCL, LIBRARY), f"Traceback:\n{NO_LIBCUDART}\n", 1), ANY),
+            *(FAIL, f"{LIBRARY} does not load: {NO_LIBCUDART}: "),
+        ),
+        (
+            *("libnccl", BARE.answering(*ASK_NCCL, "libnccl.so.2", output="22907\n"), ANY),
+            *(OK, "NCCL 2.29.7, libnccl.so.2: "),
+        ),
+        (
+            *("other tuner", HEALTHY.with_env(NCCL_TUNER_PLUGIN="aws"), ANY),
+            *(WARN, "NCCL_TUNER_PLUGIN=aws (environment): "),
+        ),
+        ("other tuner", HEALTHY.with_env(NCCL_TUNER_PLUGIN="None"), ANY, OK, ""),
+        ("our plugin", saying(ASK_OURS, OLD_GLIBC, 1), ANY, FAIL, "GLIBC_2.38"),
+        ("our plugin", saying(ASK_OURS, "ncclTunerPlugin_v4"), ANY, FAIL, "ncclTunerPlugin_v6"),
+        # A forced algorithm beats a tuner.
+        ("NCCL_PROTO", FORCED, ANY, FAIL, ""),
+        ("NCCL_PROTO", FORCED, DEFAULT_ONLY, WARN, ""),
+        ("NCCL_MAX_CTAS", FORCED, ANY, WARN, ""),
+        ("GPUs", HEALTHY, EIGHT, OK, "8 x NVIDIA H100 80GB HBM3, driver 580.65.06"),
+        ("GPUs", gpus(*4 * [GPU]), EIGHT, FAIL, "8 ranks per node"),
+        ("GPUs", gpus(*7 * [GPU], GPU.replace("H100", "H200")), EIGHT, WARN, "slowest"),
+        ("GPUs", gpus(*7 * [GPU], GPU.replace(" 0\n", " 2\n")), EIGHT, FAIL, "gpu7: 2"),
+        ("GPUs", gpus(*7 * [GPU], GPU.replace("Disabled", "Enabled")), EIGHT, WARN, "MIG"),
+        ("GPUs", gpus(*8 * [GPU.replace("Disabled, 0", "[N/A], [N/A]")]), EIGHT, OK, "8 x"),
+        ("GPUs", NO_GPU, ANY, FAIL, "No devices were found: "),
+        ("GPUs", NO_GPU, LOGIN, UNKNOWN, "srun -N1"),
+        ("GPUs", NO_GPU.with_env(SLURM_JOB_ID="77"), SRUN, FAIL, ""),
+        ("clocks", HEALTHY, ANY, OK, "1980 of 1980 MHz"),
+        ("clocks", saying(CLOCKS, 7 * CLOCK + HOT), ANY, WARN, "slowed by heat or power: gpu7"),
+        ("clocks", saying(CLOCKS, 7 * CLOCK + NO_CLOCK), ANY, OK, "[N/A] of [N/A] MHz"),
+        # A driver that knows other words is no failure.
+        ("clocks", saying(CLOCKS, 'Field "clocks_throttle_reasons"', 2), ANY, UNKNOWN, "Field"),
+        ("other jobs on the GPUs", HEALTHY, ANY, OK, "none: "),
+        ("other jobs on the GPUs", saying(APPS, MPS), ANY, OK, "none: "),
+        ("other jobs on the GPUs", saying(APPS, "No right\n", 4), ANY, UNKNOWN, "No right: "),
+        (
+            *("other jobs on the GPUs", saying(APPS, "4242, python, 61234\n"), ANY),
+            *(FAIL, "4242 (python, 61234 MiB): "),
+        ),
         ("NICs", HEALTHY, ANY, OK, "mlx5_0 ACTIVE 400 Gb/sec (4X NDR), mlx5_1 ACTIVE 400"),
         ("NICs", ONE_DOWN, ANY, WARN, "mlx5_1 DOWN"),
         ("NICs", ONE_SLOW, ANY, WARN, "NCCL_IB_HCA"),
@@ -281,9 +200,15 @@ def test_what_is_wrong_is_said_with_the_fix(
 ) -> None:
     check = found(machine, needs)[name]
     assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
+    assert check.advice or status is not FAIL
 
 
 def test_what_a_sweep_does_not_need_is_not_asked() -> None:
+    assert "torch" not in found(HEALTHY)
+    assert "nccl-tests" not in found(HEALTHY, BESIDE)
+    assert "nccl-tests with MPI" not in found(WITHOUT_MPI)
+    assert "our plugin" not in found(HEALTHY, DEFAULT_ONLY)
+    assert "nccl_version" not in found(HEALTHY, sweep(nccl_version="2.18.1", algorithms=[]))
     assert "Slurm allocation" not in found(HEALTHY)
     assert "GPUDirect RDMA" not in found(NO_RDMA)
     assert "Slurm allocation" not in found(HEALTHY, sweep(launcher={"kind": "sbatch"}))

@@ -125,16 +125,6 @@ def test_numbers_that_made_the_data_are_found_from_others(tmp_path: Path) -> Non
     assert [cell for cell in fit.file.cells if cell.key != "Ring/Simple"] == others
 
 
-def test_what_the_data_lacks_becomes_a_prior(tmp_path: Path) -> None:
-    rules = FitParameters(min_bytes=0)
-    file = shipped_file("b300-nvlink").model_copy(update={"fit": rules})
-    fit = fitted(tmp_path, file, rows(noise=0.01))
-    unseen = [cell for cell in fit.file.cells if cell.key != "Ring/Simple"]
-    held = [getattr(cell, number) for cell in unseen for number in CELL_NUMBERS]
-    assert not [one for one in held if one.origin is Origin.FITTED]
-    assert {one.note for one in held} >= {"not in the data"}
-
-
 def test_a_launch_in_a_bad_state_pulls_little(tmp_path: Path) -> None:
     good = rows(noise=0.01)
     bad = [{**row, "time_us": 4.0 * row["time_us"]} for row in good[::23]]

@@ -6,21 +6,19 @@ import json
 import lzma
 import re
 from collections.abc import Callable, Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynamiccl.collect import imports
-from dynamiccl.collect.health import examine
 from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.collect.lines import without_prefix
 from dynamiccl.collect.nccl_tests import Part
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets import store
-from dynamiccl.datasets.rows import measurements_table, trial_id
-from dynamiccl.errors import DynamicclError, NotEnoughData, OutputError, UserError
+from dynamiccl.datasets.store import measurements_table, trial_id
+from dynamiccl.errors import OutputError, UserError
 from tests.collect.traces.made import calls_of, inspector_line, write_lines
 from tests.published import WHOLE, published
 
@@ -151,29 +149,6 @@ def test_public_logs_give_their_row(name: str, tmp_path: Path) -> None:
         told = [row[n] for n in ("collective", "num_ranks", "num_nodes", "time_us")]
         assert (told, row["busbw_gbytes_per_s"]) == (["AllReduce", 4, 1, 50.0], 31.46)
     assert [row["in_place"] for row in rows] == [False, True]
-
-
-def test_public_pairs_name_the_slow_node(tmp_path: Path) -> None:
-    logs = [published(CASES / f"pair_{a}_{b}.log") for a, b in combinations("abcd", 2)]
-    import_files(logs, tmp_path, options=ImportOptions(system="s"))
-    [slow] = examine(store.read(tmp_path), least=0.05).findings
-    assert (slow.kind, slow.where, slow.comms) == ("node", "b", 3)
-
-
-@pytest.mark.parametrize("nodes", ["abc", "abcd"])
-def test_pairs_of_three_nodes_do_not_name_one(nodes: str, tmp_path: Path) -> None:
-    text = LOG.replace("$ NCCL_ALGO=Ring ./all_reduce_perf -b 2M -e 2M -g 2\n", "")
-    for a, b in combinations(nodes, 2):
-        time, algbw = ("80.00", "26.21") if "b" in (a, b) else ("40.00", "52.43")
-        pair = text.replace("m7", a, 1).replace("m7", b).replace("52.43", algbw)
-        (tmp_path / f"all_reduce_{a}{b}.log").write_text(pair.replace("40.00", time))
-    import_files([*tmp_path.glob("*.log")], tmp_path / "out", options=ImportOptions(system="s"))
-    frame = store.read(tmp_path / "out")
-    if nodes == "abc":
-        with pytest.raises(NotEnoughData, match="of pairs of four nodes or more"):
-            examine(frame, least=0.05)
-    else:
-        assert [one.where for one in examine(frame, least=0.05).findings] == ["b"]
 
 
 RCCL = "ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,#wrong"
@@ -391,32 +366,6 @@ def test_a_bus_bandwidth_without_ranks_is_no_measurement(tmp_path: Path) -> None
         load(path)
     _, [row] = load(path, num_ranks=8, num_nodes=1)
     assert row["time_us"] == pytest.approx(100.0, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "is empty"),
-        (b"PK\x03\x04....", "is a zip archive or a spreadsheet, which is not read; unpack it"),
-        (b"\x28\xb5\x2f\xfd....", r"is packed by zstd, which is not read; unpack it \(zstd -d\)"),
-        (b"<!doctype html><p>", "is a web page, which is not read; save the raw text"),
-        (bytes(range(256)) * 4, "is no text; give an output of nccl-tests"),
-        (gzip.compress(LOG.encode())[:-30], "is damaged: .*; copy it again"),
-        (b"msg,coll,ms\n8,allreduce,1\n", r"no column size_bytes.*with --columns size_bytes=NAME"),
-        (b"# only a comment, and no more\n", "holds no row of nccl-tests"),
-        (b"collective,size_bytes,time_us\n", "holds no usable row: it has none"),
-        (b"collective,size(MB),time_us\nreduce,1,9\n", r"unknown or repeated column size\(MB\)"),
-        (b'[{"ph":"X","name":"a"}]', "is JSON of no kind that is read; give an output of nccl-te"),
-        (b'{"nccl_version":"2.28.3","communicators_count":1}', "is a report of NCCL's RAS"),
-        (b'{"comm_lib_version":"2","pg_status":{}}', "is PyTorch's Flight Recorder"),
-        (b"Time (%),Avg (ns),Name\n9,5,k\n", "is a table of Nsight Systems: kernels without"),
-    ],
-)
-def test_a_refusal_names_the_reason(content: bytes, why: str, tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DynamicclError, match=why) as caught:
-        load(tmp_path / "x")
-    assert (caught.value.exit_code, "\n" in str(caught.value)) == (3, False)
 
 
 def test_one_more_format_is_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

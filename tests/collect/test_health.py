@@ -1,17 +1,13 @@
 """What a check names in simulated clusters, and what it says that it cannot tell."""
 
 import itertools
-from pathlib import Path
 
 import polars as pl
 import pytest
 from bench_health import rows
 
 from dynamiccl.collect.health import Report, examine
-from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.datasets import store
 from dynamiccl.errors import NotEnoughData
-from tests.published import WHOLE, published
 from tests.rows import default, frame
 
 
@@ -61,9 +57,7 @@ def test_several_slow_parts_are_all_named() -> None:
         ("nic", "node5 GPU 6"),
         ("node", "node7"),
     ]
-
-
-def test_a_slow_node_of_one_gpu_is_its_nic() -> None:
+    # A node of one GPU is no slower than its NIC.
     assert named(check(16, "node:3:1.2", gpus=1)) == [("nic", "node3 GPU 0")]
 
 
@@ -156,15 +150,9 @@ def test_logs_of_each_two_nodes_name_the_slow_node_or_the_slow_pair() -> None:
     assert examine(pairs(), least=0.05).is_well
 
 
-def test_published_kind_of_pairwise_logs_names_the_slow_host(tmp_path: Path) -> None:
-    cases = WHOLE / "public-cases"
-    logs = [published(cases / f"pair_{pair}.log") for pair in ("a_b", "a_c", "a_d", "b_c", "b_d")]
-    options = ImportOptions(system="x")
-    import_files([*logs, cases / "pair_c_d.log"], tmp_path, options=options)
-    assert named(examine(store.read(tmp_path), least=0.05)) == [("node", "b")]
-
-
 def test_a_call_on_two_sets_of_hosts_says_nothing_of_either() -> None:
+    with pytest.raises(NotEnoughData, match="of pairs of four nodes or more"):
+        examine(pairs("b", nodes="abc"), least=0.05)
     two = pairs("ab", nodes="abcd").filter(pl.col("hosts").is_in(["a,b", "c,d"]))
     with pytest.raises(NotEnoughData, match="3 sets of hosts or more"):
         examine(two, least=0.05)

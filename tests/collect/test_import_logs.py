@@ -96,17 +96,3 @@ def test_output_without_a_row_is_an_error_that_says_why(name: str, tmp_path: Pat
         import_files([published(LOGS / name)], tmp_path, options=OPTIONS)
     assert caught.value.exit_code == 3
     assert name in str(caught.value)
-
-
-def test_bad_files_do_not_cost_the_good_ones(tmp_path: Path) -> None:
-    paths = sorted(LOGS.iterdir())
-    here = {path.name for path in paths}
-    good = here & WHOLE.keys()
-    expected = sum(2 * (WHOLE[name][0] - WHOLE[name][1]) for name in good)
-    expected += 20 if UNDERSCORES in here else 0
-    wanted = f"of the others {expected} measurements"
-    with pytest.raises(OutputError, match=wanted) as caught:
-        import_files(paths, tmp_path, options=OPTIONS)
-    failed = {name for name in here if name in str(caught.value)}
-    assert failed == here & WITHOUT_ROWS.keys()
-    assert store.read(tmp_path).height == expected

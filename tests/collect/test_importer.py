@@ -1,4 +1,4 @@
-"""The import as a whole: options, systems, provenance, repetition, and damaged outputs."""
+"""The import as a whole: options, systems, provenance, repetition."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,7 @@ from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.nccl_tests import load_systems
 from dynamiccl.datasets import store
 from dynamiccl.errors import MissingPath, UserError
-from tests.collect.damage import survives
 from tests.collect.parsed import parse
-from tests.published import folder
 
 LOG = (
     "# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
@@ -22,11 +20,6 @@ LOG = (
 )
 
 
-LOGS = folder("logs")
-DATA = Path(__file__).parents[1] / "data"
-NAMES = sorted(path.name for path in LOGS.glob("*.log"))
-#: The largest log has 70 KB; the damage is looked for in the first part of it.
-LIMIT = 12_000
 RELAXED = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -119,54 +112,6 @@ def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         load_systems(path)
-
-
-def content(name: str) -> bytes:
-    text = (LOGS / name).read_bytes()
-    start = max(0, len(text) - LIMIT)
-    return text[start:]
-
-
-@RELAXED
-@given(name=st.sampled_from(NAMES), at=st.floats(0, 1))
-def test_truncated_anywhere(name: str, at: float, tmp_path: Path) -> None:
-    data = content(name)
-    survives(data[: int(at * len(data))], name, tmp_path)
-
-
-@RELAXED
-@given(name=st.sampled_from(NAMES), random=st.randoms(use_true_random=False))
-def test_lines_in_any_order(name: str, random: st.randoms, tmp_path: Path) -> None:  # type: ignore[valid-type]
-    lines = content(name).splitlines(keepends=True)
-    random.shuffle(lines)  # type: ignore[attr-defined]
-    survives(b"".join(lines), name, tmp_path)
-
-
-@RELAXED
-@given(
-    name=st.sampled_from(NAMES),
-    flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=40),
-)
-def test_flipped_bytes(name: str, flips: list[tuple[float, int]], tmp_path: Path) -> None:
-    data = bytearray(content(name))
-    for at, value in flips:
-        data[min(int(at * len(data)), len(data) - 1)] = value
-    survives(bytes(data), name, tmp_path)
-
-
-@RELAXED
-@given(data=st.binary(max_size=400))
-def test_any_bytes(data: bytes, tmp_path: Path) -> None:
-    survives(data, "noise.log", tmp_path)
-
-
-@RELAXED
-@given(at=st.floats(0, 0.999), flips=st.lists(st.tuples(st.floats(0, 1), st.integers(32, 126))))
-def test_damaged_json(at: float, flips: list[tuple[float, int]], tmp_path: Path) -> None:
-    data = bytearray((DATA / "nccl_tests_v3.json").read_bytes())
-    for place, value in flips[:20]:
-        data[min(int(place * len(data)), len(data) - 1)] = value
-    survives(b"{" + bytes(data[1 : max(2, int(at * len(data)))]), "x.json", tmp_path)
 
 
 _WORDS = """0 8 1024 -1 float sum none N/A 1.5 99999999999999999999 1e+400 nan inf 1e-07

@@ -73,7 +73,7 @@ def test_a_program_that_is_not_there_is_named() -> None:
 
 
 def test_silence_before_the_first_progress_is_a_startup_timeout() -> None:
-    limits = Limits(startup_s=2, stall_s=60)
+    limits = Limits(startup_s=0.5, stall_s=60)
     done = run_to_end(shell("echo hello; sleep 60"), limits, lambda *_: False)
     assert (done.returncode, done.lines) == (None, ["hello"])
 
@@ -81,14 +81,14 @@ def test_silence_before_the_first_progress_is_a_startup_timeout() -> None:
 def test_lines_that_are_no_progress_do_not_put_off_a_stall() -> None:
     # It ends by itself some time, so that noise that counts fails the test instead of hanging it.
     script = "echo row; for i in $(seq 2000); do echo noise; sleep 0.02; done"
-    limits = Limits(startup_s=60, stall_s=2)
+    limits = Limits(startup_s=60, stall_s=0.5)
     done = run_to_end(shell(script), limits, lambda text, _: text == "row")
     assert done.returncode is None
     assert done.lines.count("noise") > 3
 
 
 def test_a_step_that_takes_long_may() -> None:
-    script = "echo 1; echo 2; sleep 2; echo 3; sleep 60"
+    script = "echo 1; echo 2; sleep 1; echo 3; sleep 60"
     rows: list[str] = []
 
     def take(text: str, _: float) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets import store
-from dynamiccl.datasets.costs import read_costs
+from dynamiccl.datasets.features import read_costs
 from dynamiccl.errors import OutputError
 from tests.published import COPIES, WHOLE, published
 
@@ -82,17 +82,6 @@ def test_settings_that_the_shell_and_nccl_say_otherwise_are_not_known(tmp_path: 
     assert rows["requested_algorithm"].to_list() == [None, None, "Tree", "Tree"]
     assert rows["launch_profile"].unique(maintain_order=True).to_list() == ["algo=?", "default"]
     assert any("NCCL_ALGO cannot be read, or is two" in x for x in summary.files[0].remarks)
-
-
-def test_a_command_over_several_lines_is_one(tmp_path: Path) -> None:
-    log = tmp_path / "lines.log"
-    text = (CASES / "unset.log").read_text()
-    log.write_text(
-        text.replace("$ ./all", "$ mpirun -x NCCL_PROTO=LL \\\n  -x NCCL_ALGO=Tree \\\n  ./all")
-    )
-    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
-    found = store.read(tmp_path / "out").select("requested_algorithm", "requested_protocol")
-    assert found.unique().rows() == [("Tree", "LL")]
 
 
 def test_each_launch_has_the_settings_of_its_own_command(tmp_path: Path) -> None:

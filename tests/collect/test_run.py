@@ -115,7 +115,11 @@ class Progress(SweepProgress):
 
 
 def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
-    summary = run(tmp_path)
+    progress = Progress()
+    summary = run(tmp_path, progress=progress)
+    assert progress.expected == len(progress.outcomes) == 3 * PICKS + INFEASIBLE
+    assert progress.advanced == 3 * PICKS
+    assert sum(not outcome.ok for outcome in progress.outcomes) == INFEASIBLE
     assert (summary["trials"], summary["rounds_done"], summary["ended"]) == (30, 3, "done")
     assert (summary["launches_run"], summary["launches_skipped"]) == (6, 0)
     assert summary["rows_by_status"] == {"ok": 3 * PICKS, "infeasible": INFEASIBLE}
@@ -130,26 +134,7 @@ def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     assert all(pl.read_parquet(path)["run"].n_unique() == 1 for path in parts(tmp_path))
 
 
-def test_progress_is_told_of_every_pick(tmp_path: Path) -> None:
-    progress = Progress()
-    run(tmp_path, progress=progress)
-    assert progress.expected == len(progress.outcomes) == 3 * PICKS + INFEASIBLE
-    assert progress.advanced == 3 * PICKS
-    assert sum(not outcome.ok for outcome in progress.outcomes) == INFEASIBLE
-
-
 # --- Resume ---
-
-
-def test_sweep_that_is_there_is_not_run_again(tmp_path: Path) -> None:
-    run(tmp_path)
-    before, files = figures(tmp_path), parts(tmp_path)
-    with pytest.raises(UserError, match=r"was begun here; go on with --resume"):
-        run(tmp_path)
-    summary = run(tmp_path, resume=True)
-    assert (summary["launches_run"], summary["rows_written"]) == (0, 0)
-    assert summary["launches_skipped"] == 6 + 2
-    assert (figures(tmp_path), parts(tmp_path)) == (before, files)
 
 
 def test_asked_to_stop_it_finishes_the_launch_and_writes_a_part(tmp_path: Path) -> None:
@@ -335,18 +320,6 @@ def test_strategy_counts_its_own_rounds_and_forgets_what_was_mended(failed: Path
 # --- The budget ---
 
 
-def test_measurements_end_the_run_and_more_of_them_go_on(tmp_path: Path) -> None:
-    small = sweep(TEXT + "[budget]\nmax_measurements = 40")
-    summary = run(tmp_path, small)
-    assert (summary["ended"], summary["rows_by_status"]["ok"]) == ("budget", 40)
-    again = run(tmp_path, small, resume=True)
-    assert (again["ended"], again["launches_run"]) == ("budget", 0)
-    assert run(tmp_path, resume=True)["ended"] == "done"
-    run(tmp_path / "whole")
-    names = ("trial", "run", "repeat", "round", "status", "time_us")
-    assert figures(tmp_path, names) == figures(tmp_path / "whole", names)
-
-
 def test_what_fills_the_gaps_of_a_walk_is_paid_too(tmp_path: Path) -> None:
     class Fills(SimulatorRunner):
         def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
@@ -451,17 +424,6 @@ def test_machine_that_went_marks_nothing(text: str, tmp_path: Path) -> None:
     assert run(tmp_path, made, resume=True)["ended"] == "done"
     run(tmp_path / "whole", made)
     assert figures(tmp_path) == figures(tmp_path / "whole")
-
-
-def test_probe_that_does_not_begin_whatever_it_says_is_the_second(tmp_path: Path) -> None:
-    made = sweep(ONE)
-
-    class Silent(Dead):
-        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
-            return launch if launch.id.endswith(":probe") else super().run(launch, progress)
-
-    with pytest.raises(MachineError, match="did not start, twice: gone"):
-        run(tmp_path, made, runner=Silent(made, lambda _: True))
 
 
 def test_next_after_one_that_never_began_is_of_another_setting(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.errors import InvalidSweep
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import SYSTEMS, find_system
@@ -70,50 +70,11 @@ def test_sweep_outside_the_model_is_refused_before_it_runs(keys: dict[str, str],
         SimulatorRunner(made.file).check(made.trials)
 
 
-def test_default_row_requests_nothing_and_says_what_ran() -> None:
-    rows = measured(sweep())
-    default = rows["ABSTAIN"]
-    assert default["is_default"] is True
-    assert default["requested_algorithm"] is default["requested_protocol"] is None
-    ran = h100.default_config(GROUP, AR, 8 * MIB)
-    assert (
-        Config(
-            Algorithm.parse(default["actual_algorithm"]), Protocol.parse(default["actual_protocol"])
-        )
-        == ran
-    )
-    assert default["time_us"] == rows[ran.key]["time_us"]
-
-
-def test_row_holds_the_model_s_time_and_bandwidths() -> None:
-    row = measured(sweep())["Tree/LL128"]
-    time_us = 65.5 + 8 * MIB / (1000 * 98.6 * 0.9)
-    assert row["time_us"] == pytest.approx(time_us, rel=1e-12)
-    assert row["algbw_gbytes_per_s"] == pytest.approx(8 * MIB / time_us / 1000)
-    assert row["busbw_gbytes_per_s"] == pytest.approx(8 * MIB / time_us / 1000 * 2 * 31 / 32)
-    assert (row["num_ranks"], row["verified"], row["wrong_values"]) == (32, True, 0)
-
-
-def test_what_the_group_has_not_is_a_row_with_the_reason() -> None:
-    rows = measured(sweep())
-    assert rows["NVLS/Simple"]["reason"] == "NCCL has no NVLS/Simple for this group"
-    lost = [row for row in rows.values() if row.get("status") == "infeasible"]
-    assert lost
-    assert all("time_us" not in row and row["statistic"] == "none" for row in lost)
-
-
 def test_channels_and_chunk_change_the_time_and_are_read_back() -> None:
     rows = measured(sweep(num_channels="[0, 2, 16]", chunk_sizes='[0, "64K"]'))
     assert rows["Ring/Simple/2ch"]["time_us"] != rows["Ring/Simple/16ch"]["time_us"]
     assert rows["Ring/Simple/2ch"]["actual_num_channels"] == 2
     assert rows["Ring/Simple/65536B"]["time_us"] != rows["Ring/Simple"]["time_us"]
-
-
-def test_congested_rows_say_so() -> None:
-    beside = '[{ kind = "congestion", level = 1.0 }]'
-    row = measured(sweep(interference=beside))["Tree/LL128"]
-    assert (row["interference_kind"], row["interference_level"]) == ("congestion", 1.0)
-    assert row["time_us"] == pytest.approx(65.5 + 2 * 8 * MIB / (1000 * 98.6 * 0.9))
 
 
 NODE = "[{ num_nodes = 1, ranks_per_node = 8 }]"

@@ -2,10 +2,8 @@
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from dynamiccl.collect.schedule import Launch
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import Outcome, make_strategy
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UserError
 from dynamiccl.libraries import SWEEP_NAME
 from dynamiccl.slurm import BatchScript
@@ -60,16 +57,6 @@ def test_what_is_no_shard_is_refused_with_what_to_write(text: str) -> None:
         parse_shard(text)
 
 
-def test_shards_share_the_settings_and_nothing_is_measured_twice(tmp_path: Path) -> None:
-    made = sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]')
-    done = [start(made, tmp_path, shard=f"{index}/3") for index in range(3)]
-    whole = start(made, tmp_path / "one")
-    assert sum(part["rows_written"] for part in done) == whole["rows_written"]
-    key = ["trial", "run", "repeat", "time_us"]
-    shared = store.read(tmp_path / "out").select(key).sort(key)
-    assert shared.equals(store.read(tmp_path / "one" / "out").select(key).sort(key))
-
-
 def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
     made = sweep(strategy='{ kind = "adaptive" }', launcher="{ array = 4 }")
     with pytest.raises(UserError, match=r"each would know a part of the history only; take strat"):
@@ -85,8 +72,6 @@ def test_what_cannot_start_is_told_and_nothing_is_begun(tmp_path: Path) -> None:
     real = {"runner": "nccl-tests", "nccl_tests_dir": tmp_path}
     with pytest.raises(MachineError, match=r"no executable all_reduce_perf"):
         start(sweep(), tmp_path, **real)
-    with pytest.raises(InvalidSweep, match=r"take launcher mpirun, srun or sbatch"):
-        start(sweep(groups="[{ num_nodes = 2, ranks_per_node = 8 }]"), tmp_path, **real)
     with pytest.raises(MissingPath, match=r"gone\.so.*make plugin"):
         start(sweep(runner='{ plugin = "gone.so" }'), tmp_path)
     assert not (tmp_path / "out").exists()
@@ -142,36 +127,6 @@ def test_whole_script_and_that_of_an_array() -> None:
 def test_a_line_that_is_no_option_or_sets_the_array_is_refused(line: str) -> None:
     with pytest.raises(InvalidSweep, match=r"one option a line, .* as launcher\.array"):
         script_of(line)
-
-
-#: Ready, then waits for two signals, says which, and ends in its own way.
-CHILD = """
-import signal, sys, time
-seen = []
-for number in (signal.SIGUSR1, signal.SIGTERM):
-    signal.signal(number, lambda number, frame: seen.append(signal.Signals(number).name))
-print("ready", flush=True)
-while len(seen) < 2:
-    time.sleep(0.01)
-print(*sorted(seen), flush=True)
-sys.exit(7)
-"""
-
-
-def test_signals_to_the_batch_shell_reach_the_sweep_and_its_exit_code_is_the_jobs(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "child.py").write_text(CHILD)
-    head, _, _ = script_of().rpartition("exec ")
-    script = tmp_path / "job.sh"
-    script.write_text(f"{head}exec {sys.executable} {tmp_path}/child.py\n")
-    with subprocess.Popen(["bash", str(script)], stdout=subprocess.PIPE, text=True) as shell:
-        assert shell.stdout is not None
-        assert shell.stdout.readline() == "ready\n"
-        shell.send_signal(signal.SIGUSR1)
-        shell.send_signal(signal.SIGTERM)
-        assert shell.stdout.read() == "SIGTERM SIGUSR1\n"
-    assert shell.returncode == 7
 
 
 class Played:
@@ -247,22 +202,6 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     # Whatever becomes of that job: it is no longer done.
     with pytest.raises(UserError, match="work is left"):
         played.submit()
-
-
-def test_of_many_calls_at_once_one_submits(played: Played) -> None:
-    played.command("sbatch", "sleep 0.5; echo 77")
-
-    def one(_: int) -> str:
-        try:
-            return str(played.submit()["job"])
-        except UserError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(8) as pool:
-        said = sorted(pool.map(one, range(8)))
-    assert said[0] == "77"
-    assert all("another call is submitting this sweep" in words for words in said[1:])
-    assert played.asked("sbatch") == [f"sbatch --parsable {played.script}"]
 
 
 @pytest.mark.parametrize("gone", ["77|CANCELLED|None|n1", "", "another's script"])

@@ -321,19 +321,6 @@ def test_the_budget_is_kept_and_a_short_one_goes_to_some_of_all_sizes() -> None:
         assert max(chosen) / min(chosen) > 2**4
 
 
-def test_a_budget_that_ends_goes_where_the_decision_may_cost_most() -> None:
-    before = [outcome for outcome in HISTORY if outcome.round < 2]
-    [(setting, members)] = strategies.tasks_of(MADE.trials).items()
-    seed = strategies.seed_of(MADE.file.name, MADE.file.strategy.seed, 2, setting.key)
-    lost = strategies.believe(members, before).lost(np.random.default_rng(seed))
-    doubt = dict(zip((task.size_bytes for task in members), lost.max(2).mean(0), strict=True))
-    for left, tasks in ((9, 1), (10, 2)):  # a pair of the default and three slots for each
-        made = adaptive_sweep(f"[budget]\nmax_measurements = {len(before) + left}")
-        picks = strategies.make_strategy(made.file, made.trials).next_picks(2, before) or ()
-        most = sorted(doubt, key=lambda size_bytes: -doubt[size_bytes])[:tasks]
-        assert {pick.size_bytes for pick in picks} == set(most)
-
-
 # --- Adaptive in worlds that are kind to it, and in others ---
 
 
@@ -349,17 +336,6 @@ def test_a_unimodal_world_is_solved_at_a_fifth_of_the_cost() -> None:
     assert world.regret(table) < 0.02
     assert world.regret(dict.fromkeys(table, ABSTAIN)) > 0.15
     assert max(world.slowdowns(table)) < 1.01
-
-
-def two_states(random: np.random.Generator) -> float:
-    """A machine that is twice as slow in four of ten launches."""
-    return (2.0 if random.random() < 0.4 else 1.0) * math.exp(random.normal(0.0, 0.01))
-
-
-def test_heavy_tails_and_two_states_do_not_hurt() -> None:
-    noises = (heavy(0.02, 0.1), two_states)
-    slower = [n for noise in noises for n in World.slowdowns(*play(MADE, hockney, noise))]
-    assert sum(each > 1.05 for each in slower) <= 0.05 * len(slower)
 
 
 def test_where_nothing_is_to_be_won_it_stops_and_mostly_abstains() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.rows import config_of
+from dynamiccl.datasets.store import config_of
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.rows import default, forced, frame

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from dynamiccl.datasets.costs import COST_FEATURES, COST_KEY, NUM_CELLS, log_costs, read_costs
+from dynamiccl.datasets.features import COST_FEATURES, COST_KEY, NUM_CELLS, log_costs, read_costs
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100

@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.episodes import Counts, training_noise, training_steps
-from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE, WINDOW_LENGTH
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
+from dynamiccl.datasets.history import WINDOW_COLUMN, WINDOW_LENGTH
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import Counts, training_noise, training_steps
 from dynamiccl.errors import NotEnoughData
 from tests.rows import default, forced, frame
 from tests.splits import split_of

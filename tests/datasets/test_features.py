@@ -11,14 +11,18 @@ from dynamiccl.datasets.features import (
     CONTEXT_COLUMN,
     FEATURES,
     HISTORY_SLICE,
-    WINDOW_LENGTH,
-    Float32Array,
     cold_observations,
     feature_table,
     window_table,
 )
-from dynamiccl.datasets.history import Call, history_arrays
-from dynamiccl.datasets.history_columns import HISTORY_FEATURES, WINDOW_COLUMN
+from dynamiccl.datasets.history import (
+    HISTORY_FEATURES,
+    WINDOW_COLUMN,
+    WINDOW_LENGTH,
+    Call,
+    Float32Array,
+    history_arrays,
+)
 from dynamiccl.nccl import Algorithm, Protocol
 from tests.rows import default, frame
 

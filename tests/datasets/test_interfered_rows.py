@@ -10,11 +10,11 @@ import torch
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import cell_times, interfered, noise_bands, quiet
-from dynamiccl.datasets.episodes import training_noise, training_steps
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.reward import with_interfered_reference, with_reference
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import training_noise, training_steps
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.datasets.test_episodes import build, grid, tag, trained, window_times

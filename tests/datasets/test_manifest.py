@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.manifest import MANIFEST_NAME, Manifest, Support
+from dynamiccl.datasets.manifest import MANIFEST_NAME, Manifest, Support, find_supports
 from dynamiccl.datasets.questions import allowed, read_back_channels
-from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import (
     ArtifactMismatch,
     CorruptFile,

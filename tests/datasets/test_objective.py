@@ -11,7 +11,7 @@ from dynamiccl.datasets.objective import (
     step_change_us,
     sure_change_us,
 )
-from dynamiccl.simulator.contention import Contention
+from dynamiccl.simulator.system import Contention
 from tests.simulator.iterations import iteration_us
 from tests.simulator.test_contention import parts
 

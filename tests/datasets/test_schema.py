@@ -1,9 +1,9 @@
 import pyarrow as pa
 import pytest
 
-from dynamiccl.datasets.call_columns import CALLS_COLUMNS, STEPS_COLUMNS
 from dynamiccl.datasets.schema import (
     CALLS,
+    CALLS_COLUMNS,
     CALLS_VERSION,
     MEASUREMENT_COLUMNS,
     MEASUREMENTS,
@@ -13,6 +13,7 @@ from dynamiccl.datasets.schema import (
     REQUESTED_COLUMNS,
     SCHEMA_VERSION,
     STEPS,
+    STEPS_COLUMNS,
     STEPS_VERSION,
     TASK_COLUMNS,
 )

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid, rows_left_out, task_grid
+from dynamiccl.datasets.cells import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.splits import Split
 from tests.rows import default, forced, frame
 

@@ -5,11 +5,15 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.episodes import training_noise
 from dynamiccl.datasets.features import FEATURES
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
-from dynamiccl.datasets.sequences import SequenceCounts, sequence_steps, timed_calls
-from dynamiccl.datasets.steps import Steps
+from dynamiccl.datasets.history import WINDOW_COLUMN
+from dynamiccl.datasets.steps import (
+    SequenceCounts,
+    Steps,
+    sequence_steps,
+    timed_calls,
+    training_noise,
+)
 from tests.calls import call, calls_frame, traced
 from tests.rows import default, forced, frame
 

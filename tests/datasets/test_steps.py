@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE, WINDOW_LENGTH
-from dynamiccl.datasets.history import UNKNOWN, Call, history_arrays
+from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
+from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call, history_arrays
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.nccl import Algorithm, Protocol
 from tests.steps import make_steps

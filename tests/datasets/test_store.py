@@ -1,4 +1,5 @@
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,9 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets import store
-from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2, CALLS_ADDED_IN_3
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.schema import BESIDE_COLUMNS, CALLS, META_VERSION
+from dynamiccl.datasets.schema import (
+    CALLS,
+    CALLS_VERSION,
+    MEASUREMENTS,
+    META_VERSION,
+    SCHEMA_VERSION,
+)
+from dynamiccl.datasets.store import columns_table, measurements_table, trial_id
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch, UserError
 from tests.calls import call, calls_table
 from tests.rows import default, forced
@@ -123,73 +129,42 @@ def rewrite(path: Path, table: pa.Table) -> None:
     path.replace(path.with_name(store._part_name(path.read_bytes())))
 
 
-def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
-    [path] = write(tmp_path)
-    table = pq.read_table(path, partitioning=None)
-    rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"1"}))
-    with pytest.raises(SchemaMismatch, match=r"part-\w+\.parquet holds schema measurements vers"):
-        store.read(tmp_path)
-
-
-NEWEST = [column.name for column in BESIDE_COLUMNS]
-
-
-def test_version_before_hosts_and_jobs_were_columns_is_read_with_nulls(tmp_path: Path) -> None:
-    [path] = write(tmp_path)
-    later = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst", *NEWEST]
-    new = ["partial_launch", "hosts", "job_id", "process_times_us", *later]
-    table = pq.read_table(path, partitioning=None).drop_columns(new)
-    before = store.read(tmp_path)
-    rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"3"}))
-    found = store.read(tmp_path)
-    assert found.select(new).null_count().row(0) == (len(ROWS),) * len(new)
-    assert found.drop(new).equals(before.drop(new))
-    assert found.schema == before.schema
-
-
-@pytest.mark.parametrize(("tool", "version"), [("import", 1), ("simulator", 1), ("import", 2)])
-def test_calls_of_older_versions_are_read_with_nulls_and_what_made_them(
-    tool: str, version: int, tmp_path: Path
-) -> None:
-    added = CALLS_ADDED_IN_3 if version == 2 else CALLS_ADDED_IN_2 | CALLS_ADDED_IN_3
-    made = {"tool": tool, "dynamiccl_version": "0.2.0"}
-    [path] = store.write_part(
-        tmp_path, calls_table(call(0), call(1)), kind="calls", provenance=made
-    )
-    before = store.read(tmp_path, "calls")
-    table = pq.read_table(path, partitioning=None).drop_columns(sorted(added))
+def older(path: Path, version: int, lacks: Sequence[str]) -> None:
+    """Make a part one of another version, without some columns."""
+    table = pq.read_table(path, partitioning=None).drop_columns(lacks)
     meta = {**table.schema.metadata, META_VERSION: str(version).encode()}
     rewrite(path, table.replace_schema_metadata(meta))
-    found = store.read(tmp_path, "calls")
-    new = sorted(added - {"source"})
-    if version == 1:
-        assert set(found["source"]) == {"simulator" if tool == "simulator" else "plugin"}
-    assert found.select(new).null_count().row(0) == (2,) * len(new)
-    assert found.drop("source", *new).equals(before.drop("source", *new))
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "refusal"),
+    [
+        ("measurements", SCHEMA_VERSION + 1, r"part-\w+\.parquet holds schema measurements vers"),
+        ("measurements", SCHEMA_VERSION, "has no column 'gpu'"),
+        ("measurements", SCHEMA_VERSION - 1, None),
+        ("calls", CALLS_VERSION - 1, None),
+    ],
+)
+def test_older_versions_are_read_with_nulls_and_others_refused(
+    kind: str, version: int, refusal: str | None, tmp_path: Path
+) -> None:
+    rows = calls_table(call(0), call(1)) if kind == "calls" else measurements_table(ROWS)
+    [path] = store.write_part(tmp_path, rows, kind=kind, provenance={})
+    before, lacks = store.read(tmp_path, kind), ["time_us", "gpu"]
+    older(path, version, lacks)
+    if refusal is not None:
+        with pytest.raises(SchemaMismatch, match=refusal):
+            store.read(tmp_path, kind)
+        return
+    found = store.read(tmp_path, kind)
+    assert found.select(lacks).null_count().row(0) == (len(rows),) * len(lacks)
+    assert found.drop(lacks).equals(before.drop(lacks))
     assert found.schema == before.schema
 
 
-def test_version_before_several_communicators_is_read_as_lone_ones(tmp_path: Path) -> None:
+def test_an_older_version_must_have_what_cannot_be_null(tmp_path: Path) -> None:
     [path] = write(tmp_path)
-    new = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst", *NEWEST]
-    table = pq.read_table(path, partitioning=None).drop_columns(new)
-    before = store.read(tmp_path)
-    rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"4"}))
-    assert store.read(tmp_path).equals(before)
-
-
-def test_version_before_both_sides_were_measured_is_read_with_nulls(tmp_path: Path) -> None:
-    [path] = write(tmp_path)
-    table = pq.read_table(path, partitioning=None).drop_columns(NEWEST)
-    before = store.read(tmp_path)
-    rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"5"}))
-    assert store.read(tmp_path).equals(before)
-    assert set(before.select(NEWEST).null_count().row(0)) == {len(ROWS)}
-
-
-def test_missing_column_is_refused_by_name(tmp_path: Path) -> None:
-    [path] = write(tmp_path)
-    rewrite(path, pq.read_table(path, partitioning=None).drop_columns(["status"]))
+    older(path, SCHEMA_VERSION - 1, ["status"])
     with pytest.raises(SchemaMismatch, match="no column 'status'"):
         store.scan(tmp_path)
 
@@ -251,3 +226,81 @@ def test_content_hash_follows_content_only(tmp_path: Path) -> None:
 def test_a_slug_is_a_directory_name(text: str) -> None:
     made = store.slug(text)
     assert store.check_slug(made, "system") == made
+
+
+#: Columns that say when, how often and with what result: no part of what a trial is.
+NOT_IDENTITY = {
+    "run": "cycle-9",
+    "repeat": 7,
+    "time_us": 1.0,
+    "status": "failed",
+    "actual_algorithm": "Tree",
+    "sweep": "other",
+}
+IDENTITY = {
+    "system": "other",
+    "size_bytes": 64,
+    "in_place": True,
+    "launch_profile": "tuned",
+    "interference_level": 1.0,
+    "num_nodes": 2,
+    "requested_algorithm": "Tree",
+    "requested_chunk_bytes": 4096,
+    "nccl_version": "2.28.9",
+}
+
+
+def test_trial_id_is_frozen() -> None:
+    """It is written into files: another release must give the same one."""
+    assert trial_id(default()) == trial_id(dict(reversed(default().items())))
+    assert trial_id({"collective": "AllReduce", "size_bytes": 8}) == "395fddaf6126e3cd"
+
+
+@pytest.mark.parametrize("name", NOT_IDENTITY)
+def test_result_does_not_change_the_trial(name: str) -> None:
+    row = forced("Ring", "LL")
+    assert trial_id({**row, name: NOT_IDENTITY[name]}) == trial_id(row)
+
+
+@pytest.mark.parametrize("name", IDENTITY)
+def test_workload_and_request_change_the_trial(name: str) -> None:
+    row = forced("Ring", "LL")
+    assert trial_id({**row, name: IDENTITY[name]}) != trial_id(row)
+
+
+def test_table_has_the_trial_of_its_row() -> None:
+    table = measurements_table([default(), forced("Ring")])
+    assert table["trial"].to_pylist() == [
+        trial_id({"launch_profile": "default", "interference_kind": "none", **row})
+        for row in (default(), forced("Ring"))
+    ]
+
+
+def test_missing_columns_are_neutral_or_null() -> None:
+    bare = {"system": "a", "sweep": "b", "source": "tidy-csv", "collective": "AllReduce"}
+    [row] = measurements_table([{**bare, "size_bytes": 8}]).to_pylist()
+    assert (row["status"], row["run"], row["repeat"]) == ("ok", "single", 0)
+    assert (row["launch_profile"], row["interference_kind"]) == ("default", "none")
+    assert (row["is_default"], row["verified"], row["time_derived"]) == (False, False, False)
+    assert (row["statistic"], row["default_scope"]) == ("mean", "untouched")
+    assert row["time_us"] is row["gpu"] is row["requested_algorithm"] is None
+
+
+def test_unknown_column_is_a_mistake_of_ours() -> None:
+    with pytest.raises(KeyError, match="time_ms"):
+        measurements_table([default(time_ms=1.0)])
+    with pytest.raises(KeyError, match="time_ms"):
+        columns_table({"time_ms": pa.array([1.0])}, 1)
+
+
+def test_no_rows_are_an_empty_table_of_the_schema() -> None:
+    table = measurements_table([])
+    assert (table.num_rows, table.schema) == (0, MEASUREMENTS)
+
+
+@given(times=st.lists(st.floats(0.1, 1e6), max_size=5))
+@settings(deadline=None, max_examples=30)
+def test_columns_and_rows_make_the_same_table(times: list[float]) -> None:
+    by_row = measurements_table([default(time) for time in times])
+    columns = {name: by_row[name].combine_chunks() for name in (*default(), "trial")}
+    assert columns_table(columns, len(times)) == by_row

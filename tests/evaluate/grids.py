@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.schema import TASK_COLUMNS
-from dynamiccl.datasets.scoring import TaskGrid
 
 NAN = float("nan")
 

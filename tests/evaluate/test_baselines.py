@@ -8,19 +8,18 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.costs import COST_TYPES
-from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.costs import CostTimesResidual
-from dynamiccl.evaluate.baselines.online import REPEATS, CoordinateDescent
-from dynamiccl.evaluate.baselines.regression import GradientBoosting
-from dynamiccl.evaluate.baselines.tables import (
+from dynamiccl.datasets.cells import TaskGrid
+from dynamiccl.evaluate.baselines import (
+    REPEATS,
     BestFixed,
+    CoordinateDescent,
     FiveBins,
+    GradientBoosting,
     Interpolated,
     NearestSize,
     PooledFixed,
+    make_policies,
 )
-from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.policies import NcclDefault, Oracle, Policy, probes_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.evaluate.grids import NAN, TRAINING, grid, noisy
@@ -44,45 +43,49 @@ GENTLE = [50.0, *(40.0, 36.0, 33.0, 36.0, 40.0, 44.0), *(32.0, 28.0, 25.0, 22.0,
 BOTTOM = 1 + len(RING) + CHANNELS.index(8)
 
 
-def test_best_fixed_is_the_config_with_the_least_mean_log_ratio() -> None:
-    # Action 1: log(.9) + log(1.2) + 0 > 0; action 2: log(2) + log(.8) + log(.7) > 0 as well.
-    assert BestFixed(TRAINING).choose(TRAINING).tolist() == [0, 0, 0]
-    better = grid([1 << 10, 1 << 20], [[10.0, 9.0, 12.0], [100.0, 120.0, 50.0]])
-    assert BestFixed(better).choose(better).tolist() == [2, 2]
+ONES = [1.0, 1.0, 1.0]
+BETTER = grid([1 << 10, 1 << 20], [[10.0, 9.0, 12.0], [100.0, 120.0, 50.0]])
+#: 2 KiB and 32 KiB share a bin: the fastest row of all is action 1 at 2 KiB.
+BINS = grid(
+    [2 << 10, 32 << 10, 2 << 20], [[10.0, 8.0, 9.0], [40.0, 60.0, 20.0], [100.0, 120.0, 90.0]]
+)
+ASKED = grid([512, 1 << 10, 3 << 10, 64 << 10, 8 << 20, 1 << 30], [ONES] * 6)
+OTHER = grid([1 << 20], [ONES], launch_profile="other")
 
 
-def test_best_fixed_falls_back_to_the_default_where_its_config_was_not_measured() -> None:
-    training = grid([1 << 10], [[10.0, 5.0, 9.0]])
-    test = grid([1 << 11], [[20.0, NAN, 18.0]])
-    assert BestFixed(training).choose(test).tolist() == [0]
-
-
-def test_nearest_size_takes_the_best_config_of_the_nearest_size_by_ratio() -> None:
-    test = grid([1 << 12, 1 << 19, 1 << 28], [[1.0, 1.0, 1.0]] * 3)
-    assert NearestSize(TRAINING).choose(test).tolist() == [1, 2, 2]
-
-
-def test_nearest_size_takes_only_what_was_measured_at_the_task() -> None:
-    test = grid([1 << 20], [[1.0, 1.0, NAN]])
-    assert NearestSize(TRAINING).choose(test).tolist() == [0]
-
-
-def test_families_do_not_share_their_tables() -> None:
-    test = grid([1 << 20], [[1.0, 1.0, 1.0]], launch_profile="other")
-    assert NearestSize(TRAINING).choose(test).tolist() == [0]
-    assert BestFixed(TRAINING).choose(test).tolist() == [0]
-
-
-def test_five_bins_hold_the_raw_best_row_of_each() -> None:
-    training = grid(
-        [2 << 10, 32 << 10, 2 << 20],
-        # 2 KiB and 32 KiB share a bin: the fastest row of all is action 1 at 2 KiB.
-        [[10.0, 8.0, 9.0], [40.0, 60.0, 20.0], [100.0, 120.0, 90.0]],
-    )
-    test = grid([512, 1 << 10, 3 << 10, 64 << 10, 8 << 20, 1 << 30], [[1.0, 1.0, 1.0]] * 6)
-    assert FiveBins(training).choose(test).tolist() == [0, 0, 1, 1, 2, 0]
-    other = grid([3 << 10], [[1.0, NAN, 1.0]])
-    assert FiveBins(training).choose(other).tolist() == [0]
+@pytest.mark.parametrize(
+    ("table", "told", "asked", "chosen"),
+    [
+        # Action 1: log(.9) + log(1.2) + 0 > 0; action 2: log(2) + log(.8) + log(.7) > 0 as well.
+        pytest.param(BestFixed, TRAINING, TRAINING, [0, 0, 0], id="least mean log ratio"),
+        pytest.param(BestFixed, BETTER, BETTER, [2, 2], id="least mean log ratio, a config"),
+        pytest.param(
+            BestFixed,
+            grid([1 << 10], [[10.0, 5.0, 9.0]]),
+            grid([1 << 11], [[20.0, NAN, 18.0]]),
+            [0],
+            id="the default where its config was not measured",
+        ),
+        pytest.param(
+            NearestSize,
+            TRAINING,
+            grid([1 << 12, 1 << 19, 1 << 28], [ONES] * 3),
+            [1, 2, 2],
+            id="the nearest size by ratio",
+        ),
+        pytest.param(
+            NearestSize, TRAINING, grid([1 << 20], [[1.0, 1.0, NAN]]), [0], id="what was measured"
+        ),
+        pytest.param(NearestSize, TRAINING, OTHER, [0], id="no table of another family"),
+        pytest.param(BestFixed, TRAINING, OTHER, [0], id="no config of another family"),
+        pytest.param(FiveBins, BINS, ASKED, [0, 0, 1, 1, 2, 0], id="the raw best row of a bin"),
+        pytest.param(FiveBins, BINS, grid([3 << 10], [[1.0, NAN, 1.0]]), [0], id="not measured"),
+    ],
+)
+def test_tables_hold_what_was_the_fastest(
+    table: Callable[[TaskGrid], Policy], told: TaskGrid, asked: TaskGrid, chosen: list[int]
+) -> None:
+    assert table(told).choose(asked).tolist() == chosen
 
 
 def law(sizes: list[int], system: str = "s") -> TaskGrid:
@@ -181,55 +184,25 @@ def test_a_pooled_config_is_one_for_all_shapes_of_a_system() -> None:
     assert PooledFixed(both).choose(grid([1 << 10], [[1.0, 1.0, 1.0]], num_nodes=8)).tolist() == [2]
 
 
-def test_nccls_cost_is_corrected_by_the_nearest_measured_shape() -> None:
-    ring, tree = (Config(each, Protocol.Simple) for each in (Algorithm.Ring, Algorithm.Tree))
-    catalogue = Catalogue((ABSTAIN, ring, tree))
-    place = {"collective": "AllGather", "ranks_per_node": 8, "nccl_version": "2.27.5"}
-    place |= {"launch_profile": "default"}
-    rows = [
-        ("s", "2.27.5", nodes, 8, "default", "AllGather", cell, "Simple", latency_us, 1e9)
-        for nodes, cell, latency_us in (
-            *((2, "Ring", 100.0), (2, "Tree", 110.0)),
-            *((4, "Ring", 200.0), (4, "Tree", 300.0), (8, "Ring", 400.0)),
-        )
-    ]
-    costs = pl.DataFrame(rows, schema=COST_TYPES, orient="row")
-    training = grid([1 << 10], [[100.0, 102.0, 55.0]], **place, num_nodes=2)
-    baseline = CostTimesResidual(training, catalogue, costs)
-    # NCCL takes the ring there, at its cost; the tree takes half of its.
-    asked = grid([1 << 12], [[1.0, 1.0, 1.0]], **place, num_nodes=4)
-    assert np.exp(baseline.predict(asked)) == pytest.approx(np.array([[1.0, 1.02, 0.75]]))
-    assert baseline.choose(asked).tolist() == [2]
-    # Without the tree's cost nothing is known of it; nor of another system.
-    unknown = grid([1 << 12], [[1.0, 1.0, 1.0]], **place, num_nodes=8)
-    assert baseline.choose(unknown).tolist() == [0]
-    other = grid([1 << 12], [[1.0, 1.0, 1.0]], **(place | {"system": "t"}), num_nodes=4)
-    assert baseline.choose(other).tolist() == [0]
-
-
-def test_descent_finds_the_bottom_of_every_valley() -> None:
-    tasks = grid([1 << 10, 1 << 20], [GENTLE, [10.0, *GENTLE[1:]]])
+@pytest.mark.parametrize(
+    ("times", "chosen", "probes"),
+    [
+        # From the most channels to one past the bottom, and NCCL's own choice.
+        pytest.param(GENTLE, BOTTOM, REPEATS * (1 + 5 + 4), id="the bottom of every valley"),
+        pytest.param([10.0, *GENTLE[1:]], 0, REPEATS * (1 + 5 + 4), id="NCCL's own is faster"),
+        pytest.param(
+            [50.0, *[NAN] * 6, 40.0, *[NAN] * 5], 7, REPEATS * 2, id="a subspace of one config"
+        ),
+        pytest.param([50.0, 20.0, 40.0, 30.0, *[NAN] * 9], 3, None, id="it stays in its valley"),
+        pytest.param([50.0, 20.0, NAN, 40.0, *[NAN] * 9], 1, None, id="and on what was measured"),
+    ],
+)
+def test_descent(times: list[float], chosen: int, probes: int | None) -> None:
+    tasks = grid([1 << 10], [times])
     searcher = CoordinateDescent(SEARCHED)
-    assert searcher.choose(tasks).tolist() == [BOTTOM, 0]
-    # From the most channels to one past the bottom, and NCCL's own choice.
-    assert probes_of(searcher, tasks).tolist() == [REPEATS * (1 + 5 + 4)] * 2
-    assert probes_of(NcclDefault(), tasks).tolist() == [0, 0]
-
-
-def test_descent_tries_a_subspace_of_one_config() -> None:
-    lone = [50.0, *[NAN] * 6, 40.0, *[NAN] * 5]
-    searcher = CoordinateDescent(SEARCHED)
-    tasks = grid([1 << 10], [lone])
-    assert searcher.choose(tasks).tolist() == [1 + len(RING)]
-    assert probes_of(searcher, tasks).tolist() == [REPEATS * 2]
-
-
-def test_descent_stays_on_what_was_measured_and_in_its_valley() -> None:
-    two_valleys = [50.0, 20.0, 40.0, 30.0, *[NAN] * 9]
-    searcher = CoordinateDescent(SEARCHED)
-    assert searcher.choose(grid([1 << 10], [two_valleys])).tolist() == [3]
-    hole = [50.0, 20.0, NAN, 40.0, *[NAN] * 9]
-    assert searcher.choose(grid([1 << 10], [hole])).tolist() == [1]
+    assert searcher.choose(tasks).tolist() == [chosen]
+    assert probes in {None, *probes_of(searcher, tasks).tolist()}
+    assert probes_of(NcclDefault(), tasks).tolist() == [0]
 
 
 def test_descent_moves_both_knobs() -> None:

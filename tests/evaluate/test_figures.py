@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.splits import Split
-from dynamiccl.evaluate.baselines.families import FAMILY as FAMILY_COLUMNS
+from dynamiccl.evaluate.baselines import FAMILY as FAMILY_COLUMNS
 from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
 from dynamiccl.evaluate.figures.drawing import line_style
 from dynamiccl.evaluate.figures.families import crossover_map, curves, heat_map

@@ -13,10 +13,9 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.manifest import Manifest, Support
+from dynamiccl.datasets.manifest import Manifest, Support, find_supports
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.store import read
-from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns

@@ -10,7 +10,7 @@ import pytest
 from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
-from dynamiccl.datasets.costs import COST_TYPES
+from dynamiccl.datasets.features import COST_TYPES
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.gate.cells import Verdict

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.families import FAMILY
+from dynamiccl.datasets.cells import TaskGrid
+from dynamiccl.evaluate.baselines import FAMILY
 from dynamiccl.evaluate.blocks import FigureBlock, TableBlock
 from dynamiccl.evaluate.figures.changes import change_blocks
 from dynamiccl.evaluate.headline import first_sentence, table_verdict

@@ -10,9 +10,8 @@ import pytest
 
 from dynamiccl.datasets.cells import quiet
 from dynamiccl.datasets.features import CONTEXT_COLUMN
-from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.store import read, write_part
+from dynamiccl.datasets.store import measurements_table, read, write_part
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.train.algorithms import make_algorithm
 from dynamiccl.train.data import TrainingData, load_data

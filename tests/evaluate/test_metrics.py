@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.evaluate.crossfit import cross_fit, fitted_rows, has_runs
 from dynamiccl.evaluate.headline import table_verdict
 from dynamiccl.evaluate.metrics import (

@@ -1,35 +1,59 @@
-"""Off-policy estimates where the truth is known: logs drawn from a known stochastic policy."""
+"""Off-policy estimates where the truth is known: of drawn logs, and of a sweep that drew."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
 import pytest
 from learning_logs import draw_log, mixture, true_value
 from scipy import stats
 
-from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.ope.estimators import (
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import TaskGrid, task_grid, usable
+from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.ope import (
     NO_INTERVAL,
     NO_OVERLAP,
     Estimate,
-    direct,
-    doubly_robust,
+    Float64Array,
+    Log,
+    deterministic,
+    drawn_rows,
     every_estimate,
-    snips,
-    tabular_model,
+    logged_values,
+    read_log,
     weights_of,
 )
-from dynamiccl.evaluate.ope.logs import Float64Array, Log, deterministic
+from dynamiccl.evaluate.policies import Actions, LearnedPolicy
+from tests.data_sets import SYSTEM, make_data
 from tests.evaluate.grids import grid, noisy
 
 TASKS, ACTIONS, ROWS = 24, 8, 3000
+SWEEP = """
+name = "drawn"
+system = "sim-4x8"
+collectives = ["AllReduce"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+groups = [{{ num_nodes = 4, ranks_per_node = 8 }}]
+sizes = {{ min = "64K", max = "1G" }}
+nccl_version = "2.27.5"
+cycles = {cycles}
+strategy = {strategy}
+[simulator]
+seed = 3
+noise_sigma = {sigma}
+"""
+WHOLE = [*Split]
 
 
 def make_world(seed: int = 0, spread: float = 0.05) -> TaskGrid:
     """Times whose means are what the grid says: the truth of rewards is a mean, not a median."""
     random = np.random.default_rng(seed)
     times = 100.0 * np.exp(random.uniform(-0.4, 0.6, (TASKS, ACTIONS)))
-    times[:, 0] = 100.0
     times[random.random((TASKS, ACTIONS)) < 0.15] = np.nan
     times[:, 0] = 100.0
     exact = grid([1 << (10 + t) for t in range(TASKS)], times.tolist())
@@ -37,7 +61,6 @@ def make_world(seed: int = 0, spread: float = 0.05) -> TaskGrid:
 
 
 WORLD = make_world()
-UNIFORM = mixture(np.zeros((TASKS, ACTIONS)), WORLD.mask, 1.0)
 ORACLE = deterministic(np.nanargmin(WORLD.times_us, axis=1), ACTIONS)
 DEFAULT = deterministic(np.zeros(TASKS, dtype=np.int64), ACTIONS)
 BEHAVIOUR = mixture(DEFAULT, WORLD.mask, 0.7)
@@ -48,16 +71,14 @@ POLICIES = {
 }
 
 
-def estimates(seed: int, policy: Float64Array, rows: int = ROWS) -> dict[str, Estimate]:
-    log = draw_log(WORLD, BEHAVIOUR, rows, np.random.default_rng(seed))
-    (found,) = every_estimate(log, [policy], BEHAVIOUR, 0.9)
-    return found
+def drawn_log(seed: int = 0, behaviour: Float64Array = BEHAVIOUR, rows: int = ROWS) -> Log:
+    return draw_log(WORLD, behaviour, rows, np.random.default_rng(seed))
 
 
 @pytest.fixture(scope="module")
 def told() -> list[tuple[Log, list[dict[str, Estimate]]]]:
     """200 logs, each with the estimates of all policies."""
-    logs = [draw_log(WORLD, BEHAVIOUR, ROWS, np.random.default_rng(seed)) for seed in range(200)]
+    logs = [drawn_log(seed) for seed in range(200)]
     return [(log, every_estimate(log, [*POLICIES.values()], BEHAVIOUR, 0.9)) for log in logs]
 
 
@@ -96,45 +117,122 @@ def test_estimates_order_policies_as_the_truth_does() -> None:
         )
         policies.append(mixture(0.5 * ORACLE + 0.5 * rough, WORLD.mask, index / 45))
     truths = [true_value(WORLD, policy) for policy in policies]
-    found = [estimates(0, policy) for policy in policies]
+    found = every_estimate(drawn_log(), policies, BEHAVIOUR, 0.9)
     for estimator in ("DM", "SNIPS", "DR"):
         values = [each[estimator].value for each in found]
         assert stats.spearmanr(truths, values).statistic >= 0.9
 
 
-def test_what_the_behaviour_never_did_has_no_estimate() -> None:
-    random = np.random.default_rng(0)
-    narrow = mixture(DEFAULT, WORLD.mask & (np.arange(ACTIONS) < 3), 0.5)
-    log = draw_log(WORLD, narrow, ROWS, random)
-    for found in (
-        snips(log, ORACLE, narrow, 0.9),
-        doubly_robust(log, ORACLE, narrow, 0.9),
-    ):
-        assert (found.value, found.low, found.note) == (None, None, NO_OVERLAP)
+NARROW = mixture(DEFAULT, WORLD.mask & (np.arange(ACTIONS) < 3), 0.5)
+RARE = mixture(DEFAULT, WORLD.mask, 0.02)
 
 
-def test_few_rows_that_count_are_no_overlap() -> None:
-    rare = mixture(DEFAULT, WORLD.mask, 0.02)
-    log = draw_log(WORLD, rare, 500, np.random.default_rng(0))
-    found = snips(log, ORACLE, rare, 0.9)
-    assert found.effective < 50
-    assert found.note == NO_OVERLAP
-
-
-def test_adaptive_logs_get_no_interval() -> None:
-    log = replace(draw_log(WORLD, BEHAVIOUR, ROWS, np.random.default_rng(0)), adaptive=True)
-    for found in (snips(log, ORACLE, BEHAVIOUR, 0.9), doubly_robust(log, ORACLE, BEHAVIOUR, 0.9)):
-        assert found.value is not None
-        assert (found.low, found.note) == (None, NO_INTERVAL)
-
-
-def test_the_direct_method_has_no_interval() -> None:
-    log = draw_log(WORLD, BEHAVIOUR, ROWS, np.random.default_rng(0))
-    found = direct(log, ORACLE, tabular_model(log, ORACLE.shape))
-    assert found.value == pytest.approx(true_value(WORLD, ORACLE), abs=0.05)
-    assert found.note == NO_INTERVAL
+@pytest.mark.parametrize(
+    ("behaviour", "rows", "adaptive", "note"),
+    [
+        pytest.param(NARROW, ROWS, False, NO_OVERLAP, id="it never did what the policy wants"),
+        pytest.param(RARE, 500, False, NO_OVERLAP, id="too few rows count"),
+        pytest.param(BEHAVIOUR, ROWS, True, NO_INTERVAL, id="it followed what it saw"),
+    ],
+)
+def test_where_there_is_no_number_or_no_interval(
+    behaviour: Float64Array, rows: int, adaptive: bool, note: str
+) -> None:
+    log = replace(drawn_log(0, behaviour, rows), adaptive=adaptive)
+    (found,) = every_estimate(log, [ORACLE], behaviour, 0.9)
+    for estimator in ("SNIPS", "DR"):
+        each = found[estimator]
+        assert (each.low, each.high, each.note) == (None, None, note)
+        assert (each.value is None) == (note == NO_OVERLAP)
+    assert (found["DM"].low, found["DM"].note) == (None, NO_INTERVAL)
+    if behaviour is BEHAVIOUR:
+        assert found["DM"].value == pytest.approx(true_value(WORLD, ORACLE), abs=0.05)
 
 
 def test_a_behaviour_that_takes_what_was_not_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="not measured"):
-        draw_log(WORLD, np.full((TASKS, ACTIONS), 1 / ACTIONS), 10, np.random.default_rng(0))
+        drawn_log(0, np.full((TASKS, ACTIONS), 1 / ACTIONS), 10)
+
+
+def measured(folder: Path, strategy: str, cycles: int = 40, sigma: float = 0.05) -> pl.DataFrame:
+    text = SWEEP.format(strategy=strategy, cycles=cycles, sigma=sigma)
+    return read(make_data(folder, text))
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+    folder = tmp_path_factory.mktemp("random") / "store"
+    return measured(folder, '{ kind = "random", share = 0.3 }')
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> TaskGrid:
+    """All configs without noise."""
+    folder = tmp_path_factory.mktemp("truth") / "store"
+    frame = measured(folder, '{ kind = "exhaustive" }', 1, 0.0)
+    return task_grid(frame, Catalogue.from_frame(usable(frame)), WHOLE)
+
+
+class Always:
+    """A policy that wants one config everywhere, but for the first `abstains` tasks."""
+
+    name = "always"
+
+    def __init__(self, action: int, abstains: int = 0) -> None:
+        self._action, self._abstains = action, abstains
+
+    def choose_among(self, tasks: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> Actions:
+        assert mask[:, self._action].all()
+        return np.where(np.arange(tasks.height) < self._abstains, ABSTAIN_ACTION, self._action)
+
+
+def values_of(frame: pl.DataFrame, policy: Always) -> dict[str, Any]:
+    catalogue = Catalogue.from_frame(usable(frame))
+    grid = task_grid(frame, catalogue, WHOLE)
+    found = logged_values(frame, catalogue, grid, [cast(LearnedPolicy, policy)])
+    return {system: by_policy["always"] for system, by_policy in found.items()}
+
+
+def test_the_log_holds_every_draw_and_its_probability(drawn: pl.DataFrame) -> None:
+    catalogue = Catalogue.from_frame(usable(drawn))
+    grid = task_grid(drawn, catalogue, WHOLE)
+    rows = drawn_rows(drawn, catalogue, grid)
+    log = read_log(rows, grid)
+    per_cycle = np.ceil(0.3 * (len(catalogue) - 1))
+    assert len(log) == grid.tasks.height * 40 * per_cycle
+    assert log.propensity == pytest.approx(1 / (len(catalogue) - 1))
+    assert not log.adaptive
+    assert (log.action != ABSTAIN_ACTION).all()
+    assert log.reward == pytest.approx(-rows["time_us"].to_numpy() / grid.default_us[log.task])
+
+
+@pytest.mark.parametrize("action", [1, 4])
+@pytest.mark.parametrize("abstains", [0, 5])
+def test_estimates_hold_the_truth_of_the_whole_grid(
+    action: int, abstains: int, drawn: pl.DataFrame, exact: TaskGrid
+) -> None:
+    found = values_of(drawn, Always(action, abstains))[SYSTEM]
+    ratio = (exact.times_us[:, action] / exact.default_us)[abstains:]
+    assert (found["tasks"], found["acts"]) == (exact.tasks.height, exact.tasks.height - abstains)
+    for name in ("SNIPS", "DR"):
+        each = found[name]
+        # Means of noisy times and the noise of the default lie a little off the exact ones.
+        assert each["mean"] == pytest.approx(ratio.mean(), rel=0.05)
+        assert each["low"] - 0.03 < ratio.mean() < each["high"] + 0.03
+        assert each["note"] == ""
+
+
+def test_what_data_tell_little_of_is_said(
+    drawn: pl.DataFrame, data_dir: Path, tmp_path: Path
+) -> None:
+    nowhere = values_of(drawn, Always(ABSTAIN_ACTION))[SYSTEM]
+    assert nowhere == {"tasks": nowhere["tasks"], "acts": 0, "draws": 0}
+    few = values_of(drawn.filter(pl.col("round") < 3), Always(1))[SYSTEM]
+    assert few["DR"] == few["SNIPS"]
+    assert few["DR"] == {"mean": None, "low": None, "high": None, "note": NO_OVERLAP}
+    assert few["DM"]["mean"] > 0.0
+    adaptive = '{ kind = "adaptive", max_rounds = 3, epsilon = 0.5 }'
+    followed = values_of(measured(tmp_path / "store", adaptive), Always(1))[SYSTEM]
+    assert (followed["DR"]["low"], followed["DM"]["note"]) == (None, NO_INTERVAL)
+    assert followed["DR"]["note"] in {NO_INTERVAL, NO_OVERLAP}
+    assert values_of(read(data_dir), Always(1)) == {}

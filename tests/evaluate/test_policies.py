@@ -3,8 +3,7 @@
 import numpy as np
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import usable
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.cells import TaskGrid, task_grid, usable
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Oracle

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.store import content_hash, read, write_part
+from dynamiccl.datasets.store import content_hash, measurements_table, read, write_part
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.blocks import TableBlock
 from dynamiccl.evaluate.origins import origin_section
@@ -29,7 +28,6 @@ BASELINES = (
     "nearest-size",
     "interpolated",
     "gradient-boosting",
-    "cost-times-residual",
     "coordinate-descent",
     "oracle",
 )

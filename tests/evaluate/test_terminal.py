@@ -9,7 +9,6 @@ from rich.console import Console
 from dynamiccl.evaluate import terminal
 from dynamiccl.evaluate.metrics import Summary
 from dynamiccl.evaluate.report import Report
-from dynamiccl.evaluate.simulate.compare import Comparison, Estimate, Row
 from dynamiccl.evaluate.systems import SystemReport
 from dynamiccl.train.commands.options import WIDTH, folding_table
 from dynamiccl.train.commands.study import _study_table
@@ -55,19 +54,6 @@ def test_a_reports_table_is_a_line_a_policy(capsys: pytest.CaptureFixture[str]) 
     for text in ("1204.44", "194.3 (-189.0 to 1216.5)", "1559.83", "1.8148", " 100 "):
         assert text in row
     assert f"  {LONG}: Said" in lines
-
-
-def test_a_simulations_table_is_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    wide = Estimate(-0.105, -0.2101, 0.1234)
-    name = "search from policy + Trigger"
-    row = Row(name, Estimate(123.4, 0.0, 250.0), wide, wide, wide, 10.0, 0.999, 10.0, (1.0,))
-    found = Comparison("h100-ib", "ddp", "x", 10, 1, 1, [row], ["Said."])
-    terminal.print_comparison(found, Path("out"))
-    lines = shown(capsys)
-    assert lines[0] == "Said."
-    assert max(map(len, lines)) <= WIDTH
-    (line,) = [line for line in lines if name in line]
-    assert line.count("-10.5 (-21.0 to +12.3)") == 2
 
 
 def test_no_run_id_and_no_negative_regret_in_a_studys_table(

@@ -138,7 +138,7 @@ def test_brain_with_other_features_is_refused(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("dynamiccl.datasets.history_columns.MAX_INFLIGHT", 0.5)
+        patched.setattr("dynamiccl.datasets.history.MAX_INFLIGHT", 0.5)
         manifest = Manifest.read(copied)
         questions = [cold_questions(manifest, s) for s in table_supports(manifest)]
         configs = manifest.actions().configs

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.datasets.features import TUNED, WINDOW_LENGTH
-from dynamiccl.datasets.history import Call
+from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.history import WINDOW_LENGTH, Call
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.serve.brain import protocol
 from dynamiccl.serve.brain.protocol import (

@@ -248,7 +248,7 @@ def test_command_says_where_it_listens_and_ends_cleanly(
 @pytest.mark.parametrize(
     ("policy", "artifact", "code", "said"),
     [
-        ("epsilon-gready", ".", 2, "did you mean 'epsilon-greedy'?"),
+        ("autocl", ".", 2, "did you mean 'autoccl'?"),
         ("no_such_module:make", ".", 2, "PYTHONPATH"),
         ("keep", "nowhere", 2, "nowhere"),
     ],

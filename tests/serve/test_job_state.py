@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH, Observations
-from dynamiccl.datasets.history import Call, history_arrays
+from dynamiccl.datasets.features import HISTORY_SLICE, Observations
+from dynamiccl.datasets.history import WINDOW_LENGTH, Call, history_arrays
 from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.nccl import Collective
 from dynamiccl.schedule import config_columns
@@ -18,11 +18,10 @@ from dynamiccl.serve.brain_check import random_windows
 from dynamiccl.serve.brain_history import KeyCalls
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
-from dynamiccl.train.encoders import ObservationEncoder, Trunk
+from dynamiccl.train.encoders import ObservationEncoder, StatefulTrunk, Trunk
 from dynamiccl.train.heads import Imitator, PlainHead
 from dynamiccl.train.policy import State, TorchPolicy
 from dynamiccl.train.policy_module import StatefulPolicyModule
-from dynamiccl.train.stateful_trunk import StatefulTrunk
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, make_artifact, make_manifest
 from tests.serve.leader import Leader, torch_brain
 

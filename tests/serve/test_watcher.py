@@ -23,7 +23,7 @@ from dynamiccl.serve.brain_check import check_trigger, watched_questions
 from dynamiccl.serve.brain_history import History, KeyCalls
 from dynamiccl.serve.brain_module import BrainModule, write_brain
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedTrigger
-from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.module import HALF_LIFE, TriggerModule
 from tests.serve.brains import CONFIG, FIRST_BIN, seal

@@ -1,7 +1,6 @@
-"""One iteration by the rules of simulator/contention.py; `World` does them all at once."""
+"""One iteration by the rules of simulator/system.py; `World` does them all at once."""
 
-from dynamiccl.simulator.contention import Contention
-from dynamiccl.simulator.parts import Parts
+from dynamiccl.simulator.system import Contention, Parts
 
 
 def iteration_us(contention: Contention, parts: Parts, size_bytes: int, compute_us: float) -> float:

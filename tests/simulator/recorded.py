@@ -14,8 +14,7 @@ from pathlib import Path
 from dynamiccl.errors import MissingPath, UnknownName
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.default.cost_model import CostModel, Pair
-from dynamiccl.simulator.default.graph import Machine
-from dynamiccl.simulator.default.machines import find_machine, machine_names
+from dynamiccl.simulator.default.machine import Machine, find_machine, machine_names
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.simulator import channels, h100
-from dynamiccl.simulator.channels import actual_channels
-from dynamiccl.simulator.h100 import NIC_GBYTES_PER_S, least_transfer_us
+from dynamiccl.simulator import h100
+from dynamiccl.simulator.h100 import NIC_GBYTES_PER_S, actual_channels, least_transfer_us
 from tests.published import folder
 
 MODEL = folder("model")
@@ -36,7 +35,7 @@ def test_default_channels_are_those_that_nccl_s_own_code_used() -> None:
         for row in csv.DictReader(file):
             if row["topology"] != "sm90_8gpu_nvswitch18_8x400gbps" or row["chosen"] != "true":
                 continue
-            found = channels.actual_channels(
+            found = h100.actual_channels(
                 h100.Group(int(row["num_nodes"]), 8),
                 Collective.parse(row["collective"]),
                 Algorithm.parse(row["algorithm"]),
@@ -72,15 +71,15 @@ def test_default_channels_are_those_that_nccl_s_own_code_used() -> None:
 def test_request_is_a_maximum(
     call: tuple[h100.Group, Collective, Algorithm, Protocol, int], asked: int, used: int
 ) -> None:
-    assert channels.actual_channels(*call, asked) == used
+    assert h100.actual_channels(*call, asked) == used
 
 
 def test_more_channels_need_another_communicator() -> None:
     call = (h100.Group(4, 8), AR, RING, SIMPLE, 1 << 30)
-    assert channels.actual_channels(*call, 32) == 16
-    assert channels.actual_channels(*call, 32, max_channels=32) == 32
-    assert channels.actual_channels(*call, max_channels=4) == 4
-    assert channels.actual_channels(*call, 100, max_channels=100) == 64
+    assert h100.actual_channels(*call, 32) == 16
+    assert h100.actual_channels(*call, 32, max_channels=32) == 32
+    assert h100.actual_channels(*call, max_channels=4) == 4
+    assert h100.actual_channels(*call, 100, max_channels=100) == 64
 
 
 @given(call=st.sampled_from(CALLS), size=SIZES, asked=st.integers(1, 64))
@@ -89,7 +88,7 @@ def test_channels_used_are_between_one_and_one_more_than_asked(
     call: tuple[h100.Group, Collective, Algorithm, Protocol], size: int, asked: int
 ) -> None:
     # Where cells do not divide evenly the rest makes one more.
-    assert 1 <= channels.actual_channels(*call, size, asked) <= asked + 1
+    assert 1 <= h100.actual_channels(*call, size, asked) <= asked + 1
 
 
 @given(call=st.sampled_from(CALLS), size=SIZES)
@@ -97,10 +96,10 @@ def test_channels_used_are_between_one_and_one_more_than_asked(
 def test_asking_for_nccl_s_own_number_changes_nothing(
     call: tuple[h100.Group, Collective, Algorithm, Protocol], size: int
 ) -> None:
-    own = channels.actual_channels(*call, size)
+    own = h100.actual_channels(*call, size)
     plain = h100.true_us(*call, size)
     assert h100.true_us(*call, size, num_channels=own) == plain
-    assert channels.channel_factor(*call, size, own) == 1.0
+    assert h100.channel_factor(*call, size, own) == 1.0
     assert h100.true_us(*call, size, chunk_bytes=h100.default_chunk_bytes(*call[1:3])) == plain
 
 
@@ -109,8 +108,8 @@ def test_asking_for_nccl_s_own_number_changes_nothing(
 def test_time_falls_to_one_best_number_and_rises_after_it(
     call: tuple[h100.Group, Collective, Algorithm, Protocol], size: int
 ) -> None:
-    used = sorted({channels.actual_channels(*call, size, asked) for asked in range(1, 25)})
-    times = [channels.channel_factor(*call, size, count) for count in used]
+    used = sorted({h100.actual_channels(*call, size, asked) for asked in range(1, 25)})
+    times = [h100.channel_factor(*call, size, count) for count in used]
     best = times.index(min(times))
     assert all(a > b for a, b in pairwise(times[: best + 1]))
     assert all(a < b for a, b in pairwise(times[best:]))
@@ -118,7 +117,7 @@ def test_time_falls_to_one_best_number_and_rises_after_it(
 
 def test_channels_stretch_the_transfer_and_not_the_latency() -> None:
     call = (h100.Group(4, 8), AR, TREE, LL128, 8 * MIB)
-    factor = channels.channel_factor(*call, 8)
+    factor = h100.channel_factor(*call, 8)
     assert factor != 1.0
     slow = h100.true_us(*call, num_channels=8)
     assert slow - 65.5 == pytest.approx((h100.true_us(*call) - 65.5) * factor)

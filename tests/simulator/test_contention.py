@@ -3,13 +3,10 @@
 import pytest
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.contention import Contention
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.h100_system import H100System
-from dynamiccl.simulator.parametric import ParametricSystem
-from dynamiccl.simulator.parts import Parts
-from dynamiccl.simulator.system import Call
-from dynamiccl.simulator.systems import SYSTEMS, find_system
+from dynamiccl.simulator.h100 import H100System
+from dynamiccl.simulator.system import Call, Contention, Parts
+from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, find_system
 from tests.simulator.iterations import iteration_us
 
 MIB = 1 << 20

@@ -198,15 +198,6 @@ def test_ring_only_build_has_rings_only() -> None:
         assert {a for a, _ in model.cells(Group(4, 1), collective)} == {RING}
 
 
-def test_small_messages_run_fewer_threads() -> None:
-    model, group = model_of("a100-nvswitch", V27), Group(1, 8)
-    found = [model.threads(Call(group, AR, size), RING, SIMPLE) for size in (4096, MIB, 1 << 30)]
-    assert found == [96, 544, 544]
-    assert model.threads(Call(group, AR, 4096), TREE, SIMPLE) == 640
-    sockets = model_of("rtx5090-sockets", V29)
-    assert sockets.threads(Call(Group(2, 1), AR, MIB), RING, SIMPLE) == 256 + 32
-
-
 def test_channels_may_be_one_more_than_asked_where_cells_do_not_divide_evenly() -> None:
     # 12 x 8 KiB of AllReduce in 2.27 are 12 cells; four bytes more are a thirteenth.
     model, group = model_of("h100-ib", V27), Group(1, 8)

@@ -12,11 +12,16 @@ from dynamiccl.simulator.parameters import (
     Origin,
     load_system_file,
     parse_system,
+    system_text,
 )
-from dynamiccl.simulator.parametric import ParametricSystem
 from dynamiccl.simulator.system import Launch
-from dynamiccl.simulator.system_text import system_text
-from dynamiccl.simulator.systems import PARAMETRIC, find_system, shipped_file, system_file
+from dynamiccl.simulator.systems import (
+    PARAMETRIC,
+    ParametricSystem,
+    find_system,
+    shipped_file,
+    system_file,
+)
 
 TEXT = system_text(shipped_file("b300-nvlink"))
 

@@ -6,10 +6,18 @@ from itertools import pairwise
 import pytest
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol, Transport
-from dynamiccl.simulator.buffers import asked_chunk_bytes, largest_chunk_bytes, nvls_chunk_bytes
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.physics import CellValues, LinkValues, Work, blend, times
-from dynamiccl.simulator.routes import route
+from dynamiccl.simulator.physics import (
+    CellValues,
+    LinkValues,
+    Work,
+    asked_chunk_bytes,
+    blend,
+    largest_chunk_bytes,
+    nvls_chunk_bytes,
+    route,
+    times,
+)
 from dynamiccl.simulator.system import Call, Launch, System
 from dynamiccl.simulator.systems import PARAMETRIC, find_system
 

@@ -6,10 +6,9 @@ import pytest
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import ABSTAIN, COST_IGNORE, Algorithm, Config
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parts import QUIET, Surroundings
 from dynamiccl.simulator.record_jobs import Exploration, Explorer, all_configs
 from dynamiccl.simulator.scenario import find_scenario
-from dynamiccl.simulator.system import Call, System
+from dynamiccl.simulator.system import QUIET, Call, Surroundings, System
 from dynamiccl.simulator.systems import SYSTEMS, find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.simulator.world import World

@@ -11,24 +11,26 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from dynamiccl.datasets.costs import NUM_CELLS, log_costs
-from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES
+from dynamiccl.datasets.cells import task_grid
+from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, NUM_CELLS, log_costs
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, Algorithm, Config, Protocol
-from dynamiccl.train.action_features import ACTION_FEATURES, LOG_COST, ActionFeatures
-from dynamiccl.train.action_head import ActionHead, ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
-from dynamiccl.train.cost_base import base_residuals
-from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.data import TrainingData, base_residuals, load_data
 from dynamiccl.train.fit import fit
-from dynamiccl.train.heads import Member
-from dynamiccl.train.policy import TorchPolicy, forward
+from dynamiccl.train.heads import (
+    ACTION_FEATURES,
+    LOG_COST,
+    ActionFeatures,
+    ActionHead,
+    ActionInputs,
+    Member,
+)
+from dynamiccl.train.policy import TorchPolicy, forward, script
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import make_recipe
 from dynamiccl.train.replay import CostDropout, Replay
-from dynamiccl.train.torch_files import script
 from tests.stores import new_store
 
 RING, TREE, NVLS = (

@@ -9,9 +9,8 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from dynamiccl.datasets.costs import NUM_CELLS
-from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.features import NUM_CELLS, TUNED
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.datasets.store import write_part
@@ -20,9 +19,8 @@ from dynamiccl.nccl import Collective
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit, resume
-from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.policy import TorchPolicy, save_script
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
 from tests.data_sets import SYSTEM

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.errors import UserError
 from dynamiccl.train.encoders import WINDOW_ENCODERS, Trunk, register_window_encoder
 

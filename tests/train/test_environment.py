@@ -1,4 +1,4 @@
-"""The simulated environment: Gymnasium's rules, delays, and that nothing is computed twice."""
+"""Simulated jobs call by call: delays, and that nothing is computed twice."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,19 +13,19 @@ from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable
-from dynamiccl.datasets.episodes import training_noise
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
-from dynamiccl.datasets.sequences import sequence_steps
+from dynamiccl.datasets.history import WINDOW_COLUMN
+from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import sequence_steps, training_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.recording import Recording
+from dynamiccl.simulator.record_jobs import Recording
 from dynamiccl.simulator.scenario import Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.environment import CollectiveEnv, Course, Tables, delay_calls
+from dynamiccl.train.environment import Course, JobCalls, Tables, delay_calls
 from tests.splits import split_of
 
 SHAPE = Group(4, 8)
@@ -67,9 +67,9 @@ def small_world(frame: pl.DataFrame, scenario: Scenario | None = None) -> World:
     return World(find_system("h100-ib"), small_workload(), catalogue.configs, around)
 
 
-def small_env(frame: pl.DataFrame, jobs: int = 3, course: Course = WHOLE) -> CollectiveEnv:
+def small_env(frame: pl.DataFrame, jobs: int = 3, course: Course = WHOLE) -> JobCalls:
     world = small_world(frame)
-    return CollectiveEnv(world, Tables.of(world, PROFILES, training_noise(frame)), jobs, course)
+    return JobCalls(world, Tables.of(world, PROFILES, training_noise(frame)), jobs, course)
 
 
 def allowed(observation: dict[str, np.ndarray], random: np.random.Generator) -> np.ndarray:
@@ -108,15 +108,16 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
     noise = training_noise(sweep)
     tables = replace(Tables.of(world, PROFILES, noise), reference_us=references(sweep, world))
     recording = Recording(world, "played")
-    env = CollectiveEnv(world, tables, 3, Course(episode_calls=200))
+    env = JobCalls(world, tables, 3, Course(episode_calls=200))
     random = np.random.default_rng(0)
-    observation, _ = env.reset(seed=4)
+    observation = env.reset(seed=4)
     played: dict[tuple[int, int], list[Step]] = {}
     for _ in range(200):
         chosen = allowed(observation, random)
         key, before = env.jobs.key, observation
-        observation, earned, _, _, info = env.step(chosen)
-        recording.add(info["ran"])
+        observation, ran = env.step(chosen)
+        earned = reward(ran.measured_us, tables.reference_us[key])
+        recording.add(ran)
         for job in range(3):
             seen = {name: part[job] for name, part in before.items()}
             one = Step(seen, int(chosen[job]), float(earned[job]))
@@ -146,39 +147,27 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
 def test_rewards_are_minus_one_where_the_default_runs_undisturbed(sweep: pl.DataFrame) -> None:
     silent = find_scenario("quiet").model_copy(update={"first_use_us": 0.0, "switch_us": 0.0})
     world = small_world(sweep, silent)
-    env = CollectiveEnv(world, Tables.of(world, PROFILES, training_noise(sweep)), 64, Course())
+    tables = Tables.of(world, PROFILES, training_noise(sweep))
+    env = JobCalls(world, tables, 64, Course())
     env.reset(seed=0)
-    earned = np.concatenate([env.step(np.zeros(64, dtype=np.int64))[1] for _ in range(100)])
+    made = [env.step(np.zeros(64, dtype=np.int64))[1] for _ in range(100)]
+    earned = np.concatenate([reward(r.measured_us, tables.reference_us[r.key]) for r in made])
     assert np.median(earned) == pytest.approx(-1.0, abs=0.002)
 
 
 def test_a_decision_is_in_force_after_the_delay_and_not_before(sweep: pl.DataFrame) -> None:
     for delay in (0, 1, 5):
         env = small_env(sweep, jobs=1, course=Course(episode_calls=100, delay_calls=delay))
-        observation, _ = env.reset(seed=1)
+        observation = env.reset(seed=1)
         random = np.random.default_rng(delay)
         decided: list[tuple[int, int]] = []
         for step in range(60):
             key = int(env.jobs.key[0])
             chosen = allowed(observation, random)
             decided.append((key, int(chosen[0])))
-            observation, _, _, _, info = env.step(chosen)
+            observation, ran = env.step(chosen)
             known = [a for k, a in decided[: max(step + 1 - delay, 0)] if k == key]
-            assert info["ran"].action[0] == (known[-1] if known else 0)
-
-
-def test_what_was_decided_for_a_key_is_seen_at_its_next_call(sweep: pl.DataFrame) -> None:
-    env = small_env(sweep, jobs=1, course=Course(delay_calls=7))
-    observation, _ = env.reset(seed=1)
-    random = np.random.default_rng(0)
-    decided: dict[int, list[int]] = {}
-    for _ in range(40):
-        key = int(env.jobs.key[0])
-        history = [-1] * 4 + decided.get(key, [])
-        assert observation["actions"][0].tolist() == history[-4:]
-        chosen = allowed(observation, random)
-        decided.setdefault(key, []).append(int(chosen[0]))
-        observation = env.step(chosen)[0]
+            assert ran.action[0] == (known[-1] if known else 0)
 
 
 def test_a_masked_action_is_refused_with_its_job_and_call(sweep: pl.DataFrame) -> None:
@@ -191,29 +180,12 @@ def test_a_masked_action_is_refused_with_its_job_and_call(sweep: pl.DataFrame) -
         env.step(bad)
 
 
-def test_episodes_end_and_begin_anew_by_gymnasiums_rules(sweep: pl.DataFrame) -> None:
-    env = small_env(sweep, course=Course(episode_calls=5))
-    observation, info = env.reset(seed=3)
-    assert info == {}
-    first = env.observation_space.sample()
-    assert {name: part.shape for name, part in observation.items()} == {
-        name: part.shape for name, part in first.items()
-    }
-    zeros = np.zeros(3, dtype=np.int64)
-    ends = [env.step(zeros)[3].all() for _ in range(5)]
-    assert ends == [False] * 4 + [True]
-    observation, earned, _, truncated, _ = env.step(zeros)
-    assert not observation["window"].any()  # a new episode: nothing was called yet
-    assert not earned.any()
-    assert not truncated.any()
-
-
 def test_equal_seeds_play_alike_and_others_do_not(sweep: pl.DataFrame) -> None:
     def times(seed: int) -> np.ndarray:
         env = small_env(sweep)
         env.reset(seed=seed)
         zeros = np.zeros(3, dtype=np.int64)
-        return np.stack([env.step(zeros)[4]["ran"].measured_us for _ in range(20)])
+        return np.stack([env.step(zeros)[1].measured_us for _ in range(20)])
 
     assert (times(1) == times(1)).all()
     assert (times(1) != times(2)).any()
@@ -239,7 +211,7 @@ class HalfOfIt:
 def test_what_a_watch_tells_is_seen_with_the_call(sweep: pl.DataFrame) -> None:
     world = small_world(sweep)
     tables = Tables.of(world, PROFILES, training_noise(sweep))
-    env = CollectiveEnv(world, tables, 2, Course(), HalfOfIt)
+    env = JobCalls(world, tables, 2, Course(), HalfOfIt)
     env.reset(seed=0)
     valid, at = WINDOW_COLUMN["valid"], WINDOW_COLUMN["interference"]
     for _ in range(30):

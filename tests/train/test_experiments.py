@@ -10,8 +10,18 @@ import pytest
 from mlflow import MlflowClient
 
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.experiments import EXPERIMENT_TAGS, VIEW_KEY, runs_page, source_tags
-from dynamiccl.train.tracking import Run, continue_run, open_run, reopen_run, start_run, ui_hint
+from dynamiccl.train.tracking import (
+    EXPERIMENT_TAGS,
+    VIEW_KEY,
+    Run,
+    continue_run,
+    open_run,
+    reopen_run,
+    runs_page,
+    source_tags,
+    start_run,
+    ui_hint,
+)
 from tests.conftest import Trained
 from tests.stores import new_store, uri_of
 
@@ -70,7 +80,7 @@ def test_a_run_has_its_data_set_its_description_and_its_source(trained: Trained)
     [
         (["/env/bin/dynamiccl-train", "fit", "--data", "x"], "dynamiccl-train fit"),
         (["/env/bin/dynamiccl-train", "--help"], "dynamiccl-train"),
-        (["/src/train/cli.py", "trial", "id", "0"], "dynamiccl-train trial"),
+        (["/src/train/cli.py", "study", "--join", "id"], "dynamiccl-train study"),
         (["/home/me/mine.py", "fit"], "mine.py"),
     ],
 )

@@ -12,9 +12,9 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import usable
-from dynamiccl.datasets.episodes import training_steps
 from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.steps import training_steps
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import MissingPath, NotEnoughData, UserError
 from dynamiccl.serve.artifact import export_artifact

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN
-from dynamiccl.datasets.history_columns import WINDOW_COLUMN
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.train.algorithms import make_algorithm, members_of
 from dynamiccl.train.encoders import ObservationEncoder, Trunk
 from dynamiccl.train.heads import (

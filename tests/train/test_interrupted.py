@@ -12,13 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
+from optuna.trial import TrialState
 
 from dynamiccl import cli
 from dynamiccl.evaluate import report
 from dynamiccl.train.commands import options
+from dynamiccl.train.study import latest_trials, open_study
 from tests.cli.in_process import run
 from tests.conftest import Trained
-from tests.stores import new_store
+from tests.stores import new_store, uri_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +82,9 @@ def test_study_names_itself(data_dir: Path, tmp_path: Path) -> None:
         r"\1 --tracking-uri sqlite:///.*mlflow.db",
         said,
     )
+    study = open_study(said.split()[2], uri_of(tmp_path))
+    states = {trial.state for trial in latest_trials(study).values()}
+    assert states == {TrialState.WAITING}  # what was in its middle, too
 
 
 def test_report_says_that_nothing_is_kept(

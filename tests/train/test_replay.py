@@ -10,8 +10,7 @@ from d3rlpy.dataset import (
 )
 
 from dynamiccl.datasets.steps import Int64Array, Steps
-from dynamiccl.train.feature_rows import FeatureRows
-from dynamiccl.train.replay import Mixed, Replay
+from dynamiccl.train.replay import FeatureRows, Mixed, Replay
 from tests.steps import make_steps
 
 
@@ -140,7 +139,7 @@ def test_parts_of_the_features_join(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = make_steps(lengths=(30, 40))
     rows = np.arange(len(steps))
     whole, _, _ = FeatureRows(steps).observe(rows, steps.episode_of(rows))
-    monkeypatch.setattr("dynamiccl.train.feature_rows._PART", 7)
+    monkeypatch.setattr("dynamiccl.train.replay._PART", 7)
     parts, _, _ = FeatureRows(steps).observe(rows, steps.episode_of(rows))
     np.testing.assert_array_equal(parts.window, whole.window)
     np.testing.assert_array_equal(parts.context, whole.context)

@@ -1,87 +1,112 @@
-"""Studies: a parent run with a child for each trial, that goes on where it stopped; as an array."""
+"""Studies: a queue of trials that are children of one run; workers that fail and are killed."""
 
-import json
 import os
-import shlex
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
+from optuna.trial import TrialState
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.errors import MissingPath, UnknownName, UserError
-from dynamiccl.train.fanout.slurm_array import SlurmArray, array_script
+from dynamiccl.train import study as studies
 from dynamiccl.train.study import (
+    Plan,
     begin_study,
     end_study,
-    plan_study,
-    read_study,
-    run_trial,
+    latest_trials,
+    make_plan,
+    open_study,
+    retry_failed,
     summarise_study,
+    work,
 )
 from dynamiccl.train.tracking import CANDIDATE, MODEL_NAME, policy_directory
 from tests.stores import new_store
 
 ROOT = Path(__file__).parents[2]
 FEW = ["steps=20", "steps_per_epoch=10", "hidden_sizes=8", "num_members=1"]
+SPACE = ["learning_rate=1e-4:1e-1:log", "batch_size=16:64", "hidden_sizes=8,16+16"]
 
 
-URI = "sqlite:////shared/my store/mlflow.db"
+def planned(
+    data: Path, axes: Sequence[str] = (), recipes: Sequence[str] = ("ddqn-dueling",), **more: Any
+) -> Plan:
+    settings: dict[str, Any] = {"experiment": "x", "settings": FEW, "seeds": 1, **more}
+    return make_plan(data, recipes=recipes, axes=axes, **settings)
 
 
-def test_a_study_is_every_recipe_with_every_combination_and_seed() -> None:
-    study = plan_study(
-        Path("data"),
-        experiment="x",
-        recipes=["ddqn-dueling", "bc"],
-        settings=["steps=20"],
-        grid=["learning_rate=0.1,0.2", "hidden_sizes=8,16+16"],
-        seeds=3,
-    )
-    assert len(study.trials) == 2 * 2 * 2 * 3
-    assert len({(trial.setting, trial.seed) for trial in study.trials}) == len(study.trials)
-    last = study.trials[-1]
-    assert last.setting == "bc learning_rate=0.2 hidden_sizes=16+16"
-    assert (last.recipe.learning_rate, last.recipe.hidden_sizes) == (0.2, (16, 16))
-    assert {trial.recipe.steps for trial in study.trials} == {20}
-    assert Path(study.data).is_absolute()
+def children(study: optuna.Study, client: MlflowClient) -> list[Run]:
+    experiment = client.get_run(study.study_name).info.experiment_id
+    runs = client.search_runs([experiment])
+    return [run for run in runs if run.data.tags.get("mlflow.parentRunId") == study.study_name]
+
+
+def test_a_grid_is_every_recipe_with_every_combination_and_seed(tmp_path: Path) -> None:
+    recipes, grid = ["ddqn-dueling", "bc"], ["learning_rate=0.1,0.2", "hidden_sizes=8,16+16"]
+    plan = planned(Path("data"), grid, recipes, seeds=3)
+    study = begin_study(plan, new_store(tmp_path))
+    chosen = [trial.system_attrs["fixed_params"] for trial in study.trials]
+    assert len(chosen) == 2 * 2 * 2 * 3
+    assert [trial.user_attrs["seeds"] for trial in study.trials] == [[0], [1], [2]] * 8
+    assert len({plan.setting_of(each) for each in chosen}) == 8
+    assert plan.setting_of(chosen[-1]) == "bc learning_rate=0.2 hidden_sizes=16+16"
+    recipe = plan.recipe_of(chosen[-1])
+    assert (recipe.learning_rate, recipe.hidden_sizes, recipe.steps) == (0.2, (16, 16), 20)
+    assert Path(plan.data).is_absolute()
 
 
 @pytest.mark.parametrize(
-    ("recipes", "grid", "error", "words"),
+    ("axes", "count", "error", "words"),
     [
+        (["learning_rate"], 0, UserError, "--grid learning_rate has no values; write key=value"),
+        (["rate=1,2"], 0, UnknownName, "learning_rate"),
+        (["steps=1,x"], 0, UserError, "whole number|valid integer"),
+        (["learning_rate"], 3, UserError, "has no values; write key=low:high"),
+        (["lerning_rate=1:2"], 3, UnknownName, "did you mean 'learning_rate'"),
+        (["lerning_rate=1,2"], 3, UnknownName, "did you mean 'learning_rate'"),
+        (["steps=10:x"], 3, UserError, "whole number|valid integer"),
+        (["batch_size=2,x"], 3, UserError, "whole number|valid integer"),
+        (["steps=10:20:cube"], 3, UserError, "'cube' is no scale"),
+        (["steps=20:10"], 3, UserError, "low must be below high"),
+        (["lambda_switch=0:1:log"], 3, UserError, "low must be below high above 0"),
+        (["hidden_sizes=8:16"], 3, UserError, "give its values as hidden_sizes=value,value"),
+        (["dueling=true:false"], 3, UserError, "give its values as dueling=value,value"),
+        (["steps=10:20", "steps=30:40"], 3, UserError, "gives steps twice"),
         (["dqm"], [], UnknownName, "ddqn-dueling"),
         (["ddqn-dueling"], ["learning_rate"], UserError, "key=value,value"),
         (["ddqn-dueling"], ["rate=1,2"], UnknownName, "learning_rate"),
-        (["ddqn-dueling"], ["steps=1,x"], UserError, "'x' is not a whole number"),
+        (["ddqn-dueling"], ["steps=1,x"], UserError, "=.*valid integer"),
     ],
 )
-def test_what_cannot_be_planned_says_why(
-    recipes: list[str], grid: list[str], error: type[Exception], words: str
+def test_what_cannot_be_tried_says_why(
+    axes: list[str], count: int, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        plan_study(Path("d"), experiment="x", recipes=recipes, settings=[], grid=grid, seeds=1)
+        planned(Path("d"), axes, count=count)
 
 
 def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
-    planned = plan_study(
-        data_dir, experiment="x", recipes=["ddqn-dueling", "bc"], settings=FEW, grid=[], seeds=2
-    )
-    run_id = begin_study(planned, uri)
-    assert read_study(run_id, uri) == planned
-    first = run_trial(run_id, 0, uri)
-    assert run_trial(run_id, 0, uri) == first  # done: nothing runs twice
-    half = summarise_study(run_id, uri)
-    assert (half.done, half.trials, half.settings[0].low) == (1, 4, None)
+    study = begin_study(planned(data_dir, [], ["ddqn-dueling", "bc"], seeds=2), uri)
+    run_id, client = study.study_name, MlflowClient(uri)
+    working = work(study, uri)
+    assert next(working).startswith("trial 0 (ddqn-dueling, seed 0): validation regret ")
+    half, failures = summarise_study(study)
+    assert (half.done, half.trials, half.settings[0].low, failures) == (1, 4, None, [])
     end_study(half, uri)
-    client = MlflowClient(uri)
     assert client.get_run(run_id).info.status == "FAILED"
-    for number in range(1, 4):
-        run_trial(run_id, number, uri)
-    summary = summarise_study(run_id, uri)
+    assert len(list(working)) == 3
+    assert list(work(open_study(run_id, uri), uri)) == []  # done: nothing runs twice
+    summary, _ = summarise_study(study)
     end_study(summary, uri)
     assert [setting.seeds for setting in summary.settings] == [2, 2]
     assert summary.settings[0].mean <= summary.settings[1].mean
@@ -97,101 +122,119 @@ def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_p
     assert candidate.run_id == summary.settings[0].best_run
     policy = policy_directory(f"models:/{MODEL_NAME}@{CANDIDATE}", uri)
     assert Manifest.read(policy).recipe == summary.settings[0].setting
-    runs = client.search_runs([parent.info.experiment_id])
-    below = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == run_id]
+    below = children(study, client)
     assert len(below) == 4
     assert {run.data.params["seed"] for run in below} == {"0", "1"}
-
-
-def test_trials_that_are_not_there_say_so(data_dir: Path, tmp_path: Path) -> None:
-    uri = new_store(tmp_path)
-    planned = plan_study(data_dir, experiment="x", recipes=["bc"], settings=FEW, grid=[], seeds=1)
-    run_id = begin_study(planned, uri)
-    with pytest.raises(UserError, match="trials 0 to 0"):
-        run_trial(run_id, 1, uri)
-    summary = run_trial(run_id, 0, uri)
     with pytest.raises(MissingPath, match="no study"):
-        run_trial(summary.run_id, 0, uri)
+        open_study(below[0].info.run_id, uri)
 
 
-@pytest.mark.soak
-def test_command_goes_on_with_what_failed(data_dir: Path, tmp_path: Path) -> None:
-    """A trial that cannot be run fails alone; mended, the study is whole."""
-    base = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--json"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*base, *words, "--jobs", "2"],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    settings = [word for setting in FEW for word in ("--set", setting)]
-    # The data are of one system, of which none can be held out.
-    grid = ["--grid", "split=size,system", "--seeds", "1"]
-    broken = run("--data", str(data_dir), "--recipe", "ddqn-dueling", *settings, *grid)
-    assert broken.returncode == 3, broken.stderr
-    assert "1 of 2 trials failed" in broken.stderr
-    assert "split=system, seed 0" in broken.stderr
-    found = json.loads(broken.stdout)
-    assert (found["done"], found["trials"]) == (1, 2)
-    again = run("--resume", found["run_id"])
-    assert again.returncode == 3
-    assert json.loads(again.stdout)["settings"] == found["settings"]
+def test_what_failed_is_tried_again_once_it_is_mended(data_dir: Path, tmp_path: Path) -> None:
+    """Somebody's recipe, which fails in the first worker alone."""
+    uri, recipe = new_store(tmp_path), tmp_path / "mine.py"
+    text = "from dynamiccl.train.recipes import make_recipe\n\ndef recipe():\n    "
+    good = f"{text}return make_recipe('ddqn-dueling')\n"
+    recipe.write_text(good)
+    study = begin_study(planned(data_dir, [], [str(recipe)], seeds=2), uri)
+    working = work(study, uri)
+    next(working)
+    recipe.write_text(f"{text}raise KeyError('gone')\n")
+    list(working)
+    summary, failures = summarise_study(study)
+    assert (summary.done, summary.trials) == (1, 2)
+    assert len(failures) == 1
+    assert "mine.py gives no recipe: KeyError: 'gone'" in failures[0]
+    recipe.write_text(good)
+    retry_failed(study)
+    assert len(list(work(study, uri))) == 1
+    summary, failures = summarise_study(study)
+    assert (summary.done, summary.trials, failures) == (2, 2, [])
 
 
-def options_of(script: str) -> dict[str, str]:
-    lines = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
-    pairs = [line.removeprefix("#SBATCH --").partition("=") for line in lines]
-    assert len({name for name, _, _ in pairs}) == len(pairs), "an option stands twice"
-    return {name: value for name, _, value in pairs}
+def test_a_search_ends_where_nothing_is_left_and_failures_stop_nothing(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    uri = new_store(tmp_path)
+    study = begin_study(planned(data_dir, ["window_encoder=mlp,nothing,cnn"], count=9), uri)
+    told = list(work(study, uri))
+    assert len(told) == 3
+    summary, failures = summarise_study(study)
+    assert (summary.trials, summary.done) == (3, 2)
+    found = {setting.setting for setting in summary.settings}
+    assert found == {"ddqn-dueling window_encoder=mlp", "ddqn-dueling window_encoder=cnn"}
+    assert [failure in told for failure in failures] == [True]
+    assert "window_encoder=nothing, seed 0" in failures[0]
 
 
-def test_the_array_is_the_trials_that_are_asked_for_with_a_processor_each() -> None:
-    script = array_script("r1", [0, 1, 2, 7], URI, Path("/s/100% mine"), SlurmArray(jobs=3))
-    options = options_of(script)
-    assert options["array"] == "0-2,7%3"
-    assert (options["ntasks"], options["cpus-per-task"]) == ("1", "1")
-    assert options["output"] == '"/s/100%% mine/%A_%a.out"'
-    assert "export OMP_NUM_THREADS=1\n" in script
-    assert options_of(array_script("r1", [4], URI, Path("/s"), SlurmArray()))["array"] == "4"
+def test_what_is_chosen_twice_is_trained_once(data_dir: Path, tmp_path: Path) -> None:
+    uri = new_store(tmp_path)
+    study = begin_study(planned(data_dir, ["batch_size=16,32"], count=1, seeds=2), uri)
+    study.enqueue_trial({}, user_attrs={"seeds": [0, 1]})
+    study.enqueue_trial({}, user_attrs={"seeds": [0, 1]})
+    assert len(list(work(study, uri))) == 2 * len(
+        {trial.params["batch_size"] for trial in study.trials}
+    )
+    summary, _ = summarise_study(study)
+    assert (summary.done, summary.trials) == (6, 6)
+    assert {setting.seeds for setting in summary.settings} == {2}
+    assert len(children(study, MlflowClient(uri))) == 2 * len(summary.settings) < 6
 
 
-def test_the_script_runs_the_trial_of_its_element(tmp_path: Path) -> None:
-    script = array_script("r1", [3], URI, tmp_path, SlurmArray())
-    printing = script.replace("exec ", "exec printf '%s\\n' ")
-    environment = {"SLURM_ARRAY_TASK_ID": "3"}
-    said = subprocess.check_output(["bash", "-c", printing], env=environment, text=True)
-    words = said.splitlines()
-    assert words[1:] == [
-        *shlex.split("-P -m dynamiccl.train.cli trial r1 3 --tracking-uri"),
-        URI,
-        "--json",
+def test_a_worker_that_finds_the_queue_empty_trains_nothing(data_dir: Path, tmp_path: Path) -> None:
+    """Another took the last trial in between."""
+    uri = new_store(tmp_path)
+    study = begin_study(planned(data_dir), uri)
+    study.add_trial(optuna.create_trial(state=TrialState.WAITING))
+    trial = study.trials[0]
+    study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+    study.optimize(studies._Worker(study, uri).try_one, n_trials=1)
+    assert [each.state for each in study.trials] == [TrialState.RUNNING, TrialState.FAIL]
+    assert list(latest_trials(study)) == [0]
+    assert summarise_study(study)[1] == []
+
+
+WORKER = """
+import sys
+from dynamiccl.train.study import open_study, work
+uri, run_id = sys.argv[1:]
+list(work(open_study(run_id, uri), uri))
+"""
+
+
+def test_the_trial_of_a_worker_that_is_killed_is_run_by_another(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search, killed in the middle of its first training: it comes to what it would have."""
+    plan = planned(data_dir, SPACE, settings=[*FEW, "steps=400"], count=2)
+    (tmp_path / "whole").mkdir()
+    uri = new_store(tmp_path / "whole")
+    whole = begin_study(plan, uri)
+    list(work(whole, uri))
+    uri = new_store(tmp_path)
+    study = begin_study(plan, uri)
+    command = [sys.executable, "-P", "-c", WORKER, uri, study.study_name]
+    first = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    until = time.monotonic() + 120
+    while not list(tmp_path.glob("mlruns/*/artifacts/state.pt")):
+        assert first.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    (begun,) = children(study, MlflowClient(uri))
+    monkeypatch.setattr(studies, "STALE_S", 3.0)
+    assert len(list(work(study, uri))) == 2
+    states = [trial.state for trial in study.trials]
+    assert states == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
+    assert begun.info.run_id in {run.info.run_id for run in children(study, MlflowClient(uri))}
+    found, wanted = summarise_study(study)[0], summarise_study(whole)[0]
+    assert (found.done, found.trials) == (2, 2)
+    assert [(each.setting, each.mean) for each in found.settings] == [
+        (each.setting, each.mean) for each in wanted.settings
     ]
-
-
-def test_the_users_options_replace_ours() -> None:
-    array = SlurmArray(options=("--cpus-per-task=2", "partition=gpu", "#SBATCH -J mine"))
-    script = array_script("r1", [0], URI, Path("/s"), array)
-    options = options_of(script.replace("-J mine", "--job-name=mine"))
-    assert options["cpus-per-task"] == "2"
-    assert options["partition"] == "gpu"
-    assert options["job-name"] == "mine"
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--array=0-3", "--jobs N lets N"),
-        ("-a 0-3", "--jobs N lets N"),
-        ("--TIME", "is no option of sbatch; write one at a time"),
-        ("--time=1\n--mem=2", "is no option of sbatch"),
-    ],
-)
-def test_what_cannot_be_an_option_says_why(option: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        SlurmArray(options=(option,))
+    for trial in latest_trials(study).values():
+        recipe = plan.recipe_of(trial.params)
+        assert 1e-4 <= recipe.learning_rate <= 1e-1
+        assert 16 <= recipe.batch_size <= 64
+        assert recipe.hidden_sizes in {(8,), (16, 16)}
+        assert recipe.steps == 400

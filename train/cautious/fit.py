@@ -3,25 +3,117 @@
 A table's caution is that of its belief, calibrated on drawn worlds. The machine's own distinct
 tasks, octaves left out of its tables, only raise it until there are 1 / alpha of them; from then on
 they alone tell it. Of shapes that nobody measured, it is told by measured shapes that are left out.
+
+How left-out tasks tell it is conformal risk control (Angelopoulos et al. 2022, section 2): on n
+tasks that are exchangeable with those of deployment, the policy acts where its score (predicted
+gain over the spread of it) is above a threshold; the least threshold at which
+(slower + 1) / (n + 1) <= alpha keeps the expected share of tasks on which it acts and is slower at
+alpha or below. *Slower* is by more than SLOWER and than the noise: a config that is the one that
+NCCL runs anyway is measured as slower every other time.
 """
 
+import math
+import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Self
 
 import numpy as np
 import torch
 
-from dynamiccl.belief import LEAST_CAUTION, Belief, Bools, doubted, prior_of
+from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, SLOWER, Belief, Bools, doubted, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.drawn_worlds import Floats
+from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.repeats import MAD_TO_SIGMA
-from dynamiccl.train.cautious.caution import Calibration, best_of
-from dynamiccl.train.cautious.policy import Block, CautiousPolicy
-from dynamiccl.train.cautious.tables import LEAST_DIFFERENCE, LEAST_SHAPES, ShapeTable, Tables
+from dynamiccl.train import tracking
+from dynamiccl.train.cautious.policy import (
+    LEAST_DIFFERENCE,
+    LEAST_SHAPES,
+    Block,
+    CautiousPolicy,
+    ShapeTable,
+    Tables,
+)
 from dynamiccl.train.cautious.tasks import Measured, Tasks
 from dynamiccl.train.data import TrainingData
+from dynamiccl.train.export import FitSummary, end_run
+from dynamiccl.train.policy import forward
+from dynamiccl.train.recipe import Recipe
+
+#: Standard deviations of an interval that holds 90 % of normal values.
+_NINETY: Final = 1.6449
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Tasks that were left out: predicted gain of the chosen config, and measured gain."""
+
+    #: (N,) ln of NCCL's time over that of the chosen config, as predicted and as measured.
+    predicted: Floats
+    measured: Floats
+    #: (N,) the spread of the prediction.
+    spread: Floats
+    #: (N,) the spread of the measurement.
+    noise: Floats
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All tasks of several calibrations; empty without any."""
+        names = ("predicted", "measured", "spread", "noise")
+        return cls(*(np.concatenate([np.empty(0), *(getattr(p, n) for p in parts)]) for n in names))
+
+    def __len__(self) -> int:
+        return len(self.predicted)
+
+    @property
+    def score(self) -> Floats:
+        """(N,) predicted gain / its spread; 0 where the policy abstains anyway."""
+        found = self.predicted > MIN_GAIN
+        score: Floats = np.zeros(len(self.predicted))
+        np.divide(self.predicted, self.spread, out=score, where=found)
+        return score
+
+    @property
+    def coverage(self) -> float:
+        """Fraction of measured gains inside the predicted 90 % intervals."""
+        if not len(self):
+            return math.nan
+        inside = np.abs(self.predicted - self.measured) <= self.reach + 1e-12
+        return float(inside.mean())
+
+    @property
+    def reach(self) -> Floats:
+        """(N,) half of the width of the predicted 90 % intervals."""
+        reach: Floats = _NINETY * np.sqrt(self.spread**2 + self.noise**2)
+        return reach
+
+    def least_alpha(self) -> float:
+        """The smallest bound that this many tasks alone can support."""
+        return 1.0 / (len(self) + 1)
+
+    def raised(self, drawn: float, alpha: float) -> float:
+        """The threshold on the score: what drawn worlds ask for, or more where these tasks do.
+
+        That of these tasks alone where they are enough for `alpha`.
+        """
+        is_slower = self.measured < -math.log1p(SLOWER) - _NINETY * self.noise
+        slower = np.sort(self.score[is_slower])[::-1]
+        allowed = math.floor(alpha * (len(self) + 1) + 1e-9) - 1
+        own = float(slower[max(allowed, 0)]) if max(allowed, 0) < len(slower) else 0.0
+        return max(own, LEAST_CAUTION if allowed >= 0 else drawn)
+
+
+def best_of(gain: Floats, spread: Floats, known: Bools, caution: float) -> Ints:
+    """(N,) of each row the largest gain (N, A) among the sure ones; the largest where none is."""
+    gain = np.where(known, gain, -np.inf)
+    sure = gain > np.maximum(caution * np.where(known, spread, 0.0), MIN_GAIN)
+    any_sure = sure.any(axis=1, keepdims=True)
+    best: Ints = np.where(sure | ~any_sure, gain, -np.inf).argmax(axis=1)
+    return best
+
 
 #: Called with the tables that are done, and how many there are.
 Progress = Callable[[int, int], None]
@@ -198,3 +290,46 @@ def _left_out_shapes(tables: Sequence[ShapeTable]) -> Calibration:
         at = rows, best
         parts.append(Calibration(gain[at], table.gain[at], spread[at], table.spread[at]))
     return Calibration.joined(parts)
+
+
+def fit_and_export(
+    data: TrainingData, recipe: Recipe, run: tracking.Run, progress: Progress
+) -> FitSummary:
+    """Fit, calibrate, export, and track; raises what these raise."""
+    started = time.monotonic()
+    fitted = fit_tables(data, alpha=recipe.alpha, progress=progress)
+    fitted.policy.level_threshold = recipe.level_threshold
+    actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
+    seconds = time.monotonic() - started
+    figures = {"prior_widened": fitted.widened, "spread_stretched": fitted.stretched}
+    for name, of in (("sizes", fitted.of_sizes), ("shapes", fitted.of_shapes)):
+        every = Calibration.joined(of)
+        keep = sum(each.least_alpha() <= recipe.alpha for each in of)
+        figures[f"calibration_tasks_{name}"] = float(len(every))
+        figures[f"machines_that_keep_alpha_{name}"] = float(keep)
+        if len(every):
+            figures[f"coverage_90_{name}"] = every.coverage
+    from dynamiccl.train.plots import calibration_plot  # Matplotlib takes a second to import
+
+    with tempfile.TemporaryDirectory() as folder:
+        plots = Path(folder) / "plots"
+        plots.mkdir()
+        every = Calibration.joined(fitted.of_sizes)
+        figure = calibration_plot(every.predicted, every.measured, every.reach)
+        figure.savefig(plots / "calibration.png", dpi=120)
+        return end_run(
+            run,
+            Path(folder),
+            fitted.policy,
+            data,
+            recipe,
+            figures,
+            abstain_margin=MIN_GAIN,
+            steps=0,
+            seconds=seconds,
+            best_step=0,
+            validation_regret=data.mean_over_groups(actions),
+            alpha=recipe.alpha,
+            widened=fitted.widened,
+            stretched=fitted.stretched,
+        )

@@ -1,6 +1,6 @@
 """Measured tasks as the tables of a belief: by machine, collective and group shape.
 
-T tasks, A actions, S machines, H shapes
+T tasks, A actions, S machines, N collectives, C cells, O octaves of sizes
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,20 +8,57 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
+import polars as pl
 import torch
 
 from dynamiccl.belief import Bools
-from dynamiccl.datasets.costs import log_costs
-from dynamiccl.datasets.episodes import with_noise
-from dynamiccl.datasets.features import cold_observations
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.cells import TaskGrid, task_grid
+from dynamiccl.datasets.features import TUNED, cold_observations, log_costs
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import with_noise
 from dynamiccl.drawn_worlds import Floats, Grid, Ints, fits
-from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.sizes import bin_center_bytes, size_bin
-from dynamiccl.train.cautious.rows import RowMaker
-from dynamiccl.train.cautious.share_table import share_table
+from dynamiccl.train.cautious.policy import NUM_ROW_CELLS, RowMaker, cell_of
 from dynamiccl.train.data import TrainingData
+
+#: Sizes from 1 byte to 2^63 of them.
+_OCTAVES: Final = 64
+_NUMBER: Final = {collective: index for index, collective in enumerate(TUNED)}
+
+
+def share_table(shares: pl.DataFrame | None, systems: Sequence[str]) -> torch.Tensor:
+    """(S, N, C, O) of the shares that `level_shares_of` gives; S as `systems` has them.
+
+    A cell has the share of the nearest octave that was recorded, of its own collective before
+    another's; 1 where there is none. Where all shares are 1 a level changes no choice. What
+    NCCL's own choice runs is not always known: then it counts as feeling nothing, and stands.
+    """
+    found = np.ones((len(systems), len(TUNED), NUM_ROW_CELLS, _OCTAVES))
+    if shares is None:
+        return torch.from_numpy(found)
+    octaves = np.arange(_OCTAVES)
+    for machine, system in enumerate(systems):
+        mine = shares.filter(pl.col("system") == system)
+        if mine.is_empty():
+            continue
+        is_told = np.zeros((len(TUNED), NUM_ROW_CELLS), dtype=np.bool_)
+        for (collective, algorithm, protocol), rows in mine.group_by(
+            "collective", "algorithm", "protocol", maintain_order=True
+        ):
+            number = _NUMBER[Collective.parse(str(collective))]
+            cell = cell_of(Algorithm.parse(str(algorithm)), Protocol.parse(str(protocol)))
+            at, share = rows["octave"].to_numpy(), rows["share"].to_numpy()
+            nearest = np.abs(octaves[:, None] - at[None, :]).argmin(axis=1)
+            found[machine, number, cell] = share[nearest]
+            is_told[number, cell] = True
+        for one in np.flatnonzero(is_told.any(axis=0)):
+            told = is_told[:, one]
+            found[machine, ~told, one] = found[machine, told, one].mean(axis=0)
+        # The last algorithm and the last protocol of a row's cells are the unknown ones.
+        found[machine, :, cell_of(len(Algorithm), len(Protocol))] = 0.0
+    return torch.from_numpy(found)
+
 
 #: The (algorithm, protocol) pairs of NCCL's cost table, in the order of `log_costs`.
 CELLS: Final = tuple((algorithm, protocol) for algorithm in Algorithm for protocol in Protocol)

@@ -1,10 +1,15 @@
-"""`dynamiccl-train study` and `trial`: recipes over a grid and seeds, and one run of them."""
+"""`dynamiccl-train study`: recipes over a grid or a search and seeds, by workers that are alike."""
 
 import os
 import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.table import Table
@@ -24,11 +29,16 @@ from dynamiccl.train.commands.options import (
     stdout,
     wide_stdout,
 )
+from dynamiccl.train.worker import ONE_THREAD, reason
 
 if TYPE_CHECKING:
-    from dynamiccl.train.fanout.backend import Backend
-    from dynamiccl.train.search import Search
-    from dynamiccl.train.study import Study, StudySummary
+    from optuna import Study
+
+    from dynamiccl.train.study import Plan, StudySummary
+
+#: Seconds between two looks at the queue.
+_LOOK_S: Final = 0.5
+_STUDY: Final = ("dynamiccl-train", "study")
 
 
 def study_command(
@@ -55,27 +65,20 @@ def study_command(
     jobs: Annotated[
         int | None,
         typer.Option(
-            help="Trials at a time, a thread each.",
-            min=1,
-            show_default="processors; with --slurm or --ray, theirs",
+            help="Workers here, a thread each; 0: leave the trials to --join.",
+            min=0,
+            show_default="processors",
         ),
     ] = None,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Run trials as a Slurm array.")] = False,
-    sbatch_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OPTION", help="For sbatch, one an option, like --time=02:00:00."),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Run trials on a Ray cluster: HOST:PORT, or auto."),
-    ] = None,
-    script_only: Annotated[
-        bool, typer.Option("--script-only", help="Write the batch script, submit nothing.")
-    ] = False,
     experiment: Experiment = DEFAULT_EXPERIMENT,
     tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     resume: Annotated[
-        str | None, typer.Option(metavar="STUDY_ID", help="Go on with a study, wherever it ran.")
+        str | None,
+        typer.Option(metavar="STUDY_ID", help="Go on with a study: failed trials, and the table."),
+    ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="STUDY_ID", help="Be one more worker of a study, here or in a job."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -84,158 +87,142 @@ def study_command(
     Example: dynamiccl-train study --data out/data --recipe ddqn-dueling --recipe cql --seeds 5
     """
     cli.configure_logging(verbose=False)
-    if (resume is None) == (data is None):
-        raise UserError("give --data for a new study, or --resume STUDY_ID to go on with one")
-    if resume is not None and (recipe or settings or grid or optuna or space):
-        raise UserError("--resume goes on with a study's own trials: leave out what they are")
-    if script_only and (not slurm or optuna):
+    if [data, resume, join].count(None) != 2:
         raise UserError(
-            "--script-only writes one batch script, with --slurm and without --optuna, whose later "
-            "trials depend on the first"
+            "give --data for a new study, --resume STUDY_ID to go on with one, or --join STUDY_ID "
+            "to work for one"
         )
-    if slurm and ray is not None:
-        raise UserError("--slurm and --ray are two places for the same trials: give one")
-    backend = _backend(jobs, sbatch_option or [], ray, slurm=slurm)
-    with cli.working("loading PyTorch and MLflow"):
-        from dynamiccl.train import study as studies
-    from dynamiccl.train.stores import absolute_uri
+    if data is None and (recipe or settings or grid or optuna or space):
+        raise UserError("--resume and --join take a study's own trials: leave out what they are")
+    from dynamiccl.train.tracking import absolute_uri
 
     uri = absolute_uri(tracking_uri)
-    run_id = resume
-    if data is not None:
-        from dynamiccl.datasets.store import part_paths
-
-        part_paths(data)
-        from dynamiccl.train.search import Search
-
-        wanted = Search(
-            recipes=tuple(recipe or [DEFAULT_RECIPE]),
-            settings=tuple(settings or []),
-            space=tuple(space or []),
-            count=optuna or 0,
-            seeds=seeds,
-            per_round=max(1, (jobs or os.cpu_count() or 1) // seeds),
-        )
-        run_id = studies.begin_study(_planned(data, experiment, wanted, grid or []), uri)
-    assert run_id is not None
-    if script_only:
-        _write_script(backend, run_id, uri, as_json=as_json)
+    if join is not None:
+        _work(join, uri)
         return
-    again = f"dynamiccl-train study --resume {run_id} --tracking-uri {uri}"
-    with cli.interruptible(lambda: f"study {run_id} keeps what is done; go on with: {again}"):
-        failures = _run_study(backend, run_id, uri)
-    summary = studies.summarise_study(run_id, uri)
+    with cli.working("loading PyTorch and MLflow"):
+        from dynamiccl.train import study as studies
+    if data is not None:
+        plan = _plan(data, experiment, recipe, settings, grid, space, seeds, optuna)
+        study = studies.begin_study(plan, uri)
+        if jobs == 0:
+            _tell_how_to_join(studies.summarise_study(study)[0], uri, as_json=as_json)
+            return
+    else:
+        assert resume is not None
+        study = studies.open_study(resume, uri)
+        studies.retry_failed(study)
+    failures = _run_workers(study, uri, jobs)
+    summary, _ = studies.summarise_study(study)
     studies.end_study(summary, uri)
     store = "" if tracking_uri == DEFAULT_TRACKING_URI else f" --tracking-uri {uri}"
     _show(summary, failures, store, as_json=as_json)
 
 
-def _planned(data: Path, experiment: str, wanted: "Search", grid: list[str]) -> "Study":
-    """A new search; the study of a grid where it is to try no settings."""
-    from dynamiccl.train.study import plan_search, plan_study
+def _plan(
+    data: Path,
+    experiment: str,
+    recipes: list[str] | None,
+    settings: list[str] | None,
+    grid: list[str] | None,
+    space: list[str] | None,
+    seeds: int,
+    count: int | None,
+) -> "Plan":
+    from dynamiccl.datasets.store import part_paths
+    from dynamiccl.train.study import make_plan
 
-    if not wanted.count:
-        if wanted.space:
-            raise UserError(f"--space {wanted.space[0]} is for --optuna N: give both, or --grid")
-        return plan_study(
-            data,
-            experiment=experiment,
-            recipes=wanted.recipes,
-            settings=wanted.settings,
-            grid=grid,
-            seeds=wanted.seeds,
-        )
-    if grid:
+    part_paths(data)
+    if space and not count:
+        raise UserError(f"--space {space[0]} is for --optuna N: give both, or --grid")
+    if grid and count:
         raise UserError(f"--grid {grid[0]} is for all its values: with --optuna use --space")
-    if not wanted.space and len(wanted.recipes) == 1:
+    if count and not space and len(recipes or []) < 2:
         raise UserError("--optuna needs something to search: give --space, or several --recipe")
-    return plan_search(data, experiment=experiment, search=wanted)
+    return make_plan(
+        data,
+        experiment=experiment,
+        recipes=recipes or [DEFAULT_RECIPE],
+        settings=settings or [],
+        axes=space or grid or [],
+        seeds=seeds,
+        count=count or 0,
+    )
 
 
-def _backend(
-    jobs: int | None, sbatch_options: list[str], ray: str | None, *, slurm: bool
-) -> "Backend":
-    """The backend that runs the trials."""
-    if slurm:
-        from dynamiccl.train.fanout.slurm_array import SlurmArray
+def _work(run_id: str, uri: str) -> None:
+    """Be a worker, to the end of the study."""
+    for name, value in ONE_THREAD.items():
+        os.environ.setdefault(name, value)
+    # As Ctrl-C, which MLflow's transactions are shielded from: the trial goes to another worker.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    from dynamiccl.train.study import open_study, work
 
-        return SlurmArray(jobs, tuple(sbatch_options))
-    if sbatch_options:
-        raise UserError(f"--sbatch-option {sbatch_options[0]} is for --slurm: give both")
-    if ray is not None:
-        from dynamiccl.train.fanout.ray_cluster import RayCluster
-        from dynamiccl.train.ray_join import RayJoin
-
-        return RayCluster(RayJoin(ray), jobs)
-    from dynamiccl.train.fanout.processes import Processes
-
-    return Processes(jobs or os.cpu_count() or 1)
+    for line in work(open_study(run_id, uri), uri):
+        stderr.print(line, soft_wrap=True, highlight=False)
 
 
-def _write_script(backend: "Backend", run_id: str, tracking_uri: str, *, as_json: bool) -> None:
-    from dynamiccl.train.fanout.slurm_array import SlurmArray
-    from dynamiccl.train.study import missing_trials
-
-    assert isinstance(backend, SlurmArray)
-    numbers = missing_trials(run_id, tracking_uri)
-    if not numbers:
-        raise UserError(f"study {run_id} has no trial left to run: leave out --script-only")
-    script = backend.write_script(run_id, numbers, tracking_uri)
+def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> None:
+    """Say how workers are started, and what comes then."""
+    join = shlex.join([*_STUDY, "--join", summary.run_id, "--tracking-uri", uri])
     if as_json:
-        cli.print_json({"run_id": run_id, "script": str(script), "trials": numbers})
+        cli.print_json({"run_id": summary.run_id, "trials": summary.trials, "join": join})
         return
+    array = "sbatch --array=1-16 --cpus-per-task=1 --requeue"
     stdout.print(
-        f"study {run_id}: {len(numbers)} trials\n"
-        f"submit them with: sbatch {shlex.quote(str(script))}\n"
-        f"when they have ended: dynamiccl-train study --resume {run_id} --tracking-uri "
-        f"{tracking_uri}",
+        f"study {summary.run_id}: {summary.trials} trials wait for workers, of any number\n"
+        f"one here: {join}\n"
+        f"16 on Slurm: {array} --wrap {shlex.quote(join)}\n"
+        f"the results: {_again(summary.run_id, uri)}",
         soft_wrap=True,
         highlight=False,
     )
 
 
-def _run_study(backend: "Backend", run_id: str, tracking_uri: str) -> list[str]:
-    """Run the missing trials, round by round; returns messages of failed ones."""
-    from dynamiccl.train.study import extend_study, missing_trials
-
-    failures: list[str] = []
-    tried: set[int] = set()
-    while True:
-        missing = [n for n in missing_trials(run_id, tracking_uri) if n not in tried]
-        failures += _run_trials(backend, run_id, missing, tracking_uri)
-        tried.update(missing)
-        if not extend_study(run_id, tracking_uri):
-            return failures
+def _again(run_id: str, uri: str) -> str:
+    return shlex.join([*_STUDY, "--resume", run_id, "--tracking-uri", uri])
 
 
-def _run_trials(
-    backend: "Backend", run_id: str, missing: list[int], tracking_uri: str
-) -> list[str]:
-    """Run trials; returns messages of failed ones."""
-    from dynamiccl.train.study import read_study
+def _run_workers(study: "Study", uri: str, jobs: int | None) -> list[str]:
+    """Run workers here until the study is over; returns what failed."""
+    from dynamiccl.train.study import summarise_study
 
-    trials = read_study(run_id, tracking_uri).trials
-    if not missing and not trials:
-        return []  # a search, before its first round
-    words = f"study {run_id}: {len(missing)} of {len(trials)} trials to run"
+    run_id = study.study_name
+    summary, failures = summarise_study(study)
+    left = summary.trials - summary.done
+    words = f"study {run_id}: {left} of {summary.trials} trials to run"
     stderr.print(words, soft_wrap=True, highlight=False)
-    if not missing:
-        return []
-    failures, best = [], float("inf")
-    with progress_bar("trials") as show:
-        for done, outcome in enumerate(backend.run(run_id, missing, tracking_uri), start=1):
-            trial = trials[outcome.number]
-            if outcome.validation_regret is None:
-                where = f"trial {outcome.number} ({trial.setting}, seed {trial.seed})"
-                failures.append(f"{where}: {outcome.error}")
-            else:
-                best = min(best, outcome.validation_regret)
-            show(done, len(missing), {"validation_regret": best})
+    command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--join", run_id]
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        cli.interruptible(
+            lambda: f"study {run_id} keeps what is done; go on with: {_again(run_id, uri)}"
+        ),
+        progress_bar("trials") as show,
+    ):
+        workers = [
+            subprocess.Popen([*command, "--tracking-uri", uri], stdout=said, stderr=said)
+            for _ in range(min(left, os.cpu_count() or 1 if jobs is None else jobs))
+        ]
+        try:
+            while any(worker.poll() is None for worker in workers):
+                time.sleep(_LOOK_S)
+                summary, failures = summarise_study(study)
+                found = summary.settings
+                best = {"validation_regret": found[0].mean} if found else {}
+                show(summary.done + len(failures), summary.trials, best)
+        finally:
+            for worker in workers:
+                worker.terminate()
+                worker.wait()
+        said.seek(0)
+        if any(worker.returncode for worker in workers):
+            failures.append(f"a worker died: {reason(said.read())}")
     return failures
 
 
 def _show(summary: "StudySummary", failures: list[str], store: str, *, as_json: bool) -> None:
-    """Print a study's result; raises DataError when trials failed."""
+    """Print a study's result; raises DataError when trials failed or are left."""
     if as_json:
         cli.print_json(asdict(summary))
     else:
@@ -245,32 +232,14 @@ def _show(summary: "StudySummary", failures: list[str], store: str, *, as_json: 
         if summary.settings:
             told = f"their best runs, side by side on test sizes: {report}"
             stdout.print(told, soft_wrap=True, highlight=False)
-    if failures:
-        for failure in failures:
-            stderr.print(failure, soft_wrap=True, highlight=False)
+    for failure in failures:
+        stderr.print(failure, soft_wrap=True, highlight=False)
+    if missing := summary.trials - summary.done:
+        what = "failed" if failures else "are not done"
         raise DataError(
-            f"{len(failures)} of {summary.trials} trials failed; the others are kept: when what "
-            f"they say is mended, go on with 'dynamiccl-train study --resume {summary.run_id}'"
+            f"{missing} of {summary.trials} trials {what}; the others are kept: when what they say "
+            f"is mended, go on with 'dynamiccl-train study --resume {summary.run_id}'"
         )
-
-
-def trial_command(
-    study: Annotated[str, typer.Argument(metavar="STUDY_ID", help="The study's parent run.")],
-    number: Annotated[int, typer.Argument(help="Which of its trials, from 0.")],
-    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
-    as_json: Json = False,
-) -> None:
-    """Run or resume one trial of a study, as studies and batch arrays do.
-
-    Example: dynamiccl-train trial STUDY_ID $SLURM_ARRAY_TASK_ID
-    """
-    from dynamiccl.train.study import run_trial
-
-    summary = run_trial(study, number, tracking_uri)
-    if as_json:
-        cli.print_json(asdict(summary))
-        return
-    stdout.print(f"run {summary.run_id}: validation regret {summary.validation_regret:.2%}")
 
 
 def _study_table(summary: "StudySummary") -> Table:

@@ -7,6 +7,6 @@ import gymnasium
 
 gymnasium.register(
     "dynamiccl/Collectives-v0",
-    entry_point="dynamiccl.train.online.collectives:Collectives",
-    vector_entry_point="dynamiccl.train.online.collectives:make_vector",
+    entry_point="dynamiccl.train.environment:Collectives",
+    vector_entry_point="dynamiccl.train.environment:make_vector",
 )

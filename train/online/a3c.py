@@ -9,53 +9,79 @@ gradients are clipped.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
-from dynamiccl.train.online.actor import Actor, Update
-from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import CONTEXT, ActorProcesses, ActorSettings
-from dynamiccl.train.online.rmsprop import SharedRmsProp
+from dynamiccl.train.online.actor_critic import (
+    ActorCritic,
+    SharedRmsProp,
+    descend,
+    filled,
+    loss,
+    returns,
+)
+from dynamiccl.train.online.actors import (
+    CONTEXT,
+    ActorProcesses,
+    ActorSettings,
+    Player,
+    Playing,
+    Update,
+)
 
 
-class _Count:
-    """Number of updates of all actors, in shared memory."""
+def update(
+    player: Player,
+    shared: ActorCritic,
+    own: ActorCritic,
+    optimizer: SharedRmsProp,
+    count: Callable[[], int],
+) -> Update:
+    """Play one trajectory, and update the shared weights without a lock (Mnih et al. 2016, S3).
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    `own` is a local network of the same form as `shared`; `count` counts the updates of all actors.
+    """
+    recipe = player.recipe
+    own.load_state_dict(shared.state_dict())
+    played = player.play(own)
+    log_SRA, value_SR, _ = own(played.seen, played.state)
+    known_SR = value_SR.detach()
+    reward_TR = filled(played.reward, known_SR, played.calls, recipe.gamma)
+    return_TR = returns(reward_TR, known_SR[-1], recipe.gamma)
+    number = count()
+    total = loss(
+        log_SRA[:-1],
+        value_SR[:-1],
+        played.action,
+        (return_TR - known_SR[:-1]) * ~played.is_probe,
+        return_TR,
+        (played.calls > 0).float(),
+        played.curiosity * recipe.entropy_weight(number),
+    )
+    descend(total, own, optimizer, recipe, number)
+    return Update(number, float(total.detach()), played.speedup, int(played.calls.sum()))
 
-    def add(self) -> int:
-        with self.value.get_lock():
-            self.value.value += 1
-            return int(self.value.value)
 
-
-class ActorLearners:
-    """The updates of asynchronous actor-learner processes (`loop.Updates`)."""
+class ActorLearners(Playing):
+    """The updates of asynchronous actor-learner processes."""
 
     def __init__(
         self, network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
     ) -> None:
         """Keep the shared network; `make` makes the local network of an actor."""
-        self.network, self._make = network.share_memory(), make
-        self._optimizer = SharedRmsProp(list(network.parameters()))
-        self.squares = self._optimizer.squares
-        self._count = _Count(CONTEXT.Value("l", 0))
+        self._optimizer = SharedRmsProp(list(network.share_memory().parameters()))
+        super().__init__(network, self._optimizer.squares)
+        self._make, self._count = make, CONTEXT.Value("l", 0)
         self._processes = ActorProcesses(orders, _play)
 
     def start(self, step: int) -> None:
         """Start the processes after `step` updates."""
-        self._count.value.value = step
-        shared = (self.network, self._optimizer, self._count)
-        self._processes.start(self._make, *(lambda each=each: each for each in shared))
+        self._count.value = step
+        self._processes.start(self._make, self.network, self._optimizer, self._count)
 
     def next(self) -> Update:
         """Wait for an update."""
         return cast(Update, self._processes.get())
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """{}: no metrics beside the loop's."""
-        return {}
 
     def close(self) -> None:
         """Stop the processes."""
@@ -69,12 +95,17 @@ def _play(  # noqa: PLR0913, PLR0917 - what one process is given
     own: ActorCritic,
     shared: ActorCritic,
     optimizer: SharedRmsProp,
-    counter: _Count,
+    count: Any,
 ) -> None:
     """The main function of an actor-learner process: runs until all updates are made."""
     player = order.player(shared.state_units)
     if not order.recipe.shared_statistic:
         optimizer = SharedRmsProp(optimizer.parameters, shared=False)
-    actor = Actor(player, shared, own, optimizer, order.recipe)
-    while counter.value.value < order.recipe.steps and not is_orphan():
-        made.put(actor.update(counter))
+    while count.value < order.recipe.steps and not is_orphan():
+        made.put(update(player, shared, own, optimizer, partial(_counted, count)))
+
+
+def _counted(count: Any) -> int:
+    with count.get_lock():
+        count.value += 1
+        return int(count.value)

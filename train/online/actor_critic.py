@@ -10,13 +10,15 @@ earned: so a delayed reward is no surprise to it (Katsikopoulos and Engelbrecht 
 decision process with a constant delay is one without, whose state holds what was decided).
 """
 
-from typing import NamedTuple, Self, cast
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, Self, cast
 
 import torch
 from torch import nn
 
+from dynamiccl.train.encoders import StatefulTrunk
 from dynamiccl.train.heads import Imitator
-from dynamiccl.train.stateful_trunk import StatefulTrunk
+from dynamiccl.train.recipe import Recipe
 
 #: Width of what the critic knows of a decision, and of its hidden layer.
 _DECISION_UNITS = 8
@@ -138,3 +140,57 @@ def loss(  # noqa: PLR0913, PLR0917 - what the papers name
     error_TR = 0.5 * (target_TR - value_TR).square()
     sum_TR = -of_action_TR * advantage_TR - entropy_weight * entropy_TR + error_TR
     return (weight_TR * sum_TR).sum() / weight_TR.sum().clamp_min(1e-6)
+
+
+_ALPHA: Final = 0.99
+#: The paper gives no value; the common 0.1 would make it plain gradient descent here.
+_EPSILON: Final = 1e-5
+
+
+class SharedRmsProp:
+    """RMSProp with a statistic shared by all actors, updated without a lock (Mnih et al. 2016).
+
+        g <- alpha g + (1 - alpha) d^2,    theta <- theta - eta d / sqrt(g + epsilon)
+
+    `torch.optim.RMSprop` adds epsilon outside of the root, and keeps one statistic a process. With
+    `shared=False` each actor has a statistic of its own, the paper's other variant (S4).
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], *, shared: bool = True) -> None:
+        """Start with zero statistics, in shared memory."""
+        self.parameters = list(parameters)
+        self.epsilon = _EPSILON
+        self.squares = [torch.zeros_like(each) for each in self.parameters]
+        if shared:
+            for each in self.squares:
+                each.share_memory_()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[torch.Tensor | None], rate: float) -> None:
+        """One update; parameters without a gradient are unchanged."""
+        for parameter, square, gradient in zip(
+            self.parameters, self.squares, gradients, strict=True
+        ):
+            if gradient is not None:
+                square.mul_(_ALPHA).addcmul_(gradient, gradient, value=1.0 - _ALPHA)
+                parameter.addcdiv_(gradient, (square + self.epsilon).sqrt(), value=-rate)
+
+
+def descend(
+    total: torch.Tensor, network: ActorCritic, optimizer: SharedRmsProp, recipe: Recipe, number: int
+) -> None:
+    """One gradient step on a loss; the learning rate falls linearly to 0 over the run."""
+    gradients = torch.autograd.grad(total, list(network.parameters()), allow_unused=True)
+    left = max(1.0 - number / recipe.steps, 0.0)
+    optimizer.step(_clipped(gradients), recipe.learning_rate * left)
+
+
+def _clipped(
+    gradients: Iterable[torch.Tensor | None], most: float = 40.0
+) -> list[torch.Tensor | None]:
+    """Gradients clipped to a norm of `most`, as in IMPALA (Espeholt et al. 2018, appendix D)."""
+    found = list(gradients)
+    squares = [each.square().sum() for each in found if each is not None]
+    norm = float(torch.stack(squares).sum().sqrt())
+    factor = min(1.0, most / max(norm, 1e-12))
+    return [None if each is None else each * factor for each in found]

@@ -5,19 +5,16 @@ them; V-trace corrects for this difference. A trajectory that does not fit into 
 dropped; its calls are counted.
 """
 
+import pickle
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
-import numpy as np
 import torch
 
-from dynamiccl.train.online.actor import Update, descend
-from dynamiccl.train.online.actor_critic import ActorCritic, RoundObservations, State, filled, loss
-from dynamiccl.train.online.actors import ActorProcesses, ActorSettings
-from dynamiccl.train.online.player import Trajectory
-from dynamiccl.train.online.rmsprop import SharedRmsProp
+from dynamiccl.train.online.actor_critic import ActorCritic, SharedRmsProp, descend, filled, loss
+from dynamiccl.train.online.actors import ActorProcesses, ActorSettings, Playing, Trajectory, Update
 from dynamiccl.train.recipe import Recipe
 
 #: Queue capacity in trajectories per actor: a longer queue holds more off-policy data.
@@ -37,14 +34,14 @@ class Trajectories(Protocol):
         """Stop the actors."""
 
 
-class Learner:
-    """The updates of one learner on trajectories of actors (`loop.Updates`)."""
+class Learner(Playing):
+    """The updates of one learner on trajectories of actors."""
 
     def __init__(self, network: ActorCritic, trajectories: Trajectories, recipe: Recipe) -> None:
         """Keep the network, whose weights the actors use."""
-        self.network, self._trajectories, self._recipe = network, trajectories, recipe
         self._optimizer = SharedRmsProp(list(network.parameters()), shared=False)
-        self.squares = self._optimizer.squares
+        super().__init__(network, self._optimizer.squares)
+        self._trajectories, self._recipe = trajectories, recipe
         self._step = 0
         #: Seconds of all updates, and the part not spent waiting for trajectories.
         self.wall_s = self.busy_s = 0.0
@@ -94,8 +91,8 @@ class Learner:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The fraction of time that the learner computes."""
-        return {"learner_utilisation": self.busy_s / self.wall_s}
+        """Also the fraction of time that the learner computes."""
+        return super().metrics | {"learner_utilisation": self.busy_s / max(self.wall_s, 1e-9)}
 
     def close(self) -> None:
         """Stop the actors."""
@@ -114,12 +111,12 @@ class LocalActors:
 
     def start(self) -> None:
         """Start the processes."""
-        self._processes.start(self._make, lambda: self._shared)
+        self._processes.start(self._make, self._shared)
 
     def next(self) -> tuple[Trajectory, int]:
         """Wait for a trajectory."""
-        packed, calls = self._processes.get()
-        return unpacked(packed), calls
+        plain, calls = self._processes.get()
+        return cast(Trajectory, pickle.loads(plain)), calls
 
     def close(self) -> None:
         """Stop the processes."""
@@ -141,31 +138,11 @@ def _play(
         played = player.play(own)
         calls += int(played.calls.sum())
         try:
-            made.put_nowait((packed(played), calls))
+            # As bytes: torch would send each tensor as an open file.
+            made.put_nowait((pickle.dumps(played), calls))
         except queue.Full:
             continue
         calls = 0
-
-
-def packed(played: Trajectory) -> dict[str, Any]:
-    """A trajectory as numpy arrays, for queues (torch's tensors would be sent as open files)."""
-    plain = {name: getattr(played, name) for name in Trajectory.__slots__}
-    for name in ("seen", "state"):
-        plain[name] = [part.numpy() for part in plain[name]]
-    return {
-        name: value.numpy() if isinstance(value, torch.Tensor) else value
-        for name, value in plain.items()
-    }
-
-
-def unpacked(plain: dict[str, Any]) -> Trajectory:
-    """The inverse of `packed`."""
-    made: dict[str, Any] = {
-        k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in plain.items()
-    }
-    for name, kind in (("seen", RoundObservations), ("state", State)):
-        made[name] = kind(*(torch.tensor(part) for part in plain[name]))
-    return Trajectory(**made)
 
 
 def vtrace(

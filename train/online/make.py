@@ -2,33 +2,27 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
-import torch
 from torch import nn
 
 from dynamiccl.errors import UserError
 from dynamiccl.simulator.world import World
-from dynamiccl.train.action_head import ActionInputs
-from dynamiccl.train.algorithms import set_scaling
+from dynamiccl.train.algorithms import begin_with, set_scaling
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
+from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory, StatefulTrunk
 from dynamiccl.train.environment import Tables
-from dynamiccl.train.heads import Imitator
+from dynamiccl.train.heads import ActionInputs, Imitator, Member
+from dynamiccl.train.loop import Loop
 from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import ActorSettings
-from dynamiccl.train.online.impala import Learner, LocalActors
-from dynamiccl.train.online.loop import OnlineLoop, Updates
-from dynamiccl.train.online.places import Place
-from dynamiccl.train.online.player import Player
+from dynamiccl.train.online.actors import ActorSettings, Place, Player
+from dynamiccl.train.online.impala import Learner, LocalActors, Trajectories
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import RewardScale
-from dynamiccl.train.start import begin_with
-from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 _log = logging.getLogger(__name__)
 
@@ -82,57 +76,35 @@ class Pilot:
         return math.log(default_us / true_us)
 
 
-class ActorCriticAlgorithm:
-    """The network, with the interface of an algorithm that `fit` needs."""
-
-    def __init__(self, network: ActorCritic) -> None:
-        """Keep the network."""
-        self.network = network
-        self.members = nn.ModuleList([network.actor])
-
-    def save(self, path: str) -> None:
-        """Write the weights of actor and critic."""
-        torch.save(self.network.state_dict(), path)
-
-
 def make_loop(
     data: TrainingData, recipe: Recipe, seed: int, *, uses_cost: bool, ray: str | None = None
-) -> tuple[OnlineLoop, ActorCriticAlgorithm]:
-    """The loop and the algorithm of an A3C or IMPALA recipe.
+) -> Loop:
+    """The loop of an A3C or IMPALA recipe.
 
     `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
     a place none of whose configs are in the data, and what `RayJoin` raises.
     """
+    make = partial(_network, data, recipe, uses_cost=uses_cost)
+    orders, shared = _orders(data, recipe, seed), make()
+    pilot, margin = Pilot(orders, make), recipe.abstain_margins[0]
 
-    def network() -> ActorCritic:
-        return _network(data, recipe, uses_cost=uses_cost)
+    def validate(members: nn.ModuleList) -> dict[str, float]:
+        regret = data.validation_regret(cast(Iterable[Member], members), margin, is_unanimous=False)
+        speedup, probe_every = pilot.play(cast(Imitator, members[0]))
+        return {
+            "validation_regret": regret,
+            "validation_speedup": speedup,
+            "probe_every": probe_every,
+        }
 
-    orders, shared = _orders(data, recipe, seed), network()
-    updates = _updates(shared, orders, recipe, network, ray)
-    margin = recipe.abstain_margins[0]
-    loop = OnlineLoop(
-        updates,
-        recipe,
-        lambda members: data.validation_regret(members, margin, is_unanimous=False),
-        Pilot(orders, network).play,
-    )
-    return loop, ActorCriticAlgorithm(shared)
-
-
-def _updates(
-    shared: ActorCritic,
-    orders: list[ActorSettings],
-    recipe: Recipe,
-    make: Callable[[], ActorCritic],
-    ray: str | None,
-) -> Updates:
     if recipe.algorithm == "A3C":
-        return ActorLearners(shared, orders, make)
-    if ray is None:
-        return Learner(shared, LocalActors(shared, orders, make), recipe)
-    from dynamiccl.train.online.ray_actors import RayActors  # an extra of the package
+        return Loop(ActorLearners(shared, orders, make), recipe, validate)
+    trajectories: Trajectories = LocalActors(shared, orders, make)
+    if ray is not None:
+        from dynamiccl.train.online.ray_actors import RayActors  # an extra of the package
 
-    return Learner(shared, RayActors(shared, orders, ray), recipe)
+        trajectories = RayActors(shared, orders, ray)
+    return Loop(Learner(shared, trajectories, recipe), recipe, validate)
 
 
 def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCritic:
@@ -150,7 +122,7 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
     if recipe.start:
         begin_with([imitator], Path(recipe.start))
     # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0; in ms, anything.
-    is_share = recipe.reward_scale in {RewardScale.REFERENCE, RewardScale.CLIPPED}
+    is_share = recipe.reward_scale in {"reference", "clipped"}
     usual = -1.0 / max(1.0 - recipe.gamma, 1e-3) if is_share else 0.0
     return ActorCritic(imitator, width, actions, recipe.seen_decisions, usual)
 

@@ -6,24 +6,104 @@ or when there is room again, and the others go on.
 """
 
 import os
+import pickle
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from typing import Any, Final
 
-from dynamiccl.errors import MachineError
+from dynamiccl.errors import MachineError, UserError
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import ActorSettings
-from dynamiccl.train.online.impala import packed, unpacked
-from dynamiccl.train.online.player import Trajectory
-from dynamiccl.train.ray_join import RayJoin, ray
-from dynamiccl.train.worker import ONE_THREAD
+from dynamiccl.train.online.actors import ActorSettings, Trajectory
+from dynamiccl.train.worker import ONE_THREAD, reason
+
+# Nothing is sent anywhere, and no notice of a future release is printed; read at Ray's import.
+#   RAY_USAGE_STATS_ENABLED  set to 0 where it is not set: Ray sends nothing.
+#   RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO  set to 0 where it is not set: no notice of Ray's.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
 
 #: Trajectories requested from each actor ahead of time.
 _ASKED: Final = 2
 #: Seconds without any trajectory after which the run ends, and seconds of one poll.
 _PATIENCE_S: Final = 300.0
 _PAUSE_S: Final = 1.0
+#: Where Ray itself looks for a cluster: RAY_ADDRESS, then one that was started on this machine.
+AUTO: Final = "auto"
+#: Seconds in which a head that is there takes a connection.
+_ANSWER_S: Final = 10.0
+_JOIN: Final = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='error')"
+
+
+@dataclass(frozen=True, slots=True)
+class RayJoin:
+    """A reachable Ray cluster."""
+
+    #: HOST:PORT of its head, or `auto`.
+    address: str
+    #: Seconds in which a cluster that is there is joined; a second or two is usual.
+    join_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise UserError for an invalid address, MachineError if nothing answers there."""
+        if self.address != AUTO:
+            self._knock()
+        self._try_to_join()
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Context manager: connected to the cluster."""
+        # Ray tells of lost workers on stdout, which is for results alone.
+        with redirect_stdout(sys.stderr):
+            ray.init(self.address, log_to_driver=False, logging_level="error")
+            try:
+                yield
+            finally:
+                ray.shutdown()
+
+    def _knock(self) -> None:
+        host, separator, port = self.address.rpartition(":")
+        if not separator or not port.isdigit() or "/" in host:
+            raise UserError(
+                f"--ray {self.address} is no address of a head; write HOST:PORT as `ray start "
+                f"--head` prints it, or {AUTO}, on a node of the cluster"
+            )
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+        except (OSError, OverflowError) as error:
+            raise MachineError(
+                f"no Ray cluster answers at {self.address}: {error}; start one with `ray start "
+                "--head` and give the address that it prints"
+            ) from error
+
+    def _try_to_join(self) -> None:
+        """Try in a child process: a wrong address can block Ray for minutes, or abort it."""
+        try:
+            subprocess.run(
+                [sys.executable, "-P", "-c", _JOIN, self.address],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=self.join_s,
+                check=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            said = f"no end after {self.join_s:g} s; is that a head's port?"
+            raise self._refused(said) from error
+        except subprocess.CalledProcessError as error:
+            raise self._refused(reason(error.stderr) or f"ended with {error.returncode}") from error
+
+    def _refused(self, said: str) -> MachineError:
+        return MachineError(
+            f"cannot join the Ray cluster at '{self.address}': {said}; run this command on one of "
+            "its nodes, with the Ray and the Python that they have"
+        )
 
 
 class RayActors:
@@ -61,7 +141,7 @@ class RayActors:
                 continue
             actor = self._asked.pop(done[0])
             try:
-                played = unpacked(ray.get(done[0]))
+                played: Trajectory = pickle.loads(ray.get(done[0]))
             except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
                 said = f" ({' '.join(str(error).split())})"
                 self._lost.append(actor)
@@ -98,11 +178,11 @@ class _RayActor:
         self._own = network
         self._player = order.player(network.state_units)
 
-    def play(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Play the next trajectory with these weights."""
+    def play(self, weights: dict[str, Any]) -> bytes:
+        """The next trajectory with these weights, as `pickle` writes it."""
         import torch
 
         # Ray's own memory is read-only, which torch warns of: a copy.
         state = {name: torch.tensor(value) for name, value in weights.items()}
         self._own.load_state_dict(state)
-        return packed(self._player.play(self._own))
+        return pickle.dumps(self._player.play(self._own))

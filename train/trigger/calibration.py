@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynamiccl.train.torch_files import script
+from dynamiccl.train.policy import script
 from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN, TriggerModule
 from dynamiccl.train.trigger.series import FloatArray, Series
 
@@ -135,3 +135,40 @@ def _run(module: Any, log_time: FloatArray, sizes: FloatArray, peaks: Peaks) -> 
             sums = state[:, 3:5].amax(dim=1).numpy()
             peaks.take(sums, sums <= 0.0)
     peaks.end()
+
+
+#: Log times (N,) to alarms (N,), with a state of its own.
+Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
+
+
+def watch_with(module: Any, width: int) -> Watch:
+    """A Trigger over `width` new streams; alarms of both directions count."""
+    state = [module.new_state(width)]
+    sizes = torch.zeros(width)
+
+    def watch(log_time: FloatArray) -> npt.NDArray[np.bool_]:
+        with torch.inference_mode():
+            state[0], alarm, _ = module(state[0], torch.from_numpy(log_time), sizes)
+        alarms: npt.NDArray[np.bool_] = alarm.numpy() != 0
+        return alarms
+
+    return watch
+
+
+def delays_of(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:
+    """Calls from the onset (the first slow call is 1) to the alarm; infinite where none came.
+
+    Of streams (T, N) that are slow from call `onset` on; those that were alarmed before are left
+    out.
+    """
+    found = np.full(log_time.shape[1], np.inf, dtype=np.float32)
+    before = np.zeros(log_time.shape[1], dtype=np.bool_)
+    for number, times in enumerate(log_time):
+        now = watch(times)
+        if number < onset:
+            before = now
+        else:
+            found[now & np.isinf(found)] = number - onset + 1
+            if not np.isinf(found[~before]).any():
+                break
+    return found[~before]

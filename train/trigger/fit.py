@@ -1,28 +1,159 @@
-"""Trains a Trigger on a data set: quiet series in, tracked run and `trigger.pt` out."""
+"""Trains a Trigger on a data set: quiet series in, tracked run and `trigger.pt` out.
+
+The forecaster learns from quiet calls with injected slowdowns; the target is the quiet time. The
+module runs as it will be deployed, its history frozen while a sum is above zero, so that the LSTM
+learns what is worth knowing of a history with holes in it. What it must not learn is to follow a
+slowdown, and there the target says no.
+"""
 
 import json
-import socket
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 
 from dynamiccl.datasets.manifest import TRIGGER_FACTS_NAME, TRIGGER_FOLDER, TRIGGER_NAME
-from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.datasets.store import content_hash
 from dynamiccl.errors import UserError
-from dynamiccl.train import SUMMARY_NAME, tracking
-from dynamiccl.train.torch_files import save_script, script
-from dynamiccl.train.trigger.calibration import CALLS_PER_RUNG, RungPeaks, find_peaks
-from dynamiccl.train.trigger.measure import delays, watch_with
+from dynamiccl.train import tracking
+from dynamiccl.train.policy import save_script, script
+from dynamiccl.train.trigger.calibration import (
+    CALLS_PER_RUNG,
+    RungPeaks,
+    delays_of,
+    find_peaks,
+    watch_with,
+)
 from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN, WARM_UP, TriggerModule
 from dynamiccl.train.trigger.series import Series, SeriesCounts, read_series
-from dynamiccl.train.trigger.training import Training, train
+
+#: Gradients go back over so many calls.
+_CHUNK: Final = 40
+_CHUNKS: Final = 8
+_WIDTH: Final = 192
+#: Steps between two looks at calls that are not trained on.
+_LOOK: Final = 20
+#: Calls of each stream by which a forecast is judged.
+JUDGED_CALLS: Final = 1_000
+_LEARNING_RATE: Final = 5e-3
+#: Slowdowns that are put in: factors, and calls that they last, both log-uniform.
+_SLOWEST: Final = 3.0
+_LONGEST: Final = 200.0
+_SLOWED: Final = 0.5
+#: Told after each step: the step, of how many, and its loss.
+Told = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The losses of a training, and `forecast_error` on held-out series."""
+
+    #: Of each step, in scales.
+    losses: list[float]
+    #: Before any step, when the forecast is the level alone.
+    level_error: float
+    #: Of the state that was kept.
+    error: float
+
+
+def train(
+    module: TriggerModule,
+    series: Series,
+    held_out: Series,
+    *,
+    steps: int,
+    seed: int,
+    told: Told = lambda _step, _steps, _loss: None,
+) -> Training:
+    """Fit the LSTM.
+
+    What is kept is the state with the least error on quiet calls of `held_out`: the untrained one,
+    whose forecast is the level alone, where nothing can be learned.
+    """
+    level_error = forecast_error(module, held_out, seed=seed)
+    best = (level_error, _weights(module))
+    random = np.random.default_rng(seed)
+    optimizer = torch.optim.Adam(module.parameters(), lr=_LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
+    losses = []
+    module.train()
+    for step in range(steps):
+        streams = _streams(series, random)
+        state = module.new_state(_WIDTH)
+        total = 0.0
+        for chunk in range(_CHUNKS):
+            optimizer.zero_grad()
+            state, loss = _loss(module, state.detach(), streams, chunk)
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+            total += loss.item()
+        schedule.step()
+        losses.append(total / _CHUNKS)
+        told(step + 1, steps, losses[-1])
+        if (step + 1) % _LOOK == 0 or step + 1 == steps:
+            error = forecast_error(module, held_out, seed=seed)
+            best = min(best, (error, _weights(module)), key=lambda each: each[0])
+    module.load_state_dict(best[1])
+    module.eval()
+    return Training(losses, level_error, best[0])
+
+
+def _weights(module: TriggerModule) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def forecast_error(module: TriggerModule, series: Series, *, seed: int) -> float:
+    """Mean absolute error of the forecast on quiet calls of a series, in scales."""
+    random = np.random.default_rng(seed)
+    values, sizes, scales = series.draw(random, _WIDTH, JUDGED_CALLS)
+    times = torch.from_numpy(values * scales + np.float32(5.0))
+    state, errors = module.new_state(_WIDTH), []
+    with torch.inference_mode():
+        for number, (time, size) in enumerate(zip(times, torch.from_numpy(sizes), strict=True)):
+            state, _, _, forecast = module.step(state, time, size)
+            if number >= WARM_UP:
+                errors.append(((time - forecast).abs() / torch.from_numpy(scales)).mean().item())
+    return float(np.mean(errors))
+
+
+def _streams(series: Series, random: np.random.Generator) -> tuple[torch.Tensor, ...]:
+    """Times, sizes, quiet times (each (steps, width)) and scales (width,)."""
+    steps = WARM_UP + _CHUNK * _CHUNKS
+    values, sizes, scales = series.draw(random, _WIDTH, steps)
+    quiet = values * scales + random.uniform(1.0, 12.0, _WIDTH).astype(np.float32)
+    onset = random.integers(WARM_UP, steps, _WIDTH)
+    length = np.exp(random.uniform(0.0, np.log(_LONGEST), _WIDTH))
+    factor = np.exp(random.uniform(0.0, np.log(_SLOWEST), _WIDTH))
+    factor = np.where(random.random(_WIDTH) < _SLOWED, factor, 1.0)
+    at = np.arange(steps)[:, None]
+    slow = (at >= onset) & (at < onset + length)
+    times = quiet + np.where(slow, np.log(factor), 0.0).astype(np.float32)
+    return tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in (times, sizes, quiet, scales))
+
+
+def _loss(
+    module: TriggerModule, state: torch.Tensor, streams: tuple[torch.Tensor, ...], chunk: int
+) -> tuple[torch.Tensor, Any]:
+    times, sizes, quiet, scales = streams
+    first = WARM_UP + _CHUNK * chunk
+    if chunk == 0:
+        with torch.no_grad():
+            for at in range(WARM_UP):
+                state, _, _ = module(state, times[at], sizes[at])
+    losses = []
+    for at in range(first, first + _CHUNK):
+        state, _, _, forecast = module.step(state, times[at], sizes[at])
+        # Absolute errors: what is forecast is the median, as heavy tails ask for.
+        losses.append(((quiet[at] - forecast) / scales).abs().clamp(max=5.0).mean())
+    return state, torch.stack(losses).mean()
+
 
 #: What is wanted where nobody says otherwise.
 FALSE_ALARMS_PER_1E5: Final = 0.5
@@ -37,18 +168,6 @@ _RATES: Final = (0.1, 0.5, 1.0, 10.0, 100.0)
 _ONSETS: Final = 500
 _KNOWN: Final = 256
 _HORIZON: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class DelayCurve:
-    """Median detection delays for one slowdown, by false alarm rate."""
-
-    #: Slow time over quiet time.
-    factor: float
-    #: False alarms in 100,000 calls.
-    rates: list[float]
-    #: Median calls of the key from onset to alarm; None: not within what was run.
-    delays: list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,50 +264,48 @@ def fit_trigger(
     series, counts = read_series(data_dir)
     name = f"trigger-seed{settings.seed}"
     with tracking.start_run(tracking_uri, experiment, name, {"kind": "trigger"}) as run:
-        run.log_params({**asdict(settings), "data": str(data_dir), "recipe": "trigger"})
-        run.log_params({f"series_{key}": value for key, value in asdict(counts).items()})
-        digest = content_hash(data_dir)
-        run.log_data(str(data_dir), digest)
-        run.describe(f"A Trigger, which tells interference by the times of calls in `{data_dir}`.")
-        run.set_tags(
-            {
-                "data_hash": digest,
-                "git_commit": git_commit(),
-                "host": socket.gethostname(),
-            }
+        params = {f"series_{key}": value for key, value in asdict(counts).items()}
+        run.begin(
+            data_dir,
+            content_hash(data_dir),
+            {**asdict(settings), "recipe": "trigger", **params},
+            f"A Trigger, which tells interference by the times of calls in `{data_dir}`.",
         )
         started = time.monotonic()
         module, trained, peaks = make_trigger(series, settings, progress)
-        losses = trained.losses
         seconds = time.monotonic() - started
-        for step in range(0, len(losses), _EVERY):
-            run.log_metrics({"loss": float(np.mean(losses[step : step + _EVERY]))}, step=step)
+        for step in range(0, len(trained.losses), _EVERY):
+            loss = float(np.mean(trained.losses[step : step + _EVERY]))
+            run.log_metrics({"loss": loss}, step=step)
         facts = _facts(module, series, trained, settings, counts)
-        curves = [_delay_curve(module, series, peaks, factor) for factor in _FACTORS]
+        delays = {factor: _delays(module, series, peaks, factor) for factor in _FACTORS}
         at = _RATES.index(FALSE_ALARMS_PER_1E5)
-        found = {f"delay_{_name(c.factor)}_calls": c.delays[at] for c in curves}
-        run.log_metrics(
-            {
-                **{f"threshold_{key}": value for key, value in facts.thresholds.items()},
-                **{key: value for key, value in found.items() if value is not None},
-                "level_error": facts.level_error,
-                "forecast_error": facts.forecast_error,
-                "train_seconds": seconds,
-            },
-            step=settings.steps,
-        )
-        summary = TriggerSummary(
-            run_id=run.run_id,
-            run_directory=str(run.directory or run.artifact_uri),
-            seconds=seconds,
-            facts=facts,
-            delays=found,
-        )
-        with tempfile.TemporaryDirectory() as scratch:
-            _write(Path(scratch), module, facts, losses, curves)
-            run.log_folder(Path(scratch))
-        # Last of all: who finds it finds the rest.
-        run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+        found = {
+            f"delay_{factor:g}x_calls".replace(".", "_"): each[at]
+            for factor, each in delays.items()
+        }
+        metrics = {
+            **{f"threshold_{key}": value for key, value in facts.thresholds.items()},
+            **{key: value for key, value in found.items() if value is not None},
+            "level_error": facts.level_error,
+            "forecast_error": facts.forecast_error,
+            "train_seconds": seconds,
+        }
+        run.log_metrics(metrics, step=settings.steps)
+        place = str(run.directory or run.artifact_uri)
+        summary = TriggerSummary(run.run_id, place, seconds, facts, found)
+        with tempfile.TemporaryDirectory() as folder:
+            scratch = Path(folder)
+            for name in (TRIGGER_FOLDER, "plots"):
+                (scratch / name).mkdir()
+            save_script(module, scratch / TRIGGER_FOLDER / TRIGGER_NAME)
+            text = json.dumps(asdict(facts), indent=1) + "\n"
+            (scratch / TRIGGER_FOLDER / TRIGGER_FACTS_NAME).write_text(text, encoding="utf-8")
+            from dynamiccl.train.plots import trigger_curves  # Matplotlib takes a second to import
+
+            figure = trigger_curves(trained.losses, _RATES, delays)
+            figure.savefig(scratch / "plots" / "trigger.png", dpi=120)
+            run.finish(scratch, summary)
     return summary
 
 
@@ -213,10 +330,13 @@ def _facts(
     )
 
 
-def _delay_curve(
+def _delays(
     module: TriggerModule, series: Series, peaks: list[RungPeaks], factor: float
-) -> DelayCurve:
-    """Median detection delays at the site's usual noise, by false alarm rate."""
+) -> list[float | None]:
+    """Median calls from onset to alarm at the site's usual noise, by false-alarm rate.
+
+    None: not within what was run.
+    """
     random = np.random.default_rng(11)
     values, _, _ = series.split(TRAINING_SHARE)[1].draw(random, _ONSETS, _KNOWN + _HORIZON)
     log_time = values * np.float32(series.usual_scale) + np.float32(5.0)
@@ -226,61 +346,7 @@ def _delay_curve(
     found: list[float | None] = []
     for rate in _RATES:
         module.set_thresholds([each.threshold(rate * 1e-5) for each in peaks])
-        middle = float(np.median(delays(watch_with(scripted, _ONSETS), log_time, _KNOWN)))
+        middle = float(np.median(delays_of(watch_with(scripted, _ONSETS), log_time, _KNOWN)))
         found.append(middle if np.isfinite(middle) else None)
     module.set_thresholds(kept)
-    return DelayCurve(factor, list(_RATES), found)
-
-
-def _write(
-    scratch: Path,
-    module: TriggerModule,
-    facts: TriggerFacts,
-    losses: list[float],
-    curves: list[DelayCurve],
-) -> None:
-    folder = scratch / TRIGGER_FOLDER
-    folder.mkdir()
-    save_script(module, folder / TRIGGER_NAME)
-    (folder / TRIGGER_FACTS_NAME).write_text(
-        json.dumps(asdict(facts), indent=1) + "\n", encoding="utf-8"
-    )
-    (scratch / "plots").mkdir()
-    trigger_curves(scratch / "plots" / "trigger.png", losses, curves)
-
-
-def _name(factor: float) -> str:
-    """A factor as part of a metric name: 1.15 -> 1_15x.
-
-    >>> _name(1.5)
-    '1_5x'
-    """
-    return f"{factor:g}x".replace(".", "_")
-
-
-def trigger_curves(path: Path, losses: list[float], curves: list[DelayCurve]) -> None:
-    """Loss by step, and delays by false-alarm rate, as a PNG."""
-    # It takes a second to import.
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    mpl.use("Agg")
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot(range(1, len(losses) + 1), losses, color="tab:blue")
-    left.set(xlabel="step", ylabel="mean absolute error of the forecast (robust sigmas)")
-    for curve in curves:
-        known = [(r, d) for r, d in zip(curve.rates, curve.delays, strict=True) if d is not None]
-        if known:
-            right.plot(*zip(*known, strict=True), marker="o", label=f"{curve.factor:g}x slower")
-    right.set(
-        xscale="log",
-        yscale="log",
-        xlabel="false alarms in 100,000 calls",
-        ylabel="median delay (calls of the key)",
-    )
-    if right.lines:
-        right.legend(loc="upper right", fontsize=8)
-    for axes in (left, right):
-        axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, dpi=120)
+    return found

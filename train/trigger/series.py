@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.cells import CELL_COLUMNS, REPEAT_COLUMNS, quiet, tuned, usable
-from dynamiccl.datasets.sequences import CALLS_USED, STREAM_COLUMNS, timed_calls
+from dynamiccl.datasets.steps import CALLS_USED, STREAM_COLUMNS, timed_calls
 from dynamiccl.datasets.store import part_paths, read, scan
 from dynamiccl.errors import NotEnoughData
 

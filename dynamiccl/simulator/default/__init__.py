@@ -17,10 +17,15 @@ a system may delegate to them. Machines are TOML files (`machines/`, `machine_na
 type that NVLS can add, GPUs of one kind, equally many ranks on every node, and CollNet off.
 """
 
-from dynamiccl.simulator.default.communicator import Overrides
-from dynamiccl.simulator.default.cost_model import CostModel
-from dynamiccl.simulator.default.graph import Basis, Cpu, Graph, Machine, Path, Pattern, Search
-from dynamiccl.simulator.default.machines import (
+from dynamiccl.simulator.default.cost_model import CostModel, Overrides
+from dynamiccl.simulator.default.machine import (
+    Basis,
+    Cpu,
+    Graph,
+    Machine,
+    Path,
+    Pattern,
+    Search,
     find_machine,
     machine_names,
     parse_machine,

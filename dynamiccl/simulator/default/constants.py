@@ -13,7 +13,7 @@ from typing import Final
 
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, NcclVersion, Protocol
-from dynamiccl.simulator.default.graph import Path
+from dynamiccl.simulator.default.machine import Path
 
 Triple = tuple[float, float, float]
 

@@ -1,11 +1,20 @@
-"""NCCL's own choice for a call, from its cost model (`src/graph/tuning.cc`, `src/enqueue.cc`)."""
+"""NCCL's own choice for a call, from its cost model (`src/graph/tuning.cc`, `src/enqueue.cc`).
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+A communicator opens channels; a cell has a bandwidth and a latency (`ncclTopoTuneModel`); a call
+takes the cheapest cell. `topoGetAlgoInfo` takes as many channels as the size keeps busy; what a
+tuner asks for replaces that number. `scheduleCollTasksToPlan` then spreads the payload over them in
+cells, so that fewer may carry anything; where the last cell does not fit evenly it is one more than
+asked for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from dynamiccl.nccl import (
     COST_IGNORE,
+    MAX_CHANNELS,
     NUM_ALGORITHMS,
     NUM_PROTOCOLS,
     VALID_PROTOCOLS,
@@ -16,18 +25,23 @@ from dynamiccl.nccl import (
     Protocol,
 )
 from dynamiccl.nccl_costs import TREE_CORRECTED, plateau, size_correction
-from dynamiccl.simulator.default.bandwidth import GATHERS, algbw_gbytes_per_s, steps
-from dynamiccl.simulator.default.channels import used_channels, used_threads
-from dynamiccl.simulator.default.communicator import NVLS_KINDS, Communicator, Overrides
 from dynamiccl.simulator.default.constants import (
     BASE_US,
     HOP_US,
+    LL_MAX,
+    MAX_THREADS,
+    NVLS_CHANNELS,
+    NVLS_EFFICIENCY,
     NVLS_TREE_CORRECTED,
+    PCI_GBYTES_PER_S,
+    THREAD_BYTES,
+    THREADS,
     Generation,
     Hop,
+    Release,
     release_of,
 )
-from dynamiccl.simulator.default.graph import Cpu, Machine, Path
+from dynamiccl.simulator.default.machine import Cpu, Graph, Machine, Path, Search
 from dynamiccl.simulator.group import Cell, CostLine, Group
 from dynamiccl.simulator.system import Call
 
@@ -36,7 +50,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Pair = tuple[Algorithm, Protocol]
-
+NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 #: CollNet needs a plug-in for switches that reduce, and is off.
 _NO_COLLNET: Final = frozenset({Algorithm.CollNetDirect, Algorithm.CollNetChain})
 #: Each inter-node ring step posts to the network (`getNetOverhead`), three times in Simple.
@@ -46,6 +60,123 @@ _SIMPLE_POSTS: Final = 3
 #: PAT: its logarithmic and its linear part.
 _PAT_SHARE: Final = 3.5
 _PAT_RANK_US: Final = 2.8
+#: Share of the ring's bandwidth that LL, LL128 and trees get before their own limits.
+_LL_SHARE: Final = 0.5
+_SHARE: Final = 0.92
+_TREE_LL_SHARE: Final = 1.0 / 3.8
+_TREE_LL128_SHARE: Final = 7.0 / 9.0
+_TREE_LL128_SHARE_NODES: Final = 120.0 / 128.0
+_PLAIN_TREE_SHARE: Final = 0.85
+_PAT_OF_TREE: Final = 0.75
+#: Until 2.27: NVLS's algorithm bandwidth over its bus bandwidth.
+_NVLS_RATIO: Final = 5.0 / 6.0
+_NVLS_NET_SHARE: Final = 0.9
+GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
+#: LL moves its payload in packets that are flags for the other half, and counts four times.
+_LL_TRAFFIC: Final = 4
+_GRAIN_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Settings of a job's environment; None leaves them to NCCL."""
+
+    #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS`; rings and trees heed `NCCL_MIN/MAX_NCHANNELS` alike.
+    min_channels: int | None = None
+    max_channels: int | None = None
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """A group of ranks on machines of one kind, in one release."""
+
+    release: Release
+    machine: Machine
+    group: Group
+    graph: Graph
+    overrides: Overrides = Overrides()
+
+    @cached_property
+    def generation(self) -> Generation:
+        """Row of the GPU's tables."""
+        return Generation.of(self.machine.compute_capability)
+
+    @cached_property
+    def one_node(self) -> bool:
+        """Whether all ranks are on one node."""
+        return self.group.num_nodes == 1
+
+    @cached_property
+    def column(self) -> int:
+        """Column of the bandwidth tables: 1, 2 or more nodes."""
+        return min(self.group.num_nodes, 3) - 1
+
+    @cached_property
+    def ll_max_row(self) -> int:
+        """Row of LL's ceilings: by GPU on one node, by CPU on several."""
+        if self.one_node:
+            return int(self.generation)
+        return 1 if self.machine.cpu in {Cpu.AMD, Cpu.MIXED} else 0
+
+    @cached_property
+    def ll_max(self) -> float:
+        """Largest bus bandwidth of LL."""
+        return LL_MAX[self.ll_max_row][self.column]
+
+    @cached_property
+    def num_channels(self) -> int:
+        """`comm->nChannels`: twice the search's, within bounds (`src/graph/connect.cc`)."""
+        channels = min(2 * self.graph.channels, MAX_CHANNELS)
+        fast = self.graph.ring.intra_gbytes_per_s > 45.0
+        if self.generation >= Generation.Hopper and not self.one_node and fast and channels < 16:
+            channels *= 2
+        if self.overrides.max_channels is not None:
+            channels = min(channels, self.overrides.max_channels)
+        if self.overrides.min_channels is not None:
+            channels = max(channels, self.overrides.min_channels)
+        if self.release.channels_reach_nvls:
+            channels = max(channels, self.nvls_channels)
+        return min(channels, MAX_CHANNELS)
+
+    @cached_property
+    def nvls_channels(self) -> int:
+        """`comm->nvlsChannels`; 0 without NVLS."""
+        if self.nvls is None:
+            return 0
+        hopper, blackwell_node, blackwell_nodes = NVLS_CHANNELS
+        blackwell = blackwell_node if self.one_node else blackwell_nodes
+        channels = blackwell if self.generation >= Generation.Blackwell else hopper
+        channels = min(channels, self.overrides.max_channels or MAX_CHANNELS)
+        return max(channels, self.overrides.min_channels or 1)
+
+    @cached_property
+    def nvls(self) -> Search | None:
+        """The NVLS graph, where NVLS is set up."""
+        enough = self.group.ranks_per_node >= self.release.nvls_min_ranks
+        return self.graph.nvls if enough and self.generation >= Generation.Hopper else None
+
+    def search(self, algorithm: Algorithm) -> Search:
+        """The graph that an algorithm runs on. Raises KeyError where it has none."""
+        if algorithm in NVLS_KINDS:
+            if self.nvls is None:
+                raise KeyError(f"no NVLS on {self.machine.name} for {self.group}")
+            return self.nvls
+        return self.graph.ring if algorithm is Algorithm.Ring else self.graph.tree
+
+    def hop_inside(self, algorithm: Algorithm) -> Hop:
+        """The link that a step inside a node crosses."""
+        nvlink = self.search(algorithm).intra_path is Path.NVL
+        return Hop.NVLINK if nvlink else Hop.PCI
+
+    def opened(self, algorithm: Algorithm) -> int:
+        """Number of channels opened for an algorithm."""
+        return self.nvls_channels if algorithm in NVLS_KINDS else self.num_channels
+
+    @cached_property
+    def slow_ring(self) -> bool:
+        """Whether a ring is no faster than PCI, and gets half the threads in Simple."""
+        ring = self.graph.ring
+        return ring.intra_gbytes_per_s * self.graph.channels <= PCI_GBYTES_PER_S
 
 
 class CostModel:
@@ -170,11 +301,6 @@ class CostModel:
         channels = self.num_channels(call, algorithm, protocol, config.num_channels)
         return Config(algorithm, protocol, channels, config.chunk_bytes)
 
-    def threads(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> int:
-        """Threads of each channel's block."""
-        comm = self.communicator(call.group)
-        return used_threads(comm, algorithm, protocol, call.size_bytes)
-
 
 def _has(comm: Communicator, algorithm: Algorithm) -> bool:
     if algorithm in comm.machine.without or algorithm in _NO_COLLNET:
@@ -263,3 +389,173 @@ def _overhead_us(comm: Communicator, protocol: Protocol) -> float:
         return 0.0
     once = _NET_OVERHEAD_AMD_US if comm.machine.cpu is Cpu.AMD else _NET_OVERHEAD_US
     return once * (_SIMPLE_POSTS if protocol is Protocol.Simple else 1)
+
+
+# --- Bandwidth ---
+
+
+def algbw_gbytes_per_s(
+    comm: Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
+) -> float:
+    """Bytes of the whole buffer over time, before corrections by size."""
+    bus = _BUS[algorithm](comm, collective, protocol)
+    if algorithm is not Algorithm.Ring and collective in GATHERS:
+        return bus
+    by_steps = comm.group.num_ranks / steps(comm, collective)
+    if algorithm is Algorithm.Ring:
+        return bus * by_steps
+    if algorithm in {Algorithm.NVLS, Algorithm.NVLSTree}:
+        return bus * (by_steps if comm.release.nvls_by_efficiency else _NVLS_RATIO)
+    return bus * 0.5
+
+
+def steps(comm: Communicator, collective: Collective) -> int:
+    """Steps of a ring: what each link carries, in shares of one rank."""
+    if collective is Collective.AllReduce:
+        return 2 * (comm.group.num_ranks - 1)
+    return comm.group.num_ranks - 1 if collective in GATHERS else comm.group.num_ranks
+
+
+def _per_channel(comm: Communicator, search: Search) -> float:
+    slow = comm.group.num_nodes > 2
+    return search.inter_gbytes_per_s if slow else search.intra_gbytes_per_s
+
+
+def _ring(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+    channels = comm.graph.channels
+    bus = channels * _per_channel(comm, comm.graph.ring)
+    if protocol is Protocol.LL:
+        return min(comm.ll_max, bus * _LL_SHARE)
+    if protocol is Protocol.LL128:
+        most = comm.release.ring_ll128(comm.generation)[comm.column]
+        return min(bus * _SHARE, channels * most)
+    return bus
+
+
+def _tree(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+    channels = comm.graph.channels
+    bus = channels * _per_channel(comm, comm.graph.tree)
+    most = comm.release.tree(comm.generation)[comm.column]
+    bus = min(bus * _SHARE, channels * most)
+    if protocol is Protocol.LL:
+        bus = min(bus * _TREE_LL_SHARE, comm.ll_max)
+    elif protocol is Protocol.LL128:
+        share = _TREE_LL128_SHARE if comm.one_node else _TREE_LL128_SHARE_NODES
+        most = comm.release.tree_ll128(comm.generation)[comm.column]
+        bus = min(bus * share, channels * most)
+    return bus * (_PLAIN_TREE_SHARE if comm.graph.tree.plain_tree else 1.0)
+
+
+def _pat(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+    return comm.graph.channels * _per_channel(comm, comm.graph.tree) * _PAT_OF_TREE
+
+
+def _nvls(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+    search = comm.search(Algorithm.NVLS)
+    if comm.release.nvls_by_efficiency:
+        return search.channels * min(_nvls_intra(comm, collective), search.inter_gbytes_per_s)
+    intra, inter = search.intra_gbytes_per_s, search.inter_gbytes_per_s
+    if collective in GATHERS:
+        ranks = comm.group.ranks_per_node
+        intra, inter = intra * (ranks - 1) / ranks, inter * _NVLS_NET_SHARE
+    return search.channels * min(intra, inter)
+
+
+def _nvls_tree(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+    search = comm.search(Algorithm.NVLSTree)
+    two, inter = comm.group.num_nodes <= 2, search.inter_gbytes_per_s
+    if comm.release.nvls_by_efficiency:
+        most = comm.release.nvls_tree(comm.generation)[comm.column]
+        inter = min(inter * (2 if two else 1), most)
+        return search.channels * min(_nvls_intra(comm, collective), inter)
+    return search.channels * min(search.intra_gbytes_per_s, inter if two else inter / 2)
+
+
+def _nvls_intra(comm: Communicator, collective: Collective) -> float:
+    search = comm.search(Algorithm.NVLS)
+    share = (search.channels - 1) / search.channels
+    intra = search.intra_gbytes_per_s * NVLS_EFFICIENCY[comm.generation] * share
+    if collective is Collective.AllReduce:
+        return 2.0 * intra
+    ranks = comm.group.ranks_per_node
+    return intra * (ranks - 1) / ranks
+
+
+_BUS: Final[Mapping[Algorithm, Callable[[Communicator, Collective, Protocol], float]]] = {
+    Algorithm.Ring: _ring,
+    Algorithm.Tree: _tree,
+    Algorithm.PAT: _pat,
+    Algorithm.NVLS: _nvls,
+    Algorithm.NVLSTree: _nvls_tree,
+}
+
+
+# --- Channels ---
+
+
+def used_channels(
+    comm: Communicator,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    size_bytes: int,
+    asked: int | None = None,
+) -> int:
+    """Channels that carry data when `asked` are requested (None: NCCL's own number); >= 1."""
+    opened = comm.opened(algorithm)
+    if asked is None:
+        most = _tuned(comm, algorithm, protocol, size_bytes)
+    else:
+        most = min(max(asked, 1), opened)
+    payload = _payload(comm, collective, protocol, size_bytes)
+    least = comm.release.min_traffic_bytes
+    # NCCL rounds this up to 16 bytes since 2.29, which no count below can tell.
+    per_channel = max(least, payload.num_bytes * payload.per_byte // most)
+    cell = _up(_up(least, payload.per_byte), _GRAIN_BYTES) * _GRAIN_BYTES
+    cells = max(_up(payload.num_bytes, cell), 1)
+    cells_each = min(cells, _up(per_channel, cell * payload.per_byte))
+    return min(_up(cells, cells_each), opened)
+
+
+def _tuned(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> int:
+    """Channels that NCCL assigns to a size."""
+    channels, threads = comm.opened(algorithm), _most_threads(comm, algorithm, protocol)
+    if threads == 0 or algorithm in NVLS_KINDS:
+        return channels
+    each = THREAD_BYTES[protocol]
+    if algorithm is Algorithm.Ring and protocol is Protocol.LL:
+        each *= comm.group.num_ranks
+    return min(max(int(size_bytes // (threads * each)), 1), channels)
+
+
+def _most_threads(comm: Communicator, algorithm: Algorithm, protocol: Protocol) -> int:
+    """`comm->maxThreads`. PAT has none, so that its channels never shrink."""
+    if algorithm is Algorithm.PAT:
+        return 0
+    if algorithm in NVLS_KINDS or protocol is Protocol.LL128:
+        return MAX_THREADS
+    halved = algorithm is Algorithm.Ring and protocol is Protocol.Simple and comm.slow_ring
+    return THREADS // 2 if halved else THREADS
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """One rank's bytes, and the traffic of each."""
+
+    num_bytes: int
+    per_byte: int
+
+
+def _payload(
+    comm: Communicator, collective: Collective, protocol: Protocol, size_bytes: int
+) -> _Payload:
+    num_bytes, traffic = size_bytes, 1
+    if collective is Collective.AllReduce:
+        traffic = 2
+    elif collective in GATHERS:
+        num_bytes, traffic = size_bytes // comm.group.num_ranks, comm.group.num_ranks
+    return _Payload(num_bytes, traffic * (_LL_TRAFFIC if protocol is Protocol.LL else 1))
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b)

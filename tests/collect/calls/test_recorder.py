@@ -8,6 +8,8 @@ import contextlib
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets import store
 from dynamiccl.libraries import PROFILER_NAME
 from tests.collect.calls.rank import (
+    CALLS,
     COLL,
     KERNEL_CH,
     KERNEL_LAUNCH,
@@ -444,6 +447,19 @@ def test_on_a_full_disk_the_file_ends_with_a_whole_entry(
     later.finalize()
     sizes = [path.stat().st_size for path in files(tmp_path)]
     assert sizes == ([] if most_bytes == 100 else [HEADER.itemsize + 2 * ENTRY.itemsize])
+
+
+def test_killed_rank_loses_no_more_than_its_buffer(library: Path, tmp_path: Path) -> None:
+    """The file of a process that never finalizes is read up to its last whole entry."""
+    code = (
+        "import os, sys, time; import tests.collect.calls.rank as rank\n"
+        "rank.Profiler.finalize = property(lambda self: lambda _: (time.sleep(0.5), os._exit(9)))\n"
+        "rank.main(sys.argv[1], 0, 1)"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code, str(library)], cwd=root, check=False)
+    assert done.returncode == 9
+    assert len(records(tmp_path)) == CALLS + 1
 
 
 def threads() -> set[str]:

@@ -133,31 +133,48 @@ def test_steps_tell_what_covers_communication(tmp_path: Path) -> None:
     assert found.calls["compute_ratio"].to_pylist() == [0.5]  # 100 of compute from its begin on
 
 
+#: Where compute and calls begin, and how long each takes; what of compute a call has beside it.
+RATIOS: dict[str, tuple[list[tuple[float, float]], list[tuple[float, float]], list[float]]] = {
+    # Kernels that follow each other, a pause of the host's, and one in which compute waits, at
+    # 1400: of the call that it waits for nothing, and the last one has what runs beside it.
+    "calls that follow each other share the compute until it waits": (
+        [(0, 490), (500, 300), (900, 500), (2000, 500)],
+        [(200, 100), (310, 100), (1100, 100), (1300, 100), (2100, 100), (1405, 500)],
+        [900 / 200] * 2 + [200 / 100, 100 / 600, 0.0, 100 / 100],
+    ),
+    # Decode: an all-reduce of 12 us after 60 us of compute, which nothing hides.
+    "a short call that compute waits for is not taken for a pause": (
+        [(100 * step, 60) for step in range(20)],
+        [(100 * step + 61, 12) for step in range(20)],
+        [0.0] * 20,
+    ),
+    "a call that ends in a pause is waited for, however short the pause": (
+        [(0, 985), (1001, 4000)],
+        [(0, 1000), (3000, 100)],
+        [0.985, 1.0],
+    ),
+    "the last bucket behind the backward pass is exposed": (
+        [(0, 10_000), (10_500, 100)],
+        [(1000 * bucket, 500) for bucket in range(1, 11)],
+        [2.0] * 9 + [0.0],
+    ),
+    "beside calls without compute there is none": ([], [(100, 100)], [0.0]),
+}
+
+
 def ratios(chrome: Chrome, folder: Path) -> list[float]:
     return [float(r) for r in calls_of(chrome.write(folder / "trace.json"))["compute_ratio"]]
 
 
-def test_calls_that_follow_each_other_share_the_compute_until_it_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", RATIOS)
+def test_compute_beside_calls(case: str, tmp_path: Path) -> None:
+    compute, calls, expected = RATIOS[case]
     chrome = Chrome()
-    # Kernels that follow each other, a pause of the host's, and one in which compute waits.
-    for start, length in ((0.0, 490.0), (500.0, 300.0), (900.0, 500.0), (2000.0, 500.0)):
+    for start, length in compute:
         chrome.compute(start, length)
-    for start in (200.0, 310.0, 1100.0, 1300.0, 2100.0):
-        chrome.collective(start, 100.0)
-    chrome.collective(1405.0, 500.0)
-    # Until the next calls begin; until compute waits, at 1400; of the one that it waits for, and
-    # begins when it has ended, nothing; and the last one has what runs beside it.
-    expected = [900 / 200] * 2 + [200 / 100, 100 / 600, 0.0, 100 / 100]
+    for start, length in calls:
+        chrome.collective(start, length)
     assert ratios(chrome, tmp_path) == pytest.approx(expected, abs=0.002)
-
-
-def test_a_short_call_that_compute_waits_for_is_not_taken_for_a_pause(tmp_path: Path) -> None:
-    """Decode: 60 us of compute, then an all-reduce of 12 us, which nothing hides."""
-    chrome = Chrome()
-    for step in range(20):
-        chrome.compute(100.0 * step, 60.0)
-        chrome.collective(100.0 * step + 61.0, 12.0)
-    assert ratios(chrome, tmp_path) == [0.0] * 20
 
 
 def test_the_last_calls_of_a_step_have_no_compute_but_that_beside_them(tmp_path: Path) -> None:
@@ -171,32 +188,6 @@ def test_the_last_calls_of_a_step_have_no_compute_but_that_beside_them(tmp_path:
         chrome.collective(begin + 100.0, 200.0)
         chrome.collective(begin + 500.0, 490.0)
     assert ratios(chrome, tmp_path) == pytest.approx([400 / 200, 1.0] * 2)
-
-
-def test_a_call_that_ends_in_a_pause_is_waited_for(tmp_path: Path) -> None:
-    """However short the pause is: 15 us of 1,000."""
-    chrome = Chrome()
-    chrome.compute(0.0, 985.0)
-    chrome.collective(0.0, 1_000.0)
-    chrome.compute(1_001.0, 4_000.0)
-    chrome.collective(3_000.0, 100.0)
-    assert ratios(chrome, tmp_path) == pytest.approx([0.985, 1.0])
-
-
-def test_the_last_bucket_behind_the_backward_pass_is_exposed(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.compute(0.0, 10_000.0)
-    for bucket in range(1, 11):
-        chrome.collective(1_000.0 * bucket, 500.0)
-    chrome.compute(10_500.0, 100.0)
-    assert ratios(chrome, tmp_path) == pytest.approx([2.0] * 9 + [0.0])
-
-
-def test_beside_calls_without_compute_there_is_none(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.collective(100.0, 100.0)
-    found = read(chrome.write(tmp_path / "trace.json"))
-    assert found.calls["compute_ratio"].to_pylist() == [0.0]
 
 
 def test_a_trace_without_steps_is_one(tmp_path: Path) -> None:

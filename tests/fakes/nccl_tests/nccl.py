@@ -22,9 +22,12 @@ from typing import Final, NoReturn, TextIO
 
 from dynamiccl.nccl import COST_IGNORE, MAX_CHANNELS, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import h100
-from dynamiccl.simulator.channels import actual_channels, communicator_channels
-from dynamiccl.simulator.h100 import actual_chunk_bytes, default_chunk_bytes
-from dynamiccl.simulator.tables import lines
+from dynamiccl.simulator.h100 import (
+    actual_channels,
+    actual_chunk_bytes,
+    communicator_channels,
+    default_chunk_bytes,
+)
 from tests.fakes.nccl_tests.tuner import INTERNAL_ERROR, INVALID_USAGE, NcclFailed, Tuner, load
 from tests.fakes.nccl_tests.world import World
 
@@ -158,7 +161,9 @@ class Nccl:
         """Noise-free time of one call; `choice` is None where NCCL makes none."""
         if choice is None:
             # One hop of a ring.
-            line = lines()[self._group][Collective.Broadcast, Algorithm.Ring, Protocol.Simple]
+            line = h100.default_model().lines(self._group)[
+                Collective.Broadcast, Algorithm.Ring, Protocol.Simple
+            ]
             time_us = line.latency_us + size_bytes / (1000.0 * line.algbw_gbytes_per_s)
         else:
             time_us = h100.true_us(
@@ -300,7 +305,7 @@ class Nccl:
                 self.log.say(f"{collective.wire:>13} |{costs}", "TUNING")
 
     def _cell(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> str:
-        line = lines()[self._group].get((collective, algorithm, protocol))
+        line = h100.default_model().lines(self._group).get((collective, algorithm, protocol))
         taken = line is not None and self._has(collective, algorithm, protocol)
         latency_us = line.latency_us if line else 0.0
         return f"{latency_us:8.1f}/{line.algbw_gbytes_per_s if line and taken else 0.0:6.1f} |"

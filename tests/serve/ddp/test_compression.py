@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from dynamiccl.serve.ddp.compression import Pruning, add_up, compress
-from dynamiccl.serve.ddp.topk import SAMPLE, largest
-from dynamiccl.serve.ddp.wire import Decision, Method
+from dynamiccl.serve.ddp.compression import SAMPLE, Pruning, add_up, compress, largest
+from dynamiccl.serve.ddp.laws import Decision, Method
 
 
 def numbers(count: int, seed: int = 0) -> torch.Tensor:

@@ -5,10 +5,16 @@ import pytest
 from netsense_links import RESNET18, Link, follow, model_ratio, paper_ratio
 
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.serve.ddp.law import Gradient, Interval
-from dynamiccl.serve.ddp.laws import make_law
-from dynamiccl.serve.ddp.settings import Settings
-from dynamiccl.serve.ddp.wire import DENSE, FP16, Decision, Method
+from dynamiccl.serve.ddp.laws import (
+    DENSE,
+    FP16,
+    Decision,
+    Gradient,
+    Interval,
+    Method,
+    Settings,
+    make_law,
+)
 
 PAPER = Settings(mode="paper", beta1=0.1, tr_q=0.0)
 #: Of no use to mode paper.

@@ -5,8 +5,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.tuner import State
+from dynamiccl.serve.search.autoccl import AutoCcl, State
 from tests.serve.search.worlds import KEY, drive, grid, scatter, valleys
 
 SPACE = grid()

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol, Transport
-from dynamiccl.serve.search.belief import Belief, Prior
-from dynamiccl.serve.search.space import DEFAULT, Choice, SearchSpace
-from dynamiccl.serve.search.watch import Watch
+from dynamiccl.serve.search.autoccl import DEFAULT, Choice, SearchSpace
+from dynamiccl.serve.search.policy_search import Belief, Prior, Watch
 from tests.serve.search.worlds import grid
 
 SPACE = grid(default_runs=None)

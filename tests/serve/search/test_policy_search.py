@@ -7,11 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.serve.search.autoccl import AutoCcl
-from dynamiccl.serve.search.belief import Prior
-from dynamiccl.serve.search.policy_search import PolicySearch
-from dynamiccl.serve.search.space import DEFAULT, Choice, SearchSpace
-from dynamiccl.serve.search.tuner import State
+from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, State
+from dynamiccl.serve.search.policy_search import PolicySearch, Prior
 from tests.serve.search.worlds import KEY, RAN, count_probes, drive, grid, scatter, valleys
 
 SPACE = grid()

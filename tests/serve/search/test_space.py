@@ -3,7 +3,7 @@
 import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol, Transport
-from dynamiccl.serve.search.space import DEFAULT, Choice, SearchSpace
+from dynamiccl.serve.search.autoccl import DEFAULT, Choice, SearchSpace
 from tests.serve.search.worlds import CELLS, CHANNELS, CHUNKS, grid
 
 RING = Algorithm.Ring, Protocol.Simple

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.serve.search.space import DEFAULT, Choice, SearchSpace
-from dynamiccl.serve.search.tuner import Tuner
+from dynamiccl.serve.search.autoccl import DEFAULT, Choice, SearchSpace, Tuner
 
 CHANNELS = (1, 2, 4, 8, 16, 32)
 CHUNKS = (1 << 16, 1 << 17, 1 << 18, 1 << 19)

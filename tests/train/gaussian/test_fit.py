@@ -14,13 +14,12 @@ import torch
 from typer.testing import CliRunner
 
 from dynamiccl.collect.cli import app
-from dynamiccl.datasets.carried import with_shape
-from dynamiccl.datasets.episodes import with_noise
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.features import CONTEXT_COLUMN, TUNED, Observations, cold_observations
-from dynamiccl.datasets.manifest import Manifest, Shape
+from dynamiccl.datasets.manifest import Manifest, Shape, with_shape
 from dynamiccl.datasets.questions import cold_questions, decide
-from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import with_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.policies import LearnedPolicy

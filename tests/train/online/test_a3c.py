@@ -1,6 +1,7 @@
 """Actors that learn in simulated worlds: their parts, and a run from recipe to artifact."""
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,12 @@ from dynamiccl.serve.artifact import export_artifact
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state
-from dynamiccl.train.online.actor import Actor
-from dynamiccl.train.online.actor_critic import filled, loss, returns
+from dynamiccl.train.online.a3c import ActorLearners, update
+from dynamiccl.train.online.actor_critic import SharedRmsProp, filled, loss, returns
+from dynamiccl.train.online.actors import Place
+from dynamiccl.train.online.make import _network as network_of
 from dynamiccl.train.online.make import _orders as orders_of
 from dynamiccl.train.online.make import make_loop
-from dynamiccl.train.online.places import Place
-from dynamiccl.train.online.rmsprop import SharedRmsProp
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.splits import split_of
@@ -62,8 +63,6 @@ def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(da
     reference_us = torch.from_numpy(np.tile(player.env.tables.reference_us, 2)).float()
     in_ms = player._scaled(torch.full_like(reference_us, -2.0))
     assert torch.allclose(in_ms, -2.0 * reference_us / 1000.0)
-    with pytest.raises(UnknownName, match="from raw, reference, clipped, log"):
-        make_recipe("a3c", ["reward_scale=moon"])
 
 
 @pytest.mark.parametrize("text", ["", "b300-nvlink:decode", f"{PLACE}:8", f"{PLACE}:1x8:1"])
@@ -154,8 +153,8 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_p
     assert not multiprocessing.active_children()
     path = next(tmp_path.rglob("state.pt"))
     state = read_state(path)
-    assert state["curves"]["steps"] == [4]
-    assert any(square.any() for square in state["squares"])
+    assert state["curves"]["step"] == [4]
+    assert any(square.any() for square in state["source"]["squares"])
 
     told: list[tuple[int, dict[str, float]]] = []
     done = resume(
@@ -167,13 +166,13 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_p
     [(step, metrics)] = told
     assert step == done.steps == 8
     # Of updates of three rounds or less, of 192 calls of two jobs.
-    assert state["curves"]["calls"][0] < metrics["simulated_calls"] <= 8 * 3 * 192 * 2
+    assert state["curves"]["simulated_calls"][0] < metrics["simulated_calls"] <= 8 * 3 * 192 * 2
     assert metrics["speedup"] > 0
     assert metrics["validation_speedup"] > 0
     folder = Path(done.run_directory)
     assert (folder / "plots" / "training.png").is_file()
     policy = TorchPolicy.load(folder / "policy")
-    before = state["network"]["actor._encoder.trunk.layers.0.weight"]
+    before = state["source"]["network"]["actor._encoder.trunk.layers.0.weight"]
     assert any(
         value.shape == before.shape and not torch.equal(value, before)
         for value in policy.weights().values()
@@ -185,14 +184,15 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_p
 def test_an_actor_that_dies_ends_the_run_with_its_place(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, _ = make_loop(
+    loop = make_loop(
         load_data(data, 0, with_costs=True), make_recipe("a3c", SMALL), 0, uses_cost=True
     )
     monkeypatch.setattr("dynamiccl.train.online.actors._PATIENCE_S", 0.2)
-    loop.updates.start(0)
+    assert isinstance(loop.source, ActorLearners)
+    loop.source.start(0)
     loop._is_started = True
-    loop.updates.next()
-    first, _ = loop.updates._processes._processes  # type: ignore[attr-defined]
+    loop.source.next()
+    first, _ = loop.source._processes._processes
     first.kill()  # the other plays on
     first.join()
     with pytest.raises(UserError, match=rf"the actor in '{PLACE}' ended with -9"):
@@ -202,16 +202,12 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
 
 def test_each_actor_may_keep_a_statistic_of_its_own(data: Path) -> None:
     recipe = make_recipe("a3c", [*SMALL, "actors=1", "shared_statistic=false", "seen_decisions=0"])
-    loop, _ = make_loop(load_data(data, 0, with_costs=True), recipe, 0, uses_cost=True)
+    loop = make_loop(load_data(data, 0, with_costs=True), recipe, 0, uses_cost=True)
     while not loop.is_over:
         loop.run_epoch()
     assert loop.step == 8
-    assert not any(square.any() for square in loop.updates.squares)
-
-
-def test_a_state_without_decisions_is_refused() -> None:
-    with pytest.raises(UserError, match="seen_decisions=0 with state_units"):
-        make_recipe("a3c-lstm", ["seen_decisions=0"])
+    assert isinstance(loop.source, ActorLearners)
+    assert not any(square.any() for square in loop.source.squares)
 
 
 def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> None:
@@ -227,17 +223,6 @@ def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> No
         make_loop(loaded, recipe, 0, uses_cost=True)
 
 
-class Counted:
-    """Updates of one actor."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self) -> int:
-        self.count += 1
-        return self.count
-
-
 def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     text = SWEEP.replace("b300-nvlink", "gb10-roce")
     text = text.replace("num_nodes = 1, ranks_per_node = 8", "num_nodes = 4, ranks_per_node = 1")
@@ -245,8 +230,8 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     settings = ("places=gb10-roce:lora:quiet", "num_steps=8", "gamma=0.5", "learning_rate=0.01")
     recipe = make_recipe("a3c", [*SMALL, *settings, "episode_rounds=50", "steps=40"])
     loaded = load_data(tmp_path, 0, with_costs=True)
-    _, algorithm = make_loop(loaded, recipe, 0, uses_cost=False)
-    network, player = algorithm.network, orders_of(loaded, recipe, 0)[0].player(0)
+    network = network_of(loaded, recipe, uses_cost=False)
+    player = orders_of(loaded, recipe, 0)[0].player(0)
     env = player.env
     quiet_us = env.world.quiet_us
     best = torch.from_numpy(np.nanargmin(quiet_us, axis=1)).repeat(env.num_envs)
@@ -254,7 +239,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     assert gains.sum() == 2
     differs = torch.from_numpy(gains).repeat(env.num_envs)
     optimizer = SharedRmsProp(list(network.parameters()))
-    actor = Actor(player, network, copy.deepcopy(network), optimizer, recipe)
+    own, numbers = copy.deepcopy(network), itertools.count(1)
 
     def probability_of_best() -> float:
         with torch.no_grad():
@@ -262,8 +247,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
         return float(log[0].exp().gather(1, best.unsqueeze(1))[differs].mean())
 
     assert probability_of_best() < 0.5
-    counted = Counted()
-    updates = [actor.update(counted) for _ in range(40)]
+    updates = [update(player, network, own, optimizer, lambda: next(numbers)) for _ in range(40)]
     assert probability_of_best() > 0.8
     assert updates[-1].number == 40
     assert np.mean([each.speedup for each in updates[-5:]]) > 1.1

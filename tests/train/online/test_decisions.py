@@ -10,10 +10,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import dynamiccl.train.online  # noqa: F401 - registers
+from dynamiccl.datasets.reward import reward
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.train.environment import CollectiveEnv, Course
-from dynamiccl.train.online.collectives import make_vector
-from dynamiccl.train.online.decisions import LATE, DecisionEnv, Rounds
+from dynamiccl.train.environment import LATE, Course, DecisionEnv, JobCalls, Rounds, make_vector
 
 ID = "dynamiccl/Collectives-v0"
 
@@ -83,7 +82,7 @@ def test_who_is_late_leaves_the_last_decision_in_force() -> None:
 
 def test_a_round_is_the_calls_of_the_same_world_call_by_call() -> None:
     env = small(num_jobs=3, delay_rounds=0)
-    calls = CollectiveEnv(env.world, env.tables, 3, Course(episode_calls=320))
+    calls = JobCalls(env.world, env.tables, 3, Course(episode_calls=320))
     env.reset(seed=5)
     calls.reset(seed=5)
     random = np.random.default_rng(1)
@@ -94,8 +93,9 @@ def test_a_round_is_the_calls_of_the_same_world_call_by_call() -> None:
         rewards: dict[tuple[int, int], list[float]] = {}
         for _ in range(8):
             key = calls.jobs.key
-            _, earned, _, _, info = calls.step(chosen[job, key])
-            true_us += info["ran"].true_us
+            _, ran = calls.step(chosen[job, key])
+            earned = reward(ran.measured_us, env.tables.reference_us[key])
+            true_us += ran.true_us
             for each in job:
                 rewards.setdefault((int(each), int(key[each])), []).append(float(earned[each]))
         observation, earned, _, _, told = env.step(chosen)

@@ -10,16 +10,14 @@ import torch
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.manifest import POLICY_NAME
 from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.train.action_head import SHARPNESS, ActionHead, ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.fit import fit
-from dynamiccl.train.heads import LogTimeQFunction
+from dynamiccl.train.heads import SHARPNESS, ActionHead, ActionInputs, LogTimeQFunction
 from dynamiccl.train.online.actor_critic import ActorCritic, State
 from dynamiccl.train.online.make import _network, _orders
-from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.policy import TorchPolicy, load_script
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.torch_files import load_script
 from tests.stores import new_store
 from tests.train.online.test_a3c import SMALL
 
@@ -130,15 +128,3 @@ def test_networks_of_another_form_and_what_is_no_policy_are_refused(
     nowhere = make_recipe("a3c", [*SMALL, f"start={tmp_path}"])
     with pytest.raises(MissingPath, match="--set start="):
         _network(loaded, nowhere, uses_cost=True)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "match"),
-    [
-        ("gaussian-process", "start=there is for networks"),
-        ("ddqn-dueling", "num_members=3: all would begin, and remain, the same"),
-    ],
-)
-def test_recipes_that_cannot_begin_with_a_network_say_so(recipe: str, match: str) -> None:
-    with pytest.raises(UserError, match=match):
-        make_recipe(recipe, ["start=there"])

@@ -5,9 +5,7 @@ import pytest
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.simulator.scenario import MarkovLink, Scenario
-from dynamiccl.train.online.collectives import make_vector
-from dynamiccl.train.online.decisions import DecisionEnv, Rounds
-from dynamiccl.train.online.variation import Variation
+from dynamiccl.train.environment import DecisionEnv, Rounds, Variation, make_vector
 
 
 def markov(scenario: Scenario) -> MarkovLink:

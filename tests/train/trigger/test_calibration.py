@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 from trigger_alarms import count_false_alarms
 
-from dynamiccl.train.torch_files import script
-from dynamiccl.train.trigger.calibration import Peaks, find_peaks, scale_of_rung, threshold_for
-from dynamiccl.train.trigger.measure import delays, watch_with
+from dynamiccl.train.policy import script
+from dynamiccl.train.trigger.calibration import (
+    Peaks,
+    delays_of,
+    find_peaks,
+    scale_of_rung,
+    threshold_for,
+    watch_with,
+)
 from dynamiccl.train.trigger.module import RUNGS, TriggerModule
 from tests.train.trigger.streams import Calibration, made_up_series, t3
 
@@ -77,14 +83,14 @@ def test_the_bars_are_met_at_sigma_0_1(calls: int, calibration: Calibration) -> 
     for factor, bar in ((1.5, 10), (1.15, 60)):
         streams = t3(random, 256 + 300, 1_024, 0.1) + np.float32(5.0)
         streams[256:] += np.float32(np.log(factor))
-        found = delays(watch_with(module, 1_024), streams, 256)
+        found = delays_of(watch_with(module, 1_024), streams, 256)
         assert len(found) >= 1_000
         assert np.median(found) <= bar
 
 
 def test_delays_count_from_the_first_slow_call_and_leave_out_who_was_alarmed() -> None:
     alarms = iter(np.array([[0, 0, 1], [0, 0, 1], [1, 0, 1], [1, 0, 1]], dtype=bool))
-    found = delays(lambda _times: next(alarms), np.zeros((4, 3), dtype=np.float32), 1)
+    found = delays_of(lambda _times: next(alarms), np.zeros((4, 3), dtype=np.float32), 1)
     assert found.tolist() == [2.0, np.inf]
 
 

@@ -11,10 +11,16 @@ from mlflow import MlflowClient
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UserError
 from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.fit import TriggerSettings, TriggerSummary, fit_trigger, make_trigger
+from dynamiccl.train.trigger.fit import (
+    TriggerSettings,
+    TriggerSummary,
+    fit_trigger,
+    forecast_error,
+    make_trigger,
+    train,
+)
 from dynamiccl.train.trigger.module import RUNGS, TriggerModule
 from dynamiccl.train.trigger.series import Series, read_series
-from dynamiccl.train.trigger.training import forecast_error, train
 from tests.calls import call, calls_table
 from tests.cli.conftest import Shell
 from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
@@ -29,7 +35,7 @@ QUICK = TriggerSettings(steps=1, calls_per_rung=10_000)
 @pytest.fixture(scope="module", autouse=True)
 def few_judged_calls() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("dynamiccl.train.trigger.training.JUDGED_CALLS", 250)
+        patched.setattr("dynamiccl.train.trigger.fit.JUDGED_CALLS", 250)
         # Streams of a delay's curve, and how long one that is late is waited for.
         patched.setattr("dynamiccl.train.trigger.fit._ONSETS", 50)
         patched.setattr("dynamiccl.train.trigger.fit._HORIZON", 60)
@@ -123,7 +129,7 @@ def test_the_forecaster_learns_what_follows_from_the_calls_before() -> None:
 
 
 def test_what_cannot_be_learned_leaves_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamiccl.train.trigger.training._CHUNKS", 2)
+    monkeypatch.setattr("dynamiccl.train.trigger.fit._CHUNKS", 2)
     series = Series.of(
         list(t3(np.random.default_rng(0), 600, 4).T), [np.zeros(600, dtype=np.float32)] * 4
     )

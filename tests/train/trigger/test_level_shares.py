@@ -8,22 +8,31 @@ import polars as pl
 import pytest
 import torch
 
-from dynamiccl.datasets.sequences import CALLS_USED, timed_calls
 from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.datasets.steps import CALLS_USED, timed_calls
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, all_configs, record_jobs
-from dynamiccl.simulator.recording import Recording
+from dynamiccl.simulator.record_jobs import (
+    Exploration,
+    Recording,
+    RecordSettings,
+    all_configs,
+    record_jobs,
+)
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.cautious.rows import cell_of
-from dynamiccl.train.cautious.share_table import share_table
-from dynamiccl.train.environment import CollectiveEnv, Course, Tables
-from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.level_shares import MOST_SHARE, interference_levels, level_shares_of
+from dynamiccl.train.cautious.policy import cell_of
+from dynamiccl.train.cautious.tasks import share_table
+from dynamiccl.train.environment import Course, JobCalls, Tables
+from dynamiccl.train.trigger.detector import (
+    MOST_SHARE,
+    Detector,
+    interference_levels,
+    level_shares_of,
+)
 from dynamiccl.train.trigger.module import TriggerModule
 
 #: None of a test bin.
@@ -112,7 +121,7 @@ def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) ->
     system, workload = find_system("h100-ib"), make_workload(["lora"], Group(4, 8))
     world = World(system, workload, all_configs(system, workload), find_scenario("congested"))
     tables = Tables.of(world, ["default"])
-    env = CollectiveEnv(world, tables, 2, Course(episode_calls=600), lambda: Detector(module))
+    env = JobCalls(world, tables, 2, Course(episode_calls=600), lambda: Detector(module))
     env.reset(seed=3)
     recording = Recording(world, "played")
     random = np.random.default_rng(0)
@@ -120,8 +129,8 @@ def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) ->
     for call in range(600):
         # Two configs and NCCL's own: streams get long enough to be known.
         allowed = np.flatnonzero(world.mask.all(axis=0))[:3]
-        info = env.step(allowed[random.integers(3, size=2)])[4]
-        recording.add(info["ran"])
+        _, ran = env.step(allowed[random.integers(3, size=2)])
+        recording.add(ran)
         seen |= {(f"played-{job}", call): float(env.level[job]) for job in range(2)}
     recording.write(tmp_path)
 

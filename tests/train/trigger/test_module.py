@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynamiccl.train.torch_files import script
+from dynamiccl.train.policy import script
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.module import (
     HALF_LIFE,

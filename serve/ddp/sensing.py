@@ -1,22 +1,74 @@
-"""The 32 bytes by which ranks agree: one all-reduce of eight numbers, the least of each over ranks.
+"""What a rank senses, and the 32 bytes by which ranks agree on it.
 
-It is launched before the step's first bucket and read before the next step's first bucket, so that
-nobody waits for it; it carries what the step before measured. What shall be the largest over ranks
-travels with its sign turned. The last two numbers are a mark of the state a rank decides from, both
-ways: where least and largest differ, a rank has loaded another checkpoint or has other settings.
+One all-reduce of eight numbers, the least of each over ranks, is launched before the step's first
+bucket and read before the next step's first bucket, so that nobody waits for it; it carries what
+the step before measured. What shall be the largest over ranks travels with its sign turned. The
+last two numbers are a mark of the state a rank decides from, both ways: where least and largest
+differ, a rank has loaded another checkpoint or has other settings.
 """
 
 import math
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
 from dynamiccl.errors import UserError
-from dynamiccl.serve.ddp.clocks import Clock
+
+
+class Clock(Protocol):
+    """Takes marks, and tells the seconds between two of them."""
+
+    def mark(self) -> Any:
+        """Now."""
+
+    def ready(self, mark: Any) -> bool:
+        """Whether what was asked for before `mark` is done, so that its time is known."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """From one mark to another, both ready."""
+
+
+class HostClock:
+    """The monotonic clock, or another function that returns seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+
+    def mark(self) -> float:
+        """See `Clock`."""
+        return self._now()
+
+    def ready(self, mark: float) -> bool:  # noqa: ARG002
+        """A host's mark is always known."""
+        return True
+
+    def seconds(self, begin: float, end: float) -> float:
+        """See `Clock`."""
+        return end - begin
+
+
+class DeviceClock:
+    """Events on the current stream: the host runs ahead of the GPU and knows no times."""
+
+    def mark(self) -> torch.cuda.Event:
+        """See `Clock`."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def ready(self, mark: torch.cuda.Event) -> bool:
+        """Asks and does not wait: a step whose times come too late is not measured."""
+        return bool(mark.query())  # type: ignore[no-untyped-call]
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """See `Clock`."""
+        return float(begin.elapsed_time(end)) / 1e3
+
 
 _UNKNOWN: Final = math.inf
 #: Integers up to here are exact in 32 bits.

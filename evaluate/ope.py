@@ -1,0 +1,230 @@
+"""Off-policy evaluation: what a policy is worth by a sweep that drew its configs at random.
+
+Scores of a report let a policy choose among the configs that were drawn for a task. A sweep that
+draws what it measures (`strategy.kind` random or adaptive) also writes down with which probability
+it took each config. Such rows are a log, from which it can be estimated what a policy is worth that
+may take any config: the other question, and the one that counts where a share of them was measured.
+
+    DM      direct method: the mean of a reward model under the policy
+    SNIPS   importance sampling: sum of w r over sum of w, w = policy / behaviour (Swaminathan and
+            Joachims 2015); without the second sum draws without a time count as taking none
+    DR      doubly robust (Dudik, Langford and Li 2011): DM corrected by the weighted residuals
+
+Where a policy wants what the behaviour never did, or so few rows that the weights of a handful
+decide, there is no number. Where earlier rows changed the behaviour, rows are not independent, and
+there is no interval. n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's
+default.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from scipy import stats
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import TaskGrid, comparable, one_placement, quiet
+from dynamiccl.datasets.schema import TASK_COLUMNS
+from dynamiccl.datasets.steps import action_masks
+from dynamiccl.evaluate.policies import Actions, LearnedPolicy
+
+Float64Array = npt.NDArray[np.float64]
+#: Rows that have to count for a number, in effect: (sum w)^2 / sum w^2.
+MIN_EFFECTIVE: Final = 50.0
+#: Share of a policy's probability that may lie on what the behaviour never did.
+MAX_UNCOVERED: Final = 0.001
+NO_OVERLAP: Final = "no overlap"
+NO_INTERVAL: Final = "no interval"
+CONFIDENCE: Final = 0.9
+#: Weight, in rows, of a neighbour's mean where a cell has few of its own.
+_PRIOR_ROWS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """n logged calls."""
+
+    task: npt.NDArray[np.int64]  # (n,), row of the task
+    action: npt.NDArray[np.int64]  # (n,)
+    reward: Float64Array  # (n,)
+    #: (n,) with which probability the behaviour took the action it took.
+    propensity: Float64Array
+    #: Whether what came before changed the probabilities: such rows are not independent.
+    adaptive: bool = False
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def rows(self, which: npt.NDArray[np.bool_]) -> Self:
+        """The calls selected by `which`."""
+        return replace(
+            self,
+            task=self.task[which],
+            action=self.action[which],
+            reward=self.reward[which],
+            propensity=self.propensity[which],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean reward with its interval, or why there is none."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Time / NCCL's default and its interval; null where there is no number."""
+        ends = {"mean": self.value, "low": self.high, "high": self.low}
+        told = {name: None if end is None else -end for name, end in ends.items()}
+        return {**told, "note": self.note}
+
+
+def every_estimate(
+    log: Log, policies: Sequence[Float64Array], behaviour: Float64Array, confidence: float
+) -> list[dict[str, Estimate]]:
+    """Estimates of each policy (T, A), by estimator name, with a shared reward model.
+
+    `behaviour` (T, A) are the logging probabilities.
+    """
+    model = _tabular_model(log, behaviour.shape)
+    return [_estimates(log, policy, behaviour, model, confidence) for policy in policies]
+
+
+def _estimates(
+    log: Log,
+    policy: Float64Array,
+    behaviour: Float64Array,
+    model: Float64Array,
+    confidence: float,
+) -> dict[str, Estimate]:
+    direct = float((policy * model).sum(axis=1)[log.task].mean())
+    # The model's own error is not known.
+    found = {"DM": Estimate(direct, note=NO_INTERVAL)}
+    weights = weights_of(log, policy)
+    total = float(weights.sum())
+    effective = total**2 / float((weights**2).sum()) if total > 0 else 0.0
+    uncovered = float(np.where(behaviour > 0, 0.0, policy).sum(axis=1)[log.task].mean())
+    if uncovered > MAX_UNCOVERED or effective < MIN_EFFECTIVE:
+        return found | dict.fromkeys(("SNIPS", "DR"), Estimate(note=NO_OVERLAP))
+    snips = float((weights * log.reward).sum() / total)
+    expected, predicted = _cross_fitted(log, policy)
+    each = expected + weights * (log.reward - predicted)
+    # Each row's part in the value: that of a ratio by the delta method.
+    terms = {
+        "SNIPS": (snips, weights * (log.reward - snips) / weights.mean()),
+        "DR": (float(each.mean()), each - each.mean()),
+    }
+    for name, (value, parts) in terms.items():
+        if log.adaptive:
+            found[name] = Estimate(value, note=NO_INTERVAL)
+            continue
+        error = float(parts.std(ddof=1) / np.sqrt(len(log)))
+        reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+        found[name] = Estimate(value, value - reach, value + reach)
+    return found
+
+
+def weights_of(log: Log, policy: Float64Array) -> Float64Array:
+    """(n,) importance weights of a policy (T, A)."""
+    return policy[log.task, log.action] / log.propensity
+
+
+def _tabular_model(log: Log, shape: tuple[int, int]) -> Float64Array:
+    """(T, A) mean reward of every cell, shrunk towards its action's mean where rows are few.
+
+    For an action that was never taken, the mean over all rows.
+    """
+    sums, counts = np.zeros(shape), np.zeros(shape)
+    np.add.at(sums, (log.task, log.action), log.reward)
+    np.add.at(counts, (log.task, log.action), 1.0)
+    overall = float(log.reward.mean())
+    by_action = (sums.sum(axis=0) + _PRIOR_ROWS * overall) / (counts.sum(axis=0) + _PRIOR_ROWS)
+    model: Float64Array = (sums + _PRIOR_ROWS * by_action) / (counts + _PRIOR_ROWS)
+    return model
+
+
+def _cross_fitted(log: Log, policy: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """(n,) predicted rewards of the policy, and of the logged action, for unseen rows."""
+    expected, predicted = np.empty(len(log)), np.empty(len(log))
+    is_even = np.arange(len(log)) % 2 == 0
+    for part in (is_even, ~is_even):
+        model = _tabular_model(log.rows(~part), policy.shape)
+        inside = log.rows(part)
+        expected[part] = (policy * model).sum(axis=1)[inside.task]
+        predicted[part] = model[inside.task, inside.action]
+    return expected, predicted
+
+
+def deterministic(actions: Actions, num_actions: int) -> Float64Array:
+    """(T, A) the policy that always takes `actions`."""
+    chosen: Float64Array = np.eye(num_actions)[actions]
+    return chosen
+
+
+def logged_values(
+    frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid, policies: Sequence[LearnedPolicy]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """System -> policy -> estimates (`Estimate.to_json`) by estimator, on the tasks where it acts.
+
+    Where a policy leaves the choice to NCCL nothing needs to be estimated. Beside them stand the
+    `tasks` with draws, of how many of them the policy `acts` on, and the `draws` of these. Systems
+    without draws are left out, and estimates of a policy that acts nowhere.
+    """
+    drawn = drawn_rows(frame, catalogue, grid)
+    return {
+        str(system): {policy.name: _value(rows, catalogue, grid, policy) for policy in policies}
+        for (system,), rows in drawn.group_by("system", maintain_order=True)
+    }
+
+
+def _value(
+    drawn: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid, policy: LearnedPolicy
+) -> dict[str, Any]:
+    asked = drawn["task"].unique().sort().to_numpy()
+    tasks = grid.tasks[asked]
+    possible = action_masks(drawn, tasks, catalogue)
+    shape = (grid.tasks.height, len(catalogue))
+    chosen, behaviour = np.full(shape[0], ABSTAIN_ACTION), np.zeros(shape)
+    chosen[asked] = policy.choose_among(tasks, possible > 0)
+    behaviour[asked] = possible
+    log = read_log(drawn, grid)
+    log = log.rows(chosen[log.task] != ABSTAIN_ACTION)
+    acts = int((chosen != ABSTAIN_ACTION).sum())
+    counts = {"tasks": len(asked), "acts": acts, "draws": len(log)}
+    if not len(log):
+        return counts
+    wanted = deterministic(chosen, len(catalogue))
+    (found,) = every_estimate(log, [wanted], behaviour, CONFIDENCE)
+    return {**counts, **{name: each.to_json() for name, each in found.items()}}
+
+
+def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.DataFrame:
+    """The measurements that a strategy drew for tasks of a grid, with `task` and `action`.
+
+    One row for each draw that has a time; NCCL's default is measured beside them and not drawn.
+    """
+    drawn = one_placement(quiet(comparable(frame))).filter(
+        ~pl.col("is_default") & pl.col("behaviour_probability").is_not_null()
+    )
+    drawn = drawn.with_columns(catalogue.actions(drawn)).drop_nulls("action")
+    tasks = grid.tasks.select(TASK_COLUMNS).with_row_index("task")
+    return drawn.join(tasks, on=TASK_COLUMNS, nulls_equal=True, maintain_order="left")
+
+
+def read_log(drawn: pl.DataFrame, grid: TaskGrid) -> Log:
+    """The log of `drawn_rows`; adaptive unless each task's draws have equal probabilities."""
+    task, action = (drawn[name].to_numpy().astype(np.int64) for name in ("task", "action"))
+    kinds = drawn.group_by("sweep", "task").agg(pl.col("behaviour_probability").n_unique())
+    return Log(
+        task,
+        action,
+        -drawn["time_us"].to_numpy() / grid.default_us[task],
+        drawn["behaviour_probability"].to_numpy().astype(np.float64),
+        adaptive=bool((kinds["behaviour_probability"] > 1).any()),
+    )

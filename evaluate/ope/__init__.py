@@ -1,1 +1,0 @@
-"""Off-policy evaluation: a policy's value, estimated from logs of another policy."""
