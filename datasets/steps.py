@@ -278,16 +278,14 @@ def training_steps(
     """Build the training steps of a measurements frame.
 
     `costs` as in `cold_observations`; `seed` fixes which other measurements fill a warm window.
-    Raises NotEnoughData when no row is
-    left, with the counts that say why.
+    Raises NotEnoughData when no row is left, with the counts that say why.
     """
-    alone, counts = _quiet_rows(frame, catalogue)
+    alone, beside, counts = _training_rows(frame, catalogue)
     if alone.is_empty():
         raise NotEnoughData(
             f"no row to train on: {counts}; measure NCCL's default (quiet, launch profile "
             "'default') at sizes in even octaves, beside the forced configs"
         )
-    beside = _interfered_rows(frame, catalogue)
     levelled = beside.filter(pl.col("interference").is_not_null())
     rows = pl.concat([alone, levelled]).with_row_index("row")
     noise = training_noise(frame)
@@ -300,6 +298,7 @@ def training_steps(
     # Windows refer to steps; a row with several steps is represented by its first.
     step_of = np.full(rows.height, -1)
     step_of[row[::-1]] = np.arange(len(row))[::-1]
+    seen = np.where(windows >= 0, step_of[windows], -1)
     used = int((owners >= alone.height).sum())
     knobs = ("algorithm", "protocol", "num_channels")
     ran = [pl.coalesce(f"actual_{each}", f"requested_{each}") for each in knobs]
@@ -316,12 +315,7 @@ def training_steps(
         calls=calls.take(row),
         action=rows["action"].to_numpy().astype(np.int64)[row],
         reward=values.astype(np.float32)[row],
-        windows=np.concatenate(
-            [
-                np.full((len(cold), WINDOW_LENGTH), -1),
-                np.where(windows >= 0, step_of[windows], -1),
-            ]
-        ),
+        windows=np.vstack([np.full((len(cold), WINDOW_LENGTH), -1), seen]),
     )
     return TrainingSteps(
         steps=steps,
@@ -347,33 +341,33 @@ def with_noise(tasks: pl.DataFrame, noise: pl.DataFrame) -> pl.DataFrame:
     return tasks.join(noise, on=NOISE_KEY, how="left", maintain_order="left")
 
 
-def _quiet_rows(frame: pl.DataFrame, catalogue: Catalogue) -> tuple[pl.DataFrame, dict[str, int]]:
+def _training_rows(
+    frame: pl.DataFrame, catalogue: Catalogue
+) -> tuple[pl.DataFrame, pl.DataFrame, dict[str, int]]:
+    """Training rows measured alone, those beside interference, and how many are neither.
+
+    Of rows beside interference, `interference` is null where it is not known.
+    """
     timed = independent(frame)
-    alone = quiet(timed)
-    asked = tuned(alone)
+    asked = tuned(timed)
     train = with_split(asked).filter(pl.col("split") == Split.TRAIN.value)
     acted = train.with_columns(catalogue.actions(train)).drop_nulls("action")
-    referenced = with_reference(acted, train)
+    referenced = with_reference(quiet(acted), train)
     kept = referenced.filter(pl.col("reference_us").is_not_null())
     between = kept.filter(pl.col("reference_kind") == ReferenceKind.INTERPOLATED.value)
-    return kept.with_columns(interference=0.0), {
+    alone = [quiet(rows).height for rows in (timed, asked, train, acted)]
+    counts = {
         "rows": frame.height,
         "unusable": frame.height - timed.height,
-        "interfered": timed.height - alone.height,
-        "not_tuned": alone.height - asked.height,
-        "held_out": asked.height - train.height,
-        "without_action": train.height - acted.height,
+        "interfered": timed.height - alone[0],
+        "not_tuned": alone[0] - alone[1],
+        "held_out": alone[1] - alone[2],
+        "without_action": alone[2] - alone[3],
         "without_reward": referenced.height - kept.height,
         "reference_interpolated": between.height,
     }
-
-
-def _interfered_rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
-    """Training rows measured beside interference; `interference` is null where unknown."""
-    train = with_split(tuned(independent(frame))).filter(pl.col("split") == Split.TRAIN.value)
-    beside = interfered(train)
-    acted = beside.with_columns(catalogue.actions(beside)).drop_nulls("action")
-    return with_interfered_reference(acted, train)
+    beside = with_interfered_reference(interfered(acted), train)
+    return kept.with_columns(interference=0.0), beside, counts
 
 
 def action_masks(frame: pl.DataFrame, rows: pl.DataFrame, catalogue: Catalogue) -> Float32Array:
