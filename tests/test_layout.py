@@ -81,7 +81,7 @@ ROOMS = {
 }
 #: Product files of fewer lines that no two others import, of which there may be so many.
 SMALL_FILE = 150
-MAX_SMALL_FILES = 68
+MAX_SMALL_FILES = 46
 MAX_FILE_BYTES = 1 << 20
 
 

@@ -256,46 +256,35 @@ def _finish(
             run.log_metrics(loop.latest, step=loop.step)
             progress(loop.step, recipe.steps, loop.latest)
     seconds = time.monotonic() - started
-    with tempfile.TemporaryDirectory() as scratch:
-        summary = _wrap_up(loop, data, recipe, run, Path(scratch), seconds)
+    best, members = loop.best(), cast(Any, loop.source.members)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        for name in ("checkpoints", "plots"):
+            (scratch / name).mkdir()
+        loop.source.save(str(scratch / "checkpoints" / "last.d3"))
+        members.load_state_dict(best.weights)
+        loop.source.save(str(scratch / "checkpoints" / "best.d3"))
+        module, margin, regret = with_margin(members, data, recipe)
+        from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
+
+        default = data.default_regret()
+        figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
+        figure.savefig(scratch / "plots" / "training.png", dpi=120)
+        summary = end_run(
+            run,
+            scratch,
+            module,
+            data,
+            recipe,
+            {"abstain_margin": margin},
+            abstain_margin=margin,
+            validation_regret=regret,
+            steps=recipe.steps,
+            seconds=seconds,
+            best_step=best.step,
+        )
     path.unlink(missing_ok=True)
     return summary
-
-
-def _wrap_up(
-    loop: Loop,
-    data: TrainingData,
-    recipe: Recipe,
-    run: tracking.Run,
-    scratch: Path,
-    seconds: float,
-) -> FitSummary:
-    best = loop.best()
-    for name in ("checkpoints", "plots"):
-        (scratch / name).mkdir()
-    loop.source.save(str(scratch / "checkpoints" / "last.d3"))
-    members: Any = loop.source.members
-    members.load_state_dict(best.weights)
-    loop.source.save(str(scratch / "checkpoints" / "best.d3"))
-    module, margin, regret = with_margin(members, data, recipe)
-    from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
-
-    default = data.default_regret()
-    figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
-    figure.savefig(scratch / "plots" / "training.png", dpi=120)
-    return end_run(
-        run,
-        scratch,
-        module,
-        data,
-        recipe,
-        {"abstain_margin": margin},
-        abstain_margin=margin,
-        validation_regret=regret,
-        steps=recipe.steps,
-        seconds=seconds,
-        best_step=best.step,
-    )
 
 
 def _state_path(run: tracking.Run) -> Path:

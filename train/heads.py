@@ -45,9 +45,9 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional
 
-from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS
-from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Algorithm, Config, Protocol
+from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
 
 #: Features of an action, in order.
 ACTION_FEATURES: Final = (
@@ -187,24 +187,13 @@ class ActionInputs:
 
     def to_json(self) -> list[Any]:
         """Plain data, stored in d3rlpy's files."""
-        knobs = [[c.algorithm, c.protocol, c.num_channels, c.chunk_bytes] for c in self.configs]
-        plain = [[None if knob is None else int(knob) for knob in each] for each in knobs]
-        return [plain, self.cost_start, self.uses_cost]
+        return [Catalogue(tuple(self.configs)).to_json(), self.cost_start, self.uses_cost]
 
     @classmethod
     def from_json(cls, told: Sequence[Any]) -> Self:
         """The inverse of `to_json`."""
-        plain, cost_start, uses_cost = told
-        configs = [
-            Config(
-                None if algorithm is None else Algorithm(algorithm),
-                None if protocol is None else Protocol(protocol),
-                channels,
-                chunk,
-            )
-            for algorithm, protocol, channels, chunk in plain
-        ]
-        return cls(configs, int(cost_start), bool(uses_cost))
+        catalogue, cost_start, uses_cost = told
+        return cls(Catalogue.from_json(catalogue).configs, int(cost_start), bool(uses_cost))
 
 
 class ActionHead(nn.Module):

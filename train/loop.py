@@ -5,10 +5,11 @@ worlds (`online/`).
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from dynamiccl.train.replay import CostDropout, Mixed, Replay
 STATE_VERSION: Final = 5
 
 
-class Source(Protocol):
+class Source(ABC):
     """What makes the updates of a run."""
 
     #: The networks that are updated; their running average is validated and exported.
@@ -33,27 +34,32 @@ class Source(Protocol):
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the run up to now, besides those that `update` gives."""
+        return {}
 
-    def start(self, step: int) -> None:
-        """Begin after `step` updates."""
+    def start(self, step: int) -> None:  # noqa: B027 - batches need no start
+        """Start what plays, after `step` updates."""
 
+    @abstractmethod
     def update(self, step: int) -> dict[str, float]:
         """Make update number `step`, from 1 on; its metrics, `loss` among them."""
 
+    @abstractmethod
     def save(self, path: str) -> None:
         """Write the networks as they are now to a file."""
 
+    @abstractmethod
     def state(self) -> dict[str, Any]:
         """What `restore` needs, plain values and tensors."""
 
+    @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
 
-    def close(self) -> None:
-        """Stop what was started."""
+    def close(self) -> None:  # noqa: B027 - nor an end
+        """Stop what plays."""
 
 
-class GradientSteps:
+class GradientSteps(Source):
     """Gradient steps of a d3rlpy algorithm on batches of recorded steps."""
 
     def __init__(
@@ -62,10 +68,6 @@ class GradientSteps:
         """Train a built algorithm."""
         self._algorithm, self._replay, self._recipe = algorithm, replay, recipe
         self.members = members_of(algorithm)
-        self.metrics: dict[str, float] = {}
-
-    def start(self, step: int) -> None:
-        """Do nothing: there is nothing to start."""
 
     def update(self, step: int) -> dict[str, float]:
         """One gradient step on a batch."""
@@ -93,9 +95,6 @@ class GradientSteps:
         self._algorithm._grad_step = state["grad_step"]
         self._replay.random.bit_generator.state = state["replay_random"]
         torch.set_rng_state(state["torch_random"])
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

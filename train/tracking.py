@@ -40,6 +40,7 @@ from mlflow.entities import (
     SourceType,
 )
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.utils.models import get_model_name_and_version
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import (
     MLFLOW_DATASET_CONTEXT,
@@ -569,7 +570,7 @@ def find_run(named: str, tracking_uri: str) -> str | None:
         if not found or kind == "runs":
             run_id = path.partition("/")[0] if found else _id_of(client, named)
         else:
-            run_id = _version_named(client, path).run_id
+            run_id = client.get_model_version(*get_model_name_and_version(client, named)).run_id
         return str(client.get_run(run_id).info.run_id)
 
 
@@ -581,18 +582,6 @@ def _id_of(client: MlflowClient, named: str) -> str:
     places = [each.experiment_id for each in client.search_experiments()]
     found = client.search_runs(places, wanted, max_results=1, order_by=["start_time DESC"])
     return str(found[0].info.run_id) if found else named
-
-
-def _version_named(client: MlflowClient, path: str) -> Any:
-    """The registered version that NAME@ALIAS, NAME/NUMBER or NAME/latest means."""
-    name, _, alias = path.partition("@")
-    if alias:
-        return client.get_model_version_by_alias(name, alias)
-    name, _, number = path.partition("/")
-    if number == "latest":
-        versions = client.search_model_versions(f"name = '{name}'")
-        return max(versions, key=lambda each: int(each.version))
-    return client.get_model_version(name, number)
 
 
 @dataclass(frozen=True, slots=True)

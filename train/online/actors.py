@@ -8,7 +8,7 @@ import os
 import queue
 import re
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -31,6 +31,7 @@ from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import DecisionEnv, Rounds, Tables, Variation
+from dynamiccl.train.loop import Source
 from dynamiccl.train.online.actor_critic import ActorCritic, RoundObservations, State
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger.detector import Detector
@@ -239,18 +240,18 @@ class ActorSettings:
     place: str
     tables: Tables
     world: World
-    trigger: str
     recipe: Recipe
     seed: int
 
     def env(self) -> DecisionEnv:
         """The environment of this actor."""
+        trigger = self.recipe.trigger
         rounds = Rounds.of(
             self.world,
             episode_rounds=self.recipe.episode_rounds,
             seen_decisions=self.recipe.seen_decisions,
         )
-        watch = partial(Detector.load, Path(self.trigger)) if self.trigger else None
+        watch = None if not trigger else partial(Detector.load, Path(trigger))
         variation = Variation(self.recipe.vary, self.recipe.vary_times)
         jobs = self.recipe.jobs
         return DecisionEnv(self.world, self.tables, jobs, rounds, watch, variation)
@@ -275,8 +276,8 @@ class Update:
     calls: int
 
 
-class Playing(ABC):
-    """The updates of a network by actors that play: a source of `train/loop.py`."""
+class Playing(Source):
+    """The updates of a network by actors that play."""
 
     def __init__(self, network: ActorCritic, squares: list[torch.Tensor]) -> None:
         """`squares` is the optimizer's statistic, one tensor for each parameter."""
@@ -287,16 +288,8 @@ class Playing(ABC):
         self._began = time.monotonic()
 
     @abstractmethod
-    def start(self, step: int) -> None:
-        """Start the actors after `step` updates."""
-
-    @abstractmethod
     def next(self) -> Update:
         """Wait for the next update, which the network has then."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop the actors."""
 
     @property
     def metrics(self) -> dict[str, float]:

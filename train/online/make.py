@@ -148,8 +148,6 @@ def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings
                 "places by the systems that were measured"
             )
         tables = Tables.of(world, data.profiles, data.training.noise, data.costs)
-        order = ActorSettings(
-            place.text, tables, world, recipe.trigger, recipe, seed * 1000 + index
-        )
+        order = ActorSettings(place.text, tables, world, recipe, seed * 1000 + index)
         orders.append(order)
     return orders

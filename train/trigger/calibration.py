@@ -8,7 +8,6 @@ negative drift), and that is fitted to the largest.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -60,6 +59,10 @@ class Peaks:
         """The peaks of all ended excursions, largest first."""
         return np.sort(np.concatenate([np.zeros(0), *self._found]))[::-1]
 
+    def threshold(self, per_call: float) -> float:
+        """The threshold for a rate of false alarms per call."""
+        return threshold_for(self.all(), self.calls, per_call)
+
 
 def threshold_for(peaks: npt.NDArray[np.float64], calls: int, per_call: float) -> float:
     """The threshold that a fraction `per_call` of calls would cross, by peaks (largest first).
@@ -77,19 +80,6 @@ def threshold_for(peaks: npt.NDArray[np.float64], calls: int, per_call: float) -
     return float(base + mean_excess * np.log(count / wanted))
 
 
-@dataclass(frozen=True, slots=True)
-class RungPeaks:
-    """The excursion peaks of one noise rung."""
-
-    rung: float
-    calls: int
-    peaks: npt.NDArray[np.float64]
-
-    def threshold(self, per_call: float) -> float:
-        """The threshold for a rate of false alarms per call."""
-        return threshold_for(self.peaks, self.calls, per_call)
-
-
 def scale_of_rung(rung: float) -> float:
     """The noise (robust sigma of log time) of a rung."""
     return 0.5 * float(np.log(SMALLEST_SLOWDOWN)) / rung
@@ -102,8 +92,8 @@ def find_peaks(
     seed: int,
     calls_per_rung: int = CALLS_PER_RUNG,
     told: Told = lambda _done, _total: None,
-) -> list[RungPeaks]:
-    """Run the detector on quiet streams at the noise of each rung."""
+) -> list[Peaks]:
+    """Run the detector on quiet streams at the noise of each rung; the peaks of each."""
     random = np.random.default_rng(seed)
     before = module.thresholds.tolist()
     module.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
@@ -119,7 +109,7 @@ def find_peaks(
                 log_time = values * np.float32(scale_of_rung(rung)) + np.float32(5.0)
                 _run(scripted, log_time, sizes, peaks)
                 told(number * rounds + turn + 1, rounds * len(RUNGS))
-            found.append(RungPeaks(rung, peaks.calls, peaks.all()))
+            found.append(peaks)
     finally:
         module.set_thresholds(before)
     return found

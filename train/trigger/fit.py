@@ -25,7 +25,7 @@ from dynamiccl.train import tracking
 from dynamiccl.train.policy import save_script, script
 from dynamiccl.train.trigger.calibration import (
     CALLS_PER_RUNG,
-    RungPeaks,
+    Peaks,
     delays_of,
     find_peaks,
     watch_with,
@@ -222,7 +222,7 @@ def make_trigger(
     series: Series,
     settings: TriggerSettings,
     progress: Progress = lambda _what, _done, _total: None,
-) -> tuple[TriggerModule, Training, list[RungPeaks]]:
+) -> tuple[TriggerModule, Training, list[Peaks]]:
     """A trained and calibrated Trigger, its training history, and its excursion peaks."""
     torch.manual_seed(settings.seed)
     training, rest = series.split(TRAINING_SHARE)
@@ -331,7 +331,7 @@ def _facts(
 
 
 def _delays(
-    module: TriggerModule, series: Series, peaks: list[RungPeaks], factor: float
+    module: TriggerModule, series: Series, peaks: list[Peaks], factor: float
 ) -> list[float | None]:
     """Median calls from onset to alarm at the site's usual noise, by false-alarm rate.
 
