@@ -4,17 +4,14 @@ Its figures say nothing of GPUs: that they fit each other is what is tested. Thr
 stand-in's NCCL is asked whenever gloo is called (tests/fakes/nccl_tests/beside.py).
 """
 
-import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -169,32 +166,8 @@ def beside_products(**keys: str) -> Sweep:
     )
 
 
-@contextmanager
-def running(made: Sweep, folder: Path, plugin: Path) -> Iterator[Any]:
-    """The sweep in a process of its own."""
-    process = multiprocessing.get_context("fork").Process(target=run, args=(made, folder, plugin))
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.join()
-
-
-def test_sweep_that_was_killed_goes_on_and_has_both_sides_of_each_config(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    made = beside_products()
-    journal = tmp_path / "out" / ".journal"
-    with running(made, tmp_path, sweep_path) as process:
-        deadline = time.monotonic() + LIMIT_S
-        while not any(p.stat().st_size for p in journal.rglob("segment-*")):
-            assert process.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()  # its lock goes when it is gone
-    summary = run(made, tmp_path, sweep_path, resume=True)
+def test_sweep_has_both_sides_of_each_config(tmp_path: Path, sweep_path: Path) -> None:
+    summary = run(beside_products(), tmp_path, sweep_path)
     assert summary["ended"] == "done"
     found = rows(tmp_path)
     # Of each size two configs, and NCCL's own twice in the plugin's process and twice without it.

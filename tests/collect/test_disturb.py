@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect import disturb as module
-from dynamiccl.collect.disturb import disturb, repeat
+from dynamiccl.collect.disturb import disturb
 from dynamiccl.collect.grid import Interference, Setting
 from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.nodes import Nodes
@@ -226,21 +226,3 @@ def test_it_ends_with_its_starter_or_by_a_signal_and_leaves_nobody() -> None:
             child.send_signal(number)
             assert child.wait(PATIENCE_S) == (0 if number == signal.SIGTERM else -number)
             await_true(lambda pids=workers: not any(is_running(pid) for pid in pids))
-
-
-@pytest.mark.parametrize("level", [0.25, 0.5, 1.0])
-def test_rest_makes_the_level_the_share_of_busy_time(
-    level: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times, rests = iter([0.0, 3.0]), list[float]()
-
-    def outlives(parent: int, seconds: float) -> bool:
-        assert parent == 7
-        rests.append(seconds)
-        return len(rests) == 2
-
-    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
-    monkeypatch.setattr(module, "outlives", outlives)
-    repeat(lambda: None, level, 7)
-    assert rests[0] == 0
-    assert 3.0 / (3.0 + rests[1]) == pytest.approx(level)

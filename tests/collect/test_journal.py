@@ -29,7 +29,7 @@ from dynamiccl.collect.schedule import Launch, LaunchMode
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import MEASUREMENTS
-from dynamiccl.errors import CorruptFile, MachineError, UserError
+from dynamiccl.errors import CorruptFile, UserError
 from dynamiccl.slurm import hold
 from tests.collect.benchmark.sweeps import sweep
 from tests.rows import MIB, default, forced
@@ -109,29 +109,6 @@ def test_segment_becomes_one_part_and_keeps_what_a_resume_asks_for(tmp_path: Pat
         assert progress_on_disk(folder_of(tmp_path)) == (3, 2)
 
 
-def test_crash_between_any_two_steps_loses_no_row_and_doubles_none(tmp_path: Path) -> None:
-    """Lines alone, or lines and the part: whoever opens settles it."""
-    path = folder_of(tmp_path) / "segment-000000.jsonl"
-    with journal(tmp_path) as first:
-        first.commit(launch(0, default(1.0)), 1)
-    lines = path.read_bytes()
-    with journal(tmp_path) as second:
-        assert rows_in_parts(tmp_path) == ["l0"]
-        second.commit(launch(1, default(2.0)), 1)
-    cut = path.read_bytes()
-    path.write_bytes(lines)
-    path.with_name(f".writing-{path.name}").write_text("half")
-    [part] = store.part_paths(tmp_path)
-    (part.parent / ".writing-4711.parquet").write_bytes(b"PAR1 half")
-    with journal(tmp_path) as third:
-        assert list(third.launches) == ["l0", "l1"]
-        assert rows_in_parts(tmp_path) == ["l0", "l1"]
-        third.commit(launch(2, default(3.0)), 1)
-        third.close_segment()
-    assert path.read_bytes() == cut
-    assert rows_in_parts(tmp_path) == ["l0", "l1", "l2"]
-
-
 def test_parts_that_were_moved_away_are_not_made_anew_of_what_is_left(tmp_path: Path) -> None:
     with journal(tmp_path) as first:
         first.commit(launch(0, default(1.0)), 1)
@@ -192,30 +169,6 @@ def test_how_it_ended_is_of_one_text(tmp_path: Path) -> None:
         first.complete("budget")
     assert how_it_ended(folder, MADE.text) == "budget"
     assert how_it_ended(folder, MADE.text + "\n") is None
-
-
-def test_full_disk_stops_cleanly_and_keeps_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.write
-    room = 40
-
-    def write(descriptor: int, data: bytes) -> int:
-        nonlocal room
-        if room == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written = real(descriptor, data[:room])
-        room -= written
-        return written
-
-    with journal(tmp_path) as first:
-        first.commit(launch(0), 1)
-        monkeypatch.setattr(os, "write", write)
-        with pytest.raises(MachineError, match="the disk is full; everything measured before"):
-            first.commit(launch(1), 1)
-        monkeypatch.undo()
-    with journal(tmp_path) as second:
-        assert list(second.launches) == ["l0"]
 
 
 # --- The noise band ---

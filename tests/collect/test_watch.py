@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -286,28 +284,6 @@ def test_samplers_are_ended_when_the_run_fails_or_their_start_is_interrupted(
     with pytest.raises(KeyboardInterrupt), watched():
         pass
     assert not samplers()
-
-
-HARNESS = """
-import time
-from dynamiccl.collect.launchers import LauncherSettings
-from dynamiccl.collect.nodes import Nodes, watch_health
-with watch_health(Nodes(LauncherSettings()), 1):
-    print("up", flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.usefixtures("machine")
-def test_killed_harness_leaves_no_sampler_behind() -> None:
-    argv = [sys.executable, "-c", HARNESS]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=ROOT) as harness:
-        assert harness.stdout is not None
-        assert harness.stdout.readline() == b"up\n"
-        [pid] = children(harness.pid)
-        harness.send_signal(signal.SIGKILL)
-        harness.wait(timeout=20)
-    await_true(lambda: not is_running(pid))
 
 
 SMALL = {

@@ -121,21 +121,6 @@ def test_row_that_another_rank_tore_runs_again_with_what_follows(
 # --- Launches that never begin ---
 
 
-def test_launch_that_never_began_twice_is_failed_when_the_next_one_begins(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    twice = lost(tmp_path, "sweep", [1, 2])
-    made = sweep(cycles="1", datatypes='["float", "half"]', runner=TIMED_ONLY)
-    assert run(made, tmp_path, sweep_path, loses=twice)["ended"] == "done"
-    found = rows(tmp_path).filter(pl.col("default_scope") == "profile")
-    bad = found.filter(pl.col("status") == "failed")
-    assert set(bad["reason"]) == {"exit code 1: NCCL went away"}
-    assert bad["datatype"].n_unique() == bad["launch"].n_unique() == 1
-    assert bad.height == 3 * 10
-    good = found.filter(pl.col("status") == "ok")
-    assert set(good["datatype"]) != set(bad["datatype"])
-
-
 def test_what_cannot_be_read_back_is_measured_and_not_verified(
     tmp_path: Path, sweep_path: Path
 ) -> None:
@@ -148,16 +133,6 @@ def test_what_cannot_be_read_back_is_measured_and_not_verified(
     verified = forced.select("datatype", "verified").unique()
     assert verified.height == 2
     assert set(verified["verified"]) == {True, False}
-
-
-def test_node_that_goes_in_the_night_marks_nothing(tmp_path: Path, sweep_path: Path) -> None:
-    made = sweep(cycles="2", runner=TIMED_ONLY)
-    gone = lost(tmp_path, "any", range(3, 100))
-    with pytest.raises(MachineError, match=r"did not start, twice: exit code 1: NCCL went away.*"):
-        run(made, tmp_path, sweep_path, loses=gone)
-    assert statuses(rows(tmp_path)).keys() == {"ok"}
-    assert run(made, tmp_path, sweep_path, resume=True)["ended"] == "done"
-    assert statuses(rows(tmp_path)).keys() == {"ok"}
 
 
 def test_plugin_that_does_not_load_is_no_measurement(
@@ -228,30 +203,6 @@ def test_killed_launch_runs_again_and_nothing_is_twice(tmp_path: Path, sweep_pat
     assert not list(tmp_path.glob(FOLDERS))
 
 
-def command_of_a_sweep(tmp_path: Path, sweep_path: Path) -> tuple[list[str], Path]:
-    made = sweep(cycles="1")
-    where = site(made, tmp_path, sweep_path)
-    assert where.nccl_tests_dir is not None
-    (tmp_path / "s.toml").write_text(made.text + f'\n[runner]\nplugin = "{sweep_path}"\n')
-    command = [sys.executable, "-m", "dynamiccl.collect.cli", "run", str(tmp_path / "s.toml")]
-    command += ["--out", str(where.out), "--nccl-tests-dir", str(where.nccl_tests_dir)]
-    return command, where.nccl_tests_dir
-
-
-def test_interrupting_the_sweep_twice_ends_the_benchmark(tmp_path: Path, sweep_path: Path) -> None:
-    command, programs = command_of_a_sweep(tmp_path, sweep_path)
-    environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "60"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    ) as process:
-        assert wait_for(lambda: bool(children(programs)))
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
-    assert wait_for(lambda: not children(programs))
-
-
 def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -259,21 +210,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-def children(programs: Path) -> list[int]:
-    """Benchmarks of a folder that are measuring."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        mark = str(programs).encode()
-        ours = any(word.startswith(mark) and word.endswith(b"_perf") for word in words)
-        if ours and b"-b" in words:  # and not only asked for its options
-            found.append(int(path.parent.name))
-    return found
 
 
 # --- What is refused before anything runs ---
