@@ -23,6 +23,7 @@ from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
 from tests.cli.in_process import run
 from tests.data_sets import with_few_channels
+from tests.stores import new_store
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -147,14 +148,13 @@ def world(
         (folder / "logs" / "all_reduce.log").write_text(LOG)
         shutil.copyfile(ROOT / "examples" / "attention.py", folder / "attention.py")
         write_trigger(folder / "trigger")
+        new_store(folder)
         rows = [call(i, 100.0, num_ranks=32, num_nodes=4) for i in range(20)]
         store.write_part(folder / "calls", calls_table(*rows), kind="calls", provenance={})
         for line in (
             "dynamiccl-collect run sweep.toml --runner simulator --out data",
             "dynamiccl-collect run fresh.toml --runner simulator --out fresh",
             "dynamiccl-collect run examples/health.toml --runner simulator --out well",
-            "dynamiccl-collect run fresh.toml --runner simulator --out before",
-            "dynamiccl-collect run sweep.toml --runner simulator --out after",
             "dynamiccl-train fit --data data --recipe gaussian-process --set alpha=0.2",
             "dynamiccl-evaluate gate --policy models:/dynamiccl@candidate --data fresh --out gated",
             "dynamiccl-deploy export gated --out artifact",
@@ -163,6 +163,8 @@ def world(
         ):
             code, said = run(line)
             assert code == 0, f"{line}\n{said}"
+        for name, alike in (("before", "fresh"), ("after", "data")):
+            shutil.copytree(folder / alike, folder / name)
         [(run_id,)] = query(folder / "mlflow.db", "select run_uuid from runs")
         (folder / "run_id").write_text(run_id)
         yield folder
