@@ -2,7 +2,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from dynamiccl import cli
@@ -117,14 +116,6 @@ def test_each_system_has_a_picture_with_something_in_it(tmp_path: Path) -> None:
     assert paths[0].read_bytes() != paths[1].read_bytes()
 
 
-@pytest.mark.usefixtures("drawn")
-def test_gain_without_a_default_and_a_single_size_can_be_drawn(tmp_path: Path) -> None:
-    # Over the picture of before.
-    for _ in range(2):
-        [path] = plot_systems(frame(forced("Ring", "LL", 1.0)), tmp_path)
-        assert path.read_bytes().startswith(PNG)
-
-
 def test_no_data_is_said(tmp_path: Path) -> None:
     with pytest.raises(NotEnoughData, match="no quiet task of a tuned collective has a time"):
         plot_systems(frame(default(None)), tmp_path / "plots")
@@ -198,13 +189,3 @@ def test_without_matplotlib_the_fix_is_named(
 )
 def test_sizes_are_said_as_people_say_them(size: int, label: str) -> None:
     assert size_label(size) == label
-
-
-def test_crossovers_are_of_one_row_for_each_task() -> None:
-    found = crossovers(frame(*grid("box"), *grid("other")))
-    assert found.select(pl.struct("system", "size_bytes").n_unique()).item() == found.height == 6
-    assert found.filter(system="box")["best"].to_list() == [
-        "Ring/LL/4ch",
-        "ABSTAIN",
-        "Tree/Simple",
-    ]

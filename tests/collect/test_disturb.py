@@ -213,6 +213,10 @@ def test_cpu_stress_takes_its_share_of_a_core() -> None:
         assert states(worker) == {"R"}
 
 
+def await_gone(pids: list[int]) -> None:
+    await_true(lambda: not any(is_running(pid) for pid in pids))
+
+
 def test_it_ends_with_its_starter_or_by_a_signal_and_leaves_nobody() -> None:
     with disturbing(argv_for(1.0)) as child:
         assert child.stdin is not None
@@ -225,4 +229,4 @@ def test_it_ends_with_its_starter_or_by_a_signal_and_leaves_nobody() -> None:
             assert workers
             child.send_signal(number)
             assert child.wait(PATIENCE_S) == (0 if number == signal.SIGTERM else -number)
-            await_true(lambda pids=workers: not any(is_running(pid) for pid in pids))
+            await_gone(workers)

@@ -84,17 +84,6 @@ def test_settings_that_the_shell_and_nccl_say_otherwise_are_not_known(tmp_path: 
     assert any("NCCL_ALGO cannot be read, or is two" in x for x in summary.files[0].remarks)
 
 
-def test_a_command_over_several_lines_is_one(tmp_path: Path) -> None:
-    log = tmp_path / "lines.log"
-    text = (CASES / "unset.log").read_text()
-    log.write_text(
-        text.replace("$ ./all", "$ mpirun -x NCCL_PROTO=LL \\\n  -x NCCL_ALGO=Tree \\\n  ./all")
-    )
-    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
-    found = store.read(tmp_path / "out").select("requested_algorithm", "requested_protocol")
-    assert found.unique().rows() == [("Tree", "LL")]
-
-
 def test_each_launch_has_the_settings_of_its_own_command(tmp_path: Path) -> None:
     """The shell's lines have no launcher's prefix, those of the ranks have one."""
     log = tmp_path / "tagged.log"

@@ -43,20 +43,6 @@ def refusal(tmp_path: Path, change: dict[str, str]) -> str:
     return summary.rejected[0].reason
 
 
-def test_row_of_its_own(tmp_path: Path) -> None:
-    row = load(tmp_path, {"note": "a, b", "statistic": "mean_of_5_runs"}).row(0, named=True)
-    assert row["statistic"] == "mean_of_runs"
-    assert (row["system"], row["system_description"]) == ("one-node-nvlink", "One node, NVLink")
-    assert (row["sweep"], row["source_line"], row["reason"]) == ("sweep-one", 2, "a, b")
-    assert (row["num_ranks"], row["collective"]) == (8, "AllReduce")
-    assert (row["requested_algorithm"], row["requested_protocol"]) == ("Ring", "LL128")
-    assert (row["requested_num_channels"], row["is_default"]) == (16, False)
-    assert (row["actual_algorithm"], row["verified"]) == (None, False)
-    assert (row["interference_kind"], row["interference_level"]) == ("none", 0.0)
-    assert (row["time_us"], row["algbw_gbytes_per_s"]) == (100.0, 10.48576)
-    assert (row["status"], row["default_scope"], row["in_place"]) == ("ok", "untouched", True)
-
-
 def test_default_row_keeps_what_was_read_back_as_actual(tmp_path: Path) -> None:
     change = {"is_default": "true", "launch_profile": "buff8m", "note": "requested size 1000000"}
     row = load(tmp_path, change).row(0, named=True)
@@ -103,6 +89,13 @@ def test_attempt_without_a_result(note: str, status: str, tmp_path: Path) -> Non
 )
 def test_refused_cell(column: str, value: str, message: str, tmp_path: Path) -> None:
     assert message in refusal(tmp_path, {column: value})
+
+
+def test_short_line_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv", {})
+    path.write_text(path.read_text() + "a,b\n")
+    [refused] = import_files([path], tmp_path / "out").rejected
+    assert refused.reason == f"2 cells where the header names {len(CSV_COLUMNS)} columns"
 
 
 def test_row_printed_twice_counts_once(tmp_path: Path) -> None:
@@ -165,12 +158,3 @@ def test_four_columns_are_enough_and_rows_alike_are_repeats(tmp_path: Path) -> N
     assert "mode 'isolated', launch_profile 'default'" in told
     again = import_files([path], tmp_path / "out", options=options)
     assert (summary.already_there, again.already_there) == (0, 3)
-
-
-def test_short_line_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "s.csv", {})
-    path.write_text(path.read_text() + "a,b\n")
-    summary = import_files([path], tmp_path / "out")
-    assert (
-        summary.rejected[0].reason == f"2 cells where the header names {len(CSV_COLUMNS)} columns"
-    )

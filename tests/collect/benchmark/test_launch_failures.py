@@ -223,10 +223,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
             "'congestion' cannot run",
         ),
         (
-            {"groups": "[{ num_nodes = 2, ranks_per_node = 8 }]"},
-            "take launcher mpirun, srun or sbatch",
-        ),
-        (
             {"groups": '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'},
             "shares out processes, and launcher 'local'",
         ),
