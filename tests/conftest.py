@@ -46,7 +46,6 @@ GROUPS = {
         "cluster/test_steps",
         "cluster/test_sbatch",
         "cluster/test_sweeps",
-        "cluster/test_health",
     ),
     # Together on one worker these would be the last to end; all workers import what training needs
     # anyway, where they collect the tests.

@@ -1,4 +1,4 @@
-"""Whole sweeps through real Slurm and real Open MPI: the stand-in, the plugin, the command line."""
+"""Whole sweeps through real Slurm: the stand-in, the plugin, the command line."""
 
 import shutil
 import sys
@@ -7,10 +7,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dynamiccl.collect.health import examine
+from dynamiccl.collect.sweep import GroupShape, Sizes, load_sweep, sweep_text
 from dynamiccl.datasets import store
-from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
 from tests.cluster.slurm import Slurm
+from tests.collect.benchmark.stand_in import share_near_truth
 
 pytestmark = pytest.mark.cluster
 
@@ -31,8 +33,7 @@ warmup_iterations = 1
 plugin = "{plugin}"
 startup_timeout_s = 60
 [launcher]
-kind = "{launcher}"
-{more}
+kind = "srun"
 """
 #: Measurements of a cycle: 3 sizes x (the default twice, Ring x 2 protocols with
 #: and without a number of channels, the reference default twice). The simulated machine has no
@@ -67,12 +68,6 @@ kind = "{launcher}"
 SMALL_PICKS = 2 * (2 + 2 + 2)
 
 
-def write(folder: Path, plugin: Path, launcher: str, *, more: str = "") -> Path:
-    path = folder / "sweep.toml"
-    path.write_text(SWEEP.format(plugin=plugin, launcher=launcher, more=more))
-    return path
-
-
 def command(folder: Path, *more: str) -> list[str]:
     head = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(folder / "sweep.toml")]
     return [*head, "--out", str(folder / "out"), "--nccl-tests-dir", str(folder / "bin"), *more]
@@ -93,11 +88,7 @@ def check(folder: Path) -> pl.DataFrame:
     assert (forced["requested_algorithm"] == forced["actual_algorithm"]).all()
     assert (forced["requested_protocol"] == forced["actual_protocol"]).all()
     assert timed.select("num_nodes", "ranks_per_node", "num_ranks").unique().rows() == [(2, 2, 4)]
-    group = h100.Group(2, 2)
-    close = [
-        0.9 < row["time_us"] / true_us(group, row) < 1.15 for row in forced.iter_rows(named=True)
-    ]
-    assert sum(close) > 0.9 * len(close)
+    assert share_near_truth(forced, h100.Group(2, 2)) > 0.9
     return found
 
 
@@ -114,27 +105,9 @@ def check_picks(folder: Path, picks: int) -> pl.DataFrame:
     return found
 
 
-def true_us(group: h100.Group, row: dict[str, object]) -> float:
-    return h100.true_us(
-        group,
-        Collective.parse(str(row["collective"])),
-        Algorithm.parse(str(row["actual_algorithm"])),
-        Protocol.parse(str(row["actual_protocol"])),
-        int(str(row["size_bytes"])),
-        num_channels=row["requested_num_channels"],  # type: ignore[arg-type]
-    )
-
-
-@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
-def test_sweep_inside_an_allocation(
-    launcher: str, slurm: Slurm, folder: Path, sweep_path: Path
-) -> None:
-    if launcher == "mpirun" and shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed")
-    if launcher == "mpirun" and not slurm.namespaces:
-        pytest.skip("mpirun needs nodes with names of their own: no network namespaces here")
-    more = 'extra_args = ["--mca", "btl_tcp_if_include", "eth0", "--oversubscribe"]'
-    write(folder, sweep_path, launcher, more=more if launcher == "mpirun" else "")
+def test_sweep_inside_an_allocation(slurm: Slurm, folder: Path, sweep_path: Path) -> None:
+    """By srun; by mpirun in tests/golden/sweeps.py, and its ranks on nodes in test_mpirun.py."""
+    (folder / "sweep.toml").write_text(SWEEP.format(plugin=sweep_path))
     salloc = ["salloc", "-N2", "--ntasks-per-node=2", "--exclusive"]
     slurm.run([*salloc, *command(folder)], environment(), timeout_s=120)
     found = check(folder)
@@ -173,3 +146,30 @@ def test_a_node_whose_launches_always_die_ends_the_sweep_until_it_is_mended(
     (folder / "broken").unlink()
     slurm.run([*salloc, *command(folder, "--resume")], environment(), timeout_s=120)
     assert "failed" not in check_picks(folder, SMALL_PICKS)["status"].to_list()
+
+
+def test_the_example_for_health_names_the_slow_gpus_pairs(slurm: Slurm, folder: Path) -> None:
+    # The sixth process is GPU 1 of the third node; all its communicators are slow. Each launch
+    # between three nodes leaves one over.
+    example = load_sweep(ROOT / "examples" / "health.toml").file
+    groups = tuple(
+        GroupShape(num_nodes=3, ranks_per_node=2, split=split, spare=split != "AND 0x6")
+        for split in ("AND 0x6", "AND 0x5", "AND 0x3")
+    )
+    update = {
+        "groups": groups,
+        "sizes": Sizes(min=1 << 18, max=1 << 19),
+        "iterations": 5,
+        "small_iterations": 5,
+        "telemetry": example.telemetry.model_copy(update={"enabled": False}),
+    }
+    (folder / "sweep.toml").write_text(sweep_text(example.model_copy(update=update)))
+    slow = {"FAKE_SLOW": "5:1.5", "FAKE_NOISE": "0.005"}
+    salloc = ["salloc", "-N3", "--ntasks-per-node=2", "--exclusive"]
+    slurm.run([*salloc, *command(folder)], environment(**slow), timeout_s=120)
+    report = examine(store.read(folder / "out"), least=0.05)
+    assert report.nodes == 3
+    [pair, link] = sorted(report.findings, key=lambda one: one.kind, reverse=True)
+    # It has one partner inside its node of two GPUs, and one on the other nodes.
+    assert (pair.kind, pair.where) == ("pair", "n3 GPU 0-1")
+    assert (link.kind, link.where) == ("link", "n1 - n3 GPU 1")

@@ -14,8 +14,7 @@ from dynamiccl.datasets import store
 from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import OutputError
-from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.simulator.group import CostLine
+from dynamiccl.nccl import Algorithm
 from tests.data_sets import SWEEP, make_data
 from tests.published import folder
 
@@ -49,18 +48,6 @@ def taken(*lines: str) -> NcclLog:
     for line in lines:
         log.note(f"{HEAD}{line}")
     return log
-
-
-def test_cells_have_latency_and_bandwidth() -> None:
-    table = taken(*BLOCK, *PAT).cost_table()
-    assert table is not None
-    assert len(table) == 2 * 6 + 3
-    ring = Collective.Broadcast, Algorithm.Ring, Protocol.Simple
-    assert table[ring] == CostLine(22.4, 2.4)
-    tree = Collective.AllReduce, Algorithm.Tree, Protocol.LL
-    assert table[tree] == CostLine(16.8, 0.5)
-    pat = Collective.AllGather, Algorithm.PAT, Protocol.Simple
-    assert table[pat] == CostLine(17.6, 3.6)
 
 
 def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None:

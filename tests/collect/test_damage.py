@@ -14,7 +14,7 @@ from dynamiccl.errors import DynamicclError
 from tests.collect.calls.files import entry_bytes, header_bytes, record
 from tests.collect.traces.made import Chrome, inspector_line
 from tests.collect.traces.test_inspector import dump_of_4_3
-from tests.published import folder
+from tests.published import folder, published
 
 DATA = Path(__file__).parents[1] / "data"
 #: The largest log has 70 KB; the damage is looked for in the last part of it.
@@ -145,3 +145,21 @@ def test_a_refusal_names_file_reason_and_what_to_do(
     assert (refused.exit_code, "\n" in str(refused)) == (3, False)
     assert re.search(why, str(refused))
     assert str(path) in str(refused)
+
+
+#: Published logs without a row: what is said of them.
+WITHOUT_ROWS = {
+    "a10g_pat_ll128_invalid.log": ":14: no benchmark row; the run failed: Error : no algorithm",
+    "ebpf_nccl_failure_internal.log": ":3: no benchmark row; .* 'internal error'",
+    "ebpf_nccl_failure_only.log": ":2: no benchmark row; .* common.cu:210 'invalid usage'",
+    # A table of a torch script, in markdown and with units: not nccl-tests, and not read as it.
+    "ml_engineering_h200_torch_bench_table.log": "no row of nccl-tests",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ROWS)
+def test_a_log_without_a_row_says_why(name: str, tmp_path: Path) -> None:
+    refused = refusal_of(published(folder("logs") / name), tmp_path)
+    assert refused is not None
+    assert refused.exit_code == 3
+    assert re.search(f"{re.escape(name)}.*{WITHOUT_ROWS[name]}", str(refused))

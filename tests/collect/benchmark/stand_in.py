@@ -13,6 +13,8 @@ from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.simulator import h100
 from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in
 
@@ -81,6 +83,23 @@ def rows(folder: Path) -> pl.DataFrame:
 def wanted(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of forced configs that gave a time."""
     return frame.filter(~pl.col("is_default") & (pl.col("status") == "ok"))
+
+
+def share_near_truth(forced: pl.DataFrame, group: h100.Group) -> float:
+    """The share of rows whose time is that of the simulated machine, but for noise."""
+    ratios = [
+        row["time_us"]
+        / h100.true_us(
+            group,
+            Collective.parse(row["collective"]),
+            Algorithm.parse(row["actual_algorithm"]),
+            Protocol.parse(row["actual_protocol"]),
+            row["size_bytes"],
+            num_channels=row["requested_num_channels"],
+        )
+        for row in forced.iter_rows(named=True)
+    ]
+    return sum(0.9 < ratio < 1.15 for ratio in ratios) / len(ratios)
 
 
 def statuses(frame: pl.DataFrame, names: Sequence[str] = ("status",)) -> dict[object, int]:

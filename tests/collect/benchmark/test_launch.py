@@ -11,9 +11,8 @@ import pytest
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.cli import RunOptions, start_sweep
 from dynamiccl.datasets import store
-from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
-from tests.collect.benchmark.stand_in import rows, run, statuses, wanted
+from tests.collect.benchmark.stand_in import rows, run, share_near_truth, statuses, wanted
 from tests.collect.benchmark.sweeps import sweep
 from tests.fakes.nccl_tests.install import install_stand_in
 
@@ -47,19 +46,7 @@ def test_whole_grid_in_one_process_is_measured_verified_and_true(
     assert set(costs["gpu"]) == {"FAKE H100"}
     forced = wanted(found)
     assert forced["verified"].all()
-    ratios = [
-        row["time_us"]
-        / h100.true_us(
-            h100.Group(1, 8),
-            Collective.parse(row["collective"]),
-            Algorithm.parse(row["actual_algorithm"]),
-            Protocol.parse(row["actual_protocol"]),
-            row["size_bytes"],
-            num_channels=row["requested_num_channels"],
-        )
-        for row in forced.iter_rows(named=True)
-    ]
-    assert sum(0.9 < ratio < 1.1 for ratio in ratios) > 0.9 * len(ratios)
+    assert share_near_truth(forced, h100.Group(1, 8)) > 0.9
 
 
 def test_default_is_measured_untouched_and_in_its_profile(

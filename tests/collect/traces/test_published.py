@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -12,18 +11,6 @@ from tests.collect.traces.made import calls_of, read
 from tests.published import COPIES, WHOLE, unpacked
 
 STEPS = 3
-
-
-def test_the_whole_trace_says_how_much_communication_is_exposed() -> None:
-    path = WHOLE / "traces" / "hta_nccl_data.json.gz"
-    if not path.is_file():
-        pytest.skip("the excerpt has no compute kernels")
-    steps = pl.DataFrame(read(path).steps)
-    assert steps["step_us"].round(0).to_list() == [222_442, 219_727, 224_936]
-    assert steps["communication_us"].round(0).to_list() == [11_989, 12_300, 22_587]
-    assert steps["exposed_us"].round(0).to_list() == [10_164, 10_540, 18_856]
-    busy = pl.col("compute_us") + pl.col("exposed_us") + pl.col("idle_us")
-    assert (steps.select(busy).to_series() - steps["step_us"]).abs().max() < 0.01  # type: ignore[operator]
 
 
 def test_dlrms_ranks_join_by_order_where_their_number_is_told(tmp_path: Path) -> None:
