@@ -1,6 +1,5 @@
 """One golden, how two values are compared, and how a value is kept."""
 
-import gzip
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -11,8 +10,6 @@ from typing import Any, Final
 DATA: Final = Path(__file__).with_name("data")
 #: Figures are equal within this share: machines differ in the last bits.
 RELATIVE: Final = 1e-9
-#: What is longer than this is kept compressed.
-_PLAIN_BYTES: Final = 100_000
 #: What fits is kept on one line.
 _WIDTH: Final = 200
 #: So many differences say enough.
@@ -69,28 +66,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
 
 
-def equal_rows(kept: Any, made: Any) -> list[str]:
-    """Differences between two tables, {"columns": [...], "rows": [[...]]} or lists of objects.
-
-    Only the columns that the kept one has count, in whatever order; rows count in theirs.
-    """
-    return equal_values(*(_records(table) for table in (kept, made)))
-
-
-def _records(table: Any) -> Any:
-    if not isinstance(table, dict):
-        return table
-    return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-
-
 def same_share(least: float) -> Comparer:
-    """Compares lists of decisions, or an object of such lists: each equal in `least` of places."""
+    """Compares lists of decisions: equal in `least` of places."""
 
     def compare(kept: Any, made: Any) -> list[str]:
-        if isinstance(kept, dict) and isinstance(made, dict):
-            gone = [f"{key}: was kept, and now there is none" for key in kept.keys() - made.keys()]
-            parts = [(key, compare(kept[key], made[key])) for key in kept if key in made]
-            return gone + [f"{key}: {line}" for key, lines in parts for line in lines]
         if len(kept) != len(made):
             return [f"{len(kept)} decisions were kept, now there are {len(made)}"]
         others = [
@@ -123,9 +102,9 @@ class Golden:
     compare: Comparer = equal_values
 
     @property
-    def area(self) -> str:
-        """The module that it is from."""
-        return self.name.partition("-")[0]
+    def path(self) -> Path:
+        """Where it is kept."""
+        return DATA / f"{self.name}.json"
 
     def differences(self, directory: Path) -> list[str]:
         """Make it in an empty directory and compare; raises FileNotFoundError if none is kept."""
@@ -133,25 +112,13 @@ class Golden:
 
     def kept(self) -> Any:
         """What is kept."""
-        plain, packed = self._paths()
-        text = gzip.decompress(packed.read_bytes()) if packed.is_file() else plain.read_bytes()
-        return json.loads(text)
+        return json.loads(self.path.read_bytes())
 
     def write(self, directory: Path) -> Path:
         """Make it in an empty directory and keep it."""
-        text = written(as_json(self.make(directory))).encode()
-        plain, packed = self._paths()
-        for path in (plain, packed):
-            path.unlink(missing_ok=True)
         DATA.mkdir(exist_ok=True)
-        if len(text) <= _PLAIN_BYTES:
-            plain.write_bytes(text)
-            return plain
-        packed.write_bytes(gzip.compress(text, mtime=0))
-        return packed
-
-    def _paths(self) -> tuple[Path, Path]:
-        return DATA / f"{self.name}.json", DATA / f"{self.name}.json.gz"
+        self.path.write_text(written(as_json(self.make(directory))), encoding="utf-8")
+        return self.path
 
 
 def as_json(value: Any) -> Any:

@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 from rich.console import Console
 
@@ -99,7 +100,7 @@ def share_near_truth(forced: pl.DataFrame, group: h100.Group) -> float:
         )
         for row in forced.iter_rows(named=True)
     ]
-    return sum(0.9 < ratio < 1.15 for ratio in ratios) / len(ratios)
+    return float(np.mean([0.9 < ratio < 1.15 for ratio in ratios]))
 
 
 def statuses(frame: pl.DataFrame, names: Sequence[str] = ("status",)) -> dict[object, int]:

@@ -373,17 +373,6 @@ def test_files_rotate_within_a_bound(
     assert len(kept) * ENTRY.itemsize > mib * 3 // 4
 
 
-@pytest.mark.parametrize("limit", ["0", "many", "9" * 20])
-def test_an_odd_bound_is_the_least_or_the_default(
-    limit: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DYNAMICCL_CALLS_MAX_MIB", limit)
-    comm = Nccl(library, 5).comm()
-    comm.call()
-    comm.finalize()
-    assert len(records(tmp_path)) == 1
-
-
 def refuse(path: Path, how: str) -> None:
     """Makes of `path` a directory that must not be used."""
     if how in {"others may write to it", "it belongs to another user"}:
