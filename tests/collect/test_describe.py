@@ -1,13 +1,19 @@
+"""What `describe` says of data, and its pictures: where which config is best, and by how much."""
+
 from pathlib import Path
 from typing import Any
-
 import pytest
-
 from dynamiccl.collect.describe import describe, lines
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import MissingPath, NotEnoughData
 from tests.rows import default, forced
+import sys
+from dynamiccl import cli
+from dynamiccl.collect.describe import both_sides, crossovers, draw_both_sides, plot_systems
+from dynamiccl.errors import NotEnoughData
+from dynamiccl.sizes import size_label
+from tests.rows import MIB, default, forced, frame
 
 
 def summaries(directory: Path, *rows: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -96,3 +102,183 @@ def test_no_data_is_said(tmp_path: Path) -> None:
         describe(tmp_path / "gone")
     with pytest.raises(NotEnoughData):
         describe(tmp_path)
+
+
+def only(*rows: dict[str, Any]) -> dict[str, Any]:
+    [found] = crossovers(frame(*rows)).to_dicts()
+    return found
+
+
+def test_best_config_and_what_it_gains() -> None:
+    found = only(
+        default(100.0),
+        default(102.0, repeat=1),
+        forced("Ring", "LL", 90.0),
+        forced("Tree", "Simple", 80.0, channels=8),
+    )
+    assert found["best"] == "Tree/Simple/8ch"
+    assert (found["best_us"], found["default_us"]) == (80.0, 101.0)
+    assert found["gain"] == pytest.approx(101 / 80 - 1)
+    assert found["beyond_noise"]
+
+
+@pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 1}])
+def test_rows_of_unwell_gpus_are_in_no_verdict(flags: dict[str, Any]) -> None:
+    slow = default(150.0, repeat=2, aa_noise_band=0.5, **flags)
+    found = only(default(100.0), slow, forced("Ring", "LL", 90.0), forced("Tree", "LL", 1, **flags))
+    assert (found["best"], found["default_us"], found["noise_band"]) == ("Ring/LL", 100.0, None)
+    assert only(slow, forced("Ring", "LL", 90.0))["default_us"] is None
+
+
+def test_default_that_is_as_good_comes_before_a_config() -> None:
+    rows = [forced("Ring", "LL", 80.0), default(80.0), forced("Tree", "LL", 80.0)]
+    assert only(*rows)["best"] == only(*reversed(rows))["best"] == "ABSTAIN"
+    assert only(rows[0], rows[2])["best"] == only(rows[2], rows[0])["best"] == "Ring/LL"
+
+
+def test_measured_noise_band_counts_before_that_of_repeats() -> None:
+    pair = [default(100.0, aa_noise_band=0.3), default(150.0, repeat=1, aa_noise_band=0.3)]
+    found = only(*pair, forced("Ring", "LL", 100.0, aa_noise_band=0.3))
+    assert found["noise_band"] == 0.3
+    assert found["gain"] == 0.25
+    assert not found["beyond_noise"]
+    repeats = [{**row, "aa_noise_band": None} for row in pair]
+    assert only(*repeats, forced("Ring", "LL", 50.0))["noise_band"] == 0.5
+    unknown = only(default(100.0), forced("Ring", "LL", 99.0))
+    assert (unknown["noise_band"], unknown["beyond_noise"]) == (None, True)
+
+
+def test_gain_is_unknown_where_the_default_was_not_measured() -> None:
+    found = only(forced("Ring", "LL", 50.0), default(None, status="failed"))
+    assert (found["best"], found["default_us"]) == ("Ring/LL", None)
+    assert found["gain"] is None
+    assert found["beyond_noise"] is None
+
+
+def test_gain_is_over_the_untouched_default_and_not_over_that_under_our_plugin() -> None:
+    found = only(default(100.0), default(60.0, default_scope="profile"), forced("Ring", "LL", 80.0))
+    assert (found["best"], found["default_us"]) == ("Ring/LL", 100.0)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        {"exclusive_node": False},
+        {"mig": True},
+        {"interference_kind": "cpu", "interference_level": 0.5},
+        {"status": "wrong_values"},
+        {"collective": "AlltoAll"},
+    ],
+)
+def test_rows_that_say_nothing_of_the_machine_are_left_out(out: dict[str, Any]) -> None:
+    found = only(default(100.0), forced("Ring", "LL", 90.0), forced("Tree", "LL", 1.0, **out))
+    assert found["best"] == "Ring/LL"
+
+
+def grid(system: str, **columns: Any) -> list[dict[str, Any]]:
+    """Where the best config changes, and NCCL's default is best in the middle."""
+    return [
+        row
+        for size, ring, tree in ((1024, 5.0, 9.0), (65536, 21.0, 25.0), (MIB, 19.0, 12.0))
+        for row in (
+            default(20.0, size_bytes=size, system=system, **columns),
+            default(20.4, size_bytes=size, repeat=1, system=system, **columns),
+            forced("Ring", "LL", ring, size_bytes=size, system=system, channels=4, **columns),
+            forced("Tree", "Simple", tree, size_bytes=size, system=system, **columns),
+        )
+    ]
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.usefixtures("drawn")
+def test_each_system_has_a_picture_with_something_in_it(tmp_path: Path) -> None:
+    rows = [
+        *grid("box"),
+        *grid("box", launch_profile="net", in_place=True, datatype="half"),
+        *grid("rack.7", num_nodes=None, ranks_per_node=None),
+    ]
+    paths = plot_systems(frame(*rows), tmp_path / "new" / "plots")
+    assert paths == [tmp_path / "new" / "plots" / f"{name}.png" for name in ("box", "rack.7")]
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(PNG)
+        # A blank page of this size is compressed to some 5 kB.
+        assert len(content) > 15_000
+    assert paths[0].read_bytes() != paths[1].read_bytes()
+
+
+def test_without_data_there_is_no_picture(tmp_path: Path) -> None:
+    with pytest.raises(NotEnoughData, match="no quiet task of a tuned collective has a time"):
+        plot_systems(frame(default(None)), tmp_path / "plots")
+    assert not (tmp_path / "plots").exists()
+
+
+def beside(make: Any, *words: Any, loss_us: float, edge: float = 4096.0, **more: Any) -> Any:
+    """A row that knows both sides; `words` are those of `make`, with the time last."""
+    columns = {"interference_kind": "matmul", "interference_level": edge}
+    return make(*words, compute_loss_us=loss_us, **columns, **more)
+
+
+def test_front_of_both_sides_is_what_nothing_beats_in_both() -> None:
+    rows = [
+        beside(default, 100.0, loss_us=40.0, actual_num_channels=24),
+        beside(forced, "Ring", "LL", 90.0, loss_us=30.0, channels=8),
+        beside(forced, "Ring", "LL", 110.0, loss_us=30.0, channels=6),
+        beside(forced, "Ring", "LL", 120.0, loss_us=8.0, channels=2),
+        beside(forced, "Ring", "LL", 140.0, loss_us=16.0, channels=2, repeat=1),
+        # Another edge is another task, and calls alone have no such side.
+        beside(forced, "Ring", "LL", 80.0, loss_us=1.0, edge=2048.0),
+        default(20.0),
+    ]
+    found = both_sides(frame(*rows)).filter(interference_level=4096.0)
+    columns = ("requested_num_channels", "time_us", "compute_loss_us", "on_front")
+    assert found.select(columns).rows() == [
+        (8, 90.0, 30.0, True),
+        (None, 100.0, 40.0, False),
+        (6, 110.0, 30.0, False),
+        (2, 130.0, 12.0, True),
+    ]
+
+
+def test_picture_of_both_sides_names_the_front_and_nccls_own(tmp_path: Path) -> None:
+    rows = [
+        beside(forced, "Ring", "LL", 100.0 + n, loss_us=50.0 - n, channels=n, edge=edge)
+        for n in range(1, 21)
+        for edge in (2048.0, 4096.0)
+    ]
+    rows += [beside(default, 100.0, loss_us=55.0, actual_num_channels=24)]
+    paths = plot_systems(frame(*rows), tmp_path)
+    assert [path.name for path in paths] == ["box-beside.png"]
+    first, second = draw_both_sides("box", both_sides(frame(*rows))).axes
+    assert first.get_title() == "AllReduce 1x8, 1M, edge 4096"
+    names = [text.get_text() for text in first.texts]
+    assert names == [*(f"Ring/LL/{n}ch" for n in range(1, 21, 4)), "NCCL's own, 24ch"]
+    assert [text.get_text() for text in second.texts] == names[:-1]
+
+
+def test_without_matplotlib_the_fix_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit, match="4"):
+        cli.run(lambda: plot_systems(frame(*grid("box")), tmp_path))
+    assert "pip install '.[plot]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size", "label"),
+    [
+        (1023, "1023"),
+        (1024, "1K"),
+        (1472, "1.44K"),
+        (1000 << 10, "1000K"),
+        ((1 << 20) - 1, "1024K"),
+        (1 << 20, "1M"),
+        (3 << 29, "1.5G"),
+        (1 << 40, "1T"),
+    ],
+)
+def test_sizes_are_said_as_people_say_them(size: int, label: str) -> None:
+    assert size_label(size) == label
