@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.cluster.processes import processes_with, spawn_mortal
-from tests.cluster.slurm import wait_until
+from tests.cluster.slurm import processes_with, spawn_mortal, wait_until
 
 PROGRAMS = ("ip", "nsenter", "setpriv", "unshare")
 PORT = 6379

@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.cluster.processes import processes_with, spawn_mortal
-
 NODES = 4
 CPUS = 4
 #: Set to `loopback`, it does without namespaces where they would be allowed.
@@ -52,6 +50,33 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) 
     while not condition():
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
         time.sleep(0.05)
+
+
+def spawn_mortal(argv: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a program that ends when we do (PR_SET_PDEATHSIG); its output goes to `log`."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig=KILL", "--", *argv],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+
+def processes_with(is_mark: Callable[[bytes], bool]) -> list[int]:
+    """Living processes, other than we are, one of whose environment's NAME=VALUE is a mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environ = (entry / "environ").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # ended, or not to be looked at, hence not ours
+            if any(is_mark(variable) for variable in environ):
+                found.append(int(entry.name))
+    return found
 
 
 class Slurm:

@@ -1,17 +1,23 @@
 """What `describe` says of data, and its pictures: where which config is best, and by how much."""
 
+import sys
 from pathlib import Path
 from typing import Any
+
 import pytest
-from dynamiccl.collect.describe import describe, lines
+
+from dynamiccl import cli
+from dynamiccl.collect.describe import (
+    both_sides,
+    crossovers,
+    describe,
+    draw_both_sides,
+    lines,
+    plot_systems,
+)
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import MissingPath, NotEnoughData
-from tests.rows import default, forced
-import sys
-from dynamiccl import cli
-from dynamiccl.collect.describe import both_sides, crossovers, draw_both_sides, plot_systems
-from dynamiccl.errors import NotEnoughData
 from dynamiccl.sizes import size_label
 from tests.rows import MIB, default, forced, frame
 

@@ -36,13 +36,13 @@ def python_path() -> str:
     return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def collected(folder: Path, sweep: str, limit_s: float) -> pl.DataFrame:
+def collected(folder: Path, sweep: str, limit_s: float, *more: str) -> pl.DataFrame:
     """All rows of a sweep that is run into `folder`/data; it must end well, within the limit."""
     file, data = folder / "sweep.toml", folder / "data"
     file.write_text(sweep)
     command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(file)]
     done = subprocess.run(
-        [*command, "--out", str(data)],
+        [*command, "--out", str(data), *more],
         env={**plain_environment(), "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,

@@ -12,15 +12,13 @@ left in out/gpu/ (a small one, to be shipped as a sample with its origin).
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from dynamiccl.datasets import store
-from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN, python_path
+from tests.fakes.nccl_tests.install import install_stand_in
+from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN, collected
 
 pytestmark = pytest.mark.gpu
 
@@ -53,29 +51,28 @@ env = {{ NCCL_TESTS_DEVICE = "0", {sockets_only} }}
 SOCKETS = ", ".join(f'{name} = "{value}"' for name, value in SOCKETS_ONLY.items())
 
 
-def collect(folder: Path, binaries: Path, plugin: Path, ranks: int) -> pl.DataFrame:
-    sweep = folder / "sweep.toml"
-    text = SWEEP.format(ranks=ranks, plugin=plugin, sockets_only=SOCKETS)
-    sweep.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(sweep)]
-    command += ["--out", str(folder / "data"), "--nccl-tests-dir", str(binaries)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return store.read(folder / "data")
+@pytest.fixture(name="binaries")
+def binaries_fixture(tmp_path: Path) -> Path:
+    """The folder of nccl-tests' programs, or of their stand-ins; skips where nothing can run."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    if STAND_IN:
+        return install_stand_in(tmp_path / "bin")
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("no NVIDIA driver: nothing was checked")
+    #   NCCL_TESTS_DIR  tests/gpu: the folder of nccl-tests' programs.
+    named = os.environ.get("NCCL_TESTS_DIR")
+    if named is None:
+        pytest.skip("say where nccl-tests was built: NCCL_TESTS_DIR=...")
+    return Path(named).resolve()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_sweep_in_one_process_is_played_and_read_back(
     ranks: int, tmp_path: Path, binaries: Path, sweep_path: Path
 ) -> None:
-    found = collect(tmp_path, binaries, sweep_path, ranks)
+    text = SWEEP.format(ranks=ranks, plugin=sweep_path, sockets_only=SOCKETS)
+    found = collected(tmp_path, text, 1500, "--nccl-tests-dir", str(binaries))
     timed = found.filter(pl.col("status") == "ok")
     forced = timed.filter(~pl.col("is_default"))
     assert forced.height > 0
