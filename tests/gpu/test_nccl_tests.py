@@ -10,14 +10,12 @@ left in out/gpu/ (a small one, to be shipped as a sample with its origin).
 `NCCL_TESTS_STAND_IN=1` runs the same with the stand-in, to check this file itself without a GPU.
 """
 
-import os
 import shutil
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from tests.fakes.nccl_tests.install import install_stand_in
 from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN, collected
 
 pytestmark = pytest.mark.gpu
@@ -49,22 +47,6 @@ prefix = ["sh", "-c", 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"', "rank"]
 env = {{ NCCL_TESTS_DEVICE = "0", {sockets_only} }}
 """
 SOCKETS = ", ".join(f'{name} = "{value}"' for name, value in SOCKETS_ONLY.items())
-
-
-@pytest.fixture(name="binaries")
-def binaries_fixture(tmp_path: Path) -> Path:
-    """The folder of nccl-tests' programs, or of their stand-ins; skips where nothing can run."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed")
-    if STAND_IN:
-        return install_stand_in(tmp_path / "bin")
-    if shutil.which("nvidia-smi") is None:
-        pytest.skip("no NVIDIA driver: nothing was checked")
-    #   NCCL_TESTS_DIR  tests/gpu: the folder of nccl-tests' programs.
-    named = os.environ.get("NCCL_TESTS_DIR")
-    if named is None:
-        pytest.skip("say where nccl-tests was built: NCCL_TESTS_DIR=...")
-    return Path(named).resolve()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
