@@ -4,7 +4,7 @@ Features of past calls are defined in `datasets/history.py`, all others here, ea
 training, evaluation, export and tables use these definitions.
 
 NCCL logs latency and bandwidth of each (algorithm, protocol) once for a communicator; `collect`
-keeps them in the table `costs`. Of a size that makes a time (dynamiccl/nccl_costs.py), and NCCL
+keeps them in the table `costs`. Of a size that makes a time (dynamiccl/nccl.py), and NCCL
 takes the cell of the least. A policy may see the times of all cells.
 
 An observation is three arrays: window (k = 8 calls x WINDOW_FEATURES), context (one value a
@@ -34,7 +34,7 @@ from dynamiccl.datasets.history import (
     one_hot,
     positions,
 )
-from dynamiccl.datasets.schema import MODELLED_SWEEP
+from dynamiccl.datasets.schema import COSTS, MODELLED_SWEEP
 from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.nccl import (
     NUM_ALGORITHMS,
@@ -43,8 +43,9 @@ from dynamiccl.nccl import (
     Collective,
     NcclVersion,
     Protocol,
+    plateau,
+    size_correction,
 )
-from dynamiccl.nccl_costs import plateau, size_correction
 
 #: Kinds of NIC that are told apart; anything else is unknown.
 NIC_KINDS: Final = ("infiniband", "roce", "efa", "socket", "none")
@@ -134,30 +135,17 @@ CONTEXT_COLUMN: Final = positions(FEATURES)
 HISTORY_SLICE: Final = slice(len(STATIC_FEATURES), len(FEATURES))
 #: Columns that identify the communicators of a cost.
 COST_KEY: Final = (
-    "system",
-    "nccl_version",
-    "num_nodes",
-    "ranks_per_node",
-    "launch_profile",
-    "collective",
+    *("system", "nccl_version", "num_nodes", "ranks_per_node"),
+    *("launch_profile", "collective"),
+)
+_COST_COLUMNS: Final = (
+    *(*COST_KEY, "algorithm", "protocol"),
+    *("latency_us", "bandwidth_gbytes_per_s"),
 )
 #: The columns of a table of costs.
-COST_TYPES: Final = pl.Schema(
-    {
-        "system": pl.String,
-        "nccl_version": pl.String,
-        "num_nodes": pl.Int64,
-        "ranks_per_node": pl.Int64,
-        "launch_profile": pl.String,
-        "collective": pl.String,
-        "algorithm": pl.String,
-        "protocol": pl.String,
-        "latency_us": pl.Float64,
-        "bandwidth_gbytes_per_s": pl.Float64,
-    }
-)
+COST_TYPES: Final = pl.Schema({name: pl.Schema(COSTS)[name] for name in _COST_COLUMNS})
 NUM_CELLS: Final = NUM_ALGORITHMS * NUM_PROTOCOLS
-#: Channels of a communicator where rings between nodes become slower (nccl_costs.plateau). The
+#: Channels of a communicator where rings between nodes become slower (nccl.plateau). The
 #: table of costs does not hold them; with 4 or 64 the step is two octaves off, at sizes where
 #: NCCL's rings run LL or LL128.
 _RING_CHANNELS: Final = 16

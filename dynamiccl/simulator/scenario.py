@@ -7,67 +7,205 @@
     dwell_us = [2e6, 5e5, 2e5]
     following = [[0.0, 0.7, 0.3], [0.6, 0.0, 0.4], [0.5, 0.5, 0.0]]
 
-Processes on one link multiply. Times are those of the simulated jobs.
+A link's slowdown is a factor of the time that bytes take to move, 1 = it is free; processes on one
+link multiply. Every process is kept for N jobs at once and advanced by the time that each of them
+spent, so dwell times are times and not numbers of calls: a job that calls seldom finds the network
+changed. Times are those of the simulated jobs.
+
+Forms and not measurements: which strengths a scenario has, it says itself, with their origin.
 """
 
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Protocol, Self
 
-from pydantic import Field, ValidationError
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError, model_validator
 
 from dynamiccl.errors import MissingPath, UnknownName, UserError
-from dynamiccl.simulator.links import Bursts, Markov, Process, Trace
 from dynamiccl.simulator.toml_table import Table, first_problem
 
+Float64Array = npt.NDArray[np.float64]
+#: A link that others fill to this share leaves a twentieth; more would be an outage.
+MAX_SHARE: Final = 0.95
 _SUFFIX: Final = ".toml"
 Where = Literal["intra", "inter", "host"]
 _Positive = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
+_Taken = Annotated[float, Field(ge=0, le=MAX_SHARE)]
+_Left = Annotated[float, Field(ge=1 - MAX_SHARE, le=1)]
+
+
+class Process(Protocol):
+    """A slowdown factor that changes with time, for N jobs."""
+
+    def reset(self, num_jobs: int, random: np.random.Generator) -> None:
+        """Start anew; each job at a random point of the process."""
+
+    def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
+        """(N,) slowdowns after `elapsed_us` (N,) more; the array may be overwritten later."""
 
 
 class MarkovLink(Table):
-    """Parameters of `links.Markov`."""
+    """Congestion as a Markov-modulated process: levels that last a while and follow one another.
+
+    A level is left with the probability 1 - exp(-elapsed / dwell). Of `links` independent links
+    the slowest counts, as for a ring that runs over all of them. S states.
+    """
 
     on: Where
     kind: Literal["markov"]
-    slowdowns: tuple[float, ...]
-    dwell_us: tuple[float, ...]
+    #: (S,) factor in each state, and the mean time in it.
+    slowdowns: tuple[Annotated[float, Field(ge=1)], ...]
+    dwell_us: tuple[_Positive, ...]
+    #: (S, S) which state comes next; the diagonal is 0.
     following: tuple[tuple[float, ...], ...]
-    links: int = 1
+    links: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _is_a_process(self) -> Self:
+        count = len(self.slowdowns)
+        if {count} != {len(each) for each in (self.dwell_us, self.following, *self.following)}:
+            raise ValueError(f"{count} slowdowns need {count} dwell times and {count} x {count}")
+        matrix = np.array(self.following)
+        if not np.allclose(matrix.sum(axis=1), 1.0) or np.diag(matrix).any():
+            raise ValueError("each row of `following` must sum to 1 and leave its own state")
+        return self
 
     def make(self) -> Process:
         """Make the process."""
-        return Markov(self.slowdowns, self.dwell_us, self.following, self.links)
+        return Markov(self)
+
+
+class Markov:
+    """The process of a `MarkovLink`."""
+
+    def __init__(self, link: MarkovLink) -> None:
+        self._slowdowns = np.array(link.slowdowns, dtype=np.float64)
+        self._rate = 1.0 / np.array(link.dwell_us, dtype=np.float64)
+        self._following = np.array(link.following, dtype=np.float64)
+        self._cumulative = self._following.cumsum(axis=1)
+        self._cumulative[:, -1] = 1.0
+        self._state = np.zeros((0, link.links), dtype=np.int64)
+
+    def usual(self) -> Float64Array:
+        """(S,) stationary probability of each state."""
+        count = len(self._rate)
+        flows = self._rate[:, None] * (self._following - np.eye(count))
+        system = np.vstack([flows.T / self._rate.max(), np.ones(count)])
+        target = np.append(np.zeros(count), 1.0)
+        found = np.maximum(np.linalg.lstsq(system, target, rcond=None)[0], 0.0)
+        shares: Float64Array = found / found.sum()
+        return shares
+
+    def reset(self, num_jobs: int, random: np.random.Generator) -> None:
+        """Draw states from the stationary distribution."""
+        shape = (num_jobs, self._state.shape[1])
+        self._state = random.choice(len(self._rate), size=shape, p=self.usual())
+
+    def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
+        """Change states at random."""
+        stays = np.exp(-elapsed_us[:, None] * self._rate[self._state])
+        job, link = np.nonzero(random.random(self._state.shape) > stays)
+        if len(job):
+            drawn = random.random((len(job), 1))
+            cumulative = self._cumulative[self._state[job, link]]
+            self._state[job, link] = (cumulative <= drawn).sum(axis=1)
+        found: Float64Array = self._slowdowns[self._state].max(axis=1)
+        return found
 
 
 class BurstsLink(Table):
-    """Parameters of `links.Bursts`."""
+    """Cross traffic: somebody else's transfers, exponential pauses and heavy-tailed lengths.
+
+    While one runs it takes a share of the link that is drawn for it, so that ours lasts
+    1 / (1 - share) times as long. Lengths are Pareto's with exponent `tail`.
+    """
 
     on: Where
     kind: Literal["bursts"]
-    pause_us: float
-    shortest_us: float
-    tail: float
-    share: tuple[float, float]
+    #: Mean pause, and shortest length.
+    pause_us: _Positive
+    shortest_us: _Positive
+    tail: float = Field(gt=1)
+    #: Least and largest.
+    share: tuple[_Taken, _Taken]
+
+    @model_validator(mode="after")
+    def _is_in_order(self) -> Self:
+        if self.share[0] > self.share[1]:
+            raise ValueError(f"shares must be in order: {self.share}")
+        return self
 
     def make(self) -> Process:
         """Make the process."""
-        return Bursts(self.pause_us, self.shortest_us, self.tail, self.share)
+        return Bursts(self)
+
+
+class Bursts:
+    """The process of a `BurstsLink`."""
+
+    def __init__(self, link: BurstsLink) -> None:
+        self._link = link
+        self._left_us = np.zeros(0)
+        self._slowdown = np.zeros(0)
+
+    def reset(self, num_jobs: int, random: np.random.Generator) -> None:
+        """Start within a pause."""
+        self._left_us = random.exponential(self._link.pause_us, num_jobs)
+        self._slowdown = np.ones(num_jobs)
+
+    def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
+        """Alternate pauses and bursts."""
+        self._left_us -= elapsed_us
+        while (over := np.flatnonzero(self._left_us <= 0.0)).size:
+            begins = self._slowdown[over] <= 1.0
+            lengths = self._link.shortest_us * (1.0 + random.pareto(self._link.tail, len(over)))
+            pauses = random.exponential(self._link.pause_us, len(over))
+            shares = random.uniform(*self._link.share, len(over))
+            self._left_us[over] += np.where(begins, lengths, pauses)
+            self._slowdown[over] = np.where(begins, 1.0 / (1.0 - shares), 1.0)
+        return self._slowdown
 
 
 class TraceLink(Table):
-    """Parameters of `links.Trace`."""
+    """A recorded sequence of available bandwidth, repeated.
+
+    Each job begins at a place of its own, as Pensieve does with its network traces (Mao et al.,
+    SIGCOMM 2017, section 5.1).
+    """
 
     on: Where
     kind: Literal["trace"]
-    shares: tuple[float, ...]
-    interval_us: float
+    #: Of the bandwidth, what is ours, and how long each lasts.
+    shares: tuple[_Left, ...] = Field(min_length=1)
+    interval_us: _Positive
 
     def make(self) -> Process:
         """Make the process."""
-        return Trace(self.shares, self.interval_us)
+        return Trace(self)
+
+
+class Trace:
+    """The process of a `TraceLink`."""
+
+    def __init__(self, link: TraceLink) -> None:
+        self._slowdowns = 1.0 / np.array(link.shares, dtype=np.float64)
+        self._interval_us = link.interval_us
+        self._clock_us = np.zeros(0)
+
+    def reset(self, num_jobs: int, random: np.random.Generator) -> None:
+        """Start at a random place."""
+        self._clock_us = random.random(num_jobs) * self._interval_us * len(self._slowdowns)
+
+    def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:  # noqa: ARG002
+        """The slowdowns recorded at the new times."""
+        self._clock_us += elapsed_us
+        place = (self._clock_us / self._interval_us).astype(np.int64) % len(self._slowdowns)
+        found: Float64Array = self._slowdowns[place]
+        return found
 
 
 class Jitter(Table):
@@ -141,11 +279,8 @@ def find_scenario(name_or_path: str) -> Scenario:
 
 def _read(text: str, where: str) -> Scenario:
     try:
-        scenario = Scenario.model_validate(tomllib.loads(text))
-        for link in scenario.link:
-            link.make()
+        return Scenario.model_validate(tomllib.loads(text))
     except ValidationError as error:
         raise UserError(f"{where}: {first_problem(error)}") from error
-    except ValueError as error:  # a TOML error is one, too
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{where}: {error}") from error
-    return scenario

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, NUM_ALGORITHMS, Algorithm, Config
-from dynamiccl.simulator.links import Float64Array, Process
-from dynamiccl.simulator.scenario import Jitter, Scenario, Stragglers
+from dynamiccl.simulator.scenario import Float64Array, Jitter, Process, Scenario, Stragglers
 from dynamiccl.simulator.system import UNTOUCHED, Call, Launch, System
 from dynamiccl.simulator.workloads import Workload
 

@@ -92,7 +92,7 @@ _TREE: Final[Sequence[Triple]] = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7,
 _NVLS_TREE: Final[Sequence[Triple]] = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (0.0, 57.7, 45.5))
 #: `nvlsEfficiency`, by generation (from 2.28 on).
 NVLS_EFFICIENCY: Final = (0.0, 0.0, 0.85, 0.74)
-#: Entries of the tree correction (dynamiccl/nccl_costs.py) that NVLSTree uses (2.29.2 on, Blackwell
+#: Entries of the tree correction (dynamiccl/nccl.py) that NVLSTree uses (2.29.2 on, Blackwell
 #: beside an x86 CPU).
 NVLS_TREE_CORRECTED: Final = 24
 #: `PCI_BW` (`src/graph/topo.h`): rings up to this bandwidth run half the threads in Simple.

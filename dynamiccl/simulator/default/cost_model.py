@@ -17,14 +17,16 @@ from dynamiccl.nccl import (
     MAX_CHANNELS,
     NUM_ALGORITHMS,
     NUM_PROTOCOLS,
+    TREE_CORRECTED,
     VALID_PROTOCOLS,
     Algorithm,
     Collective,
     Config,
     NcclVersion,
     Protocol,
+    plateau,
+    size_correction,
 )
-from dynamiccl.nccl_costs import TREE_CORRECTED, plateau, size_correction
 from dynamiccl.simulator.default.constants import (
     BASE_US,
     HOP_US,
