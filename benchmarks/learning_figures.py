@@ -1,15 +1,14 @@
 """Helpers of the parts of `learning.py`: figures with intervals, parallel work."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl.evaluate.crossfit import CrossFit, Interval
-from dynamiccl.evaluate.metrics import Summary
+from dynamiccl.evaluate.metrics import CrossFit, Interval
 from dynamiccl.train.study import student_interval
 
 #: By name: the figure, and its interval as NAME_lo and NAME_hi; None where there is none.
@@ -24,11 +23,11 @@ _NAMES: Final = {
 }
 
 
-def over_replicates(summaries: Sequence[Summary]) -> Figures:
+def over_replicates(summaries: Sequence[Mapping[str, Any]]) -> Figures:
     """Means of one policy's summaries, and Student's 95 % interval."""
     figures: Figures = {}
     for name, field in _NAMES.items():
-        values = [getattr(each, field) for each in summaries]
+        values = [each[field] for each in summaries]
         figures |= student([value for value in values if value is not None], name)
     return figures
 

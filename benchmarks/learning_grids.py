@@ -35,7 +35,7 @@ from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines import GradientBoosting, make_policies
-from dynamiccl.evaluate.metrics import Summary, summarise
+from dynamiccl.evaluate.metrics import summarise
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
@@ -91,17 +91,17 @@ def simulated_grid(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, A
     for (_, recipe, seed), (regret, policy) in parallel(train, jobs):
         regrets[recipe].append(regret)
         learned[seed].append((recipe, policy))
-    draws: dict[str, dict[str, list[Summary]]] = {NAME: {}, BEYOND: {}}
+    draws: dict[str, dict[str, list[dict[str, Any]]]] = {NAME: {}, BEYOND: {}}
     for seed in range(seeds):
         for data_set, found in _score(measured[seed], truth, learned[seed]):
-            draws[data_set].setdefault(found.policy, []).append(found)
+            draws[data_set].setdefault(found["policy"], []).append(found)
     chosen = min(recipes, key=lambda recipe: float(np.mean(regrets[recipe])))
     return {
         "data_sets": {
             data_set: {name: over_replicates(each) for name, each in policies.items()}
             for data_set, policies in draws.items()
         },
-        "grid_tasks": {name: policies[chosen][0].tasks for name, policies in draws.items()},
+        "grid_tasks": {name: policies[chosen][0]["tasks"] for name, policies in draws.items()},
         "grid_validation_regret": {name: float(np.mean(each)) for name, each in regrets.items()},
         "chosen_recipe": chosen,
     }
@@ -160,7 +160,7 @@ def train(
 
 def _score(
     data: Path, truth: Path, learned: Sequence[tuple[str, Path]]
-) -> Iterator[tuple[str, Summary]]:
+) -> Iterator[tuple[str, dict[str, Any]]]:
     frame = tuned(read(data))
     catalogue = Catalogue.from_frame(usable(frame))
     parts = [task_grid(frame, catalogue, [s]) for s in (Split.TRAIN, Split.VALIDATION, Split.TEST)]
@@ -175,5 +175,5 @@ def _score(
         for player in make_policies(parts[0], parts[1], catalogue, loaded)
     }
     for name, rows in ((NAME, everywhere), (BEYOND, beyond)):
-        for summary in summarise(exact, rows, choices, WORSE):
+        for summary in summarise(exact, rows, choices, WORSE).to_dicts():
             yield name, summary

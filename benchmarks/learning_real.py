@@ -21,8 +21,7 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.baselines import make_policies
-from dynamiccl.evaluate.crossfit import cross_fit, has_runs
-from dynamiccl.evaluate.metrics import OPTIMISTIC, Summary, summarise
+from dynamiccl.evaluate.metrics import OPTIMISTIC, cross_fit, has_runs, summarise
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
@@ -91,7 +90,9 @@ def score_measured(
         sets[str(name)] = {
             policy: of_crossfit(figures)
             if (figures := fitted[policy]) is not None
-            else _optimistic([s for a in seeds for s in summarise(test, rows, {policy: a}, band)])
+            else _optimistic(
+                [summarise(test, rows, {policy: a}, band).to_dicts()[0] for a in seeds]
+            )
             for policy, seeds in choices.items()
         }
     if not sets:
@@ -99,7 +100,7 @@ def score_measured(
     return sets, notes
 
 
-def _optimistic(seeds: Sequence[Summary]) -> Figures:
+def _optimistic(seeds: Sequence[dict[str, Any]]) -> Figures:
     """Mean over seeds without interval: seeds do not reflect measurement noise."""
     return {
         name: None if name.endswith(("_lo", "_hi")) else value
