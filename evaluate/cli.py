@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
-from dynamiccl.evaluate.commands.explain import explain_command
+from dynamiccl.collect.grid import parse_size
+from dynamiccl.errors import UserError
 from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.evaluate.commands.job import job_command
+from dynamiccl.nccl import Collective
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr, wide_stdout
@@ -98,8 +100,42 @@ def _say(text: str) -> None:
 
 
 app.command("gate")(gate_command)
-app.command("explain")(explain_command)
 app.command("job")(job_command)
+
+
+@app.command("explain")
+def explain_command(
+    policy: Annotated[
+        str, typer.Argument(metavar="RUN_OR_ARTIFACT", help="Run id, directory, models:/...")
+    ],
+    collective: Annotated[str, typer.Option(help="As NCCL spells it.")],
+    size: Annotated[str, typer.Option(help="Message size (NCCL's nBytes): 4096, 64K, 4M.")],
+    ranks: Annotated[int, typer.Option(help="Ranks of the communicator.", min=2)],
+    nodes: Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)],
+    system: Annotated[
+        str | None, typer.Option(help="System, where several have this shape.")
+    ] = None,
+    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
+    as_json: Json = False,
+) -> None:
+    """Show what a policy predicts for each config of one message, the margin, noise and gate.
+
+    Example: dynamiccl-evaluate explain RUN_ID --collective AllReduce --size 4M --ranks 16 --nodes 2
+    """
+    try:
+        size_bytes = parse_size(size)
+    except ValueError as error:
+        raise UserError(f"--size: {error}") from error
+    wanted = Collective.parse(collective, where="--collective")
+    from dynamiccl.evaluate.explain import Query, explain, show
+    from dynamiccl.train.tracking import policy_directory
+
+    asked = Query(wanted, size_bytes, nodes, ranks, system)
+    found = explain(policy_directory(policy, tracking_uri), asked)
+    if as_json:
+        cli.print_json({**found, "warnings": [what for what, _ in found["warnings"]]})
+    else:
+        show(found, asked)
 
 
 @app.command("simulate")
