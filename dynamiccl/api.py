@@ -57,15 +57,15 @@ def score(
     found = make_report(Path(data), [("policy", _policy(run, tracking_uri))], Path(out))
     rows = [
         {
-            "system": system.system,
-            "policy": each.policy,
-            "tasks": each.tasks,
-            "regret": each.mean,
-            "time_over_default": each.ratio_to_default,
-            "slower": each.slower_than_default,
+            "system": system,
+            "policy": name,
+            "tasks": each["tasks"],
+            "regret": each["mean"],
+            "time_over_default": each["ratio_to_default"],
+            "slower": each["slower_than_default"],
         }
-        for system in found.systems
-        for each in system.summaries
+        for system, scores in found.told["systems"].items()
+        for name, each in scores["policies"].items()
     ]
     schema = {"slower": pl.Float64}
     return pl.DataFrame(rows, schema_overrides=schema).sort("system", "regret")

@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
-from dynamiccl.evaluate.commands.explain import explain_command
+from dynamiccl.collect.grid import parse_size
+from dynamiccl.errors import UserError
 from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.evaluate.commands.job import job_command
-from dynamiccl.simulator import workloads as simulating
+from dynamiccl.nccl import Collective
+from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr
+from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr, wide_stdout
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
@@ -54,16 +56,12 @@ def report_command(
 
     part_paths(data)
     with cli.working("loading PyTorch, MLflow and the policies"):
-        from dynamiccl.evaluate.named import named_policies
-        from dynamiccl.evaluate.report import by_turn, make_report, mean_over_turns
-        from dynamiccl.evaluate.training import Training, log_report
+        from dynamiccl.datasets.manifest import Manifest
+        from dynamiccl.evaluate.page import render
+        from dynamiccl.evaluate.report import make_report, mean_over_turns
+        from dynamiccl.evaluate.runs import by_turn, log_report, named_policies
 
         named = named_policies(policy, tracking_uri)
-        trainings = {
-            each.name: Training.read(each.run_id, tracking_uri)
-            for each in named
-            if each.run_id is not None
-        }
     kept = "a report is written at the end, so nothing is there yet; give the same command again"
     # On a terminal the bar tells the time itself.
     telling = nullcontext() if stderr.is_terminal else cli.working("scoring and drawing")
@@ -75,7 +73,7 @@ def report_command(
                 data,
                 [(each.name, each.folder) for each in turn],
                 out / f"turn-{number}" if len(turns) > 1 else out,
-                trainings,
+                {each.name: each.run_id for each in turn if each.run_id is not None},
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
             for number, turn in enumerate(turns)
@@ -84,21 +82,60 @@ def report_command(
         for each in turn if log else ():
             if each.run_id is not None:
                 log_report(report.files, each.run_id, tracking_uri, report.data_hash)
-    mean = {} if len(turns) == 1 else mean_over_turns(reports, named)
-    told = [report.to_json() for report in reports]
+    recipes = {each.name: Manifest.read(each.folder).recipe for each in named}
+    mean = {} if len(turns) == 1 else mean_over_turns(reports, recipes)
     if as_json:
+        told = [report.told for report in reports]
         cli.print_json({"turns": told, "mean_over_turns": mean} if mean else told[0])
         return
-    from dynamiccl.evaluate.terminal import print_mean, print_report
-
     for report in reports:
-        print_report(report)
-    print_mean(mean)
+        _say(render("report.txt", report.told))
+    for name, figures in mean.items():
+        regrets = f"mean regret over turns {figures['mean']:.2%}, at most {figures['most']:.2%}"
+        _say(f"{name}: {regrets}")
+
+
+def _say(text: str) -> None:
+    wide_stdout().print(text.rstrip(), soft_wrap=True, highlight=False, markup=False)
 
 
 app.command("gate")(gate_command)
-app.command("explain")(explain_command)
 app.command("job")(job_command)
+
+
+@app.command("explain")
+def explain_command(
+    policy: Annotated[
+        str, typer.Argument(metavar="RUN_OR_ARTIFACT", help="Run id, directory, models:/...")
+    ],
+    collective: Annotated[str, typer.Option(help="As NCCL spells it.")],
+    size: Annotated[str, typer.Option(help="Message size (NCCL's nBytes): 4096, 64K, 4M.")],
+    ranks: Annotated[int, typer.Option(help="Ranks of the communicator.", min=2)],
+    nodes: Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)],
+    system: Annotated[
+        str | None, typer.Option(help="System, where several have this shape.")
+    ] = None,
+    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
+    as_json: Json = False,
+) -> None:
+    """Show what a policy predicts for each config of one message, the margin, noise and gate.
+
+    Example: dynamiccl-evaluate explain RUN_ID --collective AllReduce --size 4M --ranks 16 --nodes 2
+    """
+    try:
+        size_bytes = parse_size(size)
+    except ValueError as error:
+        raise UserError(f"--size: {error}") from error
+    wanted = Collective.parse(collective, where="--collective")
+    from dynamiccl.evaluate.explain import Query, explain, show
+    from dynamiccl.train.tracking import policy_directory
+
+    asked = Query(wanted, size_bytes, nodes, ranks, system)
+    found = explain(policy_directory(policy, tracking_uri), asked)
+    if as_json:
+        cli.print_json({**found, "warnings": [what for what, _ in found["warnings"]]})
+    else:
+        show(found, asked)
 
 
 @app.command("simulate")
@@ -127,7 +164,8 @@ def simulate_command(
 
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
-    from dynamiccl.evaluate.named import named_policies
+    from dynamiccl.evaluate.page import render
+    from dynamiccl.evaluate.runs import named_policies
     from dynamiccl.evaluate.simulate.compare import simulate, to_json
     from dynamiccl.evaluate.simulate.players import Setting
     from dynamiccl.simulator.group import Group
@@ -150,9 +188,7 @@ def simulate_command(
     if as_json:
         cli.print_json(to_json(found))
         return
-    from dynamiccl.evaluate.terminal import print_comparison
-
-    print_comparison(found, out)
+    _say(render("simulate.txt", {**found, "path": out / "simulate.html"}))
 
 
 if __name__ == "__main__":

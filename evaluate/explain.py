@@ -2,13 +2,13 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
-from dynamiccl.datasets.manifest import Support
+from dynamiccl.datasets.manifest import INDEX_NAME, Support
 from dynamiccl.datasets.questions import (
     REACH_BINS,
     allowed,
@@ -18,11 +18,17 @@ from dynamiccl.datasets.questions import (
     table_supports,
 )
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.gated import read_gated
+from dynamiccl.evaluate.page import percent, saved_text, say
 from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
-from dynamiccl.sizes import bin_first_byte, size_bin
+from dynamiccl.serve.artifact import acts_nowhere
+from dynamiccl.sizes import bin_first_byte, size_bin, size_label
+from dynamiccl.train.commands.options import folding_table, wide_stdout
 from dynamiccl.train.policy import TorchPolicy
+
+_ROWS: Final = 15
+#: Times NCCL's own from which on a prediction only says that it is not to be chosen.
+_FAR_SLOWER: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,48 +42,15 @@ class Query:
     system: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The policy's prediction for one config."""
+def explain(policy_dir: Path, asked: Query) -> dict[str, Any]:
+    """What a policy directory says of one message size; raises UserError and UnknownName.
 
-    config: str
-    #: Predicted time over that under NCCL's own choice.
-    time_over_default: float
-    #: That it takes, as read back; None: not known.
-    channels: int | None
-    #: Why it may not be chosen; empty: it may.
-    not_allowed: str
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The explanation; gains are fractions of NCCL's own time."""
-
-    system: str
-    #: The bytes for which a table would say the same, both included.
-    first_byte: int
-    last_byte: int
-    #: Every config but NCCL's own choice, the fastest first.
-    predictions: list[Prediction]
-    chosen: str
-    #: That NCCL's own choice takes, as read back; None: not known.
-    own_channels: int | None
-    margin: float
-    noise_band: float | None
-    #: What the gate made of this size; None: no gate judged the policy.
-    gate: Cell | None
-    #: Why it acts or abstains, as a sentence.
-    reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain data for `json.dumps`."""
-        return asdict(self)
-
-
-def explain(policy_dir: Path, asked: Query) -> Explanation:
-    """Query a policy directory about one message size; raises UserError and UnknownName.
-
-    It is evaluated at the middle of the size's bin, as for a decision table.
+    It is asked at the middle of the size's bin, as for a decision table: `first_byte` and
+    `last_byte` have the same answer. `predictions`, the fastest config first, hold its time over
+    that under NCCL's own choice, its channels as read back (null: not known), and why it may not be
+    chosen; `margin` and `noise_band` are fractions; `gate` is what the gate made of the size (null:
+    no gate judged the policy), `reason` a sentence
+    (explain.words.jinja), `warnings` why its tables act nowhere, each with what to do.
     """
     policy = TorchPolicy.load(policy_dir)
     support = _support(policy, asked)
@@ -95,39 +68,49 @@ def explain(policy_dir: Path, asked: Query) -> Explanation:
     chosen = int(decide(policy, observations, held, free.rule)[0])
     configs = manifest.actions().configs
     used = [count_of(each) for each in free.rule.channels[0]]
-    reasons = [_why_not(support, asked, each, a, index) for a, each in enumerate(configs)]
     found = [
-        Prediction(config.key, float(ratios[a]), used[a], reasons[a])
-        for a, config in enumerate(configs)
-        if a != ABSTAIN_ACTION
+        {
+            "config": configs[action].key,
+            "time_over_default": float(ratios[action]),
+            "channels": used[action],
+            "not_allowed": _why_not(support, asked, configs[action], action, index),
+        }
+        for action in np.argsort(ratios, kind="stable").tolist()
+        if action != ABSTAIN_ACTION
     ]
-    gate = _gate(policy_dir, support, asked, index)
-    answer = Explanation(
-        system=support.system,
-        first_byte=bin_first_byte(index),
-        last_byte=bin_first_byte(index + 1) - 1,
-        predictions=sorted(found, key=lambda each: each.time_over_default),
-        chosen=configs[chosen].key,
-        own_channels=used[ABSTAIN_ACTION],
-        margin=manifest.abstain_margin,
-        noise_band=support.noise_bands.get(asked.collective.wire),
-        gate=gate,
-        reason="",
-    )
+    place = (support.system, support.num_nodes, support.num_ranks, asked.collective.wire, index)
+    gated = read_gated(policy_dir)
+    cells = [] if gated is None else [cell for cell in gated.cells if cell.place == place]
+    answer = {
+        "system": support.system,
+        "first_byte": bin_first_byte(index),
+        "last_byte": bin_first_byte(index + 1) - 1,
+        "predictions": found,
+        "chosen": configs[chosen].key,
+        "own_channels": used[ABSTAIN_ACTION],
+        "margin": manifest.abstain_margin,
+        "noise_band": support.noise_bands.get(asked.collective.wire),
+        "gate": asdict(cells[0]) if cells else None,
+    }
     slack = manifest.slack if free.rule.counts[0] else None
-    if chosen != ABSTAIN_ACTION:
-        shown = "beyond what it must show"
-        if slack is not None and (used[chosen] or 0) < (used[ABSTAIN_ACTION] or 0):
-            shown = f"{used[chosen]} channels in place of {used[0]}: {slack.promise}"
-        return replace(answer, reason=f"acts: {_gain(ratios[chosen])} and {shown}")
-    if wanted != ABSTAIN_ACTION:
-        held_back = gate.reason if gate is not None and gate.reason else "it did not pass"
-        said = f"abstains: it wants {configs[wanted].key}, and the gate holds it back: {held_back}"
-        return replace(answer, reason=said)
-    if slack is not None:
-        few = "abstains: nothing is known to take fewer channels and surely within the slack"
-        return replace(answer, reason=f"{few}: {slack.promise}")
-    return replace(answer, reason=_abstains(policy, observations, answer))
+    if chosen != ABSTAIN_ACTION and (used[chosen] or 0) >= (used[ABSTAIN_ACTION] or 0):
+        slack = None
+    facts = {
+        "chosen": chosen != ABSTAIN_ACTION,
+        "wanted": None if wanted == ABSTAIN_ACTION else configs[wanted].key,
+        "gain": 1.0 / ratios[chosen] - 1.0,
+        "channels": used[chosen],
+        "own_channels": used[ABSTAIN_ACTION],
+        "promise": slack and slack.promise,
+        "gate_reason": cells[0].reason if cells else "",
+    }
+    if chosen == wanted == ABSTAIN_ACTION:
+        facts |= _best(policy, observations, answer)
+    # A run has no index, and nothing to bind.
+    has_index = (policy_dir / INDEX_NAME).is_file()
+    nowhere = acts_nowhere(policy_dir, support.system) if has_index else []
+    reason = say("explain", "reason", facts)
+    return {**answer, "reason": reason, "warnings": nowhere}
 
 
 def _support(policy: TorchPolicy, asked: Query) -> Support:
@@ -162,47 +145,48 @@ def _why_not(support: Support, asked: Query, config: Config, action: int, index:
     return ""
 
 
-def _gate(policy_dir: Path, support: Support, asked: Query, index: int) -> Cell | None:
-    gated = read_gated(policy_dir)
-    if gated is None:
-        return None
-    place = (support.system, support.num_nodes, support.num_ranks, asked.collective.wire, index)
-    return next((cell for cell in gated.cells if cell.place == place), None)
-
-
-def _gain(ratio: float) -> str:
-    return f"predicted {1.0 / ratio - 1.0:+.2%} against NCCL's own choice"
-
-
-def _abstains(policy: TorchPolicy, observations: Observations, answer: Explanation) -> str:
-    """Why no config was chosen."""
-    able = [each for each in answer.predictions if not each.not_allowed]
+def _best(
+    policy: TorchPolicy, observations: Observations, answer: dict[str, Any]
+) -> dict[str, Any]:
+    """The best config that may be chosen, and the gain that it would need."""
+    able = [each for each in answer["predictions"] if not each["not_allowed"]]
     if not able:
-        return "abstains: nothing may be chosen here (see the table)"
-    best = able[0]
-    said = (
-        f"abstains: the best that may be chosen, {best.config}, is {_gain(best.time_over_default)}"
-    )
-    action = [config.key for config in policy.manifest.actions().configs].index(best.config)
+        return {"best": None}
+    best = able[0]["config"]
+    action = [config.key for config in policy.manifest.actions().configs].index(best)
     least = policy.least_gains(observations)
-    if least is not None:
-        needed = max(answer.margin, float(least[0, action]))
-        return f"{said}; it must be beyond {needed:.2%}, so many of its spreads as are safe"
-    needed = max(answer.margin, answer.noise_band or 0.0)
-    more = (
-        "" if best.time_over_default * (1.0 + needed) > 1.0 else ", and all its networks must agree"
-    )
-    return f"{said}; it must be beyond {needed:.2%}{more}"
+    needed = float(least[0, action]) if least is not None else answer["noise_band"] or 0.0
+    return {
+        "best": best,
+        "gain": 1.0 / able[0]["time_over_default"] - 1.0,
+        "needed": max(answer["margin"], needed),
+        "spreads": least is not None,
+    }
 
 
-def verdict_text(gate: Cell | None) -> str:
-    """The gate's verdict as text."""
-    if gate is None:
-        return "no gate judged this policy: nothing but its own margin holds it back"
-    if gate.verdict is Verdict.ABSTAINS:
-        return "the policy wanted nothing here, so there was nothing to judge"
-    runs = f"{gate.runs} fresh runs" if gate.runs else "not measured"
-    gain = "" if gate.gain is None else f", gain {gate.gain:+.2%}"
-    chance = "" if gate.p_value is None else f", p {gate.p_value:.2g}"
-    reason = f": {gate.reason}" if gate.reason else ""
-    return f"{gate.verdict} {gate.config}{reason} ({runs}{gain}{chance})"
+def show(found: dict[str, Any], asked: Query) -> None:
+    """Print what `explain` found: a table, and why."""
+    shape = f"{asked.num_ranks} ranks on {asked.num_nodes} nodes of {found['system']}"
+    title = f"{asked.collective.wire} of {size_label(asked.size_bytes)}, {shape}"
+    own = "not read back" if found["own_channels"] is None else str(found["own_channels"])
+    heads = ("config", "predicted time saved, %", f"channels (NCCL's: {own})", "may be chosen")
+    same = f"(the same from {found['first_byte']} to {found['last_byte']} bytes)"
+    table = folding_table(*heads, title=f"{title} {same}")
+    # What it takes is among the fastest, or is NCCL's own choice.
+    for each in found["predictions"][:_ROWS]:
+        used = "-" if each["channels"] is None else str(each["channels"])
+        ratio = each["time_over_default"]
+        saved = saved_text(1.0 - ratio) if ratio < _FAR_SLOWER else "far slower"
+        table.add_row(each["config"], saved, used, each["not_allowed"] or "yes")
+    wide = wide_stdout()
+    wide.print(table)
+    more = len(found["predictions"]) - _ROWS
+    band = "unknown" if found["noise_band"] is None else percent(found["noise_band"])
+    for line in (
+        *([f"and {more} slower ones (--json has all)"] if more > 0 else []),
+        f"margin {percent(found['margin'])}, noise band {band}",
+        f"gate: {say('explain', 'verdict', found['gate'])}",
+        f"{found['chosen']}: {found['reason']}",
+        *map("; ".join, found["warnings"]),
+    ):
+        wide.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -142,8 +142,8 @@ class Estimate:
     @property
     def saved(self) -> str:
         """Time saved, where this is time over another - 1: `page.saved_text`."""
-        ends = () if self.low is None or self.high is None else (-self.high, -self.low)
-        return saved_text(-self.mean, *ends)
+        ends = None if self.low is None or self.high is None else (-self.high, -self.low)
+        return saved_text(-self.mean, ends)
 
 
 #: What a simulation found, and its rows (`make_row`), as JSON has them but for Estimates.
@@ -223,7 +223,7 @@ def verdicts(rows: Sequence[Row], trained: frozenset[str]) -> list[str]:
     # Seeds differ so much that the oracle could gain something, and more of them would tell.
     least = 0.0 if oracle is None else oracle.mean if oracle.low is None else oracle.low
     header = {"gained": gained, "told": told, "oracle": oracle, "open": least < -_WORTH_GAINING}
-    return render([], header, "simulate.words").splitlines()
+    return render("simulate.words", header).splitlines()
 
 
 def simulate(

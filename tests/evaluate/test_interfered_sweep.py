@@ -89,7 +89,7 @@ def test_a_policy_learns_from_what_was_disturbed(both: Path, alone: Path) -> Non
 
 def test_no_quiet_figure_of_the_report_moves(both: Path, alone: Path, tmp_path: Path) -> None:
     first, second = (
-        make_report(data, [], tmp_path / data.parent.name).to_json() for data in (both, alone)
+        make_report(data, [], tmp_path / data.parent.name).told for data in (both, alone)
     )
     assert first["systems"] == second["systems"]
     assert first["rows_left_out"].keys() == {"beside congestion"}

@@ -4,15 +4,14 @@ import html
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.datasets.store import content_hash, measurements_table, read, write_part
+from dynamiccl.datasets.store import content_hash, measurements_table, write_part
 from dynamiccl.errors import NotEnoughData
-from dynamiccl.evaluate.blocks import TableBlock
-from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.report import make_report
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
@@ -74,29 +73,28 @@ def test_tasks_where_the_default_is_beyond_the_noise_stand_apart(report_dir: Pat
     assert beyond["nccl-default"]["mean"] > whole["nccl-default"]["mean"]
     assert beyond["nccl-default"]["p50"] > found["noise_band"]
     page = (report_dir / "report.html").read_text(encoding="utf-8")
-    assert "NCCL&#39;s default itself is beyond the noise band" in page
+    assert "NCCL's default itself is beyond the noise band" in page
 
 
 def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
     page = (report_dir / "report.html").read_text(encoding="utf-8")
-    assert "Learning curves" not in page  # of a policy's folder, which is no run
-    assert page.count("<svg") >= 4  # two families, each a heat map and curves
     assert not re.search(r"<script|<link|src=[\"']http|href=[\"']http|url\(http", page)
     assert ">simulated<" in page
+    assert 'name="viewport"' in page
     for name in ("policy", *BASELINES):
         assert f"<td>{name}</td>" in page
+    # What is wide scrolls in a box of its own.
+    boxed = r'<div class="wide"[^>]*>\s*<(table|svg)'
+    assert len(re.findall(boxed, page)) == page.count("<table") + page.count("<svg")
+    assert page.count('<tr class="ours"><td>policy</td>') == 4  # all, beyond noise, two collectives
 
 
 def test_every_figure_of_the_page_is_a_file_too(report_dir: Path) -> None:
     page = (report_dir / "report.html").read_text(encoding="utf-8")
-    files = sorted((report_dir / "figures").iterdir())
-    assert {f"{SYSTEM}-1-{kind}.svg" for kind in ("configs", "policies", "crossovers")} <= {
-        path.name for path in files
-    }
-    assert {f"{SYSTEM}-{kind}.svg" for kind in ("map", "by-size")} <= {p.name for p in files}
+    files = {path.name: path.read_text(encoding="utf-8") for path in report_dir.glob("figures/*")}
+    assert files.keys() == {f"{SYSTEM}-{kind}.svg" for kind in ("map", "gains")}
     assert page.count("<svg") == len(files)
-    for path in files:
-        assert path.read_text(encoding="utf-8") in page
+    assert all(text in page for text in files.values())
 
 
 def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_path: Path) -> None:
@@ -107,57 +105,61 @@ def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_pa
         make_report(data, [("policy", trained.policy)], tmp_path / "out")
 
 
-def test_page_begins_with_a_sentence_the_map_and_a_verdict_and_folds_the_rest(
+def test_page_begins_with_verdict_and_map_and_folds_the_rest(
     report_dir: Path, trained: Trained
 ) -> None:
-    page = (report_dir / "report.html").read_text(encoding="utf-8")
-    summary = json.loads((report_dir / "summary.json").read_text())["systems"][SYSTEM]
-    sentence = summary["sentences"]["policy"]
+    page = html.unescape((report_dir / "report.html").read_text(encoding="utf-8"))
+    told = json.loads((report_dir / "summary.json").read_text())
+    summary = told["systems"][SYSTEM]
+    sentence, (verdict,) = summary["sentences"]["policy"], summary["verdicts"]
     assert re.search(r"AllReduce .*: up to \d+ % less time", sentence)
+    assert told["headline"].startswith("policy takes up to")
     first, rest = page[: page.index("<details")], page[page.index("<details") :]
-    plain = html.unescape(first)
-    at = [plain.index(text) for text in (sentence, "simple table", "<svg")]
+    parts = (f"<h1>{told['headline']}</h1>", f"{sentence}.", "<svg", verdict)
+    at = [first.index(text) for text in parts]
     assert at == sorted(at)
     assert first.count("<svg") == 1
-    shown = re.findall(r"<h2[^>]*>([^<]*?)\s*(?:<|$)", first)
-    folded = re.findall(r'class="part"><summary>([^<]*?)\s*(?:<|$)', rest)
-    assert shown == [SYSTEM]
-    figures = f"{SYSTEM}: all figures"
-    assert folded == ["Regret on all systems", figures, "Where the figures come from"]
-    assert re.findall(r'<a href="#part-\d+">([^<]*)</a>', first) == [*shown, *folded]
-    assert all(f'id="part-{number}"' in page for number in range(1, 5))
-    short = rest[: rest.index(figures)]
-    ours = summary["policies"]["policy"]
-    low, high = ours["interval"]
-    assert f"<td>{ours['crossfit']:.2%} ({low:.2%} to {high:.2%})</td>" in short
-    assert f"<td>{summary['noise_band']:.2%}</td>" in short
+    folded = re.findall(r'class="part"><summary>([^<]*)<', rest)
+    assert folded == [f"{SYSTEM}: all figures", "Where the figures come from"]
+    low, high = (100 * end for end in summary["policies"]["policy"]["gain_interval"])
+    gain = 100 * summary["policies"]["policy"]["gain"]
+    assert f"<td>{gain:.1f} ({low:.1f} to {high:.1f})</td>" in rest
+    assert f"noise band {100 * summary['noise_band']:.1f} %" in first
     manifest = Manifest.read(trained.policy)
     origin = page[page.rindex("Where the figures come from") :]
     assert f"<td>{manifest.git_commit[:12]}" in origin
-    for text in (manifest.created, f"{manifest.data_hash[:12]} (these)"):
-        assert f"<td>{text}</td>" in origin
     assert f"hash {content_hash(trained.data)}" in origin
-    for text in ("simulator", "2.27.5", "AllGather, AllReduce", "4 x 8", "3 of 3", "run"):
+    for text in (manifest.created, f"{manifest.data_hash[:12]} (these)", "simulator", "2.27.5",
+                 "AllGather, AllReduce", "4 x 8", "3 of 3", "run"):  # fmt: skip
         assert f"<td>{text}</td>" in origin
 
 
 def test_origin_tells_what_is_not_known_and_other_data(trained: Trained, tmp_path: Path) -> None:
     rows = [
-        default(size_bytes=1 << 20),
-        forced("Ring", "LL", throttled=True),
-        forced("Tree", None, ecc_errors=1),
+        *(each for run in "ab" for k in range(16, 24) for each in quiet_rows(1 << k, run)),
+        forced("Ring", "LL", throttled=True, run="a"),
     ]
     write_part(tmp_path, measurements_table(rows), provenance={"tool": "import"})
-    section = origin_section(tmp_path, read(tmp_path), {"p": Manifest.read(trained.policy)})
-    tables = [block for block in section.blocks if isinstance(block, TableBlock)]
-    measured, written, policies = (dict(zip(t.heads, t.rows[0], strict=True)) for t in tables)
-    assert measured["measured"] == "not known"
-    assert measured["timed"] == "1"
-    assert "rows in no task: 2 without a time of healthy GPUs." in section.text
-    assert (measured["rows"], measured["runs"], measured["NCCL"]) == ("3", "1", "2.27.5")
+    make_report(tmp_path, [("p", trained.policy)], tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    origin = page[page.rindex("Where the figures come from") :]
+    assert "rows in no task: 1 without a time of healthy GPUs." in origin
+    heads, cells = re.compile("<th>(.*?)</th>"), re.compile("<td>(.*?)</td>")
+    measured, written, policies = (
+        dict(zip(heads.findall(table), cells.findall(table), strict=True))
+        for table in origin.split("<table>")[1:]
+    )
+    told = ("measured", "rows", "timed", "runs", "NCCL")
+    assert [measured[name] for name in told] == ["not known", "49", "48", "2", "2.27.5"]
     assert (written["written by"], written["commit"]) == ("import", "not known")
     assert policies["trained on data"].endswith("(others)")
-    assert (policies["runs of these data"], policies["gate"]) == ("0 of 1", "none")
+    assert (policies["runs of these data"], policies["gate"]) == ("0 of 2", "none")
+
+
+def quiet_rows(size_bytes: int, run: str) -> list[dict[str, Any]]:
+    """NCCL's own choice and two configs at a size."""
+    configs = [forced(each, "LL", size_bytes=size_bytes, run=run) for each in ("Ring", "Tree")]
+    return [default(size_bytes=size_bytes, run=run), *configs]
 
 
 def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
@@ -168,11 +170,12 @@ def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
     strategy = 'strategy = { kind = "random", share = 0.5 }\n[simulator]'
     text = SWEEP.replace("cycles = 3", "cycles = 6").replace("[simulator]", strategy)
     data = make_data(tmp_path / "store", text)
-    make_report(data, [("policy", trained.policy)], tmp_path / "out")
+    make_report(data, [("a<b", trained.policy)], tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert title in page
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    found = summary["systems"][SYSTEM]["logged"]["policy"]
+    found = summary["systems"][SYSTEM]["logged"]["a<b"]
     assert 0 < found["acts"] <= found["tasks"]
     assert found["DM"]["mean"] < 1.05
-    assert f"{found['DM']['mean']:.4f}" in page
+    assert f"<td>{100 - 100 * found['DM']['mean']:.1f}</td>" in page
+    assert "<td>a&lt;b</td>" in page

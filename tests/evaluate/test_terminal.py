@@ -1,59 +1,15 @@
 """Tables in a terminal of 100 columns: nothing is wider, and no name is cut."""
 
-from pathlib import Path
-
-import polars as pl
 import pytest
 from rich.console import Console
 
-from dynamiccl.evaluate import terminal
-from dynamiccl.evaluate.metrics import Summary
-from dynamiccl.evaluate.report import Report
-from dynamiccl.evaluate.systems import SystemReport
 from dynamiccl.train.commands.options import WIDTH, folding_table
 from dynamiccl.train.commands.study import _study_table
 from dynamiccl.train.study import SettingSummary, StudySummary
 
-LONG = "gaussian-process-seed12"
-
-
-@pytest.fixture(autouse=True)
-def _hundred_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "wide_stdout", lambda: Console(width=WIDTH))
-
 
 def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
-
-
-def test_a_reports_table_is_a_line_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    worst = Summary(
-        policy=LONG,
-        tasks=100,
-        mean=12.0444,
-        p50=12.0,
-        p95=15.5983,
-        max=20.0,
-        ratio_to_default=1.8148,
-        time_weighted=1.0,
-        crossfit=1.9434,
-        interval=(-1.8897, 12.1648),
-        tasks_with_interval=100,
-        abstained=1.0,
-        slower_than_default=1.0,
-        probes=400.0,
-    )
-    system = SystemReport(
-        "s", False, None, [worst], {}, [], [], pl.DataFrame(), sentences={LONG: "Said"}
-    )
-    terminal.print_report(Report([system], Path("results"), Path("page"), "0", {"beside x": 3}))
-    lines = shown(capsys)
-    assert "rows in no task: 3 beside x" in lines
-    assert max(map(len, lines)) <= WIDTH
-    (row,) = [line for line in lines if line.strip().startswith(LONG) and "Said" not in line]
-    for text in ("1204.44", "194.3 (-189.0 to 1216.5)", "1559.83", "1.8148", " 100 "):
-        assert text in row
-    assert f"  {LONG}: Said" in lines
 
 
 def test_no_run_id_and_no_negative_regret_in_a_studys_table(

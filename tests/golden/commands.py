@@ -250,7 +250,10 @@ def _fit(_: Path) -> Any:
 
 
 #: What a report draws, or learns step by step: it follows the order of parts, so the clock decides.
-_DRAWN: Final = ("crossfit", "interval", "probes", "verdicts", "ddqn-dueling", "coordinate-descent")
+_DRAWN: Final = (
+    *("crossfit", "interval", "gain_interval", "probes", "verdicts", "headline"),
+    *("ddqn-dueling", "coordinate-descent"),
+)
 
 
 def _report(_: Path) -> Any:
