@@ -16,7 +16,7 @@ from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
 
-#: Probes of which the median is compared, as in a job's brain (serve/brain/tuning.py, MIN_CALLS).
+#: Probes of which the median is compared, as in a job's brain (serve/brain_policies.py, MIN_CALLS).
 REPEATS: Final = 3
 
 
