@@ -79,7 +79,7 @@ ROOMS = {
 }
 #: Product files of fewer lines that no two others import, of which there may be so many.
 SMALL_FILE = 150
-MAX_SMALL_FILES = 68
+MAX_SMALL_FILES = 45
 MAX_FILE_BYTES = 1 << 20
 
 
