@@ -46,8 +46,8 @@ from harness import write_result
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
-from dynamiccl.serve.loopback import prepared_environment, write_bare_artifact
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
+from tests.serve.abi import prepared_environment, write_bare_artifact
 
 NUM_RANKS: Final = 16
 US_PER_MS: Final = 1000

@@ -10,7 +10,8 @@ import polars as pl
 
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.report import make_report
-from dynamiccl.serve.artifact import Artifact, export_artifact
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train import fit as fitting
 from dynamiccl.train.export import FitSummary
@@ -67,8 +68,7 @@ def score(
         for system, scores in found.told["systems"].items()
         for name, each in scores["policies"].items()
     ]
-    schema = {"slower": pl.Float64}
-    return pl.DataFrame(rows, schema_overrides=schema).sort("system", "regret")
+    return pl.DataFrame(rows, schema_overrides={"slower": pl.Float64}).sort("system", "regret")
 
 
 def export(

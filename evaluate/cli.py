@@ -13,7 +13,7 @@ from dynamiccl.errors import UserError
 from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.evaluate.commands.job import job_command
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator import options as simulating
+from dynamiccl.simulator import workloads as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr, wide_stdout
 

@@ -19,8 +19,6 @@ from rich.table import Table
 
 from dynamiccl.libraries import BUILD_DIR, TUNER_NAME
 from dynamiccl.nccl import Collective
-from dynamiccl.serve.abi import TunerPlugin
-from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.simulator import h100
 from dynamiccl.sizes import bin_center_bytes, size_label
 
@@ -116,6 +114,9 @@ def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
 
     All ranks agree before, as threads of this process.
     """
+    sys.path.append(str(ROOT))
+    from tests.serve.abi import TunerPlugin, loopback_environment
+
     environment = loopback_environment(artifact, SYSTEM)
     answers = []
     tuner = TunerPlugin(plugin)

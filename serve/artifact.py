@@ -9,41 +9,27 @@ tables/         integer decision tables, one a system and communicator shape
 plugin.index    what the plugin reads: table hashes, known machines (serve/plugin_index.py)
 """
 
-import json
-import os
-import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamiccl.datasets.features import Observations, feature_table, window_table
+from dynamiccl.datasets.features import feature_table, window_table
 from dynamiccl.datasets.history import WINDOW_LENGTH
 from dynamiccl.datasets.manifest import (
-    BRAIN_NAME,
-    GATE_NAME,
-    POLICY_NAME,
-    TRIGGER_FACTS_NAME,
-    TRIGGER_NAME,
     Manifest,
-    Slack,
     Support,
-    with_shape,
 )
 from dynamiccl.datasets.questions import (
     cold_questions,
     count_of,
-    decide,
     read_back_channels,
     table_supports,
 )
-from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
+from dynamiccl.errors import ArtifactMismatch, UnknownName, UserError
 from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.nccl import ABSTAIN, Collective, Config
-from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, check_trigger, differing_share
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
-from dynamiccl.serve.torchscript import ScriptedPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,140 +149,18 @@ def acts_nowhere(
     return [(f"no machine is bound to {system}: its tables act nowhere", advice)]
 
 
-def export_artifact(
-    policy_dir: Path,
-    out: Path,
-    trigger: Path | None = None,
-    groups: Sequence[tuple[int, int]] = (),
-    slack: Slack | None = None,
-) -> Artifact:
-    """Copy a trained policy to `out`, add its tables and its brain; return the verified artifact.
-
-    `trigger`: the `trigger.pt` to go with it, where the policy has none of its own or another is
-    wanted. `groups`: shapes (nodes, ranks a node) that get a table though nobody measured them.
-    `slack`: of `objective.slack_of`, None: the policy's own. With slack there is no brain: it would
-    choose what is fastest.
-    Raises UserError when `out` holds something already, CorruptFile for a trigger without its
-    facts, and what `Manifest.read` and `with_shape` raise.
-    """
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; take another --out or remove it")
-    manifest = Manifest.read(policy_dir)
-    _check_features(manifest, policy_dir)
-    manifest = replace(manifest, slack=slack or manifest.slack)
-    for group in groups:
-        manifest = with_shape(manifest, *group)
-    if trigger is not None:
-        manifest = replace(manifest, trigger=_trigger_facts(trigger))
-    elif (policy_dir / TRIGGER_NAME).is_file():
-        trigger = policy_dir / TRIGGER_NAME
-    supports = table_supports(manifest)
-    if not supports:
-        raise UserError(
-            f"the policy of {policy_dir} knows no communicator shape in launch profile 'default': "
-            "there is nothing to make a table for"
-        )
-    # Beside it first: what a full disk leaves half is in nobody's way.
-    hidden = out.absolute().with_name(f".{out.name}.{os.getpid()}")
-    try:
-        _build(hidden, policy_dir, manifest, supports, trigger)
-        verify_artifact(hidden)
-        if out.exists():
-            out.rmdir()
-        hidden.rename(out)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-    return open_artifact(out)
-
-
-def _build(
-    out: Path,
-    policy_dir: Path,
-    manifest: Manifest,
-    supports: Sequence[Support],
-    trigger: Path | None,
-) -> None:
-    """Write all files of an artifact into a new directory."""
-    out.mkdir(parents=True)
-    for name in (POLICY_NAME, GATE_NAME):
-        if (policy_dir / name).is_file():
-            shutil.copyfile(policy_dir / name, out / name)
-    policy = ScriptedPolicy(out / POLICY_NAME)
-    for support in supports:
-        path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(_make_table(policy, manifest, support).to_bytes())
-    if trigger is not None:
-        shutil.copyfile(trigger, out / TRIGGER_NAME)
-    if manifest.slack is None:
-        from dynamiccl.serve.brain_module import write_brain
-
-        questions = [cold_questions(manifest, support) for support in supports]
-        configs = manifest.actions().configs
-        write_brain(out / POLICY_NAME, configs, questions, out / BRAIN_NAME, trigger)
-    manifest.write(out)
-    PluginIndex.of_artifact(out, supports).write(out)
-
-
-def _make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
-    """Ask the policy about every bin and every tuned collective of one communicator shape."""
-    asked = cold_questions(manifest, support)
-    actions = decide(policy, Observations.cold(asked.context), asked.mask, asked.rule)
-    configs = manifest.actions().configs
-    chosen = [configs[action] for action in actions]
-    rows = [chosen[i : i + asked.num_bins] for i in range(0, len(chosen), asked.num_bins)]
-    return DecisionTable.from_configs(
-        rows,
-        num_nodes=support.num_nodes,
-        num_ranks=support.num_ranks,
-        first_bin=asked.first_bin,
-    )
-
-
-def _trigger_facts(trigger: Path) -> dict[str, Any]:
-    """The facts stored beside a trained trigger."""
-    path = trigger.with_name(TRIGGER_FACTS_NAME)
-    try:
-        facts: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CorruptFile(
-            f"{path} cannot be read: {error}; give the run directory of 'dynamiccl-train trigger'"
-        ) from error
-    return facts
-
-
 def open_artifact(directory: Path) -> Artifact:
     """Verify hashes, features and tables; needs no torch.
 
     Raises what `Manifest.read` raises, CorruptFile, and ArtifactMismatch.
     """
     manifest = Manifest.read(directory)
-    _check_features(manifest, directory)
+    check_features(manifest, directory)
     supports = table_supports(manifest)
     tables = [_info(directory, manifest, support) for support in supports]
     index = PluginIndex.read(directory)
     index.check_against(PluginIndex.of_artifact(directory, supports), directory)
     return Artifact(directory, manifest, tables, index)
-
-
-def verify_artifact(directory: Path) -> Artifact:
-    """`open_artifact`, and check that policy and brain reproduce the tables."""
-    artifact = open_artifact(directory)
-    policy = ScriptedPolicy(directory / POLICY_NAME)
-    for support, info in zip(table_supports(artifact.manifest), artifact.tables, strict=True):
-        path = directory / info.path
-        decided = _make_table(policy, artifact.manifest, support)
-        differing = differing_share(DecisionTable.read(path), decided)
-        if differing > NEAR_TIES:
-            raise ArtifactMismatch(
-                f"{path} is not what policy.pt decides ({differing:.0%} of its entries differ); "
-                "export the artifact again"
-            )
-    if (directory / BRAIN_NAME).is_file():
-        check_brain(directory, artifact.manifest)
-        if (directory / TRIGGER_NAME).is_file():
-            check_trigger(directory)
-    return artifact
 
 
 def _info(directory: Path, manifest: Manifest, support: Support) -> TableInfo:
@@ -350,7 +214,8 @@ def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str |
     return shaped[systems.index(chosen)]
 
 
-def _check_features(manifest: Manifest, where: Path) -> None:
+def check_features(manifest: Manifest, where: Path) -> None:
+    """Raise ArtifactMismatch for a policy that learned on the features of another release."""
     costs = manifest.cost_table() is not None
     context = feature_table(manifest.launch_profiles, costs=costs)
     wanted = (context, window_table(), WINDOW_LENGTH)

@@ -16,9 +16,14 @@ from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, TRIGGER_NAME, M
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.table import DecisionTable, relative_path
-from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, ScriptedTrigger
+from dynamiccl.serve.torchscript import (
+    BrainConfig,
+    KeyCalls,
+    ScriptedBrain,
+    ScriptedPolicy,
+    ScriptedTrigger,
+)
 
 #: Share of decisions that may come out otherwise on another processor, where two configs are
 #: predicted to be equally fast and floats round differently. The artifact's table counts.

@@ -5,13 +5,20 @@ they were recorded and answers with table entries, so C++ needs neither JSON nor
 features are those of `datasets/history.py`, frozen with the policy that learned on them;
 `serve/brain_check.py` compares them with those of `datasets/history.py`.
 
-    N questions, K calls in the window, C columns of a call, W features of a call, H features of the
-    history, F features of the context, A actions, R = 5 x size bins questions of a shape
+Two parts remember what a leader showed before: whatever asks the policy, where that has a state
+of the job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
+task key, and how many there have been. The Trigger's part keeps what was seen, a state for each
+stream (a task key under one config) and the levels of the calls that windows still show. All of it
+is one communicator's.
+
+    N questions or task keys, K calls in the window, C columns of a call, W features of a call, H
+    features of the history, F features of the context, A actions, R = 5 x size bins questions of a
+    shape, U units of the state
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -27,11 +34,13 @@ from dynamiccl.datasets.history import (
     positions,
 )
 from dynamiccl.datasets.questions import ColdQuestions
-from dynamiccl.nccl import Config
+from dynamiccl.nccl import MAX_CHANNELS, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
-from dynamiccl.serve.job_state import asking
-from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation
-from dynamiccl.serve.watcher import NoWatcher, Watcher
+from dynamiccl.serve.torchscript import CALL_COLUMNS, TIMED_MODULO, ignore_deprecation
+
+#: Streams of a communicator; a config beyond them stays unwatched.
+MAX_STREAMS: Final = 4096
+_COLUMN: Final = {name: index for index, name in enumerate(CALL_COLUMNS)}
 
 
 class HistoryFeatures(nn.Module):
@@ -73,6 +82,219 @@ def traced_features(columns: HistoryColumns = HISTORY_COLUMNS) -> Any:
     example = torch.ones(2, WINDOW_LENGTH, len(CALL_COLUMNS), dtype=torch.float64)
     with ignore_deprecation():
         return torch.jit.trace(HistoryFeatures(columns), example)  # type: ignore[no-untyped-call]
+
+
+class Stateless(nn.Module):
+    """Queries each key by itself."""
+
+    def __init__(self, policy: Any) -> None:
+        """Take a loaded `policy.pt`."""
+        super().__init__()
+        self.policy = policy
+
+    @torch.jit.export
+    def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
+        """Ignore the number of calls of each key."""
+
+    def forward(
+        self,
+        row_N: torch.Tensor,  # noqa: ARG002 - as Stateful has it
+        window_NKW: torch.Tensor,
+        context_NF: torch.Tensor,
+        mask_NA: torch.Tensor,
+    ) -> torch.Tensor:
+        """(N,) actions of keys of the job."""
+        return self.policy(window_NKW, context_NF, mask_NA)[0]  # type: ignore[no-any-return]
+
+
+class Stateful(nn.Module):
+    """Queries the keys in turn, and keeps the state of the job.
+
+    A brain is one communicator's, so that is one job. The state steps for keys that have had calls
+    since they were asked about before.
+    """
+
+    #: Row of a task key -> what was decided last, and how many calls there had been.
+    decided: dict[int, int]
+    timed: dict[int, int]
+    fresh: dict[int, bool]
+
+    def __init__(self, policy: Any) -> None:
+        """Take a loaded `policy.pt` with a state."""
+        super().__init__()
+        self.policy = policy
+        self.decided, self.timed, self.fresh = {}, {}, {}
+        self.h = torch.zeros(1, int(policy.state_units))
+        self.c = torch.zeros(1, int(policy.state_units))
+
+    @torch.jit.export
+    def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
+        """Take the number of calls of each key; -1 where the leader does not tell."""
+        rows: list[int] = row_N.tolist()
+        counts: list[int] = timed_N.tolist()
+        for index in range(len(rows)):
+            row, count = rows[index], counts[index]
+            self.fresh[row] = count < 0 or self.timed.get(row, -1) != count
+            self.timed[row] = count
+
+    def forward(
+        self,
+        row_N: torch.Tensor,
+        window_NKW: torch.Tensor,
+        context_NF: torch.Tensor,
+        mask_NA: torch.Tensor,
+    ) -> torch.Tensor:
+        """(N,) actions of keys of the job, in this order."""
+        rows: list[int] = row_N.tolist()
+        found: list[torch.Tensor] = []
+        for index in range(len(rows)):
+            row = rows[index]
+            decided = torch.tensor([self.decided.get(row, -1)])
+            action, _, h, c = self.policy.step(
+                window_NKW[index : index + 1],
+                context_NF[index : index + 1],
+                mask_NA[index : index + 1],
+                decided,
+                self.h,
+                self.c,
+            )
+            if self.fresh.get(row, True):
+                self.h, self.c = h, c
+            self.decided[row] = int(action)
+            found.append(action)
+        return torch.cat(found)
+
+
+def asking(policy: Any) -> Any:
+    """The wrapper that queries a loaded `policy.pt`."""
+    return Stateful(policy) if hasattr(policy, "state_units") else Stateless(policy)
+
+
+class NoWatcher(nn.Module):
+    """A brain without Trigger: interference stays as recorded."""
+
+    def forward(
+        self,
+        row: torch.Tensor,  # noqa: ARG002 - as Watcher has it
+        calls: torch.Tensor,
+        timed: torch.Tensor,  # noqa: ARG002
+    ) -> torch.Tensor:
+        """The calls, unchanged."""
+        return calls
+
+
+class Watcher(nn.Module):
+    """(rows (N,), calls (N, K, C), timed (N,)) -> the calls, their interference filled in."""
+
+    columns: dict[str, int]
+    #: Task key -> its place in `seen` and `levels`; stream -> its place in `state`.
+    keys: dict[int, int]
+    streams: dict[int, int]
+
+    def __init__(self, trigger: Any, window_length: int) -> None:
+        """Wrap a loaded `trigger.pt`."""
+        super().__init__()
+        self.trigger = trigger
+        self.columns = {name: index for index, name in enumerate(CALL_COLUMNS)}
+        self.keys = {}
+        self.streams = {}
+        self.state = torch.zeros(0, trigger.state_size)
+        #: Of each key, what levels under other configs still say.
+        self.carried = trigger.new_keys(0)
+        #: Calls of each key that were timed when it was last asked about; -1: never asked.
+        self.seen = torch.zeros(0, dtype=torch.int64)
+        #: Of the latest calls, as a window has them.
+        self.levels = torch.zeros(0, window_length)
+        self.max_streams = MAX_STREAMS
+        self.modulo = TIMED_MODULO
+        self.algorithms = len(Algorithm) + 1
+        self.protocols = len(Protocol) + 1
+        self.channels = MAX_CHANNELS + 1
+        self.unknown = -1.0
+
+    def forward(self, row: torch.Tensor, calls: torch.Tensor, timed: torch.Tensor) -> torch.Tensor:
+        """The calls with their interference.
+
+        `timed`: total number of calls of each key, modulo TIMED_MODULO; -1 where the leader does
+        not tell: interference stays unknown.
+        """
+        length = calls.size(1)
+        valid = calls[:, :, self.columns["valid"]] > 0.5
+        is_told = timed >= 0
+        key = self.find_keys(row)
+        seen = self.seen[key]
+        shown = valid.sum(dim=1)
+        fresh = torch.minimum(torch.remainder(timed - seen, self.modulo), shown)
+        fresh = torch.where(is_told, torch.where(seen < 0, shown, fresh), 0)
+        levels = self.levels[key]
+        stream = self.find_streams(row, calls, valid)
+        log_time = torch.log(calls[:, :, self.columns["time_us"]]).to(torch.float32)
+        log_size = torch.log(calls[:, :, self.columns["size_bytes"]]).to(torch.float32)
+        for place in range(length):
+            due = fresh >= length - place
+            if not bool(due.any()):
+                continue
+            level = torch.full_like(levels[:, 0], self.unknown)
+            index = torch.nonzero(due & (stream[:, place] >= 0)).squeeze(1)
+            slot = stream[index, place]
+            state, _, found = self.trigger(
+                self.state[slot], log_time[index, place], log_size[index, place]
+            )
+            self.state[slot] = state
+            level[index] = found
+            which = key[due]
+            self.carried[which], told = self.trigger.carry(
+                self.carried[which], stream[due, place], level[due]
+            )
+            level[due] = told
+            moved = torch.cat([levels[:, 1:], level.unsqueeze(1)], dim=1)
+            levels = torch.where(due.unsqueeze(1), moved, levels)
+        self.levels[key] = levels
+        self.seen[key] = torch.where(is_told, timed, seen)
+        told = calls[:, :, self.columns["interference"]]
+        filled = torch.where(
+            valid & is_told.unsqueeze(1) & (told < 0.0), levels.to(told.dtype), told
+        )
+        calls = calls.clone()
+        calls[:, :, self.columns["interference"]] = filled
+        return calls
+
+    def find_keys(self, row: torch.Tensor) -> torch.Tensor:
+        """(N,) slots of task keys; new ones are created."""
+        found: list[int] = []
+        numbers: list[int] = row.tolist()
+        for each in numbers:
+            if each not in self.keys:
+                self.keys[each] = len(self.keys)
+            found.append(self.keys[each])
+        more = len(self.keys) - self.seen.size(0)
+        if more > 0:
+            self.seen = torch.cat([self.seen, torch.full((more,), -1, dtype=torch.int64)])
+            unknown = torch.full((more, self.levels.size(1)), self.unknown)
+            self.levels = torch.cat([self.levels, unknown])
+            self.carried = torch.cat([self.carried, self.trigger.new_keys(more)])
+        return torch.tensor(found, dtype=torch.int64)
+
+    def find_streams(
+        self, row: torch.Tensor, calls: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
+        """(N, K) slots of the streams of calls; -1 for padding, and beyond the capacity."""
+        algorithm = calls[:, :, self.columns["algorithm"]] + 1.0
+        protocol = calls[:, :, self.columns["protocol"]] + 1.0
+        channels = calls[:, :, self.columns["num_channels"]]
+        config = (algorithm * self.protocols + protocol) * self.channels + channels
+        most = self.algorithms * self.protocols * self.channels
+        code = torch.where(valid, row.unsqueeze(1) * most + config.to(torch.int64), -1)
+        found: list[int] = []
+        numbers: list[int] = code.flatten().tolist()
+        for each in numbers:
+            if each >= 0 and each not in self.streams and len(self.streams) < self.max_streams:
+                self.streams[each] = len(self.streams)
+            found.append(self.streams.get(each, -1))
+        more = len(self.streams) - self.state.size(0)
+        if more > 0:
+            self.state = torch.cat([self.state, torch.zeros(more, self.state.size(1))])
+        return torch.tensor(found, dtype=torch.int64).view(code.size(0), code.size(1))
 
 
 class BrainModule(nn.Module):

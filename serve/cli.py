@@ -5,21 +5,19 @@ from functools import partial
 import typer
 
 from dynamiccl import cli
-from dynamiccl.serve.commands.ab import ab_command
-from dynamiccl.serve.commands.artifact import export_command, verify_command
-from dynamiccl.serve.commands.bind import bind_command
-from dynamiccl.serve.commands.brain import brain_command
-from dynamiccl.serve.commands.doctor import doctor_command
-from dynamiccl.serve.commands.explain import explain_command
-from dynamiccl.serve.commands.install import install_command
-from dynamiccl.serve.commands.table import table_command
+from dynamiccl.serve.ab import ab_command
+from dynamiccl.serve.brain_server import brain_command
+from dynamiccl.serve.decisions import table_command
+from dynamiccl.serve.doctor import doctor_command
+from dynamiccl.serve.explain import explain_command
+from dynamiccl.serve.export import bind_command, export_command
+from dynamiccl.serve.install import install_command
 
 app = typer.Typer(
     help="Turn a trained policy into an artifact that NCCL's tuner plugin loads.",
     **cli.APPLICATION,
 )
 app.command("export")(export_command)
-app.command("verify")(verify_command)
 app.command("bind")(bind_command)
 app.command("table")(table_command)
 app.command("install")(install_command)

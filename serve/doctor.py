@@ -1,4 +1,4 @@
-"""Checks whether NCCL on this machine loads the plugin, and whether it acts (read-only).
+"""`dynamiccl-deploy doctor`: whether NCCL loads the plugin here, and whether it acts (read-only).
 
 Before a job of several nodes every rank may say what it has (`rank_line`, one line `rank N {...}`),
 and a single process compares the lines (`compare`). In the job the ranks compare the same values
@@ -11,12 +11,16 @@ import platform
 import re
 import shlex
 import stat
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
+
+from dynamiccl import cli
 from dynamiccl.datasets.manifest import AB_NAME, INDEX_NAME, KILL_NAME
 from dynamiccl.datasets.store import file_sha256
 from dynamiccl.doctor import (
@@ -29,17 +33,25 @@ from dynamiccl.doctor import (
     check_settings,
     find_other_plugin,
     judge,
+    report,
 )
-from dynamiccl.errors import CorruptFile, DynamicclError, MachineError, PluginError, UserError
-from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
+from dynamiccl.errors import (
+    CorruptFile,
+    DynamicclError,
+    MachineError,
+    MissingPath,
+    PluginError,
+    UserError,
+)
+from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, built, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
-from dynamiccl.serve.ab import PROVEN, WORSE
+from dynamiccl.serve.ab import DEFAULT_MODE, PROVEN, WORSE
 from dynamiccl.serve.artifact import Artifact, how_to_bind, installed_plugin, open_artifact
+from dynamiccl.serve.options import Json
 from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
-#: The mode of a job that says none, and what names the vendor's tuner that it asks first.
-DEFAULT_MODE: Final = "table"
+#: What names the vendor's tuner that is asked first.
 NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
 #: Versions of the profiler ABI that our libraries export (`src/plugin/profiler.cc`: 2.27 to 2.29).
 PROFILER_ABI: Final = (4, 5, 6)
@@ -383,3 +395,87 @@ def _difference(said: Mapping[int, Mapping[str, Any]], name: str) -> str:
 def _number(env: Mapping[str, str], names: Iterable[str]) -> int | None:
     found = next((env[name] for name in names if env.get(name)), "")
     return int(found) if found.isdecimal() else None
+
+
+# --- The command ---
+
+
+def doctor_command(
+    artifact: Annotated[
+        Path | None,
+        typer.Argument(metavar="[ARTIFACT]", help="Artifact; default DYNAMICCL_ARTIFACT."),
+    ] = None,
+    plugin: Annotated[
+        Path | None,
+        typer.Option(
+            help="The plugin; default NCCL_TUNER_PLUGIN where ours, else installed or built."
+        ),
+    ] = None,
+    nccl: Annotated[
+        Path | None, typer.Option(help="The jobs' libnccl.so.2; default: what is found here.")
+    ] = None,
+    all_ranks: Annotated[
+        bool, typer.Option("--all-ranks", help="As one rank of a launcher: say what this has.")
+    ] = False,
+    compare_file: Annotated[
+        Path | None, typer.Option("--compare", help="Output of all ranks; - is standard input.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at this machine before a job: what NCCL would load, and whether tables would act.
+
+    Exit code 4 when something failed. With --all-ranks each rank of a launcher says what it has,
+    and --compare says whether all have the same.
+
+    Example: dynamiccl-deploy doctor out/artifact --nccl /opt/nccl/lib/libnccl.so.2
+    Example: srun dynamiccl-deploy doctor --all-ranks out/artifact | dynamiccl-deploy doctor
+    --compare -
+    """
+    if compare_file is not None:
+        _compare(compare_file, as_json=as_json)
+        return
+    looked_at = artifact or _variable("DYNAMICCL_ARTIFACT")
+    question = Question(_plugin_of(plugin, looked_at), looked_at, nccl)
+    if all_ranks:
+        print(rank_line(Machine(), question), flush=True)
+        return
+    raise typer.Exit(report([*check_for_job(Machine(), question)], as_json=as_json))
+
+
+def _plugin_of(named: Path | None, artifact: Path | None) -> Path:
+    """The plugin to check: as named, of the environment, installed with the artifact, or built."""
+    if named is not None:
+        return named
+    loaded = _variable("NCCL_TUNER_PLUGIN")
+    if loaded and is_ours(str(loaded)):
+        return loaded
+    installed = None if artifact is None else installed_plugin(artifact)
+    return installed or built(TUNER_NAME)
+
+
+def _variable(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value) if value else None
+
+
+def _compare(file: Path, *, as_json: bool) -> None:
+    if str(file) == "-":
+        text = sys.stdin.read()
+    elif file.is_file():
+        text = file.read_text(encoding="utf-8", errors="replace")
+    else:
+        raise MissingPath("list of ranks", file, "give a file, or - for standard input")
+    agreed = compare(text.splitlines())
+    if as_json:
+        cli.print_json(asdict(agreed))
+        return
+    artifact = agreed.artifact_sha256[:16]
+    acts = (
+        f"acts in {agreed.acting} size bins"
+        if agreed.acting
+        else "acts at no size, if there is one"
+    )
+    print(
+        f"{agreed.num_ranks} ranks are alike: {agreed.system}, artifact {artifact}; for a "
+        f"communicator of all of them its table {acts}"
+    )

@@ -1,4 +1,4 @@
-"""Installs everything that a job needs into one directory that all nodes see.
+"""`dynamiccl-deploy install`: all that a job needs, in one directory that all nodes see.
 
 lib/        the libraries that a job may load
 bin/        dynamiccl-run, the wrapper; dynamiccl-prepare and dynamiccl-arbiter, which it starts;
@@ -20,16 +20,20 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Annotated, Final
 
+import typer
+
+from dynamiccl import cli
 from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.build import BRAIN_NAME, build_plugin
+from dynamiccl.serve.options import ArtifactDir, Json, stdout, warn
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
 
@@ -244,3 +248,50 @@ def _fill(hidden: Path, artifact: Artifact) -> None:
         target.chmod(0o644)
     for folder in (hidden, *(path for path in hidden.rglob("*") if path.is_dir())):
         folder.chmod(0o755)
+
+
+# --- The command ---
+
+
+def install_command(
+    artifact: ArtifactDir,
+    to: Annotated[Path, typer.Option(help="Directory that all nodes see at the same path.")],
+    plugin: Annotated[
+        Path | None, typer.Option(help="The built plugin; default out/plugin, else built now.")
+    ] = None,
+    ungated: Annotated[
+        bool, typer.Option("--ungated", help="Install one that no gate judged all the same.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Put plugin, artifact, environment file, key, wrapper and job scripts into one directory.
+
+    Again into the same directory: the artifact is checked first, then takes the old one's place in
+    one step, and running jobs take it by agreement. A bad one is refused and the old one stays.
+
+    Example: dynamiccl-deploy install out/artifact --to /shared/dynamiccl
+    """
+    with cli.working("checking the artifact; building the plugin where none is built"):
+        if not ungated:
+            check_gated(artifact)
+        installed = install(artifact, to, plugin)
+    if as_json:
+        cli.print_json({**asdict(installed), "directory": str(installed.directory)})
+        return
+    for warning in installed.warnings:
+        warn(warning)
+    stdout.print("\n".join(_lines(installed)), soft_wrap=True, highlight=False, markup=False)
+
+
+def _lines(installed: Installed) -> list[str]:
+    lines = [f"{installed.directory}/{name}" for name in installed.written]
+    before = installed.previous_sha256
+    replaced = "" if before is None else f", in place of {before[:16]}"
+    lines.append(f"artifact {installed.sha256[:16]}{replaced}: {installed.in_short}")
+    if installed.key_kept:
+        lines.append("the key that was there stays: jobs that run go on")
+    if installed.killed:
+        lines.append(f"{installed.directory}/artifact/kill is there: jobs make NCCL's own choice")
+    lines.append(f"look at it here: dynamiccl-deploy doctor {installed.directory}/artifact")
+    lines.append(f"start a job: {installed.directory}/bin/dynamiccl-run COMMAND...")
+    return lines

@@ -1,8 +1,9 @@
-"""Loads TorchScript files; torch is imported only when needed."""
+"""What a brain is asked with, and the TorchScript files of an artifact; torch only when needed."""
 
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +13,8 @@ import numpy.typing as npt
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.history import WINDOW_LENGTH, Call, CallColumns, Float32Array
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError
-from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
-from dynamiccl.serve.table import ENTRY, DecisionTable
+from dynamiccl.nccl import Collective
+from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable
 
 #: What `brain.pt` wants of a call, as float64. An unknown algorithm, protocol, interference or skew
 #: is -1, an unknown number of channels 0.
@@ -21,6 +22,51 @@ CALL_COLUMNS: Final = ("valid", *CallColumns.__slots__)
 
 #: How many calls of a task key there have been is told modulo this (one byte of a message).
 TIMED_MODULO: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BrainConfig:
+    """The communicator that asks."""
+
+    #: Its artifact's directory, on the leader's machine.
+    artifact: str
+    system: str
+    #: NCCL's own nNodes.
+    num_nodes: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCalls:
+    """One task key of a communicator, (collective, size bin), and its latest calls.
+
+    Raises ValueError for what no communicator has.
+    """
+
+    collective: Collective
+    bin: int
+    #: Oldest first, at most WINDOW_LENGTH.
+    calls: tuple[Call, ...]
+    #: Calls of the key that have been timed so far, of which `calls` are the last; modulo 256, as a
+    #: message has it, is enough to tell new ones from those that were shown before. None: the
+    #: leader does not say.
+    num_timed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.collective.tunable or not 0 <= self.bin < MAX_BINS:
+            raise ValueError(f"{self.collective.wire} at bin {self.bin} is in no table")
+        if len(self.calls) > WINDOW_LENGTH:
+            raise ValueError(f"{len(self.calls)} calls are more than a window's {WINDOW_LENGTH}")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A communicator's task keys with their latest calls."""
+
+    #: Task keys with at least one timed call.
+    tasks: tuple[KeyCalls, ...]
+    #: In force now; None while NCCL's own choice stands everywhere.
+    table: DecisionTable | None
 
 
 @contextmanager
@@ -129,8 +175,6 @@ class ScriptedBrain:
         """Raw calls, with the interference found by the brain's own Trigger."""
         torch = self._torch
         calls = torch.from_numpy(raw_calls([task.calls for task in tasks]))
-        if not hasattr(self._module, "watch"):  # of an older release
-            return calls
         timed = [-1 if t.num_timed is None else t.num_timed % TIMED_MODULO for t in tasks]
         return self._module.watch(torch.from_numpy(rows), calls, torch.tensor(timed))
 

@@ -44,7 +44,7 @@ COMMANDS = [
     (
         "dynamiccl-deploy",
         (
-            *("export", "verify", "bind", "table", "install", "doctor"),
+            *("export", "bind", "table", "install", "doctor"),
             *("ab", "explain", "brain"),
         ),
     ),
@@ -179,7 +179,7 @@ def policy_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="exported", scope="module")
 def exported_fixture(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dynamiccl.serve.artifact import export_artifact
+    from dynamiccl.serve.export import export_artifact
 
     return export_artifact(policy, tmp_path_factory.mktemp("exported") / "artifact").directory
 

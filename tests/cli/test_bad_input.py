@@ -105,7 +105,7 @@ def test_a_full_disk_is_named(line: str, policy: Path, shell: Shell, tmp_path: P
         ("dynamiccl-collect describe data", "data"),
         ("dynamiccl-collect run s.toml --runner simulator --out closed/o", "closed"),
         ("dynamiccl-train fit --data data --tracking-uri sqlite:///closed/m.db", "closed"),
-        ("dynamiccl-deploy verify artifact", "artifact/manifest.json"),
+        ("dynamiccl-deploy install artifact --to o", "artifact/manifest.json"),
     ],
 )
 @pytest.mark.usefixtures("data", "artifact")

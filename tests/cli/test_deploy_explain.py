@@ -68,18 +68,6 @@ def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Pa
     assert "of 45 calls it would decide 30" in told
 
 
-def test_a_list_of_calls_does_as_well(gated: Path, shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("collective,size_bytes,count\nAllReduce,4194304,7\n")
-    ask = (DEPLOY, "explain", gated, "--trace", "t.csv", "--json")
-    found = shell(*ask, "--ranks", 8, "--nodes", 1).json["outlook"]
-    assert (found["calls"], found["calls_changed"], found["saved"]) == (7, 7, None)
-    assert "t.csv:2 names no ranks or nodes" in refused(shell(*ask), 2)
-    (tmp_path / "t.csv").write_text("collective,bytes\nAllReduce,4194304\n")
-    assert "no column size_bytes" in refused(shell(*ask), 3)
-    (tmp_path / "t.csv").write_text("collective,size_bytes\nAllReduc,4194304\n")
-    assert "t.csv:2" in refused(shell(*ask, "--ranks", 8, "--nodes", 1), 3)
-
-
 def test_files_of_the_plugin_are_to_be_imported_first(
     gated: Path, shell: Shell, tmp_path: Path
 ) -> None:

@@ -26,7 +26,8 @@ from dynamiccl.evaluate.gate.cells import Verdict
 from dynamiccl.evaluate.gate.gate import abstaining_cells, let_bins_between_pass
 from dynamiccl.evaluate.policies import LearnedPolicy
 from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.brain.policies import POLICIES
+from dynamiccl.serve.brain_policies import POLICIES
+from dynamiccl.serve.export import verify_artifact
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import TorchPolicy
 from tests.calls import calls_table, traced
@@ -158,14 +159,14 @@ def test_hidden_calls_get_the_fewest_channels_within_the_slack(
     assert not (tmp_path / "a" / "brain.pt").exists()
     for name in ("search", "autoccl"):
         with pytest.raises(UserError, match=r"a has slack 0\.05 on all calls, which no search"):
-            POLICIES[name](open_artifact(Path("a")), 0)
+            POLICIES[name](open_artifact(Path("a")))
     for row in decisions(shell, "a").values():
         assert (row["config"], row["channels"], row["own_channels"]) == ("Ring/LL/4ch", 4, 16)
-    assert shell("dynamiccl-deploy", "verify", "a").code == 0
+    verify_artifact(Path("a"))
     for said in (done.out, shell("dynamiccl-deploy", "explain", "a").out):
         assert "said of the step here, not of the call" in said
         assert "A/B" in said
-    found = shell("dynamiccl-deploy", "verify", "a", "--json").json
+    found = shell("dynamiccl-deploy", "explain", "a", "--json").json
     assert found["slack"] == {"share": 0.05, "hidden": "all", "max_channels": None, "job": []}
 
 
@@ -279,7 +280,7 @@ def test_the_objective_of_the_job_takes_what_surely_shortens_its_step(
         23: "Ring/Simple/24ch",
         24: "Ring/Simple/24ch",
     }
-    assert shell("dynamiccl-deploy", "verify", "a").code == 0
+    verify_artifact(Path("a"))
     gated = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", fresh, "--out", "g")
     found = json.loads(shell(*gated, *JOB, "--json").out)
     assert "slower than NCCL's own choice by less than what the compute beside it" in found["test"]
@@ -382,7 +383,7 @@ def test_doctor_says_whether_a_job_has_proved_the_step(policy: Path, shell: Shel
         Path("a/ab.json").write_text(json.dumps(record | {"verdict": verdict, "worse": worse}))
         line = f"{status}  A/B: {verdict}: step +9.0%; 2026-11-27, 'a b'{advice}"
         assert line in shell("dynamiccl-deploy", "doctor", "a").out
-    assert shell("dynamiccl-deploy", "verify", "a").code == 0
+    verify_artifact(Path("a"))
     Path("a/ab.json").write_text("[]")
     assert "not what 'ab' writes" in refused(shell("dynamiccl-deploy", "doctor", "a"), 3)
 

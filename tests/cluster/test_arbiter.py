@@ -37,7 +37,7 @@ except ChildProcessError:
 MAKE = """
 import ctypes, os, sys
 from pathlib import Path
-from dynamiccl.serve.abi import TunerPlugin
+from tests.serve.abi import TunerPlugin
 ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # whose release the tuner asks for
 with TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"])).communicator(4, 2) as made:
     print("|".join(made.lines))

@@ -24,7 +24,7 @@ from dynamiccl.evaluate.gate.gated import gate_rows, read_gated, refusals
 from dynamiccl.evaluate.policies import let_through
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.artifact import export_artifact
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.policy import TorchPolicy

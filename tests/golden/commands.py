@@ -16,7 +16,9 @@ from typing import Any, Final
 
 import pytest
 
+from dynamiccl.datasets import store
 from dynamiccl.libraries import TUNER_NAME
+from tests.calls import calls_table, traced
 from tests.data_sets import SWEEP
 from tests.golden.command import Done, dynamiccl, shape
 from tests.golden.frames import equal_frames, packed, read, tables
@@ -317,7 +319,7 @@ def _export(_: Path) -> Any:
     return {
         **_some(said, "gated", "recipe", "actions", "machines"),
         "tables": tables_of,
-        "verified": shape(at.run("deploy", "verify", "artifact", "--json").json),
+        "shown": shape(said),
         "files": _files(at.folder / "artifact"),
     }
 
@@ -361,12 +363,17 @@ def _installed(directory: Path) -> Any:
 
 
 def _explain_calls(directory: Path) -> Any:
-    """What an artifact would change in a list of calls."""
+    """What an artifact would change in a job's calls."""
     exported()
     at = scene()
-    rows = ["collective,size_bytes,count", "AllReduce,4194304,100", "AllGather,1048576,20"]
-    (directory / "calls.csv").write_text("\n".join(rows) + "\n")
-    words = ("artifact", "--trace", directory / "calls.csv", *_SHAPE, "--json")
+    sizes = {"AllReduce": (4194304, 100), "AllGather": (1048576, 20)}
+    rows = [
+        traced(i, collective=name, size_bytes=size)
+        for name, (size, count) in sizes.items()
+        for i in range(count)
+    ]
+    store.write_part(directory / "calls", calls_table(*rows), kind="calls", provenance={})
+    words = ("artifact", "--calls", directory / "calls", *_SHAPE, "--json")
     said = at.run("deploy", "explain", *words).json
     outlook = said.pop("outlook")
     return {"kinds": shape(said), "outlook": sorted(outlook), "calls": outlook["calls"]}

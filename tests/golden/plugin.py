@@ -37,9 +37,6 @@ from dynamiccl.nccl import (
     Protocol,
 )
 from dynamiccl.schedule import PlayReport, Schedule
-from dynamiccl.serve.abi import Communicator, TunerPlugin
-from dynamiccl.serve.answers import Answer, CostTable
-from dynamiccl.serve.loopback import loopback_environment, write_bare_artifact
 from dynamiccl.serve.table import DecisionTable
 from tests.collect.calls.rank import Profiler as ProfilerStruct
 from tests.golden.command import clean_environment, dynamiccl
@@ -47,6 +44,8 @@ from tests.golden.frames import equal_frames, tables
 from tests.golden.golden import Golden
 from tests.plugin_build import built
 from tests.published import ROOT
+from tests.serve.abi import Communicator, TunerPlugin, loopback_environment, write_bare_artifact
+from tests.serve.answers import Answer, CostTable
 from tests.serve.benchmark_calls import benchmark_calls, stage
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.setting import KEY

@@ -16,13 +16,13 @@ import pytest
 
 from dynamiccl.doctor import Machine
 from dynamiccl.nccl import Config
-from dynamiccl.serve.loopback import prepared_environment, write_bare_artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from dynamiccl.serve.this_machine import own_fingerprint
 from tests.cluster.slurm import free_ports
 from tests.gpu.nccl_job import Records, records_by_rank
 from tests.gpu.one_gpu import SOCKETS_ONLY, plain_environment, python_path
+from tests.serve.abi import prepared_environment, write_bare_artifact
 
 SYSTEM: Final = "one-gpu"
 LIMIT_S: Final = 180

@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.serve.brain.server import BrainServer
+from dynamiccl.serve.brain_server import BrainServer
 from dynamiccl.serve.table import DecisionTable
 from tests.gpu.nccl_job import all_alike, choices_of, is_loaded, misread, table_changes
 from tests.gpu.nccl_ranks import (

@@ -9,9 +9,10 @@ from torch import nn
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.artifact import Artifact, export_artifact
-from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.torchscript import BrainConfig, KeyCalls
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.serve.abi import TunerPlugin
 from dynamiccl.serve.artifact import Artifact
 from tests.cli.conftest import artifact_fixture as artifact_fixture  # noqa: PLC0414
 from tests.cli.conftest import exported_fixture as exported_fixture  # noqa: PLC0414
 from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
+from tests.serve.abi import TunerPlugin
 from tests.serve.brains import make_artifact
 
 

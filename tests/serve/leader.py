@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile
 from dynamiccl.schedule import AUTO
-from dynamiccl.serve.brain.protocol import (
+from dynamiccl.serve.brain_server import (
     _CALL,
     _HEADER,
     _SHAPE,
@@ -29,9 +29,9 @@ from dynamiccl.serve.brain.protocol import (
     _Reader,
     _sized,
 )
-from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.torchscript import BrainConfig, History, KeyCalls
 
 NOTHING = History((), None)
 

@@ -3,9 +3,20 @@
 import numpy as np
 from numpy.random import Generator
 
-from dynamiccl.nccl import COST_IGNORE, MAX_CHANNELS, VALID_PROTOCOLS, Collective, Config, Protocol
-from dynamiccl.serve.answers import CostTable
+from dynamiccl.nccl import (
+    COST_IGNORE,
+    MAX_CHANNELS,
+    NUM_ALGORITHMS,
+    NUM_PROTOCOLS,
+    VALID_PROTOCOLS,
+    Algorithm,
+    Collective,
+    Config,
+    Protocol,
+    invalid_reason,
+)
 from dynamiccl.serve.table import DecisionTable
+from tests.serve.answers import CostTable
 
 TUNED = [collective for collective in Collective if collective.tunable]
 
@@ -44,4 +55,17 @@ def random_costs(random: Generator) -> CostTable:
     costs[random.random(costs.shape) < random.choice([0.0, 0.3, 0.9])] = COST_IGNORE
     odd = random.random(costs.shape) < random.choice([0.0, 0.0, 0.1])
     costs[odd] = random.choice([np.nan, np.inf, -np.inf, -7.0, 0.0, -0.0], size=int(odd.sum()))
+    return costs
+
+
+def made_up_costs(collective: Collective, num_nodes: int) -> CostTable:
+    """Every cell that NCCL has a kernel for is there; each costs 1 us more than the one before."""
+    costs = np.full((NUM_ALGORITHMS, NUM_PROTOCOLS), COST_IGNORE, dtype=np.float32)
+    cost = 10.0
+    for algorithm in Algorithm:
+        for protocol in Protocol:
+            config = Config(algorithm, protocol)
+            if invalid_reason(config, collective, num_nodes=num_nodes) is None:
+                costs[algorithm, protocol] = cost
+                cost += 1.0
     return costs

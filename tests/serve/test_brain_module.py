@@ -15,13 +15,18 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.artifact import Artifact, export_artifact, open_artifact, verify_artifact
+from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.brain_check import check_brain, random_windows
-from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
 from dynamiccl.serve.brain_module import write_brain
+from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, raw_calls
-from tests.conftest import Trained
+from dynamiccl.serve.torchscript import (
+    BrainConfig,
+    KeyCalls,
+    ScriptedBrain,
+    ScriptedPolicy,
+    raw_calls,
+)
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, seal, task
 
 
@@ -38,10 +43,6 @@ def brain(artifact: Artifact) -> ScriptedBrain:
 @pytest.fixture
 def copied(artifact: Artifact, tmp_path: Path) -> Path:
     return Path(shutil.copytree(artifact.directory, tmp_path / "copy"))
-
-
-def test_manifest_lists_the_brain(artifact: Artifact) -> None:
-    assert "brain.pt" in artifact.manifest.files
 
 
 def test_without_a_history_it_decides_what_the_table_says(
@@ -117,10 +118,6 @@ def test_sizes_outside_the_table_and_empty_windows_change_nothing(brain: Scripte
 )
 def test_unknown_shape_has_no_table(brain: ScriptedBrain, other: BrainConfig) -> None:
     assert brain.decide(other, []) is None
-
-
-def test_trained_policy_verifies_with_its_brain(trained: Trained, tmp_path: Path) -> None:
-    export_artifact(trained.policy, tmp_path / "artifact")  # verifies
 
 
 def test_brain_of_another_policy_is_refused(copied: Path) -> None:

@@ -11,12 +11,11 @@ import pytest
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.brain.policies import POLICIES, find_policy_maker
-from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain_policies import POLICIES, find_policy_maker
 from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import ScriptedBrain
+from dynamiccl.serve.torchscript import BrainConfig, History, KeyCalls, ScriptedBrain
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger.module import TriggerModule
@@ -32,12 +31,12 @@ def own_table(artifact: Artifact) -> DecisionTable:
 
 
 def test_keep_keeps(small_artifact: Artifact) -> None:
-    brain = POLICIES["keep"](small_artifact, 0)
+    brain = POLICIES["keep"](small_artifact)
     assert brain.decide(CONFIG, History((task(SIZE, 5.0),), None)) is None
 
 
 def test_table_puts_the_artifacts_table_in_force_and_keeps_it(small_artifact: Artifact) -> None:
-    brain = POLICIES["table"](small_artifact, 0)
+    brain = POLICIES["table"](small_artifact)
     table = brain.decide(CONFIG, History((), None))
     assert table == own_table(small_artifact)
     assert brain.decide(CONFIG, History((task(SIZE, 5.0),), table)) is None
@@ -46,7 +45,7 @@ def test_table_puts_the_artifacts_table_in_force_and_keeps_it(small_artifact: Ar
 
 
 def test_artifact_asks_the_policy(small_artifact: Artifact) -> None:
-    brain = POLICIES["artifact"](small_artifact, 0)
+    brain = POLICIES["artifact"](small_artifact)
     history = History((task(SIZE, *map(float, range(1, 9))),), None)
     wanted = ScriptedBrain(small_artifact.directory / "brain.pt").decide(CONFIG, history.tasks)
     assert brain.decide(CONFIG, history) == wanted
@@ -56,7 +55,7 @@ def test_artifact_asks_the_policy(small_artifact: Artifact) -> None:
 def test_artifact_of_an_older_release_is_refused(small_artifact: Artifact, tmp_path: Path) -> None:
     older = replace(small_artifact, directory=tmp_path)
     with pytest.raises(UserError, match="--policy table"):
-        POLICIES["artifact"](older, 0)
+        POLICIES["artifact"](older)
 
 
 def test_own_policy_is_imported(
@@ -64,10 +63,10 @@ def test_own_policy_is_imported(
 ) -> None:
     (tmp_path / "my_search.py").write_text(
         "class Mine:\n    def decide(self, config, history):\n        return None\n"
-        "def make(artifact, seed):\n    return Mine()\n"
+        "def make(artifact):\n    return Mine()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    brain = find_policy_maker("my_search:make")(small_artifact, 0)
+    brain = find_policy_maker("my_search:make")(small_artifact)
     assert brain.decide(CONFIG, History((), None)) is None
     with pytest.raises(UserError, match="PYTHONPATH"):
         find_policy_maker("my_search:other")
@@ -77,13 +76,12 @@ def test_own_policy_is_imported(
 
 def play(
     artifact: Artifact,
-    seed: int,
     time_us: Callable[[Config], float],
     steps: int,
     policy: str,
 ) -> list[Config]:
     """Let the search drive one task key; what was in force after each step."""
-    brain = POLICIES[policy](artifact, seed)
+    brain = POLICIES[policy](artifact)
     in_force: DecisionTable | None = None
     calls: list[Call] = []
     played = []
@@ -125,7 +123,7 @@ def hinted(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 def test_tuners_settle_on_the_fastest_config_that_was_measured(
     hinted: Artifact, policy: str
 ) -> None:
-    played = play(hinted, 1, slowness, 200, policy)
+    played = play(hinted, slowness, 200, policy)
     assert set(played) <= set(hinted.manifest.actions().configs)
     assert played[0] == ABSTAIN
     if policy == "autoccl":  # it goes through all subspaces
@@ -136,7 +134,7 @@ def test_tuners_settle_on_the_fastest_config_that_was_measured(
 
 
 def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Artifact) -> None:
-    brain = POLICIES["autoccl"](hinted, 0)
+    brain = POLICIES["autoccl"](hinted)
     window = task(SIZE, 5.0, 5.1, 5.2)
     probe = brain.decide(CONFIG, History((window,), None))
     assert probe is not None
@@ -149,7 +147,7 @@ def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Ar
 def test_a_tuner_is_told_of_interference(hinted: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     alarms: list[object] = []
     monkeypatch.setattr(PolicySearch, "alarm", lambda _, key: alarms.append(key))
-    brain = POLICIES["search"](hinted, 0)
+    brain = POLICIES["search"](hinted)
     # What is next to nothing is no disturbance, and a fading one is still one.
     told = [None, 0.0, 0.04, 0.1, 0.4, 0.5, 0.1, None, 0.01, 0.1]
     found = []
@@ -169,7 +167,7 @@ def test_an_artifacts_trigger_tells_a_tuner_of_slow_calls(
     monkeypatch.setattr(PolicySearch, "alarm", lambda _, key: alarms.append(key))
     shutil.copytree(hinted.directory, tmp_path / "artifact")
     save_script(TriggerModule(0.02), tmp_path / "artifact" / "trigger.pt")
-    brain = POLICIES["search"](replace(hinted, directory=tmp_path / "artifact"), 0)
+    brain = POLICIES["search"](replace(hinted, directory=tmp_path / "artifact"))
     random = np.random.default_rng(0)
     found = []
     for round_ in range(60):
@@ -186,13 +184,8 @@ def test_search_begins_with_the_artifacts_table_and_waits_for_calls(
     small_artifact: Artifact,
 ) -> None:
     table = own_table(small_artifact)
-    brain = POLICIES["search"](small_artifact, 0)
+    brain = POLICIES["search"](small_artifact)
     assert brain.decide(CONFIG, History((), None)) == table
     for _ in range(200):  # the same two calls say nothing new
         assert brain.decide(CONFIG, History((task(SIZE, 5.0, 5.0),), table)) is None
     assert brain.decide(CONFIG, History((task(1 << 40, 5.0, 5.0, 5.0),), table)) is None
-
-
-def test_artifact_opens_for_a_search_without_torch(small_artifact: Artifact) -> None:
-    opened = open_artifact(small_artifact.directory)
-    assert POLICIES["autoccl"](opened, 0).decide(CONFIG, History((), None)) is not None

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.history import WINDOW_LENGTH, Call
 from dynamiccl.nccl import Algorithm, Protocol
-from dynamiccl.serve.brain import protocol
-from dynamiccl.serve.brain.protocol import (
+from dynamiccl.serve import brain_server as protocol
+from dynamiccl.serve.brain_server import (
     LENGTH,
     Answer,
     MessageError,
@@ -23,9 +23,9 @@ from dynamiccl.serve.brain.protocol import (
     decode_question,
     encode_answer,
 )
-from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.build import SOURCE_DIR
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
+from dynamiccl.serve.torchscript import BrainConfig, History, KeyCalls
 from tests.serve.leader import decode_answer, encode_question
 from tests.serve.tables import random_table
 

@@ -15,22 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dynamiccl.errors import UserError
+from dynamiccl.serve import brain_server as server_module
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain import server as server_module
-from dynamiccl.serve.brain.policies import Brain, KeepBrain
-from dynamiccl.serve.brain.protocol import LENGTH, MAX_ASK_BYTES, Question
-from dynamiccl.serve.brain.server import BrainServer
-from dynamiccl.serve.brain_history import BrainConfig, History
+from dynamiccl.serve.brain_policies import Brain, KeepBrain
+from dynamiccl.serve.brain_server import LENGTH, MAX_ASK_BYTES, BrainServer, Question
 from dynamiccl.serve.table import DecisionTable
-from tests.serve.brains import CONFIG, SIZES, task
+from dynamiccl.serve.torchscript import BrainConfig, History
+from tests.serve.brains import CONFIG
 from tests.serve.leader import NOTHING, Leader, encode_question
-from tests.serve.tables import random_table
-
-TABLE = random_table(np.random.default_rng(3), first_bin=60, num_bins=9)
 
 
 class CountingBrain:
@@ -187,27 +182,6 @@ def test_paths_that_cannot_be_had(path: Path, tmp_path: Path) -> None:
         BrainServer(tmp_path / "none" / "brain.sock", KeepBrain)
 
 
-class FixedBrain:
-    """Answers by the number of tasks: an error, to keep, or one table."""
-
-    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        if len(history.tasks) == 2:
-            raise ValueError("no\nidea")
-        assert config == BrainConfig("/artifact", "box", 1, 8)
-        for found in history.tasks:
-            assert found == task(found.calls[0].size_bytes, 5.5, 6.25)
-        return TABLE if history.tasks else None
-
-
-def test_after_an_error_the_next_question_is_answered(path: Path) -> None:
-    with serving(path, FixedBrain), Leader(path, BrainConfig("/artifact", "box", 1, 8)) as leader:
-        tasks = [task(size, 5.5, 6.25) for size in SIZES]
-        assert leader.table(tasks) == TABLE
-        assert leader.ask(History(tuple(tasks[:2]), None)).error == "ValueError: no\nidea"
-        assert leader.table(tasks[:1]) == TABLE
-        assert leader.ask().table is None
-
-
 @contextmanager
 def command(artifact: Path, path: Path, policy: str) -> Iterator[subprocess.Popen[str]]:
     arguments = ["brain", "--policy", policy, "--artifact", artifact, "--socket", path, "--json"]
@@ -243,22 +217,3 @@ def test_command_says_where_it_listens_and_ends_cleanly(
     assert err.splitlines()[-1].endswith("stopped")
     assert not path.exists()
     assert leader.is_hung_up_on()
-
-
-@pytest.mark.parametrize(
-    ("policy", "artifact", "code", "said"),
-    [
-        ("autocl", ".", 2, "did you mean 'autoccl'?"),
-        ("no_such_module:make", ".", 2, "PYTHONPATH"),
-        ("keep", "nowhere", 2, "nowhere"),
-    ],
-)
-def test_command_refuses_what_is_not_there(
-    small_artifact: Artifact, path: Path, policy: str, artifact: str, code: int, said: str
-) -> None:
-    with command(small_artifact.directory / artifact, path, policy) as process:
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (code, "")
-    assert err.startswith("error: ")
-    assert said in err
-    assert len(err.splitlines()) == 1

@@ -11,36 +11,22 @@ import torch
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
-from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.gate.gate import pass_gate
 from dynamiccl.evaluate.gate.gated import write_gated
 from dynamiccl.nccl import ABSTAIN, Collective, Config
-from dynamiccl.serve.abi import TunerPlugin
-from dynamiccl.serve.answers import expected_answer
-from dynamiccl.serve.artifact import export_artifact, pick_table
-from dynamiccl.serve.ask_tuner import made_up_costs
-from dynamiccl.serve.loopback import loopback_environment
+from dynamiccl.serve.artifact import pick_table
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
-from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
-from tests.data_sets import SWEEP, make_data
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
-from tests.stores import new_store
+from tests.serve.abi import TunerPlugin, loopback_environment
+from tests.serve.answers import expected_answer
+from tests.serve.tables import made_up_costs
 
 VERSIONS = (4, 5, 6)
-SHAPES = ((2, 4), (4, 8), (1, 8))
-#: Half-octaves, so that bins lie between measured ones; three collectives, three shapes.
-ALL_SHAPES = (
-    SWEEP.replace('"AllGather"]', '"AllGather", "ReduceScatter"]')
-    .replace(
-        "[{ num_nodes = 4, ranks_per_node = 8 }]",
-        "[" + ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in SHAPES) + "]",
-    )
-    .replace('max = "1G"', 'max = "1G", steps_per_octave = 2')
-)
+SHAPES = ((4, 8), (1, 8))
 
 
 class Restless(torch.nn.Module):
@@ -56,28 +42,8 @@ class Restless(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def trained_gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that training made, through a gate of fresh simulated runs."""
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("parity")
-    data = make_data(folder / "data", ALL_SHAPES)
-    recipe = make_recipe("ddqn-dueling", ["steps=450", "steps_per_epoch=150"])
-    uri = new_store(folder)
-    run = fit(data, recipe, experiment="parity", tracking_uri=uri, seed=0)
-    policy = Path(run.run_directory) / "policy"
-    fresh = ALL_SHAPES.replace('name = "tiny"', 'name = "fresh"').replace(
-        "cycles = 3", "cycles = 6"
-    )
-    runs = read(make_data(folder / "fresh", fresh.replace("seed = 3", "seed = 11")))
-    write_gated(
-        pass_gate(TorchPolicy.load(policy), runs, known=read(data)), policy, folder / "gated"
-    )
-    return folder / "gated"
-
-
-@pytest.fixture(scope="module")
 def restless_gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that also wants AUTO knobs and channel counts, through a gate."""
+    """A policy that wants AUTO knobs and channel counts, too, through a gate."""
     folder = tmp_path_factory.mktemp("restless")
     manifest = hand_made_manifest(
         frame(*_rows("trained", 1)), frame().select("system", "collective", noise_band="time_us")
@@ -97,7 +63,7 @@ def _rows(sweep: str, count: int) -> list[dict[str, Any]]:
     rows = []
     knobs = [("Ring", "LL", None), ("Tree", None, None), (None, "LL", 4), ("Ring", "Simple", 7)]
     for run in range(count):
-        for (nodes, ranks), collective in ((s, c) for s in SHAPES[1:] for c in TUNED):
+        for (nodes, ranks), collective in ((s, c) for s in SHAPES for c in TUNED):
             for index in range(size_bin(1 << 16), size_bin(1 << 24)):
                 where: dict[str, Any] = {
                     "num_nodes": nodes, "ranks_per_node": ranks, "num_ranks": nodes * ranks,
@@ -115,13 +81,10 @@ def _rows(sweep: str, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize(
-    "policy", [pytest.param("trained_gated", marks=pytest.mark.soak), "restless_gated"]
-)
 def test_policy_table_and_plugin_agree_in_every_bin(
-    policy: str, plugin_path: Path, tmp_path: Path, request: pytest.FixtureRequest
+    restless_gated: Path, plugin_path: Path, tmp_path: Path
 ) -> None:
-    gated: Path = request.getfixturevalue(policy)
+    gated = restless_gated
     artifact = export_artifact(gated, tmp_path / "artifact")
     plugin = TunerPlugin(plugin_path)
     manifest = Manifest.read(gated)
@@ -203,16 +166,3 @@ def test_auto_knobs_and_channels_pass_the_gate_too(restless_gated: Path) -> None
     }
     assert any(None in {config.algorithm, config.protocol} for config in passed)
     assert any(config.num_channels for config in passed)
-
-
-@pytest.mark.soak
-def test_tables_hold_what_passed_and_nothing_else(trained_gated: Path, tmp_path: Path) -> None:
-    artifact = export_artifact(trained_gated, tmp_path / "artifact")
-    for support in table_supports(artifact.manifest):
-        gated = support.gated or {}
-        passed = {(name, b) for name, acts in gated.items() for bins in acts.values() for b in bins}
-        path = pick_table(artifact, support.num_nodes, support.num_ranks, support.system).path
-        table = DecisionTable.read(artifact.directory / path)
-        indices = range(table.first_bin, table.first_bin + table.num_bins)
-        acting = {(c.wire, b) for c in TUNED for b in indices if table.at(c, b) is not None}
-        assert acting == passed

@@ -11,6 +11,7 @@ import pytest
 
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.build import BRAIN_NAME
+from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Done, Shell, refused
@@ -64,8 +65,8 @@ def test_what_is_written_is_there_and_nobody_else_may_change_it(home: Path) -> N
     assert (home / "bin" / "dynamiccl-run").stat().st_mode & 0o111
 
 
-def test_installed_artifact_is_whole(home: Path, shell: Shell) -> None:
-    assert shell("dynamiccl-deploy", "verify", home / "artifact").code == 0
+def test_installed_artifact_is_whole(home: Path) -> None:
+    verify_artifact(home / "artifact")
     probe = [str(home / "bin/dynamiccl-prepare"), "--facts", str(home / "artifact")]
     assert (
         b'"artifact_problem": ""' in subprocess.run(probe, capture_output=True, check=True).stdout

@@ -15,9 +15,8 @@ from dynamiccl.nccl import Collective
 from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain_check import random_windows
-from dynamiccl.serve.brain_history import KeyCalls
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import ScriptedBrain
+from dynamiccl.serve.torchscript import KeyCalls, ScriptedBrain
 from dynamiccl.train.encoders import ObservationEncoder, StatefulTrunk, Trunk
 from dynamiccl.train.heads import Imitator, PlainHead
 from dynamiccl.train.policy import State, TorchPolicy

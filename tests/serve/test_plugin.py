@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynamiccl.errors import PluginError
 from dynamiccl.libraries import (
     ADAPTIVE_NAME,
     NAMES,
@@ -19,13 +18,12 @@ from dynamiccl.libraries import (
     VENDOR_NAME,
 )
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.abi import TunerPlugin
-from dynamiccl.serve.answers import asked_in_a_job, expected_answer, nccl_choice
 from dynamiccl.serve.build import SANITIZERS, find_tool
-from dynamiccl.serve.loopback import loopback_environment, write_bare_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import BINS_PER_OCTAVE, EDGES_Q32, bin_center_bytes, size_bin
 from tests.conftest import Soak
+from tests.serve.abi import TunerPlugin, loopback_environment, write_bare_artifact
+from tests.serve.answers import asked_in_a_job, expected_answer, nccl_choice
 from tests.serve.tables import TUNED, random_costs, random_table
 
 SYSTEM = "test-system"
@@ -197,20 +195,6 @@ def test_answers_are_what_the_law_in_python_says(
     assert acted > 250
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_acting_forces_the_cell_and_the_channels(
-    version: int, plugin: TunerPlugin, tmp_path: Path
-) -> None:
-    environment = deploy(tmp_path, uniform(RING))
-    costs = np.full((7, 3), 10, dtype=np.float32)
-    with plugin.communicator(
-        8, 1, version=version, environment=environment, all_ranks=True
-    ) as communicator:
-        answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
-    assert (answer.config, answer.acted) == (RING, True)
-    assert (costs == 10).all()  # the caller's table is its own
-
-
 def test_says_once_that_it_acts(plugin: TunerPlugin, tmp_path: Path) -> None:
     environment = deploy(tmp_path, uniform(RING))
     with plugin.communicator(8, 1, environment=environment, all_ranks=True) as communicator:
@@ -266,38 +250,3 @@ def test_uneven_nvlink_domains_abstain(plugin: TunerPlugin, tmp_path: Path) -> N
             8, 1, version=6, environment=environment, ranks_per_domain=ranks, all_ranks=True
         ) as communicator:
             assert communicator.ask(Collective.AllReduce, 1 << 20, costs).acted == acts
-
-
-def test_environment_is_put_back(
-    plugin: TunerPlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inside = deploy(tmp_path, uniform(RING))
-    monkeypatch.setenv("DYNAMICCL_SYSTEMS", "before")
-    monkeypatch.delenv("DYNAMICCL_TABLES", raising=False)
-    with plugin.communicator(8, 1, environment=inside, all_ranks=True) as communicator:
-        assert os.environ["DYNAMICCL_SYSTEMS"] == "before"
-        assert "DYNAMICCL_TABLES" not in os.environ
-    assert "from call 0" in communicator.lines[0]
-
-
-def test_wrong_questions_are_refused(plugin: TunerPlugin) -> None:
-    with (
-        plugin.communicator(8, 1, version=5) as communicator,
-        pytest.raises(ValueError, match=r"shape \(3, 7\)"),
-    ):
-        communicator.ask(Collective.AllReduce, 8, np.ones((3, 7), dtype=np.float32))
-
-
-def test_no_available_cell_is_no_choice() -> None:
-    assert nccl_choice(np.full((7, 3), -1, dtype=np.float32)) is None
-
-
-def test_what_is_not_a_plugin_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "libother.so"
-    path.write_bytes(b"not a library")
-    with pytest.raises(PluginError, match="make plugin"):
-        TunerPlugin(path)
-
-
-def test_name_is_what_the_log_shows(plugin: TunerPlugin) -> None:
-    assert plugin.name == "DynamICCL"

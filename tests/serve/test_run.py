@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
+from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
-from tests.cli.conftest import Shell
 
 SHELLS = [found for found in map(shutil.which, ("dash", "bash")) if found]
 #: The made-up machine that has nothing.
@@ -541,9 +541,9 @@ def test_incomplete_installation_is_exit_4(run: Runner) -> None:
     assert "dynamiccl-deploy install" in done.stderr
 
 
-def test_wrapper_is_found_at_any_place(run: Runner, shell: Shell, tmp_path: Path) -> None:
+def test_wrapper_is_found_at_any_place(run: Runner, tmp_path: Path) -> None:
     """As where a container mounts the installation elsewhere."""
-    assert shell("dynamiccl-deploy", "verify", run.home / "artifact").code == 0
+    verify_artifact(run.home / "artifact")
     shutil.copytree(run.home, tmp_path / "mounted", symlinks=True)
     run.home = tmp_path / "mounted"
     shown = run.shown()

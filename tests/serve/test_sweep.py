@@ -20,8 +20,8 @@ import pytest
 from dynamiccl.errors import PluginError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import MAX_BLOCKS, BlockState, PlayReport, Schedule, fnv1a, totals_of
-from dynamiccl.serve.abi import Communicator, TunerPlugin
-from dynamiccl.serve.answers import Answer, CostTable, expected_answer
+from tests.serve.abi import Communicator, TunerPlugin
+from tests.serve.answers import Answer, CostTable, expected_answer
 from tests.serve.benchmark_calls import benchmark_calls, random_schedule, stage
 from tests.serve.tables import TUNED, random_costs
 
@@ -57,7 +57,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from dynamiccl.nccl import Collective
-from dynamiccl.serve.abi import TunerPlugin
+from tests.serve.abi import TunerPlugin
 plugin, sizes, how = sys.argv[1:]
 if how.isdigit():
     import resource

@@ -11,12 +11,11 @@ import pytest
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain.protocol import Answer, _sized
 from dynamiccl.serve.brain_check import random_windows
-from dynamiccl.serve.brain_history import BrainConfig, KeyCalls
+from dynamiccl.serve.brain_server import Answer, _sized
 from dynamiccl.serve.build import BRAIN_NAME, find_torch
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import ScriptedBrain
+from dynamiccl.serve.torchscript import BrainConfig, KeyCalls, ScriptedBrain
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS
 from tests.serve.leader import Leader, encode_question, torch_brain
 from tests.serve.test_brain_protocol import QUESTION, SPOILED, body, spoiled

@@ -16,9 +16,16 @@ import pytest
 from dynamiccl.errors import PluginError
 from dynamiccl.libraries import VENDOR_NAME
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.abi import _IDS, _LOGGER, Communicator, TunerPlugin, _InitArguments
-from dynamiccl.serve.loopback import loopback_environment, write_bare_artifact
 from dynamiccl.serve.table import DecisionTable
+from tests.serve.abi import (
+    _IDS,
+    _LOGGER,
+    Communicator,
+    TunerPlugin,
+    _InitArguments,
+    loopback_environment,
+    write_bare_artifact,
+)
 
 OURS = Config(Algorithm.Ring, Protocol.Simple, 8)
 #: A vendor's library, NCCL's ABI, and the vendor's struct that is asked then.

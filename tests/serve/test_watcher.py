@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +14,13 @@ from dynamiccl.datasets.history import Call
 from dynamiccl.datasets.manifest import find_trigger_in
 from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve import watcher
-from dynamiccl.serve.artifact import Artifact, export_artifact, verify_artifact
-from dynamiccl.serve.brain.policies import POLICIES
-from dynamiccl.serve.brain.server import BrainServer
+from dynamiccl.serve import brain_module as watcher
+from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain_check import check_trigger, watched_questions
-from dynamiccl.serve.brain_history import History, KeyCalls
-from dynamiccl.serve.brain_module import BrainModule, write_brain
-from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedTrigger
+from dynamiccl.serve.brain_module import write_brain
+from dynamiccl.serve.brain_policies import POLICIES
+from dynamiccl.serve.export import export_artifact, verify_artifact
+from dynamiccl.serve.torchscript import History, KeyCalls, ScriptedBrain, ScriptedTrigger
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.module import HALF_LIFE, TriggerModule
@@ -213,24 +211,6 @@ def test_an_artifact_without_a_trigger_leaves_interference_unknown(
     assert level_of_last(brain, slowing(8, 4), 8) == -1.0
 
 
-def test_a_brain_of_an_older_release_still_decides(
-    small_artifact: Artifact, trigger: Path, tmp_path: Path
-) -> None:
-    old = torch.jit.load(str(small_artifact.directory / "brain.pt"))  # type: ignore[no-untyped-call]
-
-    class Older(BrainModule):
-        watch = None  # type: ignore[assignment]
-
-    older = Older(old.asking.policy, [], [])
-    older.shapes, older.systems = old.shapes, old.systems
-    older.contexts, older.masks, older.entries = old.contexts, old.masks, old.entries
-    torch.jit.script(older.eval()).save(str(tmp_path / "brain.pt"))  # type: ignore[no-untyped-call]
-    brain = ScriptedBrain(tmp_path / "brain.pt")
-    now = ScriptedBrain(small_artifact.directory / "brain.pt")
-    for tasks in questions(trigger, 0, 5):
-        assert brain.decide(CONFIG, tasks) == now.decide(CONFIG, tasks)
-
-
 def test_a_trigger_beside_another_brain_is_refused(watching: Artifact, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(watching.directory, tmp_path / "copy"))
     save_script(TriggerModule(0.3), copied / "trigger.pt")
@@ -279,24 +259,8 @@ def test_the_plugins_runtime_decides_as_python_does(
             assert leader.table(told) == brain.decide(CONFIG, told)
 
 
-def test_a_brain_process_decides_as_the_plugins_own_does(
-    watching: Artifact, trigger: Path, tmp_path: Path
-) -> None:
-    brain = ScriptedBrain(watching.directory / "brain.pt")
-    path = tmp_path / "brain.sock"
-    with BrainServer(path, lambda: POLICIES["artifact"](watching, 0)) as server:
-        thread = threading.Thread(target=server.serve)
-        thread.start()
-        with Leader(path, CONFIG) as leader:
-            for tasks in questions(trigger, 5, 40):
-                told = [task for task in tasks if task.calls]
-                assert leader.table(told) == brain.decide(CONFIG, told)
-        server.stop()
-        thread.join()
-
-
 def test_brains_of_two_communicators_do_not_mix(watching: Artifact, trigger: Path) -> None:
-    one, other = (POLICIES["artifact"](watching, 0) for _ in range(2))
+    one, other = (POLICIES["artifact"](watching) for _ in range(2))
     asked = list(questions(trigger, 0, 40))
     for tasks in asked:
         decided = one.decide(CONFIG, History(tuple(tasks), None))

@@ -13,7 +13,7 @@ from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.evaluate.gate.gate import pass_gate
 from dynamiccl.evaluate.gate.gated import write_gated
 from dynamiccl.evaluate.report import make_report
-from dynamiccl.serve.artifact import export_artifact
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.train.fit import resume
 from dynamiccl.train.policy import TorchPolicy

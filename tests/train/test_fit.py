@@ -17,7 +17,7 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.steps import training_steps
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import MissingPath, NotEnoughData, UserError
-from dynamiccl.serve.artifact import export_artifact
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe

@@ -1,5 +1,5 @@
 // The messages between a leader and a brain, which is another process: dynamiccl-brain (torch/), or
-// Python (serve/brain/protocol.py).
+// Python (serve/brain_server.py).
 //
 // Over a Unix stream socket, one connection for each communicator: the leader asks, the brain
 // answers, one at a time. Numbers are little-endian, floats IEEE 754 doubles, texts UTF-8 without a

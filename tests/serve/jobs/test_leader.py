@@ -14,11 +14,11 @@ import pytest
 from dynamiccl.collect.calls import FLAG_PROBE
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.brain.policies import POLICIES
-from dynamiccl.serve.brain.server import BrainServer
-from dynamiccl.serve.brain_history import BrainConfig, History
+from dynamiccl.serve.brain_policies import POLICIES
+from dynamiccl.serve.brain_server import BrainServer
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.torchscript import BrainConfig, History
 from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
 from tests.serve.jobs.conftest import Adaptive
 from tests.serve.jobs.play import at
@@ -359,7 +359,7 @@ class Recorder:
     """A search that keeps what it was shown and what it answered."""
 
     def __init__(self, artifact: Path, policy: str) -> None:
-        self.brain = POLICIES[policy](open_artifact(artifact), 0)
+        self.brain = POLICIES[policy](open_artifact(artifact))
         self.shown: list[History] = []
         self.answers: list[DecisionTable] = []
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.serve.brain.policies import POLICIES as BUILT_IN
+from dynamiccl.serve.brain_policies import POLICIES as BUILT_IN
 from tests.serve.jobs.setting import Setting
 
 ROOT: Final = Path(__file__).parents[3]
@@ -37,11 +37,11 @@ class Brain:
 ONE, OTHER = Config(Algorithm.Ring, Protocol.Simple, 4), Config(Algorithm.Ring, Protocol.LL, 2)
 
 
-def once(artifact, seed):
+def once(artifact):
     return Brain([ONE], None)
 
 
-def restless(artifact, seed):
+def restless(artifact):
     return Brain([ONE, OTHER], None)
 
 
@@ -64,15 +64,15 @@ class Counting(Brain):
         return super().decide(config, history)
 
 
-def counting(artifact, seed):
+def counting(artifact):
     return Counting([ONE], None)
 
 
-def elsewhere(artifact, seed):
+def elsewhere(artifact):
     return Brain([ONE], 6)
 
 
-def fails(artifact, seed):
+def fails(artifact):
     return Brain([], None)
 """
 

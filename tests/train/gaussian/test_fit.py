@@ -24,9 +24,8 @@ from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.policies import LearnedPolicy
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.abi import TunerPlugin
-from dynamiccl.serve.artifact import export_artifact, pick_table
-from dynamiccl.serve.loopback import loopback_environment
+from dynamiccl.serve.artifact import pick_table
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
@@ -39,6 +38,7 @@ from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy, forward
 from dynamiccl.train.recipes import make_recipe
 from tests.data_sets import SWEEP, SYSTEM, make_data
+from tests.serve.abi import TunerPlugin, loopback_environment
 from tests.stores import new_store
 
 _GROUPS = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8))

@@ -15,7 +15,7 @@ from torch import multiprocessing
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.splits import Split
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.serve.artifact import export_artifact
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state

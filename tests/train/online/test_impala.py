@@ -10,7 +10,7 @@ import torch
 from torch import multiprocessing
 
 from dynamiccl.errors import UserError
-from dynamiccl.serve.artifact import export_artifact
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.online.actor_critic import returns

@@ -1,29 +1,35 @@
-"""A tuner of `serve/search` as a communicator's brain: ours, or AutoCCL's.
+"""The policies that a brain process can run: built-in ones by name, or `module:function`.
 
-The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S, with the latest calls of each task key. So
-a probe lasts for one interval and not for one call: the interval is the cost of a slow probe. New
-calls in a window that certainly ran the requested config are passed to the tuner; its next request
-goes into the returned table, on which all ranks agree before it takes effect.
+A policy is an object with `decide(config, history)`; one is made for each communicator. It proposes
+whole tables; the plugin checks every table, and all ranks agree on it before it takes effect.
+`--policy my_module:make` uses your own: `make(artifact)` is called with the opened artifact and
+returns such an object.
 
-Only knobs that NCCL takes call by call are searched: algorithm, protocol, channels, and chunk size
-where the artifact's NCCL supports it; and only configs that were measured near a size.
+Two of them are tuners of `serve/search`: ours and AutoCCL's. The leader asks a brain every
+DYNAMICCL_ADAPT_INTERVAL_S, with the latest calls of each task key. So a probe lasts for one
+interval and not for one call: the interval is the cost of a slow probe. New calls in a window that
+certainly ran the requested config are passed to the tuner; its next request goes into the returned
+table, on which all ranks agree before it takes effect. Only knobs that NCCL takes call by call are
+searched: algorithm, protocol, channels, and chunk size where the artifact's NCCL supports it; and
+only configs that were measured near a size.
 """
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.history import Call
-from dynamiccl.datasets.manifest import POLICY_NAME, TRIGGER_NAME, Support
+from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, TRIGGER_NAME, Support
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
+from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact, pick_table
-from dynamiccl.serve.brain_history import BrainConfig, History, KeyCalls
 from dynamiccl.serve.search.autoccl import (
     AutoCcl,
     Choice,
@@ -35,7 +41,14 @@ from dynamiccl.serve.search.autoccl import (
 )
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules, predicted
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import ScriptedPolicy, ScriptedTrigger
+from dynamiccl.serve.torchscript import (
+    BrainConfig,
+    History,
+    KeyCalls,
+    ScriptedBrain,
+    ScriptedPolicy,
+    ScriptedTrigger,
+)
 from dynamiccl.sizes import bin_center_bytes
 
 #: Timed calls with one config before it is judged.
@@ -45,6 +58,60 @@ RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
 PriorOf = Callable[[Key], Prior]
 MakeTuner = Callable[[SpaceOf, PriorOf], Tuner]
+
+
+class Brain(Protocol):
+    """The interface of a policy for one communicator."""
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        """The table that should be in force next; None keeps the current one.
+
+        An exception is logged and sent to the leader, which keeps its table.
+        """
+        ...
+
+
+class KeepBrain:
+    """Never changes the table: for measuring the overhead of asking."""
+
+    def decide(self, config: BrainConfig, history: History) -> None:
+        """None: keep the table."""
+
+
+class TableBrain:
+    """The artifact's own table."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Take tables from `artifact`."""
+        self._artifact = artifact
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        """The table of the communicator's shape; None where it is in force already."""
+        info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
+        table = DecisionTable.read(self._artifact.directory / info.path)
+        return None if table == history.table else table
+
+
+class PolicyBrain:
+    """The artifact's policy on the live history, as the plugin runs it inside a job."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Load `brain.pt`; raises UserError for an artifact of an older release."""
+        artifact.refuse_slack("which no brain knows")
+        path = artifact.directory / BRAIN_NAME
+        if not path.is_file():
+            raise UserError(
+                f"{artifact.directory} has no {BRAIN_NAME}; export it again with this release, or "
+                "take --policy table"
+            )
+        self._brain = ScriptedBrain(path)
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        """The policy's table for all task keys; None for an unknown shape."""
+        return self._brain.decide(config, history.tasks)
+
+
+# --- Searches ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,16 +315,14 @@ class TunerBrain:
         return Prior.of_policy(self._spaces[key], bin_center_bytes(index), predicted(q))
 
 
-def autoccl_brain(artifact: Artifact, seed: int) -> TunerBrain:
+def autoccl_brain(artifact: Artifact) -> TunerBrain:
     """AutoCCL's search, from NCCL's own choice."""
     return TunerBrain(
-        artifact,
-        lambda space_of, _: AutoCcl(space_of, repeats=MIN_CALLS, seed=seed),
-        from_table=False,
+        artifact, lambda space_of, _: AutoCcl(space_of, repeats=MIN_CALLS), from_table=False
     )
 
 
-def search_brain(artifact: Artifact, seed: int) -> TunerBrain:  # noqa: ARG001 - it draws nothing
+def search_brain(artifact: Artifact) -> TunerBrain:
     """Our search, from the artifact's table; raises MachineError without torch."""
     ScriptedPolicy(artifact.directory / POLICY_NAME)  # what is wrong with it shows now
     return TunerBrain(
@@ -266,3 +331,35 @@ def search_brain(artifact: Artifact, seed: int) -> TunerBrain:  # noqa: ARG001 -
         from_table=True,
         alarmed=True,
     )
+
+
+# --- By name ---
+
+MakeBrain = Callable[[Artifact], Brain]
+POLICIES: Final[Mapping[str, MakeBrain]] = {
+    "keep": lambda _: KeepBrain(),
+    "table": TableBrain,
+    "artifact": PolicyBrain,
+    "autoccl": autoccl_brain,
+    "search": search_brain,
+}
+
+
+def find_policy_maker(name: str) -> MakeBrain:
+    """A built-in policy's maker, or `module:function` of your own.
+
+    Raises UnknownName and UserError.
+    """
+    if ":" not in name:
+        if name not in POLICIES:
+            raise UnknownName("policy", name, [*POLICIES, "module:function"], where="--policy")
+        return POLICIES[name]
+    module_name, _, attribute = name.partition(":")
+    try:
+        maker = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"--policy {name} cannot be imported: {error}; is its directory in PYTHONPATH?"
+        ) from error
+    found: MakeBrain = maker
+    return found

@@ -1,29 +1,41 @@
 """Calls the built plugin from Python as NCCL calls it, without NCCL and without a GPU.
 
-Used by the demo, the parity check and the tests. `TunerPlugin.communicator` is one NCCL
-communicator: `init` of one rank or of all, any number of `ask` of the first, `finalize`. The
-layouts are those of `serve/plugin/nccl/tuner_abi.h`, per version (`src/plugin/tuner.cc` v2.30.7-1
-and its forebears).
+Used by the demo and the tests. `TunerPlugin.communicator` is one NCCL communicator: `init` of one
+rank or of all, any number of `ask` of the first, `finalize`. The layouts are those of
+`serve/plugin/nccl/tuner_abi.h`, per version (`src/plugin/tuner.cc` v2.30.7-1 and its forebears).
 
 The logger is variadic in C. The plugin formats its line itself and passes it as the one argument of
 "%s", so a callback with six fixed arguments receives it on x86-64 and on 64-bit Arm Linux.
+
+All ranks may be threads of this process. They agree as in a job, by a word of shared memory. Only
+NCCL is a stand-in: a library that says one version.
 """
 
 import contextlib
 import ctypes
 import itertools
 import os
+import platform
+import secrets
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
+import pytest
 
+from dynamiccl.datasets.manifest import INDEX_NAME
+from dynamiccl.datasets.store import file_sha256
 from dynamiccl.errors import PluginError
-from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, TUNER_ABI_SINCE, Collective
-from dynamiccl.serve.answers import Answer, CostTable, answer_of
+from dynamiccl.nccl import TUNER_ABI_SINCE, Collective
+from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.table import DecisionTable, relative_path
+from tests.serve.answers import Answer, CostTable, answer_of
 
 _INT_OUT: Final = ctypes.POINTER(ctypes.c_int)
 _SIZE_OUT: Final = ctypes.POINTER(ctypes.c_size_t)
@@ -36,14 +48,8 @@ _LOGGER: Final = ctypes.CFUNCTYPE(
     ctypes.c_char_p,
     ctypes.c_char_p,
 )
-#: Without what follows the format: somebody else's may be anything.
-_FOREIGN_LOGGER: Final = ctypes.CFUNCTYPE(
-    None, ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p
-)
 #: Of all communicators of this process: a tuner takes one of a known id for the same one.
 _IDS: Final = itertools.count(1)
-#: Name in the structs of our own plugin.
-OUR_NAME: Final = "DynamICCL"
 #: `ncclTunerConstants_v5_t`: baseLatencies[7][3], hwLatencies[3][7][3], five tables [4][3].
 _CONSTANTS: Final = ctypes.c_double * (7 * 3 + 3 * 7 * 3 + 5 * 4 * 3)
 
@@ -119,14 +125,11 @@ class Communicator:
         num_pipe_ops: int = 1,
         reg_buff: int = 0,
     ) -> Answer:
-        """One getCollInfo; `size_bytes` is NCCL's nBytes.
+        """One getCollInfo; `size_bytes` is NCCL's nBytes; `cost_table` is not changed.
 
-        `cost_table` is not changed. Raises ValueError for a table of another shape and PluginError
-        when the plugin returns an error, which it must never do.
+        Raises PluginError when the plugin returns an error, which it must never do.
         """
         before = np.ascontiguousarray(cost_table, dtype=np.float32)
-        if before.ndim != 2 or before.shape[1] != NUM_PROTOCOLS or len(before) > NUM_ALGORITHMS:
-            raise ValueError(f"cost table of shape {before.shape} is not [6 or 7][3]")
         after = before.copy()
         num_channels = ctypes.c_int(0)
         result = self._struct.ask(
@@ -160,31 +163,18 @@ class TunerPlugin:
     """The plugin's shared library, loaded as NCCL loads it (`src/os/linux.cc`)."""
 
     def __init__(self, path: Path) -> None:
-        """Load the library at `path`; raises PluginError when it is not a tuner plugin."""
         self.path = path
-        try:
-            library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
-        except OSError as error:
-            raise PluginError(f"cannot load {path}: {error}; rebuild it: 'make plugin'") from error
-        self._library = library
+        self._library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         self._structs: dict[int, Any] = {}
         for version in TUNER_ABI_SINCE:
             with contextlib.suppress(ValueError):  # it does not export this one
-                struct = _struct_of(version).in_dll(library, f"ncclTunerPlugin_v{version}")
+                struct = _struct_of(version).in_dll(self._library, f"ncclTunerPlugin_v{version}")
                 self._structs[version] = struct
-        if not self._structs:
-            known = ", ".join(f"v{version}" for version in TUNER_ABI_SINCE)
-            raise PluginError(f"{path} exports no tuner of {known}; is it a tuner plugin?")
 
     @property
     def versions(self) -> tuple[int, ...]:
         """The tuner ABI versions that it exports, ascending."""
         return tuple(sorted(self._structs))
-
-    @property
-    def name(self) -> str:
-        """The plugin's name, as NCCL logs it."""
-        return str((self._structs[self.versions[-1]].name or b"").decode(errors="replace"))
 
     @contextlib.contextmanager
     def communicator(
@@ -202,7 +192,7 @@ class TunerPlugin:
         `environment` is set around `init` only, the one time that the plugin reads it; None unsets.
         `ranks_per_domain` is (fewest, most) ranks in an NVLink domain, as v5 and v6 are told. With
         `all_ranks` the others call `init` too, each in a thread, so that a tuner that asks them all
-        agrees (see `serve.loopback`); else the first one is alone. Raises PluginError when `init`
+        agrees (`loopback_environment`); else the first one is alone. Raises PluginError when `init`
         returns an error, with the lines that it logged: of ours in a sweep alone it may
         (`serve/plugin/sweep/player.cpp`).
         """
@@ -216,9 +206,6 @@ class TunerPlugin:
             communicator.lines.append(arguments[-1].decode(errors="replace"))
 
         logger = _LOGGER(keep)
-        if self.name != OUR_NAME:
-            # Only the format is a pointer for sure. The cast keeps what it is cast from alive.
-            logger = ctypes.cast(_FOREIGN_LOGGER(keep), _LOGGER)
         with _environment(environment or {}):
             others = [
                 threading.Thread(target=self._init, args=(told, context, _LOGGER()))
@@ -267,17 +254,63 @@ class TunerPlugin:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in changes.items():
+            if value is None:
+                patch.delenv(name, raising=False)
+            else:
+                patch.setenv(name, value)
         yield
-    finally:
-        _set_environment(before)
 
 
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+# --- All ranks in this process ---
+
+#: What the stand-in says that it is: a release that tells a tuner all that it can be told, and has
+#: no AllGather whose number of channels must be left alone (from 2.29 on).
+NCCL_CODE: Final = 22809
+_NO_MANIFEST: Final = "0" * 64
+
+
+def loopback_environment(artifact: Path, system: str) -> dict[str, str | None]:
+    """The environment of ranks of this process that use `artifact`, as on a machine of `system`."""
+    _load_nccl()
+    return {
+        "DYNAMICCL_JOB": secrets.token_hex(8),
+        **prepared_environment(artifact, system, NCCL_CODE),
+        "DYNAMICCL_WORD": "all",
+        **dict.fromkeys(f"DYNAMICCL_{name}" for name in ("DISABLE", "KILL_FILE", "PROBLEM")),
+        "NCCL_COMM_ID": None,
+    }
+
+
+def prepared_environment(artifact: Path, system: str, nccl_code: int) -> dict[str, str]:
+    """What dynamiccl-run would prepare on a machine of `system` with that NCCL."""
+    return {
+        "DYNAMICCL_HOST": platform.node(),
+        "DYNAMICCL_MACHINE": "loopback",
+        "DYNAMICCL_SYSTEMS": f"{nccl_code}={system}",
+        "DYNAMICCL_TABLES": str(artifact.resolve() / "tables"),
+        "DYNAMICCL_INDEX": file_sha256(artifact / INDEX_NAME)[:16],
+    }
+
+
+@cache
+def _load_nccl() -> "TemporaryDirectory[str]":
+    """Load a stand-in NCCL, once a process, where the tuner looks; it is removed with that."""
+    folder = TemporaryDirectory(prefix="dynamiccl-loopback-")
+    source, library = (Path(folder.name) / name for name in ("nccl.c", "libnccl.so"))
+    source.write_text(f"int ncclGetVersion(int *version) {{ *version = {NCCL_CODE}; return 0; }}\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    # No logger of an NCCL calls the tuner, so it looks among the program's own symbols.
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    return folder
+
+
+def write_bare_artifact(artifact: Path, system: str, table: DecisionTable) -> None:
+    """Write an artifact of one table, without policy: all that the plugin reads."""
+    key = (system, table.num_nodes, table.num_ranks)
+    path = artifact / relative_path(*key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(table.to_bytes())
+    tables = {key: file_sha256(path)}
+    PluginIndex(_NO_MANIFEST, systems={}, noise_ppm={}, tables=tables).write(artifact)

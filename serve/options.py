@@ -12,7 +12,6 @@ from dynamiccl.train.commands.options import WordTable
 ArtifactDir = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory.")]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 System = Annotated[str | None, typer.Option(help="System, where several have this shape.")]
-Plugin = Annotated[Path | None, typer.Option(help="The built plugin; default out/plugin.")]
 
 stdout: Final = Console()
 stderr: Final = Console(stderr=True)

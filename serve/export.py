@@ -1,0 +1,311 @@
+"""`dynamiccl-deploy export` and `bind`: how an artifact is made, and which machines it acts on."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynamiccl import cli
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.job_tasks import slack_of
+from dynamiccl.datasets.manifest import (
+    BRAIN_NAME,
+    GATE_NAME,
+    POLICY_NAME,
+    TRIGGER_FACTS_NAME,
+    TRIGGER_NAME,
+    Manifest,
+    Slack,
+    Support,
+    find_policy_in,
+    find_trigger_in,
+    with_shape,
+)
+from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare
+from dynamiccl.datasets.questions import cold_questions, decide, table_supports
+from dynamiccl.doctor import Machine
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
+from dynamiccl.serve.artifact import Artifact, check_features, open_artifact
+from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, check_trigger, differing_share
+from dynamiccl.serve.build import find_plugin
+from dynamiccl.serve.options import ArtifactDir, Json, folding_table, stderr, stdout, warn
+from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.table import DecisionTable, relative_path
+from dynamiccl.serve.this_machine import own_fingerprint
+from dynamiccl.serve.torchscript import ScriptedPolicy
+from dynamiccl.train import DEFAULT_TRACKING_URI
+
+
+def export_artifact(
+    policy_dir: Path,
+    out: Path,
+    trigger: Path | None = None,
+    groups: Sequence[tuple[int, int]] = (),
+    slack: Slack | None = None,
+) -> Artifact:
+    """Copy a trained policy to `out`, add its tables and its brain; return the verified artifact.
+
+    `trigger`: the `trigger.pt` to go with it, where the policy has none of its own or another is
+    wanted. `groups`: shapes (nodes, ranks a node) that get a table though nobody measured them.
+    `slack`: of `objective.slack_of`, None: the policy's own. With slack there is no brain: it would
+    choose what is fastest.
+    Raises UserError when `out` holds something already, CorruptFile for a trigger without its
+    facts, and what `Manifest.read` and `with_shape` raise.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; take another --out or remove it")
+    manifest = Manifest.read(policy_dir)
+    check_features(manifest, policy_dir)
+    manifest = replace(manifest, slack=slack or manifest.slack)
+    for group in groups:
+        manifest = with_shape(manifest, *group)
+    if trigger is not None:
+        manifest = replace(manifest, trigger=_trigger_facts(trigger))
+    elif (policy_dir / TRIGGER_NAME).is_file():
+        trigger = policy_dir / TRIGGER_NAME
+    supports = table_supports(manifest)
+    if not supports:
+        raise UserError(
+            f"the policy of {policy_dir} knows no communicator shape in launch profile 'default': "
+            "there is nothing to make a table for"
+        )
+    # Beside it first: what a full disk leaves half is in nobody's way.
+    hidden = out.absolute().with_name(f".{out.name}.{os.getpid()}")
+    try:
+        _build(hidden, policy_dir, manifest, supports, trigger)
+        verify_artifact(hidden)
+        if out.exists():
+            out.rmdir()
+        hidden.rename(out)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+    return open_artifact(out)
+
+
+def _build(
+    out: Path,
+    policy_dir: Path,
+    manifest: Manifest,
+    supports: Sequence[Support],
+    trigger: Path | None,
+) -> None:
+    """Write all files of an artifact into a new directory."""
+    out.mkdir(parents=True)
+    for name in (POLICY_NAME, GATE_NAME):
+        if (policy_dir / name).is_file():
+            shutil.copyfile(policy_dir / name, out / name)
+    policy = ScriptedPolicy(out / POLICY_NAME)
+    for support in supports:
+        path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_make_table(policy, manifest, support).to_bytes())
+    if trigger is not None:
+        shutil.copyfile(trigger, out / TRIGGER_NAME)
+    if manifest.slack is None:
+        from dynamiccl.serve.brain_module import write_brain
+
+        questions = [cold_questions(manifest, support) for support in supports]
+        configs = manifest.actions().configs
+        write_brain(out / POLICY_NAME, configs, questions, out / BRAIN_NAME, trigger)
+    manifest.write(out)
+    PluginIndex.of_artifact(out, supports).write(out)
+
+
+def _make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
+    """Ask the policy about every bin and every tuned collective of one communicator shape."""
+    asked = cold_questions(manifest, support)
+    actions = decide(policy, Observations.cold(asked.context), asked.mask, asked.rule)
+    configs = manifest.actions().configs
+    chosen = [configs[action] for action in actions]
+    rows = [chosen[i : i + asked.num_bins] for i in range(0, len(chosen), asked.num_bins)]
+    return DecisionTable.from_configs(
+        rows,
+        num_nodes=support.num_nodes,
+        num_ranks=support.num_ranks,
+        first_bin=asked.first_bin,
+    )
+
+
+def _trigger_facts(trigger: Path) -> dict[str, Any]:
+    """The facts stored beside a trained trigger."""
+    path = trigger.with_name(TRIGGER_FACTS_NAME)
+    try:
+        facts: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CorruptFile(
+            f"{path} cannot be read: {error}; give the run directory of 'dynamiccl-train trigger'"
+        ) from error
+    return facts
+
+
+def verify_artifact(directory: Path) -> Artifact:
+    """`open_artifact`, and check that policy and brain reproduce the tables."""
+    artifact = open_artifact(directory)
+    policy = ScriptedPolicy(directory / POLICY_NAME)
+    for support, info in zip(table_supports(artifact.manifest), artifact.tables, strict=True):
+        path = directory / info.path
+        decided = _make_table(policy, artifact.manifest, support)
+        differing = differing_share(DecisionTable.read(path), decided)
+        if differing > NEAR_TIES:
+            raise ArtifactMismatch(
+                f"{path} is not what policy.pt decides ({differing:.0%} of its entries differ); "
+                "export the artifact again"
+            )
+    if (directory / BRAIN_NAME).is_file():
+        check_brain(directory, artifact.manifest)
+        if (directory / TRIGGER_NAME).is_file():
+            check_trigger(directory)
+    return artifact
+
+
+# --- The commands ---
+
+
+def export_command(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run id, models:/dynamiccl@champion, directory.")
+    ],
+    out: Annotated[Path, typer.Option(help="New artifact directory.")],
+    trigger: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Run of dynamiccl-train trigger that goes into it."),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODESxRANKS",
+            help="Also make a table for this group shape without measurements; repeatable.",
+        ),
+    ] = None,
+    slack: SlackShare = None,
+    hidden: Hidden = None,
+    max_channels: MaxChannels = None,
+    objective: Objective = "call",
+    tracking_uri: Annotated[
+        str, typer.Option(help="MLflow store that holds the run ids.")
+    ] = DEFAULT_TRACKING_URI,
+    as_json: Json = False,
+) -> None:
+    """Copy a run's policy and add its decision tables.
+
+    With --slack, calls that compute hides get the fewest channels within that share of time, and
+    never more than NCCL's own choice takes: never slower is said of the step then, not of the call.
+    With --objective job they get what surely shortens the step most, by the job's traces and a
+    sweep beside matrix products (interference of kind matmul), both in --hidden DATA.
+
+    Example: dynamiccl-deploy export RUN_ID --out out/artifact
+    Example: dynamiccl-deploy export RUN_ID --out out/artifact --slack 5% --hidden data
+    Example: dynamiccl-deploy export RUN_ID --out out/artifact --objective job --hidden data
+    """
+    groups = [cli.parse_group(text) for text in group or []]
+    with cli.working("making tables and brain, and checking them"):
+        policy = _find_policy(run, tracking_uri)
+        watching = None if trigger is None else _find_trigger(trigger, tracking_uri)
+        known = Manifest.read_unchecked(policy)
+        wanted, notes = slack_of(known, slack, hidden, max_channels, objective)
+        artifact = export_artifact(policy, out, watching, groups, wanted)
+    if wanted is not None:
+        notes.append("there is no brain.pt: mode adaptive knows no slack, so use mode table")
+    for note in notes:
+        stderr.print(note, soft_wrap=True, highlight=False)
+    if watching is not None and known.trigger is None:
+        warn(
+            "this policy was trained without a Trigger: interference levels are something that it "
+            "has never seen, and what it makes of them was never learned"
+        )
+    if not artifact.is_gated:
+        warn(
+            "this policy passed no gate: nothing but its own margin keeps it from being slower "
+            "than NCCL; measure fresh runs and use 'dynamiccl-evaluate gate' before jobs run "
+            "under it"
+        )
+    carried = [f"{s.num_nodes}x{s.ranks_per_node}" for s in artifact.manifest.supports if s.carried]
+    if carried:
+        warn(
+            f"nothing was measured on {', '.join(carried)}: those tables rest on other shapes and "
+            "on NCCL's own costs; measure a few sizes there before jobs rely on them"
+        )
+    _show(artifact, as_json=as_json)
+
+
+def _find_policy(run: str, tracking_uri: str) -> Path:
+    """The policy directory of a run, `models:/` name or directory (which needs no MLflow)."""
+    found = find_policy_in(Path(run.removeprefix("file://")))
+    if found is not None:
+        return found
+    from dynamiccl.train.tracking import policy_directory
+
+    return policy_directory(run, tracking_uri)
+
+
+def _find_trigger(run: str, tracking_uri: str) -> Path:
+    """The `trigger.pt` of a run, `models:/` name or directory."""
+    folder = Path(run.removeprefix("file://"))
+    if not folder.exists():
+        from dynamiccl.train.tracking import run_directory
+
+        folder = run_directory(run, tracking_uri)
+    found = find_trigger_in(folder)
+    if found is None:
+        raise MissingPath("trigger", folder, "give a run of 'dynamiccl-train trigger'")
+    return found
+
+
+def _show(artifact: Artifact, *, as_json: bool) -> None:
+    if as_json:
+        cli.print_json(artifact.to_json())
+        return
+    for what, advice in artifact.warnings:
+        warn(f"{what}; {advice}")
+    table = folding_table("system", "nodes", "ranks", "entries", "acting", "table")
+    for info in artifact.tables:
+        counts = (info.num_nodes, info.num_ranks, info.entries, info.acting)
+        table.add_row(info.system, *map(str, counts), info.path)
+    stdout.print(table)
+    stdout.print(f"{artifact.directory}: exported; {artifact.in_short}", soft_wrap=True)
+
+
+def bind_command(
+    artifact: ArtifactDir,
+    system: Annotated[str | None, typer.Option(help="The system; may be left out if one.")] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="The machine; default: the one that this runs on.")
+    ] = None,
+    nccl: Annotated[
+        Path | None, typer.Option(help="The jobs' libnccl.so.2; default: the one found here.")
+    ] = None,
+    plugin: Annotated[
+        Path | None, typer.Option(help="The built plugin; default out/plugin.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Let an artifact's tables act on a kind of machine that its data do not name.
+
+    Without a known fingerprint the plugin abstains: data that were imported or simulated say
+    nothing of the machine. Bind only machines like the one that was measured. The artifact's hash
+    changes: install it again wherever it is used.
+
+    Example: dynamiccl-deploy bind out/artifact --system h100-ib-simulated
+    """
+    opened = open_artifact(artifact)
+    names = opened.index.system_names
+    chosen = system or (names[0] if len(names) == 1 else "")
+    if chosen not in names:
+        raise UnknownName("system", chosen or "(none given)", names, where="--system")
+    machine = fingerprint or own_fingerprint(Machine(), find_plugin(plugin), nccl)
+    before = opened.index.systems.get(machine)
+    index = opened.index.bound(chosen, machine)
+    index.write(artifact)
+    if as_json:
+        cli.print_json(
+            {"fingerprint": machine, "system": chosen, "before": before, "sha256": index.sha256}
+        )
+        return
+    moved = f", no longer to {before}" if before not in {None, chosen} else ""
+    stdout.print(f"{machine}: belongs to {chosen}{moved}", soft_wrap=True, highlight=False)
+    stdout.print(f"{artifact}: now {index.sha256}", soft_wrap=True, highlight=False)
