@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 import dynamiccl
 from dynamiccl.datasets.schema import (
+    BESIDE_COLUMNS,
     CALLS,
     COSTS,
     DEFAULT_PROFILE,
@@ -128,6 +129,20 @@ def config_of(row: Mapping[str, Any]) -> Config:
         channels,
         chunk,
     )
+
+
+_ADDED_IN_6: Final = frozenset(column.name for column in BESIDE_COLUMNS)
+_ADDED_IN_5: Final = _ADDED_IN_6 | {
+    *("num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst")
+}
+#: Columns that a file of an older version need not have, by schema and version: all others are
+#: known to be in it, and a null in them would be taken for what was not measured.
+_ADDED_SINCE: Final[Mapping[tuple[str, str], frozenset[str]]] = {
+    ("measurements", "3"): _ADDED_IN_5 | {"partial_launch", "hosts", "job_id", "process_times_us"},
+    ("measurements", "4"): _ADDED_IN_5,
+    ("measurements", "5"): _ADDED_IN_6,
+    ("calls", "2"): frozenset({"compute_ratio"}),
+}
 
 
 def slug(text: str) -> str:
@@ -320,14 +335,15 @@ def provenance_of(directory: Path) -> list[dict[str, Any]]:
 def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
     """Refuse a file whose schema name, version or columns are not readable by this release.
 
-    Partition columns may be missing, and in a file of an older version what may be null. Raises
+    Partition columns may be missing, and columns newer than the file's version. Raises
     SchemaMismatch.
     """
     told, want = (
         [(of.get(key) or b"none").decode(errors="replace") for key in (META_SCHEMA, META_VERSION)]
         for of in (found.metadata or {}, wanted.metadata or {})
     )
-    is_older = told[0] == want[0] and told[1].isdecimal() and int(told[1]) < int(want[1])
+    added = _ADDED_SINCE.get((told[0], told[1]), frozenset())
+    is_older = bool(added)
     if told != want and not is_older:
         raise SchemaMismatch(
             f"{where} holds schema {' version '.join(told)}, this release reads "
@@ -340,8 +356,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
             raise SchemaMismatch(
                 f"{where} has column '{field.name}' as {found.field(index).type}, not {field.type}"
             )
-        may_lack = field.name in PARTITION_COLUMNS or (is_older and field.nullable)
-        if index < 0 and not may_lack:
+        if index < 0 and field.name not in added.union(PARTITION_COLUMNS):
             raise SchemaMismatch(f"{where} has no column '{field.name}' ({field.type})")
 
 

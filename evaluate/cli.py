@@ -45,7 +45,7 @@ def report_command(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Score policies on the test size bins, cold, against the measured oracle.
+    """Score policies on the test size bins, cold, against NCCL's own choice.
 
     Policies of several turns (--set split=shape:1) get a report each; their mean is told.
 

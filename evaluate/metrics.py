@@ -80,11 +80,12 @@ def summarise(
 
     `mean`, `p50`, `p95` and `max` are of regret; `ratio_to_default` is the geometric mean of time
     over NCCL's own, and `gain` what that saves; in `time_weighted`, total time / the oracle's - 1,
-    large messages weigh more. `crossfit` with its `interval`, and `gain_interval`, are over the
-    `tasks_with_interval` (`fitted_rows`), null without any. `abstained` is the share of tasks that
-    are left to NCCL, `slower_than_default` of those slower than it by more than the noise band
-    (null: band unknown). `probes` are the calls of a task that a search tried before it chose;
-    `channels` is the geometric mean over those of NCCL's own choice, as read back (null: nowhere).
+    large messages weigh more. `crossfit` with its `interval`, and `gain_crossfit` with its
+    `gain_interval`, are over the `tasks_with_interval` (`fitted_rows`), null without any.
+    `abstained` is the share of tasks that are left to NCCL, `slower_than_default` of those slower
+    than it by more than the noise band (null: band unknown). `probes` are the calls of a task that
+    a search tried before it chose; `channels` is the geometric mean over those of NCCL's own
+    choice, as read back (null: nowhere).
     """
     fitted = cross_fit(grid, rows, {name: [actions] for name, actions in choices.items()}, band)
     num_fitted, default = len(fitted_rows(grid, rows)), grid.default_us[rows]
@@ -95,8 +96,9 @@ def summarise(
         given = (_channels(grid, actions) / _channels(grid, np.zeros_like(actions)))[rows]
         given = given[~np.isnan(given)]
         mean_ratio = float(np.exp(np.log(ratio).mean()))
-        interval = gain_interval = None
+        interval = gain_interval = gain_crossfit = None
         if crossed is not None:
+            gain_crossfit = 1 - crossed.ratio_to_default.mean
             interval = [crossed.regret.low, crossed.regret.high]
             gain_interval = [1 - crossed.ratio_to_default.high, 1 - crossed.ratio_to_default.low]
         summary = {
@@ -108,6 +110,7 @@ def summarise(
             "max": float(regret.max()),
             "ratio_to_default": mean_ratio,
             "gain": 1.0 - mean_ratio,
+            "gain_crossfit": gain_crossfit,
             "gain_interval": gain_interval,
             "time_weighted": float(chosen[rows].sum() / grid.oracle_us[rows].sum() - 1.0),
             "crossfit": None if crossed is None else crossed.regret.mean,

@@ -1,7 +1,7 @@
 """The recipe: a complete, frozen training set-up (`recipes.py` has the built-in ones)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from dynamiccl.datasets.splits import split_by
-from dynamiccl.errors import UserError
+from dynamiccl.errors import UnknownName, UserError
 
 #: Algorithms whose actors play in the simulator.
 ONLINE: Final = ("A3C", "IMPALA")
@@ -31,7 +31,7 @@ def _parts(value: object) -> object:
 Listed = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(_parts)]
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(allow_inf_nan=False))
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
 class Recipe:
     """A complete training set-up; every field is commented with unit or meaning."""
 
@@ -157,10 +157,13 @@ class Recipe:
         except ValidationError as error:
             first = error.errors()[0]
             key, value = str(first["loc"][0]), (given.kwargs or {}).get(str(first["loc"][0]))
-            default = {f.name: setting_text(f.default) for f in fields(cls)}.get(key)
+            defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+            told = f" (default {setting_text(defaults[key])})" if key in defaults else ""
+            if first["type"] == "unexpected_keyword_argument":
+                raise UnknownName("recipe setting", key, [f.name for f in fields(cls)]) from error
             raise UserError(
                 f"{key}={setting_text(value)} of recipe '{(given.kwargs or {}).get('name')}' "
-                f"(--set): {first['msg']} (default {default})"
+                f"(--set): {first['msg']}{told}"
             ) from error
         return made
 

@@ -175,8 +175,8 @@ def recipe_of_file(path: Path) -> Recipe:
     try:
         spec.loader.exec_module(module)
         made = module.recipe()
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except Exception as error:  # whatever somebody's file may raise is told with its name
         raise UserError(f"{path} gives no recipe: {type(error).__name__}: {error}") from error
     if not isinstance(made, Recipe):

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from scipy import stats
 
-from dynamiccl.errors import DynamicclError, MissingPath, UserError
+from dynamiccl.errors import CorruptFile, DynamicclError, MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit, resume
@@ -164,12 +164,22 @@ def make_plan(  # noqa: PLR0913 - all of a study
     return replace(plan, count=count if count < math.prod(sizes) else 0)
 
 
+class _File(JournalFileBackend):
+    """The journal's file; an interrupt that came while its lock is held would leave others' out."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append, and only then be interrupted."""
+        with tracking.uninterrupted():
+            super().append_logs(logs)
+
+
 class _Journal(JournalStorage, BaseHeartbeat):
     """Optuna's journal with the heartbeat that its databases have, by the clocks of the hosts."""
 
     def record_heartbeat(self, trial_id: int) -> None:
         """Write that a trial's worker lives."""
-        with suppress(UpdateFinishedTrialError):  # another took it over
+        # Another took it over; or the journal's lock was lost, or NFS failed: the next beat comes.
+        with suppress(UpdateFinishedTrialError, RuntimeError, OSError):
             self.set_trial_system_attr(trial_id, "heartbeat", time.time())
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
@@ -226,7 +236,7 @@ def open_study(run_id: str, tracking_uri: str) -> optuna.Study:
 
 def _journal(path: Path) -> _Journal:
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are told in our words
-    return _Journal(JournalFileBackend(str(path)))
+    return _Journal(_File(str(path)))
 
 
 def plan_of(study: optuna.Study) -> Plan:
@@ -264,8 +274,12 @@ def work(study: optuna.Study, tracking_uri: str) -> Iterator[str]:
         states = {trial.state for trial in latest_trials(study).values()}
         if TrialState.WAITING in states:
             # ValueError: another worker took the trial over, while this one was suspended.
-            with suppress(ValueError):
-                study.optimize(worker.try_one, n_trials=1, catch=(Exception,))
+            try:
+                with suppress(ValueError):
+                    study.optimize(worker.try_one, n_trials=1, catch=(Exception,))
+            except KeyboardInterrupt:
+                worker.give_back()
+                raise
             yield from worker.lines
             worker.lines.clear()
         elif TrialState.RUNNING in states:
@@ -281,9 +295,27 @@ class _Worker:
         self._study, self._plan, self._uri = study, plan_of(study), tracking_uri
         #: What there is to tell.
         self.lines: list[str] = []
+        #: The number of the trial that it works on.
+        self._taken: int | None = None
+
+    def give_back(self) -> None:
+        """Queue the trial again that it was interrupted in, which counts as failed by now."""
+        if self._taken is not None:
+            _queue_again()(self._study, self._study.trials[self._taken])
+
+    def _stay(self, *_: object) -> None:
+        """Raise UserError where another worker has taken the trial over, for want of a beat."""
+        assert self._taken is not None
+        state = self._study.get_trials(deepcopy=False)[self._taken].state
+        if state is not TrialState.RUNNING:
+            raise UserError(
+                f"another worker has taken the trial over: this one gave no sign of life for "
+                f"{STALE_S:.0f} s, or the hosts' clocks differ"
+            )
 
     def try_one(self, trial: optuna.Trial) -> float:
         """Train a trial's setting with its seeds; returns their mean validation regret."""
+        self._taken = trial.number
         known = self._study.get_trials(deepcopy=False)[trial.number]
         if "seeds" not in known.user_attrs:
             return math.nan  # fails: another worker took the last one, and Optuna made a new one
@@ -303,9 +335,6 @@ class _Worker:
                 self.lines.append(f"{name}: validation regret {runs[-1].validation_regret:.2%}")
                 trial.set_user_attr("runs", [asdict(run) for run in runs])  # some of a search's
             trial.set_user_attr("runs", [asdict(run) for run in runs])
-        except KeyboardInterrupt:
-            _queue_again()(self._study, self._study.trials[trial.number])
-            raise
         except Exception as error:  # stops no other trial
             kind = "" if isinstance(error, DynamicclError) else f"{type(error).__name__}: "
             self.lines.append(f"{name}: {kind}{error}")
@@ -328,14 +357,16 @@ class _Worker:
             text = tracking.read_text(self._uri, child.run_id, SUMMARY_NAME)
             if text is not None:  # killed before it could tell
                 return FitSummary(**json.loads(text))
-            with suppress(MissingPath):  # killed before its first epoch: nothing to go on from
-                return resume(data, child.run_id, tracking_uri=self._uri)
+            # Killed before its first epoch, or two wrote at once: nothing to go on from.
+            with suppress(MissingPath, CorruptFile):
+                return resume(data, child.run_id, tracking_uri=self._uri, progress=self._stay)
         return fit(
             data,
             recipe,
             experiment=self._plan.experiment,
             tracking_uri=self._uri,
             seed=seed,
+            progress=self._stay,
             tags={**tracking.child_tags(self._study.study_name), **tags},
         )
 

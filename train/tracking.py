@@ -130,8 +130,8 @@ def kept_folder(directory: Path | None, run_id: str) -> Path:
     """Where a run keeps what is not over yet: its local artifacts, else the user's state folder."""
     if directory is not None:
         return directory
-    #   XDG_STATE_HOME  keeps what `--resume` needs of runs on an MLflow server. Default:
-    #                   ~/.local/state.
+    #   XDG_STATE_HOME  keeps what `--resume` and `--join` need of runs on an MLflow server.
+    #                   Default: ~/.local/state.
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return home / "dynamiccl" / run_id
 

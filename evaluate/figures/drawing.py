@@ -49,7 +49,7 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
     per cent; a dot where the choice is NCCL's own, or the best is not faster beyond the noise.
     """
     families = drawn.filter(policy="oracle").group_by(FAMILY, maintain_order=True).len()
-    most = _MOST_ROWS // (1 + len(names))
+    most = max(1, _MOST_ROWS // (1 + len(names)))
     shown = families.sort("len", descending=True, maintain_order=True).head(most)
     band = pl.col("noise_band").fill_null(0.0)
     is_own = (pl.col("chosen_config") == ABSTAIN.key) | (

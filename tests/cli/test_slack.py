@@ -428,6 +428,7 @@ def test_gate_tests_for_a_loss_below_the_slack_and_export_makes_what_passed(
     assert (said.code, "has to see how many channels ran" in said.err) == (2, True)
 
 
+@pytest.mark.parametrize("used", [16, 20, None])
 def test_fresh_runs_must_show_fewer_channels_too(
     used: int | None, policy: Path, shell: Shell, tmp_path: Path
 ) -> None:

@@ -142,6 +142,8 @@ def older(path: Path, version: int, lacks: Sequence[str]) -> None:
         ("measurements", SCHEMA_VERSION + 1, r"part-\w+\.parquet holds schema measurements vers"),
         ("measurements", SCHEMA_VERSION, "has no column 'gpu'"),
         ("measurements", SCHEMA_VERSION - 1, None),
+        ("measurements", 2, "version 2, this release reads .*import the raw output again"),
+        ("calls", 1, "calls version 1, this release reads"),
         ("calls", CALLS_VERSION - 1, None),
     ],
 )
@@ -150,7 +152,8 @@ def test_older_versions_are_read_with_nulls_and_others_refused(
 ) -> None:
     rows = calls_table(call(0), call(1)) if kind == "calls" else measurements_table(ROWS)
     [path] = store.write_part(tmp_path, rows, kind=kind, provenance={})
-    before, lacks = store.read(tmp_path, kind), ["time_us", "gpu"]
+    new = ["compute_ratio"] if kind == "calls" else ["compute_loss_us"]
+    before, lacks = store.read(tmp_path, kind), new if refusal is None else ["time_us", "gpu"]
     older(path, version, lacks)
     if refusal is not None:
         with pytest.raises(SchemaMismatch, match=refusal):
@@ -162,10 +165,12 @@ def test_older_versions_are_read_with_nulls_and_others_refused(
     assert found.schema == before.schema
 
 
-def test_an_older_version_must_have_what_cannot_be_null(tmp_path: Path) -> None:
+@pytest.mark.parametrize("column", ["status", "mig", "throttled"])
+def test_an_older_version_must_have_what_it_had(column: str, tmp_path: Path) -> None:
+    """Else a null would be taken for what was not measured: a GPU that nothing slowed, say."""
     [path] = write(tmp_path)
-    older(path, SCHEMA_VERSION - 1, ["status"])
-    with pytest.raises(SchemaMismatch, match="no column 'status'"):
+    older(path, SCHEMA_VERSION - 1, [column])
+    with pytest.raises(SchemaMismatch, match=f"no column '{column}'"):
         store.scan(tmp_path)
 
 

@@ -92,10 +92,10 @@ def test_the_title_says_on_how_many_systems_each_policy_gains() -> None:
 @pytest.mark.parametrize(
     ("gain", "told"),
     [
-        (0.10, "No simple table saves more than mine: 10.0 % less time than NCCL's own choice on"),
+        (0.10, "No simple table saves more than mine: 10 % less time than NCCL's own choice on"),
         (0.07, "mine is level with the best simple table within the noise: 7.0 % less time than"),
         (0.04, "1 of 2 simple tables is better than mine beyond the noise: 4.0 % less time than"),
-        (-0.5, "2 of 2 simple tables are better than mine beyond the noise: -50.0 % less time"),
+        (-0.5, "2 of 2 simple tables are better than mine beyond the noise: 50 % MORE time"),
     ],
 )
 def test_a_verdict_sets_a_policy_beside_the_simple_tables(gain: float, told: str) -> None:
@@ -107,4 +107,4 @@ def test_a_verdict_sets_a_policy_beside_the_simple_tables(gain: float, told: str
     }
     found = verdict_of("mine", rows, ["mine"], 0.03)
     assert found.startswith(told)
-    assert found.endswith("on average, 8.0 % with near.")
+    assert found.endswith("on average, 8.0 % less with near.")

@@ -122,7 +122,7 @@ def test_page_begins_with_verdict_and_map_and_folds_the_rest(
     folded = re.findall(r'class="part"><summary>([^<]*)<', rest)
     assert folded == [f"{SYSTEM}: all figures", "Where the figures come from"]
     low, high = (100 * end for end in summary["policies"]["policy"]["gain_interval"])
-    gain = 100 * summary["policies"]["policy"]["gain"]
+    gain = 100 * summary["policies"]["policy"]["gain_crossfit"]
     assert f"<td>{gain:.1f} ({low:.1f} to {high:.1f})</td>" in rest
     assert f"noise band {100 * summary['noise_band']:.1f} %" in first
     manifest = Manifest.read(trained.policy)

@@ -58,7 +58,7 @@ def test_a_terminal_has_a_line_a_policy_and_nothing_is_kept_where_nobody_wants_i
         assert f"  {system['verdicts'][0]}" in lines
         for policy_name, each in system["policies"].items():
             (line,) = [line for line in lines if line.startswith(f"  {policy_name}  ")]
-            assert f"{100 * each['gain'] + 0.0:.1f} (" in line
+            assert f"{100 * each['gain_crossfit'] + 0.0:.1f} (" in line
             assert len(line) <= 100
 
 

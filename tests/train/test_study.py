@@ -81,10 +81,6 @@ def test_a_grid_is_every_recipe_with_every_combination_and_seed(tmp_path: Path) 
         (["hidden_sizes=8:16"], 3, UserError, "give its values as hidden_sizes=value,value"),
         (["dueling=true:false"], 3, UserError, "give its values as dueling=value,value"),
         (["steps=10:20", "steps=30:40"], 3, UserError, "gives steps twice"),
-        (["dqm"], [], UnknownName, "ddqn-dueling"),
-        (["ddqn-dueling"], ["learning_rate"], UserError, "key=value,value"),
-        (["ddqn-dueling"], ["rate=1,2"], UnknownName, "learning_rate"),
-        (["ddqn-dueling"], ["steps=1,x"], UserError, "=.*valid integer"),
     ],
 )
 def test_what_cannot_be_tried_says_why(

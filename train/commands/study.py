@@ -94,6 +94,9 @@ def study_command(
         )
     if data is None and (recipe or settings or grid or optuna or space):
         raise UserError("--resume and --join take a study's own trials: leave out what they are")
+    if join is not None:  # before numpy is imported
+        for name, value in ONE_THREAD.items():
+            os.environ.setdefault(name, value)
     from dynamiccl.train.tracking import absolute_uri
 
     uri = absolute_uri(tracking_uri)
@@ -152,8 +155,8 @@ def _plan(
 
 def _work(run_id: str, uri: str) -> None:
     """Be a worker, to the end of the study."""
-    for name, value in ONE_THREAD.items():
-        os.environ.setdefault(name, value)
+    # A shell's background jobs ignore it, and so would SIGTERM be.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # As Ctrl-C, which MLflow's transactions are shielded from: the trial goes to another worker.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     from dynamiccl.train.study import open_study, work
@@ -172,8 +175,8 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
     stdout.print(
         f"study {summary.run_id}: {summary.trials} trials wait for workers, of any number\n"
         f"one here: {join}\n"
-        f"16 on Slurm: {array} --wrap {shlex.quote(join)}\n"
-        f"the results: {_again(summary.run_id, uri)}",
+        f"16 on Slurm: {array} --wrap {shlex.quote(f'exec {join}')}\n"
+        f"the results: {_again(summary.run_id, uri)} --jobs 0",
         soft_wrap=True,
         highlight=False,
     )
@@ -201,7 +204,12 @@ def _run_workers(study: "Study", uri: str, jobs: int | None) -> list[str]:
         progress_bar("trials") as show,
     ):
         workers = [
-            subprocess.Popen([*command, "--tracking-uri", uri], stdout=said, stderr=said)
+            subprocess.Popen(
+                [*command, "--tracking-uri", uri],
+                stdout=said,
+                stderr=said,
+                env=os.environ | ONE_THREAD,
+            )
             for _ in range(min(left, os.cpu_count() or 1 if jobs is None else jobs))
         ]
         try:

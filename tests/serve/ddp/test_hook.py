@@ -377,7 +377,9 @@ def logged(rank: int, argument: tuple[str, str]) -> None:
 
 
 def test_the_line_for_mlflow_logs_every_step(tmp_path: Path) -> None:
-    (block,) = (each for each in blocks() if "mlflow.log_metrics" in each)
+    (line,) = re.findall(r"`(NetSense\(.*mlflow\.log_metrics.*)`", PAGE.read_text(encoding="utf-8"))
+    (block,) = (each for each in blocks() if "NetSense(model)" in each)
+    block = "import mlflow\n" + block.replace("NetSense(model)", line)
     run_ranks(logged, 1, tmp_path / "ranks", (block, new_store(tmp_path)))
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
         steps = database.execute("select step from metrics where key = 'ratio'").fetchall()
