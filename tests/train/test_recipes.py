@@ -115,12 +115,19 @@ def test_numbers_are_taken_up_to_their_bounds_and_not_beyond(name: str) -> None:
         assert f"than {'' if is_open else 'or equal to '}{end:.15g}" in str(caught.value)
 
 
-def test_bounds_hold_for_a_recipe_of_ones_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("hidden_sizes=()", r"mine\.py: hidden_sizes= of recipe 'mine' .* at least 1 item"),
+        ("learning_rte=1e-5", r"mine\.py: .*'learning_rte' \(did you mean 'learning_rate'\?\)"),
+    ],
+)
+def test_a_recipe_of_ones_own_is_checked_as_ours(setting: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from dynamiccl.train.recipes import Recipe\n"
         "def recipe():\n"
-        "    return Recipe(name='mine', summary='', algorithm='DoubleDQN', hidden_sizes=())\n"
+        f"    return Recipe(name='mine', summary='', algorithm='DoubleDQN', {setting})\n"
     )
-    with pytest.raises(UserError, match=r"hidden_sizes= of recipe 'mine' .* at least 1 item"):
+    with pytest.raises(UserError, match=said):
         make_recipe(str(file))
