@@ -94,15 +94,14 @@ def study_command(
         )
     if data is None and (recipe or settings or grid or optuna or space):
         raise UserError("--resume and --join take a study's own trials: leave out what they are")
-    if join is not None:  # before numpy is imported
-        for name, value in ONE_THREAD.items():
-            os.environ.setdefault(name, value)
+    if join is not None:
+        if jobs is not None or as_json:
+            raise UserError("--join is one worker, without --jobs and --json: start several")
+        _work(join, tracking_uri)
+        return
     from dynamiccl.train.tracking import absolute_uri
 
     uri = absolute_uri(tracking_uri)
-    if join is not None:
-        _work(join, uri)
-        return
     with cli.working("loading PyTorch and MLflow"):
         from dynamiccl.train import study as studies
     if data is not None:
@@ -153,20 +152,33 @@ def _plan(
     )
 
 
-def _work(run_id: str, uri: str) -> None:
+def _work(run_id: str, tracking_uri: str) -> None:
     """Be a worker, to the end of the study."""
+    for name, value in ONE_THREAD.items():  # before numpy is imported
+        os.environ.setdefault(name, value)
     # A shell's background jobs ignore it, and so would SIGTERM be.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # As Ctrl-C, which MLflow's transactions are shielded from: the trial goes to another worker.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     from dynamiccl.train.study import open_study, work
+    from dynamiccl.train.tracking import absolute_uri
 
+    uri = absolute_uri(tracking_uri)
     for line in work(open_study(run_id, uri), uri):
         stderr.print(line, soft_wrap=True, highlight=False)
 
 
 def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> None:
     """Say how workers are started, and what comes then."""
+    from dynamiccl.train.tracking import database_of
+
+    if database_of(uri) is not None:
+        stderr.print(
+            f"warning: {uri} is safe on one host alone; for workers on several run 'mlflow server' "
+            "and begin the study with --tracking-uri http://NODE:5000",
+            soft_wrap=True,
+            highlight=False,
+        )
     join = shlex.join([*_STUDY, "--join", summary.run_id, "--tracking-uri", uri])
     if as_json:
         cli.print_json({"run_id": summary.run_id, "trials": summary.trials, "join": join})
