@@ -295,7 +295,7 @@ class _Worker:
         self._study, self._plan, self._uri = study, plan_of(study), tracking_uri
         #: What there is to tell.
         self.lines: list[str] = []
-        #: The number of the trial that it works on.
+        #: The number of the trial that it works on; None: it is over, and not to be given back.
         self._taken: int | None = None
 
     def give_back(self) -> None:
@@ -315,10 +315,10 @@ class _Worker:
 
     def try_one(self, trial: optuna.Trial) -> float:
         """Train a trial's setting with its seeds; returns their mean validation regret."""
-        self._taken = trial.number
         known = self._study.get_trials(deepcopy=False)[trial.number]
         if "seeds" not in known.user_attrs:
             return math.nan  # fails: another worker took the last one, and Optuna made a new one
+        self._taken = trial.number
         number, runs, name = _number(known), list[FitSummary](), f"trial {_number(known)}"
         try:
             # Seeded by number, so that a search that was killed goes on as it would have.
@@ -339,7 +339,9 @@ class _Worker:
             kind = "" if isinstance(error, DynamicclError) else f"{type(error).__name__}: "
             self.lines.append(f"{name}: {kind}{error}")
             trial.set_user_attr("error", self.lines[-1])
+            self._taken = None
             raise
+        self._taken = None
         return float(np.mean([run.validation_regret for run in runs]))
 
     def _tried(self, number: int, seeds: list[int], chosen: Chosen) -> list[FitSummary]:
