@@ -13,12 +13,9 @@ NCCL runs anyway is measured as slower every other time.
 """
 
 import math
-import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
@@ -28,7 +25,6 @@ from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, SLOWER, Belief, Bools, dou
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.repeats import MAD_TO_SIGMA
-from dynamiccl.train import tracking
 from dynamiccl.train.cautious.policy import (
     LEAST_DIFFERENCE,
     LEAST_SHAPES,
@@ -39,9 +35,6 @@ from dynamiccl.train.cautious.policy import (
 )
 from dynamiccl.train.cautious.tasks import Measured, Tasks
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.export import FitSummary, end_run
-from dynamiccl.train.policy import forward
-from dynamiccl.train.recipe import Recipe
 
 #: Standard deviations of an interval that holds 90 % of normal values.
 _NINETY: Final = 1.6449
@@ -290,46 +283,3 @@ def _left_out_shapes(tables: Sequence[ShapeTable]) -> Calibration:
         at = rows, best
         parts.append(Calibration(gain[at], table.gain[at], spread[at], table.spread[at]))
     return Calibration.joined(parts)
-
-
-def fit_and_export(
-    data: TrainingData, recipe: Recipe, run: tracking.Run, progress: Progress
-) -> FitSummary:
-    """Fit, calibrate, export, and track; raises what these raise."""
-    started = time.monotonic()
-    fitted = fit_tables(data, alpha=recipe.alpha, progress=progress)
-    fitted.policy.level_threshold = recipe.level_threshold
-    actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
-    seconds = time.monotonic() - started
-    figures = {"prior_widened": fitted.widened, "spread_stretched": fitted.stretched}
-    for name, of in (("sizes", fitted.of_sizes), ("shapes", fitted.of_shapes)):
-        every = Calibration.joined(of)
-        keep = sum(each.least_alpha() <= recipe.alpha for each in of)
-        figures[f"calibration_tasks_{name}"] = float(len(every))
-        figures[f"machines_that_keep_alpha_{name}"] = float(keep)
-        if len(every):
-            figures[f"coverage_90_{name}"] = every.coverage
-    from dynamiccl.train.plots import calibration_plot  # Matplotlib takes a second to import
-
-    with tempfile.TemporaryDirectory() as folder:
-        plots = Path(folder) / "plots"
-        plots.mkdir()
-        every = Calibration.joined(fitted.of_sizes)
-        figure = calibration_plot(every.predicted, every.measured, every.reach)
-        figure.savefig(plots / "calibration.png", dpi=120)
-        return end_run(
-            run,
-            Path(folder),
-            fitted.policy,
-            data,
-            recipe,
-            figures,
-            abstain_margin=MIN_GAIN,
-            steps=0,
-            seconds=seconds,
-            best_step=0,
-            validation_regret=data.mean_over_groups(actions),
-            alpha=recipe.alpha,
-            widened=fitted.widened,
-            stretched=fitted.stretched,
-        )

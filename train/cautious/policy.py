@@ -17,7 +17,7 @@ from dynamiccl.belief import MIN_GAIN, Bools
 from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, STATIC_FEATURES, TUNED
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
-from dynamiccl.train.heads import COST_KNOWN, LOG_COST, MASKED_Q, Z_MAX, Z_MIN, ActionFeatures
+from dynamiccl.train.networks import COST_KNOWN, LOG_COST, MASKED_Q, Z_MAX, Z_MIN, ActionFeatures
 
 #: Cells as rows know them: the last algorithm and the last protocol are *unknown*.
 NUM_ROW_CELLS: Final = (NUM_ALGORITHMS + 1) * (NUM_PROTOCOLS + 1)

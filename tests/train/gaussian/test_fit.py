@@ -33,10 +33,9 @@ from dynamiccl.train.cautious.fit import fit_tables
 from dynamiccl.train.cautious.policy import CautiousPolicy
 from dynamiccl.train.cautious.tasks import Tasks
 from dynamiccl.train.data import load_data
-from dynamiccl.train.export import FitSummary
-from dynamiccl.train.fit import fit
+from dynamiccl.train.fit import FitSummary, fit
 from dynamiccl.train.policy import TorchPolicy, forward
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.serve.abi import TunerPlugin, loopback_environment
 from tests.stores import new_store
