@@ -133,7 +133,7 @@ def _play_row(data: Path, seed: int, row: int) -> dict[str, list[Totals]]:
     if row == 0:
         return compare.play(setting, simple_contenders(setting), [seed])
     name, recipe, is_told = POLICIES[row - 1]
-    # One output each, as the page says: of NCCL's costs calls of a job tell nothing.
+    # One output each: what the page's figures were measured with.
     settings = [
         *ALONE,
         "action_inputs=false",
