@@ -41,7 +41,7 @@ from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.online.impala import Learner
 from dynamiccl.train.online.make import make_loop
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 
 #: Of scenario_places.py.
 PLACES: Final = ("b300, decode and lora, busy-host", "h100 4x8, decode, congested")
@@ -163,7 +163,7 @@ def _speeds(data: TrainingData) -> dict[str, float]:
             # More than are waited for: no actor stops while others are timed.
             settings += [f"steps={SPEED_UPDATES + 60}"]
             recipe = make_recipe(recipe_name, settings)
-            updates: Any = make_loop(data, recipe, pair, uses_cost=True).source
+            updates: Any = make_loop(data, recipe, pair).source
             with contextlib.closing(updates):
                 updates.start(0)
                 for _ in range(20):  # until all play

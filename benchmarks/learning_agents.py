@@ -26,7 +26,7 @@ from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.train.environment import delay_calls
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.trigger.detector import Detector
 
 SYSTEM: Final = "b300-nvlink"
@@ -133,7 +133,13 @@ def _play_row(data: Path, seed: int, row: int) -> dict[str, list[Totals]]:
     if row == 0:
         return compare.play(setting, simple_contenders(setting), [seed])
     name, recipe, is_told = POLICIES[row - 1]
-    settings = [*ALONE, f"steps={STEPS}", *([f"trigger={data}"] if is_told else [])]
+    # One output each: what the page's figures were measured with.
+    settings = [
+        *ALONE,
+        "action_inputs=false",
+        f"steps={STEPS}",
+        *([f"trigger={data}"] if is_told else []),
+    ]
     done = fit(
         data / "data",
         make_recipe(recipe, settings),

@@ -31,7 +31,7 @@ from dynamiccl.evaluate.baselines import GradientBoosting
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 
 SWEEP: Final = """
 name = "{name}"

@@ -24,7 +24,7 @@ from dynamiccl.evaluate.baselines import Interpolated, NearestSize
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy, NcclDefault, Policy
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 
 SEEDS: Final = 3
 TIMES: Final = 40
@@ -32,7 +32,7 @@ NOISE: Final = 0.03
 EXPLORED: Final = 0.05
 _ONE_STEP: Final = ("gamma=0", "num_steps=1", "entropy_start=0", "steps=2000")
 ARMS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "DDQN": ("ddqn-dueling", _ONE_STEP),
+    "DDQN": ("ddqn-dueling", (*_ONE_STEP, "action_inputs=false")),
     "CQL, weight 0.1": ("cql", _ONE_STEP),
     "CQL, weight 1": ("cql", (*_ONE_STEP, "conservative_weight=1")),
     "CQL, weight 5": ("cql", (*_ONE_STEP, "conservative_weight=5")),

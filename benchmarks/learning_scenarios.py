@@ -54,8 +54,8 @@ from dynamiccl.evaluate.simulate.players import (
     simple_contenders,
 )
 from dynamiccl.simulator.world import World
+from dynamiccl.train.cautious.fit import share_table
 from dynamiccl.train.cautious.policy import cell_of
-from dynamiccl.train.cautious.tasks import share_table
 from dynamiccl.train.data import load_data
 from dynamiccl.train.environment import JobCalls
 from dynamiccl.train.policy import TorchPolicy

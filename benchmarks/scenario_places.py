@@ -18,7 +18,7 @@ from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.trigger.detector import copy_trigger
 from dynamiccl.train.trigger.fit import TriggerSettings, fit_trigger
 

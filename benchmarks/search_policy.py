@@ -28,7 +28,7 @@ from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import Tables
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 
 RECIPE: Final = "ddqn-dueling"
 SWEEP: Final = """

@@ -2,7 +2,7 @@
 
 Boosted trees (scikit-learn) predict log(time / NCCL's own choice) of a config from what the task
 is, what the machine is and the config's knobs. It is regression, not reinforcement learning: a
-policy of dynamiccl-train predicts the same quantity (train/heads.py) and goes through the same
+policy of dynamiccl-train predicts the same quantity (train/networks.py) and goes through the same
 `Prior`.
 """
 

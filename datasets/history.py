@@ -1,8 +1,8 @@
 """The history of a task key: its past calls, the features of them, and estimates of the network.
 
 A feature of the past is defined once, as a function of `Past`, whose arrays are numpy's or torch's.
-`history_features` computes windows as they come, `train/replay.py` all steps at once, and
-`serve/brain_module.py` is exported with the policy; `serve/brain_check.py` compares. To add a
+`history_features` computes windows as they come, and `serve/brain_module.py` is exported with the
+policy; `serve/brain_check.py` compares. To add a
 feature, add it to `_WINDOW` or `_HISTORY`.
 
 EBB, BtlBw, RTprop and their product, the BDP, are those of BBR, in the terms of NetSenseML, section
@@ -163,9 +163,6 @@ class Columns:
 
     features: tuple[Feature, ...]
     of: Callable[[Past], Any]
-    #: Uses `Past.before`. Such a column is 0 where a call is as the one before: what is the first
-    #: of one window is further on in another, and `train/replay.py` keeps one row a call.
-    compares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,13 +229,6 @@ class HistoryColumns:
             history[:, to] = computed[:, source]
         for to, source in self.repeated:
             history[:, to] = last[:, source]
-
-    @cached_property
-    def comparing(self) -> list[int]:
-        """Positions of the window features that depend on the call before."""
-        places = positions(self.window_features)
-        compares = [columns for columns in self.window if columns.compares]
-        return [places[feature.name] for columns in compares for feature in columns.features]
 
 
 def positions(features: Sequence[Feature]) -> dict[str, int]:
@@ -331,11 +321,7 @@ _WINDOW: Final = (
         _channel_throughput,
     ),
     *_CONFIG_USED,
-    Columns(
-        (Feature("changed", "0/1", "the config differs from the call before"),),
-        _changed,
-        compares=True,
-    ),
+    _column("changed", "0/1", "the config differs from the call before", _changed),
     _column(
         "interference",
         "",

@@ -14,8 +14,8 @@ from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train import fit as fitting
-from dynamiccl.train.export import FitSummary
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.fit import FitSummary
+from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.tracking import policy_directory
 
 

@@ -8,7 +8,7 @@ docs/add-recipe.md explains it. Take a copy, change it, train it:
 import torch
 from torch import nn
 
-from dynamiccl.train.encoders import register_window_encoder
+from dynamiccl.train.networks import register_window_encoder
 from dynamiccl.train.recipe import Recipe
 
 

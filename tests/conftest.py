@@ -173,7 +173,7 @@ def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained
         import torch
 
         from dynamiccl.train.fit import fit
-        from dynamiccl.train.recipes import make_recipe
+        from dynamiccl.train.recipe import make_recipe
 
         torch.set_num_threads(1)
         recipe = make_recipe("ddqn-dueling", ["steps=900", "steps_per_epoch=100"])

@@ -50,7 +50,7 @@ OWNERS = {
         "serve/torchscript.py",
         "collect/beside.py",
     },
-    "d3rlpy": {"train"},
+    "d3rlpy": {"train/offline.py"},
     "mlflow": {"train/tracking.py"},
     "optuna": {"train/study.py", "train/commands/study.py"},
     "ray": {"train/online/ray_actors.py"},

@@ -24,11 +24,18 @@ from dynamiccl.train.commands.options import (
     stdout,
 )
 from dynamiccl.train.commands.study import study_command
-from dynamiccl.train.recipe import CAUTIOUS, Recipe, setting_text
-from dynamiccl.train.recipes import RECIPES, make_recipe, settable, setting_meanings
+from dynamiccl.train.recipe import (
+    CAUTIOUS,
+    RECIPES,
+    Recipe,
+    make_recipe,
+    settable,
+    setting_meanings,
+    setting_text,
+)
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
-    from dynamiccl.train.export import FitSummary
+    from dynamiccl.train.fit import FitSummary
     from dynamiccl.train.trigger.fit import TriggerSummary
 
 

@@ -1,11 +1,4 @@
-"""The data of a training run: steps to learn from, validation bins to select by, and the base.
-
-The base of learned times is NCCL's predicted cost, or none. Costs help where what NCCL is off by is
-simpler than the times are: that differs from machine to machine. For each (system, collective,
-config) a straight line in size and group shape is fitted to ln(time / NCCL's cost) of the training
-tasks, and one to ln(time), both less that of NCCL's own choice; the base is that whose lines are
-less off on the validation tasks. It takes a second, where training with each takes twice the time.
-"""
+"""The data of a training run: steps to learn from, and validation bins to select by."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import torch
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, TaskGrid, rows_left_out, task_grid, tuned, usable
@@ -32,9 +24,8 @@ from dynamiccl.datasets.steps import (
 )
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan
 from dynamiccl.errors import NotEnoughData
-from dynamiccl.train.heads import COST_KNOWN, LOG_COST, ActionFeatures, Member
-from dynamiccl.train.policy import forward
-from dynamiccl.train.policy_module import PolicyModule
+from dynamiccl.train.networks import Network
+from dynamiccl.train.policy import PolicyModule, forward
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger.detector import Detector, interference_levels, level_shares_of
 
@@ -48,7 +39,7 @@ class TrainingData:
     parts: Splits
     catalogue: Catalogue
     profiles: list[str]
-    #: NCCL's own cost model, for a recipe that looks at it (datasets/features.py).
+    #: NCCL's own cost model (datasets/features.py), for a recipe that looks at it and where known.
     costs: pl.DataFrame | None
     training: TrainingSteps
     #: Of the calls of jobs, where the data set has any that can be learnt from.
@@ -78,7 +69,7 @@ class TrainingData:
         return [self.training.steps, charged.held(recipe.held_calls)]
 
     def validation_regret(
-        self, members: Iterable[Member], margin: float, *, is_unanimous: bool = True
+        self, members: Iterable[Network], margin: float, *, is_unanimous: bool = True
     ) -> float:
         """Mean regret on validation bins; (system, collective) groups weigh equally."""
         # All are cold.
@@ -111,8 +102,8 @@ def load_data(
 
     `trigger` is a run directory of a Trigger, or its file: it tells the interference of calls.
     Raises MissingPath and CorruptFile for what is none. `with_costs`: observations hold NCCL's own
-    cost model. `with_calls`: calls of jobs make steps. `split`: what is held out; raises
-    UnknownName.
+    cost model, where it is known. `with_calls`: calls of jobs make steps. `split`: what is held
+    out; raises UnknownName.
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
@@ -123,6 +114,7 @@ def load_data(
     catalogue = Catalogue.from_frame(timed)
     profiles = sorted(timed["launch_profile"].unique())
     costs = read_costs(data_dir) if with_costs else None
+    costs = None if costs is None or costs.is_empty() else costs
     training = training_steps(everything, catalogue, profiles, costs, seed=seed)
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
     if validation.tasks.is_empty():
@@ -156,74 +148,3 @@ def load_data(
         digest=content_hash(data_dir),
         left_out=rows_left_out(everything),
     )
-
-
-Float64Array = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Residuals:
-    """Root mean square residuals of linear fits on validation tasks, in ln(time), by base."""
-
-    over_cost: float
-    over_time: float
-
-    @property
-    def is_cost_better(self) -> bool:
-        """Whether the fit over NCCL's costs has the smaller residual."""
-        return self.over_cost < self.over_time
-
-
-def base_residuals(data: TrainingData) -> Residuals | None:
-    """Residuals over each base; None where NCCL's costs, or two tasks, are missing."""
-    parts = [
-        _Part.of(data, task_grid(data.frame, data.catalogue, [split]))
-        for split in (Split.TRAIN, Split.VALIDATION)
-    ]
-    off: list[list[Float64Array]] = [[], []]
-    train, held = parts
-    for group in np.unique(train.group):
-        mine, asked = train.group == group, held.group == group
-        for action in range(ABSTAIN_ACTION + 1, train.time.shape[1]):
-            told = mine & train.known[:, action]
-            new = asked & held.known[:, action]
-            if told.sum() < 2 or not new.any():
-                continue
-            for errors, base in zip(off, ("over_cost", "time"), strict=True):
-                y, wanted = (getattr(part, base)[:, action] for part in parts)
-                line = np.linalg.lstsq(train.place[told], y[told], rcond=None)[0]
-                errors.append(held.place[new] @ line - wanted[new])
-    if not off[0]:
-        return None
-    return Residuals(*(float(np.sqrt(np.mean(np.concatenate(each) ** 2))) for each in off))
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """T tasks and A actions."""
-
-    group: npt.NDArray[np.str_]  # (T,) system and collective
-    place: Float64Array  # (T, 4): 1, size, nodes, ranks a node
-    #: (T, A) ln of time, and of time over NCCL's cost, less those of NCCL's own choice.
-    time: Float64Array
-    over_cost: Float64Array
-    known: npt.NDArray[np.bool_]  # (T, A) measured, and the cost is known
-
-    @classmethod
-    def of(cls, data: TrainingData, grid: TaskGrid) -> "_Part":
-        tasks = with_noise(grid.tasks, data.training.noise)
-        context = cold_observations(tasks, data.profiles, data.costs).context
-        features = ActionFeatures(data.catalogue.configs, data.cost_start)
-        told = features(torch.from_numpy(context)).numpy().astype(np.float64)
-        has_cost = told[:, :, COST_KNOWN] > 0.5
-        time = np.log(grid.times_us)
-        over_cost = time - told[:, :, LOG_COST]
-        names = tasks.select(tasks["system"] + "/" + tasks["collective"]).to_series()
-        places = tasks.select("size_bytes", "num_nodes", "ranks_per_node").to_numpy()
-        return cls(
-            names.to_numpy().astype(np.str_),
-            np.column_stack([np.ones(len(places)), np.log2(places)]),
-            time - time[:, :1],
-            over_cost - over_cost[:, :1],
-            grid.mask & has_cost & has_cost[:, :1],
-        )

@@ -2,31 +2,42 @@
 
 import contextlib
 import json
-import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
-import d3rlpy
-import numpy as np
 import torch
 from torch import nn
 
+import dynamiccl
+from dynamiccl.belief import MIN_GAIN
+from dynamiccl.datasets.cells import run_names, usable
+from dynamiccl.datasets.features import feature_table, window_table
+from dynamiccl.datasets.history import WINDOW_LENGTH
+from dynamiccl.datasets.manifest import (
+    POLICY_FOLDER,
+    POLICY_NAME,
+    Manifest,
+    find_other_shapes,
+    find_supports,
+)
+from dynamiccl.datasets.schema import SCHEMA_VERSION
+from dynamiccl.datasets.store import git_commit
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking
-from dynamiccl.train.algorithms import make_algorithm
-from dynamiccl.train.cautious.fit import fit_and_export
-from dynamiccl.train.data import TrainingData, base_residuals, load_data
-from dynamiccl.train.export import FitSummary, end_run, with_margin
-from dynamiccl.train.heads import ActionInputs, Member
-from dynamiccl.train.loop import GradientSteps, Loop, read_state
-from dynamiccl.train.online.make import make_loop as make_online_loop
+from dynamiccl.train.cautious.fit import Calibration, fit_tables
+from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.loop import Loop, read_state
+from dynamiccl.train.networks import ActionInputs, Network
+from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, save_script
 from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
-from dynamiccl.train.replay import CostDropout, Mixed, Replay
 from dynamiccl.train.tracking import kept_folder
+from dynamiccl.train.trigger.detector import copy_trigger
 
 #: Called after each epoch with the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -35,6 +46,31 @@ Progress = Callable[[int, int, dict[str, float]], None]
 _STATE_NAME: Final = "state.pt"
 #: The arguments of a run, to resume one that was killed before its first epoch.
 _BEGUN_NAME: Final = "begun.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FitSummary:
+    """Summary of a training run."""
+
+    run_id: str
+    run_directory: str
+    recipe: str
+    steps: int
+    seconds: float
+    best_step: int
+    validation_regret: float
+    validation_default_regret: float
+    validation_tasks: int
+    abstain_margin: float
+    num_actions: int
+    counts: dict[str, int]
+    #: Rows that are in no task, by reason: neither validated nor calibrated on.
+    left_out: dict[str, int]
+    #: The bound that was asked for on the share of choices that are slower, in worlds like those
+    #: drawn; how much wider than theirs the prior and the spreads are. None: the recipe has none.
+    alpha: float | None = None
+    widened: float = 1.0
+    stretched: float = 1.0
 
 
 def fit(  # noqa: PLR0913 - all of a run
@@ -102,16 +138,24 @@ def _train(  # noqa: PLR0913 - all of a run
     ray: str | None = None,
 ) -> FitSummary:
     """Train and export; continues from `state` if given."""
-    if recipe.algorithm in CAUTIOUS:
-        summary = fit_and_export(data, recipe, run, lambda done, count: progress(done, count, {}))
-    else:
-        loop = _make_loop(data, recipe, seed, run, ray)
-        if state is not None:
-            loop.restore(state)
-            if loop.step not in run.history("validation_regret"):  # killed in between
-                run.log_metrics(loop.latest, step=loop.step)
-        summary = _finish(loop, data, recipe, seed, run, progress)
-    _state_path(run).with_name(_BEGUN_NAME).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        for name in ("plots", POLICY_FOLDER):
+            (scratch / name).mkdir()
+        if recipe.algorithm in CAUTIOUS:
+            module, figures, found = _fit_tables(data, recipe, scratch, progress)
+        else:
+            loop = _make_loop(data, recipe, seed, ray)
+            if state is not None:
+                loop.restore(state)
+                if loop.step not in run.history("validation_regret"):  # killed in between
+                    run.log_metrics(loop.latest, step=loop.step)
+            seconds = _run(loop, data, recipe, seed, run, progress)
+            module, figures, found = _best_of(loop, data, recipe, scratch)
+            found["seconds"] = seconds
+        summary = _end_run(run, scratch, module, data, recipe, figures, found)
+    for name in (_STATE_NAME, _BEGUN_NAME):
+        _state_path(run).with_name(name).unlink(missing_ok=True)
     return summary
 
 
@@ -180,111 +224,177 @@ def _load(data_dir: Path, recipe: Recipe, seed: int) -> TrainingData:
     )
 
 
-def _make_loop(
-    data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run, ray: str | None
-) -> Loop:
-    random.seed(seed)
+def _make_loop(data: TrainingData, recipe: Recipe, seed: int, ray: str | None) -> Loop:
     torch.manual_seed(seed)
-    d3rlpy.seed(seed)
     if recipe.algorithm in ONLINE:
-        uses_cost = recipe.action_inputs and _uses_cost(data, recipe, run)
-        return make_online_loop(data, recipe, seed, uses_cost=uses_cost, ray=ray)
+        from dynamiccl.train.online.make import make_loop as make_online_loop
+
+        return make_online_loop(data, recipe, seed, ray=ray)
+    from dynamiccl.train.offline import make_loop  # d3rlpy, which no other recipe needs
+
     actions = None
-    if recipe.action_inputs:
-        uses_cost = _uses_cost(data, recipe, run)
-        actions = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost)
-    algorithm = make_algorithm(recipe, *data.sources(recipe), actions=actions)
-    drawn = _make_replay(data, recipe, seed)
-    replay: Replay | Mixed | CostDropout = drawn
-    if recipe.action_inputs and recipe.cost_dropout > 0.0:
-        replay = CostDropout(drawn, data.cost_start, recipe.cost_dropout)
-    margin = recipe.abstain_margins[0]
-
-    def validate(members: nn.ModuleList) -> dict[str, float]:
-        networks, is_unanimous = cast(Iterable[Member], members), recipe.unanimous
-        regret = data.validation_regret(networks, margin, is_unanimous=is_unanimous)
-        return {"validation_regret": regret}
-
-    return Loop(GradientSteps(algorithm, replay, recipe), recipe, validate)
+    if recipe.action_inputs and data.costs is not None:
+        actions = ActionInputs(data.catalogue.configs, data.cost_start)
+    return make_loop(data, recipe, seed, actions)
 
 
-def _uses_cost(data: TrainingData, recipe: Recipe, run: tracking.Run) -> bool:
-    """Whether times are learned over NCCL's costs; logs the residuals that decide it."""
-    found = base_residuals(data)
-    if found is not None:
-        run.log_metrics({f"residual_{k}": v for k, v in asdict(found).items()}, step=0)
-    uses_cost = recipe.cost_base == "cost"
-    if recipe.cost_base == "held-out":
-        uses_cost = found is not None and found.is_cost_better
-    run.set_tags({"cost_base": "cost" if uses_cost else "time"})
-    return uses_cost
-
-
-def _make_replay(data: TrainingData, recipe: Recipe, seed: int) -> Replay | Mixed:
-    """Sweep steps alone, or equally many sweep and call steps: half of a batch is cold."""
-    sources = data.sources(recipe)
-    generator = np.random.default_rng(seed)
-    replays = [
-        Replay(
-            steps,
-            recipe.batch_size // len(sources),
-            seed=generator,
-            num_steps=recipe.num_steps,
-            gamma=recipe.gamma,
-            balance=recipe.balance,
-        )
-        for steps in sources
-    ]
-    return replays[0] if len(replays) == 1 else Mixed(replays)
-
-
-def _finish(
+def _run(
     loop: Loop,
     data: TrainingData,
     recipe: Recipe,
     seed: int,
     run: tracking.Run,
     progress: Progress,
-) -> FitSummary:
-    """Run the remaining steps, then select, export and track."""
+) -> float:
+    """Make the steps that are left, and keep the state of each epoch; the seconds of it."""
     started = time.monotonic()
-    path = _state_path(run)
     with contextlib.closing(loop):
         while not loop.is_over:
             loop.run_epoch()
-            loop.save(path, recipe=recipe.to_json(), seed=seed, data_hash=data.digest)
+            facts = {"recipe": recipe.to_json(), "seed": seed, "data_hash": data.digest}
+            loop.save(_state_path(run), **facts)
             run.log_metrics(loop.latest, step=loop.step)
             progress(loop.step, recipe.steps, loop.latest)
-    seconds = time.monotonic() - started
-    best, members = loop.best(), cast(Any, loop.source.members)
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        for name in ("checkpoints", "plots"):
-            (scratch / name).mkdir()
-        loop.source.save(str(scratch / "checkpoints" / "last.d3"))
-        members.load_state_dict(best.weights)
-        loop.source.save(str(scratch / "checkpoints" / "best.d3"))
-        module, margin, regret = with_margin(members, data, recipe)
-        from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
+    return time.monotonic() - started
 
-        default = data.default_regret()
-        figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
-        figure.savefig(scratch / "plots" / "training.png", dpi=120)
-        summary = end_run(
-            run,
-            scratch,
-            module,
-            data,
-            recipe,
-            {"abstain_margin": margin},
-            abstain_margin=margin,
-            validation_regret=regret,
-            steps=recipe.steps,
-            seconds=seconds,
-            best_step=best.step,
-        )
-    path.unlink(missing_ok=True)
+
+#: A policy, metrics of this kind of run, and what it tells of its summary.
+_Made = tuple[nn.Module, dict[str, float], dict[str, Any]]
+
+
+def _best_of(loop: Loop, data: TrainingData, recipe: Recipe, scratch: Path) -> _Made:
+    """The best checkpoint with the margin that is best on validation; of equals the largest."""
+    from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
+
+    best, members = loop.best(), cast(Any, loop.source.members)
+    (scratch / "checkpoints").mkdir()
+    torch.save(members.state_dict(), scratch / "checkpoints" / "last.pt")
+    torch.save(best.weights, scratch / "checkpoints" / "best.pt")
+    members.load_state_dict(best.weights)
+    networks, is_unanimous = cast(Iterable[Network], members), recipe.unanimous
+    regret, negative_margin = min(
+        (data.validation_regret(networks, margin, is_unanimous=is_unanimous), -margin)
+        for margin in recipe.abstain_margins
+    )
+    margin, warm_margin = -negative_margin, recipe.warm_margin
+    if recipe.state_units:
+        module: PolicyModule = StatefulPolicyModule(members[0], margin, warm_margin)
+    else:
+        module = PolicyModule(networks, margin, warm_margin, is_unanimous=is_unanimous)
+    default = data.default_regret()
+    figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
+    figure.savefig(scratch / "plots" / "training.png", dpi=120)
+    found = {"steps": recipe.steps, "best_step": best.step, "validation_regret": regret}
+    return module, {"abstain_margin": margin}, {"abstain_margin": margin, **found}
+
+
+def _fit_tables(data: TrainingData, recipe: Recipe, scratch: Path, progress: Progress) -> _Made:
+    """Tables of a belief, and how far calibration says that they can be trusted."""
+    from dynamiccl.train.plots import calibration_plot  # Matplotlib takes a second to import
+
+    started = time.monotonic()
+    fitted = fit_tables(
+        data, alpha=recipe.alpha, progress=lambda done, count: progress(done, count, {})
+    )
+    fitted.policy.level_threshold = recipe.level_threshold
+    actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
+    found = {
+        "abstain_margin": MIN_GAIN,
+        "steps": 0,
+        "seconds": time.monotonic() - started,
+        "best_step": 0,
+        "validation_regret": data.mean_over_groups(actions),
+        "alpha": recipe.alpha,
+        "widened": fitted.widened,
+        "stretched": fitted.stretched,
+    }
+    figures = {"prior_widened": fitted.widened, "spread_stretched": fitted.stretched}
+    for name, of in (("sizes", fitted.of_sizes), ("shapes", fitted.of_shapes)):
+        every = Calibration.joined(of)
+        keep = sum(each.least_alpha() <= recipe.alpha for each in of)
+        figures[f"calibration_tasks_{name}"] = float(len(every))
+        figures[f"machines_that_keep_alpha_{name}"] = float(keep)
+        if len(every):
+            figures[f"coverage_90_{name}"] = every.coverage
+    every = Calibration.joined(fitted.of_sizes)
+    figure = calibration_plot(every.predicted, every.measured, every.reach)
+    figure.savefig(scratch / "plots" / "calibration.png", dpi=120)
+    return fitted.policy, figures, found
+
+
+def _end_run(  # noqa: PLR0913, PLR0917 - all of a run
+    run: tracking.Run,
+    scratch: Path,
+    module: nn.Module,
+    data: TrainingData,
+    recipe: Recipe,
+    figures: Mapping[str, float],
+    found: dict[str, Any],
+) -> FitSummary:
+    """Write a policy and its recipe beside what `scratch` holds, and log all of it."""
+    manifest = _export_policy(
+        scratch / POLICY_FOLDER, module, found["abstain_margin"], data, recipe
+    )
+    (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
+    if recipe.source:
+        shutil.copy(recipe.source, scratch / "recipe.py")
+    summary = FitSummary(
+        run_id=run.run_id,
+        run_directory=str(run.directory or run.artifact_uri),
+        recipe=recipe.name,
+        validation_default_regret=data.default_regret(),
+        validation_tasks=data.validation.tasks.height,
+        num_actions=len(manifest.catalogue),
+        counts=asdict(data.training.counts),
+        left_out=data.left_out,
+        **found,
+    )
+    metrics = {
+        "best_validation_regret": summary.validation_regret,
+        "default_validation_regret": summary.validation_default_regret,
+        "train_seconds": summary.seconds,
+        **figures,
+    }
+    run.log_metrics(metrics, step=summary.steps)
+    run.describe(
+        f"{recipe.summary}. Mean regret on {summary.validation_tasks} validation tasks: "
+        f"{summary.validation_regret:.2%} (NCCL's default {summary.validation_default_regret:.2%})."
+    )
+    run.finish(scratch, summary)
     return summary
+
+
+def _export_policy(
+    folder: Path, module: nn.Module, margin: float, data: TrainingData, recipe: Recipe
+) -> Manifest:
+    """Write a policy directory: the module as TorchScript, and its manifest."""
+    save_script(module, folder / POLICY_NAME)
+    watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
+    timed = usable(data.frame)
+    supports = find_supports(data.frame, data.catalogue, data.training.noise, data.costs)
+    return Manifest(
+        recipe=recipe.name,
+        catalogue=data.catalogue.to_json(),
+        features=feature_table(data.profiles, costs=data.costs is not None),
+        window_features=window_table(),
+        window_length=WINDOW_LENGTH,
+        launch_profiles=data.profiles,
+        supports=supports,
+        knows_shapes=recipe.algorithm in CAUTIOUS,
+        other_shapes=find_other_shapes(data.costs, supports),
+        min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
+        max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
+        nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),
+        abstain_margin=margin,
+        data_hash=data.digest,
+        git_commit=git_commit(),
+        dynamiccl_version=dynamiccl.__version__,
+        schema_version=SCHEMA_VERSION,
+        runs=run_names(timed),
+        parts=data.parts,
+        trigger=watching,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    ).write(folder)
 
 
 def _state_path(run: tracking.Run) -> Path:

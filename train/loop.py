@@ -17,12 +17,10 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dynamiccl.errors import CorruptFile
-from dynamiccl.train.algorithms import members_of, set_entropy_weight
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Version of the state format.
-STATE_VERSION: Final = 5
+STATE_VERSION: Final = 6
 
 
 class Source(ABC):
@@ -44,10 +42,6 @@ class Source(ABC):
         """Make update number `step`, from 1 on; its metrics, `loss` among them."""
 
     @abstractmethod
-    def save(self, path: str) -> None:
-        """Write the networks as they are now to a file."""
-
-    @abstractmethod
     def state(self) -> dict[str, Any]:
         """What `restore` needs, plain values and tensors."""
 
@@ -57,44 +51,6 @@ class Source(ABC):
 
     def close(self) -> None:  # noqa: B027 - nor an end
         """Stop what plays."""
-
-
-class GradientSteps(Source):
-    """Gradient steps of a d3rlpy algorithm on batches of recorded steps."""
-
-    def __init__(
-        self, algorithm: Any, replay: Replay | Mixed | CostDropout, recipe: Recipe
-    ) -> None:
-        """Train a built algorithm."""
-        self._algorithm, self._replay, self._recipe = algorithm, replay, recipe
-        self.members = members_of(algorithm)
-
-    def update(self, step: int) -> dict[str, float]:
-        """One gradient step on a batch."""
-        set_entropy_weight(self._algorithm, self._recipe.entropy_weight(step))
-        return {"loss": float(self._algorithm.update(self._replay.sample())["loss"])}
-
-    def save(self, path: str) -> None:
-        """Write d3rlpy's own file."""
-        self._algorithm.save(path)
-
-    def state(self) -> dict[str, Any]:
-        """Networks, optimizers, and the generators that draw batches."""
-        modules = self._algorithm.impl._checkpointer.modules
-        return {
-            "modules": {name: module.state_dict() for name, module in modules.items()},
-            "grad_step": self._algorithm._grad_step,
-            "replay_random": self._replay.random.bit_generator.state,
-            "torch_random": torch.get_rng_state(),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """As if it had not been interrupted."""
-        for name, module in self._algorithm.impl._checkpointer.modules.items():
-            module.load_state_dict(state["modules"][name])
-        self._algorithm._grad_step = state["grad_step"]
-        self._replay.random.bit_generator.state = state["replay_random"]
-        torch.set_rng_state(state["torch_random"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,155 @@
-"""TorchScript files, and a trained policy loaded from its directory."""
+"""A trained policy: the TorchScript module that is exported, and what loads it from its directory.
+
+E members of the ensemble, B batch, K calls in the window, W features of a call, F features of
+the context, A actions, N observations
+"""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
-from dynamiccl.datasets.features import Observations
-from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
-from dynamiccl.errors import CorruptFile
+from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations
+from dynamiccl.datasets.history import WINDOW_COLUMN
+from dynamiccl.datasets.manifest import POLICY_NAME, Manifest, find_policy_in
+from dynamiccl.errors import CorruptFile, MissingPath, UserError
+from dynamiccl.train.networks import (
+    MASKED_Q,
+    SHARPNESS,
+    Z_MAX,
+    Z_MIN,
+    ActionHead,
+    Imitator,
+    LogTimeHead,
+    Network,
+)
+
+
+class PolicyModule(nn.Module):
+    """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA).
+
+    The members' mean picks the best allowed action. Cold, it is taken only when *every* member
+    predicts that it undercuts ABSTAIN in log time by more than `margin`, and by more than the noise
+    band of the collective on the system (a feature of the context): where the members disagree or
+    the gain could be noise, the policy is not sure, and NCCL's own choice stands. Where they need
+    not be unanimous, their mean has to undercut it by more than `margin`: what two repeats differ
+    by is not how far a mean of many is off.
+
+    Warm, with calls in the window, it is taken when the members' mean undercuts ABSTAIN by more
+    than `warm_margin`: what the network does now is in sight, and on a congested one NCCL's own
+    choice, which does not see it, is no safe harbour.
+    """
+
+    def __init__(
+        self,
+        members: Iterable[Network],
+        margin: float,
+        warm_margin: float,
+        *,
+        is_unanimous: bool = True,
+    ) -> None:
+        """Make the policy of an ensemble of trained networks, which are not copied."""
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.margin = float(margin)
+        self.is_unanimous = is_unanimous
+        self.warm_margin = float(warm_margin)
+        self.noise_band = CONTEXT_COLUMN["noise_band"]
+        self.valid = WINDOW_COLUMN["valid"]
+        self.masked_q = MASKED_Q
+        self.z_min = Z_MIN
+        self.z_max = Z_MAX
+
+    def forward(
+        self, window_BKW: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(action_B, q_BA); see the class."""
+        z_list = [member(window_BKW, context_BF) for member in self.members]
+        return self.choose(torch.stack(z_list), window_BKW, context_BF, mask_BA)
+
+    @torch.jit.export
+    def choose(
+        self,
+        z_EBA: torch.Tensor,
+        window_BKW: torch.Tensor,
+        context_BF: torch.Tensor,
+        mask_BA: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions and Q values from each member's z; see the class."""
+        z_BA = z_EBA.mean(dim=0)
+        q_BA = (-torch.exp(z_BA.clamp(self.z_min, self.z_max))).masked_fill(
+            mask_BA < 0.5, self.masked_q
+        )
+        best_B = z_BA.masked_fill(mask_BA < 0.5, float("inf")).argmin(dim=1)
+        index_EB1 = best_B.view(1, -1, 1).expand(z_EBA.size(0), -1, 1)
+        gain_EB = z_EBA[:, :, 0] - z_EBA.gather(2, index_EB1).squeeze(2)
+        cold_B = window_BKW[:, -1, self.valid] < 0.5
+        least_B = gain_EB.mean(dim=0)
+        noise_B = torch.full_like(least_B, self.margin)
+        if self.is_unanimous:
+            least_B = torch.where(cold_B, gain_EB.min(dim=0)[0], least_B)
+            noise_B = context_BF[:, self.noise_band].clamp(min=self.margin)
+        threshold_B = torch.where(cold_B, noise_B, torch.full_like(noise_B, self.warm_margin))
+        # Where ABSTAIN itself is not allowed there is nothing to fall back on.
+        abstain_B = (least_B <= threshold_B) & (mask_BA[:, 0] > 0.5)
+        action_B = torch.where(abstain_B, torch.zeros_like(best_B), best_B)
+        return action_B, q_BA
+
+
+class StatefulPolicyModule(PolicyModule):
+    """A `PolicyModule` of one member that keeps a state for each job.
+
+    A config that does not feel what slows others down says nothing of its end, so that a policy of
+    most likely actions would keep it for good. So one of so many decisions (`probe_every` of the
+    trunk) is left to NCCL, whose time tells; c counts them in one unit more than the LSTM has.
+
+    As it stands, (window, context, mask) -> (action, q), it answers for jobs that have just begun:
+    so tables are made of it. `step` goes on.
+    """
+
+    def __init__(self, member: Network, margin: float, warm_margin: float) -> None:
+        """Make the policy of a trained network whose trunk is a `StatefulTrunk`."""
+        super().__init__([member], margin, warm_margin, is_unanimous=False)
+        trunk = member.trunk
+        self.units = int(trunk.units)
+        self.state_units = self.units + 1
+        self.probe_every = int(trunk.probe_every)
+
+    @torch.jit.export
+    def step(
+        self,
+        window_BKW: torch.Tensor,
+        context_BF: torch.Tensor,
+        mask_BA: torch.Tensor,
+        decided_B: torch.Tensor,
+        h_BU: torch.Tensor,
+        c_BU: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(action_B, q_BA, h, c): the next decision of B jobs, each about one key.
+
+        `decided` (B,) is the action that was decided last about the key, -1 = none. Whose key has
+        had no call since keeps the state that it had.
+        """
+        since_B1 = c_BU[:, self.units :] + 1.0
+        h_BU, c_BU = h_BU[:, : self.units], c_BU[:, : self.units]
+        z_list: list[torch.Tensor] = []
+        for member in self.members:
+            z_BA, h_BU, c_BU = member.step(window_BKW, context_BF, decided_B, h_BU, c_BU)  # type: ignore[operator]
+            z_list.append(z_BA)
+        action_B, q_BA = self.choose(torch.stack(z_list), window_BKW, context_BF, mask_BA)
+        if self.probe_every > 0:
+            is_due_B1 = since_B1 >= self.probe_every
+            probes_B = is_due_B1.squeeze(1) & (mask_BA[:, 0] > 0.5)
+            action_B = torch.where(probes_B, torch.zeros_like(action_B), action_B)
+            since_B1 = since_B1.masked_fill(is_due_B1, 0.0)
+        h_BU = torch.cat([h_BU, torch.zeros_like(since_B1)], dim=1)
+        return action_B, q_BA, h_BU, torch.cat([c_BU, since_B1], dim=1)
 
 
 def save_script(module: torch.nn.Module, path: Path) -> None:
@@ -134,3 +271,56 @@ def forward(
             torch.from_numpy(mask.astype(np.float32)),
         )
     return action.numpy(), q.numpy()
+
+
+#: In a policy module: the first network of the ensemble.
+_MEMBER: Final = "members.0."
+
+
+def begin_with(networks: Iterable[Network], path: Path) -> None:
+    """Initialise trunks and heads with the weights of the first network of a policy.
+
+    A Q network predicts z = ln(time / reference), and an actor's logits are -z by its head's
+    sharpness: so weights can be copied from one to the other, and what one prefers the other
+    prefers. Relevant differences in z are of the order of 0.01, for which a softmax is nearly
+    uniform: so an actor that begins with a Q network has its sharpness, and a Q network that begins
+    with an actor has its z scaled down.
+
+    Raises MissingPath without a policy, CorruptFile, and UserError for a policy of another form.
+    """
+    folder = find_policy_in(path)
+    if folder is None:
+        raise MissingPath("policy", path, "give --set start= the directory of a run of networks")
+    module = load_script(folder / POLICY_NAME)
+    weights = {
+        name.removeprefix(_MEMBER): value
+        for name, value in module.state_dict().items()
+        if name.startswith(_MEMBER)
+    }
+    for network in networks:
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            said = str(error).splitlines()[1].strip()
+            raise UserError(
+                f"the policy at {path} has networks of another form ({said}): it must have been "
+                "trained on the same data with the same hidden_sizes, window_encoder, "
+                "action_inputs and state_units"
+            ) from error
+        sharpness = float(getattr(module.members, "0").head.sharpness)
+        if isinstance(network, Imitator):
+            network.head.sharpness = sharpness
+        else:
+            _scale(network, sharpness / SHARPNESS)
+
+
+def _scale(network: Network, factor: float) -> None:
+    """Multiply differences of z by a factor; what NCCL's costs say of a time stays."""
+    head = network.head
+    if isinstance(head, ActionHead):
+        layer = head.out
+    else:
+        layer = head.advantage if isinstance(head, LogTimeHead) else head.layer
+    with torch.no_grad():
+        layer.weight.mul_(factor)
+        layer.bias.mul_(factor)

@@ -1,7 +1,15 @@
-"""The recipe: a complete, frozen training set-up (`recipes.py` has the built-in ones)."""
+"""Recipes: complete, frozen training set-ups, by name.
 
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+`dynamiccl-train list` shows them; `--set key=value` changes a field for one run and is recorded. A
+recipe can also be a file of one's own (`docs/add-recipe.md`).
+"""
+
+import importlib.util
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -9,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from dynamiccl.datasets.splits import split_by
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.errors import MissingPath, UnknownName, UserError
 
 #: Algorithms whose actors play in the simulator.
 ONLINE: Final = ("A3C", "IMPALA")
@@ -45,12 +53,9 @@ class Recipe:
     window_encoder: str = "mlp"
     #: Whether value and advantage have heads of their own.
     dueling: bool = True
-    #: Whether actions are inputs of the head, with NCCL's own costs of them where the data hold
-    #: these (heads.py), and not an output each.
+    #: Whether actions are inputs of the head, which learns how far NCCL's own costs of them are off
+    #: (networks.py), and not an output each. Only where the data hold costs; of actors always.
     action_inputs: bool = False
-    #: What a head with actions as inputs learns: how far a time is from NCCL's cost, the time, or
-    #: whichever held-out sizes speak for (data.py).
-    cost_base: Literal["cost", "time", "held-out"] = "held-out"
     #: Share of the rows of a batch whose costs are hidden, for a head with actions as inputs: so it
     #: learns to do without where NCCL's costs are not known.
     cost_dropout: Share = 0.1
@@ -87,7 +92,7 @@ class Recipe:
     steps_per_epoch: Steps = 200
     #: Units of each layer of the MLP that reads window and context together.
     hidden_sizes: Listed[Annotated[int, Field(ge=1, le=1 << 14)]] = (128, 128)
-    #: Units of an LSTM whose state lives as long as the job (encoders.py), of algorithms that
+    #: Units of an LSTM whose state lives as long as the job (networks.py), of algorithms that
     #: play in the simulator; 0 = none.
     state_units: Annotated[int, Field(ge=0, le=1 << 12)] = 0
     #: Networks trained side by side; what they differ by tells how sure they are.
@@ -130,7 +135,7 @@ class Recipe:
     seen_decisions: Annotated[int, Field(ge=0, le=64)] = 4
     #: Whether A3C's actors share RMSProp's statistic, or each keeps its own (Mnih et al. 2016, S4).
     shared_statistic: bool = True
-    #: Run or policy directory of networks to begin with (algorithms.py); empty = none.
+    #: Run or policy directory of networks to begin with (policy.py); empty = none.
     start: str = ""
     #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
     #: much at most; times of each algorithm and protocol by so much, as ln (environment.py).
@@ -208,7 +213,7 @@ class Recipe:
             (
                 bool(self.start) and self.algorithm in CAUTIOUS,
                 f"start={self.start} is for networks, and {algorithm} is {self.algorithm}: leave "
-                "it out, or take 'ddqn-actions' or 'a3c-lstm'",
+                "it out, or take 'ddqn-dueling' or 'a3c-lstm'",
             ),
             (
                 bool(self.start) and self.num_members > 1,
@@ -246,3 +251,168 @@ class Recipe:
 def setting_text(value: object) -> str:
     """A value as `--set` takes it."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+#: What a recipe is, and not a setting of it.
+_FIXED: Final = ("name", "summary", "source", "algorithm")
+
+
+#: A Gaussian process over configs, with NCCL's cost model as its mean; not RL.
+_GAUSSIAN_PROCESS: Final = Recipe(
+    name="gaussian-process",
+    summary="Gaussian process over NCCL's own costs: for tables of quiet systems",
+    algorithm="GaussianProcess",
+    use_calls=False,
+)
+#: Asynchronous advantage actor-critic (Mnih et al. 2016), in the simulator.
+_A3C: Final = Recipe(
+    name="a3c",
+    summary="A3C: actors that play in simulated worlds, one policy",
+    algorithm="A3C",
+    action_inputs=True,
+    places="b300-nvlink:decode+lora:busy-host,b300-nvlink:moe:busy-host",
+    # Rounds of 28 ms, and states that last for seconds.
+    gamma=0.9,
+    num_steps=20,
+    # Longer than states last, so that first uses of algorithms are the few that they are.
+    episode_rounds=400,
+    # An LSTM takes as long for 32 jobs as for 8: most of it is the way from key to key.
+    jobs=32,
+    learning_rate=0.004,
+    average_decay=0.98,
+    entropy_start=0.02,
+    steps=2_000,
+    num_members=1,
+    unanimous=False,
+    # Of log odds, not of log time.
+    abstain_margins=(0.0, 0.2, 0.5, 1.0),
+    warm_margin=0.0,
+)
+#: As a3c, with a state that lives as long as a job (Mnih et al. 2016, section 5.6).
+_A3C_LSTM: Final = replace(
+    _A3C,
+    name="a3c-lstm",
+    summary="A3C with an LSTM over all keys of a job, its state as old as the job",
+    state_units=64,
+    probe_every=(0, 24, 48, 96),
+)
+_OURS: Final = (
+    # Double DQN with a dueling head, feed-forward over the flattened window.
+    Recipe(
+        name="ddqn-dueling",
+        summary="double DQN, dueling head in log time over NCCL's own costs, MLP over the window",
+        algorithm="DoubleDQN",
+        action_inputs=True,
+    ),
+    # Recurrent double DQN (Hausknecht and Stone 2015) over the window of calls.
+    Recipe(
+        name="drqn-lstm",
+        summary="recurrent double DQN: LSTM over the window, dueling, 3-step returns",
+        algorithm="DoubleDQN",
+        window_encoder="lstm",
+        gamma=0.5,
+        num_steps=3,
+        entropy_start=0.01,
+    ),
+    # Conservative Q-learning (Kumar et al. 2020), for logs of exploration.
+    Recipe(
+        name="cql",
+        summary="conservative Q-learning, dueling, MLP: for adaptive or deployed logs",
+        algorithm="DiscreteCQL",
+        conservative_weight=0.1,
+        gamma=0.5,
+        num_steps=3,
+        entropy_start=0.01,
+    ),
+    # Behaviour cloning: the most frequent action of the data, as an offline baseline.
+    Recipe(
+        name="bc",
+        summary="behaviour cloning: the action that the data took most; a baseline",
+        algorithm="DiscreteBC",
+        num_members=1,
+    ),
+    _GAUSSIAN_PROCESS,
+    # The manual approach to interference: two tables and a threshold.
+    replace(
+        _GAUSSIAN_PROCESS,
+        name="threshold-rule",
+        summary="two tables and a threshold, on a Trigger's level: what one would try by hand",
+        level_threshold=0.15,
+    ),
+    _A3C,
+    _A3C_LSTM,
+    # IMPALA (Espeholt et al. 2018), as in mvfst-rl (Sivakumar et al. 2019).
+    replace(
+        _A3C_LSTM,
+        name="impala-lstm",
+        summary="IMPALA with V-trace: actors play and one learner learns, LSTM as in a3c-lstm",
+        algorithm="IMPALA",
+    ),
+)
+RECIPES: Final[Mapping[str, Recipe]] = {each.name: each for each in _OURS}
+#: What recipes of earlier releases are called now.
+_RENAMED: Final = {"ddqn-actions": "ddqn-dueling"}
+
+
+def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
+    """The recipe called `name`, with `key=value` settings applied.
+
+    Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type or
+    out of its bounds, or two that exclude each other).
+    """
+    if name in _RENAMED:
+        raise UserError(f"recipe '{name}' is called '{_RENAMED[name]}' now: take that")
+    if name not in RECIPES and not name.endswith(".py"):
+        raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
+    recipe = RECIPES[name] if name in RECIPES else recipe_of_file(Path(name))
+    changed: dict[str, Any] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if key not in settable():
+            raise UnknownName("recipe setting", key, settable(), where=f"--set {setting}")
+        if not separator:
+            value = setting_text(getattr(recipe, key))
+            raise UserError(f"--set {key} has no value; write --set {key}={value}")
+        changed[key] = text
+    return replace(recipe, **changed)
+
+
+def settable() -> list[str]:
+    """The names that `--set` takes."""
+    return [f.name for f in fields(Recipe) if f.name not in _FIXED]
+
+
+def setting_meanings() -> dict[str, str]:
+    """Setting -> its meaning: the comment above it, which may be above several."""
+    found: dict[str, str] = {}
+    comment: list[str] = []
+    is_over = False
+    for line in map(str.strip, inspect.getsource(Recipe).splitlines()):
+        if line.startswith("#:"):
+            comment, is_over = ([] if is_over else comment) + [line[2:].strip()], False
+        elif field := re.match(r"(\w+): ", line):
+            found[field[1]], is_over = " ".join(comment), True
+    return found
+
+
+def recipe_of_file(path: Path) -> Recipe:
+    """The recipe that a Python file's function `recipe` returns; the file is run.
+
+    Raises MissingPath, and UserError for a file that fails or has no such function.
+    """
+    if not path.is_file():
+        raise MissingPath("recipe", path, "give the name of a recipe, or a Python file with one")
+    spec = importlib.util.spec_from_file_location(f"dynamiccl_recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        made = module.recipe()
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except Exception as error:  # whatever somebody's file may raise is told with its name
+        raise UserError(f"{path} gives no recipe: {type(error).__name__}: {error}") from error
+    if not isinstance(made, Recipe):
+        raise UserError(f"{path}: recipe() returns {type(made).__name__}, not a Recipe")
+    return replace(made, source=str(path.resolve()))

@@ -34,10 +34,8 @@ from scipy import stats
 
 from dynamiccl.errors import CorruptFile, DynamicclError, MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
-from dynamiccl.train.export import FitSummary
-from dynamiccl.train.fit import fit, resume
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.fit import FitSummary, fit, resume
+from dynamiccl.train.recipe import Recipe, make_recipe
 from dynamiccl.train.tracking import kept_folder
 
 JOURNAL_NAME: Final = "optuna.journal"

@@ -52,7 +52,7 @@ POLICY_SIGMA: Final = 1.0
 #: Spread of what one transport, or number of threads, adds to all times (log time): drawn worlds
 #: have neither.
 _LAUNCH_SIGMA: Final = 0.2
-#: Q values are -time / reference; what is masked is far below (train/heads.py).
+#: Q values are -time / reference; what is masked is far below (train/networks.py).
 _LEAST_Q: Final = -1e3
 #: One observation moves a belief by so many of its spreads at most.
 _MOST_MOVES: Final = 3.0

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from dynamiccl.datasets.features import HISTORY_SLICE
 from dynamiccl.datasets.history import (
     HISTORY_COLUMNS,
     WINDOW_LENGTH,
@@ -27,7 +26,6 @@ from dynamiccl.datasets.history import (
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.serve.brain_module import traced_features
 from dynamiccl.serve.torchscript import CALL_COLUMNS
-from dynamiccl.train.replay import FeatureRows
 from tests.datasets.test_features import call, history
 from tests.steps import make_steps
 
@@ -42,7 +40,7 @@ def _spread(past: Past) -> Any:
 
 def wider() -> HistoryColumns:
     """With columns of every kind in the middle, where they move all that follows."""
-    slower = Columns((Feature("slower", "log2", "than the call before"),), _slower, compares=True)
+    slower = Columns((Feature("slower", "log2", "than the call before"),), _slower)
     flags = Columns(
         (Feature("is_ll", "0/1", "LL"), Feature("is_ll128", "0/1", "LL128")),
         lambda past: past.one_hot(past.protocol, 2),
@@ -65,19 +63,6 @@ def seen(steps: Steps) -> tuple[CallColumns, np.typing.NDArray[np.bool_]]:
     return steps.calls.take(np.maximum(index, 0)), valid
 
 
-def by_rows(steps: Steps, columns: HistoryColumns) -> tuple[Float32Array, Float32Array]:
-    """Windows and history of every step, as training has them."""
-    num_history = len(columns.history_features)
-    width = HISTORY_SLICE.start + num_history + 1
-    context = np.full((len(steps.tasks.context), width), 7.0, dtype=np.float32)
-    context[:, HISTORY_SLICE.start : -1] = 0.0
-    steps = replace(steps, tasks=replace(steps.tasks, context=context))
-    rows = np.arange(len(steps))
-    found, _, _ = FeatureRows(steps, columns).observe(rows, steps.episode_of(rows))
-    assert (found.context[:, -1] == 7.0).all()  # a launch profile's flag stands there
-    return found.window, found.context[:, HISTORY_SLICE.start : -1]
-
-
 def by_script(
     calls: CallColumns, valid: np.typing.NDArray[np.bool_], columns: HistoryColumns
 ) -> tuple[Float32Array, Float32Array]:
@@ -93,9 +78,9 @@ def assert_same_everywhere(columns: HistoryColumns) -> tuple[Float32Array, Float
     steps = make_steps(lengths=(1, 2, 5, 9, 20, 30))
     calls, valid = seen(steps)
     window, history = history_features(calls, valid, columns)
-    for found_window, found_history in (by_rows(steps, columns), by_script(calls, valid, columns)):
-        np.testing.assert_allclose(found_window, window, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(found_history, history, rtol=1e-6, atol=1e-6)
+    found_window, found_history = by_script(calls, valid, columns)
+    np.testing.assert_allclose(found_window, window, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found_history, history, rtol=1e-6, atol=1e-6)
     assert window.shape[2] == len(columns.window_features)
     assert history.shape[1] == len(columns.history_features)
     return window, history

@@ -13,10 +13,9 @@ from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import measurements_table, read, write_part
 from dynamiccl.evaluate.report import make_report
-from dynamiccl.train.algorithms import make_algorithm
 from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.replay import Replay
+from dynamiccl.train.offline import Replay, make_algorithm
+from dynamiccl.train.recipe import make_recipe
 from tests.data_sets import make_data
 from tests.splits import split_of
 

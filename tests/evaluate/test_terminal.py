@@ -16,7 +16,7 @@ def test_no_run_id_and_no_negative_regret_in_a_studys_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_id = "0123456789abcdef" * 2
-    setting = "ddqn-actions learning_rate=0.0003 hidden_sizes=64+64 batch_size=256"
+    setting = "ddqn-dueling learning_rate=0.0003 hidden_sizes=64+64 batch_size=256"
     each = SettingSummary(setting, 2, 0.0957, -0.3572, 0.5485, run_id, 12345.0)
     summary = StudySummary(run_id, "data", 2, 2, 0.1, [each])
     Console(width=WIDTH).print(_study_table(summary))

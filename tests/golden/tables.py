@@ -1,4 +1,4 @@
-"""Decision tables of three recipes, from a simulated sweep to the artifact, as their user goes.
+"""Decision tables of two recipes, from a simulated sweep to the artifact, as their user goes.
 
 Fits are short, at fixed seeds and on one thread. Machines differ in the last bits, and what a
 network learns with them: one cell in a hundred may be another.
@@ -36,7 +36,6 @@ _NETWORK: Final = (
 RECIPES: Final[dict[str, tuple[str, ...]]] = {
     "gaussian-process": ("alpha=0.02",),
     "ddqn-dueling": _NETWORK,
-    "ddqn-actions": _NETWORK,
 }
 
 

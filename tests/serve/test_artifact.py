@@ -63,7 +63,9 @@ def test_one_cold_observation_means_the_same_in_policy_table_and_plugin(
             for octave in range(16, 31):
                 size, index = 1 << octave, size_bin(1 << octave)
                 tasks = cold_tasks(support, collective, [size])
-                observation = cold_observations(tasks, artifact.manifest.launch_profiles)
+                observation = cold_observations(
+                    tasks, artifact.manifest.launch_profiles, artifact.manifest.cost_table()
+                )
                 mask = allowed(artifact.manifest, support, collective, [index])
                 wanted = configs[int(policy.act(observation, mask)[0])]
                 assert (table.lookup(collective, size) or configs[0]) == wanted

@@ -17,10 +17,8 @@ from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain_check import random_windows
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import KeyCalls, ScriptedBrain
-from dynamiccl.train.encoders import ObservationEncoder, StatefulTrunk, Trunk
-from dynamiccl.train.heads import Imitator, PlainHead
-from dynamiccl.train.policy import State, TorchPolicy
-from dynamiccl.train.policy_module import StatefulPolicyModule
+from dynamiccl.train.networks import Imitator, PlainHead, StatefulTrunk, Trunk
+from dynamiccl.train.policy import State, StatefulPolicyModule, TorchPolicy
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, make_artifact, make_manifest
 from tests.serve.leader import Leader, torch_brain
 
@@ -37,7 +35,7 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     shape = (WINDOW_LENGTH, len(manifest.window_features))
     actions = len(manifest.catalogue)
     trunk = StatefulTrunk(Trunk(shape, len(manifest.features), [16], "mlp"), 16, actions, UNITS)
-    member = Imitator(ObservationEncoder(trunk), trunk.width, actions)
+    member = Imitator(trunk, trunk.width, actions)
     assert isinstance(member.head, PlainHead)
     with torch.no_grad():
         # Features are not scaled here: what is seen of one key must not drown the state.

@@ -17,7 +17,7 @@ from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.train.fit import resume
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.data_sets import SWEEP, make_data

@@ -20,7 +20,7 @@ from dynamiccl.sizes import size_bin
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.policy import TorchPolicy, save_script
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
 from tests.data_sets import SYSTEM
@@ -77,7 +77,8 @@ def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
     uri = new_store(tmp_path)
     recipe = make_recipe("ddqn-dueling", ["steps=400", "steps_per_epoch=200", "num_members=2"])
     run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
-    assert chosen(TorchPolicy.load(Path(run.run_directory) / "policy"), with_calls) == "Tree/Simple"
+    policy = TorchPolicy.load(Path(run.run_directory) / "policy")
+    assert chosen(policy, with_calls, with_costs=True) == "Tree/Simple"
     params = MlflowClient(uri).get_run(run.run_id).data.params
     assert (params["calls_steps"], params["calls_episodes"]) == ("360", "6")
 

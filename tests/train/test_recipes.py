@@ -7,8 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipes import RECIPES, make_recipe, settable, setting_meanings
+from dynamiccl.train.recipe import RECIPES, Recipe, make_recipe, settable, setting_meanings
 
 
 def test_every_recipe_is_complete_under_its_own_name() -> None:
@@ -125,7 +124,7 @@ def test_numbers_are_taken_up_to_their_bounds_and_not_beyond(name: str) -> None:
 def test_a_recipe_of_ones_own_is_checked_as_ours(setting: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from dynamiccl.train.recipes import Recipe\n"
+        "from dynamiccl.train.recipe import Recipe\n"
         "def recipe():\n"
         f"    return Recipe(name='mine', summary='', algorithm='DoubleDQN', {setting})\n"
     )

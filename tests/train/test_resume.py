@@ -14,12 +14,10 @@ import torch
 from mlflow import MlflowClient
 
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
-from dynamiccl.train.export import FitSummary
-from dynamiccl.train.fit import fit, resume
+from dynamiccl.train.fit import FitSummary, fit, resume
 from dynamiccl.train.loop import read_state
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import Recipe, make_recipe
 from tests.data_sets import SWEEP, make_data
 from tests.stores import new_store
 from tests.train.runs import Killed, broken_run

@@ -12,7 +12,7 @@ from dynamiccl.errors import UserError
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.data_sets import SWEEP, SYSTEM, make_data

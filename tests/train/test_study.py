@@ -128,7 +128,7 @@ def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_p
 def test_what_failed_is_tried_again_once_it_is_mended(data_dir: Path, tmp_path: Path) -> None:
     """Somebody's recipe, which fails in the first worker alone."""
     uri, recipe = new_store(tmp_path), tmp_path / "mine.py"
-    text = "from dynamiccl.train.recipes import make_recipe\n\ndef recipe():\n    "
+    text = "from dynamiccl.train.recipe import make_recipe\n\ndef recipe():\n    "
     good = f"{text}return make_recipe('ddqn-dueling')\n"
     recipe.write_text(good)
     study = begin_study(planned(data_dir, [], [str(recipe)], seeds=2), uri)

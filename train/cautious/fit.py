@@ -10,38 +10,176 @@ gain over the spread of it) is above a threshold; the least threshold at which
 (slower + 1) / (n + 1) <= alpha keeps the expected share of tasks on which it acts and is slower at
 alpha or below. *Slower* is by more than SLOWER and than the noise: a config that is the one that
 NCCL runs anyway is measured as slower every other time.
+
+T tasks, A actions, S machines, N collectives, C cells, O octaves of sizes, L rows of a table
 """
 
 import math
-import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
+import polars as pl
 import torch
 
 from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, SLOWER, Belief, Bools, doubted, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.drawn_worlds import Floats, Ints
+from dynamiccl.datasets.cells import task_grid
+from dynamiccl.datasets.features import TUNED, cold_observations, log_costs
+from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import with_noise
+from dynamiccl.drawn_worlds import Floats, Grid, Ints
+from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.repeats import MAD_TO_SIGMA
-from dynamiccl.train import tracking
+from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.cautious.policy import (
     LEAST_DIFFERENCE,
     LEAST_SHAPES,
-    Block,
+    NUM_ROW_CELLS,
     CautiousPolicy,
+    RowMaker,
     ShapeTable,
     Tables,
+    cell_of,
 )
-from dynamiccl.train.cautious.tasks import Measured, Tasks
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.export import FitSummary, end_run
-from dynamiccl.train.policy import forward
-from dynamiccl.train.recipe import Recipe
+
+#: Sizes from 1 byte to 2^63 of them.
+_OCTAVES: Final = 64
+_NUMBER: Final = {collective: index for index, collective in enumerate(TUNED)}
+
+
+def share_table(shares: pl.DataFrame | None, systems: Sequence[str]) -> torch.Tensor:
+    """(S, N, C, O) of the shares that `level_shares_of` gives; S as `systems` has them.
+
+    A cell has the share of the nearest octave that was recorded, of its own collective before
+    another's; 1 where there is none. Where all shares are 1 a level changes no choice. What
+    NCCL's own choice runs is not always known: then it counts as feeling nothing, and stands.
+    """
+    found = np.ones((len(systems), len(TUNED), NUM_ROW_CELLS, _OCTAVES))
+    if shares is None:
+        return torch.from_numpy(found)
+    octaves = np.arange(_OCTAVES)
+    for machine, system in enumerate(systems):
+        mine = shares.filter(pl.col("system") == system)
+        if mine.is_empty():
+            continue
+        is_told = np.zeros((len(TUNED), NUM_ROW_CELLS), dtype=np.bool_)
+        for (collective, algorithm, protocol), rows in mine.group_by(
+            "collective", "algorithm", "protocol", maintain_order=True
+        ):
+            number = _NUMBER[Collective.parse(str(collective))]
+            cell = cell_of(Algorithm.parse(str(algorithm)), Protocol.parse(str(protocol)))
+            at, share = rows["octave"].to_numpy(), rows["share"].to_numpy()
+            nearest = np.abs(octaves[:, None] - at[None, :]).argmin(axis=1)
+            found[machine, number, cell] = share[nearest]
+            is_told[number, cell] = True
+        for one in np.flatnonzero(is_told.any(axis=0)):
+            told = is_told[:, one]
+            found[machine, ~told, one] = found[machine, told, one].mean(axis=0)
+        # The last algorithm and the last protocol of a row's cells are the unknown ones.
+        found[machine, :, cell_of(len(Algorithm), len(Protocol))] = 0.0
+    return torch.from_numpy(found)
+
+
+#: The (algorithm, protocol) pairs of NCCL's cost table, in the order of `log_costs`.
+CELLS: Final = tuple((algorithm, protocol) for algorithm in Algorithm for protocol in Protocol)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of one collective on one group shape of a machine."""
+
+    machine: int
+    collective: int
+    shape: tuple[float, float]  # log2 of nodes and of ranks a node
+    #: (S,) sizes that a table is made for, and the n places (size, action of `actions`) measured.
+    grid: Grid
+    #: The catalogue's actions that are the grid's configs.
+    actions: Ints
+    #: (S, A) the gain that NCCL's costs foretell; NaN: not known.
+    relative_cost: Floats
+    places: Ints
+    log_us: Floats
+    variance: Floats
+    repeats: Floats
+
+    def only(self, kept: Bools) -> "Measured":
+        """With the measurements marked in `kept` (n,)."""
+        names = ("places", "log_us", "variance", "repeats")
+        return replace(self, **{name: getattr(self, name)[kept] for name in names})
+
+
+class Tasks:
+    """T tasks of the training and validation bins, and where they belong."""
+
+    def __init__(self, data: TrainingData) -> None:
+        """Take the tasks of a data set."""
+        self.data = data
+        self.grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
+        configs, profiles = data.catalogue.configs, len(data.profiles)
+        self.maker = RowMaker(configs, profiles, costs=data.costs is not None)
+        self.maker.eval()
+        told = self._contexts(self.grid.tasks)
+        with torch.no_grad():
+            machines, machine = torch.unique(self.maker.machines(told), dim=0, return_inverse=True)
+        self.is_train = (self.grid.tasks["split"] == Split.TRAIN.value).to_numpy()
+        #: (T,) the machine of each task, and the features of each machine.
+        self.machine, self.machines = machine.numpy(), machines
+        self.collective = self.maker.collectives(told).numpy()
+        #: (T, 3) log2 of size, nodes and ranks a node.
+        self.place = self.maker.places(told).numpy()
+        first = np.unique(self.machine, return_index=True)[1]
+        #: How much of an interference level each cell feels.
+        self.level_shares = share_table(
+            data.level_shares, self.grid.tasks["system"].gather(first).to_list()
+        )
+
+    def _contexts(self, tasks: pl.DataFrame) -> torch.Tensor:
+        data = self.data
+        asked = with_noise(tasks, data.training.noise)
+        return torch.from_numpy(cold_observations(asked, data.profiles, data.costs).context)
+
+    def tables(self) -> Iterator[tuple[Measured, Bools]]:
+        """Each collective and shape of each machine, and which measurements are of training."""
+        key = np.column_stack([self.machine, self.collective, self.place[:, 1:]])
+        for found in np.unique(key, axis=0):
+            yield self._table(np.flatnonzero((key == found).all(axis=1)))
+
+    def _table(self, rows: Ints) -> tuple[Measured, Bools]:
+        sizes = self.grid.tasks["size_bytes"].to_numpy()[rows]
+        bins = [size_bin(int(size)) for size in sizes]
+        between = set(range(min(bins), max(bins) + 1)) - set(bins)
+        asked = np.unique([*sizes, *map(bin_center_bytes, sorted(between))])
+        actions = np.flatnonzero(self.grid.mask[rows].any(axis=0))
+        at, first = np.searchsorted(asked, sizes), int(rows[0])
+        grid, relative = self._grid(first, asked, actions)
+        *found, task = self.grid.cells(rows, at, actions, grid.log2_sizes)
+        shape = float(self.place[first, 1]), float(self.place[first, 2])
+        machine, collective = int(self.machine[first]), int(self.collective[first])
+        measured = Measured(machine, collective, shape, grid, actions, relative, *found)
+        return measured, self.is_train[task]
+
+    def _grid(self, row: int, sizes: Ints, actions: Ints) -> tuple[Grid, Floats]:
+        """The grid of a table, and the gains that NCCL's costs foretell."""
+        configs = tuple(self.data.catalogue.configs[action] for action in actions)
+        grid = Grid(tuple(np.log2(sizes).tolist()), configs)
+        relative = np.full((len(sizes), len(configs)), np.nan)
+        if self.data.costs is None:
+            return grid, relative
+        like = self.grid.tasks[[row] * len(sizes)].with_columns(size_bytes=sizes)
+        costs = log_costs(like, self.data.costs).astype(np.float64)
+        costs[costs == 0.0] = np.nan
+        if np.isnan(costs).all(axis=1).any():
+            return grid, relative
+        grid = replace(grid, own=tuple(CELLS[cell] for cell in np.nanargmin(costs, axis=1)))
+        columns = [CELLS.index(cell) for cell in grid.cells]
+        told = tuple(map(tuple, costs[:, columns].tolist()))
+        cost = self.maker(self._contexts(like))[1].numpy()
+        return replace(grid, log_costs=told), (cost[:, :1] - cost)[:, actions]
+
 
 #: Standard deviations of an interval that holds 90 % of normal values.
 _NINETY: Final = 1.6449
@@ -144,7 +282,7 @@ def fit_tables(
     data: TrainingData, *, alpha: float, progress: Progress = lambda _done, _count: None
 ) -> Fitted:
     """Fit to the training and validation bins, and calibrate on what is left out of them."""
-    tasks = Tasks.of(data)
+    tasks = Tasks(data)
     found = list(tasks.tables())
     told, trained = list[_Told](), list[_Told]()
     for measured, is_train in found:
@@ -232,7 +370,7 @@ def _policy(
         shapes = Calibration.joined([_left_out_shapes(each) for each in tables.values()])
         elsewhere = shapes.raised(_ELSEWHERE, alpha)
         for collective, held in tables.items():
-            blocks.append(Block(machine, collective, _tables(held, elsewhere)))
+            blocks.append((machine, collective, _tables(held, elsewhere)))
         of_sizes.append(sizes)
         of_shapes.append(shapes)
     parts = (tasks.maker, tasks.machines, blocks, tasks.level_shares)
@@ -290,46 +428,3 @@ def _left_out_shapes(tables: Sequence[ShapeTable]) -> Calibration:
         at = rows, best
         parts.append(Calibration(gain[at], table.gain[at], spread[at], table.spread[at]))
     return Calibration.joined(parts)
-
-
-def fit_and_export(
-    data: TrainingData, recipe: Recipe, run: tracking.Run, progress: Progress
-) -> FitSummary:
-    """Fit, calibrate, export, and track; raises what these raise."""
-    started = time.monotonic()
-    fitted = fit_tables(data, alpha=recipe.alpha, progress=progress)
-    fitted.policy.level_threshold = recipe.level_threshold
-    actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
-    seconds = time.monotonic() - started
-    figures = {"prior_widened": fitted.widened, "spread_stretched": fitted.stretched}
-    for name, of in (("sizes", fitted.of_sizes), ("shapes", fitted.of_shapes)):
-        every = Calibration.joined(of)
-        keep = sum(each.least_alpha() <= recipe.alpha for each in of)
-        figures[f"calibration_tasks_{name}"] = float(len(every))
-        figures[f"machines_that_keep_alpha_{name}"] = float(keep)
-        if len(every):
-            figures[f"coverage_90_{name}"] = every.coverage
-    from dynamiccl.train.plots import calibration_plot  # Matplotlib takes a second to import
-
-    with tempfile.TemporaryDirectory() as folder:
-        plots = Path(folder) / "plots"
-        plots.mkdir()
-        every = Calibration.joined(fitted.of_sizes)
-        figure = calibration_plot(every.predicted, every.measured, every.reach)
-        figure.savefig(plots / "calibration.png", dpi=120)
-        return end_run(
-            run,
-            Path(folder),
-            fitted.policy,
-            data,
-            recipe,
-            figures,
-            abstain_margin=MIN_GAIN,
-            steps=0,
-            seconds=seconds,
-            best_step=0,
-            validation_regret=data.mean_over_groups(actions),
-            alpha=recipe.alpha,
-            widened=fitted.widened,
-            stretched=fitted.stretched,
-        )

@@ -17,7 +17,7 @@ from dynamiccl.belief import MIN_GAIN, Bools
 from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, STATIC_FEATURES, TUNED
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
-from dynamiccl.train.heads import COST_KNOWN, LOG_COST, MASKED_Q, Z_MAX, Z_MIN, ActionFeatures
+from dynamiccl.train.networks import COST_KNOWN, LOG_COST, MASKED_Q, Z_MAX, Z_MIN, ActionFeatures
 
 #: Cells as rows know them: the last algorithm and the last protocol are *unknown*.
 NUM_ROW_CELLS: Final = (NUM_ALGORITHMS + 1) * (NUM_PROTOCOLS + 1)
@@ -257,16 +257,6 @@ _WORST: Final = 50.0
 _DISTURBED: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The tables of one collective on one machine."""
-
-    machine: int  # row of the machines' table
-    collective: int
-    #: A `Tables` module.
-    tables: nn.Module
-
-
 class CautiousPolicy(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA); the window is not looked at.
 
@@ -284,19 +274,20 @@ class CautiousPolicy(nn.Module):
         self,
         rows: RowMaker,
         machines_SE: torch.Tensor,
-        blocks: Sequence[Block],
+        blocks: Sequence[tuple[int, int, Tables]],
         level_shares_SNCO: torch.Tensor,
     ) -> None:
         """Put the tables together.
 
+        `blocks`: a machine's row of `machines_SE`, a collective, and the tables of both;
         `level_shares_SNCO`: the share of an interference level that slows each cell.
         """
         super().__init__()
         self.rows = rows
         self.register_buffer("machine_table", machines_SE)
-        self.tables = nn.ModuleList([block.tables for block in blocks])
-        self.block_machines = [block.machine for block in blocks]
-        self.block_collectives = [block.collective for block in blocks]
+        self.tables = nn.ModuleList([tables for _, _, tables in blocks])
+        self.block_machines = [machine for machine, _, _ in blocks]
+        self.block_collectives = [collective for _, collective, _ in blocks]
         self.register_buffer("level_shares", level_shares_SNCO)
         #: Above it a level is taken for _DISTURBED, else for none; 0: it is taken as it is.
         self.level_threshold = 0.0

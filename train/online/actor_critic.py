@@ -16,8 +16,7 @@ from typing import Final, NamedTuple, Self, cast
 import torch
 from torch import nn
 
-from dynamiccl.train.encoders import StatefulTrunk
-from dynamiccl.train.heads import Imitator
+from dynamiccl.train.networks import Imitator, StatefulTrunk
 from dynamiccl.train.recipe import Recipe
 
 #: Width of what the critic knows of a decision, and of its hidden layer.
@@ -67,7 +66,7 @@ class ActorCritic(nn.Module):
     @property
     def state_units(self) -> int:
         """Number of LSTM units, U."""
-        return int(getattr(self.actor.encoder.trunk, "units", 0))
+        return int(getattr(self.actor.trunk, "units", 0))
 
     def forward(
         self, seen: RoundObservations, state: State
@@ -86,7 +85,7 @@ class ActorCritic(nn.Module):
     def _features(
         self, flat: RoundObservations, rounds: int, state: State
     ) -> tuple[torch.Tensor, State]:
-        trunk = self.actor.encoder.trunk
+        trunk = self.actor.trunk
         if not isinstance(trunk, StatefulTrunk):
             return trunk(flat.window, flat.context), state
         shape = (rounds, state.h.size(0), -1)

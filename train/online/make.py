@@ -12,16 +12,22 @@ from torch import nn
 
 from dynamiccl.errors import UserError
 from dynamiccl.simulator.world import World
-from dynamiccl.train.algorithms import begin_with, set_scaling
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory, StatefulTrunk
 from dynamiccl.train.environment import Tables
-from dynamiccl.train.heads import ActionInputs, Imitator, Member
 from dynamiccl.train.loop import Loop
+from dynamiccl.train.networks import (
+    ActionInputs,
+    Imitator,
+    Network,
+    StatefulTrunk,
+    Trunk,
+    set_scaling,
+)
 from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import ActorSettings, Place, Player
 from dynamiccl.train.online.impala import Learner, LocalActors, Trajectories
+from dynamiccl.train.policy import begin_with
 from dynamiccl.train.recipe import Recipe
 
 _log = logging.getLogger(__name__)
@@ -56,9 +62,8 @@ class Pilot:
         self._network.actor.load_state_dict(actor.state_dict())
         found = {each: self._log_speedup(each) for each in self._actors[0].recipe.probe_every}
         best = max(found, key=lambda each: found[each])
-        trunk = actor.encoder.trunk
-        if isinstance(trunk, StatefulTrunk):
-            trunk.probe_every.fill_(best)
+        if isinstance(actor.trunk, StatefulTrunk):
+            actor.trunk.probe_every.fill_(best)
         return math.exp(found[best]), best
 
     def _log_speedup(self, probe_every: int) -> float:
@@ -76,20 +81,20 @@ class Pilot:
         return math.log(default_us / true_us)
 
 
-def make_loop(
-    data: TrainingData, recipe: Recipe, seed: int, *, uses_cost: bool, ray: str | None = None
-) -> Loop:
+def make_loop(data: TrainingData, recipe: Recipe, seed: int, *, ray: str | None = None) -> Loop:
     """The loop of an A3C or IMPALA recipe.
 
     `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
     a place none of whose configs are in the data, and what `RayJoin` raises.
     """
-    make = partial(_network, data, recipe, uses_cost=uses_cost)
+    make = partial(_network, data, recipe)
     orders, shared = _orders(data, recipe, seed), make()
     pilot, margin = Pilot(orders, make), recipe.abstain_margins[0]
 
     def validate(members: nn.ModuleList) -> dict[str, float]:
-        regret = data.validation_regret(cast(Iterable[Member], members), margin, is_unanimous=False)
+        regret = data.validation_regret(
+            cast(Iterable[Network], members), margin, is_unanimous=False
+        )
         speedup, probe_every = pilot.play(cast(Imitator, members[0]))
         return {
             "validation_regret": regret,
@@ -107,17 +112,16 @@ def make_loop(
     return Loop(Learner(shared, trajectories, recipe), recipe, validate)
 
 
-def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCritic:
+def _network(data: TrainingData, recipe: Recipe) -> ActorCritic:
     steps = data.training.steps
-    encoder = ObservationEncoderFactory(list(recipe.hidden_sizes), recipe.window_encoder).create(
-        steps.shapes
-    )
-    inputs = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost)
+    window, context, _ = steps.shapes
+    trunk: Any = Trunk(window, context[0], recipe.hidden_sizes, recipe.window_encoder)
+    inputs = ActionInputs(data.catalogue.configs, data.cost_start)
     width, actions = recipe.hidden_sizes[-1], steps.num_actions
     if recipe.state_units:
-        trunk = StatefulTrunk(encoder.trunk, width, actions, recipe.state_units)
-        encoder, width = ObservationEncoder(trunk), trunk.width
-    imitator = Imitator(encoder, width, actions, inputs if recipe.action_inputs else None)
+        trunk = StatefulTrunk(trunk, width, actions, recipe.state_units)
+        width = trunk.width
+    imitator = Imitator(trunk, width, actions, inputs if recipe.action_inputs else None)
     set_scaling([imitator], data.sources(recipe))
     if recipe.start:
         begin_with([imitator], Path(recipe.start))

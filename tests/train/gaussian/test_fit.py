@@ -29,14 +29,12 @@ from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
-from dynamiccl.train.cautious.fit import fit_tables
+from dynamiccl.train.cautious.fit import Tasks, fit_tables
 from dynamiccl.train.cautious.policy import CautiousPolicy
-from dynamiccl.train.cautious.tasks import Tasks
 from dynamiccl.train.data import load_data
-from dynamiccl.train.export import FitSummary
-from dynamiccl.train.fit import fit
+from dynamiccl.train.fit import FitSummary, fit
 from dynamiccl.train.policy import TorchPolicy, forward
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.serve.abi import TunerPlugin, loopback_environment
 from tests.stores import new_store
@@ -296,7 +294,7 @@ def test_what_a_run_does_to_all_its_times_is_no_noise(tmp_path: Path) -> None:
     for drift in (0.0, 0.1):
         noise = f"noise_sigma = 0.01\ntail_probability = 0.0\ndrift_sigma = {drift}\n"
         data = load_data(make_data(tmp_path / str(drift), SWEEP + noise), 0)
-        (measured, _), *_ = Tasks.of(data).tables()
+        (measured, _), *_ = Tasks(data).tables()
         spreads.append(float(np.sqrt(np.median(measured.variance))))
     assert spreads[1] < 1.5 * spreads[0]
 

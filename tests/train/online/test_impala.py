@@ -18,8 +18,7 @@ from dynamiccl.train.online.actors import Trajectory
 from dynamiccl.train.online.impala import Learner, LocalActors, vtrace
 from dynamiccl.train.online.make import _network, _orders
 from dynamiccl.train.policy import TorchPolicy, load_script
-from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import Recipe, make_recipe
 from tests.stores import new_store
 from tests.train.online.test_a3c import SMALL, Killed
 
@@ -29,7 +28,7 @@ LSTM = make_recipe("impala-lstm", [*SMALL, "state_units=8"])
 def trajectory(loaded: TrainingData, recipe: Recipe = LSTM) -> tuple[Learner, Trajectory]:
     """A learner, and one trajectory that was played under its weights."""
     torch.manual_seed(0)
-    network = _network(loaded, recipe, uses_cost=True)
+    network = _network(loaded, recipe)
     played = _orders(loaded, recipe, 0)[0].player(recipe.state_units).play(network)
     actors = LocalActors(network, [], lambda: network)
     return Learner(network, actors, recipe), played
@@ -74,7 +73,7 @@ def test_a_trajectory_carries_the_state_at_its_start_and_what_was_likely(
     loaded: TrainingData,
 ) -> None:
     recipe = make_recipe("impala-lstm", [*SMALL, "state_units=8", "episode_rounds=50"])
-    network = _network(loaded, recipe, uses_cost=True)
+    network = _network(loaded, recipe)
     player = _orders(loaded, recipe, 0)[0].player(recipe.state_units)
     first, second = player.play(network), player.play(network)
     assert not first.state.h.any()  # an episode begins
@@ -93,7 +92,7 @@ def test_a_trajectory_carries_the_state_at_its_start_and_what_was_likely(
 
 def test_a_state_begins_at_zero_with_every_episode(loaded: TrainingData) -> None:
     recipe = make_recipe("impala-lstm", [*SMALL, "state_units=8", "num_steps=4"])
-    network = _network(loaded, recipe, uses_cost=True)
+    network = _network(loaded, recipe)
     player = _orders(loaded, recipe, 0)[0].player(recipe.state_units)
     for _ in range(2):  # of four rounds each
         assert not player.play(network).state.h.any()
@@ -116,10 +115,10 @@ def test_the_learner_moves_towards_what_earned_more_than_expected(loaded: Traini
 
 
 def test_actors_play_on_while_the_learner_learns(loaded: TrainingData) -> None:
-    network = _network(loaded, LSTM, uses_cost=True)
+    network = _network(loaded, LSTM)
 
     def make() -> object:
-        return _network(loaded, LSTM, uses_cost=True)
+        return _network(loaded, LSTM)
 
     one, _ = _orders(loaded, LSTM, 0)
     actors = LocalActors(network, [one], make)  # type: ignore[arg-type]

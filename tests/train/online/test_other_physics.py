@@ -11,7 +11,7 @@ from dynamiccl.evaluate.gate.gate import Gated, pass_gate
 from dynamiccl.simulator import systems
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 from tests.stores import new_store
 from tests.train.online.conftest import SWEEP
 from tests.train.online.test_a3c import SMALL
@@ -43,7 +43,7 @@ def test_what_only_its_simulator_rewards_does_not_pass_fresh_runs(
     data = tmp_path / "data"
     simulate(SWEEP.replace('system = "b300-nvlink"\nseed', f'system = "{wrong}"\nseed'), data)
     uri = new_store(tmp_path)
-    offline = make_recipe("ddqn-actions", OFFLINE)
+    offline = make_recipe("ddqn-dueling", OFFLINE)
     start = fit(data, offline, experiment="x", tracking_uri=uri, seed=0).run_directory
     place = f"places={wrong}:decode:busy-host"
     recipe = make_recipe("a3c", [*SMALL, place, "actors=1", "hidden_sizes=32", f"start={start}"])

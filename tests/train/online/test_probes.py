@@ -10,13 +10,13 @@ from torch import nn
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.encoders import StatefulTrunk
+from dynamiccl.train.networks import StatefulTrunk
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import Player
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.make import Pilot, _network, _orders, make_loop
-from dynamiccl.train.policy_module import StatefulPolicyModule
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.policy import StatefulPolicyModule
+from dynamiccl.train.recipe import make_recipe
 from tests.train.online.test_a3c import SMALL
 
 EVERY = 5
@@ -31,7 +31,7 @@ PLAYED = make_recipe("a3c-lstm", [*SMALL, "state_units=8", "probe_every=0"])
 def stubborn(loaded: TrainingData) -> ActorCritic:
     """A network that never wants NCCL's own choice."""
     torch.manual_seed(0)
-    network = _network(loaded, RECIPE, uses_cost=True)
+    network = _network(loaded, RECIPE)
     of_network = network.actor.logits
 
     def logits(hidden: torch.Tensor, context: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ def test_every_so_many_decisions_about_keys_with_calls_one_is_left_to_nccl(
 
 def test_the_exported_policy_probes_as_the_player_does(loaded: TrainingData) -> None:
     network, player = stubborn(loaded), player_of(loaded)
-    trunk = network.actor.encoder.trunk
+    trunk = network.actor.trunk
     assert isinstance(trunk, StatefulTrunk)
     trunk.probe_every.fill_(EVERY)
     module = StatefulPolicyModule(network.actor, 0.0, 0.0)
@@ -101,7 +101,7 @@ def test_the_exported_policy_probes_as_the_player_does(loaded: TrainingData) -> 
 def test_a_probe_teaches_the_critic_and_not_the_actor(loaded: TrainingData) -> None:
     recipe = replace(RECIPE, entropy_start=0.0, entropy_end=0.0)
     torch.manual_seed(0)
-    network = _network(loaded, recipe, uses_cost=True)
+    network = _network(loaded, recipe)
     played = player_of(loaded).play(network)
     learner = Learner(network, LocalActors(network, [], lambda: network), recipe)
     before = {name: each.clone() for name, each in network.named_parameters()}
@@ -122,10 +122,10 @@ def test_validation_chooses_how_often(
     loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = replace(RECIPE, probe_every=(0, 7, 20))
-    pilot = Pilot(_orders(loaded, recipe, 0), lambda: _network(loaded, recipe, uses_cost=True))
+    pilot = Pilot(_orders(loaded, recipe, 0), lambda: _network(loaded, recipe))
     logs = {0: 0.1, 7: 0.3, 20: 0.2}
     monkeypatch.setattr(pilot, "_log_speedup", logs.__getitem__)
-    actor = _network(loaded, recipe, uses_cost=True).actor
+    actor = _network(loaded, recipe).actor
     speedup, probe_every = pilot.play(actor)
     assert speedup == pytest.approx(1.3498588)  # exp(0.3)
     assert probe_every == 7
@@ -137,7 +137,7 @@ def test_the_speedup_is_of_the_most_likely_actions(
 ) -> None:
     loaded = load_data(data, 0, with_costs=True)
     actors = _orders(loaded, PLAYED, 0)
-    pilot = Pilot(actors, lambda: _network(loaded, PLAYED, uses_cost=True))
+    pilot = Pilot(actors, lambda: _network(loaded, PLAYED))
     assert len(pilot._actors) == 1  # two actors in one place
     network, found = pilot._network, []
     for config in (0, 3):
@@ -163,7 +163,7 @@ def test_the_fastest_checkpoint_of_the_second_half_is_taken(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, "actors=1", "steps=8", "steps_per_epoch=2"])
-    loop = make_loop(load_data(data, 0, with_costs=True), recipe, 0, uses_cost=True)
+    loop = make_loop(load_data(data, 0, with_costs=True), recipe, 0)
     speedups = iter([9.0, 9.0, 1.2, 1.1])
     actors: list[nn.Module] = []
 

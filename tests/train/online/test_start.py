@@ -1,7 +1,6 @@
 """Networks that begin with those of another run: of one that learned from data, or by playing."""
 
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -10,14 +9,14 @@ import torch
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.manifest import POLICY_NAME
 from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.train.algorithms import make_algorithm, members_of
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.fit import fit
-from dynamiccl.train.heads import SHARPNESS, ActionHead, ActionInputs, LogTimeQFunction
+from dynamiccl.train.networks import SHARPNESS, ActionInputs
+from dynamiccl.train.offline import make_algorithm
 from dynamiccl.train.online.actor_critic import ActorCritic, State
 from dynamiccl.train.online.make import _network, _orders
 from dynamiccl.train.policy import TorchPolicy, load_script
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe import make_recipe
 from tests.stores import new_store
 from tests.train.online.test_a3c import SMALL
 
@@ -32,7 +31,7 @@ def _trained(data: Path, folder: Path, name: str, settings: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def offline(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _trained(data, tmp_path_factory.mktemp("offline"), "ddqn-actions", [*OFFLINE])
+    return _trained(data, tmp_path_factory.mktemp("offline"), "ddqn-dueling", [*OFFLINE])
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +53,13 @@ def _values(run: Path, seen: Observations, log_odds: np.ndarray) -> np.ndarray:
     return TorchPolicy.load(run / "policy").values(seen, np.isfinite(log_odds))
 
 
-@pytest.mark.parametrize("uses_cost", [False, True])
 def test_the_first_actions_are_those_that_the_offline_network_prefers(
-    loaded: TrainingData, offline: Path, uses_cost: bool
+    loaded: TrainingData, offline: Path
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, f"start={offline}"])
-    seen, log = _log_odds(_network(loaded, recipe, uses_cost=uses_cost), loaded)
+    seen, log = _log_odds(_network(loaded, recipe), loaded)
     assert np.array_equal(log.argmax(axis=1), _values(offline, seen, log).argmax(axis=1))
-    plain = _network(loaded, make_recipe("a3c", SMALL), uses_cost=True)
+    plain = _network(loaded, make_recipe("a3c", SMALL))
     _, other = _log_odds(plain, loaded)
     assert np.exp(log).max() > 2 * np.exp(other).max()  # it means what it prefers
 
@@ -70,7 +68,7 @@ def test_actors_that_go_on_elsewhere_begin_with_the_odds_that_they_had(
     loaded: TrainingData, online: Path
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, f"start={online}"])
-    network = _network(loaded, recipe, uses_cost=True)
+    network = _network(loaded, recipe)
     seen, log = _log_odds(network, loaded)
     assert network.actor.head.sharpness == 1.0
     values = _values(online, seen, log)  # -exp(-log odds), but for a constant
@@ -85,19 +83,18 @@ def test_actors_that_go_on_elsewhere_begin_with_the_odds_that_they_had(
 def test_a_q_network_begins_with_what_actors_prefer_as_times(
     loaded: TrainingData, online: Path
 ) -> None:
-    recipe = make_recipe("ddqn-actions", [*OFFLINE, f"start={online}"])
-    actor = _network(loaded, make_recipe("a3c", [*SMALL, f"start={online}"]), uses_cost=False)
-    cast(ActionHead, actor.actor.head).uses_cost = False
+    recipe = make_recipe("ddqn-dueling", [*OFFLINE, f"start={online}"])
+    actor = _network(loaded, make_recipe("a3c", [*SMALL, f"start={online}"]))
+    actor.actor.head.features.cost_start = -1  # what these say of a time stays
     seen, log = _log_odds(actor, loaded)
-    inputs = ActionInputs(loaded.catalogue.configs, loaded.cost_start, uses_cost=False)
+    inputs = ActionInputs(loaded.catalogue.configs, loaded.cost_start)
     algorithm = make_algorithm(recipe, *loaded.sources(recipe), actions=inputs)
     targets = algorithm.impl.modules.targ_q_funcs
-    for network in (*members_of(algorithm), *targets):
-        function = cast(LogTimeQFunction, network)
-        cast(ActionHead, function.head).uses_cost = False
+    for network in (*algorithm.impl.modules.q_funcs, *targets):
+        network.head.features.cost_start = -1
         with torch.no_grad():
             window, context = torch.from_numpy(seen.window), torch.from_numpy(seen.context)
-            z = function.log_time((window, context, torch.ones(log.shape))).numpy()
+            z = network(window, context).numpy()
         known = np.isfinite(log) & (z < 4.0)  # what NCCL does not have is 8
         expected = (log - log[:, :1]) / -SHARPNESS
         assert np.allclose(
@@ -110,8 +107,8 @@ def test_a_run_on_data_trains_from_where_actors_stopped(
     data: Path, online: Path, tmp_path: Path
 ) -> None:
     settings = [*OFFLINE, "learning_rate=1e-9", f"start={online}"]
-    run = _trained(data, tmp_path, "ddqn-actions", settings)
-    assert TorchPolicy.load(run / "policy").manifest.recipe == "ddqn-actions"
+    run = _trained(data, tmp_path, "ddqn-dueling", settings)
+    assert TorchPolicy.load(run / "policy").manifest.recipe == "ddqn-dueling"
     weights = [load_script(each / "policy" / POLICY_NAME).state_dict() for each in (run, online)]
     for name in weights[0]:
         factor = 1.0 / SHARPNESS if ".head.out." in name else 1.0
@@ -124,7 +121,7 @@ def test_networks_of_another_form_and_what_is_no_policy_are_refused(
 ) -> None:
     larger = make_recipe("a3c", [*SMALL, "hidden_sizes=32", f"start={offline}"])
     with pytest.raises(UserError, match=r"another form \(size mismatch"):
-        _network(loaded, larger, uses_cost=True)
+        _network(loaded, larger)
     nowhere = make_recipe("a3c", [*SMALL, f"start={tmp_path}"])
     with pytest.raises(MissingPath, match="--set start="):
-        _network(loaded, nowhere, uses_cost=True)
+        _network(loaded, nowhere)

@@ -24,8 +24,8 @@ from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
+from dynamiccl.train.cautious.fit import share_table
 from dynamiccl.train.cautious.policy import cell_of
-from dynamiccl.train.cautious.tasks import share_table
 from dynamiccl.train.environment import Course, JobCalls, Tables
 from dynamiccl.train.trigger.detector import (
     MOST_SHARE,

@@ -1,0 +1,582 @@
+"""The networks: window encoders, the trunk that adds the context, a state for jobs, and heads.
+
+    B batch, K calls in the window, W features of a call, F features of the context, H hidden size,
+    A actions, C cells of NCCL's cost table, G action features, U units
+
+All of it is TorchScript: what is trained is what is exported.
+
+Rewards are -time/reference, always negative and spread over two orders of magnitude: a bad protocol
+is 50 times slower, and what has to be told apart is 2 %. A head therefore predicts z = log(-Q), the
+log of time over reference, and the loss is taken in z (a value rescaling as in Pohlen et al. 2018,
+"Observe and Look Further", section 3.2); Q = -exp(z) itself stays the plain reward.
+
+Dueling (Wang et al. 2016, section 3): z_a = V + A_a - A_0. The advantage is anchored at action 0
+instead of at the mean, so V is the value of abstaining, an advantage is relative to NCCL's own
+choice, and no Q value depends on which other actions the mask allows.
+
+With actions as inputs (`ActionHead`), configs share what is learned of them: a channel count that
+was rarely tried is near its neighbours, and a cell is what NCCL's own cost model says of it, give
+or take:
+
+    z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
+
+with c the logarithm of NCCL's own cost, 0 where it is not known: so the network learns how far that
+is off. A cell that NCCL does not take, where its costs are known, is no choice.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS, Observations
+from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
+from dynamiccl.datasets.steps import Steps
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
+
+#: Wavelengths of `SizeWaves`, in octaves of message size.
+WAVE_OCTAVES: Final = (8.0, 16.0, 32.0)
+#: Width of a recurrent state, and number of filters of a convolution.
+WINDOW_UNITS: Final = 64
+#: Calls that a filter spans (Pensieve section 5.1 uses 4).
+FILTER_CALLS: Final = 4
+
+
+class SizeWaves(nn.Module):
+    """Sines and cosines of log2 size, so that the network can bend where NCCL's choice jumps.
+
+    NCCL's default switches configs from one size to the next; the time over it jumps there, and an
+    MLP over log2 size alone smooths the jump away (Tancik et al. 2020, "Fourier Features"). The
+    shortest wave spans held-out octaves, so that it interpolates between training sizes.
+    """
+
+    angular: torch.Tensor
+
+    def __init__(self) -> None:
+        """Make the frequencies; they are constants, not weights."""
+        super().__init__()
+        self.register_buffer("angular", 2.0 * torch.pi / torch.tensor(WAVE_OCTAVES))
+        self.log2_size = CONTEXT_COLUMN["log2_size"]
+
+    def forward(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """Waves (B, 2 x len(WAVE_OCTAVES))."""
+        angle_BN = context_BF[:, self.log2_size].unsqueeze(1) * self.angular
+        return torch.cat([torch.sin(angle_BN), torch.cos(angle_BN)], dim=1)
+
+
+class FlatWindow(nn.Module):
+    """The window, flattened."""
+
+    def __init__(self, window_shape: Sequence[int]) -> None:
+        """No parameters."""
+        super().__init__()
+        self.width = int(window_shape[0] * window_shape[1])
+
+    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
+        """(B, K x W)."""
+        return window_BKW.flatten(1)
+
+
+class ConvolvedWindow(nn.Module):
+    """Convolutions over the calls, as in Pensieve (section 5.1)."""
+
+    def __init__(self, window_shape: Sequence[int]) -> None:
+        """Lay out the filters."""
+        super().__init__()
+        self.filters = nn.Conv1d(int(window_shape[1]), WINDOW_UNITS, FILTER_CALLS)
+        self.width = WINDOW_UNITS * (int(window_shape[0]) - FILTER_CALLS + 1)
+
+    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
+        """(B, filters x places)."""
+        filtered = nn.functional.silu(self.filters(window_BKW.transpose(1, 2)))
+        return filtered.flatten(1)
+
+
+class RecurrentWindow(nn.Module):
+    """The last hidden state of an LSTM or GRU over the calls, oldest first; zero if none.
+
+    Windows are right-aligned: padding comes first and is marked by the feature `valid`. Cold rows,
+    half of those of static data, do not run through it.
+    """
+
+    def __init__(self, layer: type[nn.LSTM | nn.GRU], window_shape: Sequence[int]) -> None:
+        """Lay out the layer."""
+        super().__init__()
+        self.recurrent = layer(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
+        self.width = WINDOW_UNITS
+        self.valid = WINDOW_COLUMN["valid"]
+
+    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
+        """(B, WINDOW_UNITS)."""
+        warm = torch.nonzero(window_BKW[:, -1, self.valid] > 0.5).flatten()
+        state = window_BKW.new_zeros([window_BKW.size(0), self.width])
+        if warm.numel() == 0:
+            return state
+        outputs, _ = self.recurrent(window_BKW.index_select(0, warm))
+        return state.index_copy(0, warm, outputs[:, -1])
+
+
+#: What a recipe may name: from the shape (K, W) to a module whose `width` is that of its output.
+WINDOW_ENCODERS: Final[dict[str, Callable[[Sequence[int]], Any]]] = {
+    "mlp": FlatWindow,
+    "lstm": partial(RecurrentWindow, nn.LSTM),
+    "gru": partial(RecurrentWindow, nn.GRU),
+    "cnn": ConvolvedWindow,
+}
+
+
+def register_window_encoder(name: str, make: Callable[[Sequence[int]], nn.Module]) -> None:
+    """Let recipes name a window encoder of one's own; registering a name anew replaces it.
+
+    `make` gets the window's shape (K, W) and gives a TorchScript-able module from windows (B, K, W)
+    to features (B, `width`), `width` being an attribute of it.
+    """
+    WINDOW_ENCODERS[name] = make
+
+
+def _check_own(name: str, encoder: Any, window_shape: Sequence[int]) -> None:
+    """Raise UserError for an encoder of somebody's own that cannot be trained and exported.
+
+    Now, and not at the end of training: it runs, is TorchScript, and its output is of its `width`.
+    """
+    try:
+        with torch.no_grad():
+            windows = torch.zeros(2, *map(int, window_shape))
+            encoder(windows)  # as Python first: TorchScript puts the cause below its own traceback
+            made = torch.jit.script(encoder)(windows)
+        found, said = list(made.shape), encoder.width
+    except Exception as error:  # whatever somebody's module may raise is told with its name
+        told = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"window encoder '{name}': {type(error).__name__}: {told}; it was given windows "
+            f"{(2, *map(int, window_shape))}: (windows, calls, features)"
+        ) from error
+    if found != [2, said]:
+        raise UserError(
+            f"window encoder '{name}' makes a tensor {found} of 2 windows, and its width is {said}:"
+            " self.width must be the second number, and the tensor (windows, width)"
+        )
+
+
+class Trunk(nn.Module):
+    """Standardise the context, encode the window, and apply one MLP to both."""
+
+    context_mean: torch.Tensor
+    context_scale: torch.Tensor
+    window_mean: torch.Tensor
+    window_scale: torch.Tensor
+
+    def __init__(
+        self,
+        window_shape: Sequence[int],
+        context_size: int,
+        hidden_sizes: Sequence[int],
+        window_encoder: str = "mlp",
+    ) -> None:
+        """Lay out the layers for a (K, W) window and F context features.
+
+        Raises UnknownName for a window encoder that is not registered, and UserError for one
+        that cannot be trained and exported.
+        """
+        super().__init__()
+        if window_encoder not in WINDOW_ENCODERS:
+            raise UnknownName("window encoder", window_encoder, WINDOW_ENCODERS)
+        self.register_buffer("context_mean", torch.zeros(context_size))
+        self.register_buffer("context_scale", torch.ones(context_size))
+        self.register_buffer("window_mean", torch.zeros(int(window_shape[1])))
+        self.register_buffer("window_scale", torch.ones(int(window_shape[1])))
+        self.window = WINDOW_ENCODERS[window_encoder](window_shape)
+        if type(self.window).__module__ != __name__:
+            _check_own(window_encoder, self.window, window_shape)
+        self.waves = SizeWaves()
+        width = self.window.width + context_size + 2 * len(WAVE_OCTAVES)
+        layers: list[nn.Module] = []
+        for hidden in hidden_sizes:
+            layers += [nn.Linear(width, hidden), nn.SiLU()]
+            width = hidden
+        self.layers = nn.Sequential(*layers)
+        self.valid = WINDOW_COLUMN["valid"]
+
+    def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
+        """Hidden features (B, H)."""
+        scaled_BF = (context_BF - self.context_mean) / self.context_scale
+        # Padding stays zero: its feature `valid` is.
+        valid_BK1 = window_BKW[:, :, self.valid].unsqueeze(2)
+        scaled_BKW = (window_BKW - self.window_mean) / self.window_scale * valid_BK1
+        parts = [self.window(scaled_BKW), scaled_BF, self.waves(context_BF)]
+        return self.layers(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
+
+
+#: Width of what the state is told of the last decision.
+_DECISION_UNITS: Final = 8
+
+
+class StatefulTrunk(nn.Module):
+    """A trunk with an LSTM over the decisions about all keys of a job.
+
+    (window, context, decided, h, c) -> features (B, H + U), h, c.
+
+    What a key's window cannot show, the job's other keys can: they are slowed down by the same
+    network. The state steps once for each decision about a key that has new calls, with what is
+    seen of it and what was decided about it last (mvfst-rl, Sivakumar et al. 2019, section 4.1;
+    Mnih et al. 2016, section 5.6). The last reward is in the window, as the time of the last call.
+
+    `decided` (B,) is the action that was decided last about each key, -1 = none; h and c (B, U) are
+    of the LSTM, zeros where a job begins.
+    """
+
+    def __init__(self, trunk: Trunk, hidden_size: int, num_actions: int, units: int) -> None:
+        """Put a state of so many units behind a trunk whose features are `hidden_size` wide."""
+        super().__init__()
+        self.trunk = trunk
+        self.decided = nn.Embedding(num_actions + 1, _DECISION_UNITS)
+        self.core = nn.LSTMCell(hidden_size + _DECISION_UNITS, units)
+        self.units = units
+        #: Decisions about keys of a job from one that is left to NCCL to the next; 0 = never.
+        self.probe_every: torch.Tensor
+        self.register_buffer("probe_every", torch.tensor(0))
+        self.width = hidden_size + units
+
+    def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
+        """Features of keys of jobs that have just begun."""
+        none_B = torch.full([window_BKW.size(0)], -1, dtype=torch.int64)
+        zero_BU = window_BKW.new_zeros([window_BKW.size(0), self.units])
+        return self.step(window_BKW, context_BF, none_B, zero_BU, zero_BU)[0]
+
+    @torch.jit.export
+    def step(
+        self,
+        window_BKW: torch.Tensor,
+        context_BF: torch.Tensor,
+        decided_B: torch.Tensor,
+        h_BU: torch.Tensor,
+        c_BU: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Features, and the state after one decision of B jobs."""
+        seen_BH = self.trunk(window_BKW, context_BF)
+        h_BU, c_BU = self.core(
+            torch.cat([seen_BH, self.decided(decided_B + 1)], dim=1), (h_BU, c_BU)
+        )
+        return torch.cat([seen_BH, h_BU], dim=1), h_BU, c_BU
+
+    def unroll(
+        self,
+        seen_TNKH: torch.Tensor,
+        decided_TNK: torch.Tensor,
+        is_new_TNK: torch.Tensor,
+        h_NU: torch.Tensor,
+        c_NU: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`step` over T rounds of N jobs with K keys each, from the trunk's features on.
+
+        Key after key of a round; a key without new calls sees the state and leaves it alone.
+        """
+        rounds, jobs, keys, _ = seen_TNKH.shape
+        told = torch.cat([seen_TNKH, self.decided(decided_TNK + 1)], dim=3)
+        features = []
+        for each in range(rounds):
+            for key in range(keys):
+                h_after, c_after = self.core(told[each, :, key], (h_NU, c_NU))
+                features.append(h_after)
+                is_new_N1 = is_new_TNK[each, :, key].unsqueeze(1)
+                h_NU = torch.where(is_new_N1, h_after, h_NU)
+                c_NU = torch.where(is_new_N1, c_after, c_NU)
+        state_TNKU = torch.stack(features).view(rounds, keys, jobs, -1).transpose(1, 2)
+        return torch.cat([seen_TNKH, state_TNKU], dim=3), h_NU, c_NU
+
+
+#: Features of an action, in order.
+ACTION_FEATURES: Final = (
+    *(f"algorithm {number}" for number in range(NUM_ALGORITHMS)),
+    *(f"protocol {number}" for number in range(NUM_PROTOCOLS)),
+    "is NCCL's own choice",
+    "channels are asked for",
+    "log2 channels, 0 unless asked for",
+    "log2 bytes of a channel, 0 unless channels are asked for",
+    "chunk is asked for",
+    "log2 chunk bytes, 0 unless asked for",
+    "cost is known",
+    "ln of NCCL's cost in us, 0 = unknown",
+    "the same over NCCL's cheapest cell",
+    "how many cells NCCL takes for cheaper",
+)
+#: Where it stands whether the cost is known, and ln of it.
+COST_KNOWN: Final = ACTION_FEATURES.index("cost is known")
+LOG_COST: Final = ACTION_FEATURES.index("ln of NCCL's cost in us, 0 = unknown")
+
+
+class ActionFeatures(nn.Module):
+    """(context_BF) -> (B, A, G): ACTION_FEATURES of every action of a catalogue."""
+
+    is_compatible: torch.Tensor  # (A, C)
+    knobs: torch.Tensor  # (A, algorithms + protocols), one-hot; zeros for what is left to NCCL
+    #: (A, 5): own choice, channels asked, log2 channels, chunk asked, log2 chunk.
+    channels: torch.Tensor
+
+    def __init__(self, configs: Sequence[Config], cost_start: int) -> None:
+        """`cost_start`: the context column where NCCL's costs begin; -1 = none."""
+        super().__init__()
+        self.cost_start = cost_start
+        self.num_cells = NUM_CELLS
+        self.num_protocols = NUM_PROTOCOLS
+        self.num_algorithms = NUM_ALGORITHMS
+        self.log2_size = CONTEXT_COLUMN["log2_size"]
+        compatible, knobs, asked = [], [], []
+        for config in configs:
+            algorithms = [config.algorithm == number for number in range(NUM_ALGORITHMS)]
+            protocols = [config.protocol == number for number in range(NUM_PROTOCOLS)]
+            knobs.append([*algorithms, *protocols])
+            compatible.append(
+                [
+                    config.algorithm in {None, cell // NUM_PROTOCOLS}
+                    and config.protocol in {None, cell % NUM_PROTOCOLS}
+                    for cell in range(NUM_CELLS)
+                ]
+            )
+            asked.append([float(config.num_channels or 0), float(config.chunk_bytes or 0)])
+        numbers = torch.tensor(asked)
+        flags, log2_AN = (numbers > 0.0).float(), torch.log2(numbers.clamp(min=1.0))
+        own_A1 = torch.zeros(len(configs), 1)
+        own_A1[ABSTAIN_ACTION] = 1.0
+        told = [own_A1, flags[:, :1], log2_AN[:, :1], flags[:, 1:], log2_AN[:, 1:]]
+        self.register_buffer("is_compatible", torch.tensor(compatible))
+        self.register_buffer("knobs", torch.tensor(knobs).float())
+        self.register_buffer("channels", torch.cat(told, dim=1))
+
+    def forward(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """The features of all actions."""
+        every_A = torch.arange(self.knobs.size(0))
+        return self.some(context_BF, every_A.expand(context_BF.size(0), -1))
+
+    def some(self, context_BF: torch.Tensor, action_BA: torch.Tensor) -> torch.Tensor:
+        """The features of chosen actions (B, A) for each context."""
+        told_BA5, cells_BAK = self.channels[action_BA], self.knobs[action_BA]
+        size_B11 = context_BF[:, self.log2_size].view(-1, 1, 1)
+        lane_BA1 = (size_B11 - told_BA5[:, :, 2:3]) * told_BA5[:, :, 1:2]
+        cost_BA4 = torch.zeros(action_BA.size(0), action_BA.size(1), 4, dtype=context_BF.dtype)
+        if self.cost_start >= 0:
+            log_BC = context_BF[:, self.cost_start : self.cost_start + self.num_cells]
+            log_BC = torch.where(log_BC == 0.0, torch.full_like(log_BC, float("inf")), log_BC)
+            is_open_BAC = self.is_compatible[action_BA]
+            open_BAC = torch.where(is_open_BAC, log_BC.unsqueeze(1), float("inf"))
+            least_BA, cell_BA = open_BAC.min(dim=2)
+            known_BA = torch.isfinite(least_BA)
+            over_BA = least_BA - log_BC.min(dim=1, keepdim=True)[0]
+            rank_BA = (log_BC.unsqueeze(1) < least_BA.unsqueeze(2)).sum(dim=2)
+            found = [known_BA.to(least_BA.dtype), least_BA, over_BA, rank_BA.to(least_BA.dtype)]
+            cost_BA4 = torch.stack(found, dim=2).masked_fill(~known_BA.unsqueeze(2), 0.0)
+            # What is left to NCCL is the cell that it takes.
+            algorithm_BA = torch.div(cell_BA, self.num_protocols, rounding_mode="floor")
+            ran = [
+                nn.functional.one_hot(algorithm_BA, self.num_algorithms),
+                nn.functional.one_hot(cell_BA % self.num_protocols, self.num_protocols),
+            ]
+            ran_BAK = torch.cat(ran, dim=2).to(cells_BAK.dtype)
+            cells_BAK = torch.where(known_BA.unsqueeze(2), ran_BAK, cells_BAK)
+        parts = [cells_BAK, told_BA5[:, :, :3], lane_BA1, told_BA5[:, :, 3:], cost_BA4]
+        return torch.cat(parts, dim=2)
+
+
+#: Width of the layer in which task and action meet.
+UNITS: Final = 64
+#: ln of a time over that of NCCL's choice that is never the least.
+_WORST: Final = 8.0
+#: Sharpness of a head of times, from z to log odds: a config that is predicted to be 3 % slower is
+#: taken 1 / e times as often. An actor's own head has log odds, and a sharpness of 1.
+SHARPNESS: Final = 1.0 / 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class ActionInputs:
+    """A catalogue, and the context column where NCCL's costs begin (-1: none)."""
+
+    configs: Sequence[Config]
+    cost_start: int
+
+
+class ActionHead(nn.Module):
+    """(hidden_BH, context_BF) -> z (B, A); see the module."""
+
+    scale: torch.Tensor
+
+    def __init__(self, hidden_size: int, inputs: ActionInputs) -> None:
+        """Lay out the layers."""
+        super().__init__()
+        self.features = ActionFeatures(inputs.configs, inputs.cost_start)
+        self.task = nn.Linear(hidden_size, UNITS)
+        self.action = nn.Linear(len(ACTION_FEATURES), UNITS, bias=False)
+        self.gate = nn.Linear(len(ACTION_FEATURES), UNITS)
+        self.out = nn.Linear(UNITS, 1)
+        self.value = nn.Linear(hidden_size, 1)
+        self.sharpness = SHARPNESS
+        self.log_cost = LOG_COST
+        self.cost_known = COST_KNOWN
+        self.worst = _WORST
+        # Logarithms and ranks become about 1; flags are.
+        numbers = ("log2", "ln ", "over", "many")
+        is_number = [any(word in name for word in numbers) for name in ACTION_FEATURES]
+        self.register_buffer("scale", torch.tensor([0.1 if each else 1.0 for each in is_number]))
+
+    def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
+        """Z (B, A)."""
+        return self.of_features(hidden_BH, self.features(context_BF))
+
+    def taken(
+        self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, action_B1: torch.Tensor
+    ) -> torch.Tensor:
+        """Z (B, 1) of one action each, cheaper than all actions of `forward`."""
+        both_B2 = torch.cat([torch.zeros_like(action_B1), action_B1], dim=1)
+        return self.of_features(hidden_BH, self.features.some(context_BF, both_B2))[:, 1:]
+
+    def of_features(self, hidden_BH: torch.Tensor, found_BAG: torch.Tensor) -> torch.Tensor:
+        """Z (B, A) of actions given by their features; the first is ABSTAIN."""
+        scaled_BAG = found_BAG * self.scale
+        # What a config makes of the task: each has a mixture of the same units, gated by its own.
+        met_BAU = self.task(hidden_BH).unsqueeze(1) * (1.0 + self.gate(scaled_BAG))
+        met_BAU = met_BAU + self.action(scaled_BAG)
+        z_BA = self.out(nn.functional.silu(met_BAU)).squeeze(2) + found_BAG[:, :, self.log_cost]
+        z_BA = self.value(hidden_BH) + z_BA - z_BA[:, :1]
+        known_BA = found_BAG[:, :, self.cost_known] > 0.5
+        return z_BA.masked_fill(known_BA[:, :1] & ~known_BA, self.worst)  # type: ignore[no-any-return]
+
+
+#: Q of a masked action. Finite: a terminal row's mask is all zero, and inf * 0 would be NaN.
+MASKED_Q: Final = -1e6
+#: Bounds of z: time between 1/400 and 3000 times the reference.
+Z_MIN: Final = -6.0
+Z_MAX: Final = 8.0
+
+
+class LogTimeHead(nn.Module):
+    """Dueling head: (hidden_BH, context_BF) -> z (B, A), of a value and advantages."""
+
+    def __init__(self, hidden_size: int, action_size: int) -> None:
+        """Lay out both heads."""
+        super().__init__()
+        self.value = nn.Linear(hidden_size, 1)
+        self.advantage = nn.Linear(hidden_size, action_size)
+        self.sharpness = SHARPNESS
+
+    def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """Z (B, A): predicted log of time over reference."""
+        advantage_BA = self.advantage(hidden_BH)
+        return self.value(hidden_BH) + advantage_BA - advantage_BA[:, 0:1]  # type: ignore[no-any-return]
+
+
+class PlainHead(nn.Module):
+    """Z of every action, without dueling."""
+
+    def __init__(self, hidden_size: int, action_size: int) -> None:
+        """Lay out the layer."""
+        super().__init__()
+        self.layer = nn.Linear(hidden_size, action_size)
+        self.sharpness = SHARPNESS
+
+    def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """Z (B, A)."""
+        return self.layer(hidden_BH)  # type: ignore[no-any-return]
+
+
+#: What is put on a trunk.
+Head = LogTimeHead | PlainHead | ActionHead
+
+
+class Network(nn.Module):
+    """(window_BKW, context_BF) -> z (B, A), the least being the best: a trunk and a head."""
+
+    def __init__(self, trunk: Trunk | StatefulTrunk, head: Head) -> None:
+        """Put a head on a trunk."""
+        super().__init__()
+        # Any: what it is made of is called by methods that torch does not know of.
+        self.trunk: Any = trunk
+        self.head: Any = head
+
+    def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
+        """Z (B, A), the mask not applied."""
+        return self.head(self.trunk(window_BKW, context_BF), context_BF)  # type: ignore[no-any-return]
+
+    def step(
+        self,
+        window_BKW: torch.Tensor,
+        context_BF: torch.Tensor,
+        decided_B: torch.Tensor,
+        h_BU: torch.Tensor,
+        c_BU: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`forward` with a stateful trunk; also returns the new state."""
+        features_BH, h_BU, c_BU = self.trunk.step(window_BKW, context_BF, decided_B, h_BU, c_BU)
+        return self.head(features_BH, context_BF), h_BU, c_BU
+
+
+class Imitator(Network):
+    """Network of behaviour cloning, and actor: its z are minus log odds of the actions."""
+
+    def __init__(
+        self,
+        trunk: Trunk | StatefulTrunk,
+        hidden_size: int,
+        action_size: int,
+        actions: ActionInputs | None = None,
+    ) -> None:
+        """Put a head on `trunk`; `actions` is for a head with action features."""
+        # Drawn and thrown away: without it weights would begin elsewhere than they ever did.
+        nn.Linear(hidden_size, action_size)
+        head: Head
+        if actions is not None:
+            head = ActionHead(hidden_size, actions)
+        else:
+            head = PlainHead(hidden_size, action_size)
+        head.sharpness = 1.0
+        super().__init__(trunk, head)
+
+    def logits(
+        self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits (B, A), those of masked actions at MASKED_Q."""
+        z_BA = self.head.sharpness * self.head(hidden_BH, context_BF)
+        return -z_BA.masked_fill(mask_BA < 0.5, -MASKED_Q)  # type: ignore[no-any-return]
+
+
+#: Steps from which the scale of the features is taken.
+_MAX_SCALED: Final = 200_000
+
+
+def set_scaling(networks: Iterable[Network], sources: Sequence[Steps]) -> None:
+    """Scale calls and contexts by mean and spread over `sources`; saved with the weights."""
+    seen = [_some_observations(steps) for steps in sources]
+    context = _scaling(np.concatenate([each.context for each in seen]))
+    valid = WINDOW_COLUMN["valid"]
+    calls = np.concatenate([each.window[each.window[..., valid] > 0.0] for each in seen])
+    mean, scale = _scaling(calls)
+    mean[valid], scale[valid] = 0.0, 1.0  # it tells calls from padding and stays as it is
+    for network in networks:
+        trunk = network.trunk if isinstance(network.trunk, Trunk) else network.trunk.trunk
+        trunk.window_mean.copy_(mean)
+        trunk.window_scale.copy_(scale)
+        trunk.context_mean.copy_(context[0])
+        trunk.context_scale.copy_(context[1])
+
+
+def _some_observations(steps: Steps) -> Observations:
+    rows = np.arange(len(steps))
+    if len(rows) > _MAX_SCALED:
+        rows = np.sort(np.random.default_rng(0).choice(len(rows), _MAX_SCALED, replace=False))
+    return steps.observe(rows, steps.episode_of(rows))[0]
+
+
+def _scaling(rows: Float32Array) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of each column; 0 and 1 without rows."""
+    width = rows.shape[1]
+    mean, scale = np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
+    if len(rows):
+        mean = rows.mean(axis=0)
+        spread = rows.std(axis=0)
+        # A feature that never varies says nothing, and must not explode where it does at last.
+        scale = np.where(spread > 1e-6, spread, 1.0)
+    return torch.from_numpy(mean), torch.from_numpy(scale)

@@ -1,0 +1,434 @@
+"""Learning from recorded steps: d3rlpy's Q learning on our networks, and what draws its batches.
+
+d3rlpy is imported here alone: what does not learn from records runs without it. Two things must be
+settled before that: gym, which d3rlpy still imports, does not print its notice of retirement at
+every start; and d3rlpy is without PRDC, an algorithm that no recipe has: for it alone d3rlpy
+imports scikit-learn, two or three seconds of every process.
+
+The loss is a Huber loss in z = log(-Q), less beta x H(softmax(-z)) over the allowed actions
+(entropy: A3C, Mnih et al. 2016, section 4; Pensieve section 4.2), so that predictions do not part
+before the data says so. Behaviour cloning is the same with another loss: the cross entropy of -z,
+which stands in for logits, with the actions taken.
+
+N steps, E episodes, B rows of a batch, A actions.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.distributions import Categorical
+from torch.nn import functional
+
+from dynamiccl.datasets.features import NUM_CELLS
+from dynamiccl.datasets.history import Float32Array
+from dynamiccl.datasets.steps import Int64Array, Steps
+from dynamiccl.errors import UnknownName
+from dynamiccl.train.data import TrainingData
+from dynamiccl.train.loop import Loop, Source
+from dynamiccl.train.networks import (
+    MASKED_Q,
+    Z_MAX,
+    Z_MIN,
+    ActionHead,
+    ActionInputs,
+    Head,
+    Imitator,
+    LogTimeHead,
+    Network,
+    PlainHead,
+    Trunk,
+    set_scaling,
+)
+from dynamiccl.train.policy import begin_with
+from dynamiccl.train.recipe import Recipe, recipe_of_file
+
+if find_spec("gym_notices") is not None:
+    from gym_notices import notices
+
+    notices.notices.clear()
+for _name in ("prdc", "torch.prdc_impl"):
+    sys.modules.setdefault(f"d3rlpy.algos.qlearning.{_name}", ModuleType(_name))
+
+import d3rlpy
+from d3rlpy.dataset import TransitionMiniBatch
+from d3rlpy.models import EncoderFactory, QFunctionFactory
+from d3rlpy.models.torch import DiscreteQFunctionForwarder, Encoder
+from d3rlpy.models.torch.q_functions.utility import compute_reduce
+from d3rlpy.optimizers import AdamFactory
+from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
+
+
+class _TrunkForD3rlpy(Encoder):
+    """A trunk that takes the tuple (window_BKW, context_BF, mask_BA)."""
+
+    def __init__(self, trunk: Trunk) -> None:
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.trunk(x[0], x[1])  # type: ignore[no-any-return]
+
+
+@dataclass()
+class _Trunks(EncoderFactory):
+    recipe: Recipe
+
+    def create(self, observation_shape: Any) -> _TrunkForD3rlpy:
+        window, context, _ = observation_shape
+        sizes, encoder = self.recipe.hidden_sizes, self.recipe.window_encoder
+        return _TrunkForD3rlpy(Trunk(window, int(context[0]), sizes, encoder))
+
+
+@dataclass()
+class Networks(QFunctionFactory):
+    """Makes the networks of a recipe for d3rlpy, and their losses."""
+
+    share_encoder: bool = False
+    recipe: Recipe | None = None
+    #: For a head with actions as its inputs; None: one output each.
+    actions: ActionInputs | None = None
+    #: Weight beta of the entropy in the loss; the training loop lowers it.
+    entropy_weight: float = 0.0
+
+    def create_discrete(
+        self, encoder: Any, hidden_size: int, action_size: int
+    ) -> tuple[Network, "Loss"]:
+        """A network, and its loss."""
+        assert self.recipe is not None
+        trunk = encoder.trunk
+        if self.recipe.algorithm == "DiscreteBC":
+            imitator = Imitator(trunk, hidden_size, action_size, self.actions)
+            return imitator, ImitationLoss(imitator, self)
+        head: Head
+        if self.actions is not None:
+            head = ActionHead(hidden_size, self.actions)
+        else:
+            head = (LogTimeHead if self.recipe.dueling else PlainHead)(hidden_size, action_size)
+        network = Network(trunk, head)
+        return network, Loss(network, self)
+
+
+class Loss(DiscreteQFunctionForwarder):
+    """Q values of a network, and its loss: Huber in z to the target, minus entropy."""
+
+    def __init__(self, network: Network, made_by: Networks) -> None:
+        """Ask the factory for the weight of the entropy."""
+        self.network, self.made_by = network, made_by
+
+    def compute_expected_q(self, x: Any) -> torch.Tensor:
+        """Q values (B, A), masked actions at MASKED_Q."""
+        window_BKW, context_BF, mask_BA = x
+        if not bool(mask_BA.any()):  # nothing follows a batch of one-step episodes
+            return torch.full_like(mask_BA, MASKED_Q)
+        q_BA = -torch.exp(self.network(window_BKW, context_BF).clamp(Z_MIN, Z_MAX))
+        return q_BA.masked_fill(mask_BA < 0.5, MASKED_Q)
+
+    def compute_error(  # noqa: PLR0913, PLR0917 - the signature is d3rlpy's
+        self,
+        observations: Any,
+        actions: torch.Tensor,
+        rewards: torch.Tensor,
+        target: torch.Tensor,
+        terminals: torch.Tensor,
+        gamma: float | torch.Tensor = 0.99,
+        reduction: str = "mean",
+    ) -> torch.Tensor:
+        """Loss of the taken actions against the target r + gamma * Q'."""
+        window_BKW, context_BF, mask_BA = observations
+        action_B1, beta = actions.long().view(-1, 1), self.made_by.entropy_weight
+        hidden_BH, head = self.network.trunk(window_BKW, context_BF), self.network.head
+        if beta > 0.0 or not isinstance(head, ActionHead):
+            z_BA = head(hidden_BH, context_BF)
+            z_B1 = z_BA.gather(1, action_B1)
+        else:
+            z_B1 = head.taken(hidden_BH, context_BF, action_B1)
+        y_B1 = rewards + gamma * target * (1 - terminals)
+        wanted_B1 = torch.log((-y_B1).clamp_min(1e-3)).clamp(Z_MIN, Z_MAX)
+        loss = functional.smooth_l1_loss(z_B1, wanted_B1, beta=0.1, reduction="none")
+        if beta > 0.0:
+            loss = loss - beta * entropy(z_BA, mask_BA)
+        return cast(torch.Tensor, compute_reduce(loss, reduction))
+
+    def compute_target(self, x: Any, action: torch.Tensor | None = None) -> torch.Tensor:
+        """Q of an action (B, 1), or of all actions (B, A) when none is given."""
+        q_BA = self.compute_expected_q(x)
+        return q_BA if action is None else q_BA.gather(1, action.long().view(-1, 1))
+
+    def set_q_func(self, q_func: Any) -> None:
+        """Replace the network (d3rlpy wraps it for distributed training)."""
+        self.network = q_func
+
+
+class ImitationLoss(Loss):
+    """Cross entropy of an imitator's logits with the actions taken."""
+
+    def compute_error(self, observations: Any, actions: torch.Tensor, *_: Any, **how: Any) -> Any:
+        """Loss of the taken actions, whatever followed them."""
+        window_BKW, context_BF, mask_BA = observations
+        imitator = cast(Imitator, self.network)
+        hidden_BH = imitator.trunk(window_BKW, context_BF)
+        logits_BA = Categorical(logits=imitator.logits(hidden_BH, context_BF, mask_BA)).logits
+        log_BA = torch.log_softmax(logits_BA, dim=1)
+        loss = -log_BA.gather(1, actions.long().view(-1, 1))
+        return compute_reduce(loss, how.get("reduction", "mean"))
+
+
+def entropy(z_BA: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
+    """H (B, 1) in nats of softmax(-z) over the allowed actions; 0 where none is."""
+    log_BA = torch.log_softmax((-z_BA).masked_fill(mask_BA < 0.5, MASKED_Q), dim=1)
+    terms_BA = (log_BA.exp() * log_BA).masked_fill(mask_BA < 0.5, 0.0)
+    return -terms_BA.sum(dim=1, keepdim=True)
+
+
+def _cql(recipe: Recipe, common: dict[str, Any]) -> Any:
+    return d3rlpy.algos.DiscreteCQLConfig(**common, alpha=recipe.conservative_weight)
+
+
+def _double_dqn(_: Recipe, common: dict[str, Any]) -> Any:
+    return d3rlpy.algos.DoubleDQNConfig(**common)
+
+
+#: What a recipe may name.
+ALGORITHMS: Final = {"DoubleDQN": _double_dqn, "DiscreteCQL": _cql, "DiscreteBC": _double_dqn}
+
+
+def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None = None) -> Any:
+    """The d3rlpy algorithm of a recipe, with networks built and input scaling set.
+
+    `sources` are its training steps, all with the same shapes and actions; `actions` is for a head
+    with action features.
+    Raises UnknownName when the recipe names an unknown algorithm or window encoder, and as
+    `recipe_of_file` when its file is missing or broken.
+    """
+    if recipe.source:  # a run that goes on has not read it yet
+        recipe_of_file(Path(recipe.source))
+    if recipe.algorithm not in ALGORITHMS:
+        raise UnknownName("algorithm", recipe.algorithm, ALGORITHMS)
+    schedule = CosineAnnealingLRFactory(T_max=recipe.steps)
+    common: dict[str, Any] = {
+        "batch_size": recipe.batch_size,
+        "gamma": recipe.gamma,
+        "learning_rate": recipe.learning_rate,
+        "optim_factory": AdamFactory(lr_scheduler_factory=schedule),
+        "encoder_factory": _Trunks(recipe),
+        "q_func_factory": Networks(recipe=recipe, actions=actions),
+        "n_critics": recipe.num_members,
+        "target_update_interval": recipe.target_update_interval,
+    }
+    algorithm = ALGORITHMS[recipe.algorithm](recipe, common).create(device="cpu:0")
+    algorithm.create_impl(sources[0].shapes, sources[0].num_actions)
+    modules = algorithm.impl.modules
+    networks = [*modules.q_funcs, *modules.targ_q_funcs]
+    set_scaling(networks, sources)
+    if recipe.start:
+        begin_with(networks, Path(recipe.start))
+    return algorithm
+
+
+class GradientSteps(Source):
+    """Gradient steps of a d3rlpy algorithm on batches of recorded steps."""
+
+    def __init__(self, algorithm: Any, replay: Any, recipe: Recipe) -> None:
+        """Train a built algorithm on a `Replay`, or what has its `random` and `sample`."""
+        self._algorithm, self._replay, self._recipe = algorithm, replay, recipe
+        self.members = algorithm.impl.q_function
+
+    def update(self, step: int) -> dict[str, float]:
+        """One gradient step on a batch."""
+        networks = self._algorithm.config.q_func_factory
+        networks.entropy_weight = self._recipe.entropy_weight(step)
+        return {"loss": float(self._algorithm.update(self._replay.sample())["loss"])}
+
+    def state(self) -> dict[str, Any]:
+        """Networks, optimizers, and the generators that draw batches."""
+        modules = self._algorithm.impl._checkpointer.modules
+        return {
+            "modules": {name: module.state_dict() for name, module in modules.items()},
+            "grad_step": self._algorithm._grad_step,
+            "replay_random": self._replay.random.bit_generator.state,
+            "torch_random": torch.get_rng_state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As if it had not been interrupted."""
+        for name, module in self._algorithm.impl._checkpointer.modules.items():
+            module.load_state_dict(state["modules"][name])
+        self._algorithm._grad_step = state["grad_step"]
+        self._replay.random.bit_generator.state = state["replay_random"]
+        torch.set_rng_state(state["torch_random"])
+
+
+def make_loop(data: TrainingData, recipe: Recipe, seed: int, actions: ActionInputs | None) -> Loop:
+    """The loop of a recipe that learns from recorded steps.
+
+    Half of a batch are cold steps of sweeps, half are calls of jobs, where there are any.
+    """
+    sources = data.sources(recipe)
+    algorithm = make_algorithm(recipe, *sources, actions=actions)
+    generator = np.random.default_rng(seed)
+    replays = [
+        Replay(
+            steps,
+            recipe.batch_size // len(sources),
+            seed=generator,
+            num_steps=recipe.num_steps,
+            gamma=recipe.gamma,
+            balance=recipe.balance,
+        )
+        for steps in sources
+    ]
+    replay: Any = replays[0] if len(replays) == 1 else Mixed(replays)
+    if actions is not None and recipe.cost_dropout > 0.0:
+        replay = CostDropout(replay, data.cost_start, recipe.cost_dropout)
+    margin = recipe.abstain_margins[0]
+
+    def validate(members: nn.ModuleList) -> dict[str, float]:
+        networks, is_unanimous = cast(Iterable[Network], members), recipe.unanimous
+        regret = data.validation_regret(networks, margin, is_unanimous=is_unanimous)
+        return {"validation_regret": regret}
+
+    return Loop(GradientSteps(algorithm, replay, recipe), recipe, validate)
+
+
+# --- Batches ---
+
+
+class Replay:
+    """Draws batches of n-step transitions from steps, straight from columns.
+
+    d3rlpy's own replay buffer takes every transition through Python, which is most of a training
+    step for a small network; here a batch is a handful of array operations, whatever the number of
+    steps. What comes out is what its `MultiStepTransitionPicker` (2.8.1) gives, row by row. The
+    next observation of a step that ends its episode is all zero, mask included.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        batch_size: int,
+        *,
+        seed: int | np.random.Generator,
+        num_steps: int = 1,
+        gamma: float = 0.0,
+        balance: float = 0.0,
+    ) -> None:
+        """Weigh steps by the size of their task's group to the power of -`balance`.
+
+        Replays that share one generator as their `seed` draw in turns from it.
+        """
+        self.steps = steps
+        self.random = np.random.default_rng(seed)
+        self._batch_size = batch_size
+        self._num_steps = num_steps
+        self._gamma = gamma
+        group = steps.tasks.group[steps.task]
+        choosable = steps.choosable.astype(np.float64)
+        # Of an episode's steps, which are all of one task.
+        self._weight = np.bincount(group, weights=choosable).clip(1.0)[group] ** -balance
+        self._share = choosable * self._weight
+        self._cumulative = np.cumsum(self._share)
+        # Then no sum of weights need be searched.
+        self._is_uniform = bool(steps.terminated.all()) and np.ptp(self._weight) == 0.0
+        # The last episode that can be drawn, should rounding lead past it.
+        self._last = int(np.searchsorted(self._cumulative, self._cumulative[-1]))
+        if not self._cumulative[-1] > 0:
+            raise ValueError("no step leads anywhere: every episode is cut off after its first")
+
+    def sample(self) -> TransitionMiniBatch:
+        """One batch, sorted by step: neighbours are adjacent in memory."""
+        drawn = self.random.random(self._batch_size)
+        drawn.sort()
+        if self._is_uniform:
+            rows = (drawn * len(self.steps)).astype(np.int64)
+            return self.batch(rows, self.steps.episode_of(rows))
+        drawn *= self._cumulative[-1]
+        episode = np.minimum(np.searchsorted(self._cumulative, drawn, side="right"), self._last)
+        into = drawn - (self._cumulative[episode] - self._share[episode])
+        offset = np.minimum(
+            (into / self._weight[episode]).astype(np.int64), self.steps.choosable[episode] - 1
+        )
+        return self.batch(self.steps.starts[episode] + np.maximum(offset, 0), episode)
+
+    def batch(self, rows: Int64Array, episode: Int64Array) -> TransitionMiniBatch:
+        """The transitions that begin with the steps `rows` of the episodes `episode`."""
+        steps = self.steps
+        following, ends = steps.advance(rows, episode, self._num_steps)
+        rewards = steps.discounted(rows, following, self._gamma)
+        parts = _parts(steps, rows, episode)
+        if ends.all():
+            next_parts = [np.zeros_like(part) for part in parts]
+            next_actions = np.zeros((len(rows), 1), dtype=np.float32)
+        else:
+            # Of an episode that ends, its last step stands in until it is blanked.
+            stands_in = following - ends
+            next_parts = _parts(steps, stands_in, episode)
+            next_actions = _column(steps.action[stands_in])
+            for part in (*next_parts, next_actions):
+                part[ends] = 0.0
+        return TransitionMiniBatch(
+            observations=parts,
+            actions=_column(steps.action[rows]),
+            rewards=_column(rewards),
+            next_observations=next_parts,
+            next_actions=next_actions,
+            terminals=_column(ends),
+            intervals=_column(following - rows),
+            transitions=[],
+        )
+
+
+class Mixed:
+    """Batches composed of equal parts from each replay, such as sweeps and calls."""
+
+    def __init__(self, replays: Sequence[Replay]) -> None:
+        """Mix replays that share a generator."""
+        self.random = replays[0].random
+        self._replays = replays
+
+    def sample(self) -> TransitionMiniBatch:
+        """One batch: the parts of the replays, concatenated."""
+        parts = [replay.sample() for replay in self._replays]
+        joined: dict[str, Any] = {}
+        for name in (each.name for each in fields(TransitionMiniBatch)):
+            values = [getattr(part, name) for part in parts]
+            if name in {"observations", "next_observations"}:
+                joined[name] = [np.concatenate(each) for each in zip(*values, strict=True)]
+            else:
+                joined[name] = [] if name == "transitions" else np.concatenate(values)
+        return TransitionMiniBatch(**joined)
+
+
+class CostDropout:
+    """Batches in which NCCL's costs are hidden from some rows and their next observations."""
+
+    def __init__(self, replay: Replay | Mixed, cost_start: int, share: float) -> None:
+        """Hide the costs, which begin in column `cost_start` of contexts, from a share of rows."""
+        self.random = replay.random
+        self._replay, self._share = replay, share
+        self._costs = slice(cost_start, cost_start + NUM_CELLS)
+
+    def sample(self) -> TransitionMiniBatch:
+        """One batch."""
+        batch = self._replay.sample()
+        hidden = np.flatnonzero(self.random.random(len(batch.actions)) < self._share)
+        for _, context, _ in (batch.observations, batch.next_observations):
+            context[hidden, self._costs] = 0.0
+        return batch
+
+
+def _parts(steps: Steps, rows: Int64Array, episode: Int64Array) -> list[Float32Array]:
+    found, mask, _ = steps.observe(rows, episode)
+    return [found.window, found.context, mask]
+
+
+def _column(values: npt.ArrayLike) -> Float32Array:
+    return np.array(values, dtype=np.float32)[:, None]
