@@ -21,7 +21,7 @@ from dynamiccl.train.loop import Loop
 from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import ActorSettings, Place, Player
-from dynamiccl.train.online.impala import Learner, LocalActors, Trajectories
+from dynamiccl.train.online.impala import Learner, local_actors
 from dynamiccl.train.recipe import Recipe
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def make_loop(
     """The loop of an A3C or IMPALA recipe.
 
     `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
-    a place none of whose configs are in the data, and what `RayJoin` raises.
+    a place none of whose configs are in the data, and what `check_cluster` raises.
     """
     make = partial(_network, data, recipe, uses_cost=uses_cost)
     orders, shared = _orders(data, recipe, seed), make()
@@ -99,12 +99,11 @@ def make_loop(
 
     if recipe.algorithm == "A3C":
         return Loop(ActorLearners(shared, orders, make), recipe, validate)
-    trajectories: Trajectories = LocalActors(shared, orders, make)
-    if ray is not None:
-        from dynamiccl.train.online.ray_actors import RayActors  # an extra of the package
+    if ray is None:
+        return Loop(Learner(shared, local_actors(shared, orders, make), recipe), recipe, validate)
+    from dynamiccl.train.online.ray_actors import RayActors  # an extra of the package
 
-        trajectories = RayActors(shared, orders, ray)
-    return Loop(Learner(shared, trajectories, recipe), recipe, validate)
+    return Loop(Learner(shared, RayActors(shared, orders, ray), recipe), recipe, validate)
 
 
 def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCritic:

@@ -65,15 +65,20 @@ def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(da
     assert torch.allclose(in_ms, -2.0 * reference_us / 1000.0)
 
 
-@pytest.mark.parametrize("text", ["", "b300-nvlink:decode", f"{PLACE}:8", f"{PLACE}:1x8:1"])
-def test_another_form_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(UserError, match="SYSTEM:WORKLOAD"):
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        *(
+            (text, UserError, "SYSTEM:WORKLOAD")
+            for text in ("", "b300-nvlink:decode", f"{PLACE}:8")
+        ),
+        (f"{PLACE}:1x8:1", UserError, "SYSTEM:WORKLOAD"),
+        ("b300-nvlink:decode:busy", UnknownName, "busy-host"),
+    ],
+)
+def test_what_is_no_place_is_refused(text: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
         Place.parse(text)
-
-
-def test_a_name_that_is_none_is_refused_with_the_choices() -> None:
-    with pytest.raises(UnknownName, match="busy-host"):
-        Place.parse("b300-nvlink:decode:busy")
 
 
 def test_sizes_that_are_held_out_are_not_trained_on() -> None:
@@ -82,13 +87,6 @@ def test_sizes_that_are_held_out_are_not_trained_on() -> None:
     trained = place.for_training.calls
     assert all(split_of(call.size_bytes) == Split.TRAIN for call in trained)
     assert len(trained) == len(place.workload.calls)
-
-
-def test_returns_are_sums_up_to_the_value_after_the_last() -> None:
-    reward = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 1.0]])
-    found = returns(reward, torch.tensor([10.0, 0.0]), 0.5)
-    assert found[:, 0].tolist() == [1 + 0.5 * (2 + 0.5 * (3 + 5)), 2 + 0.5 * (3 + 5), 8.0]
-    assert found[:, 1].tolist() == [0.25, 0.5, 1.0]
 
 
 def test_a_key_that_was_not_called_earns_what_its_values_say() -> None:
@@ -138,17 +136,20 @@ def test_the_statistic_is_the_papers_and_processes_share_it() -> None:
     assert not own.squares[0].is_shared()  # type: ignore[no-untyped-call]
 
 
-class Killed(Exception):
-    pass
+#: Of each recipe: settings, and what its policy keeps for each job (the LSTM's, and a count).
+KILLED = {"a3c": ((), 0), "impala-lstm": (("state_units=8", "probe_every=5"), 9)}
 
 
-def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", KILLED)
+def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
+    name: str, data: Path, tmp_path: Path
+) -> None:
     def kill(*_: object) -> None:
-        raise Killed
+        raise InterruptedError
 
-    uri = new_store(tmp_path)
-    recipe = make_recipe("a3c", [*SMALL, "actors=1"])
-    with pytest.raises(Killed):
+    uri, (settings, units) = new_store(tmp_path), KILLED[name]
+    recipe = make_recipe(name, [*SMALL, "actors=1", *settings])
+    with pytest.raises(InterruptedError):
         fit(data, recipe, experiment="x", tracking_uri=uri, seed=0, progress=kill)
     assert not multiprocessing.active_children()
     path = next(tmp_path.rglob("state.pt"))
@@ -165,18 +166,22 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_p
     )
     [(step, metrics)] = told
     assert step == done.steps == 8
-    # Of updates of three rounds or less, of 192 calls of two jobs.
-    assert state["curves"]["simulated_calls"][0] < metrics["simulated_calls"] <= 8 * 3 * 192 * 2
-    assert metrics["speedup"] > 0
-    assert metrics["validation_speedup"] > 0
+    assert state["curves"]["simulated_calls"][0] < metrics["simulated_calls"]
+    assert min(metrics[each] for each in ("speedup", "validation_speedup", "train_wall_s")) > 0
+    assert metrics["probe_every"] == 5 * bool(units)
+    if name == "a3c":
+        # Of updates of three rounds or less, of 192 calls of two jobs.
+        assert metrics["simulated_calls"] <= 8 * 3 * 192 * 2
+    else:
+        assert 0 < metrics["learner_utilisation"] <= 1
     folder = Path(done.run_directory)
     assert (folder / "plots" / "training.png").is_file()
     policy = TorchPolicy.load(folder / "policy")
-    before = state["source"]["network"]["actor._encoder.trunk.layers.0.weight"]
-    assert any(
-        value.shape == before.shape and not torch.equal(value, before)
-        for value in policy.weights().values()
-    )
+    assert policy.state_units == units
+    before = state["source"]["network"]
+    before = next(each for key, each in before.items() if key.endswith("layers.0.weight"))
+    after = [each for each in policy.weights().values() if each.shape == before.shape]
+    assert any(not torch.equal(each, before) for each in after)
     # `export_artifact` compares tables, policy and brain.
     assert export_artifact(folder / "policy", tmp_path / "artifact").tables
 
@@ -191,8 +196,8 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
     assert isinstance(loop.source, ActorLearners)
     loop.source.start(0)
     loop._is_started = True
-    loop.source.next()
-    first, _ = loop.source._processes._processes
+    loop.source.update(1)
+    first, _ = loop.source.actors._processes
     first.kill()  # the other plays on
     first.join()
     with pytest.raises(UserError, match=rf"the actor in '{PLACE}' ended with -9"):
@@ -249,8 +254,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     assert probability_of_best() < 0.5
     updates = [update(player, network, own, optimizer, lambda: next(numbers)) for _ in range(40)]
     assert probability_of_best() > 0.8
-    assert updates[-1].number == 40
-    assert np.mean([each.speedup for each in updates[-5:]]) > 1.1
+    assert np.mean([speedup for _, speedup, _ in updates[-5:]]) > 1.1
 
 
 def test_systems_of_the_data_that_no_actor_plays_on_are_told(

@@ -10,18 +10,14 @@ import torch
 from torch import multiprocessing
 
 from dynamiccl.errors import UserError
-from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.fit import fit, resume
-from dynamiccl.train.online.actor_critic import returns
+from dynamiccl.train.fit import fit
 from dynamiccl.train.online.actors import Trajectory
-from dynamiccl.train.online.impala import Learner, LocalActors, vtrace
+from dynamiccl.train.online.impala import Learner, local_actors, vtrace
 from dynamiccl.train.online.make import _network, _orders
-from dynamiccl.train.policy import TorchPolicy, load_script
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipes import make_recipe
-from tests.stores import new_store
-from tests.train.online.test_a3c import SMALL, Killed
+from tests.train.online.test_a3c import SMALL
 
 LSTM = make_recipe("impala-lstm", [*SMALL, "state_units=8"])
 
@@ -31,17 +27,8 @@ def trajectory(loaded: TrainingData, recipe: Recipe = LSTM) -> tuple[Learner, Tr
     torch.manual_seed(0)
     network = _network(loaded, recipe, uses_cost=True)
     played = _orders(loaded, recipe, 0)[0].player(recipe.state_units).play(network)
-    actors = LocalActors(network, [], lambda: network)
+    actors = local_actors(network, [], lambda: network)
     return Learner(network, actors, recipe), played
-
-
-def test_on_policy_targets_are_n_step_returns() -> None:
-    torch.manual_seed(1)
-    reward, value = torch.randn(5, 3), torch.randn(6, 3)
-    target, advantage = vtrace(torch.zeros(5, 3), reward, value, 0.9, rho_most=1.0, c_most=1.0)
-    expected = returns(reward, value[-1], 0.9)
-    assert torch.allclose(target, expected, atol=1e-6)
-    assert torch.allclose(advantage, expected - value[:-1], atol=1e-6)
 
 
 def test_targets_are_the_papers_sum_of_clipped_products() -> None:
@@ -88,15 +75,8 @@ def test_a_trajectory_carries_the_state_at_its_start_and_what_was_likely(
         rounds = type(first.seen)(*(part[:-1] for part in first.seen))
         *_, after = network(rounds, first.state)
     assert torch.allclose(after.h, second.state.h, atol=1e-5)
-    assert second.speedup == second.default_us / second.true_us
-
-
-def test_a_state_begins_at_zero_with_every_episode(loaded: TrainingData) -> None:
-    recipe = make_recipe("impala-lstm", [*SMALL, "state_units=8", "num_steps=4"])
-    network = _network(loaded, recipe, uses_cost=True)
-    player = _orders(loaded, recipe, 0)[0].player(recipe.state_units)
-    for _ in range(2):  # of four rounds each
-        assert not player.play(network).state.h.any()
+    ended = _orders(loaded, replace(recipe, episode_rounds=3), 0)[0].player(recipe.state_units)
+    assert not any(ended.play(network).state.h.any() for _ in range(2))  # an episode each
 
 
 def test_the_learner_moves_towards_what_earned_more_than_expected(loaded: TrainingData) -> None:
@@ -118,11 +98,8 @@ def test_the_learner_moves_towards_what_earned_more_than_expected(loaded: Traini
 def test_actors_play_on_while_the_learner_learns(loaded: TrainingData) -> None:
     network = _network(loaded, LSTM, uses_cost=True)
 
-    def make() -> object:
-        return _network(loaded, LSTM, uses_cost=True)
-
     one, _ = _orders(loaded, LSTM, 0)
-    actors = LocalActors(network, [one], make)  # type: ignore[arg-type]
+    actors = local_actors(network, [one], lambda: _network(loaded, LSTM, uses_cost=True))
     actors.start()
     try:
         actors.next()
@@ -137,38 +114,6 @@ def test_actors_play_on_while_the_learner_learns(loaded: TrainingData) -> None:
     finally:
         actors.close()
     assert not multiprocessing.active_children()
-
-
-def test_a_run_that_was_killed_goes_on_and_its_artifact_has_a_state(
-    data: Path, tmp_path: Path
-) -> None:
-    def kill(*_: object) -> None:
-        raise Killed
-
-    uri = new_store(tmp_path)
-    settings = [*SMALL, "state_units=8", "actors=1", "probe_every=5"]
-    recipe = make_recipe("impala-lstm", settings)
-    with pytest.raises(Killed):
-        fit(data, recipe, experiment="x", tracking_uri=uri, seed=0, progress=kill)
-    assert not multiprocessing.active_children()
-    path = next(tmp_path.rglob("state.pt"))
-    metrics: list[dict[str, float]] = []
-    done = resume(
-        data,
-        path.parents[1].name,
-        tracking_uri=uri,
-        progress=lambda _step, _steps, found: metrics.append(found),
-    )
-    assert done.steps == 8
-    assert metrics[-1]["simulated_calls"] > 0
-    assert metrics[-1]["train_wall_s"] > 0
-    assert 0 < metrics[-1]["learner_utilisation"] <= 1
-    folder = Path(done.run_directory) / "policy"
-    assert TorchPolicy.load(folder).state_units == 9  # the LSTM's, and the count to a probe
-    assert int(load_script(folder / "policy.pt").probe_every) == 5
-    assert {each["probe_every"] for each in metrics} == {5}
-    # `export_artifact` compares tables, policy and brain.
-    assert export_artifact(folder, tmp_path / "artifact").tables
 
 
 def test_a_cluster_is_for_algorithms_that_play(data: Path) -> None:

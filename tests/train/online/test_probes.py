@@ -13,7 +13,7 @@ from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.encoders import StatefulTrunk
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import Player
-from dynamiccl.train.online.impala import Learner, LocalActors
+from dynamiccl.train.online.impala import Learner, local_actors
 from dynamiccl.train.online.make import Pilot, _network, _orders, make_loop
 from dynamiccl.train.policy_module import StatefulPolicyModule
 from dynamiccl.train.recipes import make_recipe
@@ -103,7 +103,7 @@ def test_a_probe_teaches_the_critic_and_not_the_actor(loaded: TrainingData) -> N
     torch.manual_seed(0)
     network = _network(loaded, recipe, uses_cost=True)
     played = player_of(loaded).play(network)
-    learner = Learner(network, LocalActors(network, [], lambda: network), recipe)
+    learner = Learner(network, local_actors(network, [], lambda: network), recipe)
     before = {name: each.clone() for name, each in network.named_parameters()}
     learner.learn(replace(played, is_probe=torch.ones_like(played.is_probe)), 1)
     moved = {

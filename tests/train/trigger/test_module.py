@@ -9,7 +9,6 @@ from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.module import (
     HALF_LIFE,
     NUMBERS,
-    RUNGS,
     UNKNOWN,
     WARM_UP,
     TriggerModule,
@@ -95,21 +94,15 @@ def test_a_drift_that_is_slow_is_followed(detector: Detector) -> None:
     assert alarms.mean() < 0.01
 
 
-def test_scale_is_that_of_each_stream() -> None:
+def test_scale_is_that_of_each_stream_and_no_quiet_call_is_lost() -> None:
     detector = Detector(TriggerModule(0.05).eval())
     sigmas = np.array([0.02, 0.05, 0.2, 0.5], dtype=np.float32)
     times = QUIET + t3(np.random.default_rng(0), 1_200, 4) * sigmas
     run(detector, times)
-    found = np.exp(detector._state[:, NUMBERS.index("log_scale")].numpy())
-    np.testing.assert_allclose(found, sigmas, rtol=0.25)
-
-
-def test_calls_in_a_false_start_enter_the_history_afterwards() -> None:
-    detector = Detector(TriggerModule(0.05).eval())
-    run(detector, noise(400))
-    count = detector._state[:, NUMBERS.index("count")].numpy()
-    age = detector._state[:, NUMBERS.index("age")].numpy()
-    assert (count + age == 400).all()
+    numbers = dict(zip(NUMBERS, detector._state.numpy().T[: len(NUMBERS)], strict=True))
+    np.testing.assert_allclose(np.exp(numbers["log_scale"]), sigmas, rtol=0.25)
+    # Those of a false start enter the history afterwards.
+    assert (numbers["count"] + numbers["age"] == 1_200).all()
 
 
 def test_times_without_noise_do_no_harm(detector: Detector) -> None:
@@ -150,7 +143,6 @@ def test_streams_are_independent_and_any_of_them_may_come() -> None:
         position[stream] += 1
         last[stream] = level[0]
     np.testing.assert_allclose(last, levels, atol=1e-5)
-    assert apart.num_streams >= 6
 
 
 def test_a_stream_twice_in_a_call_and_a_negative_one_are_refused(detector: Detector) -> None:
@@ -171,14 +163,6 @@ def test_torchscript_computes_the_same() -> None:
     one, other = run(ours, times), run(scripted, times)
     assert np.array_equal(one[0], other[0])
     np.testing.assert_allclose(one[1], other[1], atol=1e-4)
-
-
-def test_thresholds_are_one_for_each_rung() -> None:
-    module = TriggerModule()
-    with pytest.raises(ValueError, match="2 thresholds for 7 rungs"):
-        module.set_thresholds([1.0, 2.0])
-    module.set_thresholds([float(i) for i in range(len(RUNGS))])
-    assert module.thresholds.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_a_level_is_carried_to_other_configs_of_its_key_and_no_further() -> None:
