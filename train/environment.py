@@ -4,16 +4,10 @@ What is seen, what may be chosen and what it earns are made by `datasets`, the s
 them of recorded calls. A decision is about a task key, as an entry of a decision table is, and
 takes effect only after the ranks have agreed on it (some 116 calls where 16 ranks share a machine):
 with one call a step a rollout would end before its action takes effect. So in `DecisionEnv` a round
-is `period_calls` calls of each job, as often as a brain decides; a decision is in force
-`delay_rounds` rounds later, and its reward is the mean over the calls of the rounds in which it was
-in force. Discount and rollout length count rounds.
-
-The simulated job does not wait for decisions: without one the last stays in force; and what was
+is `period_calls` calls of each job, as often as a brain decides; discount and rollout length count
+rounds. The job does not wait for decisions: without one the last stays in force; and what was
 decided and is not in force yet is part of the observation (as in mvfst-rl, Sivakumar et al. 2019,
-section 3).
-
-    import gymnasium, dynamiccl.train.online
-    env = gymnasium.make("dynamiccl/Collectives-v0", system="b300-nvlink", scenario="busy-host")
+section 3). How to make one with `gymnasium.make` is in docs/simulator.md.
 
 N jobs, K task keys (or calls in a window), W and F features, A actions, H decisions that are seen.
 """

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -131,28 +131,18 @@ class Plan:
         return kind(least, most, log=bool(scale))
 
 
-def make_plan(  # noqa: PLR0913 - all of a study
-    data: Path,
-    *,
-    experiment: str,
-    recipes: Sequence[str],
-    settings: Sequence[str],
-    axes: Sequence[str],
-    seeds: int,
-    count: int = 0,
-) -> Plan:
-    """Check what a study is to vary (`Plan`); a list inside a value is written with `+`.
+def checked(plan: Plan) -> Plan:
+    """The plan, with whole paths: workers may run in other directories.
 
     Raises as `make_recipe`, and UserError for values that cannot be tried.
     """
-    # A file's whole path: workers may run in other directories.
-    names = [make_recipe(name, settings).source or name for name in recipes]
-    plan = Plan(str(data.resolve()), experiment, names, list(settings), list(axes), seeds, count)
+    names = [make_recipe(name, plan.settings).source or name for name in plan.recipes]
+    plan = replace(plan, data=str(Path(plan.data).resolve()), recipes=names)
     found = plan.distributions()
-    if count and not found:
+    if plan.count and not found:
         raise UserError("--optuna needs something to search: give --grid, or several --recipe")
     alone = ({k: str(v)} for k, d in found.items() for v in getattr(d, "choices", ()))
-    for chosen in alone if count else plan.combinations():
+    for chosen in alone if plan.count else plan.combinations():
         plan.recipe_of(chosen)  # its errors
     return plan
 

@@ -22,9 +22,9 @@ from dynamiccl.train import study as studies
 from dynamiccl.train.study import (
     Plan,
     begin_study,
+    checked,
     end_study,
     latest_trials,
-    make_plan,
     open_study,
     retry_failed,
     summarise_study,
@@ -41,8 +41,8 @@ SPACE = ["learning_rate=1e-4:1e-1:log", "batch_size=16:64", "hidden_sizes=8,16+1
 def planned(
     data: Path, axes: Sequence[str] = (), recipes: Sequence[str] = ("ddqn-dueling",), **more: Any
 ) -> Plan:
-    settings: dict[str, Any] = {"experiment": "x", "settings": FEW, "seeds": 1, **more}
-    return make_plan(data, recipes=recipes, axes=axes, **settings)
+    given: dict[str, Any] = {"experiment": "x", "settings": FEW, "seeds": 1, **more}
+    return checked(Plan(data=str(data), recipes=recipes, axes=axes, **given))
 
 
 def children(study: optuna.Study, client: MlflowClient) -> list[Run]:

@@ -103,8 +103,8 @@ def study_command(
         from dynamiccl.train import study as studies
     if data is not None:
         part_paths(data)
-        plan = studies.make_plan(
-            data,
+        plan = studies.Plan(
+            data=str(data),
             experiment=EXPERIMENT,
             recipes=recipe or [DEFAULT_RECIPE],
             settings=settings or [],
@@ -112,7 +112,7 @@ def study_command(
             seeds=seeds,
             count=optuna or 0,
         )
-        study = studies.begin_study(plan, uri)
+        study = studies.begin_study(studies.checked(plan), uri)
         if jobs == 0:
             _tell_how_to_join(studies.summarise_study(study)[0], uri, as_json=as_json)
             return

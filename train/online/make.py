@@ -84,8 +84,8 @@ def make_loop(
     `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
     a place none of whose configs are in the data, and what `check_cluster` raises.
     """
-    make = partial(_network, data, recipe, uses_cost=uses_cost)
-    orders, shared = _orders(data, recipe, seed), make()
+    make = partial(network_of, data, recipe, uses_cost=uses_cost)
+    orders, shared = orders_of(data, recipe, seed), make()
     pilot, margin = Pilot(orders, make), recipe.abstain_margins[0]
 
     def validate(members: nn.ModuleList) -> dict[str, float]:
@@ -106,7 +106,8 @@ def make_loop(
     return Loop(Learner(shared, RayActors(shared, orders, ray), recipe), recipe, validate)
 
 
-def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCritic:
+def network_of(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCritic:
+    """The untrained network of a recipe; raises as `begin_with`."""
     steps = data.training.steps
     encoder = ObservationEncoderFactory(list(recipe.hidden_sizes), recipe.window_encoder).create(
         steps.shapes
@@ -126,7 +127,8 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
     return ActorCritic(imitator, width, actions, recipe.seen_decisions, usual)
 
 
-def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
+def orders_of(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
+    """What each actor plays; raises as `make_loop`."""
     orders, places = [], [Place.parse(text) for text in recipe.places.split(",")]
     played = {place.system.name for place in places}
     others = sorted(set(data.frame["system"].unique()) - played)

@@ -1,19 +1,8 @@
 """The Trigger's computation, shared by training, calibration, evaluation and export.
 
-A *stream* is the calls of one task key under one config. Its state is a row of numbers, so that
-many streams advance at once, and a call of a stream is one step:
-
-1. Forecast. The first WARM_UP calls give a level and a robust scale (median, MAD). From then on the
-   forecast of the quiet log time is the level and what the LSTM makes of the calls before.
-2. Residual to the forecast, divided by the scale and clipped at 3: one outlier cannot alarm.
-3. Two-sided CUSUM. Its reference value is half of the smallest slowdown that is looked for, 15 %,
-   in units of the scale, as near as RUNGS have it, and more while the level is uncertain; each rung
-   has its threshold (`calibration.py`).
-4. Only while both sums were zero does a call enter the history (level, scale, LSTM): a slowdown
-   must not become part of what it is compared with. Calls in between wait; they enter level and
-   scale when the sums are back at zero without an alarm, and not at all with one.
-5. Alarm from the threshold on until the sum is back at zero. When the *other* sum reaches it, calls
-   are faster than what was taken for quiet: the stream is learned anew.
+What it is, point by point, is in docs/trigger.md. A *stream* is the calls of one task key under one
+config. Its state is a row of numbers, so that many streams advance at once, and a call of a stream
+is one step. Residuals and references are in units of the stream's scale.
 
 N streams, S numbers a stream.
 """

@@ -22,21 +22,12 @@ from dynamiccl.train.loop import read_state
 from dynamiccl.train.online.a3c import ActorLearners, update
 from dynamiccl.train.online.actor_critic import SharedRmsProp, filled, loss, returns
 from dynamiccl.train.online.actors import Place
-from dynamiccl.train.online.make import _network as network_of
-from dynamiccl.train.online.make import _orders as orders_of
-from dynamiccl.train.online.make import make_loop
+from dynamiccl.train.online.make import make_loop, orders_of
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.splits import split_of
 from tests.stores import new_store
-from tests.train.online.conftest import SWEEP
-
-PLACE = "b300-nvlink:decode:busy-host"
-SMALL = (
-    f"places={PLACE}",
-    *("actors=2", "jobs=2", "num_steps=3", "episode_rounds=4", "hidden_sizes=16"),
-    *("steps=8", "steps_per_epoch=4"),
-)
+from tests.train.online.conftest import PLACE, SMALL, SWEEP, small_network, small_player
 
 
 def test_a_place_is_a_system_with_work_and_surroundings() -> None:
@@ -47,21 +38,24 @@ def test_a_place_is_a_system_with_work_and_surroundings() -> None:
     assert (largest.num_nodes, largest.ranks_per_node) == (1, 8)
 
 
-def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(data: Path) -> None:
-    loaded = load_data(data, 0, with_costs=True)
-    earned = torch.tensor([-1.0, -math.e, 0.0])
+def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(
+    loaded: TrainingData,
+) -> None:
     scales = {
         "log": [0.0, -1.0, 0.0],
         "reference": [-1.0, -math.e, 0.0],
         "clipped": [-1.0, -2.0, 0.0],
     }
+    players = {
+        scale: small_player(loaded, make_recipe("a3c", [*SMALL, f"reward_scale={scale}"]))
+        for scale in (*scales, "raw")
+    }
     for scale, expected in scales.items():
-        recipe = make_recipe("a3c", [*SMALL, f"reward_scale={scale}"])
-        player = orders_of(loaded, recipe, 0)[0].player(0)
-        assert player._scaled(earned).tolist() == pytest.approx(expected)
-    player = orders_of(loaded, make_recipe("a3c", [*SMALL, "reward_scale=raw"]), 0)[0].player(0)
-    reference_us = torch.from_numpy(np.tile(player.env.tables.reference_us, 2)).float()
-    in_ms = player._scaled(torch.full_like(reference_us, -2.0))
+        earned = players[scale]._scaled(torch.tensor([-1.0, -math.e, 0.0]))
+        assert earned.tolist() == pytest.approx(expected)
+    raw = players["raw"]
+    reference_us = torch.from_numpy(np.tile(raw.env.tables.reference_us, 2)).float()
+    in_ms = raw._scaled(torch.full_like(reference_us, -2.0))
     assert torch.allclose(in_ms, -2.0 * reference_us / 1000.0)
 
 
@@ -97,7 +91,7 @@ def test_a_key_that_was_not_called_earns_what_its_values_say() -> None:
     assert returns(found, value[1], 0.5)[0, 1] == value[0, 1]
 
 
-def test_the_loss_moves_towards_what_earned_more_and_towards_the_return() -> None:
+def test_the_loss_moves_towards_what_earned_more_and_entropy_to_the_middle() -> None:
     logits = torch.zeros(1, 2, 3, requires_grad=True)
     value = torch.zeros(1, 2, requires_grad=True)
     action, earned = torch.tensor([[1, 2]]), torch.tensor([[1.0, -1.0]])
@@ -109,11 +103,8 @@ def test_the_loss_moves_towards_what_earned_more_and_towards_the_return() -> Non
     assert not logits.grad[0, 1].any()  # a key that was not called teaches nothing
     assert value.grad.tolist() == [[-1.0, 0.0]]
 
-
-def test_entropy_draws_to_the_middle_and_masked_actions_have_none() -> None:
-    logits = torch.tensor([[[2.0, 0.0, -1e6]]], requires_grad=True)
-    log = torch.log_softmax(logits, dim=2)
-    zero = torch.zeros(1, 1)
+    logits = torch.tensor([[[2.0, 0.0, -1e6]]], requires_grad=True)  # the last one is masked
+    log, zero = torch.log_softmax(logits, dim=2), torch.zeros(1, 1)
     total = loss(log, zero, torch.tensor([[0]]), zero, zero, torch.ones(1, 1), 1.0)
     total.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
@@ -187,11 +178,9 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
 
 
 def test_an_actor_that_dies_ends_the_run_with_its_place(
-    data: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = make_loop(
-        load_data(data, 0, with_costs=True), make_recipe("a3c", SMALL), 0, uses_cost=True
-    )
+    loop = make_loop(loaded, make_recipe("a3c", SMALL), 0, uses_cost=True)
     monkeypatch.setattr("dynamiccl.train.online.actors._PATIENCE_S", 0.2)
     assert isinstance(loop.source, ActorLearners)
     loop.source.start(0)
@@ -205,9 +194,9 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
     assert not multiprocessing.active_children()
 
 
-def test_each_actor_may_keep_a_statistic_of_its_own(data: Path) -> None:
+def test_each_actor_may_keep_a_statistic_of_its_own(loaded: TrainingData) -> None:
     recipe = make_recipe("a3c", [*SMALL, "actors=1", "shared_statistic=false", "seen_decisions=0"])
-    loop = make_loop(load_data(data, 0, with_costs=True), recipe, 0, uses_cost=True)
+    loop = make_loop(loaded, recipe, 0, uses_cost=True)
     while not loop.is_over:
         loop.run_epoch()
     assert loop.step == 8
@@ -221,8 +210,7 @@ def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> No
     loaded = load_data(tmp_path, 0, with_costs=True)
     with pytest.raises(UserError, match="decode:3"):
         make_loop(loaded, make_recipe("a3c", ["places=decode:3"]), 0, uses_cost=True)
-    recipe = make_recipe("a3c", [f"places={PLACE}"])
-    make_loop(loaded, recipe, 0, uses_cost=True)
+    make_loop(loaded, make_recipe("a3c", [f"places={PLACE}"]), 0, uses_cost=True)
     recipe = make_recipe("a3c", ["places=gb10-roce:lora:quiet"])
     with pytest.raises(UserError, match="nothing that gb10-roce:lora:quiet has"):
         make_loop(loaded, recipe, 0, uses_cost=True)
@@ -235,8 +223,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     settings = ("places=gb10-roce:lora:quiet", "num_steps=8", "gamma=0.5", "learning_rate=0.01")
     recipe = make_recipe("a3c", [*SMALL, *settings, "episode_rounds=50", "steps=40"])
     loaded = load_data(tmp_path, 0, with_costs=True)
-    network = network_of(loaded, recipe, uses_cost=False)
-    player = orders_of(loaded, recipe, 0)[0].player(0)
+    network, player = small_network(loaded, recipe), small_player(loaded, recipe)
     env = player.env
     quiet_us = env.world.quiet_us
     best = torch.from_numpy(np.nanargmin(quiet_us, axis=1)).repeat(env.num_envs)

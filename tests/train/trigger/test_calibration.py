@@ -91,9 +91,3 @@ def test_delays_count_from_the_first_slow_call_and_leave_out_who_was_alarmed() -
     alarms = iter(np.array([[0, 0, 1], [0, 0, 1], [1, 0, 1], [1, 0, 1]], dtype=bool))
     found = delays_of(lambda _times: next(alarms), np.zeros((4, 3), dtype=np.float32), 1)
     assert found.tolist() == [2.0, np.inf]
-
-
-def test_false_alarms_are_counted_once_each() -> None:
-    alarms = iter(np.array([[1, 0], [1, 1], [0, 1], [1, 0]], dtype=bool))
-    found = count_false_alarms(lambda _times: next(alarms), np.zeros((4, 2), dtype=np.float32), 1)
-    assert (found.calls, found.onsets, found.alarmed) == (6, 2, 4)
