@@ -19,9 +19,9 @@ from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state
-from dynamiccl.train.online.a3c import ActorLearners, update
+from dynamiccl.train.online.a3c import ActorLearners, _play, update
 from dynamiccl.train.online.actor_critic import SharedRmsProp, filled, loss, returns
-from dynamiccl.train.online.actors import Place
+from dynamiccl.train.online.actors import CONTEXT, Place
 from dynamiccl.train.online.make import make_loop, orders_of
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
@@ -195,13 +195,13 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
 
 
 def test_each_actor_may_keep_a_statistic_of_its_own(loaded: TrainingData) -> None:
-    recipe = make_recipe("a3c", [*SMALL, "actors=1", "shared_statistic=false", "seen_decisions=0"])
-    loop = make_loop(loaded, recipe, 0, uses_cost=True)
-    while not loop.is_over:
-        loop.run_epoch()
-    assert loop.step == 8
-    assert isinstance(loop.source, ActorLearners)
-    assert not any(square.any() for square in loop.source.squares)
+    recipe = make_recipe("a3c", [*SMALL, "shared_statistic=false", "seen_decisions=0"])
+    network, own = small_network(loaded, recipe), small_network(loaded, recipe)
+    optimizer, made = SharedRmsProp(list(network.parameters())), list[object]()
+    given = (own, network, optimizer, CONTEXT.Value("l", 0))
+    _play(small_player(loaded, recipe), made.append, lambda: False, *given)
+    assert len(made) == 8
+    assert not any(square.any() for square in optimizer.squares)
 
 
 def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dynamiccl.errors import UserError
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.encoders import StatefulTrunk
 from dynamiccl.train.fit import fit
+from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import Player, Trajectory
 from dynamiccl.train.online.impala import Learner, local_actors, vtrace
@@ -245,14 +246,20 @@ def test_the_fastest_checkpoint_of_the_second_half_is_taken(
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, "actors=1", "steps=8", "steps_per_epoch=2"])
     loop = make_loop(loaded, recipe, 0, uses_cost=True)
-    speedups = iter([9.0, 9.0, 1.2, 1.1])
-    actors: list[nn.Module] = []
+    speedups, actors = iter([9.0, 9.0, 1.2, 1.1]), list[nn.Module]()
 
     def play(_: Pilot, actor: nn.Module) -> tuple[float, int]:
         actors.append(copy.deepcopy(actor))
         return next(speedups), 0
 
+    def update(source: ActorLearners, step: int) -> dict[str, float]:
+        with torch.no_grad():
+            next(source.network.parameters()).fill_(step)
+        return {"loss": 0.0}
+
     monkeypatch.setattr(Pilot, "play", play)
+    monkeypatch.setattr(ActorLearners, "start", lambda *_: None)
+    monkeypatch.setattr(ActorLearners, "update", update)
     while not loop.is_over:
         loop.run_epoch()
     best = loop.best()
