@@ -38,7 +38,6 @@ from scenario_places import PLACES as ALL_PLACES
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.evaluate.simulate.players import NCCL
 from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.online.impala import Learner
 from dynamiccl.train.online.make import make_loop
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
@@ -155,7 +154,7 @@ def _ratio(found: Times, row: str, other: str, world: str, name: str) -> dict[st
 def _speeds(data: TrainingData) -> dict[str, float]:
     """Simulated calls a second: A3C by one actor and by two, in turns; and IMPALA by two."""
     rates: dict[str, list[float]] = {"a3c 1": [], "a3c 2": [], "impala-lstm 2": []}
-    busy: list[float] = []
+    busy, began, before = list[float](), 0.0, 0.0
     for pair in range(PAIRS):
         for name, found in rates.items():
             recipe_name, actors = name.split()
@@ -166,12 +165,13 @@ def _speeds(data: TrainingData) -> dict[str, float]:
             updates: Any = make_loop(data, recipe, pair).source
             with contextlib.closing(updates):
                 updates.start(0)
-                for _ in range(20):  # until all play
-                    updates.next()
-                began = time.monotonic()
-                calls = sum(updates.next().calls for _ in range(SPEED_UPDATES))
-                found.append(calls / (time.monotonic() - began))
-            if isinstance(updates, Learner):
+                for step in range(1, 21 + SPEED_UPDATES):
+                    if step == 21:  # all play
+                        began, before = time.monotonic(), updates.metrics["simulated_calls"]
+                    updates.update(step)
+                played = updates.metrics["simulated_calls"] - before
+                found.append(played / (time.monotonic() - began))
+            if "learner_utilisation" in updates.metrics:
                 busy.append(updates.metrics["learner_utilisation"])
     ratios = [two / one for one, two in zip(rates["a3c 1"], rates["a3c 2"], strict=True)]
     return {

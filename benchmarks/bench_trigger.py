@@ -102,7 +102,7 @@ def judge(make: Make, noise: Noise, sigma: float, rounds: int, seed: int) -> dic
 def our_maker(series: Series) -> tuple[Make, Any, dict[str, Any]]:
     """A Trigger for a site, its module, and its training facts."""
     started = time.perf_counter()
-    module, _, _ = make_trigger(series, TriggerSettings())
+    module, _ = make_trigger(series, TriggerSettings())
     seconds = time.perf_counter() - started
     scripted = script(module)
 
@@ -129,8 +129,8 @@ def rival_makers(noise: Noise, sigma: float, random: np.random.Generator) -> dic
 
 def updates_per_s(module: Any) -> float:
     """Calls that the detector takes in a second, 200 streams at a time, numpy to numpy."""
-    detector, random = Detector(module, 200), np.random.default_rng(0)
-    streams, times = np.arange(200), random.normal(5.0, 0.1, (500, 200))
+    detector, streams = Detector(module), np.arange(200)
+    times = np.random.default_rng(0).normal(5.0, 0.1, (500, 200))
     for row in times[:50]:
         detector.observe(streams, row)
     started = time.perf_counter()

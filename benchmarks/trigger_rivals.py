@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import ruptures
 
-from dynamiccl.train.trigger.calibration import Peaks, threshold_for
+from dynamiccl.train.trigger.calibration import Peaks
 from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN
 from dynamiccl.train.trigger.series import FloatArray
 
@@ -149,7 +149,7 @@ def chart_threshold(chart: type[Chart], rounds: list[FloatArray], per_call: floa
             value = made.take(times)
             peaks.take(value, value <= made.rest)
         peaks.end()
-    return threshold_for(peaks.all(), peaks.calls, per_call)
+    return peaks.threshold(per_call)
 
 
 def pelt_penalty(log_time: FloatArray, per_call: float) -> float:

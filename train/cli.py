@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,9 +12,9 @@ from dynamiccl import cli
 from dynamiccl.errors import Interrupted, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import (
-    DEFAULT_EXPERIMENT,
     DEFAULT_RECIPE,
-    Experiment,
+    EXPERIMENT,
+    Data,
     Json,
     TrackingUri,
     folding_table,
@@ -22,6 +22,7 @@ from dynamiccl.train.commands.options import (
     progress_bar,
     stderr,
     stdout,
+    tell,
 )
 from dynamiccl.train.commands.study import study_command
 from dynamiccl.train.recipe import (
@@ -90,7 +91,7 @@ def _show_settings(recipe: Recipe, *, as_json: bool) -> None:
 
 @app.command("fit")
 def fit_command(
-    data: Annotated[Path, typer.Option(help="Data directory of dynamiccl-collect.")],
+    data: Data,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +102,6 @@ def fit_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")
     ] = None,
-    experiment: Experiment = DEFAULT_EXPERIMENT,
     tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     seed: Annotated[
         int | None, typer.Option(help="Seed of weights and batches.", min=0, show_default="0")
@@ -117,13 +117,12 @@ def fit_command(
         ),
     ] = None,
     as_json: Json = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Train a recipe; the checkpoint and the abstain margin are chosen on validation bins.
 
     Example: dynamiccl-train fit --data out/data --recipe ddqn-dueling --seed 1
     """
-    cli.configure_logging(verbose=verbose)
+    cli.configure_logging(verbose=False)
     if resume is not None and (recipe, settings or None, seed) != (None, None, None):
         raise UserError(
             "--resume goes on with a run's own recipe, settings and seed: leave out --recipe, "
@@ -145,20 +144,11 @@ def fit_command(
     telling = cli.working(f"{name}: fitting") if in_one_go else nullcontext()
     try:
         with telling, progress_bar(name) as show:
+            how: dict[str, Any] = {"tracking_uri": tracking_uri, "progress": show, "ray": ray}
             if resume is not None:
-                summary = fitting.resume(
-                    data, resume, tracking_uri=tracking_uri, progress=show, ray=ray
-                )
+                summary = fitting.resume(data, resume, **how)
             else:
-                summary = fitting.fit(
-                    data,
-                    chosen,
-                    experiment=experiment,
-                    tracking_uri=tracking_uri,
-                    seed=seed or 0,
-                    progress=show,
-                    ray=ray,
-                )
+                summary = fitting.fit(data, chosen, experiment=EXPERIMENT, seed=seed or 0, **how)
     except tracking.RunInterrupted as stopped:
         again = f"dynamiccl-train fit --data {data} --resume {stopped.run_id}"
         store = "" if tracking_uri == DEFAULT_TRACKING_URI else f" --tracking-uri {tracking_uri}"
@@ -169,7 +159,8 @@ def fit_command(
     if as_json:
         cli.print_json(asdict(summary))
         return
-    stdout.print(
+    tell(
+        stdout,
         f"run {summary.run_id}: {_work(summary)}\n"
         f"validation: mean regret {summary.validation_regret:.2%} on {summary.validation_tasks} "
         f"tasks (NCCL's default {summary.validation_default_regret:.2%}), abstains below a "
@@ -178,12 +169,7 @@ def fit_command(
         f"files: {summary.run_directory}\n"
         f"registered as models:/{tracking.MODEL_NAME}@{tracking.CANDIDATE} (version {version})\n"
         f"compare runs with: {tracking.ui_hint(tracking_uri, summary.run_id)}",
-        soft_wrap=True,
     )
-
-
-#: What is wider by less is not told.
-_TOLD_FROM: Final = 1.05
 
 
 def _work(summary: "FitSummary") -> str:
@@ -191,17 +177,16 @@ def _work(summary: "FitSummary") -> str:
     if summary.alpha is None:
         steps = f"{summary.steps} steps in {summary.seconds:.1f} s"
         return f"{steps}, best at step {summary.best_step}"
-    done = f"fitted in {summary.seconds:.1f} s; it "
-    told = (
-        f"{done}acts where drawn machines say that at most {summary.alpha:.1%} of its choices are "
-        "slower, and this machine's left-out octaves do not say otherwise"
-    )
-    notes = [
+    wider = ", ".join(
         f"{what} {by:.2f} times as wide as drawn machines have it"
         for what, by in (("prior", summary.widened), ("spreads", summary.stretched))
-        if by > _TOLD_FROM
-    ]
-    return f"{told} ({', '.join(notes)})" if notes else told
+        if by > 1.05  # less is nothing to tell of
+    )
+    return (
+        f"fitted in {summary.seconds:.1f} s; it acts where drawn machines say that at most "
+        f"{summary.alpha:.1%} of its choices are slower, and this machine's left-out octaves do "
+        f"not say otherwise{wider and f' ({wider})'}"
+    )
 
 
 app.command("study")(study_command)
@@ -209,15 +194,10 @@ app.command("study")(study_command)
 
 @app.command("trigger")
 def trigger_command(
-    data: Annotated[Path, typer.Option(help="Data directory of dynamiccl-collect.")],
+    data: Data,
     false_alarms_per_1e5: Annotated[
         float, typer.Option("--false-alarms-per-1e5", help="False alarms in 100,000 quiet calls.")
     ] = 0.5,
-    steps: Annotated[int, typer.Option(help="Training steps of the forecaster.", min=0)] = 80,
-    calls_per_rung: Annotated[
-        int, typer.Option(help="Quiet calls by which each threshold is calibrated.", min=1000)
-    ] = 1_000_000,
-    experiment: Experiment = DEFAULT_EXPERIMENT,
     tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     seed: Annotated[int, typer.Option(help="Seed of weights and streams.", min=0)] = 0,
     as_json: Json = False,
@@ -233,7 +213,7 @@ def trigger_command(
     part_paths(data)
     from dynamiccl.train.trigger.fit import TriggerSettings, fit_trigger
 
-    settings = TriggerSettings(false_alarms_per_1e5, steps, calls_per_rung, seed)
+    settings = TriggerSettings(false_alarms_per_1e5, seed)
     with open_bar() as bar:
         task = bar.add_task("reading", total=None)
 
@@ -241,14 +221,13 @@ def trigger_command(
             bar.update(task, description=what, completed=done, total=total)
 
         summary = fit_trigger(
-            data, settings, experiment=experiment, tracking_uri=tracking_uri, progress=show
+            data, settings, experiment=EXPERIMENT, tracking_uri=tracking_uri, progress=show
         )
     if summary.facts.from_averages:
-        stderr.print(
+        tell(
+            stderr,
             "warning: there were no single calls to learn from, only averages of nccl-tests, which "
             "vary less: expect more false alarms than asked for until recorded calls are imported",
-            soft_wrap=True,
-            highlight=False,
         )
     if as_json:
         cli.print_json(asdict(summary))
@@ -264,20 +243,19 @@ def _show_trigger(summary: "TriggerSummary", tracking_uri: str) -> None:
         f"{'more than 500' if calls is None else f'{calls:.0f}'} calls"
         for name, calls in summary.delays.items()
     )
-    stdout.print(
+    tell(
+        stdout,
         f"run {summary.run_id}: {counts.series} quiet series (calls {counts.calls}, iterations "
         f"{counts.iterations}, averages {counts.averages}; {counts.disturbed} disturbed calls left "
         f"out), usual noise {facts.usual_scale:.3f}, in {summary.seconds:.0f} s\n"
         f"thresholds by reference value, for {facts.false_alarms_per_1e5:g} false alarms in "
         f"100,000 calls: {thresholds}\n"
-        f"found, at the usual noise and 0.5 false alarms in 100,000 calls: {found} (median)\n"
+        f"found, at the usual noise: {found} (median)\n"
         f"forecast error {facts.forecast_error:.3f} robust sigmas (level alone "
         f"{facts.level_error:.3f})\n"
         f"files: {summary.run_directory}\n"
         f"next: dynamiccl-deploy export RUN --trigger {summary.run_id} --out DIR\n"
         f"compare runs with: mlflow ui --backend-store-uri {tracking_uri}",
-        soft_wrap=True,
-        highlight=False,
     )
 
 
@@ -307,11 +285,10 @@ def promote_command(
     acts = "" if found.passed_bins is None else f", acts in {found.passed_bins} size bins"
     before = f" (before: version {found.version_before})" if found.version_before else ""
     name = f"models:/{tracking.MODEL_NAME}@{tracking.CHAMPION}"
-    stdout.print(
+    tell(
+        stdout,
         f"{name} is version {found.version}{acts}{before}\n"
         f"deploy it with: dynamiccl-deploy export {found.policy} --out DIR",
-        soft_wrap=True,
-        highlight=False,
     )
 
 

@@ -4,16 +4,10 @@ What is seen, what may be chosen and what it earns are made by `datasets`, the s
 them of recorded calls. A decision is about a task key, as an entry of a decision table is, and
 takes effect only after the ranks have agreed on it (some 116 calls where 16 ranks share a machine):
 with one call a step a rollout would end before its action takes effect. So in `DecisionEnv` a round
-is `period_calls` calls of each job, as often as a brain decides; a decision is in force
-`delay_rounds` rounds later, and its reward is the mean over the calls of the rounds in which it was
-in force. Discount and rollout length count rounds.
-
-The simulated job does not wait for decisions: without one the last stays in force; and what was
+is `period_calls` calls of each job, as often as a brain decides; discount and rollout length count
+rounds. The job does not wait for decisions: without one the last stays in force; and what was
 decided and is not in force yet is part of the observation (as in mvfst-rl, Sivakumar et al. 2019,
-section 3).
-
-    import gymnasium, dynamiccl.train.online
-    env = gymnasium.make("dynamiccl/Collectives-v0", system="b300-nvlink", scenario="busy-host")
+section 3). How to make one with `gymnasium.make` is in docs/simulator.md.
 
 N jobs, K task keys (or calls in a window), W and F features, A actions, H decisions that are seen.
 """
@@ -99,13 +93,12 @@ class Tables:
         with (`datasets.episodes.training_noise`, or its manifest's; None: of none is known), and
         `costs` NCCL's costs for one that looks at them.
         """
-        asked = with_noise(world_tasks(world), _no_noise() if noise is None else noise)
+        if noise is None:
+            schema = {**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64}
+            noise = pl.DataFrame(schema=schema)
+        asked = with_noise(world_tasks(world), noise)
         context = cold_observations(asked, profiles, costs).context
         return cls(context, world.mask, world.quiet_us[:, ABSTAIN_ACTION].copy())
-
-
-def _no_noise() -> pl.DataFrame:
-    return pl.DataFrame(schema={**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64})
 
 
 def world_tasks(world: World) -> pl.DataFrame:
@@ -139,10 +132,6 @@ class Course:
     #: Without it the observations of a step are empty, for players that look at nothing.
     observed: bool = True
 
-    def __post_init__(self) -> None:
-        if self.episode_calls < 1 or self.delay_calls < 0:
-            raise ValueError("an episode needs a call, and a delay cannot be negative")
-
 
 def delay_calls(world: World, latency_us: float = AGREEMENT_US) -> int:
     """Calls that a job of the world makes on average while its ranks agree."""
@@ -155,8 +144,8 @@ class CallRings:
     def __init__(self, num_rings: int) -> None:
         """Start empty."""
         size = num_rings * WINDOW_LENGTH
+        # Any valid value for the padding, which is ignored.
         self._calls = CallColumns(
-            # Any valid value for the padding, which is ignored.
             size_bytes=np.ones(size, dtype=np.int64),
             time_us=np.ones(size, dtype=np.float64),
             algorithm=np.zeros(size, dtype=np.int8),
@@ -166,10 +155,6 @@ class CallRings:
             skew_us=np.zeros(size, dtype=np.float64),
         )
         self._count = np.zeros(num_rings, dtype=np.int64)
-
-    def clear(self) -> None:
-        """Remove all calls."""
-        self._count[:] = 0
 
     def add(self, ring: npt.NDArray[np.int64], calls: CallColumns) -> None:
         """Add one call to each of N different rings (N,)."""
@@ -208,7 +193,6 @@ class JobCalls:
         self._num_keys = len(tables.mask)
         self._job = np.arange(num_jobs)
         self._sizes = np.array([call.size_bytes for call in world.keys])
-        self._rings = CallRings(num_jobs * self._num_keys)
         self._random = np.random.default_rng()
         self.jobs: Jobs
 
@@ -217,7 +201,7 @@ class JobCalls:
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self.jobs = self.world.jobs(self.num_envs, int(self._random.integers(1 << 62)))
-        self._rings.clear()
+        self._rings = CallRings(self.num_envs * self._num_keys)
         shape = (self.num_envs, self._num_keys)
         self._in_force = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
         waiting = (self.course.delay_calls + 1, self.num_envs)
@@ -362,13 +346,11 @@ class Rounds:
     seen_decisions: int = 4
 
     def __post_init__(self) -> None:
-        if min(self.period_calls, self.episode_rounds) < 1 or self.delay_rounds < 0:
-            raise ValueError("a round needs a call, an episode a round, and a delay is 0 or more")
-        if self.seen_decisions < 0:
-            raise ValueError(f"{self.seen_decisions} decisions cannot be seen")
+        if min(self.period_calls, self.episode_rounds) < 1 or self.seen_decisions < 0:
+            raise ValueError(f"{self}: a round needs a call, an episode a round")
 
     @classmethod
-    def of(cls, world: World, period_calls: int = 0, **others: Any) -> "Rounds":
+    def of(cls, world: World, period_calls: int = 0, **others: Any) -> Self:
         """With the delay d = ceil(delay in calls / period) that agreement takes in a world.
 
         A period of 0 means the interval at which a brain decides: when its last decision is in

@@ -66,26 +66,3 @@ def calibration_plot(predicted: Floats, measured: Floats, reach: Floats) -> Figu
     axes.legend(loc="upper left", fontsize=8)
     axes.grid(visible=True, alpha=0.3)
     return figure
-
-
-def trigger_curves(
-    losses: Sequence[float],
-    rates: Sequence[float],
-    delays: Mapping[float, Sequence[float | None]],
-) -> Figure:
-    """Loss by step, and of each slowdown (a factor) the median delay by false-alarm rate."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot(range(1, len(losses) + 1), losses, color="tab:blue")
-    left.set(xlabel="step", ylabel="mean absolute error of the forecast (robust sigmas)")
-    for factor, of_factor in delays.items():
-        known = [(r, d) for r, d in zip(rates, of_factor, strict=True) if d is not None]
-        if known:
-            right.plot(*zip(*known, strict=True), marker="o", label=f"{factor:g}x slower")
-    right.set(xlabel="false alarms in 100,000 calls", ylabel="median delay (calls of the key)")
-    right.set(xscale="log", yscale="log")
-    if right.lines:
-        right.legend(loc="upper right", fontsize=8)
-    for axes in (left, right):
-        axes.grid(visible=True, alpha=0.3)
-    return figure

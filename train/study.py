@@ -15,18 +15,18 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
-from optuna.storages import JournalStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages import JournalStorage
 from optuna.storages._heartbeat import BaseHeartbeat  # what a storage with one has to be
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -49,7 +49,6 @@ _RETRIES: Final = 3
 _TRIAL_TAG: Final = "dynamiccl.trial"
 #: The parameter that chooses between recipes; no setting has this name.
 _RECIPE: Final = "recipe"
-_CONFIDENCE: Final = 0.95
 
 #: What was chosen: numbers, and choices as they were written.
 Value = float | int | str
@@ -74,8 +73,12 @@ class Plan:
     count: int = 0
 
     def recipe_of(self, chosen: Chosen) -> Recipe:
-        """The recipe with the chosen settings; raises as `make_recipe`."""
-        texts = [_text(key, value) for key, value in chosen.items() if key != _RECIPE]
+        """The recipe with the chosen settings, lists joined with `+`; raises as `make_recipe`."""
+        texts = [
+            f"{key}={value.replace('+', ',') if isinstance(value, str) else value}"
+            for key, value in chosen.items()
+            if key != _RECIPE
+        ]
         return make_recipe(str(chosen.get(_RECIPE, self.recipes[0])), [*self.settings, *texts])
 
     def setting_of(self, chosen: Chosen) -> str:
@@ -92,74 +95,54 @@ class Plan:
 
     def distributions(self) -> dict[str, Distribution]:
         """What Optuna chooses from, by setting; raises UserError and UnknownName."""
-        option = "--space" if self.count else "--grid"
-        keys = [text.partition("=")[0] for text in self.axes]
-        if twice := sorted({key for key in keys if keys.count(key) > 1}):
-            raise UserError(f"{option} gives {twice[0]} twice: give all its values in one")
         found: dict[str, Distribution] = {}
         if len(self.recipes) > 1:
             found[_RECIPE] = CategoricalDistribution(self.recipes)
-        recipe = make_recipe(self.recipes[0], self.settings)
-        for key, text in zip(keys, self.axes, strict=True):
-            values = text.partition("=")[2]
+        for text in self.axes:
+            key, _, values = text.partition("=")
             if not values:
-                ways = "key=low:high, key=low:high:log or " * (option == "--space")
-                fix = f"write {ways}key=value,value, for example learning_rate=1e-3,3e-4"
-                raise UserError(f"{option} {text} has no values; {fix}")
-            if option == "--space" and ":" in values and "," not in values:
-                found[key] = _range(key, values, recipe)
+                raise UserError(
+                    f"--grid {text} has no values; write key=value,value, for example "
+                    "learning_rate=1e-3,3e-4, with --optuna also key=low:high and key=low:high:log"
+                )
+            if key in found:
+                raise UserError(f"--grid gives {key} twice: give all its values in one")
+            if self.count and ":" in values and "," not in values:
+                found[key] = self._range(key, values)
             else:
                 found[key] = CategoricalDistribution(values.split(","))
         return found
 
-
-def _range(key: str, values: str, recipe: Recipe) -> Distribution:
-    low, high, *scale = values.split(":")
-    given, fix = f"--space {key}={values}", "write key=low:high or key=low:high:log"
-    if scale not in ([], ["log"]):
-        raise UserError(f"{given}: '{':'.join(scale)}' is no scale; {fix}")
-    # Its error names a key that no recipe has, and a bound of the wrong type.
-    name = recipe.source or recipe.name
-    least, most = [getattr(make_recipe(name, [f"{key}={end}"]), key) for end in (low, high)]
-    if any(isinstance(bound, bool | str | tuple) for bound in (least, most)):
-        raise UserError(f"{given}: {key} is no number; give its values as {key}=value,value")
-    if least >= most or (scale and least <= 0):
-        more = " above 0" if scale else ""
-        raise UserError(f"{given}: low must be below high{more}; {fix}")
-    kind = IntDistribution if isinstance(least, int) else FloatDistribution
-    return kind(least, most, log=bool(scale))
+    def _range(self, key: str, values: str) -> Distribution:
+        low, high, *scale = values.split(":")
+        given, fix = f"--grid {key}={values}", "write key=low:high or key=low:high:log"
+        if scale not in ([], ["log"]):
+            raise UserError(f"{given}: '{':'.join(scale)}' is no scale; {fix}")
+        # Its error names a key that no recipe has, and a bound of the wrong type.
+        least, most = [getattr(self.recipe_of({key: end}), key) for end in (low, high)]
+        if any(isinstance(bound, bool | str | tuple) for bound in (least, most)):
+            raise UserError(f"{given}: {key} is no number; give its values as {key}=value,value")
+        if least >= most or (scale and least <= 0):
+            more = " above 0" if scale else ""
+            raise UserError(f"{given}: low must be below high{more}; {fix}")
+        kind = IntDistribution if isinstance(least, int) else FloatDistribution
+        return kind(least, most, log=bool(scale))
 
 
-def _text(key: str, value: Value) -> str:
-    """A value as `--set` takes it; list items are joined with `+`."""
-    return f"{key}={value.replace('+', ',') if isinstance(value, str) else value}"
-
-
-def make_plan(  # noqa: PLR0913 - all of a study
-    data: Path,
-    *,
-    experiment: str,
-    recipes: Sequence[str],
-    settings: Sequence[str],
-    axes: Sequence[str],
-    seeds: int,
-    count: int = 0,
-) -> Plan:
-    """Check what a study is to vary (`Plan`); a list inside a value is written with `+`.
+def checked(plan: Plan) -> Plan:
+    """The plan, with whole paths: workers may run in other directories.
 
     Raises as `make_recipe`, and UserError for values that cannot be tried.
     """
-    # A file's whole path: workers may run in other directories.
-    names = [make_recipe(name, settings).source or name for name in recipes]
-    place = str(data.resolve())
-    plan = Plan(place, experiment, names, list(settings), list(axes), seeds, count)
+    names = [make_recipe(name, plan.settings).source or name for name in plan.recipes]
+    plan = replace(plan, data=str(Path(plan.data).resolve()), recipes=names)
     found = plan.distributions()
+    if plan.count and not found:
+        raise UserError("--optuna needs something to search: give --grid, or several --recipe")
     alone = ({k: str(v)} for k, d in found.items() for v in getattr(d, "choices", ()))
-    for chosen in alone if count else plan.combinations():
+    for chosen in alone if plan.count else plan.combinations():
         plan.recipe_of(chosen)  # its errors
-    # A search for more settings than there are tries all of them, as a grid does; a range has more.
-    sizes = [len(getattr(each, "choices", range(count + 1))) for each in found.values()]
-    return replace(plan, count=count if count < math.prod(sizes) else 0)
+    return plan
 
 
 class _File(JournalFileBackend):
@@ -188,9 +171,9 @@ class _Journal(JournalStorage, BaseHeartbeat):
         """Seconds from one beat to the next."""
         return BEAT_S
 
-    def get_heartbeat_stale_trial_callback(self) -> RetryHeartbeatStaleTrialCallback:
+    def get_heartbeat_stale_trial_callback(self) -> Callable[[optuna.Study, FrozenTrial], None]:
         """What queues a trial again whose worker is dead."""
-        return _queue_again(_RETRIES)
+        return _queue_after_death
 
 
 def _last_beat(trial: FrozenTrial) -> float:
@@ -198,9 +181,26 @@ def _last_beat(trial: FrozenTrial) -> float:
     return max(began, float(trial.system_attrs.get("heartbeat", 0.0)))
 
 
-def _queue_again(most: int | None = None) -> RetryHeartbeatStaleTrialCallback:
-    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        return RetryHeartbeatStaleTrialCallback(max_retry=most)
+def _queue_again(study: optuna.Study, trial: FrozenTrial, deaths: int) -> None:
+    """Queue a trial again as it was; `deaths`: of how many of its workers it has been told."""
+    told = {"failed_trial": _number(trial), "deaths": deaths}
+    again = optuna.create_trial(
+        state=TrialState.WAITING,
+        params=trial.params,
+        distributions=trial.distributions,
+        user_attrs=trial.user_attrs,
+        system_attrs=trial.system_attrs | told,
+    )
+    study.add_trial(again)
+
+
+def _deaths(trial: FrozenTrial) -> int:
+    return int(trial.system_attrs.get("deaths", 0))
+
+
+def _queue_after_death(study: optuna.Study, trial: FrozenTrial) -> None:
+    if _deaths(trial) < _RETRIES:
+        _queue_again(study, trial, _deaths(trial) + 1)
 
 
 def begin_study(plan: Plan, tracking_uri: str) -> optuna.Study:
@@ -257,7 +257,7 @@ def retry_failed(study: optuna.Study) -> None:
     """Queue the trials again that failed, for example since data were missing."""
     for trial in latest_trials(study).values():
         if trial.state is TrialState.FAIL:
-            _queue_again()(study, study.trials[trial.number])
+            _queue_again(study, trial, deaths=0)
 
 
 def work(study: optuna.Study, tracking_uri: str) -> Iterator[str]:
@@ -299,7 +299,8 @@ class _Worker:
     def give_back(self) -> None:
         """Queue the trial again that it was interrupted in, which counts as failed by now."""
         if self._taken is not None:
-            _queue_again()(self._study, self._study.trials[self._taken])
+            trial = self._study.trials[self._taken]
+            _queue_again(self._study, trial, _deaths(trial))
 
     def _stay(self, *_: object) -> None:
         """Raise UserError where another worker has taken the trial over, for want of a beat."""
@@ -323,16 +324,14 @@ class _Worker:
             self._study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
             axes = self._plan.distributions().items()
             chosen = {key: _suggest(trial, key, each) for key, each in axes}
-            recipe, setting = self._plan.recipe_of(chosen), self._plan.setting_of(chosen)
+            setting = self._plan.setting_of(chosen)
             trial.set_user_attr("setting", setting)
-            runs += self._tried(number, known.user_attrs["seeds"], chosen)
-            for seed in known.user_attrs["seeds"][len(runs) :]:
+            for seed in known.user_attrs["seeds"]:
                 name = f"trial {number} ({setting}, seed {seed})"
                 tags = {_TRIAL_TAG: f"{number}.{seed}", "setting": setting}
-                runs.append(self._train(recipe, seed, tags))
+                runs.append(self._train(self._plan.recipe_of(chosen), seed, tags))
                 self.lines.append(f"{name}: validation regret {runs[-1].validation_regret:.2%}")
                 trial.set_user_attr("runs", [asdict(run) for run in runs])  # some of a search's
-            trial.set_user_attr("runs", [asdict(run) for run in runs])
         except Exception as error:  # stops no other trial
             kind = "" if isinstance(error, DynamicclError) else f"{type(error).__name__}: "
             self.lines.append(f"{name}: {kind}{error}")
@@ -342,24 +341,21 @@ class _Worker:
         self._taken = None
         return float(np.mean([run.validation_regret for run in runs]))
 
-    def _tried(self, number: int, seeds: list[int], chosen: Chosen) -> list[FitSummary]:
-        """What an earlier trial of the same setting came to: TPE may choose one twice."""
-        for other, trial in latest_trials(self._study).items():
-            same = trial.params == chosen and trial.user_attrs["seeds"] == seeds
-            if same and other < number and trial.state is TrialState.COMPLETE:
-                return [FitSummary(**run) for run in trial.user_attrs["runs"]]
-        return []
-
     def _train(self, recipe: Recipe, seed: int, tags: Mapping[str, str]) -> FitSummary:
-        """Train as a child run, or go on with the one that a worker left."""
-        data, wanted = Path(self._plan.data), {_TRIAL_TAG: tags[_TRIAL_TAG]}
-        for child in tracking.children(self._uri, self._study.study_name, wanted):
-            text = tracking.read_text(self._uri, child.run_id, SUMMARY_NAME)
-            if text is not None:  # killed before it could tell
+        """Train as a child run, unless there is one, or go on with the one that a worker left."""
+        data = Path(self._plan.data)
+        for child in tracking.children(self._uri, self._study.study_name):
+            run_id, told = child.info.run_id, child.data.tags
+            if told["setting"] != tags["setting"] or not told[_TRIAL_TAG].endswith(f".{seed}"):
+                continue
+            # Killed before it could tell; or TPE chose a setting twice.
+            text = tracking.read_text(self._uri, run_id, SUMMARY_NAME)
+            if text is not None:
                 return FitSummary(**json.loads(text))
             # Killed before its first epoch, or two wrote at once: nothing to go on from.
-            with suppress(MissingPath, CorruptFile):
-                return resume(data, child.run_id, tracking_uri=self._uri, progress=self._stay)
+            if told[_TRIAL_TAG] == tags[_TRIAL_TAG]:
+                with suppress(MissingPath, CorruptFile):
+                    return resume(data, run_id, tracking_uri=self._uri, progress=self._stay)
         return fit(
             data,
             recipe,
@@ -391,6 +387,16 @@ class SettingSummary:
     best_run: str
     train_seconds: float
 
+    @classmethod
+    def of(cls, setting: str, runs: Sequence[FitSummary]) -> Self:
+        """Of the trainings of a setting."""
+        best = min(runs, key=lambda run: run.validation_regret)
+        regrets = [run.validation_regret for run in runs]
+        seconds = float(np.mean([run.seconds for run in runs]))
+        low, high = student_interval(regrets)
+        mean = float(np.mean(regrets))
+        return cls(setting, len(runs), mean, low, high, best.run_id, seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
@@ -412,7 +418,7 @@ def summarise_study(study: optuna.Study) -> tuple[StudySummary, list[str]]:
         runs = trial.user_attrs.get("runs", ())
         for seed, run in zip(trial.user_attrs["seeds"], runs, strict=False):
             found.setdefault(trial.user_attrs["setting"], {})[seed] = FitSummary(**run)
-    settings = [_summary(setting, list(each.values())) for setting, each in found.items()]
+    settings = [SettingSummary.of(setting, [*each.values()]) for setting, each in found.items()]
     defaults = [run.validation_default_regret for each in found.values() for run in each.values()]
     summary = StudySummary(
         run_id=study.study_name,
@@ -427,23 +433,24 @@ def summarise_study(study: optuna.Study) -> tuple[StudySummary, list[str]]:
     return summary, [t.user_attrs.get("error", f"trial {_number(t)}: {lost}") for t in failed]
 
 
-def end_study(summary: StudySummary, tracking_uri: str) -> None:
-    """Log a study's outcome in its parent run, and end it: as failed while a trial is missing.
+def end_study(study: optuna.Study, tracking_uri: str) -> tuple[StudySummary, list[str]]:
+    """As `summarise_study`; once no trial runs or waits, the parent run has it and ends.
 
-    The best run of the best setting becomes the candidate.
+    It fails while a training is missing. The best run of the best setting becomes the candidate.
     """
-    metrics: dict[str, float] = {"trials_done": summary.done}
-    tags: dict[str, str] = {}
+    summary, failures = summarise_study(study)
+    if not all(trial.state.is_finished() for trial in latest_trials(study).values()):
+        return summary, failures  # other workers go on
+    run = tracking.reopen_run(tracking_uri, summary.run_id)
+    run.log_metrics({"trials_done": summary.done}, step=0)
     if summary.settings:
         best = summary.settings[0]
-        metrics["best_validation_regret"] = best.mean
-        tags = {"best_setting": best.setting, "best_run": best.best_run}
+        run.log_metrics({"best_validation_regret": best.mean}, step=0)
+        run.set_tags({"best_setting": best.setting, "best_run": best.best_run})
         tracking.register(tracking_uri, best.best_run, tracking.CANDIDATE)
-    run = tracking.reopen_run(tracking_uri, summary.run_id)
-    run.log_metrics(metrics, step=0)
-    run.set_tags(tags)
     run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
     run.end(finished=summary.done == summary.trials)
+    return summary, failures
 
 
 def student_interval(values: npt.ArrayLike) -> tuple[float, float] | tuple[None, None]:
@@ -451,19 +458,5 @@ def student_interval(values: npt.ArrayLike) -> tuple[float, float] | tuple[None,
     drawn = np.asarray(values, dtype=np.float64)
     if len(drawn) < 2:
         return None, None
-    reach = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(drawn) - 1) * stats.sem(drawn))
+    reach = float(stats.t.ppf(0.975, len(drawn) - 1) * stats.sem(drawn))
     return float(drawn.mean()) - reach, float(drawn.mean()) + reach
-
-
-def _summary(setting: str, runs: Sequence[FitSummary]) -> SettingSummary:
-    regrets = np.array([run.validation_regret for run in runs])
-    low, high = student_interval(regrets)
-    return SettingSummary(
-        setting=setting,
-        seeds=len(runs),
-        mean=float(regrets.mean()),
-        low=low,
-        high=high,
-        best_run=runs[int(regrets.argmin())].run_id,
-        train_seconds=float(np.mean([run.seconds for run in runs])),
-    )

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,27 +31,12 @@ from typing import Any, Final
 from urllib.parse import unquote, urlparse
 
 import mlflow
-from mlflow.entities import (
-    Dataset,
-    DatasetInput,
-    Experiment,
-    InputTag,
-    Param,
-    RunStatus,
-    SourceType,
-)
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import Run as MlflowRun
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.utils.models import get_model_name_and_version
 from mlflow.tracking import MlflowClient
-from mlflow.utils.mlflow_tags import (
-    MLFLOW_DATASET_CONTEXT,
-    MLFLOW_EXPERIMENT_PRIMARY_METRIC_GREATER_IS_BETTER,
-    MLFLOW_EXPERIMENT_PRIMARY_METRIC_NAME,
-    MLFLOW_PARENT_RUN_ID,
-    MLFLOW_RUN_NOTE,
-    MLFLOW_SOURCE_NAME,
-    MLFLOW_SOURCE_TYPE,
-)
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from dynamiccl.datasets.manifest import (
     MANIFEST_NAME,
@@ -85,15 +71,17 @@ _VIEW: Final = {
         }
     ),
 }
-#: Tags of an experiment. The kind has no constant in MLflow's Python; its UI reads it.
+#: Tags of an experiment, which MLflow's pages read.
 EXPERIMENT_TAGS: Final = {
     "mlflow.experimentKind": "custom_model_development",
-    MLFLOW_EXPERIMENT_PRIMARY_METRIC_NAME: "best_validation_regret",
-    MLFLOW_EXPERIMENT_PRIMARY_METRIC_GREATER_IS_BETTER: "false",
+    "mlflow.experiment.primaryMetric.name": "best_validation_regret",
+    "mlflow.experiment.primaryMetric.greaterIsBetter": "false",
     f"mlflow.sharedViewState.{VIEW_KEY}": json.dumps(_VIEW),
 }
 #: MLflow takes at most 36 characters of a data set's digest.
 _DIGEST_DIGITS: Final = 12
+#: Runs that MLflow gives at once.
+_MOST_RUNS: Final = 50_000
 #: The registered model whose versions are policies.
 MODEL_NAME: Final = "dynamiccl"
 #: Alias of the version that was trained last.
@@ -104,18 +92,6 @@ _SERVERS: Final = ("http://", "https://")
 NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def absolute_uri(tracking_uri: str) -> str:
-    """The URI with an absolute path, for processes with another working directory.
-
-    >>> absolute_uri("http://server:5000")
-    'http://server:5000'
-    """
-    scheme, separator, rest = tracking_uri.partition(":///")
-    if separator and scheme.startswith("sqlite") and rest:
-        return f"{scheme}:///{Path(rest).absolute()}"
-    return tracking_uri if ":" in tracking_uri else str(Path(tracking_uri).absolute())
-
-
 def database_of(tracking_uri: str) -> Path | None:
     """The file of an SQLite store; None for other stores.
 
@@ -124,6 +100,18 @@ def database_of(tracking_uri: str) -> Path | None:
     """
     scheme, separator, rest = tracking_uri.partition(":///")
     return Path(rest) if separator and scheme.startswith("sqlite") and rest else None
+
+
+def absolute_uri(tracking_uri: str) -> str:
+    """The URI with an absolute path, for processes with another working directory.
+
+    >>> absolute_uri("http://server:5000")
+    'http://server:5000'
+    """
+    database = database_of(tracking_uri)
+    if database is not None:
+        return f"{tracking_uri.partition(':///')[0]}:///{database.absolute()}"
+    return tracking_uri if ":" in tracking_uri else str(Path(tracking_uri).absolute())
 
 
 def kept_folder(directory: Path | None, run_id: str) -> Path:
@@ -170,103 +158,39 @@ def check_writable(tracking_uri: str) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay SIGINT until the block ends; KeyboardInterrupt is raised then.
+    """Delay SIGINT until the block ends.
 
     An interrupted transaction leaves MLflow's store locked.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # it gets no signals
         return
-    came = False
-
-    def remember(_number: int, _frame: object) -> None:
-        nonlocal came
-        came = True
-
-    before = signal.signal(signal.SIGINT, remember)
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
     if came:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+
+class _Shielded:
+    """MLflow's client, each of whose calls comes to its end before an interrupt is felt."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return uninterrupted()(getattr(self._client, name))
 
 
 class Run:
-    """One tracked run."""
+    """One tracked run: what all runs log alike."""
 
-    def __init__(self, client: MlflowClient, run_id: str, artifact_uri: str) -> None:
-        """Wrap an MLflow run that has been started."""
-        self._client = client
-        self.run_id = run_id
-        self.artifact_uri = artifact_uri
-
-    @uninterrupted()
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log parameters, as text."""
-        entries = [Param(name, str(value)[:500]) for name, value in params.items()]
-        self._client.log_batch(self.run_id, params=entries)
-
-    @uninterrupted()
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics of one step."""
-        mlflow.log_metrics(dict(metrics), step=step, run_id=self.run_id)
-
-    @uninterrupted()
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags."""
-        for name, value in tags.items():
-            self._client.set_tag(self.run_id, name, value)
-
-    @uninterrupted()
-    def log_data(self, folder: str, digest: str) -> None:
-        """Log the data directory that the run learns from as MLflow's data set: name and hash."""
-        entity = Dataset(
-            name=Path(folder).resolve().name or folder,
-            digest=digest[:_DIGEST_DIGITS],
-            source_type="local",
-            source=json.dumps({"uri": str(Path(folder).resolve())}),
-        )
-        inputs = [DatasetInput(entity, tags=[InputTag(MLFLOW_DATASET_CONTEXT, "training")])]
-        try:
-            self._client.log_inputs(self.run_id, inputs)
-        except MlflowException:
-            # MLflow 3 looks for the data set and then inserts it: another trial of the study may
-            # have come between (UNIQUE constraint). Now it is there; another error comes again.
-            self._client.log_inputs(self.run_id, inputs)
-
-    def describe(self, text: str) -> None:
-        """Set the description that MLflow shows beside the run."""
-        self.set_tags({MLFLOW_RUN_NOTE: text})
-
-    @uninterrupted()
-    def log_text(self, text: str, name: str) -> None:
-        """Write a text among the run's artifacts."""
-        self._client.log_text(self.run_id, text, name)
-
-    @uninterrupted()
-    def end(self, *, finished: bool) -> None:
-        """End it as FINISHED or FAILED."""
-        status = RunStatus.FINISHED if finished else RunStatus.FAILED
-        self._client.set_terminated(self.run_id, RunStatus.to_string(status))
-
-    def param(self, name: str) -> str:
-        """A parameter that was logged; empty without."""
-        return str(self._client.get_run(self.run_id).data.params.get(name, ""))
-
-    def tag(self, name: str) -> str:
-        """A tag; empty without."""
-        return str(self._client.get_run(self.run_id).data.tags.get(name, ""))
-
-    def history(self, name: str) -> dict[int, float]:
-        """Step -> value of a metric, in order of the steps; empty when it was never logged."""
-        found = self._client.get_metric_history(self.run_id, name)
-        return {each.step: each.value for each in sorted(found, key=lambda each: each.step)}
-
-    @uninterrupted()
-    def log_folder(self, folder: Path, name: str | None = None) -> None:
-        """Copy what a folder holds into the run's artifacts, or into folder `name` of them."""
-        self._client.log_artifacts(self.run_id, str(folder), name)
+    def __init__(self, client: Any, run_id: str, artifact_uri: str) -> None:
+        """Of a run that has been started."""
+        self._client, self.run_id, self.artifact_uri = client, run_id, artifact_uri
 
     @property
     def directory(self) -> Path | None:
@@ -288,36 +212,81 @@ class Run:
         self.log_folder(scratch)
         self.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
 
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log parameters, as text."""
+        entries = [Param(name, str(value)[:500]) for name, value in params.items()]
+        self._client.log_batch(self.run_id, params=entries)
 
-def _find_or_create(client: MlflowClient, tracking_uri: str, name: str) -> str:
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log metrics of one step."""
+        now = int(time.time() * 1000)
+        entries = [Metric(name, value, now, step) for name, value in metrics.items()]
+        self._client.log_batch(self.run_id, metrics=entries)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        entries = [RunTag(name, value) for name, value in tags.items()]
+        self._client.log_batch(self.run_id, tags=entries)
+
+    def describe(self, text: str) -> None:
+        """Set the description that MLflow shows beside the run."""
+        self.set_tags({"mlflow.note.content": text})
+
+    def log_data(self, folder: str, digest: str) -> None:
+        """Log the data directory that the run learns from as MLflow's data set: name and hash."""
+        place = Path(folder).resolve()
+        entity = Dataset(
+            name=place.name or folder,
+            digest=digest[:_DIGEST_DIGITS],
+            source_type="local",
+            source=json.dumps({"uri": str(place)}),
+        )
+        inputs = [DatasetInput(entity, tags=[InputTag("mlflow.data.context", "training")])]
+        try:
+            self._client.log_inputs(self.run_id, inputs)
+        except MlflowException:
+            # MLflow 3 looks for the data set and then inserts it: another trial of the study may
+            # have come between (UNIQUE constraint). Now it is there; another error comes again.
+            self._client.log_inputs(self.run_id, inputs)
+
+    def log_text(self, text: str, name: str) -> None:
+        """Write a text among the run's artifacts."""
+        self._client.log_text(self.run_id, text, name)
+
+    def log_folder(self, folder: Path, name: str | None = None) -> None:
+        """Copy what a folder holds into the run's artifacts, or into folder `name` of them."""
+        self._client.log_artifacts(self.run_id, str(folder), name)
+
+    def end(self, *, finished: bool) -> None:
+        """End it as FINISHED or FAILED."""
+        self._client.set_terminated(self.run_id, "FINISHED" if finished else "FAILED")
+
+    def param(self, name: str) -> str:
+        """A parameter that was logged; empty without."""
+        return str(self._client.get_run(self.run_id).data.params.get(name, ""))
+
+    def tag(self, name: str) -> str:
+        """A tag; empty without."""
+        return str(self._client.get_run(self.run_id).data.tags.get(name, ""))
+
+    def history(self, name: str) -> dict[int, float]:
+        """Step -> value of a metric, in order of the steps; empty when it was never logged."""
+        found = self._client.get_metric_history(self.run_id, name)
+        return {each.step: each.value for each in sorted(found, key=lambda each: each.step)}
+
+
+def _find_or_create(client: Any, tracking_uri: str, name: str) -> str:
     """The id of the experiment `name`, which is made if need be; sets the tags that it lacks."""
     found = client.get_experiment_by_name(name)
     if found is not None:
-        _set_missing_tags(client, found)
+        for key in EXPERIMENT_TAGS.keys() - found.tags.keys():  # made by hand
+            client.set_experiment_tag(found.experiment_id, key, EXPERIMENT_TAGS[key])
         return str(found.experiment_id)
-    database = database_of(tracking_uri)
-    if database is None:
-        return str(client.create_experiment(name, tags=EXPERIMENT_TAGS))
     # Beside the database, wherever the command was started: runs and their files stay together.
-    root = database.resolve().parent / "mlruns"
-    made = client.create_experiment(name, artifact_location=root.as_uri(), tags=EXPERIMENT_TAGS)
+    database = database_of(tracking_uri)
+    root = None if database is None else (database.resolve().parent / "mlruns").as_uri()
+    made = client.create_experiment(name, artifact_location=root, tags=EXPERIMENT_TAGS)
     return str(made)
-
-
-def _set_missing_tags(client: MlflowClient, experiment: Experiment) -> None:
-    """Set those of EXPERIMENT_TAGS that an experiment of an older release lacks."""
-    for key in EXPERIMENT_TAGS.keys() - experiment.tags.keys():
-        client.set_experiment_tag(experiment.experiment_id, key, EXPERIMENT_TAGS[key])
-
-
-def runs_page(experiment_id: str) -> str:
-    """Address of an experiment's runs, below that of `mlflow ui`.
-
-    >>> runs_page("1")
-    '/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=dynamiccl'
-    """
-    query = f"workflowType=machine_learning&viewStateShareKey={VIEW_KEY}"
-    return f"/#/experiments/{experiment_id}/runs?{query}"
 
 
 def source_tags() -> dict[str, str]:
@@ -327,10 +296,7 @@ def source_tags() -> dict[str, str]:
     program = f"dynamiccl-{path.parent.name}" if path.name == "cli.py" else path.name
     if program.startswith("dynamiccl-") and command and command[0].isalpha():
         program = f"{program} {command[0]}"
-    return {
-        MLFLOW_SOURCE_NAME: program or "python",
-        MLFLOW_SOURCE_TYPE: SourceType.to_string(SourceType.LOCAL),
-    }
+    return {"mlflow.source.name": program or "python", "mlflow.source.type": "LOCAL"}
 
 
 def open_run(
@@ -349,8 +315,7 @@ def reopen_run(tracking_uri: str, run_id: str) -> Run:
     """A run that was started; raises UserError when the store does not hold it."""
     check_there(tracking_uri, run_id)
     with _store(tracking_uri) as client:
-        run = client.get_run(run_id)
-    return Run(client, run_id, run.info.artifact_uri)
+        return Run(client, run_id, client.get_run(run_id).info.artifact_uri)
 
 
 @contextmanager
@@ -372,19 +337,17 @@ def continue_run(tracking_uri: str, run_id: str) -> Iterator[Run]:
     Raises UserError when the tracking URI cannot be used, does not hold the run, or the run has
     finished.
     """
-    check_there(tracking_uri, run_id)
+    run = reopen_run(tracking_uri, run_id)
     with _store(tracking_uri) as client:
-        run = client.get_run(run_id)
-    if run.info.status == RunStatus.to_string(RunStatus.FINISHED):
-        raise UserError(f"run '{run_id}' has finished; train anew with 'dynamiccl-train fit'")
-    with _ended(Run(client, run_id, run.info.artifact_uri)) as tracked:
-        _set_missing_tags(client, client.get_experiment(run.info.experiment_id))
-        client.update_run(run_id, RunStatus.to_string(RunStatus.RUNNING))
+        if client.get_run(run_id).info.status == "FINISHED":
+            raise UserError(f"run '{run_id}' has finished; train anew with 'dynamiccl-train fit'")
+        client.update_run(run_id, "RUNNING")
+    with _ended(run) as tracked:
         yield tracked
 
 
 @contextmanager
-def _store(tracking_uri: str) -> Iterator[MlflowClient]:
+def _store(tracking_uri: str) -> Iterator[Any]:
     # MLflow logs the migrations of a new database line by line.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -394,8 +357,9 @@ def _store(tracking_uri: str) -> Iterator[MlflowClient]:
         # MLflow keeps stores by their address: a relative one would stay in the first directory.
         address = absolute_uri(tracking_uri)
         mlflow.set_tracking_uri(address)
-        with uninterrupted():
-            yield MlflowClient(address)
+        with uninterrupted():  # it makes the database
+            client = MlflowClient(address)
+        yield _Shielded(client)
     except MlflowException as error:
         said = str(error.message).partition("\n")[0]
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
@@ -429,34 +393,24 @@ def _ended(run: Run) -> Iterator[Run]:
         run.end(finished=finished)
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A run below another."""
-
-    run_id: str
-    tags: Mapping[str, str]
-
-
 def child_tags(parent_run_id: str) -> dict[str, str]:
     """Tags of a run that make it a child."""
     return {MLFLOW_PARENT_RUN_ID: parent_run_id}
 
 
-def children(tracking_uri: str, parent_run_id: str, tags: Mapping[str, str]) -> list[Child]:
-    """The runs below a run that have these tags, oldest first."""
-    wanted = child_tags(parent_run_id) | dict(tags)
-    query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in wanted.items())
+def children(tracking_uri: str, parent_run_id: str) -> list[MlflowRun]:
+    """The runs below a run, oldest first."""
     with _store(tracking_uri) as client:
-        experiment_id = client.get_run(parent_run_id).info.experiment_id
-        found: list[Child] = []
-        token: str | None = None
-        while token is None or token:
-            page = client.search_runs(
-                [experiment_id], query, order_by=["attributes.start_time"], page_token=token
-            )
-            found += [Child(run.info.run_id, run.data.tags) for run in page]
-            token = page.token or ""
-        return found
+        place = client.get_run(parent_run_id).info.experiment_id
+        query = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent_run_id}'"
+        order = ["attributes.start_time"]
+        return [*client.search_runs([place], query, max_results=_MOST_RUNS, order_by=order)]
+
+
+def runs_page(experiment_id: str) -> str:
+    """Address of an experiment's runs, below that of `mlflow ui`."""
+    query = f"workflowType=machine_learning&viewStateShareKey={VIEW_KEY}"
+    return f"/#/experiments/{experiment_id}/runs?{query}"
 
 
 def ui_hint(tracking_uri: str, run_id: str) -> str:
@@ -477,9 +431,6 @@ def _list_runs(tracking_uri: str) -> str:
 def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
     """A text among a run's artifacts; None without it. Raises UserError for a run that is not."""
     run = reopen_run(tracking_uri, run_id)
-    if run.directory is not None:
-        path = run.directory / name
-        return path.read_text(encoding="utf-8") if path.is_file() else None
     with _store(tracking_uri) as client:
         if name not in {entry.path for entry in client.list_artifacts(run_id)}:
             return None
@@ -574,7 +525,7 @@ def find_run(named: str, tracking_uri: str) -> str | None:
         return str(client.get_run(run_id).info.run_id)
 
 
-def _id_of(client: MlflowClient, named: str) -> str:
+def _id_of(client: Any, named: str) -> str:
     """The id of a run by its name (`cql-seed0`): of the latest that ended well; others as given."""
     if re.fullmatch("[0-9a-f]{32}", named) or "'" in named:
         return named

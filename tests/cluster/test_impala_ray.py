@@ -72,14 +72,14 @@ def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
 )
 def test_what_is_no_head_says_so(address: str, error: type[DynamicclError], words: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
-    from dynamiccl.train.online.ray_actors import RayJoin
+    from dynamiccl.train.online.ray_actors import check_cluster
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]  # once this is closed
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = listener.getsockname()[1]  # takes connections, and never answers
         with pytest.raises(error, match=words):
-            RayJoin(address.format(free=free, silent=silent), join_s=2.0)
+            check_cluster(address.format(free=free, silent=silent), join_s=2.0)
 
 
 def test_without_ray_the_message_names_the_extra(data_dir: Path, tmp_path: Path) -> None:

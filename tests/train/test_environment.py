@@ -1,36 +1,48 @@
-"""Simulated jobs call by call: delays, and that nothing is computed twice."""
+"""Simulated jobs, call by call and in rounds: what is seen, in force when, and what it earns."""
 
-from dataclasses import dataclass, replace
+import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import polars as pl
 import pytest
+from gymnasium.utils.env_checker import check_env
 
-from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep import parse_sweep
-from dynamiccl.datasets.actions import Catalogue
+import dynamiccl.train.online  # noqa: F401 - registers
+from dynamiccl.collect.simulated import simulate
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import sequence_steps, training_noise
 from dynamiccl.datasets.store import read
+from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import Recording
-from dynamiccl.simulator.scenario import Scenario, find_scenario
+from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.environment import Course, JobCalls, Tables, delay_calls
+from dynamiccl.train.environment import (
+    LATE,
+    Course,
+    DecisionEnv,
+    JobCalls,
+    Rounds,
+    Tables,
+    Variation,
+    delay_calls,
+    make_vector,
+)
 from tests.splits import split_of
 
-SHAPE = Group(4, 8)
+ID = "dynamiccl/Collectives-v0"
 PROFILES = ["default"]
-WHOLE = Course()
 SWEEP = """
 name = "quiet"
 system = "h100-ib"
@@ -40,88 +52,61 @@ groups = [{ num_nodes = 4, ranks_per_node = 8 }]
 sizes = { min = "64K", max = "64M", steps_per_octave = 4 }
 nccl_version = "2.27.5"
 cycles = 3
+[simulator]
+seed = 0
 """
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
     out = tmp_path_factory.mktemp("quiet")
-    parsed = parse_sweep(SWEEP, where="test")
-    strategy = make_strategy(parsed.file, parsed.trials)
-    run_sweep(parsed, strategy, SimulatorRunner(parsed.file), out, resume=False)
+    simulate(SWEEP, out)
     return read(out)
 
 
-def small_workload() -> Workload:
+def small_world(frame: pl.DataFrame, around: Scenario) -> World:
     """Three task keys, in training bins, of two collectives."""
     sizes = [s for s in (1 << 18, 1 << 20, 1 << 22, 1 << 24) if split_of(s) is Split.TRAIN][:2]
-    assert len(sizes) == 2
-    calls = [WorkCall(SHAPE, Collective.AllReduce, size, 500.0) for size in sizes]
-    gather = WorkCall(SHAPE, Collective.AllGather, sizes[0], 500.0)
-    return Workload("small", (*calls, gather, calls[0]))
-
-
-def small_world(frame: pl.DataFrame, scenario: Scenario | None = None) -> World:
+    work = [*((Collective.AllReduce, size) for size in sizes), (Collective.AllGather, sizes[0])]
+    calls = [WorkCall(Group(4, 8), collective, size, 500.0) for collective, size in work]
     catalogue = Catalogue.from_frame(usable(tuned(frame)))
-    around = scenario or find_scenario("congested")
-    return World(find_system("h100-ib"), small_workload(), catalogue.configs, around)
+    workload = Workload("small", (*calls, calls[0]))
+    return World(find_system("h100-ib"), workload, catalogue.configs, around)
 
 
-def small_env(frame: pl.DataFrame, jobs: int = 3, course: Course = WHOLE) -> JobCalls:
-    world = small_world(frame)
-    return JobCalls(world, Tables.of(world, PROFILES, training_noise(frame)), jobs, course)
-
-
-def allowed(observation: dict[str, np.ndarray], random: np.random.Generator) -> np.ndarray:
-    mask = observation["mask"]
-    drawn: np.ndarray = (random.random(mask.shape) * mask).argmax(axis=1)
+def allowed(mask: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    drawn: np.ndarray = (random.random(mask.shape) * mask).argmax(axis=-1)
     return drawn
-
-
-@dataclass(frozen=True)
-class Step:
-    seen: dict[str, np.ndarray]
-    action: int
-    reward: float
 
 
 def references(frame: pl.DataFrame, world: World) -> np.ndarray:
     """NCCL's default as the sweep measured it, by task key."""
     default = frame.filter("is_default")
-    return np.array(
-        [
-            default.filter(
-                pl.col("collective") == call.collective.wire,
-                pl.col("size_bytes") == call.size_bytes,
-            )["time_us"].median()
-            for call in world.keys
-        ],
-        dtype=np.float64,
-    )
+    keys = [(call.collective.wire, call.size_bytes) for call in world.keys]
+    of_key = [default.filter(collective=name, size_bytes=size)["time_us"] for name, size in keys]
+    return np.array([times.median() for times in of_key], dtype=np.float64)
 
 
 def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
     sweep: pl.DataFrame, tmp_path: Path
 ) -> None:
     """One code: an environment's steps are those of the same calls, recorded and read back."""
-    world = small_world(sweep)
-    noise = training_noise(sweep)
+    world, noise = small_world(sweep, find_scenario("congested")), training_noise(sweep)
     tables = replace(Tables.of(world, PROFILES, noise), reference_us=references(sweep, world))
     recording = Recording(world, "played")
-    env = JobCalls(world, tables, 3, Course(episode_calls=200))
-    random = np.random.default_rng(0)
+    env, random = JobCalls(world, tables, 3, Course(episode_calls=200)), np.random.default_rng(0)
     observation = env.reset(seed=4)
-    played: dict[tuple[int, int], list[Step]] = {}
+    played: dict[tuple[int, int], list[tuple[dict[str, np.ndarray], int, float]]] = {}
     for _ in range(200):
-        chosen = allowed(observation, random)
+        chosen = allowed(observation["mask"], random)
         key, before = env.jobs.key, observation
         observation, ran = env.step(chosen)
         earned = reward(ran.measured_us, tables.reference_us[key])
         recording.add(ran)
         for job in range(3):
             seen = {name: part[job] for name, part in before.items()}
-            one = Step(seen, int(chosen[job]), float(earned[job]))
-            played.setdefault((job, int(key[job])), []).append(one)
+            steps = played.setdefault((job, int(key[job])), [])
+            steps.append((seen, int(chosen[job]), float(earned[job])))
     recording.write(tmp_path)
 
     calls = read(tmp_path, "calls")
@@ -132,16 +117,16 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
     for episode in range(9):
         rows = np.arange(made.starts[episode], made.starts[episode + 1])
         first = float(made.reward[rows[0]])
-        steps = min(played.values(), key=lambda each: abs(each[0].reward - first))
+        steps = min(played.values(), key=lambda each: abs(each[0][2] - first))
         played = {place: each for place, each in played.items() if each is not steps}
         found, mask, _ = made.observe(rows, np.full(len(rows), episode))
         assert len(rows) == len(steps)
         for name, part in (("window", found.window), ("context", found.context)):
-            expected = np.stack([step.seen[name] for step in steps])
+            expected = np.stack([seen[name] for seen, _, _ in steps])
             np.testing.assert_allclose(part, expected, rtol=1e-5, atol=1e-5)
-        assert (mask > 0.5).tolist() == [step.seen["mask"].tolist() for step in steps]
-        assert made.action[rows].tolist() == [step.action for step in steps]
-        assert made.reward[rows] == pytest.approx([step.reward for step in steps], rel=1e-5)
+        assert (mask > 0.5).tolist() == [seen["mask"].tolist() for seen, _, _ in steps]
+        assert made.action[rows].tolist() == [action for _, action, _ in steps]
+        assert made.reward[rows] == pytest.approx([earned for *_, earned in steps], rel=1e-5)
 
 
 def test_rewards_are_minus_one_where_the_default_runs_undisturbed(sweep: pl.DataFrame) -> None:
@@ -155,63 +140,39 @@ def test_rewards_are_minus_one_where_the_default_runs_undisturbed(sweep: pl.Data
     assert np.median(earned) == pytest.approx(-1.0, abs=0.002)
 
 
-def test_a_decision_is_in_force_after_the_delay_and_not_before(sweep: pl.DataFrame) -> None:
-    for delay in (0, 1, 5):
-        env = small_env(sweep, jobs=1, course=Course(episode_calls=100, delay_calls=delay))
-        observation = env.reset(seed=1)
-        random = np.random.default_rng(delay)
-        decided: list[tuple[int, int]] = []
-        for step in range(60):
-            key = int(env.jobs.key[0])
-            chosen = allowed(observation, random)
-            decided.append((key, int(chosen[0])))
-            observation, ran = env.step(chosen)
-            known = [a for k, a in decided[: max(step + 1 - delay, 0)] if k == key]
-            assert ran.action[0] == (known[-1] if known else 0)
-
-
-def test_a_masked_action_is_refused_with_its_job_and_call(sweep: pl.DataFrame) -> None:
-    env = small_env(sweep)
-    env.reset(seed=0)
-    mask = env.tables.mask[env.jobs.key]
-    bad = (~mask).argmax(axis=1)
-    assert not mask[np.arange(3), bad].all()
-    with pytest.raises(ValueError, match=r"job \d: action \d+ is masked for All"):
-        env.step(bad)
-
-
-def test_equal_seeds_play_alike_and_others_do_not(sweep: pl.DataFrame) -> None:
-    def times(seed: int) -> np.ndarray:
-        env = small_env(sweep)
-        env.reset(seed=seed)
-        zeros = np.zeros(3, dtype=np.int64)
-        return np.stack([env.step(zeros)[1].measured_us for _ in range(20)])
-
-    assert (times(1) == times(1)).all()
-    assert (times(1) != times(2)).any()
+@pytest.mark.parametrize("delay", [0, 1, 5])
+def test_a_decision_about_a_call_is_in_force_after_the_delay_and_not_before(delay: int) -> None:
+    world = small().world
+    course = Course(episode_calls=100, delay_calls=delay)
+    env, random = JobCalls(world, small().tables, 1, course), np.random.default_rng(delay)
+    observation = env.reset(seed=1)
+    decided: list[tuple[int, int]] = []
+    for step in range(60):
+        key, chosen = int(env.jobs.key[0]), allowed(observation["mask"], random)
+        decided.append((key, int(chosen[0])))
+        observation, ran = env.step(chosen)
+        known = [a for k, a in decided[: max(step + 1 - delay, 0)] if k == key]
+        assert ran.action[0] == (known[-1] if known else 0)
 
 
 class HalfOfIt:
     """A watch that tells each key's number of calls, over a hundred."""
 
     def __init__(self) -> None:
-        self.count: dict[int, int] = {}
+        self.count = np.zeros(100)
 
     def observe(
         self, stream: np.ndarray, log_time: np.ndarray, *, key: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         assert np.isfinite(log_time).all()
         assert (stream >= key).all()
-        for each in key.tolist():
-            self.count[each] = self.count.get(each, 0) + 1
-        level = np.array([self.count[each] / 100.0 for each in key.tolist()])
+        self.count[key] += 1
+        level = self.count[key] / 100.0
         return level > 1.0, level
 
 
-def test_what_a_watch_tells_is_seen_with_the_call(sweep: pl.DataFrame) -> None:
-    world = small_world(sweep)
-    tables = Tables.of(world, PROFILES, training_noise(sweep))
-    env = JobCalls(world, tables, 2, Course(), HalfOfIt)
+def test_what_a_watch_tells_is_seen_with_the_call() -> None:
+    env = JobCalls(small().world, small().tables, 2, Course(), HalfOfIt)
     env.reset(seed=0)
     valid, at = WINDOW_COLUMN["valid"], WINDOW_COLUMN["interference"]
     for _ in range(30):
@@ -221,14 +182,172 @@ def test_what_a_watch_tells_is_seen_with_the_call(sweep: pl.DataFrame) -> None:
         assert np.diff(levels) == pytest.approx(np.full(len(levels) - 1, 0.01), abs=1e-6)
 
 
-def test_the_delay_is_the_agreements_time_over_that_between_calls(sweep: pl.DataFrame) -> None:
-    world = small_world(sweep)
-    assert delay_calls(world, 0.0) == 0
-    assert delay_calls(world, 10.5 * world.nominal_us.mean()) == 11
+def small(num_jobs: int = 2, variation: Variation | None = None, **rounds: Any) -> DecisionEnv:
+    env = make_vector(num_jobs, workload="lora", episode_rounds=40)
+    settings = {"period_calls": 8, "delay_rounds": 1, "episode_rounds": 40} | rounds
+    return DecisionEnv(env.world, env.tables, num_jobs, Rounds(**settings), variation=variation)
 
 
-def test_a_course_without_calls_is_refused() -> None:
-    with pytest.raises(ValueError, match="episode"):
-        Course(episode_calls=0)
-    with pytest.raises(ValueError, match="delay"):
-        Course(delay_calls=-1)
+def drawn(env: DecisionEnv, random: np.random.Generator) -> np.ndarray:
+    return allowed(np.broadcast_to(env.tables.mask, (env.num_envs, *env.tables.mask.shape)), random)
+
+
+def test_it_passes_gymnasiums_checker() -> None:
+    with warnings.catch_warnings():
+        # Features have no bounds, and of decisions -1 is one.
+        warnings.filterwarnings("ignore", ".*(Box observation space|probably too).*")
+        check_env(gymnasium.make(ID, workload="lora").unwrapped, skip_render_check=True)
+
+
+def test_worlds_are_named_and_names_that_are_none_are_refused() -> None:
+    env = gymnasium.make(ID, system="a100-nvswitch", workload=["decode", "lora"])
+    observation, _ = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    with pytest.raises(UnknownName, match="b300-nvlink"):
+        gymnasium.make(ID, system="b301")
+    with pytest.raises(UserError, match="has no group of 3 nodes"):
+        gymnasium.make(ID, num_nodes=3)
+    for wrong in ({"period_calls": -1}, {"episode_rounds": 0}, {"seen_decisions": -1}):
+        with pytest.raises(ValueError, match="a round needs a call"):
+            gymnasium.make(ID, **wrong)
+
+
+def test_the_period_is_a_brains_and_the_delay_is_the_agreements_time() -> None:
+    env = make_vector(workload="decode")
+    assert env.rounds.delay_rounds == 1
+    assert env.rounds.period_calls > 100
+    assert Rounds.of(env.world, 10).delay_rounds == -(-env.rounds.period_calls // 10)
+    assert delay_calls(env.world, 0.0) == 0
+    assert delay_calls(env.world, 10.5 * env.world.nominal_us.mean()) == 11
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_a_decision_is_in_force_after_the_delay_and_a_late_one_leaves_the_last(delay: int) -> None:
+    env = small(delay_rounds=delay, seen_decisions=5)
+    observation, _ = env.reset(seed=1)
+    assert (observation["decided"] == LATE).all()
+    random = np.random.default_rng(0)
+    made: list[np.ndarray] = [np.zeros((2, len(env.world.keys)), dtype=np.int64)] * delay
+    for _ in range(12):
+        made.append(drawn(env, random))
+        observation, _, _, _, info = env.step(made[-1])
+        assert (info["in_force"] == made[-1 - delay]).all()
+        assert (observation["decided"][:, :, -1] == made[-1]).all()
+    for _ in range(6):
+        observation, _, _, _, info = env.step(np.full_like(made[-1], LATE))
+    assert (info["in_force"] == made[-1]).all()
+    assert (observation["decided"] == made[-1][:, :, None]).all()
+
+
+def test_a_round_is_the_calls_of_the_same_world_call_by_call() -> None:
+    env = small(num_jobs=3, delay_rounds=0)
+    calls = JobCalls(env.world, env.tables, 3, Course(episode_calls=320))
+    env.reset(seed=5)
+    calls.reset(seed=5)
+    random, job = np.random.default_rng(1), np.arange(3)
+    for _ in range(10):
+        chosen = drawn(env, random)
+        true_us = np.zeros(3)
+        rewards: dict[tuple[int, int], list[float]] = {}
+        for _ in range(8):
+            key = calls.jobs.key
+            _, ran = calls.step(chosen[job, key])
+            earned = reward(ran.measured_us, env.tables.reference_us[key])
+            true_us += ran.true_us
+            for each in job:
+                rewards.setdefault((int(each), int(key[each])), []).append(float(earned[each]))
+        observation, earned, _, _, told = env.step(chosen)
+        assert told["true_us"] == pytest.approx(true_us)
+        for place, of_key in rewards.items():
+            assert told["calls"][place] == len(of_key)
+            assert told["earned"][place] == pytest.approx(np.mean(of_key))
+            assert observation["earned"][place] == pytest.approx(np.mean(of_key), rel=1e-6)
+        mine = [
+            np.mean([v for (j, _), vs in rewards.items() if j == each for v in vs]) for each in job
+        ]
+        assert earned == pytest.approx(mine)
+
+
+def test_a_masked_action_is_refused_by_the_jobs_and_left_to_nccl_by_one() -> None:
+    env = make_vector(2, system="h100-ib", workload="moe", scenario="quiet")
+    env.reset(seed=0)
+    key = int((~env.tables.mask).any(axis=1).argmax())
+    action = int((~env.tables.mask[key]).argmax())
+    chosen = np.zeros((2, len(env.world.keys)), dtype=np.int64)
+    chosen[1, key] = action
+    with pytest.raises(ValueError, match=f"job 1: action {action} is masked for"):
+        env.step(chosen)
+    one = gymnasium.make(ID, system="h100-ib", workload="moe", scenario="quiet")
+    one.reset(seed=0)
+    for _ in range(3):
+        *_, info = one.step(chosen[1])
+    assert info["in_force"][key] == 0
+
+
+def test_episodes_end_after_their_rounds_and_begin_anew() -> None:
+    env = small(episode_rounds=3)
+    env.reset(seed=0)
+    none = np.zeros((2, len(env.world.keys)), dtype=np.int64)
+    assert [env.step(none)[3].all() for _ in range(3)] == [False, False, True]
+    observation, earned, _, over, _ = env.step(none)
+    assert not observation["window"].any()
+    assert not earned.any()
+    assert not over.any()
+
+
+def test_the_pages_example_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    assert names["env"].action_space.contains(names["env"].action_space.sample())
+    assert names["info"]["true_us"] > 0
+
+
+def link_of(env: DecisionEnv) -> MarkovLink:
+    (link,) = [each for each in env.world.scenario.link if isinstance(each, MarkovLink)]
+    return link
+
+
+def test_strengths_and_dwell_times_are_drawn_within_the_factor() -> None:
+    env = small(variation=Variation(1.5, 0.0))
+    usual, found = link_of(env), []
+    for seed in range(40):
+        env.reset(seed=seed)
+        link = link_of(env)
+        slow = zip(link.slowdowns, usual.slowdowns, strict=True)
+        strength = [(now - 1) / (before - 1) for now, before in slow if before > 1]
+        dwell = [now / before for now, before in zip(link.dwell_us, usual.dwell_us, strict=True)]
+        for each in (strength, dwell):  # one factor for all
+            assert each == pytest.approx([each[0]] * len(each))
+        found.append((strength[0], dwell[0]))
+    for factors in np.array(found).T:
+        assert 1 / 1.5 <= factors.min() < 0.8
+        assert 1.25 < factors.max() <= 1.5
+
+
+def test_times_of_a_cell_move_together_and_what_data_say_stays() -> None:
+    env, before = small(variation=Variation(1.0, 0.2)), small()
+    env.reset(seed=3)
+    world, usual = env.world, before.world
+    ratio = world.quiet_us / usual.quiet_us
+    pairs = {*zip(world.algorithm.flat, world.protocol.flat, strict=True)}
+    cells = [ratio[(world.algorithm == a) & (world.protocol == p)] for a, p in pairs if a >= 0]
+    assert all(np.allclose(each, each[0]) for each in cells)
+    assert len({round(float(each[0]), 9) for each in cells}) == len(cells)
+    assert link_of(env) == link_of(before)
+    assert env.tables.reference_us == pytest.approx(world.quiet_us[:, ABSTAIN_ACTION])
+    assert np.array_equal(env.tables.context, before.tables.context)
+    assert np.array_equal(env.tables.mask, before.tables.mask)
+
+
+def test_every_episode_is_another_world_and_a_seed_repeats_it() -> None:
+    env, worlds = small(variation=Variation(1.5, 0.1)), []
+    for seed in (1, None, 1):
+        env.reset(seed=seed)
+        worlds.append((link_of(env).slowdowns, env.world.quiet_us[0, 0]))
+    assert worlds[0] != worlds[1]
+    assert worlds[0] == worlds[2]
+    same, usual = small(variation=Variation(1.0, 0.0)), small()
+    same.reset(seed=1)
+    assert link_of(same) == link_of(usual)
+    assert np.array_equal(same.world.quiet_us, usual.world.quiet_us, equal_nan=True)

@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import mlflow
 import pytest
 from mlflow import MlflowClient
 
@@ -14,7 +13,6 @@ from dynamiccl.train.tracking import (
     EXPERIMENT_TAGS,
     VIEW_KEY,
     Run,
-    continue_run,
     open_run,
     reopen_run,
     runs_page,
@@ -26,31 +24,17 @@ from tests.conftest import Trained
 from tests.stores import new_store, uri_of
 
 
-def test_a_new_experiment_is_one_of_model_training(tmp_path: Path) -> None:
+def test_experiments_have_our_tags_beside_those_that_they_have(tmp_path: Path) -> None:
     uri = new_store(tmp_path)
-    open_run(uri, "new", "run")
-    found = MlflowClient(uri).get_experiment_by_name("new")
-    assert found is not None
-    assert found.tags["mlflow.experimentKind"] == "custom_model_development"
-    assert found.tags["mlflow.experiment.primaryMetric.name"] == "best_validation_regret"
-
-
-def test_experiments_of_older_releases_get_the_tags_that_they_lack(tmp_path: Path) -> None:
-    uri = new_store(tmp_path)
-    client = MlflowClient(uri)
-    held = {"mlflow.experimentKind": "regression"}
-    for name in ("begun", "continued"):
-        client.create_experiment(name, artifact_location=tmp_path.as_uri(), tags=held)
-    open_run(uri, "begun", "run")
-    continued = client.get_experiment_by_name("continued")
-    assert continued is not None
-    run = client.create_run(continued.experiment_id)
-    with continue_run(uri, run.info.run_id):
-        pass
-    for name in ("begun", "continued"):
-        experiment = client.get_experiment_by_name(name)
-        assert experiment is not None
-        assert experiment.tags == EXPERIMENT_TAGS | held
+    client, held = MlflowClient(uri), {"mlflow.experimentKind": "regression"}
+    client.create_experiment("made by hand", artifact_location=tmp_path.as_uri(), tags=held)
+    for name, own in (("made by hand", held), ("new", {})):
+        open_run(uri, name, "run")
+        found = client.get_experiment_by_name(name)
+        assert found is not None
+        assert found.tags == EXPERIMENT_TAGS | own
+    assert EXPERIMENT_TAGS["mlflow.experimentKind"] == "custom_model_development"
+    assert EXPERIMENT_TAGS["mlflow.experiment.primaryMetric.name"] == "best_validation_regret"
 
 
 def test_the_saved_view_sorts_by_a_metric_and_names_metrics_that_runs_log(trained: Trained) -> None:
@@ -65,7 +49,7 @@ def test_the_saved_view_sorts_by_a_metric_and_names_metrics_that_runs_log(traine
         assert name in known[kind]
 
 
-def test_a_run_has_its_data_set_its_description_and_its_source(trained: Trained) -> None:
+def test_a_run_has_its_data_set_its_description_its_source_and_its_page(trained: Trained) -> None:
     run = MlflowClient(trained.tracking_uri).get_run(trained.run_id)
     (given,) = run.inputs.dataset_inputs
     assert given.dataset.digest == run.data.tags["data_hash"][:12]
@@ -73,6 +57,11 @@ def test_a_run_has_its_data_set_its_description_and_its_source(trained: Trained)
     regret = run.data.metrics["best_validation_regret"]
     assert f"validation tasks: {regret:.2%} (NCCL's default" in run.data.tags["mlflow.note.content"]
     assert run.data.tags["mlflow.source.name"]
+    page = runs_page(run.info.experiment_id)
+    assert "workflowType=machine_learning" in page
+    told = ui_hint(trained.tracking_uri, trained.run_id)
+    assert told.startswith(f"mlflow ui --backend-store-uri {trained.tracking_uri}\n")
+    assert told.endswith(f"http://127.0.0.1:5000{page}")
 
 
 @pytest.mark.parametrize(
@@ -89,15 +78,6 @@ def test_the_source_of_a_run_is_the_command(
 ) -> None:
     monkeypatch.setattr("sys.argv", argv)
     assert source_tags()["mlflow.source.name"] == source
-
-
-def test_the_page_of_the_runs_is_told_with_the_store(trained: Trained) -> None:
-    experiment = mlflow.MlflowClient(trained.tracking_uri).get_run(trained.run_id).info
-    page = runs_page(experiment.experiment_id)
-    assert "workflowType=machine_learning" in page
-    told = ui_hint(trained.tracking_uri, trained.run_id)
-    assert told.startswith(f"mlflow ui --backend-store-uri {trained.tracking_uri}\n")
-    assert told.endswith(f"http://127.0.0.1:5000{page}")
 
 
 def test_the_default_store_is_that_of_the_working_directory(

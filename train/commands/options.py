@@ -1,8 +1,10 @@
 """Options, tables, consoles and progress bars that the commands of train and evaluate share."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -74,11 +76,12 @@ EVERY_S: Final = 30.0
 #: Columns that every table fits: those of a terminal, or of a file.
 WIDTH: Final = 100
 DEFAULT_RECIPE: Final = "ddqn-dueling"
-DEFAULT_EXPERIMENT: Final = "dynamiccl"
+#   MLFLOW_EXPERIMENT_NAME  the experiment in MLflow that new runs are in. Default: dynamiccl.
+EXPERIMENT: Final = os.environ.get("MLFLOW_EXPERIMENT_NAME", "dynamiccl")
+Data = Annotated[Path, typer.Option(help="Data directory of dynamiccl-collect.")]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 TrackingUri = Annotated[str, typer.Option(help="MLflow store.")]
 RunStore = Annotated[str, typer.Option(help="MLflow store that holds the run ids.")]
-Experiment = Annotated[str, typer.Option(help="MLflow experiment.")]
 stdout = Console()
 stderr = Console(stderr=True)
 
@@ -86,6 +89,11 @@ stderr = Console(stderr=True)
 def wide_stdout(least: int = WIDTH) -> Console:
     """Standard output for tables, at least `least` columns wide when not a terminal."""
     return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))
+
+
+def tell(console: Console, text: str) -> None:
+    """Print what may be copied: neither folded nor coloured."""
+    console.print(text, soft_wrap=True, highlight=False)
 
 
 def folding_table(*heads: str, title: str | None = None) -> Table:

@@ -1,12 +1,11 @@
 """`dynamiccl-train study`: recipes over a grid or a search and seeds, by workers that are alike."""
 
+import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -18,27 +17,26 @@ from dynamiccl import cli
 from dynamiccl.errors import DataError, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import (
-    DEFAULT_EXPERIMENT,
     DEFAULT_RECIPE,
-    Experiment,
+    EXPERIMENT,
     Json,
     TrackingUri,
     folding_table,
-    progress_bar,
     stderr,
     stdout,
+    tell,
     wide_stdout,
 )
-from dynamiccl.train.worker import ONE_THREAD, reason
 
 if TYPE_CHECKING:
     from optuna import Study
 
-    from dynamiccl.train.study import Plan, StudySummary
+    from dynamiccl.train.study import StudySummary
 
-#: Seconds between two looks at the queue.
-_LOOK_S: Final = 0.5
 _STUDY: Final = ("dynamiccl-train", "study")
+#: Two threads on a busy core spin against each other: trials side by side take one each.
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def study_command(
@@ -51,15 +49,14 @@ def study_command(
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2", help="Vary a setting; lists with +, as in 64+64."),
+        typer.Option(
+            metavar="KEY=V1,V2",
+            help="Vary a setting; lists with +, as 64+64; with --optuna also KEY=LOW:HIGH[:log].",
+        ),
     ] = None,
     optuna: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Search: try N settings of --space by TPE.", min=1),
-    ] = None,
-    space: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=LOW:HIGH[:log]", help="What to search; or KEY=V1,V2, as --grid."),
+        typer.Option(metavar="N", help="Search: try N settings of --grid by TPE.", min=1),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Trials of each setting.", min=1)] = 5,
     jobs: Annotated[
@@ -70,7 +67,6 @@ def study_command(
             show_default="processors",
         ),
     ] = None,
-    experiment: Experiment = DEFAULT_EXPERIMENT,
     tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     resume: Annotated[
         str | None,
@@ -92,72 +88,56 @@ def study_command(
             "give --data for a new study, --resume STUDY_ID to go on with one, or --join STUDY_ID "
             "to work for one"
         )
-    if data is None and (recipe or settings or grid or optuna or space):
+    if data is None and (recipe or settings or grid or optuna):
         raise UserError("--resume and --join take a study's own trials: leave out what they are")
     if join is not None:
         if jobs is not None or as_json:
             raise UserError("--join is one worker, without --jobs and --json: start several")
         _work(join, tracking_uri)
         return
+    from dynamiccl.datasets.store import part_paths
     from dynamiccl.train.tracking import absolute_uri
 
     uri = absolute_uri(tracking_uri)
     with cli.working("loading PyTorch and MLflow"):
         from dynamiccl.train import study as studies
     if data is not None:
-        plan = _plan(data, experiment, recipe, settings, grid, space, seeds, optuna)
-        study = studies.begin_study(plan, uri)
+        part_paths(data)
+        plan = studies.Plan(
+            data=str(data),
+            experiment=EXPERIMENT,
+            recipes=recipe or [DEFAULT_RECIPE],
+            settings=settings or [],
+            axes=grid or [],
+            seeds=seeds,
+            count=optuna or 0,
+        )
+        study = studies.begin_study(studies.checked(plan), uri)
         if jobs == 0:
             _tell_how_to_join(studies.summarise_study(study)[0], uri, as_json=as_json)
             return
     else:
-        assert resume is not None
-        study = studies.open_study(resume, uri)
-        studies.retry_failed(study)
-    failures = _run_workers(study, uri, jobs)
-    summary, _ = studies.summarise_study(study)
-    studies.end_study(summary, uri)
+        study = studies.open_study(str(resume), uri)
+        if jobs != 0:
+            studies.retry_failed(study)
+    _run_workers(study, uri, os.cpu_count() or 1 if jobs is None else jobs)
+    summary, failures = studies.end_study(study, uri)
     store = "" if tracking_uri == DEFAULT_TRACKING_URI else f" --tracking-uri {uri}"
     _show(summary, failures, store, as_json=as_json)
 
 
-def _plan(
-    data: Path,
-    experiment: str,
-    recipes: list[str] | None,
-    settings: list[str] | None,
-    grid: list[str] | None,
-    space: list[str] | None,
-    seeds: int,
-    count: int | None,
-) -> "Plan":
-    from dynamiccl.datasets.store import part_paths
-    from dynamiccl.train.study import make_plan
-
-    part_paths(data)
-    if space and not count:
-        raise UserError(f"--space {space[0]} is for --optuna N: give both, or --grid")
-    if grid and count:
-        raise UserError(f"--grid {grid[0]} is for all its values: with --optuna use --space")
-    if count and not space and len(recipes or []) < 2:
-        raise UserError("--optuna needs something to search: give --space, or several --recipe")
-    return make_plan(
-        data,
-        experiment=experiment,
-        recipes=recipes or [DEFAULT_RECIPE],
-        settings=settings or [],
-        axes=space or grid or [],
-        seeds=seeds,
-        count=count or 0,
-    )
-
-
 def _work(run_id: str, tracking_uri: str) -> None:
     """Be a worker, to the end of the study."""
-    for name, value in ONE_THREAD.items():  # before numpy is imported
+    for name, value in _ONE_THREAD.items():  # before numpy is imported
         os.environ.setdefault(name, value)
+
+    def stop(*_: object) -> None:
+        """Stop once: Ctrl-C comes from the terminal, and then SIGTERM from who started us."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
     # A shell's background jobs ignore it, and so would SIGTERM be.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, stop)
     # As Ctrl-C, which MLflow's transactions are shielded from: the trial goes to another worker.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     from dynamiccl.train.study import open_study, work
@@ -165,7 +145,7 @@ def _work(run_id: str, tracking_uri: str) -> None:
 
     uri = absolute_uri(tracking_uri)
     for line in work(open_study(run_id, uri), uri):
-        stderr.print(line, soft_wrap=True, highlight=False)
+        tell(stderr, line)
 
 
 def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> None:
@@ -173,24 +153,22 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
     from dynamiccl.train.tracking import database_of
 
     if database_of(uri) is not None:
-        stderr.print(
+        tell(
+            stderr,
             f"warning: {uri} is safe on one host alone; for workers on several run 'mlflow server' "
             "and begin the study with --tracking-uri http://NODE:5000",
-            soft_wrap=True,
-            highlight=False,
         )
     join = shlex.join([*_STUDY, "--join", summary.run_id, "--tracking-uri", uri])
     if as_json:
         cli.print_json({"run_id": summary.run_id, "trials": summary.trials, "join": join})
         return
     array = "sbatch --array=1-16 --cpus-per-task=1 --requeue"
-    stdout.print(
+    tell(
+        stdout,
         f"study {summary.run_id}: {summary.trials} trials wait for workers, of any number\n"
         f"one here: {join}\n"
         f"16 on Slurm: {array} --wrap {shlex.quote(f'exec {join}')}\n"
         f"the results: {_again(summary.run_id, uri)} --jobs 0",
-        soft_wrap=True,
-        highlight=False,
     )
 
 
@@ -198,47 +176,36 @@ def _again(run_id: str, uri: str) -> str:
     return shlex.join([*_STUDY, "--resume", run_id, "--tracking-uri", uri])
 
 
-def _run_workers(study: "Study", uri: str, jobs: int | None) -> list[str]:
-    """Run workers here until the study is over; returns what failed."""
+def _run_workers(study: "Study", uri: str, jobs: int) -> None:
+    """Run workers here until the study is over; each tells of its trainings on stderr."""
     from dynamiccl.train.study import summarise_study
 
     run_id = study.study_name
-    summary, failures = summarise_study(study)
+    summary, _ = summarise_study(study)
     left = summary.trials - summary.done
-    words = f"study {run_id}: {left} of {summary.trials} trials to run"
-    stderr.print(words, soft_wrap=True, highlight=False)
+    tell(stderr, f"study {run_id}: {left} of {summary.trials} trials to run")
     command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--join", run_id]
-    with (
-        tempfile.TemporaryFile("w+") as said,
-        cli.interruptible(
-            lambda: f"study {run_id} keeps what is done; go on with: {_again(run_id, uri)}"
-        ),
-        progress_bar("trials") as show,
+    prctl = ctypes.CDLL(None).prctl
+    workers: list[subprocess.Popen[bytes]] = []
+    with cli.interruptible(
+        lambda: f"study {run_id} keeps what is done; go on with: {_again(run_id, uri)}"
     ):
-        workers = [
-            subprocess.Popen(
-                [*command, "--tracking-uri", uri],
-                stdout=said,
-                stderr=said,
-                env=os.environ | ONE_THREAD,
-            )
-            for _ in range(min(left, os.cpu_count() or 1 if jobs is None else jobs))
-        ]
         try:
-            while any(worker.poll() is None for worker in workers):
-                time.sleep(_LOOK_S)
-                summary, failures = summarise_study(study)
-                found = summary.settings
-                best = {"validation_regret": found[0].mean} if found else {}
-                show(summary.done + len(failures), summary.trials, best)
+            for _ in range(min(left, jobs)):
+                worker = subprocess.Popen(
+                    [*command, "--tracking-uri", uri],
+                    stdout=subprocess.DEVNULL,
+                    env=os.environ | _ONE_THREAD,
+                    # When we are killed it stops, as by `terminate`; no lock is taken for that.
+                    preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
+                )
+                workers.append(worker)
+            for worker in workers:
+                worker.wait()
         finally:
             for worker in workers:
                 worker.terminate()
                 worker.wait()
-        said.seek(0)
-        if any(worker.returncode for worker in workers):
-            failures.append(f"a worker died: {reason(said.read())}")
-    return failures
 
 
 def _show(summary: "StudySummary", failures: list[str], store: str, *, as_json: bool) -> None:
@@ -250,10 +217,9 @@ def _show(summary: "StudySummary", failures: list[str], store: str, *, as_json: 
         runs = " ".join(f"--policy {each.best_run}" for each in summary.settings)
         report = f"dynamiccl-evaluate report --data {summary.data} {runs}{store} --out report"
         if summary.settings:
-            told = f"their best runs, side by side on test sizes: {report}"
-            stdout.print(told, soft_wrap=True, highlight=False)
+            tell(stdout, f"their best runs, side by side on test sizes: {report}")
     for failure in failures:
-        stderr.print(failure, soft_wrap=True, highlight=False)
+        tell(stderr, failure)
     if missing := summary.trials - summary.done:
         what = "failed" if failures else "are not done"
         raise DataError(

@@ -9,8 +9,7 @@ gradients are clipped.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from dynamiccl.train.online.actor_critic import (
     ActorCritic,
@@ -20,14 +19,7 @@ from dynamiccl.train.online.actor_critic import (
     loss,
     returns,
 )
-from dynamiccl.train.online.actors import (
-    CONTEXT,
-    ActorProcesses,
-    ActorSettings,
-    Player,
-    Playing,
-    Update,
-)
+from dynamiccl.train.online.actors import CONTEXT, ActorProcesses, ActorSettings, Player, Playing
 
 
 def update(
@@ -36,10 +28,11 @@ def update(
     own: ActorCritic,
     optimizer: SharedRmsProp,
     count: Callable[[], int],
-) -> Update:
+) -> tuple[float, float, int]:
     """Play one trajectory, and update the shared weights without a lock (Mnih et al. 2016, S3).
 
     `own` is a local network of the same form as `shared`; `count` counts the updates of all actors.
+    Returns the loss, the speedup over NCCL's own choice, and the calls that were played.
     """
     recipe = player.recipe
     own.load_state_dict(shared.state_dict())
@@ -59,7 +52,7 @@ def update(
         played.curiosity * recipe.entropy_weight(number),
     )
     descend(total, own, optimizer, recipe, number)
-    return Update(number, float(total.detach()), played.speedup, int(played.calls.sum()))
+    return float(total.detach()), played.speedup, int(played.calls.sum())
 
 
 class ActorLearners(Playing):
@@ -69,43 +62,38 @@ class ActorLearners(Playing):
         self, network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
     ) -> None:
         """Keep the shared network; `make` makes the local network of an actor."""
-        self._optimizer = SharedRmsProp(list(network.share_memory().parameters()))
-        super().__init__(network, self._optimizer.squares)
-        self._make, self._count = make, CONTEXT.Value("l", 0)
-        self._processes = ActorProcesses(orders, _play)
+        optimizer = SharedRmsProp(list(network.share_memory().parameters()))
+        self._count = CONTEXT.Value("l", 0)
+        actors = ActorProcesses(orders, _play, make, network, optimizer, self._count)
+        super().__init__(network, optimizer.squares, actors)
 
     def start(self, step: int) -> None:
         """Start the processes after `step` updates."""
         self._count.value = step
-        self._processes.start(self._make, self.network, self._optimizer, self._count)
+        super().start(step)
 
-    def next(self) -> Update:
-        """Wait for an update."""
-        return cast(Update, self._processes.get())
-
-    def close(self) -> None:
-        """Stop the processes."""
-        self._processes.close()
+    def update(self, step: int) -> dict[str, float]:  # noqa: ARG002 - actors count themselves
+        """Wait for an update; raises UserError when an actor died."""
+        return self.made(*self.actors.next())
 
 
 def _play(  # noqa: PLR0913, PLR0917 - what one process is given
-    order: ActorSettings,
-    made: Any,
+    player: Player,
+    put: Callable[[object], None],
     is_orphan: Callable[[], bool],
     own: ActorCritic,
     shared: ActorCritic,
     optimizer: SharedRmsProp,
     count: Any,
 ) -> None:
-    """The main function of an actor-learner process: runs until all updates are made."""
-    player = order.player(shared.state_units)
-    if not order.recipe.shared_statistic:
+    """An actor-learner process: runs until all updates are made."""
+
+    def counted() -> int:
+        with count.get_lock():
+            count.value += 1
+            return int(count.value)
+
+    if not player.recipe.shared_statistic:
         optimizer = SharedRmsProp(optimizer.parameters, shared=False)
-    while count.value < order.recipe.steps and not is_orphan():
-        made.put(update(player, shared, own, optimizer, partial(_counted, count)))
-
-
-def _counted(count: Any) -> int:
-    with count.get_lock():
-        count.value += 1
-        return int(count.value)
+    while count.value < player.recipe.steps and not is_orphan():
+        put(update(player, shared, own, optimizer, counted))

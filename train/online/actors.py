@@ -5,10 +5,10 @@ N jobs, K task keys, R = N x K rows (a row is a task key of a job), T rounds of 
 
 import contextlib
 import os
+import pickle
 import queue
 import re
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -130,20 +130,23 @@ class Player:
         is_greedy: bool = False,
     ) -> None:
         """Start an episode. `is_greedy`: take the most likely actions instead of drawing them."""
-        self._is_greedy = is_greedy
-        self._draw_probes = np.random.default_rng(seed)
         self.env, self.recipe, self._units = env, recipe, state_units
-        self.seen: RoundObservations
-        self.state: State
-        #: (N,) decisions of each job from probe to probe, 0 = none, and how many since the last.
-        self.probe_every: torch.Tensor
-        self._since_N: torch.Tensor
+        self._is_greedy = is_greedy
         self.random = torch.Generator().manual_seed(seed)
+        self._draw_probes = np.random.default_rng(seed)
         # Actors explore by different amounts (Mnih et al. 2016, section 4: "explicitly use
         # different exploration policies in each actor-learner"); the paper draws epsilons, we a
         # factor of the entropy.
         self.curiosity = float(np.random.default_rng(seed).uniform(0.5, 2.0))
         self._begin(seed)
+
+    def _begin(self, seed: int | None) -> None:
+        jobs = self.env.num_envs
+        self.seen = _rows(self.env.reset(seed=seed)[0])
+        self.state = State.new(jobs, self._units)
+        #: (N,) decisions of each job from probe to probe, 0 = none, and how many since the last.
+        self.probe_every = torch.from_numpy(self._draw_probes.choice(self.recipe.probe_every, jobs))
+        self._since_N = torch.zeros(jobs, dtype=torch.int64)
 
     def play(self, network: ActorCritic) -> Trajectory:
         """Play `num_steps` rounds, or those left in the episode."""
@@ -196,13 +199,6 @@ class Player:
             return log_RA.argmax(dim=1)
         return torch.multinomial(log_RA.exp(), 1, generator=self.random).squeeze(1)
 
-    def _begin(self, seed: int | None) -> None:
-        self.seen = _rows(self.env.reset(seed=seed)[0])
-        self.state = State.new(self.env.num_envs, self._units)
-        self._since_N = torch.zeros(self.env.num_envs, dtype=torch.int64)
-        jobs = self.env.num_envs
-        self.probe_every = torch.from_numpy(self._draw_probes.choice(self.recipe.probe_every, jobs))
-
     def _scaled(self, earned_R: torch.Tensor) -> torch.Tensor:
         """Rewards (R,) as the recipe scales them; 0 for keys without calls."""
         scale = self.recipe.reward_scale
@@ -227,12 +223,6 @@ def _flat(part: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(part.astype(np.float32)).flatten()
 
 
-#: Seconds between checks that the actors are alive while waiting.
-_PATIENCE_S: Final = 5.0
-
-CONTEXT: Final = multiprocessing.get_context("spawn")
-
-
 @dataclass(frozen=True, slots=True)
 class ActorSettings:
     """The parameters of one actor: its world, its recipe, its seed."""
@@ -245,16 +235,15 @@ class ActorSettings:
 
     def env(self) -> DecisionEnv:
         """The environment of this actor."""
-        trigger = self.recipe.trigger
+        recipe = self.recipe
         rounds = Rounds.of(
             self.world,
-            episode_rounds=self.recipe.episode_rounds,
-            seen_decisions=self.recipe.seen_decisions,
+            episode_rounds=recipe.episode_rounds,
+            seen_decisions=recipe.seen_decisions,
         )
-        watch = None if not trigger else partial(Detector.load, Path(trigger))
-        variation = Variation(self.recipe.vary, self.recipe.vary_times)
-        jobs = self.recipe.jobs
-        return DecisionEnv(self.world, self.tables, jobs, rounds, watch, variation)
+        watch = None if not recipe.trigger else partial(Detector.load, Path(recipe.trigger))
+        variation = Variation(recipe.vary, recipe.vary_times)
+        return DecisionEnv(self.world, self.tables, recipe.jobs, rounds, watch, variation)
 
     def player(self, state_units: int) -> Player:
         """The player in this actor's environment."""
@@ -263,33 +252,27 @@ class ActorSettings:
         return Player(self.env(), state_units, self.recipe, self.seed)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """Metrics of one update."""
-
-    #: Number of updates by all actors, this one included.
-    number: int
-    loss: float
-    #: Time of NCCL's own choice over ours, in the trajectory.
-    speedup: float
-    #: Calls that were played since the last update.
-    calls: int
-
-
 class Playing(Source):
     """The updates of a network by actors that play."""
 
-    def __init__(self, network: ActorCritic, squares: list[torch.Tensor]) -> None:
-        """`squares` is the optimizer's statistic, one tensor for each parameter."""
-        self.network, self.squares = network, squares
+    def __init__(self, network: ActorCritic, squares: list[torch.Tensor], actors: Any) -> None:
+        """`squares` is the optimizer's statistic, one tensor for each parameter.
+
+        `actors` are ActorProcesses, or as these.
+        """
+        self.network, self.squares, self.actors = network, squares, actors
         self.members = nn.ModuleList([network.actor])
         #: Calls that were played, and seconds of all parts of the run before this one.
         self._calls, self._before_s = 0, 0.0
         self._began = time.monotonic()
 
-    @abstractmethod
-    def next(self) -> Update:
-        """Wait for the next update, which the network has then."""
+    def start(self, step: int) -> None:  # noqa: ARG002 - they play on as long as they may
+        """Start the actors."""
+        self.actors.start()
+
+    def close(self) -> None:
+        """Stop the actors."""
+        self.actors.close()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -297,11 +280,10 @@ class Playing(Source):
         seconds = self._before_s + time.monotonic() - self._began
         return {"simulated_calls": self._calls, "train_wall_s": seconds}
 
-    def update(self, step: int) -> dict[str, float]:  # noqa: ARG002 - actors count themselves
-        """Wait for the next update; raises UserError when an actor died."""
-        found = self.next()
-        self._calls += found.calls
-        return {"loss": found.loss, "speedup": found.speedup}
+    def made(self, loss: float, speedup: float, calls: int) -> dict[str, float]:
+        """Metrics of an update by so many calls."""
+        self._calls += calls
+        return {"loss": loss, "speedup": speedup}
 
     def save(self, path: str) -> None:
         """Write the weights of actor and critic."""
@@ -319,26 +301,40 @@ class Playing(Source):
         self._calls, self._before_s = state["simulated_calls"], state["train_wall_s"]
 
 
+#: Seconds between checks that the actors are alive while waiting.
+_PATIENCE_S: Final = 5.0
+CONTEXT: Final = multiprocessing.get_context("spawn")
+
+
 class ActorProcesses:
-    """One process for each order, which runs `play(order, queue, is_orphan, own, *shared)`."""
+    """One process for each order, which runs `play(player, put, is_orphan, own, *shared)`."""
 
     def __init__(
-        self, orders: Sequence[ActorSettings], play: Callable[..., None], room: int = 0
+        self,
+        orders: Sequence[ActorSettings],
+        play: Callable[..., None],
+        make: Callable[[], ActorCritic],
+        *shared: Any,
+        room: int = 0,
     ) -> None:
-        """Start no process yet; `room`: capacity of the queue, 0 = unbounded."""
-        self._orders, self._play = orders, play
+        """Start no process yet.
+
+        Each has a network of its own by `make`, and what they share. `room`: items that wait at
+        most, beyond which `put` raises queue.Full; 0 = any number.
+        """
+        self._orders, self._play, self._make, self._shared = orders, play, make, shared
         self._made: Any = CONTEXT.Queue(room)
         self._processes: list[Any] = []
 
-    def start(self, make: Callable[[], ActorCritic], *shared: Any) -> None:
-        """Start all processes; each has a network of its own, and what they share."""
+    def start(self) -> None:
+        """Start all processes."""
         for order in self._orders:
-            arguments = (self._play, os.getpid(), order, self._made, make(), *shared)
-            process = CONTEXT.Process(target=_run, args=arguments, daemon=True)
+            given = (os.getpid(), order, self._made, self._make(), *self._shared)
+            process = CONTEXT.Process(target=_run, args=(self._play, *given), daemon=True)
             process.start()
             self._processes.append(process)
 
-    def get(self) -> Any:
+    def next(self) -> Any:
         """The next item from any actor. Raises UserError when an actor died.
 
         The others may still run, but the dead one's world would be missing from the training.
@@ -353,7 +349,7 @@ class ActorProcesses:
                     "stands above, and the run goes on with --resume"
                 )
             with contextlib.suppress(queue.Empty):
-                return self._made.get(timeout=_PATIENCE_S)
+                return pickle.loads(self._made.get(timeout=_PATIENCE_S))
 
     def close(self) -> None:
         """Stop them."""
@@ -364,9 +360,19 @@ class ActorProcesses:
 
 
 def _run(
-    play: Callable[..., None], parent: int, order: ActorSettings, made: Any, *given: Any
+    play: Callable[..., None],
+    parent: int,
+    order: ActorSettings,
+    made: Any,
+    own: ActorCritic,
+    *shared: Any,
 ) -> None:
     """The main function of an actor process: runs until done, or its parent is gone."""
-    play(order, made, lambda: os.getppid() != parent, *given)
+
+    def put(item: object) -> None:
+        # As bytes: torch would send each tensor as an open file.
+        made.put_nowait(pickle.dumps(item))
+
+    play(order.player(own.state_units), put, lambda: os.getppid() != parent, own, *shared)
     made.close()
     made.join_thread()

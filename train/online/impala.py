@@ -5,62 +5,51 @@ them; V-trace corrects for this difference. A trajectory that does not fit into 
 dropped; its calls are counted.
 """
 
-import pickle
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final
 
 import torch
 
 from dynamiccl.train.online.actor_critic import ActorCritic, SharedRmsProp, descend, filled, loss
-from dynamiccl.train.online.actors import ActorProcesses, ActorSettings, Playing, Trajectory, Update
+from dynamiccl.train.online.actors import (
+    ActorProcesses,
+    ActorSettings,
+    Player,
+    Playing,
+    Trajectory,
+)
 from dynamiccl.train.recipe import Recipe
 
 #: Queue capacity in trajectories per actor: a longer queue holds more off-policy data.
 _WAITING: Final = 2
 
 
-class Trajectories(Protocol):
-    """A source of trajectories."""
-
-    def start(self) -> None:
-        """Start the actors."""
-
-    def next(self) -> tuple[Trajectory, int]:
-        """Wait for a trajectory; also returns the calls played for it, dropped ones included."""
-
-    def close(self) -> None:
-        """Stop the actors."""
-
-
 class Learner(Playing):
     """The updates of one learner on trajectories of actors."""
 
-    def __init__(self, network: ActorCritic, trajectories: Trajectories, recipe: Recipe) -> None:
-        """Keep the network, whose weights the actors use."""
+    def __init__(self, network: ActorCritic, actors: Any, recipe: Recipe) -> None:
+        """Keep the network, whose weights the actors use.
+
+        `actors` have `start`, `close` and `next`, which waits for a trajectory and also tells the
+        calls played for it, dropped ones included: processes here, or a Ray cluster's.
+        """
         self._optimizer = SharedRmsProp(list(network.parameters()), shared=False)
-        super().__init__(network, self._optimizer.squares)
-        self._trajectories, self._recipe = trajectories, recipe
-        self._step = 0
+        super().__init__(network, self._optimizer.squares, actors)
+        self._recipe = recipe
         #: Seconds of all updates, and the part not spent waiting for trajectories.
         self.wall_s = self.busy_s = 0.0
 
-    def start(self, step: int) -> None:
-        """Start the actors."""
-        self._step = step
-        self._trajectories.start()
-
-    def next(self) -> Update:
-        """Wait for a trajectory, and update on it."""
+    def update(self, step: int) -> dict[str, float]:
+        """Wait for a trajectory, and update on it; raises UserError when an actor died."""
         began = time.monotonic()
-        played, calls = self._trajectories.next()
+        played, calls = self.actors.next()
         ready = time.monotonic()
-        self._step += 1
-        found = self.learn(played, self._step)
+        found = self.learn(played, step)
         self.busy_s += time.monotonic() - ready
         self.wall_s += time.monotonic() - began
-        return Update(self._step, found, played.speedup, calls)
+        return self.made(found, played.speedup, calls)
 
     def learn(self, played: Trajectory, number: int) -> float:
         """One update on one trajectory; returns its loss."""
@@ -94,52 +83,33 @@ class Learner(Playing):
         """Also the fraction of time that the learner computes."""
         return super().metrics | {"learner_utilisation": self.busy_s / max(self.wall_s, 1e-9)}
 
-    def close(self) -> None:
-        """Stop the actors."""
-        self._trajectories.close()
 
+def local_actors(
+    network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
+) -> ActorProcesses:
+    """Actors as local processes, which read the learner's weights in shared memory.
 
-class LocalActors:
-    """Actors as local processes, which read the learner's weights in shared memory."""
-
-    def __init__(
-        self, network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
-    ) -> None:
-        """Start no process yet; `make` makes the network of an actor."""
-        self._shared, self._make = network.share_memory(), make
-        self._processes = ActorProcesses(orders, _play, room=_WAITING * len(orders))
-
-    def start(self) -> None:
-        """Start the processes."""
-        self._processes.start(self._make, self._shared)
-
-    def next(self) -> tuple[Trajectory, int]:
-        """Wait for a trajectory."""
-        plain, calls = self._processes.get()
-        return cast(Trajectory, pickle.loads(plain)), calls
-
-    def close(self) -> None:
-        """Stop the processes."""
-        self._processes.close()
+    `make` makes the network of an actor.
+    """
+    room = _WAITING * len(orders)
+    return ActorProcesses(orders, _play, make, network.share_memory(), room=room)
 
 
 def _play(
-    order: ActorSettings,
-    made: Any,
+    player: Player,
+    put: Callable[[object], None],
     is_orphan: Callable[[], bool],
     own: ActorCritic,
     shared: ActorCritic,
 ) -> None:
-    """The main function of an actor process."""
-    player = order.player(shared.state_units)
+    """An actor process."""
     calls = 0
     while not is_orphan():
         own.load_state_dict(shared.state_dict())
         played = player.play(own)
         calls += int(played.calls.sum())
         try:
-            # As bytes: torch would send each tensor as an open file.
-            made.put_nowait((pickle.dumps(played), calls))
+            put((played, calls))
         except queue.Full:
             continue
         calls = 0

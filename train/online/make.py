@@ -26,7 +26,7 @@ from dynamiccl.train.networks import (
 from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import ActorSettings, Place, Player
-from dynamiccl.train.online.impala import Learner, LocalActors, Trajectories
+from dynamiccl.train.online.impala import Learner, local_actors
 from dynamiccl.train.policy import begin_with
 from dynamiccl.train.recipe import Recipe
 
@@ -85,10 +85,10 @@ def make_loop(data: TrainingData, recipe: Recipe, seed: int, *, ray: str | None 
     """The loop of an A3C or IMPALA recipe.
 
     `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
-    a place none of whose configs are in the data, and what `RayJoin` raises.
+    a place none of whose configs are in the data, and what `check_cluster` raises.
     """
-    make = partial(_network, data, recipe)
-    orders, shared = _orders(data, recipe, seed), make()
+    make = partial(network_of, data, recipe)
+    orders, shared = orders_of(data, recipe, seed), make()
     pilot, margin = Pilot(orders, make), recipe.abstain_margins[0]
 
     def validate(members: nn.ModuleList) -> dict[str, float]:
@@ -104,15 +104,15 @@ def make_loop(data: TrainingData, recipe: Recipe, seed: int, *, ray: str | None 
 
     if recipe.algorithm == "A3C":
         return Loop(ActorLearners(shared, orders, make), recipe, validate)
-    trajectories: Trajectories = LocalActors(shared, orders, make)
-    if ray is not None:
-        from dynamiccl.train.online.ray_actors import RayActors  # an extra of the package
+    if ray is None:
+        return Loop(Learner(shared, local_actors(shared, orders, make), recipe), recipe, validate)
+    from dynamiccl.train.online.ray_actors import RayActors  # an extra of the package
 
-        trajectories = RayActors(shared, orders, ray)
-    return Loop(Learner(shared, trajectories, recipe), recipe, validate)
+    return Loop(Learner(shared, RayActors(shared, orders, ray), recipe), recipe, validate)
 
 
-def _network(data: TrainingData, recipe: Recipe) -> ActorCritic:
+def network_of(data: TrainingData, recipe: Recipe) -> ActorCritic:
+    """The untrained network of a recipe; raises as `begin_with`."""
     steps = data.training.steps
     window, context, _ = steps.shapes
     trunk: Any = Trunk(window, context[0], recipe.hidden_sizes, recipe.window_encoder)
@@ -131,7 +131,8 @@ def _network(data: TrainingData, recipe: Recipe) -> ActorCritic:
     return ActorCritic(imitator, width, actions, recipe.seen_decisions, usual)
 
 
-def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
+def orders_of(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
+    """What each actor plays; raises as `make_loop`."""
     orders, places = [], [Place.parse(text) for text in recipe.places.split(",")]
     played = {place.system.name for place in places}
     others = sorted(set(data.frame["system"].unique()) - played)

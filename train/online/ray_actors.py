@@ -11,15 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
 from typing import Any, Final
 
 from dynamiccl.errors import MachineError, UserError
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import ActorSettings, Trajectory
-from dynamiccl.train.worker import ONE_THREAD, reason
 
 # Nothing is sent anywhere, and no notice of a future release is printed; read at Ray's import.
 #   RAY_USAGE_STATS_ENABLED  set to 0 where it is not set: Ray sends nothing.
@@ -36,83 +34,59 @@ _PATIENCE_S: Final = 300.0
 _PAUSE_S: Final = 1.0
 #: Where Ray itself looks for a cluster: RAY_ADDRESS, then one that was started on this machine.
 AUTO: Final = "auto"
-#: Seconds in which a head that is there takes a connection.
+#: Seconds in which a head that is there takes a connection, and in which its cluster is joined (a
+#: second or two is usual).
 _ANSWER_S: Final = 10.0
+_JOIN_S: Final = 30.0
 _JOIN: Final = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='error')"
 
 
-@dataclass(frozen=True, slots=True)
-class RayJoin:
-    """A reachable Ray cluster."""
+def check_cluster(address: str, join_s: float = _JOIN_S) -> None:
+    """Raise UserError for an invalid address of a head, MachineError if nothing answers there.
 
-    #: HOST:PORT of its head, or `auto`.
-    address: str
-    #: Seconds in which a cluster that is there is joined; a second or two is usual.
-    join_s: float = 30.0
+    It is tried in a child process: a wrong address can block Ray for minutes, or abort it.
+    """
+    if address != AUTO:
+        _knock(address)
+    command = [sys.executable, "-P", "-c", _JOIN, address]
+    given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    try:
+        done = subprocess.run(command, timeout=join_s, check=False, **given)
+        if done.returncode == 0:
+            return
+        margin = [line for line in done.stderr.splitlines() if line and not line[0].isspace()]
+        said = margin[-1] if margin else f"ended with {done.returncode}"
+    except subprocess.TimeoutExpired:
+        said = f"no end after {join_s:g} s; is that a head's port?"
+    raise MachineError(
+        f"cannot join the Ray cluster at '{address}': {said}; run this command on one of its "
+        "nodes, with the Ray and the Python that they have"
+    )
 
-    def __post_init__(self) -> None:
-        """Raise UserError for an invalid address, MachineError if nothing answers there."""
-        if self.address != AUTO:
-            self._knock()
-        self._try_to_join()
 
-    @contextmanager
-    def joined(self) -> Iterator[None]:
-        """Context manager: connected to the cluster."""
-        # Ray tells of lost workers on stdout, which is for results alone.
-        with redirect_stdout(sys.stderr):
-            ray.init(self.address, log_to_driver=False, logging_level="error")
-            try:
-                yield
-            finally:
-                ray.shutdown()
-
-    def _knock(self) -> None:
-        host, separator, port = self.address.rpartition(":")
-        if not separator or not port.isdigit() or "/" in host:
-            raise UserError(
-                f"--ray {self.address} is no address of a head; write HOST:PORT as `ray start "
-                f"--head` prints it, or {AUTO}, on a node of the cluster"
-            )
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
-        except (OSError, OverflowError) as error:
-            raise MachineError(
-                f"no Ray cluster answers at {self.address}: {error}; start one with `ray start "
-                "--head` and give the address that it prints"
-            ) from error
-
-    def _try_to_join(self) -> None:
-        """Try in a child process: a wrong address can block Ray for minutes, or abort it."""
-        try:
-            subprocess.run(
-                [sys.executable, "-P", "-c", _JOIN, self.address],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=self.join_s,
-                check=True,
-            )
-        except subprocess.TimeoutExpired as error:
-            said = f"no end after {self.join_s:g} s; is that a head's port?"
-            raise self._refused(said) from error
-        except subprocess.CalledProcessError as error:
-            raise self._refused(reason(error.stderr) or f"ended with {error.returncode}") from error
-
-    def _refused(self, said: str) -> MachineError:
-        return MachineError(
-            f"cannot join the Ray cluster at '{self.address}': {said}; run this command on one of "
-            "its nodes, with the Ray and the Python that they have"
+def _knock(address: str) -> None:
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or "/" in host:
+        raise UserError(
+            f"--ray {address} is no address of a head; write HOST:PORT as `ray start --head` "
+            f"prints it, or {AUTO}, on a node of the cluster"
         )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise MachineError(
+            f"no Ray cluster answers at {address}: {error}; start one with `ray start --head` and "
+            "give the address that it prints"
+        ) from error
 
 
 class RayActors:
-    """Trajectories from a Ray cluster (`impala.Trajectories`)."""
+    """Trajectories from a Ray cluster (`impala.Learner`)."""
 
     def __init__(self, network: ActorCritic, orders: Sequence[ActorSettings], address: str) -> None:
-        """Keep the learner's network. Raises UserError and MachineError as `RayJoin`."""
-        self._cluster = RayJoin(address)
-        self._network, self._orders = network, orders
+        """Keep the learner's network. Raises UserError and MachineError as `check_cluster`."""
+        check_cluster(address)
+        self._network, self._orders, self._address = network, orders, address
         #: Pending request -> its actor; and lost actors, one entry for each request.
         self._asked: dict[Any, Any] = {}
         self._lost: list[Any] = []
@@ -120,7 +94,10 @@ class RayActors:
 
     def start(self) -> None:
         """Join the cluster and start the actors."""
-        self._stack.enter_context(self._cluster.joined())
+        # Ray tells of lost workers on stdout, which is for results alone.
+        self._stack.enter_context(redirect_stdout(sys.stderr))
+        ray.init(self._address, log_to_driver=False, logging_level="error")
+        self._stack.callback(ray.shutdown)
         # A trajectory that was lost is not played again: the weights have moved on.
         make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)(_RayActor)
         network = ray.put(self._network)
@@ -171,10 +148,9 @@ class RayActors:
 
 
 class _RayActor:
-    """The actor in a Ray worker."""
+    """The actor in a Ray worker, in which Ray leaves it one thread."""
 
     def __init__(self, order: ActorSettings, network: ActorCritic) -> None:
-        os.environ.update(ONE_THREAD)
         self._own = network
         self._player = order.player(network.state_units)
 

@@ -7,6 +7,7 @@ even millions of calls show few, the peaks of excursions are exponential (a rand
 negative drift), and that is fitted to the largest.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,11 +16,12 @@ import numpy.typing as npt
 import torch
 
 from dynamiccl.train.policy import script
+from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN, TriggerModule
 from dynamiccl.train.trigger.series import FloatArray, Series
 
-#: Called now and then with calls made and calls to be made.
-Told = Callable[[int, int], None]
+#: Told of the work in hand, and how much of it is done.
+Progress = Callable[[str, int, int], None]
 #: Quiet calls that are run for each rung.
 CALLS_PER_RUNG: Final = 1_000_000
 #: Streams that run side by side, and calls of each: as long as streams live in a job, roughly.
@@ -45,39 +47,36 @@ class Peaks:
         """Add the statistic (N,) after one call of each stream, and where its excursion ended."""
         self.calls += len(statistic)
         np.maximum(self._peak, statistic, out=self._peak)
-        ended = at_rest & (self._peak > self._floor)
-        if ended.any():
-            self._found.append(self._peak[ended])
-        self._peak[at_rest] = 0.0
+        self._end(at_rest)
 
     def end(self) -> None:
         """End all streams and their excursions."""
-        self._found.append(self._peak[self._peak > self._floor])
-        self._peak[:] = 0.0
+        self._end(np.ones(len(self._peak), dtype=np.bool_))
+
+    def _end(self, where: npt.NDArray[np.bool_]) -> None:
+        ended = where & (self._peak > self._floor)
+        if ended.any():
+            self._found.append(self._peak[ended])
+        self._peak[where] = 0.0
 
     def all(self) -> npt.NDArray[np.float64]:
         """The peaks of all ended excursions, largest first."""
         return np.sort(np.concatenate([np.zeros(0), *self._found]))[::-1]
 
     def threshold(self, per_call: float) -> float:
-        """The threshold for a rate of false alarms per call."""
-        return threshold_for(self.all(), self.calls, per_call)
+        """The threshold that a fraction `per_call` of calls would cross.
 
-
-def threshold_for(peaks: npt.NDArray[np.float64], calls: int, per_call: float) -> float:
-    """The threshold that a fraction `per_call` of calls would cross, by peaks (largest first).
-
-    Raises ValueError without any peak.
-    """
-    if len(peaks) == 0:
-        raise ValueError("a statistic that never left its rest has no threshold")
-    wanted = per_call * calls
-    if wanted >= _TAIL and wanted < len(peaks):
-        return float(peaks[int(wanted)])
-    count = min(_TAIL, max(len(peaks) // 2, 1))
-    base = peaks[count - 1]
-    mean_excess = float(np.mean(peaks[:count] - base))
-    return float(base + mean_excess * np.log(count / wanted))
+        Raises ValueError without any peak.
+        """
+        peaks, wanted = self.all(), per_call * self.calls
+        if len(peaks) == 0:
+            raise ValueError("a statistic that never left its rest has no threshold")
+        if wanted >= _TAIL and wanted < len(peaks):
+            return float(peaks[int(wanted)])
+        count = min(_TAIL, max(len(peaks) // 2, 1))
+        base = peaks[count - 1]
+        mean_excess = float(np.mean(peaks[:count] - base))
+        return float(base + mean_excess * np.log(count / wanted))
 
 
 def scale_of_rung(rung: float) -> float:
@@ -88,38 +87,34 @@ def scale_of_rung(rung: float) -> float:
 def find_peaks(
     module: TriggerModule,
     series: Series,
+    calls_per_rung: int,
     *,
     seed: int,
-    calls_per_rung: int = CALLS_PER_RUNG,
-    told: Told = lambda _done, _total: None,
+    progress: Progress = lambda _what, _done, _total: None,
 ) -> list[Peaks]:
     """Run the detector on quiet streams at the noise of each rung; the peaks of each."""
     random = np.random.default_rng(seed)
-    before = module.thresholds.tolist()
-    module.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
-    scripted = script(module)  # a fifth faster
+    without = copy.deepcopy(module)
+    without.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
+    scripted = script(without)  # a fifth faster
+    length = min(_LENGTH, max(calls_per_rung // _WIDTH, 1))
+    rounds = max(calls_per_rung // (_WIDTH * length), 1)
     found = []
-    try:
-        length = min(_LENGTH, max(calls_per_rung // _WIDTH, 1))
-        rounds = max(calls_per_rung // (_WIDTH * length), 1)
-        for number, rung in enumerate(RUNGS):
-            peaks = Peaks(_WIDTH, floor=1.0)
-            for turn in range(rounds):
-                values, sizes, _ = series.draw(random, _WIDTH, length)
-                log_time = values * np.float32(scale_of_rung(rung)) + np.float32(5.0)
-                _run(scripted, log_time, sizes, peaks)
-                told(number * rounds + turn + 1, rounds * len(RUNGS))
-            found.append(peaks)
-    finally:
-        module.set_thresholds(before)
+    for number, rung in enumerate(RUNGS):
+        peaks = Peaks(_WIDTH, floor=1.0)
+        for turn in range(rounds):
+            values, sizes, _ = series.draw(random, _WIDTH, length)
+            log_time = values * np.float32(scale_of_rung(rung)) + np.float32(5.0)
+            _run(scripted, log_time, sizes, peaks)
+            progress("calibrating", number * rounds + turn + 1, rounds * len(RUNGS))
+        found.append(peaks)
     return found
 
 
 def _run(module: Any, log_time: FloatArray, sizes: FloatArray, peaks: Peaks) -> None:
-    width = log_time.shape[1]
     times, log_sizes = torch.from_numpy(log_time), torch.from_numpy(np.ascontiguousarray(sizes))
     with torch.inference_mode():
-        state = module.new_state(width)
+        state = module.new_state(log_time.shape[1])
         for time, size in zip(times, log_sizes, strict=True):
             state, _, _ = module(state, time, size)
             sums = state[:, 3:5].amax(dim=1).numpy()
@@ -133,16 +128,8 @@ Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
 
 def watch_with(module: Any, width: int) -> Watch:
     """A Trigger over `width` new streams; alarms of both directions count."""
-    state = [module.new_state(width)]
-    sizes = torch.zeros(width)
-
-    def watch(log_time: FloatArray) -> npt.NDArray[np.bool_]:
-        with torch.inference_mode():
-            state[0], alarm, _ = module(state[0], torch.from_numpy(log_time), sizes)
-        alarms: npt.NDArray[np.bool_] = alarm.numpy() != 0
-        return alarms
-
-    return watch
+    detector, streams = Detector(module), np.arange(width)
+    return lambda log_time: detector.observe(streams, log_time)[0] != 0
 
 
 def delays_of(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:

@@ -35,12 +35,11 @@ class Detector:
     A stream is a number of the caller's choice, from 0 on; memory goes with the largest.
     """
 
-    def __init__(self, module: Any, num_streams: int = 0) -> None:
+    def __init__(self, module: Any) -> None:
         """Wrap a `TriggerModule`, scripted or not; room for streams grows as needed."""
         self._module = module
-        with torch.no_grad():
-            self._state: torch.Tensor = module.new_state(num_streams)
-            self._carried: torch.Tensor = module.new_keys(0)
+        self._state: torch.Tensor = module.new_state(0)
+        self._carried: torch.Tensor = module.new_keys(0)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -50,11 +49,6 @@ class Detector:
         if not hasattr(module, "new_state"):
             raise CorruptFile(f"{found} is TorchScript, but no trigger; {_FIX}")
         return cls(module)
-
-    @property
-    def num_streams(self) -> int:
-        """Number of streams that there is room for."""
-        return len(self._state)
 
     def observe(
         self,
@@ -78,7 +72,10 @@ class Detector:
             return np.zeros(0, dtype=np.int8), np.zeros(0, dtype=np.float32)
         if index.min() < 0 or len(np.unique(index)) != len(index):
             raise ValueError("streams are different numbers from 0 on, one call of each at a time")
-        self._grow(int(index.max()) + 1)
+        more = int(index.max()) + 1 - len(self._state)
+        if more > 0:
+            new = self._module.new_state(max(more, len(self._state)))
+            self._state = torch.cat([self._state, new])
         time = torch.from_numpy(np.array(log_time, dtype=np.float32))
         size = torch.zeros_like(time)
         if log_size is not None:
@@ -94,12 +91,6 @@ class Detector:
                     self._carried = torch.cat([self._carried, self._module.new_keys(more)])
                 self._carried[keys], level = self._module.carry(self._carried[keys], rows, level)
         return alarm.numpy().astype(np.int8), level.numpy()
-
-    def _grow(self, wanted: int) -> None:
-        if wanted > self.num_streams:
-            more = max(wanted, 2 * self.num_streams) - self.num_streams
-            with torch.no_grad():
-                self._state = torch.cat([self._state, self._module.new_state(more)])
 
 
 def trigger_file(path: Path) -> Path:

@@ -6,10 +6,10 @@ learns what is worth knowing of a history with holes in it. What it must not lea
 slowdown, and there the target says no.
 """
 
+import copy
 import json
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ from dynamiccl.train import tracking
 from dynamiccl.train.policy import save_script, script
 from dynamiccl.train.trigger.calibration import (
     CALLS_PER_RUNG,
-    Peaks,
+    Progress,
     delays_of,
     find_peaks,
     watch_with,
@@ -46,8 +46,20 @@ _LEARNING_RATE: Final = 5e-3
 _SLOWEST: Final = 3.0
 _LONGEST: Final = 200.0
 _SLOWED: Final = 0.5
-#: Told after each step: the step, of how many, and its loss.
-Told = Callable[[int, int, float], None]
+#: What is wanted where nobody says otherwise.
+FALSE_ALARMS_PER_1E5: Final = 0.5
+#: Training steps of the forecaster.
+STEPS: Final = 80
+#: Of each series, what the forecaster is trained on; thresholds come from the rest.
+TRAINING_SHARE: Final = 0.6
+#: Losses are logged as means of so many steps.
+_EVERY: Final = 10
+#: Slowdowns of which delays are told; streams, calls of each that are quiet, and calls in which an
+#: alarm has to come.
+_FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
+_ONSETS: Final = 500
+_KNOWN: Final = 256
+_HORIZON: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ def train(
     *,
     steps: int,
     seed: int,
-    told: Told = lambda _step, _steps, _loss: None,
+    progress: Progress = lambda _what, _done, _total: None,
 ) -> Training:
     """Fit the LSTM.
 
@@ -77,7 +89,7 @@ def train(
     whose forecast is the level alone, where nothing can be learned.
     """
     level_error = forecast_error(module, held_out, seed=seed)
-    best = (level_error, _weights(module))
+    best = (level_error, copy.deepcopy(module.state_dict()))
     random = np.random.default_rng(seed)
     optimizer = torch.optim.Adam(module.parameters(), lr=_LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
@@ -96,17 +108,14 @@ def train(
             total += loss.item()
         schedule.step()
         losses.append(total / _CHUNKS)
-        told(step + 1, steps, losses[-1])
+        progress("training", step + 1, steps)
         if (step + 1) % _LOOK == 0 or step + 1 == steps:
             error = forecast_error(module, held_out, seed=seed)
-            best = min(best, (error, _weights(module)), key=lambda each: each[0])
+            if error < best[0]:
+                best = (error, copy.deepcopy(module.state_dict()))
     module.load_state_dict(best[1])
     module.eval()
     return Training(losses, level_error, best[0])
-
-
-def _weights(module: TriggerModule) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
 def forecast_error(module: TriggerModule, series: Series, *, seed: int) -> float:
@@ -155,28 +164,11 @@ def _loss(
     return state, torch.stack(losses).mean()
 
 
-#: What is wanted where nobody says otherwise.
-FALSE_ALARMS_PER_1E5: Final = 0.5
-STEPS: Final = 80
-#: Of each series, what the forecaster is trained on; thresholds come from the rest.
-TRAINING_SHARE: Final = 0.6
-#: Told of the work in hand, and how much of it is done.
-Progress = Callable[[str, int, int], None]
-_EVERY: Final = 10
-_FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
-_RATES: Final = (0.1, 0.5, 1.0, 10.0, 100.0)
-_ONSETS: Final = 500
-_KNOWN: Final = 256
-_HORIZON: Final = 500
-
-
 @dataclass(frozen=True, slots=True)
 class TriggerSettings:
     """Training settings of a Trigger, and its false alarm rate."""
 
     false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5
-    steps: int = STEPS
-    calls_per_rung: int = CALLS_PER_RUNG
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -222,30 +214,17 @@ def make_trigger(
     series: Series,
     settings: TriggerSettings,
     progress: Progress = lambda _what, _done, _total: None,
-) -> tuple[TriggerModule, Training, list[Peaks]]:
-    """A trained and calibrated Trigger, its training history, and its excursion peaks."""
-    torch.manual_seed(settings.seed)
+) -> tuple[TriggerModule, Training]:
+    """A trained and calibrated Trigger, and its training history."""
+    seed = settings.seed
+    torch.manual_seed(seed)
     training, rest = series.split(TRAINING_SHARE)
     module = TriggerModule(series.usual_scale)
-    trained = train(
-        module,
-        training,
-        rest,
-        steps=settings.steps,
-        seed=settings.seed,
-        told=lambda step, steps, _loss: progress("training", step, steps),
-    )
-    module.eval()
-    peaks = find_peaks(
-        module,
-        rest,
-        seed=settings.seed + 1,
-        calls_per_rung=settings.calls_per_rung,
-        told=lambda done, total: progress("calibrating", done, total),
-    )
+    trained = train(module, training, rest, steps=STEPS, seed=seed, progress=progress)
+    peaks = find_peaks(module, rest, CALLS_PER_RUNG, seed=seed + 1, progress=progress)
     per_call = settings.false_alarms_per_1e5 * 1e-5
     module.set_thresholds([each.threshold(per_call) for each in peaks])
-    return module, trained, peaks
+    return module, trained
 
 
 def fit_trigger(
@@ -268,85 +247,57 @@ def fit_trigger(
         run.begin(
             data_dir,
             content_hash(data_dir),
-            {**asdict(settings), "recipe": "trigger", **params},
+            {**asdict(settings), "recipe": "trigger", "steps": STEPS, **params},
             f"A Trigger, which tells interference by the times of calls in `{data_dir}`.",
         )
         started = time.monotonic()
-        module, trained, peaks = make_trigger(series, settings, progress)
+        module, trained = make_trigger(series, settings, progress)
         seconds = time.monotonic() - started
         for step in range(0, len(trained.losses), _EVERY):
             loss = float(np.mean(trained.losses[step : step + _EVERY]))
             run.log_metrics({"loss": loss}, step=step)
-        facts = _facts(module, series, trained, settings, counts)
-        delays = {factor: _delays(module, series, peaks, factor) for factor in _FACTORS}
-        at = _RATES.index(FALSE_ALARMS_PER_1E5)
-        found = {
-            f"delay_{factor:g}x_calls".replace(".", "_"): each[at]
-            for factor, each in delays.items()
+        pairs = zip(RUNGS, module.thresholds.tolist(), strict=True)
+        facts = TriggerFacts(
+            false_alarms_per_1e5=settings.false_alarms_per_1e5,
+            thresholds={f"{rung:.3f}": threshold for rung, threshold in pairs},
+            usual_scale=series.usual_scale,
+            warm_up_calls=WARM_UP,
+            smallest_slowdown=SMALLEST_SLOWDOWN,
+            level_error=trained.level_error,
+            forecast_error=trained.error,
+            counts=counts,
+            from_averages=counts.averages > 0,
+        )
+        delays = {
+            f"delay_{factor:g}x_calls".replace(".", "_"): _delay(module, series, factor)
+            for factor in _FACTORS
         }
         metrics = {
             **{f"threshold_{key}": value for key, value in facts.thresholds.items()},
-            **{key: value for key, value in found.items() if value is not None},
+            **{key: value for key, value in delays.items() if value is not None},
             "level_error": facts.level_error,
             "forecast_error": facts.forecast_error,
             "train_seconds": seconds,
         }
-        run.log_metrics(metrics, step=settings.steps)
+        run.log_metrics(metrics, step=STEPS)
         place = str(run.directory or run.artifact_uri)
-        summary = TriggerSummary(run.run_id, place, seconds, facts, found)
-        with tempfile.TemporaryDirectory() as folder:
-            scratch = Path(folder)
-            for name in (TRIGGER_FOLDER, "plots"):
-                (scratch / name).mkdir()
-            save_script(module, scratch / TRIGGER_FOLDER / TRIGGER_NAME)
+        summary = TriggerSummary(run.run_id, place, seconds, facts, delays)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / TRIGGER_FOLDER
+            folder.mkdir()
+            save_script(module, folder / TRIGGER_NAME)
             text = json.dumps(asdict(facts), indent=1) + "\n"
-            (scratch / TRIGGER_FOLDER / TRIGGER_FACTS_NAME).write_text(text, encoding="utf-8")
-            from dynamiccl.train.plots import trigger_curves  # Matplotlib takes a second to import
-
-            figure = trigger_curves(trained.losses, _RATES, delays)
-            figure.savefig(scratch / "plots" / "trigger.png", dpi=120)
-            run.finish(scratch, summary)
+            (folder / TRIGGER_FACTS_NAME).write_text(text, encoding="utf-8")
+            run.finish(Path(scratch), summary)
     return summary
 
 
-def _facts(
-    module: TriggerModule,
-    series: Series,
-    trained: Training,
-    settings: TriggerSettings,
-    counts: SeriesCounts,
-) -> TriggerFacts:
-    pairs = zip(RUNGS, module.thresholds.tolist(), strict=True)
-    return TriggerFacts(
-        false_alarms_per_1e5=settings.false_alarms_per_1e5,
-        thresholds={f"{rung:.3f}": threshold for rung, threshold in pairs},
-        usual_scale=series.usual_scale,
-        warm_up_calls=WARM_UP,
-        smallest_slowdown=SMALLEST_SLOWDOWN,
-        level_error=trained.level_error,
-        forecast_error=trained.error,
-        counts=counts,
-        from_averages=counts.averages > 0,
-    )
-
-
-def _delays(
-    module: TriggerModule, series: Series, peaks: list[Peaks], factor: float
-) -> list[float | None]:
-    """Median calls from onset to alarm at the site's usual noise, by false-alarm rate.
-
-    None: not within what was run.
-    """
+def _delay(module: TriggerModule, series: Series, factor: float) -> float | None:
+    """Median calls from onset to alarm at the site's usual noise; None: not within _HORIZON."""
     random = np.random.default_rng(11)
     values, _, _ = series.split(TRAINING_SHARE)[1].draw(random, _ONSETS, _KNOWN + _HORIZON)
     log_time = values * np.float32(series.usual_scale) + np.float32(5.0)
     log_time[_KNOWN:] += np.float32(np.log(factor))
-    kept = module.thresholds.tolist()
-    scripted = script(module)  # it has the module's own thresholds, not copies
-    found: list[float | None] = []
-    for rate in _RATES:
-        module.set_thresholds([each.threshold(rate * 1e-5) for each in peaks])
-        middle = float(np.median(delays_of(watch_with(scripted, _ONSETS), log_time, _KNOWN)))
-        found.append(middle if np.isfinite(middle) else None)
-    module.set_thresholds(kept)
-    return found
+    found = delays_of(watch_with(script(module), _ONSETS), log_time, _KNOWN)
+    middle = float(np.median(found))
+    return middle if np.isfinite(middle) else None

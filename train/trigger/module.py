@@ -1,21 +1,10 @@
 """The Trigger's computation, shared by training, calibration, evaluation and export.
 
-A *stream* is the calls of one task key under one config. Its state is a row of numbers, so that
-many streams advance at once, and a call of a stream is one step:
+What it is, point by point, is in docs/trigger.md. A *stream* is the calls of one task key under one
+config. Its state is a row of numbers, so that many streams advance at once, and a call of a stream
+is one step. Residuals and references are in units of the stream's scale.
 
-1. Forecast. The first WARM_UP calls give a level and a robust scale (median, MAD). From then on the
-   forecast of the quiet log time is the level and what the LSTM makes of the calls before.
-2. Residual to the forecast, divided by the scale and clipped at 3: one outlier cannot alarm.
-3. Two-sided CUSUM. Its reference value is half of the smallest slowdown that is looked for, 15 %,
-   in units of the scale, as near as RUNGS have it, and more while the level is uncertain; each rung
-   has its threshold (`calibration.py`).
-4. Only while both sums were zero does a call enter the history (level, scale, LSTM): a slowdown
-   must not become part of what it is compared with. Calls in between wait; they enter level and
-   scale when the sums are back at zero without an alarm, and not at all with one.
-5. Alarm from the threshold on until the sum is back at zero. When the *other* sum reaches it, calls
-   are faster than what was taken for quiet: the stream is learned anew.
-
-N streams, S = STATE_SIZE numbers a stream, H hidden units.
+N streams, S numbers a stream.
 """
 
 import math
@@ -28,17 +17,13 @@ from torch import nn
 
 #: Calls of a stream before there is a forecast.
 WARM_UP: Final = 16
-#: Residuals whose median is the interference.
-RECENT: Final = 7
-HIDDEN: Final = 12
-#: Where residuals are clipped, in scales.
-CLIP: Final = 3.0
+#: Residuals whose median is the interference, and hidden units.
+_RECENT: Final = 7
+_HIDDEN: Final = 12
 #: The smallest slowdown that is looked for: the time is so many times the quiet one.
 SMALLEST_SLOWDOWN: Final = 1.15
 #: Reference values of the CUSUM, in scales, largest first.
 RUNGS: Final = tuple(2.0 ** (-i / 2) for i in range(7))
-#: Less noise than this (log time) is taken for this: nobody wants an alarm for 3 %.
-LEAST_SCALE: Final = 0.01
 #: A level that was found under one config is still told after so many calls of the task key under
 #: others, halved: they may not feel what slowed the first, and then say nothing about it. A policy
 #: that reads it goes back when it has faded, and if it was early, feels the slowdown for as long as
@@ -46,7 +31,6 @@ LEAST_SCALE: Final = 0.01
 HALF_LIFE: Final = 300.0
 #: A stream without a forecast: its interference is unknown (`datasets.history.UNKNOWN`).
 UNKNOWN: Final = -1.0
-
 #: The numbers of a stream, first in its state: calls that entered, level and log scale of log time,
 #: the two sums, whether it is alarmed, calls that wait, mean log size, and of the calls that wait
 #: the sum of residuals (in scales) and of signs (beyond the scale or not).
@@ -54,25 +38,6 @@ NUMBERS: Final = (
     *("count", "level", "log_scale", "up", "down", "alarmed"),
     *("age", "log_size", "waiting", "signs"),
 )
-#: The state: the numbers, the calls of the warm-up, the latest residuals, the LSTM's two vectors.
-PARTS: Final = (len(NUMBERS), WARM_UP, RECENT, HIDDEN, HIDDEN)
-STATE_SIZE: Final = sum(PARTS)
-
-#: Standard normal: MAD to sigma, and the gain that makes a sign recursion as fast as a mean.
-_MAD: Final = 0.6745
-_SCALE_GAIN: Final = 1.2
-#: A level or scale is a mean over at most so many calls: what drifts more slowly is followed.
-_LEVEL_CALLS: Final = 512.0
-_SCALE_CALLS: Final = 512.0
-#: How many calls the site's usual scale counts for, beside the first ones of a stream.
-_PRIOR_CALLS: Final = 8.0
-#: Widens the reference value while a level is uncertain: so many scales over calls ** 0.75. Less,
-#: and a level that began wrong keeps its sum above zero, and itself frozen, for good.
-_LEVEL_ERROR: Final = 8.0
-#: The LSTM moves a forecast by at most so many scales.
-_MOST_SHIFT: Final = 2.0
-#: The level follows a call by at most so many scales (Huber).
-_HUBER: Final = 1.5
 
 
 class TriggerModule(nn.Module):
@@ -83,16 +48,40 @@ class TriggerModule(nn.Module):
     much a call takes longer than quiet (1: twice the time); UNKNOWN while there is no forecast.
     """
 
-    parts: list[int]
+    #: Where residuals are clipped, in scales.
+    clip: Final[float] = 3.0
+    #: Less noise than this (log time) is taken for this: nobody wants an alarm for 3 %.
+    least_log_scale: Final[float] = math.log(0.01)
+    half_shift: Final[float] = 0.5 * math.log(SMALLEST_SLOWDOWN)
+    #: Standard normal: MAD to sigma, and the gain that makes a sign recursion as fast as a mean.
+    mad: Final[float] = 0.6745
+    scale_gain: Final[float] = 1.2
+    #: A level or scale is a mean over at most so many calls: what drifts more slowly is followed.
+    most_calls: Final[float] = 512.0
+    #: How many calls the site's usual scale counts for, beside the first ones of a stream.
+    prior_calls: Final[float] = 8.0
+    #: Widens the reference value while a level is uncertain: so many scales over calls ** 0.75.
+    #: Less, and a level that began wrong keeps its sum above zero, and itself frozen, for good.
+    level_error: Final[float] = 8.0
+    #: The LSTM moves a forecast by at most so many scales.
+    most_shift: Final[float] = 2.0
+    #: The level follows a call by at most so many scales (Huber).
+    huber: Final[float] = 1.5
+    warm_up: Final[int] = WARM_UP
+    unknown: Final[float] = UNKNOWN
+    keep: Final[float] = 0.5 ** (1.0 / HALF_LIFE)
+
     rungs: torch.Tensor
     thresholds: torch.Tensor
     edges: torch.Tensor
+    #: Of the state: the numbers, the calls of the warm-up, the latest residuals, the LSTM's two.
+    parts: list[int]
 
     def __init__(self, prior_scale: float = 0.1) -> None:
         """`prior_scale`: the usual robust sigma of log time on the site."""
         super().__init__()
-        self.cell = nn.LSTMCell(2, HIDDEN)
-        self.head = nn.Linear(HIDDEN + 2, 1)
+        self.cell = nn.LSTMCell(2, _HIDDEN)
+        self.head = nn.Linear(_HIDDEN + 2, 1)
         # Untrained, the forecast is the level.
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -101,22 +90,9 @@ class TriggerModule(nn.Module):
         self.register_buffer("thresholds", torch.tensor([9.0 / rung for rung in RUNGS]))
         between = [math.sqrt(a * b) for a, b in pairwise(RUNGS)]
         self.register_buffer("edges", torch.tensor(between[::-1]))
-        self.parts = list(PARTS)
-        self.state_size = STATE_SIZE
-        self.warm_up = WARM_UP
+        self.parts = [len(NUMBERS), WARM_UP, _RECENT, _HIDDEN, _HIDDEN]
+        self.state_size = sum(self.parts)
         self.prior_scale = float(prior_scale)
-        self.clip = CLIP
-        self.mad = _MAD
-        self.prior_calls = _PRIOR_CALLS
-        self.level_calls, self.scale_calls = _LEVEL_CALLS, _SCALE_CALLS
-        self.scale_gain = _SCALE_GAIN
-        self.level_error = _LEVEL_ERROR
-        self.most_shift = _MOST_SHIFT
-        self.huber = _HUBER
-        self.unknown = UNKNOWN
-        self.keep = 0.5 ** (1.0 / HALF_LIFE)
-        self.least_log_scale = math.log(LEAST_SCALE)
-        self.half_shift = 0.5 * math.log(SMALLEST_SLOWDOWN)
 
     def set_thresholds(self, thresholds: Sequence[float]) -> None:
         """Set the threshold of each rung."""
@@ -201,9 +177,9 @@ class TriggerModule(nn.Module):
         signs = signs + torch.where(torch.abs(residual) > self.mad * scale, 1.0, -1.0)
         age = age + 1.0
         enters = was_still | ((new_up + new_down <= 0.0) & ~was_alarmed)
-        known = count.clamp(max=self.level_calls)
+        known = count.clamp(max=self.most_calls)
         moved = mean + scale * waiting / (known + age)
-        step = self.scale_gain / (count + age + self.prior_calls).clamp(max=self.scale_calls)
+        step = self.scale_gain / (count + age + self.prior_calls).clamp(max=self.most_calls)
         widened = (log_scale + (signs * step).clamp(-1.0, 1.0)).clamp(min=self.least_log_scale)
         size_gain = 1.0 / (known + 1.0)
         zero = torch.zeros_like(age)

@@ -1,4 +1,4 @@
-"""A quiet sweep of the system in which actors train."""
+"""A quiet sweep of the system in which actors train, and small networks and players for it."""
 
 from pathlib import Path
 
@@ -6,6 +6,10 @@ import pytest
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.online.actor_critic import ActorCritic
+from dynamiccl.train.online.actors import Player
+from dynamiccl.train.online.make import network_of, orders_of
+from dynamiccl.train.recipe import Recipe
 
 SWEEP = """
 name = "quiet"
@@ -18,6 +22,12 @@ cycles = 2
 system = "b300-nvlink"
 seed = 0
 """
+PLACE = "b300-nvlink:decode:busy-host"
+SMALL = (
+    f"places={PLACE}",
+    *("actors=2", "jobs=2", "num_steps=3", "episode_rounds=4", "hidden_sizes=16"),
+    *("steps=8", "steps_per_epoch=4"),
+)
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +37,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def loaded(data: Path) -> TrainingData:
     return load_data(data, 0, with_costs=True)
+
+
+def small_network(loaded: TrainingData, recipe: Recipe) -> ActorCritic:
+    return network_of(loaded, recipe)
+
+
+def small_player(loaded: TrainingData, recipe: Recipe) -> Player:
+    return orders_of(loaded, recipe, 0)[0].player(recipe.state_units)

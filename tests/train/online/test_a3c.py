@@ -19,24 +19,15 @@ from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state
-from dynamiccl.train.online.a3c import ActorLearners, update
+from dynamiccl.train.online.a3c import ActorLearners, _play, update
 from dynamiccl.train.online.actor_critic import SharedRmsProp, filled, loss, returns
-from dynamiccl.train.online.actors import Place
-from dynamiccl.train.online.make import _network as network_of
-from dynamiccl.train.online.make import _orders as orders_of
-from dynamiccl.train.online.make import make_loop
+from dynamiccl.train.online.actors import CONTEXT, Place
+from dynamiccl.train.online.make import make_loop, orders_of
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
 from tests.splits import split_of
 from tests.stores import new_store
-from tests.train.online.conftest import SWEEP
-
-PLACE = "b300-nvlink:decode:busy-host"
-SMALL = (
-    f"places={PLACE}",
-    *("actors=2", "jobs=2", "num_steps=3", "episode_rounds=4", "hidden_sizes=16"),
-    *("steps=8", "steps_per_epoch=4"),
-)
+from tests.train.online.conftest import PLACE, SMALL, SWEEP, small_network, small_player
 
 
 def test_a_place_is_a_system_with_work_and_surroundings() -> None:
@@ -47,33 +38,41 @@ def test_a_place_is_a_system_with_work_and_surroundings() -> None:
     assert (largest.num_nodes, largest.ranks_per_node) == (1, 8)
 
 
-def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(data: Path) -> None:
-    loaded = load_data(data, 0, with_costs=True)
-    earned = torch.tensor([-1.0, -math.e, 0.0])
+def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(
+    loaded: TrainingData,
+) -> None:
     scales = {
         "log": [0.0, -1.0, 0.0],
         "reference": [-1.0, -math.e, 0.0],
         "clipped": [-1.0, -2.0, 0.0],
     }
+    players = {
+        scale: small_player(loaded, make_recipe("a3c", [*SMALL, f"reward_scale={scale}"]))
+        for scale in (*scales, "raw")
+    }
     for scale, expected in scales.items():
-        recipe = make_recipe("a3c", [*SMALL, f"reward_scale={scale}"])
-        player = orders_of(loaded, recipe, 0)[0].player(0)
-        assert player._scaled(earned).tolist() == pytest.approx(expected)
-    player = orders_of(loaded, make_recipe("a3c", [*SMALL, "reward_scale=raw"]), 0)[0].player(0)
-    reference_us = torch.from_numpy(np.tile(player.env.tables.reference_us, 2)).float()
-    in_ms = player._scaled(torch.full_like(reference_us, -2.0))
+        earned = players[scale]._scaled(torch.tensor([-1.0, -math.e, 0.0]))
+        assert earned.tolist() == pytest.approx(expected)
+    raw = players["raw"]
+    reference_us = torch.from_numpy(np.tile(raw.env.tables.reference_us, 2)).float()
+    in_ms = raw._scaled(torch.full_like(reference_us, -2.0))
     assert torch.allclose(in_ms, -2.0 * reference_us / 1000.0)
 
 
-@pytest.mark.parametrize("text", ["", "b300-nvlink:decode", f"{PLACE}:8", f"{PLACE}:1x8:1"])
-def test_another_form_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(UserError, match="SYSTEM:WORKLOAD"):
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        *(
+            (text, UserError, "SYSTEM:WORKLOAD")
+            for text in ("", "b300-nvlink:decode", f"{PLACE}:8")
+        ),
+        (f"{PLACE}:1x8:1", UserError, "SYSTEM:WORKLOAD"),
+        ("b300-nvlink:decode:busy", UnknownName, "busy-host"),
+    ],
+)
+def test_what_is_no_place_is_refused(text: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
         Place.parse(text)
-
-
-def test_a_name_that_is_none_is_refused_with_the_choices() -> None:
-    with pytest.raises(UnknownName, match="busy-host"):
-        Place.parse("b300-nvlink:decode:busy")
 
 
 def test_sizes_that_are_held_out_are_not_trained_on() -> None:
@@ -84,13 +83,6 @@ def test_sizes_that_are_held_out_are_not_trained_on() -> None:
     assert len(trained) == len(place.workload.calls)
 
 
-def test_returns_are_sums_up_to_the_value_after_the_last() -> None:
-    reward = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 1.0]])
-    found = returns(reward, torch.tensor([10.0, 0.0]), 0.5)
-    assert found[:, 0].tolist() == [1 + 0.5 * (2 + 0.5 * (3 + 5)), 2 + 0.5 * (3 + 5), 8.0]
-    assert found[:, 1].tolist() == [0.25, 0.5, 1.0]
-
-
 def test_a_key_that_was_not_called_earns_what_its_values_say() -> None:
     reward, calls = torch.tensor([[-2.0, 0.0]]), torch.tensor([[3.0, 0.0]])
     value = torch.tensor([[-5.0, -5.0], [-8.0, -8.0]])
@@ -99,7 +91,7 @@ def test_a_key_that_was_not_called_earns_what_its_values_say() -> None:
     assert returns(found, value[1], 0.5)[0, 1] == value[0, 1]
 
 
-def test_the_loss_moves_towards_what_earned_more_and_towards_the_return() -> None:
+def test_the_loss_moves_towards_what_earned_more_and_entropy_to_the_middle() -> None:
     logits = torch.zeros(1, 2, 3, requires_grad=True)
     value = torch.zeros(1, 2, requires_grad=True)
     action, earned = torch.tensor([[1, 2]]), torch.tensor([[1.0, -1.0]])
@@ -111,11 +103,8 @@ def test_the_loss_moves_towards_what_earned_more_and_towards_the_return() -> Non
     assert not logits.grad[0, 1].any()  # a key that was not called teaches nothing
     assert value.grad.tolist() == [[-1.0, 0.0]]
 
-
-def test_entropy_draws_to_the_middle_and_masked_actions_have_none() -> None:
-    logits = torch.tensor([[[2.0, 0.0, -1e6]]], requires_grad=True)
-    log = torch.log_softmax(logits, dim=2)
-    zero = torch.zeros(1, 1)
+    logits = torch.tensor([[[2.0, 0.0, -1e6]]], requires_grad=True)  # the last one is masked
+    log, zero = torch.log_softmax(logits, dim=2), torch.zeros(1, 1)
     total = loss(log, zero, torch.tensor([[0]]), zero, zero, torch.ones(1, 1), 1.0)
     total.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
@@ -138,17 +127,20 @@ def test_the_statistic_is_the_papers_and_processes_share_it() -> None:
     assert not own.squares[0].is_shared()  # type: ignore[no-untyped-call]
 
 
-class Killed(Exception):
-    pass
+#: Of each recipe: settings, and what its policy keeps for each job (the LSTM's, and a count).
+KILLED = {"a3c": ((), 0), "impala-lstm": (("state_units=8", "probe_every=5"), 9)}
 
 
-def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", KILLED)
+def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
+    name: str, data: Path, tmp_path: Path
+) -> None:
     def kill(*_: object) -> None:
-        raise Killed
+        raise InterruptedError
 
-    uri = new_store(tmp_path)
-    recipe = make_recipe("a3c", [*SMALL, "actors=1"])
-    with pytest.raises(Killed):
+    uri, (settings, units) = new_store(tmp_path), KILLED[name]
+    recipe = make_recipe(name, [*SMALL, "actors=1", *settings])
+    with pytest.raises(InterruptedError):
         fit(data, recipe, experiment="x", tracking_uri=uri, seed=0, progress=kill)
     assert not multiprocessing.active_children()
     path = next(tmp_path.rglob("state.pt"))
@@ -165,32 +157,36 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_p
     )
     [(step, metrics)] = told
     assert step == done.steps == 8
-    # Of updates of three rounds or less, of 192 calls of two jobs.
-    assert state["curves"]["simulated_calls"][0] < metrics["simulated_calls"] <= 8 * 3 * 192 * 2
-    assert metrics["speedup"] > 0
-    assert metrics["validation_speedup"] > 0
+    assert state["curves"]["simulated_calls"][0] < metrics["simulated_calls"]
+    assert min(metrics[each] for each in ("speedup", "validation_speedup", "train_wall_s")) > 0
+    assert metrics["probe_every"] == 5 * bool(units)
+    if name == "a3c":
+        # Of updates of three rounds or less, of 192 calls of two jobs.
+        assert metrics["simulated_calls"] <= 8 * 3 * 192 * 2
+    else:
+        assert 0 < metrics["learner_utilisation"] <= 1
     folder = Path(done.run_directory)
     assert (folder / "plots" / "training.png").is_file()
     policy = TorchPolicy.load(folder / "policy")
-    before = state["source"]["network"]["actor._trunk.layers.0.weight"]
-    assert any(
-        value.shape == before.shape and not torch.equal(value, before)
-        for value in policy.weights().values()
-    )
+    assert policy.state_units == units
+    before = state["source"]["network"]
+    before = next(each for key, each in before.items() if key.endswith("layers.0.weight"))
+    after = [each for each in policy.weights().values() if each.shape == before.shape]
+    assert any(not torch.equal(each, before) for each in after)
     # `export_artifact` compares tables, policy and brain.
     assert export_artifact(folder / "policy", tmp_path / "artifact").tables
 
 
 def test_an_actor_that_dies_ends_the_run_with_its_place(
-    data: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = make_loop(load_data(data, 0, with_costs=True), make_recipe("a3c", SMALL), 0)
+    loop = make_loop(loaded, make_recipe("a3c", SMALL), 0)
     monkeypatch.setattr("dynamiccl.train.online.actors._PATIENCE_S", 0.2)
     assert isinstance(loop.source, ActorLearners)
     loop.source.start(0)
     loop._is_started = True
-    loop.source.next()
-    first, _ = loop.source._processes._processes
+    loop.source.update(1)
+    first, _ = loop.source.actors._processes
     first.kill()  # the other plays on
     first.join()
     with pytest.raises(UserError, match=rf"the actor in '{PLACE}' ended with -9"):
@@ -198,14 +194,14 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
     assert not multiprocessing.active_children()
 
 
-def test_each_actor_may_keep_a_statistic_of_its_own(data: Path) -> None:
-    recipe = make_recipe("a3c", [*SMALL, "actors=1", "shared_statistic=false", "seen_decisions=0"])
-    loop = make_loop(load_data(data, 0, with_costs=True), recipe, 0)
-    while not loop.is_over:
-        loop.run_epoch()
-    assert loop.step == 8
-    assert isinstance(loop.source, ActorLearners)
-    assert not any(square.any() for square in loop.source.squares)
+def test_each_actor_may_keep_a_statistic_of_its_own(loaded: TrainingData) -> None:
+    recipe = make_recipe("a3c", [*SMALL, "shared_statistic=false", "seen_decisions=0"])
+    network, own = small_network(loaded, recipe), small_network(loaded, recipe)
+    optimizer, made = SharedRmsProp(list(network.parameters())), list[object]()
+    given = (own, network, optimizer, CONTEXT.Value("l", 0))
+    _play(small_player(loaded, recipe), made.append, lambda: False, *given)
+    assert len(made) == 8
+    assert not any(square.any() for square in optimizer.squares)
 
 
 def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> None:
@@ -214,8 +210,7 @@ def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> No
     loaded = load_data(tmp_path, 0, with_costs=True)
     with pytest.raises(UserError, match="decode:3"):
         make_loop(loaded, make_recipe("a3c", ["places=decode:3"]), 0)
-    recipe = make_recipe("a3c", [f"places={PLACE}"])
-    make_loop(loaded, recipe, 0)
+    make_loop(loaded, make_recipe("a3c", [f"places={PLACE}"]), 0)
     recipe = make_recipe("a3c", ["places=gb10-roce:lora:quiet"])
     with pytest.raises(UserError, match="nothing that gb10-roce:lora:quiet has"):
         make_loop(loaded, recipe, 0)
@@ -228,8 +223,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     settings = ("places=gb10-roce:lora:quiet", "num_steps=8", "gamma=0.5", "learning_rate=0.01")
     recipe = make_recipe("a3c", [*SMALL, *settings, "episode_rounds=50", "steps=40"])
     loaded = load_data(tmp_path, 0, with_costs=True)
-    network = network_of(loaded, recipe)
-    player = orders_of(loaded, recipe, 0)[0].player(0)
+    network, player = small_network(loaded, recipe), small_player(loaded, recipe)
     env = player.env
     quiet_us = env.world.quiet_us
     best = torch.from_numpy(np.nanargmin(quiet_us, axis=1)).repeat(env.num_envs)
@@ -247,8 +241,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     assert probability_of_best() < 0.5
     updates = [update(player, network, own, optimizer, lambda: next(numbers)) for _ in range(40)]
     assert probability_of_best() > 0.8
-    assert updates[-1].number == 40
-    assert np.mean([each.speedup for each in updates[-5:]]) > 1.1
+    assert np.mean([speedup for _, speedup, _ in updates[-5:]]) > 1.1
 
 
 def test_systems_of_the_data_that_no_actor_plays_on_are_told(

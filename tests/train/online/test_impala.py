@@ -1,5 +1,7 @@
-"""IMPALA: V-trace, actors that never wait for the learner, and a run from recipe to artifact."""
+"""IMPALA: V-trace, actors that never wait for the learner, and probes."""
 
+import copy
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -7,40 +9,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import multiprocessing
+from torch import multiprocessing, nn
 
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.errors import UserError
-from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.fit import fit, resume
-from dynamiccl.train.online.actor_critic import returns
-from dynamiccl.train.online.actors import Trajectory
-from dynamiccl.train.online.impala import Learner, LocalActors, vtrace
-from dynamiccl.train.online.make import _network, _orders
-from dynamiccl.train.policy import TorchPolicy, load_script
+from dynamiccl.train.fit import fit
+from dynamiccl.train.networks import StatefulTrunk
+from dynamiccl.train.online.a3c import ActorLearners
+from dynamiccl.train.online.actor_critic import ActorCritic
+from dynamiccl.train.online.actors import Player, Trajectory
+from dynamiccl.train.online.impala import Learner, local_actors, vtrace
+from dynamiccl.train.online.make import Pilot, make_loop, orders_of
+from dynamiccl.train.policy import StatefulPolicyModule
 from dynamiccl.train.recipe import Recipe, make_recipe
-from tests.stores import new_store
-from tests.train.online.test_a3c import SMALL, Killed
+from tests.train.online.conftest import SMALL, small_network, small_player
 
 LSTM = make_recipe("impala-lstm", [*SMALL, "state_units=8"])
+EVERY = 5
+PROBING = replace(LSTM, probe_every=(EVERY,), episode_rounds=30)
 
 
 def trajectory(loaded: TrainingData, recipe: Recipe = LSTM) -> tuple[Learner, Trajectory]:
     """A learner, and one trajectory that was played under its weights."""
     torch.manual_seed(0)
-    network = _network(loaded, recipe)
-    played = _orders(loaded, recipe, 0)[0].player(recipe.state_units).play(network)
-    actors = LocalActors(network, [], lambda: network)
-    return Learner(network, actors, recipe), played
-
-
-def test_on_policy_targets_are_n_step_returns() -> None:
-    torch.manual_seed(1)
-    reward, value = torch.randn(5, 3), torch.randn(6, 3)
-    target, advantage = vtrace(torch.zeros(5, 3), reward, value, 0.9, rho_most=1.0, c_most=1.0)
-    expected = returns(reward, value[-1], 0.9)
-    assert torch.allclose(target, expected, atol=1e-6)
-    assert torch.allclose(advantage, expected - value[:-1], atol=1e-6)
+    network = small_network(loaded, recipe)
+    played = small_player(loaded, recipe).play(network)
+    return Learner(network, local_actors(network, [], lambda: network), recipe), played
 
 
 def test_targets_are_the_papers_sum_of_clipped_products() -> None:
@@ -55,14 +50,10 @@ def test_targets_are_the_papers_sum_of_clipped_products() -> None:
         value[s] + sum(gamma ** (t - s) * c[s:t].prod() * delta[t] for t in range(s, rounds))
         for s in range(rounds)
     ]
-    found, advantage = vtrace(
-        torch.from_numpy(np.log(ratio))[:, None],
-        torch.from_numpy(reward)[:, None],
-        torch.from_numpy(value)[:, None],
-        gamma,
-        rho_most=rho_most,
-        c_most=c_most,
+    log_ratio, earned, values = (
+        torch.from_numpy(each)[:, None] for each in (np.log(ratio), reward, value)
     )
+    found, advantage = vtrace(log_ratio, earned, values, gamma, rho_most=rho_most, c_most=c_most)
     assert found[:, 0].numpy() == pytest.approx(np.array(expected))
     after = np.append(expected[1:], value[-1])
     expected_advantage = rho * (reward + gamma * after - value[:-1])
@@ -72,14 +63,13 @@ def test_targets_are_the_papers_sum_of_clipped_products() -> None:
 def test_a_trajectory_carries_the_state_at_its_start_and_what_was_likely(
     loaded: TrainingData,
 ) -> None:
-    recipe = make_recipe("impala-lstm", [*SMALL, "state_units=8", "episode_rounds=50"])
-    network = _network(loaded, recipe)
-    player = _orders(loaded, recipe, 0)[0].player(recipe.state_units)
+    recipe = replace(LSTM, episode_rounds=50)
+    network, player = small_network(loaded, recipe), small_player(loaded, recipe)
     first, second = player.play(network), player.play(network)
     assert not first.state.h.any()  # an episode begins
     assert second.state.h.any()
     with torch.no_grad():
-        log, _, after = network(first.seen, first.state)
+        log, _, _ = network(first.seen, first.state)
     taken = log[:-1].gather(2, first.action.unsqueeze(2)).squeeze(2)
     assert torch.allclose(taken, first.log_probability, atol=1e-5)
     # The state after the rounds, without the look at what follows them, is the next one's first.
@@ -87,41 +77,31 @@ def test_a_trajectory_carries_the_state_at_its_start_and_what_was_likely(
         rounds = type(first.seen)(*(part[:-1] for part in first.seen))
         *_, after = network(rounds, first.state)
     assert torch.allclose(after.h, second.state.h, atol=1e-5)
-    assert second.speedup == second.default_us / second.true_us
-
-
-def test_a_state_begins_at_zero_with_every_episode(loaded: TrainingData) -> None:
-    recipe = make_recipe("impala-lstm", [*SMALL, "state_units=8", "num_steps=4"])
-    network = _network(loaded, recipe)
-    player = _orders(loaded, recipe, 0)[0].player(recipe.state_units)
-    for _ in range(2):  # of four rounds each
-        assert not player.play(network).state.h.any()
+    short = small_player(loaded, replace(LSTM, episode_rounds=3))
+    assert not any(short.play(network).state.h.any() for _ in range(2))  # an episode each
 
 
 def test_the_learner_moves_towards_what_earned_more_than_expected(loaded: TrainingData) -> None:
     learner, played = trajectory(loaded)
+
+    def likely() -> torch.Tensor:
+        with torch.no_grad():
+            log, _, _ = learner.network(played.seen, played.state)
+        found: torch.Tensor = log[:-1].gather(2, played.action.unsqueeze(2)).squeeze(2)
+        return found[played.calls > 0]
+
+    before = likely()
     with torch.no_grad():
-        log, value, _ = learner.network(played.seen, played.state)
-    before = log[:-1].gather(2, played.action.unsqueeze(2)).squeeze(2)
+        _, value, _ = learner.network(played.seen, played.state)
     better = played.reward * 0.0 + 5.0 + float(value.max())
-    played = replace(played, reward=better)
     for number in range(1, 4):
-        learner.learn(played, number)
-    with torch.no_grad():
-        log, _, _ = learner.network(played.seen, played.state)
-    after = log[:-1].gather(2, played.action.unsqueeze(2)).squeeze(2)
-    called = played.calls > 0
-    assert float((after - before)[called].mean()) > 0.0
+        learner.learn(replace(played, reward=better), number)
+    assert float((likely() - before).mean()) > 0.0
 
 
 def test_actors_play_on_while_the_learner_learns(loaded: TrainingData) -> None:
-    network = _network(loaded, LSTM)
-
-    def make() -> object:
-        return _network(loaded, LSTM)
-
-    one, _ = _orders(loaded, LSTM, 0)
-    actors = LocalActors(network, [one], make)  # type: ignore[arg-type]
+    network, (one, _) = small_network(loaded, LSTM), orders_of(loaded, LSTM, 0)
+    actors = local_actors(network, [one], lambda: small_network(loaded, LSTM))
     actors.start()
     try:
         actors.next()
@@ -138,39 +118,154 @@ def test_actors_play_on_while_the_learner_learns(loaded: TrainingData) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_run_that_was_killed_goes_on_and_its_artifact_has_a_state(
-    data: Path, tmp_path: Path
-) -> None:
-    def kill(*_: object) -> None:
-        raise Killed
-
-    uri = new_store(tmp_path)
-    settings = [*SMALL, "state_units=8", "actors=1", "probe_every=5"]
-    recipe = make_recipe("impala-lstm", settings)
-    with pytest.raises(Killed):
-        fit(data, recipe, experiment="x", tracking_uri=uri, seed=0, progress=kill)
-    assert not multiprocessing.active_children()
-    path = next(tmp_path.rglob("state.pt"))
-    metrics: list[dict[str, float]] = []
-    done = resume(
-        data,
-        path.parents[1].name,
-        tracking_uri=uri,
-        progress=lambda _step, _steps, found: metrics.append(found),
-    )
-    assert done.steps == 8
-    assert metrics[-1]["simulated_calls"] > 0
-    assert metrics[-1]["train_wall_s"] > 0
-    assert 0 < metrics[-1]["learner_utilisation"] <= 1
-    folder = Path(done.run_directory) / "policy"
-    assert TorchPolicy.load(folder).state_units == 9  # the LSTM's, and the count to a probe
-    assert int(load_script(folder / "policy.pt").probe_every) == 5
-    assert {each["probe_every"] for each in metrics} == {5}
-    # `export_artifact` compares tables, policy and brain.
-    assert export_artifact(folder, tmp_path / "artifact").tables
-
-
 def test_a_cluster_is_for_algorithms_that_play(data: Path) -> None:
     for recipe in (make_recipe("a3c", SMALL), make_recipe("ddqn-dueling")):
         with pytest.raises(UserError, match="take 'impala-lstm', or leave --ray out"):
             fit(data, recipe, experiment="x", tracking_uri="sqlite:///x", seed=0, ray="auto")
+
+
+def stubborn(loaded: TrainingData) -> ActorCritic:
+    """A network that never wants NCCL's own choice."""
+    torch.manual_seed(0)
+    network = small_network(loaded, PROBING)
+    of_network = network.actor.logits
+
+    def logits(hidden: torch.Tensor, context: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        found = of_network(hidden, context, mask)
+        found[:, ABSTAIN_ACTION] -= 50.0
+        return found
+
+    network.actor.logits = logits  # type: ignore[method-assign, assignment]
+    return network
+
+
+def test_every_so_many_decisions_about_keys_with_calls_one_is_left_to_nccl(
+    loaded: TrainingData,
+) -> None:
+    network, player = stubborn(loaded), small_player(loaded, PROBING)
+    played = [player.play(network) for _ in range(10)]
+    action = torch.cat([each.action for each in played])
+    is_probe = torch.cat([each.is_probe for each in played])
+    assert torch.equal(action == ABSTAIN_ACTION, is_probe)
+    is_new = torch.cat([each.seen.earned[:-1] for each in played]) != 0.0
+    jobs = player.env.num_envs
+    by_job = zip(is_probe.chunk(jobs, dim=1), is_new.chunk(jobs, dim=1), strict=True)
+    for its_probes, its_new in by_job:
+        probes = its_probes.flatten()[its_new.flatten()]
+        assert probes.tolist() == [(index + 1) % EVERY == 0 for index in range(len(probes))]
+        assert len(probes) > 3 * EVERY
+
+
+def test_the_exported_policy_probes_as_the_player_does(loaded: TrainingData) -> None:
+    network, player = stubborn(loaded), small_player(loaded, PROBING)
+    trunk = network.actor.trunk
+    assert isinstance(trunk, StatefulTrunk)
+    trunk.probe_every.fill_(EVERY)
+    module = StatefulPolicyModule(network.actor, 0.0, 0.0)
+    assert module.state_units == 9
+    played = player.play(network)
+    jobs, (rounds, rows) = player.env.num_envs, played.action.shape
+    keys = rows // jobs
+    h, c = torch.zeros(2, jobs, 9)
+    for each in range(rounds):
+        seen = [part[each].view(jobs, keys, *part.shape[2:]) for part in played.seen]
+        window, context, mask, decided, earned = seen
+        for key in range(keys):
+            parts = window[:, key], context[:, key], mask[:, key], decided[:, key, -1]
+            with torch.no_grad():
+                action, _, h_after, c_after = module.step(*parts, h, c)
+            is_probe = played.is_probe[each].view(jobs, keys)[:, key]
+            assert torch.equal(action[is_probe], torch.zeros_like(action[is_probe]))
+            is_new = (earned[:, key] != 0.0).unsqueeze(1)
+            h, c = torch.where(is_new, h_after, h), torch.where(is_new, c_after, c)
+    assert torch.equal(c[:, 8].long(), player._since_N)
+    due = torch.full((jobs, 9), float(EVERY))
+    with torch.no_grad():
+        assert not module.step(*parts, h, due)[0].any()
+        has_none = torch.cat([torch.zeros(jobs, 1), torch.ones(jobs, mask.size(2) - 1)], dim=1)
+        action = module.step(*parts[:2], has_none, parts[3], h, due)[0]
+    assert action.all(), "there is no choice of NCCL's to ask"
+
+
+def test_a_probe_teaches_the_critic_and_not_the_actor(loaded: TrainingData) -> None:
+    learner, played = trajectory(loaded, replace(PROBING, entropy_start=0.0, entropy_end=0.0))
+    before = {name: each.clone() for name, each in learner.network.named_parameters()}
+
+    def moved(part: str) -> bool:
+        now = learner.network.named_parameters()
+        return any(n.startswith(part) and not torch.equal(before[n], each) for n, each in now)
+
+    learner.learn(replace(played, is_probe=torch.ones_like(played.is_probe)), 1)
+    assert moved("critic.")
+    assert not moved("actor.head.")
+    learner.learn(played, 2)
+    assert moved("actor.head.")
+
+
+def test_validation_chooses_how_often(
+    loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(PROBING, probe_every=(0, 7, 20))
+    pilot = Pilot(orders_of(loaded, recipe, 0), lambda: small_network(loaded, recipe))
+    monkeypatch.setattr(pilot, "_log_speedup", {0: 0.1, 7: 0.3, 20: 0.2}.__getitem__)
+    actor = small_network(loaded, recipe).actor
+    speedup, probe_every = pilot.play(actor)
+    assert speedup == pytest.approx(math.exp(0.3))
+    assert probe_every == 7
+    assert StatefulPolicyModule(actor, 0.0, 0.0).probe_every == 7
+
+
+def test_the_speedup_is_of_the_most_likely_actions(
+    loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(LSTM, probe_every=(0,))
+    actors = orders_of(loaded, recipe, 0)
+    pilot = Pilot(actors, lambda: small_network(loaded, recipe))
+    assert len(pilot._actors) == 1  # two actors in one place
+    network, found = pilot._network, []
+    for config in (0, 3):
+
+        def logits(
+            _hidden: torch.Tensor, _context: torch.Tensor, mask: torch.Tensor, wanted: int = config
+        ) -> torch.Tensor:
+            likely = torch.zeros_like(mask)
+            likely[:, wanted] = 0.1  # hardly more likely than the others
+            return torch.where(mask > 0, likely, -1e6)
+
+        monkeypatch.setattr(network.actor, "logits", logits)
+        player = Player(actors[0].env(), network.state_units, recipe, 0, is_greedy=True)
+        assert set(player.play(network).action.flatten().tolist()) == {config}
+        found.append(pilot.play(copy.deepcopy(network.actor))[0])
+        assert found[-1] == pilot.play(copy.deepcopy(network.actor))[0]  # the same episodes
+    assert found[0] != pytest.approx(found[1], rel=0.01)
+
+
+def test_the_fastest_checkpoint_of_the_second_half_is_taken(
+    loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe("a3c", [*SMALL, "actors=1", "steps=8", "steps_per_epoch=2"])
+    loop = make_loop(loaded, recipe, 0)
+    speedups, actors = iter([9.0, 9.0, 1.2, 1.1]), list[nn.Module]()
+
+    def play(_: Pilot, actor: nn.Module) -> tuple[float, int]:
+        actors.append(copy.deepcopy(actor))
+        return next(speedups), 0
+
+    def update(source: ActorLearners, step: int) -> dict[str, float]:
+        with torch.no_grad():
+            next(source.network.parameters()).fill_(step)
+        return {"loss": 0.0}
+
+    monkeypatch.setattr(Pilot, "play", play)
+    monkeypatch.setattr(ActorLearners, "start", lambda *_: None)
+    monkeypatch.setattr(ActorLearners, "update", update)
+    while not loop.is_over:
+        loop.run_epoch()
+    best = loop.best()
+    assert best.step == 6
+
+    def is_best(actor: nn.Module) -> bool:
+        weights = actor.state_dict().items()
+        return all(torch.equal(best.weights[f"0.{name}"], value) for name, value in weights)
+
+    assert [is_best(actor) for actor in actors[2:]] == [True, False]

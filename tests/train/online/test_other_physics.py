@@ -13,8 +13,7 @@ from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
 from tests.stores import new_store
-from tests.train.online.conftest import SWEEP
-from tests.train.online.test_a3c import SMALL
+from tests.train.online.conftest import SMALL, SWEEP
 
 OFFLINE = ("steps=400", "steps_per_epoch=200", "hidden_sizes=32", "num_members=1")
 

@@ -7,18 +7,16 @@ import pytest
 import torch
 
 from dynamiccl.datasets.features import Observations
-from dynamiccl.datasets.manifest import POLICY_NAME
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.fit import fit
 from dynamiccl.train.networks import SHARPNESS, ActionInputs
 from dynamiccl.train.offline import make_algorithm
 from dynamiccl.train.online.actor_critic import ActorCritic, State
-from dynamiccl.train.online.make import _network, _orders
-from dynamiccl.train.policy import TorchPolicy, load_script
+from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
 from tests.stores import new_store
-from tests.train.online.test_a3c import SMALL
+from tests.train.online.conftest import SMALL, small_network, small_player
 
 OFFLINE = ("steps=40", "steps_per_epoch=20", "hidden_sizes=16", "num_members=1")
 
@@ -41,7 +39,7 @@ def online(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _log_odds(network: ActorCritic, loaded: TrainingData) -> tuple[Observations, np.ndarray]:
     """Initial observations of a player, and the log probabilities there."""
-    seen = _orders(loaded, make_recipe("a3c", SMALL), 0)[0].player(0).seen
+    seen = small_player(loaded, make_recipe("a3c", SMALL)).seen
     with torch.no_grad():
         log, _, _ = network(seen, State.new(2, 0))
     mask = seen.mask[0].numpy() > 0.5
@@ -57,9 +55,9 @@ def test_the_first_actions_are_those_that_the_offline_network_prefers(
     loaded: TrainingData, offline: Path
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, f"start={offline}"])
-    seen, log = _log_odds(_network(loaded, recipe), loaded)
+    seen, log = _log_odds(small_network(loaded, recipe), loaded)
     assert np.array_equal(log.argmax(axis=1), _values(offline, seen, log).argmax(axis=1))
-    plain = _network(loaded, make_recipe("a3c", SMALL))
+    plain = small_network(loaded, make_recipe("a3c", SMALL))
     _, other = _log_odds(plain, loaded)
     assert np.exp(log).max() > 2 * np.exp(other).max()  # it means what it prefers
 
@@ -68,7 +66,7 @@ def test_actors_that_go_on_elsewhere_begin_with_the_odds_that_they_had(
     loaded: TrainingData, online: Path
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, f"start={online}"])
-    network = _network(loaded, recipe)
+    network = small_network(loaded, recipe)
     seen, log = _log_odds(network, loaded)
     assert network.actor.head.sharpness == 1.0
     values = _values(online, seen, log)  # -exp(-log odds), but for a constant
@@ -84,7 +82,7 @@ def test_a_q_network_begins_with_what_actors_prefer_as_times(
     loaded: TrainingData, online: Path
 ) -> None:
     recipe = make_recipe("ddqn-dueling", [*OFFLINE, f"start={online}"])
-    actor = _network(loaded, make_recipe("a3c", [*SMALL, f"start={online}"]))
+    actor = small_network(loaded, make_recipe("a3c", [*SMALL, f"start={online}"]))
     actor.actor.head.features.cost_start = -1  # what these say of a time stays
     seen, log = _log_odds(actor, loaded)
     inputs = ActionInputs(loaded.catalogue.configs, loaded.cost_start)
@@ -103,25 +101,12 @@ def test_a_q_network_begins_with_what_actors_prefer_as_times(
         assert np.abs(np.where(known, expected, 0.0)).max() > 1e-4  # there is something to keep
 
 
-def test_a_run_on_data_trains_from_where_actors_stopped(
-    data: Path, online: Path, tmp_path: Path
-) -> None:
-    settings = [*OFFLINE, "learning_rate=1e-9", f"start={online}"]
-    run = _trained(data, tmp_path, "ddqn-dueling", settings)
-    assert TorchPolicy.load(run / "policy").manifest.recipe == "ddqn-dueling"
-    weights = [load_script(each / "policy" / POLICY_NAME).state_dict() for each in (run, online)]
-    for name in weights[0]:
-        factor = 1.0 / SHARPNESS if ".head.out." in name else 1.0
-        ours, theirs = (each[name].float() for each in weights)
-        assert torch.allclose(ours, factor * theirs, atol=1e-5), name
-
-
 def test_networks_of_another_form_and_what_is_no_policy_are_refused(
     loaded: TrainingData, offline: Path, tmp_path: Path
 ) -> None:
     larger = make_recipe("a3c", [*SMALL, "hidden_sizes=32", f"start={offline}"])
     with pytest.raises(UserError, match=r"another form \(size mismatch"):
-        _network(loaded, larger)
+        small_network(loaded, larger)
     nowhere = make_recipe("a3c", [*SMALL, f"start={tmp_path}"])
     with pytest.raises(MissingPath, match="--set start="):
-        _network(loaded, nowhere)
+        small_network(loaded, nowhere)

@@ -30,7 +30,7 @@ class Calibration:
     def __init__(self, series: Series, calls_per_rung: int) -> None:
         torch.manual_seed(0)
         self._module = TriggerModule(series.usual_scale).eval()
-        self._peaks = find_peaks(self._module, series, seed=1, calls_per_rung=calls_per_rung)
+        self._peaks = find_peaks(self._module, series, calls_per_rung, seed=1)
 
     def trigger(self, per_call: float) -> TriggerModule:
         self._module.set_thresholds([each.threshold(per_call) for each in self._peaks])

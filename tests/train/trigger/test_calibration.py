@@ -10,7 +10,6 @@ from dynamiccl.train.trigger.calibration import (
     delays_of,
     find_peaks,
     scale_of_rung,
-    threshold_for,
     watch_with,
 )
 from dynamiccl.train.trigger.module import RUNGS, TriggerModule
@@ -28,19 +27,19 @@ def test_peaks_are_the_largest_values_between_rests() -> None:
 
 
 def test_a_threshold_in_the_middle_is_read_off_and_one_in_the_tail_is_extrapolated() -> None:
-    random = np.random.default_rng(0)
-    peaks = np.sort(random.exponential(2.0, 50_000))[::-1]
-    for per_call in (1e-2, 1e-3, 1e-5, 1e-7):
-        exact = -2.0 * np.log(per_call * 1_000_000 / 50_000)
-        assert threshold_for(peaks, 1_000_000, per_call) == pytest.approx(exact, abs=1.5)
+    peaks = Peaks(50_000)
     with pytest.raises(ValueError, match="never left its rest"):
-        threshold_for(np.zeros(0), 100, 0.1)
+        peaks.threshold(0.1)
+    drawn = np.random.default_rng(0).exponential(2.0, 50_000)
+    peaks.take(drawn, np.ones(50_000, dtype=np.bool_))
+    for share in (0.2, 0.02, 2e-4, 2e-6):
+        assert peaks.threshold(share) == pytest.approx(-2.0 * np.log(share), abs=1.5)
 
 
 def test_rarer_alarms_and_smaller_reference_values_need_higher_thresholds() -> None:
     module = TriggerModule(0.1).eval()
     before = module.thresholds.tolist()
-    peaks = find_peaks(module, made_up_series(), seed=0, calls_per_rung=100_000)
+    peaks = find_peaks(module, made_up_series(), 100_000, seed=0)
     assert len(peaks) == len(RUNGS)
     assert module.thresholds.tolist() == before
     for each in peaks:
@@ -92,9 +91,3 @@ def test_delays_count_from_the_first_slow_call_and_leave_out_who_was_alarmed() -
     alarms = iter(np.array([[0, 0, 1], [0, 0, 1], [1, 0, 1], [1, 0, 1]], dtype=bool))
     found = delays_of(lambda _times: next(alarms), np.zeros((4, 3), dtype=np.float32), 1)
     assert found.tolist() == [2.0, np.inf]
-
-
-def test_false_alarms_are_counted_once_each() -> None:
-    alarms = iter(np.array([[1, 0], [1, 1], [0, 1], [1, 0]], dtype=bool))
-    found = count_false_alarms(lambda _times: next(alarms), np.zeros((4, 2), dtype=np.float32), 1)
-    assert (found.calls, found.onsets, found.alarmed) == (6, 2, 4)

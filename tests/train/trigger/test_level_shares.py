@@ -79,19 +79,14 @@ def test_each_cell_has_its_own_share(calls: pl.DataFrame) -> None:
         assert share == pytest.approx(SHARES[algorithm], abs=0.06)
 
 
-def test_what_is_seldom_or_never_disturbed_is_not_told(calls: pl.DataFrame) -> None:
-    def quiet(timed: pl.DataFrame) -> npt.NDArray[np.float32]:
-        return np.zeros(timed.height, dtype=np.float32)
+def test_what_is_seldom_or_never_disturbed_and_test_bins_are_not_told(calls: pl.DataFrame) -> None:
+    for value in (0.0, -1.0):  # quiet, unknown
 
-    def unknown(timed: pl.DataFrame) -> npt.NDArray[np.float32]:
-        return np.full(timed.height, -1.0, dtype=np.float32)
+        def same(timed: pl.DataFrame, of_all: float = value) -> npt.NDArray[np.float32]:
+            return np.full(timed.height, of_all, dtype=np.float32)
 
-    assert level_shares_of(calls, quiet).is_empty()
-    assert level_shares_of(calls, unknown).is_empty()
+        assert level_shares_of(calls, same).is_empty()
     assert level_shares_of(calls.filter(pl.col("sequence") < 1_010), told).is_empty()
-
-
-def test_test_bins_are_left_out(calls: pl.DataFrame) -> None:
     moved = calls.with_columns(size_bytes=pl.lit(1 << 23, pl.Int64))
     assert with_split(moved.head(1))["split"].to_list() == [Split.TEST.value]
     assert level_shares_of(moved, told).is_empty()
