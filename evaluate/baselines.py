@@ -6,7 +6,7 @@ knows neither data nor model, and tries configs of the test task. T tasks, A act
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +24,7 @@ from dynamiccl.evaluate.policies import (
     Random,
 )
 from dynamiccl.nccl import Config
-from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, SearchSpace, State
 from dynamiccl.train.policy import TorchPolicy
 
 Float64Array = npt.NDArray[np.float64]
@@ -45,25 +45,16 @@ FAMILY: Final = (
     *("system", "nccl_version", "num_nodes", "ranks_per_node"),
     *("collective", "datatype", "launch_profile"),
 )
-#: A coarser one, of all group shapes: one config for a collective of a system.
-POOL: Final = ("system", "collective")
 Rows = npt.NDArray[np.int64]
+#: What a table has a row for: columns of tasks, or expressions of them.
+Key = Sequence[str | pl.Expr]
 
 
-def rows_by_family(
-    tasks: pl.DataFrame, family: Sequence[str] = FAMILY
-) -> dict[tuple[object, ...], Rows]:
-    """Family -> row numbers of its tasks, in order."""
-    grouped = tasks.select(family).with_row_index("row").group_by(family, maintain_order=True)
-    return {key: part["row"].to_numpy().astype(np.int64) for key, part in grouped}
-
-
-def _with_known(
-    tasks: pl.DataFrame, known: dict[tuple[object, ...], Rows]
-) -> Iterator[tuple[Rows, Rows]]:
-    """For each family that is among the `known` ones: its rows of the tasks, and what is known."""
-    found = rows_by_family(tasks)
-    return ((found[key], known[key]) for key in found if key in known)
+def rows_by(tasks: pl.DataFrame, key: Key) -> dict[tuple[object, ...], Rows]:
+    """Key -> row numbers of its tasks, in order."""
+    keyed = tasks.select(key)
+    grouped = keyed.with_row_index("row").group_by(keyed.columns, maintain_order=True)
+    return {each: part["row"].to_numpy().astype(np.int64) for each, part in grouped}
 
 
 def make_policies(
@@ -118,82 +109,39 @@ class BestFixed:
     """
 
     name = "best-fixed"
-    family: Sequence[str] = FAMILY
+    key: Key = FAMILY
 
     def __init__(self, training: TaskGrid) -> None:
-        """Pick each family's config from its training tasks."""
-        self._best: dict[tuple[object, ...], int] = {}
-        log_ratio = np.log(training.times_us / training.default_us[:, None])
-        log_ratio = np.where(np.isnan(log_ratio), 0.0, log_ratio)
-        for key, rows in rows_by_family(training.tasks, self.family).items():
-            self._best[key] = int(np.argmin(log_ratio[rows].mean(axis=0)))
+        """Pick the config of each key from its training tasks."""
+        self._best = {
+            each: int(np.argmin(self._score(training.times_us[rows])))
+            for each, rows in rows_by(training.tasks, self.key).items()
+        }
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The family's config where it was measured, else NCCL's default."""
+        """The key's config where it was measured, else NCCL's default."""
         chosen = NcclDefault().choose(grid)
-        for key, rows in rows_by_family(grid.tasks, self.family).items():
+        for key, rows in rows_by(grid.tasks, self.key).items():
             action = self._best.get(key, ABSTAIN_ACTION)
             chosen[rows] = np.where(grid.mask[rows, action], action, ABSTAIN_ACTION)
         return chosen
+
+    @staticmethod
+    def _score(times_us: Float64Array) -> Float64Array:
+        """(A,) of the times (n, A) of a key's tasks, what is least for the best config."""
+        log_ratio = np.log(times_us / times_us[:, [ABSTAIN_ACTION]])
+        mean: Float64Array = np.where(np.isnan(log_ratio), 0.0, log_ratio).mean(axis=0)
+        return mean
 
 
 class PooledFixed(BestFixed):
     """The same, one config for all group shapes: what an environment variable can do."""
 
     name = "pooled-fixed"
-    family = POOL
+    key = ("system", "collective")
 
 
-class NearestSize(Predictor):
-    """The best config of the nearest training size of the same family (by ratio of sizes)."""
-
-    name = "nearest-size"
-
-    def __init__(self, training: TaskGrid) -> None:
-        """Keep the training tasks as the table."""
-        self._log_ratio = np.log(training.times_us / training.default_us[:, None])
-        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
-        self._families = rows_by_family(training.tasks)
-
-    def predict(self, grid: TaskGrid) -> Float64Array:
-        """See Predictor."""
-        predicted = _unknown(grid)
-        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
-        for rows, known in _with_known(grid.tasks, self._families):
-            apart = np.abs(self._log_size[known] - log_size[rows][:, None])
-            near = self._log_ratio[known[apart.argmin(axis=1)]]
-            predicted[rows] = np.where(np.isnan(near), np.inf, near)
-        return predicted
-
-
-class Interpolated(Predictor):
-    """The fastest config, with times interpolated (log-log) between training sizes."""
-
-    name = "interpolated"
-
-    def __init__(self, training: TaskGrid) -> None:
-        """Keep the training tasks."""
-        self._log_time = np.log(training.times_us)
-        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
-        self._families = rows_by_family(training.tasks)
-
-    def predict(self, grid: TaskGrid) -> Float64Array:
-        """See Predictor."""
-        predicted = _unknown(grid)
-        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
-        for rows, known in _with_known(grid.tasks, self._families):
-            for action in range(grid.times_us.shape[1]):
-                order = known[np.argsort(self._log_size[known])]
-                order = order[~np.isnan(self._log_time[order, action])]
-                if len(order):
-                    predicted[rows, action] = np.interp(
-                        log_size[rows], self._log_size[order], self._log_time[order, action]
-                    )
-            predicted[rows] -= predicted[rows, ABSTAIN_ACTION][:, None]
-        return predicted
-
-
-class FiveBins:
+class FiveBins(BestFixed):
     """The fastest row in each of five size ranges, as NVIDIA's script does.
 
     Bins and rule of `ext-tuner/example/scripts/optimize_config.py` (v2.28.9-1, ConfigOptimizer with
@@ -204,32 +152,62 @@ class FiveBins:
     name = "five-bins"
     #: Largest size of each bin but the last, bytes.
     EDGES_BYTES: Final = (1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
+    key = (
+        *FAMILY,
+        pl.lit(pl.Series(EDGES_BYTES)).search_sorted(pl.col("size_bytes"), "left").alias("range"),
+    )
+
+    @staticmethod
+    def _score(times_us: Float64Array) -> Float64Array:
+        """The least time of all rows."""
+        least: Float64Array = np.where(np.isnan(times_us), np.inf, times_us).min(axis=0)
+        return least
+
+
+class Interpolated(Predictor):
+    """The fastest config, with times interpolated (log-log) between a family's training sizes."""
+
+    name = "interpolated"
 
     def __init__(self, training: TaskGrid) -> None:
-        """Keep each family's row with the least time, bin by bin."""
-        self._best: dict[tuple[object, ...], dict[int, int]] = {}
-        bins = self._bins(training)
-        times = np.where(training.mask, training.times_us, np.inf)
-        for key, rows in rows_by_family(training.tasks).items():
-            self._best[key] = {
-                int(each): int(np.argmin(times[rows[bins[rows] == each]].min(axis=0)))
-                for each in np.unique(bins[rows])
-            }
+        """Keep the training tasks as the table."""
+        self._log_time = np.log(training.times_us)
+        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
+        self._families = rows_by(training.tasks, FAMILY)
 
-    def choose(self, grid: TaskGrid) -> Actions:
-        """The bin's config where it was measured, else NCCL's default."""
-        chosen = NcclDefault().choose(grid)
-        bins = self._bins(grid)
-        for key, rows in rows_by_family(grid.tasks).items():
-            best = self._best.get(key, {})
-            for row in rows:
-                action = best.get(int(bins[row]), ABSTAIN_ACTION)
-                chosen[row] = action if grid.mask[row, action] else ABSTAIN_ACTION
-        return chosen
+    def predict(self, grid: TaskGrid) -> Float64Array:
+        """See Predictor."""
+        predicted = _unknown(grid)
+        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
+        for key, rows in rows_by(grid.tasks, FAMILY).items():
+            if key in self._families:
+                times = self._log_times(self._families[key], log_size[rows])
+                ratios = times - times[:, [ABSTAIN_ACTION]]
+                predicted[rows] = np.where(np.isnan(ratios), np.inf, ratios)
+        return predicted
 
-    def _bins(self, grid: TaskGrid) -> npt.NDArray[np.int64]:
-        sizes = grid.tasks["size_bytes"].to_numpy()
-        return np.searchsorted(self.EDGES_BYTES, sizes, side="left").astype(np.int64)
+    def _log_times(self, known: Rows, log_size: Float64Array) -> Float64Array:
+        """(n, A) log times at n sizes from the training tasks `known`; NaN = unknown."""
+        found = np.full((len(log_size), self._log_time.shape[1]), np.nan)
+        known = known[np.argsort(self._log_size[known])]
+        for action in range(found.shape[1]):
+            order = known[~np.isnan(self._log_time[known, action])]
+            if len(order):
+                told = self._log_size[order], self._log_time[order, action]
+                found[:, action] = np.interp(log_size, *told)
+        return found
+
+
+class NearestSize(Interpolated):
+    """The best config of the nearest training size of the same family (by ratio of sizes)."""
+
+    name = "nearest-size"
+
+    def _log_times(self, known: Rows, log_size: Float64Array) -> Float64Array:
+        """Those of the nearest size."""
+        apart = np.abs(self._log_size[known] - log_size[:, None])
+        near: Float64Array = self._log_time[known[apart.argmin(axis=1)]]
+        return near
 
 
 def _unknown(grid: TaskGrid) -> Float64Array:
@@ -362,7 +340,7 @@ class CoordinateDescent:
 
     def choose(self, grid: TaskGrid) -> Actions:
         """The action that each task's search ends with; equal grids give equal searches."""
-        spaces: dict[Key, SearchSpace] = {
+        spaces: dict[Hashable, SearchSpace] = {
             task: SearchSpace(self._choices, np.flatnonzero(mask).tolist())
             for task, mask in enumerate(grid.mask)
         }

@@ -1,9 +1,13 @@
-"""The policy interface of reports; learned policy, NCCL's default, random and oracle.
+"""The policy interface of reports; learned policies, as a command names them, and the scale's ends.
 
 Everything chooses among the actions that were measured for a task, on the same cold information:
 workload and system; but for the oracle, which looks at the answers.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -17,6 +21,7 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.nccl import Collective
+from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
 
 #: What a support and a task have in common.
@@ -127,3 +132,38 @@ def let_through(
             wire = Collective.parse(collective)
             channels[row] = read_back_channels(manifest, support, wire, [size_bin])[0]
     return mask, ChannelRule.of(manifest, places, channels, noise)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy's name in a report, its folder, and the run that it is of where that is known."""
+
+    name: str
+    folder: Path
+    run_id: str | None
+
+
+def named_policies(given: Sequence[str], tracking_uri: str) -> list[NamedPolicy]:
+    """Resolve `[NAME=]RUN_OR_ARTIFACT`; the name is that of the run, or of the recipe, by default.
+
+    Names that occur twice get a number. Raises as `policy_directory` and `Manifest.read`.
+    """
+    found = [_resolve(text, tracking_uri) for text in given]
+    counts = Counter(each.name for each in found)
+    seen: Counter[str] = Counter()
+    for index, each in enumerate(found):
+        if counts[each.name] > 1:
+            seen[each.name] += 1
+            found[index] = replace(each, name=f"{each.name}-{seen[each.name]}")
+    return found
+
+
+def _resolve(text: str, tracking_uri: str) -> NamedPolicy:
+    name, equals, named = text.partition("=")
+    if not equals or Path(text).exists():
+        name, named = "", text
+    folder = tracking.policy_directory(named, tracking_uri)
+    run_id = tracking.find_run(named, tracking_uri)
+    if not name and run_id is not None:
+        name = tracking.reopen_run(tracking_uri, run_id).tag("mlflow.runName")
+    return NamedPolicy(name or Manifest.read(folder).recipe, folder, run_id)

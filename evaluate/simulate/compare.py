@@ -13,11 +13,10 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from matplotlib.figure import Figure
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.errors import UserError
-from dynamiccl.evaluate.figures.drawing import svg_text
+from dynamiccl.evaluate.figures import draw_courses
 from dynamiccl.evaluate.page import render, saved_text, write_page
 from dynamiccl.evaluate.simulate.players import (
     DELAYED,
@@ -41,8 +40,6 @@ Float64Array = npt.NDArray[np.float64]
 SLOWER: Final = 0.01
 #: A gain of the oracle that would be something; below it there is nothing to gain.
 _WORTH_GAINING: Final = 0.03
-#: Maximum number of points of a line; more calls are averaged over windows.
-_MAX_POINTS: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +131,21 @@ class Estimate:
         return cls(float(np.mean(values)), low, high)
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """The interval; of one seed the mean twice."""
+        return (self.mean, self.mean) if self.low is None else (self.low, self.high or 0.0)
+
+    @property
     def sign(self) -> int:
-        """-1: below 0, 1: above, 0: cannot be told. Of one seed: as it came."""
-        low, high = (self.mean, self.mean) if self.low is None else (self.low, self.high or 0.0)
+        """-1: below 0, 1: above, 0: cannot be told."""
+        low, high = self.ends
         return -1 if high < 0.0 else 1 if low > 0.0 else 0
 
     @property
     def saved(self) -> str:
         """Time saved, where this is time over another - 1: `page.saved_text`."""
-        ends = None if self.low is None or self.high is None else (-self.high, -self.low)
-        return saved_text(-self.mean, ends)
+        low, high = self.ends
+        return saved_text(-self.mean, None if self.low is None else (-high, -low))
 
 
 #: What a simulation found, and its rows (`make_row`), as JSON has them but for Estimates.
@@ -221,8 +223,8 @@ def verdicts(rows: Sequence[Row], trained: frozenset[str]) -> list[str]:
     if gained and not told:
         told = [min(rivals, key=lambda row: row["over_default"].mean)]
     # Seeds differ so much that the oracle could gain something, and more of them would tell.
-    least = 0.0 if oracle is None else oracle.mean if oracle.low is None else oracle.low
-    header = {"gained": gained, "told": told, "oracle": oracle, "open": least < -_WORTH_GAINING}
+    is_open = oracle is not None and oracle.ends[0] < -_WORTH_GAINING
+    header = {"gained": gained, "told": told, "oracle": oracle, "open": is_open}
     return render("simulate.words", header).splitlines()
 
 
@@ -270,11 +272,10 @@ def write_simulation(
     out: Path,
 ) -> Path:
     """Write page, results and the course of a job into `out`; the page's path."""
-    drawn = [name for name in played if name in {*trained, SEARCH, ORACLE}]
-    courses = {name: course for name in drawn if (course := played[name][0].course) is not None}
-    svg = draw_courses(courses)
-    told = [row["over_default"] for row in found["rows"]]
-    ends = [end for each in told for end in (each.mean, each.low, each.high) if end is not None]
+    first = {name: each[0].course for name, each in played.items()}
+    drawn = {*trained, SEARCH, ORACLE}
+    svg = draw_courses({n: c for n, c in first.items() if n in drawn and c is not None})
+    ends = [end for row in found["rows"] for end in row["over_default"].ends]
     # Less time is drawn to the right.
     reach = min(max(0.02, *map(abs, ends)), 1.0)
     header = {
@@ -288,41 +289,3 @@ def write_simulation(
     path = write_page(out, "simulate", to_json(found), [], header)
     (out / "timeline.svg").write_text(svg, encoding="utf-8")
     return path
-
-
-def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
-    """One strip a row: measured time over NCCL's true time at the same calls, smoothed.
-
-    Grey is the slowdown by links and host; below each strip are alarms (|) and changes (+).
-    """
-    figure = Figure(figsize=(9.6, 0.9 + 1.25 * len(courses)), layout="constrained")
-    strips = figure.subplots(len(courses), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, (name, course) in zip(strips, courses.items(), strict=True):
-        width = max(course.height // _MAX_POINTS, 1)
-        calls = course.with_row_index("call").with_columns(window=pl.col("call") // width)
-        line = calls.group_by("window", maintain_order=True).agg(
-            pl.col("call").median(),
-            ratio=(pl.col("measured_us") / pl.col("default_us")).log().mean().exp(),
-            slowdown=pl.col("slowdown").max(),
-        )
-        shade = axes.twinx()
-        look = {"color": "#8a94a3", "alpha": 0.35, "step": "mid", "linewidth": 0}
-        shade.fill_between(line["call"], 1.0, line["slowdown"], **look)
-        shade.set(yscale="log", ylim=(1.0, 16.0))
-        shade.set_yticks([])
-        shade.minorticks_off()
-        axes.set_zorder(shade.get_zorder() + 1)
-        axes.patch.set_visible(False)
-        axes.plot(line["call"], line["ratio"], color="#3b78d8", linewidth=0.9)
-        axes.axhline(1.0, color="black", linewidth=0.6, linestyle=":")
-        began, changed = (calls.filter(each)["call"] for each in ("alarm", "changed"))
-        changed = changed[:: max(len(changed) // _MAX_POINTS, 1)]
-        axes.plot(began, [0.42] * len(began), "|", color="#d9473c", markersize=7)
-        axes.plot(changed, [0.34] * len(changed), "+", color="#7a7a7a", markersize=3)
-        axes.set(yscale="log", ylim=(0.3, 4.0))
-        axes.set_yticks([0.5, 1.0, 2.0], ["0.5", "1", "2"])
-        axes.minorticks_off()
-        axes.set_title(name, fontsize=9, loc="left", pad=2)
-    strips[-1].set_xlabel("call of the job")
-    figure.supylabel("time over NCCL's own choice", fontsize=9)
-    return svg_text(figure)

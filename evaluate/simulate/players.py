@@ -52,23 +52,20 @@ class Player(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed(Player):
-    """A fixed action (keys,) for each task key; 0 is NCCL's own choice."""
+class Ruled(Player):
+    """Takes (N,) actions that a rule says of the jobs' state: a table, or the oracle."""
 
-    actions: Actions
-
-    def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
-        """The keys' actions."""
-        return self.actions[env.jobs.key]
-
-
-class Oracle(Player):
-    """Knows the network state, and takes the truly fastest config."""
+    rule: Callable[[JobCalls], Actions]
 
     def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
-        """The config with the smallest true time of the next call, without switching costs."""
-        found: Actions = np.nanargmin(env.jobs.oracle_us(), axis=1).astype(np.int64)
-        return found
+        """The rule's actions."""
+        return self.rule(env)
+
+
+def _fastest(env: JobCalls) -> Actions:
+    """The config with the smallest true time of the next call, without switching costs."""
+    found: Actions = np.nanargmin(env.jobs.oracle_us(), axis=1).astype(np.int64)
+    return found
 
 
 class Learned(Player):
@@ -200,17 +197,18 @@ def simple_contenders(setting: Setting) -> list[Contender]:
         "best table of all states": np.nanargmin(mean_us, axis=1),
     }
 
-    def always(chosen: Actions, _env: JobCalls, _seed: int) -> Player:
-        return Fixed(chosen)
+    def table(chosen: Actions) -> Callable[[JobCalls, int], Player]:
+        return lambda _env, _seed: Ruled(lambda env: chosen[env.jobs.key])
 
-    rows = [
-        Contender(name, world, tables, partial(always, chosen), at_once=True)
-        for name, chosen in fixed.items()
-    ]
-    rows.append(Contender(SEARCH, world, tables, _autoccl))
-    return rows + [
-        Contender(name, world, tables, lambda _env, _seed: Oracle(), at_once=name == ORACLE)
-        for name in (DELAYED, ORACLE)
+    def oracle(_env: JobCalls, _seed: int) -> Player:
+        return Ruled(_fastest)
+
+    row = partial(Contender, world=world, tables=tables)
+    return [
+        *(row(name, make=table(chosen), at_once=True) for name, chosen in fixed.items()),
+        row(SEARCH, make=_autoccl),
+        row(DELAYED, make=oracle),
+        row(ORACLE, make=oracle, at_once=True),
     ]
 
 

@@ -1,8 +1,10 @@
 """The gate: what passes is better in fresh runs, and only that reaches a decision table."""
 
+import html
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +19,9 @@ from dynamiccl.datasets.manifest import Manifest, Support, find_supports
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
-from dynamiccl.evaluate.gate.cells import Cell, Verdict
-from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns
-from dynamiccl.evaluate.gate.gate import Gated, pass_gate, wanted_cells
-from dynamiccl.evaluate.gate.gated import gate_rows, read_gated, refusals
+from dynamiccl.evaluate.gate.evidence import MIN_RUNS, Cell, FreshRuns, Verdict
+from dynamiccl.evaluate.gate.gate import Gated, pass_gate, read_gated, wanted_cells
+from dynamiccl.evaluate.page import say
 from dynamiccl.evaluate.policies import let_through
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
@@ -112,21 +113,19 @@ def judge_one(rows: list[dict[str, Any]]) -> Cell:
     return found
 
 
-def test_what_a_run_does_to_all_its_times_cancels() -> None:
+def test_what_a_run_does_to_all_its_times_cancels_and_few_runs_are_no_evidence() -> None:
     evidence = judge_one(runs(0.05, noise=0.0))
     assert evidence.runs == 8
     assert evidence.gain == pytest.approx(0.05)
-
-
-def test_few_runs_and_unknown_noise_are_no_evidence() -> None:
-    found = judge_one(runs(0.5, count=MIN_RUNS - 1))
-    assert (found.p_value, found.reason) == (None, "2 fresh runs of both, not 3")
-    assert judge_one(runs(0.5, count=1)).runs == 1
+    few = judge_one(runs(0.5, count=MIN_RUNS - 1))
+    assert (few.runs, few.p_value, few.reason) == (2, None, "2 fresh runs of both, not 3")
+    assert judge_one(runs(0.5, count=1)).reason == "1 fresh runs of both, not 3"
 
 
 @pytest.mark.parametrize(
     "elsewhere",
     [
+        {"nccl_version": "2.27.7"},
         {"nccl_version": "2.28.3"},
         {"num_nodes": 2, "ranks_per_node": 4},
         {"system": "other"},
@@ -136,36 +135,24 @@ def test_few_runs_and_unknown_noise_are_no_evidence() -> None:
     ],
 )
 def test_runs_of_something_else_are_no_evidence(elsewhere: dict[str, Any]) -> None:
+    """Another patch release is the same NCCL."""
     trained_on = runs(0.2, count=1, sweep="trained")
     gated = pass_gate(always_ring(*trained_on), frame(*runs(0.2, **elsewhere)))
-    assert not {Verdict.PASSED, Verdict.INFERRED} & set(verdicts(gated).values())
+    same = elsewhere == {"nccl_version": "2.27.7"}
+    assert (Verdict.PASSED in verdicts(gated).values()) == same
 
 
 def test_group_shapes_that_were_never_measured_get_no_table() -> None:
-    """However many shapes were: nothing is carried over, though the fresh runs have the new one."""
-    shapes = [(nodes, 8) for nodes in range(1, 22)]
+    """Nothing is carried over, though the fresh runs have the new one."""
 
-    def where(nodes: int, ranks: int) -> dict[str, Any]:
-        return {"num_nodes": nodes, "ranks_per_node": ranks, "num_ranks": nodes * ranks}
+    def shaped(*shapes: int, **columns: Any) -> list[dict[str, Any]]:
+        where = ({"num_nodes": n, "ranks_per_node": 8, "num_ranks": 8 * n} for n in shapes)
+        return [row for w in where for row in runs(0.2, sizes=SIZES[:2], **w, **columns)]
 
-    few = SIZES[:2]
-    trained_on = [
-        row for s in shapes for row in runs(0.2, count=1, sizes=few, sweep="trained", **where(*s))
-    ]
-    fresh = [row for s in [*shapes, (22, 8)] for row in runs(0.2, sizes=few, **where(*s))]
-    gated = pass_gate(always_ring(*trained_on), frame(*fresh))
-    passed = {
-        (c.num_nodes, c.num_ranks // c.num_nodes) for c in gated.cells if c.verdict == "passed"
-    }
-    assert passed == set(shapes)
-    tables = {(s.num_nodes, s.ranks_per_node) for s in table_supports(gated.manifest)}
-    assert tables == set(shapes)
-
-
-def test_another_patch_release_is_the_same_nccl() -> None:
-    trained_on = runs(0.2, count=1, sweep="trained")
-    gated = pass_gate(always_ring(*trained_on), frame(*runs(0.2, nccl_version="2.27.7")))
-    assert Verdict.PASSED in verdicts(gated).values()
+    policy = always_ring(*shaped(1, 2, 3, count=1, sweep="trained"))
+    gated = pass_gate(policy, frame(*shaped(1, 2, 3, 4)))
+    assert {cell.num_nodes for cell in gated.cells if cell.verdict == "passed"} == {1, 2, 3}
+    assert {support.num_nodes for support in table_supports(gated.manifest)} == {1, 2, 3}
 
 
 def test_a_bin_between_follows_its_neighbours_only_where_the_default_is_known() -> None:
@@ -262,16 +249,38 @@ def test_what_passed_is_faster_in_many_more_runs(gated_dir: Path, tmp_path: Path
         assert cell.gain > 0.0
 
 
-def test_table_of_verdicts_counts_every_bin(trained: Trained, gated_dir: Path) -> None:
-    gated = pass_gate(always_ring(*runs(0.2, count=1, sweep="trained")), frame(*runs(0.2)), q=0.05)
-    heads, *rows = gate_rows(gated)
-    assert heads[0] == "system"
-    (row,) = rows  # one collective of one shape; the others abstain throughout
-    assert row[:3] == ["box", "1 x 8", "AllReduce"]
-    assert sum(map(int, row[3:7])) == len(verdicts(gated))
-    assert sum(count for count, _ in refusals(gated)) == gated.counts()["refused"]
-    assert gated.counts() == gated.to_json()["counts"]
-    assert (gated_dir / "policy.pt").read_bytes() == (trained.policy / "policy.pt").read_bytes()
+def test_the_page_begins_with_what_may_act_and_shows_every_bin(gated_dir: Path) -> None:
+    gated = read_gated(gated_dir)
+    assert gated is not None
+    told = gated.to_show()
+    (family,) = told["families"]  # the other collective abstains throughout
+    assert (family["collective"], family["num_nodes"], family["num_ranks"]) == ("AllReduce", 4, 32)
+    assert sum(family["counts"].values()) == len(verdicts(gated))
+    assert sum(count for count, _ in told["refusals"]) == told["counts"]["refused"]
+    page = html.unescape((gated_dir / "gate.html").read_text(encoding="utf-8"))
+    acting = told["counts"]["passed"] + told["counts"]["inferred"]
+    most = max(cell.gain or 0.0 for cell in gated.cells if cell.acts)
+    assert re.search(
+        rf"<h1>The policy may act in {acting} of the {acting + told['counts']['refused']} size "
+        rf"bins in which it would: up to {100 * most / (1 + most):.0f} % less time",
+        page,
+    )
+    marks = re.findall(r'<td class="(\w+)" title="[^"]*">(.)</td>', page)
+    letters = {"passed": "P", "inferred": "i", "refused": "R", "abstains": "·"}
+    assert Counter(marks) == {(v, letters[v]): n for v, n in family["counts"].items() if n}
+    assert not re.search(r"<script|<link|src=|href=|url\(", page)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (always_ring(*runs(0.2, count=1, sweep="trained")), "Nothing passed the gate: NCCL's own"),
+        (AlwaysRing([]), "The policy leaves every size to NCCL: there was nothing to judge"),
+    ],
+)
+def test_a_gate_that_lets_nothing_through_says_so(policy: Any, said: str) -> None:
+    found = pass_gate(policy, frame(*runs(0.0))).to_show()
+    assert say("gate", "headline", found).startswith(said)
 
 
 def test_gate_is_read_back_with_every_bin(trained: Trained, gated_dir: Path) -> None:
@@ -318,16 +327,6 @@ def test_report_scores_a_gated_policy_as_its_tables_act(
     assert acts["gated"] == acts["free"] & passed
     assert acts["gated"]
     assert acts["free"] - passed
-    page = report.page.read_text(encoding="utf-8")
-    _, shown = page.split("What the gate let through", 1)
-    counts = json.loads((gated_dir / "gate.json").read_text())["counts"]
-    assert "Verdicts on gated" in shown
-    assert "Verdicts on free" not in shown
-    (svg,) = re.findall(r"<svg.*?</svg>", shown, re.DOTALL)
-    marks = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
-    for letter, verdict in (("P", "passed"), ("i", "inferred"), ("R", "refused")):
-        assert marks.count(letter) == counts[verdict]
-        assert f"{letter}  {verdict}" in marks
 
 
 def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:

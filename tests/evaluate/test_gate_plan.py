@@ -13,8 +13,7 @@ from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.datasets.features import COST_TYPES
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
-from dynamiccl.evaluate.gate.cells import Verdict
-from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, costs_of
+from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, Verdict, costs_of
 from dynamiccl.evaluate.gate.gate import pass_gate
 from dynamiccl.evaluate.gate.plan import plan_gate
 from dynamiccl.sizes import bin_center_bytes, size_bin
@@ -85,26 +84,26 @@ def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     write = tmp_path / "fresh.toml"
     planned = plan_gate(policy, known, base, write, q=0.01)
     sweep = load_sweep(write)
-    assert 0 < planned.bins_planned <= planned.bins_wanted
-    assert sum(planned.left_out.values()) == planned.bins_wanted - planned.bins_planned
-    assert sweep.file.cycles == planned.cycles
+    assert 0 < planned["bins_planned"] <= planned["bins_wanted"]
+    assert sum(planned["left_out"].values()) == planned["bins_wanted"] - planned["bins_planned"]
+    assert sweep.file.cycles == planned["cycles"]
     assert sweep.file.name not in {run.split("/")[1] for run in policy.manifest.runs}
     tasks = {(t.setting, t.size_bytes) for t in sweep.trials}
-    assert len(tasks) == planned.bins_planned
+    assert len(tasks) == planned["bins_planned"]
     assert len(sweep.trials) == 2 * len(tasks)  # the default and one config
-    assert planned.sweep["hours"] <= planned.sweep_hours == make_plan(base)["hours"]
+    assert planned["sweep"]["hours"] <= planned["sweep_hours"] == make_plan(base)["hours"]
     bins, shares, hours = (
-        [told[key] for told in planned.by_runs] for key in ("bins", "share_of_gain", "hours")
+        [told[key] for told in planned["by_runs"]] for key in ("bins", "share_of_gain", "hours")
     )
     assert bins == sorted(bins)
-    assert 0.0 < bins[0] < bins[-1] <= planned.bins_planned
+    assert 0.0 < bins[0] < bins[-1] <= planned["bins_planned"]
     assert 0.0 < shares[0] < shares[-1] <= 1.0
     assert hours == sorted(hours)
     data = simulate(sweep.text, tmp_path / "fresh")
     gated = pass_gate(policy, read(data), known=read(trained.data), costs=costs_of(data))
     passed = gated.counts()["passed"]
-    assert passed >= 0.7 * planned.expected_to_pass
-    assert passed <= planned.bins_planned
+    assert passed >= 0.7 * planned["expected_to_pass"]
+    assert passed <= planned["bins_planned"]
 
 
 def test_a_proof_that_would_take_longer_than_its_sweep_has_fewer_runs(
@@ -115,9 +114,9 @@ def test_a_proof_that_would_take_longer_than_its_sweep_has_fewer_runs(
     known = FreshRuns(read(trained.data), policy.manifest.actions())
     planned = plan_gate(policy, known, base, tmp_path / "fresh.toml", q=1e-6)
     sure = plan_gate(policy, known, base, tmp_path / "sure.toml", q=1e-6, power=0.8)
-    assert planned.sweep_hours == sure.sweep_hours == 0.001
-    assert (planned.is_cut, sure.is_cut) == (True, False)
-    assert planned.cycles == MIN_RUNS < sure.cycles
+    assert planned["sweep_hours"] == sure["sweep_hours"] == 0.001
+    assert (planned["is_cut"], sure["is_cut"]) == (True, False)
+    assert planned["cycles"] == MIN_RUNS < sure["cycles"]
 
 
 def test_noise_within_runs_is_told_from_that_between_them() -> None:

@@ -1,8 +1,10 @@
-"""A whole report on simulated data."""
+"""A whole report on simulated data, and one on a policy named by its MLflow run."""
 
 import html
 import json
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash, measurements_table, write_part
-from dynamiccl.errors import NotEnoughData
-from dynamiccl.evaluate.report import make_report
+from dynamiccl.errors import NotEnoughData, UserError
+from dynamiccl.evaluate.policies import named_policies
+from dynamiccl.evaluate.report import Report, make_report
+from dynamiccl.train.tracking import find_run, policy_directory, register
+from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.rows import default, forced
@@ -51,7 +56,7 @@ def test_results_hold_every_policy_on_test_sizes_only(report_dir: Path) -> None:
 def test_policy_beats_the_default_on_simulated_all_reduce(report_dir: Path) -> None:
     summary = json.loads((report_dir / "summary.json").read_text())
     policies = summary["systems"][SYSTEM]["by_collective"]["AllReduce"]
-    assert policies["nccl-default"]["mean"] > summary["systems"][SYSTEM]["noise_band"]
+    assert policies["nccl-default"]["mean"] > summary["systems"][SYSTEM]["noise_bands"]["AllReduce"]
     assert policies["policy"]["mean"] < policies["nccl-default"]["mean"] / 2
     assert policies["policy"]["mean"] < 0.05
 
@@ -71,7 +76,7 @@ def test_tasks_where_the_default_is_beyond_the_noise_stand_apart(report_dir: Pat
     beyond, whole = found["beyond_noise"], found["policies"]
     assert 0 < beyond["policy"]["tasks"] < whole["policy"]["tasks"]
     assert beyond["nccl-default"]["mean"] > whole["nccl-default"]["mean"]
-    assert beyond["nccl-default"]["p50"] > found["noise_band"]
+    assert beyond["nccl-default"]["mean"] > found["noise_bands"]["AllReduce"]
     page = (report_dir / "report.html").read_text(encoding="utf-8")
     assert "NCCL's default itself is beyond the noise band" in page
 
@@ -124,7 +129,8 @@ def test_page_begins_with_verdict_and_map_and_folds_the_rest(
     low, high = (100 * end for end in summary["policies"]["policy"]["gain_interval"])
     gain = 100 * summary["policies"]["policy"]["gain_crossfit"]
     assert f"<td>{gain:.1f} ({low:.1f} to {high:.1f})</td>" in rest
-    assert f"noise band {100 * summary['noise_band']:.1f} %" in first
+    bands = [f"{name} {100 * band:.1f} %" for name, band in summary["noise_bands"].items()]
+    assert f"noise band {', '.join(bands)}" in first
     manifest = Manifest.read(trained.policy)
     origin = page[page.rindex("Where the figures come from") :]
     assert f"<td>{manifest.git_commit[:12]}" in origin
@@ -179,3 +185,84 @@ def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
     assert found["DM"]["mean"] < 1.05
     assert f"<td>{100 - 100 * found['DM']['mean']:.1f}</td>" in page
     assert "<td>a&lt;b</td>" in page
+
+
+#: What MLflow calls the run: a report names the policy by it.
+NAME = "ddqn-dueling-seed0"
+
+
+@pytest.fixture(name="report")
+def report_fixture(trained: Trained, shell: Shell, tmp_path: Path) -> Iterator[Path]:
+    done = shell(*_command(trained), "--policy", trained.run_id, "--out", "report", "--json")
+    assert done.json["page"] == "report/report.html"
+    yield tmp_path / "report"
+    shutil.rmtree(trained.run_directory / "report")  # the run is every test's
+
+
+def _command(trained: Trained) -> tuple[object, ...]:
+    store = ("--data", trained.data, "--tracking-uri", trained.tracking_uri)
+    return ("dynamiccl-evaluate", "report", *store)
+
+
+def test_page_names_the_run_and_is_kept_there(trained: Trained, report: Path) -> None:
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert f"<code>{NAME}</code> is run {trained.run_id}" in page
+    kept = trained.run_directory / "report" / content_hash(trained.data)[:12]
+    assert (kept / "report.html").read_text(encoding="utf-8") == page
+    names = sorted(path.name for path in (report / "figures").iterdir())
+    assert sorted(path.name for path in (kept / "figures").iterdir()) == names
+    assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
+
+
+def test_a_terminal_has_a_line_a_policy_and_nothing_is_kept_where_nobody_wants_it(
+    trained: Trained, shell: Shell, tmp_path: Path
+) -> None:
+    name = "gaussian-process-seed12"
+    policy = ("--policy", f"{name}={trained.run_id}", "--out", "b", "--no-log")
+    lines = shell(*_command(trained), *policy).out.splitlines()
+    assert not (trained.run_directory / "report").exists()
+    found = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert lines[-2:] == [found["page"], found["results"]]
+    (left_out,) = [line for line in lines if line.startswith("rows in no task: ")]
+    counts = [f"{count} {reason}" for reason, count in found["rows_left_out"].items()]
+    assert left_out.removeprefix("rows in no task: ") == ", ".join(counts)
+    for system in found["systems"].values():
+        assert f"  {name}: {system['sentences'][name]}" in lines
+        assert f"  {system['verdicts'][0]}" in lines
+        for policy_name, each in system["policies"].items():
+            (line,) = [line for line in lines if line.startswith(f"  {policy_name}  ")]
+            assert f"{100 * each['gain_crossfit'] + 0.0:.1f} (" in line
+            assert len(line) <= 100
+
+
+def test_run_that_is_not_there_takes_no_report(trained: Trained, tmp_path: Path) -> None:
+    report = Report({}, tmp_path / "results.parquet", tmp_path / "report.html", "1" * 64)
+    with pytest.raises(UserError, match="does not hold it"):
+        report.keep("0" * 32, trained.tracking_uri)
+
+
+def test_runs_are_found_by_every_name_but_a_folders(trained: Trained, shell: Shell) -> None:
+    uri = trained.tracking_uri
+    version = register(uri, trained.run_id, "shown")
+    for name in (trained.run_id, f"runs:/{trained.run_id}/policy"):
+        assert find_run(name, uri) == trained.run_id
+    for which in ("@shown", f"/{version}", "/latest"):
+        name = f"models:/dynamiccl{which}"
+        assert policy_directory(name, uri).is_dir()
+        assert find_run(name, uri) == trained.run_id
+    assert find_run(str(trained.run_directory), uri) is None
+    assert find_run("s3://bucket/policy", uri) is None
+    with pytest.raises(UserError, match="cannot track"):
+        find_run("models:/dynamiccl@nobody", uri)
+    gone = shell(*_command(trained), "--policy", "0123456789abcdef", "--out", "gone")
+    assert f"list the runs with 'mlflow ui --backend-store-uri {uri}'" in refused(gone, 2)
+
+
+def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(
+    trained: Trained,
+) -> None:
+    given = [f"mine={trained.run_id}", trained.run_id, str(trained.policy), str(trained.policy)]
+    named = named_policies(given, trained.tracking_uri)
+    recipe = "ddqn-dueling"
+    assert [each.name for each in named] == ["mine", NAME, f"{recipe}-1", f"{recipe}-2"]
+    assert [each.run_id for each in named] == [trained.run_id, trained.run_id, None, None]
