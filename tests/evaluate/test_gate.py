@@ -37,6 +37,7 @@ from tests.rows import default, forced, frame
 CATALOGUE = Catalogue((ABSTAIN, Config(Algorithm.Ring, Protocol.LL)))
 NO_NOISE = pl.DataFrame(schema={"system": str, "collective": str, "noise_band": float})
 SIZES = [1 << k for k in range(18, 25)]
+TREE = {"actual_algorithm": "Tree", "actual_protocol": "LL"}
 
 
 def runs(
@@ -57,8 +58,7 @@ def runs(
             slow, fast = drift * random.lognormal(0.0, noise, 2)
             where: dict[str, Any] = {"size_bytes": size, "run": f"fresh-{run}", "repeat": run}
             where |= columns
-            chosen = {"actual_algorithm": "Tree", "actual_protocol": "LL"}
-            rows.append(default(100.0 * slow, **chosen, **where))
+            rows.append(default(100.0 * slow, **TREE, **where))
             rows.append(forced("Ring", "LL", 100.0 * fast / (1.0 + gain), **where))
     return rows
 
@@ -92,15 +92,19 @@ def verdicts(gated: Gated, collective: str = "AllReduce") -> dict[int, Verdict]:
     return {cell.bin: cell.verdict for cell in gated.cells if cell.collective == collective}
 
 
+def gate(
+    fresh: list[dict[str, Any]], known: pl.DataFrame | None = None, **columns: Any
+) -> dict[int, Verdict]:
+    """Verdicts on a policy that wants Ring/LL at all sizes."""
+    policy = always_ring(*runs(0.2, count=1, sweep="trained", **columns))
+    return verdicts(pass_gate(policy, frame(*fresh), known=known))
+
+
 def test_a_gain_beyond_the_band_passes_and_one_within_it_does_not() -> None:
-    trained_on = runs(0.2, count=1, sweep="trained")
-    good = pass_gate(always_ring(*trained_on), frame(*runs(0.2)))
-    measured = {size_bin(size) for size in SIZES}
-    assert {b for b, v in verdicts(good).items() if v is Verdict.PASSED} == measured
-    even = pass_gate(always_ring(*trained_on), frame(*runs(0.0)))
-    assert not {Verdict.PASSED, Verdict.INFERRED} & set(verdicts(even).values())
-    slower = pass_gate(always_ring(*trained_on), frame(*runs(-0.1)))
-    assert set(verdicts(slower).values()) <= {Verdict.REFUSED, Verdict.ABSTAINS}
+    good = gate(runs(0.2))
+    assert {b for b, v in good.items() if v is Verdict.PASSED} == {size_bin(s) for s in SIZES}
+    for gain in (0.0, -0.1):
+        assert set(gate(runs(gain)).values()) <= {Verdict.REFUSED, Verdict.ABSTAINS}
 
 
 def judge_one(rows: list[dict[str, Any]]) -> Cell:
@@ -136,10 +140,8 @@ def test_what_a_run_does_to_all_its_times_cancels_and_few_runs_are_no_evidence()
 )
 def test_runs_of_something_else_are_no_evidence(elsewhere: dict[str, Any]) -> None:
     """Another patch release is the same NCCL."""
-    trained_on = runs(0.2, count=1, sweep="trained")
-    gated = pass_gate(always_ring(*trained_on), frame(*runs(0.2, **elsewhere)))
     same = elsewhere == {"nccl_version": "2.27.7"}
-    assert (Verdict.PASSED in verdicts(gated).values()) == same
+    assert (Verdict.PASSED in gate(runs(0.2, **elsewhere)).values()) == same
 
 
 def test_group_shapes_that_were_never_measured_get_no_table() -> None:
@@ -155,62 +157,43 @@ def test_group_shapes_that_were_never_measured_get_no_table() -> None:
     assert {support.num_nodes for support in table_supports(gated.manifest)} == {1, 2, 3}
 
 
+def own_choice(*sizes: int, **choice: str) -> pl.DataFrame:
+    return frame(*(default(1.0, size_bytes=size, sweep="trained", **choice) for size in sizes))
+
+
 def test_a_bin_between_follows_its_neighbours_only_where_the_default_is_known() -> None:
-    trained_on = runs(0.2, count=1, sweep="trained")
-    fresh = frame(*runs(0.2, sizes=SIZES[::2][:2]))  # 256K and 1M: two octaves apart
-    assert Verdict.INFERRED not in verdicts(pass_gate(always_ring(*trained_on), fresh)).values()
-    near = frame(*runs(0.2, sizes=[SIZES[0], SIZES[1]]))
-    between = size_bin(bin_center_bytes(size_bin(SIZES[0]) + 2))
-    alone = pass_gate(always_ring(*trained_on), near)
-    assert verdicts(alone)[between] is Verdict.REFUSED  # what NCCL does there is not known
-    middle = bin_center_bytes(between)
-
-    def known(**choice: str) -> pl.DataFrame:
-        return frame(default(100.0, size_bytes=middle, sweep="trained", **choice))
-
-    same = known(actual_algorithm="Tree", actual_protocol="LL")
-    told = pass_gate(always_ring(*trained_on), near, known=same)
-    assert verdicts(told)[between] is Verdict.INFERRED
-    for choice in (
-        {"actual_algorithm": "Ring", "actual_protocol": "LL"},
-        {"actual_algorithm": "Tree"},  # and a protocol that nobody knows
+    far = runs(0.2, sizes=SIZES[::2][:2])  # 256K and 1M: two octaves apart
+    assert Verdict.INFERRED not in gate(far).values()
+    near = runs(0.2, sizes=SIZES[:2])
+    between = size_bin(SIZES[0]) + 2
+    assert gate(near)[between] is Verdict.REFUSED  # what NCCL does there is not known
+    for choice, verdict in (
+        (TREE, Verdict.INFERRED),
+        ({**TREE, "actual_algorithm": "Ring"}, Verdict.REFUSED),
+        ({"actual_algorithm": "Tree"}, Verdict.REFUSED),  # and a protocol that nobody knows
     ):
-        gated = pass_gate(always_ring(*trained_on), near, known=known(**choice))
-        assert verdicts(gated)[between] is Verdict.REFUSED
+        known = own_choice(bin_center_bytes(between), **choice)
+        assert gate(near, known)[between] is verdict
 
 
 def test_a_bin_does_not_follow_past_a_measured_one_that_failed() -> None:
-    trained_on = runs(0.2, count=1, sweep="trained")
+    gains = (0.2, 0.0, 0.2)
     mixed = [
-        *runs(0.2, sizes=[SIZES[0]]),
-        *runs(0.0, sizes=[SIZES[1]], seed=1),
-        *runs(0.2, sizes=[SIZES[2]], seed=2),
+        row for seed, gain in enumerate(gains) for row in runs(gain, sizes=[SIZES[seed]], seed=seed)
     ]
-    known = frame(
-        *(
-            default(
-                1.0,
-                size_bytes=bin_center_bytes(size_bin(SIZES[0]) + step),
-                sweep="trained",
-                actual_algorithm="Tree",
-                actual_protocol="LL",
-            )
-            for step in range(1, 8)
-        )
-    )
-    gated = pass_gate(always_ring(*trained_on), frame(*mixed), known=known)
-    assert Verdict.INFERRED not in verdicts(gated).values()
+    first = size_bin(SIZES[0])
+    known = own_choice(*(bin_center_bytes(first + step) for step in range(1, 8)), **TREE)
+    assert Verdict.INFERRED not in gate(mixed, known).values()
 
 
 def test_runs_that_were_trained_on_are_refused(trained: Trained) -> None:
     policy = TorchPolicy.load(trained.policy)
     with pytest.raises(UserError, match="not fresh"):
         pass_gate(policy, read(trained.data))
-    rows = runs(0.2)
-    old = AlwaysRing([])
+    old: Any = AlwaysRing([])
     old.manifest.runs.clear()
     with pytest.raises(UserError, match="train it again"):
-        pass_gate(old, frame(*rows))  # type: ignore[arg-type]
+        pass_gate(old, frame(*runs(0.2)))
 
 
 def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(
@@ -283,17 +266,16 @@ def test_a_gate_that_lets_nothing_through_says_so(policy: Any, said: str) -> Non
     assert say("gate", "headline", found).startswith(said)
 
 
-def test_gate_is_read_back_with_every_bin(trained: Trained, gated_dir: Path) -> None:
+def test_gate_is_read_back_with_every_bin_and_damage_is_refused(
+    trained: Trained, gated_dir: Path, tmp_path: Path
+) -> None:
     assert read_gated(trained.policy) is None
     found = read_gated(gated_dir)
     assert found is not None
     said = json.loads((gated_dir / "gate.json").read_text())
     assert found.to_json() == said
-    assert found.counts() == said["counts"]  # with the bins that abstain, which the file leaves out
-    assert len(found.cells) == sum(said["counts"].values())
-
-
-def test_damaged_gate_is_refused(gated_dir: Path, tmp_path: Path) -> None:
+    assert len(found.cells) == sum(said["counts"].values())  # with those that abstain
+    assert (gated_dir / "policy.pt").read_bytes() == (trained.policy / "policy.pt").read_bytes()
     copy = Path(shutil.copytree(gated_dir, tmp_path / "gated"))
     (copy / "gate.json").write_text('{"q": 0.01, "cells": [{}]}')
     with pytest.raises(ArtifactMismatch):
@@ -334,22 +316,11 @@ def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
     (support,) = manifest.supports
     (collective, actions), *_ = (support.gated or {}).items()
     (action, (size, *_)), *_ = actions.items()
-    place: dict[str, Any] = {
-        "system": support.system,
-        "num_nodes": support.num_nodes,
-        "ranks_per_node": support.ranks_per_node,
-        "launch_profile": support.launch_profile,
-        "nccl_version": support.nccl_version,
-        "collective": collective,
-        "bin": size,
-    }
-    others: list[dict[str, Any]] = [
-        {"system": "other"},
-        {"num_nodes": 5},
-        {"nccl_version": "2.26.0"},
-        {"bin": 1},
-    ]
-    mask, _ = let_through(manifest, pl.DataFrame([place, *({**place, **each} for each in others)]))
+    names = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
+    place = {name: getattr(support, name) for name in names}
+    place |= {"collective": collective, "bin": size}
+    others = ({"system": "other"}, {"num_nodes": 5}, {"nccl_version": "2.26.0"}, {"bin": 1})
+    mask, _ = let_through(manifest, pl.DataFrame([place, *({**place, **o} for o in others)]))
     assert mask[:, 0].all()
     assert mask[0, int(action)]
     assert not mask[1:, 1:].any()

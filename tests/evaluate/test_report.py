@@ -38,14 +38,17 @@ BASELINES = (
 
 
 @pytest.fixture(scope="module")
-def report_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("report")
-    make_report(trained.data, [("policy", trained.policy)], out)
-    return out
+def made(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return make_report(trained.data, [("policy", trained.policy)], tmp_path_factory.mktemp("made"))
 
 
-def test_results_hold_every_policy_on_test_sizes_only(report_dir: Path) -> None:
-    results = pl.read_parquet(report_dir / "results.parquet")
+@pytest.fixture(name="page")
+def page_fixture(made: Report) -> str:
+    return made.page.read_text(encoding="utf-8")
+
+
+def test_results_hold_every_policy_on_test_sizes_only(made: Report) -> None:
+    results = pl.read_parquet(made.results)
     assert set(results["policy"]) == {"policy", *BASELINES}
     assert {split_of(size) for size in results["size_bytes"]} == {"test"}
     assert (results["regret"] >= 0).all()
@@ -53,69 +56,50 @@ def test_results_hold_every_policy_on_test_sizes_only(report_dir: Path) -> None:
     assert (default["chosen_us"] == default["default_us"]).all()
 
 
-def test_policy_beats_the_default_on_simulated_all_reduce(report_dir: Path) -> None:
-    summary = json.loads((report_dir / "summary.json").read_text())
-    policies = summary["systems"][SYSTEM]["by_collective"]["AllReduce"]
-    assert policies["nccl-default"]["mean"] > summary["systems"][SYSTEM]["noise_bands"]["AllReduce"]
-    assert policies["policy"]["mean"] < policies["nccl-default"]["mean"] / 2
-    assert policies["policy"]["mean"] < 0.05
-
-
-def test_the_search_tells_what_it_tried_and_the_oracle_has_no_regret(report_dir: Path) -> None:
-    summary = json.loads((report_dir / "summary.json").read_text())
-    policies = summary["systems"][SYSTEM]["policies"]
-    assert {name for name, figures in policies.items() if figures["probes"]} == {
-        "coordinate-descent"
-    }
-    assert policies["oracle"]["max"] == 0.0
-    assert policies["coordinate-descent"]["mean"] < policies["nccl-default"]["mean"]
-
-
-def test_tasks_where_the_default_is_beyond_the_noise_stand_apart(report_dir: Path) -> None:
-    found = json.loads((report_dir / "summary.json").read_text())["systems"][SYSTEM]
-    beyond, whole = found["beyond_noise"], found["policies"]
+def test_summary_tells_gains_probes_and_where_the_default_is_beyond_the_noise(
+    made: Report,
+) -> None:
+    found = made.told["systems"][SYSTEM]
+    assert json.loads((made.page.parent / "summary.json").read_text()) == made.told
+    band, reduced = found["noise_bands"]["AllReduce"], found["by_collective"]["AllReduce"]
+    assert reduced["nccl-default"]["mean"] > band
+    assert reduced["policy"]["mean"] < min(0.05, reduced["nccl-default"]["mean"] / 2)
+    whole, beyond = found["policies"], found["beyond_noise"]
+    assert {name for name, each in whole.items() if each["probes"]} == {"coordinate-descent"}
+    assert whole["oracle"]["max"] == 0.0
+    assert whole["coordinate-descent"]["mean"] < whole["nccl-default"]["mean"]
     assert 0 < beyond["policy"]["tasks"] < whole["policy"]["tasks"]
-    assert beyond["nccl-default"]["mean"] > whole["nccl-default"]["mean"]
-    assert beyond["nccl-default"]["mean"] > found["noise_bands"]["AllReduce"]
-    page = (report_dir / "report.html").read_text(encoding="utf-8")
-    assert "NCCL's default itself is beyond the noise band" in page
+    assert beyond["nccl-default"]["mean"] > max(band, whole["nccl-default"]["mean"])
 
 
-def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
-    page = (report_dir / "report.html").read_text(encoding="utf-8")
+def test_page_is_self_contained_and_its_figures_are_files_too(made: Report, page: str) -> None:
     assert not re.search(r"<script|<link|src=[\"']http|href=[\"']http|url\(http", page)
     assert ">simulated<" in page
     assert 'name="viewport"' in page
+    assert "NCCL's default itself is beyond the noise band" in page
     for name in ("policy", *BASELINES):
         assert f"<td>{name}</td>" in page
     # What is wide scrolls in a box of its own.
     boxed = r'<div class="wide"[^>]*>\s*<(table|svg)'
     assert len(re.findall(boxed, page)) == page.count("<table") + page.count("<svg")
     assert page.count('<tr class="ours"><td>policy</td>') == 4  # all, beyond noise, two collectives
-
-
-def test_every_figure_of_the_page_is_a_file_too(report_dir: Path) -> None:
-    page = (report_dir / "report.html").read_text(encoding="utf-8")
-    files = {path.name: path.read_text(encoding="utf-8") for path in report_dir.glob("figures/*")}
+    folder = made.page.parent / "figures"
+    files = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
     assert files.keys() == {f"{SYSTEM}-{kind}.svg" for kind in ("map", "gains")}
     assert page.count("<svg") == len(files)
     assert all(text in page for text in files.values())
 
 
 def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_path: Path) -> None:
-    data = make_data(
-        tmp_path / "store", SWEEP.replace('min = "64K", max = "1G"', 'min = "1M", max = "2M"')
-    )
+    write_part(tmp_path, measurements_table(quiet_rows(1 << 20, "a")), provenance={})
     with pytest.raises(NotEnoughData, match="no test task"):
-        make_report(data, [("policy", trained.policy)], tmp_path / "out")
+        make_report(tmp_path, [("policy", trained.policy)], tmp_path / "out")
 
 
 def test_page_begins_with_verdict_and_map_and_folds_the_rest(
-    report_dir: Path, trained: Trained
+    made: Report, page: str, trained: Trained
 ) -> None:
-    page = html.unescape((report_dir / "report.html").read_text(encoding="utf-8"))
-    told = json.loads((report_dir / "summary.json").read_text())
-    summary = told["systems"][SYSTEM]
+    page, told, summary = html.unescape(page), made.told, made.told["systems"][SYSTEM]
     sentence, (verdict,) = summary["sentences"]["policy"], summary["verdicts"]
     assert re.search(r"AllReduce .*: up to \d+ % less time", sentence)
     assert told["headline"].startswith("policy takes up to")
@@ -146,8 +130,7 @@ def test_origin_tells_what_is_not_known_and_other_data(trained: Trained, tmp_pat
         forced("Ring", "LL", throttled=True, run="a"),
     ]
     write_part(tmp_path, measurements_table(rows), provenance={"tool": "import"})
-    make_report(tmp_path, [("p", trained.policy)], tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    page = make_report(tmp_path, [("p", trained.policy)], tmp_path / "out").page.read_text("utf-8")
     origin = page[page.rindex("Where the figures come from") :]
     assert "rows in no task: 1 without a time of healthy GPUs." in origin
     heads, cells = re.compile("<th>(.*?)</th>"), re.compile("<td>(.*?)</td>")
@@ -169,18 +152,17 @@ def quiet_rows(size_bytes: int, run: str) -> list[dict[str, Any]]:
 
 
 def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
-    trained: Trained, report_dir: Path, tmp_path: Path
+    trained: Trained, page: str, tmp_path: Path
 ) -> None:
     title = "Estimated from what the sweep drew"
-    assert title not in (report_dir / "report.html").read_text(encoding="utf-8")
+    assert title not in page
     strategy = 'strategy = { kind = "random", share = 0.5 }\n[simulator]'
     text = SWEEP.replace("cycles = 3", "cycles = 6").replace("[simulator]", strategy)
     data = make_data(tmp_path / "store", text)
-    make_report(data, [("a<b", trained.policy)], tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    drew = make_report(data, [("a<b", trained.policy)], tmp_path / "out")
+    page = drew.page.read_text(encoding="utf-8")
     assert title in page
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    found = summary["systems"][SYSTEM]["logged"]["a<b"]
+    found = drew.told["systems"][SYSTEM]["logged"]["a<b"]
     assert 0 < found["acts"] <= found["tasks"]
     assert found["DM"]["mean"] < 1.05
     assert f"<td>{100 - 100 * found['DM']['mean']:.1f}</td>" in page
