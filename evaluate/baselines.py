@@ -1,13 +1,18 @@
 """The policies of a report: learned ones, and the simple ones that they have to beat.
 
-Tables of configs by size are made straight from the measured times of training and validation
-tasks, a family of tasks by itself; a regression predicts the time of every config. AutoCCL's search
-knows neither data nor model, and tries configs of the test task. T tasks, A actions.
+Everything chooses among the actions that were measured for a task, on the same cold information:
+workload and system; but for the oracle, which looks at the answers. Tables of configs by size are
+made straight from the measured times of training and validation tasks, a family of tasks by itself;
+a regression predicts the time of every config. AutoCCL's search knows neither data nor model, and
+tries configs of the test task. T tasks, A actions.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +20,16 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid
-from dynamiccl.evaluate.policies import (
-    Actions,
-    LearnedPolicy,
-    NcclDefault,
-    Oracle,
-    Policy,
-    Random,
-)
-from dynamiccl.nccl import Config
+from dynamiccl.datasets.features import cold_observations
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
+from dynamiccl.datasets.steps import with_noise
+from dynamiccl.nccl import Collective, Config
 from dynamiccl.serve.search.autoccl import AutoCcl, Choice, SearchSpace, State
+from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
 
+Actions = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 #: Columns of a task that are numbers; unknown ones are NaN.
 _NUMBERS: Final = (
@@ -48,6 +51,113 @@ FAMILY: Final = (
 Rows = npt.NDArray[np.int64]
 #: What a table has a row for: columns of tasks, or expressions of them.
 Key = Sequence[str | pl.Expr]
+#: What a support and a task have in common.
+_PLACE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
+
+
+class Policy(Protocol):
+    """Chooses an action (index into the data set's catalogue) for every task of a grid."""
+
+    name: str
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """(T,) one measured action a task."""
+
+
+def probes_of(policy: Policy, grid: TaskGrid) -> Actions:
+    """(T,) probes used for each task in the last `choose`; 0 for most policies."""
+    tried = getattr(policy, "probes", None)
+    return np.zeros(grid.tasks.height, dtype=np.int64) if tried is None else tried
+
+
+class NcclDefault:
+    """NCCL's own choice."""
+
+    name = "nccl-default"
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """ABSTAIN for every task."""
+        return np.full(grid.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
+
+
+class Random:
+    """A uniform choice among the measured configs of each task, NCCL's default included."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        """`seed`: equal seeds give equal choices on the same grid."""
+        self._seed = seed
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """A random measured action for each task."""
+        drawn = np.random.default_rng(self._seed).random(grid.times_us.shape)
+        chosen: Actions = np.where(grid.mask, drawn, -1.0).argmax(axis=1).astype(np.int64)
+        return chosen
+
+
+class Oracle:
+    """The best measured config: regret 0."""
+
+    name = "oracle"
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The fastest measured action of each task."""
+        best: Actions = np.nanargmin(grid.times_us, axis=1).astype(np.int64)
+        return best
+
+
+class LearnedPolicy:
+    """A trained policy on cold observations; its catalogue is mapped onto the data's.
+
+    A gated policy chooses only what passed, as its tables do.
+    """
+
+    def __init__(self, policy: TorchPolicy, catalogue: Catalogue, name: str) -> None:
+        """Wrap a loaded policy for a data set with `catalogue`."""
+        self.name = name
+        self._policy = policy
+        held = set(catalogue.configs)
+        own = policy.manifest.actions().configs
+        self._to_data = np.array(
+            [catalogue.index(config) if config in held else -1 for config in own], dtype=np.int64
+        )
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The TorchScript policy's actions."""
+        return self.choose_among(grid.tasks, grid.mask)
+
+    def choose_among(self, tasks: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> Actions:
+        """(T,) actions for tasks, among those of the data's that `mask` (T, A) allows."""
+        manifest = self._policy.manifest
+        tasks = with_noise(tasks, manifest.noise_table())
+        observations = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table())
+        gate, rule = let_through(manifest, tasks)
+        mask = mask[:, self._to_data] & (self._to_data >= 0) & gate
+        return self._to_data[decide(self._policy, observations, mask, rule)]
+
+
+def let_through(
+    manifest: Manifest, tasks: pl.DataFrame
+) -> tuple[npt.NDArray[np.bool_], ChannelRule]:
+    """(T, A) actions that a policy's gate allows on each task, all without a gate; and its rule."""
+    supports = {tuple(getattr(s, name) for name in _PLACE): s for s in manifest.supports}
+    mask = np.ones((tasks.height, len(manifest.catalogue)), dtype=np.bool_)
+    mask[:, ABSTAIN_ACTION + 1 :] = all(s.gated is None for s in manifest.supports)
+    channels, places, noise = np.full(mask.shape, np.nan), [], list[float | None]()
+    asked = tasks.select(*_PLACE, "collective", "bin").iter_rows()
+    for row, (*place, collective, size_bin) in enumerate(asked):
+        places.append((collective, place[1], place[1] * place[2], size_bin))
+        support = supports.get(tuple(place))
+        noise.append(None if support is None else support.noise_bands.get(collective))
+        if support is None:
+            continue
+        for action, bins in (support.gated or {}).get(collective, {}).items():
+            mask[row, int(action)] = size_bin in bins
+        if manifest.slack is not None:
+            wire = Collective.parse(collective)
+            channels[row] = read_back_channels(manifest, support, wire, [size_bin])[0]
+    return mask, ChannelRule.of(manifest, places, channels, noise)
 
 
 def rows_by(tasks: pl.DataFrame, key: Key) -> dict[tuple[object, ...], Rows]:
@@ -242,7 +352,8 @@ class GradientBoosting(Predictor):
             early_stopping=False,
             random_state=0,
         )
-        self._model.fit(self._encoder.encode(training.tasks, rows, actions), _target(training))
+        log_ratio = np.log(training.times_us / training.default_us[:, None])[rows, actions]
+        self._model.fit(self._encoder.encode(training.tasks, rows, actions), log_ratio)
 
     def predict(self, grid: TaskGrid) -> Float64Array:
         """(T, A) ln(time / NCCL's default); inf where not measured."""
@@ -315,12 +426,6 @@ def _forced(grid: TaskGrid) -> npt.NDArray[np.bool_]:
     return forced
 
 
-def _target(grid: TaskGrid) -> Float64Array:
-    """(N,) ln(time / default) of the forced cells, in the order of np.nonzero."""
-    ratios: Float64Array = np.log(grid.times_us / grid.default_us[:, None])[_forced(grid)]
-    return ratios
-
-
 class CoordinateDescent:
     """AutoCCL's search (serve/search/autoccl.py) on what was measured, each task by itself.
 
@@ -355,3 +460,38 @@ class CoordinateDescent:
                 self.probes[task] += 1
             chosen[task] = tuner.best(task)
         return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy's name in a report, its folder, and the run that it is of where that is known."""
+
+    name: str
+    folder: Path
+    run_id: str | None
+
+
+def named_policies(given: Sequence[str], tracking_uri: str) -> list[NamedPolicy]:
+    """Resolve `[NAME=]RUN_OR_ARTIFACT`; the name is that of the run, or of the recipe, by default.
+
+    Names that occur twice get a number. Raises as `policy_directory` and `Manifest.read`.
+    """
+    found = [_resolve(text, tracking_uri) for text in given]
+    counts = Counter(each.name for each in found)
+    seen: Counter[str] = Counter()
+    for index, each in enumerate(found):
+        if counts[each.name] > 1:
+            seen[each.name] += 1
+            found[index] = replace(each, name=f"{each.name}-{seen[each.name]}")
+    return found
+
+
+def _resolve(text: str, tracking_uri: str) -> NamedPolicy:
+    name, equals, named = text.partition("=")
+    if not equals or Path(text).exists():
+        name, named = "", text
+    folder = tracking.policy_directory(named, tracking_uri)
+    run_id = tracking.find_run(named, tracking_uri)
+    if not name and run_id is not None:
+        name = tracking.reopen_run(tracking_uri, run_id).tag("mlflow.runName")
+    return NamedPolicy(name or Manifest.read(folder).recipe, folder, run_id)

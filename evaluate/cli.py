@@ -57,8 +57,8 @@ def report_command(
     part_paths(data)
     with cli.working("loading PyTorch, MLflow and the policies"):
         from dynamiccl.datasets.manifest import Manifest
+        from dynamiccl.evaluate.baselines import named_policies
         from dynamiccl.evaluate.page import tell
-        from dynamiccl.evaluate.policies import named_policies
         from dynamiccl.evaluate.report import by_turn, make_report, mean_over_turns
 
         named = named_policies(policy, tracking_uri)
@@ -153,10 +153,9 @@ def simulate_command(
 
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
+    from dynamiccl.evaluate.baselines import named_policies
     from dynamiccl.evaluate.page import tell
-    from dynamiccl.evaluate.policies import named_policies
-    from dynamiccl.evaluate.simulate.compare import simulate, to_json
-    from dynamiccl.evaluate.simulate.players import Setting
+    from dynamiccl.evaluate.simulate import Setting, simulate, to_json
     from dynamiccl.simulator.group import Group
     from dynamiccl.simulator.scenario import find_scenario
     from dynamiccl.simulator.systems import find_system

@@ -7,6 +7,7 @@ Time is told as per cent of NCCL's own that is saved.
 import io
 import re
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from string import ascii_uppercase
 from typing import Any, Final
 
@@ -58,7 +59,9 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
     )
     cells = cells.join(kept, on=FAMILY, how="semi", nulls_equal=True, maintain_order="left")
     kinds = sorted(cells["kind"].drop_nulls().unique())
-    looks = {each: (letter(i), _FILLS[i % len(_FILLS)]) for i, each in enumerate(kinds)}
+    # Of NCCL's seven algorithms and three protocols no letter comes twice.
+    marks = zip(ascii_uppercase, cycle(_FILLS), strict=False)
+    looks = dict(zip(kinds, marks, strict=False))
     one_version = drawn["nccl_version"].n_unique() == 1
     rows = []
     for _, family in cells.group_by(FAMILY, maintain_order=True):
@@ -172,16 +175,6 @@ def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
     strips[-1].set_xlabel("call of the job")
     figure.supylabel("time, against NCCL's own choice", fontsize=9)
     return _svg(figure)
-
-
-def letter(index: int) -> str:
-    """The mark of a config on a map.
-
-    >>> letter(0), letter(25), letter(26)
-    ('A', 'Z', 'A1')
-    """
-    times, rest = divmod(index, len(ascii_uppercase))
-    return ascii_uppercase[rest] + (str(times) if times else "")
 
 
 def _svg(figure: Figure) -> str:

@@ -22,7 +22,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.steps import with_noise
-from dynamiccl.evaluate.policies import Actions
+from dynamiccl.evaluate.baselines import Actions
 from dynamiccl.nccl import ABSTAIN
 
 INDEPENDENT: Final = "independent runs"

@@ -34,12 +34,17 @@ from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, part_paths, provenance_of, read, slug
 from dynamiccl.errors import NotEnoughData, UserError
-from dynamiccl.evaluate.baselines import make_policies
+from dynamiccl.evaluate.baselines import (
+    Actions,
+    LearnedPolicy,
+    NamedPolicy,
+    make_policies,
+    probes_of,
+)
 from dynamiccl.evaluate.figures import draw_gains, draw_map
 from dynamiccl.evaluate.metrics import SCALE, result_rows, summarise
 from dynamiccl.evaluate.ope import CONFIDENCE, logged_values
 from dynamiccl.evaluate.page import render, say
-from dynamiccl.evaluate.policies import Actions, LearnedPolicy, NamedPolicy, probes_of
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy

@@ -181,7 +181,8 @@ def show_worth(report: dict[str, Any]) -> None:
     for policy in next(iter(saved.values())):
         table.add_row(policy, *(f"{100 * gains[policy]:.1f} %" for gains in saved.values()))
     bands = [
-        ", ".join(f"{100 * band:.1f} %" for band in found["noise_bands"].values()) or "unknown"
+        ", ".join(f"{n} {100 * band:.1f} %" for n, band in found["noise_bands"].items())
+        or "unknown"
         for found in systems.values()
     ]
     table.add_row("noise band", *bands)

@@ -50,7 +50,6 @@ from dynamiccl.train.policy import TorchPolicy
 DEFAULT_Q: Final = 0.01
 #: Predicted gains outside of these have the weight of the nearest.
 _PREDICTED: Final = 0.01, 1.0
-PAGE_NAME: Final = "gate.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +283,7 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
         shutil.copy(policy_dir / TRIGGER_NAME, out)
     text = json.dumps(gated.to_json(), indent=1)
     (out / GATE_NAME).write_text(text + "\n", encoding="utf-8")
-    (out / PAGE_NAME).write_text(render("gate.html", gated.to_show()), encoding="utf-8")
+    (out / "gate.html").write_text(render("gate.html", gated.to_show()), encoding="utf-8")
     gated.manifest.write(out)  # which lists the files that are there
 
 

@@ -18,11 +18,15 @@ from dynamiccl.evaluate.baselines import (
     FiveBins,
     GradientBoosting,
     Interpolated,
+    LearnedPolicy,
+    NcclDefault,
     NearestSize,
+    Oracle,
+    Policy,
     PooledFixed,
     make_policies,
+    probes_of,
 )
-from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Oracle, Policy, probes_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained

@@ -15,6 +15,7 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid, task_grid, usable
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
 from dynamiccl.evaluate.ope import (
     NO_INTERVAL,
     NO_OVERLAP,
@@ -27,7 +28,6 @@ from dynamiccl.evaluate.ope import (
     read_log,
     weights_of,
 )
-from dynamiccl.evaluate.policies import Actions, LearnedPolicy
 from tests.data_sets import SYSTEM, make_data
 from tests.evaluate.grids import grid, noisy
 

@@ -14,7 +14,7 @@ import pytest
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash, measurements_table, write_part
 from dynamiccl.errors import NotEnoughData, UserError
-from dynamiccl.evaluate.policies import named_policies
+from dynamiccl.evaluate.baselines import named_policies
 from dynamiccl.evaluate.report import Report, make_report
 from dynamiccl.train.tracking import find_run, policy_directory, register
 from tests.cli.conftest import Shell, refused

@@ -11,24 +11,22 @@ import pytest
 import torch
 
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.evaluate.simulate.compare import (
-    Comparison,
-    Estimate,
-    Row,
-    conclude,
-    play,
-    roll_out,
-    verdicts,
-)
-from dynamiccl.evaluate.simulate.players import (
+from dynamiccl.evaluate.simulate import (
     DELAYED,
     NCCL,
     ORACLE,
     SEARCH,
+    Comparison,
+    Estimate,
+    Row,
     Setting,
     best_fixed,
+    conclude,
+    play,
     policy_contenders,
+    roll_out,
     simple_contenders,
+    verdicts,
 )
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import MarkovLink, Scenario
