@@ -42,8 +42,7 @@ from dynamiccl.datasets.manifest import Slack, find_supports
 from dynamiccl.datasets.questions import table_bins
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.gate.cells import Cell, Verdict
-from dynamiccl.evaluate.gate.evidence import FreshRuns
+from dynamiccl.evaluate.gate.evidence import Cell, FreshRuns, Verdict
 from dynamiccl.evaluate.gate.gate import DEFAULT_Q, pass_gate
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest

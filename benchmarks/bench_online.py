@@ -36,7 +36,7 @@ from scenario_places import JOBS, SWEEP, trained
 from scenario_places import PLACES as ALL_PLACES
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.evaluate.simulate.players import NCCL
+from dynamiccl.evaluate.simulate import NCCL
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.online.make import make_loop
 from dynamiccl.train.policy import TorchPolicy

@@ -16,9 +16,15 @@ from learning_figures import Number, parallel
 from scenario_places import record_exploring, train_trigger
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.evaluate.simulate import compare, players
-from dynamiccl.evaluate.simulate.compare import Estimate, Row, Totals
-from dynamiccl.evaluate.simulate.players import Setting, policy_contenders, simple_contenders
+from dynamiccl.evaluate import simulate as compare
+from dynamiccl.evaluate.simulate import (
+    Estimate,
+    Row,
+    Setting,
+    Totals,
+    policy_contenders,
+    simple_contenders,
+)
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
@@ -91,7 +97,7 @@ def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
 
 def over_best_figures(rows: Sequence[Row]) -> dict[str, dict[str, Number]]:
     """Excess time of each row over the best that does not know the state, seed by seed."""
-    blind = [row for row in rows if row["name"] not in {players.ORACLE, players.DELAYED}]
+    blind = [row for row in rows if row["name"] not in {compare.ORACLE, compare.DELAYED}]
     best, *rest = sorted(blind, key=lambda row: row["seconds"].mean)
     found = {}
     for row in rest:

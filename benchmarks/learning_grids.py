@@ -27,8 +27,7 @@ from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import task_grid, tuned
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.baselines import GradientBoosting
-from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault
+from dynamiccl.evaluate.baselines import GradientBoosting, LearnedPolicy, NcclDefault
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe

@@ -20,8 +20,14 @@ from dynamiccl.datasets.cells import TaskGrid, task_grid, tuned, usable
 from dynamiccl.datasets.schema import MEASUREMENTS, TASK_COLUMNS
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import part_paths, program_record, read, write_part
-from dynamiccl.evaluate.baselines import Interpolated, NearestSize
-from dynamiccl.evaluate.policies import Actions, LearnedPolicy, NcclDefault, Policy
+from dynamiccl.evaluate.baselines import (
+    Actions,
+    Interpolated,
+    LearnedPolicy,
+    NcclDefault,
+    NearestSize,
+    Policy,
+)
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe

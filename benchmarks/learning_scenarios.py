@@ -40,8 +40,7 @@ from scenario_rivals import (
 from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.splits import Split
-from dynamiccl.evaluate.simulate.compare import roll_out
-from dynamiccl.evaluate.simulate.players import (
+from dynamiccl.evaluate.simulate import (
     DELAYED,
     NCCL,
     ORACLE,
@@ -50,6 +49,7 @@ from dynamiccl.evaluate.simulate.players import (
     Searching,
     Setting,
     policy_contenders,
+    roll_out,
     search_spaces,
     simple_contenders,
 )

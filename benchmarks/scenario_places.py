@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.evaluate.simulate.players import Setting
+from dynamiccl.evaluate.simulate import Setting
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.evaluate.simulate.players import Actions
+from dynamiccl.evaluate.simulate import Actions
 from dynamiccl.serve.search.autoccl import AutoCcl, Key
 from dynamiccl.simulator.scenario import MarkovLink, Scenario
 from dynamiccl.simulator.world import CallResults, World

@@ -18,7 +18,7 @@ from search_world import COLLECTIVES, SIZES, Task, chosen_groups
 from sweeps import without
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.evaluate.simulate.players import cold_predictions
+from dynamiccl.evaluate.simulate import cold_predictions
 from dynamiccl.nccl import Config
 from dynamiccl.serve.search.policy_search import Prior
 from dynamiccl.simulator.scenario import find_scenario

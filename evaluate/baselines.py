@@ -1,13 +1,18 @@
 """The policies of a report: learned ones, and the simple ones that they have to beat.
 
-Tables of configs by size are made straight from the measured times of training and validation
-tasks, a family of tasks by itself; a regression predicts the time of every config. AutoCCL's search
-knows neither data nor model, and tries configs of the test task. T tasks, A actions.
+Everything chooses among the actions that were measured for a task, on the same cold information:
+workload and system; but for the oracle, which looks at the answers. Tables of configs by size are
+made straight from the measured times of training and validation tasks, a family of tasks by itself;
+a regression predicts the time of every config. AutoCCL's search knows neither data nor model, and
+tries configs of the test task. T tasks, A actions.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +20,16 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid
-from dynamiccl.evaluate.policies import (
-    Actions,
-    LearnedPolicy,
-    NcclDefault,
-    Oracle,
-    Policy,
-    Random,
-)
-from dynamiccl.nccl import Config
-from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
+from dynamiccl.datasets.features import cold_observations
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
+from dynamiccl.datasets.steps import with_noise
+from dynamiccl.nccl import Collective, Config
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, SearchSpace, State
+from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
 
+Actions = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 #: Columns of a task that are numbers; unknown ones are NaN.
 _NUMBERS: Final = (
@@ -45,25 +48,123 @@ FAMILY: Final = (
     *("system", "nccl_version", "num_nodes", "ranks_per_node"),
     *("collective", "datatype", "launch_profile"),
 )
-#: A coarser one, of all group shapes: one config for a collective of a system.
-POOL: Final = ("system", "collective")
 Rows = npt.NDArray[np.int64]
+#: What a table has a row for: columns of tasks, or expressions of them.
+Key = Sequence[str | pl.Expr]
+#: What a support and a task have in common.
+_PLACE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
 
 
-def rows_by_family(
-    tasks: pl.DataFrame, family: Sequence[str] = FAMILY
-) -> dict[tuple[object, ...], Rows]:
-    """Family -> row numbers of its tasks, in order."""
-    grouped = tasks.select(family).with_row_index("row").group_by(family, maintain_order=True)
-    return {key: part["row"].to_numpy().astype(np.int64) for key, part in grouped}
+class Policy(Protocol):
+    """Chooses an action (index into the data set's catalogue) for every task of a grid."""
+
+    name: str
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """(T,) one measured action a task."""
 
 
-def _with_known(
-    tasks: pl.DataFrame, known: dict[tuple[object, ...], Rows]
-) -> Iterator[tuple[Rows, Rows]]:
-    """For each family that is among the `known` ones: its rows of the tasks, and what is known."""
-    found = rows_by_family(tasks)
-    return ((found[key], known[key]) for key in found if key in known)
+def probes_of(policy: Policy, grid: TaskGrid) -> Actions:
+    """(T,) probes used for each task in the last `choose`; 0 for most policies."""
+    tried = getattr(policy, "probes", None)
+    return np.zeros(grid.tasks.height, dtype=np.int64) if tried is None else tried
+
+
+class NcclDefault:
+    """NCCL's own choice."""
+
+    name = "nccl-default"
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """ABSTAIN for every task."""
+        return np.full(grid.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
+
+
+class Random:
+    """A uniform choice among the measured configs of each task, NCCL's default included."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        """`seed`: equal seeds give equal choices on the same grid."""
+        self._seed = seed
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """A random measured action for each task."""
+        drawn = np.random.default_rng(self._seed).random(grid.times_us.shape)
+        chosen: Actions = np.where(grid.mask, drawn, -1.0).argmax(axis=1).astype(np.int64)
+        return chosen
+
+
+class Oracle:
+    """The best measured config: regret 0."""
+
+    name = "oracle"
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The fastest measured action of each task."""
+        best: Actions = np.nanargmin(grid.times_us, axis=1).astype(np.int64)
+        return best
+
+
+class LearnedPolicy:
+    """A trained policy on cold observations; its catalogue is mapped onto the data's.
+
+    A gated policy chooses only what passed, as its tables do.
+    """
+
+    def __init__(self, policy: TorchPolicy, catalogue: Catalogue, name: str) -> None:
+        """Wrap a loaded policy for a data set with `catalogue`."""
+        self.name = name
+        self._policy = policy
+        held = set(catalogue.configs)
+        own = policy.manifest.actions().configs
+        self._to_data = np.array(
+            [catalogue.index(config) if config in held else -1 for config in own], dtype=np.int64
+        )
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The TorchScript policy's actions."""
+        return self.choose_among(grid.tasks, grid.mask)
+
+    def choose_among(self, tasks: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> Actions:
+        """(T,) actions for tasks, among those of the data's that `mask` (T, A) allows."""
+        manifest = self._policy.manifest
+        tasks = with_noise(tasks, manifest.noise_table())
+        observations = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table())
+        gate, rule = let_through(manifest, tasks)
+        mask = mask[:, self._to_data] & (self._to_data >= 0) & gate
+        return self._to_data[decide(self._policy, observations, mask, rule)]
+
+
+def let_through(
+    manifest: Manifest, tasks: pl.DataFrame
+) -> tuple[npt.NDArray[np.bool_], ChannelRule]:
+    """(T, A) actions that a policy's gate allows on each task, all without a gate; and its rule."""
+    supports = {tuple(getattr(s, name) for name in _PLACE): s for s in manifest.supports}
+    mask = np.ones((tasks.height, len(manifest.catalogue)), dtype=np.bool_)
+    mask[:, ABSTAIN_ACTION + 1 :] = all(s.gated is None for s in manifest.supports)
+    channels, places, noise = np.full(mask.shape, np.nan), [], list[float | None]()
+    asked = tasks.select(*_PLACE, "collective", "bin").iter_rows()
+    for row, (*place, collective, size_bin) in enumerate(asked):
+        places.append((collective, place[1], place[1] * place[2], size_bin))
+        support = supports.get(tuple(place))
+        noise.append(None if support is None else support.noise_bands.get(collective))
+        if support is None:
+            continue
+        for action, bins in (support.gated or {}).get(collective, {}).items():
+            mask[row, int(action)] = size_bin in bins
+        if manifest.slack is not None:
+            wire = Collective.parse(collective)
+            channels[row] = read_back_channels(manifest, support, wire, [size_bin])[0]
+    return mask, ChannelRule.of(manifest, places, channels, noise)
+
+
+def rows_by(tasks: pl.DataFrame, key: Key) -> dict[tuple[object, ...], Rows]:
+    """Key -> row numbers of its tasks, in order."""
+    keyed = tasks.select(key)
+    grouped = keyed.with_row_index("row").group_by(keyed.columns, maintain_order=True)
+    return {each: part["row"].to_numpy().astype(np.int64) for each, part in grouped}
 
 
 def make_policies(
@@ -118,82 +219,39 @@ class BestFixed:
     """
 
     name = "best-fixed"
-    family: Sequence[str] = FAMILY
+    key: Key = FAMILY
 
     def __init__(self, training: TaskGrid) -> None:
-        """Pick each family's config from its training tasks."""
-        self._best: dict[tuple[object, ...], int] = {}
-        log_ratio = np.log(training.times_us / training.default_us[:, None])
-        log_ratio = np.where(np.isnan(log_ratio), 0.0, log_ratio)
-        for key, rows in rows_by_family(training.tasks, self.family).items():
-            self._best[key] = int(np.argmin(log_ratio[rows].mean(axis=0)))
+        """Pick the config of each key from its training tasks."""
+        self._best = {
+            each: int(np.argmin(self._score(training.times_us[rows])))
+            for each, rows in rows_by(training.tasks, self.key).items()
+        }
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The family's config where it was measured, else NCCL's default."""
+        """The key's config where it was measured, else NCCL's default."""
         chosen = NcclDefault().choose(grid)
-        for key, rows in rows_by_family(grid.tasks, self.family).items():
+        for key, rows in rows_by(grid.tasks, self.key).items():
             action = self._best.get(key, ABSTAIN_ACTION)
             chosen[rows] = np.where(grid.mask[rows, action], action, ABSTAIN_ACTION)
         return chosen
+
+    @staticmethod
+    def _score(times_us: Float64Array) -> Float64Array:
+        """(A,) of the times (n, A) of a key's tasks, what is least for the best config."""
+        log_ratio = np.log(times_us / times_us[:, [ABSTAIN_ACTION]])
+        mean: Float64Array = np.where(np.isnan(log_ratio), 0.0, log_ratio).mean(axis=0)
+        return mean
 
 
 class PooledFixed(BestFixed):
     """The same, one config for all group shapes: what an environment variable can do."""
 
     name = "pooled-fixed"
-    family = POOL
+    key = ("system", "collective")
 
 
-class NearestSize(Predictor):
-    """The best config of the nearest training size of the same family (by ratio of sizes)."""
-
-    name = "nearest-size"
-
-    def __init__(self, training: TaskGrid) -> None:
-        """Keep the training tasks as the table."""
-        self._log_ratio = np.log(training.times_us / training.default_us[:, None])
-        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
-        self._families = rows_by_family(training.tasks)
-
-    def predict(self, grid: TaskGrid) -> Float64Array:
-        """See Predictor."""
-        predicted = _unknown(grid)
-        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
-        for rows, known in _with_known(grid.tasks, self._families):
-            apart = np.abs(self._log_size[known] - log_size[rows][:, None])
-            near = self._log_ratio[known[apart.argmin(axis=1)]]
-            predicted[rows] = np.where(np.isnan(near), np.inf, near)
-        return predicted
-
-
-class Interpolated(Predictor):
-    """The fastest config, with times interpolated (log-log) between training sizes."""
-
-    name = "interpolated"
-
-    def __init__(self, training: TaskGrid) -> None:
-        """Keep the training tasks."""
-        self._log_time = np.log(training.times_us)
-        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
-        self._families = rows_by_family(training.tasks)
-
-    def predict(self, grid: TaskGrid) -> Float64Array:
-        """See Predictor."""
-        predicted = _unknown(grid)
-        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
-        for rows, known in _with_known(grid.tasks, self._families):
-            for action in range(grid.times_us.shape[1]):
-                order = known[np.argsort(self._log_size[known])]
-                order = order[~np.isnan(self._log_time[order, action])]
-                if len(order):
-                    predicted[rows, action] = np.interp(
-                        log_size[rows], self._log_size[order], self._log_time[order, action]
-                    )
-            predicted[rows] -= predicted[rows, ABSTAIN_ACTION][:, None]
-        return predicted
-
-
-class FiveBins:
+class FiveBins(BestFixed):
     """The fastest row in each of five size ranges, as NVIDIA's script does.
 
     Bins and rule of `ext-tuner/example/scripts/optimize_config.py` (v2.28.9-1, ConfigOptimizer with
@@ -204,32 +262,62 @@ class FiveBins:
     name = "five-bins"
     #: Largest size of each bin but the last, bytes.
     EDGES_BYTES: Final = (1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
+    key = (
+        *FAMILY,
+        pl.lit(pl.Series(EDGES_BYTES)).search_sorted(pl.col("size_bytes"), "left").alias("range"),
+    )
+
+    @staticmethod
+    def _score(times_us: Float64Array) -> Float64Array:
+        """The least time of all rows."""
+        least: Float64Array = np.where(np.isnan(times_us), np.inf, times_us).min(axis=0)
+        return least
+
+
+class Interpolated(Predictor):
+    """The fastest config, with times interpolated (log-log) between a family's training sizes."""
+
+    name = "interpolated"
 
     def __init__(self, training: TaskGrid) -> None:
-        """Keep each family's row with the least time, bin by bin."""
-        self._best: dict[tuple[object, ...], dict[int, int]] = {}
-        bins = self._bins(training)
-        times = np.where(training.mask, training.times_us, np.inf)
-        for key, rows in rows_by_family(training.tasks).items():
-            self._best[key] = {
-                int(each): int(np.argmin(times[rows[bins[rows] == each]].min(axis=0)))
-                for each in np.unique(bins[rows])
-            }
+        """Keep the training tasks as the table."""
+        self._log_time = np.log(training.times_us)
+        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
+        self._families = rows_by(training.tasks, FAMILY)
 
-    def choose(self, grid: TaskGrid) -> Actions:
-        """The bin's config where it was measured, else NCCL's default."""
-        chosen = NcclDefault().choose(grid)
-        bins = self._bins(grid)
-        for key, rows in rows_by_family(grid.tasks).items():
-            best = self._best.get(key, {})
-            for row in rows:
-                action = best.get(int(bins[row]), ABSTAIN_ACTION)
-                chosen[row] = action if grid.mask[row, action] else ABSTAIN_ACTION
-        return chosen
+    def predict(self, grid: TaskGrid) -> Float64Array:
+        """See Predictor."""
+        predicted = _unknown(grid)
+        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
+        for key, rows in rows_by(grid.tasks, FAMILY).items():
+            if key in self._families:
+                times = self._log_times(self._families[key], log_size[rows])
+                ratios = times - times[:, [ABSTAIN_ACTION]]
+                predicted[rows] = np.where(np.isnan(ratios), np.inf, ratios)
+        return predicted
 
-    def _bins(self, grid: TaskGrid) -> npt.NDArray[np.int64]:
-        sizes = grid.tasks["size_bytes"].to_numpy()
-        return np.searchsorted(self.EDGES_BYTES, sizes, side="left").astype(np.int64)
+    def _log_times(self, known: Rows, log_size: Float64Array) -> Float64Array:
+        """(n, A) log times at n sizes from the training tasks `known`; NaN = unknown."""
+        found = np.full((len(log_size), self._log_time.shape[1]), np.nan)
+        known = known[np.argsort(self._log_size[known])]
+        for action in range(found.shape[1]):
+            order = known[~np.isnan(self._log_time[known, action])]
+            if len(order):
+                told = self._log_size[order], self._log_time[order, action]
+                found[:, action] = np.interp(log_size, *told)
+        return found
+
+
+class NearestSize(Interpolated):
+    """The best config of the nearest training size of the same family (by ratio of sizes)."""
+
+    name = "nearest-size"
+
+    def _log_times(self, known: Rows, log_size: Float64Array) -> Float64Array:
+        """Those of the nearest size."""
+        apart = np.abs(self._log_size[known] - log_size[:, None])
+        near: Float64Array = self._log_time[known[apart.argmin(axis=1)]]
+        return near
 
 
 def _unknown(grid: TaskGrid) -> Float64Array:
@@ -264,7 +352,8 @@ class GradientBoosting(Predictor):
             early_stopping=False,
             random_state=0,
         )
-        self._model.fit(self._encoder.encode(training.tasks, rows, actions), _target(training))
+        log_ratio = np.log(training.times_us / training.default_us[:, None])[rows, actions]
+        self._model.fit(self._encoder.encode(training.tasks, rows, actions), log_ratio)
 
     def predict(self, grid: TaskGrid) -> Float64Array:
         """(T, A) ln(time / NCCL's default); inf where not measured."""
@@ -337,12 +426,6 @@ def _forced(grid: TaskGrid) -> npt.NDArray[np.bool_]:
     return forced
 
 
-def _target(grid: TaskGrid) -> Float64Array:
-    """(N,) ln(time / default) of the forced cells, in the order of np.nonzero."""
-    ratios: Float64Array = np.log(grid.times_us / grid.default_us[:, None])[_forced(grid)]
-    return ratios
-
-
 class CoordinateDescent:
     """AutoCCL's search (serve/search/autoccl.py) on what was measured, each task by itself.
 
@@ -362,7 +445,7 @@ class CoordinateDescent:
 
     def choose(self, grid: TaskGrid) -> Actions:
         """The action that each task's search ends with; equal grids give equal searches."""
-        spaces: dict[Key, SearchSpace] = {
+        spaces: dict[Hashable, SearchSpace] = {
             task: SearchSpace(self._choices, np.flatnonzero(mask).tolist())
             for task, mask in enumerate(grid.mask)
         }
@@ -377,3 +460,38 @@ class CoordinateDescent:
                 self.probes[task] += 1
             chosen[task] = tuner.best(task)
         return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy's name in a report, its folder, and the run that it is of where that is known."""
+
+    name: str
+    folder: Path
+    run_id: str | None
+
+
+def named_policies(given: Sequence[str], tracking_uri: str) -> list[NamedPolicy]:
+    """Resolve `[NAME=]RUN_OR_ARTIFACT`; the name is that of the run, or of the recipe, by default.
+
+    Names that occur twice get a number. Raises as `policy_directory` and `Manifest.read`.
+    """
+    found = [_resolve(text, tracking_uri) for text in given]
+    counts = Counter(each.name for each in found)
+    seen: Counter[str] = Counter()
+    for index, each in enumerate(found):
+        if counts[each.name] > 1:
+            seen[each.name] += 1
+            found[index] = replace(each, name=f"{each.name}-{seen[each.name]}")
+    return found
+
+
+def _resolve(text: str, tracking_uri: str) -> NamedPolicy:
+    name, equals, named = text.partition("=")
+    if not equals or Path(text).exists():
+        name, named = "", text
+    folder = tracking.policy_directory(named, tracking_uri)
+    run_id = tracking.find_run(named, tracking_uri)
+    if not name and run_id is not None:
+        name = tracking.reopen_run(tracking_uri, run_id).tag("mlflow.runName")
+    return NamedPolicy(name or Manifest.read(folder).recipe, folder, run_id)

@@ -1,4 +1,4 @@
-"""Elements of pages: tables and figures, with titles and captions."""
+"""A table of a page: what `job` shows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,3 @@ class TableBlock:
     #: How the page lays it out: `numbers` that stay on one line, `reasons` that end in a sentence;
     #: empty: as it comes.
     layout: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FigureBlock:
-    """A figure; `name` is what its file is called, without an ending."""
-
-    title: str
-    name: str
-    svg: str
-    #: What it shows, for who cannot see it.
-    note: str
-
-
-Block = TableBlock | FigureBlock

@@ -15,7 +15,7 @@ from dynamiccl.evaluate.commands.job import job_command
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator import workloads as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr, wide_stdout
+from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
@@ -57,9 +57,9 @@ def report_command(
     part_paths(data)
     with cli.working("loading PyTorch, MLflow and the policies"):
         from dynamiccl.datasets.manifest import Manifest
-        from dynamiccl.evaluate.page import render
-        from dynamiccl.evaluate.report import make_report, mean_over_turns
-        from dynamiccl.evaluate.runs import by_turn, log_report, named_policies
+        from dynamiccl.evaluate.baselines import named_policies
+        from dynamiccl.evaluate.page import tell
+        from dynamiccl.evaluate.report import by_turn, make_report, mean_over_turns
 
         named = named_policies(policy, tracking_uri)
     kept = "a report is written at the end, so nothing is there yet; give the same command again"
@@ -81,22 +81,12 @@ def report_command(
     for turn, report in zip(turns, reports, strict=True):
         for each in turn if log else ():
             if each.run_id is not None:
-                log_report(report.files, each.run_id, tracking_uri, report.data_hash)
+                report.keep(each.run_id, tracking_uri)
     recipes = {each.name: Manifest.read(each.folder).recipe for each in named}
-    mean = {} if len(turns) == 1 else mean_over_turns(reports, recipes)
-    if as_json:
-        told = [report.told for report in reports]
-        cli.print_json({"turns": told, "mean_over_turns": mean} if mean else told[0])
-        return
-    for report in reports:
-        _say(render("report.txt", report.told))
-    for name, figures in mean.items():
-        regrets = f"mean regret over turns {figures['mean']:.2%}, at most {figures['most']:.2%}"
-        _say(f"{name}: {regrets}")
-
-
-def _say(text: str) -> None:
-    wide_stdout().print(text.rstrip(), soft_wrap=True, highlight=False, markup=False)
+    means = {} if len(turns) == 1 else mean_over_turns(reports, recipes)
+    told = [report.told for report in reports]
+    document = {"turns": told, "mean_over_turns": means} if means else told[0]
+    tell("report", {"reports": told, "means": means}, document, as_json=as_json)
 
 
 app.command("gate")(gate_command)
@@ -127,15 +117,14 @@ def explain_command(
     except ValueError as error:
         raise UserError(f"--size: {error}") from error
     wanted = Collective.parse(collective, where="--collective")
-    from dynamiccl.evaluate.explain import Query, explain, show
+    from dynamiccl.evaluate.explain import explain
+    from dynamiccl.evaluate.page import tell
     from dynamiccl.train.tracking import policy_directory
 
-    asked = Query(wanted, size_bytes, nodes, ranks, system)
-    found = explain(policy_directory(policy, tracking_uri), asked)
-    if as_json:
-        cli.print_json({**found, "warnings": [what for what, _ in found["warnings"]]})
-    else:
-        show(found, asked)
+    folder = policy_directory(policy, tracking_uri)
+    found = explain(folder, wanted, size_bytes, num_nodes=nodes, num_ranks=ranks, system=system)
+    document = {**found, "warnings": [what for what, _ in found["warnings"]]}
+    tell("explain", found, document, as_json=as_json)
 
 
 @app.command("simulate")
@@ -164,10 +153,9 @@ def simulate_command(
 
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
-    from dynamiccl.evaluate.page import render
-    from dynamiccl.evaluate.runs import named_policies
-    from dynamiccl.evaluate.simulate.compare import simulate, to_json
-    from dynamiccl.evaluate.simulate.players import Setting
+    from dynamiccl.evaluate.baselines import named_policies
+    from dynamiccl.evaluate.page import tell
+    from dynamiccl.evaluate.simulate import Setting, simulate, to_json
     from dynamiccl.simulator.group import Group
     from dynamiccl.simulator.scenario import find_scenario
     from dynamiccl.simulator.systems import find_system
@@ -185,10 +173,8 @@ def simulate_command(
     folders = {each.name: each.folder for each in named_policies(policy or [], tracking_uri)}
     watching = None if trigger is None else run_directory(trigger, tracking_uri)
     found = simulate(setting, folders, watching, range(seeds), out)
-    if as_json:
-        cli.print_json(to_json(found))
-        return
-    _say(render("simulate.txt", {**found, "path": out / "simulate.html"}))
+    shown = {**found, "path": out / "simulate.html"}
+    tell("simulate", shown, to_json(found), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid, comparable, one_placement, quiet
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.steps import action_masks
-from dynamiccl.evaluate.policies import Actions, LearnedPolicy
+from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
 
 Float64Array = npt.NDArray[np.float64]
 #: Rows that have to count for a number, in effect: (sum w)^2 / sum w^2.

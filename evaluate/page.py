@@ -12,8 +12,10 @@ from typing import Any
 
 import jinja2
 
-from dynamiccl.evaluate.blocks import Block
-from dynamiccl.sizes import size_label
+from dynamiccl import cli
+from dynamiccl.evaluate.blocks import TableBlock
+from dynamiccl.sizes import bin_center_bytes, size_label
+from dynamiccl.train.commands.options import wide_stdout
 
 
 def render(name: str, told: Mapping[str, Any]) -> str:
@@ -21,14 +23,23 @@ def render(name: str, told: Mapping[str, Any]) -> str:
     return _environment(is_page=name.endswith(".html")).get_template(f"{name}.jinja").render(told)
 
 
-def say(name: str, sentence: str, told: Mapping[str, Any]) -> str:
+def say(name: str, sentence: str, told: object) -> str:
     """The text of a macro of the template NAME.words.jinja."""
     template = _environment(is_page=False).get_template(f"{name}.words.jinja")
     return str(getattr(template.module, sentence)(told)).strip()
 
 
+def tell(name: str, told: Mapping[str, Any], document: object, *, as_json: bool) -> None:
+    """Print what the template NAME.txt.jinja makes of `told`, or the `document` as JSON."""
+    if as_json:
+        cli.print_json(document)
+        return
+    text = render(f"{name}.txt", told).rstrip()
+    wide_stdout().print(text, soft_wrap=True, highlight=False, markup=False)
+
+
 def write_page(
-    out: Path, page: str, data: Any, blocks: Sequence[Block], header: Mapping[str, Any]
+    out: Path, page: str, data: Any, blocks: Sequence[TableBlock], header: Mapping[str, Any]
 ) -> Path:
     """Write `page`.json, `data`, and `page`.html into `out`; returns the path of the latter.
 
@@ -52,8 +63,22 @@ def _environment(*, is_page: bool) -> jinja2.Environment:
         lstrip_blocks=not is_page,
         loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
     )
-    environment.filters |= {"percent": percent, "saved": saved_text, "size": size_label}
+    environment.filters |= {
+        "percent": percent,
+        "saved": saved_text,
+        "size": size_label,
+        "bin_size": lambda index: size_label(bin_center_bytes(index)),
+        # From NCCL's own time / another - 1 to the share that the other saves.
+        "less": lambda gain: gain / (1.0 + gain),
+        "commit": _commit_text,
+    }
     return environment
+
+
+def _commit_text(commit: str | None) -> str:
+    """Abbreviated commit, and whether the source was modified."""
+    digest, plus, changed = (commit or "not known").partition("+")
+    return digest[:12] + plus + changed
 
 
 def percent(fraction: float) -> str:

@@ -6,6 +6,7 @@ policy (`metrics.summarise`); the templates report.* make page, terminal and sen
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -13,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import numpy as np
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import (
+    NOISE_KEY,
     TaskGrid,
     left_out_text,
     noise_bands,
@@ -29,19 +30,23 @@ from dynamiccl.datasets.cells import (
     usable,
 )
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, part_paths, provenance_of, read, slug
 from dynamiccl.errors import NotEnoughData, UserError
-from dynamiccl.evaluate.baselines import make_policies
-from dynamiccl.evaluate.blocks import FigureBlock
-from dynamiccl.evaluate.figures.drawing import draw_changes, draw_gains, draw_map
-from dynamiccl.evaluate.gate.gated import read_gated
-from dynamiccl.evaluate.gate.report_blocks import gate_blocks
+from dynamiccl.evaluate.baselines import (
+    Actions,
+    LearnedPolicy,
+    NamedPolicy,
+    make_policies,
+    probes_of,
+)
+from dynamiccl.evaluate.figures import draw_gains, draw_map
 from dynamiccl.evaluate.metrics import SCALE, result_rows, summarise
 from dynamiccl.evaluate.ope import CONFIDENCE, logged_values
 from dynamiccl.evaluate.page import render, say
-from dynamiccl.evaluate.policies import Actions, LearnedPolicy, probes_of
 from dynamiccl.nccl import ABSTAIN
+from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
 
 SUMMARY_NAME: Final = "summary.json"
@@ -61,11 +66,19 @@ class Report:
     #: Of the data that were scored.
     data_hash: str
 
-    @property
-    def files(self) -> list[Path]:
-        """The page, its figures and the summary."""
+    def keep(self, run_id: str, tracking_uri: str) -> None:
+        """Copy page, figures and summary to `report/HASH` in a run's artifacts.
+
+        One report a data set: a later one of the same data replaces it. Raises UserError for a run
+        that the store does not hold.
+        """
+        run = tracking.reopen_run(tracking_uri, run_id)
         folder = self.page.parent
-        return [self.page, folder / SUMMARY_NAME, folder / FIGURES_FOLDER]
+        with tempfile.TemporaryDirectory() as scratch:
+            for path in (self.page, folder / SUMMARY_NAME):
+                shutil.copy(path, scratch)
+            shutil.copytree(folder / FIGURES_FOLDER, Path(scratch) / FIGURES_FOLDER)
+            run.log_folder(Path(scratch), f"report/{self.data_hash[:12]}")
 
 
 def make_report(
@@ -95,86 +108,97 @@ def make_report(
             f"held out for it ({parts.text()}) has the default and two forced configs measured; "
             f"rows in no task: {left_out_text(left_out)}"
         )
-    training = task_grid(frame, catalogue, [Split.TRAIN])
-    validation = task_grid(frame, catalogue, [Split.VALIDATION])
+    training, validation, whole = (
+        task_grid(frame, catalogue, part) for part in ([Split.TRAIN], [Split.VALIDATION], [*Split])
+    )
+    choices, probes, drawn = {}, {}, {}
     players = make_policies(training, validation, catalogue, learned)
-    choices, probes = {}, {}
     for done, player in enumerate(players):
         progress(done, len(players))
         choices[player.name] = player.choose(test)
         probes[player.name] = probes_of(player, test)
-    bands = {str(name): float(band) for name, band, _ in noise_bands(quiet(frame)).iter_rows()}
-    results = result_rows(test, catalogue, choices, bands)
+        if not probes[player.name].any():
+            drawn[player.name] = player.choose(whole)
+    noise = noise_bands(quiet(frame), NOISE_KEY).drop("noise_median")
+    results = result_rows(test, catalogue, choices, noise, probes)
+    shown = result_rows(whole, catalogue, drawn, noise)
     free = [LearnedPolicy(policy, catalogue, name) for name, policy in learned]
     logged = logged_values(frame, catalogue, test, free)
     facts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    systems = {}
+    systems, figures = {}, {}
     for system in test.tasks["system"].unique().sort():
-        mine, band = results.filter(system=system), bands.get(system)
+        mine, known = results.filter(system=system), noise.filter(system=system)
+        scores = _scores(mine, test, choices)
         for name in names:
-            facts[name].append(facts_of(mine.filter(policy=name), band))
-        sentences = {name: say("report", "sentence", facts[name][-1]) for name in names}
-        scores = _scores(system, test, choices, probes, band)
-        systems[str(system)] = {
+            facts[name].append(facts_of(mine.filter(policy=name)))
+        systems[system] = {
             "simulated": bool(mine["simulated"].all()),
-            "noise_band": band,
+            "noise_bands": dict(known.select("collective", "noise_band").sort("collective").rows()),
             "tasks_unscored": test.unscored.filter(system=system).height,
             **scores,
-            "sentences": sentences,
-            "verdicts": [verdict_of(name, scores["policies"], names, band) for name in names],
+            "sentences": {name: say("report", "sentence", facts[name][-1]) for name in names},
+            "verdicts": [verdict_of(name, scores["policies"], names) for name in names],
             "logged": logged.get(system, {}),
         }
-    out.mkdir(parents=True, exist_ok=True)
-    page = out / "report.html"
+        best = simple_tables(scores["policies"], names)[0]["policy"]
+        ours = shown.filter(system=system)
+        figures[system] = {"map": draw_map(ours, names), "gains": draw_gains(ours, names, best)}
     told = {
         "headline": say("report", "headline", facts),
         "systems": systems,
         "rows_left_out": left_out,
         "results": str(out / "results.parquet"),
-        "page": str(page),
+        "page": str(out / "report.html"),
     }
-    results.write_parquet(out / "results.parquet")
-    whole = task_grid(frame, catalogue, list(Split))
-    offline = [player for player in players if not probes[player.name].any()]
-    drawn = result_rows(whole, catalogue, {p.name: p.choose(whole) for p in offline}, bands)
-    origins = {name: f"run {runs[name]}" if name in runs else str(path) for name, path in policies}
-    for name, policy in learned:
-        origins[name] += f", {policy.manifest.slack.promise}" if policy.manifest.slack else ""
-    gates = [(name, gated) for name, path in policies if (gated := read_gated(path)) is not None]
     header = {
         **told,
         "names": names,
-        "drawn": {system: _draw(drawn, system, names, systems[system]) for system in systems},
-        "changes": [_change(drawn, s, names[0], other) for other in names[1:] for s in systems],
-        "unscored": {
-            system: test.unscored.filter(system=system)
-            .group_by("unscored", "collective", maintain_order=True)
-            .len()
-            .rows()
+        "drawn": figures,
+        "changes": [
+            changes_of(shown.filter(system=system), names[0], other)
+            for other in names[1:]
             for system in systems
-        },
-        "blocks": [block for name, gated in gates for block in gate_blocks(name, gated)],
+        ],
+        "unscored": test.unscored.group_by("system", "unscored", "collective", maintain_order=True)
+        .len()
+        .rows(),
         "confidence": CONFIDENCE,
-        "policies": origins,
+        "folders": dict(policies),
+        "run_ids": runs,
         **_sources(data_dir, everything),
-        "learned": {name: _origin(policy.manifest) for name, policy in learned},
-        "commit": _commit_text,
+        "manifests": {name: policy.manifest for name, policy in learned},
     }
+    out.mkdir(parents=True, exist_ok=True)
+    page = out / "report.html"
     page.write_text(render("report.html", header), encoding="utf-8")
-    _write_figures(header, out / FIGURES_FOLDER)
     (out / SUMMARY_NAME).write_text(json.dumps(told, indent=1), encoding="utf-8")
+    results.write_parquet(out / "results.parquet")
+    shutil.rmtree(out / FIGURES_FOLDER, ignore_errors=True)  # those of an earlier report
+    (out / FIGURES_FOLDER).mkdir()
+    for system, found in figures.items():
+        for kind, svg in found.items():
+            path = out / FIGURES_FOLDER / f"{slug(system)}-{kind}.svg"
+            path.write_text(svg, encoding="utf-8")
     return Report(told, out / "results.parquet", page, header["data_hash"])
+
+
+def by_turn(policies: Sequence[NamedPolicy]) -> list[list[NamedPolicy]]:
+    """Policies that held out other shapes, systems or runs apart; all as one if of other kinds."""
+    turns: dict[Splits, list[NamedPolicy]] = {}
+    for each in policies:
+        turns.setdefault(Manifest.read(each.folder).parts, []).append(each)
+    return [*turns.values()] if len({parts.by for parts in turns}) == 1 else [[*policies]]
 
 
 def mean_over_turns(
     reports: Sequence[Report], recipes: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Mean and largest of the mean regrets of turns and their systems; of ours by recipe."""
+    """Mean and least time saved of turns and their systems (shares); of ours by recipe."""
     found: dict[str, list[float]] = {}
     for system in [each for report in reports for each in report.told["systems"].values()]:
         for name, each in system["policies"].items():
-            found.setdefault(recipes.get(name, name), []).append(each["mean"])
-    return {name: {"mean": float(np.mean(each)), "most": max(each)} for name, each in found.items()}
+            found.setdefault(recipes.get(name, name), []).append(each["gain"])
+    return {n: {"mean": sum(each) / len(each), "least": min(each)} for n, each in found.items()}
 
 
 def _parts(learned: Mapping[str, Splits], frame: pl.DataFrame) -> Splits:
@@ -190,85 +214,78 @@ def _parts(learned: Mapping[str, Splits], frame: pl.DataFrame) -> Splits:
 
 
 def _scores(
-    system: str,
-    grid: TaskGrid,
-    choices: Mapping[str, Actions],
-    probes: Mapping[str, Actions],
-    band: float | None,
-) -> dict[str, Any]:
+    mine: pl.DataFrame, grid: TaskGrid, choices: Mapping[str, Actions]
+) -> dict[str, dict[str, Any]]:
     """Summaries by policy: of all tasks, by collective, and where NCCL's own choice is not best."""
-    tasks = grid.tasks.with_row_index("row").filter(system=system)
-
-    def of(part: pl.DataFrame) -> dict[str, dict[str, Any]]:
-        rows = part["row"].to_numpy().astype(np.int64)
-        found = summarise(grid, rows, choices, band, probes).to_dicts()
-        return {each["policy"]: each for each in found}
-
-    regret = pl.Series(grid.regret(choices["nccl-default"]))[tasks["row"]]
-    beyond = tasks.filter(regret > band) if band is not None else tasks.head(0)
-    collectives = tasks.group_by("collective", maintain_order=True)
+    own = mine.filter(pl.col("regret") > pl.col("noise_band"), policy="nccl-default")
+    beyond = mine.join(own, on="task", how="semi", maintain_order="left")
+    collectives = mine.group_by("collective", maintain_order=True)
     return {
-        "policies": of(tasks),
-        "by_collective": {str(name): of(part) for (name,), part in collectives},
+        "policies": summarise(mine, grid, choices),
+        "by_collective": {
+            str(name): summarise(part, grid, choices) for (name,), part in collectives
+        },
         # Elsewhere anything looks good. Empty, too, where the band is not known.
-        "beyond_noise": of(beyond) if beyond.height else {},
+        "beyond_noise": summarise(beyond, grid, choices) if beyond.height else {},
     }
 
 
-def facts_of(mine: pl.DataFrame, band: float | None) -> dict[str, Any]:
+def facts_of(mine: pl.DataFrame) -> dict[str, Any]:
     """Where a policy is faster than NCCL's own choice, and where slower, beyond the noise.
 
     `mine`: its `result_rows` of one system. Group shapes of a size count together: it is faster if
     one is, and none slower. Of sizes at which it is neither: whether it acts, and the most that a
     measured config would save.
     """
-    # Faster: NCCL's own / time - 1 over the band. Slower: time / NCCL's own - 1 over it.
-    least = band or 0.0
-    enough = least / (1.0 + least)
+    # Slower: time / NCCL's own - 1 over the band. Faster: NCCL's own / time - 1 over it.
+    least = pl.col("noise_band").fill_null(0.0)
     sizes = (
-        mine.group_by("collective", "size_bytes", maintain_order=True)
+        mine.sort("collective", "size_bytes")
+        .group_by("collective", "size_bytes", maintain_order=True)
         .agg(
             most=pl.col("gain").max(),
-            worst=pl.col("gain").min(),
+            lost=-pl.col("gain").min(),
             acts=(pl.col("chosen_config") != ABSTAIN.key).any(),
             saved=(1.0 - pl.col("oracle_us") / pl.col("default_us")).max(),
+            least=least.first(),
+            enough=(least / (1.0 + least)).first(),
         )
-        .with_columns(slower=pl.col("acts") & (pl.col("worst") < -least))
-        .with_columns(faster=pl.col("acts") & (pl.col("most") > enough) & ~pl.col("slower"))
+        .with_columns(slower=pl.col("acts") & (pl.col("lost") > pl.col("least")))
+        .with_columns(
+            faster=pl.col("acts") & (pl.col("most") > pl.col("enough")) & ~pl.col("slower")
+        )
     )
-    gains: list[dict[str, Any]] = []
-    losses: list[dict[str, Any]] = []
-    for (collective,), unsorted in sizes.group_by("collective", maintain_order=True):
-        part = unsorted.sort("size_bytes")
-        for told, chosen, most in (
-            (gains, part["faster"], part["most"]),
-            (losses, part["slower"], -part["worst"]),
-        ):
-            if chosen.any():
-                runs = groupby(zip(part["size_bytes"], chosen, strict=True), key=lambda at: at[1])
-                ranges = [[size for size, _ in run] for is_one, run in runs if is_one]
-                told.append(
-                    {
-                        "collective": collective,
-                        "ranges": [(run[0], run[-1]) for run in ranges],
-                        "count": int(chosen.sum()),
-                        "of": part.height,
-                        "most": most.filter(chosen).max(),
-                    }
-                )
     kept = sizes.filter(~pl.col("faster") & ~pl.col("slower"))
-    possible = sizes.filter(pl.col("saved") > enough).sort("saved", descending=True)
+    possible = sizes.filter(pl.col("saved") > pl.col("enough")).sort("saved", descending=True)
     return {
-        "gains": gains,
-        "losses": losses,
+        "gains": _ranges(sizes, "faster", "most"),
+        "losses": _ranges(sizes, "slower", "lost"),
         "kept": kept.height > 0,
         "acts": bool(kept["acts"].any()),
         "possible": next(iter(possible.to_dicts()), None),
-        "noise_known": band is not None,
+        "noise_known": mine["noise_band"].null_count() == 0,
     }
 
 
-def _simple(scores: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
+def _ranges(sizes: pl.DataFrame, flag: str, amount: str) -> list[dict[str, Any]]:
+    """By collective, the ranges of sizes with a flag, their `count` `of` all, and the most."""
+    found = []
+    for (collective,), part in sizes.group_by("collective", maintain_order=True):
+        runs = groupby(part.select("size_bytes", flag).rows(), key=lambda row: row[1])
+        ranges = [[size for size, _ in run] for is_one, run in runs if is_one]
+        if ranges:
+            told = {
+                "collective": collective,
+                "ranges": [(run[0], run[-1]) for run in ranges],
+                "count": sum(map(len, ranges)),
+                "of": part.height,
+                "most": part.filter(flag)[amount].max(),
+            }
+            found.append(told)
+    return found
+
+
+def simple_tables(scores: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
     """Summaries of baselines with no more information than a policy, the best first.
 
     Excluded are the search, which measures the test task, the oracle, which knows it, and random
@@ -279,11 +296,10 @@ def _simple(scores: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, A
     return sorted(simple, key=lambda each: -each["gain"])
 
 
-def verdict_of(
-    name: str, scores: Mapping[str, Any], names: Sequence[str], band: float | None
-) -> str:
+def verdict_of(name: str, scores: Mapping[str, Any], names: Sequence[str]) -> str:
     """One sentence: is a policy worth more than the simple tables and regressions?"""
-    gain, simple = scores[name]["gain"], _simple(scores, names)
+    mine, simple = scores[name], simple_tables(scores, names)
+    gain, band = mine["gain"], mine["noise_band"]
     facts = {
         "name": name,
         "gain": gain,
@@ -296,23 +312,20 @@ def verdict_of(
     return say("report", "verdict", facts)
 
 
-def _draw(
-    drawn: pl.DataFrame, system: str, names: Sequence[str], found: Mapping[str, Any]
-) -> dict[str, Any]:
-    mine = drawn.filter(system=system)
-    best = _simple(found["policies"], names)[0]["policy"]
-    return {
-        "map": draw_map(mine, names),
-        "gains": draw_gains(mine, names, best, found["noise_band"]),
-    }
+def changes_of(drawn: pl.DataFrame, first: str, other: str) -> dict[str, Any]:
+    """What would change on a system if `other` were promoted in place of the `first` policy.
 
-
-def _change(drawn: pl.DataFrame, system: str, before: str, after: str) -> dict[str, Any]:
-    """What would change on a system if another policy than the first were promoted."""
-    mine = drawn.filter(system=system)
-    svg, tasks = draw_changes(mine.filter(policy=before), mine.filter(policy=after))
-    named = {"system": system, "before": before, "after": after}
-    return {**named, "svg": svg, "tasks": tasks.to_dicts()}
+    `drawn`: the `result_rows` of a system. `tasks` are those for which they choose otherwise:
+    TASK_COLUMNS, `split`, the configs `before` and `after`, and the share of time `saved`.
+    """
+    key = ["task", *TASK_COLUMNS, "split"]
+    before = drawn.filter(policy=first).select(*key, before="chosen_config", us="chosen_us")
+    after = drawn.filter(policy=other).select("task", after="chosen_config", then="chosen_us")
+    both = before.join(after, on="task", maintain_order="left")
+    changed = both.filter(pl.col("before") != pl.col("after"))
+    tasks = changed.with_columns(saved=1.0 - pl.col("then") / pl.col("us"))
+    system = drawn["system"][0]
+    return {"system": system, "before": first, "after": other, "tasks": tasks.to_dicts()}
 
 
 def _sources(data_dir: Path, frame: pl.DataFrame) -> dict[str, Any]:
@@ -320,18 +333,17 @@ def _sources(data_dir: Path, frame: pl.DataFrame) -> dict[str, Any]:
     key = ["system", "sweep", "source"]
     day = pl.col("timestamp").dt.date()
     shape = pl.concat_str("num_nodes", pl.lit(" x "), "ranks_per_node")
-    listed = {name: pl.col(name) for name in ("gpu", "nccl_version", "collective")}
+    listed = {"shapes": shape, **{n: pl.col(n) for n in ("gpu", "nccl_version", "collective")}}
     found = frame.group_by(key).agg(
         rows=pl.len(),
         runs=pl.col("run").n_unique(),
         sizes=pl.col("size_bytes").n_unique(),
         first=day.min(),
         last=day.max(),
-        shapes=shape.drop_nulls().unique().sort(),
         **{name: each.drop_nulls().unique().sort() for name, each in listed.items()},
     )
-    timed = usable(frame).group_by(key).agg(timed=pl.len())
-    found = found.join(timed, on=key, how="left").with_columns(pl.col("timed").fill_null(0))
+    counts = usable(frame).group_by(key).agg(timed=pl.len())
+    found = found.join(counts, on=key, how="left").with_columns(pl.col("timed").fill_null(0))
     keys = ("tool", "dynamiccl_version", "python", "host", "git_commit", "files")
     writers = [{name: each.get(name) for name in keys} for each in provenance_of(data_dir)]
     return {
@@ -339,45 +351,7 @@ def _sources(data_dir: Path, frame: pl.DataFrame) -> dict[str, Any]:
         "data_hash": content_hash(data_dir),
         "files": len(part_paths(data_dir)),
         "rows": frame.height,
-        "runs": sorted(set(run_names(usable(frame)))),
+        "runs": set(run_names(usable(frame))),
         "sources": found.sort(key).to_dicts(),
         "writers": [each for index, each in enumerate(writers) if each not in writers[:index]],
     }
-
-
-def _origin(manifest: Manifest) -> dict[str, Any]:
-    """Where a policy comes from."""
-    return {
-        "recipe": manifest.recipe,
-        "created": manifest.created,
-        "release": manifest.dynamiccl_version,
-        "commit": manifest.git_commit,
-        "data_hash": manifest.data_hash,
-        "runs": manifest.runs,
-        "actions": len(manifest.catalogue),
-        "margin": manifest.abstain_margin,
-        "gated": any(support.gated is not None for support in manifest.supports),
-    }
-
-
-def _commit_text(commit: str | None) -> str:
-    """Abbreviated commit, and whether the source was modified."""
-    digest, plus, changed = (commit or "not known").partition("+")
-    return digest[:12] + plus + changed
-
-
-def _write_figures(header: Mapping[str, Any], folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # those of an earlier report
-    folder.mkdir()
-    found = {
-        f"{slug(system)}-{kind}": svg
-        for system, figures in header["drawn"].items()
-        for kind, svg in figures.items()
-    }
-    for each in header["changes"]:
-        if each["tasks"]:
-            name = "-".join(slug(each[part]) for part in ("system", "before", "after"))
-            found[f"changes-{name}"] = each["svg"]
-    found |= {block.name: block.svg for block in header["blocks"] if isinstance(block, FigureBlock)}
-    for name, svg in found.items():
-        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")

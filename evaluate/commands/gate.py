@@ -1,27 +1,19 @@
 """`dynamiccl-evaluate gate`: which bins of a policy may be deployed, and the sweep to find out."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare
-from dynamiccl.errors import UserError
-from dynamiccl.evaluate.commands import check_plan_file
+from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import (
-    Json,
-    RunStore,
-    folding_table,
-    stderr,
-    wide_stdout,
-)
+from dynamiccl.train.commands.options import Json, RunStore, stderr
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.gate import Gated
-    from dynamiccl.evaluate.gate.plan import GatePlan
     from dynamiccl.train.policy import TorchPolicy
 
 #: Policy and MLflow store; --slack, --hidden, --max-channels and --objective.
@@ -80,6 +72,8 @@ def gate_command(
     Example: dynamiccl-evaluate gate --policy RUN_ID --known data --sweep s.toml --plan fresh.toml
     Example: dynamiccl-evaluate gate --policy RUN_ID --data fresh --known data --out gated
     """
+    from dynamiccl.evaluate.page import tell
+
     asked = policy, tracking_uri, slack, hidden, max_channels, objective
     if plan is not None:
         if sweep is None or known is None:
@@ -89,21 +83,20 @@ def gate_command(
                 "trained on"
             )
         with cli.working("loading PyTorch and the policy, planning"):
-            found = _plan(plan, sweep, known, asked, q, power)
-        if as_json:
-            cli.print_json(asdict(found))
-        else:
-            _show_plan(found)
+            planned = _plan(plan, sweep, known, asked, q, power)
+        tell("plan", planned, planned, as_json=as_json)
         return
     if data is None or out is None:
         missing = "--data FRESH_DATA" if data is None else "--out DIR"
         raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")
     with cli.working("loading PyTorch and the policy, judging"):
         gated = _judge(data, out, known, asked, q)
-    if as_json:
-        cli.print_json(gated.to_json())
-    else:
-        _show(gated, out)
+    tell(
+        "gate",
+        {**gated.to_show(), "out": out, "page": out / "gate.html"},
+        gated.to_json(),
+        as_json=as_json,
+    )
 
 
 def _load(asked: _Asked) -> tuple["TorchPolicy", Path]:
@@ -123,10 +116,13 @@ def _load(asked: _Asked) -> tuple["TorchPolicy", Path]:
 
 def _plan(
     write: Path, sweep: Path, known: Path, asked: _Asked, q: float, power: float | None
-) -> "GatePlan":
+) -> dict[str, Any]:
     from dynamiccl.collect.sweep import load_sweep
 
-    check_plan_file(write)
+    if write.exists():
+        raise UserError(f"--plan {write}: it exists already; name another file, or remove it")
+    if not write.parent.is_dir():
+        raise MissingPath("directory", write.parent, "make it, or write elsewhere")
     base = load_sweep(sweep)
     from dynamiccl.datasets.store import read
     from dynamiccl.evaluate.gate.evidence import FreshRuns
@@ -137,38 +133,14 @@ def _plan(
     return plan_gate(loaded, trained, base, write, q=q, power=power)
 
 
-def _show_plan(found: "GatePlan") -> None:
-    wide, plan = wide_stdout(), found.sweep
-    lines = [
-        f"the policy acts in {found.bins_wanted} size bins; {found.bins_planned} are measured, "
-        f"under its config and NCCL's default, in {found.cycles} runs: about "
-        f"{found.expected_to_pass:.0f} would pass",
-        *(f"left out {count}: {reason}" for reason, count in found.left_out.items()),
-        *(
-            f"{told['runs']:2} runs, {told['hours']:.2g} hours: about {told['bins']:.0f} bins, "
-            f"{told['share_of_gain']:.0%} of the gain in those measured"
-            for told in found.by_runs
-        ),
-        f"{plan['hours']:.2g} hours, {plan['gpu_hours']:.2g} GPU-hours by the model of "
-        f"{plan['model']}, {plan['launches']} processes; the sweep itself takes "
-        f"{found.sweep_hours:.2g} hours"
-        + ("; more bins pass in more: say --power" if found.is_cut else ""),
-        f"{found.written}: run it with 'dynamiccl-collect run {found.written} --out FRESH_DATA'",
-    ]
-    for line in lines:
-        wide.print(line, soft_wrap=True, highlight=False)
-
-
 def _judge(data: Path, out: Path, known: Path | None, asked: _Asked, q: float) -> "Gated":
-    from dynamiccl.datasets.store import part_paths
+    from dynamiccl.datasets.store import part_paths, read
 
     part_paths(data)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; take another --out or remove it")
-    from dynamiccl.datasets.store import read
     from dynamiccl.evaluate.gate.evidence import costs_of
-    from dynamiccl.evaluate.gate.gate import pass_gate
-    from dynamiccl.evaluate.gate.gated import write_gated
+    from dynamiccl.evaluate.gate.gate import pass_gate, write_gated
 
     loaded, folder = _load(asked)
     seen = None if known is None else read(known)
@@ -176,22 +148,3 @@ def _judge(data: Path, out: Path, known: Path | None, asked: _Asked, q: float) -
     gated = pass_gate(loaded, read(data), known=seen, costs=costs, q=q)
     write_gated(gated, folder, out)
     return gated
-
-
-def _show(gated: "Gated", out: Path) -> None:
-    from dynamiccl.evaluate.gate.gated import gate_rows, refusals
-
-    heads, *rows = gate_rows(gated)
-    title = f"size bins by verdict, false discovery rate {gated.q:g}"
-    table = folding_table(*heads, title=title)
-    for row in rows:
-        table.add_row(*row)
-    wide = wide_stdout()
-    wide.print(f"test of {gated.test}", soft_wrap=True, highlight=False)
-    wide.print(table)
-    for count, reason in refusals(gated):
-        wide.print(f"refused {count}: {reason}", soft_wrap=True, highlight=False)
-    fix = f"{out}: deploy it with 'dynamiccl-deploy export {out} --out DIR'"
-    if not any(row[4] != "0" or row[5] != "0" for row in rows):
-        fix = f"nothing passed: {out} acts nowhere; --plan FRESH.toml writes the runs it needs"
-    wide.print(fix, soft_wrap=True, highlight=False)

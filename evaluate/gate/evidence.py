@@ -7,9 +7,10 @@ law that this takes them for, and two things keep the test safe (`shrunk`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,7 @@ from dynamiccl.datasets.features import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import Support
 from dynamiccl.datasets.questions import cold_tasks
 from dynamiccl.datasets.splits import with_split
-from dynamiccl.evaluate.gate.cells import Cell
-from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, Protocol
+from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.sizes import bin_center_bytes
 
 #: Minimum number of independent runs of each config in a test.
@@ -45,6 +45,79 @@ _LEAST_VARIANCE: Final = 1e-12
 #: Columns that must be equal for two times to form a pair.
 _PAIR: Final = ("sweep", "run", "size_bytes", "datatype", "in_place")
 _RUN: Final = ("sweep", "run")
+#: Columns by which rows are chosen for a bin.
+_WHERE: Final = (
+    *("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version"),
+    *("collective", "bin"),
+)
+Place = tuple[str, int, int]
+"""System, nodes and ranks."""
+
+
+class Verdict(StrEnum):
+    """The gate's verdict on a size bin."""
+
+    ABSTAINS = "abstains"
+    PASSED = "passed"
+    INFERRED = "inferred"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One size bin of one collective and group shape, and its verdict."""
+
+    system: str
+    num_nodes: int
+    num_ranks: int
+    collective: str
+    bin: int
+    #: The policy's action there, and its name.
+    action: int
+    config: str
+    verdict: Verdict = Verdict.ABSTAINS
+    reason: str = ""
+    runs: int = 0
+    #: NCCL's own time / the config's - 1, its p value and 95 % interval; None where too few runs
+    #: measured it.
+    gain: float | None = None
+    p_value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    #: The gain that the policy itself predicts; None where it abstains.
+    predicted: float | None = None
+    #: Channels of the config and of NCCL's own choice, as read back in the policy's data, and where
+    #: the test is about them in the fresh runs; None: not read back.
+    channels: int | None = None
+    own_channels: int | None = None
+    #: Loss that it must stay below where it takes fewer channels; None: it must gain.
+    slack: float | None = None
+
+    @property
+    def loss(self) -> float | None:
+        """The loss that it is tested to stay below; None: it must gain."""
+        used, own = self.channels, self.own_channels
+        return self.slack if used is not None and own is not None and used < own else None
+
+    @property
+    def place(self) -> Place:
+        """That of its support."""
+        return self.system, self.num_nodes, self.num_ranks
+
+    @property
+    def key(self) -> tuple[str, int, int, str, int]:
+        """Place, collective and size bin: one cell of a policy has each."""
+        return *self.place, self.collective, self.bin
+
+    @property
+    def acts(self) -> bool:
+        """Whether tables act there."""
+        return self.verdict in {Verdict.PASSED, Verdict.INFERRED}
+
+
+def place_of(support: Support) -> Place:
+    """What its cells have for a place."""
+    return support.system, support.num_nodes, support.num_ranks
 
 
 class FreshRuns:
@@ -64,15 +137,18 @@ class FreshRuns:
         predicts it to be.
         """
         self._costs = costs
-        self._rows = _rows(frame, catalogue)
-        self._known = [self._rows, *([] if known is None else [_rows(known, catalogue)])]
+        self._fresh = _rows(frame, catalogue)
+        read_back = ("actual_algorithm", "actual_protocol")
+        told = [self._fresh, *([] if known is None else [_rows(known, catalogue)])]
+        own = [rows.filter(action=ABSTAIN_ACTION) for rows in told]
+        self._own = pl.concat([rows.select(*_WHERE, *read_back).unique() for rows in own])
         bands = noise_bands(quiet(tuned(frame)), NOISE_KEY).select(*NOISE_KEY, "noise_band")
         self._bands = {(system, collective): band for system, collective, band in bands.iter_rows()}
 
     def test(
         self,
         cells: Sequence[Cell],
-        supports: Mapping[tuple[str, int, int], Support],
+        supports: Mapping[Place, Support],
         max_channels: int | None = None,
         *,
         as_known: bool = False,
@@ -86,7 +162,7 @@ class FreshRuns:
         """
         found, tested = list(cells), []
         for i, cell in enumerate(cells):
-            support = supports[cell.place[:3]]
+            support = supports[cell.place]
             gains = self.gains(support, cell.collective, [cell.bin], cell.action)
             gain = float(np.expm1(np.median(gains))) if len(gains) else None
             tried = replace(cell, runs=len(gains), gain=gain)
@@ -103,14 +179,11 @@ class FreshRuns:
             if not reason and least is not None:
                 tested.append((i, gains, least))
             found[i] = replace(tried, reason=reason)
-        variances = np.array([np.var(gains, ddof=1) for _, gains, _ in tested])
-        freedom = np.array([len(gains) - 1.0 for _, gains, _ in tested])
-        of_bins = zip(tested, *shrunk(variances, freedom), strict=True)
+        of_bins = zip(tested, *shrunk([gains for _, gains, _ in tested]), strict=True)
         for (i, gains, least), variance, df in of_bins:
             mean, error = np.mean(gains), np.sqrt(variance / len(gains))
-            low, high = (
-                float(np.expm1(mean + side * stats.t.ppf(0.975, df) * error)) for side in (-1, 1)
-            )
+            reach = stats.t.ppf(0.975, df) * error
+            low, high = (float(np.expm1(end)) for end in (mean - reach, mean + reach))
             p_value = float(stats.t.sf((mean - least) / error, df))
             found[i] = replace(found[i], p_value=p_value, low=low, high=high)
         return found
@@ -119,8 +192,15 @@ class FreshRuns:
         self, support: Support, collective: str, bins: Sequence[int], action: int
     ) -> npt.NDArray[np.float64]:
         """(runs,) log(default / config), the mean over sizes of the bins, for runs with both."""
-        rows = _of(self._rows, support).filter(pl.col("bin").is_in(list(bins)))
-        return _paired_gains(rows.filter(collective=collective), action)
+        rows = self._of(support, collective, bins)
+        log_us = pl.col("time_us").log().median()
+        default, config = (
+            rows.filter(action=which).group_by(_PAIR).agg(log_us.alias(name))
+            for which, name in ((ABSTAIN_ACTION, "default"), (action, "config"))
+        )
+        pairs = default.join(config, on=_PAIR, how="inner", nulls_equal=True)
+        runs = pairs.group_by(_RUN).agg(gain=(pl.col("default") - pl.col("config")).mean())
+        return runs.sort(_RUN)["gain"].to_numpy().astype(np.float64)
 
     def within_runs(self, support: Support, collective: str, bins: Sequence[int]) -> float:
         """Variance that the noise within processes gives a run's mean log time of the default.
@@ -128,17 +208,13 @@ class FreshRuns:
         As if each were measured once; the mean is over sizes and buffer placements. 0.0 where no
         run has repeats.
         """
-        rows = _of(self._rows, support).filter(pl.col("bin").is_in(list(bins)))
-        repeated = (
-            rows.filter(collective=collective, action=ABSTAIN_ACTION)
-            .group_by([*_PAIR, "default_scope"])
-            .agg(var=pl.col("time_us").log().var())
-            .drop_nulls("var")
-        )
-        num_means = max(
-            1, repeated.select(_PAIR).n_unique() / max(1, repeated.select(_RUN).n_unique())
-        )
-        return float(np.mean(repeated["var"].to_numpy())) / num_means if len(repeated) else 0.0
+        rows = self._of(support, collective, bins, action=ABSTAIN_ACTION)
+        by_place = rows.group_by([*_PAIR, "default_scope"])
+        repeated = by_place.agg(var=pl.col("time_us").log().var()).drop_nulls("var")
+        if repeated.is_empty():
+            return 0.0
+        num_means = repeated.select(_PAIR).n_unique() / repeated.select(_RUN).n_unique()
+        return float(np.mean(repeated["var"].to_numpy())) / num_means
 
     def least_gain(self, support: Support, cell: Cell) -> float | None:
         """ln(default / config) that the mean must exceed; None if the noise is not known."""
@@ -147,55 +223,44 @@ class FreshRuns:
         band = self.band(support, cell.collective)
         return None if band is None else float(np.log1p(band))
 
-    def _channels(self, support: Support, cell: Cell, action: int) -> int | None:
-        """Read back in the cell's bin: the most of a config, the fewest of NCCL's own choice."""
-        rows = _of(self._rows, support).filter(
-            collective=cell.collective, bin=cell.bin, action=action
-        )
-        used = rows["actual_num_channels"].drop_nulls().sort(descending=action != ABSTAIN_ACTION)
-        return next(iter(used), None)
-
     def band(self, support: Support, collective: str) -> float | None:
         """The noise band of the fresh runs (unitless); None if unknown."""
         return self._bands.get((support.system, collective))
 
-    def measured_bins(self, support: Support, collective: str) -> list[int]:
-        """The size bins in which NCCL's default was measured, ascending."""
-        rows = _of(self._rows, support).filter(collective=collective, action=ABSTAIN_ACTION)
-        return [int(each) for each in rows["bin"].unique().sort()]
+    def measured_bins(self, support: Support, collective: str) -> set[int]:
+        """The size bins in which NCCL's default was measured."""
+        return set(self._of(support, collective, action=ABSTAIN_ACTION)["bin"])
 
     def one_default(self, support: Support, collective: str, bins: Sequence[int]) -> bool:
         """Whether NCCL's own (algorithm, protocol) is known to be the same in all `bins`.
 
         Where no run read it back, NCCL's cost model tells, if it is right at both ends.
         """
-        read_back = [self._read_back(support, collective, each) for each in bins]
+        rows = _of(self._own, support).filter(collective=collective)
+        of_bins = [rows.filter(bin=each)[:, -2:].unique().rows() for each in bins]
+        # Unless all runs agree it is not known.
+        read_back = [None if len(ran) != 1 or None in ran[0] else ran[0] for ran in of_bins]
         seen = {choice for choice in read_back if choice is not None}
         if len(seen) != 1 or read_back[0] is None or read_back[-1] is None:
             return False
         if None not in read_back:
             return True
         predicted = self._predicted(support, collective, bins)
-        ends = {predicted[0], predicted[-1]}
-        told = {p for p, choice in zip(predicted, read_back, strict=True) if choice is None}
-        return ends == seen and told == seen
+        gaps = zip(predicted, read_back, strict=True)
+        told = {choice for choice, ran in gaps if ran is None}
+        return {predicted[0], predicted[-1]} == seen == told
 
-    def _read_back(
-        self, support: Support, collective: str, size_bin: int
-    ) -> tuple[str, str] | None:
-        """NCCL's default as read back; None unless all runs agree."""
-        asked = {"collective": collective, "bin": size_bin, "action": ABSTAIN_ACTION}
-        chosen = {
-            row
-            for rows in self._known
-            for row in _of(rows, support)
-            .filter(**asked)
-            .select("actual_algorithm", "actual_protocol")
-            .unique()
-            .iter_rows()
-        }
-        (choice,) = chosen if len(chosen) == 1 else ((None, None),)
-        return None if None in choice else choice
+    def _of(
+        self, support: Support, collective: str, bins: Sequence[int] | None = None, **chosen: Any
+    ) -> pl.DataFrame:
+        rows = _of(self._fresh, support).filter(collective=collective, **chosen)
+        return rows if bins is None else rows.filter(pl.col("bin").is_in(list(bins)))
+
+    def _channels(self, support: Support, cell: Cell, action: int) -> int | None:
+        """Read back in the cell's bin: the most of a config, the fewest of NCCL's own choice."""
+        rows = self._of(support, cell.collective, [cell.bin], action=action)
+        used = rows["actual_num_channels"].drop_nulls().to_list()
+        return (min if action == ABSTAIN_ACTION else max)(used, default=None)
 
     def _predicted(
         self, support: Support, collective: str, bins: Sequence[int]
@@ -205,15 +270,11 @@ class FreshRuns:
             return [None] * len(bins)
         sizes = [bin_center_bytes(each) for each in bins]
         times = log_costs(cold_tasks(support, Collective.parse(collective), sizes), self._costs)
-        cells = np.where(times == 0.0, np.inf, times)
+        known, cheapest = times != 0.0, np.where(times == 0.0, np.inf, times).argmin(axis=1)
+        names = [(a.wire, p.wire) for a in Algorithm for p in Protocol]
         return [
-            None
-            if np.isinf(row).all()
-            else (
-                Algorithm(int(row.argmin()) // NUM_PROTOCOLS).wire,
-                Protocol(int(row.argmin()) % NUM_PROTOCOLS).wire,
-            )
-            for row in cells
+            names[int(best)] if some else None
+            for some, best in zip(known.any(axis=1), cheapest, strict=True)
         ]
 
 
@@ -221,9 +282,8 @@ def costs_of(*data_dirs: Path) -> pl.DataFrame:
     """NCCL's costs from several data sets; for each group the first one that has any."""
     found = read_costs(data_dirs[0])
     for each in data_dirs[1:]:
-        found = pl.concat(
-            [found, read_costs(each).join(found, on=COST_KEY, how="anti", nulls_equal=True)]
-        )
+        more = read_costs(each).join(found, on=COST_KEY, how="anti", nulls_equal=True)
+        found = pl.concat([found, more])
     return found
 
 
@@ -245,16 +305,17 @@ def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:
 
 
 def shrunk(
-    variances: npt.NDArray[np.float64], freedom: npt.NDArray[np.float64]
+    gains: Sequence[npt.NDArray[np.float64]],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """(B,) variances of bins shrunk over them, and the degrees of freedom (B,) of a t with these.
+    """(B,) variances of bins' gains by run, shrunk over them, and degrees of freedom (B,) of a t.
 
     The prior's degrees of freedom are Smyth's by the moments of log variances: few where these
     differ by more than chance (uneven noise), down to the ordinary t. Two things go beyond it. They
     are bounded, since sizes of one process are no independent witnesses. And no variance falls
     below the bin's own: of a slow call in one run or two, the mean is no more than twice its error.
     """
-    own = np.maximum(variances, _LEAST_VARIANCE)
+    freedom = np.array([len(each) - 1.0 for each in gains])
+    own = np.maximum([np.var(each, ddof=1) for each in gains], _LEAST_VARIANCE)
     if len(own) < 2:
         return own, freedom
     logs = np.log(own) - special.digamma(freedom / 2) + np.log(freedom / 2)
@@ -278,12 +339,9 @@ def passing(
     """
     count = max(len(p_values), 1)
     weighted = p_values * (weights.sum() / count) / weights
-    order = np.argsort(weighted)
-    limits = q * (np.arange(len(p_values)) + 1) / count
-    below = np.flatnonzero(weighted[order] <= limits)
-    passed = np.zeros(len(p_values), dtype=np.bool_)
-    if len(below):
-        passed[order[: below[-1] + 1]] = True
+    ordered = np.sort(weighted)
+    below = ordered[ordered <= q * (np.arange(len(p_values)) + 1) / count]
+    passed: npt.NDArray[np.bool_] = weighted <= below.max(initial=-np.inf)
     return passed
 
 
@@ -309,17 +367,3 @@ def _other_channels(known: Cell, fresh: Cell) -> str:
         f"its slack is of {was} channels in place of {own_was}, and the fresh runs took {now} in "
         f"place of {own_now}"
     )
-
-
-def _paired_gains(rows: pl.DataFrame, action: int) -> npt.NDArray[np.float64]:
-    """(runs,) log(default / config), the mean over sizes, for runs with both."""
-
-    def arm(which: int, name: str) -> pl.DataFrame:
-        times = pl.col("time_us").log().median().alias(name)
-        return rows.filter(action=which).group_by(_PAIR).agg(times)
-
-    pairs = arm(ABSTAIN_ACTION, "default").join(
-        arm(action, "config"), on=_PAIR, how="inner", nulls_equal=True
-    )
-    runs = pairs.group_by(_RUN).agg(gain=(pl.col("default") - pl.col("config")).mean())
-    return runs.sort(_RUN)["gain"].to_numpy().astype(np.float64)

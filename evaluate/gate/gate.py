@@ -15,10 +15,14 @@ For every size bin of every group shape that a table would be made for:
   minor version of NCCL, another group shape.
 """
 
+import json
+import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, pairwise
+from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +31,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.cells import run_names
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.manifest import Manifest, Slack, Support
+from dynamiccl.datasets.manifest import GATE_NAME, POLICY_NAME, TRIGGER_NAME, Manifest, Support
 from dynamiccl.datasets.questions import (
     cold_questions,
     count_of,
@@ -35,9 +39,9 @@ from dynamiccl.datasets.questions import (
     table_bins,
     table_supports,
 )
-from dynamiccl.errors import UserError
-from dynamiccl.evaluate.gate.cells import Cell, Verdict
-from dynamiccl.evaluate.gate.evidence import FreshRuns, passing
+from dynamiccl.errors import CorruptFile, UserError
+from dynamiccl.evaluate.gate.evidence import Cell, FreshRuns, Place, Verdict, passing, place_of
+from dynamiccl.evaluate.page import render
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.sizes import BINS_PER_OCTAVE
 from dynamiccl.train.policy import TorchPolicy
@@ -72,13 +76,55 @@ class Gated:
 
     def counts(self) -> dict[str, int]:
         """Bins by verdict."""
-        found = Counter(cell.verdict for cell in self.cells)
-        return {verdict.value: found[verdict] for verdict in Verdict}
+        return _counts(self.cells)
 
     def to_json(self) -> dict[str, Any]:
         """The content of `gate.json`: the bins in which the policy acts."""
         wanted = [asdict(c) for c in self.cells if c.verdict is not Verdict.ABSTAINS]
         return {"test": self.test, "q": self.q, "counts": self.counts(), "cells": wanted}
+
+    def to_show(self) -> dict[str, Any]:
+        """What page and terminal say: verdicts of each group shape and collective that is acted in.
+
+        Shares and medians are over the bins that may act; `refusals` are (bins, reason), the most
+        frequent first.
+        """
+        families = []
+        for key, group in groupby(self.cells, key=lambda cell: cell.key[:4]):
+            cells = list(group)
+            if any(cell.verdict is not Verdict.ABSTAINS for cell in cells):
+                acting = [cell for cell in cells if cell.acts]
+                found = {
+                    "system": key[0],
+                    "num_nodes": key[1],
+                    "num_ranks": key[2],
+                    "collective": key[3],
+                    "cells": cells,
+                    "counts": _counts(cells),
+                    "channels": _median(cell.channels for cell in acting),
+                    "own_channels": _median(cell.own_channels for cell in acting),
+                }
+                families.append(found)
+        reasons = Counter(c.reason for c in self.cells if c.verdict is Verdict.REFUSED)
+        return {
+            "test": self.test,
+            "q": self.q,
+            "counts": self.counts(),
+            "most": max((c.gain or 0.0 for c in self.cells if c.acts), default=0.0),
+            "fewer": sum(cell.loss is not None for cell in self.cells if cell.acts),
+            "families": families,
+            "refusals": [(count, reason) for reason, count in reasons.most_common()],
+        }
+
+
+def _counts(cells: Sequence[Cell]) -> dict[str, int]:
+    found = Counter(cell.verdict for cell in cells)
+    return {verdict.value: found[verdict] for verdict in Verdict}
+
+
+def _median(channels: Iterable[int | None]) -> float | None:
+    known = [each for each in channels if each is not None]
+    return median(known) if known else None
 
 
 def pass_gate(
@@ -95,25 +141,27 @@ def pass_gate(
     does, NCCL's cost model may: `costs` as `datasets.costs.read_costs` gives them.
     Raises UserError when some of the runs are not fresh, or the policy does not say which are.
     """
-    manifest = policy.manifest
+    manifest, slack = policy.manifest, policy.manifest.slack
     _check_fresh(manifest, frame)
     fresh = FreshRuns(frame, manifest.actions(), known=known, costs=costs)
-    supports = table_supports(manifest)
-    wanted = [cell for support in supports for cell in wanted_cells(policy, support)]
-    by_key = {_key(support): support for support in supports}
-    cells = _judge(wanted, by_key, fresh, q, manifest.slack)
-    gated = _by_support(cells)
-    return Gated(
-        q,
-        cells,
-        replace(
-            manifest,
-            supports=[
-                replace(support, gated=gated.get(_key(support), {}) if support in supports else {})
-                for support in manifest.supports
-            ],
-        ),
-    )
+    supports = {place_of(support): support for support in table_supports(manifest)}
+    wanted = [cell for support in supports.values() for cell in wanted_cells(policy, support)]
+    acting = [cell for cell in wanted if cell.verdict is not Verdict.ABSTAINS]
+    most = None if slack is None else slack.max_channels
+    tried = fresh.test(acting, supports, most, as_known=bool(slack and slack.job))
+    judged = {cell.key: cell for cell in [*tried, *_judge(tried, q)]}
+    cells = [judged.get(cell.key, cell) for cell in wanted]
+    cells = let_bins_between_pass(cells, supports, fresh)
+    gated: dict[Place, dict[str, dict[str, list[int]]]] = {}
+    for cell in cells:
+        if cell.acts:
+            actions = gated.setdefault(cell.place, {}).setdefault(cell.collective, {})
+            actions.setdefault(str(cell.action), []).append(cell.bin)
+    held = [
+        replace(each, gated=gated.get(place_of(each), {}) if each in supports.values() else {})
+        for each in manifest.supports
+    ]
+    return Gated(q, cells, replace(manifest, supports=held))
 
 
 def _check_fresh(manifest: Manifest, frame: pl.DataFrame) -> None:
@@ -133,20 +181,7 @@ def _check_fresh(manifest: Manifest, frame: pl.DataFrame) -> None:
 def abstaining_cells(support: Support) -> list[Cell]:
     """Every bin of a support's table, collective by collective, where nothing is wanted."""
     return [
-        Cell(
-            system=support.system,
-            num_nodes=support.num_nodes,
-            num_ranks=support.num_ranks,
-            collective=collective.wire,
-            bin=size_bin,
-            action=ABSTAIN_ACTION,
-            config=ABSTAIN.key,
-            verdict=Verdict.ABSTAINS,
-            reason="",
-            runs=0,
-            gain=None,
-            p_value=None,
-        )
+        Cell(*place_of(support), collective.wire, size_bin, ABSTAIN_ACTION, ABSTAIN.key)
         for collective in TUNED
         for size_bin in table_bins(support)
     ]
@@ -177,35 +212,25 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
     return cells
 
 
-def _judge(
-    wanted: Sequence[Cell],
-    supports: Mapping[tuple[str, int, int], Support],
-    fresh: FreshRuns,
-    q: float,
-    slack: Slack | None,
-) -> list[Cell]:
-    acting = [cell for cell in wanted if cell.verdict is not Verdict.ABSTAINS]
-    most = None if slack is None else slack.max_channels
-    found = {
-        cell.place: cell
-        for cell in fresh.test(acting, supports, most, as_known=bool(slack and slack.job))
-    }
-    tested = [cell for cell in found.values() if not cell.reason]
+def _judge(tried: Sequence[Cell], q: float) -> list[Cell]:
+    """Of the cells that were tested, the verdicts at the false discovery rate `q`."""
+    tested = [cell for cell in tried if not cell.reason]
     p_values = np.array([cell.p_value for cell in tested], dtype=np.float64)
     # The root: a gain that is far larger needs no help in being seen.
     beyond = [(cell.predicted or 0.0) + (cell.slack or 0.0) for cell in tested]
     weights = np.sqrt(np.clip(beyond, *_PREDICTED))
+    found = []
     for cell, ok in zip(tested, passing(p_values, q, weights), strict=True):
-        verdict = Verdict.PASSED if ok else Verdict.REFUSED
         reason = "its gain is not beyond the noise band"
-        reason = reason if cell.loss is None else "its loss may be as large as the slack"
-        found[cell.place] = replace(cell, verdict=verdict, reason="" if ok else reason)
-    cells = [found.get(cell.place, cell) for cell in wanted]
-    return let_bins_between_pass(cells, supports, fresh)
+        if cell.loss is not None:
+            reason = "its loss may be as large as the slack"
+        passed = replace(cell, verdict=Verdict.PASSED)
+        found.append(passed if ok else replace(cell, reason=reason))
+    return found
 
 
 def let_bins_between_pass(
-    cells: Sequence[Cell], supports: Mapping[tuple[str, int, int], Support], fresh: FreshRuns
+    cells: Sequence[Cell], supports: Mapping[Place, Support], fresh: FreshRuns
 ) -> list[Cell]:
     """The cells, with verdict INFERRED for those that pass with their neighbours, or the reason.
 
@@ -214,59 +239,70 @@ def let_bins_between_pass(
     then is: each cell's time is a straight line in bytes (but for Tree's correction, which the
     model is asked for), so what is cheapest at both ends is cheapest between.
     """
-    found = {cell.place: cell for cell in cells}
+    found = {cell.key: cell for cell in cells}
     for cell in cells:
-        support = supports[cell.place[:3]]
         unknown = cell.verdict is Verdict.REFUSED and not cell.runs
-        if unknown and cell.bin not in fresh.measured_bins(support, cell.collective):
+        measured = fresh.measured_bins(supports[cell.place], cell.collective) if unknown else ()
+        if unknown and cell.bin not in measured:
             reason = "it was not measured, and its neighbours did not both pass with this config"
-            found[cell.place] = replace(cell, reason=reason)
-    by_bin = sorted(cells, key=lambda cell: cell.place)
-    for _, group in groupby(by_bin, key=lambda cell: (cell.place[:4], cell.action)):
+            found[cell.key] = replace(cell, reason=reason)
+    by_bin = sorted(cells, key=lambda cell: cell.key)
+    for _, group in groupby(by_bin, key=lambda cell: (cell.key[:4], cell.action)):
         run = list(group)
-        measured = [i for i, cell in enumerate(run) if cell.runs]
-        for first, last in pairwise(measured):
+        for first, last in pairwise(i for i, cell in enumerate(run) if cell.runs):
             if run[first].verdict is run[last].verdict is Verdict.PASSED:
-                borne = max(run[first].loss or 0.0, run[last].loss or 0.0)
-                with_slack = run[first].loss is not None or run[last].loss is not None
                 for cell in run[first + 1 : last]:
-                    below, above = run[first].bin, run[last].bin
-                    found[cell.place] = _between(below, cell, above, supports, fresh)
-                    if with_slack and (cell.loss is None or cell.loss < borne):
-                        reason = "its neighbours may lose the slack, and it may not"
-                        found[cell.place] = replace(cell, reason=reason)
-    return [found[cell.place] for cell in cells]
+                    support = supports[cell.place]
+                    reason = _why_not_between(run[first], cell, run[last], support, fresh)
+                    passed = replace(
+                        cell, verdict=Verdict.INFERRED, reason="as its neighbours on both sides"
+                    )
+                    found[cell.key] = replace(cell, reason=reason) if reason else passed
+    return [found[cell.key] for cell in cells]
 
 
-def _between(
-    below: int,
-    cell: Cell,
-    above: int,
-    supports: Mapping[tuple[str, int, int], Support],
-    fresh: FreshRuns,
-) -> Cell:
-    """The verdict on a bin between two that passed with its config."""
-    if max(cell.bin - below, above - cell.bin) > BINS_PER_OCTAVE:
-        return replace(cell, reason="it was not measured, nor a bin within an octave on both sides")
-    support = supports[cell.place[:3]]
-    if not fresh.one_default(support, cell.collective, [below, cell.bin, above]):
-        reason = "NCCL's own choice there is not known to be that of its neighbours"
-        return replace(cell, reason=reason)
-    return replace(cell, verdict=Verdict.INFERRED, reason="as its neighbours on both sides")
+def _why_not_between(
+    below: Cell, cell: Cell, above: Cell, support: Support, fresh: FreshRuns
+) -> str:
+    """Why a bin does not pass with those on its sides, which passed with its config; empty: ok."""
+    losses = [each.loss for each in (below, above) if each.loss is not None]
+    if losses and (cell.loss is None or cell.loss < max(losses)):
+        return "its neighbours may lose the slack, and it may not"
+    if max(cell.bin - below.bin, above.bin - cell.bin) > BINS_PER_OCTAVE:
+        return "it was not measured, nor a bin within an octave on both sides"
+    if not fresh.one_default(support, cell.collective, [below.bin, cell.bin, above.bin]):
+        return "NCCL's own choice there is not known to be that of its neighbours"
+    return ""
 
 
-def _by_support(
-    cells: Sequence[Cell],
-) -> dict[tuple[str, int, int], dict[str, dict[str, list[int]]]]:
-    """Support -> collective -> action -> bins that may act."""
-    gated: dict[tuple[str, int, int], dict[str, dict[str, list[int]]]] = {}
-    for cell in cells:
-        if cell.verdict in {Verdict.PASSED, Verdict.INFERRED}:
-            support = gated.setdefault(cell.place[:3], {})
-            actions = support.setdefault(cell.collective, {})
-            actions.setdefault(str(cell.action), []).append(cell.bin)
-    return gated
+def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
+    """Write the same policy, a manifest that restricts it, every verdict and a page to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copy(policy_dir / POLICY_NAME, out)
+    if (policy_dir / TRIGGER_NAME).is_file():
+        shutil.copy(policy_dir / TRIGGER_NAME, out)
+    text = json.dumps(gated.to_json(), indent=1)
+    (out / GATE_NAME).write_text(text + "\n", encoding="utf-8")
+    (out / "gate.html").write_text(render("gate.html", gated.to_show()), encoding="utf-8")
+    gated.manifest.write(out)  # which lists the files that are there
 
 
-def _key(support: Support) -> tuple[str, int, int]:
-    return support.system, support.num_nodes, support.num_ranks
+def read_gated(policy_dir: Path) -> Gated | None:
+    """The gate's verdicts on the policy in a directory; None if it was not gated.
+
+    Raises CorruptFile when its file is damaged, and what `Manifest.read` raises.
+    """
+    path = policy_dir / GATE_NAME
+    if not path.is_file():
+        return None
+    manifest = Manifest.read(policy_dir)  # which also compares the file's hash
+    try:
+        raw = json.loads(path.read_bytes())
+        found = [Cell(**{**cell, "verdict": Verdict(cell["verdict"])}) for cell in raw["cells"]]
+        q = float(raw["q"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFile(f"{path} is not what a gate writes: {error}; gate again") from error
+    wanted = {cell.key: cell for cell in found}
+    supports = table_supports(manifest)
+    every = [cell for support in supports for cell in abstaining_cells(support)]
+    return Gated(q, [wanted.get(cell.key, cell) for cell in every], manifest)

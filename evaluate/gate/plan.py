@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from scipy import stats
@@ -34,8 +34,7 @@ from dynamiccl.collect.sweep import (
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.questions import REACH_BINS, table_supports
 from dynamiccl.errors import NotEnoughData, UserError
-from dynamiccl.evaluate.gate.cells import Cell, Verdict
-from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, shrunk
+from dynamiccl.evaluate.gate.evidence import MIN_RUNS, Cell, FreshRuns, Verdict, shrunk
 from dynamiccl.evaluate.gate.gate import Gated, wanted_cells
 from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
@@ -52,30 +51,6 @@ _LEAST_POWER: Final = 0.5
 #: config measured once and a default measured twice: the median of four normal draws has 0.298.
 _REPEATS: Final = 4
 _LESS_NOISE: Final = (1.0 - 0.298) + (0.5 - 0.298)
-
-
-@dataclass(frozen=True, slots=True)
-class GatePlan:
-    """The sweep that was written, and the expected result of the gate."""
-
-    name: str
-    #: Bins in which the policy wants a config, and those of them that the sweep measures.
-    bins_wanted: int
-    bins_planned: int
-    cycles: int
-    #: Bins that the gate is expected to let pass alone, of those planned.
-    expected_to_pass: float
-    #: `runs`, `hours`, the `bins` of those planned that are expected to pass alone in so many, and
-    #: `share_of_gain`, theirs in that of all planned.
-    by_runs: list[dict[str, float]]
-    #: Reason -> bins that are left out.
-    left_out: dict[str, int]
-    #: What the sweep of the data trained on takes, by the same model.
-    sweep_hours: float
-    #: Whether there are fewer bins or runs than wanted, so that it takes no longer than that.
-    is_cut: bool
-    sweep: Plan
-    written: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,44 +84,22 @@ def plan_gate(
     *,
     q: float,
     power: float | None = None,
-) -> GatePlan:
-    """Write the fresh sweep for a policy into `write`.
+) -> dict[str, Any]:
+    """Write the fresh sweep for a policy into `write`, and say what the gate would make of it.
 
     `trained` is what the policy was trained on; `base` the sweep whose cluster it is. `power` is
     the share of bins to pass, of those that can; without it 80 %, or what the hours of `base`
-    allow. Raises UserError where the policy wants nothing there, NotEnoughData where no bin could
-    pass, and InvalidSweep where the grid of `base` lacks a config.
+    allow.
+
+    Returns `bins_wanted`, where the policy acts, `bins_planned` and of these `expected_to_pass`
+    alone; why bins are `left_out`, with their number; the number of `cycles`, and `by_runs` what
+    others would let pass (`_outlook`); the `sweep` as `collect.plan` says it, and `sweep_hours` of
+    the base by the same model; `is_cut`: fewer bins or runs than wanted, to take no longer than it.
+    Raises UserError where the policy wants nothing there, NotEnoughData where no bin could pass,
+    and InvalidSweep where the grid of `base` lacks a config.
     """
     manifest = policy.manifest
-    groups = [group for group in base.file.groups if group.split is None]
-    shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
-    own = [s for s in table_supports(manifest) if s.system == base.file.system]
-    supports = [s for s in own if (s.num_nodes, s.ranks_per_node) in shapes]
-    if not supports:
-        known = ", ".join(sorted({s.system for s in manifest.supports}))
-        raise UserError(
-            f"sweep '{base.file.name}' is of system '{base.file.system}' and none of its groups "
-            f"has a table of this policy, which knows {known}; name its own sweep with --sweep"
-        )
-    if manifest.slack is not None and not base.file.runner.read_back:
-        raise UserError(
-            f"sweep '{base.file.name}' has runner.read_back = false, and with slack the gate "
-            "has to see how many channels ran: leave that line out"
-        )
-    hopes = _expected(
-        trained,
-        [
-            _ExpectedGain(cell, support)
-            for support in supports
-            for cell in wanted_cells(policy, support)
-            if cell.verdict is not Verdict.ABSTAINS
-        ],
-    )
-    if not hopes:
-        raise UserError(
-            "the policy leaves every choice to NCCL on the groups of this sweep: there is nothing "
-            "to gate, and nothing to deploy"
-        )
+    hopes = _expected(trained, _wanted(policy, base))
     # Benjamini and Hochberg compare the last that passes with q times the share that does.
     able = [hope for hope in hopes if hope.power(MOST_CYCLES, q / 2) >= _LEAST_POWER]
     if not able:
@@ -166,23 +119,65 @@ def plan_gate(
     swept = [hope for hope in kept if hope.is_own]
     is_cut = power is None and plan["hours"] > sweep_hours
     if is_cut and swept:
-        left_out["sizes that the sweep lacked are left to their neighbours"] = len(kept) - len(
-            swept
-        )
+        reason = "sizes that the sweep lacked are left to their neighbours"
+        left_out[reason] = len(kept) - len(swept)
         kept = swept
         fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     if is_cut and plan["hours"] > sweep_hours:
         cycles = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
         fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     write.write_text(fresh.text, encoding="utf-8")
-    by_runs = [_outlook(kept, n, q) | {"hours": plan["hours"] * n / cycles} for n in TOLD_CYCLES]
-    passing = _outlook(kept, cycles, q)["bins"]
-    counts = (len(hopes), len(kept), cycles, passing, by_runs, left_out, sweep_hours, is_cut)
-    return GatePlan(name, *counts, plan, str(write))
+    return {
+        "name": name,
+        "bins_wanted": len(hopes),
+        "bins_planned": len(kept),
+        "cycles": cycles,
+        "expected_to_pass": _outlook(kept, cycles, q)["bins"],
+        "by_runs": [
+            _outlook(kept, n, q) | {"hours": plan["hours"] * n / cycles} for n in TOLD_CYCLES
+        ],
+        "left_out": left_out,
+        "sweep_hours": sweep_hours,
+        "is_cut": is_cut,
+        "sweep": plan,
+        "written": str(write),
+    }
+
+
+def _wanted(policy: TorchPolicy, base: Sweep) -> list[_ExpectedGain]:
+    """The bins in which the policy acts on the groups of a sweep; UserError where there is none."""
+    manifest = policy.manifest
+    groups = [group for group in base.file.groups if group.split is None]
+    shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
+    own = [s for s in table_supports(manifest) if s.system == base.file.system]
+    supports = [s for s in own if (s.num_nodes, s.ranks_per_node) in shapes]
+    if not supports:
+        known = ", ".join(sorted({s.system for s in manifest.supports}))
+        raise UserError(
+            f"sweep '{base.file.name}' is of system '{base.file.system}' and none of its groups "
+            f"has a table of this policy, which knows {known}; name its own sweep with --sweep"
+        )
+    if manifest.slack is not None and not base.file.runner.read_back:
+        raise UserError(
+            f"sweep '{base.file.name}' has runner.read_back = false, and with slack the gate "
+            "has to see how many channels ran: leave that line out"
+        )
+    wanted = [
+        _ExpectedGain(cell, support)
+        for support in supports
+        for cell in wanted_cells(policy, support)
+        if cell.verdict is not Verdict.ABSTAINS
+    ]
+    if not wanted:
+        raise UserError(
+            "the policy leaves every choice to NCCL on the groups of this sweep: there is nothing "
+            "to gate, and nothing to deploy"
+        )
+    return wanted
 
 
 def _outlook(kept: Sequence[_ExpectedGain], cycles: int, q: float) -> dict[str, float]:
-    """What would pass alone in so many runs of the kept bins; see `GatePlan.by_runs`."""
+    """What would pass alone in so many `runs`: `bins`, and theirs in the gain of all (a share)."""
     powers = np.array([hope.power(cycles, q / 2) for hope in kept])
     gains = np.array([max(hope.gain or 0.0, 0.0) for hope in kept])
     share = float(powers @ gains / max(gains.sum(), 1e-12))
@@ -201,9 +196,8 @@ def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_Expec
                 within = trained.within_runs(hope.support, cell.collective, near)
                 told.append((i, gains - least, within, distance == 0))
                 break
-    own = np.array([np.var(gains, ddof=1) for _, gains, _, _ in told])
-    freedom = np.array([len(gains) - 1.0 for _, gains, _, _ in told])
-    for each, variance, df in zip(told, *shrunk(own, freedom), strict=True):
+    spread = shrunk([gains for _, gains, _, _ in told])
+    for each, variance, df in zip(told, *spread, strict=True):
         i, gains, within, is_own = each
         surely = float(np.mean(gains) - np.sqrt(variance / len(gains)))
         # So few runs do not tell well how much of their noise is between them.
@@ -220,10 +214,10 @@ def _kept(
     """The bins worth measuring: those that can pass, and those between two of them."""
     reach: dict[tuple[object, ...], list[int]] = {}
     for hope in able:
-        reach.setdefault(_family(hope), []).append(hope.cell.bin)
+        reach.setdefault((hope.cell.key[:4], hope.cell.action), []).append(hope.cell.bin)
     kept, left_out = [], Counter[str]()
     for hope in hopes:
-        bins = reach.get(_family(hope), [])
+        bins = reach.get((hope.cell.key[:4], hope.cell.action), [])
         if bins and min(bins) <= hope.cell.bin <= max(bins):
             kept.append(hope)
         elif hope.gain is None:
@@ -231,11 +225,6 @@ def _kept(
         else:
             left_out[f"its gain would not pass in {MOST_CYCLES} runs"] += 1
     return kept, dict(left_out)
-
-
-def _family(hope: _ExpectedGain) -> tuple[object, ...]:
-    cell = hope.cell
-    return cell.system, cell.num_nodes, cell.num_ranks, cell.collective, cell.action
 
 
 def _fresh_sweep(

@@ -6,13 +6,14 @@ import pytest
 from scenario_places import PLACES, shifted
 from scenario_rivals import Filter, Levels
 
-from dynamiccl.evaluate.simulate.compare import Totals, roll_out
-from dynamiccl.evaluate.simulate.players import (
+from dynamiccl.evaluate.simulate import (
     DELAYED,
     NCCL,
     Contender,
     Player,
     Setting,
+    Totals,
+    roll_out,
     simple_contenders,
 )
 from dynamiccl.simulator.group import Group

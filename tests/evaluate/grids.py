@@ -22,6 +22,14 @@ def grid(sizes: list[int], times: list[list[float]], **columns: Any) -> TaskGrid
     return TaskGrid(tasks, values, np.where(measured, 3, 0), tasks.head(0), samples)
 
 
+def noise(band: float | None = None, **others: float) -> pl.DataFrame:
+    """The noise band of AllReduce on the grids' system, and of other collectives."""
+    bands = {"AllReduce": band, **others}
+    rows = [("s", name, each) for name, each in bands.items() if each is not None]
+    types = {"system": pl.String, "collective": pl.String, "noise_band": pl.Float64}
+    return pl.DataFrame(rows, schema=types, orient="row")
+
+
 def noisy(exact: TaskGrid, spread: float, random: np.random.Generator) -> TaskGrid:
     """The grid with 40 log-normal samples a cell, whose mean is the cell's time."""
     samples = {}

@@ -1,4 +1,4 @@
-"""The baselines: tables and a search on grids worked out by hand, regressions on a known law."""
+"""Learned policy and baselines: tables and a search worked out by hand, regressions on a law."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,9 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import TaskGrid
+from dynamiccl.datasets.cells import TaskGrid, task_grid, usable
+from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines import (
     REPEATS,
     BestFixed,
@@ -16,12 +18,18 @@ from dynamiccl.evaluate.baselines import (
     FiveBins,
     GradientBoosting,
     Interpolated,
+    LearnedPolicy,
+    NcclDefault,
     NearestSize,
+    Oracle,
+    Policy,
     PooledFixed,
     make_policies,
+    probes_of,
 )
-from dynamiccl.evaluate.policies import NcclDefault, Oracle, Policy, probes_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.train.policy import TorchPolicy
+from tests.conftest import Trained
 from tests.evaluate.grids import NAN, TRAINING, grid, noisy
 
 CATALOGUE = Catalogue(
@@ -80,6 +88,8 @@ OTHER = grid([1 << 20], [ONES], launch_profile="other")
         pytest.param(BestFixed, TRAINING, OTHER, [0], id="no config of another family"),
         pytest.param(FiveBins, BINS, ASKED, [0, 0, 1, 1, 2, 0], id="the raw best row of a bin"),
         pytest.param(FiveBins, BINS, grid([3 << 10], [[1.0, NAN, 1.0]]), [0], id="not measured"),
+        pytest.param(lambda _: NcclDefault(), BINS, TRAINING, [0, 0, 0], id="abstains"),
+        pytest.param(lambda _: Oracle(), BINS, TRAINING, [1, 2, 2], id="the fastest"),
     ],
 )
 def test_tables_hold_what_was_the_fastest(
@@ -116,6 +126,7 @@ def test_a_regression_finds_the_law_between_the_sizes(
     assert test.regret(actions).mean() < 0.03
     assert test.regret(actions).mean() < 0.2 * test.regret(NcclDefault().choose(test)).mean()
     assert test.regret(Oracle().choose(test)).max() == 0.0
+    assert np.array_equal(make(law(SIZES)).choose(test), actions)  # the same twice
 
 
 @pytest.mark.parametrize("make", [boosting, NearestSize, Interpolated])
@@ -126,10 +137,10 @@ def test_a_regression_takes_only_what_was_measured_at_the_task(
     assert make(law(SIZES)).choose(test).tolist() == [1]
     times = test.times_us.copy()
     times[:, 1] = NAN
-    reduced = TaskGrid(test.tasks, times, test.repeats, test.unscored, test.samples)
+    reduced = replace(test, times_us=times)
     assert make(law(SIZES)).choose(reduced).tolist() == [3]
     times[:, 1:] = NAN
-    nothing = TaskGrid(test.tasks, times, test.repeats, test.unscored, test.samples)
+    nothing = replace(test, times_us=times)
     assert make(law(SIZES)).choose(nothing).tolist() == [0]
 
 
@@ -147,11 +158,6 @@ def test_trees_are_fit_where_the_catalogue_holds_a_knob_that_training_never_set(
     training = grid(SIZES, times.tolist())
     policy = GradientBoosting(training, catalogue)
     assert policy.choose(law([1 << 12])).tolist() == [1]
-
-
-def test_the_same_twice() -> None:
-    first, second = (boosting(law(SIZES)).choose(law(BETWEEN)) for _ in "ab")
-    assert np.array_equal(first, second)
 
 
 def test_rivals_are_told_what_the_policies_were_training_and_validation() -> None:
@@ -221,3 +227,25 @@ def test_searches_are_the_same_every_time() -> None:
     tasks = noisy(grid([1 << 10] * 3, [GENTLE] * 3), 0.5, np.random.default_rng(0))
     first, again = (CoordinateDescent(SEARCHED).choose(tasks) for _ in range(2))
     assert first.tolist() == again.tolist()
+
+
+def test_a_learned_policy_answers_in_the_catalogue_of_the_data_what_was_measured(
+    trained: Trained,
+) -> None:
+    frame = read(trained.data)
+    own = Catalogue.from_frame(usable(frame))
+    # The same configs in another order: the answers must name the same configs.
+    shuffled = Catalogue((own.configs[0], *reversed(own.configs[1:])))
+    policy = TorchPolicy.load(trained.policy)
+    chosen = []
+    for catalogue in (own, shuffled):
+        test = task_grid(frame, catalogue, [Split.TEST])
+        actions = LearnedPolicy(policy, catalogue, "policy").choose(test)
+        chosen.append([catalogue.configs[a] for a in actions])
+    assert chosen[0] == chosen[1]
+    assert len(set(chosen[0])) > 1
+    favourite = int(np.bincount(actions)[1:].argmax()) + 1
+    times = test.times_us.copy()
+    times[:, favourite] = NAN
+    reduced = replace(test, times_us=times)
+    assert favourite not in LearnedPolicy(policy, shuffled, "policy").choose(reduced)

@@ -1,8 +1,10 @@
 """The gate: what passes is better in fresh runs, and only that reaches a decision table."""
 
+import html
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,10 @@ from dynamiccl.datasets.manifest import Manifest, Support, find_supports
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
-from dynamiccl.evaluate.gate.cells import Cell, Verdict
-from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns
-from dynamiccl.evaluate.gate.gate import Gated, pass_gate, wanted_cells
-from dynamiccl.evaluate.gate.gated import gate_rows, read_gated, refusals
-from dynamiccl.evaluate.policies import let_through
+from dynamiccl.evaluate.baselines import let_through
+from dynamiccl.evaluate.gate.evidence import MIN_RUNS, Cell, FreshRuns, Verdict
+from dynamiccl.evaluate.gate.gate import Gated, pass_gate, read_gated
+from dynamiccl.evaluate.page import say
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.export import export_artifact
@@ -36,6 +37,7 @@ from tests.rows import default, forced, frame
 CATALOGUE = Catalogue((ABSTAIN, Config(Algorithm.Ring, Protocol.LL)))
 NO_NOISE = pl.DataFrame(schema={"system": str, "collective": str, "noise_band": float})
 SIZES = [1 << k for k in range(18, 25)]
+TREE = {"actual_algorithm": "Tree", "actual_protocol": "LL"}
 
 
 def runs(
@@ -56,8 +58,7 @@ def runs(
             slow, fast = drift * random.lognormal(0.0, noise, 2)
             where: dict[str, Any] = {"size_bytes": size, "run": f"fresh-{run}", "repeat": run}
             where |= columns
-            chosen = {"actual_algorithm": "Tree", "actual_protocol": "LL"}
-            rows.append(default(100.0 * slow, **chosen, **where))
+            rows.append(default(100.0 * slow, **TREE, **where))
             rows.append(forced("Ring", "LL", 100.0 * fast / (1.0 + gain), **where))
     return rows
 
@@ -83,50 +84,48 @@ class AlwaysRing:
         return np.where(mask, [-1.2, -1.0], -1e9)
 
 
-def always_ring(*trained_rows: dict[str, Any]) -> Any:
-    return AlwaysRing(find_supports(frame(*trained_rows), CATALOGUE, NO_NOISE))
+def always_ring(*rows: dict[str, Any]) -> Any:
+    """It, trained on these rows, or on one run of all sizes."""
+    trained = frame(*(rows or runs(0.2, count=1, sweep="trained")))
+    return AlwaysRing(find_supports(trained, CATALOGUE, NO_NOISE))
 
 
 def verdicts(gated: Gated, collective: str = "AllReduce") -> dict[int, Verdict]:
     return {cell.bin: cell.verdict for cell in gated.cells if cell.collective == collective}
 
 
+def gate(fresh: list[dict[str, Any]], known: pl.DataFrame | None = None) -> dict[int, Verdict]:
+    """Verdicts on a policy that wants Ring/LL at all sizes."""
+    return verdicts(pass_gate(always_ring(), frame(*fresh), known=known))
+
+
 def test_a_gain_beyond_the_band_passes_and_one_within_it_does_not() -> None:
-    trained_on = runs(0.2, count=1, sweep="trained")
-    good = pass_gate(always_ring(*trained_on), frame(*runs(0.2)))
-    measured = {size_bin(size) for size in SIZES}
-    assert {b for b, v in verdicts(good).items() if v is Verdict.PASSED} == measured
-    even = pass_gate(always_ring(*trained_on), frame(*runs(0.0)))
-    assert not {Verdict.PASSED, Verdict.INFERRED} & set(verdicts(even).values())
-    slower = pass_gate(always_ring(*trained_on), frame(*runs(-0.1)))
-    assert set(verdicts(slower).values()) <= {Verdict.REFUSED, Verdict.ABSTAINS}
+    good = gate(runs(0.2))
+    assert {b for b, v in good.items() if v is Verdict.PASSED} == {size_bin(s) for s in SIZES}
+    for gain in (0.0, -0.1):
+        assert set(gate(runs(gain)).values()) <= {Verdict.REFUSED, Verdict.ABSTAINS}
 
 
 def judge_one(rows: list[dict[str, Any]]) -> Cell:
-    """What the rows tell of the first size, tested alone."""
-    policy = always_ring(*runs(0.2, count=1, sweep="trained"))
-    [support] = policy.manifest.supports
-    cells = wanted_cells(policy, support)
-    asked = [c for c in cells if c.collective == "AllReduce" and c.bin == size_bin(SIZES[0])]
-    [found] = FreshRuns(frame(*rows), CATALOGUE).test(asked, {asked[0].place[:3]: support})
-    return found
+    """What the rows tell of the first size."""
+    gated = pass_gate(always_ring(), frame(*rows))
+    at = ("AllReduce", size_bin(SIZES[0]))
+    return next(cell for cell in gated.cells if cell.key[3:] == at)
 
 
-def test_what_a_run_does_to_all_its_times_cancels() -> None:
+def test_what_a_run_does_to_all_its_times_cancels_and_few_runs_are_no_evidence() -> None:
     evidence = judge_one(runs(0.05, noise=0.0))
     assert evidence.runs == 8
     assert evidence.gain == pytest.approx(0.05)
-
-
-def test_few_runs_and_unknown_noise_are_no_evidence() -> None:
-    found = judge_one(runs(0.5, count=MIN_RUNS - 1))
-    assert (found.p_value, found.reason) == (None, "2 fresh runs of both, not 3")
-    assert judge_one(runs(0.5, count=1)).runs == 1
+    few = judge_one(runs(0.5, count=MIN_RUNS - 1))
+    assert (few.runs, few.p_value, few.reason) == (2, None, "2 fresh runs of both, not 3")
+    assert judge_one(runs(0.5, count=1)).reason == "1 fresh runs of both, not 3"
 
 
 @pytest.mark.parametrize(
     "elsewhere",
     [
+        {"nccl_version": "2.27.7"},
         {"nccl_version": "2.28.3"},
         {"num_nodes": 2, "ranks_per_node": 4},
         {"system": "other"},
@@ -136,94 +135,61 @@ def test_few_runs_and_unknown_noise_are_no_evidence() -> None:
     ],
 )
 def test_runs_of_something_else_are_no_evidence(elsewhere: dict[str, Any]) -> None:
-    trained_on = runs(0.2, count=1, sweep="trained")
-    gated = pass_gate(always_ring(*trained_on), frame(*runs(0.2, **elsewhere)))
-    assert not {Verdict.PASSED, Verdict.INFERRED} & set(verdicts(gated).values())
+    """Another patch release is the same NCCL."""
+    same = elsewhere == {"nccl_version": "2.27.7"}
+    assert (Verdict.PASSED in gate(runs(0.2, **elsewhere)).values()) == same
 
 
 def test_group_shapes_that_were_never_measured_get_no_table() -> None:
-    """However many shapes were: nothing is carried over, though the fresh runs have the new one."""
-    shapes = [(nodes, 8) for nodes in range(1, 22)]
+    """Nothing is carried over, though the fresh runs have the new one."""
 
-    def where(nodes: int, ranks: int) -> dict[str, Any]:
-        return {"num_nodes": nodes, "ranks_per_node": ranks, "num_ranks": nodes * ranks}
+    def shaped(*shapes: int, **columns: Any) -> list[dict[str, Any]]:
+        where = ({"num_nodes": n, "ranks_per_node": 8, "num_ranks": 8 * n} for n in shapes)
+        return [row for w in where for row in runs(0.2, sizes=SIZES[:2], **w, **columns)]
 
-    few = SIZES[:2]
-    trained_on = [
-        row for s in shapes for row in runs(0.2, count=1, sizes=few, sweep="trained", **where(*s))
-    ]
-    fresh = [row for s in [*shapes, (22, 8)] for row in runs(0.2, sizes=few, **where(*s))]
-    gated = pass_gate(always_ring(*trained_on), frame(*fresh))
-    passed = {
-        (c.num_nodes, c.num_ranks // c.num_nodes) for c in gated.cells if c.verdict == "passed"
-    }
-    assert passed == set(shapes)
-    tables = {(s.num_nodes, s.ranks_per_node) for s in table_supports(gated.manifest)}
-    assert tables == set(shapes)
+    policy = always_ring(*shaped(1, 2, 3, count=1, sweep="trained"))
+    gated = pass_gate(policy, frame(*shaped(1, 2, 3, 4)))
+    assert {cell.num_nodes for cell in gated.cells if cell.verdict == "passed"} == {1, 2, 3}
+    assert {support.num_nodes for support in table_supports(gated.manifest)} == {1, 2, 3}
 
 
-def test_another_patch_release_is_the_same_nccl() -> None:
-    trained_on = runs(0.2, count=1, sweep="trained")
-    gated = pass_gate(always_ring(*trained_on), frame(*runs(0.2, nccl_version="2.27.7")))
-    assert Verdict.PASSED in verdicts(gated).values()
+def own_choice(*sizes: int, **choice: str) -> pl.DataFrame:
+    return frame(*(default(1.0, size_bytes=size, sweep="trained", **choice) for size in sizes))
 
 
 def test_a_bin_between_follows_its_neighbours_only_where_the_default_is_known() -> None:
-    trained_on = runs(0.2, count=1, sweep="trained")
-    fresh = frame(*runs(0.2, sizes=SIZES[::2][:2]))  # 256K and 1M: two octaves apart
-    assert Verdict.INFERRED not in verdicts(pass_gate(always_ring(*trained_on), fresh)).values()
-    near = frame(*runs(0.2, sizes=[SIZES[0], SIZES[1]]))
-    between = size_bin(bin_center_bytes(size_bin(SIZES[0]) + 2))
-    alone = pass_gate(always_ring(*trained_on), near)
-    assert verdicts(alone)[between] is Verdict.REFUSED  # what NCCL does there is not known
-    middle = bin_center_bytes(between)
-
-    def known(**choice: str) -> pl.DataFrame:
-        return frame(default(100.0, size_bytes=middle, sweep="trained", **choice))
-
-    same = known(actual_algorithm="Tree", actual_protocol="LL")
-    told = pass_gate(always_ring(*trained_on), near, known=same)
-    assert verdicts(told)[between] is Verdict.INFERRED
-    for choice in (
-        {"actual_algorithm": "Ring", "actual_protocol": "LL"},
-        {"actual_algorithm": "Tree"},  # and a protocol that nobody knows
+    far = runs(0.2, sizes=SIZES[::2][:2])  # 256K and 1M: two octaves apart
+    assert Verdict.INFERRED not in gate(far).values()
+    near = runs(0.2, sizes=SIZES[:2])
+    between = size_bin(SIZES[0]) + 2
+    assert gate(near)[between] is Verdict.REFUSED  # what NCCL does there is not known
+    for choice, verdict in (
+        (TREE, Verdict.INFERRED),
+        ({**TREE, "actual_algorithm": "Ring"}, Verdict.REFUSED),
+        ({"actual_algorithm": "Tree"}, Verdict.REFUSED),  # and a protocol that nobody knows
     ):
-        gated = pass_gate(always_ring(*trained_on), near, known=known(**choice))
-        assert verdicts(gated)[between] is Verdict.REFUSED
+        known = own_choice(bin_center_bytes(between), **choice)
+        assert gate(near, known)[between] is verdict
 
 
 def test_a_bin_does_not_follow_past_a_measured_one_that_failed() -> None:
-    trained_on = runs(0.2, count=1, sweep="trained")
+    gains = (0.2, 0.0, 0.2)
     mixed = [
-        *runs(0.2, sizes=[SIZES[0]]),
-        *runs(0.0, sizes=[SIZES[1]], seed=1),
-        *runs(0.2, sizes=[SIZES[2]], seed=2),
+        row for seed, gain in enumerate(gains) for row in runs(gain, sizes=[SIZES[seed]], seed=seed)
     ]
-    known = frame(
-        *(
-            default(
-                1.0,
-                size_bytes=bin_center_bytes(size_bin(SIZES[0]) + step),
-                sweep="trained",
-                actual_algorithm="Tree",
-                actual_protocol="LL",
-            )
-            for step in range(1, 8)
-        )
-    )
-    gated = pass_gate(always_ring(*trained_on), frame(*mixed), known=known)
-    assert Verdict.INFERRED not in verdicts(gated).values()
+    first = size_bin(SIZES[0])
+    known = own_choice(*(bin_center_bytes(first + step) for step in range(1, 8)), **TREE)
+    assert Verdict.INFERRED not in gate(mixed, known).values()
 
 
 def test_runs_that_were_trained_on_are_refused(trained: Trained) -> None:
     policy = TorchPolicy.load(trained.policy)
     with pytest.raises(UserError, match="not fresh"):
         pass_gate(policy, read(trained.data))
-    rows = runs(0.2)
-    old = AlwaysRing([])
+    old: Any = AlwaysRing([])
     old.manifest.runs.clear()
     with pytest.raises(UserError, match="train it again"):
-        pass_gate(old, frame(*rows))  # type: ignore[arg-type]
+        pass_gate(old, frame(*runs(0.2)))
 
 
 def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(
@@ -249,42 +215,60 @@ def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(
 
 def test_what_passed_is_faster_in_many_more_runs(gated_dir: Path, tmp_path: Path) -> None:
     text = SWEEP.replace('name = "tiny"', 'name = "truth"').replace("cycles = 3", "cycles = 20")
-    truth = FreshRuns(
-        read(make_data(tmp_path / "truth", text.replace("seed = 3", "seed = 99"))),
-        Manifest.read(gated_dir).actions(),
-    )
+    rows = read(make_data(tmp_path / "truth", text.replace("seed = 3", "seed = 99")))
     gated = read_gated(gated_dir)
     assert gated is not None
+    truth = FreshRuns(rows, gated.manifest.actions())
     (support,) = gated.manifest.supports
     passed = [cell for cell in gated.cells if cell.verdict is Verdict.PASSED]
-    for cell in truth.test(passed, {passed[0].place[:3]: support}):
-        assert cell.gain is not None
-        assert cell.gain > 0.0
+    judged = truth.test(passed, {passed[0].place: support})
+    assert min(cell.gain or 0.0 for cell in judged) > 0.0
 
 
-def test_table_of_verdicts_counts_every_bin(trained: Trained, gated_dir: Path) -> None:
-    gated = pass_gate(always_ring(*runs(0.2, count=1, sweep="trained")), frame(*runs(0.2)), q=0.05)
-    heads, *rows = gate_rows(gated)
-    assert heads[0] == "system"
-    (row,) = rows  # one collective of one shape; the others abstain throughout
-    assert row[:3] == ["box", "1 x 8", "AllReduce"]
-    assert sum(map(int, row[3:7])) == len(verdicts(gated))
-    assert sum(count for count, _ in refusals(gated)) == gated.counts()["refused"]
-    assert gated.counts() == gated.to_json()["counts"]
-    assert (gated_dir / "policy.pt").read_bytes() == (trained.policy / "policy.pt").read_bytes()
+def test_the_page_begins_with_what_may_act_and_shows_every_bin(gated_dir: Path) -> None:
+    gated = read_gated(gated_dir)
+    assert gated is not None
+    told = gated.to_show()
+    (family,) = told["families"]  # the other collective abstains throughout
+    assert (family["collective"], family["num_nodes"], family["num_ranks"]) == ("AllReduce", 4, 32)
+    assert sum(family["counts"].values()) == len(verdicts(gated))
+    assert sum(count for count, _ in told["refusals"]) == told["counts"]["refused"]
+    page = html.unescape((gated_dir / "gate.html").read_text(encoding="utf-8"))
+    acting = told["counts"]["passed"] + told["counts"]["inferred"]
+    most = max(cell.gain or 0.0 for cell in gated.cells if cell.acts)
+    assert re.search(
+        rf"<h1>The policy may act in {acting} of the {acting + told['counts']['refused']} size "
+        rf"bins in which it would: up to {100 * most / (1 + most):.0f} % less time",
+        page,
+    )
+    marks = re.findall(r'<td class="(\w+)" title="[^"]*">(.)</td>', page)
+    letters = {"passed": "P", "inferred": "i", "refused": "R", "abstains": "·"}
+    assert Counter(marks) == {(v, letters[v]): n for v, n in family["counts"].items() if n}
+    assert not re.search(r"<script|<link|src=|href=|url\(", page)
 
 
-def test_gate_is_read_back_with_every_bin(trained: Trained, gated_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (always_ring(), "Nothing passed the gate: NCCL's own"),
+        (AlwaysRing([]), "The policy leaves every size to NCCL: there was nothing to judge"),
+    ],
+)
+def test_a_gate_that_lets_nothing_through_says_so(policy: Any, said: str) -> None:
+    found = pass_gate(policy, frame(*runs(0.0))).to_show()
+    assert say("gate", "headline", found).startswith(said)
+
+
+def test_gate_is_read_back_with_every_bin_and_damage_is_refused(
+    trained: Trained, gated_dir: Path, tmp_path: Path
+) -> None:
     assert read_gated(trained.policy) is None
     found = read_gated(gated_dir)
     assert found is not None
     said = json.loads((gated_dir / "gate.json").read_text())
     assert found.to_json() == said
-    assert found.counts() == said["counts"]  # with the bins that abstain, which the file leaves out
-    assert len(found.cells) == sum(said["counts"].values())
-
-
-def test_damaged_gate_is_refused(gated_dir: Path, tmp_path: Path) -> None:
+    assert len(found.cells) == sum(said["counts"].values())  # with those that abstain
+    assert (gated_dir / "policy.pt").read_bytes() == (trained.policy / "policy.pt").read_bytes()
     copy = Path(shutil.copytree(gated_dir, tmp_path / "gated"))
     (copy / "gate.json").write_text('{"q": 0.01, "cells": [{}]}')
     with pytest.raises(ArtifactMismatch):
@@ -318,16 +302,6 @@ def test_report_scores_a_gated_policy_as_its_tables_act(
     assert acts["gated"] == acts["free"] & passed
     assert acts["gated"]
     assert acts["free"] - passed
-    page = report.page.read_text(encoding="utf-8")
-    _, shown = page.split("What the gate let through", 1)
-    counts = json.loads((gated_dir / "gate.json").read_text())["counts"]
-    assert "Verdicts on gated" in shown
-    assert "Verdicts on free" not in shown
-    (svg,) = re.findall(r"<svg.*?</svg>", shown, re.DOTALL)
-    marks = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
-    for letter, verdict in (("P", "passed"), ("i", "inferred"), ("R", "refused")):
-        assert marks.count(letter) == counts[verdict]
-        assert f"{letter}  {verdict}" in marks
 
 
 def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
@@ -335,22 +309,11 @@ def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
     (support,) = manifest.supports
     (collective, actions), *_ = (support.gated or {}).items()
     (action, (size, *_)), *_ = actions.items()
-    place: dict[str, Any] = {
-        "system": support.system,
-        "num_nodes": support.num_nodes,
-        "ranks_per_node": support.ranks_per_node,
-        "launch_profile": support.launch_profile,
-        "nccl_version": support.nccl_version,
-        "collective": collective,
-        "bin": size,
-    }
-    others: list[dict[str, Any]] = [
-        {"system": "other"},
-        {"num_nodes": 5},
-        {"nccl_version": "2.26.0"},
-        {"bin": 1},
-    ]
-    mask, _ = let_through(manifest, pl.DataFrame([place, *({**place, **each} for each in others)]))
+    names = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
+    place = {name: getattr(support, name) for name in names}
+    place |= {"collective": collective, "bin": size}
+    others = ({"system": "other"}, {"num_nodes": 5}, {"nccl_version": "2.26.0"}, {"bin": 1})
+    mask, _ = let_through(manifest, pl.DataFrame([place, *({**place, **o} for o in others)]))
     assert mask[:, 0].all()
     assert mask[0, int(action)]
     assert not mask[1:, 1:].any()

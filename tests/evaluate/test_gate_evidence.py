@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dynamiccl.evaluate.gate.cells import Verdict
-from dynamiccl.evaluate.gate.evidence import passing, shrunk
+from dynamiccl.evaluate.gate.evidence import Verdict, passing, shrunk
 from dynamiccl.evaluate.gate.gate import pass_gate
 from tests.evaluate.test_gate import SIZES, always_ring, runs, verdicts
 from tests.rows import frame
@@ -28,22 +27,23 @@ def test_benjamini_and_hochberg_take_the_last_below_the_line() -> None:
     assert passing(np.zeros(0), 0.05, even(0)).tolist() == []
 
 
-def test_weights_move_the_rate_and_add_none() -> None:
-    p_values = np.array([0.006, 0.5])
-    assert not passing(p_values, Q, even(2)).any()
-    assert passing(p_values, Q, np.array([3.0, 1.0])).tolist() == [True, False]
-    assert not passing(p_values, Q, np.array([1.0, 3.0])).any()
-    assert not passing(p_values, Q, 100.0 * even(2)).any()  # a mean of 1, whatever they are
+@pytest.mark.parametrize(
+    ("weights", "passed"),
+    [([1, 1], [False, False]), ([3, 1], [True, False]), ([1, 3], [False, False])],
+)
+def test_weights_move_the_rate_and_add_none(weights: list[int], passed: list[bool]) -> None:
+    for scale in (1.0, 100.0):  # a mean of 1, whatever they are
+        found = passing(np.array([0.006, 0.5]), Q, scale * np.array(weights))
+        assert found.tolist() == passed
 
 
 def false_gates(noise: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], num_runs: int) -> int:
     """Gates of GATES that let anything through, though every gain is exactly the noise band."""
     random = np.random.default_rng(0)
-    freedom = np.full(len(noise), num_runs - 1.0)
     found = 0
     for _ in range(GATES):
         excess = random.permutation(noise)[:, None] * random.normal(size=(len(noise), num_runs))
-        variances, df = shrunk(excess.var(axis=1, ddof=1), freedom)
+        variances, df = shrunk([*excess])
         t = excess.mean(axis=1) / np.sqrt(variances / num_runs)
         found += bool(passing(stats.t.sf(t, df), Q, weights).any())
     return found
@@ -61,34 +61,37 @@ def test_a_few_bins_with_far_more_noise_do_not_pass_by_the_others_calm() -> None
     assert false_gates(noise, even(60), 3) <= Q * GATES + 4
 
 
+def spread(*variances: float) -> list[np.ndarray[Any, Any]]:
+    """Gains in three runs, of these variances."""
+    return [np.sqrt(each) * np.array([-1.0, 0.0, 1.0]) for each in variances]
+
+
 def test_a_variance_is_never_shrunk_below_the_bins_own() -> None:
     own = np.array([1e-4, 1.1e-4, 0.9e-4, 1e-4, 0.16])
-    variances, _ = shrunk(own, np.full(5, 2.0))
-    assert (variances >= own).all()
-    assert variances[4] == own[4]
+    variances, _ = shrunk(spread(*own))
+    assert (variances >= 0.999 * own).all()
+    assert variances[4] == pytest.approx(own[4])
     # Two slow calls in three runs: the mean is twice its error, whatever the other bins say.
     slow = np.array([0.0, 0.4, 0.4])
-    many = np.full(60, 1e-6)
-    variances, df = shrunk(np.append(many, slow.var(ddof=1)), np.full(61, 2.0))
+    variances, df = shrunk([*spread(*[1e-6] * 60), slow])
     t = slow.mean() / np.sqrt(variances[-1] / 3)
     assert stats.t.sf(t, df[-1]) > 0.05
 
 
 def test_even_bins_lend_each_other_freedom_and_uneven_ones_next_to_none() -> None:
     random = np.random.default_rng(0)
-    freedom = np.full(40, 2.0)
     chance = random.chisquare(2, 40) / 2
-    _, calm = shrunk(1e-4 * chance, freedom)
+    _, calm = shrunk(spread(*1e-4 * chance))
     assert calm == pytest.approx(4.0)
-    _, wild = shrunk(1e-4 * chance * np.exp(random.normal(0.0, 5.0, 40)), freedom)
+    _, wild = shrunk(spread(*1e-4 * chance * np.exp(random.normal(0.0, 5.0, 40))))
     assert (wild < 2.5).all()
-    variances, lone = shrunk(np.array([1e-4]), np.array([2.0]))
-    assert (variances[0], lone[0]) == (1e-4, 2.0)
-    assert shrunk(np.zeros(2), np.full(2, 2.0))[1].max() <= 2.5
+    variances, lone = shrunk(spread(1e-4))
+    assert (variances[0], lone[0]) == (pytest.approx(1e-4), 2.0)
+    assert shrunk([np.zeros(3)] * 2)[1].max() <= 2.5
 
 
 def test_three_runs_let_a_clear_gain_through_and_a_slow_call_does_not() -> None:
-    policy = always_ring(*runs(0.2, count=1, sweep="trained"))
+    policy = always_ring()
     fresh = runs(0.8, count=3, noise=0.015)
     found = verdicts(pass_gate(policy, frame(*fresh)))
     passed = [b for b, verdict in found.items() if verdict is Verdict.PASSED]

@@ -1,5 +1,7 @@
 """Size bins between measured ones, and the sweep that a gate needs."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,7 @@ from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.datasets.features import COST_TYPES
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
-from dynamiccl.evaluate.gate.cells import Verdict
-from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, costs_of
+from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, Verdict, costs_of
 from dynamiccl.evaluate.gate.gate import pass_gate
 from dynamiccl.evaluate.gate.plan import plan_gate
 from dynamiccl.sizes import bin_center_bytes, size_bin
@@ -57,67 +58,80 @@ def judged(gains: dict[int, float], *, noise: float = 0.01, **known: Any) -> dic
     return {step: found[LOW + step] for step in range(5)}
 
 
-def test_costs_that_tell_one_default_let_the_bins_between_follow() -> None:
-    ends = {0: 0.2, 4: 0.2}
-    assert judged(ends)[2] is Verdict.REFUSED
-    tree = costs(Tree_LL=40.0, Ring_LL=5.0)
-    assert [judged(ends, costs=tree)[step] for step in (1, 2, 3)] == [Verdict.INFERRED] * 3
+ENDS = {0: 0.2, 4: 0.2}
 
 
-def test_costs_that_tell_something_else_than_what_ran_are_not_believed() -> None:
-    ring = costs(Tree_LL=5.0, Ring_LL=10.0)  # the runs' log says Tree
-    assert judged({0: 0.2, 4: 0.2}, costs=ring)[2] is Verdict.REFUSED
-
-
-def test_a_bin_that_fails_ends_what_its_neighbours_tell() -> None:
-    tree = costs(Tree_LL=40.0, Ring_LL=5.0)
-    found = judged({0: 0.4, 2: 0.0, 4: 0.4}, costs=tree)
+@pytest.mark.parametrize(
+    ("gains", "tells", "between"),
+    [
+        pytest.param(ENDS, None, Verdict.REFUSED, id="no costs"),
+        pytest.param(ENDS, costs(Tree_LL=40.0, Ring_LL=5.0), Verdict.INFERRED, id="one default"),
+        pytest.param(
+            ENDS, costs(Tree_LL=5.0, Ring_LL=10.0), Verdict.REFUSED, id="not what the log says"
+        ),
+        pytest.param(
+            {0: 0.4, 2: 0.0, 4: 0.4},
+            costs(Tree_LL=40.0, Ring_LL=5.0),
+            Verdict.REFUSED,
+            id="a bin that fails ends what its neighbours tell",
+        ),
+    ],
+)
+def test_costs_tell_what_nccl_does_between_two_bins(
+    gains: dict[int, float], tells: pl.DataFrame | None, between: Verdict
+) -> None:
+    found = judged(gains, costs=tells)
     assert found[0] is found[4] is Verdict.PASSED
-    assert [found[step] for step in (1, 2, 3)] == [Verdict.REFUSED] * 3
+    assert [found[step] for step in (1, 2, 3)] == [between] * 3
+
+
+def planner(trained: Trained) -> tuple[TorchPolicy, Callable[..., dict[str, Any]]]:
+    """A policy, and `plan_gate` for it by the data that it was trained on."""
+    policy = TorchPolicy.load(trained.policy)
+    known = FreshRuns(read(trained.data), policy.manifest.actions())
+    return policy, partial(plan_gate, policy, known)
 
 
 def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     trained: Trained, tmp_path: Path
 ) -> None:
-    policy = TorchPolicy.load(trained.policy)
+    policy, plan = planner(trained)
     base = parse_sweep(SWEEP, where="sweep")
-    known = FreshRuns(read(trained.data), policy.manifest.actions())
     write = tmp_path / "fresh.toml"
-    planned = plan_gate(policy, known, base, write, q=0.01)
+    planned = plan(base, write, q=0.01)
     sweep = load_sweep(write)
-    assert 0 < planned.bins_planned <= planned.bins_wanted
-    assert sum(planned.left_out.values()) == planned.bins_wanted - planned.bins_planned
-    assert sweep.file.cycles == planned.cycles
+    assert 0 < planned["bins_planned"] <= planned["bins_wanted"]
+    assert sum(planned["left_out"].values()) == planned["bins_wanted"] - planned["bins_planned"]
+    assert sweep.file.cycles == planned["cycles"]
     assert sweep.file.name not in {run.split("/")[1] for run in policy.manifest.runs}
     tasks = {(t.setting, t.size_bytes) for t in sweep.trials}
-    assert len(tasks) == planned.bins_planned
+    assert len(tasks) == planned["bins_planned"]
     assert len(sweep.trials) == 2 * len(tasks)  # the default and one config
-    assert planned.sweep["hours"] <= planned.sweep_hours == make_plan(base)["hours"]
+    assert planned["sweep"]["hours"] <= planned["sweep_hours"] == make_plan(base)["hours"]
     bins, shares, hours = (
-        [told[key] for told in planned.by_runs] for key in ("bins", "share_of_gain", "hours")
+        [told[key] for told in planned["by_runs"]] for key in ("bins", "share_of_gain", "hours")
     )
     assert bins == sorted(bins)
-    assert 0.0 < bins[0] < bins[-1] <= planned.bins_planned
+    assert 0.0 < bins[0] < bins[-1] <= planned["bins_planned"]
     assert 0.0 < shares[0] < shares[-1] <= 1.0
     assert hours == sorted(hours)
     data = simulate(sweep.text, tmp_path / "fresh")
     gated = pass_gate(policy, read(data), known=read(trained.data), costs=costs_of(data))
     passed = gated.counts()["passed"]
-    assert passed >= 0.7 * planned.expected_to_pass
-    assert passed <= planned.bins_planned
+    assert passed >= 0.7 * planned["expected_to_pass"]
+    assert passed <= planned["bins_planned"]
 
 
 def test_a_proof_that_would_take_longer_than_its_sweep_has_fewer_runs(
     trained: Trained, tmp_path: Path
 ) -> None:
-    policy = TorchPolicy.load(trained.policy)
+    _, plan = planner(trained)
     base = parse_sweep(SWEEP + "[budget]\nmax_hours = 0.001\n", where="sweep")
-    known = FreshRuns(read(trained.data), policy.manifest.actions())
-    planned = plan_gate(policy, known, base, tmp_path / "fresh.toml", q=1e-6)
-    sure = plan_gate(policy, known, base, tmp_path / "sure.toml", q=1e-6, power=0.8)
-    assert planned.sweep_hours == sure.sweep_hours == 0.001
-    assert (planned.is_cut, sure.is_cut) == (True, False)
-    assert planned.cycles == MIN_RUNS < sure.cycles
+    planned = plan(base, tmp_path / "fresh.toml", q=1e-6)
+    sure = plan(base, tmp_path / "sure.toml", q=1e-6, power=0.8)
+    assert planned["sweep_hours"] == sure["sweep_hours"] == 0.001
+    assert (planned["is_cut"], sure["is_cut"]) == (True, False)
+    assert planned["cycles"] == MIN_RUNS < sure["cycles"]
 
 
 def test_noise_within_runs_is_told_from_that_between_them() -> None:
@@ -135,8 +149,7 @@ def test_noise_within_runs_is_told_from_that_between_them() -> None:
 
 
 def test_a_sweep_of_another_system_is_told(trained: Trained, tmp_path: Path) -> None:
-    policy = TorchPolicy.load(trained.policy)
-    known = FreshRuns(read(trained.data), policy.manifest.actions())
+    _, plan = planner(trained)
     base = parse_sweep(SWEEP.replace('system = "', 'system = "other-'), where="sweep")
     with pytest.raises(UserError, match="is of system 'other-"):
-        plan_gate(policy, known, base, tmp_path / "fresh.toml", q=0.01)
+        plan(base, tmp_path / "fresh.toml", q=0.01)

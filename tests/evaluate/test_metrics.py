@@ -13,12 +13,11 @@ from dynamiccl.evaluate.metrics import (
     OPTIMISTIC,
     cross_fit,
     fitted_rows,
-    has_runs,
     result_rows,
     summarise,
 )
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from tests.evaluate.grids import NAN, grid
+from tests.evaluate.grids import NAN, grid, noise
 
 CATALOGUE = Catalogue(
     (ABSTAIN, Config(Algorithm.Ring, Protocol.LL), Config(Algorithm.Ring, Protocol.Simple))
@@ -35,22 +34,36 @@ def summaries(
     band: float | None = 0.05, of: TaskGrid = GRID, **probes: list[int]
 ) -> dict[str, dict[str, Any]]:
     tried = {name: np.array(each) for name, each in probes.items()}
-    rows = np.arange(of.tasks.height)
-    found = summarise(of, rows, {k: v[rows] for k, v in CHOICES.items()}, band, tried).to_dicts()
-    return {summary["policy"]: summary for summary in found}
+    choices = {name: each[: of.tasks.height] for name, each in CHOICES.items()}
+    return summarise(result_rows(of, CATALOGUE, choices, noise(band), tried), of, choices)
 
 
-def test_regret_ratio_and_time_weighted_regret() -> None:
-    default = summaries()["nccl-default"]
+def test_figures_by_hand() -> None:
+    found = summaries()
+    default, ours, fixed = (found[name] for name in ("nccl-default", "policy", "best-fixed"))
     assert default["mean"] == pytest.approx(0.125)  # 10/8 - 1 and 0
     assert default["max"] == pytest.approx(0.25)
-    assert default["ratio_to_default"] == 1.0
-    assert default["time_weighted"] == pytest.approx(110 / 108 - 1)
-    ours = summaries()["policy"]
+    assert default["p95"] == pytest.approx(0.95 * 0.25)
+    assert (default["ratio_to_default"], default["noise_band"]) == (1.0, 0.05)
     assert ours["mean"] == 0.0
     assert ours["ratio_to_default"] == pytest.approx(np.sqrt(0.8))
     assert ours["gain"] == pytest.approx(1 - np.sqrt(0.8))
     assert ours["abstained"] == 0.5
+    assert fixed["slower_than_default"] == 0.5  # 16 against 10
+    assert summaries(0.7)["best-fixed"]["slower_than_default"] == 0.0
+    assert summaries(None)["best-fixed"]["slower_than_default"] is None
+    assert summaries(None)["policy"]["noise_band"] is None
+
+
+def test_every_collective_has_its_own_noise_band() -> None:
+    times = [[10.0, 8.0, 11.0], [10.0, 8.0, 11.0]]
+    both = grid([1, 1], times)
+    both = replace(
+        both, tasks=both.tasks.with_columns(collective=np.array(["AllReduce", "Reduce"]))
+    )
+    rows = result_rows(both, CATALOGUE, CHOICES, noise(0.2, Reduce=0.05))
+    assert rows.filter(policy="policy")["noise_band"].to_list() == [0.2, 0.05]
+    assert summarise(rows, both, CHOICES)["best-fixed"]["slower_than_default"] == 0.5
 
 
 def test_channels_are_compared_where_both_were_read_back() -> None:
@@ -60,15 +73,9 @@ def test_channels_are_compared_where_both_were_read_back() -> None:
     assert found["nccl-default"] == 1.0
     assert found["best-fixed"] == 2.0  # where it chose the same at the second, nobody knows
     assert summaries()["policy"]["channels"] is None
-    rows = result_rows(grid, CATALOGUE, CHOICES, {}).filter(policy="best-fixed")
+    rows = result_rows(grid, CATALOGUE, CHOICES, noise(None)).filter(policy="best-fixed")
     assert rows["channels"].to_list() == [32.0, None]
     assert rows["default_channels"].to_list() == [16.0, 16.0]
-
-
-def test_share_slower_than_default_counts_beyond_the_band_only() -> None:
-    assert summaries()["best-fixed"]["slower_than_default"] == 0.5  # 16 against 10
-    assert summaries(band=0.7)["best-fixed"]["slower_than_default"] == 0.0
-    assert summaries(band=None)["best-fixed"]["slower_than_default"] is None
 
 
 def test_interval_holds_the_mean_and_needs_independent_repeats() -> None:
@@ -90,7 +97,7 @@ def test_interval_holds_the_mean_and_needs_independent_repeats() -> None:
 def test_rows_mark_cells_without_independent_runs() -> None:
     mixed = grid([1 << 10, 1 << 20], GRID.times_us.tolist())
     mixed.repeats[1, 1] = 1
-    rows = result_rows(mixed, CATALOGUE, CHOICES, {"s": 0.05})
+    rows = result_rows(mixed, CATALOGUE, CHOICES, noise(0.05))
     ours = rows.filter(policy="policy")
     assert ours["evidence"].to_list() == [INDEPENDENT, OPTIMISTIC]
     assert ours["chosen_config"].to_list() == ["Ring/LL", "ABSTAIN"]
@@ -113,70 +120,48 @@ def measured(true_us: list[float], *, tasks: int, runs: int, spread: float, seed
     return replace(exact, times_us=times, samples=samples)
 
 
+def regret_of(tasks: TaskGrid, action: int) -> tuple[float, list[float], float]:
+    """Cross-fitted regret, its interval, and gain of one config throughout."""
+    count = tasks.tasks.height
+    rows = fitted_rows(tasks, np.arange(count))
+    found = cross_fit(tasks, rows, {"any": np.full(count, action)})["any"]
+    return found["crossfit"], found["interval"], found["gain_crossfit"]
+
+
 def test_configs_that_are_all_alike_have_no_regret() -> None:
     """Against the best of ten noisy medians any of them seems to lose; none does."""
     tasks = measured([100.0] * 10, tasks=200, runs=5, spread=0.05, seed=0)
-    always = {"any": np.full(200, 3)}
-    naive = tasks.regret(always["any"]).mean()
-    fitted = cross_fit(tasks, np.arange(200), {"any": [always["any"]]})["any"]
-    assert fitted is not None
-    assert naive > 0.03
-    assert abs(fitted.regret.mean) < 0.005
-    assert fitted.regret.low < 0.0 < fitted.regret.high
+    assert tasks.regret(np.full(200, 3)).mean() > 0.03
+    regret, (low, high), _ = regret_of(tasks, 3)
+    assert abs(regret) < 0.005
+    assert low < 0.0 < high
 
 
 def test_a_real_difference_is_found() -> None:
     tasks = measured([110.0, 100.0, 150.0], tasks=100, runs=6, spread=0.02, seed=1)
-    rows = np.arange(100)
-    choices = {"default": [np.zeros(100, int)], "best": [np.ones(100, int)]}
-    fitted = cross_fit(tasks, rows, choices, band=0.04)
-    default, best = fitted["default"], fitted["best"]
-    assert default is not None
-    assert best is not None
-    assert default.regret.mean == pytest.approx(0.10, abs=0.01)
-    assert default.regret.low < 0.10 < default.regret.high
-    assert default.p95_regret.mean > default.regret.mean
-    assert default.ratio_to_default.mean == 1.0
-    assert best.regret.mean == pytest.approx(0.0, abs=0.005)
-    assert best.ratio_to_default.mean == pytest.approx(1 / 1.1, abs=0.01)
-    assert best.share_worse is not None
-    assert best.share_worse.mean == 0.0
-
-
-def test_seeds_that_differ_widen_the_interval() -> None:
-    tasks = measured([110.0, 100.0, 150.0], tasks=40, runs=6, spread=0.02, seed=1)
-    always = [np.full(40, action) for action in range(3)]
-    choices = {"steady": [always[1]] * 4, "luck": [always[1]] * 3 + [always[2]]}
-    fitted = cross_fit(tasks, np.arange(40), choices, band=0.04)
-    steady, luck = fitted["steady"], fitted["luck"]
-    assert steady is not None
-    assert luck is not None
-    assert luck.regret.mean == pytest.approx(0.5 / 4, abs=0.03)
-    assert (luck.regret.low < 0.05, luck.regret.high > 0.2) == (True, True)
-    assert steady.regret.high < 0.02
-    assert luck.share_worse is not None
-    assert luck.share_worse.mean == pytest.approx(0.25, abs=0.05)
+    regret, (low, high), gain = regret_of(tasks, 0)
+    assert regret == pytest.approx(0.10, abs=0.01)
+    assert low < 0.10 < high
+    assert gain == 0.0
+    regret, _, gain = regret_of(tasks, 1)
+    assert regret == pytest.approx(0.0, abs=0.005)
+    assert gain == pytest.approx(1 - 1 / 1.1, abs=0.01)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     held = 0
     for seed in range(60):
         tasks = measured([108.0, 100.0], tasks=10, runs=6, spread=0.03, seed=seed)
-        fitted = cross_fit(tasks, np.arange(10), {"default": [np.zeros(10, int)]})["default"]
-        assert fitted is not None
-        held += fitted.regret.low <= 0.08 <= fitted.regret.high
+        _, (low, high), _ = regret_of(tasks, 0)
+        held += low <= 0.08 <= high
     assert held >= 54  # of 60; wider than need be, since halves are parted at random
 
 
 def test_tasks_without_runs_enough_are_left_out() -> None:
     mixed = grid([1, 2, 3], [[10.0, 20.0], [10.0, NAN], [30.0, 10.0]])
     mixed.repeats[0, 1] = 2
-    assert has_runs(mixed).tolist() == [False, True, True]
-    choices = {"default": [np.zeros(3, int)]}
-    fitted = cross_fit(mixed, np.arange(3), choices)["default"]
-    assert fitted is not None
-    assert fitted.regret.mean == pytest.approx((0.0 + 2.0) / 2)
-    assert cross_fit(mixed, np.array([0]), choices) == {"default": None}
+    assert fitted_rows(mixed, np.arange(3)).tolist() == [1, 2]
+    assert regret_of(mixed, 0)[0] == pytest.approx((0.0 + 2.0) / 2)
 
 
 def test_equal_twins_are_one() -> None:

@@ -1,8 +1,10 @@
-"""A whole report on simulated data."""
+"""A whole report on simulated data, and one on a policy named by its MLflow run."""
 
 import html
 import json
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash, measurements_table, write_part
-from dynamiccl.errors import NotEnoughData
-from dynamiccl.evaluate.report import make_report
+from dynamiccl.errors import NotEnoughData, UserError
+from dynamiccl.evaluate.baselines import named_policies
+from dynamiccl.evaluate.report import Report, make_report
+from dynamiccl.train.tracking import find_run, policy_directory, register
+from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.rows import default, forced
@@ -33,14 +38,17 @@ BASELINES = (
 
 
 @pytest.fixture(scope="module")
-def report_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("report")
-    make_report(trained.data, [("policy", trained.policy)], out)
-    return out
+def made(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return make_report(trained.data, [("policy", trained.policy)], tmp_path_factory.mktemp("made"))
 
 
-def test_results_hold_every_policy_on_test_sizes_only(report_dir: Path) -> None:
-    results = pl.read_parquet(report_dir / "results.parquet")
+@pytest.fixture(name="page")
+def page_fixture(made: Report) -> str:
+    return made.page.read_text(encoding="utf-8")
+
+
+def test_results_hold_every_policy_on_test_sizes_only(made: Report) -> None:
+    results = pl.read_parquet(made.results)
     assert set(results["policy"]) == {"policy", *BASELINES}
     assert {split_of(size) for size in results["size_bytes"]} == {"test"}
     assert (results["regret"] >= 0).all()
@@ -48,69 +56,50 @@ def test_results_hold_every_policy_on_test_sizes_only(report_dir: Path) -> None:
     assert (default["chosen_us"] == default["default_us"]).all()
 
 
-def test_policy_beats_the_default_on_simulated_all_reduce(report_dir: Path) -> None:
-    summary = json.loads((report_dir / "summary.json").read_text())
-    policies = summary["systems"][SYSTEM]["by_collective"]["AllReduce"]
-    assert policies["nccl-default"]["mean"] > summary["systems"][SYSTEM]["noise_band"]
-    assert policies["policy"]["mean"] < policies["nccl-default"]["mean"] / 2
-    assert policies["policy"]["mean"] < 0.05
-
-
-def test_the_search_tells_what_it_tried_and_the_oracle_has_no_regret(report_dir: Path) -> None:
-    summary = json.loads((report_dir / "summary.json").read_text())
-    policies = summary["systems"][SYSTEM]["policies"]
-    assert {name for name, figures in policies.items() if figures["probes"]} == {
-        "coordinate-descent"
-    }
-    assert policies["oracle"]["max"] == 0.0
-    assert policies["coordinate-descent"]["mean"] < policies["nccl-default"]["mean"]
-
-
-def test_tasks_where_the_default_is_beyond_the_noise_stand_apart(report_dir: Path) -> None:
-    found = json.loads((report_dir / "summary.json").read_text())["systems"][SYSTEM]
-    beyond, whole = found["beyond_noise"], found["policies"]
+def test_summary_tells_gains_probes_and_where_the_default_is_beyond_the_noise(
+    made: Report,
+) -> None:
+    found = made.told["systems"][SYSTEM]
+    assert json.loads((made.page.parent / "summary.json").read_text()) == made.told
+    band, reduced = found["noise_bands"]["AllReduce"], found["by_collective"]["AllReduce"]
+    assert reduced["nccl-default"]["mean"] > band
+    assert reduced["policy"]["mean"] < min(0.05, reduced["nccl-default"]["mean"] / 2)
+    whole, beyond = found["policies"], found["beyond_noise"]
+    assert {name for name, each in whole.items() if each["probes"]} == {"coordinate-descent"}
+    assert whole["oracle"]["max"] == 0.0
+    assert whole["coordinate-descent"]["mean"] < whole["nccl-default"]["mean"]
     assert 0 < beyond["policy"]["tasks"] < whole["policy"]["tasks"]
-    assert beyond["nccl-default"]["mean"] > whole["nccl-default"]["mean"]
-    assert beyond["nccl-default"]["p50"] > found["noise_band"]
-    page = (report_dir / "report.html").read_text(encoding="utf-8")
-    assert "NCCL's default itself is beyond the noise band" in page
+    assert beyond["nccl-default"]["mean"] > max(band, whole["nccl-default"]["mean"])
 
 
-def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
-    page = (report_dir / "report.html").read_text(encoding="utf-8")
+def test_page_is_self_contained_and_its_figures_are_files_too(made: Report, page: str) -> None:
     assert not re.search(r"<script|<link|src=[\"']http|href=[\"']http|url\(http", page)
     assert ">simulated<" in page
     assert 'name="viewport"' in page
+    assert "NCCL's default itself is beyond the noise band" in page
     for name in ("policy", *BASELINES):
         assert f"<td>{name}</td>" in page
     # What is wide scrolls in a box of its own.
     boxed = r'<div class="wide"[^>]*>\s*<(table|svg)'
     assert len(re.findall(boxed, page)) == page.count("<table") + page.count("<svg")
     assert page.count('<tr class="ours"><td>policy</td>') == 4  # all, beyond noise, two collectives
-
-
-def test_every_figure_of_the_page_is_a_file_too(report_dir: Path) -> None:
-    page = (report_dir / "report.html").read_text(encoding="utf-8")
-    files = {path.name: path.read_text(encoding="utf-8") for path in report_dir.glob("figures/*")}
+    folder = made.page.parent / "figures"
+    files = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
     assert files.keys() == {f"{SYSTEM}-{kind}.svg" for kind in ("map", "gains")}
     assert page.count("<svg") == len(files)
     assert all(text in page for text in files.values())
 
 
 def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_path: Path) -> None:
-    data = make_data(
-        tmp_path / "store", SWEEP.replace('min = "64K", max = "1G"', 'min = "1M", max = "2M"')
-    )
+    write_part(tmp_path, measurements_table(quiet_rows(1 << 20, "a")), provenance={})
     with pytest.raises(NotEnoughData, match="no test task"):
-        make_report(data, [("policy", trained.policy)], tmp_path / "out")
+        make_report(tmp_path, [("policy", trained.policy)], tmp_path / "out")
 
 
 def test_page_begins_with_verdict_and_map_and_folds_the_rest(
-    report_dir: Path, trained: Trained
+    made: Report, page: str, trained: Trained
 ) -> None:
-    page = html.unescape((report_dir / "report.html").read_text(encoding="utf-8"))
-    told = json.loads((report_dir / "summary.json").read_text())
-    summary = told["systems"][SYSTEM]
+    page, told, summary = html.unescape(page), made.told, made.told["systems"][SYSTEM]
     sentence, (verdict,) = summary["sentences"]["policy"], summary["verdicts"]
     assert re.search(r"AllReduce .*: up to \d+ % less time", sentence)
     assert told["headline"].startswith("policy takes up to")
@@ -124,7 +113,8 @@ def test_page_begins_with_verdict_and_map_and_folds_the_rest(
     low, high = (100 * end for end in summary["policies"]["policy"]["gain_interval"])
     gain = 100 * summary["policies"]["policy"]["gain_crossfit"]
     assert f"<td>{gain:.1f} ({low:.1f} to {high:.1f})</td>" in rest
-    assert f"noise band {100 * summary['noise_band']:.1f} %" in first
+    bands = [f"{name} {100 * band:.1f} %" for name, band in summary["noise_bands"].items()]
+    assert f"noise band {', '.join(bands)}" in first
     manifest = Manifest.read(trained.policy)
     origin = page[page.rindex("Where the figures come from") :]
     assert f"<td>{manifest.git_commit[:12]}" in origin
@@ -140,8 +130,7 @@ def test_origin_tells_what_is_not_known_and_other_data(trained: Trained, tmp_pat
         forced("Ring", "LL", throttled=True, run="a"),
     ]
     write_part(tmp_path, measurements_table(rows), provenance={"tool": "import"})
-    make_report(tmp_path, [("p", trained.policy)], tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    page = make_report(tmp_path, [("p", trained.policy)], tmp_path / "out").page.read_text("utf-8")
     origin = page[page.rindex("Where the figures come from") :]
     assert "rows in no task: 1 without a time of healthy GPUs." in origin
     heads, cells = re.compile("<th>(.*?)</th>"), re.compile("<td>(.*?)</td>")
@@ -163,19 +152,99 @@ def quiet_rows(size_bytes: int, run: str) -> list[dict[str, Any]]:
 
 
 def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
-    trained: Trained, report_dir: Path, tmp_path: Path
+    trained: Trained, page: str, tmp_path: Path
 ) -> None:
     title = "Estimated from what the sweep drew"
-    assert title not in (report_dir / "report.html").read_text(encoding="utf-8")
+    assert title not in page
     strategy = 'strategy = { kind = "random", share = 0.5 }\n[simulator]'
     text = SWEEP.replace("cycles = 3", "cycles = 6").replace("[simulator]", strategy)
     data = make_data(tmp_path / "store", text)
-    make_report(data, [("a<b", trained.policy)], tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    drew = make_report(data, [("a<b", trained.policy)], tmp_path / "out")
+    page = drew.page.read_text(encoding="utf-8")
     assert title in page
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    found = summary["systems"][SYSTEM]["logged"]["a<b"]
+    found = drew.told["systems"][SYSTEM]["logged"]["a<b"]
     assert 0 < found["acts"] <= found["tasks"]
     assert found["DM"]["mean"] < 1.05
     assert f"<td>{100 - 100 * found['DM']['mean']:.1f}</td>" in page
     assert "<td>a&lt;b</td>" in page
+
+
+#: What MLflow calls the run: a report names the policy by it.
+NAME = "ddqn-dueling-seed0"
+
+
+@pytest.fixture(name="report")
+def report_fixture(trained: Trained, shell: Shell, tmp_path: Path) -> Iterator[Path]:
+    done = shell(*_command(trained), "--policy", trained.run_id, "--out", "report", "--json")
+    assert done.json["page"] == "report/report.html"
+    yield tmp_path / "report"
+    shutil.rmtree(trained.run_directory / "report")  # the run is every test's
+
+
+def _command(trained: Trained) -> tuple[object, ...]:
+    store = ("--data", trained.data, "--tracking-uri", trained.tracking_uri)
+    return ("dynamiccl-evaluate", "report", *store)
+
+
+def test_page_names_the_run_and_is_kept_there(trained: Trained, report: Path) -> None:
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert f"<code>{NAME}</code> is run {trained.run_id}" in page
+    kept = trained.run_directory / "report" / content_hash(trained.data)[:12]
+    assert (kept / "report.html").read_text(encoding="utf-8") == page
+    names = sorted(path.name for path in (report / "figures").iterdir())
+    assert sorted(path.name for path in (kept / "figures").iterdir()) == names
+    assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
+
+
+def test_a_terminal_has_a_line_a_policy_and_nothing_is_kept_where_nobody_wants_it(
+    trained: Trained, shell: Shell, tmp_path: Path
+) -> None:
+    name = "gaussian-process-seed12"
+    policy = ("--policy", f"{name}={trained.run_id}", "--out", "b", "--no-log")
+    lines = shell(*_command(trained), *policy).out.splitlines()
+    assert not (trained.run_directory / "report").exists()
+    found = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert lines[-2:] == [found["page"], found["results"]]
+    (left_out,) = [line for line in lines if line.startswith("rows in no task: ")]
+    counts = [f"{count} {reason}" for reason, count in found["rows_left_out"].items()]
+    assert left_out.removeprefix("rows in no task: ") == ", ".join(counts)
+    for system in found["systems"].values():
+        assert f"  {name}: {system['sentences'][name]}" in lines
+        assert f"  {system['verdicts'][0]}" in lines
+        for policy_name, each in system["policies"].items():
+            (line,) = [line for line in lines if line.startswith(f"  {policy_name}  ")]
+            assert f"{100 * each['gain_crossfit'] + 0.0:.1f} (" in line
+            assert len(line) <= 100
+
+
+def test_run_that_is_not_there_takes_no_report(trained: Trained, tmp_path: Path) -> None:
+    report = Report({}, tmp_path / "results.parquet", tmp_path / "report.html", "1" * 64)
+    with pytest.raises(UserError, match="does not hold it"):
+        report.keep("0" * 32, trained.tracking_uri)
+
+
+def test_runs_are_found_by_every_name_but_a_folders(trained: Trained, shell: Shell) -> None:
+    uri = trained.tracking_uri
+    version = register(uri, trained.run_id, "shown")
+    for name in (trained.run_id, f"runs:/{trained.run_id}/policy"):
+        assert find_run(name, uri) == trained.run_id
+    for which in ("@shown", f"/{version}", "/latest"):
+        name = f"models:/dynamiccl{which}"
+        assert policy_directory(name, uri).is_dir()
+        assert find_run(name, uri) == trained.run_id
+    assert find_run(str(trained.run_directory), uri) is None
+    assert find_run("s3://bucket/policy", uri) is None
+    with pytest.raises(UserError, match="cannot track"):
+        find_run("models:/dynamiccl@nobody", uri)
+    gone = shell(*_command(trained), "--policy", "0123456789abcdef", "--out", "gone")
+    assert f"list the runs with 'mlflow ui --backend-store-uri {uri}'" in refused(gone, 2)
+
+
+def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(
+    trained: Trained,
+) -> None:
+    given = [f"mine={trained.run_id}", trained.run_id, str(trained.policy), str(trained.policy)]
+    named = named_policies(given, trained.tracking_uri)
+    recipe = "ddqn-dueling"
+    assert [each.name for each in named] == ["mine", NAME, f"{recipe}-1", f"{recipe}-2"]
+    assert [each.run_id for each in named] == [trained.run_id, trained.run_id, None, None]

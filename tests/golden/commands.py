@@ -253,8 +253,8 @@ def _fit(_: Path) -> Any:
 
 #: What a report draws, or learns step by step: it follows the order of parts, so the clock decides.
 _DRAWN: Final = (
-    *("crossfit", "interval", "gain_interval", "probes", "verdicts", "headline"),
-    *("ddqn-dueling", "coordinate-descent"),
+    *("crossfit", "interval", "gain_crossfit", "gain_interval", "probes", "verdicts"),
+    *("headline", "ddqn-dueling", "coordinate-descent"),
 )
 
 

@@ -60,7 +60,7 @@ def make_totals(directory: Path) -> Any:
     policy = ("--policy", f"{RECIPE}={fitted['run_id']}", "--trigger", "trigger")
     size = ("--calls", 500, "--jobs", 2, "--seeds", 1)
     # Nobody looks at its page: `commands-simulate` draws one.
-    with mock.patch("dynamiccl.evaluate.simulate.compare.draw_courses", return_value=""):
+    with mock.patch("dynamiccl.evaluate.simulate.draw_courses", return_value=""):
         found = command("evaluate", "simulate", *policy, *place, *work, *size, "--out", "page")
     return {row["name"]: row["seed_seconds"] for row in found["rows"]}
 

@@ -25,9 +25,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
-import pytest
 
 from dynamiccl.datasets.manifest import INDEX_NAME
 from dynamiccl.datasets.store import file_sha256
@@ -254,12 +254,12 @@ class TunerPlugin:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    with patch.dict(os.environ):
         for name, value in changes.items():
             if value is None:
-                patch.delenv(name, raising=False)
+                os.environ.pop(name, None)
             else:
-                patch.setenv(name, value)
+                os.environ[name] = value
         yield
 
 

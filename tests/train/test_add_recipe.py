@@ -10,8 +10,7 @@ from mlflow import MlflowClient
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.evaluate.gate.gate import pass_gate
-from dynamiccl.evaluate.gate.gated import write_gated
+from dynamiccl.evaluate.gate.gate import pass_gate, write_gated
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable

@@ -22,7 +22,7 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
-from dynamiccl.evaluate.policies import LearnedPolicy
+from dynamiccl.evaluate.baselines import LearnedPolicy
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import pick_table
 from dynamiccl.serve.export import export_artifact

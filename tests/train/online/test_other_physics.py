@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.gate.cells import Verdict
+from dynamiccl.evaluate.gate.evidence import Verdict
 from dynamiccl.evaluate.gate.gate import Gated, pass_gate
 from dynamiccl.simulator import systems
 from dynamiccl.train.fit import fit

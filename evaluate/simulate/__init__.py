@@ -1,1 +1,0 @@
-"""Simulates whole jobs and compares policies by total communication time."""
