@@ -28,9 +28,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from harness import write_result
+from harness import parallel, write_result
 from judge_worlds import perturbed
-from learning_figures import parallel
 from learning_grids import NO_NOISE
 from scipy import stats
 

@@ -26,9 +26,9 @@ from job_traces import as_calls, play
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.job.answer import NCCL_OWN, TABLE, Answer, Estimate, Verdict, answer
 from dynamiccl.evaluate.job.calls import job_of
 from dynamiccl.evaluate.job.gains import Measured
-from dynamiccl.evaluate.job.saved import TABLE, Answer, Estimate, Verdict, answer
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import all_configs
@@ -152,28 +152,29 @@ def judge_simulated(world: World, known: Measured, seed: int) -> Judged:
     """What is told of one job, against the job under the table."""
     calls = max(6 * len(world.order), 600)
     own = play(world, np.zeros(len(world.keys), dtype=np.int64), seed, calls)
-    found = answer(job_of(as_calls(own.calls), own.steps), known)
+    found = answer(job_of(as_calls(own.calls), own.steps, SHAPE.ranks_per_node), known)
     table = play(world, table_of(found, world), seed, calls)
     arm = found.arms[TABLE]
     assert arm.step is not None
     return Judged(
-        found.verdict,
+        found.told["verdict"],
         (arm.communication, 1.0 - table.communication_us / own.communication_us),
         (arm.step, 1.0 - table.job_us / own.job_us),
-        any(arm.configs.values()),
+        any(kind["better_config"] not in {None, NCCL_OWN} for kind in arm.kinds),
     )
 
 
 def table_of(found: Answer, world: World) -> npt.NDArray[np.int64]:
     """(keys,) the actions of the table that an answer is about."""
     actions = np.zeros(len(world.keys), dtype=np.int64)
-    for number, config in found.arms[TABLE].configs.items():
-        place = found.job.kinds.select("collective", "bin", "num_nodes", "num_ranks").row(number)
+    for kind in found.arms[TABLE].kinds:
+        place = tuple(kind[name] for name in ("collective", "bin", "num_nodes", "num_ranks"))
         for key, call in enumerate(world.keys):
             shape = (call.group.num_nodes, call.group.num_ranks)
             if (call.collective.wire, size_bin(call.size_bytes), *shape) == place:
-                keys = [each.key if config else "" for each in world.configs]
-                actions[key] = keys.index(config)
+                keys = [each.key for each in world.configs]
+                config = kind["better_config"]
+                actions[key] = 0 if config in {None, NCCL_OWN} else keys.index(config)
     return actions
 
 

@@ -29,8 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from harness import OUT, write_result
-from learning_figures import parallel
+from harness import OUT, parallel, write_result
 from learning_scenarios import OURS, RULE, gain_row, play_place
 from scenario_places import JOBS, SWEEP, trained
 from scenario_places import PLACES as ALL_PLACES

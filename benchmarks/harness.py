@@ -1,14 +1,17 @@
-"""Shared by all benchmarks: writes figures to a JSON file, and prints them as a table."""
+"""Shared by all benchmarks: figures with intervals, work side by side, and where figures go."""
 
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +20,9 @@ from dynamiccl.datasets.store import git_commit
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: Results land here, one file for each benchmark; not under version control.
 OUT: Final = ROOT / "out" / "bench"
+#: By name: the figure, and its interval as NAME_lo and NAME_hi; None where there is none.
+Number = float | None
+Figures = dict[str, Number]
 # A benchmark run as a script finds the tests' builders of rows and manifests, too.
 sys.path.append(str(ROOT))
 
@@ -49,3 +55,30 @@ def write_result(
         table.add_row(key, f"{value:,.6g}" if isinstance(value, float) else str(value))
     Console().print(table)
     return path
+
+
+def student(values: Sequence[float], name: str = "mean") -> Figures:
+    """The mean of some replicates as `name`, and its 95 % interval; None where there is none."""
+    from dynamiccl.train.study import student_interval
+
+    low, high = student_interval(values)
+    mean = float(np.mean(values)) if values else None
+    return {name: mean, f"{name}_lo": low, f"{name}_hi": high}
+
+
+def parallel(
+    work: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[Any, Any]]:
+    """Each job with its result, as they come; one thread each, on all cores."""
+    with ProcessPoolExecutor(
+        os.cpu_count(), mp_context=get_context("spawn"), initializer=_one_thread
+    ) as pool:
+        running = {pool.submit(work, *job): job for job in jobs}
+        for future in as_completed(running):
+            yield running[future], future.result()
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from learning_figures import Number, parallel
+from harness import Number, parallel
 from scenario_places import record_exploring, train_trigger
 
 from dynamiccl.collect.simulated import simulate

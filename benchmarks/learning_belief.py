@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from harness import parallel
 from judge_worlds import DISTINCT, SHIPPED, Floats, Ints, Table, judge_tables, shipped_table
-from learning_figures import parallel
 from learning_rivals import WAYS, Probes, interpolated, nearest, spread_out
 
 from dynamiccl.belief import SLOWER, Belief

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
+from harness import parallel
 from learning_belief import (
     Row,
     by,
@@ -21,7 +22,6 @@ from learning_belief import (
     upper,
     with_interval,
 )
-from learning_figures import parallel
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import task_grid, tuned

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
-from learning_figures import Figures, parallel, student
+from harness import Figures, parallel, student
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue

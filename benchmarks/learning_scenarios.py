@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from learning_figures import parallel
+from harness import parallel
 from scenario_places import JOBS, PLACES, prepare_place, shifted, trained
 from scenario_rivals import (
     EXPECTED,

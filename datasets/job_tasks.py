@@ -46,20 +46,22 @@ def slack_of(
     hidden: str | None,
     max_channels: int | None,
     objective: str,
+    sm_price: float = 0.0,
 ) -> tuple[Slack | None, list[str]]:
     """The terms that the options of a command ask for, and what to say of the calls.
 
     `share` as 5% or 0.05; `hidden` is `all` or a data directory with a job's calls, which has rows
-    beside matrix products, too, for `objective` job (one of OBJECTIVES). Without options they are
+    beside matrix products, too, for `objective` job (one of OBJECTIVES), or `sm_price`: percent
+    that compute loses to a channel at most, where that was not measured. Without options they are
     the policy's own, as a gate judged it. Raises UserError for options that lack something or
     contradict the gate, NotEnoughData where no channels were read back or no task's step time is
     known, and as `read_calls`.
     """
     if objective not in OBJECTIVES:
         raise UnknownName("objective", objective, OBJECTIVES, where="--objective")
-    if objective == "call" and share is None and max_channels is None and hidden is None:
+    if objective == "call" and not (share or max_channels or hidden or sm_price):
         return manifest.slack, []
-    part = _check_terms(share, hidden, objective)
+    part = _check_terms(share, hidden, objective, sm_price)
     read_back = [n for s in manifest.supports for c in s.channels.values() for n in c.values()]
     if not any(each is not None for counts in read_back for each in counts):
         raise NotEnoughData(
@@ -72,30 +74,33 @@ def slack_of(
     if hidden not in {None, "all"}:
         calls = read_calls(Path(str(hidden)))
         if objective == "job":
-            tasks, notes = job_tasks(calls, read(Path(str(hidden))), manifest)
+            rows, is_priced = read(Path(str(hidden))), sm_price > 0.0
+            tasks, notes = job_tasks(calls, rows, manifest, is_priced=is_priced)
             told = [task.place for task in tasks]
         else:
             told, notes = hidden_tasks(calls, manifest, part)
-    slack = Slack(part, told, max_channels, tasks)
+    slack = Slack(part, told, max_channels, tasks, sm_price / 100.0)
     if slack != manifest.slack and any(s.gated is not None for s in manifest.supports):
         judged = "without slack" if manifest.slack is None else f"for {manifest.slack.terms}"
         raise UserError(
-            f"a gate judged the policy {judged}: leave out --slack, --objective, --hidden and "
-            "--max-channels, or judge the run before the gate with these"
+            f"a gate judged the policy {judged}: leave out --slack, --objective, --hidden, "
+            "--max-channels and --sm-price, or judge the run before the gate with these"
         )
     return slack, notes
 
 
-def _check_terms(share: str | None, hidden: str | None, objective: str) -> float:
+def _check_terms(share: str | None, hidden: str | None, objective: str, sm_price: float) -> float:
     """The slack as a share; raises UserError where options lack each other."""
+    if sm_price and objective != "job":
+        raise UserError(f"--sm-price {sm_price:g} is of the step's time: add --objective job")
     if objective == "job":
-        if share is not None or hidden in {None, "all"}:
+        if hidden in {None, "all"} or bool(sm_price) != (share is not None):
             raise UserError(
-                "--objective job goes with --hidden DATA and without --slack: DATA with the job's "
-                "Kineto traces and a sweep beside matrix products, in one data directory"
+                "--objective job goes with --hidden DATA, the job's Kineto traces and a sweep "
+                "beside matrix products in one data directory, and without --slack; or, for what "
+                "was not measured so, with both --sm-price 0.3 and --slack 5%"
             )
-        return 0.0
-    if (share is None) != (hidden is None):
+    elif (share is None) != (hidden is None):
         raise UserError(
             "--slack and --hidden go together: --slack 5% with --hidden all, where compute hides "
             "every call, or --hidden DATA, Kineto traces as 'dynamiccl-collect import' reads them"
@@ -142,12 +147,12 @@ def hidden_tasks(
 
 
 def job_tasks(
-    calls: pl.DataFrame, measurements: pl.DataFrame, manifest: Manifest
+    calls: pl.DataFrame, measurements: pl.DataFrame, manifest: Manifest, *, is_priced: bool
 ) -> tuple[list[JobTask], list[str]]:
     """The tasks whose step time can be told, and what to say of the others.
 
-    Raises UserError where policy or calls are of several systems, and NotEnoughData where no task
-    is left.
+    Where a channel `is_priced`, those without a row beside products have no `losses`. Raises
+    UserError where policy or calls are of several systems, and NotEnoughData where no task is left.
     """
     names = {s.system for s in manifest.supports}
     for what, systems in (("the policy is", names), ("the calls are", set(calls["system"]))):
@@ -170,7 +175,7 @@ def job_tasks(
     for *place, time_us, skew_us, ratios, is_known in tasks.sort(_PLACE).iter_rows():
         collective, nodes, ranks, index = place
         near_by = near(losses.get((collective, nodes, ranks), {}), index)
-        if is_known and near_by and max(ratios) > 0.0:
+        if is_known and (near_by or is_priced) and max(ratios) > 0.0:
             parts = np.array_split(ratios, min(len(ratios), _PARTS))
             compute_us = [float(part[0]) * time_us for part in parts]
             found.append(JobTask(tuple(place), time_us, skew_us, compute_us, near_by))
@@ -181,13 +186,17 @@ def job_tasks(
             f"none of the job's {tasks.height} tasks has both compute beside it, as Kineto traces "
             f"tell it (not of {untold}; {waited} have none), and rows beside matrix products within"
             f" an octave on its ranks and nodes, of {' '.join(names)} under NCCL "
-            f'{newest or "of no known release"}: sweep with [[interference]] kind = "matmul"'
+            f'{newest or "of no known release"}: sweep with [[interference]] kind = "matmul", '
+            "or add --sm-price 0.3 --slack 5%"
         )
     far = tasks.height - untold - waited - len(found)
+    unmeasured = sum(not task.losses for task in found)
+    by_price = f", of {unmeasured} --sm-price says it" if is_priced else ""
     return found, [
-        f"of {len(found)} of the job's {tasks.height} tasks it is known what compute loses to "
-        f"them; judged call by call are {waited} that compute waits for, {untold} of which the "
-        f"traces do not tell that, and {far} without a row beside matrix products within an octave"
+        f"of {len(found) - unmeasured} of the job's {tasks.height} tasks it is known what compute "
+        f"loses to them{by_price}; judged call by call are {waited} that compute waits for, "
+        f"{untold} of which the traces do not tell that, and {far} without a row beside matrix "
+        "products within an octave"
     ]
 
 
@@ -244,3 +253,9 @@ def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Flo
     share, error, longer = told
     error[:, 0] *= -1.0
     return np.clip(share + error, 0.0, 0.9), longer
+
+
+def priced(channels: Floats, price: float) -> tuple[Floats, Floats]:
+    """As `losses_at`, (2, A): where each of so many channels costs nothing, and where `price`."""
+    shares = np.clip(np.multiply.outer([0.0, price], channels), 0.0, 0.9)
+    return shares, np.ones(shares.shape)

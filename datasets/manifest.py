@@ -114,15 +114,18 @@ class Slack:
     #: What the objective is the time of the step of, in place of a share for all: a call may take
     #: longer by what compute surely gets back.
     job: list[JobTask] = field(default_factory=list)
+    #: Share of its speed that compute loses to a channel at most, for tasks without `losses`: they
+    #: are given fewer channels within `share` alone.
+    sm_price: float = 0.0
 
     @property
     def terms(self) -> str:
         """It in words."""
-        if self.job:
-            most = "" if self.max_channels is None else f", at most {self.max_channels} channels"
-            return f"the time of the step, by {len(self.job)} tasks of a job{most}"
-        calls = "all calls" if self.hidden == "all" else f"the calls of {len(self.hidden)} tasks"
         most = "" if self.max_channels is None else f", at most {self.max_channels} channels"
+        if self.job:
+            price = f" at up to {self.sm_price:.2%} a channel" if self.sm_price else ""
+            return f"the time of the step, by {len(self.job)} tasks of a job{price}{most}"
+        calls = "all calls" if self.hidden == "all" else f"the calls of {len(self.hidden)} tasks"
         return f"slack {self.share:.3g} on {calls}{most}"
 
     @property
@@ -131,6 +134,8 @@ class Slack:
         if not self.hidden:
             return f"at most {self.max_channels} channels in every answer, where none is slower"
         longer = "as much longer as compute gets back" if self.job else f"{self.share:.1%} longer"
+        if self.sm_price:
+            longer += f", and {self.share:.1%} where that is not measured,"
         return (
             f"fewer channels ({self.terms}): a call may take {longer} than by NCCL's own choice. "
             "Never slower is said of the step here, not of the call: opt-in, to be proven in your "

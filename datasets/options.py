@@ -9,3 +9,4 @@ Objective = Annotated[str, typer.Option(metavar="call|job", help="Whose time: th
 SlackShare = Annotated[str | None, typer.Option("--slack", help="Loss for fewer channels: 5%.")]
 Hidden = Annotated[str | None, typer.Option(metavar="all|DATA", help="Calls beside compute.")]
 MaxChannels = Annotated[int | None, typer.Option(min=1, help="Most channels of any answer.")]
+SmPrice = Annotated[float, typer.Option(min=0, max=3, help="Percent lost to a channel at most.")]

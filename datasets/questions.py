@@ -18,7 +18,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import TUNED, Observations, cold_observations
 from dynamiccl.datasets.history import Float32Array
-from dynamiccl.datasets.job_tasks import losses_at
+from dynamiccl.datasets.job_tasks import losses_at, priced
 from dynamiccl.datasets.manifest import JobTask, Manifest, Place, Slack, Support
 from dynamiccl.datasets.objective import change_of_task_us, fewest_within, may_take
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
@@ -75,11 +75,12 @@ class ChannelRule:
         margin = np.log1p(np.maximum(noise, manifest.abstain_margin))
         by_place = {task.place: task for task in slack.job} if slack is not None else {}
         configs = manifest.actions().configs
-        tasks = {
-            row: (by_place[place], *losses_at(by_place[place].losses, configs))
-            for row, place in enumerate(places)
-            if place in by_place
-        }
+        tasks = dict[int, tuple[JobTask, Floats, Floats]]()
+        for row, place in enumerate(places):
+            if slack is not None and (task := by_place.get(place)):
+                by_price = priced(channels[row], slack.sm_price)
+                terms = losses_at(task.losses, configs) if task.losses else by_price
+                tasks[row] = (task, *terms)
         is_hidden = np.array([each in told for each in places])
         return cls(slack, is_hidden, channels, margin, tasks)
 
@@ -92,7 +93,9 @@ class ChannelRule:
         share = 0.0 if self.slack is None else self.slack.share
         shares = np.where(self.hidden[:, None], share, np.zeros(self.channels.shape))
         for row, (task, lost, _) in self.tasks.items():
-            shares[row] = may_take(lost, task) - 1.0
+            # Without measured losses the slack is all that a call may lose.
+            most = np.inf if task.losses else share
+            shares[row] = np.minimum(may_take(lost, task) - 1.0, most)
         return shares
 
     def least_change(
@@ -105,8 +108,12 @@ class ChannelRule:
         """
         chosen = fewest.copy()
         for row, (task, lost, beside) in self.tasks.items():
-            change = change_of_task_us(np.maximum(np.exp(surely[row]), beside), lost, task)
+            longer = np.maximum(np.exp(surely[row]), beside)
+            change = change_of_task_us(longer, lost, task)
             usable = within[row] & (change <= 0.0)
+            if not task.losses:
+                # Channels that cost nothing give nothing back: what they cost at most decides.
+                change = change_of_task_us(longer[1:], lost[1:], task)
             too_many = self.channels[row, ABSTAIN_ACTION] > self.most
             usable[ABSTAIN_ACTION] = not (too_many and usable[1:].any())
             chosen[row] = np.where(usable, change, np.inf).argmin()

@@ -26,7 +26,7 @@ from dynamiccl.datasets.manifest import (
     find_trigger_in,
     with_shape,
 )
-from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare
+from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare, SmPrice
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
@@ -186,6 +186,7 @@ def export_command(
     hidden: Hidden = None,
     max_channels: MaxChannels = None,
     objective: Objective = "call",
+    sm_price: SmPrice = 0.0,
     tracking_uri: Annotated[
         str, typer.Option(help="MLflow store that holds the run ids.")
     ] = DEFAULT_TRACKING_URI,
@@ -196,7 +197,7 @@ def export_command(
     With --slack, calls that compute hides get the fewest channels within that share of time, and
     never more than NCCL's own choice takes: never slower is said of the step then, not of the call.
     With --objective job they get what surely shortens the step most, by the job's traces and a
-    sweep beside matrix products (interference of kind matmul), both in --hidden DATA.
+    sweep beside matrix products (kind matmul), both in --hidden DATA, or --sm-price and --slack.
 
     Example: dynamiccl-deploy export RUN_ID --out out/artifact
     Example: dynamiccl-deploy export RUN_ID --out out/artifact --slack 5% --hidden data
@@ -207,7 +208,7 @@ def export_command(
         policy = _find_policy(run, tracking_uri)
         watching = None if trigger is None else _find_trigger(trigger, tracking_uri)
         known = Manifest.read_unchecked(policy)
-        wanted, notes = slack_of(known, slack, hidden, max_channels, objective)
+        wanted, notes = slack_of(known, slack, hidden, max_channels, objective, sm_price)
         artifact = export_artifact(policy, out, watching, groups, wanted)
     if wanted is not None:
         notes.append("there is no brain.pt: mode adaptive knows no slack, so use mode table")

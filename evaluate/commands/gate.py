@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynamiccl import cli
-from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare
+from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare, SmPrice
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, stderr
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.gate import Gated
     from dynamiccl.train.policy import TorchPolicy
 
-#: Policy and MLflow store; --slack, --hidden, --max-channels and --objective.
-_Asked = tuple[str, str, str | None, str | None, int | None, str]
+#: Policy and MLflow store; --slack, --hidden, --max-channels, --objective and --sm-price.
+_Asked = tuple[str, str, str | None, str | None, int | None, str, float]
 
 
 def gate_command(
@@ -59,6 +59,7 @@ def gate_command(
     hidden: Hidden = None,
     max_channels: MaxChannels = None,
     objective: Objective = "call",
+    sm_price: SmPrice = 0.0,
     tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
@@ -74,7 +75,7 @@ def gate_command(
     """
     from dynamiccl.evaluate.page import tell
 
-    asked = policy, tracking_uri, slack, hidden, max_channels, objective
+    asked = policy, tracking_uri, slack, hidden, max_channels, objective, sm_price
     if plan is not None:
         if sweep is None or known is None:
             missing = "--sweep SWEEP.toml" if sweep is None else "--known DATA"

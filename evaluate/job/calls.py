@@ -1,8 +1,7 @@
 """A job's trace as kinds of calls, with times, and as steps.
 
 A *kind* is a collective in one size bin of one process group: what one entry of a tuner's table
-would decide. A *block* is a training step; where the trace marks none, it is a twentieth of the
-calls in their order. Blocks are what a trace is resampled by.
+would decide.
 
 Tables with rows of several ranks hold a call of a group once for all of its ranks that were seen. A
 step belongs to one rank. So a call counts in a step by the share of the traced ranks that it was
@@ -17,19 +16,14 @@ from typing import Final, Self
 import polars as pl
 
 from dynamiccl.collect.traces import read_traces
-from dynamiccl.datasets.cells import nodes_of
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.splits import with_bins
 from dynamiccl.datasets.store import part_paths, read, read_calls
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import MissingPath, NotEnoughData
 
-#: Blocks of a trace without steps.
-_PARTS: Final = 20
 _KIND: Final = ("collective", "bin", "num_nodes", "num_ranks", "group", "why_not")
 _STEP: Final = ("step_us", "compute_us", "communication_us", "exposed_us", "idle_us")
-#: Under which names the rows of traces stand; nothing is kept of them.
-_NAME: Final = "trace"
 _IS_TUNED: Final = pl.col("collective").is_in([collective.wire for collective in TUNED])
 #: Why no tuner is asked about a call; empty: one is.
 _WHY_NOT: Final = (
@@ -47,103 +41,64 @@ _WHY_NOT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A trace, C calls of K kinds in B blocks."""
+    """A trace, C calls of K kinds."""
 
-    #: (K rows) `collective`, `bin`, `num_nodes` and `num_ranks` (null: not told), process `group`
-    #: (empty: not told), `why_not` a tuner is asked about such calls (empty: one is); `size_bytes`,
-    #: the median; `calls`, how many; `ran`, the algorithm/protocol that ran most (null: not told).
+    #: (K rows) `kind`, its number; `collective`, `bin`, `num_nodes`, `num_ranks` and `group` (null
+    #: or empty: not told); `why_not` a tuner is asked about such calls (empty: one is);
+    #: `size_bytes`, the median; `calls`, how many; `ran`, the algorithm/protocol that ran most.
     #: Once `timed`, of the mean rank the sums `time_us` and `exposed_us`, and `mean_us` a call.
     kinds: pl.DataFrame
-    #: (C rows) `kind` and `block`, numbers of both; `weight`, the call's share of the mean rank;
-    #: `time_us`, null where the trace has none; `exposed`, the share of it without compute beside;
+    #: (C rows) `kind`; `size_bytes`; `weight`, the call's share of the mean rank; `time_us`, null
+    #: where the trace has none; `exposed`, the share of it without compute beside;
     #: `compute_ratio`, as the trace tells it.
     calls: pl.DataFrame
-    #: Whether the trace has any time.
-    has_times: bool
-    #: (B,) us of the step of the mean rank; None: the trace has no steps.
-    step_us: Floats | None
     #: The mean step of a rank: `count` and `ranks`, and in us `step_us`, `compute_us`, `hidden_us`
     #: and `exposed_us`, which are its communication, and `idle_us`. None without steps.
     steps: dict[str, float] | None
     nccl_version: str | None
     sources: list[str]
-    notes: list[str]
+    #: What the trace does not tell, as numbers of calls, and as the share of communication that is
+    #: `bound`; and why some of its files were not read (job.words.jinja says it).
+    lacks: dict[str, float]
+    unread: list[str]
 
     @property
     def whole_us(self) -> float:
         """The time that shares are of: of the steps, or of all calls where there are none."""
-        return float((self.kinds["time_us"] if self.step_us is None else self.step_us).sum())
+        if self.steps is None:
+            return float(self.kinds["time_us"].sum())
+        return self.steps["step_us"] * self.steps["count"]
 
-    def share_of(self, kinds: pl.Expr | list[int]) -> float:
-        """The share of the whole that is exposed time of some kinds, by a condition or numbers."""
-        us = self.kinds["exposed_us"]
-        us = us.gather(kinds) if isinstance(kinds, list) else self.kinds.filter(kinds)["exposed_us"]
+    def share_of(self, kinds: list[int]) -> float:
+        """The share of the whole that is exposed time of some kinds, by their numbers."""
+        us = self.kinds["exposed_us"].gather(kinds)
         return float(us.sum()) / self.whole_us if self.whole_us > 0.0 else 0.0
 
-    def placed(
-        self, groups: Sequence[tuple[int, int]], measured: Sequence[tuple[int, int]]
-    ) -> Self:
-        """With the nodes of kinds filled in where the trace does not say; a note says so.
-
-        By `groups` (nodes, ranks a node) that a person named, else by the one of the `measured`
-        shapes that has so many ranks; where several have, the kind's stays null.
-        """
-        known, named = (nodes_of({(n, n * per) for n, per in each}) for each in (measured, groups))
-        nodes = pl.col("num_ranks").replace_strict(
-            known | named, default=None, return_dtype=pl.Int64
-        )
-        is_told = pl.col("num_nodes").is_not_null()
-        texts = self.kinds.filter(~is_told).select(pl.format("{} on {}", "num_ranks", nodes))
-        notes = [
-            "ranks and nodes, which the trace does not say, are taken to be "
-            f"{', '.join(texts.to_series().drop_nulls().unique().sort())} as measured or named"
-        ]
-        kinds = self.kinds.with_columns(pl.coalesce("num_nodes", nodes))
-        is_guessed = kinds["num_nodes"].null_count() < self.kinds["num_nodes"].null_count()
-        return replace(self, kinds=kinds, notes=[*self.notes, *(notes if is_guessed else [])])
-
     def timed(self, default_us: Floats) -> Self:
-        """With a time for each call: its own, its kind's mean, the benchmark's (K,), by its bytes.
-
-        The notes say how much of it the trace did not tell.
-        """
-        means = self.calls.group_by("kind").agg(us=pl.col("time_us").mean())
-        numbered = self.kinds.with_row_index("kind").join(means, on="kind", how="left")
-        numbered = numbered.sort("kind").with_columns(
-            pl.coalesce("us", pl.Series(default_us).fill_nan(None))
-        )
-        told = numbered.drop_nulls("us")
-        us_per_byte = (
-            float(told["us"].sum()) / int(told["size_bytes"].sum()) if told.height else 1.0
-        )
-        of_kind = numbered["us"].fill_null(numbered["size_bytes"] * us_per_byte)
-        calls = self.calls.with_columns(
-            pl.col("time_us").fill_null(of_kind.gather(self.calls["kind"]))
-        )
-        us = pl.col("time_us") * pl.col("weight")
+        """With a time for each call: its own, its kind's mean, the benchmark's (K,), by bytes."""
+        benchmark = pl.Series(default_us).fill_nan(None).gather(self.calls["kind"])
+        told = pl.coalesce("time_us", pl.col("time_us").mean().over("kind"), benchmark)
+        bytes_told = pl.col("size_bytes").filter(told.is_not_null()).sum()
+        us_per_byte = pl.when(bytes_told > 0).then(told.sum() / bytes_told).otherwise(1.0)
+        us = pl.coalesce(told, pl.col("size_bytes") * us_per_byte)
+        calls = self.calls.with_columns(time_us=us)
+        weighted = pl.col("time_us") * pl.col("weight")
         sums = calls.group_by("kind").agg(
-            time_us=us.sum(),
-            exposed_us=(us * pl.col("exposed")).sum(),
-            mean_us=us.sum() / pl.col("weight").sum(),
+            time_us=weighted.sum(),
+            exposed_us=(weighted * pl.col("exposed")).sum(),
+            mean_us=weighted.sum() / pl.col("weight").sum(),
         )
-        notes = list(self.notes)
-        if missing := self.calls["time_us"].null_count():
-            notes.append(
-                f"{missing} calls have no time; they are taken for the mean of their kind, or for "
-                "what they take in the benchmark, or by their bytes"
-            )
         kinds = self.kinds.with_columns(sums.sort("kind").drop("kind"))
-        return replace(self, kinds=kinds, calls=calls, notes=notes)
+        return replace(self, kinds=kinds, calls=calls)
 
 
-def read_job(paths: Sequence[Path], ranks_per_node: int | None) -> Job:
+def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
     """The job of which the traces are.
 
-    A directory with a `calls` table is read as such; all else by its content, as
-    `dynamiccl-collect import` does. Raises MissingPath, UserError, what `job_of` and the readers
-    raise.
+    A directory with a `calls` table is read as such; all else as `dynamiccl-collect import` does.
+    Raises MissingPath, and as `job_of` and the readers.
     """
-    calls, steps, files, notes = list[pl.DataFrame](), list[pl.DataFrame](), [], []
+    calls, steps, files, unread = list[pl.DataFrame](), list[pl.DataFrame](), [], []
     for path in paths:
         if not path.exists():
             raise MissingPath("trace", path, "name a trace, or a directory of them or of data")
@@ -154,118 +109,102 @@ def read_job(paths: Sequence[Path], ranks_per_node: int | None) -> Job:
         else:
             files.append(path)
     if files:
-        traces = read_traces(files, system=_NAME, sweep=_NAME)
+        # Nothing is kept of the names.
+        traces = read_traces(files, system="trace", sweep="trace")
         if traces.errors and not traces.calls.num_rows and not traces.steps.num_rows:
             raise traces.errors[0]
         calls.append(pl.DataFrame(traces.calls))
         steps.append(pl.DataFrame(traces.steps))
-        notes = [f"not read: {error}" for error in traces.errors]
+        unread = [str(error) for error in traces.errors]
     job = job_of(pl.concat(calls), pl.concat(steps) if steps else None, ranks_per_node)
-    job.notes.extend(notes)
-    return job
+    return replace(job, unread=unread)
 
 
-def job_of(
-    calls: pl.DataFrame, steps: pl.DataFrame | None, ranks_per_node: int | None = None
-) -> Job:
+def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None, ranks_per_node: int) -> Job:
     """The job of the tables `calls` and `steps`, in the schema's columns.
 
-    `ranks_per_node` places the ranks of process groups node by node, where the trace names them and
-    does not say on how many nodes they are. Raises NotEnoughData where no row names a collective
-    and a size.
+    Where the trace does not say on how many nodes a process group is, it lies by `ranks_per_node`:
+    as the trace names its ranks, else with all ranks of each node. Raises NotEnoughData where no
+    row names a collective and a size.
     """
-    notes, known = list[str](), with_bins(calls.drop_nulls("collective"))
-    if known.height < calls.height:
-        notes.append(f"{calls.height - known.height} calls name no collective or size; left out")
-    if known.is_empty():
-        raise NotEnoughData(
-            f"none of the {calls.height} calls of the trace names a collective and a size; record "
-            "with record_shapes=True (torch.profiler), or give another trace"
-        )
-    sure = pl.col("asks_tuner").is_not_null() | pl.col("source").is_in(["plugin", "simulator"])
-    if guessed := known.height - known.filter(sure).height:
-        notes.append(
-            f"whether a tuner is asked is not known of {guessed} calls; those of the five "
-            "collectives that NCCL has a table for are taken to ask"
-        )
-    if ranks_per_node is not None:
-        node = pl.col("group_ranks").list.eval(pl.element() // ranks_per_node)
-        nodes = node.list.n_unique().cast(pl.Int64)
-        # A group that lies unevenly is of no shape that is measured.
-        even = pl.when(pl.col("num_ranks") % nodes == 0).then(nodes)
-        known = known.with_columns(num_nodes=pl.coalesce("num_nodes", even))
-    known = known.with_columns(why_not=_WHY_NOT, group=pl.col("group").fill_null(""))
-    # A step of which parts are not known is of a rank whose GPU was not traced.
-    steps = None if steps is None else steps.drop_nulls(_STEP)
-    placed, step_us = _blocks(known, steps)
-    if placed.height < known.height:
-        notes.append(f"{known.height - placed.height} calls lie in no step; left out")
+    known, lacks = _known(calls, ranks_per_node)
+    placed, mean_step = known, None
+    if steps is not None:
+        # A step of which parts are not known is of a rank whose GPU was not traced.
+        steps = steps.drop_nulls(_STEP)
+        inside = known.join(steps, on=["run", "step"], how="semi", maintain_order="left")
+        if inside.height:
+            placed, mean_step = inside, _mean_step(steps)
     ran = pl.concat_str("actual_algorithm", "actual_protocol", separator="/")
     kinds = placed.group_by(_KIND, maintain_order=True).agg(
         size_bytes=pl.col("size_bytes").median().round().cast(pl.Int64),
         calls=pl.len(),
         ran=ran.drop_nulls().mode().sort().first(),
     )
-    numbered = kinds.with_row_index("kind").select(*_KIND, "kind")
+    kinds = kinds.with_row_index("kind").cast({"kind": pl.Int64})
+    numbered = kinds.select("kind", *_KIND)
     placed = placed.join(numbered, on=_KIND, how="left", nulls_equal=True, maintain_order="left")
-    mean_step = None if steps is None or step_us is None else _mean_step(steps)
-    ranks = 1 if mean_step is None else mean_step["ranks"]
+    step = mean_step or {"ranks": 1, "exposed_us": 1.0, "hidden_us": 0.0}
     time_us = pl.coalesce("time_us", "time_at_most_us").cast(pl.Float64)
     placed = placed.with_columns(
         pl.when(time_us > 0.0).then(time_us),
-        pl.col("kind", "block").cast(pl.Int64),
-        weight=(pl.col("ranks_seen") / ranks).clip(0.0, 1.0).fill_null(1.0),
+        weight=(pl.col("ranks_seen") / step["ranks"]).clip(0.0, 1.0).fill_null(1.0),
         is_bound=pl.col("time_us").is_null() & (time_us > 0.0),
     )
-    if placed["is_bound"].any():
-        us = pl.col("weight") * pl.col("time_us")
-        share = placed.select(us.filter("is_bound").sum() / us.sum()).item()
-        notes.append(
-            f"{share:.0%} of communication time is of a few ranks alone and may hold waiting for "
-            "the others; intervals begin at the benchmark's time"
-        )
-    # Without steps nobody asks what is exposed.
-    exposed = pl.ones(placed.height, pl.Float64, eager=True)
-    if mean_step is not None:
-        exposed = _exposed(placed, mean_step, notes)
+    us = pl.col("weight") * pl.col("time_us")
+    exposed = (pl.col("exposed_us") / pl.col("time_us")).clip(0.0, 1.0)
+    if mean_step is None:
+        exposed = pl.lit(1.0)  # nobody asks
+    communication_us = step["exposed_us"] + step["hidden_us"]
+    usual = step["exposed_us"] / communication_us if communication_us > 0.0 else 1.0
+    lacks["steps"] = known.height - placed.height
+    lacks["times"] = placed["time_us"].null_count()
+    lacks["exposed"] = placed.select(exposed).to_series().null_count()
+    lacks["bound"] = placed.select(us.filter("is_bound").sum() / us.sum()).fill_nan(0.0).item()
+    columns = ("kind", "size_bytes", "weight", "time_us", "compute_ratio")
     versions = placed["nccl_version"].drop_nulls().unique().sort().to_list()
     return Job(
         kinds=kinds,
-        calls=placed.select("kind", "block", "weight", "time_us", "compute_ratio", exposed=exposed),
-        has_times=placed["time_us"].count() > 0,
-        step_us=step_us,
+        calls=placed.select(*columns, exposed=exposed.fill_null(usual)),
         steps=mean_step,
         nccl_version=versions[-1] if versions else None,
         sources=placed["source"].unique().sort().to_list(),
-        notes=notes,
+        lacks=lacks,
+        unread=[],
     )
 
 
-def _blocks(calls: pl.DataFrame, steps: pl.DataFrame | None) -> tuple[pl.DataFrame, Floats | None]:
-    """Calls with `block`, and the time of each block's step where calls lie in steps."""
-    if steps is not None:
-        means = steps.group_by("run", "step").agg(us=pl.col("step_us").mean()).sort("run", "step")
-        blocks = means.with_row_index("block").drop("us")
-        inside = calls.join(blocks, on=["run", "step"], maintain_order="left")
-        if inside.height:
-            return inside, means["us"].to_numpy()
-    order = [name for name in ("run", "timestamp", "sequence") if calls[name].null_count() == 0]
-    size = max(1, calls.height // _PARTS)
-    part = (pl.int_range(pl.len()) // size).clip(0, calls.height // size - 1)
-    return calls.sort(order, maintain_order=True).with_columns(block=part), None
-
-
-def _exposed(calls: pl.DataFrame, step: dict[str, float], notes: list[str]) -> pl.Series:
-    """(C,) share of each call beside which no compute ran; where missing, the average by steps."""
-    whole_us = step["exposed_us"] + step["hidden_us"]
-    share = step["exposed_us"] / whole_us if whole_us > 0.0 else 1.0
-    own = calls.select((pl.col("exposed_us") / pl.col("time_us")).clip(0.0, 1.0)).to_series()
-    if missing := own.null_count():
-        notes.append(
-            f"how much of {missing} calls compute hid is not known; it is taken to be "
-            f"{1.0 - share:.0%}, as of all communication"
+def _known(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, dict[str, float]]:
+    """Calls of a known collective and size, with all of _KIND; and what is guessed of them."""
+    known = with_bins(calls.drop_nulls("collective"))
+    if known.is_empty():
+        raise NotEnoughData(
+            f"none of the {calls.height} calls of the trace names a collective and a size; record "
+            "with record_shapes=True (torch.profiler), or give another trace"
         )
-    return own.fill_null(share)
+    says = pl.col("asks_tuner").is_not_null() | pl.col("source").is_in(["plugin", "simulator"])
+    unnamed = pl.all_horizontal(pl.col("num_nodes", "group_ranks").is_null())
+    lacks: dict[str, float] = {
+        "names": calls.height - known.height,
+        "asks": known.filter(~says).height,
+        "ranks": known.filter(unnamed).height,
+    }
+    known = known.with_columns(
+        pl.coalesce("num_nodes", _nodes_by(ranks_per_node)),
+        why_not=_WHY_NOT,
+        group=pl.col("group").fill_null(""),
+    )
+    return known, lacks
+
+
+def _nodes_by(ranks_per_node: int) -> pl.Expr:
+    """On how many nodes a group is; null where it lies unevenly: such shapes nobody measures."""
+    node = pl.col("group_ranks").list.eval(pl.element() // ranks_per_node)
+    full = (pl.col("num_ranks") // ranks_per_node).clip(1)
+    nodes = pl.coalesce(node.list.n_unique(), full).cast(pl.Int64)
+    of_each = pl.col("num_ranks") // nodes
+    even = (of_each * nodes == pl.col("num_ranks")) & (of_each <= ranks_per_node)
+    return pl.when(even).then(nodes)
 
 
 def _mean_step(steps: pl.DataFrame) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,8 +166,11 @@ def test_hidden_calls_get_the_fewest_channels_within_the_slack(
     for said in (done.out, shell("dynamiccl-deploy", "explain", "a").out):
         assert "said of the step here, not of the call" in said
         assert "A/B" in said
-    found = shell("dynamiccl-deploy", "explain", "a", "--json").json
-    assert found["slack"] == {"share": 0.05, "hidden": "all", "max_channels": None, "job": []}
+    found, none = (
+        shell("dynamiccl-deploy", "explain", "a", "--json").json,
+        {"job": [], "sm_price": 0},
+    )
+    assert found["slack"] == {"share": 0.05, "hidden": "all", "max_channels": None, **none}
 
 
 @pytest.mark.parametrize(
@@ -251,9 +254,10 @@ def beside_rows(*sizes: int) -> Iterator[dict[str, Any]]:
                 yield forced("Ring", "LL", 100.0, channels=channels, **told, **where)
 
 
-def job_of(folder: Path) -> Path:
+def job_of(folder: Path, beside: Sequence[int] = (1 << 20, 1 << 22)) -> Path:
     """Calls with three times their time of compute beside them, none, no room, and no rows."""
-    store.write_part(folder, measurements_table(list(beside_rows(1 << 20, 1 << 22))), provenance={})
+    measured = [*beside_rows(*beside), *rows("alone", 1)]
+    store.write_part(folder, measurements_table(measured), provenance={})
     ratios = {20: 3.0, 21: 0.0, 22: 1.0, 24: 3.0}
     calls = [traced(k, size_bytes=1 << k, compute_ratio=ratio) for k, ratio in ratios.items()]
     return calls_of(folder, *calls, traced(9, size_bytes=1 << 23, compute_ratio=None))
@@ -292,6 +296,29 @@ def test_the_objective_of_the_job_takes_what_surely_shortens_its_step(
     assert "Ring/LL/4ch" in configs(shell, "b")
 
 
+def test_without_measured_loss_a_price_lowers_channels_within_the_slack_and_no_further(
+    policy: Path, fresh: Path, shell: Shell, tmp_path: Path
+) -> None:
+    """However dear a channel may be: 2 channels take 8 % longer, 4 take 2 % (surely 4 %)."""
+    job_of(tmp_path / "job", beside=[])
+    asked = (*JOB, "--sm-price", 3)
+    for slack, config in (("5%", "Ring/LL/4ch"), ("12%", "Ring/LL/2ch"), ("1%", None)):
+        out = f"a{slack}"
+        done = shell(*EXPORT, policy, "--out", out, *asked, "--slack", slack)
+        assert done.code == 0, done.err
+        assert "of 0 of the job's 5 tasks it is known what compute loses to them, of 3" in done.err
+        found = decisions(shell, out)
+        # Compute goes on for three calls' time; of 4 MiB it ends with the call, and has no room.
+        assert [found[size_bin(1 << n)]["config"] for n in (20, 22, 24)] == [config, None, config]
+        assert found[size_bin(1 << 21)]["config"] == "Ring/Simple/24ch"
+    gated = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", fresh, "--out", "g")
+    found = json.loads(shell(*gated, *asked, "--slack", "5%", "--json").out)
+    slacks = [each["slack"] for each in found["cells"] if each["config"] == "Ring/LL/4ch"]
+    assert slacks == pytest.approx([0.05] * len(slacks))
+    free = shell(*EXPORT, policy, "--out", "b", *JOB, "--sm-price", 0)
+    assert "or add --sm-price 0.3 --slack 5%" in refused(free, 3)
+
+
 def test_the_slack_is_of_the_channels_that_fresh_runs_take(
     policy: Path, fresh: Path, shell: Shell, tmp_path: Path
 ) -> None:
@@ -323,6 +350,8 @@ def test_one_policy_of_several_systems_has_no_one_step(
     [
         (("--objective", "step"), "objective 'step'", 2),
         (("--objective", "job"), "--objective job goes with --hidden DATA", 2),
+        ((*JOB, "--sm-price", "0.3"), "with both --sm-price 0.3 and --slack 5%", 2),
+        (("--sm-price", "0.3"), "--sm-price 0.3 is of the step's time: add --objective job", 2),
         (("--objective", "job", "--hidden", "all"), "goes with --hidden DATA", 2),
         ((*JOB, "--slack", "5%"), "without --slack", 2),
         (("--objective", "job", "--hidden", "calls"), "(not of 1; 0 have none)", 3),

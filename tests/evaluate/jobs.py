@@ -6,9 +6,9 @@ from typing import Any, Final
 import polars as pl
 
 from dynamiccl.datasets.schema import STEPS
+from dynamiccl.evaluate.job.answer import Answer, answer
 from dynamiccl.evaluate.job.calls import Job, job_of
 from dynamiccl.evaluate.job.gains import Measured
-from dynamiccl.evaluate.job.saved import Answer, answer
 from tests.calls import calls_frame, traced
 from tests.rows import MIB, default, forced, frame
 
@@ -57,9 +57,11 @@ def steps_frame(count: int, step_us: float, **columns: Any) -> pl.DataFrame:
     return pl.DataFrame([{n: row.get(n) for n in types} for row in rows], schema=types)
 
 
-def job(calls: Sequence[dict[str, Any]], steps: pl.DataFrame | None = None, **more: Any) -> Job:
+def job(
+    calls: Sequence[dict[str, Any]], steps: pl.DataFrame | None = None, ranks_per_node: int = 8
+) -> Job:
     """The job of some calls."""
-    return job_of(calls_frame(*calls), steps, **more)
+    return job_of(calls_frame(*calls), steps, ranks_per_node)
 
 
 def stepped(each: Sequence[dict[str, Any]], count: int = 4) -> list[dict[str, Any]]:
@@ -77,6 +79,11 @@ def exposed_job(exposed_us: float, **columns: Any) -> Job:
     return job(stepped([call, call]), steps)
 
 
-def against(found: Job, measured: pl.DataFrame, **more: Any) -> Answer:
-    """What is in it for a job by a sweep."""
-    return answer(found, Measured(measured, None, found.nccl_version), **more)
+def against(found: Job, measured: pl.DataFrame, *chosen: Any, sm_price: float = 0.0) -> Answer:
+    """What is in it for a job by a sweep, and by a policy and its manifest where given."""
+    return answer(found, Measured(measured, None, found.nccl_version, sm_price), *chosen)
+
+
+def arm_of(found: Answer) -> Any:
+    """The arm that the verdict is about."""
+    return next(iter(found.arms.values()))

@@ -1,7 +1,6 @@
 """What is in it for jobs worked out by hand."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,26 +9,27 @@ import pytest
 
 from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.errors import NotEnoughData, UnknownName, UserError
-from dynamiccl.evaluate.job.gains import Gains, Measured, gains_of
-from dynamiccl.evaluate.job.output import sweep_for, to_json
-from dynamiccl.evaluate.job.saved import POLICY, TABLE
+from dynamiccl.errors import NotEnoughData, UnknownName
+from dynamiccl.evaluate.job.answer import POLICY
+from dynamiccl.evaluate.job.gains import Gains, Measured
 from tests.calls import traced
-from tests.evaluate.jobs import RUNS, against, exposed_job, job, stepped, steps_frame, sweep
+from tests.evaluate.jobs import RUNS, against, arm_of, exposed_job, job, stepped, steps_frame, sweep
+from tests.policies import hand_made_manifest
 from tests.rows import MIB, default, forced, frame
 
 
 def test_exposed_calls_save_their_share_of_the_step() -> None:
     """Two calls of 100 us each, a fifth faster: 40 us of 1,000."""
     found = against(exposed_job(100.0), sweep(80.0))
-    arm = found.arms[TABLE]
-    assert arm.step is not None
-    assert found.verdict == "gain"
+    arm = arm_of(found)
+    assert found.told["verdict"] == "gain"
     for told, truth in ((arm.step, 0.04), (arm.communication, 0.2)):
         assert told.mean == pytest.approx(truth, rel=0.01)
         assert truth - 0.02 * truth < told.low < told.high < truth + 0.02 * truth
-    assert found.sentence.startswith("Of the step's 1 ms 0.2 are exposed communication; the best ")
-    assert "(4.0%)" in found.sentence
+    assert found.told["sentence"].startswith(
+        "Of the step's 1 ms 0.2 are exposed communication; the best "
+    )
+    assert "(4.0 %)" in found.told["sentence"]
 
 
 def test_a_call_saves_no_more_than_what_is_exposed_of_it() -> None:
@@ -39,8 +39,7 @@ def test_a_call_saves_no_more_than_what_is_exposed_of_it() -> None:
     quarter of the hidden time that is saved comes back to compute.
     """
     found = against(exposed_job(10.0), sweep(80.0))
-    step = found.arms[TABLE].step
-    assert step is not None
+    step = arm_of(found).step
     assert step.mean == pytest.approx(2 * 10.0 / 1000.0)
     assert step.low == pytest.approx(0.0, abs=1e-4)
     assert step.high == pytest.approx((20.0 + 0.25 * 0.2 * 180.0) / 1000.0, rel=0.02)
@@ -48,9 +47,9 @@ def test_a_call_saves_no_more_than_what_is_exposed_of_it() -> None:
 
 def test_hidden_communication_gains_the_step_nothing() -> None:
     found = against(exposed_job(0.0), sweep(50.0))
-    assert found.verdict == "nothing"
-    assert found.arms[TABLE].communication.mean == pytest.approx(0.5, rel=0.01)
-    assert "no more can be saved" in found.sentence
+    assert found.told["verdict"] == "nothing"
+    assert arm_of(found).communication.mean == pytest.approx(0.5, rel=0.01)
+    assert "no more can be saved" in found.told["sentence"]
 
 
 @pytest.mark.parametrize(("best_us", "noise"), [(101.0, 0.0), (99.5, 0.03)])
@@ -58,8 +57,8 @@ def test_configs_that_are_no_faster_or_by_less_than_noise_gain_nothing(
     best_us: float, noise: float
 ) -> None:
     found = against(exposed_job(100.0), sweep(best_us, noise=noise))
-    assert found.verdict == "nothing"
-    assert found.arms[TABLE].configs == {0: ""}
+    assert found.told["verdict"] == "nothing"
+    assert found.told["kinds"][0]["better_config"] == "NCCL's own"
 
 
 def test_luck_in_choosing_is_not_taken_for_a_gain() -> None:
@@ -74,8 +73,7 @@ def test_luck_in_choosing_is_not_taken_for_a_gain() -> None:
                 for channels in range(1, 13):
                     time_us = _noisy_us(random)
                     rows.append(forced("Ring", "LL", time_us, channels=channels, **place))
-        step = against(exposed_job(100.0), frame(*rows)).arms[TABLE].step
-        assert step is not None
+        step = arm_of(against(exposed_job(100.0), frame(*rows))).step
         gains.append(step.low)
         looks.append(_looks(frame(*rows)))
     assert np.mean(looks) > 0.03
@@ -105,30 +103,28 @@ def _looks(rows: pl.DataFrame) -> float:
 )
 def test_calls_that_ask_no_tuner_gain_nothing(columns: dict[str, object], why: str) -> None:
     found = against(exposed_job(100.0, **columns), sweep())
-    assert found.verdict == "nothing"
-    assert "no call of this job asks a tuner" in found.sentence
-    assert why in found.job.kinds["why_not"][0]
-    assert to_json(found)["asks_tuner_share"] == 0.0
+    assert found.told["verdict"] == "nothing"
+    assert "no call of this job asks a tuner" in found.told["sentence"]
+    assert why in found.told["kinds"][0]["reason"]
+    assert found.told["asks_tuner_share"] == 0.0
 
 
 def test_sizes_that_were_not_measured_are_said_with_the_sweep_that_covers_them() -> None:
     found = against(exposed_job(100.0, size_bytes=64 * MIB), sweep())
-    assert found.verdict == "cannot-tell"
-    assert "20% of the step" in found.sentence
-    assert "no size within an octave" in found.sentence
-    plan = sweep_for(found)
-    assert plan is not None
-    again = parse_sweep(plan, where="test").file
+    assert found.told["verdict"] == "cannot-tell"
+    assert "20 % of the step" in found.told["sentence"]
+    assert "no size within an octave" in found.told["sentence"]
+    again = parse_sweep(found.told["sweep"], where="test").file
     assert again.sizes.ladder() == (64 * MIB,)
     assert again.collectives == ("AllReduce",)
     assert [(g.num_nodes, g.ranks_per_node) for g in again.groups] == [(1, 8)]
-    assert found.arms[TABLE].communication.mean == 0.0
+    assert arm_of(found).communication.mean == 0.0
 
 
 def test_another_minor_version_of_nccl_covers_nothing() -> None:
     found = against(exposed_job(100.0, nccl_version="2.29.7"), sweep())
-    assert found.verdict == "cannot-tell"
-    assert "another minor version" in found.sentence
+    assert found.told["verdict"] == "cannot-tell"
+    assert "another minor version" in found.told["sentence"]
 
 
 def test_a_gain_beside_what_is_not_covered_is_told_with_its_share() -> None:
@@ -136,47 +132,45 @@ def test_a_gain_beside_what_is_not_covered_is_told_with_its_share() -> None:
     other = traced(1, 50.0, num_nodes=1, exposed_us=50.0, collective="AllGather")
     steps = steps_frame(4, 1000.0, communication_us=150.0, exposed_us=150.0, compute_us=850.0)
     found = against(job(stepped([known, other]), steps), sweep())
-    assert found.verdict == "gain"
-    assert "nothing is known of 5%" in found.sentence
-    assert to_json(found)["not_covered_share"] == pytest.approx(0.05)
+    assert found.told["verdict"] == "gain"
+    assert "nothing is known of 5.0 %" in found.told["sentence"]
+    assert found.told["not_covered_share"] == pytest.approx(0.05)
 
 
-def test_nodes_that_the_trace_does_not_say_are_asked_for_where_two_shapes_fit() -> None:
-    both = pl.concat([sweep(80.0), sweep(90.0, num_nodes=2, ranks_per_node=4)])
-    unknown = exposed_job(100.0, group_ranks=list(range(8)))
-    unknown = replace(unknown, kinds=unknown.kinds.with_columns(num_nodes=pl.lit(None, pl.Int64)))
-    asked = against(unknown, both)
-    assert asked.verdict == "cannot-tell"
-    assert "--group, one of 1x8, 2x4" in asked.sentence
-    for group, saved in (((1, 8), 0.2), ((2, 4), 0.1)):
-        found = against(unknown, both, groups=[group])
-        assert found.arms[TABLE].communication.mean == pytest.approx(saved, rel=0.02)
-        assert any("taken to be 8 on" in note for note in found.notes)
-    placed = job(stepped([traced(0, 100.0, group_ranks=list(range(8)))]), None, ranks_per_node=4)
-    assert placed.kinds["num_nodes"][0] == 2
+def test_groups_lie_as_the_trace_names_their_ranks_else_with_all_ranks_of_a_node() -> None:
+    plain = [traced(0, 100.0), traced(1, 100.0, num_ranks=16), traced(2, 100.0, num_ranks=12)]
+    rails = traced(3, 100.0, group_ranks=list(range(0, 64, 8)))
+    kinds = job([*plain, rails]).kinds
+    assert kinds["num_nodes"].to_list() == [1, 2, None, 8]
+    assert job([rails], ranks_per_node=4).kinds["num_nodes"][0] == 8
+    told = against(job(plain), sweep()).told
+    assert "the trace does not say which ranks make 3 calls" in " ".join(told["notes"])
+    reasons = {kind["num_ranks"]: kind["reason"] for kind in told["kinds"]}
+    assert "lie evenly is not known (--ranks-per-node)" in reasons[12]
+    assert "AllReduce on 2 x 8 was not measured" in reasons[16]
 
 
 def test_a_trace_without_steps_is_about_communication_alone() -> None:
     found = against(job([traced(i, 100.0, num_nodes=1) for i in range(30)]), sweep())
-    assert found.arms[TABLE].step is None
-    assert found.verdict == "gain"
-    assert found.arms[TABLE].communication.mean == pytest.approx(0.2, rel=0.01)
-    assert any("communication time only" in note for note in found.notes)
-    assert to_json(found)["parts"][0]["name"] == "asks a tuner, and is covered"
+    assert arm_of(found).step is None
+    assert found.told["verdict"] == "gain"
+    assert arm_of(found).communication.mean == pytest.approx(0.2, rel=0.01)
+    assert any("communication time only" in note for note in found.told["notes"])
+    assert found.told["step"] is None
 
 
 def test_steps_that_hold_none_of_the_calls_are_not_taken_for_theirs() -> None:
     calls = [traced(i, 100.0, num_nodes=1) for i in range(30)]
     found = against(job(calls, steps_frame(3, 1000.0, exposed_us=500.0)), sweep())
-    assert found.job.steps is None
-    assert found.arms[TABLE].step is None
-    assert found.arms[TABLE].communication.mean == pytest.approx(0.2, rel=0.01)
+    assert found.told["step"] is None
+    assert arm_of(found).step is None
+    assert arm_of(found).communication.mean == pytest.approx(0.2, rel=0.01)
 
 
 def test_a_policy_that_abstains_is_said_to() -> None:
-    found = against(exposed_job(100.0), sweep(), policy=lambda _kind, _gains: ABSTAIN_ACTION)
-    assert found.verdict == "nothing"
-    assert "the policy leaves the choice of all these calls to NCCL" in found.notes
+    found = against(exposed_job(100.0), sweep(), lambda _kind, _gains: ABSTAIN_ACTION)
+    assert found.told["verdict"] == "nothing"
+    assert "the policy leaves the choice of all these calls to NCCL" in found.told["notes"]
 
 
 def test_a_trace_without_times_is_weighed_by_the_benchmark() -> None:
@@ -185,16 +179,15 @@ def test_a_trace_without_times_is_weighed_by_the_benchmark() -> None:
     rows = [traced(i, None, num_nodes=1, source="kineto") for i in range(3)]
     rows.append(traced(3, None, num_nodes=1, source="kineto", collective="AllGather"))
     found = against(job(rows), measured)
-    assert found.arms[TABLE].communication.mean == pytest.approx(0.15, rel=0.01)
-    assert any("4 calls have no time" in note for note in found.notes)
+    assert arm_of(found).communication.mean == pytest.approx(0.15, rel=0.01)
+    assert any("4 calls have no time" in note for note in found.told["notes"])
 
 
 def test_a_call_of_unknown_time_is_exposed_as_all_communication_is() -> None:
     """A second call without a time, of the first's kind: half of its 100 us, as of the steps."""
     rows = [traced(0, 100.0, num_nodes=1, exposed_us=50.0), traced(1, None, num_nodes=1)]
     steps = steps_frame(4, 1000.0, communication_us=200.0, exposed_us=100.0, compute_us=900.0)
-    step = against(job(stepped(rows), steps), sweep(80.0)).arms[TABLE].step
-    assert step is not None
+    step = arm_of(against(job(stepped(rows), steps), sweep(80.0))).step
     assert step.mean == pytest.approx(2 * 20.0 / 1000.0, rel=0.01)
 
 
@@ -203,12 +196,11 @@ def test_waiting_for_other_ranks_widens_the_interval_downwards() -> None:
     row = traced(0, None, num_nodes=1, time_at_most_us=200.0, exposed_us=200.0)
     steps = steps_frame(4, 1000.0, communication_us=200.0, exposed_us=200.0, compute_us=800.0)
     found = against(job(stepped([row]), steps), sweep(80.0))
-    told = found.arms[TABLE].step
-    assert told is not None
+    told = arm_of(found).step
     assert told.mean == pytest.approx(0.04, rel=0.01)
     # Of the benchmark's 100 us 20 are saved; and a job so far from it gains more or less.
     assert 0.01 < told.low < 0.02
-    assert any("waiting" in note for note in found.notes)
+    assert any("waiting" in note for note in found.told["notes"])
 
 
 def test_a_call_that_few_ranks_make_counts_by_their_share() -> None:
@@ -219,28 +211,29 @@ def test_a_call_that_few_ranks_make_counts_by_their_share() -> None:
         for rank in range(8)
     ]
     found = against(job(rows, pl.concat(steps)), sweep(80.0))
-    step = found.arms[TABLE].step
-    assert step is not None
+    step = arm_of(found).step
     assert step.mean == pytest.approx(0.25 * 20.0 / 1000.0, rel=0.01)
 
 
 def test_of_a_policy_it_is_told_that_it_saw_the_runs() -> None:
-    found = against(exposed_job(100.0), sweep(), policy=lambda _kind, gains: gains.best, seen=True)
-    assert found.arms[POLICY].communication == found.arms[TABLE].communication
-    assert any("trained on these runs" in note for note in found.notes)
-    assert found.deciding is found.arms[POLICY]
+    measured = sweep()
+    noise = measured.select("system", "collective", noise_band=0.01).unique()
+    manifest = hand_made_manifest(measured, noise)
+    found = against(exposed_job(100.0), measured, lambda _kind, gains: gains.best, manifest)
+    assert arm_of(found).communication == arm_of(found).communication
+    assert any("trained on these runs" in note for note in found.told["notes"])
+    assert [*found.arms] == [POLICY, "table"]
 
 
 def test_what_cannot_be_read_is_said_in_one_line() -> None:
     with pytest.raises(NotEnoughData, match="none of the 2 calls"):
         job([traced(0, collective=None), traced(1, size_bytes=None)])
     two = pl.concat([sweep(), sweep(system="other")])
-    with pytest.raises(UserError, match="2 systems; name one: --system box or other"):
-        Measured(two, None, None)
-    with pytest.raises(UnknownName, match="choose from box, other"):
-        Measured(two, "moon", None)
+    for name in (None, "moon"):
+        with pytest.raises(UnknownName, match="choose from box, other"):
+            Measured(two, name)
     with pytest.raises(NotEnoughData, match="no task of box"):
-        Measured(sweep().filter("is_default"), None, None)
+        Measured(sweep().filter("is_default"))
 
 
 def test_a_size_between_measured_ones_gains_between_and_what_ran_is_no_gain() -> None:
@@ -248,18 +241,18 @@ def test_a_size_between_measured_ones_gains_between_and_what_ran_is_no_gain() ->
     rows = sweep(80.0, (MIB // 2, MIB, 2 * MIB, 4 * MIB))
     rows = rows.with_columns(actual_algorithm=pl.lit("Ring"), actual_protocol=pl.lit("Simple"))
     between = exposed_job(100.0, size_bytes=3 * MIB // 2)
-    told = against(between, rows).arms[TABLE].communication
+    told = arm_of(against(between, rows)).communication
     assert told.low < 0.2 < told.high
     assert told.low > 0.0
     ran = {"actual_algorithm": "Ring", "actual_protocol": "LL"}
     other = against(exposed_job(100.0, size_bytes=3 * MIB // 2, **ran), rows)
-    assert other.verdict == "cannot-tell"
-    assert "NCCL ran Ring/LL in the job and Ring/Simple in the sweep" in other.sentence
+    assert other.told["verdict"] == "cannot-tell"
+    assert "NCCL ran Ring/LL in the job and Ring/Simple in the sweep" in other.told["sentence"]
 
 
 def test_a_gain_is_as_sure_as_the_belief_is() -> None:
     """Of one size and two configs, too: with few sizes more worlds are drawn for its caution."""
-    gains = gains_of(Measured(sweep(80.0), None, None), exposed_job(100.0).kinds)[0]
+    gains = Measured(sweep(80.0)).of(exposed_job(100.0).kinds)[0]
     assert isinstance(gains, Gains)
     assert gains.configs[gains.best].key == "Ring/LL"
     assert gains.draws[:, gains.best].mean() == pytest.approx(np.log(100.0 / 80.0), abs=0.01)
@@ -293,22 +286,19 @@ def few_channels() -> pl.DataFrame:
 def test_rows_beside_products_tell_what_compute_gets_back() -> None:
     """Of a step's 1,000 us 200 are hidden; compute loses 12 % to 16 channels, 3 % to four."""
     measured = pl.concat([few_channels(), beside({16: 0.12, 4: 0.03})])
-    found = against(exposed_job(0.0), measured, policy=few_channels_policy)
-    arm = found.deciding
-    assert arm.step is not None
-    assert arm.given_back is not None
+    found = against(exposed_job(0.0), measured, few_channels_policy)
+    arm = arm_of(found)
     saved = 0.2 * (0.12 - 0.99 * 0.03)
     assert arm.given_back.mean == pytest.approx(saved, rel=1e-3)
     assert arm.step.mean == pytest.approx(saved, rel=1e-3)
     least = 0.2 * (0.7 * 0.12 - 0.99 * 0.03)
     assert arm.given_back.low == pytest.approx(least, rel=0.02)
     assert arm.given_back.high == pytest.approx(1.3 * saved, rel=0.02)
-    assert found.verdict == "gain"
-    assert "0.0181 of them by what compute gets back" in found.sentence
+    assert found.told["verdict"] == "gain"
+    assert "0.0181 of them by what compute gets back" in found.told["sentence"]
     # Of other compute, which loses as much to few channels as to many, it gets nothing back.
     other = pl.concat([measured, beside({16: 0.2, 4: 0.2}, 512.0)])
-    both = against(exposed_job(0.0), other, policy=few_channels_policy).deciding
-    assert both.given_back is not None
+    both = arm_of(against(exposed_job(0.0), other, few_channels_policy))
     assert both.given_back.low == pytest.approx(0.2 * (0.7 - 0.99) * 0.2, rel=0.02)
     assert both.given_back.high == pytest.approx(1.3 * saved, rel=0.02)
 
@@ -328,16 +318,24 @@ def test_a_group_that_compute_hides_may_have_fewer_channels_by_max_ctas(
     def four(_kind: object, gains: Gains) -> int:
         return [config.key for config in gains.configs].index("Ring/LL/4ch")
 
-    found = against(job(stepped(calls), steps), measured, policy=four)
-    told = [note for note in found.notes if "max_ctas = 4" in note]
+    found = against(job(stepped(calls), steps), measured, four)
+    told = [note for note in found.told["notes"] if "max_ctas = 4" in note]
     assert bool(told) is says
     assert all("process group 'fsdp'" in note for note in told)
 
 
-def test_without_rows_beside_products_it_is_said_that_they_are_missing() -> None:
-    found = against(exposed_job(0.0), few_channels(), policy=few_channels_policy)
-    assert found.deciding.given_back is None
-    assert any("not known, only bounded" in note for note in found.notes)
+def test_without_rows_beside_products_a_price_of_a_channel_bounds_what_compute_gets_back() -> None:
+    """Of a step's 1,000 us 200 are hidden; 16 channels cost nothing, or 16 x 0.5 %, and 4 less."""
+    found = against(exposed_job(0.0), few_channels(), few_channels_policy)
+    assert arm_of(found).given_back is None
+    assert any("not known, only bounded" in note for note in found.told["notes"])
+    found = against(exposed_job(0.0), few_channels(), few_channels_policy, sm_price=0.005)
+    back = arm_of(found).given_back
+    most = 0.2 * (0.08 - 0.99 * 0.02)
+    assert back.low <= 0.0 < back.mean == pytest.approx(most / 2, rel=0.01)
+    assert back.high == pytest.approx(1.3 * most, rel=0.02)
+    assert found.told["verdict"] == "nothing"
+    assert any("0 to 0.5 % a channel" in note for note in found.told["notes"])
 
 
 @pytest.mark.parametrize(
@@ -354,10 +352,9 @@ def test_a_hidden_call_that_compute_does_not_hide_any_longer_is_exposed(
 ) -> None:
     """Two calls of 100 us a step of 1,000, which a config makes so much slower."""
     told = exposed_job(0.0, compute_ratio=ratio)
-    found = against(told, sweep(100.0 * slower), policy=few_channels_policy)
-    step = found.deciding.step
-    assert step is not None
+    found = against(told, sweep(100.0 * slower), few_channels_policy)
+    step = arm_of(found).step
     assert step.mean == pytest.approx(mean, abs=0.002)
     # Of longer calls compute gets back nothing that it may keep.
     assert low - 0.05 < step.low < low + 0.005
-    assert found.verdict != "gain"
+    assert found.told["verdict"] != "gain"

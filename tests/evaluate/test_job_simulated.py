@@ -8,9 +8,9 @@ from bench_job import table_of
 from job_traces import as_calls, play
 
 from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.job.answer import TABLE, Verdict, answer
 from dynamiccl.evaluate.job.calls import job_of
 from dynamiccl.evaluate.job.gains import Measured
-from dynamiccl.evaluate.job.saved import TABLE, Verdict, answer
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import find_scenario
@@ -58,10 +58,10 @@ def test_the_truth_lies_in_the_interval(
     around = find_scenario(scenario).model_copy(update={"first_use_us": 0.0})
     world = World(system, workload, all_configs(system, workload), around)
     own = play(world, np.zeros(len(world.keys), dtype=np.int64), 7, 600)
-    found = answer(job_of(as_calls(own.calls), own.steps), known)
+    found = answer(job_of(as_calls(own.calls), own.steps, 8), known)
     played = play(world, table_of(found, world), 7, 600)
     arm = found.arms[TABLE]
-    assert found.verdict == verdict
+    assert found.told["verdict"] == verdict
     assert arm.step is not None
     truths = (
         (arm.communication, 1.0 - played.communication_us / own.communication_us),

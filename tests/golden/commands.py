@@ -234,9 +234,8 @@ def _job_of(workload: str) -> Any:
     assert at.run("collect", "jobs", "--out", out, *words).code == 0
     said = at.run("evaluate", "job", out, "--data", "data", "--json").json
     shares = [key for key in said if "_share" in key]
-    keys = ("verdict", "calls", "nccl_version", "modelled", "arms", *shares)
-    parts = [{key: part[key] for key in ("letter", "us", "share")} for part in said["parts"]]
-    return {**{key: said[key] for key in keys}, "parts": parts}
+    keys = ("verdict", "calls", "nccl_version", "modelled", "arms", "whole_us", *shares)
+    return {key: said[key] for key in keys}
 
 
 def _list(directory: Path) -> Any:
