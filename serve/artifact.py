@@ -93,7 +93,7 @@ class Artifact:
         """Raise UserError for an artifact with slack: its tables alone keep to it."""
         if slack := self.manifest.slack:
             where = f"{self.directory} has {slack.terms}"
-            raise UserError(f"{where}, {why}: take --policy table")
+            raise UserError(f"{where}, {why}: leave its tables as they are")
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data for `json.dumps`."""

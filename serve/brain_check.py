@@ -54,7 +54,7 @@ def check_brain(directory: Path, manifest: Manifest, *, seed: int = 0) -> None:
     for support in table_supports(manifest):
         shape = (support.system, support.num_nodes, support.num_ranks)
         path = directory / relative_path(*shape)
-        decided = brain.decide(BrainConfig(str(directory), *shape), [])
+        decided = brain.decide(BrainConfig(*shape), [])
         if decided is None or differing_share(DecisionTable.read(path), decided) > NEAR_TIES:
             raise _mismatch(directory, f"without a history it does not decide what {path} says")
         asked = cold_questions(manifest, support)

@@ -36,7 +36,7 @@ from dynamiccl.datasets.history import (
 from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import MAX_CHANNELS, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
-from dynamiccl.serve.torchscript import CALL_COLUMNS, TIMED_MODULO, ignore_deprecation
+from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation
 
 #: Streams of a communicator; a config beyond them stays unwatched.
 MAX_STREAMS: Final = 4096
@@ -201,12 +201,11 @@ class Watcher(nn.Module):
         self.state = torch.zeros(0, trigger.state_size)
         #: Of each key, what levels under other configs still say.
         self.carried = trigger.new_keys(0)
-        #: Calls of each key that were timed when it was last asked about; -1: never asked.
+        #: Calls of each key that were timed when it was last asked about.
         self.seen = torch.zeros(0, dtype=torch.int64)
         #: Of the latest calls, as a window has them.
         self.levels = torch.zeros(0, window_length)
         self.max_streams = MAX_STREAMS
-        self.modulo = TIMED_MODULO
         self.algorithms = len(Algorithm) + 1
         self.protocols = len(Protocol) + 1
         self.channels = MAX_CHANNELS + 1
@@ -215,8 +214,8 @@ class Watcher(nn.Module):
     def forward(self, row: torch.Tensor, calls: torch.Tensor, timed: torch.Tensor) -> torch.Tensor:
         """The calls with their interference.
 
-        `timed`: total number of calls of each key, modulo TIMED_MODULO; -1 where the leader does
-        not tell: interference stays unknown.
+        `timed`: total number of calls of each key; -1 where the leader does not tell: interference
+        stays unknown.
         """
         length = calls.size(1)
         valid = calls[:, :, self.columns["valid"]] > 0.5
@@ -224,8 +223,7 @@ class Watcher(nn.Module):
         key = self.find_keys(row)
         seen = self.seen[key]
         shown = valid.sum(dim=1)
-        fresh = torch.minimum(torch.remainder(timed - seen, self.modulo), shown)
-        fresh = torch.where(is_told, torch.where(seen < 0, shown, fresh), 0)
+        fresh = torch.where(is_told, torch.minimum(timed - seen, shown), 0)
         levels = self.levels[key]
         stream = self.find_streams(row, calls, valid)
         log_time = torch.log(calls[:, :, self.columns["time_us"]]).to(torch.float32)
@@ -269,7 +267,7 @@ class Watcher(nn.Module):
             found.append(self.keys[each])
         more = len(self.keys) - self.seen.size(0)
         if more > 0:
-            self.seen = torch.cat([self.seen, torch.full((more,), -1, dtype=torch.int64)])
+            self.seen = torch.cat([self.seen, torch.zeros(more, dtype=torch.int64)])
             unknown = torch.full((more, self.levels.size(1)), self.unknown)
             self.levels = torch.cat([self.levels, unknown])
             self.carried = torch.cat([self.carried, self.trigger.new_keys(more)])

@@ -20,16 +20,11 @@ from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable
 #: is -1, an unknown number of channels 0.
 CALL_COLUMNS: Final = ("valid", *CallColumns.__slots__)
 
-#: How many calls of a task key there have been is told modulo this (one byte of a message).
-TIMED_MODULO: Final = 256
-
 
 @dataclass(frozen=True, slots=True)
 class BrainConfig:
     """The communicator that asks."""
 
-    #: Its artifact's directory, on the leader's machine.
-    artifact: str
     system: str
     #: NCCL's own nNodes.
     num_nodes: int
@@ -47,9 +42,8 @@ class KeyCalls:
     bin: int
     #: Oldest first, at most WINDOW_LENGTH.
     calls: tuple[Call, ...]
-    #: Calls of the key that have been timed so far, of which `calls` are the last; modulo 256, as a
-    #: message has it, is enough to tell new ones from those that were shown before. None: the
-    #: leader does not say.
+    #: Calls of the key that have been timed so far, of which `calls` are the last. None: the leader
+    #: does not say.
     num_timed: int | None = None
 
     def __post_init__(self) -> None:
@@ -175,7 +169,7 @@ class ScriptedBrain:
         """Raw calls, with the interference found by the brain's own Trigger."""
         torch = self._torch
         calls = torch.from_numpy(raw_calls([task.calls for task in tasks]))
-        timed = [-1 if t.num_timed is None else t.num_timed % TIMED_MODULO for t in tasks]
+        timed = [-1 if t.num_timed is None else t.num_timed for t in tasks]
         return self._module.watch(torch.from_numpy(rows), calls, torch.tensor(timed))
 
     def observe(self, windows: Sequence[Sequence[Call]]) -> tuple[Float32Array, Float32Array]:

@@ -17,7 +17,7 @@ from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
-CONFIG = BrainConfig("", "box", 1, 8)
+CONFIG = BrainConfig("box", 1, 8)
 SIZES = [1 << k for k in range(16, 27)]
 FIRST_BIN, NUM_BINS = size_bin(SIZES[0]), size_bin(SIZES[-1]) - size_bin(SIZES[0]) + 1
 #: Expected times of the artifact's configs, in the order of its catalogue; NCCL's own choice: 1.

@@ -114,7 +114,7 @@ def test_sizes_outside_the_table_and_empty_windows_change_nothing(brain: Scripte
 
 
 @pytest.mark.parametrize(
-    "other", [replace(CONFIG, system="b"), replace(CONFIG, num_nodes=2), BrainConfig("", "", 1, 8)]
+    "other", [replace(CONFIG, system="b"), replace(CONFIG, num_nodes=2), BrainConfig("", 1, 8)]
 )
 def test_unknown_shape_has_no_table(brain: ScriptedBrain, other: BrainConfig) -> None:
     assert brain.decide(other, []) is None

@@ -16,16 +16,17 @@ from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve import brain_module as watcher
 from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain import POLICIES
 from dynamiccl.serve.brain_check import check_trigger, watched_questions
 from dynamiccl.serve.brain_module import write_brain
-from dynamiccl.serve.brain_policies import POLICIES
+from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.export import export_artifact, verify_artifact
 from dynamiccl.serve.torchscript import History, KeyCalls, ScriptedBrain, ScriptedTrigger
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.module import HALF_LIFE, TriggerModule
 from tests.serve.brains import CONFIG, FIRST_BIN, seal
-from tests.serve.leader import Leader, torch_brain
+from tests.serve.leader import Leader
 
 SIZE = 1 << 20
 
@@ -111,17 +112,6 @@ def test_a_call_that_is_shown_again_is_not_seen_again(watching: Artifact) -> Non
         if count % 8 == 0:
             assert level_of_last(seldom, window, count) == found[0]
     assert found[0] == pytest.approx(1.0, abs=0.1)
-
-
-def test_counts_go_round(watching: Artifact) -> None:
-    brain = ScriptedBrain(watching.directory / "brain.pt")
-    calls = slowing(600, 590)
-    levels = [
-        level_of_last(brain, calls[max(count - 8, 0) : count], count % 256)
-        for count in range(1, 601)
-    ]
-    assert max(levels[20:585]) < 0.05
-    assert levels[-1] == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_leader_that_does_not_count_leaves_interference_unknown(watching: Artifact) -> None:
@@ -252,11 +242,10 @@ def test_the_plugins_runtime_decides_as_python_does(
     torch_build_dir: Path, watching: Artifact, trigger: Path
 ) -> None:
     brain = ScriptedBrain(watching.directory / "brain.pt")
-    config = dataclasses.replace(CONFIG, artifact=str(watching.directory))
-    with torch_brain(torch_build_dir) as address, Leader(address, config) as leader:
+    with Leader(torch_build_dir / BRAIN_NAME) as leader:
         for tasks in questions(trigger, 0, 40):
             told = [task for task in tasks if task.calls]
-            assert leader.table(told) == brain.decide(CONFIG, told)
+            assert leader.table(watching.directory, CONFIG, told) == brain.decide(CONFIG, told)
 
 
 def test_brains_of_two_communicators_do_not_mix(watching: Artifact, trigger: Path) -> None:

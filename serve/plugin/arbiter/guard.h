@@ -164,10 +164,9 @@ class Guard {
     const TimedCall call = {told.size_bytes,
                             static_cast<double>(least_ns) / 1000.0,
                             static_cast<double>(most_ns - least_ns) / 1000.0,
-                            -1.0,
-                            static_cast<std::int8_t>(told.algorithm),
+                            static_cast<std::int8_t>(told.algorithm),  // 255: not known
                             static_cast<std::int8_t>(told.protocol),
-                            static_cast<std::int8_t>(told.num_channels)};
+                            told.num_channels};
     ++num_timed_;
     History& history = tasks_[task];
     ++history.num_timed;

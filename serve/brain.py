@@ -1,35 +1,45 @@
-"""The policies that a brain process can run: built-in ones by name, or `module:function`.
+"""`dynamiccl-deploy brain`: the process that a leader asks what a running job should do next.
 
-A policy is an object with `decide(config, history)`; one is made for each communicator. It proposes
-whole tables; the plugin checks every table, and all ranks agree on it before it takes effect.
-`--policy my_module:make` uses your own: `make(artifact)` is called with the opened artifact and
-returns such an object.
+Questions come a line of JSON each on stdin, answers go to stdout: `serve/plugin/brain/message.h`.
+The leader starts it (DYNAMICCL_BRAIN) and kills one that does not answer in time.
 
-Two of them are tuners of `serve/search`: ours and AutoCCL's. The leader asks a brain every
-DYNAMICCL_ADAPT_INTERVAL_S, with the latest calls of each task key. So a probe lasts for one
-interval and not for one call: the interval is the cost of a slow probe. New calls in a window that
-certainly ran the requested config are passed to the tuner; its next request goes into the returned
-table, on which all ranks agree before it takes effect. Only knobs that NCCL takes call by call are
-searched: algorithm, protocol, channels, and chunk size where the artifact's NCCL supports it; and
-only configs that were measured near a size.
+A policy is an object with `decide(config, history)`; one is made for each communicator by
+`make(artifact)`: ours by name, or yours by `--policy my_module:make`. It proposes whole tables; the
+plugin checks every table, and all ranks agree on it before it takes effect.
+
+Two of ours are tuners of `serve/search`. The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S,
+with the latest calls of each task key. So a probe lasts for one interval and not for one call: the
+interval is the cost of a slow probe. New calls in a window that certainly ran the requested config
+are passed to the tuner; its next request goes into the returned table, on which all ranks agree
+before it takes effect. Only knobs that NCCL takes call by call are searched: algorithm, protocol,
+channels, and chunk size where the artifact's NCCL supports it; and only configs that were measured
+near a size.
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import typer
 
+from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.history import Call
+from dynamiccl.datasets.history import UNKNOWN, Call
 from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, TRIGGER_NAME, Support
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.nccl import ABSTAIN, Collective, Config
-from dynamiccl.serve.artifact import Artifact, pick_table
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
+from dynamiccl.nccl import Protocol as NcclProtocol
+from dynamiccl.serve.artifact import Artifact, open_artifact, pick_table
 from dynamiccl.serve.search.autoccl import (
     AutoCcl,
     Choice,
@@ -56,6 +66,11 @@ MIN_CALLS: Final = 3
 #: Fewer calls than usual per measurement, since a window shows only the latest calls.
 RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
+#: Communicators that are answered at once; the one that asked longest ago starts anew.
+MAX_BRAINS: Final = 256
+
+_log = logging.getLogger(__name__)
+
 PriorOf = Callable[[Key], Prior]
 MakeTuner = Callable[[SpaceOf, PriorOf], Tuner]
 
@@ -71,27 +86,6 @@ class Brain(Protocol):
         ...
 
 
-class KeepBrain:
-    """Never changes the table: for measuring the overhead of asking."""
-
-    def decide(self, config: BrainConfig, history: History) -> None:
-        """None: keep the table."""
-
-
-class TableBrain:
-    """The artifact's own table."""
-
-    def __init__(self, artifact: Artifact) -> None:
-        """Take tables from `artifact`."""
-        self._artifact = artifact
-
-    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """The table of the communicator's shape; None where it is in force already."""
-        info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
-        table = DecisionTable.read(self._artifact.directory / info.path)
-        return None if table == history.table else table
-
-
 class PolicyBrain:
     """The artifact's policy on the live history, as the plugin runs it inside a job."""
 
@@ -101,8 +95,7 @@ class PolicyBrain:
         path = artifact.directory / BRAIN_NAME
         if not path.is_file():
             raise UserError(
-                f"{artifact.directory} has no {BRAIN_NAME}; export it again with this release, or "
-                "take --policy table"
+                f"{artifact.directory} has no {BRAIN_NAME}; export it again with this release"
             )
         self._brain = ScriptedBrain(path)
 
@@ -333,12 +326,10 @@ def search_brain(artifact: Artifact) -> TunerBrain:
     )
 
 
-# --- By name ---
+# --- The command ---
 
 MakeBrain = Callable[[Artifact], Brain]
 POLICIES: Final[Mapping[str, MakeBrain]] = {
-    "keep": lambda _: KeepBrain(),
-    "table": TableBrain,
     "artifact": PolicyBrain,
     "autoccl": autoccl_brain,
     "search": search_brain,
@@ -363,3 +354,74 @@ def find_policy_maker(name: str) -> MakeBrain:
         ) from error
     found: MakeBrain = maker
     return found
+
+
+def brain_command(
+    policy: Annotated[
+        str, typer.Option(help=f"One of {', '.join(POLICIES)}, or module:function of your own.")
+    ],
+) -> None:
+    """Answer the leader of a job in mode `adaptive`: questions on stdin, answers on stdout.
+
+    The leader runs it, where the first rank starts; its folder is /, and what it logs is lost but
+    for `2> FILE`. Stopped or slow, it leaves every communicator the table that it has.
+
+    Example: DYNAMICCL_BRAIN='dynamiccl-deploy brain --policy search'
+    """
+    make = find_policy_maker(policy)
+    cli.configure_logging(verbose=False)
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)  # what a policy prints is no answer
+        for line in answers(sys.stdin.buffer, make):
+            print(line, file=out, flush=True)
+
+
+def answers(questions: Iterable[bytes], make: MakeBrain) -> Iterator[str]:
+    """Answer questions line by line. Each brain that is named is one that `make` has made.
+
+    Of an exception, in a policy or in a question, the leader is told, and keeps its table.
+    """
+    brains: dict[int, Brain] = {}
+    for line in questions:
+        told: dict[str, Any] = {}
+        try:
+            told = dict(json.loads(line))
+            name = told["brain"]
+            brain = brains.pop(name, None) or make(open_artifact(Path(told["artifact"])))
+            brains[name] = brain
+            if len(brains) > MAX_BRAINS:  # of communicators that are no more
+                del brains[next(iter(brains))]
+            config = BrainConfig(told["system"], told["num_nodes"], told["num_ranks"])
+            table = brain.decide(config, read_history(told["table"], told["tasks"]))
+            answer = {} if table is None else {"table": table.to_bytes().hex()}
+        except Exception as error:
+            _log.exception("the table in force stays")
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        yield json.dumps({"number": told.get("number"), **answer})
+
+
+def read_history(table: str, tasks: Sequence[Sequence[Any]]) -> History:
+    """A question's table and tasks. Raises CorruptFile, TypeError and ValueError."""
+    in_force = DecisionTable.from_bytes(bytes.fromhex(table)) if table else None
+    keys = (
+        KeyCalls(
+            Collective(collective),
+            index,
+            tuple(map(_read_call, calls)),
+            None if num_timed == UNKNOWN else num_timed,
+        )
+        for collective, index, num_timed, calls in tasks
+    )
+    return History(tuple(keys), in_force)
+
+
+def _read_call(facts: Sequence[Any]) -> Call:
+    size_bytes, time_us, algorithm, protocol, num_channels, skew_us = facts
+    return Call(
+        size_bytes=size_bytes,
+        time_us=time_us,
+        algorithm=None if algorithm == UNKNOWN else Algorithm(algorithm),
+        protocol=None if protocol == UNKNOWN else NcclProtocol(protocol),
+        num_channels=num_channels or None,
+        skew_us=None if skew_us == UNKNOWN else skew_us,
+    )
