@@ -1,8 +1,8 @@
 """The artifact: a policy directory with decision tables for the plugin, and its verification.
 
 policy.pt       TorchScript: window, context, mask -> action, q values
-brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job
-trigger.pt      TorchScript: what tells how slow calls are; brain.pt holds it too; not everywhere
+brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job; the
+                policy is in it, and the Trigger where there is one
 gate.json       what a gate saw of every size bin in which the policy acts; where one judged it
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape

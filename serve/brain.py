@@ -33,8 +33,8 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.history import UNKNOWN, Call
-from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, TRIGGER_NAME, Support
+from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call
+from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Support
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
@@ -50,14 +50,13 @@ from dynamiccl.serve.search.autoccl import (
     is_disturbed,
 )
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules, predicted
-from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from dynamiccl.serve.torchscript import (
     BrainConfig,
     History,
     KeyCalls,
     ScriptedBrain,
     ScriptedPolicy,
-    ScriptedTrigger,
 )
 from dynamiccl.sizes import bin_center_bytes
 
@@ -175,49 +174,13 @@ def _used(call: Call) -> tuple[object, ...]:
     return call.algorithm, call.protocol, call.num_channels
 
 
-def num_new_calls(seen: tuple[Call, ...], calls: tuple[Call, ...]) -> int:
-    """Number of calls at the end of a window that were not in the previous window."""
-    for kept in range(min(len(seen), len(calls)), 0, -1):
-        if seen[-kept:] == calls[:kept]:
-            return len(calls) - kept
-    return len(calls)
-
-
 @dataclass(slots=True)
 class _Progress:
-    """One task key: the action that was requested, and the last window."""
+    """One task key: the action that was requested, the calls that its tuner was told of."""
 
     playing: int
-    seen: tuple[Call, ...] = ()
-
-
-class _Disturbance:
-    """The interference state of one communicator's task keys."""
-
-    def __init__(self, artifact: Artifact) -> None:
-        """Take the artifact's Trigger, where it has one."""
-        path = artifact.directory / TRIGGER_NAME
-        self._trigger = ScriptedTrigger(path) if path.is_file() else None
-        self._seen: dict[tuple[Collective, int], tuple[Call, ...]] = {}
-        self._is_disturbed: dict[tuple[Collective, int], bool] = {}
-
-    def has_changed(self, task: KeyCalls) -> bool:
-        """Whether new calls show that interference on the task key began or ended."""
-        key = (task.collective, task.bin)
-        fresh = num_new_calls(self._seen.get(key, ()), task.calls)
-        self._seen[key] = task.calls
-        before = self._is_disturbed.get(key, False)
-        for call in task.calls[len(task.calls) - fresh :]:
-            self._is_disturbed[key] = self._after(key, call)
-        return self._is_disturbed.get(key, False) != before
-
-    def _after(self, key: tuple[Collective, int], call: Call) -> bool:
-        before = self._is_disturbed.get(key, False)
-        level = call.interference
-        if self._trigger is not None:
-            stream = (*key, call.algorithm, call.protocol, call.num_channels)
-            level = self._trigger.tell(key, stream, call.time_us, call.size_bytes)
-        return before if level is None else is_disturbed(level, before=before)
+    num_told: int = 0
+    is_disturbed: bool = False
 
 
 class TunerBrain:
@@ -228,8 +191,9 @@ class TunerBrain:
     ) -> None:
         """Search what `artifact` measured, from its table on or from NCCL's own choice.
 
-        `alarmed` tuners are told of interference; raises MachineError then for an artifact with a
-        Trigger without torch, and UserError for one with slack: searches want what is fastest.
+        `alarmed` tuners are told of the interference that the artifact's Trigger finds. Raises
+        MachineError then without torch, and UserError for an artifact with slack: searches want
+        what is fastest.
         """
         artifact.refuse_slack("which no search keeps to")
         self._artifact = artifact
@@ -237,7 +201,7 @@ class TunerBrain:
         self._from_table = from_table
         self._tuner = make_tuner(self._space, self._prior)
         self._spaces: dict[Key, SearchSpace] = {}
-        self._disturbance = _Disturbance(artifact) if alarmed else None
+        self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME) if alarmed else None
         self._progress: dict[tuple[Collective, int], _Progress] = {}
         self._context: SearchContext | None = None
         #: The policy's values without history, once they are asked for.
@@ -250,30 +214,47 @@ class TunerBrain:
         """
         if self._context is None:
             self._context = open_search_context(self._artifact, config)
-        for task in history.tasks:
-            if self._context.holds(task):
-                self._learn(task, self._context, in_force(history.table, task))
+        tasks = [task for task in history.tasks if self._context.holds(task)]
+        for task, levels in zip(tasks, self._levels(tasks), strict=True):
+            self._learn(task, self._context, in_force(history.table, task), levels)
         chosen = {key: self._configs[found.playing] for key, found in self._progress.items()}
         table = self._context.with_configs(chosen, elsewhere=self._from_table)
         return None if table == history.table else table
 
-    def _learn(self, task: KeyCalls, context: SearchContext, running: Config) -> None:
+    def _levels(self, tasks: Sequence[KeyCalls]) -> npt.NDArray[np.float64]:
+        """(N, K) interference of the calls of N task keys, right-aligned; -1: unknown."""
+        if self._watcher is None or not tasks:
+            return np.full((len(tasks), WINDOW_LENGTH), UNKNOWN, dtype=np.float64)
+        rows = np.array([task.collective * MAX_BINS + task.bin for task in tasks])
+        return self._watcher.interference(tasks, rows)
+
+    def _learn(
+        self,
+        task: KeyCalls,
+        context: SearchContext,
+        running: Config,
+        levels: npt.NDArray[np.float64],
+    ) -> None:
         key = (task.collective, task.bin)
         if key not in self._progress:
             self._spaces[key] = self._open_space(task, context, running)
             self._progress[key] = _Progress(self._tuner.ask(key))
         progress = self._progress[key]
-        if self._disturbance is not None and self._disturbance.has_changed(task):
+        before = progress.is_disturbed
+        for level in levels[len(levels) - len(task.calls) :].tolist():
+            progress.is_disturbed = is_disturbed(level, before=progress.is_disturbed)
+        if progress.is_disturbed != before:
             self._tuner.alarm(key)
             progress.playing = self._tuner.ask(key)
         if running != self._configs[progress.playing]:
             return  # the table with it is not in force yet
-        fresh = num_new_calls(progress.seen, task.calls)
+        told = progress.num_told if task.num_timed is None else task.num_timed
+        fresh = len(task.calls) if task.num_timed is None else told - progress.num_told
         calls = [call for call in latest_config(task.calls) if may_have_run(running, call)]
-        calls = calls[len(calls) - min(len(calls), fresh) :]
+        calls = calls[max(len(calls) - fresh, 0) :]
         if len(calls) < MIN_CALLS:
             return
-        progress.seen = task.calls
+        progress.num_told = told
         size_bytes = bin_center_bytes(task.bin)
         for call in calls:
             time_us = call.time_us * size_bytes / call.size_bytes

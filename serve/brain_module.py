@@ -3,7 +3,7 @@
 The leader of a communicator runs it inside the job, where there is no Python: it takes calls as
 they were recorded and answers with table entries, so C++ needs neither JSON nor feature code. The
 features are those of `datasets/history.py`, frozen with the policy that learned on them;
-`serve/brain_check.py` compares them with those of `datasets/history.py`.
+`serve/torchscript.py` compares them with those of `datasets/history.py`.
 
 Two parts remember what a leader showed before: whatever asks the policy, where that has a state
 of the job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
@@ -34,9 +34,10 @@ from dynamiccl.datasets.history import (
     positions,
 )
 from dynamiccl.datasets.questions import ColdQuestions
+from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import MAX_CHANNELS, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
-from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation
+from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation, load_script
 
 #: Streams of a communicator; a config beyond them stays unwatched.
 MAX_STREAMS: Final = 4096
@@ -415,12 +416,14 @@ def write_brain(
     path: Path,
     trigger: Path | None = None,
 ) -> None:
-    """Write `brain.pt` from a `policy.pt` and optionally a `trigger.pt`."""
+    """Write `brain.pt` from a `policy.pt` and optionally a `trigger.pt`; raises CorruptFile."""
+    loaded: Any = load_script(policy)[1]
+    watching: Any = None if trigger is None else load_script(trigger)[1]
+    if trigger is not None and not hasattr(watching, "new_state"):
+        raise CorruptFile(
+            f"{trigger} is TorchScript, but no trigger; give a run of 'dynamiccl-train trigger'"
+        )
     with ignore_deprecation():
-        loaded: Any = torch.jit.load(str(policy), map_location="cpu")  # type: ignore[no-untyped-call]
-        watching: Any = None
-        if trigger is not None:
-            watching = torch.jit.load(str(trigger), map_location="cpu")  # type: ignore[no-untyped-call]
         brain = BrainModule(loaded, configs, questions, watching)
         scripted: Any = torch.jit.script(brain.eval())
         # Not by its own writer, which ends the process on a full disk (torch 2.13).

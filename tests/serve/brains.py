@@ -108,10 +108,10 @@ def seal(directory: Path) -> None:
 
 
 def task(size_bytes: int, *us: float, collective: Collective = Collective.AllReduce) -> KeyCalls:
-    """A task key with calls of Ring/Simple on 8 channels with these times."""
+    """A task key that has had calls of Ring/Simple on 8 channels with these times."""
     from dynamiccl.datasets.history import Call
 
     calls = [
         Call(size_bytes, time_us, Algorithm.Ring, Protocol.Simple, 8, None, None) for time_us in us
     ]
-    return KeyCalls(collective, size_bin(size_bytes), tuple(calls))
+    return KeyCalls(collective, size_bin(size_bytes), tuple(calls), len(calls))

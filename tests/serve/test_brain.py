@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import POLICIES, answers, find_policy_maker, read_history
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import BrainConfig, History, KeyCalls, ScriptedBrain
@@ -205,7 +205,7 @@ def play(
                     used.num_channels or 8,
                 )
             )
-        window = KeyCalls(*KEY, tuple(calls[-8:]))
+        window = KeyCalls(*KEY, tuple(calls[-8:]), len(calls))
         in_force = brain.decide(CONFIG, History((window,), in_force)) or in_force
         played.append(config)
     return played
@@ -245,7 +245,7 @@ def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Ar
     probe = brain.decide(CONFIG, History((window,), None))
     assert probe is not None
     assert probe.at(*KEY) is not None
-    for calls in (window, task(SIZE, 5.2, 5.3, 5.4)):  # still NCCL's own choice
+    for calls in (window, replace(task(SIZE, 5.2, 5.3, 5.4), num_timed=6)):  # NCCL's own choice
         assert brain.decide(CONFIG, History((calls,), None)) == probe
     assert brain.decide(CONFIG, History((task(1 << 40, 5.0, 5.0, 5.0),), probe)) is None
 
@@ -259,7 +259,7 @@ def test_a_tuner_is_told_of_interference(hinted: Artifact, monkeypatch: pytest.M
     found = []
     for index, level in enumerate(told):
         calls = tuple(replace(call, interference=level) for call in task(SIZE, 5, 5.1, 5.2).calls)
-        window = KeyCalls(*KEY, tuple(replace(c, time_us=c.time_us + index) for c in calls))
+        window = KeyCalls(*KEY, calls, 3 + 3 * index)
         brain.decide(CONFIG, History((window,), None))
         found.append(len(alarms))
     assert found == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
@@ -271,15 +271,17 @@ def test_an_artifacts_trigger_tells_a_tuner_of_slow_calls(
 ) -> None:
     alarms: list[object] = []
     monkeypatch.setattr(PolicySearch, "alarm", lambda _, key: alarms.append(key))
-    shutil.copytree(hinted.directory, tmp_path / "artifact")
-    save_script(TriggerModule(0.02), tmp_path / "artifact" / "trigger.pt")
-    brain = POLICIES["search"](replace(hinted, directory=tmp_path / "artifact"))
+    save_script(TriggerModule(0.02), tmp_path / "trigger.pt")
+    (tmp_path / "trigger.json").write_text("{}")
+    policy, out = hinted.directory.parent / "policy", tmp_path / "artifact"
+    brain = POLICIES["search"](export_artifact(policy, out, tmp_path / "trigger.pt"))
     random = np.random.default_rng(0)
     found = []
     for round_ in range(60):
         slow = 1.5 if 30 <= round_ < 45 else 1.0
         times = 5.0 * slow * np.exp(0.02 * random.standard_normal(4))
-        brain.decide(CONFIG, History((task(SIZE, *times.tolist()),), None))
+        window = replace(task(SIZE, *times.tolist()), num_timed=4 + 4 * round_)
+        brain.decide(CONFIG, History((window,), None))
         found.append(len(alarms))
     assert found[29] == 0
     assert found[34] == found[44] == 1

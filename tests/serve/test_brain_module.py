@@ -16,7 +16,6 @@ from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.brain_check import check_brain, random_windows
 from dynamiccl.serve.brain_module import write_brain
 from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.table import DecisionTable
@@ -25,6 +24,8 @@ from dynamiccl.serve.torchscript import (
     KeyCalls,
     ScriptedBrain,
     ScriptedPolicy,
+    check_brain,
+    random_windows,
     raw_calls,
 )
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, seal, task

@@ -14,10 +14,9 @@ from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.nccl import Collective
 from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain_check import random_windows
 from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import KeyCalls, ScriptedBrain
+from dynamiccl.serve.torchscript import KeyCalls, ScriptedBrain, random_windows
 from dynamiccl.train.encoders import ObservationEncoder, StatefulTrunk, Trunk
 from dynamiccl.train.heads import Imitator, PlainHead
 from dynamiccl.train.policy import State, TorchPolicy
