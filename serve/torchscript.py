@@ -143,18 +143,14 @@ class ScriptedBrain:
 
         Raises ArtifactMismatch when an entry is one that NCCL cannot run.
         """
-        torch = self._torch
-        shape = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
-        if shape < 0:
+        found = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
+        if not found:
             return None
-        num_nodes, num_ranks, ranks_per_node, first_bin, num_bins = self._module.shape(shape)
+        shape, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins = found
         warm = [t for t in tasks if t.calls and 0 <= t.bin - first_bin < num_bins]
-        with torch.no_grad():
-            columns = self._module.cold(shape).numpy()
-            if warm:
-                rows = np.array([t.collective * num_bins + t.bin - first_bin for t in warm])
-                calls = self._watched(warm, rows)
-                columns[rows] = self._module.warm(shape, torch.from_numpy(rows), calls).numpy()
+        rows = np.array([t.collective * num_bins + t.bin - first_bin for t in warm], dtype=np.int64)
+        with self._torch.no_grad():
+            columns = self._module.decide(shape, *self._told(warm, rows)).numpy()
         entries = np.array([tuple(row) for row in columns], dtype=ENTRY)
         try:
             return DecisionTable(
@@ -178,16 +174,17 @@ class ScriptedBrain:
         `rows` (N,) identifies the keys. New calls in the windows are remembered.
         """
         with self._torch.no_grad():
-            filled = self._watched(tasks, rows)[:, :, CALL_COLUMNS.index("interference")]
-        known: npt.NDArray[np.float64] = filled.numpy()
+            filled = self._module.watch(*self._told(tasks, rows))
+        known: npt.NDArray[np.float64] = filled[:, :, CALL_COLUMNS.index("interference")].numpy()
         return known
 
-    def _watched(self, tasks: Sequence[KeyCalls], rows: npt.NDArray[np.int64]) -> Any:
-        """Raw calls, with the interference found by the brain's own Trigger."""
-        torch = self._torch
-        calls = torch.from_numpy(raw_calls([task.calls for task in tasks]))
-        timed = [-1 if t.num_timed is None else t.num_timed for t in tasks]
-        return self._module.watch(torch.from_numpy(rows), calls, torch.tensor(timed))
+    def _told(self, tasks: Sequence[KeyCalls], rows: npt.NDArray[np.int64]) -> list[Any]:
+        """What the module takes of tasks: rows, calls, numbers of calls."""
+        timed = np.array(
+            [-1 if t.num_timed is None else t.num_timed for t in tasks], dtype=np.int64
+        )
+        calls = raw_calls([task.calls for task in tasks])
+        return [self._torch.from_numpy(each) for each in (rows, calls, timed)]
 
     def observe(self, windows: Sequence[Sequence[Call]]) -> tuple[Float32Array, Float32Array]:
         """Window (N, K, W) and history features (N, H), as its own feature code makes them."""

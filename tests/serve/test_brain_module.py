@@ -169,4 +169,7 @@ def test_calls_are_right_aligned_and_the_oldest_are_dropped() -> None:
 
 def test_saved_brain_needs_none_of_our_code(artifact: Artifact) -> None:
     loaded = torch.jit.load(str(artifact.directory / "brain.pt"))  # type: ignore[no-untyped-call]
-    assert loaded.cold(loaded.find_shape("box", 1, 8)).shape == (5 * NUM_BINS, 5)
+    index, *shape = loaded.find_shape("box", 1, 8)
+    assert shape == [1, 8, 8, FIRST_BIN, NUM_BINS]
+    none = torch.zeros(0, dtype=torch.int64)
+    assert loaded.decide(index, none, torch.zeros(0, 8, 8), none).shape == (5 * NUM_BINS, 5)

@@ -85,7 +85,6 @@ constexpr double kUnknown = -1.0;  // interference, until the module's Trigger h
 /// std::exception with a reason.
 class Brain {
  public:
-  /// Loads the module and decides the cold table, which is the warm-up as well.
   explicit Brain(const Question& question) : number(question.brain) {
     const std::string path = question.artifact + "/brain.pt";
     const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
@@ -104,17 +103,17 @@ class Brain {
       throw std::runtime_error("brain.pt wants other facts of a call: export it again");
     }
     const std::int64_t nodes = question.num_nodes, ranks = question.num_ranks;
-    shape_ = script_.run_method("find_shape", question.system, nodes, ranks).toInt();
-    if (shape_ < 0) {
+    const at::IValue found = script_.run_method("find_shape", question.system, nodes, ranks);
+    const std::vector<std::int64_t> shape = found.toIntVector();
+    if (shape.empty()) {
       throw std::runtime_error("brain.pt knows no " + std::to_string(ranks) + " ranks on " +
                                std::to_string(nodes) + " nodes of " + question.system);
     }
-    const std::vector<std::int64_t> shape = script_.run_method("shape", shape_).toIntVector();
-    const std::vector<std::int32_t> told(shape.begin(), shape.end());
+    shape_ = shape.at(0);
+    const std::vector<std::int32_t> told(shape.begin() + 1, shape.end());
     header_ = {{},      kFormatVersion, told[0],         told[1],        told[2],
                told[3], told[4],        kNumCollectives, kBinsPerOctave, kEntryBytes};
     std::copy_n(kMagic, sizeof kMagic, header_.magic);
-    cold_ = script_.run_method("cold", shape_).toTensor();
   }
 
   /// The next table, as a file; the leader checks all of it.
@@ -132,17 +131,13 @@ class Brain {
         windows.insert(windows.end(), {1.0, of[0], of[1], of[2], of[3], of[4], kUnknown, of[5]});
       }
     }
-    at::Tensor entries = cold_;
-    if (!rows.empty()) {
-      const auto count = static_cast<std::int64_t>(rows.size());
-      const at::Tensor row = at::from_blob(rows.data(), {count}, at::kLong);
-      const at::Tensor told = at::from_blob(timed.data(), {count}, at::kLong);
-      at::Tensor window =
-          at::from_blob(windows.data(), {count, std::int64_t{kWindow}, kNumColumns}, at::kDouble);
-      window = script_.run_method("watch", row, window, told).toTensor();
-      const at::Tensor warm = script_.run_method("warm", shape_, row, window).toTensor();
-      entries = cold_.index_copy(0, row, warm);
-    }
+    const auto count = static_cast<std::int64_t>(rows.size());
+    const at::Tensor row = at::from_blob(rows.data(), {count}, at::kLong);
+    const at::Tensor told = at::from_blob(timed.data(), {count}, at::kLong);
+    const at::Tensor window =
+        at::from_blob(windows.data(), {count, std::int64_t{kWindow}, kNumColumns}, at::kDouble);
+    // (collectives x bins, 5): the columns of an Entry.
+    const at::Tensor entries = script_.run_method("decide", shape_, row, window, told).toTensor();
     const at::Tensor bytes = entries.narrow(1, 0, 4).to(at::kChar).contiguous();
     const at::Tensor chunks = entries.narrow(1, 4, 1).to(at::kInt);
     const at::Tensor file = at::cat({bytes.view(at::kInt), chunks}, 1);
@@ -158,7 +153,6 @@ class Brain {
   torch::jit::Module script_;
   std::int64_t shape_;
   TableHeader header_ = {};
-  at::Tensor cold_;  // (collectives x bins, 5): the columns of an Entry
 };
 
 /// Brains that are kept; the one that was asked longest ago goes first.
