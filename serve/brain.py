@@ -22,7 +22,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
@@ -34,11 +34,12 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call
-from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Support
+from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
 from dynamiccl.nccl import Protocol as NcclProtocol
+from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact, open_artifact, pick_table
 from dynamiccl.serve.search.autoccl import (
     AutoCcl,
@@ -106,52 +107,6 @@ class PolicyBrain:
 # --- Searches ---
 
 
-@dataclass(frozen=True, slots=True)
-class SearchContext:
-    """Table and configs from which a communicator's search starts."""
-
-    table: DecisionTable
-    support: Support
-    #: [collective][bin][action] whether it may be played.
-    mask: npt.NDArray[np.bool_]
-
-    def holds(self, task: KeyCalls) -> bool:
-        """Whether the table has the task's size bin."""
-        return 0 <= task.bin - self.table.first_bin < self.table.num_bins
-
-    def with_configs(
-        self, chosen: dict[tuple[Collective, int], Config], *, elsewhere: bool = True
-    ) -> DecisionTable:
-        """The table with the configs `chosen`, by (collective, size bin).
-
-        All other entries are the artifact's with `elsewhere`, else ABSTAIN.
-        """
-        start = self.table
-        rows: list[list[Config | None]] = [
-            [start.at(c, start.first_bin + i) if elsewhere else None for i in range(start.num_bins)]
-            for c in TUNED
-        ]
-        for (collective, index), config in chosen.items():
-            rows[collective][index - start.first_bin] = config
-        return DecisionTable.from_configs(
-            rows,
-            num_nodes=start.num_nodes,
-            num_ranks=start.num_ranks,
-            first_bin=start.first_bin,
-        )
-
-
-def open_search_context(artifact: Artifact, config: BrainConfig) -> SearchContext:
-    """The context of a communicator. Raises UnknownName for a shape not in the artifact."""
-    info = pick_table(artifact, config.num_nodes, config.num_ranks, config.system)
-    table = DecisionTable.read(artifact.directory / info.path)
-    manifest = artifact.manifest
-    support = table_supports(manifest)[artifact.tables.index(info)]
-    bins = range(table.first_bin, table.first_bin + table.num_bins)
-    mask = np.stack([allowed(manifest, support, c, bins) for c in TUNED])
-    return SearchContext(table, support, mask)
-
-
 def in_force(table: DecisionTable | None, task: KeyCalls) -> Config:
     """The config that the plugin requests for a task now."""
     found = table.at(task.collective, task.bin) if table else None
@@ -203,7 +158,8 @@ class TunerBrain:
         self._spaces: dict[Key, SearchSpace] = {}
         self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME) if alarmed else None
         self._progress: dict[tuple[Collective, int], _Progress] = {}
-        self._context: SearchContext | None = None
+        #: The artifact's own table, once the communicator is known.
+        self._table: DecisionTable | None = None
         #: The policy's values without history, once they are asked for.
         self._q: npt.NDArray[np.float32] | None = None
 
@@ -212,14 +168,30 @@ class TunerBrain:
 
         Raises UnknownName for a communicator shape that the artifact does not have.
         """
-        if self._context is None:
-            self._context = open_search_context(self._artifact, config)
-        tasks = [task for task in history.tasks if self._context.holds(task)]
+        if self._table is None:
+            self._table = self._begin(config)
+        first, num_bins = self._table.first_bin, self._table.num_bins
+        tasks = [task for task in history.tasks if 0 <= task.bin - first < num_bins]
         for task, levels in zip(tasks, self._levels(tasks), strict=True):
-            self._learn(task, self._context, in_force(history.table, task), levels)
-        chosen = {key: self._configs[found.playing] for key, found in self._progress.items()}
-        table = self._context.with_configs(chosen, elsewhere=self._from_table)
+            self._learn(task, in_force(history.table, task), levels)
+        entries = self._table.entries.copy()
+        if not self._from_table:
+            entries[:] = config_columns(ABSTAIN)
+        for (collective, index), found in self._progress.items():
+            entries[collective, index - first] = config_columns(self._configs[found.playing])
+        table = replace(self._table, entries=entries)
         return None if table == history.table else table
+
+    def _begin(self, config: BrainConfig) -> DecisionTable:
+        """The artifact's table of a communicator, whose actions are looked up."""
+        manifest = self._artifact.manifest
+        info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
+        table = DecisionTable.read(self._artifact.directory / info.path)
+        self._support = table_supports(manifest)[self._artifact.tables.index(info)]
+        bins = range(table.first_bin, table.first_bin + table.num_bins)
+        #: Which may be played, [collective][bin][action].
+        self._mask = np.stack([allowed(manifest, self._support, c, bins) for c in TUNED])
+        return table
 
     def _levels(self, tasks: Sequence[KeyCalls]) -> npt.NDArray[np.float64]:
         """(N, K) interference of the calls of N task keys, right-aligned; -1: unknown."""
@@ -231,13 +203,12 @@ class TunerBrain:
     def _learn(
         self,
         task: KeyCalls,
-        context: SearchContext,
         running: Config,
         levels: npt.NDArray[np.float64],
     ) -> None:
         key = (task.collective, task.bin)
         if key not in self._progress:
-            self._spaces[key] = self._open_space(task, context, running)
+            self._spaces[key] = self._open_space(task, running)
             self._progress[key] = _Progress(self._tuner.ask(key))
         progress = self._progress[key]
         before = progress.is_disturbed
@@ -261,11 +232,12 @@ class TunerBrain:
             self._tuner.tell(key, time_us, progress.playing)
         progress.playing = self._tuner.ask(key)
 
-    def _open_space(self, task: KeyCalls, context: SearchContext, running: Config) -> SearchSpace:
-        mask = context.mask[task.collective, task.bin - context.table.first_bin]
+    def _open_space(self, task: KeyCalls, running: Config) -> SearchSpace:
+        assert self._table is not None
+        mask = self._mask[task.collective, task.bin - self._table.first_bin]
         last = task.calls[-1]
         ran = Config(last.algorithm, last.protocol, last.num_channels)
-        begin = in_force(context.table, task) if self._from_table else ABSTAIN
+        begin = in_force(self._table, task) if self._from_table else ABSTAIN
         return SearchSpace(
             [Choice(config) for config in self._configs],
             np.flatnonzero(mask).tolist(),
@@ -278,14 +250,14 @@ class TunerBrain:
 
     def _prior(self, key: Key) -> Prior:
         """The policy's prediction for a (collective, size bin), without history."""
-        assert self._context is not None
+        assert self._table is not None
         assert isinstance(key, tuple)
         if self._q is None:
-            asked = cold_questions(self._artifact.manifest, self._context.support)
+            asked = cold_questions(self._artifact.manifest, self._support)
             policy = ScriptedPolicy(self._artifact.directory / POLICY_NAME)
             self._q = policy.values(Observations.cold(asked.context), asked.mask)
-        (collective, index), table = key, self._context.table
-        q = self._q[collective * table.num_bins + index - table.first_bin]
+        collective, index = key
+        q = self._q[collective * self._table.num_bins + index - self._table.first_bin]
         return Prior.of_policy(self._spaces[key], bin_center_bytes(index), predicted(q))
 
 
