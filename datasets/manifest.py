@@ -329,7 +329,7 @@ def find_policy_in(folder: Path) -> Path | None:
 
 
 def find_trigger_in(folder: Path) -> Path | None:
-    """The `trigger.pt` of a run or an artifact, or None."""
+    """The `trigger.pt` of a run or a policy, or None."""
     for candidate in (folder, folder / TRIGGER_FOLDER, folder / POLICY_FOLDER):
         if (candidate / TRIGGER_NAME).is_file():
             return candidate / TRIGGER_NAME

@@ -41,7 +41,7 @@ _NAMES: Final = (
     *("system", "nccl_version", "collective", "datatype", "launch_profile"),
     *("nvswitch", "nic_kind", "cpu_vendor"),
 )
-#: Probes of which the median is compared, as in a job's brain (serve/brain_policies.py, MIN_CALLS).
+#: Probes of which the median is compared, as in a job's brain (serve/brain.py, MIN_CALLS).
 REPEATS: Final = 3
 #: What makes tasks of different sizes one family: a table of configs is kept for each.
 FAMILY: Final = (

@@ -1,8 +1,8 @@
 """The artifact: a policy directory with decision tables for the plugin, and its verification.
 
 policy.pt       TorchScript: window, context, mask -> action, q values
-brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job
-trigger.pt      TorchScript: what tells how slow calls are; brain.pt holds it too; not everywhere
+brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job; the
+                policy is in it, and the Trigger where there is one
 gate.json       what a gate saw of every size bin in which the policy acts; where one judged it
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape
@@ -93,7 +93,7 @@ class Artifact:
         """Raise UserError for an artifact with slack: its tables alone keep to it."""
         if slack := self.manifest.slack:
             where = f"{self.directory} has {slack.terms}"
-            raise UserError(f"{where}, {why}: take --policy table")
+            raise UserError(f"{where}, {why}: leave its tables as they are")
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain data for `json.dumps`."""

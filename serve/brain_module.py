@@ -3,7 +3,7 @@
 The leader of a communicator runs it inside the job, where there is no Python: it takes calls as
 they were recorded and answers with table entries, so C++ needs neither JSON nor feature code. The
 features are those of `datasets/history.py`, frozen with the policy that learned on them;
-`serve/brain_check.py` compares them with those of `datasets/history.py`.
+`serve/torchscript.py` compares them with those of `datasets/history.py`.
 
 Two parts remember what a leader showed before: whatever asks the policy, where that has a state
 of the job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
@@ -34,10 +34,14 @@ from dynamiccl.datasets.history import (
     positions,
 )
 from dynamiccl.datasets.questions import ColdQuestions
-from dynamiccl.nccl import MAX_CHANNELS, Algorithm, Config, Protocol
+from dynamiccl.errors import CorruptFile
+from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
-from dynamiccl.serve.torchscript import CALL_COLUMNS, TIMED_MODULO, ignore_deprecation
+from dynamiccl.serve.table import MAX_BINS
+from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation, load_script
 
+#: Task keys of a communicator: rows of a table of all collectives and size bins.
+MAX_ROWS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
 #: Streams of a communicator; a config beyond them stays unwatched.
 MAX_STREAMS: Final = 4096
 _COLUMN: Final = {name: index for index, name in enumerate(CALL_COLUMNS)}
@@ -114,28 +118,22 @@ class Stateful(nn.Module):
     since they were asked about before.
     """
 
-    #: Row of a task key -> what was decided last, and how many calls there had been.
-    decided: dict[int, int]
-    timed: dict[int, int]
-    fresh: dict[int, bool]
-
     def __init__(self, policy: Any) -> None:
         """Take a loaded `policy.pt` with a state."""
         super().__init__()
         self.policy = policy
-        self.decided, self.timed, self.fresh = {}, {}, {}
+        #: Of each row: what was decided last, how many calls there had been, whether some are new.
+        self.decided = torch.full((MAX_ROWS,), -1)
+        self.timed = torch.full((MAX_ROWS,), -1)
+        self.fresh = torch.ones(MAX_ROWS, dtype=torch.bool)
         self.h = torch.zeros(1, int(policy.state_units))
         self.c = torch.zeros(1, int(policy.state_units))
 
     @torch.jit.export
     def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
         """Take the number of calls of each key; -1 where the leader does not tell."""
-        rows: list[int] = row_N.tolist()
-        counts: list[int] = timed_N.tolist()
-        for index in range(len(rows)):
-            row, count = rows[index], counts[index]
-            self.fresh[row] = count < 0 or self.timed.get(row, -1) != count
-            self.timed[row] = count
+        self.fresh[row_N] = (timed_N < 0) | (self.timed[row_N] != timed_N)
+        self.timed[row_N] = timed_N
 
     def forward(
         self,
@@ -149,18 +147,17 @@ class Stateful(nn.Module):
         found: list[torch.Tensor] = []
         for index in range(len(rows)):
             row = rows[index]
-            decided = torch.tensor([self.decided.get(row, -1)])
             action, _, h, c = self.policy.step(
                 window_NKW[index : index + 1],
                 context_NF[index : index + 1],
                 mask_NA[index : index + 1],
-                decided,
+                self.decided[row : row + 1],
                 self.h,
                 self.c,
             )
-            if self.fresh.get(row, True):
+            if bool(self.fresh[row]):
                 self.h, self.c = h, c
-            self.decided[row] = int(action)
+            self.decided[row : row + 1] = action
             found.append(action)
         return torch.cat(found)
 
@@ -187,8 +184,7 @@ class Watcher(nn.Module):
     """(rows (N,), calls (N, K, C), timed (N,)) -> the calls, their interference filled in."""
 
     columns: dict[str, int]
-    #: Task key -> its place in `seen` and `levels`; stream -> its place in `state`.
-    keys: dict[int, int]
+    #: Stream -> its place in `state`.
     streams: dict[int, int]
 
     def __init__(self, trigger: Any, window_length: int) -> None:
@@ -196,37 +192,33 @@ class Watcher(nn.Module):
         super().__init__()
         self.trigger = trigger
         self.columns = {name: index for index, name in enumerate(CALL_COLUMNS)}
-        self.keys = {}
         self.streams = {}
         self.state = torch.zeros(0, trigger.state_size)
-        #: Of each key, what levels under other configs still say.
-        self.carried = trigger.new_keys(0)
-        #: Calls of each key that were timed when it was last asked about; -1: never asked.
-        self.seen = torch.zeros(0, dtype=torch.int64)
+        #: Of each row, what levels under other configs still say.
+        self.carried = trigger.new_keys(MAX_ROWS)
+        #: Calls of each row that were timed when it was last asked about.
+        self.seen = torch.zeros(MAX_ROWS, dtype=torch.int64)
+        self.unknown = -1.0
         #: Of the latest calls, as a window has them.
-        self.levels = torch.zeros(0, window_length)
+        self.levels = torch.full((MAX_ROWS, window_length), self.unknown)
         self.max_streams = MAX_STREAMS
-        self.modulo = TIMED_MODULO
         self.algorithms = len(Algorithm) + 1
         self.protocols = len(Protocol) + 1
         self.channels = MAX_CHANNELS + 1
-        self.unknown = -1.0
 
     def forward(self, row: torch.Tensor, calls: torch.Tensor, timed: torch.Tensor) -> torch.Tensor:
         """The calls with their interference.
 
-        `timed`: total number of calls of each key, modulo TIMED_MODULO; -1 where the leader does
-        not tell: interference stays unknown.
+        `timed`: total number of calls of each key; -1 where the leader does not tell: interference
+        stays unknown.
         """
         length = calls.size(1)
         valid = calls[:, :, self.columns["valid"]] > 0.5
         is_told = timed >= 0
-        key = self.find_keys(row)
-        seen = self.seen[key]
+        seen = self.seen[row]
         shown = valid.sum(dim=1)
-        fresh = torch.minimum(torch.remainder(timed - seen, self.modulo), shown)
-        fresh = torch.where(is_told, torch.where(seen < 0, shown, fresh), 0)
-        levels = self.levels[key]
+        fresh = torch.where(is_told, torch.minimum(timed - seen, shown), 0)
+        levels = self.levels[row]
         stream = self.find_streams(row, calls, valid)
         log_time = torch.log(calls[:, :, self.columns["time_us"]]).to(torch.float32)
         log_size = torch.log(calls[:, :, self.columns["size_bytes"]]).to(torch.float32)
@@ -242,15 +234,15 @@ class Watcher(nn.Module):
             )
             self.state[slot] = state
             level[index] = found
-            which = key[due]
+            which = row[due]
             self.carried[which], told = self.trigger.carry(
                 self.carried[which], stream[due, place], level[due]
             )
             level[due] = told
             moved = torch.cat([levels[:, 1:], level.unsqueeze(1)], dim=1)
             levels = torch.where(due.unsqueeze(1), moved, levels)
-        self.levels[key] = levels
-        self.seen[key] = torch.where(is_told, timed, seen)
+        self.levels[row] = levels
+        self.seen[row] = torch.where(is_told, timed, seen)
         told = calls[:, :, self.columns["interference"]]
         filled = torch.where(
             valid & is_told.unsqueeze(1) & (told < 0.0), levels.to(told.dtype), told
@@ -258,22 +250,6 @@ class Watcher(nn.Module):
         calls = calls.clone()
         calls[:, :, self.columns["interference"]] = filled
         return calls
-
-    def find_keys(self, row: torch.Tensor) -> torch.Tensor:
-        """(N,) slots of task keys; new ones are created."""
-        found: list[int] = []
-        numbers: list[int] = row.tolist()
-        for each in numbers:
-            if each not in self.keys:
-                self.keys[each] = len(self.keys)
-            found.append(self.keys[each])
-        more = len(self.keys) - self.seen.size(0)
-        if more > 0:
-            self.seen = torch.cat([self.seen, torch.full((more,), -1, dtype=torch.int64)])
-            unknown = torch.full((more, self.levels.size(1)), self.unknown)
-            self.levels = torch.cat([self.levels, unknown])
-            self.carried = torch.cat([self.carried, self.trigger.new_keys(more)])
-        return torch.tensor(found, dtype=torch.int64)
 
     def find_streams(
         self, row: torch.Tensor, calls: torch.Tensor, valid: torch.Tensor
@@ -301,7 +277,7 @@ class BrainModule(nn.Module):
     """A policy that takes recorded calls and returns entries of a decision table."""
 
     systems: list[str]
-    #: num_nodes, num_ranks, ranks_per_node, first_bin, num_bins of each shape.
+    #: Index, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins of each shape.
     shapes: list[list[int]]
     contexts: list[torch.Tensor]
     masks: list[torch.Tensor]
@@ -331,13 +307,14 @@ class BrainModule(nn.Module):
         self.systems = [asked.support.system for asked in questions]
         self.shapes = [
             [
+                index,
                 asked.support.num_nodes,
                 asked.support.num_ranks,
                 asked.support.num_ranks // asked.support.num_nodes,
                 asked.first_bin,
                 asked.num_bins,
             ]
-            for asked in questions
+            for index, asked in enumerate(questions)
         ]
         self.contexts = [torch.from_numpy(asked.context) for asked in questions]
         self.masks = [torch.from_numpy(asked.mask) for asked in questions]
@@ -345,47 +322,41 @@ class BrainModule(nn.Module):
         self.register_buffer("entries", torch.tensor(rows, dtype=torch.int32))
 
     @torch.jit.export
-    def find_shape(self, system: str, num_nodes: int, num_ranks: int) -> int:
-        """Index of a communicator shape; -1 when the artifact has no table for it."""
+    def find_shape(self, system: str, num_nodes: int, num_ranks: int) -> list[int]:
+        """What `shapes` has of a communicator; empty when the artifact has no table for it."""
         for index, shape in enumerate(self.shapes):
             found = self.systems[index] == system
-            if found and shape[0] == num_nodes and shape[1] == num_ranks:
-                return index
-        return -1
+            if found and shape[1] == num_nodes and shape[2] == num_ranks:
+                return shape
+        empty: list[int] = []
+        return empty
 
     @torch.jit.export
-    def shape(self, index: int) -> list[int]:
-        """num_nodes, num_ranks, ranks_per_node, first_bin and num_bins of a shape."""
-        return self.shapes[index]
+    def decide(
+        self, shape: int, row_N: torch.Tensor, calls_NKC: torch.Tensor, timed_N: torch.Tensor
+    ) -> torch.Tensor:
+        """The entries (R, 5) of a shape's table, of rows `row_N` given their latest calls.
 
-    @torch.jit.export
-    def cold(self, shape: int) -> torch.Tensor:
-        """All R entries of a shape's table (R, 5), without history."""
-        context_RF = self.contexts[shape]
+        `timed_N`: how many calls of each there have been; -1 where that is not told.
+        """
+        context_RF, mask_RA = self.contexts[shape], self.masks[shape].to(torch.float32)
         size = [context_RF.size(0), self.window_length, len(self.call_columns)]
-        none_RKC = torch.zeros(size, dtype=torch.float64)
-        mask_RA = self.masks[shape].to(torch.float32)
-        return self.entries.index_select(0, self.forward(none_RKC, context_RF, mask_RA))
+        action_R = self.forward(torch.zeros(size, dtype=torch.float64), context_RF, mask_RA)
+        if row_N.numel() > 0:
+            mask_NA = mask_RA.index_select(0, row_N)
+            calls_NKC = self.watch(row_N, calls_NKC, timed_N)
+            window_NKW, context_NF = self._observe(calls_NKC, context_RF.index_select(0, row_N))
+            action_N = self.asking(row_N, window_NKW, context_NF, mask_NA)
+            action_R = action_R.index_copy(0, row_N, self._allowed(action_N, mask_NA))
+        return self.entries.index_select(0, action_R)
 
     @torch.jit.export
     def watch(
         self, row_N: torch.Tensor, calls_NKC: torch.Tensor, timed_N: torch.Tensor
     ) -> torch.Tensor:
-        """The calls (N, K, C), with interference where it was unknown; see `Watcher`.
-
-        Before `warm` of the same rows, whose policy may want to know which of them are new.
-        """
+        """The calls (N, K, C), with interference where it was unknown; see `Watcher`."""
         self.asking.tell(row_N, timed_N)
         return self.watcher(row_N, calls_NKC, timed_N)  # type: ignore[no-any-return]
-
-    @torch.jit.export
-    def warm(self, shape: int, row_N: torch.Tensor, calls_NKC: torch.Tensor) -> torch.Tensor:
-        """The entries (N, 5) of rows `row_N` of a table, given their latest calls."""
-        context_NF = self.contexts[shape].index_select(0, row_N)
-        mask_NA = self.masks[shape].index_select(0, row_N).to(torch.float32)
-        window_NKW, context_NF = self._observe(calls_NKC, context_NF)
-        action_N = self.asking(row_N, window_NKW, context_NF, mask_NA)
-        return self.entries.index_select(0, self._allowed(action_N, mask_NA))
 
     def forward(
         self, calls_NKC: torch.Tensor, context_NF: torch.Tensor, mask_NA: torch.Tensor
@@ -417,12 +388,14 @@ def write_brain(
     path: Path,
     trigger: Path | None = None,
 ) -> None:
-    """Write `brain.pt` from a `policy.pt` and optionally a `trigger.pt`."""
+    """Write `brain.pt` from a `policy.pt` and optionally a `trigger.pt`; raises CorruptFile."""
+    loaded: Any = load_script(policy)[1]
+    watching: Any = None if trigger is None else load_script(trigger)[1]
+    if trigger is not None and not hasattr(watching, "new_state"):
+        raise CorruptFile(
+            f"{trigger} is TorchScript, but no trigger; give a run of 'dynamiccl-train trigger'"
+        )
     with ignore_deprecation():
-        loaded: Any = torch.jit.load(str(policy), map_location="cpu")  # type: ignore[no-untyped-call]
-        watching: Any = None
-        if trigger is not None:
-            watching = torch.jit.load(str(trigger), map_location="cpu")  # type: ignore[no-untyped-call]
         brain = BrainModule(loaded, configs, questions, watching)
         scripted: Any = torch.jit.script(brain.eval())
         # Not by its own writer, which ends the process on a full disk (torch 2.13).

@@ -6,7 +6,7 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.serve.ab import ab_command
-from dynamiccl.serve.brain_server import brain_command
+from dynamiccl.serve.brain import brain_command
 from dynamiccl.serve.decisions import table_command
 from dynamiccl.serve.doctor import doctor_command
 from dynamiccl.serve.explain import explain_command

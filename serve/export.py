@@ -31,13 +31,12 @@ from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
 from dynamiccl.serve.artifact import Artifact, check_features, open_artifact
-from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, check_trigger, differing_share
 from dynamiccl.serve.build import find_plugin
 from dynamiccl.serve.options import ArtifactDir, Json, folding_table, stderr, stdout, warn
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.this_machine import own_fingerprint
-from dynamiccl.serve.torchscript import ScriptedPolicy
+from dynamiccl.serve.torchscript import NEAR_TIES, ScriptedPolicy, check_brain, differing_share
 from dynamiccl.train import DEFAULT_TRACKING_URI
 
 
@@ -104,8 +103,6 @@ def _build(
         path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_make_table(policy, manifest, support).to_bytes())
-    if trigger is not None:
-        shutil.copyfile(trigger, out / TRIGGER_NAME)
     if manifest.slack is None:
         from dynamiccl.serve.brain_module import write_brain
 
@@ -158,8 +155,6 @@ def verify_artifact(directory: Path) -> Artifact:
             )
     if (directory / BRAIN_NAME).is_file():
         check_brain(directory, artifact.manifest)
-        if (directory / TRIGGER_NAME).is_file():
-            check_trigger(directory)
     return artifact
 
 

@@ -1,7 +1,10 @@
-"""What a brain is asked with, and the TorchScript files of an artifact; torch only when needed."""
+"""What a brain is asked with, the TorchScript files of an artifact, and whether they agree.
+
+Torch is loaded only when needed.
+"""
 
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,26 +13,35 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.features import Observations
-from dynamiccl.datasets.history import WINDOW_LENGTH, Call, CallColumns, Float32Array
+from dynamiccl.datasets.features import HISTORY_SLICE, Observations
+from dynamiccl.datasets.history import (
+    WINDOW_LENGTH,
+    Call,
+    CallColumns,
+    Float32Array,
+    history_arrays,
+)
+from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Manifest
+from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError
-from dynamiccl.nccl import Collective
-from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable, relative_path
 
 #: What `brain.pt` wants of a call, as float64. An unknown algorithm, protocol, interference or skew
 #: is -1, an unknown number of channels 0.
 CALL_COLUMNS: Final = ("valid", *CallColumns.__slots__)
-
-#: How many calls of a task key there have been is told modulo this (one byte of a message).
-TIMED_MODULO: Final = 256
+#: Share of decisions that may come out otherwise on another processor, where two configs are
+#: predicted to be equally fast and floats round differently. The artifact's table counts.
+NEAR_TIES: Final = 0.01
+#: Features are float32 of about 1 to 40: rounding of a logarithm's last bits, no more.
+_TOLERANCE: Final = 1e-5
+_RANDOM_WINDOWS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class BrainConfig:
     """The communicator that asks."""
 
-    #: Its artifact's directory, on the leader's machine.
-    artifact: str
     system: str
     #: NCCL's own nNodes.
     num_nodes: int
@@ -47,9 +59,8 @@ class KeyCalls:
     bin: int
     #: Oldest first, at most WINDOW_LENGTH.
     calls: tuple[Call, ...]
-    #: Calls of the key that have been timed so far, of which `calls` are the last; modulo 256, as a
-    #: message has it, is enough to tell new ones from those that were shown before. None: the
-    #: leader does not say.
+    #: Calls of the key that have been timed so far, of which `calls` are the last. None: these are
+    #: old ones, by which the choice in force was judged and withdrawn.
     num_timed: int | None = None
 
     def __post_init__(self) -> None:
@@ -83,7 +94,7 @@ class ScriptedPolicy:
 
     def __init__(self, path: Path) -> None:
         """Load a file; raises MachineError without torch, and CorruptFile."""
-        self._torch, self._module = _load(path)
+        self._torch, self._module = load_script(path)
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) actions for N observations, among those that `mask` (N, A) allows."""
@@ -125,25 +136,21 @@ class ScriptedBrain:
     def __init__(self, path: Path) -> None:
         """Load a file; raises as `ScriptedPolicy`."""
         self._path = path
-        self._torch, self._module = _load(path)
+        self._torch, self._module = load_script(path)
 
     def decide(self, config: BrainConfig, tasks: Sequence[KeyCalls]) -> DecisionTable | None:
         """The table for a history; None where the artifact has none for this shape.
 
         Raises ArtifactMismatch when an entry is one that NCCL cannot run.
         """
-        torch = self._torch
-        shape = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
-        if shape < 0:
+        found = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
+        if not found:
             return None
-        num_nodes, num_ranks, ranks_per_node, first_bin, num_bins = self._module.shape(shape)
+        shape, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins = found
         warm = [t for t in tasks if t.calls and 0 <= t.bin - first_bin < num_bins]
-        with torch.no_grad():
-            columns = self._module.cold(shape).numpy()
-            if warm:
-                rows = np.array([t.collective * num_bins + t.bin - first_bin for t in warm])
-                calls = self._watched(warm, rows)
-                columns[rows] = self._module.warm(shape, torch.from_numpy(rows), calls).numpy()
+        rows = np.array([t.collective * num_bins + t.bin - first_bin for t in warm], dtype=np.int64)
+        with self._torch.no_grad():
+            columns = self._module.decide(shape, *self._told(warm, rows)).numpy()
         entries = np.array([tuple(row) for row in columns], dtype=ENTRY)
         try:
             return DecisionTable(
@@ -167,16 +174,17 @@ class ScriptedBrain:
         `rows` (N,) identifies the keys. New calls in the windows are remembered.
         """
         with self._torch.no_grad():
-            filled = self._watched(tasks, rows)[:, :, CALL_COLUMNS.index("interference")]
-        known: npt.NDArray[np.float64] = filled.numpy()
+            filled = self._module.watch(*self._told(tasks, rows))
+        known: npt.NDArray[np.float64] = filled[:, :, CALL_COLUMNS.index("interference")].numpy()
         return known
 
-    def _watched(self, tasks: Sequence[KeyCalls], rows: npt.NDArray[np.int64]) -> Any:
-        """Raw calls, with the interference found by the brain's own Trigger."""
-        torch = self._torch
-        calls = torch.from_numpy(raw_calls([task.calls for task in tasks]))
-        timed = [-1 if t.num_timed is None else t.num_timed % TIMED_MODULO for t in tasks]
-        return self._module.watch(torch.from_numpy(rows), calls, torch.tensor(timed))
+    def _told(self, tasks: Sequence[KeyCalls], rows: npt.NDArray[np.int64]) -> list[Any]:
+        """What the module takes of tasks: rows, calls, numbers of calls."""
+        timed = np.array(
+            [-1 if t.num_timed is None else t.num_timed for t in tasks], dtype=np.int64
+        )
+        calls = raw_calls([task.calls for task in tasks])
+        return [self._torch.from_numpy(each) for each in (rows, calls, timed)]
 
     def observe(self, windows: Sequence[Sequence[Call]]) -> tuple[Float32Array, Float32Array]:
         """Window (N, K, W) and history features (N, H), as its own feature code makes them."""
@@ -202,49 +210,6 @@ class ScriptedBrain:
         return chosen
 
 
-class ScriptedTrigger:
-    """A loaded `trigger.pt`: what tells how much longer than quiet calls take.
-
-    A stream is the calls of one task key under one config; see `train/trigger/module.py`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Load a file; raises as `ScriptedPolicy`."""
-        self._torch, self._module = _load(path)
-        if not hasattr(self._module, "new_state"):
-            raise CorruptFile(f"{path} is TorchScript, but no trigger; export the artifact again")
-        self._states: dict[Hashable, Any] = {}
-        self._numbers: dict[Hashable, int] = {}
-        self._carried: dict[Hashable, Any] = {}
-
-    def tell(self, key: Hashable, stream: Hashable, time_us: float, size_bytes: int) -> float:
-        """Process the next call of a task key's stream: the key's level, -1 = unknown."""
-        level = self.observe(stream, time_us, size_bytes)[1]
-        torch = self._torch
-        number = torch.tensor([self._numbers.setdefault(stream, len(self._numbers))])
-        carried = self._carried.get(key)
-        if carried is None:
-            carried = self._module.new_keys(1)
-        with torch.no_grad():
-            self._carried[key], told = self._module.carry(carried, number, torch.tensor([level]))
-        return float(told)
-
-    def observe(self, stream: Hashable, time_us: float, size_bytes: int) -> tuple[int, float]:
-        """Take the next call of a stream: alarm and level.
-
-        Alarm: 1 while it is slow, -1 at a call that says that it is faster than what was taken for
-        quiet, else 0. Level: 1 = twice the quiet time; -1 = unknown.
-        """
-        torch = self._torch
-        state = self._states.get(stream)
-        if state is None:
-            state = self._module.new_state(1)
-        facts = torch.tensor([time_us, size_bytes], dtype=torch.float64).log().to(torch.float32)
-        with torch.no_grad():
-            self._states[stream], alarm, level = self._module(state, facts[:1], facts[1:])
-        return int(alarm), float(level)
-
-
 def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
     """(N, WINDOW_LENGTH, len(CALL_COLUMNS)) of the latest calls of N task keys, right-aligned."""
     raw = np.zeros((len(windows), WINDOW_LENGTH, len(CALL_COLUMNS)), dtype=np.float64)
@@ -257,8 +222,8 @@ def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
     return raw
 
 
-def _load(path: Path) -> tuple[Any, Any]:
-    """torch, and the module at `path`."""
+def load_script(path: Path) -> tuple[Any, Any]:
+    """torch, and the module at `path`; raises MachineError without torch, and CorruptFile."""
     try:
         import torch
     except ImportError as error:
@@ -271,3 +236,72 @@ def _load(path: Path) -> tuple[Any, Any]:
             return torch, torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise CorruptFile(f"{path} is not a TorchScript file: {error}") from error
+
+
+# --- Whether they agree ---
+
+
+def differing_share(one: DecisionTable, other: DecisionTable) -> float:
+    """Share of entries in which two tables differ; 1 for tables of different shapes."""
+    if one.entries.shape != other.entries.shape or one.first_bin != other.first_bin:
+        return 1.0
+    return float((one.entries != other.entries).mean())
+
+
+def check_brain(directory: Path, manifest: Manifest, *, seed: int = 0) -> None:
+    """Compare `brain.pt` with the tables and, on random histories, with features and policy.
+
+    Raises ArtifactMismatch.
+    """
+    brain = ScriptedBrain(directory / BRAIN_NAME)
+    policy = ScriptedPolicy(directory / POLICY_NAME)
+    random = np.random.default_rng(seed)
+    for support in table_supports(manifest):
+        shape = (support.system, support.num_nodes, support.num_ranks)
+        path = directory / relative_path(*shape)
+        decided = brain.decide(BrainConfig(*shape), [])
+        if decided is None or differing_share(DecisionTable.read(path), decided) > NEAR_TIES:
+            raise _mismatch(directory, f"without a history it does not decide what {path} says")
+        asked = cold_questions(manifest, support)
+        rows = random.integers(len(asked.context), size=_RANDOM_WINDOWS)
+        windows = random_windows(random, _RANDOM_WINDOWS)
+        observations = _observations(windows, asked.context[rows])
+        window, history = brain.observe(windows)
+        pairs = (window, observations.window), (history, observations.context[:, HISTORY_SLICE])
+        if not all(np.allclose(*pair, rtol=_TOLERANCE, atol=_TOLERANCE) for pair in pairs):
+            raise _mismatch(directory, "its features are not those of this release")
+        actions = brain.act(windows, asked.context[rows], asked.mask[rows])
+        if (actions != decide(policy, observations, asked.mask[rows])).mean() > NEAR_TIES:
+            raise _mismatch(directory, f"on a history it does not decide what {POLICY_NAME} does")
+
+
+def random_windows(random: np.random.Generator, count: int) -> list[list[Call]]:
+    """Windows of 0 to WINDOW_LENGTH calls with every kind of knowledge missing now and then."""
+    return [
+        [_random_call(random) for _ in range(random.integers(WINDOW_LENGTH + 1))]
+        for _ in range(count)
+    ]
+
+
+def _random_call(random: np.random.Generator) -> Call:
+    known = random.random(5) < 0.8
+    return Call(
+        size_bytes=int(np.exp2(random.uniform(3, 34))),
+        time_us=float(np.exp2(random.uniform(0, 20))),
+        algorithm=Algorithm(int(random.integers(len(Algorithm)))) if known[0] else None,
+        protocol=Protocol(int(random.integers(len(Protocol)))) if known[1] else None,
+        num_channels=int(random.integers(1, 65)) if known[2] else None,
+        interference=float(random.uniform(0, 3)) if known[3] else None,
+        skew_us=float(np.exp2(random.uniform(-3, 14))) if known[4] else None,
+    )
+
+
+def _observations(windows: Sequence[Sequence[Call]], context: Float32Array) -> Observations:
+    observations = Observations.cold(context.copy())
+    for row, calls in enumerate(windows):
+        observations.window[row], observations.context[row, HISTORY_SLICE] = history_arrays(calls)
+    return observations
+
+
+def _mismatch(directory: Path, reason: str) -> ArtifactMismatch:
+    return ArtifactMismatch(f"{directory / BRAIN_NAME}: {reason}; export the artifact again")

@@ -26,7 +26,7 @@ from dynamiccl.evaluate.baselines import LearnedPolicy
 from dynamiccl.evaluate.gate.evidence import Verdict
 from dynamiccl.evaluate.gate.gate import abstaining_cells, let_bins_between_pass
 from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.brain_policies import POLICIES
+from dynamiccl.serve.brain import POLICIES
 from dynamiccl.serve.export import verify_artifact
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import TorchPolicy

@@ -5,12 +5,11 @@
 It needs a GPU, a CUDA build of torch with NCCL 2.28 or later (the profiler tells what ran) and a
 compiler; it takes two minutes.
 
-One adaptive job, driven from outside: the artifact's table is there from call 0, a brain in this
-process then answers with another, and a kill file at last restores NCCL's own choice.
+One adaptive job, driven from outside: the artifact's table is there from call 0, a brain then
+answers with another, and a kill file at last restores NCCL's own choice.
 """
 
 import secrets
-import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -18,8 +17,6 @@ from typing import Final
 import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.serve.brain_server import BrainServer
-from dynamiccl.serve.table import DecisionTable
 from tests.gpu.nccl_job import all_alike, choices_of, is_loaded, misread, table_changes
 from tests.gpu.nccl_ranks import (
     SYSTEM,
@@ -32,6 +29,7 @@ from tests.gpu.nccl_ranks import (
 )
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.setting import KEY
+from tests.serve.jobs.thinking import answering
 
 pytestmark = pytest.mark.gpu
 
@@ -42,26 +40,15 @@ ADAPTING_S: Final = 30
 KILLED_S: Final = 15
 
 
-class OtherTable:
-    """A brain that wants one table whatever it is told, and says so once."""
-
-    def __init__(self, table: DecisionTable) -> None:
-        self._tables = [table]
-
-    def decide(self, config: object, history: object) -> DecisionTable | None:
-        del config, history
-        return self._tables.pop() if self._tables else None
-
-
 def run_adaptive_job(root: Path, plugin: Path, ranks: int) -> Job:
-    artifact, socket = root / "artifact", root / "run" / "brain"
+    artifact = root / "artifact"
     write_bound_artifact(artifact, plugin, FIRST, ranks)
-    socket.parent.mkdir(mode=0o700)
+    table = uniform(SECOND, ranks).to_bytes().hex()
     leader = {
         "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_SYSTEMS": f"{nccl_code()}={SYSTEM}",
         "DYNAMICCL_KILL_FILE": str(artifact / "kill"),
-        "DYNAMICCL_BRAIN_SOCKET": str(socket),
+        "DYNAMICCL_BRAIN": answering(f', "table": "{table}"'),
         "DYNAMICCL_ADAPT_INTERVAL_S": "1",
         "DYNAMICCL_PROBE_CALLS": "0",
         "DYNAMICCL_STOP_PERCENT": "100",
@@ -74,11 +61,7 @@ def run_adaptive_job(root: Path, plugin: Path, ranks: int) -> Job:
         time.sleep(KILLED_S)
 
     program = str(plugin.with_name("dynamiccl-arbiter"))
-    with (
-        BrainServer(socket, lambda: OtherTable(uniform(SECOND, ranks))) as server,
-        Arbiter([program], job, 10_000, leader) as arbiter,
-    ):
-        threading.Thread(target=server.serve, daemon=True).start()
+    with Arbiter([program], job, 10_000, leader) as arbiter:
         environment = {
             "NCCL_TUNER_PLUGIN": str(plugin),
             "NCCL_PROFILER_PLUGIN": str(plugin),

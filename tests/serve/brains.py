@@ -17,7 +17,7 @@ from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
-CONFIG = BrainConfig("", "box", 1, 8)
+CONFIG = BrainConfig("box", 1, 8)
 SIZES = [1 << k for k in range(16, 27)]
 FIRST_BIN, NUM_BINS = size_bin(SIZES[0]), size_bin(SIZES[-1]) - size_bin(SIZES[0]) + 1
 #: Expected times of the artifact's configs, in the order of its catalogue; NCCL's own choice: 1.
@@ -108,10 +108,10 @@ def seal(directory: Path) -> None:
 
 
 def task(size_bytes: int, *us: float, collective: Collective = Collective.AllReduce) -> KeyCalls:
-    """A task key with calls of Ring/Simple on 8 channels with these times."""
+    """A task key that has had calls of Ring/Simple on 8 channels with these times."""
     from dynamiccl.datasets.history import Call
 
     calls = [
         Call(size_bytes, time_us, Algorithm.Ring, Protocol.Simple, 8, None, None) for time_us in us
     ]
-    return KeyCalls(collective, size_bin(size_bytes), tuple(calls))
+    return KeyCalls(collective, size_bin(size_bytes), tuple(calls), len(calls))

@@ -16,7 +16,6 @@ from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.brain_check import check_brain, random_windows
 from dynamiccl.serve.brain_module import write_brain
 from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.table import DecisionTable
@@ -25,6 +24,8 @@ from dynamiccl.serve.torchscript import (
     KeyCalls,
     ScriptedBrain,
     ScriptedPolicy,
+    check_brain,
+    random_windows,
     raw_calls,
 )
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, seal, task
@@ -114,7 +115,7 @@ def test_sizes_outside_the_table_and_empty_windows_change_nothing(brain: Scripte
 
 
 @pytest.mark.parametrize(
-    "other", [replace(CONFIG, system="b"), replace(CONFIG, num_nodes=2), BrainConfig("", "", 1, 8)]
+    "other", [replace(CONFIG, system="b"), replace(CONFIG, num_nodes=2), BrainConfig("", 1, 8)]
 )
 def test_unknown_shape_has_no_table(brain: ScriptedBrain, other: BrainConfig) -> None:
     assert brain.decide(other, []) is None
@@ -168,4 +169,7 @@ def test_calls_are_right_aligned_and_the_oldest_are_dropped() -> None:
 
 def test_saved_brain_needs_none_of_our_code(artifact: Artifact) -> None:
     loaded = torch.jit.load(str(artifact.directory / "brain.pt"))  # type: ignore[no-untyped-call]
-    assert loaded.cold(loaded.find_shape("box", 1, 8)).shape == (5 * NUM_BINS, 5)
+    index, *shape = loaded.find_shape("box", 1, 8)
+    assert shape == [1, 8, 8, FIRST_BIN, NUM_BINS]
+    none = torch.zeros(0, dtype=torch.int64)
+    assert loaded.decide(index, none, torch.zeros(0, 8, 8), none).shape == (5 * NUM_BINS, 5)

@@ -14,13 +14,13 @@ from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.nccl import Collective
 from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain_check import random_windows
+from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import KeyCalls, ScriptedBrain
+from dynamiccl.serve.torchscript import KeyCalls, ScriptedBrain, random_windows
 from dynamiccl.train.networks import Imitator, PlainHead, StatefulTrunk, Trunk
 from dynamiccl.train.policy import State, StatefulPolicyModule, TorchPolicy
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, make_artifact, make_manifest
-from tests.serve.leader import Leader, torch_brain
+from tests.serve.leader import Leader
 
 UNITS = 8
 MEASURED = (Collective.AllReduce, Collective.AllGather)
@@ -58,7 +58,7 @@ def questions(seed: int, calls: int) -> Iterator[list[KeyCalls]]:
             new = (
                 random_windows(random, 1)[0][: random.integers(9)] if random.random() < 0.7 else []
             )
-            told[key] += new
+            told[key] += [replace(call, interference=None) for call in new]
             made += len(new)
         yield [
             KeyCalls(collective, bin_, tuple(seen[-WINDOW_LENGTH:]), len(seen))
@@ -116,14 +116,14 @@ def test_python_brain_and_plugin_keep_the_same_state_for_a_whole_job(
 ) -> None:
     """Two jobs: each begins from zero. Floats of other libraries may tie."""
     differing, asked, remembered = np.zeros(2), 0, 0
+    artifact = stateful.directory
     for job in range(2):
         brain, python = ScriptedBrain(stateful.directory / "brain.pt"), InPython(stateful)
-        config = replace(CONFIG, artifact=str(stateful.directory))
-        with torch_brain(torch_build_dir) as address, Leader(address, config) as leader:
-            assert leader.table([]) == brain.decide(CONFIG, []) == python.table
+        with Leader(torch_build_dir / BRAIN_NAME) as leader:
+            assert leader.table(artifact, CONFIG) == brain.decide(CONFIG, []) == python.table
             for tasks in questions(job, calls):
                 expected = python.decide(tasks)
-                found = [brain.decide(CONFIG, tasks), leader.table(tasks)]
+                found = [brain.decide(CONFIG, tasks), leader.table(artifact, CONFIG, tasks)]
                 asked += 1
                 for index, table in enumerate(found):
                     assert table is not None

@@ -1,32 +1,40 @@
 """dynamiccl-brain: the artifact's policy in C++, the same as in Python."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain_check import random_windows
-from dynamiccl.serve.brain_server import Answer, _sized
 from dynamiccl.serve.build import BRAIN_NAME, find_torch
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import BrainConfig, KeyCalls, ScriptedBrain
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS
-from tests.serve.leader import Leader, encode_question, torch_brain
-from tests.serve.test_brain_protocol import QUESTION, SPOILED, body, spoiled
+from dynamiccl.serve.torchscript import (
+    BrainConfig,
+    History,
+    KeyCalls,
+    ScriptedBrain,
+    random_windows,
+)
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, task
+from tests.serve.leader import Leader, question_of
 
 
 def random_history(seed: int) -> list[KeyCalls]:
     random = np.random.default_rng(seed)
     keys = [(c, b) for c in TUNED for b in range(FIRST_BIN - 3, FIRST_BIN + NUM_BINS + 3)]
-    windows = random_windows(random, len(keys))
-    # A leader always tells how many calls there were.
-    return [KeyCalls(*k, tuple(w), len(w) or None) for k, w in zip(keys, windows, strict=True)]
+    # The artifact's Trigger tells interference, no leader does.
+    windows = [
+        tuple(replace(call, interference=None) for call in window)
+        for window in random_windows(random, len(keys))
+    ]
+    return [KeyCalls(*key, window, len(window)) for key, window in zip(keys, windows, strict=True)]
 
 
 @pytest.fixture
@@ -35,51 +43,34 @@ def copied(small_artifact: Artifact, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module", name="brain")
-def brain_fixture(torch_build_dir: Path) -> Iterator[bytes]:
-    with torch_brain(torch_build_dir) as address:
-        yield address
+def brain_fixture(torch_build_dir: Path) -> Iterator[Leader]:
+    with Leader(torch_build_dir / BRAIN_NAME) as leader:
+        yield leader
 
 
-def config_of(artifact: Path) -> BrainConfig:
-    return replace(CONFIG, artifact=str(artifact))
-
-
-def why_not(brain: bytes, config: BrainConfig) -> str:
-    with Leader(brain, config) as leader:
-        said = leader.ask().error
-        assert said is not None
-        assert said == leader.ask().error
-    return said
+def why_not(brain: Leader, artifact: Path, config: BrainConfig = CONFIG) -> str:
+    """The same answer, to a brain that is new and to one that failed before."""
+    line = json.dumps(question_of(artifact, config, brain=100))
+    answer = brain.told(line)
+    assert brain.told(line) == answer
+    assert list(answer) == ["number", "error"]
+    return str(answer["error"])
 
 
 def test_decides_as_the_table_says_and_as_python_does_on_a_history(
-    brain: bytes, small_artifact: Artifact
+    brain: Leader, small_artifact: Artifact
 ) -> None:
-    python = ScriptedBrain(small_artifact.directory / "brain.pt")
-    table = DecisionTable.read(small_artifact.directory / small_artifact.tables[0].path)
-    with Leader(brain, config_of(small_artifact.directory)) as leader:
-        assert leader.table([]) == table
-        for seed in range(5):
-            tasks = random_history(seed)
-            decided = leader.table(tasks)
-            assert decided == python.decide(CONFIG, tasks)
-            assert decided != table
-        assert leader.table([]) == table  # nothing is remembered but what it is told
-
-
-def test_communicators_do_not_mix_and_one_that_ends_hurts_no_other(
-    brain: bytes, small_artifact: Artifact, copied: Path
-) -> None:
-    (copied / "brain.pt").write_bytes(b"no module")
-    with Leader(brain, config_of(small_artifact.directory)) as leader:
-        table = leader.table([])
-        with Leader(brain, config_of(copied)) as other:
-            assert other.ask().error
-            other.connection.sendall(b"\xff\xff\xff\xff")
-            assert other.is_hung_up_on()
-        with Leader(brain, CONFIG) as other:
-            other.connection.sendall(b"\x18\0\0\0no message, 24 bytes long")
-        assert leader.table([]) == table
+    artifact = small_artifact.directory
+    python = ScriptedBrain(artifact / "brain.pt")
+    table = DecisionTable.read(artifact / small_artifact.tables[0].path)
+    assert brain.table(artifact, CONFIG) == table
+    for seed in range(5):
+        tasks = random_history(seed)
+        decided = brain.table(artifact, CONFIG, tasks)
+        assert decided == python.decide(CONFIG, tasks)
+        assert decided != table
+        assert decided == brain.table(artifact, CONFIG, tasks, brain=2 + 300 * seed)
+    assert brain.table(artifact, CONFIG) == table  # nothing is remembered but what it is told
 
 
 @pytest.mark.parametrize(
@@ -95,37 +86,52 @@ def test_communicators_do_not_mix_and_one_that_ends_hurts_no_other(
     ],
 )
 def test_brain_that_cannot_be_used_is_refused_in_one_line(
-    spoil: Callable[[Path], object], said: str, brain: bytes, copied: Path
+    spoil: Callable[[Path], object],
+    said: str,
+    brain: Leader,
+    copied: Path,
+    small_artifact: Artifact,
 ) -> None:
     spoil(copied / "brain.pt")
-    why = why_not(brain, config_of(copied))
+    why = why_not(brain, copied)
     assert said in why
     assert "\n" not in why
+    brain.table(small_artifact.directory, CONFIG)  # it hurts no other communicator
 
 
-def test_unknown_shape_is_refused(brain: bytes, small_artifact: Artifact) -> None:
-    unknown = replace(config_of(small_artifact.directory), num_nodes=2, num_ranks=16)
-    assert why_not(brain, unknown) == "brain.pt knows no 16 ranks on 2 nodes of box"
+def test_unknown_shape_is_refused(brain: Leader, small_artifact: Artifact) -> None:
+    unknown = replace(CONFIG, num_nodes=2, num_ranks=16)
+    why = why_not(brain, small_artifact.directory, unknown)
+    assert why == "brain.pt knows no 16 ranks on 2 nodes of box"
 
 
-def test_question_that_no_leader_asks_is_refused(brain: bytes) -> None:
-    whole = body(encode_question(QUESTION))
-    others = [spoiled(*place) for *place, _ in SPOILED[1:]]
-    for question in (*others, whole[:24], whole[:-1], whole + b"x"):
-        with Leader(brain, CONFIG) as leader:
-            leader.connection.sendall(_sized(question))
-            assert leader.told() == Answer(QUESTION.number, error="its question is impossible")
-    with Leader(brain, CONFIG) as leader:
-        leader.connection.sendall(_sized(spoiled(8, "<I", 2)))
-        assert leader.is_hung_up_on()  # another version
+def test_question_that_no_leader_asks_is_refused(brain: Leader, small_artifact: Artifact) -> None:
+    """Numbers that become indices are checked, and the form of the line."""
+    history = History((task(1 << 20, *range(1, 9)),), None)
+    whole = question_of(small_artifact.directory, CONFIG, history, number=7)
+    assert "table" in brain.told(json.dumps(whole))
+    collective, index, num_timed, calls = whole["tasks"][0]
+    tasks: list[list[Any]] = [
+        [5, index, num_timed, calls],
+        [-1, index, num_timed, calls],
+        [collective, 249, num_timed, calls],
+        [collective, -1, num_timed, calls],
+        [collective, index, num_timed, [*calls, calls[0]]],
+        [collective, index, num_timed, [calls[0][:-1]]],
+        [collective, index, num_timed, [[*calls[0], 0]]],
+        [collective, index, num_timed],
+    ]
+    lines = [json.dumps(whole | {"tasks": [task]}) for task in tasks]
+    lines += [json.dumps(whole | other) for other in ({"x": 1}, {"table": 0}, {"brain": "1"})]
+    text = json.dumps(whole)
+    for line in (*lines, text[:-1], text + "x", "", "{}" + text):
+        answer = brain.told(line)
+        assert answer["error"] == "its question is impossible"
+        assert answer["number"] in {0, 7}
 
 
-def test_needs_torch_from_where_it_was_built_and_a_leader(torch_build_dir: Path) -> None:
-    program = torch_build_dir / BRAIN_NAME
-    command = ["readelf", "--dynamic", "--wide", str(program)]
+def test_needs_torch_from_where_it_was_built(torch_build_dir: Path) -> None:
+    command = ["readelf", "--dynamic", "--wide", str(torch_build_dir / BRAIN_NAME)]
     dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"Library runpath: [{find_torch()}/lib" in dynamic
     assert "Shared library: [libtorch_cpu.so]" in dynamic
-    alone = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert (alone.returncode, alone.stdout) == (2, "")
-    assert "is started by dynamiccl-arbiter" in alone.stderr

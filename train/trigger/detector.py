@@ -26,7 +26,7 @@ from dynamiccl.train.policy import load_script
 
 FloatArray = npt.NDArray[np.float32]
 #: What a message says of a folder without one.
-_FIX: Final = "give a run directory of 'dynamiccl-train trigger', or an artifact that has one"
+_FIX: Final = "give a run directory of 'dynamiccl-train trigger', or a policy that has one"
 
 
 class Detector:
@@ -43,7 +43,7 @@ class Detector:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load the trigger of a run, an artifact or a file; raises MissingPath and CorruptFile."""
+        """Load the trigger of a run, a policy or a file; raises MissingPath and CorruptFile."""
         found = trigger_file(path)
         module = load_script(found)
         if not hasattr(module, "new_state"):
@@ -94,7 +94,7 @@ class Detector:
 
 
 def trigger_file(path: Path) -> Path:
-    """Path of the `trigger.pt` of a run, an artifact, or a file; raises MissingPath."""
+    """Path of the `trigger.pt` of a run, a policy, or a file; raises MissingPath."""
     found = path if path.is_file() else find_trigger_in(path)
     if found is None:
         raise MissingPath("trigger", path / TRIGGER_NAME, _FIX)

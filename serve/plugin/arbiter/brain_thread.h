@@ -1,15 +1,16 @@
-// The brains of a job's communicators: dynamiccl-brain, which is started when it is first needed,
-// or the process that listens at DYNAMICCL_BRAIN_SOCKET. One thread asks them, one question after
-// the other: ranks never wait for a brain. Every wait is bounded: a slow, dead or faulty brain
-// costs the thread some seconds, its connection is closed, and the next question makes another.
+// The brain of a job's communicators: a process that is started when it is first needed, the
+// command in DYNAMICCL_BRAIN or dynamiccl-brain, and ends with the arbiter's worker. One thread
+// asks it, one question after the other: ranks never wait for a brain. Every wait is bounded: one
+// that is slow, dead or faulty costs the thread some seconds, is killed, and the next question
+// starts another.
 #pragma once
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/time.h>
-#include <sys/un.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@
 #include "brain/message.h"
 #include "file.h"
 #include "identity/environment.h"
+#include "platform/clock.h"
 
 namespace dynamiccl {
 
@@ -31,114 +33,167 @@ struct BrainAnswer {
   std::vector<std::uint8_t> table;  // none: keep the one in force
 };
 
-/// To the brain of one communicator, a process of this user.
-class BrainConnection {
+class BrainProcess {
  public:
-  /// `path`: of a socket in the file system; else `address` is used. `limit`: how long connecting,
-  /// a question and its answer may take each; the first may have to wait for torch to be loaded.
-  explicit BrainConnection(const std::string& path, timeval limit = {30, 0})
-      : path_(path), limit_(limit) {
-    address_.sun_family = AF_UNIX;
-    std::strncpy(address_.sun_path, path.c_str(), sizeof address_.sun_path - 1);
-  }
-  BrainConnection(const sockaddr_un& address, socklen_t size) : address_(address), size_(size) {}
+  /// `limit`: of a question and its answer; the first may have to wait for torch to be loaded.
+  explicit BrainProcess(timeval limit = {30, 0}) : limit_(limit) {}
+  ~BrainProcess() { end(); }
 
-  /// Connects with the first question, so a brain may start after the job.
-  BrainAnswer ask(const BrainAsk& ask) {
+  BrainAnswer ask(const BrainQuestion& question) {
     BrainAnswer answer;
-    if (const char* problem = exchange(ask, &answer)) {
-      socket_.reset(-1);  // bytes left in it would be taken for the next answer
+    std::string line;
+    const char* problem = process_ > 0 ? nullptr : start();
+    if (problem == nullptr) problem = exchange(line_of(question, ++number_), &line);
+    if (problem == nullptr) problem = read_answer(line, &answer);
+    if (problem != nullptr) {
+      end();  // what it says from now on would be taken for the next answer
       answer = {problem, {}};
     }
     if (answer.problem.empty()) return answer;
-    answer.problem = "brain" + (path_.empty() ? "" : " at " + path_) + ": " + answer.problem;
-    return answer;
+    for (char& c : answer.problem) {
+      if (c < 0x20 || c > 0x7e) c = '?';  // it becomes a line of a log
+    }
+    return {"brain: " + answer.problem, {}};
   }
 
  private:
-  const char* connect_now() {
-    if (path_.size() >= sizeof address_.sun_path) return "its path is too long";
-    socket_.reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int descriptor = socket_.descriptor();
-    if (descriptor < 0) return "this process can have no more sockets";
-    setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &limit_, sizeof limit_);
-    setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &limit_, sizeof limit_);
-    if (connect(descriptor, reinterpret_cast<const sockaddr*>(&address_), size_) != 0) {
-      // As its queue of connections is full (man 7 unix).
-      return errno == EAGAIN ? "it does not take the connection in time" : "nobody listens there";
-    }
-    return why_not_peer(descriptor);
-  }
+  static constexpr const char* kNoAnswer = "it says something that is no answer";
 
-  const char* exchange(const BrainAsk& ask, BrainAnswer* answer) {
-    const char* problem = socket_.is_open() ? nullptr : connect_now();
-    const int descriptor = socket_.descriptor();
-    MessageHeader header;
-    std::string body = body_of(ask);
-    if (problem == nullptr) problem = send_message(descriptor, MessageKind::kAsk, ++number_, body);
-    if (problem == nullptr) problem = receive_message(descriptor, &header, &body);
-    if (problem != nullptr) return problem;
-    if (header.number != number_) return "it answers another question";
-    if (header.kind == MessageKind::kError) {
-      answer->problem = body.empty() ? "it gives no reason" : body;
-      for (char& c : answer->problem) {
-        if (c < 0x20 || c > 0x7e) c = '?';  // it becomes a line of a log
+  const char* start() {
+    const char* named = value_of("DYNAMICCL_BRAIN");
+    std::error_code error;
+    const std::string ours =
+        std::filesystem::read_symlink("/proc/self/exe", error).replace_filename("dynamiccl-brain");
+    const char* command[] = {"/bin/sh", "-c", named, nullptr};
+    if (named == nullptr) {
+      if (access(ours.c_str(), X_OK) != 0) {
+        return "dynamiccl-brain is not there: build and install the plugin with --torch, or set "
+               "DYNAMICCL_BRAIN='dynamiccl-deploy brain'";
       }
-      return nullptr;
+      command[0] = ours.c_str();
+      command[1] = nullptr;
     }
-    answer->table.assign(body.begin(), body.end());
-    const bool fits = header.kind == MessageKind::kKeep
-                          ? body.empty()
-                          : header.kind == MessageKind::kTable && !body.empty();
-    return fits && body.size() <= kMaxFileBytes ? nullptr : kNoMessage;
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return "no socket is left";
+    socket_.reset(ends[0]);
+    setsockopt(ends[0], SOL_SOCKET, SO_SNDTIMEO, &limit_, sizeof limit_);
+    setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &limit_, sizeof limit_);
+    const pid_t worker = getpid();
+    process_ = fork();
+    if (process_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);   // with this thread, so with the worker
+      if (getppid() != worker) _exit(0);  // which was killed before that
+      setpriority(PRIO_PROCESS, 0, 19);   // the processors are the first rank's
+      setsid();                           // what it starts ends with it
+      if (dup2(ends[1], 0) == 0 && dup2(0, 1) == 1) {
+        execv(command[0], const_cast<char**>(command));
+      }
+      _exit(127);
+    }
+    close(ends[1]);
+    return process_ > 0 ? nullptr : "it cannot be started";
   }
 
-  static std::string body_of(const BrainAsk& ask) {
-    std::string body;
-    const auto put_text = [&body](const auto& text) {
-      put(&body, static_cast<std::uint32_t>(text.size()));
-      body.append(text.begin(), text.end());
+  void end() {
+    socket_.reset(-1);
+    if (process_ <= 0) return;
+    for (const pid_t target : {-process_, process_}) kill(target, SIGKILL);
+    waitpid(process_, nullptr, 0);
+    process_ = 0;
+  }
+
+  /// Sends one line, and takes one.
+  const char* exchange(const std::string& question, std::string* answer) const {
+    constexpr const char *kEnded = "it has ended", *kLate = "it does not answer in time";
+    const int descriptor = socket_.descriptor();
+    const auto limit_ms =
+        static_cast<std::uint64_t>(limit_.tv_sec * 1'000 + limit_.tv_usec / 1'000);
+    const std::uint64_t until_ms = monotonic_ms() + limit_ms;
+    const ssize_t sent = send(descriptor, question.data(), question.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno != EAGAIN) return kEnded;
+    if (sent != static_cast<ssize_t>(question.size())) return kLate;
+    while (answer->find('\n') == std::string::npos) {
+      char part[4'096];
+      const ssize_t got = recv(descriptor, part, sizeof part, 0);
+      if (monotonic_ms() >= until_ms || (got < 0 && errno == EAGAIN)) return kLate;
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return kEnded;
+      answer->append(part, static_cast<std::size_t>(got));
+      if (answer->size() > kMostLineBytes) return kNoAnswer;
+    }
+    return answer->find('\n') + 1 == answer->size() ? nullptr : kNoAnswer;
+  }
+
+  const char* read_answer(const std::string& line, BrainAnswer* answer) const {
+    std::uint64_t number = 0;
+    bool has_table = false, has_error = false;
+    JsonReader json(line);
+    const auto read_field = [&](const std::string& name) {
+      if (name == "number") return json.number(&number);
+      has_table = has_table || name == "table";
+      if (name == "table") return json.bytes(&answer->table);
+      has_error = has_error || name == "error";
+      return name == "error" && json.text(&answer->problem);
     };
-    put(&body, ask.num_nodes);
-    put(&body, ask.num_ranks);
-    put_text(ask.artifact);
-    put_text(ask.system);
-    put_text(ask.table);
-    put(&body, static_cast<std::uint32_t>(ask.tasks.size()));
-    for (const TimedTask& task : ask.tasks) {
-      put(&body, task.collective);
-      put(&body, task.bin);
-      put(&body, static_cast<std::uint32_t>(task.calls.size()));
-      auto number = task.num_timed - static_cast<std::int64_t>(task.calls.size());
-      for (TimedCall call : task.calls) {
-        call.number = static_cast<std::uint8_t>(++number);
-        put(&body, call);
-      }
-    }
-    return body;
+    if (!json.object(read_field) || !json.has_ended()) return kNoAnswer;
+    if (number != number_) return "it answers another question";
+    if (has_error && answer->problem.empty()) answer->problem = "it gives no reason";
+    const bool fits = !has_table || (!has_error && !answer->table.empty() &&
+                                     answer->table.size() <= kMaxFileBytes);
+    return fits ? nullptr : kNoAnswer;
   }
 
-  const std::string path_;  // empty: none
-  const timeval limit_ = {30, 0};
-  sockaddr_un address_ = {};
-  socklen_t size_ = sizeof address_;
-  File socket_;
+  static std::string line_of(const BrainQuestion& of, std::uint64_t number) {
+    std::string line =
+        "{\"number\": " + std::to_string(number) + ", \"brain\": " + std::to_string(of.brain) +
+        ", \"artifact\": " + json_of(of.artifact) + ", \"system\": " + json_of(of.system) +
+        ", \"num_nodes\": " + std::to_string(of.num_nodes) +
+        ", \"num_ranks\": " + std::to_string(of.num_ranks) + ", \"table\": \"" +
+        hex_of_bytes(of.table) + "\", \"tasks\": [";
+    const char* between = "";
+    for (const TimedTask& task : of.tasks) {
+      char text[100];
+      std::snprintf(text, sizeof text, "%s[%d, %d, %lld, [", between, task.collective, task.bin,
+                    static_cast<long long>(task.num_timed));
+      line += text;
+      between = "";
+      for (const TimedCall& call : task.calls) {
+        // Times are whole nanoseconds.
+        std::snprintf(text, sizeof text, "%s[%llu, %.3f, %d, %d, %d, %.3f]", between,
+                      static_cast<unsigned long long>(call.size_bytes), call.time_us,
+                      call.algorithm, call.protocol, call.num_channels, call.skew_us);
+        line += text;
+        between = ", ";
+      }
+      line += "]]";
+      between = ", ";
+    }
+    return line + "]}\n";
+  }
+
+  const timeval limit_;
+  pid_t process_ = 0;
+  File socket_;  // its stdin and stdout
   std::uint64_t number_ = 0;
 };
 
 class BrainThread {
  public:
   /// False while an earlier question of this communicator is open, and where no thread can be had.
-  bool ask(std::uint64_t comm_id, BrainAsk question) {
+  bool ask(std::uint64_t comm_id, BrainQuestion question) {
     const std::lock_guard<std::mutex> lock(mutex_);
     pthread_t thread;  // as long as the worker
     const auto run = [](void* brains) -> void* { static_cast<BrainThread*>(brains)->run(); };
     is_running_ = is_running_ || pthread_create(&thread, nullptr, run, this) == 0;
     std::shared_ptr<Brain>& brain = brains_[comm_id];
-    if (brain == nullptr) brain = std::make_shared<Brain>();
+    if (brain == nullptr) {
+      brain = std::make_shared<Brain>();
+      brain->number = ++num_brains_;
+    }
     if (!is_running_ || brain->is_asked) return false;
     brain->is_asked = true;
     brain->question = std::move(question);
+    brain->question.brain = brain->number;
     asked_.push_back(brain);
     has_question_.notify_one();
     return true;
@@ -162,83 +217,32 @@ class BrainThread {
 
  private:
   struct Brain {
+    std::uint64_t number = 0;
     bool is_asked = false;
-    BrainAsk question;  // the thread's, as the connection is, from then until there is an answer
+    BrainQuestion question;  // the thread's, from then until there is an answer
     std::unique_ptr<BrainAnswer> answer;
-    std::unique_ptr<BrainConnection> connection;
-    pid_t process = 0;  // to which dynamiccl-brain
   };
 
   [[noreturn]] void run() {
+    BrainProcess process;
     for (std::unique_lock<std::mutex> lock(mutex_);;) {
       has_question_.wait(lock, [this] { return !asked_.empty(); });
       const std::shared_ptr<Brain> brain = std::move(asked_.front());
       asked_.pop_front();
       if (brain.use_count() == 1) continue;  // it was forgotten
       lock.unlock();
-      auto answer = std::make_unique<BrainAnswer>(think(brain.get()));
+      auto answer = std::make_unique<BrainAnswer>(process.ask(brain->question));
       lock.lock();
       brain->answer = std::move(answer);
     }
   }
 
-  BrainAnswer think(Brain* brain) {
-    const char* socket = value_of("DYNAMICCL_BRAIN_SOCKET");
-    if (socket == nullptr) {
-      if (const char* problem = start_brain()) return {problem, {}};
-    }
-    if (brain->connection == nullptr || brain->process != process_) {
-      brain->connection = socket == nullptr ? std::make_unique<BrainConnection>(address_, size_)
-                                            : std::make_unique<BrainConnection>(socket);
-      brain->process = process_;
-    }
-    return brain->connection->ask(brain->question);
-  }
-
-  /// Null where it runs, else why not. Its socket has a name that the kernel draws, in no
-  /// directory.
-  const char* start_brain() {
-    if (process_ > 0 && waitpid(process_, nullptr, WNOHANG) == 0) return nullptr;
-    process_ = 0;
-    std::error_code error;
-    const std::string program =
-        std::filesystem::read_symlink("/proc/self/exe", error).replace_filename("dynamiccl-brain");
-    if (access(program.c_str(), X_OK) != 0) {
-      return "dynamiccl-brain is not there: build and install the plugin with --torch, or start "
-             "'dynamiccl-deploy brain' and set DYNAMICCL_BRAIN_SOCKET";
-    }
-    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    address_ = {};
-    address_.sun_family = AF_UNIX;
-    size_ = sizeof address_;
-    auto* address = reinterpret_cast<sockaddr*>(&address_);
-    const bool listens = bind(listener, address, sizeof address_.sun_family) == 0 &&
-                         listen(listener, 64) == 0 && getsockname(listener, address, &size_) == 0;
-    const pid_t worker = getpid();
-    const pid_t child = listens ? fork() : -1;
-    if (child == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);   // with this thread, so with the worker
-      if (getppid() != worker) _exit(0);  // which was killed before that
-      setpriority(PRIO_PROCESS, 0, 19);   // the processors are the first rank's
-      if (dup2(listener, 0) == 0) execl(program.c_str(), "dynamiccl-brain", nullptr);
-      _exit(127);
-    }
-    close(listener);
-    if (child < 0) return "dynamiccl-brain cannot be started";
-    process_ = child;
-    return nullptr;
-  }
-
   std::mutex mutex_;  // of these
   std::condition_variable has_question_;
   bool is_running_ = false;
+  std::uint64_t num_brains_ = 0;
   std::map<std::uint64_t, std::shared_ptr<Brain>> brains_;  // by communicator
   std::deque<std::shared_ptr<Brain>> asked_;
-
-  // The thread's: dynamiccl-brain.
-  pid_t process_ = 0;
-  sockaddr_un address_ = {};
-  socklen_t size_ = 0;
 };
 
 }  // namespace dynamiccl

@@ -90,17 +90,14 @@ class Guard {
   }
 
   /// The latest calls of all tasks, for the brain; of a withdrawn choice the ones that it was
-  /// judged by, the oldest of which comes around again each time, as if calls went on.
-  std::vector<TimedTask> tasks() {
+  /// judged by.
+  std::vector<TimedTask> tasks() const {
     std::vector<TimedTask> tasks;
     for (const auto& [task, history] : tasks_) {
-      tasks.push_back({task.first, task.second, history.num_timed, history.latest});
       const auto found = withdrawn_.find({task, choice_of(table_, task)});
-      if (found == withdrawn_.end()) continue;
-      Calls& trial = found->second;
-      std::rotate(trial.begin(), trial.begin() + 1, trial.end());
-      tasks.back().num_timed = -1;
-      tasks.back().calls = trial;
+      const bool is_withdrawn = found != withdrawn_.end();
+      tasks.push_back({task.first, task.second, is_withdrawn ? -1 : history.num_timed,
+                       is_withdrawn ? found->second : history.latest});
     }
     return tasks;
   }
@@ -164,10 +161,9 @@ class Guard {
     const TimedCall call = {told.size_bytes,
                             static_cast<double>(least_ns) / 1000.0,
                             static_cast<double>(most_ns - least_ns) / 1000.0,
-                            -1.0,
-                            static_cast<std::int8_t>(told.algorithm),
+                            static_cast<std::int8_t>(told.algorithm),  // 255: not known
                             static_cast<std::int8_t>(told.protocol),
-                            static_cast<std::int8_t>(told.num_channels)};
+                            told.num_channels};
     ++num_timed_;
     History& history = tasks_[task];
     ++history.num_timed;

@@ -345,9 +345,9 @@ class Leader {
     const bool is_due = now.lived_ns >= group->asked_ns + adapt_ns_;
     const bool has_new = group->guard.num_timed() != group->asked_with;
     if (group->artifact == nullptr || group->is_changed || !is_due || !has_new) return;
-    BrainAsk question = {files_.artifact(), group->artifact->system,
-                         now.num_nodes,     group->guard.num_ranks(),
-                         group->table,      group->guard.tasks()};
+    BrainQuestion question = {files_.artifact(), group->artifact->system,
+                              now.num_nodes,     group->guard.num_ranks(),
+                              group->table,      group->guard.tasks()};
     if (!brain_thread_.ask(comm_id, std::move(question))) return;
     group->asked_ns = now.lived_ns;
     group->asked_with = group->guard.num_timed();

@@ -4,15 +4,11 @@
 //
 //   WILFUL_CELL=CELL         free that cell, available or not, with WILFUL_CHANNELS (3) channels
 //   WILFUL_ACT_FROM=N        from call N on; without WILFUL_CELL Ring/LL is freed
-//   WILFUL_SWITCH_EVERY=N    and change between Ring/LL and Ring/Simple every N calls
 //   WILFUL_CHUNK=BYTES       give that chunk size
 //   WILFUL_ERROR_AT=N        call N returns an error; WILFUL_INIT_ERROR=1: the tuner's init does
-//   WILFUL_WAIT_AT=N         call N returns when the context is being finalized, and then fails
 //   WILFUL_LOG_FROM_THREAD=1 log from a thread of its own
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
-#include <string>
 #include <thread>
 
 #include "nccl/tuner_abi.h"
@@ -39,11 +35,8 @@ long setting(const char* name, long otherwise = -1) {
 }
 
 struct Tuner {
-  ncclDebugLogger_t logger;
   const Tuner* self = this;  // so that another one's context is noticed
   std::atomic<long> calls{0};
-  std::atomic<bool> closing{false};
-  std::atomic<int> inside{0};
 };
 
 Tuner* tuner_of(void* context) {
@@ -52,20 +45,14 @@ Tuner* tuner_of(void* context) {
   return tuner;
 }
 
-void say(ncclDebugLogger_t logger, const std::string& text) {
-  if (logger != nullptr) {
-    logger(NCCL_LOG_INFO, NCCL_TUNING, __FILE__, __LINE__, "%s", text.c_str());
-  }
-}
-
 template <int version>
 ncclResult_t init(std::size_t, std::size_t, ncclDebugLogger_t logger, void** context) {
   wilful_counts.version = version;
   if (setting("WILFUL_INIT_ERROR") > 0) return ncclInvalidUsage;
   ++wilful_counts.inits;
-  *context = new Tuner{logger};
+  *context = new Tuner;
   if (setting("WILFUL_LOG_FROM_THREAD") > 0) {
-    std::thread([logger] { say(logger, "from a thread"); }).join();
+    std::thread(logger, NCCL_LOG_INFO, NCCL_TUNING, __FILE__, __LINE__, "from a thread").join();
   }
   return ncclSuccess;
 }
@@ -73,7 +60,6 @@ ncclResult_t init(std::size_t, std::size_t, ncclDebugLogger_t logger, void** con
 [[maybe_unused]] ncclResult_t init_v6(void** context, std::uint64_t id, std::size_t ranks,
                                       std::size_t nodes, ncclDebugLogger_t logger,
                                       ncclNvlDomainInfo_v5_t*, ncclTunerConstants_v5_t* constants) {
-  say(logger, "tuner id " + std::to_string(id));
   wilful_counts.comm_id = id;
   wilful_counts.constants = constants;
   return init<6>(ranks, nodes, logger, context);
@@ -85,17 +71,9 @@ ncclResult_t ask(void* context, ncclFunc_t, std::size_t, int, float** costs, int
   const long call = tuner->calls++;
   ++wilful_counts.calls;
   wilful_counts.reg_buff = reg_buff;
-  if (call == setting("WILFUL_WAIT_AT")) {
-    ++tuner->inside;
-    while (!tuner->closing) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    --tuner->inside;
-    return ncclInvalidUsage;
-  }
   const long act_from = setting("WILFUL_ACT_FROM");
-  const long switch_every = setting("WILFUL_SWITCH_EVERY");
-  const bool is_second = switch_every > 0 && call / switch_every % 2 == 1;
-  const long own = kRing * kNumProtocols + (is_second ? kSimple : kLL);
-  const long cell = setting("WILFUL_CELL", act_from >= 0 ? own : -1);
+  const long ring_ll = kRing * kNumProtocols + kLL;
+  const long cell = setting("WILFUL_CELL", act_from >= 0 ? ring_ll : -1);
   if (cell >= 0 && call >= act_from) {
     reinterpret_cast<float*>(costs)[cell] = 0.0F;
     *channels = static_cast<int>(setting("WILFUL_CHANNELS", 3));
@@ -117,9 +95,6 @@ ncclResult_t ask_v3(void* context, ncclFunc_t collective, std::size_t bytes, int
 
 ncclResult_t finalize(void* context) {
   Tuner* tuner = tuner_of(context);
-  tuner->closing = true;
-  while (tuner->inside > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  say(tuner->logger, "tuner finalize");
   ++wilful_counts.finalized;
   delete tuner;
   return ncclSuccess;

@@ -32,8 +32,7 @@ def arbiter_of(build: Path, setting: Setting, within: Sequence[str] = (), **more
     """
     given = setting.environment()
     leader = {name: given[f"DYNAMICCL_{name}"] for name in ("ARTIFACT", "SYSTEMS", "MACHINE")}
-    # A brain that is not there, unless a test starts one.
-    leader["BRAIN_SOCKET"] = str(setting.run_dir / "brain.sock")
+    leader["BRAIN"] = "exit 0"  # none, unless a test has one
     named = {f"DYNAMICCL_{name}": value for name, value in leader.items()}
     # It has no stderr.
     sanitizers = ("ASAN", "TSAN", "UBSAN")

@@ -52,30 +52,6 @@ def test_what_nccl_does_not_survive_is_found(
     assert any(complaint in text for text in played.ranks[0].violations)
 
 
-def test_an_error_ends_the_communicator(play_wilful: Player) -> None:
-    played = play_wilful(
-        *on_rank(1, {"WILFUL_ERROR_AT": "50"}),
-        environment=ACTS,
-        ranks=3,
-        max_group=1,
-        watchdog=0.2,
-    )
-    assert played.errors == 1
-    assert played.ranks[1].errors == ["comm 0 call 50: getCollInfo returned 5"]
-    assert not played.hit_deadline
-    assert played.calls < 50 + 2 * 64
-    assert all(any("tuner finalize" in line for line in rank.log) for rank in played.ranks)
-
-
-def test_a_failed_init_ends_the_communicator(play_wilful: Player) -> None:
-    played = play_wilful(
-        *on_rank(1, {"WILFUL_INIT_ERROR": "1"}), environment=ACTS, ranks=3, watchdog=0.2
-    )
-    assert played.ranks[1].errors == ["comm 0 call 0: the tuner's init returned 5"]
-    assert played.calls == 0
-    assert not played.hit_deadline
-
-
 def test_a_simulated_group_asks_and_runs_nothing(play_wilful: Player) -> None:
     played = play_wilful(*at(50, "simulate=8", rank=1), environment={}, ranks=4)
     assert played.is_sound, played
@@ -92,41 +68,6 @@ def test_a_captured_group_asks_once(play_wilful: Player) -> None:
     both = play_wilful(*at(100, "capture=5,20", rank=ALL), environment=ACTS, ranks=4)
     assert both.is_sound, both
     assert both.ranks[0].asked == both.ranks[1].asked < both.calls
-
-
-@pytest.mark.parametrize("more", [{"create_at_once": 1}, {"threads": 3, "lifetime": 150}])
-def test_communicators_come_and_go(more: dict[str, int], play_wilful: Player) -> None:
-    played = play_wilful(environment=ACTS, ranks=4, comms=8, release="2.30", **more)
-    assert played.is_sound, played
-    assert len(played.communicators) == 14
-    generations = 7 if "lifetime" in more else 1
-    assert {comm.generations for comm in played.communicators} == {generations}
-    ids = [line for line in played.ranks[0].log if "tuner id" in line]
-    assert len(set(ids)) == len(ids) == 8 * generations
-
-
-def test_a_killed_rank_ends_the_job_and_is_told(play_wilful: Player) -> None:
-    played = play_wilful(*at(100, "kill", rank=2), environment=ACTS, ranks=4, watchdog=0.3)
-    assert played.ranks[2].exit == -9
-    assert played.abnormal_exits == 0  # it was told to
-    assert not played.hit_deadline
-    assert played.disagreements == 0
-    assert played.calls < 200  # the others wait for it, as for a GPU's queue, and then abort
-    assert [rank.exit for rank in played.ranks] == [0, 0, -9, 0]
-    going_on = play_wilful(*at(100, "kill", rank=2), environment=ACTS, ranks=4, survivors_go_on=1)
-    assert going_on.calls >= 1000
-
-
-def test_a_rank_waits_inside_the_plugin_and_is_aborted(play_wilful: Player) -> None:
-    waits = {"WILFUL_WAIT_AT": "80"}
-    alone = play_wilful(*on_rank(1, waits), environment=ACTS, ranks=3, deadline=2)
-    assert alone.hit_deadline  # nobody is lost, so nobody aborts
-    played = play_wilful(
-        *on_rank(1, waits), *at(80, "abort=0.4", rank=1), environment=ACTS, ranks=3, watchdog=0.2
-    )
-    assert not played.hit_deadline
-    assert played.asked_longest_ms > 100
-    assert all(any("tuner finalize" in line for line in rank.log) for rank in played.ranks)
 
 
 def test_a_job_that_hangs_is_ended(play_wilful: Player) -> None:

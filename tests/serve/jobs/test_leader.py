@@ -1,8 +1,7 @@
 """The leader of mode adaptive, in the arbiter's worker: what it proposes at stops, and why."""
 
 import os
-import socket
-import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -13,18 +12,21 @@ import pytest
 
 from dynamiccl.collect.calls import FLAG_PROBE
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.brain_policies import POLICIES
-from dynamiccl.serve.brain_server import BrainServer
 from dynamiccl.serve.plugin_index import PluginIndex
-from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import BrainConfig, History
 from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
 from tests.serve.jobs.conftest import Adaptive
 from tests.serve.jobs.play import at
 from tests.serve.jobs.setting import GPU, Setting, fingerprint
 from tests.serve.jobs.test_stops import JOB, assert_undisturbed
-from tests.serve.jobs.thinking import brain, socket_of
+from tests.serve.jobs.thinking import (
+    ONE,
+    OTHER,
+    Recorder,
+    answering,
+    counting,
+    in_this_process,
+    table_field,
+)
 from tests.serve.jobs.watching import Look, metrics_of, records_of
 
 NO_PROBES: Final = {"DYNAMICCL_PROBE_CALLS": "0"}
@@ -224,97 +226,73 @@ def test_the_leader_writes_metrics(
 # Brains.
 
 
-@pytest.mark.parametrize(("policy", "least"), [("once", 1), ("restless", 4), ("counting", 1)])
+@pytest.mark.parametrize("answers_with", [[ONE], [ONE, OTHER]], ids=["one", "in-turn"])
 def test_a_brain_moves_the_table(
-    policy: str, least: int, play_adaptive: Adaptive, four_ranks: Setting, known: Path
+    answers_with: list[Config], play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
-    """Always the same one, or not; and one that tells new calls from those that it has seen."""
-    leader = THINKING | {"DYNAMICCL_ADAPT_INTERVAL_S": "0.05"} if policy == "counting" else THINKING
-    with brain(four_ranks, known, policy):
-        played = play_adaptive(four_ranks, leader=leader, environment=SAMPLED, **TIMED)
+    """It tells new calls from those that it has seen."""
+    leader = THINKING | {"DYNAMICCL_BRAIN": counting(four_ranks.root, *answers_with)}
+    if len(answers_with) == 1:
+        leader |= {"DYNAMICCL_ADAPT_INTERVAL_S": "0.05"}
+    played = play_adaptive(four_ranks, leader=leader, environment=SAMPLED, **TIMED)
     assert_undisturbed(played)
     assert "the brain's" in played.log
     assert "the brain gave no table" not in played.log
-    assert (played.switches >= least) if policy == "restless" else (played.switches == least)
+    assert played.switches == 1 if len(answers_with) == 1 else played.switches >= 4
 
 
-#: What it says -> the brain's policy, or what somebody else answers.
-WRONG: Final[dict[str, str | bytes | None]] = {
-    "its table is for another communicator": "elsewhere",
-    "ZeroDivisionError": "fails",
-    "nobody listens there": None,
-    "it closed the connection": b"",
-    "it sends something that is no message": b"\x08\0\0\0nonsense",
-}
-
-
-@pytest.mark.parametrize("why", WRONG)
+@pytest.mark.parametrize(
+    ("brain", "why"),
+    [
+        (answering(table_field(ONE, 6)), "its table is for another communicator"),
+        (answering(', "error": "no idea"'), "brain: no idea"),
+        ("exit 0", "brain: it has ended"),
+        ("echo nonsense; cat > /dev/null", "brain: it says something that is no answer"),
+    ],
+)
 def test_a_brain_that_is_wrong_changes_nothing(
-    why: str, play_adaptive: Adaptive, four_ranks: Setting, known: Path
+    brain: str, why: str, play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
-    wrong = WRONG[why]
     job = TIMED | {"calls": 3000}
-    if isinstance(wrong, str):
-        with brain(four_ranks, known, wrong):
-            played = play_adaptive(four_ranks, leader=THINKING, environment=SAMPLED, **job)
-    else:
-        with socket.socket(socket.AF_UNIX) as listener:
-            if wrong is not None:
-                listener.bind(str(socket_of(four_ranks)))
-                socket_of(four_ranks).chmod(0o600)
-                listener.listen()
-                threading.Thread(target=talk, args=(listener, wrong), daemon=True).start()
-            played = play_adaptive(four_ranks, leader=THINKING, environment=SAMPLED, **job)
+    leader = THINKING | {"DYNAMICCL_BRAIN": brain}
+    played = play_adaptive(four_ranks, leader=leader, environment=SAMPLED, **job)
     assert_undisturbed(played)
     assert (played.acted, played.switches) == (played.calls, 0)
-    assert "the brain gave no table: " in played.log
-    assert why in played.log
+    assert f"the brain gave no table: {why}" in played.log
     assert played.log.count("the brain gave no table") == 4  # each rank says it once
 
 
-def talk(listener: socket.socket, answer: bytes) -> None:
-    """Say the same to everybody, and hang up."""
-    while True:
-        try:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1 << 20)
-                connection.sendall(answer)
-        except OSError:
-            return
-
-
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
-def test_a_brain_that_goes_leaves_the_table_in_force(
-    signal: str, play_adaptive: Adaptive, four_ranks: Setting, known: Path
+def test_a_brain_that_goes_leaves_the_table_in_force_and_ends_with_the_arbiter(
+    signal: str, play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
-    with brain(four_ranks, known, "restless") as process:
-        gone = at(3000, f"sh=kill -{signal} {process.pid}")
-        played = play_adaptive(four_ranks, *gone, leader=THINKING, environment=SAMPLED, **TIMED)
+    pid = four_ranks.root / "pid"
+    leader = THINKING | {"DYNAMICCL_BRAIN": counting(four_ranks.root, ONE, OTHER)}
+    gone = at(3000, f"sh=kill -{signal} $(cat {pid})")
+    played = play_adaptive(four_ranks, *gone, leader=leader, environment=SAMPLED, **TIMED)
     assert_undisturbed(played)
     assert played.acted == played.calls
     assert played.switches >= 1
     assert played.asked_longest_ms < 1000
-    assert ("the brain gave no table: brain at" in played.log) == (signal == "KILL")
+    assert ("the brain gave no table: brain: it has ended" in played.log) == (signal == "KILL")
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid.read_text().strip()}").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
-@pytest.mark.parametrize("where", ["arbiter", "process"])
 def test_the_artifacts_policy_decides(
-    where: str, torch_build_dir: Path, eight_ranks: Setting, known: Path
+    torch_build_dir: Path, eight_ranks: Setting, known: Path
 ) -> None:
-    """TorchScript in the worker or in a process of `dynamiccl-deploy brain`, and in no rank."""
-    of_known = replace(eight_ranks, artifact=known)
+    """In `dynamiccl-brain`, and in no rank."""
     look = Look(eight_ranks.root / "look")
-    leader = THINKING | SYSTEMS
-    looks = at(8000, look.action)
-    job = TIMED | {"ranks": 8, "calls": 9000}
-    play = Adaptive(torch_build_dir)
-    if where == "process":
-        with brain(eight_ranks, known, "artifact"):
-            played = play(of_known, *looks, leader=leader, environment=SYSTEMS | SAMPLED, **job)
-    else:
-        leader = leader | {"DYNAMICCL_BRAIN_SOCKET": ""}
-        played = play(of_known, *looks, leader=leader, environment=SYSTEMS | SAMPLED, **job)
+    played = Adaptive(torch_build_dir)(
+        replace(eight_ranks, artifact=known),
+        *at(8000, look.action),
+        leader=THINKING | SYSTEMS | {"DYNAMICCL_BRAIN": ""},
+        environment=SYSTEMS | SAMPLED,
+        **TIMED | {"ranks": 8, "calls": 9000},
+    )
     assert_undisturbed(played)
     assert "the brain gave no table" not in played.log
     assert "the brain's" in played.log
@@ -355,22 +333,6 @@ def hinted(tmp_path: Path) -> Path:
     return made
 
 
-class Recorder:
-    """A search that keeps what it was shown and what it answered."""
-
-    def __init__(self, artifact: Path, policy: str) -> None:
-        self.brain = POLICIES[policy](open_artifact(artifact))
-        self.shown: list[History] = []
-        self.answers: list[DecisionTable] = []
-
-    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        self.shown.append(history)
-        answer = self.brain.decide(config, history)
-        if answer is not None:
-            self.answers.append(answer)
-        return answer
-
-
 def is_ring_simple(config: Config | None) -> bool:
     # The harness's times do not depend on channels.
     found = config or ABSTAIN
@@ -389,19 +351,16 @@ def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
     policy: str, probe_calls: str, play_adaptive: Adaptive, eight_ranks: Setting, hinted: Path
 ) -> None:
     recorder = Recorder(hinted, policy)
-    with BrainServer(socket_of(eight_ranks), lambda: recorder) as server:
-        thread = threading.Thread(target=server.serve)
-        thread.start()
-        played = play_adaptive(
-            replace(eight_ranks, artifact=hinted),
-            leader=THINKING | SYSTEMS | {"DYNAMICCL_PROBE_CALLS": probe_calls},
-            environment=SYSTEMS | SAMPLED,
-            **SEARCHING,
-        )
-        server.stop()
-        thread.join(20)
+    brain = {"DYNAMICCL_BRAIN": in_this_process(eight_ranks.root, lambda _: recorder)}
+    played = play_adaptive(
+        replace(eight_ranks, artifact=hinted),
+        leader=THINKING | SYSTEMS | brain | {"DYNAMICCL_PROBE_CALLS": probe_calls},
+        environment=SYSTEMS | SAMPLED,
+        **SEARCHING,
+    )
     assert_undisturbed(played)
     assert played.switches >= 3
+    assert "the brain gave no table" not in played.log
     last = recorder.shown[-1]
     assert last.table is not None
     tried = {
@@ -411,37 +370,17 @@ def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
     }
     assert len(tried) >= {"autoccl": 6, "search": 3}[policy]
     assert ("choices withdrawn" in played.log) or (policy, probe_calls) != ("autoccl", "400")
+    latest = recorder.shown[-9:]
     large = [t for t in last.tasks if t.bin in LARGE and t.collective is Collective.AllReduce]
     assert large
     for task in large:
-        late = [
-            shown.table.at(task.collective, task.bin)
-            for shown in recorder.shown[-9:]
-            if shown.table
-        ]
+        late = [shown.table.at(task.collective, task.bin) for shown in latest if shown.table]
         assert sum(map(is_ring_simple, late)) >= 5, late
         used = [
             each.calls[-1]
-            for shown in recorder.shown[-9:]
+            for shown in latest
             for each in shown.tasks
             if (each.collective, each.bin) == (task.collective, task.bin)
         ]
         ring_simple = (Algorithm.Ring, Protocol.Simple)
         assert sum((call.algorithm, call.protocol) == ring_simple for call in used) >= 5
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("policy", ["search", "autoccl"])
-def test_the_command_serves_a_search_to_a_job(
-    policy: str, play_adaptive: Adaptive, eight_ranks: Setting, hinted: Path
-) -> None:
-    with brain(eight_ranks, hinted, policy):
-        played = play_adaptive(
-            replace(eight_ranks, artifact=hinted),
-            leader=THINKING | SYSTEMS | {"DYNAMICCL_PROBE_CALLS": "400"},
-            environment=SYSTEMS | SAMPLED,
-            **SEARCHING | {"calls": 4200},
-        )
-    assert_undisturbed(played)
-    assert played.switches > 3
-    assert "the brain gave no table" not in played.log

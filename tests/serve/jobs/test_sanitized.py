@@ -20,7 +20,7 @@ from tests.serve.jobs.conftest import Adaptive, Inits, player_of
 from tests.serve.jobs.play import assert_never_split, play
 from tests.serve.jobs.setting import Setting
 from tests.serve.jobs.test_random_jobs import LIBRARIES, play_for_a_while
-from tests.serve.jobs.thinking import brain
+from tests.serve.jobs.thinking import ONE, OTHER, counting
 
 #: Slow enough that ranks under a sanitizer keep up.
 JOB: dict[str, Any] = {"ranks": 4, "rate": 500, "calls": 1500, "comms": 4, "threads": 2}
@@ -70,14 +70,13 @@ def test_random_jobs_are_clean(
 @pytest.mark.soak
 @sanitized
 def test_an_adaptive_job_is_clean(
-    sanitize: str, build_dir: Callable[[str], Path], eight_ranks: Setting, known: Path
+    sanitize: str, build_dir: Callable[[str], Path], eight_ranks: Setting
 ) -> None:
-    leader = {"DYNAMICCL_ADAPT_INTERVAL_S": "0.2"}
+    brain = counting(eight_ranks.root, ONE, OTHER, num_ranks=8)
+    leader = {"DYNAMICCL_ADAPT_INTERVAL_S": "0.2", "DYNAMICCL_BRAIN": brain}
     environment = {"DYNAMICCL_SAMPLE_PERCENT": "100"}
     job = {"ranks": 8, "rate": 500, "calls": 3000}
-    with brain(eight_ranks, known, "restless"):
-        played = Adaptive(build_dir(sanitize))(
-            eight_ranks, leader=leader, environment=environment, **job
-        )
+    play_adaptive = Adaptive(build_dir(sanitize))
+    played = play_adaptive(eight_ranks, leader=leader, environment=environment, **job)
     assert played.is_sound, played
     assert played.switches >= 2

@@ -1,109 +1,91 @@
-"""A brain process for jobs in adaptive mode."""
+"""Brains for jobs in mode adaptive: commands for DYNAMICCL_BRAIN."""
 
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.serve.brain_policies import POLICIES as BUILT_IN
-from tests.serve.jobs.setting import Setting
-
-ROOT: Final = Path(__file__).parents[3]
-#: Policies, whose names say what they answer.
-POLICIES: Final = """
 from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.serve.artifact import Artifact, open_artifact
+from dynamiccl.serve.brain import POLICIES, Brain, answers
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
+from dynamiccl.serve.torchscript import BrainConfig, History
+
+#: As long as it may be in /bin/sh: the number of a question, and fields beside it.
+_ANSWER: Final = r"sed -un 's/^{\(\"number\": [0-9]*\),.*/{\1%s}/p'".replace(r"\"", '"')
+#: Fails where what is told of a key's number of calls does not fit its windows. Plays tables in
+#: turn.
+_COUNTING: Final = """
+import json, sys
+
+seen, overlaps = {}, 0
+for asked, line in enumerate(sys.stdin):
+    told = json.loads(line)
+    assert told["tasks"] and told["table"]
+    for collective, index, num_timed, calls in told["tasks"]:
+        before, shown = seen.get((collective, index), (num_timed - len(calls), []))
+        kept = max(len(calls) - (num_timed - before), 0)
+        overlaps += 0 < kept < 8
+        assert num_timed >= len(calls) > 0 and calls[:kept] == shown[len(shown) - kept :]
+        seen[collective, index] = num_timed, calls
+    assert asked < 30 or overlaps > 0
+    table = sys.argv[1 + asked % (len(sys.argv) - 1)]
+    print(json.dumps({"number": told["number"], "table": table}), flush=True)
+"""
 
 
-class Brain:
-    def __init__(self, configs, ranks):
-        self.configs, self.ranks, self.asked = configs, ranks, 0
+def answering(fields: str = "") -> str:
+    """A command that answers every question with the same."""
+    return _ANSWER % fields
 
-    def decide(self, config, history):
-        assert history.tasks and history.table is not None
-        chosen = self.configs[self.asked % len(self.configs)]
-        self.asked += 1
-        return DecisionTable.from_configs(
-            [[chosen] * MAX_BINS] * 5,
-            num_nodes=config.num_nodes,
-            num_ranks=self.ranks or config.num_ranks,
-        )
+
+def table_field(config: Config, num_ranks: int = 4) -> str:
+    return f', "table": "{_table(config, num_ranks)}"'
+
+
+def _table(config: Config, num_ranks: int) -> str:
+    table = DecisionTable.from_configs([[config] * MAX_BINS] * 5, num_nodes=1, num_ranks=num_ranks)
+    return table.to_bytes().hex()
 
 
 ONE, OTHER = Config(Algorithm.Ring, Protocol.Simple, 4), Config(Algorithm.Ring, Protocol.LL, 2)
 
 
-def once(artifact):
-    return Brain([ONE], None)
+def counting(folder: Path, *configs: Config, num_ranks: int = 4) -> str:
+    """A command that plays `configs` in turn, and leaves its process's number in `folder`/pid."""
+    (folder / "brain.py").write_text(_COUNTING)
+    tables = " ".join(_table(config, num_ranks) for config in configs)
+    return f"echo $$ > {folder}/pid; exec {sys.executable} -S {folder}/brain.py {tables}"
 
 
-def restless(artifact):
-    return Brain([ONE, OTHER], None)
+def in_this_process(folder: Path, make: Callable[[Artifact], Brain]) -> str:
+    """A command that hands questions to a thread of this process, which has what `make` makes."""
+    asked, answered = folder / "asked", folder / "answered"
+    for path in (asked, answered):
+        os.mkfifo(path)
+
+    def answer() -> None:
+        with asked.open("rb") as questions, answered.open("w", buffering=1) as out:
+            for line in answers(questions, make):
+                out.write(f"{line}\n")
+
+    threading.Thread(target=answer, daemon=True).start()
+    return f"exec 3<&0; cat <&3 > {asked} & exec cat {answered}"
 
 
-class Counting(Brain):
-    # Fails where what is told of a key's number of calls does not fit its windows.
-    seen, overlaps = {}, 0
+class Recorder:
+    """A search that keeps what it was shown and what it answered."""
 
-    def decide(self, config, history):
-        for task in history.tasks:
-            key = task.collective, task.bin
-            before = self.seen.get(key)
-            assert task.num_timed is not None
-            if before is not None:
-                new = (task.num_timed - before.num_timed) % 256
-                kept = max(len(task.calls) - new, 0)
-                self.overlaps += 0 < kept < 8
-                assert task.calls[:kept] == before.calls[len(before.calls) - kept :]
-            self.seen[key] = task
-        assert self.asked < 30 or self.overlaps > 0
-        return super().decide(config, history)
+    def __init__(self, artifact: Path, policy: str) -> None:
+        self._brain = POLICIES[policy](open_artifact(artifact))
+        self.shown: list[History] = []
+        self.answers: list[DecisionTable] = []
 
-
-def counting(artifact):
-    return Counting([ONE], None)
-
-
-def elsewhere(artifact):
-    return Brain([ONE], 6)
-
-
-def fails(artifact):
-    return Brain([], None)
-"""
-
-
-@contextmanager
-def brain(setting: Setting, artifact: Path, policy: str) -> Iterator[subprocess.Popen[str]]:
-    """`dynamiccl-deploy brain`, listening."""
-    (setting.root / "policies_of_test.py").write_text(POLICIES)
-    name = policy if policy in BUILT_IN else f"policies_of_test:{policy}"
-    operands = ["--policy", name, "--artifact", artifact, "--socket", socket_of(setting), "--json"]
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import dynamiccl.serve.cli as c; c.main()",
-            "brain",
-            *map(str, operands),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{setting.root}"},
-    )
-    try:
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["socket"] == str(socket_of(setting))
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def socket_of(setting: Setting) -> Path:
-    return setting.run_dir / "brain.sock"
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        self.shown.append(history)
+        answer = self._brain.decide(config, history)
+        if answer is not None:
+            self.answers.append(answer)
+        return answer

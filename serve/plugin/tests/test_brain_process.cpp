@@ -1,0 +1,179 @@
+// A brain process that is slow, dead or strange costs time and nothing more. What dynamiccl-brain
+// refuses of questions is in tests/serve/test_torch_brain.py.
+#include <cstring>
+
+#include "arbiter/brain_thread.h"
+#include "tests/check.h"
+#include "tests/table_file.h"
+
+using namespace dynamiccl;
+
+namespace {
+
+constexpr timeval kShort = {0, 300'000};
+const Bytes kTable = table_of(1, 8, {kRing, kLL, 8, 1, 0});
+const std::string kTableField = ", \"table\": \"" + hex_of_bytes(kTable) + "\"";
+const BrainQuestion kQuestion = {"/it's \"an\" artifact\n", "box", 1, 8, {}, {}, 1};
+
+void set_brain(const std::string& command) { setenv("DYNAMICCL_BRAIN", command.c_str(), 1); }
+
+std::string printed(const std::string& text) { return "read -r q; printf '" + text + "\\n'; cat"; }
+
+/// Answers each question with these fields after its number.
+std::string answering(const std::string& fields) {
+  return "sed -un 's/^{\\(\"number\": [0-9]*\\),.*/{\\1" + fields + "}/p'";
+}
+
+/// Why it gives no table; empty where it gives the good one.
+std::string why_not(BrainProcess* brain, const BrainQuestion& question = kQuestion) {
+  const BrainAnswer asked = brain->ask(question);
+  if (asked.problem.empty()) return asked.table == kTable ? "" : "it keeps";
+  CHECK(asked.table.empty());
+  CHECK(asked.problem.rfind("brain: ", 0) == 0);
+  return asked.problem.substr(std::strlen("brain: "));
+}
+
+std::string why_not(const std::string& command, timeval limit = {20, 0}) {
+  set_brain(command);
+  BrainProcess brain(limit);
+  return why_not(&brain);
+}
+
+void good_and_bad_answers() {
+  const std::string none = "it says something that is no answer", number = "{\"number\": 1";
+  const std::string long_table(2 * kMaxFileBytes + 2, '0');
+  const std::pair<std::string, std::string> cases[] = {
+      {number + kTableField + "}", ""},
+      {" {\"table\":\"" + hex_of_bytes(kTable) + "\" , \"number\":1.0 } ", ""},
+      {number + "}", "it keeps"},
+      {number + ", \"error\": \"no\\\\n\\\\u00e9\\\\u0041\xff\"}", "no??00e9?0041?"},
+      {number + ", \"error\": \"\"}", "it gives no reason"},
+      {"", none},
+      {"GET / HTTP/1.1", none},
+      {"[1]", none},
+      {number, none},
+      {number + "} {}", none},
+      {number + "}\\n{}", none},
+      {number + "}\\0", none},
+      {number + ", \"other\": 1}", none},
+      {"{\"number\": \"1\"}", none},
+      {"{\"number\": 1e99}", none},
+      {"{\"number\": nan}", none},
+      {number + ", \"table\": \"\"}", none},
+      {number + ", \"table\": \"0\"}", none},
+      {number + ", \"table\": \"0g\"}", none},
+      {number + ", \"table\": \"" + long_table + "\"}", none},
+      {number + ", \"error\": \"x\"" + kTableField + "}", none},
+      {number + ", \"error\": \"x", none},
+      {number + ", \"error\": \"\\\\\"}", none},
+      {"{}", "it answers another question"},
+      {"{\"number\": 2}", "it answers another question"},
+  };
+  for (const auto& [line, why] : cases) {
+    const std::string found = why_not(printed(line));
+    CHECK(found == why);
+    if (found != why) std::fprintf(stderr, "%s: %s\n", line.c_str(), found.c_str());
+  }
+  CHECK(why_not("read -r q; printf '{\"num'; sleep 0.1; printf 'ber\": 1}\n'; cat") == "it keeps");
+  CHECK(why_not("yes | tr -d '\\n'") == none);
+}
+
+/// The longest question that exists.
+void full_history() {
+  BrainQuestion question = {std::string(4'096, '"'), "box", 1, 8, kTable, {}, 1};
+  const TimedCall call = {(std::uint64_t{1} << 62) - 1, 1e16 / 3, 1e16 / 3, kNVLSTree, kSimple, 64};
+  for (int i = 0; i < kNumCollectives * kMaxBins; ++i) {
+    question.tasks.push_back({i / kMaxBins, i % kMaxBins, std::int64_t{1} << 62, {kWindow, call}});
+  }
+  BrainProcess brain;
+  set_brain("n=$(head -n 1 | wc -c); printf '{\"number\": 1, \"error\": \"%s\"}\\n' $n; cat");
+  const std::string length = why_not(&brain, question);
+  CHECK(std::stoul(length) > 500'000 && std::stoul(length) < kMostLineBytes);
+  BrainProcess deaf(kShort);
+  set_brain("sleep 100");
+  CHECK(why_not(&deaf, question) == "it does not answer in time");
+}
+
+void slow_and_dead() {
+  const std::uint64_t from_ms = monotonic_ms();
+  for (const char* silent : {"sleep 100", "cat > /dev/null", "printf x; sleep 100"}) {
+    CHECK(why_not(silent, kShort) == "it does not answer in time");
+  }
+  CHECK(monotonic_ms() - from_ms < 5'000);
+  for (const char* dead : {"exit 0", "read -r q", "kill -9 $$", "/there/is/no/such/brain 2>&-"}) {
+    CHECK(why_not(dead) == "it has ended");
+  }
+  BrainProcess brain;
+  set_brain("head -n 1 | " + answering(kTableField));
+  for (int i = 0; i < 3; ++i) {  // the next question starts another
+    CHECK(why_not(&brain).empty());
+    CHECK(why_not(&brain) == "it has ended");
+  }
+}
+
+bool is_gone(pid_t process) {
+  for (int i = 0; i < 1'000; ++i, sleep_ns(5'000'000)) {
+    if (kill(process, 0) != 0) return true;
+  }
+  return false;
+}
+
+/// It has nothing of ours but its two pipes, and ends with us, as does what it has started.
+void leaves_nothing() {
+  set_brain(
+      "sleep 1000 & read -r q; printf '{\"number\": 1, \"error\": \"%s %s ' $! $$; "
+      "ls /proc/self/fd | tr '\\n' ' '; echo '\"}'; cat > /dev/null; sleep 1000");
+  int child = 0, brain_itself = 0, after = 0;
+  {
+    BrainProcess brain;
+    const std::string said = why_not(&brain);
+    CHECK(std::sscanf(said.c_str(), "%d %d %n", &child, &brain_itself, &after) == 2);
+    CHECK(said.substr(static_cast<std::size_t>(after)) == "0 1 2 3 ");  // 3 is of ls
+    CHECK(kill(child, 0) == 0 && kill(brain_itself, 0) == 0);
+  }
+  CHECK(is_gone(brain_itself));
+  int ends[2];
+  CHECK(pipe2(ends, O_CLOEXEC) == 0);
+  const pid_t worker = fork();
+  if (worker == 0) {
+    set_brain("read -r q; printf '{\"number\": 1, \"error\": \"%s\"}\\n' $$; sleep 1000");
+    BrainProcess brain;
+    const pid_t told = std::stoi(why_not(&brain));
+    CHECK(write(ends[1], &told, sizeof told) == sizeof told);
+    raise(SIGKILL);
+  }
+  CHECK(read(ends[0], &brain_itself, sizeof brain_itself) == sizeof brain_itself);
+  waitpid(worker, nullptr, 0);
+  CHECK(is_gone(brain_itself));
+}
+
+/// A new artifact comes while a brain thinks about the one before: its answer is nobody's.
+void forgotten_question() {
+  set_brain(
+      "while read -r q; do case $q in *'\"brain\": 1,'*) sleep 0.3; f=', \"error\": \"old\"';; *) "
+      "f='" +
+      kTableField + "';; esac; n=${q%%,*}; printf '%s%s}\\n' \"$n\" \"$f\"; done");
+  static auto* brains = new BrainThread;  // its thread lives as long as the process
+  CHECK(brains->ask(1, kQuestion));
+  CHECK(!brains->ask(1, kQuestion));
+  sleep_ns(100'000'000);
+  brains->forget(1);
+  CHECK(brains->ask(1, kQuestion));
+  std::unique_ptr<BrainAnswer> got;
+  for (int i = 0; i < 1'000 && got == nullptr; ++i) {
+    sleep_ns(5'000'000);
+    got = brains->take(1);
+  }
+  CHECK(got != nullptr && got->problem.empty() && got->table == kTable);
+}
+
+}  // namespace
+
+int main() {
+  for (int descriptor = 3; descriptor < 1'024; ++descriptor) close(descriptor);
+  for (auto* test :
+       {good_and_bad_answers, full_history, slow_and_dead, leaves_nothing, forgotten_question}) {
+    test();
+  }
+  return g_failures;
+}

@@ -1,0 +1,299 @@
+"""The brain process: its answers line by line, and the policies that it can run."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynamiccl.datasets.history import Call
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain import POLICIES, answers, find_policy_maker, read_history
+from dynamiccl.serve.export import export_artifact
+from dynamiccl.serve.search.policy_search import PolicySearch
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.torchscript import BrainConfig, History, KeyCalls, ScriptedBrain
+from dynamiccl.sizes import size_bin
+from dynamiccl.train.policy import save_script
+from dynamiccl.train.trigger.module import TriggerModule
+from tests.serve.brains import CONFIG, HintPolicy, make_artifact, task
+from tests.serve.leader import NOTHING, Leader, question_of, table_in
+
+SIZE = 1 << 20
+BIN = size_bin(SIZE)
+KEY = (Collective.AllReduce, BIN)
+
+
+class CountingBrain:
+    """Answers with a table whose number of ranks is how often it was asked."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self.asked = 0
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        assert history == NOTHING
+        self.asked += 1
+        if config.system == "fail":
+            raise ValueError("no idea")
+        if config.system == "keep":
+            return None
+        return DecisionTable.from_configs([[None]] * 5, num_nodes=1, num_ranks=self.asked)
+
+
+def asked(artifact: Artifact, *questions: tuple[int, str]) -> list[Any]:
+    """The answers to one stream of (brain, system)."""
+    lines = [
+        json.dumps(
+            question_of(artifact.directory, BrainConfig(system, 1, 8), number=n, brain=brain)
+        ).encode()
+        for n, (brain, system) in enumerate(questions, 7)
+    ]
+    found = [json.loads(line) for line in answers(lines, CountingBrain)]
+    assert [answer["number"] for answer in found] == [*range(7, 7 + len(lines))]
+    return found
+
+
+def test_each_communicator_has_a_brain_of_its_own(small_artifact: Artifact) -> None:
+    turns = [brain for _ in range(3) for brain in (1, 2, 3)]
+    found = asked(small_artifact, *((brain, "box") for brain in turns))
+    assert [table_in(answer).num_ranks for answer in found] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_the_brain_that_asked_longest_ago_is_forgotten(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamiccl.serve.brain.MAX_BRAINS", 2)
+    found = asked(small_artifact, *((brain, "box") for brain in (1, 2, 1, 3, 2, 3)))
+    assert [table_in(answer).num_ranks for answer in found] == [1, 1, 2, 1, 1, 2]
+
+
+def test_policy_that_fails_is_an_error_and_is_asked_again(small_artifact: Artifact) -> None:
+    keeps, failed, answer = asked(small_artifact, (1, "keep"), (1, "fail"), (1, "box"))
+    assert keeps == {"number": 7}
+    assert failed == {"number": 8, "error": "ValueError: no idea"}
+    assert table_in(answer).num_ranks == 3
+
+
+CALL = Call(1 << 20, 50.0, Algorithm.Ring, Protocol.LL, 8, skew_us=2.5)
+UNKNOWN_CALL = Call(1 << 20, 50.125, None, None, None)
+
+
+def test_question_is_read_as_it_was_written(small_artifact: Artifact) -> None:
+    tasks = (
+        KeyCalls(Collective.AllReduce, 80, (CALL, UNKNOWN_CALL), 17),
+        KeyCalls(Collective.Broadcast, 0, (), None),
+        KeyCalls(Collective.AllGather, 248, (CALL,) * 8, 1000),
+    )
+    for history in (History(tasks, own_table(small_artifact)), NOTHING):
+        told = question_of(small_artifact.directory, CONFIG, history)
+        assert read_history(told["table"], told["tasks"]) == history
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        ({"artifact": "/none"}, "manifest.json"),
+        ({"brain": []}, "unhashable"),
+        ({"tasks": [[5, 80, 1, []]]}, "is in no table"),
+        ({"tasks": [[99, 80, 1, []]]}, "99 is not a valid Collective"),
+        ({"tasks": [[4, 249, 1, []]]}, "in no table"),
+        ({"tasks": [[4, -1, 1, []]]}, "in no table"),
+        ({"tasks": [[4, 80, 9, [[1, 1, 1, 1, 1, -1]] * 9]]}, "9 calls are more than"),
+        ({"tasks": [[4, 80, 1, [[1, 1, 77, 1, 1, -1]]]]}, "77 is not a valid Algorithm"),
+        ({"tasks": [[4, 80, 1, [[1, 1]]]]}, "not enough values"),
+        ({"tasks": [[4, 80]]}, "not enough values"),
+        ({"table": "00"}, "the table"),
+        ({"table": "0g"}, "hexadecimal"),
+    ],
+)
+def test_impossible_question_is_an_error(
+    spoil: dict[str, Any], why: str, small_artifact: Artifact
+) -> None:
+    told = question_of(small_artifact.directory, CONFIG)
+    lines = [json.dumps(told | spoil).encode(), json.dumps(told).encode()]
+    bad, good = (json.loads(line) for line in answers(lines, CountingBrain))
+    assert bad["number"] == good["number"] == 1
+    assert why in bad["error"]
+    assert "table" in good
+
+
+@pytest.mark.parametrize("line", [b"", b"\xff", b"GET /", b"[1]", b"7", b"{}", b'{"brain": 1}'])
+def test_line_that_is_no_question_is_an_error(line: bytes) -> None:
+    (answer,) = answers([line], CountingBrain)
+    assert json.loads(answer)["number"] is None
+    assert json.loads(answer)["error"]
+
+
+def test_command_answers_line_by_line_with_a_policy_of_ones_own(
+    small_artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the policy prints is no answer; the command ends with its stdin."""
+    (tmp_path / "my_search.py").write_text(
+        "class Mine:\n"
+        "    def decide(self, config, history):\n"
+        "        print('this is no answer')\n"
+        "        return history.table\n"
+        "def make(artifact):\n"
+        "    return Mine()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = "import dynamiccl.serve.cli as c; c.main()"
+    command = (sys.executable, "-c", run, "brain", "--policy", "my_search:make")
+    table = own_table(small_artifact)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with Leader(*command, environment=environment) as leader:
+        for history, answer in (
+            (NOTHING, {}),
+            (History((), table), {"table": table.to_bytes().hex()}),
+        ):
+            question = question_of(small_artifact.directory, CONFIG, history)
+            assert leader.told(json.dumps(question)) == {"number": 1, **answer}
+    with pytest.raises(UserError, match="PYTHONPATH"):
+        find_policy_maker("my_search:other")
+    with pytest.raises(UnknownName, match="choose from artifact, autoccl"):
+        find_policy_maker("mine")
+
+
+def own_table(artifact: Artifact) -> DecisionTable:
+    return DecisionTable.read(artifact.directory / artifact.tables[0].path)
+
+
+def test_artifact_asks_the_policy(small_artifact: Artifact) -> None:
+    brain = POLICIES["artifact"](small_artifact)
+    history = History((task(SIZE, *map(float, range(1, 9))),), None)
+    wanted = ScriptedBrain(small_artifact.directory / "brain.pt").decide(CONFIG, history.tasks)
+    assert brain.decide(CONFIG, history) == wanted
+    assert brain.decide(BrainConfig("elsewhere", 1, 8), history) is None
+
+
+def test_artifact_of_an_older_release_is_refused(small_artifact: Artifact, tmp_path: Path) -> None:
+    older = replace(small_artifact, directory=tmp_path)
+    with pytest.raises(UserError, match="export it again"):
+        POLICIES["artifact"](older)
+
+
+def play(
+    artifact: Artifact,
+    time_us: Callable[[Config], float],
+    steps: int,
+    policy: str,
+) -> list[Config]:
+    """Let the search drive one task key; what was in force after each step."""
+    brain = POLICIES[policy](artifact)
+    in_force: DecisionTable | None = None
+    calls: list[Call] = []
+    played = []
+    noise = np.random.default_rng(9)
+    for _ in range(steps):
+        config = (in_force.at(*KEY) if in_force else None) or ABSTAIN
+        used = config if config != ABSTAIN else Config(Algorithm.Tree, Protocol.LL, 2)
+        for _ in range(4):
+            calls.append(
+                Call(
+                    SIZE,
+                    time_us(config) * noise.uniform(0.98, 1.02),
+                    used.algorithm,
+                    used.protocol,
+                    used.num_channels or 8,
+                )
+            )
+        window = KeyCalls(*KEY, tuple(calls[-8:]), len(calls))
+        in_force = brain.decide(CONFIG, History((window,), in_force)) or in_force
+        played.append(config)
+    return played
+
+
+def slowness(config: Config) -> float:
+    """Ring/LL128 is best, NCCL's own choice is second."""
+    if config == ABSTAIN:
+        return 60.0
+    return (
+        50.0 if config.protocol is Protocol.LL128 and config.algorithm is Algorithm.Ring else 90.0
+    )
+
+
+@pytest.fixture(scope="module")
+def hinted(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return make_artifact(tmp_path_factory.mktemp("hinted"), HintPolicy())
+
+
+@pytest.mark.parametrize("policy", ["autoccl", "search"])
+def test_tuners_settle_on_the_fastest_config_that_was_measured(
+    hinted: Artifact, policy: str
+) -> None:
+    played = play(hinted, slowness, 200, policy)
+    assert set(played) <= set(hinted.manifest.actions().configs)
+    assert played[0] == ABSTAIN
+    if policy == "autoccl":  # it goes through all subspaces
+        assert len(set(played)) > 6
+        assert set(played[-100:]) == {Config(Algorithm.Ring, Protocol.LL128)}
+    else:  # the hint is wrong, and what it expects to be slow is tried when it can be paid for
+        assert sum(slowness(config) > slowness(ABSTAIN) for config in played[-100:]) <= 5
+
+
+def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Artifact) -> None:
+    brain = POLICIES["autoccl"](hinted)
+    window = task(SIZE, 5.0, 5.1, 5.2)
+    probe = brain.decide(CONFIG, History((window,), None))
+    assert probe is not None
+    assert probe.at(*KEY) is not None
+    for calls in (window, replace(task(SIZE, 5.2, 5.3, 5.4), num_timed=6)):  # NCCL's own choice
+        assert brain.decide(CONFIG, History((calls,), None)) == probe
+    assert brain.decide(CONFIG, History((task(1 << 40, 5.0, 5.0, 5.0),), probe)) is None
+
+
+def test_a_tuner_is_told_of_interference(hinted: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    alarms: list[object] = []
+    monkeypatch.setattr(PolicySearch, "alarm", lambda _, key: alarms.append(key))
+    brain = POLICIES["search"](hinted)
+    # What is next to nothing is no disturbance, and a fading one is still one.
+    told = [None, 0.0, 0.04, 0.1, 0.4, 0.5, 0.1, None, 0.01, 0.1]
+    found = []
+    for index, level in enumerate(told):
+        calls = tuple(replace(call, interference=level) for call in task(SIZE, 5, 5.1, 5.2).calls)
+        window = KeyCalls(*KEY, calls, 3 + 3 * index)
+        brain.decide(CONFIG, History((window,), None))
+        found.append(len(alarms))
+    assert found == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert set(alarms) == {KEY}
+
+
+def test_an_artifacts_trigger_tells_a_tuner_of_slow_calls(
+    hinted: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarms: list[object] = []
+    monkeypatch.setattr(PolicySearch, "alarm", lambda _, key: alarms.append(key))
+    save_script(TriggerModule(0.02), tmp_path / "trigger.pt")
+    (tmp_path / "trigger.json").write_text("{}")
+    policy, out = hinted.directory.parent / "policy", tmp_path / "artifact"
+    brain = POLICIES["search"](export_artifact(policy, out, tmp_path / "trigger.pt"))
+    random = np.random.default_rng(0)
+    found = []
+    for round_ in range(60):
+        slow = 1.5 if 30 <= round_ < 45 else 1.0
+        times = 5.0 * slow * np.exp(0.02 * random.standard_normal(4))
+        window = replace(task(SIZE, *times.tolist()), num_timed=4 + 4 * round_)
+        brain.decide(CONFIG, History((window,), None))
+        found.append(len(alarms))
+    assert found[29] == 0
+    assert found[34] == found[44] == 1
+    assert found[-1] == 2
+
+
+def test_search_begins_with_the_artifacts_table_and_waits_for_calls(
+    small_artifact: Artifact,
+) -> None:
+    table = own_table(small_artifact)
+    brain = POLICIES["search"](small_artifact)
+    assert brain.decide(CONFIG, History((), None)) == table
+    for _ in range(200):  # the same two calls say nothing new
+        assert brain.decide(CONFIG, History((task(SIZE, 5.0, 5.0),), table)) is None
+    assert brain.decide(CONFIG, History((task(1 << 40, 5.0, 5.0, 5.0),), table)) is None
