@@ -1,23 +1,25 @@
-"""Warm start of a search by a regression model trained on other systems.
+"""What a policy of the same system knows before a search: a model of a noisy sweep of its tasks.
 
 Boosted trees (scikit-learn) predict log(time / NCCL's own choice) of a config from what the task
-is, what the machine is and the config's knobs. It is regression, not reinforcement learning: a
-policy of dynamiccl-train predicts the same quantity (train/heads.py) and goes through the same
-`Prior`.
+is and the config's knobs. It is regression, not reinforcement learning: a policy of dynamiccl-train
+predicts the same quantity (train/heads.py) and goes through the same `Prior`.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from search_episode import noise
 from search_world import Task
 
-from dynamiccl.serve.search.autoccl import Choice
+from dynamiccl.serve.search.autoccl import Choice, SearchSpace
 from dynamiccl.serve.search.policy_search import Prior
 
+#: Noise of the sweep, robust sigma of log time.
+SWEEP_SIGMA: Final = 0.02
 #: Configs of a task that are learned from; more of the fast ones, since these are searched for.
 SAMPLE: Final = 96
 #: A knob that is left to NCCL: below every value.
@@ -42,16 +44,22 @@ SETTINGS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class WarmStart:
-    """A trained predictor."""
-
-    model: "_Ensemble"
-
-    def prior(self, task: Task) -> Prior:
-        """The prior of a task."""
-        said = self.model.predict(task)
-        return Prior.of_policy(task.space, task.call.size_bytes, said)
+def informed(tasks: Sequence[Task], seed: int = 0) -> dict[str, tuple[SearchSpace, Prior]]:
+    """For each task of a system, by its name: a space that begins at the choice, and the prior."""
+    random = np.random.default_rng(seed)
+    swept = [
+        replace(task, times_us=task.times_us * noise(SWEEP_SIGMA, len(task.times_us), random))
+        for task in tasks
+    ]
+    model, found = _Ensemble(swept, seed), {}
+    for task in tasks:
+        said, space = model.predict(task), task.space
+        begin = space.choices[min(space.actions, key=said.__getitem__)]
+        begun = SearchSpace(
+            space.choices, space.actions, default_runs=space.default_runs, begin=begin
+        )
+        found[task.name] = begun, Prior.of_policy(begun, task.call.size_bytes, said)
+    return found
 
 
 class _Ensemble:
@@ -66,11 +74,6 @@ class _Ensemble:
         found = np.mean([model.predict(encoded) for model in self._models], axis=0)
         found[task.space.default] = 0.0
         return found  # type: ignore[no-any-return]
-
-
-def learn(tasks: Sequence[Task], seed: int = 0) -> WarmStart:
-    """Fit on tasks of some systems."""
-    return WarmStart(_Ensemble(tasks, seed))
 
 
 def _fit(tasks: Sequence[Task], setting: _Setting, seed: int) -> Any:

@@ -94,17 +94,17 @@ def test_age_takes_certainty_but_not_what_was_learned_and_never_more_than_the_pr
     assert spread_of(found, ONE) == pytest.approx(float(PRIOR.covariance[ONE, ONE]) ** 0.5)
 
 
-def test_a_policy_counts_by_how_wrong_it_is() -> None:
+def test_a_policy_is_one_observation_and_ncclss_own_choice_is_what_all_is_compared_with() -> None:
     said = np.full(len(SPACE.choices), -0.3)
-    said[SPACE.default] = 0.0
-    sure, unsure = (Prior.of_policy(SPACE, 1 << 20, said, sigma) for sigma in (0.001, 100.0))
-    assert sure.mean == pytest.approx(said, abs=0.001)
-    assert np.diag(sure.covariance).max() < 0.01**2
-    assert unsure.mean == pytest.approx(DRAWN.mean, abs=0.001)
-    assert unsure.covariance == pytest.approx(DRAWN.covariance, rel=0.001)
-    for prior in (sure, unsure, DRAWN):
-        assert prior.mean[SPACE.default] == 0.0
-        assert not prior.covariance[SPACE.default].any()
+    said[SPACE.default] = 0.2
+    prior = Prior.of_policy(SPACE, 1 << 20, said)
+    between = np.delete((prior.mean - DRAWN.mean) / (-0.5 - DRAWN.mean + 1e-12), SPACE.default)
+    assert between == pytest.approx(between[0])
+    assert 0.0 < between[0] < 1.0
+    assert prior.covariance == pytest.approx((1.0 - between[0]) * DRAWN.covariance)
+    for each in (prior, DRAWN):
+        assert each.mean[SPACE.default] == 0.0
+        assert not each.covariance[SPACE.default].any()
 
 
 def test_a_transport_moves_what_has_it_together() -> None:
