@@ -6,7 +6,7 @@ gloo, which matches collectives by their order, that would race between buckets.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -34,21 +34,12 @@ from dynamiccl.serve.ddp.laws import (
     Interval,
     Method,
     Settings,
-    decision_state,
     make_law,
-    restored_decision,
 )
-from dynamiccl.serve.ddp.sensing import (
-    Agreement,
-    Clock,
-    DeviceClock,
-    HostClock,
-    Measured,
-    mark_of,
-    read,
-)
+from dynamiccl.serve.ddp.sensing import Agreement, DeviceClock, HostClock, numbers_of, read
 
-FORMAT: Final = 1
+#: Of a checkpoint; 2: intervals.
+FORMAT: Final = 2
 Report = Callable[[dict[str, float], int], None]
 Result = torch.futures.Future[torch.Tensor]
 
@@ -65,16 +56,6 @@ class BucketMarks:
     square: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A step that ended, as this rank saw it."""
-
-    decision: Decision
-    measured: Measured = field(default_factory=Measured)
-    norm: torch.Tensor | None = None
-    wire_bytes: float = 0.0
-
-
 @dataclass(slots=True)
 class Step:
     """What is done in one step, and its buckets in the order of their launch."""
@@ -88,47 +69,42 @@ class Step:
         """When the last result was written; None before."""
         return self.buckets[-1].written if self.buckets else None
 
-    def _norm(self) -> torch.Tensor | None:
+    def norm(self) -> torch.Tensor | None:
         """L2 norm of the step's mean gradient; None where a bucket has none."""
         squares = [bucket.square for bucket in self.buckets]
         known = [square for square in squares if square is not None]
         return torch.stack(known).sum().sqrt() if known and len(known) == len(squares) else None
 
-    def finished(self, clock: Clock, before: Any, latency_s: float | None) -> Finished:
-        """All of it, once DDP has waited for the results."""
-        measured = self._measured(clock, before, latency_s)
-        return Finished(self.decision, measured, self._norm(), self.wire_bytes)
+    def seen(self, clock: HostClock, before: Any, latency_s: float | None) -> Interval:
+        """What this rank measured, once DDP has waited for the results.
 
-    def _measured(self, clock: Clock, before: Any, latency_s: float | None) -> Measured:
-        """The times of a finished step; `before` is the end of the step before, or None.
-
-        Transfer is the time in which at least one bucket was under way. Compute is all from the
-        end of the step before to the last launch, less what the hook did itself.
+        `before` is the end of the step before, or None. Transfer is the time in which at least one
+        bucket was under way. Compute is all from the end of the step before to the last launch,
+        less what the hook did itself.
         """
+        known = Interval(self.decision, self.wire_bytes, latency_s=latency_s)
         marks = [m for b in self.buckets for m in (b.called, b.launched, b.done, b.written)]
         # The first step of a process pays for connections and memory: it says nothing.
         marks.append(before)
         if any(mark is None or not clock.ready(mark) for mark in marks):
-            return Measured(latency_s=latency_s)
+            return known
         first, last = self.buckets[0], self.buckets[-1]
         packing = [clock.seconds(b.called, b.launched) for b in self.buckets]
         packing_s = sum(packing)
-        # Only backward counts as time to hide behind: packing keeps the same cores busy.
-        overlap_s = max(0.0, clock.seconds(first.launched, last.launched) - sum(packing[1:]))
         # Adding up a bucket goes on beside the next one's exchange, but for the last.
         adding_s = clock.seconds(last.done, last.written)
-        compute_s = max(0.0, clock.seconds(before, last.launched) - packing_s)
-        transfer_s = self._under_way_s(clock)
-        return Measured(
+        # Only backward counts as time to hide behind: packing keeps the same cores busy.
+        hidden_s = clock.seconds(first.launched, last.launched) - sum(packing[1:])
+        return replace(
+            known,
             # A clock that stands still, or too coarse a one, has measured nothing.
-            transfer_s if transfer_s > 0.0 else None,
-            latency_s,
-            compute_s,
-            overlap_s,
-            packing_s + adding_s,
+            transfer_s=self._under_way_s(clock) or None,
+            compute_s=max(0.0, clock.seconds(before, last.launched) - packing_s),
+            overlap_s=max(0.0, hidden_s),
+            codec_s=packing_s + adding_s,
         )
 
-    def _under_way_s(self, clock: Clock) -> float:
+    def _under_way_s(self, clock: HostClock) -> float:
         zero = self.buckets[0].launched
         spans = [
             (clock.seconds(zero, b.launched), clock.seconds(zero, b.done)) for b in self.buckets
@@ -159,7 +135,7 @@ class NetSense:
         *,
         report: Report | None = None,
         report_every: int = 1,
-        clock: Clock | None = None,
+        clock: HostClock | None = None,
     ) -> None:
         if not isinstance(model, DistributedDataParallel):
             raise UserError(
@@ -187,7 +163,9 @@ class NetSense:
         self._steps = 0
         self._step = Step(DENSE if self._ranks == 1 else self._law.decision)
         self._before: Any = None
-        self._last = Finished(self._step.decision)
+        #: What this rank saw of the last step, and the norm on its device.
+        self._last = Interval(self._step.decision)
+        self._norm: torch.Tensor | None = None
         #: The agreement on the way, its numbers once they are read, and the step they tell of.
         self._agreement: Agreement | None = None
         self._numbers: list[float] | None = None
@@ -247,7 +225,6 @@ class NetSense:
             self._residuals.of(layout, gradient.device),
             decision,
             kept=pruning.kept(bucket.parameters(), decision, self._steps),
-            prune_to_residual=self.settings.prune_to_residual,
             turn=self._steps,
         )
         ranks = self._ranks  # and not this object, see `_then`
@@ -302,31 +279,25 @@ class NetSense:
                 self._numbers = self._agreement.numbers()
                 latency_s = self._agreement.latency_s()
             if self._numbers is not None:
-                decision = self._decide(self._numbers)
-            self._told = self._last = self._finished(latency_s)
-            mark = mark_of((self._steps, asdict(self.settings), self._law.state()))
-            numbers = self._last.measured.numbers(mark)
-            self._agreement = Agreement(numbers, self._last.norm, self._group, self._clock)
+                self._law.update(read(self._numbers, self._told, self._steps - 1))
+                decision = self._law.decision
+            self._end_step(latency_s)
+            self._told = self._last
+            state = self._steps, asdict(self.settings), self._law.state()
+            numbers = numbers_of(self._last, state)
+            self._agreement = Agreement(numbers, self._norm, self._group, self._clock)
             if first:
                 # Before anything is sent whose size depends on what a rank has loaded.
-                read(self._agreement.numbers(), self._steps)
+                read(self._agreement.numbers(), self._told, self._steps)
         if ended.buckets and self._report and self._steps % self._report_every == 0:
             self._report(self.stats(), self._steps)
         self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
 
-    def _finished(self, latency_s: float | None) -> Finished:
-        """The step that ended, or the last one of a checkpoint."""
-        if not self._step.buckets:
-            return self._last
-        return self._step.finished(self._clock, self._before, latency_s)
-
-    def _decide(self, numbers: list[float]) -> Decision:
-        agreed = read(numbers, self._steps - 1)
-        told = self._told
-        times = asdict(agreed.measured)
-        interval = Interval(told.decision.method, told.wire_bytes, norm=agreed.norm, **times)
-        self._law.update(interval)
-        return self._law.decision
+    def _end_step(self, latency_s: float | None) -> None:
+        """See what the step was that ended; without one there is what a checkpoint held."""
+        if self._step.buckets:
+            self._last = self._step.seen(self._clock, self._before, latency_s)
+            self._norm = self._step.norm()
 
     def stats(self) -> dict[str, float]:
         """Figures of the last finished step and of the filters; sizes in bytes, times in seconds.
@@ -334,8 +305,10 @@ class NetSense:
         `ratio` is the share of values that was sent, `wire_ratio` the bytes over those of a plain
         all-reduce; `dense`, `fp16`, `sparse` and `quantised` are 0 or 1.
         """
-        done = self._step.end is not None
-        last = self._step.finished(self._clock, self._before, None) if done else self._last
+        last = self._last
+        if self._step.end is not None:
+            last = self._step.seen(self._clock, self._before, None)
+        times = ("transfer_s", "latency_s", "compute_s", "overlap_s", "codec_s")
         sense = self._law.sense
         dense_bytes = max(1.0, self._gradient.wire_bytes(DENSE))
         known = {
@@ -345,7 +318,7 @@ class NetSense:
             "wire_bytes": last.wire_bytes,
             "quantised": last.decision.quantised,
             **{str(method): last.decision.method is method for method in Method},
-            **{f"own_{name}": value for name, value in asdict(last.measured).items()},
+            **{f"own_{name}": getattr(last, name) for name in times},
             "ebb_gbytes_per_s": sense.ebb_gbytes_per_s,
             "btlbw_gbytes_per_s": sense.btlbw.value,
             "rtprop_us": sense.rtprop.value,
@@ -363,7 +336,8 @@ class NetSense:
         """
         if self._agreement is not None:
             self._numbers = self._agreement.numbers()
-        last = self._finished(self._agreement.latency_s() if self._agreement else None)
+        self._end_step(self._agreement.latency_s() if self._agreement else None)
+        norm = None if self._norm is None else float(self._norm)
         return {
             "format": FORMAT,
             "rank": self._rank,
@@ -372,8 +346,8 @@ class NetSense:
             "steps": self._steps,
             "law": self._law.state(),
             "numbers": self._numbers,
-            "told": _finished_state(self._told),
-            "last": _finished_state(last),
+            "told": self._told.state(),
+            "last": replace(self._last, norm=norm).state(),
             "error_feedback": self._residuals.state(),
         }
 
@@ -395,27 +369,10 @@ class NetSense:
         self._residuals.restore(state["error_feedback"], self._sizes)
         self._law.restore(state["law"])
         self._steps, self._numbers = state["steps"], state["numbers"]
-        self._told, self._last = _restored(state["told"]), _restored(state["last"])
+        self._told = Interval.restored(state["told"])
+        self._last = Interval.restored(state["last"])
+        self._norm = None if self._last.norm is None else torch.tensor(self._last.norm)
         self._agreement, self._before, self._step = None, None, Step(self._law.decision)
-
-
-def _finished_state(finished: Finished) -> dict[str, Any]:
-    return {
-        "decision": decision_state(finished.decision),
-        "measured": asdict(finished.measured),
-        "norm": None if finished.norm is None else float(finished.norm),
-        "wire_bytes": finished.wire_bytes,
-    }
-
-
-def _restored(state: Mapping[str, Any]) -> Finished:
-    norm = None if state["norm"] is None else torch.tensor(state["norm"])
-    return Finished(
-        restored_decision(state["decision"]),
-        Measured(**state["measured"]),
-        norm,
-        state["wire_bytes"],
-    )
 
 
 def netsense_hook(state: NetSense, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

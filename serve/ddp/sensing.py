@@ -11,121 +11,88 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, Final, Protocol
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from dynamiccl.errors import UserError
-
-
-class Clock(Protocol):
-    """Takes marks, and tells the seconds between two of them."""
-
-    def mark(self) -> Any:
-        """Now."""
-
-    def ready(self, mark: Any) -> bool:
-        """Whether what was asked for before `mark` is done, so that its time is known."""
-
-    def seconds(self, begin: Any, end: Any) -> float:
-        """From one mark to another, both ready."""
+from dynamiccl.serve.ddp.laws import Interval
 
 
 class HostClock:
-    """The monotonic clock, or another function that returns seconds."""
+    """Takes marks, and tells the seconds between two; of `now`, a function that returns seconds."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], Any] = time.monotonic) -> None:
+        self.mark = now
 
-    def mark(self) -> float:
-        """See `Clock`."""
-        return self._now()
-
-    def ready(self, mark: float) -> bool:  # noqa: ARG002
-        """A host's mark is always known."""
+    def ready(self, mark: Any) -> bool:  # noqa: ARG002
+        """Whether what was asked for before `mark` is done: a host's mark is always known."""
         return True
 
-    def seconds(self, begin: float, end: float) -> float:
-        """See `Clock`."""
-        return end - begin
+    def seconds(self, begin: Any, end: Any) -> float:
+        """From one mark to another, both ready."""
+        return float(end - begin)
 
 
-class DeviceClock:
+class DeviceClock(HostClock):
     """Events on the current stream: the host runs ahead of the GPU and knows no times."""
 
-    def mark(self) -> torch.cuda.Event:
-        """See `Clock`."""
+    def __init__(self) -> None:
+        super().__init__(self._event)
+
+    def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def ready(self, mark: torch.cuda.Event) -> bool:
+    def ready(self, mark: Any) -> bool:
         """Asks and does not wait: a step whose times come too late is not measured."""
-        return bool(mark.query())  # type: ignore[no-untyped-call]
+        return bool(mark.query())
 
-    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """See `Clock`."""
+    def seconds(self, begin: Any, end: Any) -> float:
+        """See `HostClock`."""
         return float(begin.elapsed_time(end)) / 1e3
 
 
 _UNKNOWN: Final = math.inf
 #: Integers up to here are exact in 32 bits.
 _MARKS: Final = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one rank has of a step; None where it could not be measured."""
-
-    transfer_s: float | None = None
-    latency_s: float | None = None
-    compute_s: float | None = None
-    overlap_s: float | None = None
-    codec_s: float | None = None
-
-    def numbers(self, mark: int) -> list[float]:
-        """The eight numbers of the all-reduce; the norm's place is filled in by `Agreement`."""
-        transfer, latency, compute, overlap, codec = (
-            _UNKNOWN if each is None else each for each in astuple(self)
-        )
-        turned = compute if compute == _UNKNOWN else -compute
-        return [transfer, latency, overlap, codec, turned, _UNKNOWN, float(mark), -float(mark)]
-
-
+#: The norm's place among the eight numbers: `Agreement` fills it in.
 _NORM: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Agreed:
-    """The same on all ranks: times least or largest over ranks, and the norm."""
+def numbers_of(seen: Interval, state: Any) -> list[float]:
+    """The eight numbers of the all-reduce; `state`, plain values, is what a rank decides from."""
+    times = (seen.transfer_s, seen.latency_s, seen.overlap_s, seen.codec_s)
+    compute = _UNKNOWN if seen.compute_s is None else -seen.compute_s
+    # Equal states, equal marks.
+    mark = float(zlib.crc32(repr(state).encode()) % _MARKS)
+    known = [_UNKNOWN if each is None else each for each in times]
+    return [*known, compute, _UNKNOWN, mark, -mark]
 
-    measured: Measured
-    norm: float | None
 
-
-def read(numbers: Sequence[float], step: int) -> Agreed:
-    """What the eight numbers say; raises UserError where the ranks' marks differ."""
-    transfer, latency, overlap, codec, turned, norm, least, largest = numbers
+def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
+    """`told` as all ranks saw it; raises UserError where the ranks' marks differ."""
+    *measured, least, largest = numbers
     if least != -largest:
         raise UserError(
             f"ranks disagree on the state of NetSense at step {step} (marks {least:.0f} to "
             f"{-largest:.0f}): every rank must have the same Settings, and load the state_dict "
             f"that it saved at the same step, or none"
         )
-
-    def known(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    compute = known(-turned)
-    measured = Measured(known(transfer), known(latency), compute, known(overlap), known(codec))
-    return Agreed(measured, known(norm))
-
-
-def mark_of(state: Any) -> int:
-    """A number for a state of plain values: equal states, equal numbers."""
-    return zlib.crc32(repr(state).encode()) % _MARKS
+    known = [value if math.isfinite(value) else None for value in measured]
+    transfer, latency, overlap, codec, turned, norm = known
+    return replace(
+        told,
+        transfer_s=transfer,
+        latency_s=latency,
+        compute_s=None if turned is None else -turned,
+        overlap_s=overlap,
+        codec_s=codec,
+        norm=norm,
+    )
 
 
 class Agreement:
@@ -136,7 +103,7 @@ class Agreement:
         numbers: list[float],
         norm: torch.Tensor | None,
         group: dist.ProcessGroup,
-        clock: Clock,
+        clock: HostClock,
     ) -> None:
         device = torch.device("cpu") if norm is None else norm.device
         if dist.get_backend(group) == "nccl":

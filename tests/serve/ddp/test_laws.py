@@ -17,12 +17,11 @@ from dynamiccl.serve.ddp.laws import (
 )
 
 PAPER = Settings(mode="paper", beta1=0.1, tr_q=0.0)
-#: Of no use to mode paper.
-UNKNOWN = {"latency_s": None, "compute_s": None, "overlap_s": None, "codec_s": None}
+SPARSE = Decision(Method.SPARSE, 0.01)
 
 
 def interval(wire_bytes: float, transfer_s: float | None, norm: float | None = None) -> Interval:
-    return Interval(Method.SPARSE, wire_bytes, transfer_s, norm=norm, **UNKNOWN)
+    return Interval(SPARSE, wire_bytes, transfer_s, norm=norm)
 
 
 def test_algorithm_1_by_hand() -> None:
