@@ -129,18 +129,6 @@ def test_the_newest_artifacts_stay_and_one_that_was_there_is_renewed(
     assert not again.killed
 
 
-def test_an_artifact_of_an_earlier_release_makes_room(
-    home: Path, artifact: Path, plugin_path: Path
-) -> None:
-    real = (home / "artifact").resolve()
-    (home / "artifact").unlink()
-    real.rename(home / "artifact")
-    (home / "artifact" / "kill").touch()
-    assert install(artifact, home, plugin_path).killed
-    assert (home / "artifact").is_symlink()
-    assert (home / "artifact" / "kill").exists()
-
-
 def test_libtorch_part_is_installed_where_it_was_built(
     artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
