@@ -27,7 +27,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
-import pytest
 
 from dynamiccl.datasets.manifest import INDEX_NAME
 from dynamiccl.datasets.store import file_sha256
@@ -254,13 +253,19 @@ class TunerPlugin:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in changes.items():
-            if value is None:
-                patch.delenv(name, raising=False)
-            else:
-                patch.setenv(name, value)
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
         yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 # --- All ranks in this process ---

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dynamiccl.errors import UserError
 from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
 from dynamiccl.serve.ddp.compression import Piece, Residuals
+from dynamiccl.serve.ddp.hook import HostClock
 from dynamiccl.serve.ddp.laws import Mode
-from dynamiccl.serve.ddp.sensing import HostClock
 from tests.serve.ddp.ranks import gradients, run_ranks, small_model, step_of, weights
 
 #: A clock that stands still measures nothing: the ratio stays what it was.
