@@ -229,8 +229,6 @@ def _shape_problem(table: DecisionTable) -> str | None:
     last = table.first_bin + table.num_bins
     if table.first_bin < 0 or table.num_bins < 1 or last > MAX_BINS:
         return f"bins {table.first_bin} .. {last - 1} are outside 0 .. {MAX_BINS - 1}"
-    if table.entries.dtype != ENTRY:
-        return f"entries are {table.entries.dtype} and not {ENTRY}"
     if table.entries.shape != (NUM_TUNED_COLLECTIVES, table.num_bins):
         return f"entries of shape {table.entries.shape} do not fit {table.num_bins} bins"
     return None

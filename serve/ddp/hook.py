@@ -247,9 +247,8 @@ class NetSense:
     Args:
         model: the model whose gradients are exchanged; its process group is used.
         settings: every constant; by default mode "model".
-        report: called as `report(stats, step)` after every `report_every`-th step, on this rank's
-            own thread; `mlflow.log_metrics` fits.
-        report_every: see there.
+        report: called as `report(stats, step)` after every step, on this rank's own thread;
+            `mlflow.log_metrics` fits.
         clock: where times come from; by default the host's for gloo and the GPU's for NCCL.
     """
 
@@ -259,7 +258,6 @@ class NetSense:
         settings: Settings | None = None,
         *,
         report: Report | None = None,
-        report_every: int = 1,
         clock: HostClock | None = None,
     ) -> None:
         if not isinstance(model, DistributedDataParallel):
@@ -267,8 +265,6 @@ class NetSense:
                 f"NetSense takes a DistributedDataParallel, not a {type(model).__name__}: "
                 f"wrap the model in it first"
             )
-        if report_every < 1:
-            raise UserError(f"report_every is {report_every}: give a number of steps, 1 or more")
         self.settings = settings or Settings()
         self._group: dist.ProcessGroup = model.process_group
         self._ranks = dist.get_world_size(self._group)
@@ -282,7 +278,7 @@ class NetSense:
         self._clock = clock or (
             DeviceClock() if dist.get_backend(self._group) == "nccl" else HostClock()
         )
-        self._report, self._report_every = report, report_every
+        self._report = report
         self._residuals = Residuals()
         self._pruning: dict[Layout, Pruning] = {}
         self._steps = 0
@@ -414,7 +410,7 @@ class NetSense:
             if first:
                 # Before anything is sent whose size depends on what a rank has loaded.
                 read(self._agreement.numbers(), self._told, self._steps)
-        if ended.buckets and self._report and self._steps % self._report_every == 0:
+        if ended.buckets and self._report:
             self._report(self.stats(), self._steps)
         self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
 
@@ -448,7 +444,6 @@ class NetSense:
             "btlbw_gbytes_per_s": sense.btlbw.value,
             "rtprop_us": sense.rtprop.value,
             "bdp_bytes": sense.bdp_bytes,
-            **self._law.facts(),
         }
         return {name: float(value) for name, value in known.items() if value is not None}
 

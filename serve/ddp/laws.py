@@ -221,10 +221,6 @@ class Law(ABC):
     def update(self, interval: Interval) -> None:
         """Take an interval; `decision` is then that of the next step."""
 
-    def facts(self) -> dict[str, float]:
-        """What it knows, in numbers for people."""
-        return {}
-
     def state(self) -> dict[str, Any]:
         """All that `restore` needs: plain numbers, lists and words."""
         return {
@@ -422,12 +418,6 @@ class ModelLaw(Law):
         room_s = max(0.0, self.budget_s(whole.method) - self._value("latency_s"))
         room = room_s * self._got(Method.SPARSE)
         return min(1.0, max(self._set.min_ratio, room / self._gradient.wire_bytes(whole)))
-
-    def facts(self) -> dict[str, float]:
-        """The windows' values and the budget."""
-        known = {name: self._value(name) for name in self._windows}
-        budget_s = self.budget_s(self.decision.method)
-        return {**known, "bytes_per_s": self._bytes_per_s, "budget_s": budget_s}
 
     def state(self) -> dict[str, Any]:
         """See `Law`."""

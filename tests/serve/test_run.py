@@ -16,6 +16,7 @@ from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
 
+#: The strictest comes first; what all of them do is tested once.
 SHELLS = [found for found in map(shutil.which, ("dash", "bash")) if found]
 #: The made-up machine that has nothing.
 MACHINE = "gpu=none*0;mig=0;nic=none*0"
@@ -58,9 +59,25 @@ class Runner:
         return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 
-@pytest.fixture(name="run", params=SHELLS, ids=os.path.basename)
-def run_fixture(request: pytest.FixtureRequest, home: Path, tmp_path: Path) -> Runner:
-    return Runner(home, request.param, tmp_path)
+@pytest.fixture(name="run")
+def run_fixture(home: Path, tmp_path: Path) -> Runner:
+    return Runner(home, SHELLS[0], tmp_path)
+
+
+@pytest.mark.parametrize("shell", SHELLS[1:], ids=os.path.basename)
+def test_all_shells_do_alike(shell: str, run: Runner, tmp_path: Path) -> None:
+    other = Runner(run.home, shell, tmp_path)
+    same = {"DYNAMICCL_JOB_ID": "one", "SLURM_JOB_ID": "12", "MASTER_PORT": os.urandom(4).hex()}
+    for options in ((), ("--mode=adaptive",), ("--mode", "observe")):
+        assert other.shown(*options, **same) == run.shown(*options, **same)
+    for wrong in (("--mode", "fast", "env"), ("sh", "-c", 'printf "%s|" "$@"; exit 7', "x", "a b")):
+        assert other(*wrong).stdout == run(*wrong).stdout
+        assert other(*wrong).stderr == run(*wrong).stderr
+    odd = f"{tmp_path}/it's $(touch {tmp_path}/ran) `id`\n\"; x"
+    Path(odd).mkdir(parents=True)
+    shown = other("sh", "-c", 'printf %s "$DYNAMICCL_KILL_FILE"', env={"DYNAMICCL_ARTIFACT": odd})
+    assert shown.stdout == f"{odd}/kill"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_command_gets_all_that_it_needs(run: Runner) -> None:

@@ -51,7 +51,6 @@ def test_round_trip(
     )
     again = DecisionTable.from_bytes(table.to_bytes())
     assert again == table
-    assert hash(again) == hash(table)
     assert again.to_bytes() == table.to_bytes()
 
 
@@ -170,18 +169,6 @@ def test_impossible_shapes_are_refused(
 def test_no_nodes_are_refused_and_not_divided_by() -> None:
     with pytest.raises(ValueError, match="do not make"):
         DecisionTable.from_configs([[RING]] * 5, num_nodes=0, num_ranks=8)
-
-
-def test_entries_of_another_type_are_refused() -> None:
-    with pytest.raises(ValueError, match="entries are int64"):
-        DecisionTable(
-            num_nodes=1,
-            num_ranks=8,
-            ranks_per_node=8,
-            first_bin=0,
-            num_bins=1,
-            entries=np.zeros((5, 1), dtype=np.int64),
-        )
 
 
 def test_checked_entries_cannot_be_changed() -> None:
