@@ -165,7 +165,7 @@ FP16: Final = Decision(Method.FP16, 1.0, quantised=True)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A step as one rank or, where `agreed` made it, as all of them saw it; None: not measured."""
+    """A step as one rank saw it or, once agreed, as all of them did; None: not measured."""
 
     decision: Decision
     wire_bytes: float = 0.0

@@ -95,7 +95,7 @@ def disagreeing_clocks(rank: int, plan: tuple[Mode, int]) -> tuple[list[Any], to
     return seen, weights(model)
 
 
-@pytest.mark.parametrize(("mode", "steps"), [("model", 300), ("paper", 100)])
+@pytest.mark.parametrize(("mode", "steps"), [("model", 120), ("paper", 60)])
 def test_four_ranks_with_different_clocks_and_delays_agree_on_each_step(
     tmp_path: Path, mode: Mode, steps: int
 ) -> None:

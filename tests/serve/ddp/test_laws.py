@@ -89,9 +89,6 @@ def test_mode_model_sends_more_where_the_network_is_faster() -> None:
     ratios = [model_ratio(rate).ratio for rate in (200, 500, 800, 2000)]
     assert ratios == sorted(set(ratios))
     assert ratios[0] > 0.005
-
-
-def test_mode_model_is_dense_on_a_fast_network() -> None:
     assert model_ratio(20_000) == DENSE
 
 

@@ -81,11 +81,6 @@ def test_noise_misleads_it_and_it_never_looks_again() -> None:
     assert worse > 5
 
 
-def test_times_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"0\.0 us"):
-        AutoCcl(lambda _: SPACE).tell(KEY, 0.0)
-
-
 RING = Algorithm.Ring, Protocol.Simple
 
 
@@ -93,14 +88,15 @@ def ring(*channels: int | None) -> list[Choice]:
     return [Choice(Config(*RING, n)) for n in channels]
 
 
-def test_cells_are_subspaces_and_transports_too() -> None:
+def test_cells_are_subspaces_and_transports_too_and_threads_an_axis_of_their_own() -> None:
     space = grid()
-    assert len(space.subspaces) == len(CELLS)
     assert {len(actions) for actions in space.subspaces} == {len(CHANNELS) * len(CHUNKS)}
-    two = SearchSpace(
-        [DEFAULT, *(Choice(Config(*RING, 2), transport=t) for t in (Transport.P2P, Transport.SHM))]
-    )
+    assert len(space.subspaces) == len(CELLS)
+    ways = (Transport.P2P, Transport.SHM)
+    two = SearchSpace([DEFAULT, *(Choice(Config(*RING, 2), transport=way) for way in ways)])
     assert len(two.subspaces) == 2
+    threads = SearchSpace([DEFAULT, *(Choice(Config(*RING), n) for n in (128, 512, 256))])
+    assert [threads.step(1, 1, 1), threads.step(1, 0, 1)] == [3, None]
 
 
 def test_a_knob_that_is_left_to_nccl_is_its_largest() -> None:
@@ -117,12 +113,6 @@ def test_a_step_passes_over_holes_and_stops_at_the_end() -> None:
     assert space.step(2, 2, 1) is None
     assert sorted(space.neighbours(1)) == [2, 4]
     assert space.neighbours(space.default) == []
-
-
-def test_threads_are_an_axis_of_their_own() -> None:
-    space = SearchSpace([DEFAULT, *(Choice(Config(*RING), n) for n in (128, 512, 256))])
-    assert space.step(1, 1, 1) == 3
-    assert space.step(1, 0, 1) is None
 
 
 def test_a_descent_starts_at_what_ncclss_own_choice_runs() -> None:
@@ -143,10 +133,12 @@ def test_what_may_not_be_played_is_left_out_and_keeps_its_index() -> None:
     assert space.subspaces == ((1, 3),)
 
 
-def test_spaces_that_cannot_be_searched_are_refused() -> None:
+def test_spaces_that_cannot_be_searched_and_times_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="own choice"):
         SearchSpace(ring(1))
     with pytest.raises(ValueError, match="twice"):
         SearchSpace([DEFAULT, *ring(1, 1)])
+    with pytest.raises(ValueError, match=r"0\.0 us"):
+        AutoCcl(lambda _: SPACE).tell(KEY, 0.0)
     with pytest.raises(ValueError, match="cannot begin at Ring/Simple/2ch"):
         SearchSpace([DEFAULT, *ring(1, 2)], [1], begin=ring(2)[0])

@@ -33,6 +33,8 @@ def test_one_observation_is_weighed_against_the_prior_as_normals_are() -> None:
     found.observe(ONE, SPACE.default, -0.2, 0.03)
     assert found.mean[ONE] == pytest.approx(-0.2 * prior / (prior + 0.03))
     assert spread_of(found, ONE) == pytest.approx((1 / (1 / prior + 1 / 0.03)) ** 0.5)
+    found.observe(ONE, SPACE.default, -0.2, 0.03)  # a repeat is one observation that gets surer
+    assert spread_of(found, ONE) == pytest.approx((1 / (1 / prior + 2 / 0.03)) ** 0.5)
 
 
 def test_what_ncclss_own_choice_runs_is_known_without_a_probe() -> None:
@@ -62,17 +64,6 @@ def test_a_comparison_with_another_incumbent_says_nothing_of_the_level() -> None
     assert found.mean[ONE] < 0.0 < found.mean[ELSEWHERE]
     gain = found.gain_over(ELSEWHERE, np.array([ONE]))[0, 0]
     assert gain == pytest.approx(0.2, rel=0.01)
-
-
-def test_repeats_are_one_observation_that_gets_surer() -> None:
-    found = belief()
-    spreads = []
-    for seen in (-0.1, -0.12, -0.08):
-        found.observe(ONE, SPACE.default, seen, 0.01)
-        spreads.append(spread_of(found, ONE))
-    assert sorted(spreads, reverse=True) == spreads
-    prior = float(PRIOR.covariance[ONE, ONE])
-    assert found.mean[ONE] == pytest.approx(-0.1 * prior / (prior + 0.01 / 3))
 
 
 def test_what_lies_far_out_counts_less() -> None:

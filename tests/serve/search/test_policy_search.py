@@ -143,8 +143,3 @@ def test_decisions_that_take_effect_later_are_learned_from_all_the_same() -> Non
         action = pipeline.pop(0)
         tuner.tell(KEY, float(TIMES[action]), action)
     assert TIMES[tuner.best(KEY)] <= 1.02 * TIMES[BEST]
-
-
-def test_equal_times_give_equal_searches() -> None:
-    one, same = (drive(search(rough(3)), TIMES, 300, scatter(0.05, 3)) for _ in range(2))
-    assert one == same
