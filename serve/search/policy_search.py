@@ -194,6 +194,10 @@ class Watch:
         """Median log time. Raises statistics.StatisticsError when empty."""
         return median(self._times)
 
+    def latest(self, count: int) -> float:
+        """Mean log time of the latest calls."""
+        return sum([*self._times][-count:]) / count
+
     def sigma(self) -> float:
         """Standard deviation of one call, in log time."""
         if not self._steps:
@@ -243,17 +247,13 @@ _TRIALS: Final = (2, 4, 8, 16)
 _CHEAP: Final = 0.001
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Trial:
-    """The first calls of a new incumbent, against the level of the old one."""
+    """The incumbent before a new one, and its level."""
 
     before: int
     level: float
     variance: float
-    total: float = 0.0
-    #: Calls since the last comparison, and all of them.
-    fresh: int = 0
-    calls: int = 0
 
 
 class _Search(Task):
@@ -294,7 +294,7 @@ class _Search(Task):
         self.watch.add(log_time)
         self._rest -= 1
         if self._trial is not None:
-            self._follow(self._trial, log_time)
+            self._follow(self._trial)
         if (
             self.state is not State.CONVERGED
             and self.proposal == self.incumbent
@@ -372,18 +372,16 @@ class _Search(Task):
         self.state, self._plan_at, self._rest = State.IMPROVING, 0, 0
         return True
 
-    def _follow(self, trial: _Trial, log_time: float) -> None:
+    def _follow(self, trial: _Trial) -> None:
         """Compare the calls of a new incumbent with the old level; roll back if slower."""
-        trial.total += log_time
-        trial.fresh += 1
-        trial.calls += 1
-        if trial.calls not in _TRIALS:
+        calls = len(self.watch)
+        if calls not in _TRIALS:
             return
-        difference = trial.total / trial.fresh - trial.level
-        variance = self.watch.sigma() ** 2 / trial.fresh + trial.variance
+        fresh = max(calls // 2, _TRIALS[0])  # those since the last comparison
+        variance = self.watch.sigma() ** 2 / fresh + trial.variance
+        difference = self.watch.latest(fresh) - trial.level
         self.belief.observe(self.incumbent, trial.before, difference, variance)
-        trial.total, trial.fresh = 0.0, 0
-        if trial.calls == _TRIALS[-1]:
+        if calls == _TRIALS[-1]:
             self._trial = None
         self._take_over()
 
