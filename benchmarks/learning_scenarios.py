@@ -217,13 +217,10 @@ def _pilot(
     return float(times_us(row, short, 1_000_003).sum())
 
 
-def _reopening(env: JobCalls, seed: int) -> Player:
+def _reopening(env: JobCalls, _seed: int) -> Player:
     spaces = search_spaces(env.world)
-
-    def tuner(job: int) -> Reopening:
-        return Reopening(lambda key: spaces[key], seed=seed * 1000 + job)
-
-    return Searching(tuner, env.num_envs, alarmed=True)
+    tuners = [Reopening(spaces.__getitem__) for _ in range(env.num_envs)]
+    return Searching(tuners, alarmed=True)
 
 
 def _fitted(world: World, folder: Path) -> RuleTables:

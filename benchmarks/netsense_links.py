@@ -43,7 +43,7 @@ def follow(law: Law, links: Sequence[Link], gradient: Gradient = RESNET18) -> li
         decisions.append(decision)
         wire_bytes = gradient.wire_bytes(decision)
         waiting = Interval(
-            method=decision.method,
+            decision=decision,
             wire_bytes=wire_bytes,
             transfer_s=link.transfer_s(wire_bytes),
             latency_s=link.latency_s,

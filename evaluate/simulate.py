@@ -130,9 +130,9 @@ class Learned(Player):
 class Searching(Player):
     """An online search for each job."""
 
-    def __init__(self, make: Callable[[int], Tuner], num_jobs: int, *, alarmed: bool) -> None:
-        """Make a tuner for each job; with `alarmed`, Trigger alarms are passed on."""
-        self._tuners = [make(job) for job in range(num_jobs)]
+    def __init__(self, tuners: Sequence[Tuner], *, alarmed: bool) -> None:
+        """A tuner for each job; with `alarmed`, Trigger alarms are passed on."""
+        self._tuners = tuners
         self._alarmed = alarmed
         #: (job, key) pairs with interference.
         self._disturbed: set[tuple[int, int]] = set()
@@ -248,10 +248,8 @@ def policy_contenders(
     }
 
     def search(env: JobCalls, _seed: int) -> Player:
-        def tuner(_job: int) -> PolicySearch:
-            return PolicySearch(lambda key: spaces[key], lambda key: priors[key])
-
-        return Searching(tuner, env.num_envs, alarmed=True)
+        tuners = [PolicySearch(spaces.__getitem__, priors.__getitem__) for _ in range(env.num_envs)]
+        return Searching(tuners, alarmed=True)
 
     return [
         made(f"{name} + Trigger", make=learned, observes=True),
@@ -265,13 +263,10 @@ def cold_predictions(policy: TorchPolicy, tables: Tables) -> list[Floats]:
     return [predicted(row) for row in q]
 
 
-def _autoccl(env: JobCalls, seed: int) -> Player:
+def _autoccl(env: JobCalls, _seed: int) -> Player:
     spaces = search_spaces(env.world)
-
-    def tuner(job: int) -> AutoCcl:
-        return AutoCcl(lambda key: spaces[key], seed=seed * 1000 + job)
-
-    return Searching(tuner, env.num_envs, alarmed=False)
+    tuners = [AutoCcl(spaces.__getitem__) for _ in range(env.num_envs)]
+    return Searching(tuners, alarmed=False)
 
 
 def search_spaces(world: World) -> dict[Key, SearchSpace]:

@@ -15,10 +15,7 @@ from typing import Any
 
 from dynamiccl.datasets.features import feature_table, window_table
 from dynamiccl.datasets.history import WINDOW_LENGTH
-from dynamiccl.datasets.manifest import (
-    Manifest,
-    Support,
-)
+from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import (
     cold_questions,
     count_of,
@@ -156,31 +153,22 @@ def open_artifact(directory: Path) -> Artifact:
     """
     manifest = Manifest.read(directory)
     check_features(manifest, directory)
-    supports = table_supports(manifest)
-    tables = [_info(directory, manifest, support) for support in supports]
+    supports, tables = table_supports(manifest), []
+    for support in supports:
+        shape = support.system, support.num_nodes, support.num_ranks
+        path = relative_path(*shape)
+        if not (directory / path).is_file():
+            raise ArtifactMismatch(
+                f"{directory} has no {path}; it is a policy, not yet an artifact"
+            )
+        acts, beyond = DecisionTable.read(directory / path).entries["act"] > 0, 0
+        if manifest.slack is not None and manifest.slack.max_channels is not None:
+            rule = cold_questions(manifest, support).rule
+            beyond = int(((rule.channels[:, 0] > rule.most) & ~acts.ravel()).sum())
+        tables.append(TableInfo(*shape, path, acts.size, int(acts.sum()), beyond))
     index = PluginIndex.read(directory)
     index.check_against(PluginIndex.of_artifact(directory, supports), directory)
     return Artifact(directory, manifest, tables, index)
-
-
-def _info(directory: Path, manifest: Manifest, support: Support) -> TableInfo:
-    name = relative_path(support.system, support.num_nodes, support.num_ranks)
-    if not (directory / name).is_file():
-        raise ArtifactMismatch(f"{directory} has no {name}; it is a policy, not yet an artifact")
-    table = DecisionTable.read(directory / name)
-    acts, beyond = table.entries["act"] > 0, 0
-    if manifest.slack is not None and manifest.slack.max_channels is not None:
-        rule = cold_questions(manifest, support).rule
-        beyond = int(((rule.channels[:, 0] > rule.most) & ~acts.ravel()).sum())
-    return TableInfo(
-        support.system,
-        support.num_nodes,
-        support.num_ranks,
-        name,
-        int(table.entries.size),
-        int(acts.sum()),
-        beyond,
-    )
 
 
 def channels_of(
@@ -198,20 +186,19 @@ def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str |
 
     Raises UnknownName (no such shape or system) and UserError (several systems have that shape).
     """
-    shaped = [t for t in artifact.tables if (t.num_nodes, t.num_ranks) == (num_nodes, num_ranks)]
+    shape = num_nodes, num_ranks
+    shaped = {t.system: t for t in artifact.tables if (t.num_nodes, t.num_ranks) == shape}
     if not shaped:
-        shapes = [f"--ranks {t.num_ranks} --nodes {t.num_nodes}" for t in artifact.tables]
+        shapes = {f"--ranks {t.num_ranks} --nodes {t.num_nodes}" for t in artifact.tables}
         asked = f"--ranks {num_ranks} --nodes {num_nodes}"
-        raise UnknownName("communicator shape", asked, sorted(set(shapes)))
-    systems = [t.system for t in shaped]
+        raise UnknownName("communicator shape", asked, sorted(shapes))
     if system is None and len(shaped) > 1:
-        raise UserError(
-            f"{len(shaped)} systems have this shape; add --system, one of {', '.join(systems)}"
-        )
-    chosen = system or systems[0]
-    if chosen not in systems:
-        raise UnknownName("system", chosen, systems)
-    return shaped[systems.index(chosen)]
+        names = ", ".join(shaped)
+        raise UserError(f"{len(shaped)} systems have this shape; add --system, one of {names}")
+    chosen = system or next(iter(shaped))
+    if chosen not in shaped:
+        raise UnknownName("system", chosen, list(shaped))
+    return shaped[chosen]
 
 
 def check_features(manifest: Manifest, where: Path) -> None:

@@ -3,7 +3,7 @@
 The plugin is compiled on the machine that will run it (or one like it) rather than shipped in the
 wheel: it must fit the C library there, and a compiler is at hand wherever NCCL programs are built.
 
-    python -m dynamiccl.serve.build [--sanitize address,undefined|thread] [--tests] [--dir DIR]
+    python -m dynamiccl.serve.build [--dir DIR]
         [--torch]     also dynamiccl-brain, for the torch that this Python has (20 s)
 """
 
@@ -125,17 +125,10 @@ def main() -> None:
         prog="python -m dynamiccl.serve.build", description="Build the tuner plugin."
     )
     parser.add_argument("--dir", type=Path, default=BUILD_DIR, help="build directory")
-    parser.add_argument("--sanitize", default="", choices=SANITIZERS, help="sanitizers to add")
-    parser.add_argument("--tests", action="store_true", help="also the C++ tests and benchmark")
     parser.add_argument("--torch", action="store_true", help=f"also {BRAIN_NAME}")
     arguments = parser.parse_args()
     cli.configure_logging(verbose=False)
-    plugin = build_plugin(
-        arguments.dir,
-        sanitize=arguments.sanitize,
-        tests=arguments.tests,
-        torch=arguments.torch,
-    )
+    plugin = build_plugin(arguments.dir, torch=arguments.torch)
     sys.stdout.write(f"{plugin}\n")
 
 

@@ -1,27 +1,22 @@
 """`dynamiccl-deploy doctor`: whether NCCL loads the plugin here, and whether it acts (read-only).
 
-Before a job of several nodes every rank may say what it has (`rank_line`, one line `rank N {...}`),
-and a single process compares the lines (`compare`). In the job the ranks compare the same values
-once more, when they agree.
+Lines begin alike on machines that are alike, so before a job of several nodes `srun
+dynamiccl-deploy doctor ARTIFACT | sort | uniq -c` shows what only some have. In the job the ranks
+compare the same values once more, when they agree.
 """
 
 import json
 import os
-import platform
-import re
 import shlex
 import stat
-import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from dynamiccl import cli
-from dynamiccl.datasets.manifest import AB_NAME, INDEX_NAME, KILL_NAME
+from dynamiccl.datasets.manifest import AB_NAME, KILL_NAME
 from dynamiccl.datasets.store import file_sha256
 from dynamiccl.doctor import (
     ROLES,
@@ -35,14 +30,7 @@ from dynamiccl.doctor import (
     judge,
     report,
 )
-from dynamiccl.errors import (
-    CorruptFile,
-    DynamicclError,
-    MachineError,
-    MissingPath,
-    PluginError,
-    UserError,
-)
+from dynamiccl.errors import CorruptFile, DynamicclError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, built, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.serve.ab import DEFAULT_MODE, PROVEN, WORSE
@@ -107,20 +95,15 @@ def _nccl(question: Question, machine: Machine) -> Iterator[Check]:
             yield Check("libnccl", WARN, version, "jobs would fail: name their own with --nccl")
             continue
         minor = NcclVersion(version.major, version.minor)
+        first = TUNER_ABI_SINCE[4]
         abstains = "every job keeps NCCL's own choice:"
         blind = f"before NCCL {OLDEST_ACTING} a tuner is not told which communicator it is"
         unread = f"what releases after {NEWEST_ACTING} ask a tuner was not read in their source"
-        several = (
-            f"several versions are here ({', '.join(sorted(versions))}): do jobs load this one?"
-        )
+        several = f"several versions are here ({', '.join(sorted(versions))}): do jobs load this?"
         yield judge(
             "libnccl",
             f"NCCL {version}, {path}",
-            (
-                minor < TUNER_ABI_SINCE[4],
-                FAIL,
-                f"our tuners need NCCL {TUNER_ABI_SINCE[4]} or later",
-            ),
+            (minor < first, FAIL, f"our tuners need NCCL {first} or later"),
             (minor < OLDEST_ACTING, WARN, f"{abstains} {blind}"),
             (minor > NEWEST_ACTING, WARN, f"{abstains} {unread}"),
             (len(versions) > 1, WARN, several),
@@ -128,7 +111,10 @@ def _nccl(question: Question, machine: Machine) -> Iterator[Check]:
 
 
 def _plugin(question: Question, machine: Machine) -> Check:
-    return check_plugin(machine, str(question.plugin.resolve()), question.symbols)
+    check = check_plugin(machine, str(question.plugin.resolve()), question.symbols)
+    if check.status is not OK:
+        return check
+    return replace(check, found=f"{check.found}, {file_sha256(question.plugin)[:16]}")
 
 
 def _neighbours(machine: Machine) -> Iterator[Check]:
@@ -283,120 +269,6 @@ def _key(machine: Machine) -> Iterator[Check]:
     )
 
 
-# --- Before a job of several nodes ---
-
-#: As the plugin looks for them, the first that is set counts.
-_RANK: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
-_SIZE: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
-#: What all ranks must have alike.
-COMPARED: Final = ("plugin_version", "plugin_sha256", "loads", "artifact_sha256", "fingerprint")
-_LINE: Final = re.compile(r"\brank (\d+) (\{.*\})\s*$")
-
-
-@dataclass(frozen=True, slots=True)
-class Agreed:
-    """The values that all ranks share."""
-
-    num_ranks: int
-    artifact_sha256: str
-    system: str
-    #: Size bins in which their table acts in a communicator of all of them, on as many nodes as
-    #: hosts; 0 without one.
-    acting: int
-
-
-def rank_line(machine: Machine, question: Question) -> str:
-    """This rank's line; raises UserError when no launcher tells the rank."""
-    rank, size = _number(machine.env, _RANK), _number(machine.env, _SIZE)
-    if rank is None or size is None:
-        raise UserError(
-            f"no launcher says which rank this is (none of {', '.join(_RANK)} with its size is "
-            "set); run it under srun, mpirun or torchrun"
-        )
-    if question.artifact is None:
-        raise UserError("no artifact to compare: add ARTIFACT, or set DYNAMICCL_ARTIFACT")
-    nccl = first_that_loads(nccl_libraries(machine, question.nccl))
-    said = ask_probe(machine, question.plugin, nccl=nccl, artifact=question.artifact)
-    if not said["artifact_problem"]:
-        said["artifact_sha256"] = file_sha256(question.artifact / INDEX_NAME)
-        tables = open_artifact(question.artifact).tables
-        own = [info for info in tables if info.system == said["system"]]
-        said["acting"] = {f"{info.num_nodes}x{info.num_ranks}": info.acting for info in own}
-    said |= {
-        "host": platform.node(),
-        "num_ranks": size,
-        "plugin_sha256": file_sha256(question.plugin),
-        "loads": _plugin(question, machine).status is OK,
-    }
-    return f"rank {rank} {json.dumps(said)}"
-
-
-def compare(lines: Iterable[str]) -> Agreed:
-    """Check that all ranks have the same.
-
-    Raises UserError without anything to compare, and MachineError that names ranks that differ and
-    in what, missing ranks, or the machine that the artifact does not know.
-    """
-    said = _read(lines)
-    if not said:
-        raise UserError(
-            "no line 'rank N {...}' to compare; pipe in what all ranks of "
-            "'dynamiccl-deploy doctor --all-ranks' printed"
-        )
-    num_ranks = int(next(iter(said.values())).get("num_ranks", 0))
-    silent = sorted(set(range(num_ranks)) - said.keys())
-    if silent or len(said) != num_ranks:
-        raise MachineError(
-            f"{len(said)} of {num_ranks} ranks reported; missing: "
-            f"{', '.join(map(str, silent[:8])) or 'one from elsewhere did'}"
-        )
-    differing = "; ".join(text for name in COMPARED if (text := _difference(said, name)))
-    if differing:
-        raise MachineError(f"the ranks are not alike: {differing}")
-    first = said[0]
-    if not first.get("loads"):
-        raise MachineError("the plugin loads on no rank; run 'dynamiccl-deploy doctor' on a node")
-    if first.get("artifact_problem"):
-        raise MachineError(f"the plugin refuses the artifact: {first['artifact_problem']}")
-    if first.get("system") is None:
-        raise MachineError(
-            f"all {num_ranks} ranks are alike, and the artifact does not know their machine, so "
-            f"they would abstain: '{first['fingerprint']}'; see 'dynamiccl-deploy bind'"
-        )
-    num_hosts = len({values.get("host") for values in said.values()})
-    acting = int(first.get("acting", {}).get(f"{num_hosts}x{num_ranks}", 0))
-    return Agreed(num_ranks, first["artifact_sha256"], first["system"], acting)
-
-
-def _read(lines: Iterable[str]) -> dict[int, Mapping[str, Any]]:
-    said: dict[int, Mapping[str, Any]] = {}
-    # A launcher may put the rank's label in front, or say something of its own between.
-    for found in filter(None, map(_LINE.search, lines)):
-        try:
-            said[int(found[1])] = dict(json.loads(found[2]))
-        except ValueError as error:
-            raise UserError(f"the line of rank {found[1]} is cut off: {found[2][:120]}") from error
-    return said
-
-
-def _difference(said: Mapping[int, Mapping[str, Any]], name: str) -> str:
-    """Which ranks have which value, where they differ; the smallest group first."""
-    having: dict[str, list[int]] = defaultdict(list)
-    for rank, values in sorted(said.items()):
-        having[str(values.get(name))].append(rank)
-    parts = []
-    for value, ranks in sorted(having.items(), key=lambda item: len(item[1])):
-        hosts = sorted({str(said[rank].get("host", "?")) for rank in ranks})
-        shown = ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
-        parts.append(f"'{value}' on {', '.join(hosts[:3])} (rank {shown})")
-    return f"{name} is {' and '.join(parts)}" if len(parts) > 1 else ""
-
-
-def _number(env: Mapping[str, str], names: Iterable[str]) -> int | None:
-    found = next((env[name] for name in names if env.get(name)), "")
-    return int(found) if found.isdecimal() else None
-
-
 # --- The command ---
 
 
@@ -414,31 +286,17 @@ def doctor_command(
     nccl: Annotated[
         Path | None, typer.Option(help="The jobs' libnccl.so.2; default: what is found here.")
     ] = None,
-    all_ranks: Annotated[
-        bool, typer.Option("--all-ranks", help="As one rank of a launcher: say what this has.")
-    ] = False,
-    compare_file: Annotated[
-        Path | None, typer.Option("--compare", help="Output of all ranks; - is standard input.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Look at this machine before a job: what NCCL would load, and whether tables would act.
 
-    Exit code 4 when something failed. With --all-ranks each rank of a launcher says what it has,
-    and --compare says whether all have the same.
+    Exit code 4 when something failed. On all nodes, to see what only some have:
+    srun dynamiccl-deploy doctor ARTIFACT | sort | uniq -c
 
     Example: dynamiccl-deploy doctor out/artifact --nccl /opt/nccl/lib/libnccl.so.2
-    Example: srun dynamiccl-deploy doctor --all-ranks out/artifact | dynamiccl-deploy doctor
-    --compare -
     """
-    if compare_file is not None:
-        _compare(compare_file, as_json=as_json)
-        return
     looked_at = artifact or _variable("DYNAMICCL_ARTIFACT")
     question = Question(_plugin_of(plugin, looked_at), looked_at, nccl)
-    if all_ranks:
-        print(rank_line(Machine(), question), flush=True)
-        return
     raise typer.Exit(report([*check_for_job(Machine(), question)], as_json=as_json))
 
 
@@ -456,26 +314,3 @@ def _plugin_of(named: Path | None, artifact: Path | None) -> Path:
 def _variable(name: str) -> Path | None:
     value = os.environ.get(name)
     return Path(value) if value else None
-
-
-def _compare(file: Path, *, as_json: bool) -> None:
-    if str(file) == "-":
-        text = sys.stdin.read()
-    elif file.is_file():
-        text = file.read_text(encoding="utf-8", errors="replace")
-    else:
-        raise MissingPath("list of ranks", file, "give a file, or - for standard input")
-    agreed = compare(text.splitlines())
-    if as_json:
-        cli.print_json(asdict(agreed))
-        return
-    artifact = agreed.artifact_sha256[:16]
-    acts = (
-        f"acts in {agreed.acting} size bins"
-        if agreed.acting
-        else "acts at no size, if there is one"
-    )
-    print(
-        f"{agreed.num_ranks} ranks are alike: {agreed.system}, artifact {artifact}; for a "
-        f"communicator of all of them its table {acts}"
-    )

@@ -38,7 +38,12 @@ from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
 
 RUN_NAME: Final = "dynamiccl-run"
-SNIPPETS: Final = ("slurm.sh", "slurm-pyxis.sh", "kubernetes.yaml")
+#: Template -> where it goes.
+_TEXTS: Final = {
+    "env.sh": "env.sh",
+    RUN_NAME: f"bin/{RUN_NAME}",
+    **{name: f"snippets/{name}" for name in ("slurm.sh", "slurm-pyxis.sh", "kubernetes.yaml")},
+}
 _TEMPLATES: Final = Path(__file__).resolve().parent / "launch"
 #: What shells, Slurm's mounts and YAML all take as it is.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._/+-]+")
@@ -68,43 +73,47 @@ class Installed:
     warnings: list[str]
 
 
-def check_gated(artifact_dir: Path) -> None:
-    """Raise UserError for an artifact that no gate judged, and what `open_artifact` raises."""
-    if not open_artifact(artifact_dir).is_gated:
+def install(
+    artifact_dir: Path, to: Path, plugin: Path | None = None, *, ungated: bool = True
+) -> Installed:
+    """Install an artifact that is whole, with the built `plugin`, or one built now, into `to`.
+
+    Raises what `open_artifact` raises, and UserError for a directory that others may write to, and
+    for an artifact that no gate judged unless `ungated`; one that is already there then stays.
+    """
+    artifact = open_artifact(artifact_dir)
+    if not (ungated or artifact.is_gated):
         raise UserError(
             f"{artifact_dir} passed no gate: nothing but its own margin keeps jobs from being "
             "slower than under NCCL; use 'dynamiccl-evaluate gate' and export what it writes, or "
             "say --ungated"
         )
-
-
-def install(artifact_dir: Path, to: Path, plugin: Path | None = None) -> Installed:
-    """Install an artifact that is whole, with the built `plugin`, or one built now, into `to`.
-
-    Raises what `open_artifact` raises, and UserError for a directory that others may write to; an
-    artifact that is already there then stays.
-    """
-    artifact = open_artifact(artifact_dir)
     directory = _directory(to)
     with TemporaryDirectory(prefix="dynamiccl-build-") as folder:
-        libraries = _libraries(plugin, Path(folder))
-        written = [_copy(source, directory / name, 0o755) for name, source in libraries.items()]
-    for name, text, mode in _texts(directory):
-        written.append(_write(directory / name, text, mode))
+        sources = _libraries(plugin, Path(folder))
+        written = [_put(directory / n, path.read_bytes(), 0o755) for n, path in sources.items()]
+    for template, name in _TEXTS.items():
+        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        text = text.replace("@DIR@", str(directory))
+        mode = 0o644 if name == "env.sh" else 0o755
+        written.append(_put(directory / name, text.encode(), mode))
     key_kept = _ensure_key(directory / "key")
     if not key_kept:
         written.append(directory / "key")
-    previous = _sha256_of(directory / "artifact")
+    link = directory / "artifact"
+    try:
+        previous = PluginIndex.read(link).sha256
+    except DataError:
+        previous = None  # nothing, or nothing that a job could use
     # Last: with it everything that it may need is there.
-    _place(artifact, directory / "artifact")
-    written.append(directory / "artifact")
+    _place(artifact, link)
     return Installed(
         directory,
-        [str(path.relative_to(directory)) for path in written],
+        [str(path.relative_to(directory)) for path in [*written, link]],
         artifact.index.sha256,
         previous,
         key_kept,
-        (directory / "artifact" / KILL_NAME).exists(),
+        (link / KILL_NAME).exists(),
         artifact.in_short,
         [f"{what}; {advice}, and install it again" for what, advice in artifact.warnings],
     )
@@ -117,18 +126,17 @@ def _directory(to: Path) -> Path:
             f"'{directory}' cannot stand in job scripts as it is; take a directory whose path has "
             "letters, digits and . _ / + - only"
         )
-    for folder in (
-        directory,
-        *(directory / name for name in ("lib", "bin", "snippets", "artifacts")),
-    ):
+    for name in ("", "lib", "bin", "snippets", "artifacts"):
+        folder = directory / name
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            if folder == directory:
-                raise UserError(
-                    f"{directory} may be written to by others, so the plugin would use nothing of "
-                    f"it; run: chmod go-w {directory}"
-                )
-            folder.chmod(0o755)
+        if not folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            continue
+        if not name:
+            raise UserError(
+                f"{directory} may be written to by others, so the plugin would use nothing of "
+                f"it; run: chmod go-w {directory}"
+            )
+        folder.chmod(0o755)
     return directory
 
 
@@ -139,42 +147,21 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
         raise MissingPath("tuner plugin", plugin, "leave --plugin out to have one built")
     if not ours.is_file():
         ours = build_plugin(build_dir)
-    probe = find_probe(ours)
-    found = {f"bin/{PROBE_NAME}": probe, f"bin/{ARBITER_NAME}": probe.with_name(ARBITER_NAME)}
-    if not found[f"bin/{ARBITER_NAME}"].is_file():
-        raise MissingPath("arbiter", found[f"bin/{ARBITER_NAME}"], "build all with 'make plugin'")
-    for name in JOB_NAMES:
-        found[f"lib/{name}"] = ours.parent / name
-        if not found[f"lib/{name}"].is_file():
-            raise MissingPath("library", found[f"lib/{name}"], "build all with 'make plugin'")
-    if (ours.parent / BRAIN_NAME).is_file():  # beside the arbiter, which looks there
-        found[f"bin/{BRAIN_NAME}"] = ours.parent / BRAIN_NAME
+    programs = find_probe(ours).parent
+    found = {f"bin/{name}": programs / name for name in (PROBE_NAME, ARBITER_NAME)}
+    found |= {f"lib/{name}": ours.parent / name for name in JOB_NAMES}
+    for path in found.values():
+        if not path.is_file():
+            raise MissingPath("library", path, "build all with 'make plugin'")
+    if (programs / BRAIN_NAME).is_file():  # beside the arbiter, which looks there
+        found[f"bin/{BRAIN_NAME}"] = programs / BRAIN_NAME
     return found
 
 
-def _texts(directory: Path) -> list[tuple[str, str, int]]:
-    files = {
-        "env.sh": ("env.sh", 0o644),
-        RUN_NAME: (f"bin/{RUN_NAME}", 0o755),
-        **{name: (f"snippets/{name}", 0o755) for name in SNIPPETS},
-    }
-    return [
-        (to, (_TEMPLATES / name).read_text(encoding="utf-8").replace("@DIR@", str(directory)), mode)
-        for name, (to, mode) in files.items()
-    ]
-
-
-def _copy(source: Path, target: Path, mode: int) -> Path:
-    """Copy via a temporary name and rename: running jobs keep the file that they have mapped."""
+def _put(target: Path, content: bytes, mode: int) -> Path:
+    """Write via a temporary name and rename: running jobs keep the file that they have mapped."""
     with _hidden(target) as hidden:
-        shutil.copyfile(source, hidden)
-        hidden.chmod(mode)
-        return hidden.replace(target)
-
-
-def _write(target: Path, text: str, mode: int) -> Path:
-    with _hidden(target) as hidden:
-        hidden.write_text(text, encoding="utf-8")
+        hidden.write_bytes(content)
         hidden.chmod(mode)
         return hidden.replace(target)
 
@@ -201,13 +188,6 @@ def _ensure_key(path: Path) -> bool:
     return False
 
 
-def _sha256_of(place: Path) -> str | None:
-    try:
-        return PluginIndex.read(place).sha256
-    except DataError:
-        return None  # nothing, or nothing that a job could use
-
-
 def _place(artifact: Artifact, link: Path) -> None:
     """Put a copy of an artifact beside the older ones, and the link to it, in one step."""
     store = link.with_name("artifacts")
@@ -215,7 +195,11 @@ def _place(artifact: Artifact, link: Path) -> None:
     hidden = store / f".{place.name}.{os.getpid()}"
     was_killed = (link / KILL_NAME).exists()
     try:
-        _fill(hidden, artifact)
+        for name in (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME):
+            (hidden / name).parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            _put(hidden / name, (artifact.directory / name).read_bytes(), 0o644)
+        for folder in (hidden, *(path for path in hidden.rglob("*") if path.is_dir())):
+            folder.chmod(0o755)
         if place.exists():  # file by file: jobs may be reading it, and `bind` may have changed it
             for source in (path for path in hidden.rglob("*") if path.is_file()):
                 source.replace(place / source.relative_to(hidden))
@@ -228,8 +212,6 @@ def _place(artifact: Artifact, link: Path) -> None:
     else:
         (place / KILL_NAME).unlink(missing_ok=True)
     os.utime(place)
-    if link.is_dir() and not link.is_symlink():  # of an earlier release
-        link.rename(store / f"earlier.{os.getpid()}")
     with _hidden(link) as new:
         new.unlink(missing_ok=True)
         new.symlink_to(place.relative_to(link.parent))
@@ -237,17 +219,6 @@ def _place(artifact: Artifact, link: Path) -> None:
     by_age = sorted(store.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in by_age[_KEPT:]:
         shutil.rmtree(old)
-
-
-def _fill(hidden: Path, artifact: Artifact) -> None:
-    shutil.rmtree(hidden, ignore_errors=True)
-    for name in (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME):
-        target = hidden / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(artifact.directory / name, target)
-        target.chmod(0o644)
-    for folder in (hidden, *(path for path in hidden.rglob("*") if path.is_dir())):
-        folder.chmod(0o755)
 
 
 # --- The command ---
@@ -272,9 +243,7 @@ def install_command(
     Example: dynamiccl-deploy install out/artifact --to /shared/dynamiccl
     """
     with cli.working("checking the artifact; building the plugin where none is built"):
-        if not ungated:
-            check_gated(artifact)
-        installed = install(artifact, to, plugin)
+        installed = install(artifact, to, plugin, ungated=ungated)
     if as_json:
         cli.print_json({**asdict(installed), "directory": str(installed.directory)})
         return
@@ -284,14 +253,15 @@ def install_command(
 
 
 def _lines(installed: Installed) -> list[str]:
-    lines = [f"{installed.directory}/{name}" for name in installed.written]
+    home = installed.directory
+    lines = [f"{home}/{name}" for name in installed.written]
     before = installed.previous_sha256
     replaced = "" if before is None else f", in place of {before[:16]}"
     lines.append(f"artifact {installed.sha256[:16]}{replaced}: {installed.in_short}")
     if installed.key_kept:
         lines.append("the key that was there stays: jobs that run go on")
     if installed.killed:
-        lines.append(f"{installed.directory}/artifact/kill is there: jobs make NCCL's own choice")
-    lines.append(f"look at it here: dynamiccl-deploy doctor {installed.directory}/artifact")
-    lines.append(f"start a job: {installed.directory}/bin/dynamiccl-run COMMAND...")
+        lines.append(f"{home}/artifact/kill is there: jobs make NCCL's own choice")
+    lines.append(f"look at it here: dynamiccl-deploy doctor {home}/artifact")
+    lines.append(f"start a job: {home}/bin/dynamiccl-run COMMAND...")
     return lines

@@ -139,10 +139,7 @@ class PluginIndex:
         return replace(self, systems={**self.systems, check_fingerprint(fingerprint): system})
 
     def check_against(self, made: "PluginIndex", where: Path) -> None:
-        """Compare with `of_artifact` of the files; raises ArtifactMismatch.
-
-        The machines may differ: `dynamiccl-deploy bind` adds some.
-        """
+        """Compare with `of_artifact` of the files, but for bound machines; ArtifactMismatch."""
         if replace(made, systems=self.systems) != self:
             raise ArtifactMismatch(
                 f"{where / INDEX_NAME} is not of the manifest and files beside it; "
@@ -159,18 +156,16 @@ def known_machines(supports: Sequence[Support]) -> dict[str, str]:
     for support in supports:
         found = set(support.fingerprints)
         of_system[support.system] = of_system.get(support.system, found) & found
-    known: dict[str, str] = {}
-    twice: dict[str, set[str]] = {}
+    systems_of: dict[str, list[str]] = {}
     for system, fingerprints in of_system.items():
         for fingerprint in fingerprints:
-            if known.setdefault(fingerprint, system) != system:
-                twice.setdefault(fingerprint, {known[fingerprint]}).add(system)
-    for fingerprint, systems in twice.items():
-        del known[fingerprint]
-        _log.warning(
-            "systems %s are the same kind of machine, so jobs there will abstain; choose one with "
-            "'dynamiccl-deploy bind ARTIFACT --system NAME --fingerprint \"%s\"'",
-            ", ".join(sorted(systems)),
-            fingerprint,
-        )
-    return known
+            systems_of.setdefault(fingerprint, []).append(system)
+    for fingerprint, systems in systems_of.items():
+        if len(systems) > 1:
+            _log.warning(
+                "systems %s are the same kind of machine, so jobs there will abstain; choose one "
+                "with 'dynamiccl-deploy bind ARTIFACT --system NAME --fingerprint \"%s\"'",
+                ", ".join(sorted(systems)),
+                fingerprint,
+            )
+    return {name: systems[0] for name, systems in systems_of.items() if len(systems) == 1}

@@ -51,32 +51,29 @@ class Found:
         return Found(self.places[wanted], self.values[wanted])
 
 
-def largest(
-    values: torch.Tensor, k: int, turn: int = 0, *, kept: torch.Tensor | None = None
-) -> Found:
+def largest(values: torch.Tensor, k: int, turn: int = 0) -> Found:
     """Where the k largest of |`values`| (n,) are, and what they are: j <= k of them.
 
-    Only those with `kept` (n,) of bool, where it is given. Zeros are never among them, so j < k
-    where fewer than k are left; it is also less in the rare case in which both thresholds were too
-    high. `turn` moves the sample from call to call.
+    Zeros are never among them, so j < k where fewer than k are left; it is also less in the rare
+    case in which both thresholds were too high. `turn` moves the sample from call to call.
     """
     numel = values.numel()
     if numel <= SAMPLE:
-        return _choose(_above(values, 0.0, kept), k)
-    at = _sample(numel, turn, values.device)
-    sample = values[at].abs_()
-    if kept is not None:
-        sample.mul_(kept[at])
-    found = None
+        return _choose(_above(values, 0.0), k)
+    # Evenly spread; an odd stride does not stay in one column.
+    steps = torch.arange(SAMPLE, device=values.device) * ((numel // SAMPLE) | 1)
+    sample = values[(steps + turn * _SHIFT) % numel].abs_()
+    tail = k / numel * SAMPLE
     for margin in _MARGINS:
-        found = _above(values, _threshold(sample, k / numel, margin), kept)
+        # The value above which a little more than k lie.
+        wanted = min(SAMPLE, int(tail + margin * tail**0.5) + 1)
+        found = _above(values, float(sample.kthvalue(SAMPLE - wanted + 1).values))
         if found.places.numel() >= k:
             break
-    assert found is not None
     return _choose(found, k)
 
 
-def _above(values: torch.Tensor, threshold: float, kept: torch.Tensor | None) -> Found:
+def _above(values: torch.Tensor, threshold: float) -> Found:
     """All of |values| at or above the threshold, and above 0."""
     places, chosen = [], []
     for block in blocks(values.numel(), values.device):
@@ -87,8 +84,7 @@ def _above(values: torch.Tensor, threshold: float, kept: torch.Tensor | None) ->
         # Here, while the block is in the cache.
         chosen.append(part[at])
         places.append(at.add_(block.start))
-    found = Found(torch.cat(places), torch.cat(chosen))
-    return found if kept is None else found.where(kept[found.places])
+    return Found(torch.cat(places), torch.cat(chosen))
 
 
 def _choose(found: Found, k: int) -> Found:
@@ -105,19 +101,6 @@ def _choose(found: Found, k: int) -> Found:
     return chosen
 
 
-def _sample(numel: int, turn: int, device: torch.device) -> torch.Tensor:
-    """Positions, evenly spread; an odd stride does not stay in one column."""
-    stride = (numel // SAMPLE) | 1
-    return (torch.arange(SAMPLE, device=device) * stride + turn * _SHIFT) % numel
-
-
-def _threshold(sample: torch.Tensor, share: float, margin: float) -> float:
-    """The value above which a little more than `share` lies."""
-    tail = share * sample.numel()
-    wanted = min(sample.numel(), int(tail + margin * tail**0.5) + 1)
-    return float(sample.kthvalue(sample.numel() - wanted + 1).values)
-
-
 HALF_MAX: Final = 65504.0
 #: Weights move slowly: which of them are small is looked at so often.
 PRUNE_EVERY: Final = 16
@@ -131,7 +114,6 @@ def compress(
     decision: Decision,
     *,
     kept: torch.Tensor | None = None,
-    prune_to_residual: bool = False,
     turn: int = 0,
 ) -> torch.Tensor:
     """The bytes that a rank sends, (k * (4 + value bytes),), filled up to whole words.
@@ -140,9 +122,8 @@ def compress(
         gradient: (n,), any floating type.
         residual: (n,) of 32 bits, the error feedback; changed in place.
         decision: how many values, and of how many bits.
-        kept: (n,) of bool, false where pruning forbids to send; None for no pruning.
-        prune_to_residual: whether the error feedback keeps what is not sent for pruning. If not
-            that is lost.
+        kept: (n,) of bool, false where pruning takes out what would be sent, which is lost; None
+            for no pruning.
         turn: any number that changes from step to step.
 
     A gradient that is not finite is sent as NaN in all places and leaves the error feedback as it
@@ -153,24 +134,21 @@ def compress(
         nothing = torch.zeros(count, dtype=torch.int64, device=gradient.device)
         return _pack(nothing, torch.full_like(nothing, torch.nan, dtype=torch.float32), decision)
     residual.add_(gradient)
-    if kept is not None and not prune_to_residual:
+    if kept is not None:
         for block in blocks(residual.numel(), residual.device):
             # Not `masked_fill_`, which takes four times as long.
             residual[block].mul_(kept[block])
-        kept = None
-    found = largest(residual, count, turn, kept=kept)
-    places, values = found.places, _rounded(found.values, decision)
+    found = largest(residual, count, turn)
+    places, values = found.places, found.values
+    if decision.quantised:
+        # What 16 bits cannot hold stays in the error feedback.
+        values = values.clamp(-HALF_MAX, HALF_MAX).half()
     residual[places] = found.values - values.float()
     short = count - places.numel()
     if short:
         places = torch.nn.functional.pad(places, (0, short))
         values = torch.nn.functional.pad(values, (0, short))
     return _pack(places, values, decision)
-
-
-def _rounded(values: torch.Tensor, decision: Decision) -> torch.Tensor:
-    """As they are sent; what 16 bits cannot hold stays in the error feedback."""
-    return values.clamp(-HALF_MAX, HALF_MAX).half() if decision.quantised else values
 
 
 def _pack(places: torch.Tensor, values: torch.Tensor, decision: Decision) -> torch.Tensor:

@@ -3,10 +3,19 @@
 The order of a step's collectives is that in which DDP calls the hook, which is the same on all
 ranks: the agreement, then one exchange for each bucket. Nothing is launched from a callback: with
 gloo, which matches collectives by their order, that would race between buckets.
+
+**What ranks agree on** is one all-reduce of eight numbers, 32 bytes, the least of each over ranks.
+It is launched before the step's first bucket and read before the next step's, so that nobody waits
+for it; it carries what the step before measured. What shall be the largest over ranks travels with
+its sign turned. The last two numbers are a mark of the state a rank decides from, both ways: where
+least and largest differ, a rank has loaded another checkpoint or has other settings.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+import math
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -34,23 +43,130 @@ from dynamiccl.serve.ddp.laws import (
     Interval,
     Method,
     Settings,
-    decision_state,
     make_law,
-    restored_decision,
-)
-from dynamiccl.serve.ddp.sensing import (
-    Agreement,
-    Clock,
-    DeviceClock,
-    HostClock,
-    Measured,
-    mark_of,
-    read,
 )
 
-FORMAT: Final = 1
+#: Of a checkpoint; 2: intervals.
+FORMAT: Final = 2
 Report = Callable[[dict[str, float], int], None]
 Result = torch.futures.Future[torch.Tensor]
+
+
+class HostClock:
+    """Takes marks, and tells the seconds between two; of `now`, a function that returns seconds."""
+
+    def __init__(self, now: Callable[[], Any] = time.monotonic) -> None:
+        self.mark = now
+
+    def ready(self, mark: Any) -> bool:  # noqa: ARG002
+        """Whether what was asked for before `mark` is done: a host's mark is always known."""
+        return True
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """From one mark to another, both ready."""
+        return float(end - begin)
+
+
+class DeviceClock(HostClock):
+    """Events on the current stream: the host runs ahead of the GPU and knows no times."""
+
+    def __init__(self) -> None:
+        super().__init__(self._event)
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def ready(self, mark: Any) -> bool:
+        """Asks and does not wait: a step whose times come too late is not measured."""
+        return bool(mark.query())
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """See `HostClock`."""
+        return float(begin.elapsed_time(end)) / 1e3
+
+
+_UNKNOWN: Final = math.inf
+#: Integers up to here are exact in 32 bits.
+_MARKS: Final = 1 << 24
+#: The norm's place among the eight numbers: `Agreement` fills it in.
+_NORM: Final = 5
+
+
+def numbers_of(seen: Interval, state: Any) -> list[float]:
+    """The eight numbers of the all-reduce; `state`, plain values, is what a rank decides from."""
+    times = (seen.transfer_s, seen.latency_s, seen.overlap_s, seen.codec_s)
+    compute = _UNKNOWN if seen.compute_s is None else -seen.compute_s
+    # Equal states, equal marks.
+    mark = float(zlib.crc32(repr(state).encode()) % _MARKS)
+    known = [_UNKNOWN if each is None else each for each in times]
+    return [*known, compute, _UNKNOWN, mark, -mark]
+
+
+def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
+    """`told` as all ranks saw it; raises UserError where the ranks' marks differ."""
+    *measured, least, largest = numbers
+    if least != -largest:
+        raise UserError(
+            f"ranks disagree on the state of NetSense at step {step} (marks {least:.0f} to "
+            f"{-largest:.0f}): every rank must have the same Settings, and load the state_dict "
+            f"that it saved at the same step, or none"
+        )
+    known = [value if math.isfinite(value) else None for value in measured]
+    transfer, latency, overlap, codec, turned, norm = known
+    return replace(
+        told,
+        transfer_s=transfer,
+        latency_s=latency,
+        compute_s=None if turned is None else -turned,
+        overlap_s=overlap,
+        codec_s=codec,
+        norm=norm,
+    )
+
+
+class Agreement:
+    """One all-reduce under way. All ranks launch it at the same place among their collectives."""
+
+    def __init__(
+        self,
+        numbers: list[float],
+        norm: torch.Tensor | None,
+        group: dist.ProcessGroup,
+        clock: HostClock,
+    ) -> None:
+        device = torch.device("cpu") if norm is None else norm.device
+        if dist.get_backend(group) == "nccl":
+            device = torch.device("cuda", torch.cuda.current_device())
+        self._clock = clock
+        self._vector = torch.tensor(numbers, dtype=torch.float32, device=device)
+        if norm is not None:
+            # A NaN would make the least of it depend on the order of ranks.
+            self._vector[_NORM] = torch.nan_to_num(norm, nan=_UNKNOWN, posinf=_UNKNOWN)
+        self._begin = clock.mark()
+        self._end: Any = None
+        work = dist.all_reduce(self._vector, dist.ReduceOp.MIN, group=group, async_op=True)
+        self._done = work.get_future().then(self._finish)
+
+    def _finish(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        future.value()
+        self._end = self._clock.mark()
+
+    def numbers(self) -> list[float]:
+        """Wait for it, and read it."""
+        self._done.wait()
+        found: list[float] = self._vector.tolist()
+        return found
+
+    def latency_s(self) -> float | None:
+        """What it took on this rank, or None where that is not known yet."""
+        if self._end is None or not self._clock.ready(self._end):
+            return None
+        return self._clock.seconds(self._begin, self._end)
+
+
+# --- The hook ---
 
 
 @dataclass(slots=True)
@@ -63,16 +179,6 @@ class BucketMarks:
     written: Any = None
     #: Squared L2 norm of its mean gradient, a tensor of one number.
     square: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A step that ended, as this rank saw it."""
-
-    decision: Decision
-    measured: Measured = field(default_factory=Measured)
-    norm: torch.Tensor | None = None
-    wire_bytes: float = 0.0
 
 
 @dataclass(slots=True)
@@ -88,47 +194,42 @@ class Step:
         """When the last result was written; None before."""
         return self.buckets[-1].written if self.buckets else None
 
-    def _norm(self) -> torch.Tensor | None:
+    def norm(self) -> torch.Tensor | None:
         """L2 norm of the step's mean gradient; None where a bucket has none."""
         squares = [bucket.square for bucket in self.buckets]
         known = [square for square in squares if square is not None]
         return torch.stack(known).sum().sqrt() if known and len(known) == len(squares) else None
 
-    def finished(self, clock: Clock, before: Any, latency_s: float | None) -> Finished:
-        """All of it, once DDP has waited for the results."""
-        measured = self._measured(clock, before, latency_s)
-        return Finished(self.decision, measured, self._norm(), self.wire_bytes)
+    def seen(self, clock: HostClock, before: Any, latency_s: float | None) -> Interval:
+        """What this rank measured, once DDP has waited for the results.
 
-    def _measured(self, clock: Clock, before: Any, latency_s: float | None) -> Measured:
-        """The times of a finished step; `before` is the end of the step before, or None.
-
-        Transfer is the time in which at least one bucket was under way. Compute is all from the
-        end of the step before to the last launch, less what the hook did itself.
+        `before` is the end of the step before, or None. Transfer is the time in which at least one
+        bucket was under way. Compute is all from the end of the step before to the last launch,
+        less what the hook did itself.
         """
+        known = Interval(self.decision, self.wire_bytes, latency_s=latency_s)
         marks = [m for b in self.buckets for m in (b.called, b.launched, b.done, b.written)]
         # The first step of a process pays for connections and memory: it says nothing.
         marks.append(before)
         if any(mark is None or not clock.ready(mark) for mark in marks):
-            return Measured(latency_s=latency_s)
+            return known
         first, last = self.buckets[0], self.buckets[-1]
         packing = [clock.seconds(b.called, b.launched) for b in self.buckets]
         packing_s = sum(packing)
-        # Only backward counts as time to hide behind: packing keeps the same cores busy.
-        overlap_s = max(0.0, clock.seconds(first.launched, last.launched) - sum(packing[1:]))
         # Adding up a bucket goes on beside the next one's exchange, but for the last.
         adding_s = clock.seconds(last.done, last.written)
-        compute_s = max(0.0, clock.seconds(before, last.launched) - packing_s)
-        transfer_s = self._under_way_s(clock)
-        return Measured(
+        # Only backward counts as time to hide behind: packing keeps the same cores busy.
+        hidden_s = clock.seconds(first.launched, last.launched) - sum(packing[1:])
+        return replace(
+            known,
             # A clock that stands still, or too coarse a one, has measured nothing.
-            transfer_s if transfer_s > 0.0 else None,
-            latency_s,
-            compute_s,
-            overlap_s,
-            packing_s + adding_s,
+            transfer_s=self._under_way_s(clock) or None,
+            compute_s=max(0.0, clock.seconds(before, last.launched) - packing_s),
+            overlap_s=max(0.0, hidden_s),
+            codec_s=packing_s + adding_s,
         )
 
-    def _under_way_s(self, clock: Clock) -> float:
+    def _under_way_s(self, clock: HostClock) -> float:
         zero = self.buckets[0].launched
         spans = [
             (clock.seconds(zero, b.launched), clock.seconds(zero, b.done)) for b in self.buckets
@@ -146,9 +247,8 @@ class NetSense:
     Args:
         model: the model whose gradients are exchanged; its process group is used.
         settings: every constant; by default mode "model".
-        report: called as `report(stats, step)` after every `report_every`-th step, on this rank's
-            own thread; `mlflow.log_metrics` fits.
-        report_every: see there.
+        report: called as `report(stats, step)` after every step, on this rank's own thread;
+            `mlflow.log_metrics` fits.
         clock: where times come from; by default the host's for gloo and the GPU's for NCCL.
     """
 
@@ -158,16 +258,13 @@ class NetSense:
         settings: Settings | None = None,
         *,
         report: Report | None = None,
-        report_every: int = 1,
-        clock: Clock | None = None,
+        clock: HostClock | None = None,
     ) -> None:
         if not isinstance(model, DistributedDataParallel):
             raise UserError(
                 f"NetSense takes a DistributedDataParallel, not a {type(model).__name__}: "
                 f"wrap the model in it first"
             )
-        if report_every < 1:
-            raise UserError(f"report_every is {report_every}: give a number of steps, 1 or more")
         self.settings = settings or Settings()
         self._group: dist.ProcessGroup = model.process_group
         self._ranks = dist.get_world_size(self._group)
@@ -181,13 +278,15 @@ class NetSense:
         self._clock = clock or (
             DeviceClock() if dist.get_backend(self._group) == "nccl" else HostClock()
         )
-        self._report, self._report_every = report, report_every
+        self._report = report
         self._residuals = Residuals()
         self._pruning: dict[Layout, Pruning] = {}
         self._steps = 0
         self._step = Step(DENSE if self._ranks == 1 else self._law.decision)
         self._before: Any = None
-        self._last = Finished(self._step.decision)
+        #: What this rank saw of the last step, and the norm on its device.
+        self._last = Interval(self._step.decision)
+        self._norm: torch.Tensor | None = None
         #: The agreement on the way, its numbers once they are read, and the step they tell of.
         self._agreement: Agreement | None = None
         self._numbers: list[float] | None = None
@@ -247,7 +346,6 @@ class NetSense:
             self._residuals.of(layout, gradient.device),
             decision,
             kept=pruning.kept(bucket.parameters(), decision, self._steps),
-            prune_to_residual=self.settings.prune_to_residual,
             turn=self._steps,
         )
         ranks = self._ranks  # and not this object, see `_then`
@@ -302,31 +400,25 @@ class NetSense:
                 self._numbers = self._agreement.numbers()
                 latency_s = self._agreement.latency_s()
             if self._numbers is not None:
-                decision = self._decide(self._numbers)
-            self._told = self._last = self._finished(latency_s)
-            mark = mark_of((self._steps, asdict(self.settings), self._law.state()))
-            numbers = self._last.measured.numbers(mark)
-            self._agreement = Agreement(numbers, self._last.norm, self._group, self._clock)
+                self._law.update(read(self._numbers, self._told, self._steps - 1))
+                decision = self._law.decision
+            self._end_step(latency_s)
+            self._told = self._last
+            state = self._steps, asdict(self.settings), self._law.state()
+            numbers = numbers_of(self._last, state)
+            self._agreement = Agreement(numbers, self._norm, self._group, self._clock)
             if first:
                 # Before anything is sent whose size depends on what a rank has loaded.
-                read(self._agreement.numbers(), self._steps)
-        if ended.buckets and self._report and self._steps % self._report_every == 0:
+                read(self._agreement.numbers(), self._told, self._steps)
+        if ended.buckets and self._report:
             self._report(self.stats(), self._steps)
         self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
 
-    def _finished(self, latency_s: float | None) -> Finished:
-        """The step that ended, or the last one of a checkpoint."""
-        if not self._step.buckets:
-            return self._last
-        return self._step.finished(self._clock, self._before, latency_s)
-
-    def _decide(self, numbers: list[float]) -> Decision:
-        agreed = read(numbers, self._steps - 1)
-        told = self._told
-        times = asdict(agreed.measured)
-        interval = Interval(told.decision.method, told.wire_bytes, norm=agreed.norm, **times)
-        self._law.update(interval)
-        return self._law.decision
+    def _end_step(self, latency_s: float | None) -> None:
+        """See what the step was that ended; without one there is what a checkpoint held."""
+        if self._step.buckets:
+            self._last = self._step.seen(self._clock, self._before, latency_s)
+            self._norm = self._step.norm()
 
     def stats(self) -> dict[str, float]:
         """Figures of the last finished step and of the filters; sizes in bytes, times in seconds.
@@ -334,8 +426,10 @@ class NetSense:
         `ratio` is the share of values that was sent, `wire_ratio` the bytes over those of a plain
         all-reduce; `dense`, `fp16`, `sparse` and `quantised` are 0 or 1.
         """
-        done = self._step.end is not None
-        last = self._step.finished(self._clock, self._before, None) if done else self._last
+        last = self._last
+        if self._step.end is not None:
+            last = self._step.seen(self._clock, self._before, None)
+        times = ("transfer_s", "latency_s", "compute_s", "overlap_s", "codec_s")
         sense = self._law.sense
         dense_bytes = max(1.0, self._gradient.wire_bytes(DENSE))
         known = {
@@ -345,12 +439,11 @@ class NetSense:
             "wire_bytes": last.wire_bytes,
             "quantised": last.decision.quantised,
             **{str(method): last.decision.method is method for method in Method},
-            **{f"own_{name}": value for name, value in asdict(last.measured).items()},
+            **{f"own_{name}": getattr(last, name) for name in times},
             "ebb_gbytes_per_s": sense.ebb_gbytes_per_s,
             "btlbw_gbytes_per_s": sense.btlbw.value,
             "rtprop_us": sense.rtprop.value,
             "bdp_bytes": sense.bdp_bytes,
-            **self._law.facts(),
         }
         return {name: float(value) for name, value in known.items() if value is not None}
 
@@ -363,7 +456,8 @@ class NetSense:
         """
         if self._agreement is not None:
             self._numbers = self._agreement.numbers()
-        last = self._finished(self._agreement.latency_s() if self._agreement else None)
+        self._end_step(self._agreement.latency_s() if self._agreement else None)
+        norm = None if self._norm is None else float(self._norm)
         return {
             "format": FORMAT,
             "rank": self._rank,
@@ -372,8 +466,8 @@ class NetSense:
             "steps": self._steps,
             "law": self._law.state(),
             "numbers": self._numbers,
-            "told": _finished_state(self._told),
-            "last": _finished_state(last),
+            "told": self._told.state(),
+            "last": replace(self._last, norm=norm).state(),
             "error_feedback": self._residuals.state(),
         }
 
@@ -395,27 +489,10 @@ class NetSense:
         self._residuals.restore(state["error_feedback"], self._sizes)
         self._law.restore(state["law"])
         self._steps, self._numbers = state["steps"], state["numbers"]
-        self._told, self._last = _restored(state["told"]), _restored(state["last"])
+        self._told = Interval.restored(state["told"])
+        self._last = Interval.restored(state["last"])
+        self._norm = None if self._last.norm is None else torch.tensor(self._last.norm)
         self._agreement, self._before, self._step = None, None, Step(self._law.decision)
-
-
-def _finished_state(finished: Finished) -> dict[str, Any]:
-    return {
-        "decision": decision_state(finished.decision),
-        "measured": asdict(finished.measured),
-        "norm": None if finished.norm is None else float(finished.norm),
-        "wire_bytes": finished.wire_bytes,
-    }
-
-
-def _restored(state: Mapping[str, Any]) -> Finished:
-    norm = None if state["norm"] is None else torch.tensor(state["norm"])
-    return Finished(
-        restored_decision(state["decision"]),
-        Measured(**state["measured"]),
-        norm,
-        state["wire_bytes"],
-    )
 
 
 def netsense_hook(state: NetSense, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

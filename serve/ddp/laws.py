@@ -6,7 +6,8 @@ ranks that begin alike decide alike, whatever their own clocks say.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from statistics import median
 from typing import Any, Final, Literal
@@ -69,8 +70,6 @@ class Settings:
     #: 0.5 in mode paper, as there, and 0 in mode model, where it is not shown to help.
     #: Parameters of one dimension (biases, norms) are left alone: many begin at 0.
     pruning: float | None = None
-    #: Whether the error feedback keeps what pruning takes out. The paper loses it.
-    prune_to_residual: bool = False
 
     #: Steps over which BtlBw is the largest bandwidth.
     btlbw_window: int = BTLBW_WINDOW
@@ -137,14 +136,10 @@ class Decision:
         """How many of a bucket's `numel` values a rank sends when sparse: 1 at least."""
         return min(numel, max(1, math.ceil(self.ratio * numel)))
 
-    @property
-    def value_bytes(self) -> int:
-        """Of a value that is sent sparse."""
-        return HALF_BYTES if self.quantised else SINGLE_BYTES
-
     def payload_bytes(self, numel: int) -> int:
         """Of a bucket as a rank sends it sparse: positions and values, in whole words."""
-        return -(-self.count(numel) * (INDEX_BYTES + self.value_bytes) // INDEX_BYTES) * INDEX_BYTES
+        each = INDEX_BYTES + (HALF_BYTES if self.quantised else SINGLE_BYTES)
+        return math.ceil(self.count(numel) * each / INDEX_BYTES) * INDEX_BYTES
 
     def wire_bytes(self, numel: int, element_bytes: int, ranks: int) -> float:
         """Of a bucket of `numel` values, each of `element_bytes` in the gradient's own type."""
@@ -153,6 +148,16 @@ class Decision:
         each = min(HALF_BYTES, element_bytes) if self.method is Method.FP16 else element_bytes
         return 2.0 * (ranks - 1) / ranks * numel * each
 
+    def state(self) -> list[Any]:
+        """What a checkpoint holds."""
+        return [str(self.method), self.ratio, self.quantised]
+
+    @classmethod
+    def restored(cls, state: list[Any]) -> "Decision":
+        """The decision again."""
+        method, ratio, quantised = state
+        return cls(Method(method), ratio, quantised)
+
 
 DENSE: Final = Decision(Method.DENSE, 1.0)
 FP16: Final = Decision(Method.FP16, 1.0, quantised=True)
@@ -160,21 +165,32 @@ FP16: Final = Decision(Method.FP16, 1.0, quantised=True)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A step as all ranks saw it; what no rank could measure is None."""
+    """A step as one rank saw it or, once agreed, as all of them did; None: not measured."""
 
-    method: Method
-    wire_bytes: float
-    #: Least over ranks: whoever was early also waited for the others.
-    transfer_s: float | None
-    latency_s: float | None
-    #: Largest over ranks: the step without transfer and compressing.
-    compute_s: float | None
-    #: Least over ranks: from the first bucket's launch to the last one's.
-    overlap_s: float | None
-    #: Least over ranks, which all do the same: selecting, packing and adding up.
-    codec_s: float | None
+    decision: Decision
+    wire_bytes: float = 0.0
+    #: The time in which at least one bucket was under way. Agreed: the least over ranks, for who
+    #: comes early waits for the others.
+    transfer_s: float | None = None
+    #: Of the agreement. Agreed: the least over ranks.
+    latency_s: float | None = None
+    #: The step without transfer and compressing. Agreed: the largest over ranks.
+    compute_s: float | None = None
+    #: From the first bucket's launch to the last one's. Agreed: the least over ranks.
+    overlap_s: float | None = None
+    #: Selecting, packing and adding up, which all ranks do alike. Agreed: the least over ranks.
+    codec_s: float | None = None
     #: L2 norm of the mean gradient.
-    norm: float | None
+    norm: float | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: plain numbers and words."""
+        return asdict(self) | {"decision": self.decision.state()}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "Interval":
+        """The interval again."""
+        return cls(**{**state, "decision": Decision.restored(state["decision"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,38 +221,20 @@ class Law(ABC):
     def update(self, interval: Interval) -> None:
         """Take an interval; `decision` is then that of the next step."""
 
-    @abstractmethod
-    def facts(self) -> dict[str, float]:
-        """What it knows, in numbers for people."""
-
     def state(self) -> dict[str, Any]:
         """All that `restore` needs: plain numbers, lists and words."""
         return {
-            "sense": {
-                "ebb": self.sense.ebb_gbytes_per_s,
-                "btlbw": self.sense.btlbw.values,
-                "rtprop": self.sense.rtprop.values,
-            },
-            "decision": decision_state(self.decision),
+            "ebb": self.sense.ebb_gbytes_per_s,
+            "btlbw": self.sense.btlbw.values,
+            "rtprop": self.sense.rtprop.values,
+            "decision": self.decision.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
-        sense = state["sense"]
-        self.sense.ebb_gbytes_per_s = sense["ebb"]
-        self.sense.btlbw.values, self.sense.rtprop.values = sense["btlbw"], sense["rtprop"]
-        self.decision = restored_decision(state["decision"])
-
-
-def decision_state(decision: Decision) -> list[Any]:
-    """What a checkpoint holds of a decision."""
-    return [str(decision.method), decision.ratio, decision.quantised]
-
-
-def restored_decision(state: list[Any]) -> Decision:
-    """The decision again."""
-    method, ratio, quantised = state
-    return Decision(Method(method), ratio, quantised)
+        self.sense.ebb_gbytes_per_s = state["ebb"]
+        self.sense.btlbw.values, self.sense.rtprop.values = state["btlbw"], state["rtprop"]
+        self.decision = Decision.restored(state["decision"])
 
 
 class PaperLaw(Law):
@@ -274,16 +272,9 @@ class PaperLaw(Law):
             return Decision(Method.SPARSE, min(1.0, 2.0 * ratio), quantised=True)
         return Decision(Method.SPARSE, ratio)
 
-    def facts(self) -> dict[str, float]:
-        """Whether start-up is over, and the ratio before quantisation doubles it."""
-        return {"starting": float(self._starting), "ratio_before_quantisation": self._ratio}
-
     def state(self) -> dict[str, Any]:
         """See `Law`."""
-        return super().state() | {
-            "ratio": self._ratio,
-            "starting": self._starting,
-        }
+        return super().state() | {"ratio": self._ratio, "starting": self._starting}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See `Law`."""
@@ -329,11 +320,11 @@ class ModelLaw(Law):
         self._add("latency_s", interval.latency_s)
         self._add("compute_s", interval.compute_s)
         self._add("overlap_s", interval.overlap_s)
-        self._add(f"codec_{interval.method}_s", interval.codec_s)
+        self._add(f"codec_{interval.decision.method}_s", interval.codec_s)
         if interval.transfer_s is None:
             return
         self.sense.add(interval.wire_bytes, interval.transfer_s * 1e6)
-        if interval.method is not self.decision.method:
+        if interval.decision.method is not self.decision.method:
             # Of before the last switch.
             return
         latency_s = self._value("latency_s")
@@ -341,7 +332,7 @@ class ModelLaw(Law):
         own = self._windows["own_bytes_per_s"]
         own.add(interval.wire_bytes / time_s)
         if len(own.values) >= min(_FIRST_STEPS, self._set.bandwidth_window):
-            self._sense_bandwidth(interval.method)
+            self._sense_bandwidth(interval.decision.method)
             self._arriving = False
             before, self.decision = self.decision, self._decide(interval.norm)
             if before.method is not self.decision.method:
@@ -427,13 +418,6 @@ class ModelLaw(Law):
         room_s = max(0.0, self.budget_s(whole.method) - self._value("latency_s"))
         room = room_s * self._got(Method.SPARSE)
         return min(1.0, max(self._set.min_ratio, room / self._gradient.wire_bytes(whole)))
-
-    def facts(self) -> dict[str, float]:
-        """The windows' values and the budget."""
-        known = {name: self._value(name) for name in self._windows}
-        efficiency = {f"efficiency_{name}": value for name, value in self._efficiency.items()}
-        budget_s = self.budget_s(self.decision.method)
-        return {**known, **efficiency, "bytes_per_s": self._bytes_per_s, "budget_s": budget_s}
 
     def state(self) -> dict[str, Any]:
         """See `Law`."""

@@ -20,26 +20,30 @@ A tuner decides one call after the other, each task key on its own, and is told 
 * `best` is the *incumbent*, what the tuner would settle on now. A call that ran something else was
   a *probe*. The first incumbent is NCCL's own choice, or ours begins at `SearchSpace.begin`.
 * `alarm` says that the surroundings changed (the Trigger agent): what was measured is old.
-* Equal seeds and equal times give equal answers. No clock, no thread, no torch.
+* Equal times give equal answers. No clock, no thread, no chance, no torch.
 
 Keys are opened by the first `ask` or `tell`. A settled key costs a few microseconds a call.
 
-**AutoCCL** (algorithm 1) visits the subspaces one after the other, descends in each (algorithm 2),
-keeps the fastest config of all. Each call runs one candidate until the search is over: no
-prediction, no limit on the cost of a probe, no spreading over time. It never searches again.
+**AutoCCL** (algorithm 1) visits the subspaces one after the other, that of NCCL's own choice first,
+descends in each (algorithm 2), keeps the fastest config of all. Each call runs one candidate until
+the search is over: no prediction, no limit on the cost of a probe, no spreading over time. It never
+searches again.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Final, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol, Transport
+
+SubspaceName = tuple[Algorithm | None, Protocol | None, Transport | None]
+_Knobs = tuple[int | None, int | None, int | None]
+#: Names of the axes, in the order in which they are searched.
+AXES: Final = ("num_channels", "num_threads", "chunk_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +54,29 @@ class Choice:
     num_threads: int | None = None
     transport: Transport | None = None
 
+    @property
+    def subspace(self) -> SubspaceName:
+        """The subspace that it lies in."""
+        return self.config.algorithm, self.config.protocol, self.transport
+
+    @property
+    def knobs(self) -> _Knobs:
+        """Its values along AXES."""
+        return self.config.num_channels, self.num_threads, self.config.chunk_bytes
+
 
 #: NCCL's own choice.
 DEFAULT: Final = Choice()
-#: Names of the axes, in the order in which they are searched.
-AXES: Final = ("num_channels", "num_threads", "chunk_bytes")
-
-SubspaceName = tuple[Algorithm | None, Protocol | None, Transport | None]
-_Values = tuple[int | None, int | None, int | None]
 
 
 class SearchSpace:
     """Choices by action index. Actions that may not be played keep their index and are left out.
 
-    Attributes, of A actions:
+    Attributes:
         choices: what each action stands for.
         default: the action that is NCCL's own choice.
         actions: those that may be played, in ascending order, the default among them.
         subspaces: the actions of each subspace; the default is in none.
-        subspace_of: (A,) number of the subspace, -1 for the default and what may not be played.
-        places: (A, 3) index of the value along each axis of its subspace.
         default_runs: what NCCL's own choice comes to, where that is known.
         begin: the action that runs before anything was tried.
     """
@@ -82,7 +89,7 @@ class SearchSpace:
         default_runs: Choice | None = None,
         begin: Choice = DEFAULT,
     ) -> None:
-        """Order choices; `default_runs` is what NCCL's own choice comes to, where that is known.
+        """Order choices; all are playable where nothing else is said.
 
         Raises ValueError without NCCL's own choice, with one twice, and for a beginning that may
         not be played.
@@ -99,13 +106,25 @@ class SearchSpace:
         self.begin = self.choices.index(begin)
         if self.begin not in self.actions:
             raise ValueError(f"a search cannot begin at {begin.config.key}: it may not be played")
-        self._names, self.subspaces = self._group()
-        self.subspace_of: npt.NDArray[np.int64] = np.full(len(self.choices), -1)
-        self.places: npt.NDArray[np.int64] = np.zeros((len(self.choices), len(AXES)), np.int64)
-        for number, actions in enumerate(self.subspaces):
-            self.subspace_of[list(actions)] = number
-            self._place(actions)
-        self._lines = self._make_lines()
+        grouped: dict[SubspaceName, list[int]] = {}
+        for action in self.actions:
+            if action != self.default:
+                grouped.setdefault(self.choices[action].subspace, []).append(action)
+        self._names = tuple(grouped)
+        self.subspaces = tuple(map(tuple, grouped.values()))
+        self._lines = [self._lines_along(axis) for axis in range(len(AXES))]
+
+    def _lines_along(self, axis: int) -> Mapping[int, tuple[list[int], int]]:
+        """Action -> (the actions on its line in order, its index there)."""
+        found: dict[int, tuple[list[int], int]] = {}
+        for actions in self.subspaces:
+            lines: dict[tuple[int | None, ...], list[int]] = {}
+            for action in sorted(actions, key=lambda a: _rank(self.choices[a].knobs[axis])):
+                knobs = self.choices[action].knobs
+                lines.setdefault((*knobs[:axis], *knobs[axis + 1 :]), []).append(action)
+            for line in lines.values():
+                found |= {action: (line, index) for index, action in enumerate(line)}
+        return found
 
     def step(self, action: int, axis: int, count: int) -> int | None:
         """The choice `count` steps along an axis (down where negative), or the last on the way.
@@ -132,9 +151,9 @@ class SearchSpace:
 
         A knob that is not known is taken as left to NCCL, else as the largest.
         """
+        wanted = self.default_runs.knobs if self.default_runs else (None, None, None)
         actions = self.subspaces[number]
-        wanted = _values(self.default_runs) if self.default_runs else (None, None, None)
-        return min(actions, key=lambda a: (_distance(_values(self.choices[a]), wanted), a))
+        return min(actions, key=lambda a: (_distance(self.choices[a].knobs, wanted), a))
 
     def twin(self) -> tuple[int, bool] | None:
         """The action closest to what NCCL's own choice runs, and whether it is identical.
@@ -145,76 +164,33 @@ class SearchSpace:
         if number is None or self.default_runs is None:
             return None
         action = self.start(number)
-        found, wanted = _values(self.choices[action]), _values(self.default_runs)
-        return action, all(a == b for a, b in zip(found, wanted, strict=True))
+        return action, self.choices[action].knobs == self.default_runs.knobs
 
     def default_subspace(self) -> int | None:
         """The subspace of NCCL's own choice, or None if not known."""
         if self.default_runs is None:
             return None
-        ran = self.default_runs
-        for number, (algorithm, protocol, transport) in enumerate(self._names):
-            same = (algorithm, protocol) == (ran.config.algorithm, ran.config.protocol)
-            if same and transport in {None, ran.transport}:
+        *cell, transport = self.default_runs.subspace
+        for number, name in enumerate(self._names):
+            if [*name[:2]] == cell and name[2] in {None, transport}:
                 return number
         return None
-
-    def _group(self) -> tuple[tuple[SubspaceName, ...], tuple[tuple[int, ...], ...]]:
-        grouped: dict[SubspaceName, list[int]] = {}
-        for action in self.actions:
-            if action != self.default:
-                grouped.setdefault(_subspace(self.choices[action]), []).append(action)
-        return tuple(grouped), tuple(map(tuple, grouped.values()))
-
-    def _place(self, actions: Sequence[int]) -> None:
-        """Order the values of a subspace's knobs."""
-        for axis in range(len(AXES)):
-            values = {_values(self.choices[action])[axis] for action in actions}
-            order = {value: i for i, value in enumerate(sorted(values, key=_rank))}
-            for action in actions:
-                self.places[action, axis] = order[_values(self.choices[action])[axis]]
-
-    def _make_lines(self) -> tuple[Mapping[int, tuple[tuple[int, ...], int]], ...]:
-        """For each axis: action -> (the actions on its line in order, its index there)."""
-        found: list[dict[int, tuple[tuple[int, ...], int]]] = []
-        for axis in range(len(AXES)):
-            others = [other for other in range(len(AXES)) if other != axis]
-            grouped: dict[tuple[int, ...], list[int]] = {}
-            for action in self.actions:
-                if action != self.default:
-                    place = self.places[action]
-                    at = (int(self.subspace_of[action]), *(int(place[other]) for other in others))
-                    grouped.setdefault(at, []).append(action)
-            lines: dict[int, tuple[tuple[int, ...], int]] = {}
-            for actions in grouped.values():
-                line = tuple(sorted(actions, key=lambda a: int(self.places[a, axis])))
-                lines |= {action: (line, index) for index, action in enumerate(line)}
-            found.append(lines)
-        return tuple(found)
-
-
-def _subspace(choice: Choice) -> SubspaceName:
-    return choice.config.algorithm, choice.config.protocol, choice.transport
-
-
-def _values(choice: Choice) -> _Values:
-    return choice.config.num_channels, choice.num_threads, choice.config.chunk_bytes
 
 
 def _rank(value: int | None) -> float:
     # What is left to NCCL goes last: for the large messages that are worth searching for, its own
     # channels, threads and chunk are the most that it opens.
-    return float("inf") if value is None else value
+    return math.inf if value is None else value
 
 
-def _distance(values: _Values, wanted: _Values) -> float:
+def _distance(knobs: _Knobs, wanted: _Knobs) -> float:
     """Distance in doublings; AUTO has distance 0 to AUTO, and else counts as the largest value."""
     total = 0.0
-    for value, want in zip(values, wanted, strict=True):
+    for value, want in zip(knobs, wanted, strict=True):
         if value == want or value is None:
             continue
         # Nothing is known of the wish: the larger, the nearer.
-        total += abs(float(np.log2(value / want))) if want else 64.0 - float(np.log2(value))
+        total += abs(math.log2(value / want)) if want else 64.0 - math.log2(value)
     return total
 
 
@@ -269,15 +245,13 @@ class Task(ABC):
         """Interference changed."""
 
 
-class Tuner(ABC):
+class Tuner:
     """An online search over configs: the tasks of one job, each opened when it is first named."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_task: Callable[[Key], Task]) -> None:
+        """`open_task` makes the search of a new key."""
+        self._open = open_task
         self._tasks: dict[Key, Task] = {}
-
-    @abstractmethod
-    def open(self, key: Key) -> Task:
-        """The search of a new key."""
 
     def ask(self, key: Key) -> int:
         """The action that the next call of `key` should run."""
@@ -307,10 +281,9 @@ class Tuner(ABC):
             self._task(each).alarm()
 
     def _task(self, key: Key) -> Task:
-        task = self._tasks.get(key)
-        if task is None:
-            task = self._tasks[key] = self.open(key)
-        return task
+        if key not in self._tasks:
+            self._tasks[key] = self._open(key)
+        return self._tasks[key]
 
 
 def is_disturbed(level: float, *, before: bool) -> bool:
@@ -326,23 +299,30 @@ def is_disturbed(level: float, *, before: bool) -> bool:
     return level >= (DISTURBED_UNTIL if before else DISTURBED_FROM)
 
 
-#: Where the descent in a subspace begins: at what NCCL's own choice would set, or anywhere.
-Start = Literal["default", "random"]
+class AutoCcl(Tuner):
+    """AutoCCL's search over all task keys of one job.
+
+    `repeats`: calls of which the median is compared; more than one only pays under noise. Raises
+    ValueError for fewer than one.
+    """
+
+    def __init__(self, space_of: SpaceOf, *, repeats: int = 1) -> None:
+        if repeats < 1:
+            raise ValueError(f"a candidate cannot be measured {repeats} times; take 1 or more")
+        super().__init__(lambda key: _Descent(space_of(key), repeats))
 
 
 class _Descent(Task):
     """AutoCCL's search of one task key."""
 
-    def __init__(
-        self, space: SearchSpace, start: Start, repeats: int, random: np.random.Generator
-    ) -> None:
+    def __init__(self, space: SearchSpace, repeats: int) -> None:
         self.incumbent = self.proposal = space.default
         self.state = State.IDLE
         #: Median of the incumbent's measured calls, us.
-        self._incumbent_us = float("inf")
+        self._incumbent_us = math.inf
         self._samples: list[float] = []
         self._repeats = repeats
-        self._search = _all_subspaces(space, start, random)
+        self._search = _all_subspaces(space)
         next(self._search)  # it asks for the default first
 
     def ask(self) -> int:
@@ -374,55 +354,24 @@ class _Descent(Task):
         """Do nothing: it never searches again."""
 
 
-class AutoCcl(Tuner):
-    """AutoCCL's search over all task keys of one job.
-
-    `repeats`: calls of which the median is compared; more than one only pays under noise. Raises
-    ValueError for fewer than one.
-    """
-
-    def __init__(
-        self, space_of: SpaceOf, *, start: Start = "default", repeats: int = 1, seed: int = 0
-    ) -> None:
-        if repeats < 1:
-            raise ValueError(f"a candidate cannot be measured {repeats} times; take 1 or more")
-        super().__init__()
-        self._space_of, self._start, self._repeats = space_of, start, repeats
-        self._random = np.random.default_rng(seed)
-
-    def open(self, key: Key) -> Task:
-        """See `Tuner`."""
-        return _Descent(self._space_of(key), self._start, self._repeats, self._random)
-
-
-def _all_subspaces(
-    space: SearchSpace, start: Start, random: np.random.Generator
-) -> Generator[int, float, None]:
+def _all_subspaces(space: SearchSpace) -> Generator[int, float, None]:
     """Algorithm 1, as a generator like `_descend`."""
     known = {space.default: (yield space.default)}
-    numbers = list(range(len(space.subspaces)))
-    if start == "random":
-        random.shuffle(numbers)
-    else:
-        first = space.default_subspace()
-        numbers.sort(key=lambda number: number != first)
-    for number in numbers:
-        if start == "random":
-            begin = int(random.choice(space.subspaces[number]))
-        else:
-            begin = space.start(number)
-        yield from _descend(space, begin, known)
+    first = space.default_subspace()
+    for number in sorted(range(len(space.subspaces)), key=lambda number: number != first):
+        yield from _descend(space, space.start(number), known)
 
 
-def _descend(space: SearchSpace, start: int, known: dict[int, float]) -> Generator[int, float, int]:
+def _descend(
+    space: SearchSpace, start: int, known: dict[int, float]
+) -> Generator[int, float, None]:
     """Algorithm 2, coordinate descent in one subspace: yields actions to measure, is sent their us.
 
-    Returns the fastest action. Each knob in turn is moved as long as the call gets faster; the step
-    is in proportion to the last gain of bandwidth, and the least step after one that did not pay.
-    Where the paper leaves something open, this is what its published code does (gbxu/autoccl
-    @63acb15): a knob is tried upwards and downwards, a gain starts the count of failures anew, and
-    the subspace is done when no knob pays either way. What is in `known`, the times so far by
-    action, is not measured again.
+    Each knob in turn is moved as long as the call gets faster; the step is in proportion to the
+    last gain of bandwidth, and the least step after one that did not pay. Where the paper leaves
+    something open, this is what its published code does (gbxu/autoccl @63acb15): a knob is tried
+    upwards and downwards, a gain starts the count of failures anew, and the subspace is done when
+    no knob pays either way. What is in `known`, the times so far by action, is not measured again.
     """
     here = start
     if here not in known:
@@ -442,4 +391,3 @@ def _descend(space: SearchSpace, start: int, known: dict[int, float]) -> Generat
             sign = -1
         else:
             axis, sign = (axis + 1) % len(AXES), 1
-    return here

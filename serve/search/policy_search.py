@@ -1,4 +1,4 @@
-"""Our online search: starts from a policy's prediction, probes little, and stops by itself.
+"""Our online search: starts from what is believed, probes little, and stops by itself.
 
 For each task key, in this order:
 
@@ -21,9 +21,8 @@ For each task key, in this order:
 
 What is **believed**: r(a) = log(time of a / time of NCCL's own choice); r of that one is 0. Mean
 and covariance of r come from the belief that all parts of this package share
-(`dynamiccl/belief.py`), at the task's size. A policy's predictions are one observation of all r,
-whose errors covary as r does in drawn worlds and are as large as policies are wrong on systems that
-were not in their training.
+(`dynamiccl/belief.py`), at the task's size. What a policy of the *same system* predicts may be
+added, as one observation of all r; a model of other systems misleads (docs/search.md).
 
 What is observed is a *difference*, a probe against the incumbent's latest calls, so that a level
 that drifts (congestion, clocks) is in both and cancels. Times have long tails, and one probe may be
@@ -46,12 +45,12 @@ from dynamiccl.drawn_worlds import Floats, Grid, Ints
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.serve.search.autoccl import Key, SearchSpace, SpaceOf, State, Task, Tuner
 
-#: How wrong a policy is on a new system (log time): what bench_search.py's trees said of five
-#: systems that they had not seen was 0.9 to 1.0 off (1.48 times the median absolute error).
-POLICY_SIGMA: Final = 1.0
 #: Spread of what one transport, or number of threads, adds to all times (log time): drawn worlds
 #: have neither.
 _LAUNCH_SIGMA: Final = 0.2
+#: How far a policy is taken to be off (log time). Taken for ten times as sure, it is believed where
+#: it is wrong, and the search stops too early (docs/search.md).
+_POLICY_SIGMA: Final = 1.0
 #: Q values are -time / reference; what is masked is far below (train/networks.py).
 _LEAST_Q: Final = -1e3
 #: One observation moves a belief by so many of its spreads at most.
@@ -91,26 +90,14 @@ class Prior:
         return cls(drawn.mean[at] - drawn.mean[0], covariance)
 
     @classmethod
-    def of_policy(
-        cls,
-        space: SearchSpace,
-        size_bytes: float,
-        log_ratio: Floats,
-        sigma: float = POLICY_SIGMA,
-    ) -> "Prior":
-        """With a policy's predictions of r (A,), which are typically `sigma` off.
+    def of_policy(cls, space: SearchSpace, size_bytes: float, log_ratio: Floats) -> "Prior":
+        """With r (A,) as a policy of the same system predicts it.
 
-        Raises ValueError for a sigma that is not above zero, and for another number of choices.
+        Its errors are taken to covary as r does between drawn machines.
         """
-        if not sigma > 0.0:
-            raise ValueError("a prediction without error cannot be learned about: give sigma > 0")
-        if len(log_ratio) != len(space.choices):
-            raise ValueError(
-                f"a prediction of {len(log_ratio)} actions for {len(space.choices)} choices"
-            )
         drawn = cls.drawn(space, size_bytes)
         # Two normals, one covariance and `sigma`^2 / typical times it, as one.
-        left = sigma**2 / (sigma**2 + _typical(drawn.covariance))
+        left = _POLICY_SIGMA**2 / (_POLICY_SIGMA**2 + _typical(drawn.covariance))
         predicted = log_ratio - log_ratio[space.default]
         return cls(left * drawn.mean + (1.0 - left) * predicted, left * drawn.covariance)
 
@@ -207,6 +194,10 @@ class Watch:
         """Median log time. Raises statistics.StatisticsError when empty."""
         return median(self._times)
 
+    def latest(self, count: int) -> float:
+        """Mean log time of the latest calls."""
+        return sum([*self._times][-count:]) / count
+
     def sigma(self) -> float:
         """Standard deviation of one call, in log time."""
         if not self._steps:
@@ -252,22 +243,17 @@ class Rules:
 
 #: After so many calls with a new incumbent its level is compared with that of the one before.
 _TRIALS: Final = (2, 4, 8, 16)
-_SQRT2: Final = math.sqrt(2.0)
 #: Probes that cost less than this are chosen by their worth alone.
 _CHEAP: Final = 0.001
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Trial:
-    """The first calls of a new incumbent, against the level of the old one."""
+    """The incumbent before a new one, and its level."""
 
     before: int
     level: float
     variance: float
-    total: float = 0.0
-    #: Calls since the last comparison, and all of them.
-    fresh: int = 0
-    calls: int = 0
 
 
 class _Search(Task):
@@ -308,7 +294,7 @@ class _Search(Task):
         self.watch.add(log_time)
         self._rest -= 1
         if self._trial is not None:
-            self._follow(self._trial, log_time)
+            self._follow(self._trial)
         if (
             self.state is not State.CONVERGED
             and self.proposal == self.incumbent
@@ -333,7 +319,7 @@ class _Search(Task):
         mean, spread = self.belief.gain_over(self.incumbent, candidates)
         cost = _expected_excess(-mean, spread)
         worth = _worth(mean, spread, self.watch.sigma())
-        # Nobody has seen yet that what the policy likes better is: that is worth its whole gain.
+        # Nobody has seen yet that what is believed to be better is: that is worth its whole gain.
         unseen = np.array([action not in self._probed for action in candidates.tolist()])
         worth += np.where(unseen, np.maximum(mean, 0.0), 0.0)
         worth[mean < -math.log(self.rules.worst_ratio)] = 0.0
@@ -386,18 +372,16 @@ class _Search(Task):
         self.state, self._plan_at, self._rest = State.IMPROVING, 0, 0
         return True
 
-    def _follow(self, trial: _Trial, log_time: float) -> None:
+    def _follow(self, trial: _Trial) -> None:
         """Compare the calls of a new incumbent with the old level; roll back if slower."""
-        trial.total += log_time
-        trial.fresh += 1
-        trial.calls += 1
-        if trial.calls not in _TRIALS:
+        calls = len(self.watch)
+        if calls not in _TRIALS:
             return
-        difference = trial.total / trial.fresh - trial.level
-        variance = self.watch.sigma() ** 2 / trial.fresh + trial.variance
+        fresh = max(calls // 2, _TRIALS[0])  # those since the last comparison
+        variance = self.watch.sigma() ** 2 / fresh + trial.variance
+        difference = self.watch.latest(fresh) - trial.level
         self.belief.observe(self.incumbent, trial.before, difference, variance)
-        trial.total, trial.fresh = 0.0, 0
-        if trial.calls == _TRIALS[-1]:
+        if calls == _TRIALS[-1]:
             self._trial = None
         self._take_over()
 
@@ -422,50 +406,34 @@ class _Search(Task):
 
 
 class PolicySearch(Tuner):
-    """Our search over all task keys of one job."""
+    """Our search over all task keys of one job; `prior_of` gives what is believed of a key."""
 
     def __init__(
         self, space_of: SpaceOf, prior_of: Callable[[Key], Prior], rules: Rules = Rules()
     ) -> None:
-        """`prior_of` gives a policy's prediction for each key."""
-        super().__init__()
-        self._space_of, self._prior_of, self._rules = space_of, prior_of, rules
-
-    def open(self, key: Key) -> Task:
-        """See `Tuner`."""
-        return _Search(self._space_of(key), self._prior_of(key), self._rules)
+        super().__init__(lambda key: _Search(space_of(key), prior_of(key), rules))
 
 
-def _worth(
-    mean: npt.NDArray[np.float64], spread: npt.NDArray[np.float64], sigma: float
-) -> npt.NDArray[np.float64]:
+def _worth(mean: Floats, spread: Floats, sigma: float) -> Floats:
     """Expected increase of the best known gain by one more call of each candidate.
 
     The mean gain over the incumbent would move by a normal of this spread; what it is above zero
     afterwards, beyond what it is above zero now (Frazier et al. 2008, equation 14).
     """
     moves = spread**2 / np.sqrt(spread**2 + sigma**2)
-    worth: npt.NDArray[np.float64] = moves * _loss(np.abs(mean) / moves)
+    z = np.abs(mean) / moves
+    density = np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
+    worth: Floats = moves * (density - z * _share_above(z))
     return worth
 
 
-def _expected_excess(
-    mean: npt.NDArray[np.float64], spread: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _expected_excess(mean: Floats, spread: Floats) -> Floats:
     """E[max(exp(x) - 1, 0)] of normals x: expected cost of a call beyond the incumbent."""
-    above = _share_above(-mean / spread)
     grown = np.exp(mean + 0.5 * spread**2) * _share_above(-(mean + spread**2) / spread)
-    found: npt.NDArray[np.float64] = grown - above
+    found: Floats = grown - _share_above(-mean / spread)
     return found
 
 
-def _loss(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """E[max(x - z, 0)] of a standard normal x."""
-    density = np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
-    found: npt.NDArray[np.float64] = density - z * _share_above(z)
-    return found
-
-
-def _share_above(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _share_above(z: Floats) -> Floats:
     """P(x > z) of a standard normal x."""
-    return 0.5 * np.array([math.erfc(each / _SQRT2) for each in z.tolist()])
+    return 0.5 * np.array([math.erfc(each / math.sqrt(2.0)) for each in z.tolist()])

@@ -25,7 +25,6 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
-from unittest.mock import patch
 
 import numpy as np
 
@@ -254,13 +253,19 @@ class TunerPlugin:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    with patch.dict(os.environ):
-        for name, value in changes.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
         yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 # --- All ranks in this process ---

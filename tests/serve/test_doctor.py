@@ -1,7 +1,5 @@
 """`dynamiccl-deploy doctor`: findings on recorded machines, and the command on this one."""
 
-import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from dynamiccl.datasets.store import file_sha256
 from dynamiccl.doctor import ASK_VERSION, Check, CheckStatus, Machine, ProgramResult
-from dynamiccl.errors import MachineError, PluginError, UserError
+from dynamiccl.errors import MachineError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
-from dynamiccl.serve.doctor import Question, check_for_job, compare
+from dynamiccl.serve.doctor import Question, check_for_job
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import ask_probe
-from tests.cli.conftest import Shell, refused
+from tests.cli.conftest import Shell
 from tests.recorded import HEALTHY, Recorded, by_name
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
@@ -69,7 +68,8 @@ def test_libraries_are_found_where_jobs_find_them(
 
 
 def test_plugin_is_loaded_alone(plugin_path: Path, tmp_path: Path) -> None:
-    assert found(Machine(), plugin_path)["our plugin"].found == f"{plugin_path} loads by itself"
+    said = f"{plugin_path} loads by itself, {file_sha256(plugin_path)[:16]}"
+    assert found(Machine(), plugin_path)["our plugin"].found == said
     assert "No such file" in found(Machine(), tmp_path / "gone.so")["our plugin"].found
     source, needy = tmp_path / "needy.c", tmp_path / TUNER_NAME
     source.write_text("int nobody_has_this(void); int call(void) { return nobody_has_this(); }\n")
@@ -191,104 +191,3 @@ def test_probe_that_says_nothing_is_no_answer(plugin_path: Path, tmp_path: Path)
         ask_probe(machine, plugin_path)
     with pytest.raises(MachineError, match="no dynamiccl-prepare beside"):
         ask_probe(machine, tmp_path / "x.so")
-
-
-# --- Before a job of several nodes ---
-
-SAID: dict[str, Any] = {
-    "plugin_version": "0.1.0",
-    "plugin_sha256": "p",
-    "loads": True,
-    "fingerprint": "gpu=H100*8;mig=0;nic=infiniband*8;nccl=22809",
-    "artifact_sha256": "a",
-    "system": "box",
-    "num_ranks": 4,
-}
-
-
-def line(rank: int, **other: Any) -> str:
-    return f"rank {rank} {json.dumps({**SAID, 'host': f'n{rank // 2}', **other})}"
-
-
-def test_ranks_that_are_alike_agree() -> None:
-    noise = ["srun: job 12 queued", "", "1: " + line(1)]
-    agreed = compare([line(3), line(0), *noise, line(2)])
-    assert (agreed.num_ranks, agreed.artifact_sha256, agreed.system) == (4, "a", "box")
-    assert agreed.acting == 0
-    acting = {"1x4": 5, "2x4": 7}
-    assert compare([line(rank, acting=acting) for rank in range(4)]).acting == 7
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"artifact_sha256": "b"}, "artifact_sha256 is 'b' on n1 (rank 3) and 'a' on n0, n1"),
-        ({"fingerprint": "gpu=A100*8"}, "fingerprint is 'gpu=A100*8' on n1 (rank 3)"),
-        ({"loads": False}, "loads is 'False' on n1"),
-        ({"plugin_sha256": "q"}, "plugin_sha256 is 'q'"),
-        ({"plugin_version": "9"}, "plugin_version is '9'"),
-    ],
-)
-def test_one_that_differs_is_named_with_what_it_has(other: dict[str, Any], said: str) -> None:
-    with pytest.raises(MachineError) as error:
-        compare([line(0), line(1), line(2), line(3, **other)])
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"loads": False}, "loads on no rank"),
-        ({"system": None}, "does not know their machine"),
-        ({"artifact_problem": "it is cut off", "artifact_sha256": None}, "it is cut off"),
-    ],
-)
-def test_all_may_be_alike_and_of_no_use(other: dict[str, Any], said: str) -> None:
-    with pytest.raises(MachineError, match=said):
-        compare([line(rank, **other) for rank in range(4)])
-
-
-def test_silent_ranks_are_named_and_other_input_is_refused() -> None:
-    with pytest.raises(MachineError, match="2 of 4 ranks reported; missing: 1, 3"):
-        compare([line(0), line(2)])
-    with pytest.raises(MachineError, match=r"5 of 4 ranks .* one from elsewhere did"):
-        compare([line(rank) for rank in range(5)])
-    with pytest.raises(UserError, match="no line 'rank N"):
-        compare(["hello"])
-    with pytest.raises(UserError, match="line of rank 0 is cut off"):
-        compare(["rank 0 {nonsense}"])
-
-
-def test_each_rank_says_and_one_command_compares(
-    artifact: Path, plugin_path: Path, libnccl: Path, shell: Shell
-) -> None:
-    """Two processes as a launcher starts them, and their lines through a pipe."""
-    options = [str(artifact), "--plugin", str(plugin_path), "--nccl", str(libnccl)]
-    assert shell("dynamiccl-deploy", "bind", *options).code == 0
-    command = [sys.executable, "-m", "dynamiccl.serve.cli", "doctor"]
-    lines = ""
-    for rank in ("0", "1"):
-        env = {**os.environ, "SLURM_PROCID": rank, "SLURM_NTASKS": "2"}
-        ran = subprocess.run(
-            [*command, "--all-ranks", *options], env=env, capture_output=True, text=True, check=True
-        )
-        assert ran.stderr == ""
-        lines += ran.stdout
-    compared = [*command, "--compare", "-"]
-    piped = subprocess.run(compared, input=lines, capture_output=True, text=True, check=True)
-    sha256 = PluginIndex.read(artifact).sha256
-    assert piped.stdout.startswith(f"2 ranks are alike: box, artifact {sha256[:16]}; for a ")
-    assert piped.stdout.endswith("its table acts at no size, if there is one\n")
-
-
-def test_rank_outside_of_a_launcher_is_wrong_usage(
-    artifact: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "DYNAMICCL_ARTIFACT"):
-        monkeypatch.delenv(name, raising=False)
-    doctor = ("dynamiccl-deploy", "doctor")
-    assert "no launcher says" in refused(shell(*doctor, "--all-ranks", artifact), 2)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert "no artifact to compare" in refused(shell(*doctor, "--all-ranks"), 2)
-    assert "give a file, or -" in refused(shell(*doctor, "--compare", "gone"), 2)

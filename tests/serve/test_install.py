@@ -129,38 +129,18 @@ def test_the_newest_artifacts_stay_and_one_that_was_there_is_renewed(
     assert not again.killed
 
 
-def test_an_artifact_of_an_earlier_release_makes_room(
-    home: Path, artifact: Path, plugin_path: Path
-) -> None:
-    real = (home / "artifact").resolve()
-    (home / "artifact").unlink()
-    real.rename(home / "artifact")
-    (home / "artifact" / "kill").touch()
-    assert install(artifact, home, plugin_path).killed
-    assert (home / "artifact").is_symlink()
-    assert (home / "artifact" / "kill").exists()
-
-
-def test_libtorch_part_is_installed_where_it_was_built(
+def test_libtorch_part_is_installed_where_it_was_built_and_a_build_that_lacks_a_library_is_not(
     artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
-    built = tmp_path / "built"
+    built, home = tmp_path / "built", tmp_path / "home"
     built.mkdir()
     for name in (*JOB_NAMES, "dynamiccl-prepare", "dynamiccl-arbiter"):
         shutil.copy(plugin_path.parent / name, built)
     (built / "dynamiccl-brain").touch()
-    assert installed(shell, artifact, tmp_path / "home", built / TUNER_NAME).code == 0
-    assert (tmp_path / "home" / "bin" / "dynamiccl-brain").exists()
-
-
-def test_a_build_that_lacks_a_library_is_not_installed(
-    artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
-) -> None:
-    built = tmp_path / "built"
-    built.mkdir()
-    for name in (TUNER_NAME, "dynamiccl-prepare", "dynamiccl-arbiter"):
-        shutil.copy(plugin_path.parent / name, built)
-    done = installed(shell, artifact, tmp_path / "home", built / TUNER_NAME)
+    assert installed(shell, artifact, home, built / TUNER_NAME).code == 0
+    assert (home / "bin" / "dynamiccl-brain").exists()
+    (built / VENDOR_NAME).unlink()
+    done = installed(shell, artifact, tmp_path / "other", built / TUNER_NAME)
     assert f"no library at {built / VENDOR_NAME}" in refused(done, 2)
 
 

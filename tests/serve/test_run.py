@@ -16,6 +16,7 @@ from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.install import install
 from dynamiccl.serve.plugin_index import PluginIndex
 
+#: The strictest comes first; what all of them do is tested once.
 SHELLS = [found for found in map(shutil.which, ("dash", "bash")) if found]
 #: The made-up machine that has nothing.
 MACHINE = "gpu=none*0;mig=0;nic=none*0"
@@ -58,9 +59,30 @@ class Runner:
         return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 
-@pytest.fixture(name="run", params=SHELLS, ids=os.path.basename)
-def run_fixture(request: pytest.FixtureRequest, home: Path, tmp_path: Path) -> Runner:
-    return Runner(home, request.param, tmp_path)
+@pytest.fixture(name="run")
+def run_fixture(home: Path, tmp_path: Path) -> Runner:
+    return Runner(home, SHELLS[0], tmp_path)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=os.path.basename)
+def test_all_shells_do_alike(shell: str, run: Runner, tmp_path: Path) -> None:
+    other = Runner(run.home, shell, tmp_path)
+    same = {"DYNAMICCL_JOB_ID": "one", "SLURM_JOB_ID": "12", "MASTER_PORT": os.urandom(4).hex()}
+    for options in ((), ("--mode=adaptive",), ("--mode", "observe")):
+        ours, theirs = (
+            {name: value for name, value in each.items() if name.startswith(("NCCL", "DYNAMICCL"))}
+            for each in (run.shown(*options, **same), other.shown(*options, **same))
+        )
+        assert ours == theirs
+    for wrong in (("--mode", "fast", "env"), ("sh", "-c", 'printf "%s|" "$@"; exit 7', "x", "a b")):
+        assert other(*wrong).stdout == run(*wrong).stdout
+        assert other(*wrong).stderr == run(*wrong).stderr
+    # What the shell evaluates is only ever text.
+    odd = f"{tmp_path}/it's $(touch {tmp_path}/ran) `id`\n\"; x"
+    Path(odd).mkdir(parents=True)
+    shown = other("sh", "-c", 'printf %s "$DYNAMICCL_KILL_FILE"', env={"DYNAMICCL_ARTIFACT": odd})
+    assert shown.stdout == f"{odd}/kill"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_command_gets_all_that_it_needs(run: Runner) -> None:
@@ -97,15 +119,58 @@ def test_command_takes_its_words_and_its_exit_code_along(run: Runner) -> None:
     assert run("/no/such/program").returncode == 127
 
 
-def test_the_mode_chooses_the_library(run: Runner) -> None:
-    shown = run.shown("--mode", "adaptive")
-    assert shown["NCCL_TUNER_PLUGIN"] == shown["NCCL_PROFILER_PLUGIN"]
-    assert shown["NCCL_TUNER_PLUGIN"].endswith(ADAPTIVE_NAME)
-    assert shown["DYNAMICCL_MODE"] == "adaptive"
-    watching = run.shown("--mode=observe")
-    assert "NCCL_TUNER_PLUGIN" not in watching
-    assert watching["NCCL_PROFILER_PLUGIN"].endswith(PROFILER_NAME)
+THEIRS, TAKEN = "/opt/libnccl-tuner.so", "mode {} needs the profiler's place, and inspector has it"
+LOSES = "NCCL_CTA_POLICY is {}"
+#: Mode, the job's setting NCCL_..., tuner and profiler then (None: NCCL loads none), what is said.
+LOADED = [
+    ("table", "", TUNER_NAME, TUNER_NAME, ""),
+    ("adaptive", "", ADAPTIVE_NAME, ADAPTIVE_NAME, ""),
+    ("observe", "", None, PROFILER_NAME, ""),
+    # A vendor's tuner is asked first.
+    ("table", f"TUNER_PLUGIN={THEIRS}", VENDOR_NAME, VENDOR_NAME, f"has {THEIRS} asked before"),
+    ("table", "TUNER_PLUGIN=none", TUNER_NAME, TUNER_NAME, ""),
+    ("table", f"TUNER_PLUGIN=/elsewhere/{TUNER_NAME}", TUNER_NAME, TUNER_NAME, ""),
+    ("table", f"TUNER_PLUGIN={TUNER_NAME}", TUNER_NAME, TUNER_NAME, ""),
+    ("adaptive", f"TUNER_PLUGIN={THEIRS}", THEIRS, None, "mode adaptive asks no other tuner"),
+    ("observe", f"TUNER_PLUGIN={THEIRS}", THEIRS, PROFILER_NAME, ""),
+    # The tuner needs a profiler's place on NCCL 2.27 alone, and takes it from nobody.
+    ("table", "PROFILER_PLUGIN=NONE", TUNER_NAME, TUNER_NAME, ""),
+    ("table", f"PROFILER_PLUGIN=/elsewhere/{PROFILER_NAME}", TUNER_NAME, TUNER_NAME, ""),
+    ("table", "PROFILER_PLUGIN=inspector", TUNER_NAME, "inspector", ""),
+    ("adaptive", "PROFILER_PLUGIN=inspector", None, "inspector", TAKEN.format("adaptive")),
+    ("observe", "PROFILER_PLUGIN=inspector", None, "inspector", TAKEN.format("observe")),
+    # What any tuner would disable is left alone.
+    *(
+        ("table", f"CTA_POLICY={value}", None, None, LOSES.format(value))
+        for value in ("EFFICIENCY", "efficiency", "1", "3")
+    ),
+    ("table", "CTA_POLICY=2", TUNER_NAME, TUNER_NAME, ""),
+    ("observe", "CTA_POLICY=1", None, PROFILER_NAME, ""),
+    ("table", "ENQUEUE_REARCH_ENABLE=1", None, None, "NCCL_ENQUEUE_REARCH_ENABLE is 1"),
+    ("table", "ENQUEUE_REARCH_ENABLE=0", TUNER_NAME, TUNER_NAME, ""),
+]
+
+
+def test_mode_and_settings_choose_the_libraries(run: Runner, tmp_path: Path) -> None:
+    def name(value: str | None) -> str | None:
+        return value if value in {None, THEIRS} else Path(str(value)).name
+
+    for mode, setting, tuner, profiler, said in LOADED:
+        key, _, value = setting.partition("=")
+        env = {f"NCCL_{key}": value} if key else {}
+        shown = run.shown(f"--mode={mode}", said=said, **env)
+        found = [shown.get(f"NCCL_{role}_PLUGIN") for role in ("TUNER", "PROFILER")]
+        assert [*map(name, found)] == [tuner, profiler], (mode, setting)
+        asked = shown.get("DYNAMICCL_NEXT_TUNER")
+        assert asked == (THEIRS if tuner == VENDOR_NAME else None)
     assert "NCCL_TUNER_PLUGIN" not in run.shown(DYNAMICCL_MODE="observe")
+    named = {"NCCL_TUNER_PLUGIN": THEIRS, "DYNAMICCL_NEXT_TUNER": "/opt/other.so"}
+    assert run.shown(**named)["DYNAMICCL_NEXT_TUNER"] == "/opt/other.so"
+    # As NCCL reads it from its own file, where the environment does not say otherwise.
+    (tmp_path / ".nccl.conf").write_text("# ours\nNCCL_DEBUG=INFO\n NCCL_CTA_POLICY = 1 \n")
+    assert "NCCL_TUNER_PLUGIN" not in run.shown(said="NCCL_CTA_POLICY is 1,")
+    for env in ({"NCCL_CTA_POLICY": "2"}, {"NCCL_CONF_FILE": "/dev/null"}):
+        assert "NCCL_TUNER_PLUGIN" in run.shown(**env)
 
 
 @pytest.mark.parametrize(
@@ -149,20 +214,6 @@ def test_switched_off_it_is_not_there(run: Runner) -> None:
         "DYNAMICCL_DISABLE",
         "DYNAMICCL_TEST_ROOT",
     }
-
-
-def test_a_vendors_tuner_is_asked_first(run: Runner) -> None:
-    theirs = "/opt/libnccl-tuner.so"
-    shown = run.shown(NCCL_TUNER_PLUGIN=theirs, said=f"has {theirs} asked before ours")
-    assert shown["DYNAMICCL_NEXT_TUNER"] == theirs
-    assert shown["NCCL_TUNER_PLUGIN"].endswith(VENDOR_NAME)
-    assert shown["NCCL_PROFILER_PLUGIN"] == shown["NCCL_TUNER_PLUGIN"]
-    own = run.shown(NCCL_TUNER_PLUGIN=theirs, DYNAMICCL_NEXT_TUNER="/opt/other.so")
-    assert own["DYNAMICCL_NEXT_TUNER"] == "/opt/other.so"
-    for value in ("none", f"/elsewhere/{TUNER_NAME}", TUNER_NAME):
-        shown = run.shown(NCCL_TUNER_PLUGIN=value)
-        assert "DYNAMICCL_NEXT_TUNER" not in shown
-        assert shown["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
 
 
 @pytest.fixture(name="opt")
@@ -227,47 +278,6 @@ def test_libraries_that_nccl_loads_unasked_keep_their_places(run: Runner, opt: P
     assert shown["NCCL_PROFILER_PLUGIN"] == "libnccl-profiler.so"
 
 
-def test_a_jobs_own_profiler_stays(run: Runner) -> None:
-    for value in ("NONE", f"/elsewhere/{TUNER_NAME}", f"/elsewhere/{PROFILER_NAME}"):
-        shown = run.shown(NCCL_PROFILER_PLUGIN=value)
-        assert shown["NCCL_PROFILER_PLUGIN"] == str(run.home / "lib" / TUNER_NAME)
-    # The tuner needs a profiler's place on NCCL 2.27 alone, and takes it from nobody.
-    assert run.shown(NCCL_PROFILER_PLUGIN="inspector")["NCCL_PROFILER_PLUGIN"] == "inspector"
-
-
-@pytest.mark.parametrize("mode", ["adaptive", "observe"])
-def test_modes_that_need_the_profilers_place_load_nothing_where_it_is_taken(
-    mode: str, run: Runner
-) -> None:
-    said = f"mode {mode} needs the profiler's place, and inspector has it"
-    shown = run.shown(f"--mode={mode}", NCCL_PROFILER_PLUGIN="inspector", said=said)
-    assert shown["NCCL_PROFILER_PLUGIN"] == "inspector"
-    assert "NCCL_TUNER_PLUGIN" not in shown
-    taken = {"NCCL_TUNER_PLUGIN": "/opt/t.so"}
-    if mode == "adaptive":
-        taken["said"] = "mode adaptive asks no other tuner"
-    assert run.shown(f"--mode={mode}", **taken)["NCCL_TUNER_PLUGIN"] == "/opt/t.so"
-
-
-def test_a_policy_that_any_tuner_would_disable_is_left_alone(run: Runner, tmp_path: Path) -> None:
-    for value in ("EFFICIENCY", "efficiency", "1", "3"):
-        shown = run.shown(NCCL_CTA_POLICY=value, said=f"NCCL_CTA_POLICY is {value}")
-        assert "NCCL_TUNER_PLUGIN" not in shown
-    assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_CTA_POLICY="0")
-    assert "NCCL_PROFILER_PLUGIN" in run.shown("--mode=observe", NCCL_CTA_POLICY="1")
-    # As NCCL reads it from its own file, where the environment does not say otherwise.
-    (tmp_path / ".nccl.conf").write_text("# ours\nNCCL_DEBUG=INFO\n NCCL_CTA_POLICY = 1 \n")
-    assert "NCCL_TUNER_PLUGIN" not in run.shown(said="NCCL_CTA_POLICY is 1,")
-    assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_CTA_POLICY="2")
-    assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_CONF_FILE="/dev/null")
-
-
-def test_the_new_enqueue_is_left_alone(run: Runner) -> None:
-    shown = run.shown(NCCL_ENQUEUE_REARCH_ENABLE="1", said="NCCL_ENQUEUE_REARCH_ENABLE is 1")
-    assert "NCCL_TUNER_PLUGIN" not in shown
-    assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_ENQUEUE_REARCH_ENABLE="0")
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -308,14 +318,6 @@ def test_a_machine_of_two_names_has_none_and_another_release_may_have_one(run: R
     assert run.shown(DYNAMICCL_SYSTEM="box")["DYNAMICCL_SYSTEMS"] == "23007=box"
     said = "does not know this machine as DYNAMICCL_SYSTEM=x"
     assert "DYNAMICCL_SYSTEMS" not in run.shown(DYNAMICCL_SYSTEM="x", said=said)
-
-
-def test_what_the_shell_evaluates_is_only_ever_text(run: Runner, tmp_path: Path) -> None:
-    odd = f"{tmp_path}/it's $(touch {tmp_path}/ran) `id`\n\"; x"
-    Path(odd).mkdir(parents=True)
-    shown = run("sh", "-c", 'printf %s "$DYNAMICCL_KILL_FILE"', env={"DYNAMICCL_ARTIFACT": odd})
-    assert shown.stdout == f"{odd}/kill"
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_job_that_was_installed_over_keeps_its_tables(

@@ -51,7 +51,6 @@ def test_round_trip(
     )
     again = DecisionTable.from_bytes(table.to_bytes())
     assert again == table
-    assert hash(again) == hash(table)
     assert again.to_bytes() == table.to_bytes()
 
 
@@ -113,16 +112,13 @@ def test_size_zero_abstains_in_a_table_that_begins_at_bin_zero() -> None:
     assert size_bin(0) == -1
     assert table.lookup(Collective.AllReduce, 0) is None
     assert table.lookup(Collective.AllReduce, 1) == RING
-
-
-@pytest.mark.parametrize("config", [None, ABSTAIN])
-def test_abstaining_entries(config: Config | None) -> None:
-    assert table_of(config).lookup(Collective.AllReduce, 1 << 20) is None
+    assert table_of(ABSTAIN) == table_of(None)
 
 
 @pytest.mark.parametrize(
     "config",
     [
+        None,
         Config(protocol=Protocol.LL),
         Config(algorithm=Algorithm.Ring),
         Config(num_channels=64),
@@ -164,23 +160,6 @@ def test_impossible_shapes_are_refused(
             first_bin=first_bin,
             num_bins=num_bins,
             entries=np.zeros((5, 1), dtype=ENTRY),
-        )
-
-
-def test_no_nodes_are_refused_and_not_divided_by() -> None:
-    with pytest.raises(ValueError, match="do not make"):
-        DecisionTable.from_configs([[RING]] * 5, num_nodes=0, num_ranks=8)
-
-
-def test_entries_of_another_type_are_refused() -> None:
-    with pytest.raises(ValueError, match="entries are int64"):
-        DecisionTable(
-            num_nodes=1,
-            num_ranks=8,
-            ranks_per_node=8,
-            first_bin=0,
-            num_bins=1,
-            entries=np.zeros((5, 1), dtype=np.int64),
         )
 
 

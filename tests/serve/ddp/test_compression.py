@@ -22,10 +22,9 @@ HALF = Decision(Method.SPARSE, 0.03, quantised=True)
 
 
 @pytest.mark.parametrize("decision", [SPARSE, HALF], ids=["32 bits", "16 bits"])
-@pytest.mark.parametrize("prune_to_residual", [False, True])
 @pytest.mark.parametrize("numel", [1001, 3 * SAMPLE + 1])
 def test_sent_and_error_feedback_and_pruned_are_the_gradient(
-    decision: Decision, prune_to_residual: bool, numel: int
+    decision: Decision, numel: int
 ) -> None:
     residual = numbers(numel, 1)
     weights = [numbers(numel - 1, 2).reshape(1, -1), torch.zeros(1)]
@@ -38,16 +37,15 @@ def test_sent_and_error_feedback_and_pruned_are_the_gradient(
             residual,
             decision,
             kept=kept,
-            prune_to_residual=prune_to_residual,
             turn=step,
         )
         assert packed.numel() == decision.payload_bytes(numel)
         sent = sent_by(packed, decision, numel)
-        lost = torch.zeros(numel) if prune_to_residual else (gradient + before) * ~kept
+        lost = (gradient + before) * ~kept
         torch.testing.assert_close(sent + residual + lost, gradient + before, rtol=0, atol=1e-6)
         assert not sent[~kept].any()
         assert 0 < sent.count_nonzero() <= decision.count(numel)
-        assert bool(residual[~kept].any()) == prune_to_residual
+        assert not residual[~kept].any()
 
 
 def test_what_16_bits_cannot_hold_stays_in_the_error_feedback() -> None:
