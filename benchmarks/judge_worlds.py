@@ -32,14 +32,15 @@ import numpy.typing as npt
 from sweeps import public_tables
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
-from dynamiccl.simulator import h100
+from dynamiccl.simulator.default import CostModel
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.h100 import default_model
+from dynamiccl.simulator.h100 import true_us
 from dynamiccl.simulator.parameters import CELL_NUMBERS, LINK_NUMBERS, Parameter, SystemFile
 from dynamiccl.simulator.physics import CellValues, LinkValues, Work, times
-from dynamiccl.simulator.system import Call, System
+from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import (
     ParametricSystem,
+    System,
     find_system,
     parametric_system,
     shipped_file,
@@ -346,9 +347,9 @@ def _ran(name: str, call: Call, config: Config) -> Config:
     if config.algorithm is None or config.protocol is None:
         return _own(name, call)[0]
     system = _system(name)
-    model = system.decisions if isinstance(system, ParametricSystem) else default_model()
+    assert isinstance(system, CostModel)
     cell = config.algorithm, config.protocol
-    return Config(*cell, model.num_channels(call, *cell, config.num_channels))
+    return Config(*cell, system.num_channels(call, *cell, config.num_channels))
 
 
 @cache
@@ -364,8 +365,7 @@ def _published_log_us(call: Call, ran: Config, asked: int | None) -> float:
     """Ln of the time of the H100 nodes."""
     assert ran.algorithm is not None
     assert ran.protocol is not None
-    where = call.group, call.collective, ran.algorithm, ran.protocol, call.size_bytes
-    return math.log(h100.true_us(*where, num_channels=asked))
+    return math.log(true_us(call, (ran.algorithm, ran.protocol), asked))
 
 
 class _Asked:

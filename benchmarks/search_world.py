@@ -19,7 +19,8 @@ import numpy.typing as npt
 from dynamiccl.nccl import ABSTAIN, Collective, Config, Transport
 from dynamiccl.serve.search.autoccl import DEFAULT, Choice, SearchSpace
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import Call, Launch, System
+from dynamiccl.simulator.system import Call, Launch
+from dynamiccl.simulator.systems import System
 
 CHANNELS: Final = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CHUNKS: Final = (None, *(1 << k for k in range(15, 23)))

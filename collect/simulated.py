@@ -19,9 +19,9 @@ from dynamiccl.errors import InvalidSweep, UserError
 from dynamiccl.nccl import NcclVersion, Transport
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
-from dynamiccl.simulator.system import UNTOUCHED, Call, Surroundings, System
+from dynamiccl.simulator.system import UNTOUCHED, Call, Surroundings
 from dynamiccl.simulator.system import Launch as LaunchSettings
-from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, find_system
+from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, System, find_system
 
 _THREADS, _NO_P2P, _NO_SHM = "NCCL_NTHREADS", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"
 _MODELLED = (_THREADS, _NO_P2P, _NO_SHM)

@@ -29,8 +29,7 @@ from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import Scenario, find_scenario
-from dynamiccl.simulator.system import System
-from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.systems import System, find_system
 from dynamiccl.simulator.workloads import (
     DEFAULT_SCENARIO,
     DEFAULT_SYSTEM,

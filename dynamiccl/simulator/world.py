@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, NUM_ALGORITHMS, Algorithm, Config
 from dynamiccl.simulator.scenario import Float64Array, Jitter, Process, Scenario, Stragglers
-from dynamiccl.simulator.system import UNTOUCHED, Call, Launch, System
+from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
+from dynamiccl.simulator.systems import System
 from dynamiccl.simulator.workloads import Workload
 
 Int64Array = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dynamiccl.evaluate.job.gains import Source
-    from dynamiccl.simulator.system import System
+    from dynamiccl.simulator.systems import System
     from dynamiccl.train.policy import TorchPolicy
 
 _ROWS = 12

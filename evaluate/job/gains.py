@@ -25,7 +25,8 @@ from dynamiccl.drawn_worlds import Cell, Floats, Grid, Ints
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import Call, System
+from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.systems import System
 
 _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
 #: Tasks, the numbers of their sizes, and the actions.

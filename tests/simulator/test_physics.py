@@ -18,8 +18,8 @@ from dynamiccl.simulator.physics import (
     route,
     times,
 )
-from dynamiccl.simulator.system import Call, Launch, System
-from dynamiccl.simulator.systems import PARAMETRIC, find_system
+from dynamiccl.simulator.system import Call, Launch
+from dynamiccl.simulator.systems import PARAMETRIC, System, find_system
 
 KIB, MIB = 1 << 10, 1 << 20
 AR = Collective.AllReduce

@@ -191,7 +191,7 @@ class CostModel:
 
         Raises UnknownName for a release whose constants nobody has read.
         """
-        self.version = version
+        self.nccl_version = version
         self.machine = machine
         self._release = release_of(version)
         self._overrides = overrides or Overrides()
@@ -267,7 +267,7 @@ class CostModel:
         return self.communicator(group).opened(algorithm)
 
     def num_channels(
-        self, call: Call, algorithm: Algorithm, protocol: Protocol, asked: int | None
+        self, call: Call, algorithm: Algorithm, protocol: Protocol, asked: int | None = None
     ) -> int:
         """Channels that carry data when `asked` are asked for; None = NCCL's own number."""
         comm = self.communicator(call.group)
@@ -281,7 +281,7 @@ class CostModel:
             # NCCL would let the lower bound win; the last one set is meant here.
             low, high = (min(low, high), high) if least is None else (low, max(low, high))
         overrides = replace(self._overrides, min_channels=low, max_channels=high)
-        return CostModel(self.version, self.machine, overrides)
+        return CostModel(self.nccl_version, self.machine, overrides)
 
     def resolve(self, call: Call, config: Config) -> Config:
         """What runs when `config` is asked for; no knob of the answer is AUTO but the chunk.
