@@ -20,7 +20,7 @@ from dynamiccl.datasets.steps import sequence_steps, training_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Recording
+from dynamiccl.simulator.record_jobs import write_calls
 from dynamiccl.simulator.scenario import Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
@@ -107,7 +107,7 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
     world = small_world(sweep)
     noise = training_noise(sweep)
     tables = replace(Tables.of(world, PROFILES, noise), reference_us=references(sweep, world))
-    recording = Recording(world, "played")
+    recorded = []
     env = JobCalls(world, tables, 3, Course(episode_calls=200))
     random = np.random.default_rng(0)
     observation = env.reset(seed=4)
@@ -117,12 +117,12 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
         key, before = env.jobs.key, observation
         observation, ran = env.step(chosen)
         earned = reward(ran.measured_us, tables.reference_us[key])
-        recording.add(ran)
+        recorded.append(ran)
         for job in range(3):
             seen = {name: part[job] for name, part in before.items()}
             one = Step(seen, int(chosen[job]), float(earned[job]))
             played.setdefault((job, int(key[job])), []).append(one)
-    recording.write(tmp_path)
+    write_calls(tmp_path, world, "played", recorded)
 
     calls = read(tmp_path, "calls")
     made, counts = sequence_steps(calls, sweep, Catalogue(world.configs), PROFILES, noise)

@@ -295,7 +295,7 @@ class CostModel:
             if config.algorithm in {None, cell[0]} and config.protocol in {None, cell[1]}
         ]
         if not cells:
-            raise KeyError(f"NCCL has no {config.key} for {call.collective.wire} on {call.group}")
+            raise KeyError(f"NCCL has no {config.key} for {call.collective.wire}")
         if len(cells) > 1:
             table = self.cost_table(call)
             cells.sort(key=lambda cell: (table[cell], cell))
