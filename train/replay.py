@@ -6,7 +6,7 @@ What comes out is what its `MultiStepTransitionPicker` (2.8.1) gives, row by row
 
 `Steps.observe` defines what a step sees. It takes logarithms of every call of every window, each
 time; in `FeatureRows` each call has its row of window features, and a row of what the history is
-when it is the last call: 104 bytes a step, where windows are the calls before a step.
+when it is the last call: 152 bytes a step, where windows are the calls before a step.
 
 N steps, B rows of a batch, K calls in the window.
 """
@@ -26,8 +26,7 @@ from dynamiccl.datasets.history import (
     Float32Array,
     HistoryColumns,
     Past,
-    computed_rows,
-    window_rows,
+    feature_rows,
 )
 from dynamiccl.datasets.steps import Int64Array, Steps
 
@@ -47,7 +46,7 @@ class FeatureRows:
         self._columns = columns
         is_first = np.isin(np.arange(len(steps)), steps.starts)
         self._calls = np.empty((len(steps), len(columns.window_features)), dtype=np.float32)
-        self._computed = np.empty((len(steps), len(columns.computed_features)), dtype=np.float32)
+        self._history = np.empty((len(steps), len(columns.history_features)), dtype=np.float32)
         for start in range(0, len(steps), _PART):
             self._fill(start, min(start + _PART, len(steps)), is_first)
         self._log2_size = np.log2(np.maximum(steps.calls.size_bytes, 1)).astype(np.float32)
@@ -63,15 +62,14 @@ class FeatureRows:
         task = steps.task[episode]
         context = steps.tasks.context.take(task, axis=0)
         set_sizes(context, self._log2_size[rows])
-        history = context[:, HISTORY_SLICE.start :]
-        computed = self._computed.take(rows - 1, axis=0, mode="clip")
-        self._columns.fill(history, computed, window[:, -1])
+        history = context[:, HISTORY_SLICE.start :][:, : self._history.shape[1]]
+        history[:] = self._history.take(rows - 1, axis=0, mode="clip")
         short = np.flatnonzero(num_calls < WINDOW_LENGTH)
         padded = window[short]
         padded[num_calls[short, None] < -_LOOK_BACK] = 0.0
         window[short] = padded
         cold = short[num_calls[short] == 0]
-        history[cold, : len(self._columns.history_features)] = 0.0
+        history[cold] = 0.0
         return Observations(window, context), steps.tasks.mask.take(task, axis=0), task
 
     def _fill(self, start: int, end: int, is_first: npt.NDArray[np.bool_]) -> None:
@@ -79,8 +77,9 @@ class FeatureRows:
         before = max(0, start - WINDOW_LENGTH)
         past = _Steps(self._steps.calls.take(slice(before, end)), is_first[before:end])
         own = slice(start - before, None)
-        self._calls[start:end] = window_rows(past, (end - before,), self._columns)[own]
-        self._computed[start:end] = computed_rows(past, end - before, self._columns)[own]
+        shape = (end - before,)
+        self._calls[start:end] = feature_rows(self._columns.window, past, shape)[own]
+        self._history[start:end] = feature_rows(self._columns.history, past, shape)[own]
 
 
 class _Steps(Past):
@@ -115,8 +114,8 @@ class _Steps(Past):
         return best
 
 
-#: Steps whose features are kept in memory, 84 bytes each; of more they are made for each batch.
-MAX_CACHED: Final = 16_000_000
+#: Steps whose features are kept in memory, 152 bytes each; of more they are made for each batch.
+MAX_CACHED: Final = 11_000_000
 
 
 class Replay:

@@ -17,12 +17,10 @@ from dynamiccl.datasets.history import (
     Float32Array,
     HistoryColumns,
     NetworkSense,
-    OfLast,
     Past,
     Windowed,
     history_features,
     positions,
-    runs,
 )
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.serve.brain_module import traced_features
@@ -48,7 +46,10 @@ def wider() -> HistoryColumns:
         lambda past: past.one_hot(past.protocol, 2),
     )
     spread = Columns((Feature("spread", "log2", "slowest over fastest"),), _spread)
-    last = OfLast(Feature("last_slower", "log2", "than the call before"), "slower")
+    last = Columns(
+        (Feature("last_slower", "log2", "than the call before"),),
+        lambda past: past.last(_slower(past)),
+    )
     columns = HISTORY_COLUMNS
     return replace(
         columns,
@@ -136,16 +137,6 @@ def test_a_column_that_is_added_leaves_the_others_as_they_are() -> None:
     np.testing.assert_array_equal(more_window[:, :, kept], window)
     kept = [in_history[feature.name] for feature in HISTORY_COLUMNS.history_features]
     np.testing.assert_array_equal(more_history[:, kept], history)
-
-
-def test_positions_side_by_side_are_one_run() -> None:
-    pairs = [(0, 0), (1, 3), (2, 4), (3, 5), (5, 6)]
-    found = [
-        (slice(0, 1), slice(0, 1)),
-        (slice(1, 4), slice(3, 6)),
-        (slice(5, 6), slice(6, 7)),
-    ]
-    assert runs(pairs) == found
 
 
 def test_nothing_is_known_before_the_first_transfer() -> None:
