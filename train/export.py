@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def end_run(
         validation_default_regret=data.default_regret(),
         validation_tasks=data.validation.tasks.height,
         num_actions=len(manifest.catalogue),
-        counts=asdict(data.training.counts),
+        counts=data.training.counts,
         left_out=data.left_out,
         **found,
     )

@@ -77,7 +77,7 @@ def _log_start(
         f"{of}_{name}": value
         for of, each in counts.items()
         if each is not None
-        for name, value in asdict(each).items()
+        for name, value in each.items()
     }
     text = f"{recipe.summary}. Trained on `{data_dir}` with seed {seed}."
     run.begin(data_dir, data.digest, {**recipe.to_json(), "seed": seed, **params}, text)
