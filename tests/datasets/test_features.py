@@ -167,11 +167,6 @@ def test_unknown_profile_lights_no_flag() -> None:
     assert (values["profile:default"], values["profile:tuned"]) == (0.0, 0.0)
 
 
-def test_policy_without_profiles_has_no_flag() -> None:
-    observed = cold_observations(tasks(default(), default()), ())
-    assert observed.context.shape == (2, len(FEATURES))
-
-
 def test_other_nic_and_cpu_light_no_flag() -> None:
     values = cold(default(nic_kind="slingshot", cpu_vendor="power"))
     assert not any(v for name, v in values.items() if name.startswith(("nic_", "cpu_")))

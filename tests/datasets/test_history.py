@@ -162,15 +162,6 @@ def test_a_longer_route_moves_rtprop_once_the_old_one_has_expired() -> None:
     assert sense.rtprop.value == 300.0
 
 
-def test_by_hand() -> None:
-    sense = NetworkSense()
-    # 16000 B: in 8 us 2 GB/s, in 16 us 1 GB/s, in 4 us 4 GB/s.
-    for time_us in (8.0, 4.0, 16.0):
-        sense.add(16_000.0, time_us)
-    assert (sense.ebb_gbytes_per_s, sense.btlbw.value, sense.rtprop.value) == (1.0, 4.0, 4.0)
-    assert sense.bdp_bytes == 16_000.0
-
-
 def test_the_stream_and_the_features_of_a_policy_say_the_same() -> None:
     numbers = np.random.default_rng(3)
     calls, sense = [], NetworkSense(WINDOW_LENGTH, WINDOW_LENGTH)

@@ -8,14 +8,12 @@ import polars as pl
 import pytest
 import torch
 
-from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import cell_times, interfered, noise_bands, quiet
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
 from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.reward import with_interfered_reference, with_reference
 from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.steps import training_noise, training_steps
-from dynamiccl.errors import NotEnoughData
+from dynamiccl.datasets.steps import training_noise
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.datasets.test_episodes import build, grid, tag, trained, window_times
 from tests.rows import default, forced, frame
@@ -185,11 +183,6 @@ def test_a_quiet_default_that_was_not_measured_at_the_size_gives_no_level() -> N
     assert found.select("interference", "reference_us").row(0) == (None, None)
 
 
-def test_training_on_nothing_but_disturbed_rows_is_refused() -> None:
-    with pytest.raises(NotEnoughData, match="no row to train on"):
-        build(slowed())
-
-
 def test_rows_of_an_unknown_strength_belong_together() -> None:
     """An import may know what ran beside, and not how strong it was."""
     found = build([*grid(), *slowed(interference_kind="stress", interference_level=None)])
@@ -237,22 +230,3 @@ def test_their_reference_is_the_default_of_as_many_at_once() -> None:
     )
     assert found["reference_us"].to_list() == [150.0]
     assert found["interference"].to_list() == pytest.approx([0.5])
-
-
-def test_training_windows_hold_rows_of_one_kind() -> None:
-    # 4 MiB lies in an even octave, which trains.
-    lone = [
-        row
-        for run in range(3)
-        for row in (
-            default(100.0, size_bytes=4 << 20, run=f"r{run}"),
-            forced("Ring", "LL", 90.0, size_bytes=4 << 20, run=f"r{run}"),
-        )
-    ]
-    at_once = [{**row, **AT_ONCE, "time_us": 2 * row["time_us"]} for row in lone]
-    rows = frame(*lone, *at_once)
-    steps = training_steps(rows, Catalogue.from_frame(rows), ["default"], seed=0)
-    assert steps.counts["interfered"] == len(at_once)
-    alone = training_steps(frame(*lone), Catalogue.from_frame(frame(*lone)), ["default"], seed=0)
-    assert alone.counts["interfered"] == 0
-    assert steps.counts["rows"] == 2 * alone.counts["rows"]

@@ -173,15 +173,12 @@ def test_manifest_round_trip(policy: Path) -> None:
     read = Manifest.read(policy)
     assert replace(read, files={}) == manifest()
     assert sorted(read.files) == ["policy.pt", "tables/one.dcct"]
+    assert list(policy.rglob(".*")) == []  # no hidden file is left
     assert read.actions() == Catalogue.from_json(read.catalogue)
     assert read.noise_table().rows() == [
         ("box", "AllReduce", 0.01),
         ("box", "AllGather", 0.02),
     ]
-
-
-def test_writing_leaves_no_hidden_file(policy: Path) -> None:
-    assert list(policy.rglob(".*")) == []
 
 
 def test_writing_again_lists_what_is_there_now(policy: Path) -> None:
@@ -205,7 +202,7 @@ def test_missing_file_is_named(policy: Path) -> None:
         Manifest.read(policy)
 
 
-@pytest.mark.parametrize("name", ["more.bin", "tables/two.dcct", ".hidden"])
+@pytest.mark.parametrize("name", ["more.bin", "tables/two.dcct", "tables/manifest.json", ".hidden"])
 def test_extra_file_is_named(name: str, policy: Path) -> None:
     (policy / name).write_bytes(b"")
     with pytest.raises(ArtifactMismatch, match=rf"holds {name}, which its manifest does not list"):
@@ -244,12 +241,6 @@ def test_missing_field_is_corrupt(field: str, policy: Path) -> None:
         Manifest.read(policy)
 
 
-def test_field_of_a_support_is_needed(policy: Path) -> None:
-    change(policy, lambda raw: raw["supports"][0].pop("measured"))
-    with pytest.raises(CorruptFile, match="measured"):
-        Manifest.read(policy)
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"1", b"\xff\xfe", b'"x"', b"null"])
 def test_what_is_no_json_object_is_corrupt(content: bytes, policy: Path) -> None:
     (policy / MANIFEST_NAME).write_bytes(content)
@@ -272,29 +263,18 @@ def test_cut_manifest_is_never_a_crash(at: int, policy: Path) -> None:
         ("files", []),
         ("catalogue", "x"),
         ("catalogue", [{"action": 0}]),
+        ("catalogue", [{**manifest().catalogue[1], "requested_algorithm": "Rign"}]),
         ("supports", [1]),
+        (
+            "supports",
+            [{k: v for k, v in asdict(manifest())["supports"][0].items() if k != "measured"}],
+        ),
         ("abstain_margin", "much"),
     ],
 )
 def test_field_of_another_type_is_corrupt(field: str, value: object, policy: Path) -> None:
     change(policy, lambda raw: raw.update({field: value}))
     with pytest.raises(CorruptFile, match=r"manifest\.json: .*export the policy again"):
-        Manifest.read(policy)
-
-
-def test_catalogue_with_an_unknown_algorithm_is_corrupt(policy: Path) -> None:
-    def rename(raw: dict[str, Any]) -> None:
-        raw["catalogue"][1]["requested_algorithm"] = "Rign"
-
-    change(policy, rename)
-    with pytest.raises(CorruptFile, match="Rign"):
-        Manifest.read(policy)
-
-
-def test_manifest_in_a_folder_below_is_a_foreign_file(policy: Path) -> None:
-    (policy / "tables").mkdir(exist_ok=True)
-    (policy / "tables" / "manifest.json").write_text("{}")
-    with pytest.raises(ArtifactMismatch, match=r"tables/manifest\.json"):
         Manifest.read(policy)
 
 

@@ -54,11 +54,6 @@ def test_oracle_has_no_regret_and_no_choice_has_less(
     np.testing.assert_array_equal(grid.chosen_us(np.zeros(len(times), np.int64)), grid.default_us)
 
 
-def test_oracle_may_abstain() -> None:
-    grid = score(*task(default_us=1.0))
-    assert grid.oracle_us.tolist() == grid.default_us.tolist() == [1.0]
-
-
 def test_times_are_medians_of_repeats() -> None:
     rows = [r for i, t in enumerate((10.0, 11.0, 90.0)) for r in task(t, run=f"c{i}", repeat=i)]
     grid = score(*rows)
@@ -141,11 +136,6 @@ def test_rows_of_unwell_gpus_are_in_no_verdict(flags: dict[str, object]) -> None
     assert score(*hot[:1], *task()[1:]).unscored["unscored"].to_list() == [
         "NCCL's default was not measured"
     ]
-
-
-def test_collectives_without_a_tuner_are_left_out() -> None:
-    grid = score(*task(collective="AlltoAll"))
-    assert (grid.tasks.height, grid.unscored.height) == (0, 0)
 
 
 def test_only_the_asked_splits_are_scored() -> None:

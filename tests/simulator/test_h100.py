@@ -23,7 +23,7 @@ from dynamiccl.simulator.h100 import (
     true_us,
 )
 from dynamiccl.simulator.noise import Noise
-from dynamiccl.simulator.physics import asked_chunk_bytes, largest_chunk_bytes
+from dynamiccl.simulator.physics import largest_chunk_bytes
 from dynamiccl.simulator.system import Call
 from tests.published import folder
 
@@ -367,23 +367,6 @@ def test_channels_stretch_the_transfer_and_not_the_latency() -> None:
     assert factor != 1.0
     slow, own = true_us(call, TREE_LL128, 8), true_us(call, TREE_LL128)
     assert slow - 65.5 == pytest.approx((own - 65.5) * factor)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "collective", "own"),
-    [
-        (RING, AR, 2 * MIB),
-        (RING, Collective.Broadcast, MIB // 2),
-        (TREE, AR, MIB // 2),
-        (NVLS, AG, 128 << 10),
-    ],
-)
-def test_chunk_is_within_nccl_s_buffers_and_in_whole_grains(
-    algorithm: Algorithm, collective: Collective, own: int
-) -> None:
-    assert largest_chunk_bytes(collective, algorithm, SIMPLE, BUFFER_BYTES) == own
-    asked = [None, 1 << 30, 65_536 + 511, 1]
-    assert [asked_chunk_bytes(own, each) for each in asked] == [own, own, 65_536, 512]
 
 
 def test_chunk_has_a_mild_effect_on_simple_alone() -> None:
