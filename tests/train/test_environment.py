@@ -127,7 +127,7 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
     calls = read(tmp_path, "calls")
     made, counts = sequence_steps(calls, sweep, Catalogue(world.configs), PROFILES, noise)
     assert made is not None
-    assert counts.steps == 600
+    assert counts["steps"] == 600
     assert len(made.starts) - 1 == len(played) == 9
     for episode in range(9):
         rows = np.arange(made.starts[episode], made.starts[episode + 1])
