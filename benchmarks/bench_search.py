@@ -34,7 +34,7 @@ from search_world import Task, by_system, running
 
 from dynamiccl.serve.search.autoccl import AutoCcl, Tuner
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior
-from dynamiccl.simulator.systems import SYSTEMS
+from dynamiccl.simulator.systems import SYSTEMS, find_system
 
 SEEDS: Final = range(5)
 HEADLINE: Final = 0.02
@@ -179,7 +179,7 @@ def compared(parts: Sequence[Part], sigma: float, suffix: str) -> Figures:
 
 def simulated_figures() -> Figures:
     """Search on every simulated system."""
-    tasks = dict(by_system([make() for make in SYSTEMS.values()]))
+    tasks = dict(by_system([find_system(name) for name in SYSTEMS]))
     parts = [
         (rivals() | {"ours": from_trees(warm, held)}, held)
         for warm, held in learned_elsewhere(tasks)

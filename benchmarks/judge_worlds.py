@@ -42,7 +42,6 @@ from dynamiccl.simulator.systems import (
     ParametricSystem,
     System,
     find_system,
-    parametric_system,
     shipped_file,
 )
 
@@ -254,7 +253,7 @@ def perturbed(name: str, seed: int) -> ParametricSystem:
     cells = tuple(with_moved(cell, PERTURBED) for cell in file.cells)
     links = with_moved(file.links, LINK_NUMBERS)
     made: SystemFile = file.model_copy(update={"cells": cells, "links": links})
-    return parametric_system(made)
+    return ParametricSystem(made)
 
 
 class Field:

@@ -22,7 +22,7 @@ from dynamiccl.evaluate.simulate.players import cold_predictions
 from dynamiccl.nccl import Config
 from dynamiccl.serve.search.policy_search import Prior
 from dynamiccl.simulator.scenario import find_scenario
-from dynamiccl.simulator.systems import SYSTEMS
+from dynamiccl.simulator.systems import SYSTEMS, find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import Tables
@@ -89,7 +89,7 @@ def _measure_all(out: Path, seed: int) -> None:
 
 def _measure(name: str, seed: int, data: Path) -> None:
     """A sweep of a system."""
-    system = SYSTEMS[name]()
+    system = find_system(name)
     shapes = (
         f"{{ num_nodes = {group.num_nodes}, ranks_per_node = {group.ranks_per_node} }}"
         for group in chosen_groups(system)
@@ -113,7 +113,7 @@ def _predict(policy: TorchPolicy, tasks: Sequence[Task]) -> Iterator[tuple[Task,
         for task in tasks
     ]
     configs = policy.manifest.actions().configs
-    system = SYSTEMS[tasks[0].system]()
+    system = find_system(tasks[0].system)
     world = World(system, Workload("tasks", tuple(calls)), configs, find_scenario("quiet"))
     tables = Tables.of(world, policy.manifest.launch_profiles, policy.manifest.noise_table())
     for task, mask, cold in zip(tasks, world.mask, cold_predictions(policy, tables), strict=True):

@@ -63,7 +63,7 @@ class SimulatorRunner(Runner):
         """Raise for a release, groups, collectives, profiles and interference not modelled."""
         named, modelled = self._file.nccl_version, self._system.nccl_version
         if named is not None and NcclVersion.parse(named) != modelled:
-            others = ", ".join(f"{name} {make().nccl_version}" for name, make in SYSTEMS.items())
+            others = ", ".join(f"{name} {find_system(name).nccl_version}" for name in SYSTEMS)
             raise InvalidSweep(
                 f"nccl_version: the sweep names NCCL {named}, and the simulated system "
                 f"'{self._file.simulator.system}' runs {modelled}; write {modelled}, leave the key "

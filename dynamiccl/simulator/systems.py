@@ -3,7 +3,7 @@
 A parametric system is NCCL's own decisions, and the physics of a system file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.default import CostModel, Machine, Overrides, find_machine, read_machine
+from dynamiccl.simulator.default import CostModel, Overrides, find_machine, read_machine
 from dynamiccl.simulator.group import Cell as NcclCell
 from dynamiccl.simulator.group import CostLine, Group
 from dynamiccl.simulator.h100 import H100System
@@ -42,12 +42,13 @@ from dynamiccl.simulator.system import UNTOUCHED, Call, Contention, Launch, Part
 
 Cell = tuple[Algorithm, Protocol]
 _SUFFIX: Final = ".toml"
-_H100: Final = "h100-ib"
 _SHIPPED: Final = resources.files("dynamiccl.simulator") / "systems"
 #: Systems that a shipped TOML file describes.
 PARAMETRIC: Final = tuple(
     sorted(p.name.removesuffix(_SUFFIX) for p in _SHIPPED.iterdir() if p.name.endswith(_SUFFIX))
 )
+#: All that ship.
+SYSTEMS: Final = (H100System.name, *PARAMETRIC)
 #: Threads that `NCCL_NTHREADS` may ask for, in steps of a warp.
 MIN_THREADS, MAX_THREADS, WARP = 64, 512, 32
 
@@ -55,11 +56,10 @@ MIN_THREADS, MAX_THREADS, WARP = 64, 512, 32
 class ParametricSystem(CostModel):
     """A system described by a file: NCCL's decisions, among the cells that it has physics for."""
 
-    def __init__(self, file: SystemFile, machine: Machine) -> None:
-        """Take a checked file, and the machine that it names.
-
-        Raises UnknownName for a release of NCCL whose constants nobody has read.
-        """
+    def __init__(self, file: SystemFile) -> None:
+        """Take a checked file. Raises UnknownName for its machine or release of NCCL."""
+        name = file.nccl.machine
+        machine = read_machine(Path(name)) if _is_path(name) else find_machine(name)
         made = Overrides(file.nccl.min_channels, file.nccl.max_channels)
         super().__init__(file.version, machine, made)
         self.file = file
@@ -248,29 +248,12 @@ def find_system(name: str) -> System:
 
     Raises UnknownName with the choices, MissingPath and UserError.
     """
-    if _is_path(name):
-        return parametric_system(system_file(name))
-    if name not in SYSTEMS:
-        raise UnknownName("simulated system", name, [*SYSTEMS])
-    return SYSTEMS[name]()
-
-
-def parametric_system(file: SystemFile) -> ParametricSystem:
-    """The system of a file. Raises UnknownName for its machine or release of NCCL."""
-    name = file.nccl.machine
-    machine = read_machine(Path(name)) if _is_path(name) else find_machine(name)
-    return ParametricSystem(file, machine)
+    if name == H100System.name:
+        return H100System()
+    if name not in PARAMETRIC and not _is_path(name):
+        raise UnknownName("simulated system", name, SYSTEMS)
+    return ParametricSystem(system_file(name))
 
 
 def _is_path(name: str) -> bool:
     return name.endswith(_SUFFIX)
-
-
-def _shipped(name: str) -> Callable[[], System]:
-    return lambda: parametric_system(shipped_file(name))
-
-
-SYSTEMS: Final[Mapping[str, Callable[[], System]]] = {
-    _H100: H100System,
-    **{name: _shipped(name) for name in PARAMETRIC},
-}

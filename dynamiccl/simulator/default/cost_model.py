@@ -429,7 +429,7 @@ def _ring(comm: Communicator, collective: Collective, protocol: Protocol) -> flo
     if protocol is Protocol.LL:
         return min(comm.ll_max, bus * _LL_SHARE)
     if protocol is Protocol.LL128:
-        most = comm.release.ring_ll128(comm.generation)[comm.column]
+        most = comm.release.ring_ll128[comm.generation][comm.column]
         return min(bus * _SHARE, channels * most)
     return bus
 
@@ -437,13 +437,13 @@ def _ring(comm: Communicator, collective: Collective, protocol: Protocol) -> flo
 def _tree(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
     channels = comm.graph.channels
     bus = channels * _per_channel(comm, comm.graph.tree)
-    most = comm.release.tree(comm.generation)[comm.column]
+    most = comm.release.tree[comm.generation][comm.column]
     bus = min(bus * _SHARE, channels * most)
     if protocol is Protocol.LL:
         bus = min(bus * _TREE_LL_SHARE, comm.ll_max)
     elif protocol is Protocol.LL128:
         share = _TREE_LL128_SHARE if comm.one_node else _TREE_LL128_SHARE_NODES
-        most = comm.release.tree_ll128(comm.generation)[comm.column]
+        most = comm.release.tree_ll128[comm.generation][comm.column]
         bus = min(bus * share, channels * most)
     return bus * (_PLAIN_TREE_SHARE if comm.graph.tree.plain_tree else 1.0)
 
@@ -467,7 +467,7 @@ def _nvls_tree(comm: Communicator, collective: Collective, protocol: Protocol) -
     search = comm.search(Algorithm.NVLSTree)
     two, inter = comm.group.num_nodes <= 2, search.inter_gbytes_per_s
     if comm.release.nvls_by_efficiency:
-        most = comm.release.nvls_tree(comm.generation)[comm.column]
+        most = comm.release.nvls_tree[comm.generation][comm.column]
         inter = min(inter * (2 if two else 1), most)
         return search.channels * min(_nvls_intra(comm, collective), inter)
     return search.channels * min(search.intra_gbytes_per_s, inter if two else inter / 2)
