@@ -57,13 +57,9 @@ def test_the_same_repeat_of_another_run_or_sweep_is_independent(column: str) -> 
 )
 def test_other_task_or_request_is_another_cell(change: dict[str, object]) -> None:
     row = forced("Ring", "LL", 1.0)
+    read_back = {"driver_version": "1", "actual_algorithm": "Tree", "repeat": 1}
+    assert cell_times(frame(row, {**row, **read_back})).height == 1
     assert cell_times(frame(row, {**row, **change, "time_us": 2.0})).height == 2
-
-
-@pytest.mark.parametrize("change", [{"driver_version": "1"}, {"actual_algorithm": "Tree"}])
-def test_what_was_read_back_makes_no_cell(change: dict[str, object]) -> None:
-    row = default(1.0)
-    assert cell_times(frame(row, {**row, **change, "repeat": 1})).height == 1
 
 
 def test_rows_that_did_not_work_are_not_usable() -> None:
@@ -183,11 +179,8 @@ def test_shared_nodes_and_mig_instances_are_not_compared(make: Any) -> None:
 def test_default_under_our_plugin_gives_way_to_the_untouched_one() -> None:
     assert times(inside(1.0), default(2.0), forced("Ring", "LL", 3.0)) == [2.0, 3.0]
     assert times(inside(1.0), forced("Ring", "LL", 3.0)) == [1.0, 3.0]
-
-
-def test_forced_configs_of_any_scope_stay() -> None:
-    row = forced("Ring", "LL", 3.0, default_scope="profile")
-    assert times(default(2.0), row) == [2.0, 3.0]
+    # Forced configs of any scope stay.
+    assert times(default(2.0), forced("Ring", "LL", 3.0, default_scope="profile")) == [2.0, 3.0]
 
 
 @pytest.mark.parametrize(

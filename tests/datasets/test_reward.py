@@ -7,6 +7,7 @@ from dynamiccl.datasets.reward import reward, with_reference
 from tests.rows import default, forced, frame
 
 KB64 = 1 << 16
+UNKNOWN = ("nccl_version", "gpu", "num_nodes", "in_place")
 
 
 def reference(row: dict[str, object], *training: dict[str, object]) -> tuple[float | None, bool]:
@@ -56,22 +57,19 @@ def test_default_of_other_conditions_is_no_reference(change: dict[str, object]) 
     assert reference(forced("Ring"), default(10.0, **change)) == (None, False)
 
 
-def test_unknown_conditions_are_equal_to_each_other() -> None:
-    unknown = {"nccl_version": None, "gpu": None, "num_nodes": None, "in_place": None}
-    assert reference(forced("Ring", **unknown), default(10.0, **unknown)) == (10.0, True)
-
-
-def test_interfered_rows_are_compared_with_the_quiet_default() -> None:
-    row = forced("Ring", interference_kind="congestion", interference_level=1.0)
-    assert reference(row, default(10.0)) == (10.0, True)
-
-
-def test_the_default_of_another_profile_is_no_reference() -> None:
-    row = forced("Ring", launch_profile="tuned")
-    assert reference(row, default(10.0), default(7.0, launch_profile="tuned")) == (
-        10.0,
-        True,
-    )
+@pytest.mark.parametrize(
+    ("row", "beside"),
+    [
+        # The quiet default, and that of the untouched environment, are those compared with.
+        ({"interference_kind": "congestion", "interference_level": 1.0}, {}),
+        ({"launch_profile": "tuned"}, {}),
+        # Unknown conditions are equal to each other.
+        (dict.fromkeys(UNKNOWN), dict.fromkeys(UNKNOWN)),
+    ],
+)
+def test_what_a_row_is_compared_with(row: dict[str, object], beside: dict[str, object]) -> None:
+    own = default(7.0, launch_profile="tuned")
+    assert reference(forced("Ring", **row), default(10.0, **beside), own) == (10.0, True)
 
 
 def inside(time_us: float, **columns: object) -> dict[str, object]:

@@ -180,15 +180,12 @@ def test_a_config_without_one_placement_is_not_judged_by_what_placements_differ_
     assert lone.times_us.tolist() == [[10.0, 20.0, 8.0]]
 
 
-def test_unknown_conditions_are_one_task() -> None:
-    unknown: dict[str, Any] = {
-        "nccl_version": None,
-        "gpu": None,
-        "num_nodes": None,
-        "datatype": None,
-    }
-    grid = score(*task(**unknown))
-    assert grid.times_us.tolist() == [[10.0, 20.0, 8.0]]
+def test_unknown_conditions_are_one_task_and_simulated_ones_are_marked() -> None:
+    unknown = dict.fromkeys(("nccl_version", "gpu", "num_nodes", "datatype"))
+    grid = score(*task(**unknown), *task(source="simulator", size_bytes=TEST_SIZE))
+    assert grid.times_us.tolist() == [[10.0, 20.0, 8.0]] * 2
+    marks = dict(grid.tasks.select("size_bytes", "simulated").iter_rows())
+    assert marks == {1 << 20: False, TEST_SIZE: True}
 
 
 def test_order_of_rows_changes_nothing() -> None:
@@ -196,12 +193,6 @@ def test_order_of_rows_changes_nothing() -> None:
     forward, backward = score(*rows), score(*reversed(rows))
     np.testing.assert_array_equal(forward.times_us, backward.times_us)
     assert forward.tasks["size_bytes"].to_list() == backward.tasks["size_bytes"].to_list()
-
-
-def test_simulated_tasks_are_marked() -> None:
-    grid = score(*task(), *task(source="simulator", size_bytes=TEST_SIZE))
-    marks = dict(grid.tasks.select("size_bytes", "simulated").iter_rows())
-    assert marks == {1 << 20: False, TEST_SIZE: True}
 
 
 def test_samples_are_the_repeats_behind_a_time() -> None:
