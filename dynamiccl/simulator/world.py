@@ -184,6 +184,17 @@ class World:
             found.append((step.after_us, factors))
         return found
 
+    def times_us(
+        self, key: Int64Array, intra: Float64Array, inter: Float64Array, host: Float64Array
+    ) -> Float64Array:
+        """(N, A) true us of every config under slowdowns (N,), for an oracle."""
+        moving = np.maximum(
+            self.intra_us[key] * intra[:, None], self.inter_us[key] * inter[:, None]
+        )
+        host_factor = 1.0 + self.host_share[key] * (host[:, None] - 1.0)
+        found: Float64Array = (self.fixed_us[key] + moving) * host_factor
+        return found
+
     def jobs(self, num_jobs: int, seed: int) -> "Jobs":
         """N jobs, each starting at a random place of the workload."""
         return Jobs(self, num_jobs, seed)
@@ -285,13 +296,10 @@ class Jobs:
 
     def oracle_us(self) -> Float64Array:
         """(N, A) true us of the next calls under every config, without switching costs."""
-        world, key = self.world, self.key
-        inside_us = world.intra_us[key] * self.intra[:, None]
-        between_us = world.inter_us[key] * self.inter[:, None]
-        host = 1.0 + world.host_share[key] * (self.host[:, None] - 1.0)
-        times: Float64Array = (world.fixed_us[key] + np.maximum(inside_us, between_us)) * host
+        world = self.world
+        times = world.times_us(self.key, self.intra, self.inter, self.host)
         times *= self._felt[:, None]
         for after_us, factors in world.updates:
             later = self._clock_us[:, None] > after_us
-            times *= np.where(later, factors[world.algorithm[key]], 1.0)
+            times *= np.where(later, factors[world.algorithm[self.key]], 1.0)
         return times

@@ -158,7 +158,11 @@ def test_features_are_finite_whatever_is_null(data: st.DataObject) -> None:
 
 
 def test_what_no_feature_names_lights_no_flag() -> None:
-    others = {"nic_kind": "slingshot", "cpu_vendor": "power", "launch_profile": "never seen"}
+    others: dict[str, Any] = {
+        "nic_kind": "slingshot",
+        "cpu_vendor": "power",
+        "launch_profile": "never seen",
+    }
     values = cold(default(**others, nvlink_generation=0, nvlinks_per_gpu=0, nvswitch=False))
     flags = [n for n in values if n.startswith(("nic_", "cpu_", "profile:"))]
     assert len(flags) == 10

@@ -1,3 +1,5 @@
+from typing import Any
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -67,7 +69,7 @@ def test_default_of_other_conditions_is_no_reference(change: dict[str, object]) 
         (dict.fromkeys(UNKNOWN), dict.fromkeys(UNKNOWN)),
     ],
 )
-def test_what_a_row_is_compared_with(row: dict[str, object], beside: dict[str, object]) -> None:
+def test_what_a_row_is_compared_with(row: dict[str, Any], beside: dict[str, Any]) -> None:
     own = default(7.0, launch_profile="tuned")
     assert reference(forced("Ring", **row), default(10.0, **beside), own) == (10.0, True)
 

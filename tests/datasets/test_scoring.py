@@ -181,7 +181,7 @@ def test_a_config_without_one_placement_is_not_judged_by_what_placements_differ_
 
 
 def test_unknown_conditions_are_one_task_and_simulated_ones_are_marked() -> None:
-    unknown = dict.fromkeys(("nccl_version", "gpu", "num_nodes", "datatype"))
+    unknown: dict[str, Any] = dict.fromkeys(("nccl_version", "gpu", "num_nodes", "datatype"))
     grid = score(*task(**unknown), *task(source="simulator", size_bytes=TEST_SIZE))
     assert grid.times_us.tolist() == [[10.0, 20.0, 8.0]] * 2
     marks = dict(grid.tasks.select("size_bytes", "simulated").iter_rows())
