@@ -1,6 +1,6 @@
 """H100 nodes on InfiniBand: NCCL's cost model for them, and measured corrections.
 
-`predicted_us` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
+`default_model` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
 `true_us` is the same model times published factors that were fitted to nccl-tests runs; where
 neither channels nor a chunk are asked for nothing else is added, so the gap between the default and
 the best algorithm and protocol is the gap that those measurements show. ORIGIN.md says where the
@@ -17,7 +17,6 @@ import csv
 import math
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -70,20 +69,17 @@ BUFFER_BYTES: Final = 4 << 20
 _CHUNKS: Final = physics.ChunkValues(curvature=0.012, largest=0.30, pieces=16)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Response of a protocol to channels (`physics.saturating`); ours."""
-
-    half_rise: float
-    crowding: float
-    #: The best number grows with the square root of the size: one channel for so many bytes.
-    unit_bytes: int
-
-
-_SHAPES: Final[Mapping[Protocol, _Shape]] = {
-    Protocol.LL: _Shape(0.12, 0.15, 16 << 10),
-    Protocol.LL128: _Shape(0.15, 0.20, 64 << 10),
-    Protocol.Simple: _Shape(0.20, 0.20, 128 << 10),
+#: Response of a protocol to channels (`physics.saturating`): half rise and crowding; ours.
+_RESPONSE: Final[Mapping[Protocol, tuple[float, float]]] = {
+    Protocol.LL: (0.12, 0.15),
+    Protocol.LL128: (0.15, 0.20),
+    Protocol.Simple: (0.20, 0.20),
+}
+#: The best number grows with the square root of the size: one channel for so many bytes.
+_UNIT_BYTES: Final[Mapping[Protocol, int]] = {
+    Protocol.LL: 16 << 10,
+    Protocol.LL128: 64 << 10,
+    Protocol.Simple: 128 << 10,
 }
 #: The best number for large messages as a share of the communicator's channels: between nodes the
 #: network is full before they are all in use, inside one a ring could do with more than NCCL opens.
@@ -276,10 +272,9 @@ def channel_factor(
     default = default_model().num_channels(call, *cell)
     if used == default:
         return 1.0
-    best, shape = _best_channels(call, cell), _SHAPES[cell[1]]
+    best, response = _best_channels(call, cell), _RESPONSE[cell[1]]
     of_default, of_used = (
-        physics.saturating(number / best, shape.half_rise, shape.crowding)
-        for number in (default, used)
+        physics.saturating(number / best, *response) for number in (default, used)
     )
     return of_default / of_used
 
@@ -287,7 +282,7 @@ def channel_factor(
 def _best_channels(call: Call, cell: Pair) -> float:
     """Number of channels with the largest bandwidth, a real number >= 1 (our assumption)."""
     algorithm, protocol = cell
-    unit = float(_SHAPES[protocol].unit_bytes)
+    unit = float(_UNIT_BYTES[protocol])
     if algorithm is Algorithm.Tree:
         unit *= _TREE_UNIT_SHARE
     share = _LARGEST_SHARE[algorithm]
