@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.default.cost_model import CostModel, Pair
 from dynamiccl.simulator.default.machine import find_machine, machine_names
@@ -64,7 +65,9 @@ class Verdict:
 
 
 def read_decisions(path: Path) -> list[Decision]:
-    """Decisions of a record."""
+    """Decisions of a record. Raises MissingPath where there is none."""
+    if not path.is_file():
+        raise MissingPath("record of NCCL's decisions", path, "record one, or leave this out")
     calls: dict[tuple[str, ...], list[dict[str, str]]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
