@@ -47,8 +47,8 @@ from dynamiccl.datasets.objective import fewest_within
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import Call, Contention, Parts, System
-from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.system import Call, Contention, Parts
+from dynamiccl.simulator.systems import System, find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
 from dynamiccl.train.study import student_interval

@@ -39,8 +39,8 @@ from dynamiccl.nccl import ABSTAIN, Collective, Config, Transport
 from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, Tuner
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import Call, Launch, System
-from dynamiccl.simulator.systems import SYSTEMS
+from dynamiccl.simulator.system import Call, Launch
+from dynamiccl.simulator.systems import SYSTEMS, System, find_system
 
 SEEDS: Final = range(5)
 NOISE: Final = 0.02
@@ -283,7 +283,7 @@ def figures_of(tasks: Mapping[str, Sequence[Task]], suffix: str) -> Figures:
 
 def main() -> None:
     """Search on every simulated system."""
-    systems = [make() for make in SYSTEMS.values()]
+    systems = [find_system(name) for name in SYSTEMS]
     tasks = {system.name: tasks_of(system, chosen_groups(system)) for system in systems}
     by_call = {name: [running(task) for task in held] for name, held in tasks.items()}
     figures: Figures = {"systems": len(tasks), "noise_sigma": NOISE} | figures_of(by_call, "")

@@ -29,8 +29,10 @@ from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies import Outcome, Strategy, believe, make_strategy, tasks_of
 from dynamiccl.collect.sweep import BudgetSettings, StrategySettings, parse_sweep
 from dynamiccl.nccl import ABSTAIN, Config
-from dynamiccl.simulator import h100
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.h100 import default_model, true_us
 from dynamiccl.simulator.noise import Noise
+from dynamiccl.simulator.system import Call
 
 CYCLES: Final = 3
 SEEDS: Final = range(6)
@@ -118,16 +120,16 @@ def simulated_world() -> World:
     truth = {}
     for trial in parse_sweep(SWEEP, where="benchmark").trials:
         setting, config = trial.setting, trial.config
-        group = h100.Group(setting.num_nodes, setting.ranks_per_node)
+        group = Group(setting.num_nodes, setting.ranks_per_node)
+        call, asked = Call(group, setting.collective, trial.size_bytes), config.num_channels
         if config == ABSTAIN:
-            config = h100.default_config(group, setting.collective, trial.size_bytes)
+            config = default_model().resolve(call, ABSTAIN)
         algorithm, protocol = config.algorithm, config.protocol
-        if (algorithm, protocol) not in h100.cells(group, setting.collective):
+        if (algorithm, protocol) not in default_model().cells(group, setting.collective):
             continue
         assert algorithm is not None
         assert protocol is not None
-        call = (group, setting.collective, algorithm, protocol, trial.size_bytes)
-        truth[trial] = h100.true_us(*call, num_channels=config.num_channels)
+        truth[trial] = true_us(call, (algorithm, protocol), asked)
     return World(tuple(truth), {trial.key: time_us for trial, time_us in truth.items()})
 
 

@@ -32,16 +32,16 @@ import numpy.typing as npt
 from sweeps import public_tables
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
-from dynamiccl.simulator import h100
+from dynamiccl.simulator.default import CostModel
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.h100 import default_model
+from dynamiccl.simulator.h100 import true_us
 from dynamiccl.simulator.parameters import CELL_NUMBERS, LINK_NUMBERS, Parameter, SystemFile
 from dynamiccl.simulator.physics import CellValues, LinkValues, Work, times
-from dynamiccl.simulator.system import Call, System
+from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import (
     ParametricSystem,
+    System,
     find_system,
-    parametric_system,
     shipped_file,
 )
 
@@ -253,7 +253,7 @@ def perturbed(name: str, seed: int) -> ParametricSystem:
     cells = tuple(with_moved(cell, PERTURBED) for cell in file.cells)
     links = with_moved(file.links, LINK_NUMBERS)
     made: SystemFile = file.model_copy(update={"cells": cells, "links": links})
-    return parametric_system(made)
+    return ParametricSystem(made)
 
 
 class Field:
@@ -346,9 +346,9 @@ def _ran(name: str, call: Call, config: Config) -> Config:
     if config.algorithm is None or config.protocol is None:
         return _own(name, call)[0]
     system = _system(name)
-    model = system.decisions if isinstance(system, ParametricSystem) else default_model()
+    assert isinstance(system, CostModel)
     cell = config.algorithm, config.protocol
-    return Config(*cell, model.num_channels(call, *cell, config.num_channels))
+    return Config(*cell, system.num_channels(call, *cell, config.num_channels))
 
 
 @cache
@@ -364,8 +364,7 @@ def _published_log_us(call: Call, ran: Config, asked: int | None) -> float:
     """Ln of the time of the H100 nodes."""
     assert ran.algorithm is not None
     assert ran.protocol is not None
-    where = call.group, call.collective, ran.algorithm, ran.protocol, call.size_bytes
-    return math.log(h100.true_us(*where, num_channels=asked))
+    return math.log(true_us(call, (ran.algorithm, ran.protocol), asked))
 
 
 class _Asked:

@@ -12,7 +12,7 @@ from typing import Final
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.evaluate.simulate import Setting
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
+from dynamiccl.simulator.record_jobs import record_jobs
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
@@ -131,17 +131,16 @@ def record_exploring(setting: Setting, out: Path, *, jobs: int, calls: int, seed
     places = dict.fromkeys((c.group, c.collective) for c in setting.workload.calls)
     sizes = [int(2.0 ** (octave + half / 2)) for octave in OCTAVES for half in (0, 1)]
     work = [WorkCall(*where, size, 200.0) for where in places for size in sizes]
-    order = RecordSettings(
-        system=setting.system,
-        workload=Workload("training sizes", tuple(work)),
-        scenario=setting.scenario,
-        exploration=Exploration(share=0.5, hold_calls=8.0),
+    workload = Workload("training sizes", tuple(work))
+    record_jobs(
+        *(out, setting.system, workload, setting.scenario),
+        share=0.5,
+        hold_calls=8.0,
         jobs=jobs,
         calls=calls,
         seed=seed,
         name="jobs",
     )
-    record_jobs(order, out, lambda _count: None)
 
 
 def train_trigger(setting: Setting, folder: Path, seed: int) -> None:

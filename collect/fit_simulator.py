@@ -30,7 +30,7 @@ from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parameters import FitParameters, Origin, Parameter, SystemFile, system_text
 from dynamiccl.simulator.physics import MAX_OVERLAP, CellValues, LinkValues, Work, times
 from dynamiccl.simulator.system import Call
-from dynamiccl.simulator.systems import ParametricSystem, parametric_system, system_file
+from dynamiccl.simulator.systems import ParametricSystem, system_file
 
 #: The owner (the key of a cell's physics, or "links") and the number.
 Name = tuple[str, str]
@@ -178,7 +178,7 @@ def read_cells(
     repeats = wanted.group_by([*_CELL, "sweep", "run", "repeat"], maintain_order=True)
     once = repeats.agg(pl.col("time_us").median())
     grouped = once.group_by(list(_CELL), maintain_order=True).agg(pl.col("time_us"))
-    system, cells, left_out = parametric_system(file), list[Cell](), Counter[str]()
+    system, cells, left_out = ParametricSystem(file), list[Cell](), Counter[str]()
     # By name, so that the order of rows in the data changes no figure.
     for row in grouped.sort(list(_CELL), nulls_last=True).iter_rows(named=True):
         try:

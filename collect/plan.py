@@ -34,8 +34,8 @@ from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Collective, Config, NcclVersion
 from dynamiccl.simulator.default import CostModel, find_machine, machine_names, read_machine
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import UNTOUCHED, Call, System
-from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.system import UNTOUCHED, Call
+from dynamiccl.simulator.systems import System, find_system
 
 #: Guesses for the start of a process: NCCL starts in seconds on 8 GPUs, in about a minute on 512.
 START_S: Final = 4.0

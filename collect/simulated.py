@@ -19,9 +19,9 @@ from dynamiccl.errors import InvalidSweep, UserError
 from dynamiccl.nccl import NcclVersion, Transport
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
-from dynamiccl.simulator.system import UNTOUCHED, Call, Surroundings, System
+from dynamiccl.simulator.system import UNTOUCHED, Call, Surroundings
 from dynamiccl.simulator.system import Launch as LaunchSettings
-from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, find_system
+from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, System, find_system
 
 _THREADS, _NO_P2P, _NO_SHM = "NCCL_NTHREADS", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"
 _MODELLED = (_THREADS, _NO_P2P, _NO_SHM)
@@ -63,7 +63,7 @@ class SimulatorRunner(Runner):
         """Raise for a release, groups, collectives, profiles and interference not modelled."""
         named, modelled = self._file.nccl_version, self._system.nccl_version
         if named is not None and NcclVersion.parse(named) != modelled:
-            others = ", ".join(f"{name} {make().nccl_version}" for name, make in SYSTEMS.items())
+            others = ", ".join(f"{name} {find_system(name).nccl_version}" for name in SYSTEMS)
             raise InvalidSweep(
                 f"nccl_version: the sweep names NCCL {named}, and the simulated system "
                 f"'{self._file.simulator.system}' runs {modelled}; write {modelled}, leave the key "

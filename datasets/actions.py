@@ -53,13 +53,14 @@ class Catalogue:
         A row that is not NCCL's default and names no knob (the choice of another tuner, which is
         not known) has no action: it must not count as ABSTAIN.
         """
-        lookup = {_values(config): i for i, config in enumerate(self.configs) if config != ABSTAIN}
-        requested = frame.select("is_default", *REQUESTED_COLUMNS).iter_rows()
-        found = [
-            ABSTAIN_ACTION if is_default else lookup.get(tuple(values))
-            for is_default, *values in requested
-        ]
-        return pl.Series("action", found, dtype=pl.Int64)
+        forced = [(*_values(c), i) for i, c in enumerate(self.configs) if c != ABSTAIN]
+        types = {name: frame.schema[name] for name in REQUESTED_COLUMNS}
+        known = pl.DataFrame(forced, schema={**types, "action": pl.Int64}, orient="row")
+        found = frame.select("is_default", *REQUESTED_COLUMNS).join(
+            known, on=REQUESTED_COLUMNS, how="left", nulls_equal=True, maintain_order="left"
+        )
+        action = pl.when("is_default").then(ABSTAIN_ACTION).otherwise("action")
+        return found.select(action=action).to_series()
 
     def to_json(self) -> list[dict[str, Any]]:
         """Plain data for a manifest; null = AUTO."""

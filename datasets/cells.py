@@ -306,21 +306,17 @@ class TaskGrid:
         log_us, variance, repeats = np.array([found[place] for place in order]).T
         return np.array(order), log_us, variance, repeats, np.array([row_of[p] for p in order])
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Self:
-        """The tasks `rows`, without the samples behind their times."""
-        parts = {"times_us": self.times_us[rows], "repeats": self.repeats[rows]}
-        return self._without_samples(tasks=self.tasks[rows], **parts)
-
     def joined(self, other: Self) -> Self:
         """The tasks of both, without the samples behind their times."""
-        return self._without_samples(
+        return replace(
+            self,
             tasks=pl.concat([self.tasks, other.tasks]),
             times_us=np.vstack([self.times_us, other.times_us]),
             repeats=np.vstack([self.repeats, other.repeats]),
+            samples={},
+            runs={},
+            channels=None,
         )
-
-    def _without_samples(self, **parts: Any) -> Self:
-        return replace(self, samples={}, runs={}, channels=None, **parts)
 
     def chosen_us(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """(T,) us of each chosen action; raises ValueError when one was not measured."""

@@ -165,21 +165,13 @@ class Columns:
     of: Callable[[Past], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class OfLast:
-    """A history feature that repeats a window feature of the last call."""
-
-    feature: Feature
-    column: str
-
-
 @dataclass(frozen=True)
 class HistoryColumns:
     """All window features, W, and history features, H, in order."""
 
     window: tuple[Columns, ...]
     #: All zero where the window has no call.
-    history: tuple[Columns | OfLast, ...]
+    history: tuple[Columns, ...]
 
     @cached_property
     def window_features(self) -> tuple[Feature, ...]:
@@ -189,74 +181,12 @@ class HistoryColumns:
     @cached_property
     def history_features(self) -> tuple[Feature, ...]:
         """The H features of the history."""
-        return tuple(
-            feature
-            for each in self.history
-            for feature in (each.features if isinstance(each, Columns) else (each.feature,))
-        )
-
-    @cached_property
-    def window_places(self) -> list[tuple[int | slice, Columns]]:
-        """The window columns, each with its position or slice."""
-        return _placed(self.window)
-
-    @cached_property
-    def computed_features(self) -> tuple[Feature, ...]:
-        """The history features computed from the window (not the repeated ones)."""
-        return tuple(feature for _, columns in self.computed_places for feature in columns.features)
-
-    @cached_property
-    def computed_places(self) -> list[tuple[int | slice, Columns]]:
-        """Their columns, each with its position or slice among them."""
-        return _placed([each for each in self.history if isinstance(each, Columns)])
-
-    @cached_property
-    def repeated(self) -> list[tuple[slice, slice]]:
-        """Pairs of slices: the last call's features in the history, and in the window."""
-        history, window = positions(self.history_features), positions(self.window_features)
-        repeats = [each for each in self.history if isinstance(each, OfLast)]
-        return runs([(history[each.feature.name], window[each.column]) for each in repeats])
-
-    @cached_property
-    def computed(self) -> list[tuple[slice, slice]]:
-        """Pairs of slices: the computed features in the history, and among themselves."""
-        places = positions(self.history_features)
-        return runs([(places[f.name], index) for index, f in enumerate(self.computed_features)])
-
-    def fill(self, history: Float32Array, computed: Float32Array, last: Float32Array) -> None:
-        """Set history (N, H) from the computed features and the last calls (N, W)."""
-        for to, source in self.computed:
-            history[:, to] = computed[:, source]
-        for to, source in self.repeated:
-            history[:, to] = last[:, source]
+        return tuple(feature for columns in self.history for feature in columns.features)
 
 
 def positions(features: Sequence[Feature]) -> dict[str, int]:
     """The position of each feature by its name."""
     return {feature.name: index for index, feature in enumerate(features)}
-
-
-def runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[slice, slice]]:
-    """Pairs of positions merged into as few pairs of slices as possible."""
-    found: list[tuple[slice, slice]] = []
-    for to, source in pairs:
-        if found and (found[-1][0].stop, found[-1][1].stop) == (to, source):
-            first_to, first_source = found.pop()
-            found.append((slice(first_to.start, to + 1), slice(first_source.start, source + 1)))
-        else:
-            found.append((slice(to, to + 1), slice(source, source + 1)))
-    return found
-
-
-def _placed(columns: Sequence[Columns]) -> list[tuple[int | slice, Columns]]:
-    """Positions of columns in a row: an int for one feature, a slice for several."""
-    found: list[tuple[int | slice, Columns]] = []
-    start = 0
-    for each in columns:
-        width = len(each.features)
-        found.append((start if width == 1 else slice(start, start + width), each))
-        start += width
-    return found
 
 
 def one_hot(prefix: str, names: Sequence[str], meaning: str) -> tuple[Feature, ...]:
@@ -266,6 +196,12 @@ def one_hot(prefix: str, names: Sequence[str], meaning: str) -> tuple[Feature, .
 
 def _column(name: str, unit: str, meaning: str, of: Callable[[Past], Any]) -> Columns:
     return Columns((Feature(name, unit, meaning),), of)
+
+
+def _of_last(columns: Columns) -> Columns:
+    """The same of the last call."""
+    features = [Feature(f"last_{f.name}", f.unit, f.meaning) for f in columns.features]
+    return Columns(tuple(features), lambda past: past.last(columns.of(past)))
 
 
 def _channel_throughput(past: Past) -> Any:
@@ -330,13 +266,14 @@ _WINDOW: Final = (
     ),
 )
 
-_HISTORY: Final[tuple[Columns | OfLast, ...]] = (
-    OfLast(Feature("last_known", "0/1", "there is a last call"), "valid"),
-    *(
-        OfLast(Feature(f"last_{feature.name}", feature.unit, feature.meaning), feature.name)
-        for columns in _CONFIG_USED
-        for feature in columns.features
+_HISTORY: Final = (
+    _column(
+        "last_known",
+        "0/1",
+        "there is a last call",
+        lambda past: past.xp.ones_like(past.last(past.time_us)),
     ),
+    *(_of_last(columns) for columns in _CONFIG_USED),
     _column(
         "interference_known",
         "0/1",
@@ -400,30 +337,22 @@ def history_features(
     comes out as zeros.
     """
     past = Past(np, calls.as_float64(), valid)
-    window = window_rows(past, calls.time_us.shape, columns)
+    window = feature_rows(columns.window, past, valid.shape)
     window[~valid] = 0.0
-    history = np.zeros((len(valid), len(columns.history_features)), dtype=np.float32)
     known = valid[:, -1]
-    if known.any():
-        computed = computed_rows(past, len(valid), columns)
-        columns.fill(history, computed, window[:, -1])
-        history[~known] = 0.0
+    if not known.any():
+        return window, np.zeros((len(valid), len(columns.history_features)), dtype=np.float32)
+    history = feature_rows(columns.history, past, known.shape)
+    history[~known] = 0.0
     return window, history
 
 
-def window_rows(past: Past, shape: tuple[int, ...], columns: HistoryColumns) -> Float32Array:
-    """The window features (..., W) of calls of a shape."""
-    rows = np.empty((*shape, len(columns.window_features)), dtype=np.float32)
-    for place, each in columns.window_places:
-        rows[..., place] = each.of(past)
-    return rows
-
-
-def computed_rows(past: Past, num_rows: int, columns: HistoryColumns) -> Float32Array:
-    """The computed history features (N, C) of N windows."""
-    rows = np.empty((num_rows, len(columns.computed_features)), dtype=np.float32)
-    for place, each in columns.computed_places:
-        rows[:, place] = each.of(past)
+def feature_rows(columns: Sequence[Columns], past: Past, shape: tuple[int, ...]) -> Float32Array:
+    """The features (..., count) of windows, or of their calls, of a shape."""
+    widths = [len(each.features) for each in columns]
+    rows = np.empty((*shape, sum(widths)), dtype=np.float32)
+    for end, width, each in zip(np.cumsum(widths), widths, columns, strict=True):
+        rows[..., end - 1 if width == 1 else slice(end - width, end)] = each.of(past)
     return rows
 
 

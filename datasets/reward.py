@@ -14,7 +14,6 @@ Rows measured beside interference have the default beside the same interference 
 """
 
 import math
-from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -43,17 +42,8 @@ _Column = TypeVar("_Column", pl.Expr, npt.NDArray[np.floating[Any]])
 _CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes")
 
 
-class ReferenceKind(StrEnum):
-    """Where a row's reference time comes from; only the first two count for a gate."""
-
-    SAME_RUN = "same_run"
-    OTHER_RUNS = "other_runs"
-    INTERPOLATED = "interpolated"
-    NONE = "none"
-
-
 def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
-    """Add `reference_us` and `reference_kind` to measurement rows.
+    """Add `reference_us`, and whether it was measured at this size, to measurement rows.
 
     Args:
         frame: measurement rows that need a reference.
@@ -67,17 +57,9 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
         any_run, on=_REFERENCE_KEY, how="left", nulls_equal=True
     )
     joined = _interpolate(joined, any_run)
-    kind = (
-        pl.when(pl.col("_same_us").is_not_null())
-        .then(pl.lit(ReferenceKind.SAME_RUN.value))
-        .when(pl.col("_any_us").is_not_null())
-        .then(pl.lit(ReferenceKind.OTHER_RUNS.value))
-        .when(pl.col("_between_us").is_not_null())
-        .then(pl.lit(ReferenceKind.INTERPOLATED.value))
-        .otherwise(pl.lit(ReferenceKind.NONE.value))
-    )
+    measured = pl.coalesce("_same_us", "_any_us")
     return joined.with_columns(
-        reference_us=pl.coalesce("_same_us", "_any_us", "_between_us"), reference_kind=kind
+        reference_us=pl.coalesce(measured, "_between_us"), reference_measured=measured.is_not_null()
     ).drop("_same_us", "_any_us", "_between_us")
 
 
@@ -93,13 +75,10 @@ def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl
     joined = with_reference(frame, training).join(
         now, on=_BESIDE, how="left", nulls_equal=True, maintain_order="left"
     )
-    is_measured = pl.col("reference_kind").is_in(
-        [ReferenceKind.SAME_RUN.value, ReferenceKind.OTHER_RUNS.value]
-    )
     level = (pl.col("_now_us") / pl.col("reference_us") - 1.0).clip(*_LEVELS)
     return joined.with_columns(
-        interference=pl.when(is_measured).then(level),
-        reference_us=pl.when(is_measured).then(pl.col("_now_us")),
+        interference=pl.when("reference_measured").then(level),
+        reference_us=pl.when("reference_measured").then(pl.col("_now_us")),
     ).drop("_now_us")
 
 

@@ -8,6 +8,7 @@ a value is not known.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -85,33 +86,23 @@ class CallSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: Arrow type, unit ('' = unitless), meaning, and whether it may be null."""
+    """One column: Arrow type, name, meaning, unit ('' = unitless), and whether it may be null."""
 
-    name: str
     type: pa.DataType
-    unit: str
+    name: str
     meaning: str
+    unit: str = ""
     nullable: bool = True
 
 
-def text(name: str, meaning: str, *, nullable: bool = True) -> Column:
-    """A column of text."""
-    return Column(name, pa.string(), "", meaning, nullable)
-
-
-def count(name: str, meaning: str, *, nullable: bool = True, unit: str = "") -> Column:
-    """A column of whole numbers."""
-    return Column(name, pa.int64(), unit, meaning, nullable)
+text: Final = partial(Column, pa.string())
+count: Final = partial(Column, pa.int64())
+flag: Final = partial(Column, pa.bool_())
 
 
 def number(name: str, unit: str, meaning: str) -> Column:
     """A column of real numbers."""
-    return Column(name, pa.float64(), unit, meaning)
-
-
-def flag(name: str, meaning: str, *, nullable: bool = True) -> Column:
-    """A column of yes or no."""
-    return Column(name, pa.bool_(), "", meaning, nullable)
+    return Column(pa.float64(), name, meaning, unit)
 
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -155,7 +146,7 @@ _IDENTITY: Final = (
     flag("partial_launch", "that process was killed with the sweep: what follows ran in another"),
     text("hosts", "where the ranks ran, in the order of ranks, as Slurm writes hosts: n[01-04]"),
     text("job_id", "Slurm's id of the job that it ran in"),
-    Column("timestamp", TIMESTAMP, "", "when the measurement began"),
+    Column(TIMESTAMP, "timestamp", "when the measurement began"),
     text("source", "one of Source", nullable=False),
     text("source_file", "file that the row was read from"),
     count("source_line", "line in that file, counted from 1"),
@@ -224,13 +215,13 @@ _RESULT: Final = (
     number("time_max_us", "us", "per-iteration maximum (nccl-tests -I)"),
     number("time_p99_us", "us", "per-iteration 99th percentile (nccl-tests -I)"),
     number("time_cv_percent", "%", "per-iteration coefficient of variation (nccl-tests -I)"),
-    Column("iteration_times_us", pa.list_(pa.float64()), "us", "each iteration (nccl-tests -J -I)"),
+    Column(pa.list_(pa.float64()), "iteration_times_us", "each iteration (nccl-tests -J -I)", "us"),
     Column(
-        "process_times_us",
         pa.list_(pa.float64()),
-        "us",
+        "process_times_us",
         "of each process, the mean of its iterations (nccl-tests -J -I): others wait for the one "
         "with the least",
+        "us",
     ),
 )
 
@@ -265,12 +256,12 @@ CALLS_COLUMNS: Final = (
     text("run", "the job, as its launcher names it", nullable=False),
     text("comm", "NCCL's id of the communicator, 16 hexadecimal digits"),
     text("group", "PyTorch's name of the process group, or the communicator's own name"),
-    Column("group_ranks", pa.list_(pa.int64()), "", "the job's ranks that are in the group"),
+    Column(pa.list_(pa.int64()), "group_ranks", "the job's ranks that are in the group"),
     count("sequence", "number of the call among those of its collective on the communicator"),
     count("group_sequence", "number of the call in its process group, as PyTorch counts"),
     count("replay", "of a captured call: the number of the replay, from 0 on"),
     count("step", "number of the training step in the trace"),
-    Column("timestamp", TIMESTAMP, "", "when the first rank put it on its stream, or began it"),
+    Column(TIMESTAMP, "timestamp", "when the first rank put it on its stream, or began it"),
     *(column for column in ENVIRONMENT if column.name not in _NOT_OF_CALLS),
     text("plugin_version", "release of the plugin that recorded it"),
     text("plugin_mode", "DYNAMICCL_MODE of the job"),
@@ -331,7 +322,7 @@ STEPS_COLUMNS: Final = (
     text("run", "the job, as its launcher names it", nullable=False),
     count("rank", "the job's rank that the trace is of"),
     count("step", "number of the training step in the trace; 0 where it marks none"),
-    Column("timestamp", TIMESTAMP, "", "when the step began"),
+    Column(TIMESTAMP, "timestamp", "when the step began"),
     number("step_us", "us", "from the beginning of the step to its end"),
     number("compute_us", "us", "in which the GPU ran a kernel that is no communication"),
     number("communication_us", "us", "in which the GPU ran a communication kernel"),

@@ -55,12 +55,7 @@ from dynamiccl.datasets.history import (
     Float32Array,
     history_features,
 )
-from dynamiccl.datasets.reward import (
-    ReferenceKind,
-    reward,
-    with_interfered_reference,
-    with_reference,
-)
+from dynamiccl.datasets.reward import reward, with_interfered_reference, with_reference
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.errors import NotEnoughData
@@ -239,32 +234,14 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """How many rows of a data set became training steps, and why others did not."""
-
-    rows: int
-    unusable: int
-    #: Rows measured beside interference, of any split.
-    interfered: int
-    not_tuned: int
-    held_out: int
-    without_action: int
-    without_reward: int
-    reference_interpolated: int
-    #: Of those beside a disturbance: without the default, or anything else, beside the same one.
-    interfered_without_level: int
-    interfered_used: int
-    cold: int
-    warm: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingSteps:
     """N one-step episodes, and counts of the rows that they come from."""
 
     steps: Steps
     noise: pl.DataFrame  # `noise_band` by NOISE_KEY, of the training bins
-    counts: Counts
+    #: How many rows of the data became steps, and why others did not. `interfered` ones are of any
+    #: split; `interfered_without_level` lack the default, or anything else, beside the same.
+    counts: dict[str, int]
 
 
 def training_steps(
@@ -320,13 +297,13 @@ def training_steps(
     return TrainingSteps(
         steps=steps,
         noise=noise,
-        counts=Counts(
+        counts={
             **counts,
-            interfered_without_level=beside.height - used,
-            interfered_used=used,
-            cold=len(cold),
-            warm=len(owners),
-        ),
+            "interfered_without_level": beside.height - used,
+            "interfered_used": used,
+            "cold": len(cold),
+            "warm": len(owners),
+        },
     )
 
 
@@ -354,7 +331,6 @@ def _training_rows(
     acted = train.with_columns(catalogue.actions(train)).drop_nulls("action")
     referenced = with_reference(quiet(acted), train)
     kept = referenced.filter(pl.col("reference_us").is_not_null())
-    between = kept.filter(pl.col("reference_kind") == ReferenceKind.INTERPOLATED.value)
     alone = [quiet(rows).height for rows in (timed, asked, train, acted)]
     counts = {
         "rows": frame.height,
@@ -364,7 +340,7 @@ def _training_rows(
         "held_out": alone[1] - alone[2],
         "without_action": alone[2] - alone[3],
         "without_reward": referenced.height - kept.height,
-        "reference_interpolated": between.height,
+        "reference_interpolated": int((~kept["reference_measured"]).sum()),
     }
     beside = with_interfered_reference(interfered(acted), train)
     return kept.with_columns(interference=0.0), beside, counts
@@ -425,23 +401,6 @@ def call_columns(rows: pl.DataFrame) -> CallColumns:
 # --- Of recorded calls ---
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceCounts:
-    """How many calls became training steps, and why others did not."""
-
-    calls: int
-    #: Without a time from all ranks, or ranks that did not agree; or of a trace that does not tell
-    #: what ran.
-    unusable: int
-    held_out: int
-    #: Their config is not in the catalogue.
-    without_action: int
-    #: NCCL's default was not measured within an octave.
-    without_reward: int
-    steps: int
-    episodes: int
-
-
 def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of calls
     calls: pl.DataFrame,
     frame: pl.DataFrame,
@@ -450,12 +409,14 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     noise: pl.DataFrame,
     levels: Levels | None = None,
     costs: pl.DataFrame | None = None,
-) -> tuple[Steps | None, SequenceCounts]:
+) -> tuple[Steps | None, dict[str, int]]:
     """Steps of a calls frame, with rewards and masks by a measurements frame.
 
     `noise` is what `training_noise` gives of the frame, `levels` tells the interference of calls;
     without it none is known; `costs` as in `cold_observations`. Of the calls, the columns
-    CALLS_USED are looked at. None when no call is left, with the counts that say why.
+    CALLS_USED are looked at. None when no call is left. The counts say why calls are no steps:
+    `unusable` are those without a time from all ranks, of ranks that did not agree, and of traces
+    that do not tell what ran; `without_reward`, those without NCCL's default within an octave.
     """
     asked = tuned(calls)
     timed = timed_calls(asked)
@@ -465,15 +426,15 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     rows = _referenced(acted, frame).sort([*KEY_COLUMNS, "sequence", "replay"], nulls_last=True)
     rows = rows.with_columns(_episode=pl.struct(KEY_COLUMNS).rle_id())
     starts = rows["_episode"].unique_counts().to_numpy().cumsum()
-    counts = SequenceCounts(
-        calls=calls.height,
-        unusable=asked.height - timed.height,
-        held_out=timed.height - train.height,
-        without_action=train.height - acted.height,
-        without_reward=acted.height - rows.height,
-        steps=rows.height,
-        episodes=len(starts),
-    )
+    counts = {
+        "calls": calls.height,
+        "unusable": asked.height - timed.height,
+        "held_out": timed.height - train.height,
+        "without_action": train.height - acted.height,
+        "without_reward": acted.height - rows.height,
+        "steps": rows.height,
+        "episodes": len(starts),
+    }
     if rows.is_empty():
         return None, counts
     keys = rows.unique(_TASK, keep="first", maintain_order=True).with_row_index("task")

@@ -131,16 +131,10 @@ def config_of(row: Mapping[str, Any]) -> Config:
     )
 
 
-_ADDED_IN_6: Final = frozenset(column.name for column in BESIDE_COLUMNS)
-_ADDED_IN_5: Final = _ADDED_IN_6 | {
-    *("num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst")
-}
 #: Columns that a file of an older version need not have, by schema and version: all others are
 #: known to be in it, and a null in them would be taken for what was not measured.
 _ADDED_SINCE: Final[Mapping[tuple[str, str], frozenset[str]]] = {
-    ("measurements", "3"): _ADDED_IN_5 | {"partial_launch", "hosts", "job_id", "process_times_us"},
-    ("measurements", "4"): _ADDED_IN_5,
-    ("measurements", "5"): _ADDED_IN_6,
+    ("measurements", "5"): frozenset(column.name for column in BESIDE_COLUMNS),
     ("calls", "2"): frozenset({"compute_ratio"}),
 }
 

@@ -28,7 +28,7 @@ from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, Tu
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior, predicted
 from dynamiccl.simulator.record_jobs import all_configs, check_workload
 from dynamiccl.simulator.scenario import Scenario
-from dynamiccl.simulator.system import System
+from dynamiccl.simulator.systems import System
 from dynamiccl.simulator.workloads import Workload
 from dynamiccl.simulator.world import CallResults, World
 from dynamiccl.train.commands.options import open_bar

@@ -18,13 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamiccl.libraries import BUILD_DIR, TUNER_NAME
-from dynamiccl.nccl import Collective
-from dynamiccl.simulator import h100
+from dynamiccl.nccl import ABSTAIN, Collective, Config
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.h100 import default_model, true_us
+from dynamiccl.simulator.system import Call
 from dynamiccl.sizes import bin_center_bytes, size_label
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SYSTEM: Final = "h100-ib-simulated"
-GROUP: Final = h100.Group(num_nodes=4, ranks_per_node=8)
+GROUP: Final = Group(num_nodes=4, ranks_per_node=8)
 #: 20 sizes over the range in which NCCL's choices change, test bins among them.
 SIZES: Final = [bin_center_bytes(4 * octave) for octave in range(12, 32)]
 console = Console(width=100)
@@ -124,12 +126,13 @@ def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
         GROUP.num_ranks, GROUP.num_nodes, version=5, environment=environment, all_ranks=True
     ) as communicator:
         for size in SIZES:
-            table = h100.cost_table(GROUP, Collective.AllReduce, size)
-            answer = communicator.ask(Collective.AllReduce, size, table)
-            default = h100.default_config(GROUP, Collective.AllReduce, size)
+            call = Call(GROUP, Collective.AllReduce, size)
+            answer = communicator.ask(call.collective, size, default_model().cost_table(call))
+            chosen = default_model().resolve(call, ABSTAIN)
+            default = Config(chosen.algorithm, chosen.protocol)
             ours = answer.config
             times = [
-                h100.true_us(GROUP, Collective.AllReduce, c.algorithm, c.protocol, size)
+                true_us(call, (c.algorithm, c.protocol))
                 for c in (default, ours)
                 if c.algorithm is not None and c.protocol is not None
             ]

@@ -31,7 +31,6 @@ from dynamiccl.datasets.history import (
     Columns,
     HistoryColumns,
     Past,
-    positions,
 )
 from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.errors import CorruptFile
@@ -64,14 +63,8 @@ class HistoryFeatures(nn.Module):
         past = Past(torch, CallColumns(*facts), valid > 0.5)
         window_NKW = torch.cat([_computed(past, each) for each in self.columns.window], dim=2)
         window_NKW = torch.where(past.valid.unsqueeze(2), window_NKW, 0.0)
-        at = positions(self.columns.window_features)
-        parts = [
-            _computed(past, each)
-            if isinstance(each, Columns)
-            else window_NKW[:, -1, at[each.column]].unsqueeze(1)
-            for each in self.columns.history
-        ]
-        history_NH = torch.where(past.valid[:, -1:], torch.cat(parts, dim=1), 0.0)
+        history_NH = torch.cat([_computed(past, each) for each in self.columns.history], dim=1)
+        history_NH = torch.where(past.valid[:, -1:], history_NH, 0.0)
         return window_NKW.to(torch.float32), history_NH.to(torch.float32)
 
 

@@ -15,7 +15,6 @@ from dynamiccl.datasets.features import FEATURES, Observations, cold_observation
 from dynamiccl.datasets.splits import Split, SplitBy, Splits
 from dynamiccl.datasets.steps import (
     CALLS_USED,
-    SequenceCounts,
     Steps,
     TrainingSteps,
     sequence_steps,
@@ -44,7 +43,7 @@ class TrainingData:
     training: TrainingSteps
     #: Of the calls of jobs, where the data set has any that can be learnt from.
     sequences: Steps | None
-    sequence_counts: SequenceCounts | None
+    sequence_counts: dict[str, int] | None
     #: How much of an interference level slows each cell (train/trigger/detector.py), for a
     #: recipe that looks at costs; None without a Trigger, or without calls.
     level_shares: pl.DataFrame | None

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
@@ -113,7 +113,7 @@ def _log_start(
         f"{of}_{name}": value
         for of, each in counts.items()
         if each is not None
-        for name, value in asdict(each).items()
+        for name, value in each.items()
     }
     text = f"{recipe.summary}. Trained on `{data_dir}` with seed {seed}."
     run.begin(data_dir, data.digest, {**recipe.to_json(), "seed": seed, **params}, text)
@@ -345,7 +345,7 @@ def _end_run(  # noqa: PLR0913, PLR0917 - all of a run
         validation_default_regret=data.default_regret(),
         validation_tasks=data.validation.tasks.height,
         num_actions=len(manifest.catalogue),
-        counts=asdict(data.training.counts),
+        counts=data.training.counts,
         left_out=data.left_out,
         **found,
     )

@@ -1,6 +1,6 @@
 """H100 nodes on InfiniBand: NCCL's cost model for them, and measured corrections.
 
-`predicted_us` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
+`default_model` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
 `true_us` is the same model times published factors that were fitted to nccl-tests runs; where
 neither channels nor a chunk are asked for nothing else is added, so the gap between the default and
 the best algorithm and protocol is the gap that those measurements show. ORIGIN.md says where the
@@ -17,32 +17,17 @@ import csv
 import math
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from dynamiccl.nccl import (
-    ABSTAIN,
-    VALID_PROTOCOLS,
-    Algorithm,
-    Collective,
-    Config,
-    NcclVersion,
-    Protocol,
-)
+from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator import physics
 from dynamiccl.simulator.default import CostModel, Overrides, find_machine
 from dynamiccl.simulator.group import GPUS_PER_NODE, Group
 from dynamiccl.simulator.system import UNTOUCHED, Call, Contention, Launch, Parts
 
-if TYPE_CHECKING:  # it takes most of a start of whoever needs no table
-    import numpy as np
-    import numpy.typing as npt
-
-#: Names of another module that belong here, too.
-__all__ = ["GPUS_PER_NODE", "Group"]
-
+Pair = tuple[Algorithm, Protocol]
 #: The release of the published corrections, and so of the default.
 NCCL_VERSION: Final = NcclVersion(2, 27, 5)
 #: Facts of the nodes that the tables describe (DGX H100 class), as measurement columns.
@@ -79,25 +64,22 @@ _PAYLOAD: Final[Mapping[Protocol, float]] = {
 #: to algorithm bandwidth.
 _NVLS_TREE: Final = (57.7 * 5.0 / 6.0, 45.5 * 5.0 / 6.0)
 #: NCCL_BUFFSIZE.
-_BUFFER_BYTES: Final = 4 << 20
+BUFFER_BYTES: Final = 4 << 20
 #: The effect of a chunk; ours.
 _CHUNKS: Final = physics.ChunkValues(curvature=0.012, largest=0.30, pieces=16)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Response of a protocol to channels (`physics.saturating`); ours."""
-
-    half_rise: float
-    crowding: float
-    #: The best number grows with the square root of the size: one channel for so many bytes.
-    unit_bytes: int
-
-
-_SHAPES: Final[Mapping[Protocol, _Shape]] = {
-    Protocol.LL: _Shape(0.12, 0.15, 16 << 10),
-    Protocol.LL128: _Shape(0.15, 0.20, 64 << 10),
-    Protocol.Simple: _Shape(0.20, 0.20, 128 << 10),
+#: Response of a protocol to channels (`physics.saturating`): half rise and crowding; ours.
+_RESPONSE: Final[Mapping[Protocol, tuple[float, float]]] = {
+    Protocol.LL: (0.12, 0.15),
+    Protocol.LL128: (0.15, 0.20),
+    Protocol.Simple: (0.20, 0.20),
+}
+#: The best number grows with the square root of the size: one channel for so many bytes.
+_UNIT_BYTES: Final[Mapping[Protocol, int]] = {
+    Protocol.LL: 16 << 10,
+    Protocol.LL128: 64 << 10,
+    Protocol.Simple: 128 << 10,
 }
 #: The best number for large messages as a share of the communicator's channels: between nodes the
 #: network is full before they are all in use, inside one a ring could do with more than NCCL opens.
@@ -121,7 +103,6 @@ class H100System(CostModel):
 
     name = "h100-ib"
     environment = ENVIRONMENT
-    nccl_version = NCCL_VERSION
     num_sms = _NUM_SMS
     #: The GPU's data sheet, and A100's priors.
     contention = Contention(_NUM_SMS, _MEMORY_GBYTES_PER_S, 0.35, 0.2, held_us=2400.0)
@@ -131,12 +112,13 @@ class H100System(CostModel):
         super().__init__(NCCL_VERSION, find_machine(self.name))
 
     def groups(self) -> Sequence[Group]:
-        """Shapes that the tables hold."""
-        return groups()
+        """One node of two GPUs up to all, and the shapes of several nodes that were measured."""
+        one_node = [Group(1, ranks) for ranks in range(2, GPUS_PER_NODE + 1)]
+        return [*one_node, *(Group(n, r) for n in (2, 4, 8, 16, 32) for r in (1, 2, 4, 8))]
 
     def collectives(self) -> Sequence[Collective]:
-        """Collectives that the tables hold."""
-        return collectives()
+        """All collectives that NCCL tunes."""
+        return sorted(VALID_PROTOCOLS)
 
     def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:  # noqa: ARG002
         """The tables' line: its latency is fixed, the rest moves bytes over the slowest link."""
@@ -144,17 +126,9 @@ class H100System(CostModel):
         assert ran.algorithm is not None
         assert ran.protocol is not None
         assert ran.num_channels is not None
-        cell = (call.group, call.collective, ran.algorithm, ran.protocol, call.size_bytes)
+        cell, asked = (ran.algorithm, ran.protocol), (config.num_channels, config.chunk_bytes)
         # Congestion stretches what moves bytes, and nothing else: so the two come apart.
-        quiet_us, loud_us = (
-            true_us(
-                *cell,
-                congestion=congestion,
-                num_channels=config.num_channels,
-                chunk_bytes=config.chunk_bytes,
-            )
-            for congestion in (0.0, 1.0)
-        )
+        quiet_us, loud_us = (true_us(call, cell, *asked, congestion=each) for each in (0.0, 1.0))
         moving_us = loud_us - quiet_us
         several = call.group.num_nodes > 1
         bus_bytes = call.size_bytes * call.collective.bus_factor(call.group.num_ranks)
@@ -176,75 +150,37 @@ def default_model(num_channels: int | None = None) -> CostModel:
     return CostModel(NCCL_VERSION, find_machine(H100System.name), made)
 
 
-def groups() -> list[Group]:
-    """One node of two GPUs up to all, and the shapes of several nodes that were measured."""
-    one_node = [Group(1, ranks) for ranks in range(2, GPUS_PER_NODE + 1)]
-    return [*one_node, *(Group(n, r) for n in (2, 4, 8, 16, 32) for r in (1, 2, 4, 8))]
-
-
-def collectives() -> list[Collective]:
-    """All collectives that NCCL tunes."""
-    return sorted(VALID_PROTOCOLS)
-
-
-def cells(group: Group, collective: Collective) -> list[tuple[Algorithm, Protocol]]:
-    """The (algorithm, protocol) pairs that NCCL has for this group, in cost-table order."""
-    return [*default_model().cells(group, collective)]
-
-
-def predicted_us(
-    group: Group, collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int
-) -> float:
-    """NCCL 2.27.5's predicted time of a call, us; it decides by this. KeyError: no such cell."""
-    return default_model().cost_us(Call(group, collective, size_bytes), algorithm, protocol)
-
-
-def default_config(group: Group, collective: Collective, size_bytes: int) -> Config:
-    """NCCL's own choice of algorithm and protocol."""
-    chosen = default_model().resolve(Call(group, collective, size_bytes), ABSTAIN)
-    return Config(chosen.algorithm, chosen.protocol)
-
-
-def cost_table(group: Group, collective: Collective, size_bytes: int) -> "npt.NDArray[np.float32]":
-    """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
-    return default_model().cost_table(Call(group, collective, size_bytes))
-
-
-def true_us(  # noqa: PLR0913 - a call, and everything that can be set about it
-    group: Group,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-    *,
-    congestion: float = 0.0,
+def true_us(
+    call: Call,
+    cell: Pair,
     num_channels: int | None = None,
     chunk_bytes: int | None = None,
+    *,
     max_channels: int | None = None,
+    congestion: float = 0.0,
 ) -> float:
-    """Noise-free time of one call in us: NCCL's model times the measured factors.
+    """Noise-free time of a call by one (algorithm, protocol) in us: NCCL's model times the factors.
 
-    `congestion` slows the bandwidth term: 1.0 makes it last twice as long. `num_channels` and
-    `chunk_bytes` are what a tuner asks for, None for NCCL's own; `max_channels` is what the
-    communicator was made with, None for what NCCL opens. KeyError: no such cell.
+    `num_channels` and `chunk_bytes` are what a tuner asks for, None for NCCL's own; `max_channels`
+    is what the communicator was made with, None for what NCCL opens. `congestion` slows the
+    bandwidth term: 1.0 makes it last twice as long. KeyError: no such cell.
     """
-    line = default_model().line(Call(group, collective, size_bytes), algorithm, protocol)
-    algbw = line.algbw_gbytes_per_s * _measured_factor(group, collective, algorithm, size_bytes)
-    transfer_us = size_bytes / (1000.0 * algbw)
-    call = (group, collective, algorithm, protocol, size_bytes)
+    line = default_model().line(call, *cell)
+    algbw = line.algbw_gbytes_per_s * _measured_factor(call, cell[0])
+    transfer_us = call.size_bytes / (1000.0 * algbw)
     if num_channels is not None or max_channels is not None:
-        transfer_us *= channel_factor(*call, num_channels, max_channels=max_channels)
-        used = actual_channels(*call, num_channels, max_channels=max_channels)
-        if used < actual_channels(*call):
+        transfer_us *= channel_factor(call, cell, num_channels, max_channels=max_channels)
+        used = default_model(max_channels).num_channels(call, *cell, num_channels)
+        if used < default_model().num_channels(call, *cell):
             # What NCCL's own number reaches was measured; fewer have fewer NICs.
-            transfer_us = max(transfer_us, least_transfer_us(*call, used))
+            transfer_us = max(transfer_us, least_transfer_us(call, cell, used))
     slower = 1.0
-    if protocol is Protocol.Simple and chunk_bytes is not None:
-        default = default_chunk_bytes(collective, algorithm)
-        asked = actual_chunk_bytes(collective, algorithm, chunk_bytes)
-        slower = physics.chunk_factor(_CHUNKS, size_bytes / group.num_ranks, default, asked)
+    if cell[1] is Protocol.Simple and chunk_bytes is not None:
+        own = physics.largest_chunk_bytes(call.collective, *cell, BUFFER_BYTES)
+        asked = physics.asked_chunk_bytes(own, chunk_bytes)
+        slower = physics.chunk_factor(_CHUNKS, call.size_bytes / call.group.num_ranks, own, asked)
     transfer_us *= slower * (1.0 + congestion)
-    return line.latency_us + _extra_latency_us(group, collective) + transfer_us
+    return line.latency_us + _extra_latency_us(call) + transfer_us
 
 
 # --- Measured corrections ---
@@ -266,23 +202,23 @@ def _ramp(table: str) -> list[tuple[float, float]]:
     return [(math.log2(index), value) for index, value in _points(table)]
 
 
-def _extra_latency_us(group: Group, collective: Collective) -> float:
-    return _correction(collective, group.num_ranks)[1] if group.num_nodes == 1 else 0.0
+def _extra_latency_us(call: Call) -> float:
+    alone = call.group.num_nodes == 1
+    return _correction(call.collective, call.group.num_ranks)[1] if alone else 0.0
 
 
-def _measured_factor(
-    group: Group, collective: Collective, algorithm: Algorithm, size_bytes: int
-) -> float:
+def _measured_factor(call: Call, algorithm: Algorithm) -> float:
     """Measured / modelled bandwidth, interpolated linearly between the fitted sizes."""
+    group = call.group
     if group.num_nodes == 1:
-        return _correction(collective, group.num_ranks)[0]
+        return _correction(call.collective, group.num_ranks)[0]
     if algorithm is Algorithm.NVLSTree:
         table = "nvls_tree_ramp"
     elif algorithm is Algorithm.Ring and group.ranks_per_node == GPUS_PER_NODE:
         table = "ring_full_mesh_ramp"
     else:
         return 1.0
-    log2_per_gpu = math.log2(max(size_bytes / group.num_ranks, 1.0))
+    log2_per_gpu = math.log2(max(call.size_bytes / group.num_ranks, 1.0))
     # Beyond the last fitted size the source takes the table's bandwidth as it is.
     return _interpolated(log2_per_gpu, _ramp(table), beyond=1.0)
 
@@ -325,80 +261,38 @@ def _interpolated(
     return (y1 - y0) / (x1 - x0) * (x - x0) + y0
 
 
-# --- Channels, NICs and chunks ---
+# --- Channels and NICs ---
 
 
-def communicator_channels(group: Group, algorithm: Algorithm) -> int:
-    """Channels that NCCL opens on H100 nodes unless told otherwise (`NCCL_MIN/MAX_CTAS`)."""
-    return default_model().max_channels(group, algorithm)
-
-
-def actual_channels(  # noqa: PLR0913 - the call, and what was asked for it
-    group: Group,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-    num_channels: int | None = None,
-    *,
-    max_channels: int | None = None,
-) -> int:
-    """Channels that NCCL uses when `num_channels` are requested (None: its own number).
-
-    The communicator has only so many channels (`max_channels`, None for what NCCL opens by itself),
-    and a small payload does not fill them. `size_bytes` is NCCL's nBytes, the whole buffer for
-    AllGather and ReduceScatter.
-    """
-    call = Call(group, collective, size_bytes)
-    return default_model(max_channels).num_channels(call, algorithm, protocol, num_channels)
-
-
-def channel_factor(  # noqa: PLR0913 - the call, and what was asked for it
-    group: Group,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-    num_channels: int | None = None,
-    *,
-    max_channels: int | None = None,
+def channel_factor(
+    call: Call, cell: Pair, num_channels: int | None, *, max_channels: int | None = None
 ) -> float:
     """Transfer time / transfer time with NCCL's own number of channels."""
-    call = (group, collective, algorithm, protocol, size_bytes)
-    used = actual_channels(*call, num_channels, max_channels=max_channels)
-    default = actual_channels(*call)
+    used = default_model(max_channels).num_channels(call, *cell, num_channels)
+    default = default_model().num_channels(call, *cell)
     if used == default:
         return 1.0
-    best, shape = _best_channels(group, algorithm, protocol, size_bytes), _SHAPES[protocol]
+    best, response = _best_channels(call, cell), _RESPONSE[cell[1]]
     of_default, of_used = (
-        physics.saturating(number / best, shape.half_rise, shape.crowding)
-        for number in (default, used)
+        physics.saturating(number / best, *response) for number in (default, used)
     )
     return of_default / of_used
 
 
-def _best_channels(
-    group: Group, algorithm: Algorithm, protocol: Protocol, size_bytes: int
-) -> float:
+def _best_channels(call: Call, cell: Pair) -> float:
     """Number of channels with the largest bandwidth, a real number >= 1 (our assumption)."""
-    unit = float(_SHAPES[protocol].unit_bytes)
+    algorithm, protocol = cell
+    unit = float(_UNIT_BYTES[protocol])
     if algorithm is Algorithm.Tree:
         unit *= _TREE_UNIT_SHARE
     share = _LARGEST_SHARE[algorithm]
-    if algorithm is Algorithm.Ring and group.num_nodes == 1:
+    if algorithm is Algorithm.Ring and call.group.num_nodes == 1:
         share = _ONE_NODE_RING_SHARE
-    largest = share * communicator_channels(group, algorithm)
-    return min(max(math.sqrt(size_bytes / unit), 1.0), largest)
+    largest = share * default_model().max_channels(call.group, algorithm)
+    return min(max(math.sqrt(call.size_bytes / unit), 1.0), largest)
 
 
-def least_transfer_us(
-    group: Group,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-    num_channels: int,
-) -> float:
+def least_transfer_us(call: Call, cell: Pair, num_channels: int) -> float:
     """Minimum us in which this many channels move a call's bytes between nodes.
 
     A channel's ring or tree leaves a node through one NIC (`ncclTopoSearchRecNet`,
@@ -407,34 +301,16 @@ def least_transfer_us(
     node (`headRank`, `src/graph/connect.cc`), so all NICs; there NCCL's own bound for a channel
     counts (`perChMaxNVLSTreeBws`, `src/graph/tuning.cc`), which is of a channel of its search.
     """
+    (algorithm, protocol), group = cell, call.group
     if group.num_nodes == 1:
         return 0.0
+    bytes_out = physics.route(group, call.collective, algorithm).wire_between
+    if algorithm is Algorithm.Tree and group.num_nodes == 2:
+        # Each is the root of one tree and a leaf of the other: half up and half down.
+        bytes_out = 1.0
     heads = algorithm is Algorithm.NVLSTree
     nics = group.ranks_per_node if heads else min(num_channels, group.ranks_per_node)
-    rate = nics * NIC_GBYTES_PER_S * _PAYLOAD[protocol]
-    algbw = rate / _bytes_out(group, collective, algorithm)
+    algbw = nics * NIC_GBYTES_PER_S * _PAYLOAD[protocol] / bytes_out
     if heads:
         algbw = min(algbw, num_channels * _NVLS_TREE[group.num_nodes > 2])
-    return size_bytes / (1000.0 * algbw)
-
-
-def _bytes_out(group: Group, collective: Collective, algorithm: Algorithm) -> float:
-    """Bytes that leave a node for each byte of the call.
-
-    Of two nodes each is the root of one tree and a leaf of the other: half up and half down.
-    """
-    if algorithm is Algorithm.Tree and group.num_nodes == 2:
-        return 1.0
-    return physics.route(group, collective, algorithm).wire_between
-
-
-def default_chunk_bytes(collective: Collective, algorithm: Algorithm) -> int:
-    """NCCL's own Simple chunk, which is also the largest that can be asked for."""
-    return physics.largest_chunk_bytes(collective, algorithm, Protocol.Simple, _BUFFER_BYTES)
-
-
-def actual_chunk_bytes(
-    collective: Collective, algorithm: Algorithm, chunk_bytes: int | None = None
-) -> int:
-    """The Simple chunk that NCCL uses: within its buffers, in whole grains, at least one."""
-    return physics.asked_chunk_bytes(default_chunk_bytes(collective, algorithm), chunk_bytes)
+    return call.size_bytes / (1000.0 * algbw)

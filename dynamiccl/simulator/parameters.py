@@ -10,18 +10,17 @@ A fit changes what is `fitted` and nothing else, so a file is also the descripti
 from. Errors name file, key and value.
 """
 
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from dynamiccl.datasets.store import check_slug
-from dynamiccl.errors import DynamicclError, MissingPath, UserError
+from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.simulator.toml_table import Table, first_problem, toml_value
+from dynamiccl.simulator.toml_table import Table, parse_toml, toml_value
 
 
 class Origin(StrEnum):
@@ -40,25 +39,14 @@ class Parameter(Table):
     note: str = ""
 
 
-def _nothing() -> Parameter:
-    return Parameter(value=0.0, origin=Origin.PRIOR)
+def _prior(value: float) -> Parameter:
+    return Parameter(value=value, origin=Origin.PRIOR)
 
 
-def _one() -> Parameter:
-    return Parameter(value=1.0, origin=Origin.PRIOR)
-
-
-def _bytes() -> Parameter:
-    return Parameter(value=8192.0, origin=Origin.PRIOR)
-
-
-def _channels() -> Parameter:
-    return Parameter(value=32.0, origin=Origin.PRIOR)
-
-
-_Algorithm = Annotated[Algorithm, BeforeValidator(Algorithm.parse)]
-_Protocol = Annotated[Protocol, BeforeValidator(Protocol.parse)]
-_Collective = Annotated[Collective, BeforeValidator(Collective.parse)]
+_AS_NCCL_WRITES: Final = PlainSerializer(lambda name: name.wire)
+_Algorithm = Annotated[Algorithm, BeforeValidator(Algorithm.parse), _AS_NCCL_WRITES]
+_Protocol = Annotated[Protocol, BeforeValidator(Protocol.parse), _AS_NCCL_WRITES]
+_Collective = Annotated[Collective, BeforeValidator(Collective.parse), _AS_NCCL_WRITES]
 
 
 class CellParameters(Table):
@@ -69,19 +57,19 @@ class CellParameters(Table):
     #: Which collectives it is for; none = all that no other table of this cell names.
     collectives: tuple[_Collective, ...] = ()
     base_us: Parameter
-    hop_us: Parameter = Field(default_factory=_nothing)
-    net_hop_us: Parameter = Field(default_factory=_nothing)
-    slice_us: Parameter = Field(default_factory=_nothing)
-    turn_us: Parameter = Field(default_factory=_nothing)
-    proxy_us: Parameter = Field(default_factory=_nothing)
+    hop_us: Parameter = _prior(0.0)
+    net_hop_us: Parameter = _prior(0.0)
+    slice_us: Parameter = _prior(0.0)
+    turn_us: Parameter = _prior(0.0)
+    proxy_us: Parameter = _prior(0.0)
     channel_gbytes_per_s: Parameter
-    link_share: Parameter = Field(default_factory=_one)
-    overlap: Parameter = Field(default_factory=_one)
-    crowd_penalty: Parameter = Field(default_factory=_nothing)
-    crowd_channels: Parameter = Field(default_factory=_channels)
-    small_penalty: Parameter = Field(default_factory=_nothing)
-    small_bytes: Parameter = Field(default_factory=_bytes)
-    host_share: Parameter = Field(default_factory=_nothing)
+    link_share: Parameter = _prior(1.0)
+    overlap: Parameter = _prior(1.0)
+    crowd_penalty: Parameter = _prior(0.0)
+    crowd_channels: Parameter = _prior(32.0)
+    small_penalty: Parameter = _prior(0.0)
+    small_bytes: Parameter = _prior(8192.0)
+    host_share: Parameter = _prior(0.0)
 
     @property
     def key(self) -> str:
@@ -95,8 +83,8 @@ class CellParameters(Table):
 class LinkParameters(Table):
     """Bandwidth limits: links of one GPU inside a node, and all NICs of a node."""
 
-    inside_gbytes_per_s: Parameter = Field(default_factory=_one)
-    between_gbytes_per_s: Parameter = Field(default_factory=_one)
+    inside_gbytes_per_s: Parameter = _prior(1.0)
+    between_gbytes_per_s: Parameter = _prior(1.0)
 
 
 class ThreadParameters(Table):
@@ -224,13 +212,24 @@ class SystemFile(Table):
         """The NCCL release."""
         return NcclVersion.parse(self.nccl_version)
 
+    @model_validator(mode="after")
+    def _has_names_and_each_cell_once(self) -> Self:
+        check_slug(self.name, "system")
+        NcclVersion.parse(self.nccl_version)
+        seen: set[tuple[Algorithm, Protocol, Collective | None]] = set()
+        for cell in self.cells:
+            keys = {(cell.algorithm, cell.protocol, each) for each in cell.collectives or (None,)}
+            if keys & seen:
+                raise UserError(f"cell {cell.key} stands there twice; write it once")
+            seen |= keys
+        return self
+
 
 #: Numbers of a cell, in the order of the file.
 CELL_NUMBERS: Final = tuple(
     name for name, field in CellParameters.model_fields.items() if field.annotation is Parameter
 )
 LINK_NUMBERS: Final = tuple(LinkParameters.model_fields)
-_TABLES = ("environment", "nccl", "links", "threads", "chunks", "compute", "fit")
 
 
 def load_system_file(path: Path) -> SystemFile:
@@ -242,93 +241,27 @@ def load_system_file(path: Path) -> SystemFile:
 
 def parse_system(text: str, *, where: str) -> SystemFile:
     """Check the text of a system file. Raises UserError with key, value and what is wrong."""
-    try:
-        file = SystemFile.model_validate(tomllib.loads(text))
-        check_slug(file.name, "system")
-        NcclVersion.parse(file.nccl_version)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{where} is not TOML: {error}; correct that line") from error
-    except ValidationError as error:
-        raise UserError(f"{where}: {first_problem(error)}") from error
-    except DynamicclError as error:
-        raise UserError(f"{where}: {error}") from error
-    twice = _named_twice(file)
-    if twice:
-        raise UserError(f"{where}: cell {twice} stands there twice; write it once")
-    return file
-
-
-def _named_twice(file: SystemFile) -> str | None:
-    seen: set[tuple[Algorithm, Protocol, Collective | None]] = set()
-    for cell in file.cells:
-        for collective in cell.collectives or (None,):
-            key = (cell.algorithm, cell.protocol, collective)
-            if key in seen:
-                return cell.key
-            seen.add(key)
-    return None
+    return parse_toml(SystemFile, text, where=where)
 
 
 def system_text(file: SystemFile, *, head: str = "") -> str:
     """The file as TOML; `head` is a comment on top. Loading it gives an equal file."""
+    told = file.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    cells, transports = told.pop("cells"), told.pop("transports", {})
+    tables = {key: told.pop(key) for key in [*told] if isinstance(told[key], dict)}
+    tables |= {f"transports.{key}": table for key, table in transports.items()}
     lines = [f"# {line}".rstrip() for line in head.splitlines()]
     lines += [""] if head else []
-    lines += [f"{key} = {_value(value)}" for key, value in _plain(file)]
-    for name in _TABLES:
-        lines += _table(name, getattr(file, name))
-    for transport, held in file.transports.items():
-        lines += _table(f"transports.{transport}", held)
-    for cell in file.cells:
+    lines += _entries(told)
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *_entries(table)] if table else []
+    for cell in cells:
         lines += ["", "[[cells]]", *_entries(cell)]
     return "\n".join(lines) + "\n"
 
 
-def _plain(file: SystemFile) -> Iterator[tuple[str, Any]]:
-    for key in SystemFile.model_fields:
-        if key not in {*_TABLES, "transports", "cells"}:
-            yield key, getattr(file, key)
-
-
-def _table(name: str, table: Any) -> list[str]:
-    entries = list(_entries(table))
-    return ["", f"[{name}]", *entries] if entries else []
-
-
-def _entries(table: Any) -> Iterator[str]:
-    if isinstance(table, BaseModel):
-        given = table.model_dump(exclude_defaults=True)
-        pairs = {key: getattr(table, key) for key in given}
-        # A parameter equal to the default is written too: its origin may differ.
-        pairs |= {
-            key: value
-            for key in table.model_fields_set
-            if isinstance(value := getattr(table, key), Parameter)
-        }
-        pairs = {key: pairs[key] for key in type(table).model_fields if key in pairs}
-    else:
-        pairs = dict(table)
-    for key, value in pairs.items():
-        yield f"{key} = {_value(value)}"
-
-
-def _value(value: Any) -> str:
-    return toml_value(_data(value), number=_number)
-
-
-def _data(value: Any) -> Any:
-    """A value of the file as plain data."""
-    if isinstance(value, Parameter):
-        note = {"note": value.note} if value.note else {}
-        return {"value": value.value, "origin": value.origin.value, **note}
-    if isinstance(value, BaseModel):
-        pairs = {key: getattr(value, key) for key in type(value).model_fields}
-        return {key: _data(one) for key, one in pairs.items() if one is not None}
-    if isinstance(value, Mapping):
-        return {key: _data(one) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_data(one) for one in value]
-    # NCCL's names are numbers to Python.
-    return getattr(value, "wire", value)
+def _entries(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {toml_value(value, number=_number)}" for key, value in table.items()]
 
 
 def _number(value: float) -> str:

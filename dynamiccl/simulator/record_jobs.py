@@ -9,8 +9,7 @@ them either.
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -29,8 +28,7 @@ from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import Scenario, find_scenario
-from dynamiccl.simulator.system import System
-from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.systems import System, find_system
 from dynamiccl.simulator.workloads import (
     DEFAULT_SCENARIO,
     DEFAULT_SYSTEM,
@@ -52,26 +50,16 @@ _WARPS: Final = 16
 _BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Exploration:
-    """How often jobs deviate from NCCL's choice. Raises ValueError for invalid values."""
-
-    #: Share of the calls that run a config drawn at random.
-    share: float
-    #: Calls of a task key that a draw lasts, on average.
-    hold_calls: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.share <= 1.0 or self.hold_calls < 1.0:
-            raise ValueError("a share lies in 0..1, and a draw lasts a call at least")
-
-
 class Explorer:
-    """Random configs of N jobs."""
+    """Random configs of N jobs: `share` of the calls run one, held for `hold_calls` on average."""
 
-    def __init__(self, world: World, num_jobs: int, exploration: Exploration, seed: int) -> None:
-        """Begin with a draw for every job and task key."""
-        self._world, self._exploration = world, exploration
+    def __init__(
+        self, world: World, num_jobs: int, share: float, hold_calls: float, seed: int
+    ) -> None:
+        """Begin with a draw for every job and task key. Raises ValueError for invalid values."""
+        if not 0.0 <= share <= 1.0 or hold_calls < 1.0:
+            raise ValueError("a share lies in 0..1, and a draw lasts a call at least")
+        self._world, self._share, self._hold_calls = world, share, hold_calls
         self._random = np.random.default_rng(seed)
         self._job = np.arange(num_jobs)
         keys = np.tile(np.arange(len(world.keys)), (num_jobs, 1))
@@ -80,7 +68,7 @@ class Explorer:
     def act(self, jobs: Jobs) -> npt.NDArray[np.int64]:
         """(N,) actions for the next calls."""
         key = jobs.key
-        again = self._random.random(len(key)) < 1.0 / self._exploration.hold_calls
+        again = self._random.random(len(key)) < 1.0 / self._hold_calls
         drawn = np.where(again, self._draw(key), self._held[self._job, key])
         self._held[self._job, key] = drawn
         return drawn
@@ -88,7 +76,7 @@ class Explorer:
     def _draw(self, key: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         mask = self._world.mask[key]
         drawn = (self._random.random(mask.shape) * mask).argmax(axis=1)
-        explores = self._random.random(len(key)) < self._exploration.share
+        explores = self._random.random(len(key)) < self._share
         return np.where(explores, drawn, _ABSTAIN_ACTION)
 
 
@@ -118,124 +106,92 @@ def check_workload(system: System, workload: Workload) -> None:
             )
 
 
-class Recording:
-    """The recorded calls of N jobs."""
+def write_calls(out: Path, world: World, name: str, ran: Sequence[CallResults]) -> list[Path]:
+    """Write the calls of N jobs, one step after the other, into a store; returns the parts.
 
-    def __init__(self, world: World, name: str) -> None:
-        """`name` becomes the sweep and, with the job's number, the run."""
-        self._world = world
-        self._name = name
-        self._ran: list[CallResults] = []
-
-    def add(self, ran: CallResults) -> None:
-        """Record a step."""
-        self._ran.append(ran)
-
-    def write(self, out: Path) -> list[Path]:
-        """Write the table into a store; raises ValueError when nothing was added."""
-        if not self._ran:
-            raise ValueError("nothing was recorded")
-        columns = self._columns()
-        size = len(columns["time_us"])
-        known = [
-            pa.array(columns[field.name], field.type)
-            if field.name in columns
-            else pa.nulls(size, field.type)
-            for field in CALLS
-        ]
-        table = pa.Table.from_arrays(known, schema=CALLS)
-        return write_part(out, table, kind="calls", provenance=program_record("simulator"))
-
-    def _columns(self) -> dict[str, Any]:
-        world = self._world
-        key, action = (
-            np.stack([getattr(ran, name) for ran in self._ran]) for name in ("key", "action")
-        )
-        steps, jobs = key.shape
-        size = steps * jobs
-        time_us = np.stack([ran.measured_us for ran in self._ran]).reshape(size)
-        skew_us = np.stack([ran.skew_us for ran in self._ran]).reshape(size)
-        step, job = (part.reshape(size) for part in np.indices(key.shape))
-        key, action = key.reshape(size), action.reshape(size)
-        algorithms = np.array([each.wire for each in Algorithm])
-        protocols = np.array([each.wire for each in Protocol])
-        flags = {
-            name: np.zeros(size, dtype=np.bool_)
-            for name in ("probe", "graph_captured", "sampled", "incomplete")
-        }
-        return {
-            **self._facts(key),
-            **flags,
-            "run": [f"{self._name}-{each}" for each in job],
-            "sweep": [self._name] * size,
-            "source": [CallSource.SIMULATOR.value] * size,
-            "sequence": step,
-            "replay": np.zeros(size, dtype=np.int64),
-            "timestamp": [_BEGIN + timedelta(milliseconds=int(each)) for each in step],
-            "actual_algorithm": algorithms[world.algorithm[key, action]],
-            "actual_protocol": protocols[world.protocol[key, action]],
-            "actual_num_channels": world.num_channels[key, action],
-            "actual_num_warps": np.full(size, _WARPS),
-            "table": np.ones(size, dtype=np.int64),
-            "decided": action != _ABSTAIN_ACTION,
-            "asks_tuner": np.ones(size, dtype=np.bool_),
-            "time_us": time_us,
-            "time_at_most_us": time_us,
-            "skew_us": skew_us,
-            "ranks_agree": np.ones(size, dtype=np.bool_),
-        }
-
-    def _facts(self, key: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """Columns of the communicator and the machine."""
-        world, size = self._world, len(key)
-        by_key: dict[str, list[Any]] = {
-            "collective": [call.collective.wire for call in world.keys],
-            "size_bytes": [call.size_bytes for call in world.keys],
-            "num_nodes": [call.group.num_nodes for call in world.keys],
-            "ranks_per_node": [call.group.ranks_per_node for call in world.keys],
-            "num_ranks": [call.group.num_ranks for call in world.keys],
-            "comm": [
-                hashlib.sha256(f"{call.group}".encode()).hexdigest()[:16] for call in world.keys
-            ],
-        }
-        found: dict[str, Any] = {
-            name: np.array(values)[key].tolist() for name, values in by_key.items()
-        }
-        found["ranks_seen"] = found["ranks_timed"] = found["num_ranks"]
-        known = {"system": world.system.name, **world.system.environment}
-        names = {field.name for field in CALLS}
-        return found | {n: [value] * size for n, value in known.items() if n in names}
+    `name` becomes the sweep and, with the job's number, the run.
+    """
+    key, action = (np.stack([getattr(each, what) for each in ran]) for what in ("key", "action"))
+    size = key.size
+    time_us = np.stack([each.measured_us for each in ran]).reshape(size)
+    step, job = (part.reshape(size) for part in np.indices(key.shape))
+    key, action = key.reshape(size), action.reshape(size)
+    flags = ("probe", "graph_captured", "sampled", "incomplete")
+    columns: dict[str, Any] = {
+        **_facts(world, key),
+        **{flag: np.zeros(size, dtype=np.bool_) for flag in flags},
+        "run": [f"{name}-{each}" for each in job],
+        "sweep": [name] * size,
+        "source": [CallSource.SIMULATOR.value] * size,
+        "sequence": step,
+        "replay": np.zeros(size, dtype=np.int64),
+        "timestamp": [_BEGIN + timedelta(milliseconds=int(each)) for each in step],
+        "actual_algorithm": np.array([a.wire for a in Algorithm])[world.algorithm[key, action]],
+        "actual_protocol": np.array([p.wire for p in Protocol])[world.protocol[key, action]],
+        "actual_num_channels": world.num_channels[key, action],
+        "actual_num_warps": np.full(size, _WARPS),
+        "table": np.ones(size, dtype=np.int64),
+        "decided": action != _ABSTAIN_ACTION,
+        "asks_tuner": np.ones(size, dtype=np.bool_),
+        "time_us": time_us,
+        "time_at_most_us": time_us,
+        "skew_us": np.stack([each.skew_us for each in ran]).reshape(size),
+        "ranks_agree": np.ones(size, dtype=np.bool_),
+    }
+    known = [
+        pa.array(columns[field.name], field.type)
+        if field.name in columns
+        else pa.nulls(size, field.type)
+        for field in CALLS
+    ]
+    table = pa.Table.from_arrays(known, schema=CALLS)
+    return write_part(out, table, kind="calls", provenance=program_record("simulator"))
 
 
-@dataclass(frozen=True, slots=True)
-class RecordSettings:
-    """The jobs to simulate, and the names of the recording."""
+def _facts(world: World, key: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Columns of the communicator and the machine."""
+    groups = [call.group for call in world.keys]
+    by_key: dict[str, list[Any]] = {
+        "collective": [call.collective.wire for call in world.keys],
+        "size_bytes": [call.size_bytes for call in world.keys],
+        "num_nodes": [group.num_nodes for group in groups],
+        "ranks_per_node": [group.ranks_per_node for group in groups],
+        "num_ranks": [group.num_ranks for group in groups],
+        "comm": [hashlib.sha256(f"{group}".encode()).hexdigest()[:16] for group in groups],
+    }
+    found = {name: np.array(values)[key].tolist() for name, values in by_key.items()}
+    found["ranks_seen"] = found["ranks_timed"] = found["num_ranks"]
+    known = {"system": world.system.name, **world.system.environment}
+    return found | {n: [value] * len(key) for n, value in known.items() if n in CALLS.names}
 
-    system: System
-    workload: Workload
-    scenario: Scenario
-    exploration: Exploration
-    jobs: int
-    calls: int
-    seed: int
-    name: str
 
-
-def record_jobs(order: RecordSettings, out: Path, progress: Callable[[int], None]) -> list[Path]:
+def record_jobs(
+    out: Path,
+    system: System,
+    workload: Workload,
+    scenario: Scenario,
+    *,
+    share: float,
+    hold_calls: float,
+    jobs: int,
+    calls: int,
+    seed: int,
+    name: str,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Path]:
     """Simulate jobs and write the `calls` table; returns the parts. `progress` counts steps.
 
     Raises UserError as `check_workload`.
     """
-    check_workload(order.system, order.workload)
-    configs = all_configs(order.system, order.workload)
-    world = World(order.system, order.workload, configs, order.scenario)
-    jobs = world.jobs(order.jobs, order.seed)
-    explorer = Explorer(world, order.jobs, order.exploration, order.seed + 1)
-    recording = Recording(world, order.name)
-    for _ in range(order.calls):
-        recording.add(jobs.step(explorer.act(jobs)))
+    check_workload(system, workload)
+    world = World(system, workload, all_configs(system, workload), scenario)
+    running = world.jobs(jobs, seed)
+    explorer = Explorer(world, jobs, share, hold_calls, seed + 1)
+    ran = []
+    for _ in range(calls):
+        ran.append(running.step(explorer.act(running)))
         progress(1)
-    return recording.write(out)
+    return write_calls(out, world, name, ran)
 
 
 def jobs_command(
@@ -263,21 +219,21 @@ def jobs_command(
 
     Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
     """
-    kinds = workload or DEFAULT_WORKLOADS
-    order = RecordSettings(
-        system=find_system(system),
-        workload=make_workload(kinds, Group(nodes, ranks_per_node)),
-        scenario=find_scenario(scenario),
-        exploration=Exploration(explore, hold),
-        jobs=jobs,
-        calls=calls,
-        seed=seed,
-        name=check_slug(name, "name"),
-    )
+    simulated = find_system(system)
+    work = make_workload(workload or DEFAULT_WORKLOADS, Group(nodes, ranks_per_node))
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("calls", total=calls)
-        parts = record_jobs(order, out, lambda count: progress.advance(bar, count))
+        parts = record_jobs(
+            *(out, simulated, work, find_scenario(scenario)),
+            share=explore,
+            hold_calls=hold,
+            jobs=jobs,
+            calls=calls,
+            seed=seed,
+            name=check_slug(name, "name"),
+            progress=lambda count: progress.advance(bar, count),
+        )
     if as_json:
         cli.print_json({"calls": jobs * calls, "parts": [str(path) for path in parts]})
         return

@@ -15,17 +15,16 @@ changed. Times are those of the simulated jobs.
 Forms and not measurements: which strengths a scenario has, it says itself, with their origin.
 """
 
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from dynamiccl.errors import MissingPath, UnknownName, UserError
-from dynamiccl.simulator.toml_table import Table, first_problem
+from dynamiccl.errors import MissingPath, UnknownName
+from dynamiccl.simulator.toml_table import Table, parse_toml
 
 Float64Array = npt.NDArray[np.float64]
 #: A link that others fill to this share leaves a twentieth; more would be an outage.
@@ -40,9 +39,6 @@ _Left = Annotated[float, Field(ge=1 - MAX_SHARE, le=1)]
 
 class Process(Protocol):
     """A slowdown factor that changes with time, for N jobs."""
-
-    def reset(self, num_jobs: int, random: np.random.Generator) -> None:
-        """Start anew; each job at a random point of the process."""
 
     def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
         """(N,) slowdowns after `elapsed_us` (N,) more; the array may be overwritten later."""
@@ -74,21 +70,22 @@ class MarkovLink(Table):
             raise ValueError("each row of `following` must sum to 1 and leave its own state")
         return self
 
-    def make(self) -> Process:
-        """Make the process."""
-        return Markov(self)
+    def make(self, num_jobs: int, random: np.random.Generator) -> "Markov":
+        """Start the process, each job in a state of its stationary distribution."""
+        return Markov(self, num_jobs, random)
 
 
 class Markov:
     """The process of a `MarkovLink`."""
 
-    def __init__(self, link: MarkovLink) -> None:
+    def __init__(self, link: MarkovLink, num_jobs: int, random: np.random.Generator) -> None:
         self._slowdowns = np.array(link.slowdowns, dtype=np.float64)
         self._rate = 1.0 / np.array(link.dwell_us, dtype=np.float64)
         self._following = np.array(link.following, dtype=np.float64)
         self._cumulative = self._following.cumsum(axis=1)
         self._cumulative[:, -1] = 1.0
-        self._state = np.zeros((0, link.links), dtype=np.int64)
+        shape = (num_jobs, link.links)
+        self._state = random.choice(len(self._rate), size=shape, p=self.usual())
 
     def usual(self) -> Float64Array:
         """(S,) stationary probability of each state."""
@@ -99,11 +96,6 @@ class Markov:
         found = np.maximum(np.linalg.lstsq(system, target, rcond=None)[0], 0.0)
         shares: Float64Array = found / found.sum()
         return shares
-
-    def reset(self, num_jobs: int, random: np.random.Generator) -> None:
-        """Draw states from the stationary distribution."""
-        shape = (num_jobs, self._state.shape[1])
-        self._state = random.choice(len(self._rate), size=shape, p=self.usual())
 
     def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
         """Change states at random."""
@@ -139,22 +131,17 @@ class BurstsLink(Table):
             raise ValueError(f"shares must be in order: {self.share}")
         return self
 
-    def make(self) -> Process:
-        """Make the process."""
-        return Bursts(self)
+    def make(self, num_jobs: int, random: np.random.Generator) -> "Bursts":
+        """Start the process, each job within a pause."""
+        return Bursts(self, num_jobs, random)
 
 
 class Bursts:
     """The process of a `BurstsLink`."""
 
-    def __init__(self, link: BurstsLink) -> None:
+    def __init__(self, link: BurstsLink, num_jobs: int, random: np.random.Generator) -> None:
         self._link = link
-        self._left_us = np.zeros(0)
-        self._slowdown = np.zeros(0)
-
-    def reset(self, num_jobs: int, random: np.random.Generator) -> None:
-        """Start within a pause."""
-        self._left_us = random.exponential(self._link.pause_us, num_jobs)
+        self._left_us = random.exponential(link.pause_us, num_jobs)
         self._slowdown = np.ones(num_jobs)
 
     def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
@@ -183,21 +170,17 @@ class TraceLink(Table):
     shares: tuple[_Left, ...] = Field(min_length=1)
     interval_us: _Positive
 
-    def make(self) -> Process:
-        """Make the process."""
-        return Trace(self)
+    def make(self, num_jobs: int, random: np.random.Generator) -> "Trace":
+        """Start the process, each job at a random place."""
+        return Trace(self, num_jobs, random)
 
 
 class Trace:
     """The process of a `TraceLink`."""
 
-    def __init__(self, link: TraceLink) -> None:
+    def __init__(self, link: TraceLink, num_jobs: int, random: np.random.Generator) -> None:
         self._slowdowns = 1.0 / np.array(link.shares, dtype=np.float64)
         self._interval_us = link.interval_us
-        self._clock_us = np.zeros(0)
-
-    def reset(self, num_jobs: int, random: np.random.Generator) -> None:
-        """Start at a random place."""
         self._clock_us = random.random(num_jobs) * self._interval_us * len(self._slowdowns)
 
     def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:  # noqa: ARG002
@@ -270,17 +253,8 @@ def find_scenario(name_or_path: str) -> Scenario:
             raise UnknownName("scenario", name_or_path, [*shipped_scenarios(), "FILE.toml"])
         name_or_path += _SUFFIX
         held = resources.files("dynamiccl.simulator") / "scenarios" / name_or_path
-        return _read(held.read_text(encoding="utf-8"), name_or_path)
+        return parse_toml(Scenario, held.read_text(encoding="utf-8"), where=name_or_path)
     path = Path(name_or_path)
     if not path.is_file():
         raise MissingPath("scenario", path, f"name one of {', '.join(shipped_scenarios())}")
-    return _read(path.read_text(encoding="utf-8"), path.name)
-
-
-def _read(text: str, where: str) -> Scenario:
-    try:
-        return Scenario.model_validate(tomllib.loads(text))
-    except ValidationError as error:
-        raise UserError(f"{where}: {first_problem(error)}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{where}: {error}") from error
+    return parse_toml(Scenario, path.read_text(encoding="utf-8"), where=path.name)

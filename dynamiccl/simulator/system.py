@@ -1,4 +1,4 @@
-"""A simulated system: what NCCL runs for a call, and how long that takes, in parts.
+"""What a simulated system is asked, and its answer: how long a call takes, in parts.
 
 Interference slows the parts differently:
 
@@ -24,17 +24,11 @@ compute: the config that is fastest alone need not be fastest for the iteration,
 (arXiv 2602.20656) found its authors' own AutoCCL in. `c` is `Surroundings.compute`.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Final
 
-from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Transport
-from dynamiccl.nccl import Protocol as NcclProtocol
-from dynamiccl.simulator.group import Cell, CostLine, Group
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from dynamiccl.nccl import Algorithm, Collective, Protocol, Transport
+from dynamiccl.simulator.group import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,7 @@ class Parts:
     """The config that runs, and its time in parts."""
 
     algorithm: Algorithm
-    protocol: NcclProtocol
+    protocol: Protocol
     #: Channels that really run: each takes an SM from compute.
     num_channels: int
     #: Launch, hops and synchronisation, us.
@@ -126,58 +120,3 @@ class Contention:
         moved = 2.0 * size_bytes / (1000.0 * max(parts.quiet_us, 1e-9)) / self.memory_gbytes_per_s
         lacking = max(0.0, self.memory_share + min(moved, 1.0) - 1.0)
         return free * (1.0 - min(lacking, 0.9))
-
-
-class System(Protocol):
-    """NCCL on some machines, with what is known of its times."""
-
-    @property
-    def name(self) -> str:
-        """Value of the `system` column."""
-
-    @property
-    def environment(self) -> Mapping[str, Any]:
-        """Environment columns of the machines."""
-
-    @property
-    def nccl_version(self) -> NcclVersion:
-        """The release whose cost model decides."""
-
-    @property
-    def num_sms(self) -> int:
-        """Streaming multiprocessors of a GPU."""
-
-    @property
-    def contention(self) -> Contention:
-        """Mutual slowdown of a call and compute on the same GPU."""
-
-    def groups(self) -> Sequence[Group]:
-        """Known communicator shapes, smallest first."""
-
-    def collectives(self) -> Sequence[Collective]:
-        """Known collectives."""
-
-    def cells(
-        self, group: Group, collective: Collective
-    ) -> Sequence[tuple[Algorithm, NcclProtocol]]:
-        """The (algorithm, protocol) pairs that NCCL has, in the order of its cost table."""
-
-    def cost_table(self, call: Call) -> "npt.NDArray[np.float32]":
-        """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
-
-    def lines(self, group: Group) -> Mapping[Cell, CostLine]:
-        """Latency and bandwidth of every cell, as NCCL logs them once for each communicator."""
-
-    def max_channels(self, group: Group, algorithm: Algorithm) -> int:
-        """Channels that a communicator opens for an algorithm."""
-
-    def resolve(self, call: Call, config: Config) -> Config:
-        """What runs when `config` is asked for: no knob is AUTO but the chunk.
-
-        ABSTAIN is NCCL's own choice; an AUTO algorithm or protocol is the cheapest by NCCL's own
-        cost model among those that are left open; channels are clamped as NCCL does. Raises
-        KeyError for a cell that NCCL does not have.
-        """
-
-    def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:
-        """The time of a call under `config`, in parts; raises KeyError for a missing cell."""

@@ -3,17 +3,14 @@
 A parametric system is NCCL's own decisions, and the physics of a system file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.nccl import COST_IGNORE, Algorithm, Collective, Config, NcclVersion, Protocol
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.default import CostModel, Overrides, find_machine, read_machine
 from dynamiccl.simulator.group import Cell as NcclCell
 from dynamiccl.simulator.group import CostLine, Group
@@ -41,27 +38,33 @@ from dynamiccl.simulator.physics import (
     saturating,
     times,
 )
-from dynamiccl.simulator.system import UNTOUCHED, Call, Contention, Launch, Parts, System
+from dynamiccl.simulator.system import UNTOUCHED, Call, Contention, Launch, Parts
 
 Cell = tuple[Algorithm, Protocol]
 _SUFFIX: Final = ".toml"
-_H100: Final = "h100-ib"
 _SHIPPED: Final = resources.files("dynamiccl.simulator") / "systems"
 #: Systems that a shipped TOML file describes.
 PARAMETRIC: Final = tuple(
     sorted(p.name.removesuffix(_SUFFIX) for p in _SHIPPED.iterdir() if p.name.endswith(_SUFFIX))
 )
+#: All that ship.
+SYSTEMS: Final = (H100System.name, *PARAMETRIC)
 #: Threads that `NCCL_NTHREADS` may ask for, in steps of a warp.
 MIN_THREADS, MAX_THREADS, WARP = 64, 512, 32
 
 
-class ParametricSystem:
-    """A system described by a file."""
+class ParametricSystem(CostModel):
+    """A system described by a file: NCCL's decisions, among the cells that it has physics for."""
 
-    def __init__(self, file: SystemFile, decisions: CostModel) -> None:
-        """Take a checked file, and NCCL's decisions for it."""
+    def __init__(self, file: SystemFile) -> None:
+        """Take a checked file. Raises UnknownName for its machine or release of NCCL."""
+        name = file.nccl.machine
+        machine = read_machine(Path(name)) if _is_path(name) else find_machine(name)
+        made = Overrides(file.nccl.min_channels, file.nccl.max_channels)
+        super().__init__(file.version, machine, made)
         self.file = file
-        self.decisions = decisions
+        self.name = file.name
+        self.num_sms = file.num_sms
         self._parameters = _by_collective(file)
         self._values = {
             cell.key: CellValues(**{name: getattr(cell, name).value for name in CELL_NUMBERS})
@@ -69,93 +72,29 @@ class ParametricSystem:
         }
         self._chunks = ChunkValues(**{k: p.value for k, p in iter(file.chunks)})
         self._links = LinkValues(**{name: getattr(file.links, name).value for name in LINK_NUMBERS})
-        self._groups = sorted(
-            (Group(shape.num_nodes, shape.ranks_per_node) for shape in file.groups),
-            key=lambda group: (group.num_nodes, group.ranks_per_node),
+        self.contention = Contention(
+            file.num_sms, **{name: number.value for name, number in iter(file.compute)}
         )
-
-    @property
-    def name(self) -> str:
-        """Value of the `system` column."""
-        return self.file.name
-
-    @property
-    def environment(self) -> Mapping[str, Any]:
-        """Environment columns of the machines."""
-        about = f"simulated: {self.file.about}"
-        version = self.file.nccl_version
-        return {**self.file.environment, "nccl_version": version, "system_description": about}
-
-    @property
-    def nccl_version(self) -> NcclVersion:
-        """The release whose cost model decides."""
-        return self.file.version
-
-    @property
-    def num_sms(self) -> int:
-        """Streaming multiprocessors of a GPU."""
-        return self.file.num_sms
-
-    @property
-    def contention(self) -> Contention:
-        """What calls and the compute beside them do to each other."""
-        held = self.file.compute
-        return Contention(
-            num_sms=self.file.num_sms,
-            memory_gbytes_per_s=held.memory_gbytes_per_s.value,
-            memory_share=held.memory_share.value,
-            call_slowdown=held.call_slowdown.value,
-            held_us=held.held_us.value,
-        )
+        #: Environment columns of the machines.
+        self.environment: Mapping[str, Any] = {
+            **file.environment,
+            "nccl_version": file.nccl_version,
+            "system_description": f"simulated: {file.about}",
+        }
 
     def groups(self) -> Sequence[Group]:
         """Shapes that the file names."""
-        return self._groups
+        shapes = sorted((shape.num_nodes, shape.ranks_per_node) for shape in self.file.groups)
+        return [Group(*shape) for shape in shapes]
 
     def collectives(self) -> Sequence[Collective]:
         """Collectives that the file names."""
         return sorted(self.file.collectives)
 
-    def cells(self, group: Group, collective: Collective) -> Sequence[Cell]:
-        """Pairs that NCCL has and the file has physics for."""
-        return [
-            cell
-            for cell in self.decisions.cells(group, collective)
-            if (collective, *cell) in self._parameters
-        ]
-
-    def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
-        """NCCL's own predictions, of the cells that the system has."""
-        table = np.full_like(costs := self.decisions.cost_table(call), COST_IGNORE)
-        for cell in self.cells(call.group, call.collective):
-            table[cell] = costs[cell]
-        return table
-
     def lines(self, group: Group) -> Mapping[NcclCell, CostLine]:
-        """NCCL's latencies and bandwidths, of the cells that the system has."""
-        found = self.decisions.lines(group)
+        """NCCL's latencies and bandwidths, of the cells that the file has physics for."""
+        found = super().lines(group)
         return {cell: line for cell, line in found.items() if cell in self._parameters}
-
-    def max_channels(self, group: Group, algorithm: Algorithm) -> int:
-        """Channels that a communicator opens."""
-        return self.decisions.max_channels(group, algorithm)
-
-    def resolve(self, call: Call, config: Config) -> Config:
-        """The config that runs."""
-        algorithm, protocol = self._choice(call, config)
-        channels = self.decisions.num_channels(call, algorithm, protocol, config.num_channels)
-        return Config(algorithm, protocol, channels, config.chunk_bytes)
-
-    def _choice(self, call: Call, config: Config) -> Cell:
-        costs = self.cost_table(call)
-        cells = [
-            cell
-            for cell in self.cells(call.group, call.collective)
-            if config.algorithm in {None, cell[0]} and config.protocol in {None, cell[1]}
-        ]
-        if not cells:
-            raise KeyError(f"NCCL has no {config.key} for {call.collective.wire}")
-        return min(cells, key=lambda cell: (costs[cell], cell))
 
     def resolve_measured(self, call: Call, config: Config, opened: int | None) -> Config:
         """The config that ran in a measurement, whose launch may have opened other channel counts.
@@ -164,12 +103,18 @@ class ParametricSystem:
         channels than NCCL opens means that the number was raised. A protocol that NCCL lacks here
         but was forced by `NCCL_PROTO` runs on a ring. Raises KeyError like `resolve`.
         """
-        known = self.cells(call.group, call.collective)
         algorithm, protocol = config.algorithm or Algorithm.Ring, config.protocol
-        forced = protocol is not None and (algorithm, protocol) not in known
-        if protocol is None or not forced or not self._has(call.collective, algorithm, protocol):
-            algorithm, protocol = self._choice(call, config)
-        decisions = self.decisions
+        forced = (
+            protocol is not None
+            and (call.collective, algorithm, protocol) in self._parameters
+            and (algorithm, protocol) not in self.cells(call.group, call.collective)
+        )
+        if protocol is None or not forced:
+            ran = self.resolve(call, config)
+            assert ran.algorithm is not None
+            assert ran.protocol is not None
+            algorithm, protocol = ran.algorithm, ran.protocol
+        decisions: CostModel = self
         if opened is not None:
             decisions = decisions.reopened(most=opened)
         asked = config.num_channels
@@ -177,9 +122,6 @@ class ParametricSystem:
             decisions = decisions.reopened(least=asked)
         channels = decisions.num_channels(call, algorithm, protocol, asked)
         return Config(algorithm, protocol, channels, config.chunk_bytes)
-
-    def _has(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> bool:
-        return (collective, algorithm, protocol) in self._parameters
 
     def parameters(
         self, collective: Collective, algorithm: Algorithm, protocol: Protocol
@@ -239,7 +181,7 @@ class ParametricSystem:
 
     def _links_of(self, launch: Launch) -> LinkValues:
         default = self.file.default_transport
-        alone = all(group.ranks_per_node == 1 for group in self._groups)
+        alone = all(group.ranks_per_node == 1 for group in self.file.groups)
         # Between nodes NCCL has nothing but the network.
         if alone or launch.transport is None or launch.transport.value == default:
             return self._links
@@ -254,6 +196,11 @@ class ParametricSystem:
             inside_gbytes_per_s=held.gbytes_per_s.value,
             hop_factor=held.hop_factor.value,
         )
+
+
+#: NCCL on some machines, with what is known of its times: what NCCL decides (`CostModel`), and
+#: `name`, `environment`, `contention`, `groups`, `collectives` and `parts`.
+System = H100System | ParametricSystem
 
 
 def _by_collective(
@@ -301,30 +248,12 @@ def find_system(name: str) -> System:
 
     Raises UnknownName with the choices, MissingPath and UserError.
     """
-    if _is_path(name):
-        return parametric_system(system_file(name))
-    if name not in SYSTEMS:
-        raise UnknownName("simulated system", name, [*SYSTEMS])
-    return SYSTEMS[name]()
-
-
-def parametric_system(file: SystemFile) -> ParametricSystem:
-    """The system of a file. Raises UnknownName for its machine or release of NCCL."""
-    told, path = file.nccl, Path(file.nccl.machine)
-    machine = read_machine(path) if _is_path(told.machine) else find_machine(told.machine)
-    overrides = Overrides(told.min_channels, told.max_channels)
-    return ParametricSystem(file, CostModel(file.version, machine, overrides))
+    if name == H100System.name:
+        return H100System()
+    if name not in PARAMETRIC and not _is_path(name):
+        raise UnknownName("simulated system", name, SYSTEMS)
+    return ParametricSystem(system_file(name))
 
 
 def _is_path(name: str) -> bool:
     return name.endswith(_SUFFIX)
-
-
-def _shipped(name: str) -> Callable[[], System]:
-    return lambda: parametric_system(shipped_file(name))
-
-
-SYSTEMS: Final[Mapping[str, Callable[[], System]]] = {
-    _H100: H100System,
-    **{name: _shipped(name) for name in PARAMETRIC},
-}

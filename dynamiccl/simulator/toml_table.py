@@ -2,14 +2,16 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from dynamiccl.errors import UnknownName, near_name
+from dynamiccl.errors import DynamicclError, UnknownName, UserError, near_name
 
+T = TypeVar("T", bound=BaseModel)
 _WIDTH: Final = 110
 _UNKNOWN_KEY: Final = "unknown_key"
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -43,6 +45,16 @@ def first_problem(error: Exception) -> str:
     if first["type"] == "missing":
         return f"{told}; add it"
     return told if first["type"] == _UNKNOWN_KEY else f"{told} (got {first['input']!r:.60})"
+
+
+def parse_toml(model: type[T], text: str, *, where: str) -> T:
+    """The model of a TOML text. Raises UserError with file, key, value and what is wrong."""
+    try:
+        return model.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{where} is not TOML: {error}; correct that line") from error
+    except (ValidationError, DynamicclError) as error:
+        raise UserError(f"{where}: {first_problem(error)}") from error
 
 
 def one_of(what: str, choices: Collection[str]) -> AfterValidator:

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, NUM_ALGORITHMS, Algorithm, Config
 from dynamiccl.simulator.scenario import Float64Array, Jitter, Process, Scenario, Stragglers
-from dynamiccl.simulator.system import UNTOUCHED, Call, Launch, System
+from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
+from dynamiccl.simulator.systems import System
 from dynamiccl.simulator.workloads import Workload
 
 Int64Array = npt.NDArray[np.int64]
@@ -212,9 +213,7 @@ class Jobs:
         )
         self._links: list[tuple[str, Process, np.random.Generator]] = []
         for link, draw in zip(scenario.link, draw_links, strict=True):
-            process = link.make()
-            process.reset(num_jobs, draw)
-            self._links.append((link.on, process, draw))
+            self._links.append((link.on, link.make(num_jobs, draw), draw))
         self._noise = Noise(scenario.jitter, scenario.stragglers, num_jobs)
         self._place: Int64Array = draw_start.integers(len(world.order), size=num_jobs)
         self._job = np.arange(num_jobs)

@@ -10,7 +10,7 @@ import pytest
 from dynamiccl.collect.health import examine
 from dynamiccl.collect.sweep import GroupShape, Sizes, load_sweep, sweep_text
 from dynamiccl.datasets import store
-from dynamiccl.simulator import h100
+from dynamiccl.simulator.group import Group
 from tests.cluster.slurm import Slurm
 from tests.collect.benchmark.stand_in import share_near_truth
 
@@ -88,7 +88,7 @@ def check(folder: Path) -> pl.DataFrame:
     assert (forced["requested_algorithm"] == forced["actual_algorithm"]).all()
     assert (forced["requested_protocol"] == forced["actual_protocol"]).all()
     assert timed.select("num_nodes", "ranks_per_node", "num_ranks").unique().rows() == [(2, 2, 4)]
-    assert share_near_truth(forced, h100.Group(2, 2)) > 0.9
+    assert share_near_truth(forced, Group(2, 2)) > 0.9
     return found
 
 

@@ -13,7 +13,7 @@ from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parameters import Origin, Parameter, SystemFile
 from dynamiccl.simulator.system import Call
-from dynamiccl.simulator.systems import parametric_system, shipped_file
+from dynamiccl.simulator.systems import ParametricSystem, shipped_file
 from tests.rows import forced
 
 SWEEPS = Path(__file__).parents[2].parent / "shared" / "data" / "sweeps"
@@ -61,7 +61,7 @@ def rows(
     system: str = "box",
 ) -> list[dict[str, Any]]:
     """A sweep of Ring in Simple over sizes and channels, as B300's own file would have it."""
-    truth = parametric_system(shipped_file("b300-nvlink"))
+    truth = ParametricSystem(shipped_file("b300-nvlink"))
     random = np.random.default_rng(1)
     found = []
     for size, count, repeat in product(sizes, channels, range(repeats)):

@@ -12,7 +12,7 @@ from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import measurements_table, read, write_part
 from dynamiccl.errors import NotEnoughData
-from dynamiccl.simulator.systems import parametric_system, shipped_file
+from dynamiccl.simulator.systems import ParametricSystem, shipped_file
 from tests.cli.conftest import Shell, refused
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.rows import default, forced
@@ -141,7 +141,7 @@ def test_a_forced_config_that_ran_with_fewer_channels_says_so(tmp_path: Path) ->
     for seed, version in enumerate(("2.28.9", "2.30.7")):
         file = shipped_file("gb10-roce").model_copy(update={"nccl_version": version})
         sweep = text.replace("SEED", str(seed)).replace("2.27.5", version)
-        simulate(sweep.replace("NAME", "s"), tmp_path / version, parametric_system(file))
+        simulate(sweep.replace("NAME", "s"), tmp_path / version, ParametricSystem(file))
         frames.append(read(tmp_path / version))
     found = compare(*frames)
     assert {"name": "nccl_version", "old": "2.28.9", "new": "2.30.7"} in found["other_changes"]

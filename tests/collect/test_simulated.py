@@ -8,12 +8,12 @@ from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.errors import InvalidSweep
 from dynamiccl.nccl import ABSTAIN, Collective
-from dynamiccl.simulator import h100
+from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import SYSTEMS, find_system
 
 MIB: Final = 1 << 20
-GROUP: Final = h100.Group(4, 8)
+GROUP: Final = Group(4, 8)
 AR: Final = Collective.AllReduce
 
 

@@ -33,12 +33,6 @@ def row_of(config: Config) -> dict[str, object]:
     )
 
 
-def test_abstaining_comes_first() -> None:
-    catalogue = Catalogue.from_frame(frame(forced("Ring", "LL"), default()))
-    assert catalogue.configs == (ABSTAIN, Config(Algorithm.Ring, Protocol.LL))
-    assert catalogue.index(ABSTAIN) == ABSTAIN_ACTION == 0
-
-
 def test_auto_is_never_merged_with_what_it_resolved_to() -> None:
     rows = frame(
         forced("Ring", None, actual_algorithm="Ring", actual_protocol="LL128"),
@@ -55,7 +49,10 @@ def test_auto_is_never_merged_with_what_it_resolved_to() -> None:
 
 def test_default_is_action_0_whatever_ran() -> None:
     rows = frame(default(actual_algorithm="Tree", actual_protocol="LL"), forced("Tree", "LL"))
-    assert Catalogue.from_frame(rows).actions(rows).to_list() == [0, 1]
+    catalogue = Catalogue.from_frame(rows)
+    assert catalogue.configs == (ABSTAIN, Config(Algorithm.Tree, Protocol.LL))
+    assert catalogue.index(ABSTAIN) == ABSTAIN_ACTION == 0
+    assert catalogue.actions(rows).to_list() == [0, 1]
 
 
 def test_request_that_is_not_known_is_no_action() -> None:

@@ -8,8 +8,9 @@ import polars as pl
 from dynamiccl.datasets.features import COST_FEATURES, COST_KEY, NUM_CELLS, log_costs, read_costs
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, Protocol
-from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.h100 import default_model
+from dynamiccl.simulator.system import Call
 from tests.data_sets import SWEEP, make_data
 
 
@@ -23,7 +24,7 @@ def test_costs_of_a_simulated_sweep_are_those_of_the_cost_model(data_dir: Path) 
     assert found.shape == (tasks.height, NUM_CELLS) == (30, len(COST_FEATURES))
     for row, told in zip(found, tasks.select("collective", "size_bytes").iter_rows(), strict=True):
         collective, size = Collective.parse(told[0]), told[1]
-        wanted = h100.cost_table(Group(4, 8), collective, size).ravel()
+        wanted = default_model().cost_table(Call(Group(4, 8), collective, size)).ravel()
         assert ((row == 0.0) == (wanted < 0.0)).all()
         known = wanted > 0.0
         # The log has one decimal.

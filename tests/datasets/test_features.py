@@ -142,11 +142,6 @@ def test_unknown_facts_are_zero_and_say_so() -> None:
     assert found == {"log2_size", "collective_AllReduce", "profile:default"}
 
 
-def test_no_nvlink_differs_from_an_unknown_one() -> None:
-    values = cold(default(nvlink_generation=0, nvlinks_per_gpu=0, nvswitch=False))
-    assert (values["nvlink_known"], values["nvlink_generation"]) == (1.0, 0.0)
-
-
 @given(data=st.data())
 @settings(deadline=None, max_examples=60)
 def test_features_are_finite_whatever_is_null(data: st.DataObject) -> None:
@@ -162,19 +157,18 @@ def test_features_are_finite_whatever_is_null(data: st.DataObject) -> None:
     assert np.isfinite(cold_observations(tasks(*rows, noise=noise), PROFILES).context).all()
 
 
-def test_unknown_profile_lights_no_flag() -> None:
-    values = cold(default(launch_profile="never seen"))
-    assert (values["profile:default"], values["profile:tuned"]) == (0.0, 0.0)
-
-
-def test_policy_without_profiles_has_no_flag() -> None:
-    observed = cold_observations(tasks(default(), default()), ())
-    assert observed.context.shape == (2, len(FEATURES))
-
-
-def test_other_nic_and_cpu_light_no_flag() -> None:
-    values = cold(default(nic_kind="slingshot", cpu_vendor="power"))
-    assert not any(v for name, v in values.items() if name.startswith(("nic_", "cpu_")))
+def test_what_no_feature_names_lights_no_flag() -> None:
+    others: dict[str, Any] = {
+        "nic_kind": "slingshot",
+        "cpu_vendor": "power",
+        "launch_profile": "never seen",
+    }
+    values = cold(default(**others, nvlink_generation=0, nvlinks_per_gpu=0, nvswitch=False))
+    flags = [n for n in values if n.startswith(("nic_", "cpu_", "profile:"))]
+    assert len(flags) == 10
+    assert not any(values[name] for name in flags)
+    # No NVLink is not an unknown one.
+    assert (values["nvlink_known"], values["nvlink_generation"]) == (1.0, 0.0)
 
 
 def test_collective_without_a_tuner_is_refused() -> None:

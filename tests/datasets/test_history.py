@@ -16,12 +16,10 @@ from dynamiccl.datasets.history import (
     Float32Array,
     HistoryColumns,
     NetworkSense,
-    OfLast,
     Past,
     Windowed,
     history_features,
     positions,
-    runs,
 )
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.serve.brain_module import traced_features
@@ -46,7 +44,10 @@ def wider() -> HistoryColumns:
         lambda past: past.one_hot(past.protocol, 2),
     )
     spread = Columns((Feature("spread", "log2", "slowest over fastest"),), _spread)
-    last = OfLast(Feature("last_slower", "log2", "than the call before"), "slower")
+    last = Columns(
+        (Feature("last_slower", "log2", "than the call before"),),
+        lambda past: past.last(_slower(past)),
+    )
     columns = HISTORY_COLUMNS
     return replace(
         columns,
@@ -123,16 +124,6 @@ def test_a_column_that_is_added_leaves_the_others_as_they_are() -> None:
     np.testing.assert_array_equal(more_history[:, kept], history)
 
 
-def test_positions_side_by_side_are_one_run() -> None:
-    pairs = [(0, 0), (1, 3), (2, 4), (3, 5), (5, 6)]
-    found = [
-        (slice(0, 1), slice(0, 1)),
-        (slice(1, 4), slice(3, 6)),
-        (slice(5, 6), slice(6, 7)),
-    ]
-    assert runs(pairs) == found
-
-
 def test_nothing_is_known_before_the_first_transfer() -> None:
     sense = NetworkSense()
     assert (sense.ebb_gbytes_per_s, sense.btlbw.value, sense.bdp_bytes) == (None, None, None)
@@ -154,15 +145,6 @@ def test_a_longer_route_moves_rtprop_once_the_old_one_has_expired() -> None:
     assert sense.rtprop.value == 100.0
     sense.add(1000.0, 300.0)
     assert sense.rtprop.value == 300.0
-
-
-def test_by_hand() -> None:
-    sense = NetworkSense()
-    # 16000 B: in 8 us 2 GB/s, in 16 us 1 GB/s, in 4 us 4 GB/s.
-    for time_us in (8.0, 4.0, 16.0):
-        sense.add(16_000.0, time_us)
-    assert (sense.ebb_gbytes_per_s, sense.btlbw.value, sense.rtprop.value) == (1.0, 4.0, 4.0)
-    assert sense.bdp_bytes == 16_000.0
 
 
 def test_the_stream_and_the_features_of_a_policy_say_the_same() -> None:

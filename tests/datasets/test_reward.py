@@ -1,3 +1,5 @@
+from typing import Any
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -7,11 +9,12 @@ from dynamiccl.datasets.reward import reward, with_reference
 from tests.rows import default, forced, frame
 
 KB64 = 1 << 16
+UNKNOWN = ("nccl_version", "gpu", "num_nodes", "in_place")
 
 
-def reference(row: dict[str, object], *training: dict[str, object]) -> tuple[float | None, str]:
+def reference(row: dict[str, object], *training: dict[str, object]) -> tuple[float | None, bool]:
     [found] = with_reference(frame(row), frame(*training)).to_dicts()
-    return found["reference_us"], found["reference_kind"]
+    return found["reference_us"], found["reference_measured"]
 
 
 def test_same_run_comes_before_other_runs() -> None:
@@ -21,18 +24,18 @@ def test_same_run_comes_before_other_runs() -> None:
         default(99.0, run="b"),
         default(99.0, run="c"),
     ]
-    assert reference(forced("Ring", run="a"), *training) == (20.0, "same_run")
+    assert reference(forced("Ring", run="a"), *training) == (20.0, True)
 
 
 def test_other_runs_stand_in_where_the_run_has_no_default() -> None:
     training = [default(t, run=r) for t, r in ((10.0, "a"), (20.0, "b"), (90.0, "c"))]
-    assert reference(forced("Ring", run="z"), *training) == (20.0, "other_runs")
+    assert reference(forced("Ring", run="z"), *training) == (20.0, True)
 
 
 def test_run_of_the_same_name_in_another_sweep_is_another_run() -> None:
     training = [default(10.0, sweep="a"), default(20.0, sweep="b"), default(40.0, sweep="c")]
-    assert reference(forced("Ring", sweep="b"), *training) == (20.0, "same_run")
-    assert reference(forced("Ring", sweep="z"), *training) == (20.0, "other_runs")
+    assert reference(forced("Ring", sweep="b"), *training) == (20.0, True)
+    assert reference(forced("Ring", sweep="z"), *training) == (20.0, True)
 
 
 @pytest.mark.parametrize(
@@ -53,25 +56,22 @@ def test_run_of_the_same_name_in_another_sweep_is_another_run() -> None:
     ],
 )
 def test_default_of_other_conditions_is_no_reference(change: dict[str, object]) -> None:
-    assert reference(forced("Ring"), default(10.0, **change)) == (None, "none")
+    assert reference(forced("Ring"), default(10.0, **change)) == (None, False)
 
 
-def test_unknown_conditions_are_equal_to_each_other() -> None:
-    unknown = {"nccl_version": None, "gpu": None, "num_nodes": None, "in_place": None}
-    assert reference(forced("Ring", **unknown), default(10.0, **unknown)) == (10.0, "same_run")
-
-
-def test_interfered_rows_are_compared_with_the_quiet_default() -> None:
-    row = forced("Ring", interference_kind="congestion", interference_level=1.0)
-    assert reference(row, default(10.0)) == (10.0, "same_run")
-
-
-def test_the_default_of_another_profile_is_no_reference() -> None:
-    row = forced("Ring", launch_profile="tuned")
-    assert reference(row, default(10.0), default(7.0, launch_profile="tuned")) == (
-        10.0,
-        "same_run",
-    )
+@pytest.mark.parametrize(
+    ("row", "beside"),
+    [
+        # The quiet default, and that of the untouched environment, are those compared with.
+        ({"interference_kind": "congestion", "interference_level": 1.0}, {}),
+        ({"launch_profile": "tuned"}, {}),
+        # Unknown conditions are equal to each other.
+        (dict.fromkeys(UNKNOWN), dict.fromkeys(UNKNOWN)),
+    ],
+)
+def test_what_a_row_is_compared_with(row: dict[str, Any], beside: dict[str, Any]) -> None:
+    own = default(7.0, launch_profile="tuned")
+    assert reference(forced("Ring", **row), default(10.0, **beside), own) == (10.0, True)
 
 
 def inside(time_us: float, **columns: object) -> dict[str, object]:
@@ -81,9 +81,9 @@ def inside(time_us: float, **columns: object) -> dict[str, object]:
 
 def test_default_under_our_plugin_is_no_reference() -> None:
     rows = [default(10.0), inside(14.0), inside(16.0, repeat=1)]
-    assert reference(forced("Ring"), *rows) == (10.0, "same_run")
-    assert reference(forced("Ring"), *rows[::-1]) == (10.0, "same_run")
-    assert reference(forced("Ring"), inside(14.0), inside(14.0, run="b")) == (None, "none")
+    assert reference(forced("Ring"), *rows) == (10.0, True)
+    assert reference(forced("Ring"), *rows[::-1]) == (10.0, True)
+    assert reference(forced("Ring"), inside(14.0), inside(14.0, run="b")) == (None, False)
 
 
 @given(
@@ -100,8 +100,8 @@ def test_interpolation_is_exact_on_a_power_law(
     high = min(int(low * up) + 2, 2 * low)
     size = min(max(int(low + share * (high - low)), low + 1), high - 1)
     training = [default(latency * n**power / low**power, size_bytes=n) for n in (low, high)]
-    found, kind = reference(forced("Ring", size_bytes=size), *training)
-    assert kind == "interpolated"
+    found, measured = reference(forced("Ring", size_bytes=size), *training)
+    assert not measured
     assert found == pytest.approx(latency * size**power / low**power, rel=1e-9)
 
 
@@ -109,8 +109,8 @@ def test_interpolation_is_exact_on_a_power_law(
 def test_one_octave_to_each_side_is_near_enough(power: int) -> None:
     size = 1 << power
     training = [default(1.0, size_bytes=size // 2), default(4.0, size_bytes=size * 2)]
-    found, kind = reference(forced("Ring", size_bytes=size), *training)
-    assert kind == "interpolated"
+    found, measured = reference(forced("Ring", size_bytes=size), *training)
+    assert not measured
     assert found == pytest.approx(2.0)
 
 
@@ -122,7 +122,7 @@ def test_more_than_an_octave_or_one_side_alone_is_no_reference(
     below: int | None, above: int | None
 ) -> None:
     training = [default(1.0, size_bytes=size) for size in (below, above) if size]
-    assert reference(forced("Ring", size_bytes=KB64), *training) == (None, "none")
+    assert reference(forced("Ring", size_bytes=KB64), *training) == (None, False)
 
 
 def test_nearest_sizes_are_taken() -> None:
@@ -144,7 +144,7 @@ def test_rows_and_their_order_stay() -> None:
     assert found["repeat"].to_list() == list(range(20))
     assert set(found.columns) - set(rows.columns) == {
         "reference_us",
-        "reference_kind",
+        "reference_measured",
     }
 
 

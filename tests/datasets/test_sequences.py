@@ -8,7 +8,6 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import FEATURES
 from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.steps import (
-    SequenceCounts,
     Steps,
     sequence_steps,
     timed_calls,
@@ -33,7 +32,7 @@ RING, TREE, RING_4 = (
 )
 
 
-def steps_of(calls: pl.DataFrame) -> tuple[Steps, SequenceCounts]:
+def steps_of(calls: pl.DataFrame) -> tuple[Steps, dict[str, int]]:
     steps, counts = sequence_steps(calls, SWEEP, CATALOGUE, ["default"], NOISE)
     assert steps is not None
     return steps, counts
@@ -45,7 +44,7 @@ def test_a_job_s_calls_of_one_key_are_one_episode_in_order() -> None:
     rows += [call(n, 300.0 + n, comm="00000000000000bb") for n in range(2)]
     shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     steps, counts = steps_of(calls_frame(*shuffled))
-    assert (counts.steps, counts.episodes) == (9, 3)
+    assert (counts["steps"], counts["episodes"]) == (9, 3)
     assert np.diff(steps.starts).tolist() == [4, 2, 3]
     expected = [100, 101, 102, 103, 300, 301, 200, 201, 202]
     assert steps.calls.time_us.tolist() == expected
@@ -77,7 +76,7 @@ def test_actions_are_what_was_asked_for() -> None:
         )
     )
     assert steps.action.tolist() == [RING, TREE, 0, RING_4]
-    assert counts.without_action == 2
+    assert counts["without_action"] == 2
 
 
 def test_what_cannot_be_learnt_from_is_counted() -> None:
@@ -93,22 +92,28 @@ def test_what_cannot_be_learnt_from_is_counted() -> None:
         )
     )
     assert len(steps) == 1
-    assert counts == SequenceCounts(
-        calls=7, unusable=2, held_out=1, without_action=0, without_reward=3, steps=1, episodes=1
-    )
+    assert counts == {
+        "calls": 7,
+        "unusable": 2,
+        "held_out": 1,
+        "without_action": 0,
+        "without_reward": 3,
+        "steps": 1,
+        "episodes": 1,
+    }
 
 
 def test_a_trace_without_config_makes_no_step_though_it_has_a_time() -> None:
     steps, counts = steps_of(calls_frame(call(0), traced(1), traced(2, None)))
     assert len(steps) == 1
-    assert (counts.calls, counts.unusable, counts.steps) == (3, 2, 1)
+    assert (counts["calls"], counts["unusable"], counts["steps"]) == (3, 2, 1)
     assert timed_calls(calls_frame(traced(1))).is_empty()
 
 
 def test_a_trace_that_tells_the_config_and_not_whose_choice_it_was_makes_no_step() -> None:
     rows = calls_frame(call(0, source="inspector", decided=None, table=None))
     steps, counts = sequence_steps(rows, SWEEP, CATALOGUE, ["default"], NOISE)
-    assert (steps, counts.unusable) == (None, 1)
+    assert (steps, counts["unusable"]) == (None, 1)
 
 
 def test_no_call_left_says_why() -> None:
@@ -116,7 +121,7 @@ def test_no_call_left_says_why() -> None:
         calls_frame(call(0, size_bytes=HELD_OUT)), SWEEP, CATALOGUE, ["default"], NOISE
     )
     assert steps is None
-    assert (counts.held_out, counts.steps) == (1, 0)
+    assert (counts["held_out"], counts["steps"]) == (1, 0)
 
 
 def test_a_default_between_sizes_is_interpolated() -> None:

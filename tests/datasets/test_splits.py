@@ -103,28 +103,19 @@ def test_each_value_is_held_out_in_turn(count: int) -> None:
         Splits.of(rows, "shape:one")
 
 
-def test_whole_systems_are_held_out() -> None:
-    rows = frame(*(each for name in "cab" for each in shapes((2, 8), (4, 8), system=name)))
-    split = Splits.of(rows, "system").assign(rows).select("system", "split").unique()
-    assert dict(split.iter_rows()) == {"a": "train", "b": "validation", "c": "test"}
-
-
-def test_whole_runs_are_held_out() -> None:
+def test_whole_systems_and_runs_are_held_out() -> None:
     rows = frame(
-        *(default(run=f"cycle-{k}", size_bytes=size) for k in range(3) for size in (64, 256))
+        *(
+            default(system=name, run=f"cycle-{name}", size_bytes=size)
+            for name in "cab"
+            for size in (64, 256)
+        )
     )
-    split = Splits.of(rows, "run").assign(rows).select("run", "split").unique()
-    assert dict(split.iter_rows()) == {
-        "cycle-0": "train",
-        "cycle-1": "validation",
-        "cycle-2": "test",
-    }
-
-
-def test_what_was_assigned_stays() -> None:
-    rows = frame(*shapes((2, 8), (4, 8), (8, 8)))
-    assigned = Splits.of(rows, "shape").assign(rows)
-    assert with_split(assigned) is assigned
+    expected = {"a": "train", "b": "validation", "c": "test"}
+    for by in ("system", "run"):
+        assigned = Splits.of(rows, by).assign(rows)
+        assert dict(assigned.select("system", "split").unique().iter_rows()) == expected
+        assert with_split(assigned) is assigned
 
 
 def test_too_few_to_hold_out_says_how_many_it_takes() -> None:

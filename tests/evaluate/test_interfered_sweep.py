@@ -68,7 +68,7 @@ def test_a_policy_learns_from_what_was_disturbed(both: Path, alone: Path) -> Non
     context, inside = seen(data)
     assert {split_of(int(size)) for size in inside} == {Split.TRAIN}
     levels = context[:, CONTEXT_COLUMN["interference"]]
-    used = data.training.counts.interfered_used
+    used = data.training.counts["interfered_used"]
     assert 0 < used == int((levels > 0.0).sum())
     # The simulator halves the network: large messages take almost twice the time.
     assert 0.5 < levels.max() < 1.1

@@ -78,7 +78,7 @@ def test_it_acts_only_between_measurements_of_nccls_choice_and_near_the_cell(pri
 
 def test_in_worlds_like_those_drawn_few_sizes_are_slower(prior: Prior) -> None:
     """Fresh draws of half of the configs at every other size; the bound is on their mean."""
-    worlds, _ = draw_worlds(GRID, 60, np.random.default_rng(77))
+    worlds, _ = draw_worlds(GRID, 30, np.random.default_rng(77))
     places = every([0, 2, 4, 7, 9], range(0, len(SIZES), 2))
     acts = slower = 0
     for seed, world in enumerate(worlds):
@@ -86,7 +86,7 @@ def test_in_worlds_like_those_drawn_few_sizes_are_slower(prior: Prior) -> None:
         gain = world[:, 0] - world[np.arange(len(SIZES)), found]
         acts += int(np.count_nonzero(found))
         slower += int(np.count_nonzero(gain < -np.log1p(SLOWER)))
-    assert acts > 200
+    assert acts > 100
     assert slower <= 2.0 * ALPHA * acts
 
 

@@ -28,18 +28,19 @@ def test_every_error_has_the_exit_code_of_its_family() -> None:
         assert codes == [kind.exit_code], kind
 
 
-def test_unknown_name_without_a_near_one_gives_no_hint() -> None:
-    error = UnknownName("recipe", "zzz", ["ddqn", "iql"])
-    assert str(error) == "unknown recipe 'zzz'; choose from ddqn, iql"
-
-
-def test_unknown_name_among_nothing_says_so() -> None:
-    assert str(UnknownName("system", "a", [])) == "unknown system 'a'; choose from none exist"
-
-
-def test_missing_path_says_what_where_and_how() -> None:
-    error = errors.MissingPath("sweep file", Path("x.toml"), "write one")
-    assert str(error) == "no sweep file at x.toml; write one"
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (UnknownName("recipe", "zzz", ["iql"]), "unknown recipe 'zzz'; choose from iql"),
+        (UnknownName("system", "a", []), "unknown system 'a'; choose from none exist"),
+        (
+            errors.MissingPath("sweep file", Path("x.toml"), "write one"),
+            "no sweep file at x.toml; write one",
+        ),
+    ],
+)
+def test_messages_say_what_which_and_how(error: DynamicclError, said: str) -> None:
+    assert str(error) == said
 
 
 @pytest.mark.parametrize("kind", [UserError, DataError, MachineError])
@@ -52,12 +53,9 @@ def test_an_error_ends_a_command_in_one_line(
     with pytest.raises(SystemExit) as caught:
         cli.run(app)
     out, err = capsys.readouterr()
-    assert (caught.value.code, out, err) == (kind.exit_code, "", "error: what was wrong\n")
-
-
-def test_a_command_that_works_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.run(lambda: None)
+    cli.run(lambda: None)  # one that works says nothing
     assert capsys.readouterr() == ("", "")
+    assert (caught.value.code, out, err) == (kind.exit_code, "", "error: what was wrong\n")
 
 
 def test_a_mistake_of_ours_is_not_hidden() -> None:

@@ -1,4 +1,5 @@
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,10 @@ VALID = {
     "Broadcast": {"Ring": "L8S"},
     "Reduce": {"Ring": "L8S"},
 }
+AR, AG = Collective.AllReduce, Collective.AllGather
+TREE, RING, PAT = Algorithm.Tree, Algorithm.Ring, Algorithm.PAT
+NVLS, NVLS_TREE = Algorithm.NVLS, Algorithm.NVLSTree
+LL, SIMPLE = Protocol.LL, Protocol.Simple
 LETTER = {Protocol.LL: "L", Protocol.LL128: "8", Protocol.Simple: "S"}
 
 
@@ -41,22 +46,13 @@ H100 = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
 @pytest.mark.parametrize(
     ("text", "member"),
     [
-        ("RING", Algorithm.Ring),
-        ("ring", Algorithm.Ring),
         ("NVLS_TREE", Algorithm.NVLSTree),
         ("nvls-tree", Algorithm.NVLSTree),
-        ("NVLSTree", Algorithm.NVLSTree),
         ("Coll Net Direct", Algorithm.CollNetDirect),
         ("COLLNET_CHAIN", Algorithm.CollNetChain),
-        ("NVLS", Algorithm.NVLS),
-        ("pat", Algorithm.PAT),
-        ("Tree", Algorithm.Tree),
-        ("allreduce", Collective.AllReduce),
         ("all_reduce", Collective.AllReduce),
         ("All-Gather", Collective.AllGather),
         ("REDUCE_SCATTER", Collective.ReduceScatter),
-        ("alltoall", Collective.AlltoAll),
-        ("sendrecv", Collective.SendRecv),
         ("reduce", Collective.Reduce),
     ],
 )
@@ -128,10 +124,7 @@ def test_a_name_is_read_only_when_its_letters_are_a_member(text: str) -> None:
 )
 def test_bus_factor_is_that_of_nccl_tests(collective: Collective, factor: float) -> None:
     assert collective.bus_factor(4) == factor
-
-
-def test_one_rank_moves_nothing_over_the_bus() -> None:
-    assert Collective.AllReduce.bus_factor(1) == 0.0
+    assert factor == 1.0 or collective.bus_factor(1) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -157,14 +150,7 @@ def test_version_code_and_text_round_trip(minor: int, patch: int) -> None:
     version = NcclVersion(2, minor, patch)
     assert NcclVersion.parse(version.code) == version
     assert NcclVersion.parse(str(version)) == version
-
-
-def test_version_codes_are_those_of_nccl_h() -> None:
-    assert (NcclVersion(2, 8, 4).code, NcclVersion(2, 9, 0).code) == (2804, 20900)
-
-
-def test_versions_compare_by_number() -> None:
-    assert NcclVersion(2, 9, 9) < NcclVersion(2, 21, 0) < NcclVersion(2, 21, 5)
+    assert NcclVersion(2, minor, patch) < NcclVersion(2, minor + 1) < NcclVersion(2, minor + 1, 1)
 
 
 @pytest.mark.parametrize("text", ["", "two", "2", "v2.29.7", "2290700", "229"])
@@ -184,47 +170,32 @@ def test_validity_is_nccl_s_table(collective: Collective) -> None:
         assert (invalid_reason(Config(algorithm), collective) is None) == bool(allowed)
 
 
-def test_reason_names_what_does_not_fit() -> None:
-    assert invalid_reason(Config(Algorithm.NVLS, Protocol.LL), Collective.AllReduce) == (
-        "NVLS has no LL for AllReduce"
-    )
-    assert invalid_reason(Config(Algorithm.Tree), Collective.Broadcast) == "Broadcast has no Tree"
-
-
-def test_pat_needs_nccl_2_23() -> None:
-    config = Config(Algorithm.PAT, Protocol.Simple)
-    old, new = NcclVersion(2, 22, 99), NcclVersion(2, 23)
-    assert invalid_reason(config, Collective.AllGather, version=old) == (
-        "PAT needs NCCL 2.23.0 and this is 2.22.99"
-    )
-    assert invalid_reason(config, Collective.AllGather, version=new) is None
-
-
-def test_nvls_tree_needs_two_nodes() -> None:
-    config = Config(Algorithm.NVLSTree, Protocol.Simple)
-    reasons = [invalid_reason(config, Collective.AllReduce, num_nodes=n) for n in (1, 2)]
-    assert reasons == ["NVLSTree needs more than one node", None]
-
-
-@pytest.mark.parametrize("count", [-1, 0, MAX_CHANNELS + 1])
-def test_channel_count_has_bounds(count: int) -> None:
-    reason = invalid_reason(Config(Algorithm.Ring, None, count), Collective.AllReduce)
-    assert reason == f"{count} channels are outside 1..64"
-
-
-@pytest.mark.parametrize("count", [1, MAX_CHANNELS])
-def test_channel_bounds_are_inside(count: int) -> None:
-    assert invalid_reason(Config(None, None, count), Collective.AllReduce) is None
-
-
-@pytest.mark.parametrize("collective", list(Collective))
-def test_abstaining_is_always_valid(collective: Collective) -> None:
-    assert invalid_reason(ABSTAIN, collective, version=NcclVersion(2, 18), num_nodes=1) is None
-
-
-def test_nothing_else_is_valid_for_what_no_tuner_is_asked() -> None:
-    reason = invalid_reason(Config(Algorithm.Ring), Collective.AlltoAll)
-    assert reason == "NCCL never asks a tuner about AlltoAll"
+@pytest.mark.parametrize(
+    ("config", "collective", "where", "reason"),
+    [
+        (Config(NVLS, LL), AR, {}, "NVLS has no LL for AllReduce"),
+        (Config(TREE), Collective.Broadcast, {}, "Broadcast has no Tree"),
+        (Config(RING), Collective.AlltoAll, {}, "NCCL never asks a tuner about AlltoAll"),
+        (Config(PAT, SIMPLE), AG, {"version": (2, 22, 99)}, "PAT needs NCCL 2.23.0 and this is 2."),
+        (Config(PAT, SIMPLE), AG, {"version": (2, 23)}, None),
+        (Config(NVLS_TREE, SIMPLE), AR, {"num_nodes": 1}, "NVLSTree needs more than one node"),
+        (Config(NVLS_TREE, SIMPLE), AR, {"num_nodes": 2}, None),
+        *((Config(RING, None, n), AR, {}, f"{n} channels are outside 1..64") for n in (-1, 0, 65)),
+        *((Config(None, None, n), AR, {}, None) for n in (1, MAX_CHANNELS)),
+        (Config(RING, LL, 64), AR, {"version": (2, 25)}, None),
+        (Config(RING, LL, 64), AR, {"version": (2, 24, 3)}, "64 channels are outside 1..32"),
+        (Config(RING, SIMPLE, None, 1 << 20), AR, {"version": (2, 30, 3)}, None),
+        (Config(RING, SIMPLE, None, 1 << 20), AR, {"version": (2, 29)}, "a chunk size needs NCCL"),
+        *((ABSTAIN, each, {"version": (2, 18), "num_nodes": 1}, None) for each in Collective),
+    ],
+)
+def test_reason_says_what_does_not_fit(
+    config: Config, collective: Collective, where: dict[str, Any], reason: str | None
+) -> None:
+    if "version" in where:
+        where = {**where, "version": NcclVersion(*where["version"])}
+    found = invalid_reason(config, collective, **where)
+    assert found is None if reason is None else str(found).startswith(reason)
 
 
 def test_config_names_are_unique() -> None:
@@ -236,16 +207,6 @@ def test_config_names_are_unique() -> None:
         for b in (None, 4096)
     ]
     assert len({config.key for config in configs}) == len(configs)
-
-
-def test_channels_and_chunks_follow_the_release() -> None:
-    many = Config(Algorithm.Ring, Protocol.LL, 64)
-    assert invalid_reason(many, Collective.AllReduce, version=NcclVersion(2, 25)) is None
-    reason = invalid_reason(many, Collective.AllReduce, version=NcclVersion(2, 24, 3))
-    assert reason == "64 channels are outside 1..32"
-    chunk = Config(Algorithm.Ring, Protocol.Simple, None, 1 << 20)
-    assert invalid_reason(chunk, Collective.AllReduce, version=NcclVersion(2, 30, 3)) is None
-    assert "2.30" in str(invalid_reason(chunk, Collective.AllReduce, version=NcclVersion(2, 29)))
 
 
 def test_models_are_counted_and_sorted() -> None:

@@ -60,15 +60,11 @@ def test_elements(bin_dir: Path) -> None:
     )
 
 
-def test_a_forgotten_job_has_no_elements(bin_dir: Path) -> None:
-    words = "slurm_load_jobs error: Invalid job id specified"
-    command(bin_dir, "squeue", f"echo '{words}' >&2; exit 1")
+def test_a_forgotten_job_has_no_elements_and_a_silent_controller_is_an_error(bin_dir: Path) -> None:
+    fails = "echo 'slurm_load_jobs error: {}' >&2; exit 1"
+    command(bin_dir, "squeue", fails.format("Invalid job id specified"))
     assert elements("77") == ()
-
-
-def test_a_silent_controller_is_an_error(bin_dir: Path) -> None:
-    words = "slurm_load_jobs error: Unable to contact slurm controller"
-    command(bin_dir, "squeue", f"echo '{words}' >&2; exit 1")
+    command(bin_dir, "squeue", fails.format("Unable to contact slurm controller"))
     with pytest.raises(MachineError, match="nothing about job 77: slurm_load_jobs error: Unable"):
         elements("77")
 

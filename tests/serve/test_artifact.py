@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,16 @@ from dynamiccl.serve.decisions import nccl_csv
 from dynamiccl.serve.export import export_artifact, verify_artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.simulator import h100
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.h100 import default_model
+from dynamiccl.simulator.system import Call
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained
 from tests.data_sets import SYSTEM
 from tests.serve.abi import TunerPlugin, loopback_environment
 
-GROUP = h100.Group(4, 8)
+GROUP = Group(4, 8)
 TABLE = f"tables/{SYSTEM}/nodes4_ranks32.dct"
 
 
@@ -69,12 +72,12 @@ def test_one_cold_observation_means_the_same_in_policy_table_and_plugin(
                 mask = allowed(artifact.manifest, support, collective, [index])
                 wanted = configs[int(policy.act(observation, mask)[0])]
                 assert (table.lookup(collective, size) or configs[0]) == wanted
-                costs = h100.cost_table(GROUP, collective, size)
-                answer = communicator.ask(collective, size, costs)
+                call = Call(GROUP, collective, size)
+                answer = communicator.ask(collective, size, default_model().cost_table(call))
                 if wanted == configs[0]:
-                    default = h100.default_config(GROUP, collective, size)
+                    own = default_model().resolve(call, configs[0])
                     assert not answer.acted
-                    assert answer.config == default
+                    assert answer.config == replace(own, num_channels=None)
                 else:
                     assert answer.config == wanted
                     acted += 1

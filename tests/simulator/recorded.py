@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dynamiccl.errors import MissingPath, UnknownName
+from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.default.cost_model import CostModel, Pair
-from dynamiccl.simulator.default.machine import Machine, find_machine, machine_names
+from dynamiccl.simulator.default.machine import find_machine, machine_names
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 
@@ -77,7 +77,7 @@ def read_decisions(path: Path) -> list[Decision]:
 
 
 def judge(decisions: Iterable[Decision]) -> list[Verdict]:
-    """The model's answers. Raises UnknownName for a topology that no machine describes."""
+    """The model's answers."""
     return [_verdict(decision) for decision in decisions]
 
 
@@ -111,12 +111,5 @@ def _verdict(decision: Decision) -> Verdict:
 
 @cache
 def _model(version: NcclVersion, topology: str) -> CostModel:
-    return CostModel(version, _recorded_machine(topology))
-
-
-def _recorded_machine(topology: str) -> Machine:
     machines = {find_machine(name).recorded_as: find_machine(name) for name in machine_names()}
-    machines.pop("", None)
-    if topology not in machines:
-        raise UnknownName("recorded topology", topology, machines)
-    return machines[topology]
+    return CostModel(version, machines[topology])

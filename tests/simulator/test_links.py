@@ -1,33 +1,36 @@
 """Links that change: long-run shares, dwell times, bounds, and what is refused."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dynamiccl.simulator.scenario import BurstsLink, Markov, MarkovLink, Process, TraceLink
+from dynamiccl.simulator.scenario import BurstsLink, MarkovLink, TraceLink
 
 FOLLOWING = [[0.0, 0.7, 0.3], [0.6, 0.0, 0.4], [0.5, 0.5, 0.0]]
 DWELL = [200.0, 60.0, 20.0]
 
 
-def markov(slowdowns: Any, dwell_us: Any, following: Any, links: int = 1) -> Markov:
+def markov(slowdowns: Any, dwell_us: Any, following: Any, links: int = 1) -> MarkovLink:
     facts = {"slowdowns": slowdowns, "dwell_us": dwell_us, "following": following, "links": links}
-    return Markov(MarkovLink(on="inter", kind="markov", **facts))
+    return MarkovLink(on="inter", kind="markov", **facts)
 
 
-def bursts(pause_us: float, shortest_us: float, tail: float, share: Any) -> Process:
+def bursts(pause_us: float, shortest_us: float, tail: float, share: Any) -> BurstsLink:
     facts: Any = {"pause_us": pause_us, "shortest_us": shortest_us, "tail": tail, "share": share}
-    return BurstsLink(on="inter", kind="bursts", **facts).make()
+    return BurstsLink(on="inter", kind="bursts", **facts)
 
 
-def trace(shares: Any, interval_us: float) -> Process:
-    return TraceLink(on="inter", kind="trace", shares=shares, interval_us=interval_us).make()
+def trace(shares: Any, interval_us: float) -> TraceLink:
+    return TraceLink(on="inter", kind="trace", shares=shares, interval_us=interval_us)
 
 
-def course(process: Process, *, jobs: int, steps: int, elapsed_us: float = 1.0) -> np.ndarray:
+def course(
+    link: MarkovLink | BurstsLink | TraceLink, *, jobs: int, steps: int, elapsed_us: float = 1.0
+) -> np.ndarray:
     random = np.random.default_rng(0)
-    process.reset(jobs, random)
+    process = link.make(jobs, random)
     elapsed = np.full(jobs, elapsed_us)
     return np.stack([process.advance(elapsed, random).copy() for _ in range(steps)])
 
@@ -41,8 +44,9 @@ def test_congestion_stays_as_long_as_it_says() -> None:
 
 
 def test_shares_of_time_are_the_usual_ones_from_the_start() -> None:
-    process = markov([1.0, 2.0, 4.0], DWELL, FOLLOWING)
-    seen = course(process, jobs=4_000, steps=50)
+    link = markov([1.0, 2.0, 4.0], DWELL, FOLLOWING)
+    process = link.make(1, np.random.default_rng(0))
+    seen = course(link, jobs=4_000, steps=50)
     shares = [float((seen == level).mean()) for level in (1.0, 2.0, 4.0)]
     # Balance by hand: flow into each state equals flow out of it.
     rates = 1.0 / np.array(DWELL)
@@ -97,6 +101,6 @@ def test_a_trace_comes_round_and_every_job_begins_elsewhere() -> None:
         (lambda: trace([0.5], 0.0), "interval_us"),
     ],
 )
-def test_what_is_no_process_is_refused(make: "type[Process]", reason: str) -> None:
+def test_what_is_no_process_is_refused(make: Callable[[], object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         make()

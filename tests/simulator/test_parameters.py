@@ -98,6 +98,6 @@ def test_a_file_that_is_not_there_and_a_name_that_nobody_has() -> None:
 def test_a_transport_without_figures_is_refused_with_those_that_have_some() -> None:
     system = find_system("b300-nvlink")
     assert isinstance(system, ParametricSystem)
-    bare = ParametricSystem(system.file.model_copy(update={"transports": {}}), system.decisions)
+    bare = ParametricSystem(system.file.model_copy(update={"transports": {}}))
     with pytest.raises(UserError, match="'b300-nvlink' has no transport SHM; it has P2P"):
         bare.check_launch(Launch(transport=Transport.SHM))

@@ -18,8 +18,8 @@ from dynamiccl.simulator.physics import (
     route,
     times,
 )
-from dynamiccl.simulator.system import Call, Launch, System
-from dynamiccl.simulator.systems import PARAMETRIC, find_system
+from dynamiccl.simulator.system import Call, Launch
+from dynamiccl.simulator.systems import PARAMETRIC, System, find_system
 
 KIB, MIB = 1 << 10, 1 << 20
 AR = Collective.AllReduce
@@ -167,6 +167,7 @@ def test_chunks_are_nccl_s() -> None:
     assert largest(ring, Protocol.Simple) == 2 * MIB
     assert largest(ring, Protocol.Simple, Collective.Broadcast) == 512 * KIB
     assert largest(tree, Protocol.Simple) == 512 * KIB
+    assert largest(Algorithm.NVLS, Protocol.Simple) == 128 * KIB
     assert (largest(ring, Protocol.LL), largest(ring, Protocol.LL128)) == (32 * KIB, 576_000)
     assert asked_chunk_bytes(2 * MIB, None) == asked_chunk_bytes(2 * MIB, 9 * MIB) == 2 * MIB
     assert [asked_chunk_bytes(2 * MIB, size) for size in (1, 1500)] == [512, 1024]
@@ -185,12 +186,6 @@ def rise_before_the_end(times_us: list[float]) -> float:
     before = [max(down[i:]) / down[i - 1] for i in range(1, len(down))]
     after = [max(up[:i]) / up[i] for i in range(1, len(up))]
     return max([1.0, *before, *after]) - 1.0
-
-
-def test_the_rise_of_a_curve_with_two_valleys_is_seen() -> None:
-    assert rise_before_the_end([4.0, 2.0, 1.0, 1.0, 3.0]) == 0.0
-    assert rise_before_the_end([4.0, 2.0, 3.0, 1.0]) == pytest.approx(0.5)
-    assert rise_before_the_end([1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.5)
 
 
 def calls(system: System) -> list[Call]:

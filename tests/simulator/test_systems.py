@@ -6,10 +6,10 @@ import pytest
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import ABSTAIN, COST_IGNORE, Algorithm, Config
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, Explorer, all_configs
+from dynamiccl.simulator.record_jobs import Explorer, all_configs
 from dynamiccl.simulator.scenario import find_scenario
-from dynamiccl.simulator.system import QUIET, Call, Surroundings, System
-from dynamiccl.simulator.systems import SYSTEMS, find_system
+from dynamiccl.simulator.system import QUIET, Call, Surroundings
+from dynamiccl.simulator.systems import SYSTEMS, System, find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.simulator.world import World
 
@@ -75,7 +75,7 @@ def test_an_unknown_system_is_named_with_the_choices() -> None:
 def explorer(share: float, hold: float) -> tuple[World, Explorer]:
     system, workload = find_system("h100-ib"), make_workload(["decode"], Group(4, 8))
     world = World(system, workload, all_configs(system, workload), find_scenario("quiet"))
-    return world, Explorer(world, 200, Exploration(share, hold), 0)
+    return world, Explorer(world, 200, share, hold, 0)
 
 
 def test_a_share_of_the_calls_strays_and_only_to_what_nccl_has() -> None:
@@ -106,8 +106,7 @@ def test_a_draw_is_held_for_some_calls_of_its_key() -> None:
     assert np.mean(repeats[100:]) == pytest.approx(same, abs=0.01)
 
 
-def test_shares_and_lengths_are_checked() -> None:
-    with pytest.raises(ValueError, match="share"):
-        Exploration(1.5)
-    with pytest.raises(ValueError, match="call at least"):
-        Exploration(0.5, 0.2)
+@pytest.mark.parametrize(("share", "hold_calls"), [(1.5, 1.0), (0.5, 0.2)])
+def test_shares_and_lengths_are_checked(share: float, hold_calls: float) -> None:
+    with pytest.raises(ValueError, match=r"a share lies in 0\.\.1, and a draw lasts a call"):
+        explorer(share, hold_calls)

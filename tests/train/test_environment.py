@@ -23,7 +23,7 @@ from dynamiccl.datasets.store import read
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Recording
+from dynamiccl.simulator.record_jobs import write_calls
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
@@ -93,7 +93,7 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
     """One code: an environment's steps are those of the same calls, recorded and read back."""
     world, noise = small_world(sweep, find_scenario("congested")), training_noise(sweep)
     tables = replace(Tables.of(world, PROFILES, noise), reference_us=references(sweep, world))
-    recording = Recording(world, "played")
+    recorded = []
     env, random = JobCalls(world, tables, 3, Course(episode_calls=200)), np.random.default_rng(0)
     observation = env.reset(seed=4)
     played: dict[tuple[int, int], list[tuple[dict[str, np.ndarray], int, float]]] = {}
@@ -102,17 +102,17 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
         key, before = env.jobs.key, observation
         observation, ran = env.step(chosen)
         earned = reward(ran.measured_us, tables.reference_us[key])
-        recording.add(ran)
+        recorded.append(ran)
         for job in range(3):
             seen = {name: part[job] for name, part in before.items()}
             steps = played.setdefault((job, int(key[job])), [])
             steps.append((seen, int(chosen[job]), float(earned[job])))
-    recording.write(tmp_path)
+    write_calls(tmp_path, world, "played", recorded)
 
     calls = read(tmp_path, "calls")
     made, counts = sequence_steps(calls, sweep, Catalogue(world.configs), PROFILES, noise)
     assert made is not None
-    assert counts.steps == 600
+    assert counts["steps"] == 600
     assert len(made.starts) - 1 == len(played) == 9
     for episode in range(9):
         rows = np.arange(made.starts[episode], made.starts[episode + 1])

@@ -295,24 +295,28 @@ def fit_tables(
         _policy(tasks, trained, alpha)[0],
         of_sizes,
         of_shapes,
-        max(float(np.sqrt(each.belief.widened)) for each in told),
-        max(each.belief.stretch for each in told),
+        max(float(np.sqrt(each.widened)) for each in told),
+        max(each.stretch for each in told),
     )
 
 
 class _Told:
-    """The belief of one table."""
+    """What the belief of one table says; the belief itself is large, and there are many tables."""
 
     def __init__(self, measured: Measured, alpha: float) -> None:
         self.measured = measured
         prior, told = prior_of(measured.grid), (measured.places, measured.log_us)
         variance = doubted(prior, *told, measured.variance, measured.repeats)
-        self.belief = Belief(prior, *told, variance)
-        self.caution = self.belief.caution(alpha)
+        belief = Belief(prior, *told, variance)
+        self.gain, self.spread = belief.gain, belief.spread
+        self.is_near, self.may_act = belief.is_near, belief.may_act
+        self.widened, self.stretch = belief.widened, belief.stretch
+        self.caution = belief.caution(alpha)
+        self._left_out = belief.left_out()
 
     def left_out(self) -> Calibration:
         """For each size that was measured the config that the other octaves would take."""
-        found = self.belief.left_out()
+        found = self._left_out
         sizes, row = np.unique(found.size, return_inverse=True)
         at = row, found.action
         predicted, measured, spread, noise = np.full(
@@ -326,7 +330,7 @@ class _Told:
 
     def shape_table(self, actions: int, caution: float) -> ShapeTable:
         """For all actions of the catalogue, what is not in the table is not known."""
-        measured, belief = self.measured, self.belief
+        measured = self.measured
         shape = len(measured.grid.log2_sizes), actions
 
         def of_all(values: Floats, empty: float) -> Floats:
@@ -335,13 +339,13 @@ class _Told:
             return found
 
         is_near, may_act = np.zeros((2, *shape), dtype=np.bool_)
-        is_near[:, measured.actions] = belief.is_near
-        may_act[:, measured.actions] = belief.may_act
+        is_near[:, measured.actions] = self.is_near
+        may_act[:, measured.actions] = self.may_act
         return ShapeTable(
             measured.shape,
             np.array(measured.grid.log2_sizes),
-            of_all(belief.gain, 0.0),
-            of_all(belief.spread, np.inf),
+            of_all(self.gain, 0.0),
+            of_all(self.spread, np.inf),
             is_near,
             may_act,
             of_all(measured.relative_cost, np.nan),

@@ -26,8 +26,7 @@ from dynamiccl.errors import UserError
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import check_workload
 from dynamiccl.simulator.scenario import Scenario, find_scenario
-from dynamiccl.simulator.system import System
-from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.systems import System, find_system
 from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import DecisionEnv, Rounds, Tables, Variation

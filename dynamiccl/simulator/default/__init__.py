@@ -11,8 +11,7 @@
     model.cost_table(call)              # (7, 3) float32 us, -1 = lacking: what a tuner is handed
     model.cells(call.group, call.collective), model.max_channels(call.group, Algorithm.Ring)
 
-`cells`, `cost_table`, `max_channels` and `resolve` are those of `simulator.system.System`, so that
-a system may delegate to them. Machines are TOML files (`machines/`, `machine_names`,
+Simulated systems are cost models, too. Machines are TOML files (`machines/`, `machine_names`,
 `read_machine`). The model assumes one collective to a group call, unregistered buffers, sums of a
 type that NVLS can add, GPUs of one kind, equally many ranks on every node, and CollNet off.
 """

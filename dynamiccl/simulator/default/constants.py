@@ -85,7 +85,7 @@ LL_MAX: Final[Sequence[Triple]] = (
     (141.0, 45.0, 35.0),
     (282.0, 90.0, 70.0),
 )
-#: Largest bandwidth of a channel, for 1, 2 and more nodes, up to Hopper.
+#: Rows of these tables that no release changed: up to Hopper.
 _RING_LL128: Final[Sequence[Triple]] = ((20.0,) * 3, (20.0,) * 3, (36.7,) * 3)
 _TREE_LL128: Final[Sequence[Triple]] = ((20.0,) * 3, (20.0,) * 3, (36.7, 36.7, 29.0))
 _TREE: Final[Sequence[Triple]] = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0))
@@ -111,11 +111,13 @@ class Release:
     """What differs between releases."""
 
     version: NcclVersion
-    #: The last rows of the tables of largest bandwidths per channel.
-    blackwell_ring_ll128: Triple
-    blackwell_tree_ll128: Triple
-    blackwell_tree: Triple
-    blackwell_nvls_tree: Triple
+    #: `perChMaxRingLL128Bws`, `...TreeLL128Bws`, `...TreeBws` and `...NVLSTreeBws`, by generation:
+    #: largest bandwidth of a channel, for 1, 2 and more nodes. The last is used where NVLS goes by
+    #: efficiency.
+    ring_ll128: Sequence[Triple]
+    tree_ll128: Sequence[Triple]
+    tree: Sequence[Triple]
+    nvls_tree: Sequence[Triple]
     #: NVLSTree's hop over the network.
     nvls_tree_net_us: float
     #: Longest path between GPU and network card over which LL128 is on from Hopper on.
@@ -131,29 +133,13 @@ class Release:
     #: A channel is used from so many bytes of traffic on (`MinTrafficPerChannel`, enqueue.cc).
     min_traffic_bytes: int
 
-    def ring_ll128(self, generation: Generation) -> Triple:
-        """`perChMaxRingLL128Bws`."""
-        return (*_RING_LL128, self.blackwell_ring_ll128)[generation]
-
-    def tree_ll128(self, generation: Generation) -> Triple:
-        """`perChMaxTreeLL128Bws`."""
-        return (*_TREE_LL128, self.blackwell_tree_ll128)[generation]
-
-    def tree(self, generation: Generation) -> Triple:
-        """`perChMaxTreeBws`."""
-        return (*_TREE, self.blackwell_tree)[generation]
-
-    def nvls_tree(self, generation: Generation) -> Triple:
-        """`perChMaxNVLSTreeBws`; used where NVLS goes by efficiency."""
-        return (*_NVLS_TREE, self.blackwell_nvls_tree)[generation]
-
 
 _V2_27_3: Final = Release(
     version=NcclVersion(2, 27, 3),
-    blackwell_ring_ll128=(73.4, 73.4, 73.4),
-    blackwell_tree_ll128=(73.4, 73.4, 58.0),
-    blackwell_tree=(77.4, 82.8, 72.0),
-    blackwell_nvls_tree=(0.0, 0.0, 0.0),
+    ring_ll128=(*_RING_LL128, (73.4, 73.4, 73.4)),
+    tree_ll128=(*_TREE_LL128, (73.4, 73.4, 58.0)),
+    tree=(*_TREE, (77.4, 82.8, 72.0)),
+    nvls_tree=(*_NVLS_TREE, (0.0, 0.0, 0.0)),
     nvls_tree_net_us=14.0,
     ll128_hopper_path=Path.P2C,
     nvls_by_efficiency=False,
@@ -166,36 +152,36 @@ _V2_27_5: Final = replace(_V2_27_3, version=NcclVersion(2, 27, 5), ll128_hopper_
 _V2_28_3: Final = replace(
     _V2_27_5,
     version=NcclVersion(2, 28, 3),
-    blackwell_tree_ll128=(55.6, 31.67, 20.0),
-    blackwell_tree=(70.0, 42.8, 24.0),
-    blackwell_nvls_tree=(0.0, 96.0, 43.1),
+    tree_ll128=(*_TREE_LL128, (55.6, 31.67, 20.0)),
+    tree=(*_TREE, (70.0, 42.8, 24.0)),
+    nvls_tree=(*_NVLS_TREE, (0.0, 96.0, 43.1)),
     nvls_by_efficiency=True,
     channels_reach_nvls=False,
 )
 _V2_28_7: Final = replace(
     _V2_28_3,
     version=NcclVersion(2, 28, 7),
-    blackwell_ring_ll128=(73.4, 34.6, 73.4),
+    ring_ll128=(*_RING_LL128, (73.4, 34.6, 73.4)),
     nvls_min_ranks=2,
 )
 _V2_28_9: Final = replace(
     _V2_28_7,
     version=NcclVersion(2, 28, 9),
-    blackwell_nvls_tree=(0.0, 96.0, 43.8),
+    nvls_tree=(*_NVLS_TREE, (0.0, 96.0, 43.8)),
     nvls_tree_net_us=20.9,
 )
 _V2_29_2: Final = replace(
     _V2_28_9,
     version=NcclVersion(2, 29, 2),
-    blackwell_ring_ll128=(34.5, 34.6, 34.5),
+    ring_ll128=(*_RING_LL128, (34.5, 34.6, 34.5)),
     nvls_tree_corrected=True,
     min_traffic_bytes=32 << 10,
 )
 _V2_29_7: Final = replace(
-    _V2_29_2, version=NcclVersion(2, 29, 7), blackwell_ring_ll128=(40.0, 40.0, 40.0)
+    _V2_29_2, version=NcclVersion(2, 29, 7), ring_ll128=(*_RING_LL128, (40.0, 40.0, 40.0))
 )
 _V2_30_3: Final = replace(
-    _V2_29_7, version=NcclVersion(2, 30, 3), blackwell_nvls_tree=(0.0, 96.0, 80.0)
+    _V2_29_7, version=NcclVersion(2, 30, 3), nvls_tree=(*_NVLS_TREE, (0.0, 96.0, 80.0))
 )
 #: Oldest first; each holds until the next one of the same minor release.
 RELEASES: Final = (

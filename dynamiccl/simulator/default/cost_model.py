@@ -73,7 +73,7 @@ _PAT_OF_TREE: Final = 0.75
 #: Until 2.27: NVLS's algorithm bandwidth over its bus bandwidth.
 _NVLS_RATIO: Final = 5.0 / 6.0
 _NVLS_NET_SHARE: Final = 0.9
-GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
+_GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
 #: LL moves its payload in packets that are flags for the other half, and counts four times.
 _LL_TRAFFIC: Final = 4
 _GRAIN_BYTES: Final = 16
@@ -89,7 +89,7 @@ class Overrides:
 
 
 @dataclass(frozen=True)
-class Communicator:
+class _Communicator:
     """A group of ranks on machines of one kind, in one release."""
 
     release: Release
@@ -100,12 +100,10 @@ class Communicator:
 
     @cached_property
     def generation(self) -> Generation:
-        """Row of the GPU's tables."""
         return Generation.of(self.machine.compute_capability)
 
     @cached_property
     def one_node(self) -> bool:
-        """Whether all ranks are on one node."""
         return self.group.num_nodes == 1
 
     @cached_property
@@ -114,16 +112,10 @@ class Communicator:
         return min(self.group.num_nodes, 3) - 1
 
     @cached_property
-    def ll_max_row(self) -> int:
-        """Row of LL's ceilings: by GPU on one node, by CPU on several."""
-        if self.one_node:
-            return int(self.generation)
-        return 1 if self.machine.cpu in {Cpu.AMD, Cpu.MIXED} else 0
-
-    @cached_property
     def ll_max(self) -> float:
-        """Largest bus bandwidth of LL."""
-        return LL_MAX[self.ll_max_row][self.column]
+        """Largest bus bandwidth of LL: by GPU on one node, by CPU on several."""
+        by_cpu = 1 if self.machine.cpu in {Cpu.AMD, Cpu.MIXED} else 0
+        return LL_MAX[self.generation if self.one_node else by_cpu][self.column]
 
     @cached_property
     def num_channels(self) -> int:
@@ -171,7 +163,6 @@ class Communicator:
         return Hop.NVLINK if nvlink else Hop.PCI
 
     def opened(self, algorithm: Algorithm) -> int:
-        """Number of channels opened for an algorithm."""
         return self.nvls_channels if algorithm in NVLS_KINDS else self.num_channels
 
     @cached_property
@@ -191,14 +182,14 @@ class CostModel:
 
         Raises UnknownName for a release whose constants nobody has read.
         """
-        self.version = version
+        self.nccl_version = version
         self.machine = machine
         self._release = release_of(version)
         self._overrides = overrides or Overrides()
-        self._communicators: dict[Group, Communicator] = {}
+        self._communicators: dict[Group, _Communicator] = {}
         self._lines: dict[Group, Mapping[Cell, CostLine]] = {}
 
-    def communicator(self, group: Group) -> Communicator:
+    def _communicator(self, group: Group) -> _Communicator:
         """A group as the model sees it.
 
         Raises UnknownName for a shape that the machine's description lacks, and ValueError for
@@ -208,18 +199,18 @@ class CostModel:
             if group.num_ranks < 2:
                 raise ValueError(f"{group} has one rank: NCCL decides nothing")
             graph = self.machine.graph(group)
-            comm = Communicator(self._release, self.machine, group, graph, self._overrides)
+            comm = _Communicator(self._release, self.machine, group, graph, self._overrides)
             self._communicators[group] = comm
         return self._communicators[group]
 
     def lines(self, group: Group) -> Mapping[Cell, CostLine]:
         """Latency and bandwidth of every available cell, before corrections by size."""
         if group not in self._lines:
-            comm = self.communicator(group)
+            comm = self._communicator(group)
             self._lines[group] = {
                 (collective, algorithm, protocol): CostLine(
-                    latency_us(comm, collective, algorithm, protocol),
-                    algbw_gbytes_per_s(comm, collective, algorithm, protocol),
+                    _latency_us(comm, collective, algorithm, protocol),
+                    _algbw_gbytes_per_s(comm, collective, algorithm, protocol),
                 )
                 for collective, algorithms in VALID_PROTOCOLS.items()
                 for algorithm, protocols in sorted(algorithms.items())
@@ -241,7 +232,7 @@ class CostModel:
         line = self.lines(call.group)[call.collective, algorithm, protocol]
         if call.collective is not Collective.AllReduce:
             return line
-        comm = self.communicator(call.group)
+        comm = self._communicator(call.group)
         latency = _plateau(comm, algorithm, protocol, call.size_bytes)
         bandwidth = _correction(comm, algorithm, protocol, call.size_bytes)
         if latency == bandwidth == 1.0:
@@ -264,14 +255,14 @@ class CostModel:
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:
         """Channels that a communicator opens for an algorithm; 0 where it has none."""
-        return self.communicator(group).opened(algorithm)
+        return self._communicator(group).opened(algorithm)
 
     def num_channels(
-        self, call: Call, algorithm: Algorithm, protocol: Protocol, asked: int | None
+        self, call: Call, algorithm: Algorithm, protocol: Protocol, asked: int | None = None
     ) -> int:
         """Channels that carry data when `asked` are asked for; None = NCCL's own number."""
-        comm = self.communicator(call.group)
-        return used_channels(comm, call.collective, algorithm, protocol, call.size_bytes, asked)
+        comm = self._communicator(call.group)
+        return _used_channels(comm, call.collective, algorithm, protocol, call.size_bytes, asked)
 
     def reopened(self, *, least: int | None = None, most: int | None = None) -> "CostModel":
         """The model with at least or at most so many channels opened (`NCCL_MIN/MAX_CTAS`)."""
@@ -281,7 +272,7 @@ class CostModel:
             # NCCL would let the lower bound win; the last one set is meant here.
             low, high = (min(low, high), high) if least is None else (low, max(low, high))
         overrides = replace(self._overrides, min_channels=low, max_channels=high)
-        return CostModel(self.version, self.machine, overrides)
+        return CostModel(self.nccl_version, self.machine, overrides)
 
     def resolve(self, call: Call, config: Config) -> Config:
         """What runs when `config` is asked for; no knob of the answer is AUTO but the chunk.
@@ -295,7 +286,7 @@ class CostModel:
             if config.algorithm in {None, cell[0]} and config.protocol in {None, cell[1]}
         ]
         if not cells:
-            raise KeyError(f"NCCL has no {config.key} for {call.collective.wire} on {call.group}")
+            raise KeyError(f"NCCL has no {config.key} for {call.collective.wire}")
         if len(cells) > 1:
             table = self.cost_table(call)
             cells.sort(key=lambda cell: (table[cell], cell))
@@ -304,7 +295,7 @@ class CostModel:
         return Config(algorithm, protocol, channels, config.chunk_bytes)
 
 
-def _has(comm: Communicator, algorithm: Algorithm) -> bool:
+def _has(comm: _Communicator, algorithm: Algorithm) -> bool:
     if algorithm in comm.machine.without or algorithm in _NO_COLLNET:
         return False
     if algorithm in NVLS_KINDS:
@@ -316,20 +307,20 @@ def _has(comm: Communicator, algorithm: Algorithm) -> bool:
     return True
 
 
-def _has_ll128(comm: Communicator, algorithm: Algorithm) -> bool:
+def _has_ll128(comm: _Communicator, algorithm: Algorithm) -> bool:
     search, generation = comm.search(algorithm), comm.generation
     most = comm.release.ll128_hopper_path if generation >= Generation.Hopper else Path.PXB
     return search.intra_path <= Path.NVB and search.inter_path <= most
 
 
-def _plateau(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
+def _plateau(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
     if algorithm is not Algorithm.Ring or protocol is not Protocol.Simple or comm.one_node:
         return 1.0
     since_ampere = comm.generation >= Generation.Ampere
     return plateau(size, comm.num_channels, comm.group.num_ranks, since_ampere=since_ampere)
 
 
-def _correction(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
+def _correction(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
     end = 0
     if algorithm is Algorithm.Tree:
         end = TREE_CORRECTED
@@ -339,8 +330,8 @@ def _correction(comm: Communicator, algorithm: Algorithm, protocol: Protocol, si
     return size_correction(protocol, size, end)
 
 
-def latency_us(
-    comm: Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
+def _latency_us(
+    comm: _Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
     """Time of an empty message, before corrections by size (`ncclTopoTuneModel`)."""
     base = BASE_US[algorithm][protocol]
@@ -358,7 +349,7 @@ def latency_us(
     return base + depth * between / _PAT_SHARE + comm.group.num_ranks * _PAT_RANK_US
 
 
-def _between_us(comm: Communicator, algorithm: Algorithm, protocol: Protocol) -> float:
+def _between_us(comm: _Communicator, algorithm: Algorithm, protocol: Protocol) -> float:
     """One hop over the network; where every node has one rank, no other hop hides it."""
     alone = comm.group.ranks_per_node == 1
     if alone or algorithm is not Algorithm.NVLSTree:
@@ -369,24 +360,24 @@ def _between_us(comm: Communicator, algorithm: Algorithm, protocol: Protocol) ->
     return hop + card * (2 if protocol is Protocol.Simple else 1)
 
 
-def _ring_us(comm: Communicator, collective: Collective, protocol: Protocol) -> float:
+def _ring_us(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:
     hop = comm.hop_inside(Algorithm.Ring)
     inside = HOP_US[hop][Algorithm.Ring][protocol]
-    if collective in GATHERS or collective is Collective.AllReduce:
+    if collective in _GATHERS or collective is Collective.AllReduce:
         rounds = 2 if collective is Collective.AllReduce else 1
         crossings = 0 if comm.one_node else rounds * (comm.group.num_nodes - 1)
         inside = max(inside, _overhead_us(comm, protocol))
         between = _between_us(comm, Algorithm.Ring, protocol)
-        return (steps(comm, collective) - crossings) * inside + crossings * between
+        return (_steps(comm, collective) - crossings) * inside + crossings * between
     crossed = hop if comm.one_node else Hop.NET
     if comm.graph.ring.same_channels:
         return HOP_US[crossed][Algorithm.Ring][protocol]
     # NCCL stands in for waiting on chunks with the tree's hop in Simple.
     like = Algorithm.Tree if protocol is Protocol.Simple else Algorithm.Ring
-    return steps(comm, collective) * HOP_US[crossed][like][protocol]
+    return _steps(comm, collective) * HOP_US[crossed][like][protocol]
 
 
-def _overhead_us(comm: Communicator, protocol: Protocol) -> float:
+def _overhead_us(comm: _Communicator, protocol: Protocol) -> float:
     if comm.one_node:
         return 0.0
     once = _NET_OVERHEAD_AMD_US if comm.machine.cpu is Cpu.AMD else _NET_OVERHEAD_US
@@ -396,14 +387,14 @@ def _overhead_us(comm: Communicator, protocol: Protocol) -> float:
 # --- Bandwidth ---
 
 
-def algbw_gbytes_per_s(
-    comm: Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
+def _algbw_gbytes_per_s(
+    comm: _Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
     """Bytes of the whole buffer over time, before corrections by size."""
     bus = _BUS[algorithm](comm, collective, protocol)
-    if algorithm is not Algorithm.Ring and collective in GATHERS:
+    if algorithm is not Algorithm.Ring and collective in _GATHERS:
         return bus
-    by_steps = comm.group.num_ranks / steps(comm, collective)
+    by_steps = comm.group.num_ranks / _steps(comm, collective)
     if algorithm is Algorithm.Ring:
         return bus * by_steps
     if algorithm in {Algorithm.NVLS, Algorithm.NVLSTree}:
@@ -411,69 +402,69 @@ def algbw_gbytes_per_s(
     return bus * 0.5
 
 
-def steps(comm: Communicator, collective: Collective) -> int:
+def _steps(comm: _Communicator, collective: Collective) -> int:
     """Steps of a ring: what each link carries, in shares of one rank."""
     if collective is Collective.AllReduce:
         return 2 * (comm.group.num_ranks - 1)
-    return comm.group.num_ranks - 1 if collective in GATHERS else comm.group.num_ranks
+    return comm.group.num_ranks - 1 if collective in _GATHERS else comm.group.num_ranks
 
 
-def _per_channel(comm: Communicator, search: Search) -> float:
+def _per_channel(comm: _Communicator, search: Search) -> float:
     slow = comm.group.num_nodes > 2
     return search.inter_gbytes_per_s if slow else search.intra_gbytes_per_s
 
 
-def _ring(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _ring(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
     channels = comm.graph.channels
     bus = channels * _per_channel(comm, comm.graph.ring)
     if protocol is Protocol.LL:
         return min(comm.ll_max, bus * _LL_SHARE)
     if protocol is Protocol.LL128:
-        most = comm.release.ring_ll128(comm.generation)[comm.column]
+        most = comm.release.ring_ll128[comm.generation][comm.column]
         return min(bus * _SHARE, channels * most)
     return bus
 
 
-def _tree(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _tree(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
     channels = comm.graph.channels
     bus = channels * _per_channel(comm, comm.graph.tree)
-    most = comm.release.tree(comm.generation)[comm.column]
+    most = comm.release.tree[comm.generation][comm.column]
     bus = min(bus * _SHARE, channels * most)
     if protocol is Protocol.LL:
         bus = min(bus * _TREE_LL_SHARE, comm.ll_max)
     elif protocol is Protocol.LL128:
         share = _TREE_LL128_SHARE if comm.one_node else _TREE_LL128_SHARE_NODES
-        most = comm.release.tree_ll128(comm.generation)[comm.column]
+        most = comm.release.tree_ll128[comm.generation][comm.column]
         bus = min(bus * share, channels * most)
     return bus * (_PLAIN_TREE_SHARE if comm.graph.tree.plain_tree else 1.0)
 
 
-def _pat(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _pat(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
     return comm.graph.channels * _per_channel(comm, comm.graph.tree) * _PAT_OF_TREE
 
 
-def _nvls(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _nvls(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
     search = comm.search(Algorithm.NVLS)
     if comm.release.nvls_by_efficiency:
         return search.channels * min(_nvls_intra(comm, collective), search.inter_gbytes_per_s)
     intra, inter = search.intra_gbytes_per_s, search.inter_gbytes_per_s
-    if collective in GATHERS:
+    if collective in _GATHERS:
         ranks = comm.group.ranks_per_node
         intra, inter = intra * (ranks - 1) / ranks, inter * _NVLS_NET_SHARE
     return search.channels * min(intra, inter)
 
 
-def _nvls_tree(comm: Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _nvls_tree(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
     search = comm.search(Algorithm.NVLSTree)
     two, inter = comm.group.num_nodes <= 2, search.inter_gbytes_per_s
     if comm.release.nvls_by_efficiency:
-        most = comm.release.nvls_tree(comm.generation)[comm.column]
+        most = comm.release.nvls_tree[comm.generation][comm.column]
         inter = min(inter * (2 if two else 1), most)
         return search.channels * min(_nvls_intra(comm, collective), inter)
     return search.channels * min(search.intra_gbytes_per_s, inter if two else inter / 2)
 
 
-def _nvls_intra(comm: Communicator, collective: Collective) -> float:
+def _nvls_intra(comm: _Communicator, collective: Collective) -> float:
     search = comm.search(Algorithm.NVLS)
     share = (search.channels - 1) / search.channels
     intra = search.intra_gbytes_per_s * NVLS_EFFICIENCY[comm.generation] * share
@@ -483,7 +474,7 @@ def _nvls_intra(comm: Communicator, collective: Collective) -> float:
     return intra * (ranks - 1) / ranks
 
 
-_BUS: Final[Mapping[Algorithm, Callable[[Communicator, Collective, Protocol], float]]] = {
+_BUS: Final[Mapping[Algorithm, Callable[[_Communicator, Collective, Protocol], float]]] = {
     Algorithm.Ring: _ring,
     Algorithm.Tree: _tree,
     Algorithm.PAT: _pat,
@@ -495,8 +486,8 @@ _BUS: Final[Mapping[Algorithm, Callable[[Communicator, Collective, Protocol], fl
 # --- Channels ---
 
 
-def used_channels(
-    comm: Communicator,
+def _used_channels(
+    comm: _Communicator,
     collective: Collective,
     algorithm: Algorithm,
     protocol: Protocol,
@@ -509,17 +500,17 @@ def used_channels(
         most = _tuned(comm, algorithm, protocol, size_bytes)
     else:
         most = min(max(asked, 1), opened)
-    payload = _payload(comm, collective, protocol, size_bytes)
+    num_bytes, per_byte = _payload(comm, collective, protocol, size_bytes)
     least = comm.release.min_traffic_bytes
     # NCCL rounds this up to 16 bytes since 2.29, which no count below can tell.
-    per_channel = max(least, payload.num_bytes * payload.per_byte // most)
-    cell = _up(_up(least, payload.per_byte), _GRAIN_BYTES) * _GRAIN_BYTES
-    cells = max(_up(payload.num_bytes, cell), 1)
-    cells_each = min(cells, _up(per_channel, cell * payload.per_byte))
+    per_channel = max(least, num_bytes * per_byte // most)
+    cell = _up(_up(least, per_byte), _GRAIN_BYTES) * _GRAIN_BYTES
+    cells = max(_up(num_bytes, cell), 1)
+    cells_each = min(cells, _up(per_channel, cell * per_byte))
     return min(_up(cells, cells_each), opened)
 
 
-def _tuned(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> int:
+def _tuned(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> int:
     """Channels that NCCL assigns to a size."""
     channels, threads = comm.opened(algorithm), _most_threads(comm, algorithm, protocol)
     if threads == 0 or algorithm in NVLS_KINDS:
@@ -530,7 +521,7 @@ def _tuned(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size_by
     return min(max(int(size_bytes // (threads * each)), 1), channels)
 
 
-def _most_threads(comm: Communicator, algorithm: Algorithm, protocol: Protocol) -> int:
+def _most_threads(comm: _Communicator, algorithm: Algorithm, protocol: Protocol) -> int:
     """`comm->maxThreads`. PAT has none, so that its channels never shrink."""
     if algorithm is Algorithm.PAT:
         return 0
@@ -540,23 +531,16 @@ def _most_threads(comm: Communicator, algorithm: Algorithm, protocol: Protocol) 
     return THREADS // 2 if halved else THREADS
 
 
-@dataclass(frozen=True, slots=True)
-class _Payload:
-    """One rank's bytes, and the traffic of each."""
-
-    num_bytes: int
-    per_byte: int
-
-
 def _payload(
-    comm: Communicator, collective: Collective, protocol: Protocol, size_bytes: int
-) -> _Payload:
+    comm: _Communicator, collective: Collective, protocol: Protocol, size_bytes: int
+) -> tuple[int, int]:
+    """One rank's bytes, and the traffic of each."""
     num_bytes, traffic = size_bytes, 1
     if collective is Collective.AllReduce:
         traffic = 2
-    elif collective in GATHERS:
+    elif collective in _GATHERS:
         num_bytes, traffic = size_bytes // comm.group.num_ranks, comm.group.num_ranks
-    return _Payload(num_bytes, traffic * (_LL_TRAFFIC if protocol is Protocol.LL else 1))
+    return num_bytes, traffic * (_LL_TRAFFIC if protocol is Protocol.LL else 1)
 
 
 def _up(a: int, b: int) -> int:

@@ -138,21 +138,14 @@ class Machine:
     #: The `topology` of recorded decisions that were taken on such a machine.
     recorded_as: str = ""
 
-    def holds(self, group: Group) -> bool:
-        """Whether the description has this shape."""
-        return {Pattern.RING, Pattern.TREE} <= self._found(group).keys()
-
     def graph(self, group: Group) -> Graph:
         """The search results for a shape. Raises UnknownName for a shape not described."""
-        found = self._found(group)
+        found = {search.pattern: search for search in self.searches if search.holds_for(group)}
         ring, tree = found.get(Pattern.RING), found.get(Pattern.TREE)
         if ring is None or tree is None:
             shape = f"{group.num_nodes} x {group.ranks_per_node}"
             raise UnknownName(f"shape of nodes x ranks on {self.name}", shape, self._shapes())
         return Graph(ring, tree, found.get(Pattern.NVLS))
-
-    def _found(self, group: Group) -> dict[Pattern, Search]:
-        return {search.pattern: search for search in self.searches if search.holds_for(group)}
 
     def _shapes(self) -> list[str]:
         rings = [search for search in self.searches if search.pattern is Pattern.RING]

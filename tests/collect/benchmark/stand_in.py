@@ -15,7 +15,9 @@ from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.simulator import h100
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.h100 import true_us
+from dynamiccl.simulator.system import Call
 from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in
 
@@ -86,17 +88,14 @@ def wanted(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(~pl.col("is_default") & (pl.col("status") == "ok"))
 
 
-def share_near_truth(forced: pl.DataFrame, group: h100.Group) -> float:
+def share_near_truth(forced: pl.DataFrame, group: Group) -> float:
     """The share of rows whose time is that of the simulated machine, but for noise."""
     ratios = [
         row["time_us"]
-        / h100.true_us(
-            group,
-            Collective.parse(row["collective"]),
-            Algorithm.parse(row["actual_algorithm"]),
-            Protocol.parse(row["actual_protocol"]),
-            row["size_bytes"],
-            num_channels=row["requested_num_channels"],
+        / true_us(
+            Call(group, Collective.parse(row["collective"]), row["size_bytes"]),
+            (Algorithm.parse(row["actual_algorithm"]), Protocol.parse(row["actual_protocol"])),
+            row["requested_num_channels"],
         )
         for row in forced.iter_rows(named=True)
     ]

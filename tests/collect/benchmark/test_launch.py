@@ -11,7 +11,7 @@ import pytest
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.cli import RunOptions, start_sweep
 from dynamiccl.datasets import store
-from dynamiccl.simulator import h100
+from dynamiccl.simulator.group import Group
 from tests.collect.benchmark.stand_in import rows, run, share_near_truth, statuses, wanted
 from tests.collect.benchmark.sweeps import sweep
 from tests.fakes.nccl_tests.install import install_stand_in
@@ -46,7 +46,7 @@ def test_whole_grid_in_one_process_is_measured_verified_and_true(
     assert set(costs["gpu"]) == {"FAKE H100"}
     forced = wanted(found)
     assert forced["verified"].all()
-    assert share_near_truth(forced, h100.Group(1, 8)) > 0.9
+    assert share_near_truth(forced, Group(1, 8)) > 0.9
 
 
 def test_default_is_measured_untouched_and_in_its_profile(

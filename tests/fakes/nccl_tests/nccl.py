@@ -21,13 +21,10 @@ from pathlib import Path
 from typing import Final, NoReturn, TextIO
 
 from dynamiccl.nccl import COST_IGNORE, MAX_CHANNELS, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator import h100
-from dynamiccl.simulator.h100 import (
-    actual_channels,
-    actual_chunk_bytes,
-    communicator_channels,
-    default_chunk_bytes,
-)
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.h100 import BUFFER_BYTES, H100System, default_model, true_us
+from dynamiccl.simulator.physics import asked_chunk_bytes, largest_chunk_bytes
+from dynamiccl.simulator.system import Call
 from tests.fakes.nccl_tests.tuner import INTERNAL_ERROR, INVALID_USAGE, NcclFailed, Tuner, load
 from tests.fakes.nccl_tests.world import World
 
@@ -161,15 +158,16 @@ class Nccl:
         """Noise-free time of one call; `choice` is None where NCCL makes none."""
         if choice is None:
             # One hop of a ring.
-            line = h100.default_model().lines(self._group)[
+            line = default_model().lines(self._group)[
                 Collective.Broadcast, Algorithm.Ring, Protocol.Simple
             ]
             time_us = line.latency_us + size_bytes / (1000.0 * line.algbw_gbytes_per_s)
         else:
-            time_us = h100.true_us(
-                *(self._group, collective, choice.algorithm, choice.protocol, size_bytes),
-                num_channels=choice.num_channels,
-                chunk_bytes=choice.chunk_bytes,
+            time_us = true_us(
+                Call(self._group, collective, size_bytes),
+                (choice.algorithm, choice.protocol),
+                choice.num_channels,
+                choice.chunk_bytes,
                 max_channels=choice.num_channels,
             )
         return time_us * self._transport_factor()
@@ -200,22 +198,23 @@ class Nccl:
         """Channels of the communicator for an algorithm."""
         values = self._environment
         most = values.get("NCCL_MAX_CTAS") or values.get("NCCL_MAX_NCHANNELS") or MAX_CHANNELS
-        own = min(communicator_channels(self._group, algorithm), int(most))
+        own = min(default_model().max_channels(self._group, algorithm), int(most))
         return max(own, int(values.get("NCCL_MIN_CTAS", 1)))
 
     def _has(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> bool:
         """Whether NCCL has that cell here and the environment allows it."""
         cell = (algorithm, protocol)
         over_nvlink = protocol is Protocol.LL128 or algorithm.wire.startswith("NVLS")
-        known = cell in self._allowed and cell in h100.cells(self._group, collective)
+        known = cell in self._allowed and cell in default_model().cells(self._group, collective)
         return known and (self._nvlink or not over_nvlink)
 
     def _predicted(self, collective: Collective, size_bytes: int) -> tuple[float, ...]:
         """What NCCL hands to a tuner: predicted us of each cell, -1 where it is not available."""
+        call = Call(self._group, collective, size_bytes)
         costs = array("f", [COST_IGNORE] * len(_CELLS))
         for number, cell in enumerate(_CELLS):
             if self._has(collective, *cell):
-                costs[number] = h100.predicted_us(self._group, collective, *cell, size_bytes)
+                costs[number] = default_model().cost_us(call, *cell)
         return tuple(costs)
 
     def _decide(self, collective: Collective, size_bytes: int) -> Choice:
@@ -255,10 +254,8 @@ class Nccl:
             self.log.fail(text, "enqueue.cc:1970")
             raise NcclFailed(INVALID_USAGE if self._forced else INTERNAL_ERROR)
         algorithm, protocol = min(costs, key=lambda cell: costs[cell])
-        used = actual_channels(
-            *(self._group, collective, algorithm, protocol, size_bytes, asked or None),
-            max_channels=self._opened(algorithm),
-        )
+        call, opened = Call(self._group, collective, size_bytes), self._opened(algorithm)
+        used = default_model(opened).num_channels(call, algorithm, protocol, asked or None)
         requested = self._forced or asked > 0 or known != told
         return Choice(algorithm, protocol, used, asked or None, requested)
 
@@ -267,14 +264,13 @@ class Nccl:
     ) -> Choice:
         """The choice with the chunk that the plugin wants for a channel's part of the call."""
         assert self._tuner is not None
-        own = default_chunk_bytes(collective, choice.algorithm)
+        own = largest_chunk_bytes(collective, choice.algorithm, Protocol.Simple, BUFFER_BYTES)
         part = (collective, -(-size_bytes // choice.num_channels))
         cell = (choice.algorithm, choice.protocol)
         wanted = self._tuner.chunk_bytes(context, part, cell, own)
         if wanted == own or choice.protocol is not Protocol.Simple:
             return choice
-        chunk = actual_chunk_bytes(collective, choice.algorithm, wanted)
-        return replace(choice, chunk_bytes=chunk, requested=True)
+        return replace(choice, chunk_bytes=asked_chunk_bytes(own, wanted), requested=True)
 
     def _say_comms(self) -> None:
         """What is logged about the communicator for every rank of this process."""
@@ -305,16 +301,16 @@ class Nccl:
                 self.log.say(f"{collective.wire:>13} |{costs}", "TUNING")
 
     def _cell(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> str:
-        line = h100.default_model().lines(self._group).get((collective, algorithm, protocol))
+        line = default_model().lines(self._group).get((collective, algorithm, protocol))
         taken = line is not None and self._has(collective, algorithm, protocol)
         latency_us = line.latency_us if line else 0.0
         return f"{latency_us:8.1f}/{line.algbw_gbytes_per_s if line and taken else 0.0:6.1f} |"
 
 
-def nearest_group(num_nodes: int, ranks_per_node: int) -> h100.Group:
+def nearest_group(num_nodes: int, ranks_per_node: int) -> Group:
     """The group of the simulator that is most like a shape, nodes before ranks."""
     return min(
-        h100.groups(),
+        H100System().groups(),
         key=lambda group: (
             (group.num_nodes == 1) != (num_nodes == 1),
             abs(group.num_nodes - num_nodes),

@@ -23,12 +23,13 @@ from dynamiccl.datasets.steps import with_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.baselines import LearnedPolicy
-from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import pick_table
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.h100 import default_model, true_us
+from dynamiccl.simulator.system import Call
 from dynamiccl.train.cautious.fit import Tasks, fit_tables
 from dynamiccl.train.cautious.policy import CautiousPolicy
 from dynamiccl.train.data import load_data
@@ -150,23 +151,22 @@ def test_shapes_that_nobody_measured_get_tables_from_nccls_costs(
         for octave in range(16, 31):
             size = 1 << octave
             wanted = table.lookup(Collective.AllReduce, size)
-            costs = h100.cost_table(group, Collective.AllReduce, size)
-            answer = communicator.ask(Collective.AllReduce, size, costs)
+            call = Call(group, Collective.AllReduce, size)
+            answer = communicator.ask(call.collective, size, default_model().cost_table(call))
             assert answer.acted == (wanted is not None)
             if wanted is not None:
                 assert wanted.num_channels is None
                 assert answer.config == wanted
                 acted += 1
-                default = h100.default_config(group, Collective.AllReduce, size)
-                assert true_us(wanted, size) < 1.01 * true_us(default, size)
+                default = default_model().resolve(call, ABSTAIN)
+                assert time_us(call, wanted) < 1.01 * time_us(call, default)
     assert acted >= 2
 
 
-def true_us(config: Config, size: int) -> float:
+def time_us(call: Call, config: Config) -> float:
     assert config.algorithm is not None
     assert config.protocol is not None
-    cell = Collective.AllReduce, config.algorithm, config.protocol
-    return h100.true_us(Group(16, 8), *cell, size)
+    return true_us(call, (config.algorithm, config.protocol))
 
 
 def test_shapes_have_costs_where_these_are_known_and_measured_ones_are_refused(fitted: Run) -> None:

@@ -14,11 +14,9 @@ from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import (
-    Exploration,
-    Recording,
-    RecordSettings,
     all_configs,
     record_jobs,
+    write_calls,
 )
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
@@ -47,17 +45,16 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
     out = tmp_path_factory.mktemp("calls")
     group = Group(1, 8)
     work = tuple(WorkCall(group, Collective.AllReduce, size, 100.0) for size in SIZES)
-    order = RecordSettings(
-        system=find_system("b300-nvlink"),
-        workload=Workload("three sizes", work),
-        scenario=find_scenario("quiet"),
-        exploration=Exploration(share=1.0, hold_calls=4.0),
+    workload, system = Workload("three sizes", work), find_system("b300-nvlink")
+    record_jobs(
+        *(out, system, workload, find_scenario("quiet")),
+        share=1.0,
+        hold_calls=4.0,
         jobs=2,
         calls=4_000,
         seed=0,
         name="recorded",
     )
-    record_jobs(order, out, lambda _count: None)
     quiet = read(out, "calls").select(CALLS_USED)
     share = pl.col("actual_algorithm").replace_strict(SHARES, return_dtype=pl.Float64)
     return quiet.with_columns(time_us=pl.col("time_us") * (1.0 + share * level()))
@@ -118,16 +115,16 @@ def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) ->
     tables = Tables.of(world, ["default"])
     env = JobCalls(world, tables, 2, Course(episode_calls=600), lambda: Detector(module))
     env.reset(seed=3)
-    recording = Recording(world, "played")
+    played = []
     random = np.random.default_rng(0)
     seen: dict[tuple[str, int], float] = {}
     for call in range(600):
         # Two configs and NCCL's own: streams get long enough to be known.
         allowed = np.flatnonzero(world.mask.all(axis=0))[:3]
         _, ran = env.step(allowed[random.integers(3, size=2)])
-        recording.add(ran)
+        played.append(ran)
         seen |= {(f"played-{job}", call): float(env.level[job]) for job in range(2)}
-    recording.write(tmp_path)
+    write_calls(tmp_path, world, "played", played)
 
     calls = timed_calls(read(tmp_path, "calls").select(CALLS_USED))
     levels = interference_levels(Detector(module), calls)
