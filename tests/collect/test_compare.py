@@ -12,7 +12,6 @@ from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import measurements_table, read, write_part
 from dynamiccl.errors import NotEnoughData
-from dynamiccl.simulator.systems import parametric_system, shipped_file
 from tests.cli.conftest import Shell, refused
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.rows import default, forced
@@ -133,25 +132,14 @@ def test_another_choice_at_the_same_time_is_listed_and_is_no_change(sweeps: Swee
     assert not any(each["is_beyond_noise"] for each in found["changes"])
 
 
-def test_a_forced_config_that_ran_with_fewer_channels_says_so(tmp_path: Path) -> None:
-    """NCCL 2.29 takes fewer channels for small calls."""
-    text = SWEEP.replace("h100-ib-simulated", "gb10-roce").replace(', "NVLSTree"', "")
-    text = text.replace("4, ranks_per_node = 8", "4, ranks_per_node = 1")
-    frames = []
-    for seed, version in enumerate(("2.28.9", "2.30.7")):
-        file = shipped_file("gb10-roce").model_copy(update={"nccl_version": version})
-        sweep = text.replace("SEED", str(seed)).replace("2.27.5", version)
-        simulate(sweep.replace("NAME", "s"), tmp_path / version, parametric_system(file))
-        frames.append(read(tmp_path / version))
-    found = compare(*frames)
-    assert {"name": "nccl_version", "old": "2.28.9", "new": "2.30.7"} in found["other_changes"]
-    fewer = [e for e in found["changes"] if e["why"] == "fewer channels than before"]
-    assert fewer
-    assert all(each["change"] < 0.0 for each in fewer)
-    assert any(
-        each["config"] == OWN_CHOICE and "with 32 channels, before 64" in each["why"]
-        for each in found["changes"]
-    )
+def test_a_forced_config_that_ran_with_fewer_channels_says_so(sweeps: Sweeps) -> None:
+    """As NCCL 2.29 takes fewer of them for small calls."""
+    fewer = pl.when(IN_RING & LARGE).then(pl.lit(1)).otherwise("actual_num_channels")
+    after = slowed(sweeps(1), IN_RING & LARGE, 0.8).with_columns(actual_num_channels=fewer)
+    found = compare(sweeps(0), after.with_columns(nccl_version=pl.lit("2.30.7")))
+    assert {"name": "nccl_version", "old": "2.27.5", "new": "2.30.7"} in found["other_changes"]
+    assert {each["why"] for each in found["changes"]} == {"fewer channels than before"}
+    assert all(each["change"] < 0.0 for each in found["changes"])
 
 
 def test_of_one_run_each_nothing_is_confirmed(sweeps: Sweeps) -> None:

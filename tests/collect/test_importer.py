@@ -14,7 +14,7 @@ from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.nccl_tests import load_systems
 from dynamiccl.datasets import store
 from dynamiccl.errors import MissingPath, OutputError, UserError
-from tests.collect.parsed import parse
+from tests.collect.parsed import imported, parse
 
 LOG = (
     "# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
@@ -90,9 +90,7 @@ def test_systems_file_sets_topology_and_name(log: Path, tmp_path: Path) -> None:
     systems.write_text(
         '[systems.s]\nname = "short"\ncompute_capability = 9.0\nnvswitch = true\nnic_kind = "efa"\n'
     )
-    options = ImportOptions(system="s", systems_file=systems)
-    import_files([log], tmp_path / "out", options=options)
-    row = store.read(tmp_path / "out").row(0, named=True)
+    _, [row, _] = imported(log, systems_file=systems)
     assert (row["system"], row["compute_capability"]) == ("short", 9.0)
     assert (row["nvswitch"], row["nic_kind"], row["cpu_vendor"]) == (True, "efa", None)
 
@@ -146,20 +144,19 @@ def test_what_was_printed_is_read(size: int, time: float, wrong: int | None) -> 
     assert first["status"] == ("wrong_values" if wrong else "ok")
 
 
-SYSTEM = ImportOptions(system="s")
 DATA = Path(__file__).parents[1] / "data"
 
 
-def changed(tmp_path: Path, **changes: Any) -> Path:
+def changed(**changes: Any) -> str:
+    """A whole JSON output with other keys."""
     content = json.loads((DATA / "nccl_tests_v3.json").read_text())
-    path = tmp_path / "changed.json"
-    path.write_text(json.dumps({**content, **changes}))
-    return path
+    return json.dumps({**content, **changes})
 
 
 def test_secrets_are_not_kept(tmp_path: Path) -> None:
     secrets = ("hush", "AWS_SECRET", "HF_TOKEN", "alice", "agent", "PLUGIN")
-    summary = import_files([DATA / "nccl_tests_v1.json"], tmp_path, options=SYSTEM)
+    source, options = DATA / "nccl_tests_v1.json", ImportOptions(system="s")
+    summary = import_files([source], tmp_path, options=options)
     frame = store.read(tmp_path)
     stored = [str(row) for row in frame.rows()] + [json.dumps(summary.to_json())]
     stored += [str(store.provenance_of(tmp_path))]
@@ -169,13 +166,12 @@ def test_secrets_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_what_a_config_leaves_out_is_the_usual(tmp_path: Path) -> None:
-    import_files([changed(tmp_path, config={})], tmp_path / "out", options=SYSTEM)
-    row = store.read(tmp_path / "out").row(0, named=True)
+    _, [row, *_] = imported(tmp_path / "a.json", changed(config={}))
     assert (row["launch_profile"], row["is_default"], row["num_ranks"]) == ("default", True, None)
     unusual = {"graph": 1, "unalign": 1, "aggregated_iterations": 2}
-    import_files([changed(tmp_path, config=unusual)], tmp_path / "other", options=SYSTEM)
-    [profile] = store.read(tmp_path / "other")["launch_profile"].unique()
-    assert profile == "agg_iters=2,graph=1,unalign=1"
+    (tmp_path / "b").mkdir()
+    _, rows = imported(tmp_path / "b" / "b.json", changed(config=unusual))
+    assert {row["launch_profile"] for row in rows} == {"agg_iters=2,graph=1,unalign=1"}
 
 
 @pytest.mark.parametrize(
@@ -202,4 +198,4 @@ def test_what_a_config_leaves_out_is_the_usual(tmp_path: Path) -> None:
 )
 def test_other_json_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=message):
-        import_files([changed(tmp_path, **changes)], tmp_path / "o", options=SYSTEM)
+        imported(tmp_path / "changed.json", changed(**changes))

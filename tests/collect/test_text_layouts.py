@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect import nccl_tests
-from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.output import layouts_of_header, plausible
-from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
-from tests.collect.parsed import Parsed, parse
+from tests.collect.parsed import Parsed, imported, parse
 
 START = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
 RANKS = "".join(
@@ -34,10 +32,8 @@ def times(output: Parsed) -> list[float]:
 
 def refusal(text: str, folder: Path, name: str = "run1.log", **options: str) -> str:
     """Why a file of that text gives nothing."""
-    log = folder / name
-    log.write_text(text)
     with pytest.raises(OutputError) as caught:
-        import_files([log], folder / "out", options=ImportOptions(system="s", **options))  # type: ignore[arg-type]
+        imported(folder / name, text, **options)
     assert not (folder / "out").exists()
     return str(caught.value)
 
@@ -205,10 +201,8 @@ def test_collective_follows_from_the_columns(columns: str, row: str, expected: s
 def test_collective_from_option_then_file_name(
     name: str, option: str | None, expected: str, tmp_path: Path
 ) -> None:
-    log = tmp_path / name
-    log.write_text(AMBIGUOUS)
-    import_files([log], tmp_path / "out", options=ImportOptions(system="s", collective=option))
-    assert store.read(tmp_path / "out")["collective"].unique().to_list() == [expected]
+    _, rows = imported(tmp_path / name, AMBIGUOUS, collective=option)
+    assert {row["collective"] for row in rows} == {expected}
 
 
 def test_collective_that_is_not_known_or_contradicted_is_refused(tmp_path: Path) -> None:
@@ -247,14 +241,10 @@ def test_half_without_a_time_gives_no_measurement() -> None:
 
 
 def test_long_outputs_become_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.log").write_text(WHOLE * 2)
     monkeypatch.setattr(nccl_tests, "CHUNK_ROWS", 3)
     monkeypatch.setattr(nccl_tests, "_PART_ROWS", 5)
-    summary = import_files(
-        [tmp_path / "a.log"], tmp_path / "out", options=ImportOptions(system="s")
-    )
-    rows = store.read(tmp_path / "out").sort("run", "source_line", "in_place")
+    summary, rows = imported(tmp_path / "a.log", WHOLE * 2)
     assert (len(summary.files[0].parts), summary.measurements_written) == (2, 8)
-    assert rows["time_us"].to_list() == [100.0, 102.0, 150.0, 151.0] * 2
-    assert [run[-2:] for run in rows["run"].unique(maintain_order=True)] == [".1", ".2"]
-    assert rows["repeat"].to_list() == [0] * 8
+    found = [(row["run"][-2:], row["time_us"], row["repeat"]) for row in rows]
+    times_us = (100.0, 102.0, 150.0, 151.0)
+    assert found == [(run, time_us, 0) for run in (".1", ".2") for time_us in times_us]
