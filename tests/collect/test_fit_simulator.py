@@ -148,17 +148,6 @@ def test_every_cell_is_predicted_once_by_a_fit_without_it(tmp_path: Path) -> Non
     assert sizes["to 64 KiB"]["cells"] == 5 * 4
 
 
-def test_data_of_another_form_misses_the_bar_and_is_told(tmp_path: Path) -> None:
-    # Times that jump by three every second octave are no sum of a latency and a transfer.
-    crooked = [
-        {**row, "time_us": row["time_us"] * (3.0 if int(np.log2(row["size_bytes"])) % 2 else 1.0)}
-        for row in rows()
-    ]
-    fit = fitted(tmp_path, ring_only(), crooked)
-    said = fitting.to_json(fit)
-    assert any("median error" in line for line in said["misses"])
-
-
 # Every piece of these sizes is sent in two slices.
 PIECES = tuple(size for size in SIZES if size >= 16 * MIB)
 

@@ -19,7 +19,7 @@ from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.store import measurements_table, trial_id
 from dynamiccl.errors import OutputError, UserError
 from tests.collect.parsed import imported
-from tests.collect.traces.made import calls_of, inspector_line, write_lines
+from tests.collect.traces.made import calls_of, inspector_line
 from tests.published import WHOLE, published
 
 CASES = WHOLE / "public-cases"
@@ -393,15 +393,3 @@ def test_a_dump_behind_a_prefix_is_read(tmp_path: Path) -> None:
     lines = (json.dumps(inspector_line(rank, 0, 100)) for rank in range(2))
     path.write_text("".join(f"{rank}: {line}\n" for rank, line in enumerate(lines)))
     assert calls_of(path)["time_us"].to_list() == [100.0]
-
-
-@pytest.mark.parametrize(("parts_told", "parts"), [(1, 1), (4, 4), (0.004, 4), (None, 4)])
-def test_inspectors_size_is_the_whole_only_where_its_bandwidth_is(
-    parts_told: float | None, parts: int, tmp_path: Path
-) -> None:
-    line = inspector_line(0, 0, 100, header={"n_ranks": 4})
-    algbw = None if parts_told is None else parts_told * 10.48576
-    line["coll_perf"] |= {"coll": "AllGather", "coll_msg_size_bytes": 1 << 20}
-    line["coll_perf"]["coll_algobw_gbs"] = algbw
-    calls = calls_of(write_lines(tmp_path / "a.log", line))
-    assert calls["size_bytes"].to_list() == [parts << 20]

@@ -74,20 +74,9 @@ def test_a_second_launch_that_was_fast_clears_a_pair() -> None:
     assert examine(both, least=0.05).is_well
 
 
-def test_what_was_not_measured_has_no_noise() -> None:
-    alone = check(1)
-    assert alone.noise_between is None
-    assert alone.noise_inside is not None
-
-
 def test_hosts_have_their_names() -> None:
     slow = rows(4, "nic:2:1:1.5").with_columns(hosts=pl.lit("rack1-[08-09],login,n5"))
     assert named(examine(slow, least=0.05)) == [("nic", "login GPU 1")]
-
-
-def test_rows_without_times_of_processes_are_not_enough() -> None:
-    with pytest.raises(NotEnoughData, match="nccl-tests 2"):
-        examine(frame(default()), least=0.05)
 
 
 def test_launch_that_hung_is_a_finding_and_not_well() -> None:

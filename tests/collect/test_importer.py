@@ -8,12 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.nccl_tests import load_systems
 from dynamiccl.datasets import store
-from dynamiccl.errors import MissingPath, OutputError, UserError
+from dynamiccl.errors import OutputError, UserError
 from tests.collect.parsed import imported, parse
 
 LOG = (
@@ -51,38 +50,6 @@ def test_same_file_twice_is_taken_once(log: Path, tmp_path: Path) -> None:
     assert (document["measurements_written"], document["files"][0]["rejected"]) == (2, 0)
     (record,) = store.provenance_of(tmp_path / "out")
     assert (record["tool"], len(record["files"]["job7.log"])) == ("import", 64)
-
-
-def test_output_needs_a_system(log: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="name it with --system"):
-        import_files([log], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("system", "a b", "system name 'a b' cannot be a directory name"),
-        ("sweep", "/", "sweep name '/' cannot be a directory name"),
-        ("collective", "allreduc", "unknown collective 'allreduc'.*did you mean 'AllReduce'"),
-        ("algorithm", "Rings", "unknown algorithm 'Rings'"),
-        ("protocol", "LL12", "unknown protocol 'LL12'"),
-        ("nccl_version", "x", "unknown NCCL version 'x'"),
-        ("num_nodes", "0", "greater than or equal to 1"),
-    ],
-)
-def test_wrong_option_is_named_with_the_choices(option: str, value: str, message: str) -> None:
-    with pytest.raises((UserError, ValidationError), match=message):
-        ImportOptions(**{option: value})  # type: ignore[arg-type]
-
-
-def test_missing_and_no_file(tmp_path: Path) -> None:
-    with pytest.raises(MissingPath, match=r"no file to import at .*gone\.log"):
-        import_files([tmp_path / "gone.log"], tmp_path / "out", options=ImportOptions(system="s"))
-    with pytest.raises(UserError, match="no file to import"):
-        import_files([], tmp_path / "out")
-    with pytest.raises(MissingPath, match=r"no systems file at .*gone\.log"):
-        ImportOptions(systems_file=tmp_path / "gone.log").columns(tmp_path)
 
 
 def test_systems_file_sets_topology_and_name(log: Path, tmp_path: Path) -> None:

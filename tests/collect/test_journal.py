@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from dynamiccl.collect.journal import (
     Journal,
     Shard,
-    how_it_ended,
     journal_folder,
     open_journal,
     progress_on_disk,
@@ -160,15 +159,6 @@ def test_begun_sweep_needs_resume_and_the_same_grid_and_runner(tmp_path: Path) -
             pass
     with journal(tmp_path, made=sweep(cycles="9")):
         pass
-
-
-def test_how_it_ended_is_of_one_text(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path)
-    assert how_it_ended(folder, MADE.text) is None
-    with journal(tmp_path) as first:
-        first.complete("budget")
-    assert how_it_ended(folder, MADE.text) == "budget"
-    assert how_it_ended(folder, MADE.text + "\n") is None
 
 
 # --- The noise band ---

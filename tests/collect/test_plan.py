@@ -1,7 +1,6 @@
 """The plan of a sweep: counts by hand, and hours from the simulator's times."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,6 @@ from dynamiccl.simulator.system import UNTOUCHED, Call
 from dynamiccl.simulator.systems import find_system
 from tests.collect.benchmark.sweeps import sweep
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "slurm_h100.toml"
 TWO_NODES = "[{ num_nodes = 2, ranks_per_node = 8 }]"
 
 

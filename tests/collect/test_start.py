@@ -15,13 +15,11 @@ from dynamiccl.collect.cli import (
     RunOptions,
     batch_script,
     find_plugin,
-    parse_shard,
     script_path,
     start_sweep,
     submit_sweep,
 )
 from dynamiccl.collect.grid import Trial
-from dynamiccl.collect.journal import Shard
 from dynamiccl.collect.run import Summary
 from dynamiccl.collect.schedule import Launch
 from dynamiccl.collect.simulated import SimulatorRunner
@@ -46,17 +44,6 @@ def start(made: Sweep, folder: Path, **more: Any) -> Summary:
 # --- Here ---
 
 
-@pytest.mark.parametrize(("text", "shard"), [("0/1", Shard()), ("11/12", Shard(11, 12))])
-def test_shard_is_read(text: str, shard: Shard) -> None:
-    assert parse_shard(text) == shard
-
-
-@pytest.mark.parametrize("text", ["", "1", "4/4", "-1/4", "0/0", "a/b", "1/2/3"])
-def test_what_is_no_shard_is_refused_with_what_to_write(text: str) -> None:
-    with pytest.raises(UserError, match=r"is no share; write I/N with I from 0 to N-1, like 0/4"):
-        parse_shard(text)
-
-
 def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
     made = sweep(strategy='{ kind = "adaptive" }', launcher="{ array = 4 }")
     with pytest.raises(UserError, match=r"each would know a part of the history only; take strat"):
@@ -68,22 +55,14 @@ def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_start_is_told_and_nothing_is_begun(tmp_path: Path) -> None:
-    real = {"runner": "nccl-tests", "nccl_tests_dir": tmp_path}
-    with pytest.raises(MachineError, match=r"no executable all_reduce_perf"):
-        start(sweep(), tmp_path, **real)
-    with pytest.raises(MissingPath, match=r"gone\.so.*make plugin"):
-        start(sweep(runner='{ plugin = "gone.so" }'), tmp_path)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_sweep_takes_the_library_that_it_names(tmp_path: Path) -> None:
     named = tmp_path / SWEEP_NAME
-    file = sweep(runner=f'{{ plugin = "{named}" }}').file
-    with pytest.raises(MissingPath, match=r"runner\.plugin"):
-        find_plugin(file)
+    made = sweep(runner=f'{{ plugin = "{named}" }}')
+    with pytest.raises(MissingPath, match=r"dynamiccl-sweep\.so.*make plugin.*runner\.plugin"):
+        start(made, tmp_path)
+    assert not (tmp_path / "out").exists()
     named.touch()
-    assert find_plugin(file) == named
+    assert find_plugin(made.file) == named
 
 
 # --- As a batch job ---

@@ -200,15 +200,6 @@ def test_repeats_of_a_cycle_are_in_one_process_and_are_told_apart() -> None:
     assert sum(map(len, timed)) == len(picks)
 
 
-def test_order_differs_by_round_name_and_seed_and_is_repeatable() -> None:
-    def order(name: str, seed: int, number: int) -> tuple[str, ...]:
-        picks = strategy_of(sweep(), name, seed).next_picks(number, ()) or ()
-        return tuple(f"{p.key}#{p.repeat}" for p in picks)
-
-    assert order("s", 0, 1) == order("s", 0, 1)
-    assert len({order(*w) for w in [("s", 0, 0), ("s", 0, 1), ("t", 0, 1), ("s", 1, 1)]}) == 4
-
-
 # --- Adaptive ---
 
 MADE = adaptive_sweep()
@@ -236,12 +227,6 @@ def test_any_prefix_continues_exactly_whatever_the_order(
     shuffler.shuffle(history)
     wanted = ROUNDS[number] if number < len(ROUNDS) else None
     assert next_picks(number, history) == wanted
-
-
-def test_outcomes_of_this_round_and_later_are_not_looked_at() -> None:
-    assert next_picks(1, HISTORY) == ROUNDS[1]
-    stranger = Outcome("another:sweep", 0, 5.0, ok=True)
-    assert next_picks(1, [stranger]) == next_picks(1, ()) != ()
 
 
 def test_each_live_task_gets_a_pair_of_the_default_and_as_many_slots_as_the_others() -> None:

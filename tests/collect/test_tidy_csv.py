@@ -125,7 +125,7 @@ def test_four_columns_are_enough_and_rows_alike_are_repeats(tmp_path: Path) -> N
         "collective,size_bytes,algorithm,protocol,time_us\n"
         "allreduce,1048576,,,100\nallreduce,1048576,,,101\nallreduce,1048576,Ring,LL,90\n"
     )
-    known = {"num_nodes": 2, "num_ranks": 16}
+    known: dict[str, Any] = {"num_nodes": 2, "num_ranks": 16}
     summary, rows = imported(tmp_path / "mine.csv", text, **known)
     found = cells(rows, "is_default", "repeat", "requested_algorithm", "num_ranks")
     assert found == [(True, 0, None, 16), (True, 1, None, 16), (False, 0, "Ring", 16)]
