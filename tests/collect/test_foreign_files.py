@@ -13,7 +13,6 @@ import pytest
 
 from dynamiccl.collect import imports
 from dynamiccl.collect.imports import ImportOptions
-from dynamiccl.collect.lines import without_prefix
 from dynamiccl.collect.nccl_tests import Part
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.store import measurements_table, trial_id
@@ -119,11 +118,6 @@ def test_a_log_is_the_same_in_every_form(form: str, tmp_path: Path) -> None:
     assert told == ["AllReduce", 40.0, 52.43, 2, "GPU B"]
     assert (row["requested_algorithm"], row["source_line"], row["num_nodes"]) == ("Ring", 7, 1)
     assert (summary.rejected, summary.rows_read) == ([], 1)
-
-
-def test_what_is_no_prefix_stays() -> None:
-    for line in ("[1622510346.876958] [g0185:1:0] ucp UCX  WARN x", "n1:7:7 [0] NCCL INFO x", LOG):
-        assert without_prefix(line) == line
 
 
 def of_readme() -> list[str]:

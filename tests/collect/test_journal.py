@@ -120,7 +120,7 @@ def test_parts_that_were_moved_away_are_not_made_anew_of_what_is_left(tmp_path: 
 
 
 @given(cut=st.integers(1, 1200))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_torn_last_line_is_no_launch(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("torn")
     with journal(out) as first:

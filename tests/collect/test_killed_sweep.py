@@ -76,12 +76,14 @@ def test_kill_9_at_every_step_loses_nothing_and_repeats_nothing(tmp_path: Path) 
     # Its grid, two rounds and three launches written down, two parts, two segments cut, the end.
     assert last > 20
     run(tmp_path / "whole", made)
+    whole = figures(tmp_path / "whole")
     for step in range(1, last):
         out = tmp_path / f"step-{step}"
         before = store.read(out).height if parts(out) else 0
         summary = run(out, made, resume=True)
-        assert figures(out) == figures(tmp_path / "whole"), step
-        assert store.read(out).height - before >= summary["rows_written"], step
+        found = figures(out)
+        assert found == whole, step
+        assert len(found) - before >= summary["rows_written"], step
 
 
 def test_full_disk_stops_the_sweep_and_it_goes_on_where_it_was(tmp_path: Path) -> None:

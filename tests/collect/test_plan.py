@@ -143,12 +143,6 @@ def test_hours_are_starts_and_the_simulators_times_of_every_call() -> None:
     assert slower["hours"] > 2 * found["hours"]
 
 
-def test_what_would_not_be_measured_is_told() -> None:
-    slow = one_config(num_channels="[0, 1]", runner="{ read_back = false }")
-    [reason] = make_plan(slow)["too_slow"]
-    assert "(runner.slow_max)" in reason
-
-
 @pytest.mark.parametrize(
     ("keys", "rule"),
     [

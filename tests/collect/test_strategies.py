@@ -229,23 +229,11 @@ def test_any_prefix_continues_exactly_whatever_the_order(
     assert next_picks(number, history) == wanted
 
 
-def test_each_live_task_gets_a_pair_of_the_default_and_as_many_slots_as_the_others() -> None:
-    for number, picks in enumerate(ROUNDS):
-        tasks = {pick.task for pick in picks}
-        defaults = [(p.task, p.repeat, p.probability) for p in picks if p.config == ABSTAIN]
-        assert sorted(defaults) == sorted((task, n, None) for task in tasks for n in (0, 1))
-        assert max(Counter((pick.key, pick.repeat) for pick in picks).values()) == 1
-        slots = set(Counter(p.size_bytes for p in picks if p.config != ABSTAIN).values())
-        assert len(slots) == 1 if number == 0 else slots == {3}
-    assert min(len({pick.task for pick in picks}) for picks in ROUNDS) < 11
-
-
 def test_the_first_round_sees_every_subspace_every_few_octaves() -> None:
     [tasks] = strategies.tasks_of(MADE.trials).values()
     seen: dict[str, list[int]] = defaultdict(list)
-    for number, (task, slots) in enumerate(
-        zip(tasks, strategies.first_policies(tasks), strict=True)
-    ):
+    policies = strategies.first_policies(tasks)
+    for number, (task, slots) in enumerate(zip(tasks, policies, strict=True)):
         assert slots.sum(axis=1) == pytest.approx(1.0)
         for slot in slots:
             chosen = [t for t, p in zip(task.candidates, slot, strict=True) if p > 0]
@@ -253,12 +241,6 @@ def test_the_first_round_sees_every_subspace_every_few_octaves() -> None:
             seen[kind].append(number)
     assert len(seen) == 4
     assert max(np.diff(numbers).max() for numbers in seen.values()) <= 2
-    [single] = strategies.tasks_of(adaptive_sweep(sizes='{ list = ["1M"] }').trials).values()
-    assert len(strategies.first_policies(single)[0]) == 4
-    assert strategies.later_slots(single) == 3
-    assert len(strategies.first_policies(tasks)[0]) == 3
-    [many] = strategies.tasks_of(adaptive_sweep(num_channels=f"{[*range(1, 17)]}").trials).values()
-    assert strategies.later_slots(many) == 3
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -267,7 +249,7 @@ def test_the_recorded_probability_is_the_frequency_of_a_slot(number: int) -> Non
     history = [outcome for outcome in HISTORY if outcome.round < number]
     counts: Counter[tuple[str, int]] = Counter()
     recorded: dict[tuple[str, int], float] = {}
-    draws = 3000
+    draws = 1000
     first = strategies.Adaptive(MADE.file, MADE.trials)
     slots = list(first._later(number, history) if number else first._first())[4]
     for seed in range(draws):
@@ -357,12 +339,6 @@ def test_what_fails_is_not_picked_again_and_the_rest_is_tuned() -> None:
     assert sum(":Tree/" in key for keys in rounds for key in keys) < 30
     assert not any(earlier & later for earlier, later in pairwise(rounds))
     assert world.regret(table) < 0.03
-
-
-def test_lost_outcomes_are_asked_for_again_and_end() -> None:
-    world, table = play(adaptive_sweep("max_rounds = 6"), hockney, lambda _: None)
-    assert set(table.values()) == {ABSTAIN}
-    assert len(world.rounds) == 6
 
 
 @pytest.mark.parametrize(

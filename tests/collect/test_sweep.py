@@ -135,15 +135,6 @@ def reasons(*changes: str) -> dict[str, str | None]:
     return {trial.config.key: trial.infeasible for trial in trials}
 
 
-def test_plain_sweep_is_the_default_and_every_algorithm_and_protocol() -> None:
-    sweep = parse()
-    assert len(sweep.trials) == 3 * (1 + 7 * 3)
-    defaults = [t.size_bytes for t in sweep.trials if t.config == ABSTAIN]
-    assert defaults == [1 << k for k in (20, 21, 22)]
-    untuned = parse('collectives = ["AlltoAll", "SendRecv"]').trials
-    assert [trial.config for trial in untuned] == [ABSTAIN] * (2 * 3)
-
-
 def test_what_nccl_cannot_run_is_a_trial_with_the_reason() -> None:
     gather = 'collectives = ["AllGather"]'
     found = reasons(gather)
@@ -258,7 +249,7 @@ def test_sizes_are_read_with_binary_units_and_laddered_as_asked() -> None:
 
 
 @given(low=st.integers(9, 27), octaves=st.integers(0, 10), steps=st.sampled_from([1, 2, 4]))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_ladder_is_one_size_for_each_of_its_bins_in_a_walk_for_each_step(
     low: int, octaves: int, steps: int
 ) -> None:
@@ -272,7 +263,7 @@ def test_ladder_is_one_size_for_each_of_its_bins_in_a_walk_for_each_step(
 
 
 @given(sizes=st.sets(st.integers(1, 4096), min_size=1, max_size=30))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_walks_pass_every_size_once_and_are_not_more_than_chains(sizes: set[int]) -> None:
     cut, plain = walks(sizes), chains(sizes)
     assert sorted(size for walk in plain for size in walk) == sorted(sizes)
@@ -286,6 +277,7 @@ def test_walks_pass_every_size_once_and_are_not_more_than_chains(sizes: set[int]
         assert walk == factor_ladder(walk[0], walk[-1], factor)
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     size=st.integers(1, 1 << 40),
     ranks=st.integers(1, 4096),

@@ -68,36 +68,34 @@ def slowed(*values: bool | None, host: str = "n1") -> Heard:
     return node(*(reading(float(t), [value]) for t, value in enumerate(values)), host=host)
 
 
-def throttled(heard: Heard, begin_s: float, end_s: float) -> bool | None:
-    found: bool | None = health_of(heard, 1, begin_s, end_s)["throttled"]
-    return found
+COOLING, GOOD, BEYOND = slowed(False, True, False, False), slowed(False, False), MAX_GAP_S + 9
+LATER = node(reading(9.0, [True]))
+STALLED = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
 
 
-def errors(totals: Sequence[int | None], begin_s: float, end_s: float) -> int | None:
-    heard = node(*(reading(float(t), [False], [total]) for t, total in enumerate(totals)))
-    found: int | None = health_of(heard, 1, begin_s, end_s)["ecc_errors"]
-    return found
-
-
-def test_stretch_between_two_readings_is_judged_by_both() -> None:
-    cooling = slowed(False, True, False, False)
-    assert throttled(cooling, 1.2, 1.3) is True
-    assert throttled(cooling, 0.2, 0.3) is True
-    assert throttled(cooling, 2.2, 2.3) is False
-    assert throttled(cooling, 2.0, 3.0) is False
-
-
-def test_what_lies_in_a_hole_or_beyond_the_readings_is_not_known() -> None:
-    assert throttled(slowed(True), MAX_GAP_S, MAX_GAP_S + 9) is True
-    assert throttled(slowed(True), MAX_GAP_S + 0.1, MAX_GAP_S + 9) is None
-    later = node(reading(9.0, [True]))
-    assert throttled(later, 5.0, 9.0 - MAX_GAP_S) is True
-    assert throttled(later, 5.0, 8.9 - MAX_GAP_S) is None
-    assert throttled(slowed(False, False), 0.5, 5.0) is None
-    assert throttled(slowed(False, False), -3.0, 0.5) is None
-    stalled = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
-    assert health_of(stalled, 1, 0.5, 9.5) == UNKNOWN
-    assert throttled(stalled, 9.2, 9.8) is False
+@pytest.mark.parametrize(
+    ("heard", "begin_s", "end_s", "throttled"),
+    [
+        # A stretch between two readings is judged by both.
+        (COOLING, 1.2, 1.3, True),
+        (COOLING, 0.2, 0.3, True),
+        (COOLING, 2.2, 2.3, False),
+        (COOLING, 2.0, 3.0, False),
+        # What lies in a hole or beyond the readings is not known.
+        (slowed(True), MAX_GAP_S, BEYOND, True),
+        (slowed(True), MAX_GAP_S + 0.1, BEYOND, None),
+        (LATER, 5.0, 9.0 - MAX_GAP_S, True),
+        (LATER, 5.0, 8.9 - MAX_GAP_S, None),
+        (GOOD, 0.5, 5.0, None),
+        (GOOD, -3.0, 0.5, None),
+        (STALLED, 0.5, 9.5, None),
+        (STALLED, 9.2, 9.8, False),
+    ],
+)
+def test_stretch_is_judged_by_the_readings_around_it(
+    heard: Heard, begin_s: float, end_s: float, throttled: bool | None
+) -> None:
+    assert health_of(heard, 1, begin_s, end_s)["throttled"] is throttled
 
 
 def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
@@ -108,21 +106,27 @@ def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
     assert health_of(both, 1, 0.2, 0.8) == {**UNKNOWN, "throttled": True, "ecc_errors": 1}
     silent = node(*(reading(float(t), [False, None], [None, 0]) for t in range(3)))
     assert health_of(silent, 1, 0.5, 1.5) == UNKNOWN
-    known = node(*(reading(float(t), [True, None], [None, t]) for t in range(3)))
-    assert health_of(known, 1, 0.5, 1.5) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
 
 
-def test_memory_errors_are_those_counted_inside_the_stretch() -> None:
-    totals = (5, 5, 7, 7, 8)
-    assert errors(totals, 1.5, 2.5) == 2
-    assert errors(totals, 2.5, 2.9) == 0
-    assert errors(totals, 0.1, 3.9) == 3
-    # A counter that began anew has counted what it shows.
-    assert errors((5, 5, 1, 1), 0.5, 2.5) == 1
+@pytest.mark.parametrize(
+    ("totals", "begin_s", "end_s", "errors"),
+    [
+        ((5, 5, 7, 7, 8), 1.5, 2.5, 2),
+        ((5, 5, 7, 7, 8), 2.5, 2.9, 0),
+        ((5, 5, 7, 7, 8), 0.1, 3.9, 3),
+        # A counter that began anew has counted what it shows.
+        ((5, 5, 1, 1), 0.5, 2.5, 1),
+    ],
+)
+def test_memory_errors_are_those_counted_inside_the_stretch(
+    totals: Sequence[int], begin_s: float, end_s: float, errors: int
+) -> None:
+    heard = node(*(reading(float(t), [False], [total]) for t, total in enumerate(totals)))
+    assert health_of(heard, 1, begin_s, end_s)["ecc_errors"] == errors
 
 
 def test_bad_node_makes_the_stretch_bad_and_no_node_makes_it_unknown() -> None:
-    fine = slowed(False, False) | slowed(False, False, host="n2")
+    fine = GOOD | slowed(False, False, host="n2")
     bad = node(reading(0.0, [False]), reading(1.0, [True], [3]), host="n3")
     assert health_of(fine, 2, 0.2, 0.8)["throttled"] is False
     found = health_of(fine | bad, 4, 0.2, 0.8)
