@@ -73,21 +73,6 @@ class Interrupted(Exception):
     """Ends a sweep as a crash would."""
 
 
-class StopsAfter(SimulatorRunner):
-    """The simulator on a machine that goes down in the middle of a launch."""
-
-    def __init__(self, made: Sweep, trials: int, name: str = "simulator") -> None:
-        super().__init__(made.file)
-        self.name = name
-        self._left = trials
-
-    def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
-        if self._left >= 0 and len(launch.trials) > self._left:
-            raise Interrupted
-        self._left -= len(launch.trials)
-        return super().run(launch, progress)
-
-
 class Progress(SweepProgress):
     """Keeps what it is told, and says stop after so many outcomes."""
 
@@ -272,8 +257,14 @@ def test_all_that_failed_is_measured_in_one_more_round(failed: Path) -> None:
 
 def test_retry_that_was_killed_goes_on_with_a_plain_resume(failed: Path) -> None:
     made = sweep(ONE)
+
+    def dies(*_: object) -> Launch:
+        raise Interrupted
+
+    machine = Flaky(made)
+    machine.run = dies  # type: ignore[method-assign]
     with pytest.raises(Interrupted):
-        run(failed, made, runner=StopsAfter(made, 0, "flaky"), resume=True, retry_failed=True)
+        run(failed, made, runner=machine, resume=True, retry_failed=True)
     assert run(failed, made, runner=Flaky(made, mended=True), resume=True)["ended"] == "done"
     again = store.read(failed).filter(pl.col("run") == "cycle-3", ~pl.col("is_default"))
     # What was kept out before the retry is tried.

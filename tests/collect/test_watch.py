@@ -211,15 +211,6 @@ def test_healthy_gpus_are_known_to_be_so_until_the_very_end() -> None:
     assert not is_running(pid)
 
 
-def test_slow_and_erring_gpu_is_told(machine: pytest.MonkeyPatch) -> None:
-    machine.setenv("FAKE_NVML_REASONS", "0x40")
-    # The third question for errors, after the first reading, finds some.
-    machine.setenv("FAKE_NVML_ECC", "2")
-    with watched() as health:
-        began = time.time()
-        assert of_gpus(health([(began, began + 0.5)])) == [(True, 2)]
-
-
 class OneOfTwo(Nodes):
     """Two nodes, of which one is never heard of."""
 
