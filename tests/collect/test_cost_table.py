@@ -56,22 +56,6 @@ def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None
     assert log.cost_table() is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        BLOCK[3],  # no NCCL line
-        f"{HEAD}    Broadcast |     9.3/   1.2 |     9.3/",  # torn
-        f"{HEAD}    Gossip |     9.3/   1.2 |",
-        f"{HEAD}Channel 00 : 0 1 | 2 3",
-        "",
-    ],
-)
-def test_lines_of_another_kind_are_not_taken(line: str) -> None:
-    log = taken(*BLOCK[:3])
-    log.note(line)
-    assert log.costs == [{}]
-
-
 def test_algorithm_of_a_later_release_leaves_the_others_as_they_are() -> None:
     named = BLOCK[0].replace("Tree", "Star")
     table = taken(*PAT, named, *BLOCK[1:]).cost_table()

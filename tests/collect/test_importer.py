@@ -81,19 +81,6 @@ def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
         load_systems(path)
 
 
-_WORDS = """0 8 1024 -1 float sum none N/A 1.5 99999999999999999999 1e+400 nan inf 1e-07
-# size time algbw busbw Bytes -> _ 1_0 ٣"""
-_TOKENS = st.sampled_from(_WORDS.split())
-
-
-@RELAXED
-@given(lines=st.lists(st.lists(_TOKENS, min_size=1, max_size=22), max_size=12))
-def test_any_words_of_the_format(lines: list[list[str]]) -> None:
-    output = parse("\n".join(map(" ".join, lines)))
-    assert all(row["size_bytes"] > 0 and row["time_us"] > 0 for row in output.rows)
-
-
-@RELAXED
 @given(
     size=st.integers(1, 1 << 40),
     time=st.floats(1.0, 1e6),

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import parse_sweep
-from tests.collect.cycles import Cycles
+from dynamiccl.collect.strategies import make_strategy
 
 made = parse_sweep(Path(sys.argv[1]).read_text(), where="s.toml")
 folder = Path(sys.argv[2])
@@ -57,7 +57,8 @@ while ended == signal.SIGKILL:
     if child == 0:
         out = folder / f"step-{step}"
         die_at(step)
-        run_sweep(made, Cycles(made.trials, 2), SimulatorRunner(made.file), out, resume=False)
+        strategy = make_strategy(made.file, made.trials)
+        run_sweep(made, strategy, SimulatorRunner(made.file), out, resume=False)
         os._exit(0)
     ended = os.waitpid(child, 0)[1]
 print(step, ended)

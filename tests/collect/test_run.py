@@ -17,13 +17,12 @@ from dynamiccl.collect.journal import Shard, how_it_ended, journal_folder
 from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, deal, lost_row, trial_row
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.strategies import Outcome, outcome_of
+from dynamiccl.collect.strategies import Cycles, Outcome, outcome_of
 from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError, UserError
 from dynamiccl.nccl import ABSTAIN
-from tests.collect.cycles import Cycles
 
 TEXT = """
 name = "grid"
@@ -53,7 +52,7 @@ def run(
     **more: Any,
 ) -> Summary:
     made = made or sweep()
-    strategy = Cycles(made.trials, made.file.cycles)
+    strategy = Cycles(made.file, made.trials)
     runner = runner or SimulatorRunner(made.file)
     return run_sweep(made, strategy, runner, out, resume=resume, **more)
 
@@ -285,7 +284,7 @@ def test_strategy_counts_its_own_rounds_and_forgets_what_was_mended(failed: Path
             return super().next_picks(number, history)
 
     mended = Flaky(longer, mended=True)
-    run_sweep(longer, Asks(longer.trials, 5), mended, failed, resume=True)
+    run_sweep(longer, Asks(longer.file, longer.trials), mended, failed, resume=True)
     # The retry was the sweep's fourth round, and is no round of the strategy.
     assert [number for number, *_ in seen] == [3, 4, 5]
     assert seen[0] == (3, {0, 1, 2}, 0)
@@ -426,11 +425,8 @@ def test_reference_is_no_pick_of_the_strategy(tmp_path: Path) -> None:
             return launch, reference
 
     progress = Progress()
-    strategy = Cycles(made.trials, 3)
-    runner = WithReference(made.file)
-    run_sweep(made, strategy, runner, tmp_path, resume=False, progress=progress)
-    assert len(progress.outcomes) == progress.expected
-    assert strategy.asked[-1] == (3, 3 * 15 + 3)
+    run(tmp_path, made, runner=WithReference(made.file), progress=progress)
+    assert len(progress.outcomes) == progress.expected == 3 * 15 + 3
     assert store.read(tmp_path).height == 3 * 15 + 3 + 3 * 6
 
 

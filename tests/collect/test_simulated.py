@@ -1,29 +1,12 @@
 """The simulator as a runner: what it refuses; its rows are in the goldens of sweeps."""
 
-from typing import Final
-
 import pytest
 
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.errors import InvalidSweep
+from tests.collect.benchmark.sweeps import sweep
 
-B300: Final = {
-    "groups": "[{ num_nodes = 1, ranks_per_node = 8 }]",
-    "simulator": '{ system = "b300-nvlink" }',
-}
-
-
-def sweep(**keys: str) -> Sweep:
-    plain = {
-        "name": '"grid"',
-        "system": '"sim"',
-        "collectives": '["AllReduce"]',
-        "groups": "[{ num_nodes = 4, ranks_per_node = 8 }]",
-        "sizes": '{ min = "8M", max = "8M" }',
-    }
-    text = "\n".join(f"{key} = {value}" for key, value in (plain | keys).items())
-    return parse_sweep(text, where="s.toml")
+B300 = {"simulator": '{ system = "b300-nvlink" }'}
 
 
 @pytest.mark.parametrize(

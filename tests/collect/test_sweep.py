@@ -15,12 +15,10 @@ from dynamiccl.collect.grid import (
     parse_size,
     walks,
 )
-from dynamiccl.collect.schedule import trial_row
 from dynamiccl.collect.sweep import Sizes, Sweep, load_sweep, parse_sweep, sweep_text
 from dynamiccl.errors import InvalidSweep
 from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import size_bin
-from tests.collect.benchmark.sweeps import launch_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HEAD = """
@@ -220,21 +218,6 @@ def test_single_processes_may_be_left_over_where_that_is_said() -> None:
     with pytest.raises(ValueError, match=r"'AND 0x17' makes no equal .*'DIV 8'"):
         communicators(*job)
     assert communicators(*job, spare=True) == tuple((k, k + 8) for k in range(8))
-
-
-def test_group_of_a_split_is_the_communicator_and_its_launch_the_job() -> None:
-    made = parse(group('num_nodes = 4, ranks_per_node = 8, split = "MOD 8"'))
-    setting = made.trials[0].setting
-    assert (setting.num_nodes, setting.ranks_per_node, setting.num_ranks) == (4, 1, 4)
-    assert (setting.hosts, setting.ranks_per_host) == (4, 8)
-    row = trial_row(made.file, launch_of([made.trials[0]]), made.trials[0])
-    assert (row["num_ranks"], row["num_comms"], row["comm_split"]) == (4, 8, "MOD 8")
-    # Alone, and beside one or three like it: three settings of one shape.
-    keys = {
-        setting_of(f"num_nodes = {nodes}, ranks_per_node = 8{split}").key
-        for nodes, split in ((1, ""), (2, ', split = "DIV 8"'), (4, ', split = "DIV 8"'))
-    }
-    assert len(keys) == 3
 
 
 # --- Sizes and walks ---

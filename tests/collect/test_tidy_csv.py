@@ -62,28 +62,6 @@ def test_attempt_without_a_result(tmp_path: Path) -> None:
     assert found == [(note, status, "none") for note, status in notes.items()]
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "message"),
-    [
-        ("algorithm", "mscclpp kernel 1", "unknown algorithm 'mscclpp kernel 1'; choose from Tree"),
-        ("collective", "alreduce", "did you mean 'AllReduce'"),
-        ("size_bytes", "", "size_bytes: Field required"),
-        ("size_bytes", str(1 << 62), "size_bytes: Input should be less than"),
-        ("num_nodes", "0", "num_nodes: Input should be greater than or equal to 1 (got '0')"),
-        ("time_us", "nan", "finite number"),
-        ("time_us", "0", "greater than 0"),
-        ("in_place", "maybe", "in_place: Input should be a valid boolean"),
-        ("nccl_version", "new", "unknown NCCL version"),
-        ("statistic", "target", "statistic: Input should be 'mean', 'median'"),
-    ],
-)
-def test_refused_cell(column: str, value: str, message: str, tmp_path: Path) -> None:
-    summary, [_] = load(tmp_path, {}, {column: value})
-    [reject] = summary.rejected
-    assert (reject.line, Path(reject.path).name) == (3, "sweep one.csv")
-    assert message in reject.reason
-
-
 def test_lines_that_are_short_twice_or_two(tmp_path: Path) -> None:
     summary, rows = load(tmp_path, {"note": "two\nlines"}, {"time_us": "101"}, {"repeat": "1"})
     # A record has the line that it ends on.

@@ -29,12 +29,12 @@ from dynamiccl.collect.nodes import (
 )
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.sampler import HELLO, SAMPLER_ARGV, SLOWED, read_port
+from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
 from tests.collect import sysfs
 from tests.collect.benchmark.stand_in import site
 from tests.collect.benchmark.sweeps import sweep
-from tests.collect.cycles import Cycles
 from tests.collect.live_processes import PATIENCE_S, await_true, children, is_running
 from tests.fakes.nvml.build import fake_nvml_env
 
@@ -269,7 +269,8 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
     where, facts = site(made, tmp_path, None), ask_nodes(LOCAL, 1, {})
     with watched() as health:
         runner = NcclTestsRunner(made.file, where, health=health, facts=facts)
-        run_sweep(made, Cycles(made.trials, 1), runner, where.out, resume=False)
+        strategy = make_strategy(made.file, made.trials)
+        run_sweep(made, strategy, runner, where.out, resume=False)
     rows = store.read(where.out)
     assert set(rows["status"]) == {"ok"}
     assert rows["throttled"].all()

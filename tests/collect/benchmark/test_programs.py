@@ -13,12 +13,12 @@ from dynamiccl.collect.grid import BINARIES
 from dynamiccl.collect.launch import NcclTestsRunner, find_program
 from dynamiccl.collect.launchers import ContainerSettings
 from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 from tests.collect.benchmark.stand_in import ROOT, run, site, wanted
 from tests.collect.benchmark.sweeps import sweep
-from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in
 
 
@@ -104,7 +104,8 @@ def test_benchmark_of_the_image_runs_inside_the_container(
     mounts = (f"{out}:/data", f"{sweep_path.parent}:/plugin")
     made = sweep(cycles="1", launcher=settings(image, *mounts))
     where = replace(site(made, tmp_path, sweep_path), nccl_tests_dir=Path("/opt/nccl-tests"))
-    runner, strategy = NcclTestsRunner(made.file, where), Cycles(made.trials, made.file.cycles)
+    runner = NcclTestsRunner(made.file, where)
+    strategy = make_strategy(made.file, made.trials)
     assert run_sweep(made, strategy, runner, out, resume=False)["ended"] == "done"
     forced = wanted(store.read(out))
     assert forced.height == 2 * 3 * 8
