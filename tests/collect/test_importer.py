@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect.imports import ImportOptions, import_files
@@ -18,11 +18,6 @@ from tests.collect.parsed import imported, parse
 LOG = (
     "# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
     "1048576  262144  float  sum  -1  100.0  10.49  18.35  0  102.0  10.28  17.99  0\n"
-)
-
-
-RELAXED = settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -81,6 +76,7 @@ def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
         load_systems(path)
 
 
+@settings(deadline=None, max_examples=30)
 @given(
     size=st.integers(1, 1 << 40),
     time=st.floats(1.0, 1e6),

@@ -14,8 +14,7 @@ from dynamiccl.collect.launch import choices_of, comm_logs, last_words, read_row
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.schedule import Choice, LaunchMode, deal
 from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
-from tests.fakes.nccl_tests.install import install_stand_in
-from tests.fakes.running import StandIn
+from tests.fakes.nccl_tests.install import run_stand_in
 
 SIZES = (1024, 2048, 4096)
 CYCLES = 3
@@ -54,18 +53,12 @@ class Recorded:
         return blocks
 
 
-def record(folder: Path, *more: str, sizes: Sequence[int] = SIZES, **settings: str) -> Recorded:
-    stand_in = StandIn(install_stand_in(folder / "bin"))
+def record(folder: Path, *more: str, sizes: Sequence[int] = SIZES) -> Recorded:
     path = folder / "rows.json"
-    walk = ["-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2"]
-    # Wrong values end in an exit code of their own.
-    done = stand_in.run(
-        "all_reduce_perf",
-        *(*walk, "-g", "8", "-n", "3", "-w", "1", "-c", "1", "-N", str(CYCLES), "-J", str(path)),
-        *more,
-        settings=settings,
-    )
-    return Recorded(tuple(done.stdout.splitlines()), path.read_text(), folder)
+    walk = ("-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2", "-N", str(CYCLES))
+    calls = ("-g", "8", "-n", "3", "-w", "1", "-c", "1", "-J", str(path))
+    text = run_stand_in(folder, "all_reduce_perf", *walk, *calls, *more)
+    return Recorded(tuple(text.splitlines()), path.read_text(), folder)
 
 
 @pytest.fixture(scope="module")
