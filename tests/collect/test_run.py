@@ -257,13 +257,12 @@ def test_all_that_failed_is_measured_in_one_more_round(failed: Path) -> None:
 def test_retry_that_was_killed_goes_on_with_a_plain_resume(failed: Path) -> None:
     made = sweep(ONE)
 
-    def dies(*_: object) -> Launch:
-        raise Interrupted
+    class Dies(Flaky):
+        def run(self, *_: object) -> Launch:
+            raise Interrupted
 
-    machine = Flaky(made)
-    machine.run = dies  # type: ignore[method-assign]
     with pytest.raises(Interrupted):
-        run(failed, made, runner=machine, resume=True, retry_failed=True)
+        run(failed, made, runner=Dies(made), resume=True, retry_failed=True)
     assert run(failed, made, runner=Flaky(made, mended=True), resume=True)["ended"] == "done"
     again = store.read(failed).filter(pl.col("run") == "cycle-3", ~pl.col("is_default"))
     # What was kept out before the retry is tried.
