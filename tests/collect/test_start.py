@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -227,33 +228,27 @@ class Warned:
         return self._strategy.expected_picks()
 
 
+NOTHING = pytest.raises(MachineError, match=r"before anything was measured.*--time")
+
+
 @pytest.mark.parametrize(
-    ("number", "name", "queued"), [(1, "SIGUSR1", 1), (1, "SIGTERM", 0), (9, "SIGUSR1", 0)]
+    ("number", "name", "queued", "ends"),
+    [
+        (1, "SIGUSR1", 1, nullcontext()),
+        (1, "SIGTERM", 0, nullcontext()),
+        (9, "SIGUSR1", 0, nullcontext()),
+        (0, "SIGUSR1", 0, NOTHING),
+    ],
 )
 def test_a_job_is_queued_again_where_its_time_limit_left_work(
-    number: int,
-    name: str,
-    queued: int,
-    played: Played,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    number: int, name: str, queued: int, ends: Any, played: Played, monkeypatch: Any
 ) -> None:
     made = sweep()
     warned = Warned(made, number, name)
     monkeypatch.setattr(cli, "make_strategy", lambda *_: warned)
-    start(made, tmp_path, batch_script=played.script)
+    with ends:
+        start(made, played.folder, batch_script=played.script)
     assert played.asked("scontrol") == ["scontrol requeue 77"] * queued
-
-
-def test_a_job_that_measured_nothing_ends_with_the_error(
-    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = sweep()
-    warned = Warned(made, 0)
-    monkeypatch.setattr(cli, "make_strategy", lambda *_: warned)
-    with pytest.raises(MachineError, match=r"before anything was measured.*--time"):
-        start(made, tmp_path, batch_script=played.script)
-    assert played.asked("scontrol") == []
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -38,7 +38,6 @@ from tests.collect.benchmark.sweeps import sweep
 from tests.collect.live_processes import PATIENCE_S, await_true, children, is_running
 from tests.fakes.nvml.build import fake_nvml_env
 
-ROOT = Path(__file__).resolve().parents[2]
 LOCAL = Nodes(LauncherSettings())
 Row = dict[str, Any]
 
@@ -172,10 +171,7 @@ def test_other_lines_say_nothing_and_a_launcher_may_label_them() -> None:
 @pytest.fixture
 def machine(fake_nvml: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Two healthy GPUs, until a test says otherwise."""
-    for name in [name for name in os.environ if name.startswith(("NCCL_", "FAKE_", "DYNAMICCL_"))]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return monkeypatch
 
 

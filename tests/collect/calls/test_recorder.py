@@ -51,14 +51,7 @@ UNKNOWN = 255
 
 @pytest.fixture(name="library")
 def library_fixture(plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in (
-        "RANK",
-        "DYNAMICCL_MACHINE",
-        "DYNAMICCL_MODE",
-        "DYNAMICCL_JOB_ID",
-        "DYNAMICCL_SAMPLE_PERCENT",
-    ):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("DYNAMICCL_CALLS_DIR", str(tmp_path / "calls"))
     return Path(shutil.copy(plugin_path.with_name(PROFILER_NAME), tmp_path / "profiler.so"))
 
