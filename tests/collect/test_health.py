@@ -103,6 +103,8 @@ def test_nic_whose_counters_rise_is_named() -> None:
         nic_retries=pl.lit(1), nic_worst=pl.format("n{}", pl.int_range(pl.len()) % 5)
     )
     assert examine(spread, least=0.05)["is_well"]
+    twice = pl.when(pl.int_range(pl.len()) < 2).then(1)
+    assert examine(lossy.with_columns(nic_retries=twice), least=0.05)["is_well"]
 
 
 def pairs(*slow: str, nodes: str = "abcde", runs: int = 1) -> pl.DataFrame:
