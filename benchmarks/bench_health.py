@@ -104,7 +104,7 @@ def check(nodes: int, *slow: str, seed: int = 0, **noise: Any) -> Report:
     """The report on a cluster: measured once, and again where something looks slow."""
     one = rows(nodes, *slow, seed=seed, **noise)
     report = examine(one, least=LEAST)
-    if report.is_well:
+    if report["is_well"]:
         return report
     other = rows(nodes, *slow, seed=seed + 1, **noise).with_columns(sweep=pl.lit("again"))
     return examine(pl.concat([one, other]), least=LEAST)
@@ -133,7 +133,7 @@ def is_named(report: Report, part: str, nodes: int) -> bool:
     }[kind]
     if kind == "nic" and (nodes == 2 or (nodes == 3 and int(node) > 0)):
         wanted = ("link", f"node0 - node{max(int(node), 1)} GPU {rest[0]}")
-    return [(one.kind, one.where) for one in report.findings] == [wanted]
+    return [(one["kind"], one["where"]) for one in report["findings"]] == [wanted]
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def main() -> None:
     alarms: list[int] = []
     for nodes, (sick, healthy) in CLUSTERS.items():
         for seed in range(healthy):
-            alarms.append(len(check(nodes, seed=1000 * nodes + 2 * seed).findings))
+            alarms.append(len(check(nodes, seed=1000 * nodes + 2 * seed)["findings"]))
         # Of two nodes a slow link slows all that is measured between them: nothing to compare with.
         for kind in KINDS if nodes > 2 else KINDS[:3]:
             for factor in FACTORS:
@@ -155,7 +155,7 @@ def main() -> None:
         print(f"{nodes} nodes done", file=sys.stderr)
     loud, loud_alarms = [], []
     for seed in range(24):
-        loud_alarms.append(len(check(LOUD_NODES, seed=2 * seed, **LOUD).findings))
+        loud_alarms.append(len(check(LOUD_NODES, seed=2 * seed, **LOUD)["findings"]))
         part = drawn(KINDS[seed % len(KINDS)], LOUD_NODES, min(FACTORS), draw)
         loud.append(
             is_named(check(LOUD_NODES, part, seed=100 + 2 * seed, **LOUD), part, LOUD_NODES)

@@ -282,18 +282,17 @@ def draw_both_sides(system: str, part: pl.DataFrame) -> Any:
     return figure
 
 
-def draw_system(title: str, part: pl.DataFrame, inches_per_size: float = 0.36) -> Any:
+def draw_system(title: str, part: pl.DataFrame) -> Any:
     """A matplotlib Figure of one system's `crossovers`: families by message size."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:MOST_FAMILIES]
     sizes = sorted(part["size_bytes"].unique())
-    size = max(8.0, 2.6 + inches_per_size * len(sizes)), 1.8 + 0.42 * len(families)
+    size = max(8.0, 2.6 + 0.36 * len(sizes)), 1.8 + 0.42 * len(families)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    if title:
-        figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=11)
     tasks = [(row, task) for row, each in enumerate(families) for task in each.to_dicts()]
     names = sorted({_kind(task) for _, task in tasks} - {_DEFAULT})
     palette = mpl.colormaps["tab20"]

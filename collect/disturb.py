@@ -111,27 +111,23 @@ def main() -> None:
     whole, part = divmod(float(sys.argv[1]) * len(os.sched_getaffinity(0)) + 1e-9, 1.0)
     for share in [1.0] * int(whole) + ([part] if part > 1e-6 else []):
         # They end with us, killed ones too, as the last argument says.
-        fork.Process(target=repeat, args=(_spin, share, os.getpid()), daemon=True).start()
+        fork.Process(target=_stress, args=(share, os.getpid()), daemon=True).start()
     end_with_starter()
     print(_READY, flush=True)  # noqa: T201 - for whoever started it
     while not outlives(parent, 1.0):
         pass
 
 
-def repeat(work: Callable[[], object], level: float, parent: int) -> None:
-    """Alternate `work` and rest, busy for `level` of the time, while `parent` lives."""
+def _stress(level: float, parent: int) -> None:
+    """Keep a core busy for `level` of the time, while `parent` lives."""
     rest_s = 0.0
     while not outlives(parent, rest_s):
         began = time.perf_counter()
-        work()
+        # Shorter than a launch, longer than the clock's grain.
+        until = time.thread_time() + 0.01
+        while time.thread_time() < until:
+            pass
         rest_s = (time.perf_counter() - began) * (1.0 / level - 1.0)
-
-
-def _spin() -> None:
-    # Shorter than a launch, longer than the clock's grain.
-    until = time.thread_time() + 0.01
-    while time.thread_time() < until:
-        pass
 
 
 if __name__ == "__main__":

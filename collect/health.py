@@ -15,7 +15,6 @@ were noise normal.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache
 from math import expm1, log, log1p, sqrt
 from pathlib import Path
@@ -55,38 +54,9 @@ _Part = tuple[_Place, ...]
 _FloatArray = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One slow part."""
-
-    #: gpu, nic, node, link, pair, counters or failed.
-    kind: str
-    where: str
-    #: By which share of the time it is slower than its like, and by how many sigmas of noise.
-    slower: float | None
-    z: float | None
-    #: Communicators that say so, and the rows that these are measured in.
-    comms: int
-    rows: int
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What is slow, and what it was found in."""
-
-    is_well: bool
-    nodes: int
-    communicators: int
-    rows: int
-    #: The least that counts, as a share of the time.
-    least: float
-    #: A robust sigma of a communicator's time, as a share of it; null where none was measured.
-    noise_inside: float | None
-    noise_between: float | None
-    findings: tuple[Finding, ...]
-    #: Launches of one communicator whose call ran on too few other sets of hosts.
-    not_compared: int
+#: A slow part, and all that `health --json` prints (`examine`).
+Finding = dict[str, Any]
+Report = dict[str, Any]
 
 
 class _Comm(NamedTuple):
@@ -125,10 +95,10 @@ def health_command(
     """
     report = examine(store.read(data), least=least)
     if as_json:
-        cli.print_json(asdict(report))
+        cli.print_json(report)
     else:
         _show(report, Console(width=100, highlight=False))
-    if not report.is_well:
+    if not report["is_well"]:
         # What a Slurm prolog takes for a node that is not fit.
         raise typer.Exit(1)
 
@@ -136,12 +106,17 @@ def health_command(
 def examine(frame: pl.DataFrame, *, least: float) -> Report:
     """Find what is slow in a data set, by `least` as a share of the time at least.
 
+    Each finding is a gpu, nic, node, link, pair, counters or failed: by which share of the time it
+    is `slower` than its like, by how many sigmas of noise (`z`), and what says so. `noise_*` are
+    robust sigmas of a communicator's time, as a share of it, null where none was measured;
+    `not_compared` are launches of one communicator whose call ran on too few other sets of hosts.
+
     Raises NotEnoughData where no communicator can be compared with others.
     """
     comms, not_compared = _read(frame)
     unfit = _unfit(frame)
     if not comms:
-        first = f" ({unfit[0].rows} rows failed: {unfit[0].note})" if unfit else ""
+        first = " ({rows} rows failed: {note})".format(**unfit[0]) if unfit else ""
         raise NotEnoughData(
             f"no row knows its hosts, or its processes' times, and has others like it{first}; "
             f"measure with a sweep as in examples/health.toml (nccl-tests 2.19.2 or later), or "
@@ -150,20 +125,20 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
     slow_inside, noise_inside = _judge([one for one in comms if len(one.hosts) == 1], least)
     slow_between, noise_between = _judge([one for one in comms if len(one.hosts) > 1], least)
     # What a GPU or node explains that is slow inside is none between nodes.
-    explained = {one.where for one in slow_inside}
-    slow_between = [o for o in slow_between if explained.isdisjoint(o.where.split(" - "))]
+    explained = {one["where"] for one in slow_inside}
+    slow_between = [o for o in slow_between if explained.isdisjoint(o["where"].split(" - "))]
     findings = [*slow_inside, *slow_between, *unfit]
-    return Report(
-        is_well=not findings,
-        nodes=len({host for comm in comms for host in comm.hosts}),
-        communicators=len(comms),
-        rows=frame.height,
-        least=least,
-        noise_inside=noise_inside,
-        noise_between=noise_between,
-        findings=tuple(sorted(findings, key=lambda one: (-(one.slower or 0.0), one.where))),
-        not_compared=not_compared,
-    )
+    return {
+        "is_well": not findings,
+        "nodes": len({host for comm in comms for host in comm.hosts}),
+        "communicators": len(comms),
+        "rows": frame.height,
+        "least": least,
+        "noise_inside": noise_inside,
+        "noise_between": noise_between,
+        "findings": sorted(findings, key=lambda one: (-(one["slower"] or 0.0), one["where"])),
+        "not_compared": not_compared,
+    }
 
 
 def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
@@ -306,8 +281,13 @@ def _finding(part: _Part, comms: Sequence[_Comm], excess: float, noise: float) -
     else:
         kind, note = "gpu", "its NVLink or PCIe"
     note = f"{'between nodes' if is_between else 'inside the node'}: {note}"
-    rows = sum(comm.rows for comm in comms)
-    return Finding(kind, where, expm1(excess), excess / noise, len(comms), rows, note)
+    rows, z = sum(comm.rows for comm in comms), excess / noise
+    return _told(kind, where, rows, note) | {"slower": expm1(excess), "z": z, "comms": len(comms)}
+
+
+def _told(kind: str, where: str, rows: int, note: str) -> Finding:
+    found = {"kind": kind, "where": where, "slower": None, "z": None, "comms": 0}
+    return {**found, "rows": rows, "note": note}
 
 
 def lossy_ports(frame: pl.DataFrame) -> list[tuple[str, int, int]]:
@@ -330,10 +310,10 @@ def _unfit(frame: pl.DataFrame) -> list[Finding]:
     found = []
     for (split, reason), rows in lost.group_by("comm_split", "reason", maintain_order=True):
         where = f"{rows['hosts'][0] or 'hosts not known'}, split {split}"
-        found.append(Finding("failed", where, None, None, 0, rows.height, str(reason)))
+        found.append(_told("failed", where, rows.height, str(reason)))
     for port, count, retries in lossy_ports(frame):
         note = f"{retries} packets lost or sent again, by its counters"
-        found.append(Finding("counters", port, None, None, 0, count, note))
+        found.append(_told("counters", port, count, note))
     return found
 
 
@@ -355,19 +335,18 @@ def _listed(members: _Part) -> str:
 
 
 def _show(report: Report, out: Console) -> None:
-    shares = (report.noise_inside, report.noise_between)
+    shares = (report["noise_inside"], report["noise_between"])
     inside, between = ("not measured" if one is None else f"{one:.1%}" for one in shares)
     noise = f"inside nodes {inside}, between nodes {between}"
-    out.print(f"{report.nodes} nodes: {report.communicators} communicators in {report.rows} rows")
-    out.print(f"slow: {report.least:.0%} slower, and beyond noise ({noise})")
-    for one in report.findings:
-        slower = "" if one.slower is None else f" {one.slower:.0%}"
-        slower += "" if one.z is None else f" (z {one.z:.0f})"
-        stands = f"{one.comms} communicators, " if one.comms else ""
-        text = f"{one.kind}: {one.where}{slower}; {one.note}; {stands}{one.rows} rows"
+    out.print("{nodes} nodes: {communicators} communicators in {rows} rows".format(**report))
+    out.print(f"slow: {report['least']:.0%} slower, and beyond noise ({noise})")
+    for one in report["findings"]:
+        slower = "" if one["slower"] is None else f" {one['slower']:.0%} (z {one['z']:.0f})"
+        stands = f"{one['comms']} communicators, " if one["comms"] else ""
+        text = f"{one['kind']}: {one['where']}{slower}; {one['note']}; {stands}{one['rows']} rows"
         out.print(text, markup=False)
-    if report.is_well:
+    if report["is_well"]:
         out.print("nothing is slow")
-    if report.not_compared:
+    if report["not_compared"]:
         few = f"the same call ran on fewer than {_SETS} sets of hosts, or on pairs of three nodes"
-        out.print(f"not compared: {report.not_compared} launches: {few}")
+        out.print(f"not compared: {report['not_compared']} launches: {few}")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import ray_nodes
 from tests.cluster.slurm import Slurm, missing
 from tests.fakes.nccl_tests.install import install_stand_in
 
@@ -37,16 +36,3 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     install_stand_in(tmp_path / "bin")
     yield tmp_path
     shutil.rmtree(tmp_path / "out" / ".journal", ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def running_nodes() -> Iterator[ray_nodes.RayNodes]:
-    reason = ray_nodes.missing()
-    if reason is not None:
-        pytest.skip(reason)
-    nodes = ray_nodes.RayNodes()
-    try:
-        nodes.start()
-        yield nodes
-    finally:
-        nodes.stop()

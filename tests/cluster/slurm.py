@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 NODES = 4
@@ -50,33 +51,6 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) 
     while not condition():
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
         time.sleep(0.05)
-
-
-def spawn_mortal(argv: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a program that ends when we do (PR_SET_PDEATHSIG); its output goes to `log`."""
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            ["setpriv", "--pdeathsig=KILL", "--", *argv],
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-
-
-def processes_with(is_mark: Callable[[bytes], bool]) -> list[int]:
-    """Living processes, other than we are, one of whose environment's NAME=VALUE is a mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                environ = (entry / "environ").read_bytes().split(b"\0")
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # ended, or not to be looked at, hence not ours
-            if any(is_mark(variable) for variable in environ):
-                found.append(int(entry.name))
-    return found
 
 
 class Slurm:
@@ -197,11 +171,25 @@ class Slurm:
 
     def _processes(self) -> list[int]:
         """Processes that belong to this cluster, by the configuration in their environment."""
-        mark = f"SLURM_CONF={self.conf}".encode()
-        return processes_with(lambda variable: variable == mark)
+        mark, found = f"SLURM_CONF={self.conf}".encode(), []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                # Ended, or not to be looked at, hence not ours.
+                with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
 
     def _spawn(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        child = spawn_mortal(argv, self.environ(), self.root / "daemons.log")
+        with (self.root / "daemons.log").open("ab") as file:
+            child = subprocess.Popen(
+                ["setpriv", "--pdeathsig=KILL", "--", *argv],
+                env=self.environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
         self._children.append(child)
         return child
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.errors import DynamicclError, MachineError, UserError
-from tests.cluster.ray_nodes import RayNodes
 from tests.cluster.slurm import wait_until
 from tests.train.online.conftest import SWEEP
 from tests.train.runs import without_package
@@ -20,41 +19,47 @@ PLACE = "b300-nvlink:decode:busy-host"
 FEW = ["jobs=2", "num_steps=4", "episode_rounds=8", "hidden_sizes=8", "state_units=4"]
 
 
+#: A node that falls silent is given up after some seconds, not after half a minute.
+SOON = dict.fromkeys(
+    ("health_check_initial_delay_ms", "health_check_period_ms", "health_check_timeout_ms"), 1000
+)
+
+
 @pytest.mark.soak
 def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
-    running_nodes: RayNodes, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="no Ray (extra 'ray')")
     from dynamiccl.collect.simulated import simulate
 
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     simulate(SWEEP, tmp_path / "data")
-    command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "fit", "--json"]
+    # Real nodes, each of its own processes and one processor.
+    room = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    head = {**room, "_system_config": SOON, "include_dashboard": False}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    other = cluster.add_node(**room)
     # One actor on each node, and epochs that show where the run is.
     settings = [*FEW, f"places={PLACE}", "actors=2", "steps=400", "steps_per_epoch=20"]
-    words = [
-        "--data",
-        str(tmp_path / "data"),
-        "--recipe",
-        "impala-lstm",
-        "--ray",
-        running_nodes.address,
-    ]
+    words = ["--data", str(tmp_path / "data"), "--recipe", "impala-lstm", "--ray", cluster.address]
     words += [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "fit", "--json", *words]
     run = subprocess.Popen(
-        running_nodes.wrap([*command, *words]),
-        env=running_nodes.environ(),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
     def has_begun() -> bool:
         return bool(list(tmp_path.rglob("state.pt"))) or run.poll() is not None
 
-    wait_until(has_begun, "the first epoch", 180)
-    assert run.poll() is None, run.communicate()
-    running_nodes.kill_node("r2")
-    out, err = run.communicate(timeout=400)
+    try:
+        wait_until(has_begun, "the first epoch", 180)
+        assert run.poll() is None, run.communicate()
+        cluster.remove_node(other, allow_graceful=False)
+        out, err = run.communicate(timeout=400)
+    finally:
+        run.kill()
+        cluster.shutdown()
     assert run.returncode == 0, err
     found = json.loads(out)
     assert found["steps"] == 400

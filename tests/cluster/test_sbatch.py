@@ -174,24 +174,6 @@ def test_after_a_dead_node_it_is_queued_again_to_the_end(batch: Batch) -> None:
     assert set(found["exclusive_node"]) == {False}  # it did not ask for --exclusive
 
 
-def test_a_job_that_measured_nothing_or_is_cancelled_is_not_queued_again(batch: Batch) -> None:
-    batch.play(FAKE_INIT_FAILS="1")
-    number = batch.begin()["job"]
-    batch.wait_for(number, "JobState=FAILED")
-    assert "Restarts=0" in batch.facts(number)
-    assert batch.count("FAKE_INIT_FAILS is set")
-    assert "no job of it waits or runs" in batch.run(code=2)["said"]
-    batch.play(FAKE_SECONDS_PER_ROW="0.25")
-    again = batch.run("--resume")["job"]
-    assert again != number
-    batch.measured()
-    batch.slurm.run(["scancel", again])
-    batch.wait_for(again, "JobState=CANCELLED")
-    assert batch.count("SIGTERM: stopping after the running trial") == 1
-    assert "go on with --resume" in batch.run(code=2)["said"]
-    assert batch.numbers() == [number, again]
-
-
 @pytest.mark.soak
 def test_time_limits_end_no_sweep(batch: Batch) -> None:
     # Slurm looks at limits every 30 s (slurmctld's PERIODIC_TIMEOUT).

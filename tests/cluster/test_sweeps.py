@@ -168,8 +168,8 @@ def test_the_example_for_health_names_the_slow_gpus_pairs(slurm: Slurm, folder: 
     salloc = ["salloc", "-N3", "--ntasks-per-node=2", "--exclusive"]
     slurm.run([*salloc, *command(folder)], environment(**slow), timeout_s=120)
     report = examine(store.read(folder / "out"), least=0.05)
-    assert report.nodes == 3
-    [pair, link] = sorted(report.findings, key=lambda one: one.kind, reverse=True)
+    assert report["nodes"] == 3
+    [pair, link] = sorted(report["findings"], key=lambda one: one["kind"], reverse=True)
     # It has one partner inside its node of two GPUs, and one on the other nodes.
-    assert (pair.kind, pair.where) == ("pair", "n3 GPU 0-1")
-    assert (link.kind, link.where) == ("link", "n1 - n3 GPU 1")
+    assert (pair["kind"], pair["where"]) == ("pair", "n3 GPU 0-1")
+    assert (link["kind"], link["where"]) == ("link", "n1 - n3 GPU 1")

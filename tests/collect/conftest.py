@@ -1,8 +1,19 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.nvml.build import build_fake_nvml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the user's own settings; programs find this tree."""
+    for name in [name for name in os.environ if name.startswith(("NCCL_", "FAKE_", "DYNAMICCL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What the import makes of a text: rows as dicts, remarks and refused lines."""
+"""What the import makes of a file or a text: rows, remarks and refused lines."""
 
 import tempfile
 from collections.abc import Sequence
@@ -6,11 +6,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dynamiccl.collect.imports import ImportSummary, import_files
 from dynamiccl.collect.nccl_tests import ImportOptions, read_file
 from dynamiccl.collect.output import FileReport, Rejected
+from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import Source
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
+
+
+def imported(
+    path: Path, content: str | None = None, **told: Any
+) -> tuple[ImportSummary, list[dict[str, Any]]]:
+    """The summary of one file's import, written first where it has content, and rows in order."""
+    if content is not None:
+        path.write_text(content)
+    out = path.parent / "out"
+    summary = import_files([path], out, options=ImportOptions(**{"system": "s", **told}))
+    return summary, store.read(out).sort("source_line", "in_place").to_dicts()
 
 
 class Parsed(NamedTuple):

@@ -16,9 +16,7 @@ from dynamiccl.datasets.store import read
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Algorithm
 from tests.data_sets import SWEEP, make_data
-from tests.published import folder
 
-LOGS = folder("logs")
 HEAD = "lab:1:1 [0] NCCL INFO "
 #: NCCL 2.29.7, two ranks over sockets (shared/data/logs/ebpf_broadcast_default_v2.18): two blocks.
 BLOCK = (
@@ -58,22 +56,6 @@ def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None
     assert log.cost_table() is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        BLOCK[3],  # no NCCL line
-        f"{HEAD}    Broadcast |     9.3/   1.2 |     9.3/",  # torn
-        f"{HEAD}    Gossip |     9.3/   1.2 |",
-        f"{HEAD}Channel 00 : 0 1 | 2 3",
-        "",
-    ],
-)
-def test_lines_of_another_kind_are_not_taken(line: str) -> None:
-    log = taken(*BLOCK[:3])
-    log.note(line)
-    assert log.costs == [{}]
-
-
 def test_algorithm_of_a_later_release_leaves_the_others_as_they_are() -> None:
     named = BLOCK[0].replace("Tree", "Star")
     table = taken(*PAT, named, *BLOCK[1:]).cost_table()
@@ -107,10 +89,3 @@ def test_what_nccl_logged_comes_before_what_a_model_says(tmp_path: Path) -> None
     assert both.filter(num_nodes=4).equals(logged)
     assert both.filter(num_nodes=2).height > 0
     assert read(tmp_path, "costs").filter(pl.col("sweep") == "modelled", num_nodes=4).height > 0
-
-
-@pytest.mark.parametrize("group", ["16", "x8", "0x8", "1x1", "ax8"])
-def test_what_is_no_group_is_told(group: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, [*ASKED, "--group", group, "--out", str(tmp_path)])
-    assert done.exit_code != 0
-    assert not list(tmp_path.rglob("*.parquet"))

@@ -19,7 +19,6 @@ from dynamiccl.simulator.parameters import (
     FitParameters,
     FitProfile,
     Origin,
-    Rescale,
     SystemFile,
 )
 from dynamiccl.simulator.systems import shipped_file
@@ -59,13 +58,6 @@ def test_disturbed_rows_and_excluded_runs_say_nothing(tmp_path: Path) -> None:
     assert [cell.call.size_bytes for cell in found] == [MIB, 4 * MIB]
 
 
-def test_sizes_in_another_unit_are_made_bytes(tmp_path: Path) -> None:
-    rule = Rescale(runs=("elements",), factor=4, why="float32")
-    rows = (default(100.0, size_bytes=4 * MIB), default(102.0, run="elements"))
-    [cell] = cells(tmp_path, described(rescale=[rule]), *rows)
-    assert (cell.call.size_bytes, cell.time_us) == (4 * MIB, 101.0)
-
-
 def test_a_limit_of_a_profile_is_not_a_request(tmp_path: Path) -> None:
     file = described(profiles={"default": FitProfile(), "few": FitProfile(max_channels=4)})
     limited = forced("Ring", "Simple", channels=4, launch_profile="few", size_bytes=64 << 10)
@@ -79,12 +71,6 @@ def test_a_limit_of_a_profile_is_not_a_request(tmp_path: Path) -> None:
         "AllReduce Ring/Simple/4ch": 4,
         "AllReduce Ring/Simple/48ch": 48,
     }
-
-
-def test_a_cell_that_nccl_lacks_is_left_out_and_counted(tmp_path: Path) -> None:
-    rows = [forced("PAT", "Simple"), forced("Ring", "Simple")]
-    found, left_out = read_cells(store_of(tmp_path, rows), described())
-    assert (len(found), left_out) == (1, {"NCCL has no PAT/Simple for AllReduce": 1})
 
 
 def test_a_protocol_forced_where_nccl_has_it_off_runs_on_a_ring(tmp_path: Path) -> None:
@@ -146,17 +132,6 @@ def test_every_cell_is_predicted_once_by_a_fit_without_it(tmp_path: Path) -> Non
     assert said["misses"] == []
     assert sum(errors["cells"] for errors in sizes.values()) == len(fit.held_out)
     assert sizes["to 64 KiB"]["cells"] == 5 * 4
-
-
-def test_data_of_another_form_misses_the_bar_and_is_told(tmp_path: Path) -> None:
-    # Times that jump by three every second octave are no sum of a latency and a transfer.
-    crooked = [
-        {**row, "time_us": row["time_us"] * (3.0 if int(np.log2(row["size_bytes"])) % 2 else 1.0)}
-        for row in rows()
-    ]
-    fit = fitted(tmp_path, ring_only(), crooked)
-    said = fitting.to_json(fit)
-    assert any("median error" in line for line in said["misses"])
 
 
 # Every piece of these sizes is sent in two slices.

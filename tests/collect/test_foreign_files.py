@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect import imports
-from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
-from dynamiccl.collect.lines import without_prefix
+from dynamiccl.collect.imports import ImportOptions
 from dynamiccl.collect.nccl_tests import Part
 from dynamiccl.collect.output import FileReport
-from dynamiccl.datasets import store
 from dynamiccl.datasets.store import measurements_table, trial_id
 from dynamiccl.errors import OutputError, UserError
-from tests.collect.traces.made import calls_of, inspector_line, write_lines
+from tests.collect.parsed import imported
+from tests.collect.traces.made import calls_of, inspector_line
 from tests.published import WHOLE, published
 
 CASES = WHOLE / "public-cases"
@@ -110,27 +109,15 @@ FORMS: dict[str, Callable[[str], bytes]] = {
 }
 
 
-def load(path: Path, **told: Any) -> tuple[ImportSummary, list[dict[str, Any]]]:
-    """The summary of one file's import, and its rows in order."""
-    out = path.parent / "out"
-    summary = import_files([path], out, options=ImportOptions(system="s", **told))
-    return summary, store.read(out).sort("source_line", "in_place").to_dicts()
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_log_is_the_same_in_every_form(form: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(FORMS[form](LOG))
-    summary, [row] = load(path)
+    summary, [row] = imported(path)
     told = [row[n] for n in ("collective", "time_us", "busbw_gbytes_per_s", "num_ranks", "gpu")]
     assert told == ["AllReduce", 40.0, 52.43, 2, "GPU B"]
     assert (row["requested_algorithm"], row["source_line"], row["num_nodes"]) == ("Ring", 7, 1)
     assert (summary.rejected, summary.rows_read) == ([], 1)
-
-
-def test_what_is_no_prefix_stays() -> None:
-    for line in ("[1622510346.876958] [g0185:1:0] ucp UCX  WARN x", "n1:7:7 [0] NCCL INFO x", LOG):
-        assert without_prefix(line) == line
 
 
 def of_readme() -> list[str]:
@@ -144,7 +131,7 @@ def of_readme() -> list[str]:
 @pytest.mark.parametrize("name", of_readme())
 def test_public_logs_give_their_row(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(published(CASES / name).read_bytes())
-    _, rows = load(tmp_path / name)
+    _, rows = imported(tmp_path / name)
     for row in rows:
         told = [row[n] for n in ("collective", "num_ranks", "num_nodes", "time_us")]
         assert (told, row["busbw_gbytes_per_s"]) == (["AllReduce", 4, 1, 50.0], 31.46)
@@ -270,8 +257,7 @@ ASKED = ("requested_algorithm", "requested_protocol", "requested_num_channels")
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_of_others(name: str, tmp_path: Path) -> None:
     text, told, wanted = TABLES[name]
-    (tmp_path / "table.txt").write_text(text)
-    summary, rows = load(tmp_path / "table.txt", **told)
+    summary, rows = imported(tmp_path / "table.txt", text, **told)
     cells = [["-" if row[n] is None else str(row[n]) for n in (*ROW, *ASKED)] for row in rows]
     assert "; ".join(map(" ".join, cells)) == wanted
     assert [row["is_default"] for row in rows] == [set(each[4:]) == {"-"} for each in cells]
@@ -297,6 +283,11 @@ HEADER = "collective,size_bytes,num_nodes,ranks_per_node,time_us,busbw_gbytes_pe
         ("allreduce,1048576,1,8,0.05,", "too fast for any call between GPUs: name the unit"),
         ("allreduce,1048576,1,8,,31460", "too fast for any call between GPUs: name the unit"),
         ("allreduce,1048576,1,8,-1,18.35", "time_us: Input should be greater than 0"),
+        ("allreduce,1048576,1,8,nan,", "finite number"),
+        ("alreduce,1048576,1,8,100,", "did you mean 'AllReduce'"),
+        ("allreduce,,1,8,100,", "size_bytes: Field required"),
+        (f"allreduce,{1 << 62},1,8,100,", "size_bytes: Input should be less than"),
+        ("allreduce,1048576,0,8,100,", r"num_nodes: .* greater than or equal to 1 \(got '0'\)"),
         ("alltoallv,1048576,1,8,100,", "'alltoallv' is another call than AlltoAll"),
         ('allreduce,1048576,1,8,"1,234",', "'1,234' can be two numbers"),
     ],
@@ -304,67 +295,55 @@ HEADER = "collective,size_bytes,num_nodes,ranks_per_node,time_us,busbw_gbytes_pe
 def test_a_time_and_a_bandwidth_that_do_not_fit_are_refused(
     cells: str, why: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(f"{HEADER}{cells}\nallreduce,1048576,,,100,18.35\n")
-    summary, [row] = load(path)
+    text = f"{HEADER}{cells}\nallreduce,1048576,,,100,18.35\n"
+    summary, [row] = imported(tmp_path / "t.csv", text)
     assert (row["time_us"], summary.rejected[0].line) == (100.0, 2)
     assert re.search(why, summary.rejected[0].reason)
 
 
-def test_bandwidths_contradict_each_other_without_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
+def test_what_contradicts_itself_without_a_time_is_refused(tmp_path: Path) -> None:
     head = "collective,size_bytes,num_ranks,num_nodes,algbw_gbytes_per_s,busbw_gbytes_per_s\n"
-    path.write_text(
-        f"{head}allreduce,1048576,4,1,20.97,31.46\nallreduce,1048576,4,1,20.97,251.7\n"
+    rows = (
+        "allreduce,1048576,4,1,20.97,31.46\nallreduce,1048576,4,1,20.97,251.7\n"
         "allreduce,1048576,2,4,20.97,20.97\n"
     )
-    summary, [row] = load(path)
+    summary, [row] = imported(tmp_path / "t.csv", head + rows)
     assert row["time_us"] == pytest.approx(50.0, rel=1e-3)
     assert [line.line for line in summary.rejected] == [3, 4]
     assert "2 ranks cannot be on 4 nodes" in summary.rejected[1].reason
-
-
-def test_rows_below_names_that_are_not_known_are_refused(tmp_path: Path) -> None:
     # The other way round they would fit, too.
     rows = "allreduce,1048576,1,4,50,31.46\nkind,bytes,n,m,bw,lat\nallreduce,1048576,1,4,31.46,50\n"
-    (tmp_path / "t.csv").write_text(HEADER + rows)
-    summary, [row] = load(tmp_path / "t.csv")
-    assert (row["time_us"], [line.line for line in summary.rejected]) == (50.0, [3, 4])
+    summary, _ = imported(tmp_path / "u.csv", HEADER + rows)
+    assert [line.line for line in summary.rejected] == [3, 4]
     assert "names that are not known" in summary.rejected[1].reason
 
 
-def test_five_percent_are_told(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(f"{HEADER}allreduce,1048576,1,8,100,17.5\n")
-    summary, [row] = load(tmp_path / "t.csv")
+def test_what_is_taken_in_other_words_is_told(tmp_path: Path) -> None:
+    summary, [row] = imported(tmp_path / "t.csv", f"{HEADER}allreduce,1048576,1,8,100,17.5\n")
     assert row["time_us"] == 100.0
     assert any("differ by up to 5 %" in remark for remark in summary.files[0].remarks)
 
 
 def test_a_column_that_may_be_of_the_config_is_no_choice_of_nccls(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(
-        "op,size_bytes,config,host,lat\nallreduce,8,Tree/LL,a,9\nallreduce,8,default,b,8\n"
-    )
-    summary, rows = load(tmp_path / "t.csv", foreign_columns="collective=op,time_us=lat")
+    text = "op,size_bytes,config,host,lat\nallreduce,8,Tree/LL,a,9\nallreduce,8,default,b,8\n"
+    named = "collective=op,time_us=lat"
+    summary, rows = imported(tmp_path / "t.csv", text, foreign_columns=named)
     told = [(row["is_default"], row["launch_profile"], row["repeat"]) for row in rows]
     assert told == [(False, "config=Tree/LL", 0), (True, "default", 0)]
     assert any("the column host is not taken" in text for text in summary.files[0].remarks)
 
 
 def test_registered_buffers_of_nvidias_table_are_a_profile(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(
-        f"{NVIDIA},latency_us\nallreduce,65536,ring,ll,4,1,8,-1,0,9\n"
-        "allreduce,65536,ring,ll,4,1,8,-1,1,8\n"
-    )
-    _, rows = load(tmp_path / "t.csv")
-    assert [row["launch_profile"] for row in rows] == ["regbuff=0", "regbuff=1"]
+    rows = "allreduce,65536,ring,ll,4,1,8,-1,0,9\nallreduce,65536,ring,ll,4,1,8,-1,1,8\n"
+    _, found = imported(tmp_path / "t.csv", f"{NVIDIA},latency_us\n{rows}")
+    assert [row["launch_profile"] for row in found] == ["regbuff=0", "regbuff=1"]
 
 
 def test_a_bus_bandwidth_without_ranks_is_no_measurement(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(HEADER + "allreduce,1048576,,,,18.35\n")
+    text = HEADER + "allreduce,1048576,,,,18.35\n"
     with pytest.raises(OutputError, match=r"no usable row: a bus bandwidth without its number of"):
-        load(path)
-    _, [row] = load(path, num_ranks=8, num_nodes=1)
+        imported(tmp_path / "t.csv", text)
+    _, [row] = imported(tmp_path / "t.csv", num_ranks=8, num_nodes=1)
     assert row["time_us"] == pytest.approx(100.0, rel=1e-3)
 
 
@@ -376,18 +355,15 @@ def test_one_more_format_is_one_function(tmp_path: Path, monkeypatch: pytest.Mon
         yield "measurements", measurements_table([row | {"trial": trial_id(row), "status": "ok"}])
 
     monkeypatch.setitem(imports._FORMATS, "made up", (r"\Amade up", read))
-    (tmp_path / "x").write_text("made up\n")
-    summary, [row] = load(tmp_path / "x")
+    summary, [row] = imported(tmp_path / "x", "made up\n")
     assert (row["time_us"], summary.files[0].format) == (7.0, "made up")
 
 
 @pytest.mark.parametrize("told", [{"algorithm": "ring", "num_channels": 4}, {"num_nodes": 8}])
 def test_options_that_cannot_be_are_not_taken(told: dict[str, Any], tmp_path: Path) -> None:
     log = LOG.replace("NCCL_ALGO=Ring ./all_reduce", "./alltoall")
-    (tmp_path / "x").write_text(
-        log.replace("  sum ", " none ").replace("52.43   52.43", "52.43   26.21")
-    )
-    summary, [row] = load(tmp_path / "x", **told)
+    log = log.replace("  sum ", " none ").replace("52.43   52.43", "52.43   26.21")
+    summary, [row] = imported(tmp_path / "x", log, **told)
     assert (row["collective"], row["is_default"]) == ("AlltoAll", True)
     assert (row["requested_algorithm"], row["requested_num_channels"]) == (None, None)
     assert row["num_nodes"] == (None if "num_nodes" in told else 1)
@@ -406,9 +382,9 @@ def test_options_that_cannot_be_are_not_taken(told: dict[str, Any], tmp_path: Pa
     ],
 )
 def test_wrong_names_of_columns(columns: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("collective,bytes,latency_ms\nallreduce,8,1\n")
+    text = "collective,bytes,latency_ms\nallreduce,8,1\n"
     with pytest.raises(UserError, match=why):
-        load(tmp_path / "t.csv", foreign_columns=columns)
+        imported(tmp_path / "t.csv", text, foreign_columns=columns)
 
 
 def test_a_dump_behind_a_prefix_is_read(tmp_path: Path) -> None:
@@ -416,15 +392,3 @@ def test_a_dump_behind_a_prefix_is_read(tmp_path: Path) -> None:
     lines = (json.dumps(inspector_line(rank, 0, 100)) for rank in range(2))
     path.write_text("".join(f"{rank}: {line}\n" for rank, line in enumerate(lines)))
     assert calls_of(path)["time_us"].to_list() == [100.0]
-
-
-@pytest.mark.parametrize(("parts_told", "parts"), [(1, 1), (4, 4), (0.004, 4), (None, 4)])
-def test_inspectors_size_is_the_whole_only_where_its_bandwidth_is(
-    parts_told: float | None, parts: int, tmp_path: Path
-) -> None:
-    line = inspector_line(0, 0, 100, header={"n_ranks": 4})
-    algbw = None if parts_told is None else parts_told * 10.48576
-    line["coll_perf"] |= {"coll": "AllGather", "coll_msg_size_bytes": 1 << 20}
-    line["coll_perf"]["coll_algobw_gbs"] = algbw
-    calls = calls_of(write_lines(tmp_path / "a.log", line))
-    assert calls["size_bytes"].to_list() == [parts << 20]

@@ -18,7 +18,7 @@ def check(nodes: int, *slow: str, gpus: int = 8, seed: int = 0) -> Report:
 
 def named(report: Report) -> list[tuple[str, str]]:
     """Kind and place of each finding."""
-    return [(finding.kind, finding.where) for finding in report.findings]
+    return [(finding["kind"], finding["where"]) for finding in report["findings"]]
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def named(report: Report) -> list[tuple[str, str]]:
 def test_slow_part_is_named_and_nothing_else(nodes: int, slow: str, found: tuple[str, str]) -> None:
     report = check(nodes, slow)
     assert named(report) == [found]
-    assert not report.is_well
+    assert not report["is_well"]
     factor = float(slow.rpartition(":")[2])
-    slower = report.findings[0].slower
+    slower = report["findings"][0]["slower"]
     assert slower is not None
     assert 0.6 * (factor - 1) < slower < 1.1 * (factor - 1)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])
 def test_nothing_is_found_in_a_healthy_cluster(nodes: int) -> None:
-    assert check(nodes, seed=1).is_well
+    assert check(nodes, seed=1)["is_well"]
 
 
 def test_several_slow_parts_are_all_named() -> None:
@@ -63,31 +63,20 @@ def test_several_slow_parts_are_all_named() -> None:
 
 def test_what_is_slower_by_less_than_asked_is_well() -> None:
     slow = rows(8, "nic:3:1:1.3")
-    assert not examine(slow, least=0.2).is_well
-    assert examine(slow, least=0.5).is_well
+    assert not examine(slow, least=0.2)["is_well"]
+    assert examine(slow, least=0.5)["is_well"]
 
 
 def test_a_second_launch_that_was_fast_clears_a_pair() -> None:
     one, other = rows(4, "link:0:1:1.5"), rows(4, seed=1)
     both = pl.concat([one, other.with_columns(sweep=pl.lit("again"))])
-    assert not examine(one, least=0.05).is_well
-    assert examine(both, least=0.05).is_well
-
-
-def test_what_was_not_measured_has_no_noise() -> None:
-    alone = check(1)
-    assert alone.noise_between is None
-    assert alone.noise_inside is not None
+    assert not examine(one, least=0.05)["is_well"]
+    assert examine(both, least=0.05)["is_well"]
 
 
 def test_hosts_have_their_names() -> None:
     slow = rows(4, "nic:2:1:1.5").with_columns(hosts=pl.lit("rack1-[08-09],login,n5"))
     assert named(examine(slow, least=0.05)) == [("nic", "login GPU 1")]
-
-
-def test_rows_without_times_of_processes_are_not_enough() -> None:
-    with pytest.raises(NotEnoughData, match="nccl-tests 2"):
-        examine(frame(default()), least=0.05)
 
 
 def test_launch_that_hung_is_a_finding_and_not_well() -> None:
@@ -99,7 +88,7 @@ def test_launch_that_hung_is_a_finding_and_not_well() -> None:
     )
     report = examine(lost, least=0.05)
     assert named(report) == [("failed", "n[1-4], split AND 0xf")]
-    assert report.findings[0].note == "no new row for 120 s"
+    assert report["findings"][0]["note"] == "no new row for 120 s"
     none = lost.with_columns(process_times_us=pl.lit(None, dtype=pl.List(pl.Float64)))
     with pytest.raises(NotEnoughData, match="9 rows failed: no new row for 120 s"):
         examine(none, least=0.05)
@@ -113,7 +102,9 @@ def test_nic_whose_counters_rise_is_named() -> None:
     spread = split.with_columns(
         nic_retries=pl.lit(1), nic_worst=pl.format("n{}", pl.int_range(pl.len()) % 5)
     )
-    assert examine(spread, least=0.05).is_well
+    assert examine(spread, least=0.05)["is_well"]
+    twice = pl.when(pl.int_range(pl.len()) < 2).then(1)
+    assert examine(lossy.with_columns(nic_retries=twice), least=0.05)["is_well"]
 
 
 def pairs(*slow: str, nodes: str = "abcde", runs: int = 1) -> pl.DataFrame:
@@ -141,13 +132,13 @@ def pairs(*slow: str, nodes: str = "abcde", runs: int = 1) -> pl.DataFrame:
 def test_logs_of_each_two_nodes_name_the_slow_node_or_the_slow_pair() -> None:
     report = examine(pairs("b"), least=0.05)
     assert named(report) == [("node", "b")]
-    assert report.findings[0].slower == pytest.approx(0.8, abs=0.02)
+    assert report["findings"][0]["slower"] == pytest.approx(0.8, abs=0.02)
     assert named(examine(pairs("bd"), least=0.05)) == [("link", "b - d")]
     assert sorted(named(examine(pairs("a", "de", runs=2), least=0.05))) == [
         ("link", "d - e"),
         ("node", "a"),
     ]
-    assert examine(pairs(), least=0.05).is_well
+    assert examine(pairs(), least=0.05)["is_well"]
 
 
 def test_a_call_on_two_sets_of_hosts_says_nothing_of_either() -> None:
@@ -157,4 +148,4 @@ def test_a_call_on_two_sets_of_hosts_says_nothing_of_either() -> None:
     with pytest.raises(NotEnoughData, match="3 sets of hosts or more"):
         examine(two, least=0.05)
     both = pl.concat([two.with_columns(sweep=pl.lit("two")), rows(4)])
-    assert examine(both, least=0.05).not_compared == 2
+    assert examine(both, least=0.05)["not_compared"] == 2

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import parse_sweep
-from tests.collect.cycles import Cycles
+from dynamiccl.collect.strategies import make_strategy
 
 made = parse_sweep(Path(sys.argv[1]).read_text(), where="s.toml")
 folder = Path(sys.argv[2])
@@ -57,7 +57,8 @@ while ended == signal.SIGKILL:
     if child == 0:
         out = folder / f"step-{step}"
         die_at(step)
-        run_sweep(made, Cycles(made.trials, 2), SimulatorRunner(made.file), out, resume=False)
+        strategy = make_strategy(made.file, made.trials)
+        run_sweep(made, strategy, SimulatorRunner(made.file), out, resume=False)
         os._exit(0)
     ended = os.waitpid(child, 0)[1]
 print(step, ended)
@@ -76,12 +77,14 @@ def test_kill_9_at_every_step_loses_nothing_and_repeats_nothing(tmp_path: Path) 
     # Its grid, two rounds and three launches written down, two parts, two segments cut, the end.
     assert last > 20
     run(tmp_path / "whole", made)
+    whole = figures(tmp_path / "whole")
     for step in range(1, last):
         out = tmp_path / f"step-{step}"
         before = store.read(out).height if parts(out) else 0
         summary = run(out, made, resume=True)
-        assert figures(out) == figures(tmp_path / "whole"), step
-        assert store.read(out).height - before >= summary["rows_written"], step
+        found = figures(out)
+        assert found == whole, step
+        assert len(found) - before >= summary["rows_written"], step
 
 
 def test_full_disk_stops_the_sweep_and_it_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
+from tests.collect.parsed import imported
 
 PROGRAMS = {"all_reduce": "AllReduce", "reduce_scatter": "ReduceScatter", "all_gather": "AllGather"}
 DEATHS = ("n1: Test NCCL failure common.cu:401 'invalid usage'", "Killed", "Segmentation fault")
@@ -109,13 +108,11 @@ def test_nothing_wrong_is_said_of_a_run(seed: int, tmp_path: Path) -> None:
             lines.insert(len(lines) - draw.randrange(min(4, len(printed))), shown.pop(0))
         printed = output(draw, truths[-1], 50.0 + number)
         lines += [*shown, *printed]
-    log = tmp_path / "runs.log"
-    log.write_text("\n".join([*lines, ""]))
     try:
-        summary = import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+        summary, rows = imported(tmp_path / "runs.log", "\n".join([*lines, ""]))
     except OutputError:
         return  # nothing of it is taken, which is said
-    rows = store.read(tmp_path / "out").filter(status="ok").to_dicts()
+    rows = [row for row in rows if row["status"] == "ok"]
     found = [(row["time_us"], wrong(row, truths[int(row["time_us"]) - 50])) for row in rows]
     assert not [each for each in found if each[1]], "\n".join(lines)
     num_rows = sum("262144 float" in line for line in lines)

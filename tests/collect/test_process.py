@@ -16,7 +16,6 @@ from dynamiccl.collect.launchers import (
     command,
     run_process,
 )
-from dynamiccl.errors import MachineError
 from tests.collect.live_processes import Limits, is_running, run_to_end
 
 LIMITS = Limits(startup_s=20, stall_s=20, grace_s=5)
@@ -67,11 +66,6 @@ def test_a_rank_here_has_its_variables_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert done.lines == ["ours-absent"]
 
 
-def test_a_program_that_is_not_there_is_named() -> None:
-    with pytest.raises(MachineError, match="cannot start 'no-such-program': No such file"):
-        run_to_end(("no-such-program", "-g", "1"), LIMITS)
-
-
 def test_silence_before_the_first_progress_is_a_startup_timeout() -> None:
     limits = Limits(startup_s=0.5, stall_s=60)
     done = run_to_end(shell("echo hello; sleep 60"), limits, lambda *_: False)
@@ -88,7 +82,7 @@ def test_lines_that_are_no_progress_do_not_put_off_a_stall() -> None:
 
 
 def test_a_step_that_takes_long_may() -> None:
-    script = "echo 1; echo 2; sleep 1; echo 3; sleep 60"
+    script = "echo 1; echo 2; sleep 0.5; echo 3; sleep 60"
     rows: list[str] = []
 
     def take(text: str, _: float) -> bool:
@@ -96,7 +90,7 @@ def test_a_step_that_takes_long_may() -> None:
         return True
 
     def patience_s() -> float:
-        return 20 if len(rows) in {0, 2} else 0.5
+        return 20 if len(rows) in {0, 2} else 0.3
 
     assert run_process(shell(script), patience_s, 5, take, Interrupt()) is None
     assert rows == ["1", "2", "3"]

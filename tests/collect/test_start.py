@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,11 @@ from dynamiccl.collect.cli import (
     RunOptions,
     batch_script,
     find_plugin,
-    parse_shard,
     script_path,
     start_sweep,
     submit_sweep,
 )
 from dynamiccl.collect.grid import Trial
-from dynamiccl.collect.journal import Shard
 from dynamiccl.collect.run import Summary
 from dynamiccl.collect.schedule import Launch
 from dynamiccl.collect.simulated import SimulatorRunner
@@ -46,17 +45,6 @@ def start(made: Sweep, folder: Path, **more: Any) -> Summary:
 # --- Here ---
 
 
-@pytest.mark.parametrize(("text", "shard"), [("0/1", Shard()), ("11/12", Shard(11, 12))])
-def test_shard_is_read(text: str, shard: Shard) -> None:
-    assert parse_shard(text) == shard
-
-
-@pytest.mark.parametrize("text", ["", "1", "4/4", "-1/4", "0/0", "a/b", "1/2/3"])
-def test_what_is_no_shard_is_refused_with_what_to_write(text: str) -> None:
-    with pytest.raises(UserError, match=r"is no share; write I/N with I from 0 to N-1, like 0/4"):
-        parse_shard(text)
-
-
 def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
     made = sweep(strategy='{ kind = "adaptive" }', launcher="{ array = 4 }")
     with pytest.raises(UserError, match=r"each would know a part of the history only; take strat"):
@@ -68,22 +56,14 @@ def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_start_is_told_and_nothing_is_begun(tmp_path: Path) -> None:
-    real = {"runner": "nccl-tests", "nccl_tests_dir": tmp_path}
-    with pytest.raises(MachineError, match=r"no executable all_reduce_perf"):
-        start(sweep(), tmp_path, **real)
-    with pytest.raises(MissingPath, match=r"gone\.so.*make plugin"):
-        start(sweep(runner='{ plugin = "gone.so" }'), tmp_path)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_sweep_takes_the_library_that_it_names(tmp_path: Path) -> None:
     named = tmp_path / SWEEP_NAME
-    file = sweep(runner=f'{{ plugin = "{named}" }}').file
-    with pytest.raises(MissingPath, match=r"runner\.plugin"):
-        find_plugin(file)
+    made = sweep(runner=f'{{ plugin = "{named}" }}')
+    with pytest.raises(MissingPath, match=r"dynamiccl-sweep\.so.*make plugin.*runner\.plugin"):
+        start(made, tmp_path)
+    assert not (tmp_path / "out").exists()
     named.touch()
-    assert find_plugin(file) == named
+    assert find_plugin(made.file) == named
 
 
 # --- As a batch job ---
@@ -248,33 +228,27 @@ class Warned:
         return self._strategy.expected_picks()
 
 
+NOTHING = pytest.raises(MachineError, match=r"before anything was measured.*--time")
+
+
 @pytest.mark.parametrize(
-    ("number", "name", "queued"), [(1, "SIGUSR1", 1), (1, "SIGTERM", 0), (9, "SIGUSR1", 0)]
+    ("number", "name", "queued", "ends"),
+    [
+        (1, "SIGUSR1", 1, nullcontext()),
+        (1, "SIGTERM", 0, nullcontext()),
+        (9, "SIGUSR1", 0, nullcontext()),
+        (0, "SIGUSR1", 0, NOTHING),
+    ],
 )
 def test_a_job_is_queued_again_where_its_time_limit_left_work(
-    number: int,
-    name: str,
-    queued: int,
-    played: Played,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    number: int, name: str, queued: int, ends: Any, played: Played, monkeypatch: Any
 ) -> None:
     made = sweep()
     warned = Warned(made, number, name)
     monkeypatch.setattr(cli, "make_strategy", lambda *_: warned)
-    start(made, tmp_path, batch_script=played.script)
+    with ends:
+        start(made, played.folder, batch_script=played.script)
     assert played.asked("scontrol") == ["scontrol requeue 77"] * queued
-
-
-def test_a_job_that_measured_nothing_ends_with_the_error(
-    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = sweep()
-    warned = Warned(made, 0)
-    monkeypatch.setattr(cli, "make_strategy", lambda *_: warned)
-    with pytest.raises(MachineError, match=r"before anything was measured.*--time"):
-        start(made, tmp_path, batch_script=played.script)
-    assert played.asked("scontrol") == []
 
 
 @pytest.mark.parametrize("number", [0, 1])

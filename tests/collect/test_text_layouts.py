@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect import nccl_tests
-from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.output import layouts_of_header, plausible
-from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
-from tests.collect.parsed import Parsed, parse
+from tests.collect.parsed import Parsed, imported, parse
 
 START = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
 RANKS = "".join(
@@ -34,21 +32,10 @@ def times(output: Parsed) -> list[float]:
 
 def refusal(text: str, folder: Path, name: str = "run1.log", **options: str) -> str:
     """Why a file of that text gives nothing."""
-    log = folder / name
-    log.write_text(text)
     with pytest.raises(OutputError) as caught:
-        import_files([log], folder / "out", options=ImportOptions(system="s", **options))  # type: ignore[arg-type]
+        imported(folder / name, text, **options)
     assert not (folder / "out").exists()
     return str(caught.value)
-
-
-def test_todays_columns_need_no_header_and_others_do(tmp_path: Path) -> None:
-    assert times(parse(ROW_1M, Collective.AllReduce)) == [100.0, 102.0]
-    older = "4294967296 134217728 float 29122 147.48 129.05 1e-07 29169 147.24 128.84 1e-07\n"
-    row = parse(OLD.format("") + older, Collective.AllGather).rows[0]
-    assert (row["time_us"], row["busbw_gbytes_per_s"]) == (29122.0, 129.05)
-    assert not {"wrong_values", "root"} & row.keys()
-    assert "the header names none that is known" in refusal(older, tmp_path)
 
 
 def test_milliseconds_of_2018_and_cpu_times_are_refused() -> None:
@@ -126,12 +113,14 @@ def test_columns_that_are_not_known_make_no_layout() -> None:
     assert sorted(layouts_of_header(f"#\tsize {half}") or {}) == [4]
 
 
-def test_time_stamps_and_per_iteration_columns() -> None:
-    half = "time  algbw  busbw  #wrong  i_min  i_max  i_p99  i_cv%"
+@pytest.mark.parametrize(("wrong", "more"), [("  #wrong", " 0"), ("", "")])
+def test_time_stamps_and_per_iteration_columns(wrong: str, more: str) -> None:
+    """Which follow the bandwidths where nothing was checked."""
+    half = f"time  algbw  busbw{wrong}  i_min  i_max  i_p99  i_cv%"
     names = f"#  size  count  type  redop  root  {half}  {half}  timestamp\n"
     row = (
-        "1048576 262144 float sum -1 100.0 10.49 18.35 0 98.0 120.0 119.0 3.5 "
-        "102.0 10.28 17.99 N/A 99.0 121.0 118.0 3.6 2026-01-02 03:04:05\n"
+        f"1048576 262144 float sum -1 100.0 10.49 18.35{more} 98.0 120.0 119.0 3.5 "
+        f"102.0 10.28 17.99{more.replace('0', 'N/A')} 99.0 121.0 118.0 3.6 2026-01-02 03:04:05\n"
     )
     first, second = parse(START + names + row).rows
     assert (first["time_min_us"], first["time_max_us"]) == (98.0, 120.0)
@@ -140,13 +129,21 @@ def test_time_stamps_and_per_iteration_columns() -> None:
     assert "wrong_values" not in second
 
 
-def test_per_iteration_columns_follow_the_bandwidths_where_nothing_was_checked() -> None:
-    half = "time  algbw  busbw  i_min  i_max  i_p99  i_cv%"
-    names = f"#  size  count  type  redop  root  {half}\n"
-    [row] = parse(
-        START + names + "1048576 262144 float sum -1 100.0 10.49 18.35 98 120 119 3.5\n"
-    ).rows
-    assert (row["time_min_us"], row["time_max_us"]) == (98.0, 120.0)
+@pytest.mark.parametrize(
+    ("columns", "row", "expected"),
+    [
+        ("root ", "float 0 100.0 10.49 10.49 N/A 102.0 10.28 10.28 N/A", "Broadcast"),
+        ("redop root ", "float sum 0 100.0 10.49 10.49 N/A N/A N/A N/A N/A", "Reduce"),
+        ("redop ", "float sum 100.0 10.49 9.18 N/A 102.0 10.28 9.00 N/A", "ReduceScatter"),
+        ("redop ", "float sum 100.0 10.49 18.35 N/A 102.0 10.28 18.00 N/A", "AllReduce"),
+    ],
+)
+def test_collective_follows_from_older_columns(columns: str, row: str, expected: str) -> None:
+    output = parse(OLD.format(columns) + "1048576 262144 " + row)
+    # A half without a time is no measurement.
+    assert times(output) == [100.0, 102.0][: 1 + (" N/A 102.0" in row)]
+    assert {row["collective"] for row in output.rows} == {expected}
+    assert f"collective {expected} follows from the columns" in output.remarks
 
 
 def test_rows_of_several_processes_in_one_output_are_refused(tmp_path: Path) -> None:
@@ -180,21 +177,6 @@ def test_a_fact_that_the_output_tells_twice_and_differently_is_left_out() -> Non
 
 
 @pytest.mark.parametrize(
-    ("columns", "row", "expected"),
-    [
-        ("root ", "float 0 100.0 10.49 10.49 N/A 102.0 10.28 10.28 N/A", "Broadcast"),
-        ("redop root ", "float sum 0 100.0 10.49 10.49 N/A 102.0 10.28 10.28 N/A", "Reduce"),
-        ("redop ", "float sum 100.0 10.49 9.18 N/A 102.0 10.28 9.00 N/A", "ReduceScatter"),
-        ("redop ", "float sum 100.0 10.49 18.35 N/A 102.0 10.28 18.00 N/A", "AllReduce"),
-    ],
-)
-def test_collective_follows_from_the_columns(columns: str, row: str, expected: str) -> None:
-    output = parse(OLD.format(columns) + "1048576 262144 " + row)
-    assert {row["collective"] for row in output.rows} == {expected}
-    assert f"collective {expected} follows from the columns" in output.remarks
-
-
-@pytest.mark.parametrize(
     ("name", "option", "expected"),
     [
         ("allgather_8gpu.log", None, "AllGather"),
@@ -205,17 +187,13 @@ def test_collective_follows_from_the_columns(columns: str, row: str, expected: s
 def test_collective_from_option_then_file_name(
     name: str, option: str | None, expected: str, tmp_path: Path
 ) -> None:
-    log = tmp_path / name
-    log.write_text(AMBIGUOUS)
-    import_files([log], tmp_path / "out", options=ImportOptions(system="s", collective=option))
-    assert store.read(tmp_path / "out")["collective"].unique().to_list() == [expected]
+    _, rows = imported(tmp_path / name, AMBIGUOUS, collective=option)
+    assert {row["collective"] for row in rows} == {expected}
 
 
 def test_collective_that_is_not_known_or_contradicted_is_refused(tmp_path: Path) -> None:
-    assert "name it with --collective (AllGather or" in refusal(AMBIGUOUS, tmp_path)
-    assert "name it with --collective" in refusal(AMBIGUOUS, tmp_path, "broadcast.log")
-    found = refusal(NAMES + ROW_1M, tmp_path, collective="Broadcast")
-    assert "columns are of AllReduce, not of Broadcast: correct --collective" in found
+    found = refusal(AMBIGUOUS, tmp_path, "broadcast.log")
+    assert "name it with --collective (AllGather or" in found
     found = refusal(WHOLE.replace("all_reduce_perf", "hypercube_perf"), tmp_path)
     assert "'hypercube' is no collective of NCCL's" in found
 
@@ -239,22 +217,11 @@ def test_blocking_and_aggregation_are_launch_profiles() -> None:
     assert row["launch_profile"] == "agg_iters=4,blocking=1"
 
 
-def test_half_without_a_time_gives_no_measurement() -> None:
-    row = "1048576 262144 float sum -1 100.0 10.49 18.35 0 N/A N/A N/A N/A\n"
-    assert times(parse(NAMES + row)) == [100.0]
-    one_gpu = "4194304 1048576 float sum -1 5.60 748.98 0.00 0 0.10 43046 0.00 N/A\n"
-    assert times(parse(NAMES + one_gpu, Collective.AllReduce)) == [5.6, 0.1]
-
-
 def test_long_outputs_become_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.log").write_text(WHOLE * 2)
     monkeypatch.setattr(nccl_tests, "CHUNK_ROWS", 3)
     monkeypatch.setattr(nccl_tests, "_PART_ROWS", 5)
-    summary = import_files(
-        [tmp_path / "a.log"], tmp_path / "out", options=ImportOptions(system="s")
-    )
-    rows = store.read(tmp_path / "out").sort("run", "source_line", "in_place")
+    summary, rows = imported(tmp_path / "a.log", WHOLE * 2)
     assert (len(summary.files[0].parts), summary.measurements_written) == (2, 8)
-    assert rows["time_us"].to_list() == [100.0, 102.0, 150.0, 151.0] * 2
-    assert [run[-2:] for run in rows["run"].unique(maintain_order=True)] == [".1", ".2"]
-    assert rows["repeat"].to_list() == [0] * 8
+    found = [(row["run"][-2:], row["time_us"], row["repeat"]) for row in rows]
+    times_us = (100.0, 102.0, 150.0, 151.0)
+    assert found == [(run, time_us, 0) for run in (".1", ".2") for time_us in times_us]

@@ -11,11 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from dynamiccl.collect import nodes as watching
-from dynamiccl.collect.health import lossy_ports
 from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.nodes import (
@@ -31,17 +29,15 @@ from dynamiccl.collect.nodes import (
 )
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.sampler import HELLO, SAMPLER_ARGV, SLOWED, read_port
+from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
 from tests.collect import sysfs
 from tests.collect.benchmark.stand_in import site
 from tests.collect.benchmark.sweeps import sweep
-from tests.collect.cycles import Cycles
-from tests.collect.live_processes import await_true, children, is_running
+from tests.collect.live_processes import PATIENCE_S, await_true, children, is_running
 from tests.fakes.nvml.build import fake_nvml_env
-from tests.rows import default, frame
 
-ROOT = Path(__file__).resolve().parents[2]
 LOCAL = Nodes(LauncherSettings())
 Row = dict[str, Any]
 
@@ -71,36 +67,34 @@ def slowed(*values: bool | None, host: str = "n1") -> Heard:
     return node(*(reading(float(t), [value]) for t, value in enumerate(values)), host=host)
 
 
-def throttled(heard: Heard, begin_s: float, end_s: float) -> bool | None:
-    found: bool | None = health_of(heard, 1, begin_s, end_s)["throttled"]
-    return found
+COOLING, GOOD, BEYOND = slowed(False, True, False, False), slowed(False, False), MAX_GAP_S + 9
+LATER = node(reading(9.0, [True]))
+STALLED = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
 
 
-def errors(totals: Sequence[int | None], begin_s: float, end_s: float) -> int | None:
-    heard = node(*(reading(float(t), [False], [total]) for t, total in enumerate(totals)))
-    found: int | None = health_of(heard, 1, begin_s, end_s)["ecc_errors"]
-    return found
-
-
-def test_stretch_between_two_readings_is_judged_by_both() -> None:
-    cooling = slowed(False, True, False, False)
-    assert throttled(cooling, 1.2, 1.3) is True
-    assert throttled(cooling, 0.2, 0.3) is True
-    assert throttled(cooling, 2.2, 2.3) is False
-    assert throttled(cooling, 2.0, 3.0) is False
-
-
-def test_what_lies_in_a_hole_or_beyond_the_readings_is_not_known() -> None:
-    assert throttled(slowed(True), MAX_GAP_S, MAX_GAP_S + 9) is True
-    assert throttled(slowed(True), MAX_GAP_S + 0.1, MAX_GAP_S + 9) is None
-    later = node(reading(9.0, [True]))
-    assert throttled(later, 5.0, 9.0 - MAX_GAP_S) is True
-    assert throttled(later, 5.0, 8.9 - MAX_GAP_S) is None
-    assert throttled(slowed(False, False), 0.5, 5.0) is None
-    assert throttled(slowed(False, False), -3.0, 0.5) is None
-    stalled = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
-    assert health_of(stalled, 1, 0.5, 9.5) == UNKNOWN
-    assert throttled(stalled, 9.2, 9.8) is False
+@pytest.mark.parametrize(
+    ("heard", "begin_s", "end_s", "throttled"),
+    [
+        # A stretch between two readings is judged by both.
+        (COOLING, 1.2, 1.3, True),
+        (COOLING, 0.2, 0.3, True),
+        (COOLING, 2.2, 2.3, False),
+        (COOLING, 2.0, 3.0, False),
+        # What lies in a hole or beyond the readings is not known.
+        (slowed(True), MAX_GAP_S, BEYOND, True),
+        (slowed(True), MAX_GAP_S + 0.1, BEYOND, None),
+        (LATER, 5.0, 9.0 - MAX_GAP_S, True),
+        (LATER, 5.0, 8.9 - MAX_GAP_S, None),
+        (GOOD, 0.5, 5.0, None),
+        (GOOD, -3.0, 0.5, None),
+        (STALLED, 0.5, 9.5, None),
+        (STALLED, 9.2, 9.8, False),
+    ],
+)
+def test_stretch_is_judged_by_the_readings_around_it(
+    heard: Heard, begin_s: float, end_s: float, throttled: bool | None
+) -> None:
+    assert health_of(heard, 1, begin_s, end_s)["throttled"] is throttled
 
 
 def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
@@ -111,21 +105,27 @@ def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
     assert health_of(both, 1, 0.2, 0.8) == {**UNKNOWN, "throttled": True, "ecc_errors": 1}
     silent = node(*(reading(float(t), [False, None], [None, 0]) for t in range(3)))
     assert health_of(silent, 1, 0.5, 1.5) == UNKNOWN
-    known = node(*(reading(float(t), [True, None], [None, t]) for t in range(3)))
-    assert health_of(known, 1, 0.5, 1.5) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
 
 
-def test_memory_errors_are_those_counted_inside_the_stretch() -> None:
-    totals = (5, 5, 7, 7, 8)
-    assert errors(totals, 1.5, 2.5) == 2
-    assert errors(totals, 2.5, 2.9) == 0
-    assert errors(totals, 0.1, 3.9) == 3
-    # A counter that began anew has counted what it shows.
-    assert errors((5, 5, 1, 1), 0.5, 2.5) == 1
+@pytest.mark.parametrize(
+    ("totals", "begin_s", "end_s", "errors"),
+    [
+        ((5, 5, 7, 7, 8), 1.5, 2.5, 2),
+        ((5, 5, 7, 7, 8), 2.5, 2.9, 0),
+        ((5, 5, 7, 7, 8), 0.1, 3.9, 3),
+        # A counter that began anew has counted what it shows.
+        ((5, 5, 1, 1), 0.5, 2.5, 1),
+    ],
+)
+def test_memory_errors_are_those_counted_inside_the_stretch(
+    totals: Sequence[int], begin_s: float, end_s: float, errors: int
+) -> None:
+    heard = node(*(reading(float(t), [False], [total]) for t, total in enumerate(totals)))
+    assert health_of(heard, 1, begin_s, end_s)["ecc_errors"] == errors
 
 
 def test_bad_node_makes_the_stretch_bad_and_no_node_makes_it_unknown() -> None:
-    fine = slowed(False, False) | slowed(False, False, host="n2")
+    fine = GOOD | slowed(False, False, host="n2")
     bad = node(reading(0.0, [False]), reading(1.0, [True], [3]), host="n3")
     assert health_of(fine, 2, 0.2, 0.8)["throttled"] is False
     found = health_of(fine | bad, 4, 0.2, 0.8)
@@ -133,11 +133,6 @@ def test_bad_node_makes_the_stretch_bad_and_no_node_makes_it_unknown() -> None:
     without_gpu = node(*(reading(float(t), []) for t in range(3)), host="n2")
     for heard, num_nodes in ((fine, 3), (fine | without_gpu, 2), (without_gpu, 1), ({}, 1)):
         assert health_of(heard, num_nodes, 0.2, 0.8) == UNKNOWN
-
-
-def test_equal_readings_are_one_until_a_hole() -> None:
-    [readings] = node(*(reading(t, [False]) for t in (0.0, 1.0, 1.0 + MAX_GAP_S, 9.0))).values()
-    assert [(one["time_s"], one["end_s"]) for one in readings] == [(0.0, 4.0), (9.0, 9.0)]
 
 
 def ports(host: str, *readings: dict[str, list[int | None]]) -> Heard:
@@ -160,35 +155,14 @@ def test_row_has_what_all_ports_counted_and_names_the_worst() -> None:
     assert health_of(one, 2, 2.0, 2.0)["nic_congestion"] is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["", "srun: step created\n", '{"sampler": "n1:7", "time_s": 1.0, "read": {"gp', "{}", "7"],
-)
-def test_other_lines_say_nothing_and_a_launcher_may_label_them(line: str) -> None:
+def test_other_lines_say_nothing_and_a_launcher_may_label_them() -> None:
+    said = {"sampler": "n1:7", **reading(5.0, [True])}
     heard: Heard = {}
-    add_reading(heard, line)
+    for line in ("", "srun: step created\n", json.dumps(said)[:40], "{}", "7"):
+        add_reading(heard, line)
     assert heard == {}
-    add_reading(heard, f"0: {json.dumps({'sampler': 'n1:7', **reading(5.0, [True])})}")
-    assert heard == slowed_at(5.0)
-
-
-def slowed_at(time_s: float) -> Heard:
-    whole = {"sampler": "n1:7", "end_s": time_s, **reading(time_s, [True])}
-    return {"n1:7": [whole]}
-
-
-@pytest.mark.parametrize(
-    ("bad_rows", "all_rows", "is_named"), [(6, 20, True), (2, 20, False), (6, 6, True)]
-)
-def test_port_is_named_when_it_is_the_worst_again_and_again(
-    bad_rows: int, all_rows: int, is_named: bool
-) -> None:
-    rows = [
-        default(run=f"r{n}", nic_retries=int(n < bad_rows), nic_worst="n3 mlx5_1/1")
-        for n in range(all_rows)
-    ]
-    assert [count for _, count, _ in lossy_ports(frame(*rows))] == [bad_rows] * is_named
-    assert lossy_ports(frame(default())) == []
+    add_reading(heard, f"0: {json.dumps(said)}")
+    assert heard == {"n1:7": [said | {"end_s": 5.0}]}
 
 
 # --- Real samplers ---
@@ -197,10 +171,7 @@ def test_port_is_named_when_it_is_the_worst_again_and_again(
 @pytest.fixture
 def machine(fake_nvml: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Two healthy GPUs, until a test says otherwise."""
-    for name in [name for name in os.environ if name.startswith(("NCCL_", "FAKE_", "DYNAMICCL_"))]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return monkeypatch
 
 
@@ -234,15 +205,6 @@ def test_healthy_gpus_are_known_to_be_so_until_the_very_end() -> None:
         assert health([]) == []
         assert health([(1.0, 2.0)]) == [UNKNOWN]
     assert not is_running(pid)
-
-
-def test_slow_and_erring_gpu_is_told(machine: pytest.MonkeyPatch) -> None:
-    machine.setenv("FAKE_NVML_REASONS", "0x40")
-    # The third question for errors, after the first reading, finds some.
-    machine.setenv("FAKE_NVML_ECC", "2")
-    with watched() as health:
-        began = time.time()
-        assert of_gpus(health([(began, began + 0.5)])) == [(True, 2)]
 
 
 class OneOfTwo(Nodes):
@@ -291,25 +253,6 @@ def test_samplers_are_ended_when_the_run_fails_or_their_start_is_interrupted(
     assert not samplers()
 
 
-SMALL = {
-    "sizes": '{ min = "1M", max = "2M" }',
-    "algorithms": "[]",
-    "cycles": "1",
-    "runner": "{ read_back = false }",
-}
-
-
-def measured(folder: Path) -> pl.DataFrame:
-    """Rows of a small sweep of the stand-in, watched and with the node's facts."""
-    made = sweep(**SMALL)
-    where = site(made, folder, None)
-    facts = ask_nodes(LOCAL, 1, {})
-    with watched() as health:
-        runner = NcclTestsRunner(made.file, where, health=health, facts=facts)
-        run_sweep(made, Cycles(made.trials, 1), runner, where.out, resume=False)
-    return store.read(where.out)
-
-
 def test_verdicts_on_a_slow_machine_reach_the_data(
     machine: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,7 +260,14 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
     machine.setenv("FAKE_NVML_MIG", "1")
     # That it is slow is known without the reading after the end.
     machine.setattr(watching, "_NEXT_READING_S", 0.0)
-    rows = measured(tmp_path)
+    small = {"sizes": '{ min = "1M", max = "2M" }', "algorithms": "[]", "cycles": "1"}
+    made = sweep(**small, runner="{ read_back = false }")
+    where, facts = site(made, tmp_path, None), ask_nodes(LOCAL, 1, {})
+    with watched() as health:
+        runner = NcclTestsRunner(made.file, where, health=health, facts=facts)
+        strategy = make_strategy(made.file, made.trials)
+        run_sweep(made, strategy, runner, where.out, resume=False)
+    rows = store.read(where.out)
     assert set(rows["status"]) == {"ok"}
     assert rows["throttled"].all()
     assert usable(rows).is_empty()
@@ -325,21 +275,6 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
     assert rows["mig"].all()
     assert comparable(rows).is_empty()
     assert set(rows["driver_version"]) == {"999.10.fake"}
-
-
-@pytest.mark.usefixtures("machine")
-def test_every_row_of_a_healthy_machine_is_known_to_be_good(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = measured(tmp_path)
-    assert set(rows["throttled"]) == {False}
-    assert set(rows["ecc_errors"]) == {0}
-    assert set(rows["mig"]) == {False}
-    assert usable(comparable(rows)).height == rows.height
-    assert "heat" not in caplog.text
-
-
-PATIENCE_S = 20.0
 
 
 @contextmanager
@@ -368,24 +303,6 @@ def first(folder: Path, **settings: object) -> tuple[list[bool | None], list[int
     return [gpu["throttled"] for gpu in gpus], [gpu["ecc_errors"] for gpu in gpus]
 
 
-@pytest.mark.parametrize(
-    ("bits", "verdict"),
-    [
-        (0x0, False),  # full speed
-        (0x1, False),  # idle
-        (0x2, False),  # clocks that the user chose
-        (0x40, True),  # heat
-        (0x4 | 0x1, True),  # power cap
-        (0x8, True),
-        (0x20, True),
-        (0x80, True),
-        (0x110, False),
-    ],
-)
-def test_only_heat_and_power_count_as_throttling(bits: int, verdict: bool) -> None:
-    assert bool(bits & SLOWED) is verdict
-
-
 def test_every_gpu_and_every_port_is_read(fake_nvml: Path, tmp_path: Path) -> None:
     assert first(fake_nvml, gpus=3, reasons="0x40") == ([True, False, False], [0, 0, 0])
     port = sysfs.infiniband(tmp_path, "mlx5_0", layer="Ethernet")
@@ -402,27 +319,29 @@ def test_every_gpu_and_every_port_is_read(fake_nvml: Path, tmp_path: Path) -> No
 
 def test_what_is_denied_is_not_known(fake_nvml: Path) -> None:
     newer, older = (f"nvmlDeviceGetCurrentClocks{word}Reasons" for word in ("Event", "Throttle"))
-    assert first(fake_nvml, deny=f"{newer}=4,{older}=4") == ([None] * 2, [0, 0])
-    assert first(fake_nvml, deny="nvmlDeviceGetTotalEccErrors=3") == ([False] * 2, [None] * 2)
-    # A GPU that is lost, and an older driver.
-    assert first(fake_nvml, deny="nvmlDeviceGetHandleByIndex_v2=15") == ([None] * 2, [None] * 2)
+    unknown = [None] * 2
+    assert first(fake_nvml, deny=f"{newer}=4,{older}=4") == (unknown, [0, 0])
+    assert first(fake_nvml, deny="nvmlDeviceGetTotalEccErrors=3") == ([False] * 2, unknown)
+    # A GPU that is lost, an older driver, and none.
+    assert first(fake_nvml, deny="nvmlDeviceGetHandleByIndex_v2=15") == (unknown, unknown)
     assert first(fake_nvml, gpus=1, deny=f"{newer}=13", reasons="0x40") == ([True], [0])
+    assert first(fake_nvml, deny="nvmlInitWithFlags=9") == ([None], [None])
+    # Power caps and brakes slow a config; idle clocks, and those that a user chose, are no fault.
+    slow = {
+        0x4 | 0x1: True,
+        0x8: True,
+        0x20: True,
+        0x80: True,
+        0x1: False,
+        0x2: False,
+        0x110: False,
+    }
+    assert {bits: bool(bits & SLOWED) for bits in slow} == slow
 
 
-@pytest.mark.parametrize("code", [4, 9])
-def test_no_driver_or_no_right_is_no_gpu(fake_nvml: Path, code: int) -> None:
-    assert first(fake_nvml, deny=f"nvmlInitWithFlags={code}") == ([None], [None])
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_told(fake_nvml: Path, number: int) -> None:
-    with sampling(fake_nvml) as child:
-        assert line(child)
-        child.send_signal(number)
-        assert child.wait(PATIENCE_S) == 0
-
-
-def test_only_the_input_of_a_starter_that_greeted_it_ends_it(fake_nvml: Path) -> None:
+def test_it_ends_by_a_signal_and_only_by_the_input_of_a_starter_that_greeted_it(
+    fake_nvml: Path,
+) -> None:
     with sampling(fake_nvml) as greeted, sampling(fake_nvml) as other:
         assert greeted.stdin is not None
         assert other.stdin is not None
@@ -431,7 +350,8 @@ def test_only_the_input_of_a_starter_that_greeted_it_ends_it(fake_nvml: Path) ->
         greeted.stdin.close()
         assert greeted.wait(PATIENCE_S) == 0
         assert all(line(other) for _ in range(5))
-        assert other.poll() is None
+        other.send_signal(signal.SIGTERM)
+        assert other.wait(PATIENCE_S) == 0
 
 
 def test_it_ends_when_its_parent_is_gone(fake_nvml: Path, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from dynamiccl.collect.journal import Shard, journal_folder
 from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
+from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import true_us
 from dynamiccl.simulator.system import Call
-from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +58,7 @@ def run(
             first, rest = program.read_text().split("\n", 1)
             program.write_text(f"{first}\n{loses}\n{rest}")
     runner = NcclTestsRunner(made.file, where, interrupt)
-    strategy = Cycles(made.trials, made.file.cycles)
+    strategy = make_strategy(made.file, made.trials)
     progress = None
     if interrupt is not None:
         nowhere = Console(file=io.StringIO())

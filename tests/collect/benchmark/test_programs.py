@@ -7,23 +7,19 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from dynamiccl.collect.grid import BINARIES
 from dynamiccl.collect.launch import NcclTestsRunner, find_program
+from dynamiccl.collect.launchers import ContainerSettings
 from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 from tests.collect.benchmark.stand_in import ROOT, run, site, wanted
 from tests.collect.benchmark.sweeps import sweep
-from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in
-
-
-def find(directory: Path | None, collective: Collective) -> str:
-    return find_program(collective, directory, None)
 
 
 def test_every_binary_is_found_and_a_collective_without_one_is_refused(
@@ -31,12 +27,12 @@ def test_every_binary_is_found_and_a_collective_without_one_is_refused(
 ) -> None:
     built = install_stand_in(tmp_path / "bin")
     for collective, name in BINARIES.items():
-        assert find(built, collective) == str(built / name)
+        assert find_program(collective, built, None) == str(built / name)
     without = next(c for c in Collective if c not in BINARIES)
     with pytest.raises(InvalidSweep, match=f"no nccl-tests binary for {without.wire}; choose from"):
-        find(built, without)
+        find_program(without, built, None)
     monkeypatch.setenv("PATH", f"{built}:/usr/bin:/bin")
-    assert find(None, Collective.AllReduce) == str(built / "all_reduce_perf")
+    assert find_program(Collective.AllReduce, None, None) == str(built / "all_reduce_perf")
 
 
 def test_missing_binary_is_named_with_the_fix(tmp_path: Path) -> None:
@@ -44,10 +40,19 @@ def test_missing_binary_is_named_with_the_fix(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "gone"):
         said = f"no executable all_reduce_perf in {directory}; build nccl-tests .*--nccl-tests-dir"
         with pytest.raises(MachineError, match=said):
-            find(directory, Collective.AllReduce)
+            find_program(Collective.AllReduce, directory, None)
 
 
 # --- In a container ---
+
+
+def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(tmp_path: Path) -> None:
+    mounts = (f"{tmp_path}:/mine",)
+    container = ContainerSettings(runtime="apptainer", image="i.sqsh", mounts=mounts)
+    built = tmp_path / "built"
+    found = [find_program(Collective.Reduce, at, container) for at in (built, Path("/opt"), None)]
+    assert found == ["/mine/built/reduce_perf", "/opt/reduce_perf", "reduce_perf"]
+
 
 #: Takes `exec --nv --bind A:B ... IMAGE` off, notes it, and runs the rest in namespaces of its own:
 #: of the host it has what the image is made of and what is bound, elsewhere than on the host.
@@ -90,39 +95,24 @@ def settings(image: Path, *mounts: str) -> str:
     return f'{{ kind = "local", container = {container} }}'
 
 
-def contained(folder: Path, plugin: Path, nccl_tests_dir: Path, *mounts: str) -> pl.DataFrame:
-    """Run a sweep of which the container sees data as /data and the plugin's folder as /plugin."""
-    image = install_stand_in(folder / "image")
-    out = folder / "out"
-    out.mkdir()
-    seen = (f"{out}:/data", f"{plugin.parent}:/plugin", *mounts)
-    made = sweep(cycles="1", launcher=settings(image, *seen))
-    where = replace(site(made, folder, plugin), nccl_tests_dir=nccl_tests_dir)
-    runner = NcclTestsRunner(made.file, where)
-    strategy = Cycles(made.trials, made.file.cycles)
-    assert run_sweep(made, strategy, runner, out, resume=False)["ended"] == "done"
-    return store.read(out)
-
-
 def test_benchmark_of_the_image_runs_inside_the_container(
     log: Path, tmp_path: Path, sweep_path: Path
 ) -> None:
-    forced = wanted(contained(tmp_path, sweep_path, Path("/opt/nccl-tests")))
+    """Which sees data as /data and the plugin's folder as /plugin."""
+    image, out = install_stand_in(tmp_path / "image"), tmp_path / "out"
+    out.mkdir()
+    mounts = (f"{out}:/data", f"{sweep_path.parent}:/plugin")
+    made = sweep(cycles="1", launcher=settings(image, *mounts))
+    where = replace(site(made, tmp_path, sweep_path), nccl_tests_dir=Path("/opt/nccl-tests"))
+    runner = NcclTestsRunner(made.file, where)
+    strategy = make_strategy(made.file, made.trials)
+    assert run_sweep(made, strategy, runner, out, resume=False)["ended"] == "done"
+    forced = wanted(store.read(out))
     assert forced.height == 2 * 3 * 8
     assert forced["verified"].all()
     calls = log.read_text().splitlines()
     assert len(calls) == 3  # the grid, the reference, the read-back
     assert all("/opt/nccl-tests/all_reduce_perf" in call for call in calls)
-
-
-def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(
-    log: Path, tmp_path: Path, sweep_path: Path
-) -> None:
-    built = install_stand_in(tmp_path / "built")
-    forced = wanted(contained(tmp_path, sweep_path, built, f"{built}:/mine"))
-    assert forced["verified"].all()
-    assert "/mine/all_reduce_perf -b" in log.read_text()
-    assert str(built / "all_reduce_perf") not in log.read_text()
 
 
 def test_what_the_container_cannot_see_is_refused_before_anything_runs(

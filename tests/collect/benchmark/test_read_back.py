@@ -1,7 +1,7 @@
 """What is read of a launch: logs, and outputs as crashes and other ranks damage them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.launch import choices_of, comm_logs, last_words, read_rows, wrong_comms
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.schedule import Choice, LaunchMode, deal
 from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
-from tests.fakes.nccl_tests.install import install_stand_in
-from tests.fakes.running import StandIn
+from tests.fakes.nccl_tests.install import run_stand_in
 
 SIZES = (1024, 2048, 4096)
 CYCLES = 3
@@ -55,18 +53,12 @@ class Recorded:
         return blocks
 
 
-def record(folder: Path, *more: str, sizes: Sequence[int] = SIZES, **settings: str) -> Recorded:
-    stand_in = StandIn(install_stand_in(folder / "bin"))
+def record(folder: Path, *more: str, sizes: Sequence[int] = SIZES) -> Recorded:
     path = folder / "rows.json"
-    walk = ["-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2"]
-    # Wrong values end in an exit code of their own.
-    done = stand_in.run(
-        "all_reduce_perf",
-        *(*walk, "-g", "8", "-n", "3", "-w", "1", "-c", "1", "-N", str(CYCLES), "-J", str(path)),
-        *more,
-        settings=settings,
-    )
-    return Recorded(tuple(done.stdout.splitlines()), path.read_text(), folder)
+    walk = ("-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2", "-N", str(CYCLES))
+    calls = ("-g", "8", "-n", "3", "-w", "1", "-c", "1", "-J", str(path))
+    text = run_stand_in(folder, "all_reduce_perf", *walk, *calls, *more)
+    return Recorded(tuple(text.splitlines()), path.read_text(), folder)
 
 
 @pytest.fixture(scope="module")
@@ -205,56 +197,35 @@ def test_last_words_are_those_of_the_failure() -> None:
 
 # --- Several communicators at once ---
 
-PAIRS = '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'
-LONE = "[{ num_nodes = 2, ranks_per_node = 4 }]"
-#: Rank 0 of two nodes of four, as Open MPI tells it.
-FIRST = {
-    "OMPI_COMM_WORLD_RANK": "0",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-}
 
-
-@pytest.fixture(scope="module")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
-    return StandIn(install_stand_in(tmp_path_factory.mktemp("nccl-tests")))
-
-
-def setting_of(groups: str) -> Setting:
-    return sweep(groups=groups).trials[0].setting
-
-
-def printed(stand_in: StandIn, settings: Mapping[str, str]) -> list[str]:
-    return stand_in.output("all_reduce_perf", settings={**FIRST, **settings}).splitlines()
+def ranks(groups: Callable[[int], int], hosts: str = "aaaabbbb") -> list[str]:
+    """The ranks of a job as nccl-tests lists them, each with the colour of its communicator."""
+    return [
+        f"#  Rank {rank:2d} Group {groups(rank):2d} Pid 7 on n{host} device {rank % 4} [0:1:2] H100"
+        for rank, host in enumerate(hosts)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("groups", "settings", "said"),
+    ("split", "lines", "said"),
     [
-        (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 4"}, None),
-        (LONE, {}, None),
-        (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 2"}, "4 ranks on 2 hosts"),
-        (PAIRS, {"NCCL_TESTS_SPLIT": "DIV 2"}, "2 ranks on 1 hosts"),
-        # Without MPI each process is alone.
-        (PAIRS, {}, "(8 ranks on 2 hosts); build it with MPI"),
-        (LONE, {"NCCL_TESTS_SPLIT": "MOD 4"}, "remove NCCL_TESTS_SPLIT from the environment"),
-        (LONE, {"NCCL_TESTS_SPLIT_MASK": "0x3"}, "4 communicators"),
+        ("MOD 4", ranks(lambda rank: rank % 4), None),
+        ("", ranks(lambda _: 0), None),
+        ("MOD 4", ranks(lambda rank: rank % 2), "4 ranks on 2 hosts"),
+        ("MOD 4", ranks(lambda rank: rank // 2), "2 ranks on 1 hosts"),
+        # Without MPI each process is alone; and ranks that are dealt round the nodes.
+        ("MOD 4", ranks(lambda _: 0), "(8 ranks on 2 hosts); build it with MPI"),
+        ("MOD 4", ranks(lambda rank: rank % 4, "abababab"), "node by node"),
+        ("", ranks(lambda rank: rank % 4), "remove NCCL_TESTS_SPLIT from the environment"),
     ],
 )
 def test_other_communicators_than_were_asked_for_are_told(
-    stand_in: StandIn, groups: str, settings: dict[str, str], said: str | None
+    split: str, lines: list[str], said: str | None
 ) -> None:
-    wrong = wrong_comms(setting_of(groups), printed(stand_in, settings))
+    more = f', split = "{split}"' if split else ""
+    made = sweep(groups=f"[{{ num_nodes = 2, ranks_per_node = 4{more} }}]")
+    wrong = wrong_comms(made.trials[0].setting, lines)
     assert wrong is None if said is None else said in str(wrong)
-
-
-def test_ranks_dealt_round_the_nodes_are_told(stand_in: StandIn) -> None:
-    lines = printed(stand_in, {"NCCL_TESTS_SPLIT": "MOD 4"})
-    # All ranks on one host: a communicator of two nodes that has one.
-    first = next(line for line in lines if "Rank  0" in line).split(" on ")[1].split()[0]
-    away = [line.replace(f"{first}-n1", first) for line in lines]
-    assert "node by node" in str(wrong_comms(setting_of(PAIRS), away))
 
 
 # --- What ran ---

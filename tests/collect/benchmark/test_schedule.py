@@ -39,17 +39,6 @@ NET = '[{ name = "net", transport = "NET" }]'
 # --- The launches of a round ---
 
 
-def test_one_process_measures_the_grid_and_one_the_untouched_default() -> None:
-    made = sweep(runner="{ read_back = false }")
-    played, reference = lay_out(0, picked(made), made.file, plays_schedules=True)
-    assert (played.mode, reference.mode) == (LaunchMode.SWEEP, LaunchMode.REFERENCE)
-    assert (played.is_scheduled, reference.is_scheduled) == (True, False)
-    # 3 sizes x (default twice + 2 algorithms x 2 protocols x 2 channel counts)
-    assert len(played.trials) == 3 * (2 + 8)
-    assert {trial.config.key for trial in reference.trials} == {"ABSTAIN"}
-    assert Counter(t.size_bytes for t in reference.trials) == {1 << k: 2 for k in (20, 21, 22)}
-
-
 def test_every_pick_is_in_one_timed_launch_and_ids_are_unique() -> None:
     made = sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]')
     trials = picked(made)

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,22 +122,10 @@ class Chrome:
             )
 
     def write(self, path: Path) -> Path:
-        """As PyTorch writes it: in its layout, compressed where the name says so."""
+        """As PyTorch writes it: over lines, compressed where the name says so."""
         head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "H100"}]}
         head |= {"distributedInfo": self.info, "baseTimeNanoseconds": 1_700_000_000_000_000_000}
-        text = f'{json.dumps(head)[:-1]},\n  "traceEvents": [\n{laid_out(self.events)}\n  ]\n}}\n'
+        text = json.dumps({**head, "traceEvents": self.events}, indent=1)
         data = text.encode()
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
         return path
-
-
-def laid_out(events: Sequence[Mapping[str, Any]]) -> str:
-    """Events in the layout of libkineto's output_json.cpp."""
-    parts = []
-    for event in events:
-        told = {key: value for key, value in event.items() if key not in {"ph", "cat", "args"}}
-        parts.append(
-            f'  {{\n    "ph": "X", "cat": "{event["cat"]}", {json.dumps(told)[1:-1]},\n'
-            f'    "args": {{\n      {json.dumps(event["args"])[1:-1]}\n    }}\n  }}'
-        )
-    return ",\n".join(parts)

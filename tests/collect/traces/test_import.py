@@ -11,7 +11,6 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.traces import trace_source
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from tests.cli.conftest import Shell, refused, shell_fixture
@@ -100,15 +99,6 @@ def test_what_the_caller_knows_is_taken(shell: Shell, tmp_path: Path) -> None:
     [call] = store.read(tmp_path / "d", "calls").to_dicts()
     told = ("num_nodes", "ranks_per_node", "gpu", "sweep", "run", "nccl_version")
     assert [call[name] for name in told] == [1, 2, "B200", "mine", "mine", "2.28.9"]
-
-
-@pytest.mark.parametrize(
-    "head",
-    [b"", b"{}", b'{"version": 3, "args": [], "results": []}', b"# nThread 1", b"[1, 2]", b"\x1f"],
-)
-def test_what_is_no_trace_is_none(head: bytes, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(head)
-    assert trace_source(tmp_path / "file") is None
 
 
 def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ def test_format_4_2_tells_algorithm_and_protocol_if_they_are_nccls(
         (("ReduceScatter", 32, 65_536, 19.065018), 110, 32 * 65_536),
         (("AllGather", 8, 65_536, None), 110, 8 * 65_536),
         (("AllReduce", 8, 1 << 34, 277.2), 61_974, 1 << 34),
+        # Some dumps told the whole; one in MB/s says nothing.
+        (("AllGather", 4, 1 << 20, 10.48576), 100, 1 << 20),
+        (("AllGather", 4, 1 << 20, 0.0419), 100, 4 << 20),
     ],
 )
 def test_a_part_of_one_rank_is_told_as_nccls_whole_buffer(

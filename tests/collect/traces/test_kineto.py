@@ -264,7 +264,7 @@ def test_a_trace_is_decoded_in_slices_and_refused_with_the_line(
     assert (step["compute_us"], step["communication_us"]) == (5.0, 81.0)
     text = path.read_text()
     line = text.count("\n", 0, text.index('"broken"')) + 1
-    for damaged in (text.replace('"broken"', '"bro"ken"'), text[: text.index('"broken"') + 30]):
+    for damaged in (text.replace('"broken"', '"bro"ken"'), text[: text.index('"broken"') + 4]):
         path.write_text(damaged)
         with pytest.raises(CorruptFile, match=rf"t\.json is damaged, .* line {line}; copy"):
             read(path)

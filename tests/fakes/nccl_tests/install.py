@@ -22,7 +22,9 @@ Settings of the stand-in itself:
     FAKE_INIT_FAILS       any value: the communicator cannot be made
 """
 
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -60,3 +62,13 @@ def install_stand_in(folder: Path) -> Path:
         script.write_text(f'#!/bin/sh\nexec {command} "$0" "$@"\n', encoding="utf-8")
         script.chmod(0o755)
     return folder
+
+
+def run_stand_in(folder: Path, program: str, *arguments: str, **settings: str) -> str:
+    """What a program prints in a clean environment; the same each time. It must succeed."""
+    command = [str(install_stand_in(folder / "bin") / program), *arguments]
+    env = {"PATH": os.environ["PATH"], "FAKE_LAUNCH": "0", **settings}
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout

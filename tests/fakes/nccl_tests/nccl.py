@@ -31,10 +31,10 @@ from tests.fakes.nccl_tests.world import World
 _CELLS: Final = tuple((a, p) for a in Algorithm for p in Protocol)
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
 #: Variables that NCCL says it found set; after a number comes a full stop (`src/misc/param.cc`).
-_TEXTS: Final = ("NCCL_P2P_DISABLE", "NCCL_NET", "NCCL_HOSTID", "NCCL_PROTO", "NCCL_ALGO")
-_NUMBERS: Final = ("NCCL_SHM_DISABLE", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
+_TEXTS: Final = ("NCCL_P2P_DISABLE", "NCCL_NET", "NCCL_PROTO", "NCCL_ALGO")
+_NUMBERS: Final = ("NCCL_SHM_DISABLE", "NCCL_MAX_CTAS")
 #: Times as long as over NVLink and InfiniBand; made up.
-_SHARED_MEMORY, _SOCKET = 3.0, 8.0
+_SOCKET = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +188,15 @@ class Nccl:
 
     def _transport_factor(self) -> float:
         """How many times as long everything takes as over NVLink and InfiniBand."""
-        shared = self._environment.get("NCCL_SHM_DISABLE", "0") == "0"
-        socket = self._environment.get("NCCL_NET", "").lower() == "socket"
-        if not (self._nvlink or shared) or (socket and self._group.num_nodes > 1):
-            return _SOCKET
-        return 1.0 if self._nvlink else _SHARED_MEMORY
+        values = self._environment
+        shared = self._nvlink or values.get("NCCL_SHM_DISABLE", "0") == "0"
+        socket = values.get("NCCL_NET", "").lower() == "socket" and self._group.num_nodes > 1
+        return 1.0 if shared and not socket else _SOCKET
 
     def _opened(self, algorithm: Algorithm) -> int:
         """Channels of the communicator for an algorithm."""
-        values = self._environment
-        most = values.get("NCCL_MAX_CTAS") or values.get("NCCL_MAX_NCHANNELS") or MAX_CHANNELS
-        own = min(default_model().max_channels(self._group, algorithm), int(most))
-        return max(own, int(values.get("NCCL_MIN_CTAS", 1)))
+        most = int(self._environment.get("NCCL_MAX_CTAS", MAX_CHANNELS))
+        return min(default_model().max_channels(self._group, algorithm), most)
 
     def _has(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> bool:
         """Whether NCCL has that cell here and the environment allows it."""

@@ -22,8 +22,6 @@ class World:
     rank: int
     hosts: tuple[str, ...]
     local_rank: int = 0
-    #: NCCL_HOSTID is set: NCCL takes each process for a node (`src/misc/utils.cc`, getHostHash).
-    has_host_id: bool = False
 
     @property
     def size(self) -> int:
@@ -35,8 +33,7 @@ class World:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes as NCCL counts them: different hosts, or different NCCL_HOSTIDs."""
-        return self.size if self.has_host_id else len(set(self.hosts))
+        return len(set(self.hosts))
 
 
 def world_of(environment: Mapping[str, str]) -> World:
@@ -60,7 +57,7 @@ def world_of(environment: Mapping[str, str]) -> World:
     hosts = (named.get(process // on_one, f"{own}-n{process // on_one}") for process in range(size))
     told = first("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
     local_rank = rank % on_one if told is None else told
-    return World(rank, tuple(hosts), local_rank, "NCCL_HOSTID" in environment)
+    return World(rank, tuple(hosts), local_rank)
 
 
 def _node_names(text: str) -> list[str]:
