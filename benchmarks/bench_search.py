@@ -33,7 +33,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from harness import student, write_result
+from harness import Figures, student, write_result
 
 from dynamiccl.nccl import ABSTAIN, Collective, Config, Transport
 from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, Tuner
@@ -200,7 +200,6 @@ def play(
 
 #: What plays a task.
 Make = Callable[[Task], Tuner]
-Figures = dict[str, float | int | str | None]
 #: (task, outcome of it) by seed.
 Played = Mapping[int, Sequence[tuple[Task, EpisodeResult]]]
 TUNERS: Final[Mapping[str, Make]] = {

@@ -131,12 +131,12 @@ def use(method: str, model: DistributedDataParallel) -> Told:
         model.register_comm_hook(state, netsense_hook)
         return state.stats
     decision = {"allreduce": DENSE, "fp16": FP16}.get(method)
-    if method == "fp16":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif decision is None:
+    if decision is None:
         topk = TopK(float(method.removeprefix("topk-")), group)
         model.register_comm_hook(topk, topk_hook)
         decision = topk.decision
+    elif decision is FP16:
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     told = {
         "wire_bytes": float(sum(decision.wire_bytes(n, 4, ranks) for n in sizes)),
         "ratio": decision.ratio,

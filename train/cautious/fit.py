@@ -156,9 +156,12 @@ class Tasks:
         actions = np.flatnonzero(self.grid.mask[rows].any(axis=0))
         at, first = np.searchsorted(asked, sizes), int(rows[0])
         grid, relative = self._grid(first, asked, actions)
-        *found, task = self.grid.cells(rows, at, actions, grid.log2_sizes)
+        places, log_us, variance, repeats, task = self.grid.cells(
+            rows, at, actions, grid.log2_sizes
+        )
         shape = float(self.place[first, 1]), float(self.place[first, 2])
         machine, collective = int(self.machine[first]), int(self.collective[first])
+        found = (places, log_us, variance, repeats)
         measured = Measured(machine, collective, shape, grid, actions, relative, *found)
         return measured, self.is_train[task]
 
