@@ -512,7 +512,8 @@ def find_run(named: str, tracking_uri: str) -> str | None:
         if not found or kind == "runs":
             run_id = path.partition("/")[0] if found else _id_of(client, named)
         else:
-            run_id = client.get_model_version(*get_model_name_and_version(client, named)).run_id
+            version = get_model_name_and_version(MlflowClient(), named)
+            run_id = client.get_model_version(*version).run_id
         return str(client.get_run(run_id).info.run_id)
 
 
