@@ -30,7 +30,7 @@ from trigger_rivals import CHARTS, KNOWN, Pelt, chart_threshold, pelt_penalty
 from dynamiccl.train.policy import script
 from dynamiccl.train.trigger.calibration import Watch, delays_of, watch_with
 from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.fit import FALSE_ALARMS_PER_1E5, TriggerSettings, make_trigger
+from dynamiccl.train.trigger.fit import FALSE_ALARMS_PER_1E5, make_trigger
 from dynamiccl.train.trigger.series import FloatArray, Series
 
 SIGMAS: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
@@ -102,7 +102,7 @@ def judge(make: Make, noise: Noise, sigma: float, rounds: int, seed: int) -> dic
 def our_maker(series: Series) -> tuple[Make, Any, dict[str, Any]]:
     """A Trigger for a site, its module, and its training facts."""
     started = time.perf_counter()
-    module, _ = make_trigger(series, TriggerSettings())
+    module, _ = make_trigger(series)
     seconds = time.perf_counter() - started
     scripted = script(module)
 

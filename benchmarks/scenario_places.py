@@ -20,7 +20,7 @@ from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.trigger.detector import copy_trigger
-from dynamiccl.train.trigger.fit import TriggerSettings, fit_trigger
+from dynamiccl.train.trigger.fit import fit_trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,7 @@ def train_trigger(setting: Setting, folder: Path, seed: int) -> None:
     quiet = replace(setting, scenario=find_scenario("quiet"))
     record_exploring(quiet, folder / "aa", jobs=4, calls=6_000, seed=20_000 + seed)
     uri = f"sqlite:///{folder / 'trigger.db'}"
-    settings = TriggerSettings(seed=seed)
-    told = fit_trigger(folder / "aa", settings, experiment="trigger", tracking_uri=uri)
+    told = fit_trigger(folder / "aa", experiment="trigger", tracking_uri=uri, seed=seed)
     copy_trigger(Path(told.run_directory), folder)
 
 

@@ -211,9 +211,8 @@ def trigger_command(
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
-    from dynamiccl.train.trigger.fit import TriggerSettings, fit_trigger
+    from dynamiccl.train.trigger.fit import fit_trigger
 
-    settings = TriggerSettings(false_alarms_per_1e5, seed)
     with open_bar() as bar:
         task = bar.add_task("reading", total=None)
 
@@ -221,7 +220,12 @@ def trigger_command(
             bar.update(task, description=what, completed=done, total=total)
 
         summary = fit_trigger(
-            data, settings, experiment=EXPERIMENT, tracking_uri=tracking_uri, progress=show
+            data,
+            false_alarms_per_1e5,
+            experiment=EXPERIMENT,
+            tracking_uri=tracking_uri,
+            seed=seed,
+            progress=show,
         )
     if summary.facts.from_averages:
         tell(

@@ -14,6 +14,7 @@ N jobs, K task keys (or calls in a window), W and F features, A actions, H decis
 
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, Self
@@ -204,9 +205,8 @@ class JobCalls:
         self._rings = CallRings(self.num_envs * self._num_keys)
         shape = (self.num_envs, self._num_keys)
         self._in_force = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
-        waiting = (self.course.delay_calls + 1, self.num_envs)
-        self._waiting_key, self._waiting = np.zeros((2, *waiting), dtype=np.int64)
-        self._calls = 0
+        #: Keys (N,) and actions (N,) that were decided and are not in force, oldest first.
+        self._waiting = deque[tuple[Int64Array, Int64Array]]()
         self._watch = None if self._make_watch is None else self._make_watch()
         #: (N,) what the watch says of the task keys of the last calls, and whether it is new.
         self.alarm = self.alarm_began = np.zeros(self.num_envs, dtype=np.bool_)
@@ -221,30 +221,19 @@ class JobCalls:
         """
         key = self.jobs.key
         _check(self.world, self.tables.mask, actions, self._job, key)
-        now = self._calls % len(self._waiting)
-        self._waiting_key[now], self._waiting[now] = key, actions
-        if self._calls >= self.course.delay_calls:
-            due = (self._calls - self.course.delay_calls) % len(self._waiting)
-            self._in_force[self._job, self._waiting_key[due]] = self._waiting[due]
+        self._waiting.append((key.copy(), actions.copy()))
+        if len(self._waiting) > self.course.delay_calls:
+            due, decided = self._waiting.popleft()
+            self._in_force[self._job, due] = decided
         ran = self.run(self._in_force[self._job, key])
-        self._calls += 1
         return self._observe(), ran
 
     def run(self, actions: Int64Array) -> CallResults:
-        """Run the next calls under `actions` (N,), ignoring pending decisions, and record them."""
+        """Run the next calls under `actions` (N,), ignoring pending decisions.
+
+        They are added to the history, with the detector's levels.
+        """
         ran = self.jobs.step(actions)
-        self._record(ran)
-        return ran
-
-    def look(self, job: Int64Array, key: Int64Array) -> dict[str, Any]:
-        """Observations of task keys (M,) of jobs (M,): `window`, `context` and `mask`."""
-        window, history = self._rings.observe(job * self._num_keys + key)
-        context = self.tables.context[key]
-        context[:, HISTORY_SLICE] = history
-        return {"window": window, "context": context, "mask": self.tables.mask[key]}
-
-    def _record(self, ran: CallResults) -> None:
-        """Add the calls to the history, with the detector's levels."""
         ring = self._job * self._num_keys + ran.key
         where = ran.key * len(self.world.configs) + ran.action
         if self._watch is not None:
@@ -264,6 +253,14 @@ class JobCalls:
                 skew_us=ran.skew_us,
             )
             self._rings.add(ring, calls)
+        return ran
+
+    def look(self, job: Int64Array, key: Int64Array) -> dict[str, Any]:
+        """Observations of task keys (M,) of jobs (M,): `window`, `context` and `mask`."""
+        window, history = self._rings.observe(job * self._num_keys + key)
+        context = self.tables.context[key]
+        context[:, HISTORY_SLICE] = history
+        return {"window": window, "context": context, "mask": self.tables.mask[key]}
 
     def _observe(self) -> dict[str, Any]:
         return self.look(self._job, self.jobs.key) if self.course.observed else {}

@@ -17,7 +17,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -36,6 +35,7 @@ from mlflow.entities import Run as MlflowRun
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.utils.models import get_model_name_and_version
 from mlflow.tracking import MlflowClient
+from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from dynamiccl.datasets.manifest import (
@@ -289,16 +289,6 @@ def _find_or_create(client: Any, tracking_uri: str, name: str) -> str:
     return str(made)
 
 
-def source_tags() -> dict[str, str]:
-    """What started a run, for the column *Source*: `dynamiccl-train fit`, or a script's name."""
-    path, command = Path(sys.argv[0]), sys.argv[1:2]
-    # `python -m dynamiccl.train.cli` is what a study starts for each trial.
-    program = f"dynamiccl-{path.parent.name}" if path.name == "cli.py" else path.name
-    if program.startswith("dynamiccl-") and command and command[0].isalpha():
-        program = f"{program} {command[0]}"
-    return {"mlflow.source.name": program or "python", "mlflow.source.type": "LOCAL"}
-
-
 def open_run(
     tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
 ) -> Run:
@@ -306,7 +296,8 @@ def open_run(
     check_writable(tracking_uri)
     with _store(tracking_uri) as client:
         experiment_id = _find_or_create(client, tracking_uri, experiment)
-        all_tags = source_tags() | dict(tags)
+        # MLflow's own tell the program, the user and the commit of a working directory.
+        all_tags = resolve_tags(dict(tags))
         run = client.create_run(experiment_id, run_name=run_name, tags=all_tags)
     return Run(client, run.info.run_id, run.info.artifact_uri)
 
@@ -521,7 +512,8 @@ def find_run(named: str, tracking_uri: str) -> str | None:
         if not found or kind == "runs":
             run_id = path.partition("/")[0] if found else _id_of(client, named)
         else:
-            run_id = client.get_model_version(*get_model_name_and_version(client, named)).run_id
+            version = get_model_name_and_version(MlflowClient(), named)
+            run_id = client.get_model_version(*version).run_id
         return str(client.get_run(run_id).info.run_id)
 
 

@@ -16,7 +16,6 @@ from dynamiccl.train.tracking import (
     open_run,
     reopen_run,
     runs_page,
-    source_tags,
     start_run,
     ui_hint,
 )
@@ -56,28 +55,12 @@ def test_a_run_has_its_data_set_its_description_its_source_and_its_page(trained:
     assert json.loads(given.dataset.source)["uri"] == str(trained.data.resolve())
     regret = run.data.metrics["best_validation_regret"]
     assert f"validation tasks: {regret:.2%} (NCCL's default" in run.data.tags["mlflow.note.content"]
-    assert run.data.tags["mlflow.source.name"]
+    assert run.data.tags["mlflow.source.type"] == "LOCAL"
     page = runs_page(run.info.experiment_id)
     assert "workflowType=machine_learning" in page
     told = ui_hint(trained.tracking_uri, trained.run_id)
     assert told.startswith(f"mlflow ui --backend-store-uri {trained.tracking_uri}\n")
     assert told.endswith(f"http://127.0.0.1:5000{page}")
-
-
-@pytest.mark.parametrize(
-    ("argv", "source"),
-    [
-        (["/env/bin/dynamiccl-train", "fit", "--data", "x"], "dynamiccl-train fit"),
-        (["/env/bin/dynamiccl-train", "--help"], "dynamiccl-train"),
-        (["/src/train/cli.py", "study", "--join", "id"], "dynamiccl-train study"),
-        (["/home/me/mine.py", "fit"], "mine.py"),
-    ],
-)
-def test_the_source_of_a_run_is_the_command(
-    argv: list[str], source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", argv)
-    assert source_tags()["mlflow.source.name"] == source
 
 
 def test_the_default_store_is_that_of_the_working_directory(

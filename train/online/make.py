@@ -67,18 +67,17 @@ class Pilot:
         return math.exp(found[best]), best
 
     def _log_speedup(self, probe_every: int) -> float:
-        logs = [self._log_speedup_in(each, probe_every) for each in self._actors]
-        return sum(logs) / len(logs)
-
-    def _log_speedup_in(self, actor: ActorSettings, probe_every: int) -> float:
         changes: dict[str, Any] = {"jobs": _JOBS, "vary": 1.0, "vary_times": 0.0}
-        recipe = replace(actor.recipe, probe_every=(probe_every,), **changes)
-        env = replace(actor, recipe=recipe).env()
-        player = Player(env, self._network.state_units, recipe, _SEED, is_greedy=True)
-        count = math.ceil(recipe.episode_rounds / recipe.num_steps)
-        played = [player.play(self._network) for _ in range(count)]
-        default_us, true_us = sum(p.default_us for p in played), sum(p.true_us for p in played)
-        return math.log(default_us / true_us)
+        logs = []
+        for actor in self._actors:
+            recipe = replace(actor.recipe, probe_every=(probe_every,), **changes)
+            env = replace(actor, recipe=recipe).env()
+            player = Player(env, self._network.state_units, recipe, _SEED, is_greedy=True)
+            count = math.ceil(recipe.episode_rounds / recipe.num_steps)
+            played = [player.play(self._network) for _ in range(count)]
+            default_us, true_us = sum(p.default_us for p in played), sum(p.true_us for p in played)
+            logs.append(math.log(default_us / true_us))
+        return sum(logs) / len(logs)
 
 
 def make_loop(data: TrainingData, recipe: Recipe, seed: int, *, ray: str | None = None) -> Loop:

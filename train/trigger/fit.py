@@ -165,21 +165,6 @@ def _loss(
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerSettings:
-    """Training settings of a Trigger, and its false alarm rate."""
-
-    false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.false_alarms_per_1e5 <= 1000.0:
-            raise UserError(
-                f"{self.false_alarms_per_1e5} false alarms in 100,000 calls cannot be wanted; take "
-                "0.5, or anything above 0 and up to 1000"
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class TriggerFacts:
     """The facts stored beside `trigger.pt`."""
 
@@ -212,53 +197,59 @@ class TriggerSummary:
 
 def make_trigger(
     series: Series,
-    settings: TriggerSettings,
+    false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5,
+    *,
+    seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> tuple[TriggerModule, Training]:
     """A trained and calibrated Trigger, and its training history."""
-    seed = settings.seed
     torch.manual_seed(seed)
     training, rest = series.split(TRAINING_SHARE)
     module = TriggerModule(series.usual_scale)
     trained = train(module, training, rest, steps=STEPS, seed=seed, progress=progress)
     peaks = find_peaks(module, rest, CALLS_PER_RUNG, seed=seed + 1, progress=progress)
-    per_call = settings.false_alarms_per_1e5 * 1e-5
-    module.set_thresholds([each.threshold(per_call) for each in peaks])
+    module.set_thresholds([each.threshold(false_alarms_per_1e5 * 1e-5) for each in peaks])
     return module, trained
 
 
 def fit_trigger(
     data_dir: Path,
-    settings: TriggerSettings,
+    false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5,
     *,
     experiment: str,
     tracking_uri: str,
+    seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> TriggerSummary:
     """Train, calibrate, export and track.
 
     Raises what reading the data raises, NotEnoughData without quiet series, and UserError for a
-    tracking URI that cannot be used.
+    rate that cannot be wanted, and for a tracking URI that cannot be used.
     """
+    if not 0.0 < false_alarms_per_1e5 <= 1000.0:
+        raise UserError(
+            f"{false_alarms_per_1e5} false alarms in 100,000 calls cannot be wanted; take 0.5, or "
+            "anything above 0 and up to 1000"
+        )
     series, counts = read_series(data_dir)
-    name = f"trigger-seed{settings.seed}"
+    name, asked = f"trigger-seed{seed}", {"false_alarms_per_1e5": false_alarms_per_1e5}
     with tracking.start_run(tracking_uri, experiment, name, {"kind": "trigger"}) as run:
         params = {f"series_{key}": value for key, value in asdict(counts).items()}
         run.begin(
             data_dir,
             content_hash(data_dir),
-            {**asdict(settings), "recipe": "trigger", "steps": STEPS, **params},
+            {"recipe": "trigger", "seed": seed, "steps": STEPS, **asked, **params},
             f"A Trigger, which tells interference by the times of calls in `{data_dir}`.",
         )
         started = time.monotonic()
-        module, trained = make_trigger(series, settings, progress)
+        module, trained = make_trigger(series, **asked, seed=seed, progress=progress)
         seconds = time.monotonic() - started
         for step in range(0, len(trained.losses), _EVERY):
             loss = float(np.mean(trained.losses[step : step + _EVERY]))
             run.log_metrics({"loss": loss}, step=step)
         pairs = zip(RUNGS, module.thresholds.tolist(), strict=True)
         facts = TriggerFacts(
-            false_alarms_per_1e5=settings.false_alarms_per_1e5,
+            **asked,
             thresholds={f"{rung:.3f}": threshold for rung, threshold in pairs},
             usual_scale=series.usual_scale,
             warm_up_calls=WARM_UP,

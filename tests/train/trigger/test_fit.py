@@ -13,7 +13,6 @@ from dynamiccl.errors import UserError
 from dynamiccl.serve.export import verify_artifact
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.fit import (
-    TriggerSettings,
     TriggerSummary,
     fit_trigger,
     forecast_error,
@@ -62,7 +61,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def summary(data: Path, uri: str) -> TriggerSummary:
-    return fit_trigger(data, TriggerSettings(), experiment="x", tracking_uri=uri)
+    return fit_trigger(data, experiment="x", tracking_uri=uri)
 
 
 def test_a_run_holds_a_trigger_with_its_facts_and_is_tracked(
@@ -87,7 +86,7 @@ def test_a_run_holds_a_trigger_with_its_facts_and_is_tracked(
 
 
 def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path) -> None:
-    module, _ = make_trigger(read_series(data)[0], TriggerSettings())
+    module, _ = make_trigger(read_series(data)[0])
     assert module.thresholds.tolist() == list(summary.facts.thresholds.values())
 
 
@@ -107,7 +106,7 @@ def test_the_command_says_what_it_found_and_the_export_takes_its_run(
 @pytest.mark.parametrize("rate", [0.0, -1.0, 2000.0])
 def test_a_rate_that_cannot_be_wanted_is_refused(rate: float) -> None:
     with pytest.raises(UserError, match="false alarms in 100,000 calls cannot be wanted"):
-        TriggerSettings(rate)
+        fit_trigger(Path("none"), rate, experiment="x", tracking_uri="sqlite:///none.db")
 
 
 @pytest.mark.soak

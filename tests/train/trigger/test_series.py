@@ -37,14 +37,20 @@ def test_a_series_is_a_task_key_under_one_config(tmp_path: Path) -> None:
     assert np.median(series.values) == pytest.approx(0.0, abs=0.1)
 
 
-def test_a_stretch_that_was_slow_is_left_out(tmp_path: Path) -> None:
+def test_a_stretch_that_was_slow_is_left_out_and_single_slow_calls_stay(tmp_path: Path) -> None:
     times = 5.0 + t3(np.random.default_rng(0), 1_000, 1, 0.05)[:, 0]
-    times[400:600] += np.log(1.5)
-    write_calls(tmp_path, times)
-    series, counts = read_series(tmp_path)
+    stretch, single = times.copy(), times.copy()
+    stretch[400:600] += np.log(1.5)
+    write_calls(tmp_path / "stretch", stretch)
+    series, counts = read_series(tmp_path / "stretch")
     assert 200 <= counts.disturbed <= 240
     assert series.usual_scale == pytest.approx(0.05, rel=0.15)
     assert np.mean(series.values > 5.0) < 0.02
+    single[::50] += 1.0
+    write_calls(tmp_path / "single", single)
+    series, counts = read_series(tmp_path / "single")
+    assert counts.disturbed == 0
+    assert (series.values > 10.0).sum() >= 20
 
 
 def test_times_of_traces_that_do_not_tell_the_config_are_no_quiet_times(tmp_path: Path) -> None:
@@ -52,15 +58,6 @@ def test_times_of_traces_that_do_not_tell_the_config_are_no_quiet_times(tmp_path
     write_part(tmp_path, calls_table(*rows), kind="calls", provenance={})
     _, counts = read_series(tmp_path)
     assert (counts.calls, counts.unusable) == (300, 300)
-
-
-def test_calls_that_are_slow_one_by_one_stay(tmp_path: Path) -> None:
-    times = 5.0 + t3(np.random.default_rng(0), 1_000, 1, 0.05)[:, 0]
-    times[::50] += 1.0
-    write_calls(tmp_path, times)
-    series, counts = read_series(tmp_path)
-    assert counts.disturbed == 0
-    assert (series.values > 10.0).sum() >= 20
 
 
 def test_too_few_calls_are_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -89,14 +86,8 @@ def test_what_is_drawn_keeps_what_neighbours_have_in_common() -> None:
     assert pairs[0, 1] == pytest.approx(0.9, abs=0.03)
     borders = np.corrcoef(values[:-1][~inside].ravel(), values[1:][~inside].ravel())
     assert abs(borders[0, 1]) < 0.2
-
-
-def test_short_series_are_drawn_together() -> None:
-    times = [np.full(20, float(i), dtype=np.float32) for i in range(20)]
-    times = [t + 0.01 * np.arange(20, dtype=np.float32) for t in times]
-    series = Series.of(times, [np.zeros(20, dtype=np.float32)] * 20)
-    values, _, _ = series.draw(np.random.default_rng(0), 5, 200)
-    assert np.isfinite(values).all()
+    short = Series.of(list(wander[:400].T.reshape(-1, 20)), [wander[:20, 0] * 0.0] * 40)
+    assert np.isfinite(short.draw(random, 5, 200)[0]).all()  # they are drawn together
 
 
 def test_a_split_is_by_time_and_loses_nothing() -> None:
