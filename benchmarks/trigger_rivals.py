@@ -1,4 +1,4 @@
-"""Rival detectors of the Trigger: EWMA, two CUSUMs, and ruptures' PELT.
+"""Rival detectors of the Trigger: EWMA, a CUSUM, and ruptures' PELT.
 
 Each has its key's first KNOWN calls to learn what is quiet, and a threshold for the same rate of
 false alarms, found as the Trigger's is (`calibration.py`). N streams side by side.
@@ -84,21 +84,6 @@ class ClippedCusum(Chart):
         return _advance(self._sums, standard, self._reference)
 
 
-class RawCusum(Chart):
-    """Two-sided CUSUM of the time itself, standardised by mean and standard deviation."""
-
-    def __init__(self, known: FloatArray) -> None:
-        times = np.exp(known)
-        self._level, self._scale = times.mean(axis=0), times.std(axis=0)
-        self._reference = _reference(self._scale / self._level)
-        self._sums = np.zeros((2, known.shape[1]))
-
-    def take(self, log_time: FloatArray) -> npt.NDArray[np.float64]:
-        """The larger sum."""
-        standard = (np.exp(log_time) - self._level) / self._scale
-        return _advance(self._sums, standard, self._reference)
-
-
 class Pelt:
     """PELT (ruptures, least squares) on the last WINDOW clipped, standardised log times.
 
@@ -135,7 +120,6 @@ class Pelt:
 
 CHARTS: Final[dict[str, type[Chart]]] = {
     "ewma": Ewma,
-    "raw_cusum": RawCusum,
     "clipped_cusum": ClippedCusum,
 }
 

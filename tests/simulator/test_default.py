@@ -1,10 +1,7 @@
 """NCCL's cost model against figures computed here by hand, and against NCCL's own record."""
 
 import csv
-import importlib
 from pathlib import Path
-from types import ModuleType
-from typing import Final
 
 import numpy as np
 import pytest
@@ -46,11 +43,6 @@ RING, TREE, NVLS, NVLS_TREE, PAT = (
 LL, LL128, SIMPLE = Protocol.LL, Protocol.LL128, Protocol.Simple
 V27, V28, V29, V30 = (NcclVersion(2, *v) for v in ((27, 7), (28, 9), (29, 7), (30, 7)))
 MIB = 1 << 20
-
-
-ROOT: Final = Path(__file__).parents[2]
-DATA: Final = ROOT.parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not here")
 
 
 def model_of(machine: str, version: NcclVersion, overrides: Overrides | None = None) -> CostModel:
@@ -267,31 +259,3 @@ def test_choice_is_the_cheapest_cell_with_channels_that_exist(
     assert ran.num_channels is not None
     assert table[ran.algorithm, ran.protocol] == table[table != COST_IGNORE].min()
     assert 1 <= ran.num_channels <= model.max_channels(group, ran.algorithm)
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("simulator_default")
-
-
-@needs_data
-def test_default_agrees_on_95_of_100_decisions(benchmark: ModuleType) -> None:
-    figures = benchmark.figures(DATA)
-    assert figures["default_agreement"] >= 0.95
-    assert figures["default_agreement_held_out"] >= 0.95
-    assert (figures["default_decisions"], figures["default_decisions_held_out"]) == (925, 300)
-    assert figures["default_read_back_agreement_rtx5090-sockets"] >= 0.95
-    # Every figure of disagreement has its line.
-    wrong = sum(
-        round((1 - figures[f"default_{how}_agreement_{name}"]) * figures[key])
-        for name, how in benchmark.SEEN.values()
-        for key in [f"default_{how}_choices_{name}"]
-    )
-    wrong += round((1 - figures["default_channels_agreement"]) * 925)
-    assert len(benchmark.disagreements(DATA)) == wrong
-
-
-def test_missing_data_is_named(benchmark: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(MissingPath, match=r"nccl_default_decisions\.csv"):
-        benchmark.figures(tmp_path)
