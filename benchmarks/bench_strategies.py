@@ -138,9 +138,6 @@ def simulated_figures() -> dict[str, float | int | str]:
         used = max(count for count, _ in runs)
         figures[f"adaptive_regret_at_1_{share}"] = mean
         figures[f"adaptive_regret_at_1_{share}_half_ci95"] = half
-        random_mean, random_half = interval([random_run(world, s, full // share) for s in SEEDS])
-        figures[f"random_regret_at_1_{share}"] = random_mean
-        figures[f"random_regret_at_1_{share}_half_ci95"] = random_half
         if mean + half <= BAR_REGRET:
             saved = max(saved, full / used)
     figures["measurements_saved_ratio_at_2pct"] = saved
@@ -148,7 +145,8 @@ def simulated_figures() -> dict[str, float | int | str]:
     figures["adaptive_saved_ratio_when_sure"] = full / float(np.mean([*map(len, histories)]))
     regrets = [float(world.regret(history).mean()) for history in histories]
     figures["adaptive_regret_when_sure"] = interval(regrets)[0]
-    regrets = exhaustive_regrets(world)
+    exhaustive = [world.history(strategy_of(world, "exhaustive", seed), seed) for seed in SEEDS]
+    regrets = [float(world.regret(history).mean()) for history in exhaustive]
     figures["exhaustive_regret"], figures["exhaustive_regret_half_ci95"] = interval(regrets)
     figures["abstain_regret"] = float(world.regret(()).mean())
     return figures
@@ -159,27 +157,10 @@ def adaptive_history(world: World, seed: int, budget: int | None) -> list[Outcom
     return world.history(strategy_of(world, "adaptive", seed, budget=budget), seed)
 
 
-def exhaustive_regrets(world: World) -> list[float]:
-    """Mean true regret of an exhaustive sweep, by seed."""
-    return [
-        float(world.regret(world.history(strategy_of(world, "exhaustive", seed), seed)).mean())
-        for seed in SEEDS
-    ]
-
-
 def adaptive_run(world: World, seed: int, budget: int | None) -> tuple[int, float]:
     """Number of measurements and mean true regret."""
     history = adaptive_history(world, seed, budget)
     return len(history), float(world.regret(history).mean())
-
-
-def random_run(world: World, seed: int, budget: int) -> float:
-    """Mean true regret of a random share that costs at most about as much; defaults included."""
-    tasks = len({trial.task for trial in world.trials})
-    candidates = len(world.trials) - tasks
-    share = (budget / CYCLES - 2 * tasks) / candidates
-    strategy = strategy_of(world, "random", seed, share=share)
-    return float(world.regret(world.history(strategy, seed)).mean())
 
 
 def main() -> None:
