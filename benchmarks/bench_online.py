@@ -1,7 +1,6 @@
-"""Learning inside the simulated network: what A3C and IMPALA gain there, and how fast they play.
+"""Learning inside the simulated network: what A3C and IMPALA gain there.
 
     python benchmarks/bench_online.py            # an hour on 2 cores
-    python benchmarks/bench_online.py speeds     # the speeds alone, five minutes
 
 In each of `PLACES` (scenario_places.py) the recipes of `RECIPES` learn from the same sweep as
 the offline policy, at the workload's calls moved to octaves for training, under the place's
@@ -16,10 +15,6 @@ out/bench/online.json: keys without a recipe's name are those of the recipe that
 scenario as recorded on seed 0, and are of the other seeds.
 """
 
-import contextlib
-import json
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,17 +24,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from harness import OUT, parallel, write_result
-from learning_scenarios import OURS, RULE, gain_row, play_place
-from scenario_places import JOBS, SWEEP, trained
+from harness import parallel, write_result
+from learning_scenarios import RULE, gain_row, play_place
 from scenario_places import PLACES as ALL_PLACES
+from scenario_places import trained
 
-from dynamiccl.collect.simulated import simulate
 from dynamiccl.evaluate.simulate import NCCL
-from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.online.make import make_loop
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipe import make_recipe
 
 #: Of scenario_places.py.
 PLACES: Final = ("b300, decode and lora, busy-host", "h100 4x8, decode, congested")
@@ -48,30 +39,10 @@ SEEDS: Final = 3
 #: Updates of a run: five minutes and less, where nothing runs beside it.
 STEPS: Final = 600
 WORLDS: Final = {"as recorded": "", "shifted": "_shifted"}
-#: Updates in a measurement of speed, and pairs of measurements.
-SPEED_UPDATES: Final = 40
-PAIRS: Final = 5
 Times = dict[tuple[str, str, str], list[npt.NDArray[np.float64]]]
 
 
 def main() -> None:
-    """Train, play, and time."""
-    path = OUT / "online.json"
-    figures: dict[str, Any] = {}
-    if sys.argv[1:]:
-        if path.exists():
-            figures = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        figures = _gains()
-    with tempfile.TemporaryDirectory() as folder:
-        group = "{ num_nodes = 1, ranks_per_node = 8 }"
-        what = {"system": "b300-nvlink", "collectives": ["AllReduce"], "groups": group}
-        simulate(SWEEP.format(**what, seed=0), Path(folder))
-        figures |= _speeds(load_data(Path(folder), 0, with_costs=True))
-    write_result("online", figures)
-
-
-def _gains() -> dict[str, Any]:
     """All recipes on seed 0; the one that gains most there alone on the other seeds."""
     with tempfile.TemporaryDirectory() as folder:
         found = _played(Path(folder), [0], RECIPES)
@@ -90,9 +61,7 @@ def _gains() -> dict[str, Any]:
         for key, row in ((f"gain{named}", best), (f"rule_gain{named}", RULE)):
             mine = gain_row(later, row, world, PLACES)
             figures |= {f"{key}{end}": mine[f"{of}{end}"] for end in ("", "_lo", "_hi")}
-        figures |= _ratio(later, best, NCCL, world, f"time_vs_default{suffix}")
-        figures |= _ratio(later, best, OURS, world, f"time_vs_offline_policy{suffix}")
-    return figures
+    write_result("online", figures)
 
 
 def _played(folder: Path, seeds: Sequence[int], recipes: Sequence[str]) -> Times:
@@ -126,62 +95,6 @@ def _gain(found: Times, row: str) -> float:
         mine, usual = (np.sum(found[name, world, place]) for name in (row, NCCL))
         gains.append(1.0 - mine / usual)
     return float(np.mean(gains))
-
-
-def _ratio(found: Times, row: str, other: str, world: str, name: str) -> dict[str, float]:
-    """Mean over places and seeds of a row's time over another's, with its interval."""
-    random = np.random.default_rng(0)
-    pairs = [
-        both
-        for place in PLACES
-        for both in zip(found[row, world, place], found[other, world, place], strict=True)
-    ]
-
-    def ratio(which: npt.NDArray[np.int64], jobs: npt.NDArray[np.int64]) -> float:
-        return float(np.mean([pairs[i][0][jobs].sum() / pairs[i][1][jobs].sum() for i in which]))
-
-    every = np.arange(len(pairs))
-    drawn = [
-        ratio(random.integers(len(pairs), size=len(pairs)), random.integers(JOBS, size=JOBS))
-        for _ in range(500)
-    ]
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    value = ratio(every, np.arange(JOBS))
-    return {name: value, f"{name}_lo": float(low), f"{name}_hi": float(high)}
-
-
-def _speeds(data: TrainingData) -> dict[str, float]:
-    """Simulated calls a second: A3C by one actor and by two, in turns; and IMPALA by two."""
-    rates: dict[str, list[float]] = {"a3c 1": [], "a3c 2": [], "impala-lstm 2": []}
-    busy, began, before = list[float](), 0.0, 0.0
-    for pair in range(PAIRS):
-        for name, found in rates.items():
-            recipe_name, actors = name.split()
-            settings = ["places=b300-nvlink:decode:busy-host:1x8", f"actors={actors}"]
-            # More than are waited for: no actor stops while others are timed.
-            settings += [f"steps={SPEED_UPDATES + 60}"]
-            recipe = make_recipe(recipe_name, settings)
-            updates: Any = make_loop(data, recipe, pair).source
-            with contextlib.closing(updates):
-                updates.start(0)
-                for step in range(1, 21 + SPEED_UPDATES):
-                    if step == 21:  # all play
-                        began, before = time.monotonic(), updates.metrics["simulated_calls"]
-                    updates.update(step)
-                played = updates.metrics["simulated_calls"] - before
-                found.append(played / (time.monotonic() - began))
-            if "learner_utilisation" in updates.metrics:
-                busy.append(updates.metrics["learner_utilisation"])
-    ratios = [two / one for one, two in zip(rates["a3c 1"], rates["a3c 2"], strict=True)]
-    return {
-        "a3c_env_steps_per_s_1": statistics.median(rates["a3c 1"]),
-        "a3c_env_steps_per_s_2": statistics.median(rates["a3c 2"]),
-        "a3c_scaling_2": statistics.median(ratios),
-        "a3c_scaling_2_lo": min(ratios),
-        "a3c_scaling_2_hi": max(ratios),
-        "impala_env_steps_per_s": statistics.median(rates["impala-lstm 2"]),
-        "learner_utilisation": statistics.median(busy),
-    }
 
 
 if __name__ == "__main__":

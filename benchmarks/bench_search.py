@@ -285,8 +285,7 @@ def main() -> None:
     systems = [find_system(name) for name in SYSTEMS]
     tasks = {system.name: tasks_of(system, chosen_groups(system)) for system in systems}
     by_call = {name: [running(task) for task in held] for name, held in tasks.items()}
-    figures: Figures = {"systems": len(tasks), "noise_sigma": NOISE}
-    figures |= figures_of(by_call, "")
+    figures: Figures = {"systems": len(tasks), "noise_sigma": NOISE, **figures_of(by_call, "")}
     write_result("search", figures | (figures_of(tasks, "_everything") if FULL else {}))
 
 

@@ -9,15 +9,11 @@ counts, for every strategy. Regret is of the noise-free times: that of the confi
 that of the best config (the default included), minus one, mean over tasks. Six seeds, each with
 noise and draws of its own; intervals are Student's t, 95 %. `measurements_saved_ratio_at_2pct` is
 exhaustive over adaptive measurements for the smallest budget tried whose interval ends below 2 %.
-Of what adaptive chooses, over all seeds: `adaptive_chosen_in_one_round` is the share that one round
-alone measured, and `adaptive_chosen_slower` what is truly slower than NCCL's default.
 
 Writes out/bench/strategies.json.
 """
 
 import math
-import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -83,18 +79,6 @@ class World:
                 table[found.trials[task].task] = found.trials[task].config
         return table
 
-    def chosen(self, history: Sequence[Outcome]) -> list[tuple[int, float]]:
-        """For each chosen config: rounds that measured it, true time / default's."""
-        keys = {(trial.task, trial.config): trial.key for trial in self.trials}
-        rounds: dict[str, set[int]] = defaultdict(set)
-        for outcome in history:
-            rounds[outcome.trial_key].add(outcome.round)
-        return [
-            (len(rounds[keys[task, config]]), self.truth[keys[task, config]] / self.truth[default])
-            for task, config in self.table(history).items()
-            if (default := keys[task, ABSTAIN]) != keys[task, config]
-        ]
-
     def regret(self, history: Sequence[Outcome]) -> np.ndarray:
         """True regret of the table that follows from a history, by task."""
         best: dict[tuple[Setting, int], float] = {}
@@ -156,9 +140,6 @@ def simulated_figures() -> dict[str, float | int | str]:
         used = max(count for count, _ in runs)
         figures[f"adaptive_regret_at_1_{share}"] = mean
         figures[f"adaptive_regret_at_1_{share}_half_ci95"] = half
-        random_mean, random_half = interval([random_run(world, s, full // share) for s in SEEDS])
-        figures[f"random_regret_at_1_{share}"] = random_mean
-        figures[f"random_regret_at_1_{share}_half_ci95"] = random_half
         if mean + half <= BAR_REGRET:
             saved = max(saved, full / used)
     figures["measurements_saved_ratio_at_2pct"] = saved
@@ -166,11 +147,8 @@ def simulated_figures() -> dict[str, float | int | str]:
     figures["adaptive_saved_ratio_when_sure"] = full / float(np.mean([*map(len, histories)]))
     regrets = [float(world.regret(history).mean()) for history in histories]
     figures["adaptive_regret_when_sure"] = interval(regrets)[0]
-    chosen = [each for history in histories for each in world.chosen(history)]
-    figures["adaptive_chosen"] = len(chosen)
-    figures["adaptive_chosen_in_one_round"] = float(np.mean([n == 1 for n, _ in chosen]))
-    figures["adaptive_chosen_slower"] = sum(ratio > 1.0 for _, ratio in chosen)
-    regrets = exhaustive_regrets(world)
+    exhaustive = [world.history(strategy_of(world, "exhaustive", seed), seed) for seed in SEEDS]
+    regrets = [float(world.regret(history).mean()) for history in exhaustive]
     figures["exhaustive_regret"], figures["exhaustive_regret_half_ci95"] = interval(regrets)
     figures["abstain_regret"] = float(world.regret(()).mean())
     return figures
@@ -181,52 +159,15 @@ def adaptive_history(world: World, seed: int, budget: int | None) -> list[Outcom
     return world.history(strategy_of(world, "adaptive", seed, budget=budget), seed)
 
 
-def exhaustive_regrets(world: World) -> list[float]:
-    """Mean true regret of an exhaustive sweep, by seed."""
-    return [
-        float(world.regret(world.history(strategy_of(world, "exhaustive", seed), seed)).mean())
-        for seed in SEEDS
-    ]
-
-
 def adaptive_run(world: World, seed: int, budget: int | None) -> tuple[int, float]:
     """Number of measurements and mean true regret."""
     history = adaptive_history(world, seed, budget)
     return len(history), float(world.regret(history).mean())
 
 
-def random_run(world: World, seed: int, budget: int) -> float:
-    """Mean true regret of a random share that costs at most about as much; defaults included."""
-    tasks = len({trial.task for trial in world.trials})
-    candidates = len(world.trials) - tasks
-    share = (budget / CYCLES - 2 * tasks) / candidates
-    strategy = strategy_of(world, "random", seed, share=share)
-    return float(world.regret(world.history(strategy, seed)).mean())
-
-
-def slowest_round_s() -> float:
-    """The longest `next_picks` of one sweep over the simulated grid, in seconds."""
-    world = simulated_world()
-    strategy = strategy_of(world, "adaptive")
-    slowest = 0.0
-
-    class Timed:
-        def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
-            nonlocal slowest
-            began = time.perf_counter()
-            picks = strategy.next_picks(number, history)
-            slowest = max(slowest, time.perf_counter() - began)
-            return picks
-
-        expected_picks = strategy.expected_picks
-
-    world.history(Timed(), 0)
-    return slowest
-
-
 def main() -> None:
     """Simulate and report."""
-    write_result("strategies", simulated_figures() | {"slowest_next_picks_s": slowest_round_s()})
+    write_result("strategies", simulated_figures())
 
 
 if __name__ == "__main__":

@@ -15,13 +15,9 @@ What was measured on real machines is `sweeps.public_tables`.
 NCCL's decisions and costs stay those of the unperturbed machine, and equal seeds give equal tables.
 Of the collectives only three are drawn: in the systems' files Broadcast is Reduce and AllGather is
 ReduceScatter to the last digit.
-
-Run: python benchmarks/judge_worlds.py [COUNT]
 """
 
 import math
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +25,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from sweeps import public_tables
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
 from dynamiccl.simulator.default import CostModel
@@ -444,61 +439,3 @@ class _Asked:
             log_cost_us=costs[rows, cells[..., 0], cells[..., 1]],
             log_time_us=log_time,
         )
-
-
-# --- what there is ---
-
-
-def main() -> None:
-    """Print what the worlds are like."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    start = time.process_time()
-    tables = judge_tables(count, 0)
-    first = time.process_time()
-    judge_tables(count, 1)
-    again = time.process_time()
-    each = [1000.0 * (b - a) / count for a, b in ((start, first), (first, again))]
-    print(
-        f"{count} worlds: {each[0]:.1f} ms of CPU a table, "
-        f"once NCCL's decisions are known {each[1]:.1f} ms"
-    )
-    for kind in KINDS:
-        _print_kind([table for table in tables if table.kind == kind])
-    _print_kind([shipped_table(name, each) for name in SHIPPED for each in DISTINCT])
-    measured, left_out = public_tables()
-    for public in measured:
-        num_sizes, num_configs, repeats = public.log_times_us.shape
-        about = public.left_out
-        if not about:
-            off = _regret(public.log_median_us()[public.is_measured()[:, 0]]).mean()
-            about = f"NCCL's own choice is {100 * off:.1f} % off"
-        print(f"{public.name}: {num_sizes} x {num_configs - 1} x {repeats}; {about}")
-    for name, why in left_out.items():
-        print(f"{name}: {why}")
-
-
-def _regret(log_time: Floats) -> Floats:
-    """(S,) by which NCCL's own choice is slower than the best."""
-    found: Floats = np.exp(log_time[:, 0] - np.nanmin(log_time, axis=1)) - 1.0
-    return found
-
-
-def _print_kind(tables: Sequence[Table]) -> None:
-    regrets = [float(_regret(table.log_time_us).mean()) for table in tables]
-    low, middle, high = 100.0 * np.quantile(regrets, [0.1, 0.5, 0.9])
-    best = {
-        tuple(table.cells[row, column].tolist())
-        for table in tables
-        for row, column in enumerate(table.log_time_us.argmin(axis=1))
-    }
-    sizes = [len(table.sizes_bytes) for table in tables]
-    configs = [len(table.configs) for table in tables]
-    print(
-        f"{tables[0].kind}: {len(tables)} worlds, {min(sizes)} to {max(sizes)} sizes, "
-        f"{min(configs)} to {max(configs)} configs, NCCL's own choice {low:.1f}, {middle:.1f}, "
-        f"{high:.1f} % off (10, 50, 90 % of worlds), {len(best)} cells are the best somewhere"
-    )
-
-
-if __name__ == "__main__":
-    main()

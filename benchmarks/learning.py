@@ -74,7 +74,7 @@ def main() -> None:
         "narrow": narrow_figures,
         "ope": lambda out: ope_figures(out, train(measure(out, 0), RECIPE, 0)),
         "scenarios": scenario_figures,
-        "agents": lambda out: agents(out, SEEDS, OUT / "agents"),
+        "agents": lambda out: agents(out, SEEDS),
         "gate": lambda _: printed_by_gate(),
     }
     asked = sys.argv[1:] or [name for name in parts if FULL or name not in LONG]

@@ -8,7 +8,6 @@ workloads' sizes, most of them of other octaves. Total true communication time o
 100,000 calls, the same surroundings for all rows of a seed; Student's intervals over seeds.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,12 +64,10 @@ POLICIES: Final = (
     ("recurrent policy", "drqn-lstm", False),
     ("recurrent policy", "drqn-lstm", True),
 )
-#: The one that a search begins from, too: it plays as two rows.
-SEARCHED: Final = POLICIES[-1]
 
 
-def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
-    """The figures of all rows; the page with a job's course goes into `page`."""
+def agents(out: Path, seeds: int) -> dict[str, Any]:
+    """The figures of all rows."""
     played: dict[str, list[Totals]] = {}
     folders = [(out / f"seed-{seed}", seed) for seed in range(seeds)]
     for _ in parallel(_prepare, folders):
@@ -84,27 +81,12 @@ def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
     trained = frozenset(name for name in played if "policy" in name)
     compared = compare.conclude(setting, played, trained)
     delay = delay_calls(simple_contenders(setting)[0].world)
-    compare.write_simulation(compared, played, trained, delay, page)
     return {
         "data_sets": {DATA_SET: {row["name"]: _figures(row) for row in compared["rows"]}},
         "agents_calls": CALLS,
         "agents_jobs_per_seed": JOBS,
         "agents_delay_calls": delay,
-        "agents_verdicts": compared["verdicts"],
-        "agents_over_best": over_best_figures(compared["rows"]),
     }
-
-
-def over_best_figures(rows: Sequence[Row]) -> dict[str, dict[str, Number]]:
-    """Excess time of each row over the best that does not know the state, seed by seed."""
-    blind = [row for row in rows if row["name"] not in {compare.ORACLE, compare.DELAYED}]
-    best, *rest = sorted(blind, key=lambda row: row["seconds"].mean)
-    found = {}
-    for row in rest:
-        seconds = zip(row["seed_seconds"], best["seed_seconds"], strict=True)
-        more = Estimate.of([mine / least - 1 for mine, least in seconds])
-        found[row["name"]] = {"mean": more.mean, "mean_lo": more.low, "mean_hi": more.high}
-    return found
 
 
 def _figures(row: Row) -> dict[str, Number]:
@@ -158,7 +140,5 @@ def _play_row(data: Path, seed: int, row: int) -> dict[str, list[Totals]]:
     def watch() -> Detector:
         return Detector.load(data)
 
-    contenders = policy_contenders(setting, name, policy, watch if is_told else None)
-    if POLICIES[row - 1] != SEARCHED:
-        del contenders[1:]
+    contenders = policy_contenders(setting, name, policy, watch if is_told else None)[:1]
     return compare.play(setting, contenders, [seed])

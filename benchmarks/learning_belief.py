@@ -112,13 +112,12 @@ def play(table: Table, seed: int, way: str, looks: Sequence[int]) -> list[Row]:
         sizes, caution = probes.prior.grid.log2_sizes, belief.caution()
         chosen = belief.decide()
         ours = judged(table.log_time_us, chosen) | covered(belief, table.log_time_us, chosen)
-        doubts = {"caution": caution, "widened": belief.widened, "stretch": belief.stretch}
         rivals = {
             "interpolated": interpolated(belief.is_near, caution, measured, sizes),
             "measured": nearest(measured, sizes),
         }
         about = {"world": table.name, "kind": table.kind, "seed": seed, "way": way, "look": look}
-        found.append(about | {"choose": "belief"} | ours | doubts)
+        found.append(about | {"choose": "belief"} | ours)
         for name, each in rivals.items():
             found.append(about | {"choose": name} | judged(table.log_time_us, each))
     return found
@@ -143,12 +142,6 @@ def few_shot_figures(count: int) -> dict[str, Any]:
         f"{way}, {choose}": _curve(of(rows, way=way, choose=choose))
         for way, choose in (("worth", "belief"), ("random", "belief"), ("worth", "interpolated"))
     }
-    figures["few_shot_kinds"] = {
-        kind: _curve(mine) | _probes(mine, "probes") | _safety(mine, "few_shot")
-        for kind, mine in by(ours, "kind").items()
-    }
-    reached = {world: probes_within(mine) for world, mine in by(ours, "world").items()}
-    figures["few_shot_never"] = sorted(world for world, at in reached.items() if at == NEVER)
     return figures | _shipped_figures()
 
 
@@ -168,7 +161,6 @@ def _shipped_figures() -> dict[str, Any]:
             [{"rows": part} for part in each],
             lambda drawn: probes_within([row for part in drawn for row in part["rows"]]),
         )
-        found[f"shipped_{name}"] = _curve(mine)
     return found
 
 
@@ -204,18 +196,8 @@ def _curve(rows: Sequence[Row]) -> dict[str, Any]:
     """Figures at each look."""
     found: dict[str, Any] = {"looks": sorted(by(rows, "look"))}
     mine = [each for _, each in sorted(by(rows, "look").items())]
-    for name, statistic in {
-        "regret": mean_of("regret"),
-        "acts": ratio("acts", "sizes"),
-        "share_worse": ratio("worse", "acts"),
-        "share_worse_all": ratio("worse", "sizes"),
-    }.items():
-        found[name] = [round(statistic(each), 5) for each in mine]
-    if "inside" in rows[0]:
-        found["coverage"] = [round(ratio("inside", "places")(each), 4) for each in mine]
-        found["coverage_chosen"] = [round(ratio("chosen_inside", "acts")(each), 4) for each in mine]
-        for name in ("caution", "widened", "stretch"):
-            found[name] = [float(np.median([row[name] for row in each])) for each in mine]
+    for name, of_look in (("regret", mean_of("regret")), ("share_worse", ratio("worse", "acts"))):
+        found[name] = [round(of_look(each), 5) for each in mine]
     return found
 
 

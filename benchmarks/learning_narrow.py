@@ -39,10 +39,7 @@ EXPLORED: Final = 0.05
 _ONE_STEP: Final = ("gamma=0", "num_steps=1", "entropy_start=0", "steps=2000")
 ARMS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "DDQN": ("ddqn-dueling", (*_ONE_STEP, "action_inputs=false")),
-    "CQL, weight 0.1": ("cql", _ONE_STEP),
     "CQL, weight 1": ("cql", (*_ONE_STEP, "conservative_weight=1")),
-    "CQL, weight 5": ("cql", (*_ONE_STEP, "conservative_weight=5")),
-    "BC": ("bc", ("steps=2000",)),
     "gaussian-process": ("gaussian-process", ()),
 }
 SWEEP: Final = """
@@ -87,7 +84,7 @@ def _simple(folder: Path, seed: int) -> dict[str, dict[str, float]]:
     """Make the logs; figures of baselines without training."""
     _make_logs(folder, seed)
     truth, training, catalogue = _grids(folder)
-    players: list[Policy] = [NcclDefault(), NearestSize(training), Interpolated(training)]
+    players: list[Policy] = [NcclDefault(), Interpolated(training)]
     rows = {player.name: _judged(truth, player.choose(truth)) for player in players}
     return rows | {"the table in use": _judged(truth, _table(folder, truth, catalogue))}
 

@@ -1,7 +1,7 @@
 """Ways to probe a table, and to choose from what was probed: a belief's, and its rivals'.
 
 To probe: where a measurement is worth most to the belief; where an adaptive sweep would draw; at
-random; a rule that an expert tries by hand; AutoCCL's coordinate descent; Optuna's samplers. To
+random; a rule that an expert tries by hand; AutoCCL's coordinate descent; Optuna's TPE. To
 choose: the belief; times interpolated between sizes, which act by the same rule; the fastest that
 was measured at the nearest size, which knows no caution.
 
@@ -242,9 +242,10 @@ def by_descent(probes: Probes) -> Way:
     return Way(pick, tell)
 
 
-def by_optuna(probes: Probes, sampler: optuna.samplers.BaseSampler) -> Way:
-    """The smallest time over NCCL's own, sought over sizes, cells and channels by a sampler."""
+def by_tpe(probes: Probes) -> Way:
+    """Optuna's tree-structured Parzen estimator, over sizes, cells and channels."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=int(probes.random.integers(2**31)))
     study = optuna.create_study(sampler=sampler)
     num_sizes, num_configs = probes.can.shape
     configs = probes.table.configs[1:]
@@ -267,16 +268,6 @@ def by_optuna(probes: Probes, sampler: optuna.samplers.BaseSampler) -> Way:
     return Way(pick, tell)
 
 
-def by_tpe(probes: Probes) -> Way:
-    """Optuna's tree-structured Parzen estimator."""
-    return by_optuna(probes, optuna.samplers.TPESampler(seed=int(probes.random.integers(2**31))))
-
-
-def by_gp(probes: Probes) -> Way:
-    """Optuna's Gaussian process."""
-    return by_optuna(probes, optuna.samplers.GPSampler(seed=int(probes.random.integers(2**31))))
-
-
 WAYS: Final[dict[str, Callable[[Probes], Way]]] = {
     "worth": by_worth,
     "draws": by_draws,
@@ -284,7 +275,6 @@ WAYS: Final[dict[str, Callable[[Probes], Way]]] = {
     "rule": by_rule,
     "coordinate descent": by_descent,
     "TPE": by_tpe,
-    "GP": by_gp,
 }
 
 

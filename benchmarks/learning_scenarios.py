@@ -28,13 +28,11 @@ from scenario_rivals import (
     EXPECTED,
     Filter,
     Levels,
-    Random,
     Reopening,
     Rule,
     RuleSettings,
     RuleTables,
     best_settings,
-    true_tables,
 )
 
 from dynamiccl.datasets.cells import task_grid
@@ -85,11 +83,6 @@ def scenario_figures(out: Path, seeds: int = SEEDS) -> dict[str, Any]:
     for world in ("as recorded", "shifted"):
         table = {row: gain_row(found, row, world) for row in names}
         figures["data_sets"][f"scenarios, {world}"] = table
-        suffix = "" if world == "as recorded" else "_shifted"
-        for key, row in (("sequence", OURS), ("rule", RULE)):
-            for end in ("", "_lo", "_hi"):
-                value = table[row][f"gain_of_delayed_oracle{end}"]
-                figures[f"{key}{suffix}_gain_of_delayed_oracle{end}"] = value
     return figures
 
 
@@ -142,23 +135,21 @@ def play_place(
 
     `others` are trained on the folder's data set, and play without a Trigger.
     """
-    place, setting = PLACES[name], prepare_place(folder, name, seed)
+    setting = prepare_place(folder, name, seed)
     settings = [f"trigger={folder}", f"alpha={ALPHA}"]
     policies = {name: trained(folder / "data", name, settings, seed) for name in RECIPES}
     added = {name: train(folder / "data") for name, train in others.items()}
     found: dict[tuple[str, str], Float64Array] = {}
     quiet_world = simple_contenders(setting)[0].world
-    tables = {
-        RULE: _fitted(quiet_world, folder),
-        "threshold rule, true times": true_tables(quiet_world, place.on),
-    }
-    rules: dict[str, RuleSettings] = {}
+    table = _fitted(quiet_world, folder)
+    # By pilot jobs of the scenario that was recorded.
+    settings_of_rule = best_settings(partial(_pilot, setting, table))
     for world, scenario in (
         ("as recorded", setting.scenario),
         ("shifted", shifted(setting.scenario)),
     ):
         here = replace(setting, scenario=scenario)
-        rows = _contenders(here, folder, policies, tables, rules)
+        rows = _contenders(here, folder, policies, partial(_rule, table, settings_of_rule))
         for other, policy in added.items():
             rows += policy_contenders(here, other, policy, None)
         for row in rows:
@@ -176,8 +167,7 @@ def _contenders(
     setting: Setting,
     folder: Path,
     policies: Mapping[str, TorchPolicy],
-    tables: Mapping[str, RuleTables],
-    rules: dict[str, RuleSettings],
+    rule: Callable[[JobCalls, int], Player],
 ) -> list[Contender]:
     def watch() -> Detector:
         return Detector.load(folder)
@@ -187,13 +177,9 @@ def _contenders(
     world, delayed = rows[NCCL].world, rows[DELAYED]
     levels = Levels.of(world, setting.scenario)
     makers: dict[str, Callable[[JobCalls, int], Player]] = {
-        "random": Random,
         "filter that knows the scenario": lambda env, _seed: Filter(env, levels),
+        RULE: rule,
     }
-    for name, known in tables.items():
-        if name not in rules:  # by pilot jobs of the scenario that was recorded
-            rules[name] = best_settings(partial(_pilot, setting, delayed, known))
-        makers[name] = partial(_rule, known, rules[name])
     named = policy_contenders(setting, RECIPES[0], policies[RECIPES[0]], None)
     for name, policy in policies.items():
         named += policy_contenders(setting, name, policy, watch)[:1]
@@ -208,11 +194,10 @@ def _rule(tables: RuleTables, settings: RuleSettings, env: JobCalls, _seed: int)
     return Rule(env, tables, settings)
 
 
-def _pilot(
-    setting: Setting, delayed: Contender, tables: RuleTables, settings: RuleSettings
-) -> float:
+def _pilot(setting: Setting, tables: RuleTables, settings: RuleSettings) -> float:
     """Time of pilot jobs, with seeds not used for judging."""
     short = replace(setting, calls=PILOT_CALLS)
+    [delayed] = [row for row in simple_contenders(setting) if row.name == DELAYED]
     row = replace(delayed, make=partial(_rule, tables, settings))
     return float(times_us(row, short, 1_000_003).sum())
 

@@ -83,13 +83,6 @@ def sweep_figures(count: int) -> dict[str, Any]:
             kept = f"{prefix}{'gain_' if where == 'measured' else ''}kept{name}"
             figures |= with_interval(kept, by_table, ratio("gain", "possible"))
             figures[f"{prefix}share_worse{name}"] = upper(by_table, "acts")
-    figures["small_sweep_tables"] = {
-        world: {
-            f"{row['where']}, {row['choose']}": round(row["gain"] / max(row["possible"], 1e-9), 3)
-            for row in map(summed, by(each, "where", "choose").values())
-        }
-        for world, each in by(small, "world").items()
-    }
     return figures
 
 

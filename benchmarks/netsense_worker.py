@@ -130,15 +130,17 @@ def use(method: str, model: DistributedDataParallel) -> Told:
         state = NetSense(model, Settings())
         model.register_comm_hook(state, netsense_hook)
         return state.stats
-    decision = {"allreduce": DENSE, "fp16": FP16}.get(method)
-    if decision is None:
+    decision = FP16 if method == "fp16" else DENSE
+    if method == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif method != "allreduce":
         topk = TopK(float(method.removeprefix("topk-")), group)
         model.register_comm_hook(topk, topk_hook)
         decision = topk.decision
     elif decision is FP16:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     told = {
-        "wire_bytes": float(sum(decision.wire_bytes(n, 4, ranks) for n in sizes)),
+        "wire_bytes": float(sum([decision.wire_bytes(n, 4, ranks) for n in sizes])),
         "ratio": decision.ratio,
     }
     return lambda: told

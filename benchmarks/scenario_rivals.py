@@ -57,20 +57,6 @@ class Deciding(ABC):
         """Do nothing."""
 
 
-class Random(Deciding):
-    """A uniformly random config."""
-
-    def __init__(self, env: JobCalls, seed: int) -> None:
-        super().__init__(env)
-        self._random = np.random.default_rng(seed)
-
-    def choose(self, key: Actions, env: JobCalls) -> Actions:
-        """Random actions."""
-        mask = env.world.mask[key]
-        drawn: Actions = (self._random.random(mask.shape) * mask).argmax(axis=1)
-        return drawn
-
-
 @dataclass(frozen=True, slots=True)
 class RuleTables:
     """Tables of a rule."""
@@ -215,16 +201,6 @@ def times_at(world: World, on: str, slowdown: float) -> Float64Array:
     felt = np.where(beside, world.compute_slowdown, 1.0)
     found: Float64Array = world.times_us(keys, slow["intra"], slow["inter"], slow["host"])
     return found * felt[:, None]
-
-
-def true_tables(world: World, on: str) -> RuleTables:
-    """The true tables: quiet times, and times under interference."""
-    quiet_us = times_at(world, on, 1.0)
-    return RuleTables(
-        quiet_us,
-        np.nanargmin(quiet_us, axis=1),
-        np.nanargmin(times_at(world, on, EXPECTED), axis=1),
-    )
 
 
 def best_settings(play: Callable[[RuleSettings], float]) -> RuleSettings:

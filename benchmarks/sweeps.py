@@ -1,8 +1,7 @@
-"""The published sweeps, as a data set and as tables; and data sets with systems left out."""
+"""The published sweeps, as a data set and as tables."""
 
-import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -155,10 +154,3 @@ def import_sweeps(data: Path) -> dict[str, str]:
             if dropped:
                 left_out[path.name] = "; ".join(f"{n} rows: {why}" for why, n in dropped.items())
     return left_out
-
-
-def without(data: Path, out: Path, systems: Iterable[str]) -> Path:
-    """A copy of a data set with all files of some systems left out."""
-    ignored = shutil.ignore_patterns(*(f"system={system}" for system in systems))
-    shutil.copytree(data, out, ignore=ignored)
-    return out

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
-from learning_logs import draw_log, mixture, true_value
+from learning_ope import draw_log, mixture, true_value
 from scipy import stats
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
