@@ -144,12 +144,6 @@ def test_a_regression_takes_only_what_was_measured_at_the_task(
     assert make(law(SIZES)).choose(nothing).tolist() == [0]
 
 
-def test_only_trees_have_an_opinion_on_a_system_that_they_never_saw() -> None:
-    test = law([1 << 12], system="new")
-    assert NearestSize(law(SIZES)).choose(test).tolist() == [0]
-    assert boosting(law(SIZES)).choose(test).tolist() == [1]
-
-
 def test_trees_are_fit_where_the_catalogue_holds_a_knob_that_training_never_set() -> None:
     times = law(SIZES).times_us.copy()
     times[:, 2] = NAN  # the only config with a chunk size
