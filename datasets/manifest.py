@@ -46,7 +46,7 @@ BRAIN_NAME: Final = "brain.pt"
 TRIGGER_NAME: Final = "trigger.pt"
 #: Facts about the Trigger, in the folder of its training run.
 TRIGGER_FACTS_NAME: Final = "trigger.json"
-#: The gate's verdict on each size bin (evaluate/gate/gated.py).
+#: The gate's verdict on each size bin (evaluate/gate/gate.py).
 GATE_NAME: Final = "gate.json"
 #: Index that the plugin reads (serve/plugin_index.py); written last.
 INDEX_NAME: Final = "plugin.index"

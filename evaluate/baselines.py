@@ -24,7 +24,7 @@ from dynamiccl.datasets.features import cold_observations
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
 from dynamiccl.datasets.steps import with_noise
-from dynamiccl.nccl import Collective, Config
+from dynamiccl.nccl import Collective
 from dynamiccl.serve.search.autoccl import AutoCcl, Choice, SearchSpace, State
 from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
@@ -59,18 +59,14 @@ class Policy(Protocol):
     """Chooses an action (index into the data set's catalogue) for every task of a grid."""
 
     name: str
+    #: (T,) of a search: the calls of each task that it tried in its last `choose`.
+    probes: Actions | None = None
 
     def choose(self, grid: TaskGrid) -> Actions:
         """(T,) one measured action a task."""
 
 
-def probes_of(policy: Policy, grid: TaskGrid) -> Actions:
-    """(T,) probes used for each task in the last `choose`; 0 for most policies."""
-    tried = getattr(policy, "probes", None)
-    return np.zeros(grid.tasks.height, dtype=np.int64) if tried is None else tried
-
-
-class NcclDefault:
+class NcclDefault(Policy):
     """NCCL's own choice."""
 
     name = "nccl-default"
@@ -80,7 +76,7 @@ class NcclDefault:
         return np.full(grid.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
 
 
-class Random:
+class Random(Policy):
     """A uniform choice among the measured configs of each task, NCCL's default included."""
 
     name = "random"
@@ -96,7 +92,7 @@ class Random:
         return chosen
 
 
-class Oracle:
+class Oracle(Policy):
     """The best measured config: regret 0."""
 
     name = "oracle"
@@ -107,7 +103,7 @@ class Oracle:
         return best
 
 
-class LearnedPolicy:
+class LearnedPolicy(Policy):
     """A trained policy on cold observations; its catalogue is mapped onto the data's.
 
     A gated policy chooses only what passed, as its tables do.
@@ -195,10 +191,8 @@ def make_policies(
     ]
 
 
-class Predictor(ABC):
+class Predictor(Policy, ABC):
     """A policy that predicts the time of every action, and takes the smallest."""
-
-    name: str
 
     @abstractmethod
     def predict(self, grid: TaskGrid) -> Float64Array:
@@ -211,7 +205,7 @@ class Predictor(ABC):
         return chosen
 
 
-class BestFixed:
+class BestFixed(Policy):
     """The one config of each family that was best over its training sizes.
 
     Best = least mean log time over NCCL's default; a config counts as the default where it was not
@@ -341,92 +335,50 @@ class GradientBoosting(Predictor):
         """Fit on every measured config of the training tasks."""
         from sklearn.ensemble import HistGradientBoostingRegressor
 
-        rows, actions = np.nonzero(_forced(training))
-        self._encoder = _Encoder(training.tasks, catalogue, rows, actions)
+        knobs = pl.DataFrame(catalogue.to_json(), infer_schema_length=None)
+        self._knobs = knobs.select(
+            pl.col("requested_algorithm", "requested_protocol")
+            .cast(pl.String)
+            .cast(pl.Categorical),
+            pl.col("requested_num_channels", "requested_chunk_bytes").cast(pl.Float64).log(2),
+        )
+        rows, actions, features = self._features(training)
+        # The catalogue may hold knobs that training never set.
+        self._known = [each.name for each in features if each.null_count() < len(each)]
         self._model: Any = HistGradientBoostingRegressor(
             learning_rate=0.1,
             max_leaf_nodes=31,
             max_iter=200,
             min_samples_leaf=2,
-            categorical_features=self._encoder.are_names,
+            categorical_features="from_dtype",
             early_stopping=False,
             random_state=0,
         )
         log_ratio = np.log(training.times_us / training.default_us[:, None])[rows, actions]
-        self._model.fit(self._encoder.encode(training.tasks, rows, actions), log_ratio)
+        self._model.fit(features[self._known], log_ratio)
 
     def predict(self, grid: TaskGrid) -> Float64Array:
         """(T, A) ln(time / NCCL's default); inf where not measured."""
-        rows, actions = np.nonzero(_forced(grid))
+        rows, actions, features = self._features(grid)
         predicted = _unknown(grid)
         if len(rows):
-            encoded = self._encoder.encode(grid.tasks, rows, actions)
-            predicted[rows, actions] = self._model.predict(encoded)
+            predicted[rows, actions] = self._model.predict(features[self._known])
         return predicted
 
-
-class _Encoder:
-    """Rows of numbers for (task, config); names as integer codes of the training data.
-
-    What is not known of any row of the fit, the tasks `rows` with the configs `actions`, is left
-    out: the catalogue may hold knobs that training never set.
-    """
-
-    def __init__(
-        self,
-        tasks: pl.DataFrame,
-        catalogue: Catalogue,
-        rows: npt.NDArray[np.int64],
-        actions: npt.NDArray[np.int64],
-    ) -> None:
-        fitted = tasks[np.unique(rows)]
-        held = [name for name in fitted.columns if fitted[name].null_count() < fitted.height]
-        self._numbers = [name for name in _NUMBERS if name in held]
-        self._codes = {
-            name: {value: code for code, value in enumerate(tasks[name].unique().sort().to_list())}
-            for name in _NAMES
-            if name in held
-        }
-        knobs = np.array([_knobs(config) for config in catalogue.configs])
-        used = ~np.isnan(knobs[actions]).all(axis=0)
-        self._configs = knobs[:, used]
-        self.are_names: Sequence[bool] = [
-            *[False] * (1 + len(self._numbers)),
-            *[True] * len(self._codes),
-            *np.array([True, True, False, False])[used].tolist(),
-        ]
-
-    def encode(
-        self, tasks: pl.DataFrame, rows: npt.NDArray[np.int64], actions: npt.NDArray[np.int64]
-    ) -> Float64Array:
-        """(N, columns) of the tasks `rows` with the configs `actions`."""
-        columns = [np.log2(tasks["size_bytes"].to_numpy().astype(np.float64))]
-        for number in self._numbers:
-            columns.append(tasks[number].cast(pl.Float64).to_numpy().astype(np.float64))
-        for name, codes in self._codes.items():
-            found = [codes.get(value) for value in tasks[name].to_list()]
-            columns.append(np.array([np.nan if code is None else code for code in found]))
-        return np.hstack([np.column_stack(columns)[rows], self._configs[actions]])
+    def _features(self, grid: TaskGrid) -> tuple[Rows, Rows, pl.DataFrame]:
+        """(N,) tasks and forced actions that were measured, and N rows of what is known of both."""
+        forced = grid.mask.copy()
+        forced[:, ABSTAIN_ACTION] = False
+        rows, actions = np.nonzero(forced)
+        tasks = grid.tasks.select(
+            pl.col("size_bytes").log(2),
+            pl.col(*_NUMBERS).cast(pl.Float64),
+            pl.col(*_NAMES).cast(pl.String).cast(pl.Categorical),
+        )
+        return rows, actions, pl.concat([tasks[rows], self._knobs[actions]], how="horizontal")
 
 
-def _knobs(config: Config) -> tuple[float, float, float, float]:
-    """Algorithm and protocol as codes, log2 of channels and chunk bytes; NaN = left to NCCL."""
-    return (
-        np.nan if config.algorithm is None else float(config.algorithm),
-        np.nan if config.protocol is None else float(config.protocol),
-        np.nan if not config.num_channels else float(np.log2(config.num_channels)),
-        np.nan if not config.chunk_bytes else float(np.log2(config.chunk_bytes)),
-    )
-
-
-def _forced(grid: TaskGrid) -> npt.NDArray[np.bool_]:
-    """(T, A) the measured configs, without NCCL's own choice."""
-    forced = grid.mask.copy()
-    forced[:, ABSTAIN_ACTION] = False
-    return forced
-
-
-class CoordinateDescent:
+class CoordinateDescent(Policy):
     """AutoCCL's search (serve/search/autoccl.py) on what was measured, each task by itself.
 
     Threads and transport are set at launch, not by call. NCCL's own choice is probed first, and
@@ -436,8 +388,6 @@ class CoordinateDescent:
     """
 
     name = "coordinate-descent"
-    #: (T,) of the grid that was last searched.
-    probes: npt.NDArray[np.int64]
 
     def __init__(self, catalogue: Catalogue) -> None:
         """Take the catalogue's configs."""

@@ -60,13 +60,8 @@ class Log:
 
     def rows(self, which: npt.NDArray[np.bool_]) -> Self:
         """The calls selected by `which`."""
-        return replace(
-            self,
-            task=self.task[which],
-            action=self.action[which],
-            reward=self.reward[which],
-            propensity=self.propensity[which],
-        )
+        columns = ("task", "action", "reward", "propensity")
+        return replace(self, **{name: getattr(self, name)[which] for name in columns})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +92,7 @@ def every_estimate(
 
 
 def _estimates(
-    log: Log,
-    policy: Float64Array,
-    behaviour: Float64Array,
-    model: Float64Array,
-    confidence: float,
+    log: Log, policy: Float64Array, behaviour: Float64Array, model: Float64Array, confidence: float
 ) -> dict[str, Estimate]:
     direct = float((policy * model).sum(axis=1)[log.task].mean())
     # The model's own error is not known.

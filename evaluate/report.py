@@ -39,7 +39,6 @@ from dynamiccl.evaluate.baselines import (
     LearnedPolicy,
     NamedPolicy,
     make_policies,
-    probes_of,
 )
 from dynamiccl.evaluate.figures import draw_gains, draw_map
 from dynamiccl.evaluate.metrics import SCALE, result_rows, summarise
@@ -116,9 +115,10 @@ def make_report(
     for done, player in enumerate(players):
         progress(done, len(players))
         choices[player.name] = player.choose(test)
-        probes[player.name] = probes_of(player, test)
-        if not probes[player.name].any():
+        if player.probes is None:
             drawn[player.name] = player.choose(whole)
+        else:
+            probes[player.name] = player.probes
     noise = noise_bands(quiet(frame), NOISE_KEY).drop("noise_median")
     results = result_rows(test, catalogue, choices, noise, probes)
     shown = result_rows(whole, catalogue, drawn, noise)

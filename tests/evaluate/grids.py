@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dynamiccl.datasets.cells import TaskGrid
+from dynamiccl.datasets.cells import ENVIRONMENT_COLUMNS, TaskGrid
 from dynamiccl.datasets.schema import TASK_COLUMNS
 
 NAN = float("nan")
@@ -14,7 +14,8 @@ NAN = float("nan")
 
 def grid(sizes: list[int], times: list[list[float]], **columns: Any) -> TaskGrid:
     """A grid of one family: a row a size, a column an action (0 = NCCL's default)."""
-    shared = dict.fromkeys(TASK_COLUMNS) | {"system": "s", "collective": "AllReduce"} | columns
+    shared = dict.fromkeys((*TASK_COLUMNS, *ENVIRONMENT_COLUMNS))
+    shared |= {"system": "s", "collective": "AllReduce"} | columns
     tasks = pl.DataFrame([{**shared, "size_bytes": size} for size in sizes])
     values = np.array(times)
     measured = ~np.isnan(values)

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import polars as pl
 import pytest
 from learning_ope import draw_log, mixture, true_value
-from scipy import stats
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid, task_grid, usable
@@ -87,21 +86,6 @@ def test_intervals_hold_the_truth_nine_times_in_ten(policy: Float64Array) -> Non
     robust = np.array([each["DR"].value for each in told], dtype=np.float64)
     assert abs(robust.mean() - truth) < 4 * robust.std() / np.sqrt(200)  # without bias
     assert robust.std() < np.std(plain)
-
-
-def test_estimates_order_policies_as_the_truth_does() -> None:
-    random = np.random.default_rng(1)
-    policies = []
-    for index in range(45):
-        rough = deterministic(
-            np.array([random.choice(np.flatnonzero(row)) for row in WORLD.mask]), ACTIONS
-        )
-        policies.append(mixture(0.5 * ORACLE + 0.5 * rough, WORLD.mask, index / 45))
-    truths = [true_value(WORLD, policy) for policy in policies]
-    found = every_estimate(drawn_log(), policies, BEHAVIOUR, 0.9)
-    for estimator in ("DM", "SNIPS", "DR"):
-        values = [each[estimator].value for each in found]
-        assert stats.spearmanr(truths, values).statistic >= 0.9
 
 
 NARROW = mixture(DEFAULT, WORLD.mask & (np.arange(ACTIONS) < 3), 0.5)

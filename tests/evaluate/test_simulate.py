@@ -155,7 +155,7 @@ OPEN = f"cannot be told from {OWN} (between 127 % less and 127 % more time)"
             [("mine", 0.0, 0.0), (ORACLE, 0.001, 0.001)],
             [
                 f"There is nothing to gain over {OWN} here: {KNOWN} {MORE}.",
-                f"mine cannot be told from {OWN} (between 0 % less and 0 % more time).",
+                f"mine takes exactly as long as {OWN}.",
             ],
         ),
         (
@@ -193,15 +193,6 @@ def test_the_command_writes_a_page_with_the_jobs_course(shell: Shell, tmp_path: 
     for row in found["rows"]:
         (line,) = [line for line in told if line.startswith(f"{row['name']}  ")]
         assert f"{row['seconds']['mean']:.2f}" in line
-
-
-def test_an_unknown_scenario_is_refused_before_anything_is_played(
-    shell: Shell, tmp_path: Path
-) -> None:
-    done = shell("dynamiccl-evaluate", "simulate", "--out", tmp_path / "o", "--scenario", "rain")
-    assert done.code == 2
-    assert "congested" in done.err
-    assert not (tmp_path / "o").exists()
 
 
 def few_configs() -> Manifest:
