@@ -290,10 +290,9 @@ def test_what_does_not_learn_from_records_trains_without_d3rlpy(data_dir: Path) 
 import sys
 sys.modules["d3rlpy"] = None  # an import of it fails
 from pathlib import Path
-import dynamiccl.train.study, dynamiccl.train.trigger.fit
+import dynamiccl.train.fit, dynamiccl.train.study, dynamiccl.train.trigger.fit
 from dynamiccl.train.cautious.fit import fit_tables
 from dynamiccl.train.data import load_data
-from dynamiccl.train.fit import _make_loop
 from dynamiccl.train.online.a3c import update
 from dynamiccl.train.online.actor_critic import SharedRmsProp
 from dynamiccl.train.online.make import _network, _orders
@@ -307,7 +306,7 @@ optimizer = SharedRmsProp(list(shared.parameters()), shared=False)
 print("loss", update(player, shared, own, optimizer, lambda: 1).loss)
 print("tables", fit_tables(data, alpha=0.1).widened)
 try:
-    _make_loop(data, make_recipe("bc"), 0, None)
+    import dynamiccl.train.offline
 except ImportError as error:
     print(error)
 """

@@ -136,7 +136,7 @@ def test_a_run_that_was_killed_before_its_first_epoch_begins_again(
 ) -> None:
     uri = new_store(tmp_path)
     recipe = make_recipe("gaussian-process", SETTINGS)
-    run_id = killed_run("dynamiccl.train.fit._train", recipe, data_dir, uri)
+    run_id = killed_run("dynamiccl.train.fit._Training.train", recipe, data_dir, uri)
     resumed = resume(data_dir, run_id, tracking_uri=uri)
     assert resumed.run_id == run_id
     assert not list((tmp_path / "mlruns").rglob("begun.json"))
