@@ -163,7 +163,7 @@ def _speeds(data: TrainingData) -> dict[str, float]:
             # More than are waited for: no actor stops while others are timed.
             settings += [f"steps={SPEED_UPDATES + 60}"]
             recipe = make_recipe(recipe_name, settings)
-            updates: Any = make_loop(data, recipe, pair).source
+            updates: Any = make_loop(data, recipe, pair, uses_cost=True).source
             with contextlib.closing(updates):
                 updates.start(0)
                 for _ in range(20):  # until all play

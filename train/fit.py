@@ -31,7 +31,7 @@ from dynamiccl.datasets.store import git_commit
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking
 from dynamiccl.train.cautious.fit import Calibration, fit_tables
-from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.data import TrainingData, base_residuals, load_data
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.networks import ActionInputs, Network
 from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, save_script
@@ -231,16 +231,27 @@ class _Training:
     def _make_loop(self) -> Loop:
         data, recipe = self.data, self.recipe
         torch.manual_seed(self.seed)
+        uses_cost = recipe.action_inputs and data.costs is not None and self._uses_cost()
         if recipe.algorithm in ONLINE:
             from dynamiccl.train.online.make import make_loop as make_online_loop
 
-            return make_online_loop(data, recipe, self.seed, ray=self.ray)
+            return make_online_loop(data, recipe, self.seed, uses_cost=uses_cost, ray=self.ray)
         from dynamiccl.train.offline import make_loop  # d3rlpy, which no other recipe needs
 
         actions = None
         if recipe.action_inputs and data.costs is not None:
-            actions = ActionInputs(data.catalogue.configs, data.cost_start)
+            actions = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost)
         return make_loop(data, recipe, self.seed, actions)
+
+    def _uses_cost(self) -> bool:
+        """Whether times are learned over NCCL's costs; logs the residuals that decide it."""
+        found = base_residuals(self.data)
+        if found is not None:
+            names = ("residual_over_cost", "residual_over_time")
+            self.run.log_metrics(dict(zip(names, found, strict=True)), step=0)
+        uses_cost = found is not None and found[0] < found[1]
+        self.run.set_tags({"cost_base": "cost" if uses_cost else "time"})
+        return uses_cost
 
     def _fit_networks(self, state: dict[str, Any] | None, scratch: Path) -> _Made:
         """The best checkpoint with the margin that is best on validation; of equals the largest."""

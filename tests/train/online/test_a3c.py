@@ -184,7 +184,9 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_p
 def test_an_actor_that_dies_ends_the_run_with_its_place(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = make_loop(load_data(data, 0, with_costs=True), make_recipe("a3c", SMALL), 0)
+    loop = make_loop(
+        load_data(data, 0, with_costs=True), make_recipe("a3c", SMALL), 0, uses_cost=True
+    )
     monkeypatch.setattr("dynamiccl.train.online.actors._PATIENCE_S", 0.2)
     assert isinstance(loop.source, ActorLearners)
     loop.source.start(0)
@@ -200,7 +202,7 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
 
 def test_each_actor_may_keep_a_statistic_of_its_own(data: Path) -> None:
     recipe = make_recipe("a3c", [*SMALL, "actors=1", "shared_statistic=false", "seen_decisions=0"])
-    loop = make_loop(load_data(data, 0, with_costs=True), recipe, 0)
+    loop = make_loop(load_data(data, 0, with_costs=True), recipe, 0, uses_cost=True)
     while not loop.is_over:
         loop.run_epoch()
     assert loop.step == 8
@@ -213,12 +215,12 @@ def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> No
     simulate(SWEEP.replace("collectives", of_nvls), tmp_path)
     loaded = load_data(tmp_path, 0, with_costs=True)
     with pytest.raises(UserError, match="decode:3"):
-        make_loop(loaded, make_recipe("a3c", ["places=decode:3"]), 0)
+        make_loop(loaded, make_recipe("a3c", ["places=decode:3"]), 0, uses_cost=True)
     recipe = make_recipe("a3c", [f"places={PLACE}"])
-    make_loop(loaded, recipe, 0)
+    make_loop(loaded, recipe, 0, uses_cost=True)
     recipe = make_recipe("a3c", ["places=gb10-roce:lora:quiet"])
     with pytest.raises(UserError, match="nothing that gb10-roce:lora:quiet has"):
-        make_loop(loaded, recipe, 0)
+        make_loop(loaded, recipe, 0, uses_cost=True)
 
 
 def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     settings = ("places=gb10-roce:lora:quiet", "num_steps=8", "gamma=0.5", "learning_rate=0.01")
     recipe = make_recipe("a3c", [*SMALL, *settings, "episode_rounds=50", "steps=40"])
     loaded = load_data(tmp_path, 0, with_costs=True)
-    network = network_of(loaded, recipe)
+    network = network_of(loaded, recipe, uses_cost=False)
     player = orders_of(loaded, recipe, 0)[0].player(0)
     env = player.env
     quiet_us = env.world.quiet_us

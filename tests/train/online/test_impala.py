@@ -28,7 +28,7 @@ LSTM = make_recipe("impala-lstm", [*SMALL, "state_units=8"])
 def trajectory(loaded: TrainingData, recipe: Recipe = LSTM) -> tuple[Learner, Trajectory]:
     """A learner, and one trajectory that was played under its weights."""
     torch.manual_seed(0)
-    network = _network(loaded, recipe)
+    network = _network(loaded, recipe, uses_cost=True)
     played = _orders(loaded, recipe, 0)[0].player(recipe.state_units).play(network)
     actors = LocalActors(network, [], lambda: network)
     return Learner(network, actors, recipe), played
@@ -73,7 +73,7 @@ def test_a_trajectory_carries_the_state_at_its_start_and_what_was_likely(
     loaded: TrainingData,
 ) -> None:
     recipe = make_recipe("impala-lstm", [*SMALL, "state_units=8", "episode_rounds=50"])
-    network = _network(loaded, recipe)
+    network = _network(loaded, recipe, uses_cost=True)
     player = _orders(loaded, recipe, 0)[0].player(recipe.state_units)
     first, second = player.play(network), player.play(network)
     assert not first.state.h.any()  # an episode begins
@@ -92,7 +92,7 @@ def test_a_trajectory_carries_the_state_at_its_start_and_what_was_likely(
 
 def test_a_state_begins_at_zero_with_every_episode(loaded: TrainingData) -> None:
     recipe = make_recipe("impala-lstm", [*SMALL, "state_units=8", "num_steps=4"])
-    network = _network(loaded, recipe)
+    network = _network(loaded, recipe, uses_cost=True)
     player = _orders(loaded, recipe, 0)[0].player(recipe.state_units)
     for _ in range(2):  # of four rounds each
         assert not player.play(network).state.h.any()
@@ -115,10 +115,10 @@ def test_the_learner_moves_towards_what_earned_more_than_expected(loaded: Traini
 
 
 def test_actors_play_on_while_the_learner_learns(loaded: TrainingData) -> None:
-    network = _network(loaded, LSTM)
+    network = _network(loaded, LSTM, uses_cost=True)
 
     def make() -> object:
-        return _network(loaded, LSTM)
+        return _network(loaded, LSTM, uses_cost=True)
 
     one, _ = _orders(loaded, LSTM, 0)
     actors = LocalActors(network, [one], make)  # type: ignore[arg-type]

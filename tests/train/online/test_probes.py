@@ -31,7 +31,7 @@ PLAYED = make_recipe("a3c-lstm", [*SMALL, "state_units=8", "probe_every=0"])
 def stubborn(loaded: TrainingData) -> ActorCritic:
     """A network that never wants NCCL's own choice."""
     torch.manual_seed(0)
-    network = _network(loaded, RECIPE)
+    network = _network(loaded, RECIPE, uses_cost=True)
     of_network = network.actor.logits
 
     def logits(hidden: torch.Tensor, context: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_the_exported_policy_probes_as_the_player_does(loaded: TrainingData) -> 
 def test_a_probe_teaches_the_critic_and_not_the_actor(loaded: TrainingData) -> None:
     recipe = replace(RECIPE, entropy_start=0.0, entropy_end=0.0)
     torch.manual_seed(0)
-    network = _network(loaded, recipe)
+    network = _network(loaded, recipe, uses_cost=True)
     played = player_of(loaded).play(network)
     learner = Learner(network, LocalActors(network, [], lambda: network), recipe)
     before = {name: each.clone() for name, each in network.named_parameters()}
@@ -122,10 +122,10 @@ def test_validation_chooses_how_often(
     loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = replace(RECIPE, probe_every=(0, 7, 20))
-    pilot = Pilot(_orders(loaded, recipe, 0), lambda: _network(loaded, recipe))
+    pilot = Pilot(_orders(loaded, recipe, 0), lambda: _network(loaded, recipe, uses_cost=True))
     logs = {0: 0.1, 7: 0.3, 20: 0.2}
     monkeypatch.setattr(pilot, "_log_speedup", logs.__getitem__)
-    actor = _network(loaded, recipe).actor
+    actor = _network(loaded, recipe, uses_cost=True).actor
     speedup, probe_every = pilot.play(actor)
     assert speedup == pytest.approx(1.3498588)  # exp(0.3)
     assert probe_every == 7
@@ -137,7 +137,7 @@ def test_the_speedup_is_of_the_most_likely_actions(
 ) -> None:
     loaded = load_data(data, 0, with_costs=True)
     actors = _orders(loaded, PLAYED, 0)
-    pilot = Pilot(actors, lambda: _network(loaded, PLAYED))
+    pilot = Pilot(actors, lambda: _network(loaded, PLAYED, uses_cost=True))
     assert len(pilot._actors) == 1  # two actors in one place
     network, found = pilot._network, []
     for config in (0, 3):
@@ -163,7 +163,7 @@ def test_the_fastest_checkpoint_of_the_second_half_is_taken(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, "actors=1", "steps=8", "steps_per_epoch=2"])
-    loop = make_loop(load_data(data, 0, with_costs=True), recipe, 0)
+    loop = make_loop(load_data(data, 0, with_costs=True), recipe, 0, uses_cost=True)
     speedups = iter([9.0, 9.0, 1.2, 1.1])
     actors: list[nn.Module] = []
 

@@ -53,13 +53,14 @@ def _values(run: Path, seen: Observations, log_odds: np.ndarray) -> np.ndarray:
     return TorchPolicy.load(run / "policy").values(seen, np.isfinite(log_odds))
 
 
+@pytest.mark.parametrize("uses_cost", [False, True])
 def test_the_first_actions_are_those_that_the_offline_network_prefers(
-    loaded: TrainingData, offline: Path
+    loaded: TrainingData, offline: Path, uses_cost: bool
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, f"start={offline}"])
-    seen, log = _log_odds(_network(loaded, recipe), loaded)
+    seen, log = _log_odds(_network(loaded, recipe, uses_cost=uses_cost), loaded)
     assert np.array_equal(log.argmax(axis=1), _values(offline, seen, log).argmax(axis=1))
-    plain = _network(loaded, make_recipe("a3c", SMALL))
+    plain = _network(loaded, make_recipe("a3c", SMALL), uses_cost=True)
     _, other = _log_odds(plain, loaded)
     assert np.exp(log).max() > 2 * np.exp(other).max()  # it means what it prefers
 
@@ -68,7 +69,7 @@ def test_actors_that_go_on_elsewhere_begin_with_the_odds_that_they_had(
     loaded: TrainingData, online: Path
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, f"start={online}"])
-    network = _network(loaded, recipe)
+    network = _network(loaded, recipe, uses_cost=True)
     seen, log = _log_odds(network, loaded)
     assert network.actor.head.sharpness == 1.0
     values = _values(online, seen, log)  # -exp(-log odds), but for a constant
@@ -84,14 +85,14 @@ def test_a_q_network_begins_with_what_actors_prefer_as_times(
     loaded: TrainingData, online: Path
 ) -> None:
     recipe = make_recipe("ddqn-dueling", [*OFFLINE, f"start={online}"])
-    actor = _network(loaded, make_recipe("a3c", [*SMALL, f"start={online}"]))
-    actor.actor.head.features.cost_start = -1  # what these say of a time stays
+    actor = _network(loaded, make_recipe("a3c", [*SMALL, f"start={online}"]), uses_cost=False)
+    actor.actor.head.uses_cost = False
     seen, log = _log_odds(actor, loaded)
-    inputs = ActionInputs(loaded.catalogue.configs, loaded.cost_start)
+    inputs = ActionInputs(loaded.catalogue.configs, loaded.cost_start, uses_cost=False)
     algorithm = make_algorithm(recipe, *loaded.sources(recipe), actions=inputs)
     targets = algorithm.impl.modules.targ_q_funcs
     for network in (*algorithm.impl.modules.q_funcs, *targets):
-        network.head.features.cost_start = -1
+        network.head.uses_cost = False
         with torch.no_grad():
             window, context = torch.from_numpy(seen.window), torch.from_numpy(seen.context)
             z = network(window, context).numpy()
@@ -121,7 +122,7 @@ def test_networks_of_another_form_and_what_is_no_policy_are_refused(
 ) -> None:
     larger = make_recipe("a3c", [*SMALL, "hidden_sizes=32", f"start={offline}"])
     with pytest.raises(UserError, match=r"another form \(size mismatch"):
-        _network(loaded, larger)
+        _network(loaded, larger, uses_cost=True)
     nowhere = make_recipe("a3c", [*SMALL, f"start={tmp_path}"])
     with pytest.raises(MissingPath, match="--set start="):
-        _network(loaded, nowhere)
+        _network(loaded, nowhere, uses_cost=True)
