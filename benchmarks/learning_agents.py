@@ -43,7 +43,7 @@ CALLS: Final = 100_000
 JOBS: Final = 2
 STEPS: Final = 6_000
 #: A decision is in force for a while: it is judged by that, and looks no further ahead.
-ALONE: Final = ("gamma=0", "num_steps=1", "entropy_start=0", "held_calls=8")
+ALONE: Final = ("gamma=0", "num_steps=1", "entropy_start=0", "held_calls=8", "action_inputs=false")
 SWEEP: Final = """
 name = "quiet"
 system = "b300-nvlink"
@@ -121,13 +121,7 @@ def _play_row(data: Path, seed: int, row: int) -> dict[str, list[Totals]]:
     if row == 0:
         return compare.play(setting, simple_contenders(setting), [seed])
     name, recipe, is_told = POLICIES[row - 1]
-    # One output each: what the page's figures were measured with.
-    settings = [
-        *ALONE,
-        "action_inputs=false",
-        f"steps={STEPS}",
-        *([f"trigger={data}"] if is_told else []),
-    ]
+    settings = [*ALONE, f"steps={STEPS}", *([f"trigger={data}"] if is_told else [])]
     done = fit(
         data / "data",
         make_recipe(recipe, settings),

@@ -1,13 +1,22 @@
-"""The data of a training run: steps to learn from, and validation bins to select by."""
+"""The data of a training run: steps to learn from, validation bins to select by, and the base.
+
+The base of learned times is NCCL's predicted cost, or none. Costs help where what NCCL is off by is
+simpler than the times are: that differs from machine to machine. For each (system, collective,
+config) a straight line in size and group shape is fitted to ln(time / NCCL's cost) of the training
+tasks, and one to ln(time), both less that of NCCL's own choice; the base is that whose lines are
+less off on the validation tasks.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import torch
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, TaskGrid, rows_left_out, task_grid, tuned, usable
@@ -22,8 +31,9 @@ from dynamiccl.datasets.steps import (
     with_noise,
 )
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan
+from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import NotEnoughData
-from dynamiccl.train.networks import Network
+from dynamiccl.train.networks import COST_KNOWN, LOG_COST, ActionFeatures, Network
 from dynamiccl.train.policy import PolicyModule, forward
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger.detector import Detector, interference_levels, level_shares_of
@@ -146,4 +156,54 @@ def load_data(
         observations=cold_observations(asked, profiles, costs),
         digest=content_hash(data_dir),
         left_out=rows_left_out(everything),
+    )
+
+
+def base_residuals(data: TrainingData) -> tuple[float, float] | None:
+    """Root mean square residuals of the lines on validation tasks, in ln(time): over cost, without.
+
+    None where NCCL's costs, or two tasks, are missing.
+    """
+    train, held = (_lines_of(data, split) for split in (Split.TRAIN, Split.VALIDATION))
+    off: list[list[Floats]] = [[], []]
+    for group in np.unique(train.group):
+        mine, asked = train.group == group, held.group == group
+        for action in range(ABSTAIN_ACTION + 1, len(data.catalogue)):
+            told, new = mine & train.known[:, action], asked & held.known[:, action]
+            if told.sum() < 2 or not new.any():
+                continue
+            for errors, y, wanted in zip(off, train.values, held.values, strict=True):
+                line = np.linalg.lstsq(train.place[told], y[told, action], rcond=None)[0]
+                errors.append(held.place[new] @ line - wanted[new, action])
+    if not off[0]:
+        return None
+    over_cost, over_time = (float(np.sqrt(np.mean(np.concatenate(e) ** 2))) for e in off)
+    return over_cost, over_time
+
+
+class _Lines(NamedTuple):
+    """What lines are fitted to, of T tasks and A actions."""
+
+    group: npt.NDArray[np.str_]  # (T,) system and collective
+    place: Floats  # (T, 4): 1, size, nodes, ranks a node
+    known: npt.NDArray[np.bool_]  # (T, A) measured, and the cost is known
+    #: Twice (T, A): ln of time over NCCL's cost, and of time, less those of NCCL's own choice.
+    values: tuple[Floats, Floats]
+
+
+def _lines_of(data: TrainingData, split: Split) -> _Lines:
+    grid = task_grid(data.frame, data.catalogue, [split])
+    tasks = with_noise(grid.tasks, data.training.noise)
+    context = cold_observations(tasks, data.profiles, data.costs).context
+    features = ActionFeatures(data.catalogue.configs, data.cost_start)
+    told = features(torch.from_numpy(context)).numpy().astype(np.float64)
+    has_cost, time = told[:, :, COST_KNOWN] > 0.5, np.log(grid.times_us)
+    over_cost = time - told[:, :, LOG_COST]
+    names = tasks.select(tasks["system"] + "/" + tasks["collective"]).to_series()
+    places = tasks.select("size_bytes", "num_nodes", "ranks_per_node").to_numpy()
+    return _Lines(
+        names.to_numpy().astype(np.str_),
+        np.column_stack([np.ones(len(places)), np.log2(places)]),
+        grid.mask & has_cost & has_cost[:, :1],
+        (over_cost - over_cost[:, :1], time - time[:, :1]),
     )

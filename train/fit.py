@@ -31,7 +31,7 @@ from dynamiccl.datasets.store import git_commit
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking
 from dynamiccl.train.cautious.fit import Calibration, fit_tables
-from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.data import TrainingData, base_residuals, load_data
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.networks import ActionInputs, Network
 from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, save_script
@@ -73,6 +73,10 @@ class FitSummary:
     stretched: float = 1.0
 
 
+#: A policy, metrics of its kind of run, and what it tells of the summary.
+_Made = tuple[nn.Module, dict[str, float], dict[str, Any]]
+
+
 def fit(  # noqa: PLR0913 - all of a run
     data_dir: Path,
     recipe: Recipe,
@@ -95,68 +99,17 @@ def fit(  # noqa: PLR0913 - all of a run
             f"level_threshold={recipe.level_threshold} is about interference levels, which a "
             "Trigger tells: --set trigger=RUN_DIRECTORY, or take 'gaussian-process'"
         )
-    _check_ray(recipe, ray)
-    data = _load(data_dir, recipe, seed)
+    data = _load(data_dir, recipe, seed, ray)
     name = f"{tags.get('setting', recipe.name)}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
-        facts = {"recipe": recipe.to_json(), "seed": seed, "data_hash": data.digest}
-        _write(_state_path(run).with_name(_BEGUN_NAME), facts)
-        _log_start(run, data_dir, data, recipe, seed)
-        return _train(data, recipe, seed, run, progress, ray=ray)
-
-
-def _log_start(
-    run: tracking.Run, data_dir: Path, data: TrainingData, recipe: Recipe, seed: int
-) -> None:
-    counts = {"rows": data.training.counts, "calls": data.sequence_counts}
-    params = {
-        f"{of}_{name}": value
-        for of, each in counts.items()
-        if each is not None
-        for name, value in each.items()
-    }
-    text = f"{recipe.summary}. Trained on `{data_dir}` with seed {seed}."
-    run.begin(data_dir, data.digest, {**recipe.to_json(), "seed": seed, **params}, text)
-
-
-def _check_ray(recipe: Recipe, ray: str | None) -> None:
-    if ray is not None and recipe.algorithm != "IMPALA":
-        raise UserError(
-            f"--ray {ray} is for actors that play for a learner, and the algorithm of "
-            f"'{recipe.name}' is {recipe.algorithm}: take 'impala-lstm', or leave --ray out"
-        )
-
-
-def _train(  # noqa: PLR0913 - all of a run
-    data: TrainingData,
-    recipe: Recipe,
-    seed: int,
-    run: tracking.Run,
-    progress: Progress,
-    state: dict[str, Any] | None = None,
-    *,
-    ray: str | None = None,
-) -> FitSummary:
-    """Train and export; continues from `state` if given."""
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        for name in ("plots", POLICY_FOLDER):
-            (scratch / name).mkdir()
-        if recipe.algorithm in CAUTIOUS:
-            module, figures, found = _fit_tables(data, recipe, scratch, progress)
-        else:
-            loop = _make_loop(data, recipe, seed, ray)
-            if state is not None:
-                loop.restore(state)
-                if loop.step not in run.history("validation_regret"):  # killed in between
-                    run.log_metrics(loop.latest, step=loop.step)
-            seconds = _run(loop, data, recipe, seed, run, progress)
-            module, figures, found = _best_of(loop, data, recipe, scratch)
-            found["seconds"] = seconds
-        summary = _end_run(run, scratch, module, data, recipe, figures, found)
-    for name in (_STATE_NAME, _BEGUN_NAME):
-        _state_path(run).with_name(name).unlink(missing_ok=True)
-    return summary
+        training = _Training(data, recipe, seed, run, progress, ray)
+        path = training.state_path.with_name(_BEGUN_NAME)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = path.with_name(f".{path.name}")
+        hidden.write_text(json.dumps(training.facts), encoding="utf-8")
+        hidden.replace(path)
+        training.begin(data_dir)
+        return training.train()
 
 
 def resume(
@@ -176,17 +129,33 @@ def resume(
     with tracking.continue_run(tracking_uri, run_id) as run:
         facts, state = _begun(run)
         recipe, seed = Recipe.from_json(facts["recipe"]), int(facts["seed"])
-        _check_ray(recipe, ray)
-        data = _load(data_dir, recipe, seed)
+        data = _load(data_dir, recipe, seed, ray)
         if data.digest != facts["data_hash"]:
             first = f"{facts['data_hash'][:12]}, {run.param('data')}"
             raise UserError(
                 f"{data_dir} (hash {data.digest[:12]}) is not what run '{run_id}' began with "
                 f"({first}); give --data that directory"
             )
+        training = _Training(data, recipe, seed, run, progress, ray)
         if state is None and not run.tag("data_hash"):
-            _log_start(run, data_dir, data, recipe, seed)
-        return _train(data, recipe, seed, run, progress, state, ray=ray)
+            training.begin(data_dir)
+        return training.train(state)
+
+
+def _load(data_dir: Path, recipe: Recipe, seed: int, ray: str | None) -> TrainingData:
+    if ray is not None and recipe.algorithm != "IMPALA":
+        raise UserError(
+            f"--ray {ray} is for actors that play for a learner, and the algorithm of "
+            f"'{recipe.name}' is {recipe.algorithm}: take 'impala-lstm', or leave --ray out"
+        )
+    return load_data(
+        data_dir,
+        seed,
+        recipe.trigger,
+        with_costs=recipe.action_inputs or recipe.algorithm in CAUTIOUS,
+        with_calls=recipe.use_calls,
+        split=recipe.split,
+    )
 
 
 def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -205,198 +174,224 @@ def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
     return json.loads(begun.read_text(encoding="utf-8")), None
 
 
-def _write(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write JSON atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{path.name}")
-    hidden.write_text(json.dumps(facts), encoding="utf-8")
-    hidden.replace(path)
-
-
-def _load(data_dir: Path, recipe: Recipe, seed: int) -> TrainingData:
-    return load_data(
-        data_dir,
-        seed,
-        recipe.trigger,
-        with_costs=recipe.action_inputs or recipe.algorithm in CAUTIOUS,
-        with_calls=recipe.use_calls,
-        split=recipe.split,
-    )
-
-
-def _make_loop(data: TrainingData, recipe: Recipe, seed: int, ray: str | None) -> Loop:
-    torch.manual_seed(seed)
-    if recipe.algorithm in ONLINE:
-        from dynamiccl.train.online.make import make_loop as make_online_loop
-
-        return make_online_loop(data, recipe, seed, ray=ray)
-    from dynamiccl.train.offline import make_loop  # d3rlpy, which no other recipe needs
-
-    actions = None
-    if recipe.action_inputs and data.costs is not None:
-        actions = ActionInputs(data.catalogue.configs, data.cost_start)
-    return make_loop(data, recipe, seed, actions)
-
-
-def _run(
-    loop: Loop,
-    data: TrainingData,
-    recipe: Recipe,
-    seed: int,
-    run: tracking.Run,
-    progress: Progress,
-) -> float:
-    """Make the steps that are left, and keep the state of each epoch; the seconds of it."""
-    started = time.monotonic()
-    with contextlib.closing(loop):
-        while not loop.is_over:
-            loop.run_epoch()
-            facts = {"recipe": recipe.to_json(), "seed": seed, "data_hash": data.digest}
-            loop.save(_state_path(run), **facts)
-            run.log_metrics(loop.latest, step=loop.step)
-            progress(loop.step, recipe.steps, loop.latest)
-    return time.monotonic() - started
-
-
-#: A policy, metrics of this kind of run, and what it tells of its summary.
-_Made = tuple[nn.Module, dict[str, float], dict[str, Any]]
-
-
-def _best_of(loop: Loop, data: TrainingData, recipe: Recipe, scratch: Path) -> _Made:
-    """The best checkpoint with the margin that is best on validation; of equals the largest."""
-    from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
-
-    best, members = loop.best(), cast(Any, loop.source.members)
-    (scratch / "checkpoints").mkdir()
-    torch.save(members.state_dict(), scratch / "checkpoints" / "last.pt")
-    torch.save(best.weights, scratch / "checkpoints" / "best.pt")
-    members.load_state_dict(best.weights)
-    networks, is_unanimous = cast(Iterable[Network], members), recipe.unanimous
-    regret, negative_margin = min(
-        (data.validation_regret(networks, margin, is_unanimous=is_unanimous), -margin)
-        for margin in recipe.abstain_margins
-    )
-    margin, warm_margin = -negative_margin, recipe.warm_margin
-    if recipe.state_units:
-        module: PolicyModule = StatefulPolicyModule(members[0], margin, warm_margin)
-    else:
-        module = PolicyModule(networks, margin, warm_margin, is_unanimous=is_unanimous)
-    default = data.default_regret()
-    figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
-    figure.savefig(scratch / "plots" / "training.png", dpi=120)
-    found = {"steps": recipe.steps, "best_step": best.step, "validation_regret": regret}
-    return module, {"abstain_margin": margin}, {"abstain_margin": margin, **found}
-
-
-def _fit_tables(data: TrainingData, recipe: Recipe, scratch: Path, progress: Progress) -> _Made:
-    """Tables of a belief, and how far calibration says that they can be trusted."""
-    from dynamiccl.train.plots import calibration_plot  # Matplotlib takes a second to import
-
-    started = time.monotonic()
-    fitted = fit_tables(
-        data, alpha=recipe.alpha, progress=lambda done, count: progress(done, count, {})
-    )
-    fitted.policy.level_threshold = recipe.level_threshold
-    actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
-    found = {
-        "abstain_margin": MIN_GAIN,
-        "steps": 0,
-        "seconds": time.monotonic() - started,
-        "best_step": 0,
-        "validation_regret": data.mean_over_groups(actions),
-        "alpha": recipe.alpha,
-        "widened": fitted.widened,
-        "stretched": fitted.stretched,
-    }
-    figures = {"prior_widened": fitted.widened, "spread_stretched": fitted.stretched}
-    for name, of in (("sizes", fitted.of_sizes), ("shapes", fitted.of_shapes)):
-        every = Calibration.joined(of)
-        keep = sum(each.least_alpha() <= recipe.alpha for each in of)
-        figures[f"calibration_tasks_{name}"] = float(len(every))
-        figures[f"machines_that_keep_alpha_{name}"] = float(keep)
-        if len(every):
-            figures[f"coverage_90_{name}"] = every.coverage
-    every = Calibration.joined(fitted.of_sizes)
-    figure = calibration_plot(every.predicted, every.measured, every.reach)
-    figure.savefig(scratch / "plots" / "calibration.png", dpi=120)
-    return fitted.policy, figures, found
-
-
-def _end_run(  # noqa: PLR0913, PLR0917 - all of a run
-    run: tracking.Run,
-    scratch: Path,
-    module: nn.Module,
-    data: TrainingData,
-    recipe: Recipe,
-    figures: Mapping[str, float],
-    found: dict[str, Any],
-) -> FitSummary:
-    """Write a policy and its recipe beside what `scratch` holds, and log all of it."""
-    manifest = _export_policy(
-        scratch / POLICY_FOLDER, module, found["abstain_margin"], data, recipe
-    )
-    (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
-    if recipe.source:
-        shutil.copy(recipe.source, scratch / "recipe.py")
-    summary = FitSummary(
-        run_id=run.run_id,
-        run_directory=str(run.directory or run.artifact_uri),
-        recipe=recipe.name,
-        validation_default_regret=data.default_regret(),
-        validation_tasks=data.validation.tasks.height,
-        num_actions=len(manifest.catalogue),
-        counts=data.training.counts,
-        left_out=data.left_out,
-        **found,
-    )
-    metrics = {
-        "best_validation_regret": summary.validation_regret,
-        "default_validation_regret": summary.validation_default_regret,
-        "train_seconds": summary.seconds,
-        **figures,
-    }
-    run.log_metrics(metrics, step=summary.steps)
-    run.describe(
-        f"{recipe.summary}. Mean regret on {summary.validation_tasks} validation tasks: "
-        f"{summary.validation_regret:.2%} (NCCL's default {summary.validation_default_regret:.2%})."
-    )
-    run.finish(scratch, summary)
-    return summary
-
-
-def _export_policy(
-    folder: Path, module: nn.Module, margin: float, data: TrainingData, recipe: Recipe
-) -> Manifest:
-    """Write a policy directory: the module as TorchScript, and its manifest."""
-    save_script(module, folder / POLICY_NAME)
-    watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
-    timed = usable(data.frame)
-    supports = find_supports(data.frame, data.catalogue, data.training.noise, data.costs)
-    return Manifest(
-        recipe=recipe.name,
-        catalogue=data.catalogue.to_json(),
-        features=feature_table(data.profiles, costs=data.costs is not None),
-        window_features=window_table(),
-        window_length=WINDOW_LENGTH,
-        launch_profiles=data.profiles,
-        supports=supports,
-        knows_shapes=recipe.algorithm in CAUTIOUS,
-        other_shapes=find_other_shapes(data.costs, supports),
-        min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
-        max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
-        nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),
-        abstain_margin=margin,
-        data_hash=data.digest,
-        git_commit=git_commit(),
-        dynamiccl_version=dynamiccl.__version__,
-        schema_version=SCHEMA_VERSION,
-        runs=run_names(timed),
-        parts=data.parts,
-        trigger=watching,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    ).write(folder)
-
-
 def _state_path(run: tracking.Run) -> Path:
     """The state file: among the run's local artifacts, else in the user's state directory."""
     return kept_folder(run.directory, run.run_id) / _STATE_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """A run, and all that it is given."""
+
+    data: TrainingData
+    recipe: Recipe
+    seed: int
+    run: tracking.Run
+    progress: Progress
+    ray: str | None
+
+    @property
+    def state_path(self) -> Path:
+        return _state_path(self.run)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a killed run begins again with."""
+        recipe, digest = self.recipe.to_json(), self.data.digest
+        return {"recipe": recipe, "seed": self.seed, "data_hash": digest}
+
+    def begin(self, data_dir: Path) -> None:
+        """Log what the run is of."""
+        counts = {"rows": self.data.training.counts, "calls": self.data.sequence_counts}
+        params = {
+            f"{of}_{name}": value
+            for of, each in counts.items()
+            if each is not None
+            for name, value in each.items()
+        }
+        params |= {**self.recipe.to_json(), "seed": self.seed}
+        text = f"{self.recipe.summary}. Trained on `{data_dir}` with seed {self.seed}."
+        self.run.begin(data_dir, self.data.digest, params, text)
+
+    def train(self, state: dict[str, Any] | None = None) -> FitSummary:
+        """Train and export; continues from `state` if given."""
+        with tempfile.TemporaryDirectory() as folder:
+            scratch = Path(folder)
+            for name in ("plots", POLICY_FOLDER):
+                (scratch / name).mkdir()
+            if self.recipe.algorithm in CAUTIOUS:
+                made = self._fit_tables(scratch)
+            else:
+                made = self._fit_networks(state, scratch)
+            summary = self._end(scratch, *made)
+        for name in (_STATE_NAME, _BEGUN_NAME):
+            self.state_path.with_name(name).unlink(missing_ok=True)
+        return summary
+
+    def _make_loop(self) -> Loop:
+        data, recipe = self.data, self.recipe
+        torch.manual_seed(self.seed)
+        uses_cost = recipe.action_inputs and data.costs is not None and self._uses_cost()
+        if recipe.algorithm in ONLINE:
+            from dynamiccl.train.online.make import make_loop as make_online_loop
+
+            return make_online_loop(data, recipe, self.seed, uses_cost=uses_cost, ray=self.ray)
+        from dynamiccl.train.offline import make_loop  # d3rlpy, which no other recipe needs
+
+        actions = None
+        if recipe.action_inputs and data.costs is not None:
+            actions = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost)
+        return make_loop(data, recipe, self.seed, actions)
+
+    def _uses_cost(self) -> bool:
+        """Whether times are learned over NCCL's costs; logs the residuals that decide it."""
+        found = base_residuals(self.data)
+        if found is not None:
+            names = ("residual_over_cost", "residual_over_time")
+            self.run.log_metrics(dict(zip(names, found, strict=True)), step=0)
+        uses_cost = found is not None and found[0] < found[1]
+        self.run.set_tags({"cost_base": "cost" if uses_cost else "time"})
+        return uses_cost
+
+    def _fit_networks(self, state: dict[str, Any] | None, scratch: Path) -> _Made:
+        """The best checkpoint with the margin that is best on validation; of equals the largest."""
+        from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
+
+        data, recipe, loop = self.data, self.recipe, self._make_loop()
+        if state is not None:
+            loop.restore(state)
+            if loop.step not in self.run.history("validation_regret"):  # killed in between
+                self.run.log_metrics(loop.latest, step=loop.step)
+        started = time.monotonic()
+        with contextlib.closing(loop):
+            while not loop.is_over:
+                loop.run_epoch()
+                loop.save(self.state_path, **self.facts)
+                self.run.log_metrics(loop.latest, step=loop.step)
+                self.progress(loop.step, recipe.steps, loop.latest)
+        seconds = time.monotonic() - started
+        best, members = loop.best(), cast(Any, loop.source.members)
+        (scratch / "checkpoints").mkdir()
+        torch.save(members.state_dict(), scratch / "checkpoints" / "last.pt")
+        torch.save(best.weights, scratch / "checkpoints" / "best.pt")
+        members.load_state_dict(best.weights)
+        networks, is_unanimous = cast(Iterable[Network], members), recipe.unanimous
+        regret, negative_margin = min(
+            (data.validation_regret(networks, margin, is_unanimous=is_unanimous), -margin)
+            for margin in recipe.abstain_margins
+        )
+        margin, warm_margin = -negative_margin, recipe.warm_margin
+        if recipe.state_units:
+            module: PolicyModule = StatefulPolicyModule(members[0], margin, warm_margin)
+        else:
+            module = PolicyModule(networks, margin, warm_margin, is_unanimous=is_unanimous)
+        default = data.default_regret()
+        figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
+        figure.savefig(scratch / "plots" / "training.png", dpi=120)
+        found = {"steps": recipe.steps, "seconds": seconds, "best_step": best.step}
+        found |= {"validation_regret": regret, "abstain_margin": margin}
+        return module, {"abstain_margin": margin}, found
+
+    def _fit_tables(self, scratch: Path) -> _Made:
+        """Tables of a belief, and how far calibration says that they can be trusted."""
+        from dynamiccl.train.plots import calibration_plot  # Matplotlib takes a second to import
+
+        data, alpha, started = self.data, self.recipe.alpha, time.monotonic()
+        fitted = fit_tables(
+            data, alpha=alpha, progress=lambda done, count: self.progress(done, count, {})
+        )
+        fitted.policy.level_threshold = self.recipe.level_threshold
+        actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
+        found = {
+            "abstain_margin": MIN_GAIN,
+            "steps": 0,
+            "seconds": time.monotonic() - started,
+            "best_step": 0,
+            "validation_regret": data.mean_over_groups(actions),
+            "alpha": alpha,
+            "widened": fitted.widened,
+            "stretched": fitted.stretched,
+        }
+        figures = {"prior_widened": fitted.widened, "spread_stretched": fitted.stretched}
+        for name, of in (("sizes", fitted.of_sizes), ("shapes", fitted.of_shapes)):
+            every = Calibration.joined(of)
+            keep = sum(each.least_alpha() <= alpha for each in of)
+            figures[f"calibration_tasks_{name}"] = float(len(every))
+            figures[f"machines_that_keep_alpha_{name}"] = float(keep)
+            if len(every):
+                figures[f"coverage_90_{name}"] = every.coverage
+        every = Calibration.joined(fitted.of_sizes)
+        figure = calibration_plot(every.predicted, every.measured, every.reach)
+        figure.savefig(scratch / "plots" / "calibration.png", dpi=120)
+        return fitted.policy, figures, found
+
+    def _end(
+        self,
+        scratch: Path,
+        module: nn.Module,
+        figures: Mapping[str, float],
+        found: Mapping[str, Any],
+    ) -> FitSummary:
+        """Write a policy and its recipe beside what `scratch` holds, and log all of it."""
+        data, recipe, run = self.data, self.recipe, self.run
+        manifest = self._export(scratch / POLICY_FOLDER, module, found["abstain_margin"])
+        text = json.dumps(recipe.to_json(), indent=1)
+        (scratch / "recipe.json").write_text(text, encoding="utf-8")
+        if recipe.source:
+            shutil.copy(recipe.source, scratch / "recipe.py")
+        summary = FitSummary(
+            run_id=run.run_id,
+            run_directory=str(run.directory or run.artifact_uri),
+            recipe=recipe.name,
+            validation_default_regret=data.default_regret(),
+            validation_tasks=data.validation.tasks.height,
+            num_actions=len(manifest.catalogue),
+            counts=data.training.counts,
+            left_out=data.left_out,
+            **found,
+        )
+        metrics = {
+            "best_validation_regret": summary.validation_regret,
+            "default_validation_regret": summary.validation_default_regret,
+            "train_seconds": summary.seconds,
+            **figures,
+        }
+        run.log_metrics(metrics, step=summary.steps)
+        run.describe(
+            f"{recipe.summary}. Mean regret on {summary.validation_tasks} validation tasks: "
+            f"{summary.validation_regret:.2%} "
+            f"(NCCL's default {summary.validation_default_regret:.2%})."
+        )
+        run.finish(scratch, summary)
+        return summary
+
+    def _export(self, folder: Path, module: nn.Module, margin: float) -> Manifest:
+        """Write a policy directory: the module as TorchScript, and its manifest."""
+        data, recipe = self.data, self.recipe
+        save_script(module, folder / POLICY_NAME)
+        watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
+        timed = usable(data.frame)
+        supports = find_supports(data.frame, data.catalogue, data.training.noise, data.costs)
+        return Manifest(
+            recipe=recipe.name,
+            catalogue=data.catalogue.to_json(),
+            features=feature_table(data.profiles, costs=data.costs is not None),
+            window_features=window_table(),
+            window_length=WINDOW_LENGTH,
+            launch_profiles=data.profiles,
+            supports=supports,
+            knows_shapes=recipe.algorithm in CAUTIOUS,
+            other_shapes=find_other_shapes(data.costs, supports),
+            min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
+            max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
+            nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),
+            abstain_margin=margin,
+            data_hash=data.digest,
+            git_commit=git_commit(),
+            dynamiccl_version=dynamiccl.__version__,
+            schema_version=SCHEMA_VERSION,
+            runs=run_names(timed),
+            parts=data.parts,
+            trigger=watching,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        ).write(folder)

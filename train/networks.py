@@ -20,8 +20,8 @@ or take:
 
     z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
 
-with c the logarithm of NCCL's own cost, 0 where it is not known: so the network learns how far that
-is off. A cell that NCCL does not take, where its costs are known, is no choice.
+with c the logarithm of NCCL's own cost where it is known, so that the network learns how far that
+is off; or 0 (data.py). A cell that NCCL does not take, where its costs are known, is no choice.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -398,6 +398,8 @@ class ActionInputs:
 
     configs: Sequence[Config]
     cost_start: int
+    #: Whether the costs are what is expected of a time, or features alone (data.py).
+    uses_cost: bool
 
 
 class ActionHead(nn.Module):
@@ -414,6 +416,7 @@ class ActionHead(nn.Module):
         self.gate = nn.Linear(len(ACTION_FEATURES), UNITS)
         self.out = nn.Linear(UNITS, 1)
         self.value = nn.Linear(hidden_size, 1)
+        self.uses_cost = inputs.uses_cost
         self.sharpness = SHARPNESS
         self.log_cost = LOG_COST
         self.cost_known = COST_KNOWN
@@ -440,7 +443,9 @@ class ActionHead(nn.Module):
         # What a config makes of the task: each has a mixture of the same units, gated by its own.
         met_BAU = self.task(hidden_BH).unsqueeze(1) * (1.0 + self.gate(scaled_BAG))
         met_BAU = met_BAU + self.action(scaled_BAG)
-        z_BA = self.out(nn.functional.silu(met_BAU)).squeeze(2) + found_BAG[:, :, self.log_cost]
+        z_BA = self.out(nn.functional.silu(met_BAU)).squeeze(2)
+        if self.uses_cost:
+            z_BA = z_BA + found_BAG[:, :, self.log_cost]
         z_BA = self.value(hidden_BH) + z_BA - z_BA[:, :1]
         known_BA = found_BAG[:, :, self.cost_known] > 0.5
         return z_BA.masked_fill(known_BA[:, :1] & ~known_BA, self.worst)  # type: ignore[no-any-return]

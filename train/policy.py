@@ -307,7 +307,10 @@ def begin_with(networks: Iterable[Network], path: Path) -> None:
                 "trained on the same data with the same hidden_sizes, window_encoder, "
                 "action_inputs and state_units"
             ) from error
-        sharpness = float(getattr(module.members, "0").head.sharpness)
+        theirs = getattr(module.members, "0").head
+        sharpness = float(theirs.sharpness)
+        if isinstance(network.head, ActionHead):
+            network.head.uses_cost = bool(theirs.uses_cost)
         if isinstance(network, Imitator):
             network.head.sharpness = sharpness
         else:

@@ -53,8 +53,8 @@ class Recipe:
     window_encoder: str = "mlp"
     #: Whether value and advantage have heads of their own.
     dueling: bool = True
-    #: Whether actions are inputs of the head, which learns how far NCCL's own costs of them are off
-    #: (networks.py), and not an output each. Only where the data hold costs; of actors always.
+    #: Whether actions are inputs of the head, with NCCL's own costs of them (networks.py), and not
+    #: an output each. Only where the data hold costs; of actors always.
     action_inputs: bool = False
     #: Share of the rows of a batch whose costs are hidden, for a head with actions as inputs: so it
     #: learns to do without where NCCL's costs are not known.
@@ -300,7 +300,7 @@ _OURS: Final = (
     # Double DQN with a dueling head, feed-forward over the flattened window.
     Recipe(
         name="ddqn-dueling",
-        summary="double DQN, dueling head in log time over NCCL's own costs, MLP over the window",
+        summary="double DQN, dueling head in log time beside NCCL's own costs, MLP over the window",
         algorithm="DoubleDQN",
         action_inputs=True,
     ),

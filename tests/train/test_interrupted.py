@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -31,28 +29,28 @@ def last_line(code: object, said: str) -> str:
     return said.rstrip("\n").rpartition("\n")[2]
 
 
+def interrupted(line: str, folder: Path, kept: str) -> str:
+    """The last line of a command in `folder` that gets SIGINT once a file `kept` is there."""
+    new_store(folder)
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 300
+        while not any(folder.rglob(kept)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watching = threading.Thread(target=interrupt)
+    with contextlib.chdir(folder):
+        watching.start()
+        ended = run(line)
+    watching.join()
+    return last_line(*ended)
+
+
 def test_fit_names_its_run_and_goes_on(data_dir: Path, tmp_path: Path) -> None:
-    """The command as a process, which gets SIGINT once a state is kept."""
-    new_store(tmp_path)
-    fit = ["dynamiccl.train.cli", "fit", "--data", str(data_dir)]
     settings = ["steps=80", "steps_per_epoch=10", "hidden_sizes=8", "num_members=1"]
-    words = [word for each in settings for word in ("--set", each)]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", *fit, *words],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 300
-    while not any(tmp_path.rglob("state.pt")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate()
-    said = last_line(process.returncode, error)
+    words = " ".join(f"--set {each}" for each in settings)
+    said = interrupted(f"dynamiccl-train fit --data {data_dir} {words}", tmp_path, "state.pt")
     found = re.fullmatch(r"interrupted: run (\w+) is kept; go on with: (dynamiccl-\w+ .*)", said)
     assert found is not None, said
     assert shlex.split(found[2])[-1] == found[1]
@@ -63,20 +61,8 @@ def test_fit_names_its_run_and_goes_on(data_dir: Path, tmp_path: Path) -> None:
 
 
 def test_study_names_itself(data_dir: Path, tmp_path: Path) -> None:
-    new_store(tmp_path)
-
-    def interrupt() -> None:
-        deadline = time.monotonic() + 300
-        while not any(tmp_path.rglob("begun.json")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    watching = threading.Thread(target=interrupt)
-    with contextlib.chdir(tmp_path):
-        watching.start()
-        ended = run(f"dynamiccl-train study --data {data_dir} --jobs 1 --seeds 2")
-    watching.join()
-    said = last_line(*ended)
+    line = f"dynamiccl-train study --data {data_dir} --jobs 1 --seeds 2"
+    said = interrupted(line, tmp_path, "begun.json")
     assert re.fullmatch(
         r"interrupted: study (\w+) keeps what is done; go on with: dynamiccl-train study --resume "
         r"\1 --tracking-uri sqlite:///.*mlflow.db",

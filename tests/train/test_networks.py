@@ -178,7 +178,7 @@ def test_without_costs_a_config_is_what_it_names() -> None:
 
 def action_head(*configs: Config, cost_start: int = len(FEATURES)) -> ActionHead:
     torch.manual_seed(0)
-    return ActionHead(HIDDEN, ActionInputs((ABSTAIN, *configs), cost_start))
+    return ActionHead(HIDDEN, ActionInputs((ABSTAIN, *configs), cost_start, uses_cost=True))
 
 
 def test_before_it_has_learned_a_head_says_what_nccl_says() -> None:

@@ -8,14 +8,23 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
-from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS
+from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS, cold_observations
 from dynamiccl.datasets.history import WINDOW_COLUMN
-from dynamiccl.datasets.steps import Int64Array, Steps
-from dynamiccl.train.data import load_data
-from dynamiccl.train.networks import MASKED_Q, ActionHead, ActionInputs, Imitator
+from dynamiccl.datasets.steps import Int64Array, Steps, with_noise
+from dynamiccl.train.data import base_residuals, load_data
+from dynamiccl.train.networks import (
+    COST_KNOWN,
+    LOG_COST,
+    MASKED_Q,
+    ActionFeatures,
+    ActionHead,
+    ActionInputs,
+    Imitator,
+)
 from dynamiccl.train.offline import (
     CostDropout,
     Loss,
@@ -166,6 +175,27 @@ def test_costs_are_hidden_from_a_share_of_the_rows_whole(data_dir: Path) -> None
     assert (data.training.steps.tasks.context[:, costs] != 0.0).any(axis=1).all()
 
 
+def test_times_that_are_nccls_costs_are_learned_over_them(data_dir: Path) -> None:
+    """On a machine whose times are NCCL's costs, and half as much again."""
+    data = load_data(data_dir, 0, with_costs=True)
+    assert data.costs is not None
+    frame = data.frame.with_columns(data.catalogue.actions(data.frame)).drop_nulls("action")
+    noisy = with_noise(frame, data.training.noise)
+    context = torch.from_numpy(cold_observations(noisy, data.profiles, data.costs).context)
+    told = ActionFeatures(data.catalogue.configs, data.cost_start)(context)
+    of_action = torch.from_numpy(frame["action"].to_numpy().astype(np.int64))
+    found = told[torch.arange(len(told)), of_action].double()
+    time = pl.Series("time_us", (1.5 * found[:, LOG_COST].exp()).numpy())
+    known = pl.Series((found[:, COST_KNOWN] > 0.5).numpy())
+    made = replace(data, frame=frame.with_columns(time).filter(known).drop("action"))
+    residuals = base_residuals(made)
+    assert residuals is not None
+    over_cost, over_time = residuals
+    assert over_cost < 1e-5
+    assert over_time > 0.05
+    assert base_residuals(replace(data, costs=None)) is None
+
+
 # --- Losses ---
 
 BATCH, ACTIONS = 6, 4
@@ -232,7 +262,7 @@ def test_imitation_does_what_the_data_did(data_dir: Path) -> None:
     taken = int(np.flatnonzero((steps.tasks.mask > 0.5).all(axis=0))[-1])
     steps = replace(steps, action=np.full_like(steps.action, taken))
     recipe = make_recipe("bc", ["hidden_sizes=16", "learning_rate=0.02"])
-    for actions in (None, ActionInputs(data.catalogue.configs, data.cost_start)):
+    for actions in (None, ActionInputs(data.catalogue.configs, data.cost_start, uses_cost=True)):
         algorithm = make_algorithm(recipe, steps, actions=actions)
         (imitator,) = algorithm.impl.q_function
         assert isinstance(imitator, Imitator)
@@ -290,10 +320,9 @@ def test_what_does_not_learn_from_records_trains_without_d3rlpy(data_dir: Path) 
 import sys
 sys.modules["d3rlpy"] = None  # an import of it fails
 from pathlib import Path
-import dynamiccl.train.study, dynamiccl.train.trigger.fit
+import dynamiccl.train.fit, dynamiccl.train.study, dynamiccl.train.trigger.fit
 from dynamiccl.train.cautious.fit import fit_tables
-from dynamiccl.train.data import load_data
-from dynamiccl.train.fit import _make_loop
+from dynamiccl.train.data import base_residuals, load_data
 from dynamiccl.train.online.a3c import update
 from dynamiccl.train.online.actor_critic import SharedRmsProp
 from dynamiccl.train.online.make import _network, _orders
@@ -301,13 +330,13 @@ from dynamiccl.train.recipe import make_recipe
 data = load_data(Path(sys.argv[1]), 0, with_costs=True)
 few = ["hidden_sizes=8", "jobs=1", "num_steps=2", "places=h100-ib:decode:busy-host:4x8"]
 recipe = make_recipe("a3c", few)
-shared, own = _network(data, recipe), _network(data, recipe)
+shared, own = (_network(data, recipe, uses_cost=True) for _ in range(2))
 player = _orders(data, recipe, 0)[0].player(0)
 optimizer = SharedRmsProp(list(shared.parameters()), shared=False)
 print("loss", update(player, shared, own, optimizer, lambda: 1).loss)
 print("tables", fit_tables(data, alpha=0.1).widened)
 try:
-    _make_loop(data, make_recipe("bc"), 0, None)
+    import dynamiccl.train.offline
 except ImportError as error:
     print(error)
 """

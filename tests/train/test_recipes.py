@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.train.recipe import RECIPES, Recipe, make_recipe, settable, setting_meanings
 
 
@@ -23,9 +23,11 @@ def test_settings_take_the_type_of_the_default() -> None:
     assert (recipe.steps, recipe.learning_rate, recipe.hidden_sizes) == (10, 1e-4, (8, 4))
 
 
-def test_unknown_recipe_lists_choices() -> None:
+def test_unknown_recipe_lists_choices_and_an_old_name_the_new_one() -> None:
     with pytest.raises(UnknownName, match="ddqn-dueling"):
         make_recipe("ddqn-duelling")
+    with pytest.raises(UserError, match="'ddqn-actions' is called 'ddqn-dueling' now"):
+        make_recipe("ddqn-actions")
 
 
 @pytest.mark.parametrize("setting", ["lr=1", "stpes", "name=x"])
@@ -115,18 +117,26 @@ def test_numbers_are_taken_up_to_their_bounds_and_not_beyond(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("body", "said"),
     [
-        ("hidden_sizes=()", r"mine\.py: hidden_sizes= of recipe 'mine' .* at least 1 item"),
-        ("learning_rte=1e-5", r"mine\.py: .*'learning_rte' \(did you mean 'learning_rate'\?\)"),
+        ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing"),
+        ("return 7", "returns int"),
+        ("return make_recipe('ddqn-actions')", r"mine\.py: .* is called 'ddqn-dueling' now"),
+        (
+            "return Recipe(name='mine', summary='', algorithm='DoubleDQN', hidden_sizes=())",
+            r"mine\.py: hidden_sizes= of recipe 'mine' .* at least 1 item",
+        ),
+        (
+            "return Recipe(name='mine', summary='', algorithm='DoubleDQN', learning_rte=1e-5)",
+            r"mine\.py: .*'learning_rte' \(did you mean 'learning_rate'\?\)",
+        ),
     ],
 )
-def test_a_recipe_of_ones_own_is_checked_as_ours(setting: str, said: str, tmp_path: Path) -> None:
+def test_a_recipe_of_ones_own_is_checked_as_ours(body: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(
-        "from dynamiccl.train.recipe import Recipe\n"
-        "def recipe():\n"
-        f"    return Recipe(name='mine', summary='', algorithm='DoubleDQN', {setting})\n"
-    )
+    with pytest.raises(MissingPath, match="Python file"):
+        make_recipe(str(file))
+    head = "from dynamiccl.train.recipe import Recipe, make_recipe\ndef recipe():\n"
+    file.write_text(f"{head}    {body}\n")
     with pytest.raises(UserError, match=said):
         make_recipe(str(file))

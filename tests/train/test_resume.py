@@ -1,11 +1,6 @@
 """A run that was killed goes on in the same MLflow run, as if nothing had happened."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -15,7 +10,6 @@ from mlflow import MlflowClient
 
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.train.fit import FitSummary, fit, resume
-from dynamiccl.train.loop import read_state
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import Recipe, make_recipe
 from tests.data_sets import SWEEP, make_data
@@ -80,38 +74,6 @@ def test_curve_and_weights_are_those_of_an_uninterrupted_run(
     assert_same(uri, whole_run(data_dir, uri, chosen), resumed)
 
 
-@pytest.mark.soak
-def test_a_run_goes_on_after_kill_9(data_dir: Path, tmp_path: Path) -> None:
-    uri = new_store(tmp_path)
-    # Long enough that nobody who looks for its state comes too late.
-    many = [setting.replace("steps=60", "steps=200") for setting in SETTINGS]
-    settings = [word for setting in many for word in ("--set", setting)]
-    command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "fit", "--data", str(data_dir)]
-    command += ["--tracking-uri", uri]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(
-        [*command, *settings, "--seed", "3"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
-    )
-    deadline = time.monotonic() + 120
-    while not (states := list((tmp_path / "mlruns").rglob("state.pt"))):
-        assert process.poll() is None, process.stderr
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert read_state(states[0])["step"] < 200
-    (run_id,) = run_ids(uri)
-    assert MlflowClient(uri).get_run(run_id).info.status == "RUNNING"
-    subprocess.run([*command, "--resume", run_id], env=environment, cwd=tmp_path, check=True)
-    (policy,) = (tmp_path / "mlruns").rglob("policy.pt")
-    recipe = make_recipe("ddqn-dueling", many)
-    whole = fit(data_dir, recipe, experiment="whole", tracking_uri=uri, seed=3)
-    for name in ("loss", "validation_regret"):
-        assert len(curve(uri, run_id, name)) == 20
-        assert curve(uri, run_id, name) == curve(uri, whole.run_id, name)
-    assert_same_policy(policy.parent, Path(whole.run_directory) / "policy")
-
-
 def killed_run(place: str, recipe: Recipe, data: Path, uri: str) -> str:
     """The id of a run that ends when it calls `place`."""
     with mock.patch(place, side_effect=Killed), pytest.raises(Killed):
@@ -136,7 +98,7 @@ def test_a_run_that_was_killed_before_its_first_epoch_begins_again(
 ) -> None:
     uri = new_store(tmp_path)
     recipe = make_recipe("gaussian-process", SETTINGS)
-    run_id = killed_run("dynamiccl.train.fit._train", recipe, data_dir, uri)
+    run_id = killed_run("dynamiccl.train.fit._Training.train", recipe, data_dir, uri)
     resumed = resume(data_dir, run_id, tracking_uri=uri)
     assert resumed.run_id == run_id
     assert not list((tmp_path / "mlruns").rglob("begun.json"))

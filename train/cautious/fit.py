@@ -99,12 +99,12 @@ class Measured:
     grid: Grid
     #: The catalogue's actions that are the grid's configs.
     actions: Ints
-    #: (S, A) the gain that NCCL's costs foretell; NaN: not known.
-    relative_cost: Floats
     places: Ints
     log_us: Floats
     variance: Floats
     repeats: Floats
+    #: (S, A) the gain that NCCL's costs foretell; NaN: not known.
+    relative_cost: Floats
 
     def only(self, kept: Bools) -> "Measured":
         """With the measurements marked in `kept` (n,)."""
@@ -156,13 +156,22 @@ class Tasks:
         actions = np.flatnonzero(self.grid.mask[rows].any(axis=0))
         at, first = np.searchsorted(asked, sizes), int(rows[0])
         grid, relative = self._grid(first, asked, actions)
-        places, log_us, variance, repeats, task = self.grid.cells(
-            rows, at, actions, grid.log2_sizes
-        )
+        told = self.grid.cells(rows, at, actions, grid.log2_sizes)
+        places, log_us, variance, repeats, task = told
         shape = float(self.place[first, 1]), float(self.place[first, 2])
         machine, collective = int(self.machine[first]), int(self.collective[first])
-        found = (places, log_us, variance, repeats)
-        measured = Measured(machine, collective, shape, grid, actions, relative, *found)
+        measured = Measured(
+            machine,
+            collective,
+            shape,
+            grid,
+            actions,
+            places,
+            log_us,
+            variance,
+            repeats,
+            relative_cost=relative,
+        )
         return measured, self.is_train[task]
 
     def _grid(self, row: int, sizes: Ints, actions: Ints) -> tuple[Grid, Floats]:

@@ -80,13 +80,15 @@ class Pilot:
         return sum(logs) / len(logs)
 
 
-def make_loop(data: TrainingData, recipe: Recipe, seed: int, *, ray: str | None = None) -> Loop:
+def make_loop(
+    data: TrainingData, recipe: Recipe, seed: int, *, uses_cost: bool, ray: str | None = None
+) -> Loop:
     """The loop of an A3C or IMPALA recipe.
 
     `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
     a place none of whose configs are in the data, and what `check_cluster` raises.
     """
-    make = partial(network_of, data, recipe)
+    make = partial(network_of, data, recipe, uses_cost=uses_cost)
     orders, shared = orders_of(data, recipe, seed), make()
     pilot, margin = Pilot(orders, make), recipe.abstain_margins[0]
 
@@ -110,12 +112,12 @@ def make_loop(data: TrainingData, recipe: Recipe, seed: int, *, ray: str | None 
     return Loop(Learner(shared, RayActors(shared, orders, ray), recipe), recipe, validate)
 
 
-def network_of(data: TrainingData, recipe: Recipe) -> ActorCritic:
+def network_of(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCritic:
     """The untrained network of a recipe; raises as `begin_with`."""
     steps = data.training.steps
     window, context, _ = steps.shapes
     trunk: Any = Trunk(window, context[0], recipe.hidden_sizes, recipe.window_encoder)
-    inputs = ActionInputs(data.catalogue.configs, data.cost_start)
+    inputs = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost)
     width, actions = recipe.hidden_sizes[-1], steps.num_actions
     if recipe.state_units:
         trunk = StatefulTrunk(trunk, width, actions, recipe.state_units)

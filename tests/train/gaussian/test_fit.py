@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from dynamiccl.collect.cli import app
 from dynamiccl.datasets.cells import task_grid
-from dynamiccl.datasets.features import CONTEXT_COLUMN, TUNED, Observations, cold_observations
+from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations, cold_observations
 from dynamiccl.datasets.manifest import Manifest, Shape, with_shape
-from dynamiccl.datasets.questions import cold_questions, decide
+from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.datasets.store import read
@@ -108,21 +108,6 @@ def test_manifest_keeps_the_costs_that_observations_are_made_of(fitted: Run) -> 
     )
     assert np.array_equal(wanted, found)
     assert wanted.shape[1] == len(manifest.features)
-
-
-def test_tables_are_what_the_policy_answers(fitted: Run, tmp_path: Path) -> None:
-    artifact = export_artifact(fitted.policy, tmp_path / "artifact")
-    policy = TorchPolicy.load(fitted.policy)
-    for support in policy.manifest.supports:
-        asked = cold_questions(policy.manifest, support)
-        actions = decide(policy, Observations.cold(asked.context), asked.mask)
-        info = pick_table(artifact, support.num_nodes, support.num_ranks, support.system)
-        table = DecisionTable.read(artifact.directory / info.path)
-        configs = policy.manifest.actions().configs
-        wanted = [None if action == 0 else configs[action] for action in actions]
-        bins = range(asked.first_bin, asked.first_bin + asked.num_bins)
-        assert [table.at(collective, index) for collective in TUNED for index in bins] == wanted
-        assert (actions != 0).any()
 
 
 def test_shapes_that_nobody_measured_get_tables_from_nccls_costs(
@@ -274,10 +259,13 @@ def test_a_rule_without_a_trigger_is_refused(fitted: Run) -> None:
         )
 
 
-def test_a_small_sweep_is_enough_to_act(data_dir: Path) -> None:
+@pytest.mark.parametrize("with_costs", [True, False])
+def test_a_small_sweep_is_enough_to_act(data_dir: Path, with_costs: bool) -> None:
     """Fewer tasks than 1 / alpha: drawn worlds say how sure a gain must be."""
-    data = load_data(data_dir, 0, with_costs=True)
-    found = fit_tables(data, alpha=0.01)
+    data = load_data(data_dir, 0, with_costs=with_costs)
+    assert (data.costs is not None) == with_costs
+    alpha = 0.01 if with_costs else 0.05
+    found = fit_tables(data, alpha=alpha)
     assert found.of_sizes[0].least_alpha() > 0.01
     told = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
     asked = cold_observations(
@@ -286,7 +274,8 @@ def test_a_small_sweep_is_enough_to_act(data_dir: Path) -> None:
     chosen, _ = forward(found.policy, asked, told.mask)
     default = np.zeros(len(chosen), dtype=np.int64)
     assert told.regret(chosen).mean() < told.regret(default).mean() / 3
-    assert (told.chosen_us(chosen) < 1.01 * told.default_us).all()
+    if with_costs:
+        assert (told.chosen_us(chosen) < 1.01 * told.default_us).all()
 
 
 def test_what_a_run_does_to_all_its_times_is_no_noise(tmp_path: Path) -> None:
@@ -297,14 +286,3 @@ def test_what_a_run_does_to_all_its_times_is_no_noise(tmp_path: Path) -> None:
         (measured, _), *_ = Tasks(data).tables()
         spreads.append(float(np.sqrt(np.median(measured.variance))))
     assert spreads[1] < 1.5 * spreads[0]
-
-
-def test_without_costs_it_learns_from_times_alone(data_dir: Path) -> None:
-    data = load_data(data_dir, 0)
-    assert data.costs is None
-    found = fit_tables(data, alpha=0.05)
-    told = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
-    asked = cold_observations(with_noise(told.tasks, data.training.noise), data.profiles, None)
-    chosen, _ = forward(found.policy, asked, told.mask)
-    default = np.zeros(len(chosen), dtype=np.int64)
-    assert told.regret(chosen).mean() < told.regret(default).mean() / 3

@@ -43,7 +43,7 @@ def loaded(data: Path) -> TrainingData:
 
 
 def small_network(loaded: TrainingData, recipe: Recipe) -> ActorCritic:
-    return network_of(loaded, recipe)
+    return network_of(loaded, recipe, uses_cost=True)
 
 
 def small_player(loaded: TrainingData, recipe: Recipe) -> Player:

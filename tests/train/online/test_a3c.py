@@ -180,7 +180,7 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
 def test_an_actor_that_dies_ends_the_run_with_its_place(
     loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = make_loop(loaded, make_recipe("a3c", SMALL), 0)
+    loop = make_loop(loaded, make_recipe("a3c", SMALL), 0, uses_cost=True)
     monkeypatch.setattr("dynamiccl.train.online.actors._PATIENCE_S", 0.2)
     assert isinstance(loop.source, ActorLearners)
     loop.source.start(0)
@@ -209,11 +209,11 @@ def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> No
     simulate(SWEEP.replace("collectives", of_nvls), tmp_path)
     loaded = load_data(tmp_path, 0, with_costs=True)
     with pytest.raises(UserError, match="decode:3"):
-        make_loop(loaded, make_recipe("a3c", ["places=decode:3"]), 0)
-    make_loop(loaded, make_recipe("a3c", [f"places={PLACE}"]), 0)
+        make_loop(loaded, make_recipe("a3c", ["places=decode:3"]), 0, uses_cost=True)
+    make_loop(loaded, make_recipe("a3c", [f"places={PLACE}"]), 0, uses_cost=True)
     recipe = make_recipe("a3c", ["places=gb10-roce:lora:quiet"])
     with pytest.raises(UserError, match="nothing that gb10-roce:lora:quiet has"):
-        make_loop(loaded, recipe, 0)
+        make_loop(loaded, recipe, 0, uses_cost=True)
 
 
 def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:

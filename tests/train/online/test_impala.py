@@ -244,7 +244,7 @@ def test_the_fastest_checkpoint_of_the_second_half_is_taken(
     loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, "actors=1", "steps=8", "steps_per_epoch=2"])
-    loop = make_loop(loaded, recipe, 0)
+    loop = make_loop(loaded, recipe, 0, uses_cost=True)
     speedups, actors = iter([9.0, 9.0, 1.2, 1.1]), list[nn.Module]()
 
     def play(_: Pilot, actor: nn.Module) -> tuple[float, int]:

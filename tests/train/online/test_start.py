@@ -13,6 +13,7 @@ from dynamiccl.train.fit import fit
 from dynamiccl.train.networks import SHARPNESS, ActionInputs
 from dynamiccl.train.offline import make_algorithm
 from dynamiccl.train.online.actor_critic import ActorCritic, State
+from dynamiccl.train.online.make import network_of
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
 from tests.stores import new_store
@@ -51,11 +52,12 @@ def _values(run: Path, seen: Observations, log_odds: np.ndarray) -> np.ndarray:
     return TorchPolicy.load(run / "policy").values(seen, np.isfinite(log_odds))
 
 
+@pytest.mark.parametrize("uses_cost", [False, True])
 def test_the_first_actions_are_those_that_the_offline_network_prefers(
-    loaded: TrainingData, offline: Path
+    loaded: TrainingData, offline: Path, uses_cost: bool
 ) -> None:
     recipe = make_recipe("a3c", [*SMALL, f"start={offline}"])
-    seen, log = _log_odds(small_network(loaded, recipe), loaded)
+    seen, log = _log_odds(network_of(loaded, recipe, uses_cost=uses_cost), loaded)
     assert np.array_equal(log.argmax(axis=1), _values(offline, seen, log).argmax(axis=1))
     plain = small_network(loaded, make_recipe("a3c", SMALL))
     _, other = _log_odds(plain, loaded)
@@ -82,14 +84,14 @@ def test_a_q_network_begins_with_what_actors_prefer_as_times(
     loaded: TrainingData, online: Path
 ) -> None:
     recipe = make_recipe("ddqn-dueling", [*OFFLINE, f"start={online}"])
-    actor = small_network(loaded, make_recipe("a3c", [*SMALL, f"start={online}"]))
-    actor.actor.head.features.cost_start = -1  # what these say of a time stays
+    actor = network_of(loaded, make_recipe("a3c", [*SMALL, f"start={online}"]), uses_cost=False)
+    actor.actor.head.uses_cost = False
     seen, log = _log_odds(actor, loaded)
-    inputs = ActionInputs(loaded.catalogue.configs, loaded.cost_start)
+    inputs = ActionInputs(loaded.catalogue.configs, loaded.cost_start, uses_cost=False)
     algorithm = make_algorithm(recipe, *loaded.sources(recipe), actions=inputs)
     targets = algorithm.impl.modules.targ_q_funcs
     for network in (*algorithm.impl.modules.q_funcs, *targets):
-        network.head.features.cost_start = -1
+        network.head.uses_cost = False
         with torch.no_grad():
             window, context = torch.from_numpy(seen.window), torch.from_numpy(seen.context)
             z = network(window, context).numpy()
