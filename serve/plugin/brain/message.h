@@ -8,9 +8,10 @@
 //   artifact  its directory; system: as its plugin.index names this machine
 //   table     in force: the bytes of a table file (serve/table.py) in hexadecimal; "": NCCL's own
 //             choice everywhere
-//   tasks     each that has had timed calls: collective, size bin, timed calls so far (-1: these are
-//             old ones, of a choice that was withdrawn), and the last of these, the oldest first: bytes, us, algorithm, protocol,
-//             channels as used, us of skew; not known is -1, of channels 0
+//   tasks     each that has had timed calls: collective, size bin, timed calls so far, and the last
+//             of these, the oldest first: bytes, us, algorithm, protocol, channels as used, us of
+//             skew; not known is -1, of channels 0. Of a choice that was withdrawn: -1, and the
+//             calls by which it was judged
 //
 // {"number": 7, "table": "4443..."}   the whole next table
 // {"number": 7}                       the table in force stays
