@@ -1,9 +1,9 @@
 """The exported brain: policy, feature code and cold observations in one TorchScript module.
 
-The leader of a communicator runs it inside the job, where there is no Python: it takes calls as
-they were recorded and answers with table entries, so C++ needs neither JSON nor feature code. The
-features are those of `datasets/history.py`, frozen with the policy that learned on them;
-`serve/torchscript.py` compares them with those of `datasets/history.py`.
+`dynamiccl-brain` runs it beside the job, where there is no Python: it takes calls as they were
+recorded and answers with table entries, so C++ needs no feature code. The features are those of
+`datasets/history.py`, frozen with the policy that learned on them; `check_brain` of
+`serve/torchscript.py` compares the two.
 
 Two parts remember what a leader showed before: whatever asks the policy, where that has a state
 of the job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each

@@ -67,8 +67,8 @@ class BrainProcess {
     const char* command[] = {"/bin/sh", "-c", named, nullptr};
     if (named == nullptr) {
       if (access(ours.c_str(), X_OK) != 0) {
-        return "dynamiccl-brain is not there: build and install the plugin with --torch, or set "
-               "DYNAMICCL_BRAIN='dynamiccl-deploy brain'";
+        return "dynamiccl-brain is not there: build the plugin with --torch, or set "
+               "DYNAMICCL_BRAIN (docs/search.md)";
       }
       command[0] = ours.c_str();
       command[1] = nullptr;

@@ -8,9 +8,10 @@
 //   artifact  its directory; system: as its plugin.index names this machine
 //   table     in force: the bytes of a table file (serve/table.py) in hexadecimal; "": NCCL's own
 //             choice everywhere
-//   tasks     each that has had timed calls: collective, size bin, timed calls so far (-1: these are
-//             old ones, of a choice that was withdrawn), and the last of these, the oldest first: bytes, us, algorithm, protocol,
-//             channels as used, us of skew; not known is -1, of channels 0
+//   tasks     each that has had timed calls: collective, size bin, timed calls so far, and the last
+//             of these, the oldest first: bytes, us, algorithm, protocol, channels as used, us of
+//             skew; not known is -1, of channels 0. Of a choice that was withdrawn: -1, and the
+//             calls by which it was judged
 //
 // {"number": 7, "table": "4443..."}   the whole next table
 // {"number": 7}                       the table in force stays
@@ -23,6 +24,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "vocabulary.h"
@@ -33,6 +35,7 @@ namespace dynamiccl {
 inline constexpr std::size_t kWindow = 8;
 /// Of any line; the longest question that exists is shorter.
 inline constexpr std::size_t kMostLineBytes = std::size_t{1} << 20;
+inline constexpr std::string_view kHexDigits = "0123456789abcdef";
 
 struct TimedCall {
   std::uint64_t size_bytes = 0;  // NCCL's nBytes
@@ -94,11 +97,11 @@ class JsonReader {
   bool bytes(std::vector<std::uint8_t>* to) {
     std::string digits;
     if (!text(&digits) || digits.size() % 2 != 0) return false;
-    if (digits.find_first_not_of("0123456789abcdef") != std::string::npos) return false;
     to->clear();
     for (std::size_t at = 0; at < digits.size(); at += 2) {
-      const auto byte = std::strtoul(digits.substr(at, 2).c_str(), nullptr, 16);
-      to->push_back(static_cast<std::uint8_t>(byte));
+      const std::size_t high = kHexDigits.find(digits[at]), low = kHexDigits.find(digits[at + 1]);
+      if (high == kHexDigits.npos || low == kHexDigits.npos) return false;
+      to->push_back(static_cast<std::uint8_t>(high << 4 | low));
     }
     return true;
   }
@@ -147,11 +150,10 @@ inline std::string json_of(const std::string& text) {
 
 template <typename Bytes>
 std::string hex_of_bytes(const Bytes& bytes) {
-  static constexpr char kDigits[] = "0123456789abcdef";
   std::string digits;
   for (const auto byte : bytes) {
-    digits += kDigits[byte >> 4 & 15];
-    digits += kDigits[byte & 15];
+    digits += kHexDigits[byte >> 4 & 15];
+    digits += kHexDigits[byte & 15];
   }
   return digits;
 }

@@ -136,7 +136,7 @@ void leaves_nothing() {
   CHECK(pipe2(ends, O_CLOEXEC) == 0);
   const pid_t worker = fork();
   if (worker == 0) {
-    set_brain("read -r q; printf '{\"number\": 1, \"error\": \"%s\"}\\n' $$; sleep 1000");
+    set_brain("read -r q; printf '{\"number\": 1, \"error\": \"%s\"}\\n' $$; exec sleep 1000");
     BrainProcess brain;
     const pid_t told = std::stoi(why_not(&brain));
     CHECK(write(ends[1], &told, sizeof told) == sizeof told);

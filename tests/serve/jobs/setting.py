@@ -110,7 +110,6 @@ class Setting:
     artifact: Path
     other_artifact: Path
     machine: Path
-    run_dir: Path
 
     def sweep(self) -> None:
         """Remove the words that ranks have waited at in vain, as dynamiccl-run does."""
@@ -133,13 +132,10 @@ class Setting:
 def make_setting(root: Path, *, num_ranks: int, num_nodes: int = 1) -> Setting:
     """Create the files of a job of this size under `root`."""
     shapes = shapes_of(num_ranks, num_nodes)
-    run_dir = root / "run"
-    run_dir.mkdir(mode=0o700)
     return Setting(
         root=root,
         job=secrets.token_hex(8),
         artifact=write_artifact(root / "artifact", FIRST, shapes),
         other_artifact=write_artifact(root / "other-artifact", SECOND, shapes),
         machine=write_machine(root / "machine"),
-        run_dir=run_dir,
     )
