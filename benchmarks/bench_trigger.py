@@ -28,7 +28,7 @@ import torch
 from harness import write_result
 
 from dynamiccl.train.policy import script
-from dynamiccl.train.trigger.calibration import Peaks, Watch, delays_of, threshold_for, watch_with
+from dynamiccl.train.trigger.calibration import Peaks, Watch, delays_of, watch_with
 from dynamiccl.train.trigger.fit import FALSE_ALARMS_PER_1E5, make_trigger
 from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN
 from dynamiccl.train.trigger.series import FloatArray, Series
@@ -254,7 +254,7 @@ def chart_threshold(chart: type[Chart], rounds: list[FloatArray], per_call: floa
             value = made.take(times)
             peaks.take(value, value <= made.rest)
         peaks.end()
-    return threshold_for(peaks.all(), peaks.calls, per_call)
+    return peaks.threshold(per_call)
 
 
 def pelt_penalty(log_time: FloatArray, per_call: float) -> float:
