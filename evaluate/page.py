@@ -13,7 +13,6 @@ from typing import Any
 import jinja2
 
 from dynamiccl import cli
-from dynamiccl.evaluate.blocks import TableBlock
 from dynamiccl.sizes import bin_center_bytes, size_label
 from dynamiccl.train.commands.options import wide_stdout
 
@@ -38,18 +37,15 @@ def tell(name: str, told: Mapping[str, Any], document: object, *, as_json: bool)
     wide_stdout().print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def write_page(
-    out: Path, page: str, data: Any, blocks: Sequence[TableBlock], header: Mapping[str, Any]
-) -> Path:
+def write_page(out: Path, page: str, data: Any, told: Mapping[str, Any]) -> Path:
     """Write `page`.json, `data`, and `page`.html into `out`; returns the path of the latter.
 
-    The page's template has what `header` holds, and the `blocks`.
+    The page's template has what `told` holds.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{page}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
     path = out / f"{page}.html"
-    text = render(f"{page}.html", {"blocks": blocks, **header})
-    path.write_text(text, encoding="utf-8")
+    path.write_text(render(f"{page}.html", told), encoding="utf-8")
     return path
 
 

@@ -553,6 +553,6 @@ def write_simulation(
         "reach": reach,
         "at": lambda over: 50.0 - 48.0 * min(max(over / reach, -1.0), 1.0),
     }
-    path = write_page(out, "simulate", to_json(found), [], header)
+    path = write_page(out, "simulate", to_json(found), header)
     (out / "timeline.svg").write_text(svg, encoding="utf-8")
     return path

@@ -65,7 +65,7 @@ def job_command(
         told = answer(job, source, choose, manifest).told
     page = None
     if out is not None:
-        page = str(write_page(out, "job", told, [], {"told": told, "names": traces}))
+        page = str(write_page(out, "job", told, {"told": told, "names": traces}))
         if told["sweep"]:
             (out / "cover.toml").write_text(told["sweep"] + "\n", encoding="utf-8")
     if as_json:
