@@ -118,7 +118,7 @@ V3 = (DATA / "nccl_tests_v3.json").read_bytes()
         (b"\x28\xb5\x2f\xfd....", r"is packed by zstd, which is not read; unpack it \(zstd -d\)"),
         (b"<!doctype html><p>", "is a web page, which is not read; save the raw text"),
         (bytes(range(256)) * 4, "is no text; give an output of nccl-tests"),
-        (gzip.compress(LOG)[:-30], "is damaged: .*; copy it again"),
+        (gzip.compress(LOG, mtime=0)[:-30], "is damaged: .*; copy it again"),
         (b"msg,coll,ms\n8,allreduce,1\n", r"no column size_bytes.*with --columns size_bytes=NAME"),
         (b"# only a comment, and no more\n", "holds no row of nccl-tests"),
         (b"collective,size_bytes,time_us\n", "holds no usable row: it has none"),
