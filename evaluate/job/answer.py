@@ -244,6 +244,8 @@ def _given(share: Floats, lost: Floats | None, action: int) -> Floats:
     """
     if lost is None or np.isnan(lost[:, action]).any():
         return np.full(len(share), np.nan)
+    if action == ABSTAIN_ACTION:  # an unchanged call loses what it lost
+        return np.zeros(len(share))
     each = lost[:, :1] - (1.0 - share) * lost[:, [action]]
     # The least: of NCCL's own less than measured, and of the other all; the most: more of both.
     least = each - (1.0 - OWN_LOSES) * lost[:, :1]

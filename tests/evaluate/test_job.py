@@ -338,6 +338,25 @@ def test_without_rows_beside_products_a_price_of_a_channel_bounds_what_compute_g
     assert any("0 to 0.5 % a channel" in note for note in found.told["notes"])
 
 
+@pytest.mark.parametrize("priced", [True, False])
+def test_a_hidden_call_that_stays_as_it_is_moves_no_interval(priced: bool) -> None:
+    """Beside an exposed call that gains: by a price, or by rows beside products."""
+    own = sweep(100.0, collective="AllGather")
+    own = own.with_columns(actual_num_channels=pl.lit(24).cast(pl.Int64))
+    lost = beside({16: 0.2}).with_columns(collective=pl.lit("AllGather"))
+    steps = steps_frame(4, 1000.0, communication_us=200.0, exposed_us=100.0, compute_us=900.0)
+    told = []
+    for collective in ("AllReduce", "AllGather"):
+        exposed = traced(0, 100.0, num_nodes=1, exposed_us=100.0)
+        hidden = traced(1, 100.0, num_nodes=1, exposed_us=0.0, collective=collective)
+        calls = [exposed, hidden] if collective == "AllGather" else [exposed]
+        rows = pl.concat([sweep(80.0), own] if priced else [sweep(80.0), own, lost])
+        found = against(job(stepped(calls), steps), rows, sm_price=0.008 * priced)
+        assert found.told["verdict"] == "gain"
+        told.append([*arm_of(found).step])
+    assert told[0] == pytest.approx(told[1])
+
+
 @pytest.mark.parametrize(
     ("ratio", "slower", "low", "mean"),
     [
