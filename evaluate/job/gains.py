@@ -28,6 +28,8 @@ _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
 #: Tasks, the numbers of their sizes, and the actions.
 _Table = tuple[Ints, Ints, Ints]
 DRAWS: Final = 400
+ROWS: Final = "matmul"
+PRICE: Final = "sm_price"
 #: Parts of the runs that are left out in turn.
 _FOLDS: Final = 3
 
@@ -44,8 +46,8 @@ class Gains:
     #: us of NCCL's own choice in the benchmark.
     default_us: float
     #: (E, A) of E kinds of compute, the share of its speed that each loses while a call runs; NaN
-    #: where that is not known. None: nobody measured it near this size, or gave a price.
-    lost: Floats | None = None
+    #: where that is not known. By ROWS beside products near this size, which count first; by PRICE.
+    lost: dict[str, Floats]
 
 
 class Measured:
@@ -153,10 +155,10 @@ class Measured:
                 # As it is at the ends, where the sweep ends before the job's size.
                 default_us = float(np.exp(np.interp(np.log(size), *lines)))
                 losses = near(self._losses.get((collective, nodes, nodes * per_node), {}), index)
-                lost = losses_at(losses, configs)[0] if losses else None
-                if lost is None and self.sm_price and self._grid.channels is not None:
+                lost = {ROWS: losses_at(losses, configs)[0]} if losses else {}
+                if self.sm_price and self._grid.channels is not None:
                     row = rows[np.abs(lines[0] - np.log(size)).argmin()]
-                    lost, _ = priced(self._grid.channels[row, actions], self.sm_price)
+                    lost[PRICE], _ = priced(self._grid.channels[row, actions], self.sm_price)
                 found.append(Gains(configs, draws[:, number], best, default_us, lost))
         return found
 
