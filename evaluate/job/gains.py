@@ -101,12 +101,14 @@ class Measured:
                 told[kind] = found
         return told
 
-    def _why_unknown(self, collective: str, nodes: int | None, per_node: int | None) -> str:
+    def _why_unknown(self, collective: str, nodes: int | None, ranks: int | None) -> str:
         if self._is_other_version:
             return f"measured under NCCL {self.nccl_version}; the job ran another minor version"
+        if ranks is None:
+            return "the trace does not say how many ranks make it"
         if nodes is None:
             return "on how many nodes its ranks lie evenly is not known (--ranks-per-node)"
-        return f"{collective} on {nodes} x {per_node} was not measured"
+        return f"{collective} on {nodes} x {ranks // nodes} was not measured"
 
     def _of_table(self, kinds: pl.DataFrame) -> list[Gains | str]:
         """As `of`, for kinds of one collective and shape."""
@@ -114,7 +116,7 @@ class Measured:
         tasks = self._grid.tasks.with_row_index("row").sort("size_bytes", maintain_order=True)
         tasks = tasks.join(kinds.head(1), on=_SHAPE, how="semi", maintain_order="left")
         if tasks.is_empty() or self._is_other_version:
-            return [self._why_unknown(*key)] * kinds.height
+            return [self._why_unknown(collective, nodes, count) for count in kinds["num_ranks"]]
         rows, measured = (tasks[name].to_numpy().astype(np.int64) for name in ("row", "size_bytes"))
         asked = {size: _cell(ran) for size, ran in kinds.select("size_bytes", "ran").iter_rows()}
         sizes = np.unique([*measured, *asked])

@@ -143,9 +143,12 @@ def test_groups_lie_as_the_trace_names_their_ranks_else_with_all_ranks_of_a_node
     kinds = job([*plain, rails]).kinds
     assert kinds["num_nodes"].to_list() == [1, 2, None, 8]
     assert job([rails], ranks_per_node=4).kinds["num_nodes"][0] == 8
-    told = against(job(plain), sweep()).told
-    assert "the trace does not say which ranks make 3 calls" in " ".join(told["notes"])
+    untold = traced(4, 100.0, num_ranks=None)
+    told = against(job([*plain, rails, untold, traced(5, num_nodes=1)]), sweep()).told
+    # Wherever its ranks lie by a guess: named or not, evenly or not.
+    assert "on how many nodes the ranks of 4 calls lie" in " ".join(told["notes"])
     reasons = {kind["num_ranks"]: kind["reason"] for kind in told["kinds"]}
+    assert reasons[None] == "the trace does not say how many ranks make it"
     assert "lie evenly is not known (--ranks-per-node)" in reasons[12]
     assert "AllReduce on 2 x 8 was not measured" in reasons[16]
 
