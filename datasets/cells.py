@@ -27,7 +27,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.features import ENVIRONMENT_COLUMNS, TUNED
 from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS, DefaultScope, Status
 from dynamiccl.datasets.splits import Split, with_bins, with_split
 from dynamiccl.drawn_worlds import Floats, Ints
@@ -57,11 +57,6 @@ _IS_UNWELL: Final = pl.any_horizontal(
 )
 _IS_ALONE: Final = (pl.col("interference_kind") == QUIET) & pl.col("num_comms").is_null()
 _IS_USABLE: Final = _IS_TIMED & ~_IS_UNWELL
-#: Columns of the schema that describe where a task ran, besides those that identify it.
-ENVIRONMENT_COLUMNS: Final = (
-    *("num_ranks", "compute_capability", "nvlink_generation", "nvlinks_per_gpu", "nvswitch"),
-    *("nic_kind", "nic_gbits_per_s", "nics_per_node", "cpu_vendor"),
-)
 _IS_KNOWN: Final = pl.col("is_default") | pl.any_horizontal(pl.col(REQUESTED_COLUMNS).is_not_null())
 #: Minimum number of measured forced configs of a scored task.
 MIN_FORCED: Final = 2
