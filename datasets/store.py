@@ -328,9 +328,10 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
         [(of.get(key) or b"none").decode(errors="replace") for key in (META_SCHEMA, META_VERSION)]
         for of in (found.metadata or {}, wanted.metadata or {})
     )
-    version, since = int(told[1]) if told[1].isdecimal() else 0, ADDED.get(told[0], {})
+    version, since = int(told[1]) if told[1].isdecimal() else 0, ADDED.get(want[0], {})
     added = {name for name, first in since.items() if version < first}
-    if told != want and version + 1 not in since.values():
+    is_older = told[0] == want[0] and added and min(since.values()) - 1 <= version
+    if told != want and not is_older:
         raise SchemaMismatch(
             f"{where} holds schema {' version '.join(told)}, this release reads "
             f"{' version '.join(want)}; convert it with the release that wrote it, or import the "
