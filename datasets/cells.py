@@ -17,7 +17,6 @@ that of NCCL's default. Interfered tasks are left out: a cold observation cannot
 them.
 """
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
@@ -27,7 +26,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.features import ENVIRONMENT_COLUMNS, TUNED
 from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS, DefaultScope, Status
 from dynamiccl.datasets.splits import Split, with_bins, with_split
 from dynamiccl.drawn_worlds import Floats, Ints
@@ -57,11 +56,6 @@ _IS_UNWELL: Final = pl.any_horizontal(
 )
 _IS_ALONE: Final = (pl.col("interference_kind") == QUIET) & pl.col("num_comms").is_null()
 _IS_USABLE: Final = _IS_TIMED & ~_IS_UNWELL
-#: Columns of the schema that describe where a task ran, besides those that identify it.
-ENVIRONMENT_COLUMNS: Final = (
-    *("num_ranks", "compute_capability", "nvlink_generation", "nvlinks_per_gpu", "nvswitch"),
-    *("nic_kind", "nic_gbits_per_s", "nics_per_node", "cpu_vendor"),
-)
 _IS_KNOWN: Final = pl.col("is_default") | pl.any_horizontal(pl.col(REQUESTED_COLUMNS).is_not_null())
 #: Minimum number of measured forced configs of a scored task.
 MIN_FORCED: Final = 2
@@ -106,10 +100,21 @@ def asking(calls: pl.DataFrame) -> pl.DataFrame:
     return tuned(with_bins(calls)).filter(pl.col("asks_tuner").fill_null(value=True))
 
 
-def nodes_of(shapes: set[tuple[int, int]]) -> dict[int, int]:
-    """Number of ranks -> nodes, where one of the shapes (nodes, ranks) alone has so many ranks."""
-    count = Counter(ranks for _, ranks in shapes)
-    return {ranks: nodes for nodes, ranks in shapes if count[ranks] == 1}
+def placed(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, int]:
+    """Calls of the table `calls` with `num_nodes`, and of how many it is a guess.
+
+    Where the trace does not tell it, a process group lies by `ranks_per_node`: as the trace names
+    its ranks, else with all ranks of each node. Null where a group would lie unevenly: such shapes
+    nobody measures.
+    """
+    ranks, is_guessed = pl.col("num_ranks"), pl.col("num_nodes").is_null()
+    node = pl.col("group_ranks").list.eval(pl.element() // ranks_per_node)
+    full = (ranks // ranks_per_node).clip(1)
+    nodes = pl.coalesce(node.list.n_unique(), full).cast(pl.Int64)
+    of_each = ranks // nodes
+    is_even = (of_each * nodes == ranks) & (of_each <= ranks_per_node)
+    guessed = calls.filter(is_guessed, ranks > 1).height
+    return calls.with_columns(pl.coalesce("num_nodes", pl.when(is_even).then(nodes))), guessed
 
 
 def quiet(frame: pl.DataFrame) -> pl.DataFrame:

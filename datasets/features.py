@@ -34,7 +34,7 @@ from dynamiccl.datasets.history import (
     one_hot,
     positions,
 )
-from dynamiccl.datasets.schema import COSTS, MODELLED_SWEEP
+from dynamiccl.datasets.schema import COSTS, MODELLED_SWEEP, TASK_COLUMNS
 from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.nccl import (
     NUM_ALGORITHMS,
@@ -127,6 +127,12 @@ _STATIC: Final = (
     ),
 )
 
+#: Columns that they read besides those that identify a task: where it ran.
+ENVIRONMENT_COLUMNS: Final = tuple(
+    name
+    for name in dict.fromkeys(n for _, value in _STATIC for n in value.meta.root_names())
+    if name not in {*TASK_COLUMNS, "noise_band"}
+)
 STATIC_FEATURES: Final = tuple(feature for feature, _ in _STATIC)
 FEATURES: Final = (*STATIC_FEATURES, *HISTORY_FEATURES)
 #: Position of each feature in the context.

@@ -19,8 +19,8 @@ from dynamiccl.datasets.cells import (
     asking,
     comparable,
     independent,
-    nodes_of,
     of_minor_release,
+    placed,
     tuned,
 )
 from dynamiccl.datasets.manifest import JobTask, Losses, Manifest, Place, Slack
@@ -31,7 +31,8 @@ from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Config, NcclVersion
 from dynamiccl.sizes import BINS_PER_OCTAVE, size_bin
 
-_PLACE: Final = ("collective", "num_nodes", "num_ranks", "bin")
+_SHAPE: Final = ("num_nodes", "num_ranks")
+_PLACE: Final = ("collective", *_SHAPE, "bin")
 #: Collective, nodes and ranks.
 _Shape = tuple[str, int, int]
 #: Parts of a task's calls, by how long the compute beside them goes on.
@@ -112,37 +113,42 @@ def _check_terms(share: str | None, hidden: str | None, objective: str, sm_price
     return part
 
 
-def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> pl.DataFrame:
-    """The calls that a table may be asked about, with `bin`, `num_nodes` and `time_us`.
+def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
+    """The calls that a table may be asked about, with `bin`, `num_nodes` and `time_us`; notes.
 
-    A trace that does not tell the nodes is of the one shape measured that has so many ranks. Of
-    ranks that differ the least times are known, of calls as of what is exposed of them.
+    Nodes that a trace does not tell are as large as the largest measured ones (`placed`). Of ranks
+    that differ the least times are known, of calls as of what is exposed of them.
     """
-    only = nodes_of({(s.num_nodes, s.num_ranks) for s in manifest.supports})
-    nodes = pl.col("num_ranks").replace_strict(only, default=None, return_dtype=pl.Int64)
-    placed = asking(calls).with_columns(
-        num_nodes=pl.coalesce("num_nodes", nodes),
-        time_us=pl.coalesce("time_us", "time_at_most_us"),
+    shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
+    per_node = max(ranks // nodes for nodes, ranks in shapes)
+    found, guessed = placed(asking(calls), per_node)
+    note = (
+        f"on how many nodes the ranks of {guessed} calls lie the traces do not say: taken to be up "
+        f"to {per_node} a node, by their numbers, or else all of each node"
     )
-    return placed.drop_nulls(["num_nodes", "num_ranks"])
+    found = found.with_columns(time_us=pl.coalesce("time_us", "time_at_most_us"))
+    measured = pl.DataFrame([*shapes], found.select(_SHAPE).schema, orient="row")
+    found = found.join(measured, on=_SHAPE, how="semi", maintain_order="left")
+    return found, [note] if guessed else []
 
 
 def hidden_tasks(
     calls: pl.DataFrame, manifest: Manifest, share: float
 ) -> tuple[list[Place], list[str]]:
     """Tasks of whose calls' time at most the share is exposed, and what to say of the others."""
-    placed = placed_calls(calls, manifest)
+    asked, notes = placed_calls(calls, manifest)
     is_known = pl.all_horizontal(pl.col("exposed_us", "time_us").is_not_null()).all()
-    tasks = placed.group_by(_PLACE).agg(
+    tasks = asked.group_by(_PLACE).agg(
         is_known=is_known, exposed=pl.col("exposed_us").sum() / pl.col("time_us").sum()
     )
     known = tasks.filter("is_known")
     hidden = known.filter(pl.col("exposed") <= share).select(_PLACE).sort(_PLACE).rows()
     return hidden, [
+        *notes,
         f"compute hides {len(hidden)} of {tasks.height} tasks (of whose calls at most {share:.3g} "
         f"is exposed); {tasks.height - known.height} without exposed times are taken as exposed, "
-        f"and so are {calls.height - placed.height} calls whose size or shape is not known, or "
-        "about which NCCL asks no tuner"
+        f"and so are {calls.height - asked.height} calls whose size or shape was not measured, or "
+        "about which NCCL asks no tuner",
     ]
 
 
@@ -163,9 +169,9 @@ def job_tasks(
     held = [s.nccl_version for s in manifest.supports if s.nccl_version]
     newest = max(held, default=None, key=NcclVersion.parse)
     rows = of_minor_release(measurements.filter(pl.col("system").is_in(names)), newest)
-    placed, losses = placed_calls(calls, manifest), losses_of(rows)
+    (asked, notes), losses = placed_calls(calls, manifest), losses_of(rows)
     known = ("compute_ratio", "time_us")
-    tasks = placed.group_by(_PLACE, maintain_order=True).agg(
+    tasks = asked.group_by(_PLACE, maintain_order=True).agg(
         pl.col("time_us").mean(),
         pl.col("skew_us").fill_null(0.0).mean(),
         ratios=pl.col("compute_ratio").sort(),
@@ -193,10 +199,11 @@ def job_tasks(
     unmeasured = sum(not task.losses for task in found)
     by_price = f", of {unmeasured} --sm-price says it" if is_priced else ""
     return found, [
+        *notes,
         f"of {len(found) - unmeasured} of the job's {tasks.height} tasks it is known what compute "
         f"loses to them{by_price}; judged call by call are {waited} that compute waits for, "
         f"{untold} of which the traces do not tell that, and {far} without a row beside matrix "
-        "products within an octave"
+        "products within an octave",
     ]
 
 

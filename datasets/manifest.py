@@ -20,8 +20,8 @@ import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import ENVIRONMENT_COLUMNS, quiet, tuned, usable
-from dynamiccl.datasets.features import COST_TYPES
+from dynamiccl.datasets.cells import quiet, tuned, usable
+from dynamiccl.datasets.features import COST_TYPES, ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Splits, with_split
 from dynamiccl.datasets.store import file_sha256

@@ -1,9 +1,9 @@
 """The schema: name, Arrow type, unit and meaning of every column of every table.
 
 `measurements` is what sweeps measured, `calls` and `steps` what jobs called, `costs` NCCL's own
-cost model. A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata;
-a file with another version is refused (SchemaMismatch), never reinterpreted. Null always means that
-a value is not known.
+cost model. A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata.
+One of an older version reads as null in columns that were added since, and any other is refused
+(SchemaMismatch), never reinterpreted. Null always means that a value is not known.
 """
 
 from dataclasses import dataclass
@@ -93,6 +93,8 @@ class Column:
     meaning: str
     unit: str = ""
     nullable: bool = True
+    #: The version that added it, where files of the version before are still read.
+    since: int = 0
 
 
 text: Final = partial(Column, pa.string())
@@ -100,9 +102,9 @@ count: Final = partial(Column, pa.int64())
 flag: Final = partial(Column, pa.bool_())
 
 
-def number(name: str, unit: str, meaning: str) -> Column:
+def number(name: str, unit: str, meaning: str, since: int = 0) -> Column:
     """A column of real numbers."""
-    return Column(pa.float64(), name, meaning, unit)
+    return Column(pa.float64(), name, meaning, unit, since=since)
 
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -225,16 +227,17 @@ _RESULT: Final = (
     ),
 )
 
+_beside = partial(number, since=6)
 #: What a call and matrix products beside it took from each other (collect/beside.py, in the order
 #: in which it prints them); null = not measured.
 BESIDE_COLUMNS: Final = (
-    number("compute_alone_tflops", "TFLOP/s", "rate of the products before and behind the calls"),
-    number("compute_beside_tflops", "TFLOP/s", "rate of the products beside the calls"),
-    number("compute_loss_us", "us", "what a call costs compute: period x (1 - beside / alone)"),
-    number("compute_period_us", "us", "time of whole products beside the calls, for each call"),
-    number("resident_share", "", "share of compute_period_us in which a call's kernel ran"),
-    number("sm_clock_mhz", "MHz", "clock of the SMs beside the calls"),
-    number("compute_aa_difference", "", "by how much the rates before and behind differ"),
+    _beside("compute_alone_tflops", "TFLOP/s", "rate of the products before and behind the calls"),
+    _beside("compute_beside_tflops", "TFLOP/s", "rate of the products beside the calls"),
+    _beside("compute_loss_us", "us", "what a call costs compute: period x (1 - beside / alone)"),
+    _beside("compute_period_us", "us", "time of whole products beside the calls, for each call"),
+    _beside("resident_share", "", "share of compute_period_us in which a call's kernel ran"),
+    _beside("sm_clock_mhz", "MHz", "clock of the SMs beside the calls"),
+    _beside("compute_aa_difference", "", "by how much the rates before and behind differ"),
 )
 
 _RUN: Final = (*_WORKLOAD, *_CONFIG, *_RESULT, *BESIDE_COLUMNS)
@@ -304,6 +307,7 @@ CALLS_COLUMNS: Final = (
         "",
         "how long compute goes on from the begin of calls that follow each other, until it waits "
         "or the next such calls begin, over their time; below 1, it waits; least of the ranks",
+        since=3,
     ),
     text("timing_source", "which clock: gpu, cpu (of the host, longer than the kernel), or other"),
     count("ranks_seen", "ranks whose record was there", nullable=False),
@@ -363,6 +367,11 @@ def _schema(name: str, columns: tuple[Column, ...], version: int = SCHEMA_VERSIO
     return pa.schema(fields, metadata={META_SCHEMA: name, META_VERSION: str(version)})
 
 
+#: By schema, the columns that an older version may lack, and since when they are there.
+ADDED: Final = {
+    name: {column.name: column.since for column in columns if column.since}
+    for name, columns in (("measurements", MEASUREMENT_COLUMNS), ("calls", CALLS_COLUMNS))
+}
 MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
 CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 STEPS: Final = _schema("steps", STEPS_COLUMNS, STEPS_VERSION)

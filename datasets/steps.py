@@ -32,7 +32,6 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import (
-    ENVIRONMENT_COLUMNS,
     NOISE_KEY,
     independent,
     interfered,
@@ -42,6 +41,7 @@ from dynamiccl.datasets.cells import (
     usable,
 )
 from dynamiccl.datasets.features import (
+    ENVIRONMENT_COLUMNS,
     HISTORY_SLICE,
     Observations,
     cold_observations,

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 import dynamiccl
 from dynamiccl.datasets.schema import (
-    BESIDE_COLUMNS,
+    ADDED,
     CALLS,
     COSTS,
     DEFAULT_PROFILE,
@@ -129,14 +129,6 @@ def config_of(row: Mapping[str, Any]) -> Config:
         channels,
         chunk,
     )
-
-
-#: Columns that a file of an older version need not have, by schema and version: all others are
-#: known to be in it, and a null in them would be taken for what was not measured.
-_ADDED_SINCE: Final[Mapping[tuple[str, str], frozenset[str]]] = {
-    ("measurements", "5"): frozenset(column.name for column in BESIDE_COLUMNS),
-    ("calls", "2"): frozenset({"compute_ratio"}),
-}
 
 
 def slug(text: str) -> str:
@@ -329,15 +321,16 @@ def provenance_of(directory: Path) -> list[dict[str, Any]]:
 def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
     """Refuse a file whose schema name, version or columns are not readable by this release.
 
-    Partition columns may be missing, and columns newer than the file's version. Raises
-    SchemaMismatch.
+    Partition columns may be missing, and columns newer than the file's version; a null in any other
+    would be taken for what was not measured. Raises SchemaMismatch.
     """
     told, want = (
         [(of.get(key) or b"none").decode(errors="replace") for key in (META_SCHEMA, META_VERSION)]
         for of in (found.metadata or {}, wanted.metadata or {})
     )
-    added = _ADDED_SINCE.get((told[0], told[1]), frozenset())
-    is_older = bool(added)
+    version, since = int(told[1]) if told[1].isdecimal() else 0, ADDED.get(want[0], {})
+    added = {name for name, first in since.items() if version < first}
+    is_older = told[0] == want[0] and added and min(since.values()) - 1 <= version
     if told != want and not is_older:
         raise SchemaMismatch(
             f"{where} holds schema {' version '.join(told)}, this release reads "
@@ -350,7 +343,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
             raise SchemaMismatch(
                 f"{where} has column '{field.name}' as {found.field(index).type}, not {field.type}"
             )
-        if index < 0 and field.name not in added.union(PARTITION_COLUMNS):
+        if index < 0 and field.name not in {*added, *PARTITION_COLUMNS}:
             raise SchemaMismatch(f"{where} has no column '{field.name}' ({field.type})")
 
 

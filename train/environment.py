@@ -25,8 +25,8 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.cells import ENVIRONMENT_COLUMNS, NOISE_KEY
-from dynamiccl.datasets.features import HISTORY_SLICE, cold_observations
+from dynamiccl.datasets.cells import NOISE_KEY
+from dynamiccl.datasets.features import ENVIRONMENT_COLUMNS, HISTORY_SLICE, cold_observations
 from dynamiccl.datasets.history import (
     UNKNOWN,
     WINDOW_FEATURES,

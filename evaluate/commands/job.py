@@ -9,7 +9,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.options import SmPrice
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, RunStore, wide_stdout
+from dynamiccl.train.commands.options import Json, RunStore
 
 
 def job_command(
@@ -50,7 +50,7 @@ def job_command(
         from dynamiccl.evaluate.job.answer import answer, policy_choice
         from dynamiccl.evaluate.job.calls import read_job
         from dynamiccl.evaluate.job.gains import Measured
-        from dynamiccl.evaluate.page import render, write_page
+        from dynamiccl.evaluate.page import tell, write_page
         from dynamiccl.train.policy import TorchPolicy
         from dynamiccl.train.tracking import policy_directory
 
@@ -68,8 +68,4 @@ def job_command(
         page = str(write_page(out, "job", told, {"told": told, "names": traces}))
         if told["sweep"]:
             (out / "cover.toml").write_text(told["sweep"] + "\n", encoding="utf-8")
-    if as_json:
-        cli.print_json({**told, "page": page})
-    else:
-        text = render("job.txt", {"told": told, "page": page})
-        wide_stdout().print(text, soft_wrap=True, highlight=False, markup=False)
+    tell("job", {"told": told, "page": page}, {**told, "page": page}, as_json=as_json)

@@ -89,8 +89,8 @@ class Arm(NamedTuple):
     """A way to choose configs, and the share of time that it saves."""
 
     #: As `Job.kinds`, with `better_config`, a key or NCCL_OWN (None: nothing is known, for a
-    #: `reason`), the `channels` that it asks for, and `gain`, an Estimate of what its calls save of
-    #: their own time.
+    #: `reason`), the `channels` that it asks for, `gain`, an Estimate of what its calls save of
+    #: their own time, and `lost_by`, a key of `Gains.lost` (None: compute's loss is not known).
     kinds: list[dict[str, Any]]
     communication: Estimate
     #: None: the trace has no steps.
@@ -217,7 +217,7 @@ def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choo
     shares, given = np.full((2, 1 + DRAWS, len(kinds)), np.nan)
     for k, (kind, gains) in enumerate(zip(kinds, told, strict=True)):
         action = gains if isinstance(gains, str) else choose(kind, gains)
-        kind |= {"better_config": None, "channels": None, "gain": None, "reason": ""}
+        kind.update(dict.fromkeys(("better_config", "channels", "gain", "lost_by")), reason="")
         if isinstance(gains, str) or isinstance(action, str):
             kind["reason"] = str(action)
             continue
@@ -228,7 +228,10 @@ def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choo
         drawn = gains.draws[:, action]
         in_job = drawn + off[k] * apart * (drawn != 0.0)
         shares[0, k], shares[1:, k] = -np.expm1(-drawn).mean(), -np.expm1(-in_job)
-        given[:, k] = _given(shares[:, k], gains.lost, action)
+        for told_by, lost in gains.lost.items():
+            if kind["lost_by"] is None and not np.isnan(lost[:, [0, action]]).any():
+                kind["lost_by"] = told_by
+                given[:, k] = _given(shares[:, k], lost, action)
         gain = Estimate.of(float(shares[0, k]), shares[1:, k], shares[1:, k])
         kind["gain"] = gain._asdict()
     saved = _saved(job, shares, given, surely)
@@ -237,13 +240,13 @@ def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choo
     return Arm(kinds, found[0], step, None if np.isnan(given).all() else back)
 
 
-def _given(share: Floats, lost: Floats | None, action: int) -> Floats:
-    """(1 + D,) of each us of a hidden call, what compute gets back; NaN: not known.
+def _given(share: Floats, lost: Floats, action: int) -> Floats:
+    """(1 + D,) of each us of a hidden call, what compute gets back.
 
-    `share` (1 + D,) of the call's time is saved, `lost` (E, A) is that of its gains.
+    `share` (1 + D,) of the call's time is saved, `lost` (E, A) is one of its gains.
     """
-    if lost is None or np.isnan(lost[:, action]).any():
-        return np.full(len(share), np.nan)
+    if action == ABSTAIN_ACTION:  # an unchanged call loses what it lost
+        return np.zeros(len(share))
     each = lost[:, :1] - (1.0 - share) * lost[:, [action]]
     # The least: of NCCL's own less than measured, and of the other all; the most: more of both.
     least = each - (1.0 - OWN_LOSES) * lost[:, :1]

@@ -16,6 +16,7 @@ from typing import Final, Self
 import polars as pl
 
 from dynamiccl.collect.traces import read_traces
+from dynamiccl.datasets.cells import placed
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.splits import with_bins
 from dynamiccl.datasets.store import part_paths, read, read_calls
@@ -123,9 +124,8 @@ def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
 def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None, ranks_per_node: int) -> Job:
     """The job of the tables `calls` and `steps`, in the schema's columns.
 
-    Where the trace does not say on how many nodes a process group is, it lies by `ranks_per_node`:
-    as the trace names its ranks, else with all ranks of each node. Raises NotEnoughData where no
-    row names a collective and a size.
+    Process groups lie by `ranks_per_node` as in `placed`. Raises NotEnoughData where no row names a
+    collective and a size.
     """
     known, lacks = _known(calls, ranks_per_node)
     placed, mean_step = known, None
@@ -183,28 +183,13 @@ def _known(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, dict
             "with record_shapes=True (torch.profiler), or give another trace"
         )
     says = pl.col("asks_tuner").is_not_null() | pl.col("source").is_in(["plugin", "simulator"])
-    unnamed = pl.all_horizontal(pl.col("num_nodes", "group_ranks").is_null())
+    known, guessed = placed(known, ranks_per_node)
     lacks: dict[str, float] = {
         "names": calls.height - known.height,
         "asks": known.filter(~says).height,
-        "ranks": known.filter(unnamed).height,
+        "nodes": guessed,
     }
-    known = known.with_columns(
-        pl.coalesce("num_nodes", _nodes_by(ranks_per_node)),
-        why_not=_WHY_NOT,
-        group=pl.col("group").fill_null(""),
-    )
-    return known, lacks
-
-
-def _nodes_by(ranks_per_node: int) -> pl.Expr:
-    """On how many nodes a group is; null where it lies unevenly: such shapes nobody measures."""
-    node = pl.col("group_ranks").list.eval(pl.element() // ranks_per_node)
-    full = (pl.col("num_ranks") // ranks_per_node).clip(1)
-    nodes = pl.coalesce(node.list.n_unique(), full).cast(pl.Int64)
-    of_each = pl.col("num_ranks") // nodes
-    even = (of_each * nodes == pl.col("num_ranks")) & (of_each <= ranks_per_node)
-    return pl.when(even).then(nodes)
+    return known.with_columns(why_not=_WHY_NOT, group=pl.col("group").fill_null("")), lacks
 
 
 def _mean_step(steps: pl.DataFrame) -> dict[str, float]:

@@ -28,6 +28,8 @@ _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
 #: Tasks, the numbers of their sizes, and the actions.
 _Table = tuple[Ints, Ints, Ints]
 DRAWS: Final = 400
+ROWS: Final = "matmul"
+PRICE: Final = "sm_price"
 #: Parts of the runs that are left out in turn.
 _FOLDS: Final = 3
 
@@ -44,8 +46,8 @@ class Gains:
     #: us of NCCL's own choice in the benchmark.
     default_us: float
     #: (E, A) of E kinds of compute, the share of its speed that each loses while a call runs; NaN
-    #: where that is not known. None: nobody measured it near this size, or gave a price.
-    lost: Floats | None = None
+    #: where that is not known. By ROWS beside products near this size, which count first; by PRICE.
+    lost: dict[str, Floats]
 
 
 class Measured:
@@ -99,12 +101,14 @@ class Measured:
                 told[kind] = found
         return told
 
-    def _why_unknown(self, collective: str, nodes: int | None, per_node: int | None) -> str:
+    def _why_unknown(self, collective: str, nodes: int | None, ranks: int | None) -> str:
         if self._is_other_version:
             return f"measured under NCCL {self.nccl_version}; the job ran another minor version"
+        if ranks is None:
+            return "the trace does not say how many ranks make it"
         if nodes is None:
             return "on how many nodes its ranks lie evenly is not known (--ranks-per-node)"
-        return f"{collective} on {nodes} x {per_node} was not measured"
+        return f"{collective} on {nodes} x {ranks // nodes} was not measured"
 
     def _of_table(self, kinds: pl.DataFrame) -> list[Gains | str]:
         """As `of`, for kinds of one collective and shape."""
@@ -112,7 +116,7 @@ class Measured:
         tasks = self._grid.tasks.with_row_index("row").sort("size_bytes", maintain_order=True)
         tasks = tasks.join(kinds.head(1), on=_SHAPE, how="semi", maintain_order="left")
         if tasks.is_empty() or self._is_other_version:
-            return [self._why_unknown(*key)] * kinds.height
+            return [self._why_unknown(collective, nodes, count) for count in kinds["num_ranks"]]
         rows, measured = (tasks[name].to_numpy().astype(np.int64) for name in ("row", "size_bytes"))
         asked = {size: _cell(ran) for size, ran in kinds.select("size_bytes", "ran").iter_rows()}
         sizes = np.unique([*measured, *asked])
@@ -153,10 +157,10 @@ class Measured:
                 # As it is at the ends, where the sweep ends before the job's size.
                 default_us = float(np.exp(np.interp(np.log(size), *lines)))
                 losses = near(self._losses.get((collective, nodes, nodes * per_node), {}), index)
-                lost = losses_at(losses, configs)[0] if losses else None
-                if lost is None and self.sm_price and self._grid.channels is not None:
+                lost = {ROWS: losses_at(losses, configs)[0]} if losses else {}
+                if self.sm_price and self._grid.channels is not None:
                     row = rows[np.abs(lines[0] - np.log(size)).argmin()]
-                    lost, _ = priced(self._grid.channels[row, actions], self.sm_price)
+                    lost[PRICE], _ = priced(self._grid.channels[row, actions], self.sm_price)
                 found.append(Gains(configs, draws[:, number], best, default_us, lost))
         return found
 

@@ -225,7 +225,7 @@ def test_simulated_jobs_refuse_a_policy_that_gives_channels_back(
 
 
 def test_calls_tell_which_tasks_compute_hides(policy: Path, shell: Shell, tmp_path: Path) -> None:
-    """Traces do not tell the nodes: the one shape of eight ranks is meant."""
+    """Traces do not tell the nodes: eight ranks are taken to lie on one, as the policy's do."""
     data = calls_of(
         tmp_path / "calls",
         *(traced(i, size_bytes=1 << 20, exposed_us=4.0 + i) for i in range(3)),

@@ -7,12 +7,16 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynamiccl.datasets.job_tasks import losses_at, losses_of, near
+from dynamiccl.datasets.job_tasks import losses_at, losses_of, near, placed_calls
 from dynamiccl.datasets.manifest import JobTask, Losses
 from dynamiccl.datasets.objective import change_of_task_us
+from dynamiccl.evaluate.job.calls import job_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.sizes import size_bin
-from tests.rows import default, forced, frame
+from tests.calls import calls_frame, traced
+from tests.evaluate.jobs import sweep
+from tests.policies import hand_made_manifest
+from tests.rows import MIB, default, forced, frame
 
 
 def told(share: float, channels: int, **columns: Any) -> dict[str, Any]:
@@ -41,6 +45,24 @@ def test_losses_are_shares_of_the_kernels_time_of_each_config() -> None:
     assert by_config["Ring/LL/4ch"] == pytest.approx((0.01, 0.01, 1.25))
     assert by_config["Ring/LL/8ch"] == pytest.approx((0.05, 0.06, 1.25))
     assert by_config[""] == pytest.approx((0.12, 0.12, 1.0))
+
+
+def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
+    """Groups of eight ranks on one node, on eight, and unnamed; of four nothing was measured."""
+    rows = pl.concat([sweep(), sweep(num_nodes=8, ranks_per_node=1)])
+    manifest = hand_made_manifest(rows, rows.select("system", "collective", noise_band=0.01))
+    groups = ([*range(8)], [*range(0, 64, 8)], None, [*range(4)])
+    named = [
+        traced(n, size_bytes=MIB << n, group_ranks=ranks, num_ranks=len(ranks or range(8)))
+        for n, ranks in enumerate(groups)
+    ]
+    calls = calls_frame(*named)
+    found, [note] = placed_calls(calls, manifest)
+    assert found["num_nodes"].to_list() == [1, 8, 1]
+    told = job_of(calls, None, 8)
+    assert told.kinds["num_nodes"].to_list() == [1, 8, 1, 1]
+    assert "ranks of 4 calls" in note
+    assert told.lacks["nodes"] == 4
 
 
 def test_without_nccls_own_choice_and_in_other_environments_nothing_is_said() -> None:

@@ -78,8 +78,8 @@ def without(name: str) -> pa.Schema:
     ("schema", "said"),
     [
         (
-            MEASUREMENTS.with_metadata({META_SCHEMA: "measurements", META_VERSION: "7"}),
-            f"measurements version 7, this release reads measurements version {SCHEMA_VERSION}",
+            MEASUREMENTS.with_metadata({META_SCHEMA: "measurements", META_VERSION: "99"}),
+            f"measurements version 99, this release reads measurements version {SCHEMA_VERSION}",
         ),
         (CALLS, f"calls version {CALLS_VERSION}"),
         (MEASUREMENTS.with_metadata(None), "holds schema none version none"),

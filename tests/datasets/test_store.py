@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import (
+    ADDED,
     CALLS,
     CALLS_VERSION,
     MEASUREMENTS,
@@ -148,7 +149,7 @@ def test_older_versions_are_read_with_nulls_and_others_refused(
 ) -> None:
     rows = calls_table(call(0), call(1)) if kind == "calls" else measurements_table(ROWS)
     [path] = store.write_part(tmp_path, rows, kind=kind, provenance={})
-    new = ["compute_ratio"] if kind == "calls" else ["compute_loss_us"]
+    new = [name for name, since in ADDED[kind].items() if since == version + 1]
     before, lacks = store.read(tmp_path, kind), new if refusal is None else ["time_us", "gpu"]
     older(path, version, lacks)
     if refusal is not None:

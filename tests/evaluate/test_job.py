@@ -143,9 +143,12 @@ def test_groups_lie_as_the_trace_names_their_ranks_else_with_all_ranks_of_a_node
     kinds = job([*plain, rails]).kinds
     assert kinds["num_nodes"].to_list() == [1, 2, None, 8]
     assert job([rails], ranks_per_node=4).kinds["num_nodes"][0] == 8
-    told = against(job(plain), sweep()).told
-    assert "the trace does not say which ranks make 3 calls" in " ".join(told["notes"])
+    untold = traced(4, 100.0, num_ranks=None)
+    told = against(job([*plain, rails, untold, traced(5, num_nodes=1)]), sweep()).told
+    # Wherever its ranks lie by a guess: named or not, evenly or not.
+    assert "on how many nodes the ranks of 4 calls lie" in " ".join(told["notes"])
     reasons = {kind["num_ranks"]: kind["reason"] for kind in told["kinds"]}
+    assert reasons[None] == "the trace does not say how many ranks make it"
     assert "lie evenly is not known (--ranks-per-node)" in reasons[12]
     assert "AllReduce on 2 x 8 was not measured" in reasons[16]
 
@@ -336,6 +339,43 @@ def test_without_rows_beside_products_a_price_of_a_channel_bounds_what_compute_g
     assert back.high == pytest.approx(1.3 * most, rel=0.02)
     assert found.told["verdict"] == "nothing"
     assert any("0 to 0.5 % a channel" in note for note in found.told["notes"])
+
+
+def test_a_price_says_what_rows_beside_products_do_not_and_nothing_without_channels() -> None:
+    """Rows of NCCL's own 16 channels alone leave four to the price, of both; else it is unused."""
+    lone = beside({16: 0.12})
+    measured = pl.concat([few_channels(), lone])
+    found = against(exposed_job(0.0), measured, few_channels_policy, sm_price=0.005)
+    plain = against(exposed_job(0.0), few_channels(), few_channels_policy, sm_price=0.005)
+    assert arm_of(found).given_back == arm_of(plain).given_back
+    assert found.told["kinds"][0]["lost_by"] == "sm_price"
+    own = against(exposed_job(0.0), measured, lambda *_: ABSTAIN_ACTION, sm_price=0.005)
+    assert own.told["kinds"][0]["lost_by"] == "matmul"
+    for rows in (sweep(99.0), pl.concat([sweep(99.0), lone])):
+        found = against(exposed_job(0.0), rows, few_channels_policy, sm_price=0.005)
+        assert arm_of(found).given_back is None
+        notes = " ".join(found.told["notes"])
+        assert "--sm-price says nothing of 8 calls" in notes
+        assert "a channel" not in notes
+
+
+@pytest.mark.parametrize("priced", [True, False])
+def test_a_hidden_call_that_stays_as_it_is_moves_no_interval(priced: bool) -> None:
+    """Beside an exposed call that gains: by a price, or by rows beside products."""
+    own = sweep(100.0, collective="AllGather")
+    own = own.with_columns(actual_num_channels=pl.lit(24).cast(pl.Int64))
+    lost = beside({16: 0.2}).with_columns(collective=pl.lit("AllGather"))
+    steps = steps_frame(4, 1000.0, communication_us=200.0, exposed_us=100.0, compute_us=900.0)
+    told = []
+    for collective in ("AllReduce", "AllGather"):
+        exposed = traced(0, 100.0, num_nodes=1, exposed_us=100.0)
+        hidden = traced(1, 100.0, num_nodes=1, exposed_us=0.0, collective=collective)
+        calls = [exposed, hidden] if collective == "AllGather" else [exposed]
+        rows = pl.concat([sweep(80.0), own] if priced else [sweep(80.0), own, lost])
+        found = against(job(stepped(calls), steps), rows, sm_price=0.008 * priced)
+        assert found.told["verdict"] == "gain"
+        told.append([*arm_of(found).step])
+    assert told[0] == pytest.approx(told[1])
 
 
 @pytest.mark.parametrize(

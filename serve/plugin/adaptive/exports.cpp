@@ -282,6 +282,4 @@ struct AdaptiveTuner {
 
 }  // namespace
 
-const ncclTuner_v4_t ncclTunerPlugin_v4 = Shell<AdaptiveTuner>::v4;
-const ncclTuner_v5_t ncclTunerPlugin_v5 = Shell<AdaptiveTuner>::v5;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = Shell<AdaptiveTuner>::v6;
+DYNAMICCL_EXPORT_TUNER(AdaptiveTuner)

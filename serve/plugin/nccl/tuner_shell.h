@@ -24,7 +24,7 @@ struct Question {
 ///
 ///   create(communicator, abi_version, constants, &context)    leaves null where NCCL is on its own
 ///   answer(context, question), finalize(context)              not called with a null one
-template <typename Tuner>
+template <typename Tuner, decltype(ncclTuner_v6_t::getChunkSize) getChunkSize = nullptr>
 struct Shell {
   template <int version>
   static ncclResult_t init(void** context, std::uint64_t commId, std::size_t nRanks,
@@ -58,7 +58,13 @@ struct Shell {
 
   static constexpr ncclTuner_v4_t v4 = {kName, init_v4, getCollInfo, finalize};
   static constexpr ncclTuner_v5_t v5 = {kName, init<5>, getCollInfo, finalize};
-  static constexpr ncclTuner_v6_t v6 = {kName, init<6>, getCollInfo, finalize, nullptr};
+  static constexpr ncclTuner_v6_t v6 = {kName, init<6>, getCollInfo, finalize, getChunkSize};
 };
+
+/// What a library exports: the arguments are those of `Shell`.
+#define DYNAMICCL_EXPORT_TUNER(...)                                 \
+  const ncclTuner_v4_t ncclTunerPlugin_v4 = Shell<__VA_ARGS__>::v4; \
+  const ncclTuner_v5_t ncclTunerPlugin_v5 = Shell<__VA_ARGS__>::v5; \
+  const ncclTuner_v6_t ncclTunerPlugin_v6 = Shell<__VA_ARGS__>::v6;
 
 }  // namespace dynamiccl

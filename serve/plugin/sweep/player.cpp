@@ -326,11 +326,6 @@ ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t, int a
   return ncclSuccess;
 }
 
-using Sweep = Shell<SweepTuner>;
-
 }  // namespace
 
-const ncclTuner_v4_t ncclTunerPlugin_v4 = Sweep::v4;
-const ncclTuner_v5_t ncclTunerPlugin_v5 = Sweep::v5;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Sweep::init<6>, Sweep::getCollInfo,
-                                           Sweep::finalize, getChunkSize};
+DYNAMICCL_EXPORT_TUNER(SweepTuner, getChunkSize)

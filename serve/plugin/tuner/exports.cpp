@@ -30,6 +30,4 @@ struct TableTuner {
 
 }  // namespace
 
-const ncclTuner_v4_t ncclTunerPlugin_v4 = Shell<TableTuner>::v4;
-const ncclTuner_v5_t ncclTunerPlugin_v5 = Shell<TableTuner>::v5;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = Shell<TableTuner>::v6;
+DYNAMICCL_EXPORT_TUNER(TableTuner)

@@ -178,11 +178,6 @@ ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t nBytes
                                   chunkSize);
 }
 
-using Vendor = Shell<VendorTuner>;
-
 }  // namespace
 
-const ncclTuner_v4_t ncclTunerPlugin_v4 = Vendor::v4;
-const ncclTuner_v5_t ncclTunerPlugin_v5 = Vendor::v5;
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, Vendor::init<6>, Vendor::getCollInfo,
-                                           Vendor::finalize, getChunkSize};
+DYNAMICCL_EXPORT_TUNER(VendorTuner, getChunkSize)
