@@ -77,7 +77,7 @@ ELSEWHERE: Final = {
     r"--objective job": ("tests/cli/test_slack.py", '"--objective", "job"'),
     r"export RUN --group": ("tests/train/gaussian/test_fit.py", "groups=[(16, 8)]"),
     r"dynamiccl-train study": ("tests/train/test_study.py", "study"),
-    r"dynamiccl-deploy ab": ("tests/serve/test_ab.py", '"ab", "--home"'),
+    r"dynamiccl-deploy ab": ("tests/serve/test_ab.py", '"dynamiccl-deploy", "ab"'),
     r"dynamiccl-deploy brain": ("tests/serve/test_brain.py", '"brain"'),
     r"dynamiccl-collect fit-simulator": ("tests/cli/test_fit_simulator.py", "fit-simulator"),
     r"dynamiccl-train trigger": ("tests/train/trigger/test_fit.py", "trigger"),

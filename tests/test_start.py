@@ -147,7 +147,8 @@ def test_i_have_a_trace_or_a_log(user: User) -> None:
     _, described, told = [user.types(line) for line in lines_of("files", user)]
     assert re.search(r"to gain .* a config is faster than NCCL's own choice", described)
     # On a busy machine a line before it says how long the trace has been read.
-    assert re.search("^Nothing to gain: the best table of the model would save", told, re.M)
+    assert re.search(r"^Cannot tell: .* % of the step is exposed communication", told, re.M)
+    assert (user.home / "job" / "cover.toml").is_file()
 
 
 def test_tonight_on_my_cluster(tonight: dict[str, str]) -> None:

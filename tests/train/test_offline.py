@@ -325,15 +325,15 @@ from dynamiccl.train.cautious.fit import fit_tables
 from dynamiccl.train.data import base_residuals, load_data
 from dynamiccl.train.online.a3c import update
 from dynamiccl.train.online.actor_critic import SharedRmsProp
-from dynamiccl.train.online.make import _network, _orders
+from dynamiccl.train.online.make import network_of, orders_of
 from dynamiccl.train.recipe import make_recipe
 data = load_data(Path(sys.argv[1]), 0, with_costs=True)
 few = ["hidden_sizes=8", "jobs=1", "num_steps=2", "places=h100-ib:decode:busy-host:4x8"]
 recipe = make_recipe("a3c", few)
-shared, own = (_network(data, recipe, uses_cost=True) for _ in range(2))
-player = _orders(data, recipe, 0)[0].player(0)
+shared, own = (network_of(data, recipe, uses_cost=True) for _ in range(2))
+player = orders_of(data, recipe, 0)[0].player(0)
 optimizer = SharedRmsProp(list(shared.parameters()), shared=False)
-print("loss", update(player, shared, own, optimizer, lambda: 1).loss)
+print("loss", update(player, shared, own, optimizer, lambda: 1)[0])
 print("tables", fit_tables(data, alpha=0.1).widened)
 try:
     import dynamiccl.train.offline
