@@ -121,18 +121,16 @@ class BrainProcess {
 
   /// Whether it has: all that it has started is killed then.
   bool has_ended() {
-    siginfo_t found = {};
-    const int failed =
-        waitid(P_PID, static_cast<id_t>(process_), &found, WEXITED | WNOHANG | WNOWAIT);
-    if (failed == 0 && found.si_pid == 0) return false;
-    kill(-process_, SIGKILL);
-    waitpid(process_, nullptr, WNOHANG);
+    int status = 0;
+    const pid_t found = waitpid(process_, &status, WNOHANG);
+    if (found == 0) return false;
+    kill(-process_, SIGKILL);  // while there is one of its group its number is nobody else's
     process_ = 0;
     socket_.reset(-1);
     how_ = kEnded;
-    if (failed != 0) return true;  // a launcher lets nobody wait for children
-    how_ += found.si_code == CLD_EXITED ? " with exit code " : " by signal ";
-    how_ += std::to_string(found.si_status);
+    if (found < 0) return true;  // a launcher lets nobody wait for children
+    how_ += WIFEXITED(status) ? " with exit code " + std::to_string(WEXITSTATUS(status))
+                              : " by signal " + std::to_string(WTERMSIG(status));
     return true;
   }
 
@@ -140,13 +138,13 @@ class BrainProcess {
   /// that the kernel holds, for a file server, is waited for at the next question.
   void end(std::uint64_t patience_ms) {
     socket_.reset(-1);
-    how_ = kEnded;
     const std::uint64_t kill_ms = monotonic_ms() + patience_ms;
     for (; process_ > 0 && !has_ended(); sleep_ns(2'000'000)) {
       if (monotonic_ms() < kill_ms) continue;
       for (const pid_t target : {-process_, process_}) kill(target, SIGKILL);
-      if (monotonic_ms() >= kill_ms + kPatienceMs) return;
+      if (monotonic_ms() >= kill_ms + kPatienceMs) break;
     }
+    if (monotonic_ms() >= kill_ms) how_ = "it has closed its output";
   }
 
   /// Sends one line, and takes one.
