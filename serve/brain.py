@@ -16,10 +16,12 @@ channels, and chunk size where the artifact's NCCL supports it; and only configs
 near a size.
 """
 
+import ctypes
 import importlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,9 +68,7 @@ MIN_CALLS: Final = 3
 #: Fewer calls than usual per measurement, since a window shows only the latest calls.
 RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
-#: Communicators that are answered at once; the one that asked longest ago starts anew.
-MAX_BRAINS: Final = 256
-
+_PR_SET_PDEATHSIG: Final = 1
 _log = logging.getLogger(__name__)
 
 PriorOf = Callable[[Key], Prior]
@@ -321,8 +321,14 @@ def brain_command(
 
     Example: DYNAMICCL_BRAIN='dynamiccl-deploy brain --policy search'
     """
-    make = find_policy_maker(policy)
+    # What a shell has started is not killed with the shell.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's; the processors are the job's
     cli.configure_logging(verbose=False)
+
+    def make(artifact: Artifact) -> Brain:
+        return find_policy_maker(policy)(artifact)  # the leader hears what is wrong with it
+
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)  # what a policy prints is no answer
         for line in answers(sys.stdin.buffer, make):
@@ -338,12 +344,13 @@ def answers(questions: Iterable[bytes], make: MakeBrain) -> Iterator[str]:
     for line in questions:
         told: dict[str, Any] = {}
         try:
-            told = dict(json.loads(line))
+            told = dict(json.loads(os.fsdecode(line)))  # paths may be no UTF-8
+            for gone in told["forgotten"]:
+                brains.pop(gone, None)
             name = told["brain"]
-            brain = brains.pop(name, None) or make(open_artifact(Path(told["artifact"])))
-            brains[name] = brain
-            if len(brains) > MAX_BRAINS:  # of communicators that are no more
-                del brains[next(iter(brains))]
+            if name not in brains:
+                brains[name] = make(open_artifact(Path(told["artifact"])))
+            brain = brains[name]
             config = BrainConfig(told["system"], told["num_nodes"], told["num_ranks"])
             table = brain.decide(config, read_history(told["table"], told["tasks"]))
             answer = {} if table is None else {"table": table.to_bytes().hex()}

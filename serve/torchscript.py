@@ -134,9 +134,11 @@ class ScriptedBrain:
     """A loaded `brain.pt`, the module that the plugin's TorchScript runtime runs."""
 
     def __init__(self, path: Path) -> None:
-        """Load a file; raises as `ScriptedPolicy`."""
+        """Load a file; raises as `ScriptedPolicy`, and CorruptFile for one of an older release."""
         self._path = path
         self._torch, self._module = load_script(path)
+        if not hasattr(self._module, "decide"):
+            raise CorruptFile(f"{path} is of an older release; export the artifact again")
 
     def decide(self, config: BrainConfig, tasks: Sequence[KeyCalls]) -> DecisionTable | None:
         """The table for a history; None where the artifact has none for this shape.

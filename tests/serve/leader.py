@@ -20,11 +20,13 @@ def question_of(
     *,
     number: int = 1,
     brain: int = 1,
+    forgotten: Sequence[int] = (),
 ) -> dict[str, Any]:
     """A leader's question."""
     return {
         "number": number,
         "brain": brain,
+        "forgotten": list(forgotten),
         "artifact": str(artifact),
         "system": config.system,
         "num_nodes": config.num_nodes,

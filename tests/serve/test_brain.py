@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from dynamiccl.datasets.history import Call
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.errors import CorruptFile, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import POLICIES, answers, find_policy_maker, read_history
@@ -48,31 +50,36 @@ class CountingBrain:
         return DecisionTable.from_configs([[None]] * 5, num_nodes=1, num_ranks=self.asked)
 
 
-def asked(artifact: Artifact, *questions: tuple[int, str]) -> list[Any]:
-    """The answers to one stream of (brain, system)."""
-    lines = [
-        json.dumps(
-            question_of(artifact.directory, BrainConfig(system, 1, 8), number=n, brain=brain)
-        ).encode()
+def asked(artifact: Artifact, *questions: tuple[int, str], **last: Any) -> list[Any]:
+    """The answers to one stream of (brain, system); `last` is in its last question alone."""
+    told = [
+        question_of(artifact.directory, BrainConfig(system, 1, 8), number=n, brain=brain)
         for n, (brain, system) in enumerate(questions, 7)
     ]
+    told[-1] |= last
+    lines = [json.dumps(question).encode() for question in told]
     found = [json.loads(line) for line in answers(lines, CountingBrain)]
     assert [answer["number"] for answer in found] == [*range(7, 7 + len(lines))]
     return found
 
 
 def test_each_communicator_has_a_brain_of_its_own(small_artifact: Artifact) -> None:
-    turns = [brain for _ in range(3) for brain in (1, 2, 3)]
+    """However many there are; one that is forgotten is no more."""
+    turns = [brain for _ in range(3) for brain in range(300)]
     found = asked(small_artifact, *((brain, "box") for brain in turns))
-    assert [table_in(answer).num_ranks for answer in found] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [table_in(answer).num_ranks for answer in found] == [
+        n for n in (1, 2, 3) for _ in range(300)
+    ]
+    found = asked(small_artifact, *((brain, "box") for brain in (1, 2, 1)), forgotten=[1, 77])
+    assert [table_in(answer).num_ranks for answer in found] == [1, 1, 1]
 
 
-def test_the_brain_that_asked_longest_ago_is_forgotten(
-    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dynamiccl.serve.brain.MAX_BRAINS", 2)
-    found = asked(small_artifact, *((brain, "box") for brain in (1, 2, 1, 3, 2, 3)))
-    assert [table_in(answer).num_ranks for answer in found] == [1, 1, 2, 1, 1, 2]
+def test_a_path_that_is_no_utf_8_is_one(small_artifact: Artifact, tmp_path: Path) -> None:
+    strange = tmp_path / os.fsdecode(b"\xff\xc3\xa9")
+    strange.symlink_to(small_artifact.directory)
+    line = os.fsencode(json.dumps(question_of(strange, CONFIG), ensure_ascii=False))
+    assert b"\xff" in line
+    assert "table" in json.loads(next(answers([line], CountingBrain)))
 
 
 def test_policy_that_fails_is_an_error_and_is_asked_again(small_artifact: Artifact) -> None:
@@ -102,6 +109,7 @@ def test_question_is_read_as_it_was_written(small_artifact: Artifact) -> None:
     [
         ({"artifact": "/none"}, "manifest.json"),
         ({"brain": []}, "unhashable"),
+        ({"forgotten": 1}, "not iterable"),
         ({"tasks": [[5, 80, 1, []]]}, "is in no table"),
         ({"tasks": [[99, 80, 1, []]]}, "99 is not a valid Collective"),
         ({"tasks": [[4, 249, 1, []]]}, "in no table"),
@@ -135,31 +143,52 @@ def test_line_that_is_no_question_is_an_error(line: bytes) -> None:
 def test_command_answers_line_by_line_with_a_policy_of_ones_own(
     small_artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the policy prints is no answer; the command ends with its stdin."""
+    """What the policy prints is no answer, what is wrong with it is one.
+
+    It takes one core, and ends with its stdin.
+    """
     (tmp_path / "my_search.py").write_text(
         "class Mine:\n"
         "    def decide(self, config, history):\n"
+        "        import torch\n"
         "        print('this is no answer')\n"
+        "        assert torch.get_num_threads() == 1\n"
         "        return history.table\n"
         "def make(artifact):\n"
         "    return Mine()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     run = "import dynamiccl.serve.cli as c; c.main()"
-    command = (sys.executable, "-c", run, "brain", "--policy", "my_search:make")
+    command = (sys.executable, "-c", run, "brain", "--policy")
     table = own_table(small_artifact)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with Leader(*command, environment=environment) as leader:
+    del environment["OMP_NUM_THREADS"]
+    with Leader(*command, "my_search:make", environment=environment) as leader:
         for history, answer in (
             (NOTHING, {}),
             (History((), table), {"table": table.to_bytes().hex()}),
         ):
             question = question_of(small_artifact.directory, CONFIG, history)
             assert leader.told(json.dumps(question)) == {"number": 1, **answer}
+    with Leader(*command, "mine", environment=environment) as leader:
+        for _ in range(2):
+            error = leader.told(json.dumps(question))["error"]
+            assert "choose from artifact, autoccl" in error
+    # It ends with the shell that has started it, too.
+    shell = ("/bin/sh", "-c", 'exec 3<&0; "$@" <&3 & echo $!; wait', "sh", *command, "artifact")
+    leader = Leader(*shell, environment=environment)
+    assert leader.process.stdout is not None
+    brain = Path("/proc", leader.process.stdout.readline().strip())
+    assert "table" in leader.told(json.dumps(question))
+    assert brain.exists()
+    leader.process.kill()
+    until = time.monotonic() + 10
+    while brain.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    leader.process.communicate()
     with pytest.raises(UserError, match="PYTHONPATH"):
         find_policy_maker("my_search:other")
-    with pytest.raises(UnknownName, match="choose from artifact, autoccl"):
-        find_policy_maker("mine")
 
 
 def own_table(artifact: Artifact) -> DecisionTable:
@@ -177,6 +206,9 @@ def test_artifact_asks_the_policy(small_artifact: Artifact) -> None:
 def test_artifact_of_an_older_release_is_refused(small_artifact: Artifact, tmp_path: Path) -> None:
     older = replace(small_artifact, directory=tmp_path)
     with pytest.raises(UserError, match="export it again"):
+        POLICIES["artifact"](older)
+    shutil.copy(small_artifact.directory / "policy.pt", tmp_path / "brain.pt")  # it has no `decide`
+    with pytest.raises(CorruptFile, match="older release; export the artifact again"):
         POLICIES["artifact"](older)
 
 

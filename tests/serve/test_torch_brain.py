@@ -79,6 +79,11 @@ def test_decides_as_the_table_says_and_as_python_does_on_a_history(
         (Path.unlink, "No such file or directory"),
         (lambda module: module.symlink_to(module.rename(f"{module}.x")), "it is a symbolic link"),
         (lambda module: module.chmod(0o664), "others may write to it"),
+        # It has no `decide`, as older releases have none.
+        (
+            lambda module: module.with_name("policy.pt").replace(module),
+            "is of an older release; export the artifact again",
+        ),
         *(
             (lambda module, k=k: module.write_bytes(module.read_bytes()[:k]), "")
             for k in (0, 10, 5000)

@@ -1,8 +1,8 @@
 // The brain of a job's communicators: a process that is started when it is first needed, the
-// command in DYNAMICCL_BRAIN or dynamiccl-brain, and ends with the arbiter's worker. One thread
-// asks it, one question after the other: ranks never wait for a brain. Every wait is bounded: one
-// that is slow, dead or faulty costs the thread some seconds, is killed, and the next question
-// starts another.
+// command in DYNAMICCL_BRAIN or dynamiccl-brain. It is killed when the arbiter's worker ends; what
+// it has started itself reads the end of its stdin then. One thread asks it, one question after the
+// other: ranks never wait for a brain. Every wait is bounded: one that is slow, dead or faulty is
+// killed with all that it has started, and after a pause the next question starts another.
 #pragma once
 
 #include <errno.h>
@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <filesystem>
@@ -33,33 +34,50 @@ struct BrainAnswer {
   std::vector<std::uint8_t> table;  // none: keep the one in force
 };
 
+struct BrainLimits {
+  std::uint64_t answer_ms = 30'000;  // of a question and its answer
+  std::uint64_t first_ms = 300'000;  // of a process's first: torch is loaded, beside a busy job
+  std::uint64_t pause_ms = 1'000;    // after a failure; twice that after the next one
+};
+
 class BrainProcess {
  public:
-  /// `limit`: of a question and its answer; the first may have to wait for torch to be loaded.
-  explicit BrainProcess(timeval limit = {30, 0}) : limit_(limit) {}
-  ~BrainProcess() { end(); }
+  explicit BrainProcess(BrainLimits limits = {}) : limits_(limits) {}
+  ~BrainProcess() { end(0); }
 
   BrainAnswer ask(const BrainQuestion& question) {
+    if (process_ > 0) has_ended();  // while nobody asked: that fails no question
+    if (!socket_.is_open() && monotonic_ms() < not_before_ms_) return {problem_, {}};
     BrainAnswer answer;
     std::string line;
-    const char* problem = process_ > 0 ? nullptr : start();
-    if (problem == nullptr) problem = exchange(line_of(question, ++number_), &line);
-    if (problem == nullptr) problem = read_answer(line, &answer);
-    if (problem != nullptr) {
-      end();  // what it says from now on would be taken for the next answer
-      answer = {problem, {}};
+    std::string problem = socket_.is_open() ? "" : start();
+    if (problem.empty()) problem = exchange(line_of(question, ++number_), &line);
+    if (problem.empty()) problem = read_answer(line, &answer);
+    if (problem.empty()) {
+      set_limit(limits_.answer_ms);
+      pause_ms_ = limits_.pause_ms;
+    } else {
+      // What it says from now on would be taken for the next answer.
+      end(problem == kEnded ? kPatienceMs : 0);
+      answer = {problem == kEnded ? how_ : problem, {}};
+      not_before_ms_ = monotonic_ms() + pause_ms_;
+      pause_ms_ = std::min(2 * pause_ms_, kMostPauseMs);
     }
     if (answer.problem.empty()) return answer;
     for (char& c : answer.problem) {
       if (c < 0x20 || c > 0x7e) c = '?';  // it becomes a line of a log
     }
-    return {"brain: " + answer.problem, {}};
+    problem_ = "brain: " + answer.problem;
+    return {problem_, {}};
   }
 
  private:
+  static constexpr std::uint64_t kMostPauseMs = 300'000, kPatienceMs = 1'000;
   static constexpr const char* kNoAnswer = "it says something that is no answer";
+  static constexpr const char* kEnded = "it has ended";
 
   const char* start() {
+    if (process_ > 0) return "the one before does not end";
     const char* named = value_of("DYNAMICCL_BRAIN");
     std::error_code error;
     const std::string ours =
@@ -76,8 +94,7 @@ class BrainProcess {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return "no socket is left";
     socket_.reset(ends[0]);
-    setsockopt(ends[0], SOL_SOCKET, SO_SNDTIMEO, &limit_, sizeof limit_);
-    setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &limit_, sizeof limit_);
+    set_limit(limits_.first_ms);
     const pid_t worker = getpid();
     process_ = fork();
     if (process_ == 0) {
@@ -91,24 +108,50 @@ class BrainProcess {
       _exit(127);
     }
     close(ends[1]);
-    return process_ > 0 ? nullptr : "it cannot be started";
+    return process_ > 0 ? "" : "it cannot be started";
   }
 
-  void end() {
-    socket_.reset(-1);
-    if (process_ <= 0) return;
-    for (const pid_t target : {-process_, process_}) kill(target, SIGKILL);
-    waitpid(process_, nullptr, 0);
+  void set_limit(std::uint64_t limit_ms) {
+    limit_ms_ = limit_ms;
+    const timeval limit = {static_cast<time_t>(limit_ms / 1'000),
+                           static_cast<suseconds_t>(limit_ms % 1'000 * 1'000)};
+    setsockopt(socket_.descriptor(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    setsockopt(socket_.descriptor(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  }
+
+  /// Whether it has: all that it has started is killed then.
+  bool has_ended() {
+    int status = 0;
+    const pid_t found = waitpid(process_, &status, WNOHANG);
+    if (found == 0) return false;
+    kill(-process_, SIGKILL);  // while there is one of its group its number is nobody else's
     process_ = 0;
+    socket_.reset(-1);
+    how_ = kEnded;
+    if (found < 0) return true;  // a launcher lets nobody wait for children
+    how_ += WIFEXITED(status) ? " with exit code " + std::to_string(WEXITSTATUS(status))
+                              : " by signal " + std::to_string(WTERMSIG(status));
+    return true;
+  }
+
+  /// Waits so long for it to end by itself, and no longer than `kPatienceMs` once it is killed: one
+  /// that the kernel holds, for a file server, is waited for at the next question.
+  void end(std::uint64_t patience_ms) {
+    socket_.reset(-1);
+    const std::uint64_t kill_ms = monotonic_ms() + patience_ms;
+    for (; process_ > 0 && !has_ended(); sleep_ns(2'000'000)) {
+      if (monotonic_ms() < kill_ms) continue;
+      for (const pid_t target : {-process_, process_}) kill(target, SIGKILL);
+      if (monotonic_ms() >= kill_ms + kPatienceMs) break;
+    }
+    if (monotonic_ms() >= kill_ms) how_ = "it has closed its output";
   }
 
   /// Sends one line, and takes one.
   const char* exchange(const std::string& question, std::string* answer) const {
-    constexpr const char *kEnded = "it has ended", *kLate = "it does not answer in time";
+    constexpr const char* kLate = "it does not answer in time";
     const int descriptor = socket_.descriptor();
-    const auto limit_ms =
-        static_cast<std::uint64_t>(limit_.tv_sec * 1'000 + limit_.tv_usec / 1'000);
-    const std::uint64_t until_ms = monotonic_ms() + limit_ms;
+    const std::uint64_t until_ms = monotonic_ms() + limit_ms_;
     const ssize_t sent = send(descriptor, question.data(), question.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno != EAGAIN) return kEnded;
     if (sent != static_cast<ssize_t>(question.size())) return kLate;
@@ -121,7 +164,7 @@ class BrainProcess {
       answer->append(part, static_cast<std::size_t>(got));
       if (answer->size() > kMostLineBytes) return kNoAnswer;
     }
-    return answer->find('\n') + 1 == answer->size() ? nullptr : kNoAnswer;
+    return answer->find('\n') + 1 == answer->size() ? "" : kNoAnswer;
   }
 
   const char* read_answer(const std::string& line, BrainAnswer* answer) const {
@@ -140,14 +183,18 @@ class BrainProcess {
     if (has_error && answer->problem.empty()) answer->problem = "it gives no reason";
     const bool fits = !has_table || (!has_error && !answer->table.empty() &&
                                      answer->table.size() <= kMaxFileBytes);
-    return fits ? nullptr : kNoAnswer;
+    return fits ? "" : kNoAnswer;
   }
 
   static std::string line_of(const BrainQuestion& of, std::uint64_t number) {
+    std::string forgotten;
+    for (const std::uint64_t gone : of.forgotten) {
+      forgotten += (forgotten.empty() ? "" : ", ") + std::to_string(gone);
+    }
     std::string line =
         "{\"number\": " + std::to_string(number) + ", \"brain\": " + std::to_string(of.brain) +
-        ", \"artifact\": " + json_of(of.artifact) + ", \"system\": " + json_of(of.system) +
-        ", \"num_nodes\": " + std::to_string(of.num_nodes) +
+        ", \"forgotten\": [" + forgotten + "], \"artifact\": " + json_of(of.artifact) +
+        ", \"system\": " + json_of(of.system) + ", \"num_nodes\": " + std::to_string(of.num_nodes) +
         ", \"num_ranks\": " + std::to_string(of.num_ranks) + ", \"table\": \"" +
         hex_of_bytes(of.table) + "\", \"tasks\": [";
     const char* between = "";
@@ -171,9 +218,11 @@ class BrainProcess {
     return line + "]}\n";
   }
 
-  const timeval limit_;
+  const BrainLimits limits_;
   pid_t process_ = 0;
   File socket_;  // its stdin and stdout
+  std::uint64_t limit_ms_ = 0, pause_ms_ = limits_.pause_ms, not_before_ms_ = 0;
+  std::string problem_, how_;  // the last one, and how it has ended
   std::uint64_t number_ = 0;
 };
 
@@ -212,7 +261,10 @@ class BrainThread {
   /// answer to this one.
   void forget(std::uint64_t comm_id) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    brains_.erase(comm_id);
+    const auto found = brains_.find(comm_id);
+    if (found == brains_.end()) return;
+    forgotten_.push_back(found->second->number);
+    brains_.erase(found);
   }
 
  private:
@@ -230,6 +282,8 @@ class BrainThread {
       const std::shared_ptr<Brain> brain = std::move(asked_.front());
       asked_.pop_front();
       if (brain.use_count() == 1) continue;  // it was forgotten
+      brain->question.forgotten = std::move(forgotten_);
+      forgotten_.clear();
       lock.unlock();
       auto answer = std::make_unique<BrainAnswer>(process.ask(brain->question));
       lock.lock();
@@ -243,6 +297,7 @@ class BrainThread {
   std::uint64_t num_brains_ = 0;
   std::map<std::uint64_t, std::shared_ptr<Brain>> brains_;  // by communicator
   std::deque<std::shared_ptr<Brain>> asked_;
+  std::vector<std::uint64_t> forgotten_;  // since the last question
 };
 
 }  // namespace dynamiccl

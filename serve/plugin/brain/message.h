@@ -2,9 +2,10 @@
 // questions to the brain's stdin, one at a time, and reads answers from its stdout. A brain is
 // dynamiccl-brain (torch/), `dynamiccl-deploy brain` (serve/brain.py), or anybody's program.
 //
-// {"number": 7, "brain": 3, "artifact": "/a", "system": "box", "num_nodes": 1, "num_ranks": 8,
-//  "table": "4443...", "tasks": [[4, 80, 17, [[1048576, 50.125, 1, 0, 8, -1]]]]}
+// {"number": 7, "brain": 3, "forgotten": [1, 2], "artifact": "/a", "system": "box", "num_nodes": 1,
+//  "num_ranks": 8, "table": "4443...", "tasks": [[4, 80, 17, [[1048576, 50.125, 1, 0, 8, -1]]]]}
 //   brain     whose question it is: another communicator has another one, as has another artifact
+//   forgotten brains that will not ask any more
 //   artifact  its directory; system: as its plugin.index names this machine
 //   table     in force: the bytes of a table file (serve/table.py) in hexadecimal; "": NCCL's own
 //             choice everywhere
@@ -58,6 +59,7 @@ struct BrainQuestion {
   std::vector<std::uint8_t> table;
   std::vector<TimedTask> tasks;
   std::uint64_t brain = 0;
+  std::vector<std::uint64_t> forgotten = {};
 };
 
 /// Takes what it is asked for from the front of a line; false where there is something else.

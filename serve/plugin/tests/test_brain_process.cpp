@@ -1,5 +1,7 @@
 // A brain process that is slow, dead or strange costs time and nothing more. What dynamiccl-brain
 // refuses of questions is in tests/serve/test_torch_brain.py.
+#include <sys/ptrace.h>
+
 #include <cstring>
 
 #include "arbiter/brain_thread.h"
@@ -10,7 +12,7 @@ using namespace dynamiccl;
 
 namespace {
 
-constexpr timeval kShort = {0, 300'000};
+constexpr BrainLimits kShort = {300, 300, 0};
 const Bytes kTable = table_of(1, 8, {kRing, kLL, 8, 1, 0});
 const std::string kTableField = ", \"table\": \"" + hex_of_bytes(kTable) + "\"";
 const BrainQuestion kQuestion = {"/it's \"an\" artifact\n", "box", 1, 8, {}, {}, 1};
@@ -19,10 +21,8 @@ void set_brain(const std::string& command) { setenv("DYNAMICCL_BRAIN", command.c
 
 std::string printed(const std::string& text) { return "read -r q; printf '" + text + "\\n'; cat"; }
 
-/// Answers each question with these fields after its number.
-std::string answering(const std::string& fields) {
-  return "sed -un 's/^{\\(\"number\": [0-9]*\\),.*/{\\1" + fields + "}/p'";
-}
+/// Answers the first question with its process's number.
+const std::string kTellingPid = "read -r q; printf '%s, \"error\": \"%s\"}\\n' \"${q%%,*}\" $$; ";
 
 /// Why it gives no table; empty where it gives the good one.
 std::string why_not(BrainProcess* brain, const BrainQuestion& question = kQuestion) {
@@ -33,9 +33,9 @@ std::string why_not(BrainProcess* brain, const BrainQuestion& question = kQuesti
   return asked.problem.substr(std::strlen("brain: "));
 }
 
-std::string why_not(const std::string& command, timeval limit = {20, 0}) {
+std::string why_not(const std::string& command, BrainLimits limits = {20'000, 20'000, 0}) {
   set_brain(command);
-  BrainProcess brain(limit);
+  BrainProcess brain(limits);
   return why_not(&brain);
 }
 
@@ -100,15 +100,83 @@ void slow_and_dead() {
     CHECK(why_not(silent, kShort) == "it does not answer in time");
   }
   CHECK(monotonic_ms() - from_ms < 5'000);
-  for (const char* dead : {"exit 0", "read -r q", "kill -9 $$", "/there/is/no/such/brain 2>&-"}) {
-    CHECK(why_not(dead) == "it has ended");
+  const std::pair<const char*, const char*> dead[] = {
+      {"exit 0", "it has ended with exit code 0"},
+      {"read -r q", "it has ended with exit code 0"},
+      {"kill -9 $$", "it has ended by signal 9"},
+      {"/there/is/no/such/brain 2>&-", "it has ended with exit code 127"},
+      {"read -r q; exec <&- >&-; sleep 100", "it has closed its output"},
+  };
+  for (const auto& [command, why] : dead) CHECK(why_not(command) == why);
+}
+
+void slow_start() {
+  BrainProcess brain({300, 20'000, 0});
+  set_brain("sleep 0.6; " + kTellingPid + "cat > /dev/null");
+  CHECK(std::stoi(why_not(&brain)) > 0);
+  CHECK(why_not(&brain) == "it does not answer in time");
+}
+
+void died_while_idle() {
+  BrainProcess brain({20'000, 20'000, 100'000});
+  set_brain(kTellingPid + "cat > /dev/null");
+  for (int i = 0, before = 0; i < 3; ++i) {
+    const int pid = std::stoi(why_not(&brain));
+    CHECK(pid != before);
+    before = pid;
+    kill(pid, SIGKILL);
+    siginfo_t found;
+    CHECK(waitid(P_PID, static_cast<id_t>(pid), &found, WEXITED | WNOWAIT) == 0);
   }
-  BrainProcess brain;
-  set_brain("head -n 1 | " + answering(kTableField));
-  for (int i = 0; i < 3; ++i) {  // the next question starts another
-    CHECK(why_not(&brain).empty());
-    CHECK(why_not(&brain) == "it has ended");
+}
+
+/// After a failure it is not started again at once, and after the next one later still.
+void pauses() {
+  std::FILE* started = std::tmpfile();
+  const int descriptor = fileno(started);
+  set_brain("echo >> /proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(descriptor) +
+            "; exit 3");
+  BrainProcess brain({20'000, 20'000, 100});
+  std::uint64_t from_ms = 0, asked_ms = 0;
+  for (int starts = 0; starts < 4; ++starts, from_ms = asked_ms) {
+    for (; lseek(descriptor, 0, SEEK_END) == starts; sleep_ns(2'000'000)) {
+      asked_ms = monotonic_ms();
+      CHECK(why_not(&brain) == "it has ended with exit code 3");
+    }
+    CHECK(lseek(descriptor, 0, SEEK_END) == starts + 1);
+    CHECK(asked_ms - from_ms >= std::uint64_t{50} << starts);
   }
+  std::fclose(started);
+}
+
+/// One that is killed and does not end, here since a tracer has not heard of it: no wait for it is
+/// long, and there is no second one.
+void does_not_end() {
+  int told[2], traced[2];
+  CHECK(pipe2(told, O_CLOEXEC) == 0 && pipe2(traced, O_CLOEXEC) == 0);
+  const pid_t worker = fork();
+  if (worker == 0) {
+    set_brain(kTellingPid + "cat > /dev/null");
+    BrainProcess brain({300, 20'000, 0});
+    pid_t pid = std::stoi(why_not(&brain));
+    CHECK(write(told[1], &pid, sizeof pid) == sizeof pid && read(traced[0], &pid, 1) == 1);
+    const std::uint64_t from_ms = monotonic_ms();
+    CHECK(why_not(&brain) == "it does not answer in time");
+    CHECK(why_not(&brain) == "the one before does not end");
+    CHECK(monotonic_ms() - from_ms < 10'000);
+    CHECK(write(told[1], &pid, 1) == 1 && read(traced[0], &pid, 1) == 1);
+    CHECK(std::stoi(why_not(&brain)) > 0);
+    _exit(g_failures);
+  }
+  pid_t pid = 0;
+  int status = 1;
+  CHECK(read(told[0], &pid, sizeof pid) == sizeof pid);
+  CHECK(ptrace(PTRACE_SEIZE, pid, nullptr, nullptr) == 0);
+  CHECK(write(traced[1], "", 1) == 1);
+  CHECK(read(told[0], &status, 1) == 1);
+  CHECK(waitpid(pid, &status, __WALL) == pid);
+  CHECK(write(traced[1], "", 1) == 1);
+  CHECK(waitpid(worker, &status, 0) == worker && status == 0);
 }
 
 bool is_gone(pid_t process) {
@@ -118,7 +186,8 @@ bool is_gone(pid_t process) {
   return false;
 }
 
-/// It has nothing of ours but its two pipes, and ends with us, as does what it has started.
+/// It has nothing of ours but its two pipes, and ends with us, as does what it has started; once a
+/// worker is killed that has nobody to talk to.
 void leaves_nothing() {
   set_brain(
       "sleep 1000 & read -r q; printf '{\"number\": 1, \"error\": \"%s %s ' $! $$; "
@@ -136,23 +205,27 @@ void leaves_nothing() {
   CHECK(pipe2(ends, O_CLOEXEC) == 0);
   const pid_t worker = fork();
   if (worker == 0) {
-    set_brain("read -r q; printf '{\"number\": 1, \"error\": \"%s\"}\\n' $$; exec sleep 1000");
+    set_brain(
+        "read -r q; exec 3<&0; cat <&3 > /dev/null & "
+        "printf '{\"number\": 1, \"error\": \"%s %s\"}\\n' $! $$; wait");
     BrainProcess brain;
-    const pid_t told = std::stoi(why_not(&brain));
-    CHECK(write(ends[1], &told, sizeof told) == sizeof told);
+    int told[2];
+    CHECK(std::sscanf(why_not(&brain).c_str(), "%d %d", &told[0], &told[1]) == 2);
+    CHECK(write(ends[1], told, sizeof told) == sizeof told);
     raise(SIGKILL);
   }
-  CHECK(read(ends[0], &brain_itself, sizeof brain_itself) == sizeof brain_itself);
+  for (int* told : {&child, &brain_itself}) CHECK(read(ends[0], told, sizeof *told) == 4);
   waitpid(worker, nullptr, 0);
-  CHECK(is_gone(brain_itself));
+  CHECK(is_gone(brain_itself) && is_gone(child));
 }
 
 /// A new artifact comes while a brain thinks about the one before: its answer is nobody's.
 void forgotten_question() {
   set_brain(
-      "while read -r q; do case $q in *'\"brain\": 1,'*) sleep 0.3; f=', \"error\": \"old\"';; *) "
-      "f='" +
-      kTableField + "';; esac; n=${q%%,*}; printf '%s%s}\\n' \"$n\" \"$f\"; done");
+      "while read -r q; do f=', \"error\": \"old\"'; case $q in "
+      "*'\"brain\": 1, \"forgotten\": [],'*) sleep 0.3;; "
+      "*'\"brain\": 2, \"forgotten\": [1],'*) f='" +
+      kTableField + "';; esac; printf '%s%s}\\n' \"${q%%,*}\" \"$f\"; done");
   static auto* brains = new BrainThread;  // its thread lives as long as the process
   CHECK(brains->ask(1, kQuestion));
   CHECK(!brains->ask(1, kQuestion));
@@ -171,8 +244,8 @@ void forgotten_question() {
 
 int main() {
   for (int descriptor = 3; descriptor < 1'024; ++descriptor) close(descriptor);
-  for (auto* test :
-       {good_and_bad_answers, full_history, slow_and_dead, leaves_nothing, forgotten_question}) {
+  for (auto* test : {good_and_bad_answers, full_history, slow_and_dead, slow_start, pauses,
+                     died_while_idle, does_not_end, leaves_nothing, forgotten_question}) {
     test();
   }
   return g_failures;

@@ -14,7 +14,7 @@
 
 #include <algorithm>
 #include <iostream>
-#include <list>
+#include <map>
 #include <stdexcept>
 
 #include "brain/message.h"
@@ -36,6 +36,7 @@ struct Task {
 
 struct Question {
   std::uint64_t number = 0, brain = 0;
+  std::vector<std::uint64_t> forgotten;
   std::string artifact, system, table;
   std::int64_t num_nodes = 0, num_ranks = 0;
   std::vector<Task> tasks;
@@ -60,8 +61,13 @@ bool read_question(const std::string& line, Question* question) {
     question->tasks.emplace_back();
     return read_task(&json, &question->tasks.back());
   };
+  const auto read_forgotten = [&] {
+    question->forgotten.emplace_back();
+    return json.number(&question->forgotten.back());
+  };
   const auto read_field = [&](const std::string& name) {
     if (name == "number") return json.number(&question->number);
+    if (name == "forgotten") return json.array(read_forgotten);
     if (name == "brain") return json.number(&question->brain);
     if (name == "artifact") return json.text(&question->artifact);
     if (name == "system") return json.text(&question->system);
@@ -85,7 +91,7 @@ constexpr double kUnknown = -1.0;  // interference, until the module's Trigger h
 /// std::exception with a reason.
 class Brain {
  public:
-  explicit Brain(const Question& question) : number(question.brain) {
+  explicit Brain(const Question& question) {
     const std::string path = question.artifact + "/brain.pt";
     const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
     const char* problem = nullptr;
@@ -95,12 +101,15 @@ class Brain {
     // What was looked at, whatever has that name by now.
     script_ = torch::jit::load("/proc/self/fd/" + std::to_string(file.descriptor()), at::kCPU);
     script_.eval();
+    if (!script_.find_method("decide")) {
+      throw std::runtime_error("brain.pt is of an older release; export the artifact again");
+    }
     std::string columns;
     for (const at::IValue& name : script_.attr("call_columns").toListRef()) {
       columns += name.toStringRef() + " ";
     }
     if (columns != kColumns || script_.attr("window_length").toInt() != std::int64_t{kWindow}) {
-      throw std::runtime_error("brain.pt wants other facts of a call: export it again");
+      throw std::runtime_error("brain.pt wants other facts of a call; export the artifact again");
     }
     const std::int64_t nodes = question.num_nodes, ranks = question.num_ranks;
     const at::IValue found = script_.run_method("find_shape", question.system, nodes, ranks);
@@ -138,7 +147,10 @@ class Brain {
         at::from_blob(windows.data(), {count, std::int64_t{kWindow}, kNumColumns}, at::kDouble);
     // (collectives x bins, 5): the columns of an Entry.
     const at::Tensor entries = script_.run_method("decide", shape_, row, window, told).toTensor();
-    const at::Tensor bytes = entries.narrow(1, 0, 4).to(at::kChar).contiguous();
+    const at::Tensor small = entries.narrow(1, 0, 4), bytes = small.to(at::kChar).contiguous();
+    if (!bytes.to(small.scalar_type()).equal(small)) {
+      throw std::runtime_error("brain.pt answers with a number outside the vocabulary");
+    }
     const at::Tensor chunks = entries.narrow(1, 4, 1).to(at::kInt);
     const at::Tensor file = at::cat({bytes.view(at::kInt), chunks}, 1);
     std::string table(reinterpret_cast<const char*>(&header_), sizeof header_);
@@ -147,30 +159,20 @@ class Brain {
     return table.append(reinterpret_cast<const char*>(&checksum), sizeof checksum);
   }
 
-  const std::uint64_t number;
-
  private:
   torch::jit::Module script_;
   std::int64_t shape_;
   TableHeader header_ = {};
 };
 
-/// Brains that are kept; the one that was asked longest ago goes first.
-constexpr std::size_t kMostBrains = 256;
+using Brains = std::map<std::uint64_t, Brain>;
 
-std::string decide(std::list<Brain>* brains, const Question& question) {
-  const auto is_it = [&](const Brain& brain) { return brain.number == question.brain; };
-  const auto found = std::find_if(brains->begin(), brains->end(), is_it);
-  if (found == brains->end()) {
-    brains->emplace_front(question);
-    if (brains->size() > kMostBrains) brains->pop_back();
-  } else {
-    brains->splice(brains->begin(), *brains, found);
-  }
-  return brains->front().decide(question.tasks);
+std::string decide(Brains* brains, const Question& question) {
+  for (const std::uint64_t gone : question.forgotten) brains->erase(gone);
+  return brains->try_emplace(question.brain, question).first->second.decide(question.tasks);
 }
 
-std::string answer(std::list<Brain>* brains, const std::string& line) {
+std::string answer(Brains* brains, const std::string& line) {
   Question question;
   std::string said;
   try {
@@ -192,7 +194,7 @@ int main() {
   const c10::InferenceMode no_gradients;
   // Without it the first calls are profiled and compiled anew, which takes 100 times as long.
   const torch::jit::GraphOptimizerEnabledGuard plain(false);
-  std::list<dynamiccl::Brain> brains;
+  dynamiccl::Brains brains;
   for (std::string line; std::getline(std::cin, line);) {
     std::cout << dynamiccl::answer(&brains, line) << std::flush;
   }

@@ -54,10 +54,10 @@ ONE, OTHER = Config(Algorithm.Ring, Protocol.Simple, 4), Config(Algorithm.Ring, 
 
 
 def counting(folder: Path, *configs: Config, num_ranks: int = 4) -> str:
-    """A command that plays `configs` in turn, and leaves its process's number in `folder`/pid."""
+    """A command that plays `configs` in turn, and adds its process's number to `folder`/pid."""
     (folder / "brain.py").write_text(_COUNTING)
     tables = " ".join(_table(config, num_ranks) for config in configs)
-    return f"echo $$ > {folder}/pid; exec {sys.executable} -S {folder}/brain.py {tables}"
+    return f"echo $$ >> {folder}/pid; exec {sys.executable} -S {folder}/brain.py {tables}"
 
 
 def in_this_process(folder: Path, make: Callable[[Artifact], Brain]) -> str:
