@@ -116,7 +116,9 @@ def look_ahead(
         "calls": sum(row["calls"] for row in called),
         "calls_without_table": without,
         "calls_changed": sum(change["calls"] for change in changes),
-        "saved": {end: us / total_us for end, us in saved_us.items()} if known else None,
+        "saved": {end: us / total_us for end, us in saved_us.items()}
+        if known and total_us
+        else None,
         "changes": changes,
     }
 

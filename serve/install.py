@@ -78,8 +78,9 @@ def install(
 ) -> Installed:
     """Install an artifact that is whole, with the built `plugin`, or one built now, into `to`.
 
-    Raises what `open_artifact` raises, and UserError for a directory that others may write to, and
-    for an artifact that no gate judged unless `ungated`; one that is already there then stays.
+    Raises what `open_artifact` raises, and UserError for a directory that others may write to or
+    that an earlier release made, and for an artifact that no gate judged unless `ungated`; what is
+    already there then stays.
     """
     artifact = open_artifact(artifact_dir)
     if not (ungated or artifact.is_gated):
@@ -125,6 +126,12 @@ def _directory(to: Path) -> Path:
         raise UserError(
             f"'{directory}' cannot stand in job scripts as it is; take a directory whose path has "
             "letters, digits and . _ / + - only"
+        )
+    link = directory / "artifact"
+    if link.is_dir() and not link.is_symlink():
+        raise UserError(
+            f"{link} is a directory, of an earlier release, where a link belongs; once no job uses "
+            "it, remove it, or install with another --to"
         )
     for name in ("", "lib", "bin", "snippets", "artifacts"):
         folder = directory / name

@@ -134,7 +134,8 @@ def answer(
         "step": job.steps,
         "lacks": job.lacks,
         "unread": job.unread,
-        "whole_us": job.whole_us,
+        # Not of the benchmark's times, or of bytes, which weigh the calls of a trace without times.
+        "whole_us": job.whole_us if job.steps or job.has_times else None,
         "exposed_share": job.share_of([*range(job.kinds.height)]),
         "asks_tuner_share": job.share_of([k["kind"] for k in arm.kinds if not k["why_not"]]),
         "not_covered_share": job.share_of(dark),

@@ -64,6 +64,11 @@ class Job:
     unread: list[str]
 
     @property
+    def has_times(self) -> bool:
+        """Whether the trace tells the time of any call."""
+        return self.lacks["times"] < self.calls.height
+
+    @property
     def whole_us(self) -> float:
         """The time that shares are of: of the steps, or of all calls where there are none."""
         if self.steps is None:

@@ -67,6 +67,14 @@ def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Pa
     assert "of 45 calls it would decide 30" in told
 
 
+def test_of_calls_that_took_no_time_no_share_is_saved(
+    gated: Path, shell: Shell, tmp_path: Path
+) -> None:
+    data = record(tmp_path / "job", call(0, 0.0, decided=False, table=0))
+    found = shell(DEPLOY, "explain", gated, "--calls", data, "--json").json["outlook"]
+    assert (found["calls_changed"], found["saved"]) == (1, None)
+
+
 def test_files_of_the_plugin_are_to_be_imported_first(
     gated: Path, shell: Shell, tmp_path: Path
 ) -> None:

@@ -51,6 +51,21 @@ def test_what_is_not_covered_becomes_a_sweep_that_loads(shell: Shell, tmp_path: 
     assert shown.code == 0
 
 
+def test_of_a_trace_without_times_no_ms_are_told(shell: Shell, tmp_path: Path) -> None:
+    rows = [traced(i, None, num_nodes=1, size_bytes=64 * MIB) for i in range(12)]
+    stored(tmp_path)
+    write_part(tmp_path / "untimed", calls_table(*rows), kind="calls", provenance={})
+    line = ("dynamiccl-evaluate", "job")
+    told = shell(*line, "untimed", "--data", "data", "--out", "o", "--json").json
+    assert told["whole_us"] is None
+    page = (tmp_path / "o" / "job.html").read_text()
+    assert " ms<" not in page
+    assert "100.0 % of the time" in page
+    assert "100.0 %        -" in shell(*line, "untimed", "--data", "data").out
+    assert shell(*line, "job", "--data", "data", "--out", "o", "--json").json["whole_us"] == 1200.0
+    assert "1.20 ms<" in (tmp_path / "o" / "job.html").read_text()
+
+
 def test_a_policy_is_told_beside_the_table(shell: Shell, policy: Path, tmp_path: Path) -> None:
     """The hand-made policy takes the highest action, Ring/LL, which is slower here."""
     stored(tmp_path, 120.0)

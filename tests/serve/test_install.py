@@ -103,6 +103,16 @@ def test_bad_artifact_is_refused_and_the_old_one_stays(
     assert {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} == before
 
 
+def test_what_an_earlier_release_installed_is_refused_before_anything_is_written(
+    artifact: Path, shell: Shell, tmp_path: Path
+) -> None:
+    old = tmp_path / "home" / "artifact"
+    old.mkdir(parents=True)
+    done = shell("dynamiccl-deploy", "install", artifact, "--ungated", "--to", old.parent)
+    assert "home/artifact is a directory, of an earlier release" in refused(done, 2)
+    assert [*old.parent.rglob("*")] == [old]
+
+
 def test_the_newest_artifacts_stay_and_one_that_was_there_is_renewed(
     home: Path, artifact: Path, plugin_path: Path
 ) -> None:
