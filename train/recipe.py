@@ -368,8 +368,8 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     if name in _RENAMED:
         new = _RENAMED[name]
         raise UserError(
-            f"recipe '{name}' is called '{new}' now: take that, with --set use_calls=false for what "
-            "it was"
+            f"recipe '{name}' is called '{new}' now: take that, with --set use_calls=false to "
+            "have what it was"
         )
     if name not in RECIPES and not name.endswith(".py"):
         raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])

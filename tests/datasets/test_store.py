@@ -140,7 +140,7 @@ def older(path: Path, version: int, lacks: Sequence[str]) -> None:
         ("measurements", SCHEMA_VERSION, "has no column 'gpu'"),
         ("measurements", SCHEMA_VERSION - 1, None),
         *(
-            ("measurements", old, f"version {old}, this release reads .*import the raw output again")
+            ("measurements", old, f"version {old}, this .*import the raw output again")
             for old in (2, 3, 4)
         ),
         ("calls", 1, "calls version 1, this release reads"),

@@ -26,7 +26,7 @@ def test_settings_take_the_type_of_the_default() -> None:
 def test_unknown_recipe_lists_choices_and_an_old_name_the_new_one() -> None:
     with pytest.raises(UnknownName, match="ddqn-dueling"):
         make_recipe("ddqn-duelling")
-    with pytest.raises(UserError, match="is called 'ddqn-dueling' now: .*--set use_calls=false"):
+    with pytest.raises(UserError, match=r"is called 'ddqn-dueling' now: .*--set use_calls=false"):
         make_recipe("ddqn-actions")
 
 
