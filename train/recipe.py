@@ -225,6 +225,11 @@ class Recipe:
                 f"lambda_congestion={self.lambda_congestion} needs interference levels, which a "
                 "Trigger tells: --set trigger=RUN_DIRECTORY, or leave it at 0",
             ),
+            (
+                self.action_inputs and not self.dueling,
+                "dueling=false is for a head with an output for each action, and action_inputs is "
+                "true: --set action_inputs=false, or leave dueling out",
+            ),
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -361,7 +366,11 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     out of its bounds, or two that exclude each other).
     """
     if name in _RENAMED:
-        raise UserError(f"recipe '{name}' is called '{_RENAMED[name]}' now: take that")
+        new = _RENAMED[name]
+        raise UserError(
+            f"recipe '{name}' is called '{new}' now: take that, with --set use_calls=false to "
+            "have what it was"
+        )
     if name not in RECIPES and not name.endswith(".py"):
         raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
     recipe = RECIPES[name] if name in RECIPES else recipe_of_file(Path(name))

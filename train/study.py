@@ -142,7 +142,9 @@ def checked(plan: Plan) -> Plan:
     alone = ({k: str(v)} for k, d in found.items() for v in getattr(d, "choices", ()))
     for chosen in alone if plan.count else plan.combinations():
         plan.recipe_of(chosen)  # its errors
-    return plan
+    # A search for more settings than there are tries all of them, as a grid does; a range has more.
+    sizes = [len(getattr(each, "choices", range(plan.count + 1))) for each in found.values()]
+    return replace(plan, count=plan.count if plan.count < math.prod(sizes) else 0)
 
 
 class _File(JournalFileBackend):

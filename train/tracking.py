@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -36,7 +37,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.utils.models import get_model_name_and_version
 from mlflow.tracking import MlflowClient
 from mlflow.tracking.context.registry import resolve_tags
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_SOURCE_NAME
 
 from dynamiccl.datasets.manifest import (
     MANIFEST_NAME,
@@ -289,6 +290,15 @@ def _find_or_create(client: Any, tracking_uri: str, name: str) -> str:
     return str(made)
 
 
+def _command() -> str:
+    """What started a run, for the column *Source*: `dynamiccl-train fit`, or a script's name."""
+    path = Path(sys.argv[0])
+    # `python -m dynamiccl.train.cli` is what a study starts its workers by.
+    program = f"dynamiccl-{path.parent.name}" if path.name == "cli.py" else path.name
+    subcommand = sys.argv[1:2] if program.startswith("dynamiccl-") else []
+    return " ".join([program or "python", *subcommand])
+
+
 def open_run(
     tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
 ) -> Run:
@@ -296,8 +306,8 @@ def open_run(
     check_writable(tracking_uri)
     with _store(tracking_uri) as client:
         experiment_id = _find_or_create(client, tracking_uri, experiment)
-        # MLflow's own tell the program, the user and the commit of a working directory.
-        all_tags = resolve_tags(dict(tags))
+        # MLflow's own tell the user and the commit of a working directory.
+        all_tags = resolve_tags({MLFLOW_SOURCE_NAME: _command(), **tags})
         run = client.create_run(experiment_id, run_name=run_name, tags=all_tags)
     return Run(client, run.info.run_id, run.info.artifact_uri)
 

@@ -19,6 +19,7 @@ from dynamiccl.simulator.parameters import (
     FitParameters,
     FitProfile,
     Origin,
+    Rescale,
     SystemFile,
 )
 from dynamiccl.simulator.systems import shipped_file
@@ -56,6 +57,13 @@ def test_disturbed_rows_and_excluded_runs_say_nothing(tmp_path: Path) -> None:
     ]
     found = cells(tmp_path, file, *rows)
     assert [cell.call.size_bytes for cell in found] == [MIB, 4 * MIB]
+
+
+def test_sizes_in_another_unit_are_made_bytes(tmp_path: Path) -> None:
+    rule = Rescale(runs=("elements",), factor=4, why="float32")
+    rows = (default(100.0, size_bytes=4 * MIB), default(102.0, run="elements"))
+    [cell] = cells(tmp_path, described(rescale=[rule]), *rows)
+    assert (cell.call.size_bytes, cell.time_us) == (4 * MIB, 101.0)
 
 
 def test_a_limit_of_a_profile_is_not_a_request(tmp_path: Path) -> None:
@@ -132,6 +140,17 @@ def test_every_cell_is_predicted_once_by_a_fit_without_it(tmp_path: Path) -> Non
     assert said["misses"] == []
     assert sum(errors["cells"] for errors in sizes.values()) == len(fit.held_out)
     assert sizes["to 64 KiB"]["cells"] == 5 * 4
+
+
+def test_data_of_another_form_misses_the_bar_and_is_told(tmp_path: Path) -> None:
+    # Times that jump by three every second octave are no sum of a latency and a transfer.
+    crooked = [
+        {**row, "time_us": row["time_us"] * (3.0 if int(np.log2(row["size_bytes"])) % 2 else 1.0)}
+        for row in rows()
+    ]
+    fit = fitted(tmp_path, ring_only(), crooked)
+    said = fitting.to_json(fit)
+    assert any("median error" in line for line in said["misses"])
 
 
 # Every piece of these sizes is sent in two slices.

@@ -176,10 +176,13 @@ def test_shell_keeps_what_is_exported_and_what_stands_in_the_command(
         "for a in Ring Tree; do NCCL_ALGO=${a} ./all_reduce_perf; done",
         "NCCL_ALGO='Ring; curl http://host/?k=hush' ./all_reduce_perf",
         'NCCL_ALGO="Ring ./all_reduce_perf',
+        "# NCCL_ALGO=Ring ./all_reduce_perf",  # root's prompt, or a comment
         "+ NCCL_ALGO=Ring",  # set -x: of the next command, or of all
         "mpirun -x NCCL_ALGO ./all_reduce_perf",  # whatever the launcher has
         "mpirun -x NCCL_ALGO=Ring -x NCCL_ALGO=Tree ./all_reduce_perf",
+        'if [ "$1" = tree ]; then export NCCL_ALGO=Tree; fi',
         '[ -n "$tree" ] && export NCCL_ALGO=Tree',
+        "=== with NCCL_ALGO=Tree ===",
     ],
 )
 def test_a_value_that_cannot_be_read_is_not_known(line: str) -> None:

@@ -139,7 +139,10 @@ def older(path: Path, version: int, lacks: Sequence[str]) -> None:
         ("measurements", SCHEMA_VERSION + 1, r"part-\w+\.parquet holds schema measurements vers"),
         ("measurements", SCHEMA_VERSION, "has no column 'gpu'"),
         ("measurements", SCHEMA_VERSION - 1, None),
-        ("measurements", 2, "version 2, this release reads .*import the raw output again"),
+        *(
+            ("measurements", old, f"version {old}, this .*import the raw output again")
+            for old in (2, 3, 4)
+        ),
         ("calls", 1, "calls version 1, this release reads"),
         ("calls", CALLS_VERSION - 1, None),
     ],

@@ -23,12 +23,16 @@ from tests.conftest import Trained
 from tests.stores import new_store, uri_of
 
 
-def test_experiments_have_our_tags_beside_those_that_they_have(tmp_path: Path) -> None:
+def test_experiments_have_our_tags_beside_those_that_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/src/train/cli.py", "study", "--join", "id"])
     uri = new_store(tmp_path)
     client, held = MlflowClient(uri), {"mlflow.experimentKind": "regression"}
     client.create_experiment("made by hand", artifact_location=tmp_path.as_uri(), tags=held)
     for name, own in (("made by hand", held), ("new", {})):
-        open_run(uri, name, "run")
+        run = open_run(uri, name, "run")
+        assert run.tag("mlflow.source.name") == "dynamiccl-train study"
         found = client.get_experiment_by_name(name)
         assert found is not None
         assert found.tags == EXPERIMENT_TAGS | own

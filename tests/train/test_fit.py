@@ -35,6 +35,8 @@ def test_run_is_tracked_with_what_made_it(trained: Trained) -> None:
     assert [m.step for m in history] == list(range(100, 901, 100))
     losses = [m.value for m in client.get_metric_history(trained.run_id, "loss")]
     assert losses[-1] < losses[0] / 2
+    over_cost, over_time = (run.data.metrics[f"residual_over_{name}"] for name in ("cost", "time"))
+    assert run.data.tags["cost_base"] == ("cost" if over_cost < over_time else "time")
 
 
 def test_run_directory_holds_checkpoints_plots_and_policy(trained: Trained) -> None:

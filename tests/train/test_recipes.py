@@ -26,7 +26,7 @@ def test_settings_take_the_type_of_the_default() -> None:
 def test_unknown_recipe_lists_choices_and_an_old_name_the_new_one() -> None:
     with pytest.raises(UnknownName, match="ddqn-dueling"):
         make_recipe("ddqn-duelling")
-    with pytest.raises(UserError, match="'ddqn-actions' is called 'ddqn-dueling' now"):
+    with pytest.raises(UserError, match=r"is called 'ddqn-dueling' now: .*--set use_calls=false"):
         make_recipe("ddqn-actions")
 
 
@@ -61,6 +61,7 @@ def test_every_setting_has_a_meaning() -> None:
         ("cql", ["state_units=8"], "state_units=8 is for algorithms that play"),
         ("gaussian-process", ["start=run"], "start=run is for networks"),
         ("cql", ["start=run"], "start=run with num_members=3: .*--set num_members=1"),
+        ("ddqn-dueling", ["dueling=false"], "dueling=false .*--set action_inputs=false"),
         ("cql", ["split=rows"], "unknown split 'rows' .*shape:1.*choose from size, shape"),
     ],
 )

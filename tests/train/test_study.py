@@ -1,6 +1,7 @@
 """Studies: a queue of trials that are children of one run; workers that fail and are killed."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from dynamiccl.train.study import (
     end_study,
     latest_trials,
     open_study,
+    plan_of,
     retry_failed,
     summarise_study,
     work,
@@ -83,7 +85,7 @@ def test_a_grid_is_every_recipe_with_every_combination_and_seed(tmp_path: Path) 
         (["steps=20:10"], 3, UserError, "low must be below high"),
         (["lambda_switch=0:1:log"], 3, UserError, "low must be below high above 0"),
         (["hidden_sizes=8:16"], 3, UserError, "give its values as hidden_sizes=value,value"),
-        (["dueling=true:false"], 3, UserError, "give its values as dueling=value,value"),
+        (["unanimous=true:false"], 3, UserError, "give its values as unanimous=value,value"),
         (["steps=10:20", "steps=30:40"], 3, UserError, "gives steps twice"),
     ],
 )
@@ -122,6 +124,7 @@ def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_p
     assert Manifest.read(policy).recipe == summary.settings[0].setting
     below = children(study, client)
     assert sorted(run.data.params["seed"] for run in below) == ["0", "0", "1", "1"]
+    assert len({run.data.metrics["loss"] for run in below}) == 4  # a seed is another training
     with pytest.raises(MissingPath, match="no study"):
         open_study(below[0].info.run_id, uri)
 
@@ -148,22 +151,34 @@ def test_what_failed_is_tried_again_once_it_is_mended(data_dir: Path, tmp_path: 
     assert (summary.done, summary.trials, failures) == (2, 2, [])
 
 
+@pytest.mark.parametrize("count", [4, 5])
+def test_a_search_for_all_settings_or_more_is_the_grid(count: int, tmp_path: Path) -> None:
+    axes = ["window_encoder=mlp,cnn", "batch_size=16,32"]
+    study = begin_study(planned(tmp_path, axes, count=count, seeds=2), new_store(tmp_path))
+    grid = planned(tmp_path, axes, seeds=2)
+    chosen = [trial.system_attrs["fixed_params"] for trial in study.trials]
+    assert chosen == [each for each in grid.combinations() for _ in range(2)]
+    assert planned(tmp_path, axes, count=3).count == 3
+    assert planned(tmp_path, [*axes, "steps=1:9"], count=9).count == 9
+
+
 def test_what_a_search_chooses_twice_is_trained_once_and_failures_stop_nothing(
     data_dir: Path, tmp_path: Path
 ) -> None:
     uri = new_store(tmp_path)
-    axes = ["window_encoder=mlp,nothing,cnn"]
+    axes = ["window_encoder=mlp,nothing,cnn", "gamma=0,0.5,0.9"]
     study = begin_study(planned(data_dir, axes, count=8, seeds=2), uri)
     told = list(work(study, uri))
     summary, failures = summarise_study(study)
+    settings = [plan_of(study).setting_of(trial.params) for trial in study.trials]
     chosen = [trial.params["window_encoder"] for trial in study.trials]
     assert (summary.trials, summary.done) == (16, 2 * sum(each != "nothing" for each in chosen))
     assert {each.setting for each in summary.settings} == {
-        f"ddqn-dueling window_encoder={each}" for each in chosen if each != "nothing"
+        each for each in settings if "nothing" not in each
     }
     assert {each.seeds for each in summary.settings} == {2}
     assert len(failures) == chosen.count("nothing") > 0
-    assert all("window_encoder=nothing, seed 0" in failure for failure in failures)
+    assert all(re.search("=nothing gamma=.*, seed 0", failure) for failure in failures)
     assert set(failures) < set(told)
     trained = [run for run in children(study, MlflowClient(uri)) if run.info.status == "FINISHED"]
     assert len(trained) == 2 * len(summary.settings) < summary.done

@@ -77,7 +77,7 @@ EVERY_S: Final = 30.0
 WIDTH: Final = 100
 DEFAULT_RECIPE: Final = "ddqn-dueling"
 #   MLFLOW_EXPERIMENT_NAME  the experiment in MLflow that new runs are in. Default: dynamiccl.
-EXPERIMENT: Final = os.environ.get("MLFLOW_EXPERIMENT_NAME", "dynamiccl")
+EXPERIMENT: Final = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "dynamiccl"
 Data = Annotated[Path, typer.Option(help="Data directory of dynamiccl-collect.")]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 TrackingUri = Annotated[str, typer.Option(help="MLflow store.")]

@@ -284,10 +284,6 @@ class Playing(Source):
         self._calls += calls
         return {"loss": loss, "speedup": speedup}
 
-    def save(self, path: str) -> None:
-        """Write the weights of actor and critic."""
-        torch.save(self.network.state_dict(), path)
-
     def state(self) -> dict[str, Any]:
         """Network, statistic and metrics; the actors go on meanwhile."""
         return {"network": self.network.state_dict(), "squares": self.squares, **self.metrics}
