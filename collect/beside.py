@@ -11,7 +11,8 @@ It is one process, since products of another one get slices of time and not SMs.
 file `--meet`; they are torch.distributed's, on NCCL (with `--cpu` on gloo, and the products on the
 CPU: to try it). Nothing but the calls goes over NCCL. The matrices are squares of `--edge` of
 normal numbers, since zeros draw less power, in bfloat16 (on a CPU float); products follow each
-other without a pause, in a thread and on a stream of their own. A half of a block is
+other without a pause, in a thread and on a stream of their own; `--persistent` takes our kernel in
+place of cuBLAS's (persistent.py; on a CPU with TRITON_INTERPRET=1). A half of a block is
 
     products alone | one call | n calls beside products | checks | products alone
 
@@ -84,6 +85,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("program", choices=_COLLECTIVES)
     parser.add_argument("--edge", type=int, required=True)
     parser.add_argument("--meet", required=True)
+    parser.add_argument("--persistent", action="store_true")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("-d", dest="datatype", choices=DATATYPE_BYTES, default="float")
     for letter, name, usual in (
@@ -129,13 +131,20 @@ def stretch(at_us: Sequence[float], begin_us: float, end_us: float) -> tuple[int
 class Products:
     """Products of two square matrices, one behind the other."""
 
-    def __init__(self, edge: int, device: torch.device) -> None:
+    def __init__(self, edge: int, device: torch.device, is_persistent: bool = False) -> None:
         is_cuda, self._device = device.type == "cuda", device
         dtype = torch.bfloat16 if is_cuda else torch.float32
-        self._matrices = [torch.randn(edge, edge, device=device).to(dtype) for _ in range(3)]
+        a, b, product = (torch.randn(edge, edge, device=device).to(dtype) for _ in range(3))
         self._stream = _CUDA.Stream(device) if is_cuda else None
         #: TFLOP of one: a multiplication and a sum for each element and edge.
         self._tflop = 2e-12 * edge**3
+        self._product: Callable[[], object] = partial(torch.mm, a, b, out=product)
+        if is_persistent:
+            from dynamiccl.collect.persistent import multiply
+
+            programs = _CUDA.get_device_properties(device).multi_processor_count if is_cuda else 2
+            self._product = partial(multiply, a, b, product, programs)
+            self._product()  # compiled before anything is measured
 
     def rate(self, marks: list[Any]) -> float:
         """TFLOP/s from the first mark to the last, one product between each two."""
@@ -168,13 +177,12 @@ class Products:
 
     def _multiply(self, marks: list[Any], is_over: Callable[[], bool]) -> None:
         torch.set_num_threads(1)  # of this thread
-        a, b, product = self._matrices
         with torch.cuda.stream(self._stream):
             marks.append(mark(self._device))
             is_last = False
             while not is_last:
                 is_last = is_over()
-                torch.mm(a, b, out=product)
+                self._product()
                 marks.append(mark(self._device))
                 wait_for(marks[-_QUEUED:][0])
         wait_for(marks[-1])
@@ -201,7 +209,7 @@ class Benchmark:
         # What ranks tell each other goes by this group, the calls by their own.
         dist.init_process_group("gloo", meet, rank=rank.number, world_size=rank.size)
         self._group = dist.new_group(backend="gloo" if options.cpu else "nccl")
-        self._products = Products(options.edge, self._device)
+        self._products = Products(options.edge, self._device, options.persistent)
         self._alone = math.nan
 
     def run(self) -> None:

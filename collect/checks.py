@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl import doctor
-from dynamiccl.collect.grid import BINARIES, MATMUL
+from dynamiccl.collect.grid import BINARIES, PERSISTENT, PRODUCTS
 from dynamiccl.collect.nodes import NODE_ARGV
 from dynamiccl.collect.sampler import SLOWED
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
@@ -24,6 +24,8 @@ OK, WARN, FAIL, UNKNOWN = CheckStatus
 ASK_TORCH: Final = """import torch
 nccl = ["NCCL", *torch.cuda.nccl.version()] if torch.cuda.is_available() else ["no GPU"]
 print(torch.__version__, *nccl)"""
+#: Torch for CUDA brings it.
+ASK_TRITON: Final = "\nimport triton"
 _GIB: Final = 1 << 30
 #: The sweep that is meant where none is named.
 ANY_SWEEP: Final = SweepFile(
@@ -55,11 +57,12 @@ def check_for_sweep(
         yield Check("nccl-tests", UNKNOWN, found, "start this doctor in the container, --inside")
     else:
         kinds = {one.kind for one in sweep.interference}
-        if kinds != {MATMUL}:
+        if not kinds <= {*PRODUCTS}:
             yield from _benchmark(machine, sweep, nccl_tests_dir, plays=plays)
-        if MATMUL in kinds:
-            ran = machine.run(sys.executable, "-c", ASK_TORCH)
-            advice = "interference 'matmul' runs it: pip install '.[train]', built for CUDA"
+        if beside := kinds & {*PRODUCTS}:
+            ask = ASK_TORCH + ASK_TRITON * (PERSISTENT in beside)
+            ran = machine.run(sys.executable, "-c", ask)
+            advice = f"interference '{max(beside)}' runs it: pip install '.[train]', built for CUDA"
             yield judge("torch", ran.last_line, (" NCCL " not in ran.last_line, FAIL, advice))
     if plays and sweep.too_old:
         yield Check("nccl_version", FAIL, str(sweep.nccl_version), sweep.too_old)

@@ -271,7 +271,8 @@ def draw_both_sides(system: str, part: pl.DataFrame) -> Any:
             place = (row["time_us"], row["compute_loss_us"])
             axes.annotate(text, place, (4, 5), textcoords="offset points", fontsize=7)
         shape, size = _family_names([task])[0], size_label(task["size_bytes"][0])
-        axes.set_title(f"{shape}, {size}, edge {task['interference_level'][0]:g}", fontsize=9)
+        beside, edge = task["interference_kind"][0], task["interference_level"][0]
+        axes.set_title(f"{shape}, {size}, {beside} {edge:g}", fontsize=9)
         axes.set_xscale("log")
         axes.tick_params(which="both", labelsize=7)
         axes.set_xlabel("time of the call beside compute, us", fontsize=8)

@@ -12,8 +12,8 @@ linearly with them. Measured on eight B300 at 128 MiB (eunomia-bpf/nccl-eBPF @14
 231, 427 and 625 GB/s with 1, 2, 4, 8, 16 and 32 channels. It meets the trial on NVSwitch, PCIe and
 NICs only, and runs in the user's environment without our tuner.
 
-Products on the trial's own GPUs are `matmul`, in the process of the calls (beside.py): those of
-another process would get slices of time, and no SMs beside a call.
+Products on the trial's own GPUs (`matmul`, `persistent-matmul`) are in the process of the calls
+(beside.py): those of another process would get slices of time, and no SMs beside a call.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from dynamiccl import cli
-from dynamiccl.collect.grid import MATMUL, Setting
+from dynamiccl.collect.grid import PRODUCTS, Setting
 from dynamiccl.collect.nodes import Nodes
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.sampler import end_with_starter, outlives
@@ -52,7 +52,7 @@ def disturb(
     has no GPU.
     """
     kind, level = setting.interference.kind, setting.interference.level
-    if kind in {QUIET, MATMUL}:
+    if kind in {QUIET, *PRODUCTS}:
         yield lambda: None
         return
     # Each node's process says that it is ready; traffic prints rows for all its ranks together.

@@ -20,9 +20,12 @@ from dynamiccl.sizes import MAX_SIZE_BITS
 
 #: Matrix products in the process of the calls (beside.py); its level is the edge of the matrices.
 MATMUL: Final = "matmul"
+#: The same by a persistent kernel (persistent.py).
+PERSISTENT: Final = "persistent-matmul"
+PRODUCTS: Final = (MATMUL, PERSISTENT)
 #: Kinds of interference: it and processes of others (disturb.py), and the simulator's own, whose
 #: level is a slowdown and not a share.
-REAL: Final = ("cpu", MATMUL, "traffic")
+REAL: Final = ("cpu", *PRODUCTS, "traffic")
 SIMULATED: Final = ("congestion",)
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 #: Sixteenths of a power of two that lie in each quarter-octave bin (`dynamiccl.sizes`).
@@ -226,7 +229,7 @@ class Setting:
     @property
     def is_beside(self) -> bool:
         """Whether our own program (beside.py) makes the calls, and not nccl-tests."""
-        return self.interference.kind == MATMUL
+        return self.interference.kind in PRODUCTS
 
     @property
     def num_ranks(self) -> int:

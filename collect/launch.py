@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from dynamiccl.collect import launchers, output, schedule
 from dynamiccl.collect.disturb import disturb
-from dynamiccl.collect.grid import BINARIES, Setting, Trial
+from dynamiccl.collect.grid import BINARIES, PERSISTENT, Setting, Trial
 from dynamiccl.collect.launchers import Interrupt, Ranks, run_process
 from dynamiccl.collect.lines import plain_lines
 from dynamiccl.collect.nccl_log import logged_calls, write_costs
@@ -180,8 +180,8 @@ class NcclTestsRunner(Runner):
         kind = setting.interference.kind
         if kind == "congestion" or (kind == "traffic" and container is not None):
             raise InvalidSweep(
-                f"interference kind '{kind}' cannot run here; choose from none, cpu, matmul, or, "
-                "outside of a container, traffic"
+                f"interference kind '{kind}' cannot run here; choose from none, cpu, matmul, "
+                "persistent-matmul, or, outside of a container, traffic"
             )
         if setting.is_beside:
             self._check_beside(setting)
@@ -197,15 +197,21 @@ class NcclTestsRunner(Runner):
 
     def _check_beside(self, setting: Setting) -> None:
         """Raise where our program has no such calls, or cannot run."""
-        what = "interference kind 'matmul' runs PyTorch"
+        kind, container = setting.interference.kind, self._file.launcher.container
         lacks = setting.split or setting.datatype in {"uint32", "uint64", "f8e4m3", "f8e5m2"}
         if lacks or not setting.collective.tunable:
             raise InvalidSweep(
-                f"{what}, with one communicator, a collective that a tuner is asked about, and "
-                f"neither uint32, uint64 nor f8; give {setting.key} a sweep of its own"
+                f"interference kind '{kind}' runs PyTorch, with one communicator, a collective "
+                "that a tuner is asked about, and neither uint32, uint64 nor f8; give "
+                f"{setting.key} a sweep of its own"
             )
-        if self._file.launcher.container is None and find_spec("torch") is None:
-            raise MachineError(f"{what}, which is not installed: pip install '.[train]'")
+        packages = ("torch", "triton") if kind == PERSISTENT else ("torch",)
+        lacking = [name for name in packages if find_spec(name) is None]
+        if lacking and container is None:
+            raise MachineError(
+                f"interference kind '{kind}' runs {lacking[0]}, which is not installed: pip "
+                "install '.[train]', with a torch built for CUDA"
+            )
 
     def _program(self, setting: Setting, inside: Path) -> tuple[str, ...]:
         """What runs a setting's calls; `inside` is the launch's folder as the ranks see it."""
@@ -216,6 +222,7 @@ class NcclTestsRunner(Runner):
         return (
             *(python, "-m", "dynamiccl.collect.beside", BINARIES[setting.collective]),
             *("--edge", f"{setting.interference.level:.0f}", "--meet", str(inside / "meet")),
+            *(("--persistent",) if setting.interference.kind == PERSISTENT else ()),
         )
 
     def _attempt(self, launch: Launch, progress: Callable[[int], None]) -> Launch:

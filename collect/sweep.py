@@ -154,7 +154,7 @@ class ProfileSettings(Table):
 class InterferenceSettings(Table):
     """What runs beside the collective; `level` is 0..1, for `congestion` any factor from 0 up.
 
-    For `matmul` it is the edge of the matrices: how far they fill the SMs decides what calls cost.
+    For products it is the edge of the matrices: how far they fill the SMs decides what calls cost.
     """
 
     kind: Annotated[str, one_of("interference", (QUIET, *grid.REAL, *grid.SIMULATED))] = QUIET
@@ -164,9 +164,9 @@ class InterferenceSettings(Table):
     def _level_fits(self) -> Self:
         if (self.kind == QUIET) != (self.level == 0):
             raise ValueError("kind 'none' has level 0, and every other kind a level above 0")
-        if self.kind == grid.MATMUL:
+        if self.kind in grid.PRODUCTS:
             if not self.level.is_integer() or not 16 <= self.level <= 1 << 16:
-                raise ValueError("the level of 'matmul' is the matrices' edge: 16 to 65536")
+                raise ValueError(f"the level of '{self.kind}' is the matrices' edge: 16 to 65536")
         elif self.kind not in grid.SIMULATED and self.level > 1:
             raise ValueError(f"the level of '{self.kind}' is a share from 0 to 1")
         return self

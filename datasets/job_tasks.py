@@ -208,7 +208,7 @@ def job_tasks(
 
 
 def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Losses]]]:
-    """Collective, nodes and ranks -> size bin -> edge -> what each config costs compute.
+    """Collective, nodes and ranks -> size bin -> products -> what each config costs compute.
 
     By rows beside products in the default environment; those of NCCL's own choice must be there.
     """
@@ -219,7 +219,10 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
     # Rates alone that differ before and behind the calls say how far off the loss may be.
     drift = pl.col("compute_aa_difference") * pl.col("compute_period_us") / pl.col("time_us")
     spread = pl.max_horizontal(share.std(), drift.abs().mean())
-    keys = ("collective", "num_nodes", "num_ranks", "size_bytes", "interference_level")
+    keys = (
+        *("collective", "num_nodes", "num_ranks", "size_bytes"),
+        *("interference_kind", "interference_level"),
+    )
     told = rows.group_by(*keys, *CONFIG_COLUMNS, maintain_order=True).agg(
         pl.col("time_us").median(),
         share=share.mean(),
@@ -228,7 +231,7 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
     )
     found = defaultdict[_Shape, dict[int, dict[str, Losses]]](lambda: defaultdict(dict))
     for key, part in told.sort(keys).group_by(keys, maintain_order=True):
-        collective, nodes, ranks, size, edge = key
+        collective, nodes, ranks, size, kind, edge = key
         own_us = part.filter("is_default")["time_us"].to_list()
         if not own_us:
             continue
@@ -237,7 +240,7 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
             name = "" if row["is_default"] else config_of(row).key
             by_config[name] = row["share"], row["error"], row["time_us"] / own_us[0]
         shape = str(collective), int(str(nodes)), int(str(ranks))
-        found[shape][size_bin(int(str(size)))][f"{edge:g}"] = by_config
+        found[shape][size_bin(int(str(size)))][f"{kind} {edge:g}"] = by_config
     return found
 
 
@@ -248,7 +251,7 @@ def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
 
 
 def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Floats, Floats]:
-    """(E, A) shares that compute surely loses at most, and times over NCCL's own, by edge.
+    """(E, A) shares that compute surely loses at most, and times over NCCL's own, by products.
 
     The first of the configs is NCCL's own choice, which surely costs a standard error less than
     what was measured; others cost one more. NaN where a config was not measured.

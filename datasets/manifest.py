@@ -97,7 +97,7 @@ class JobTask:
     #: From a call's begin until compute waits for it: of equal parts of the calls, the least of
     #: each, ascending.
     compute_us: list[float]
-    #: Edge of the products -> what they lose.
+    #: Products, as `matmul 4096` -> what they lose.
     losses: dict[str, Losses]
 
 

@@ -50,6 +50,7 @@ OWNERS = {
         "serve/torchscript.py",
         "collect/beside.py",
     },
+    "triton": {"collect/persistent.py"},
     "d3rlpy": {"train/offline.py"},
     "mlflow": {"train/tracking.py"},
     "optuna": {"train/study.py", "train/commands/study.py"},

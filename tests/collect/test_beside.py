@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -26,9 +28,18 @@ from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
 
+KINDS: Final = ("matmul", "persistent-matmul")
 PROGRAM: Final = (sys.executable, "-m", "dynamiccl.collect.beside")
 MPIRUN: Final = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
 LIMIT_S: Final = 240
+
+
+@pytest.fixture(name="interpreter")
+def interpreter_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton without a GPU, here and in what is started."""
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed: the persistent kernel was not checked")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def beside(
@@ -50,15 +61,26 @@ def beside(
 
 
 @pytest.mark.parametrize(
-    ("name", "places", "launcher"),
-    [("reduce_scatter_perf", [False, True], ()), ("all_reduce_perf", [True], MPIRUN)],
+    ("name", "places", "launcher", "more"),
+    [
+        ("reduce_scatter_perf", [False, True], (), ()),
+        ("all_reduce_perf", [True], MPIRUN, ()),
+        ("reduce_perf", [True], (), ("--persistent",)),
+    ],
 )
 def test_both_sides_of_each_half_are_measured(
-    name: str, places: list[bool], launcher: Sequence[str], tmp_path: Path
+    name: str,
+    places: list[bool],
+    launcher: Sequence[str],
+    more: Sequence[str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     if launcher and shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
-    done = beside(tmp_path, name, "-N", "2", "-d", "bfloat16", launcher=launcher)
+    if more:
+        request.getfixturevalue("interpreter")
+    done = beside(tmp_path, name, "-N", "2", "-d", "bfloat16", *more, launcher=launcher)
     assert done.returncode == 0, done.stderr
     sizes = (16384, 65536)
     blocks, told = read_rows(done.stdout.splitlines(), tmp_path / "none", sizes=sizes)
@@ -138,9 +160,23 @@ def test_failures_of_either_side_are_told() -> None:
     products = Products(64, torch.device("cpu"))
     with pytest.raises(ZeroDivisionError):
         products.during(lambda: 1 / 0)
-    products._matrices[2] = torch.zeros(3, 3, dtype=torch.int64)
+    products._product = partial(torch.mm, torch.zeros(2, 3), torch.zeros(2, 3))
     with pytest.raises(RuntimeError):
         products.during(lambda: None)
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("edge", "programs", "side"), [(96, 1, 128), (300, 7, 32), (130, 99, 64)])
+def test_persistent_kernel_multiplies_matrices_that_tiles_do_not_divide(
+    edge: int, programs: int, side: int, dtype: Any
+) -> None:
+    from dynamiccl.collect.persistent import multiply
+
+    a, b = torch.randn(2, edge, edge).to(dtype)
+    product = torch.full((edge, edge), torch.nan, dtype=dtype)
+    multiply(a, b, product, programs, side)
+    torch.testing.assert_close(product, (a.double() @ b.double()).to(dtype), rtol=1e-3, atol=1e-3)
 
 
 # --- In a sweep ---
@@ -217,18 +253,31 @@ def test_what_pytorch_does_not_run_is_refused_before_anything_runs(
         runner.check(feasible(made))
 
 
-def test_torch_that_is_not_there_is_told_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "lacks", "said"),
+    [
+        ("matmul", "torch", r"'matmul' runs torch, .*: pip install '\.\[train\]'"),
+        ("persistent-matmul", "triton", "'persistent-matmul' runs triton, .* built for CUDA"),
+    ],
+)
+def test_package_that_is_not_there_is_told_before_anything_runs(
+    kind: str, lacks: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = beside_products(algorithms="[]")
+    keys = {"algorithms": "[]", "interference": f'[{{ kind = "{kind}", level = 96 }}]'}
+    made = beside_products(**keys)
     runner = NcclTestsRunner(made.file, site(made, tmp_path, None))
+    there = {"torch", "triton"}
+    monkeypatch.setattr("dynamiccl.collect.launch.find_spec", lambda name: name in there or None)
     runner.check(feasible(made))
-    monkeypatch.setattr("dynamiccl.collect.launch.find_spec", lambda _: None)
-    with pytest.raises(DynamicclError, match=r"pip install '\.\[train\]'"):
+    program = runner._program(feasible(made)[0].setting, tmp_path)
+    assert ("--persistent" in program) == (kind == "persistent-matmul")
+    there.remove(lacks)
+    with pytest.raises(MachineError, match=said):
         runner.check(feasible(made))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", ["0.5", "8", "4096.5", "1e6"])
-def test_level_is_the_edge_of_the_matrices(level: str) -> None:
-    with pytest.raises(DynamicclError, match="the level of 'matmul' is the matrices' edge"):
-        beside_products(interference=f'[{{ kind = "matmul", level = {level} }}]')
+def test_level_is_the_edge_of_the_matrices(level: str, kind: str) -> None:
+    with pytest.raises(DynamicclError, match=f"the level of '{kind}' is the matrices' edge"):
+        beside_products(interference=f'[{{ kind = "{kind}", level = {level} }}]')

@@ -223,7 +223,7 @@ def test_picture_of_both_sides_names_the_front_and_nccls_own(tmp_path: Path) -> 
     paths = plot_systems(frame(*rows), tmp_path)
     assert [path.name for path in paths] == ["box-beside.png"]
     first, second = draw_both_sides("box", both_sides(frame(*rows))).axes
-    assert first.get_title() == "AllReduce 1x8, 1M, edge 4096"
+    assert first.get_title() == "AllReduce 1x8, 1M, matmul 4096"
     names = [text.get_text() for text in first.texts]
     assert names == [*(f"Ring/LL/{n}ch" for n in range(1, 21, 4)), "NCCL's own, 24ch"]
     assert [text.get_text() for text in second.texts] == names[:-1]

@@ -76,6 +76,10 @@ def torch(said: str, status: int = 0) -> Recorded:
     return saying((sys.executable, "-c", ASK_TORCH), said, status)
 
 
+def triton(said: str, status: int = 0) -> Recorded:
+    return saying((sys.executable, "-c", ASK_TORCH + checks.ASK_TRITON), said, status)
+
+
 def without_option(option: str) -> Recorded:
     return saying((BINARY, "-h"), recorded.HELP.replace(f"[{option},", "["))
 
@@ -98,6 +102,7 @@ LIMITED = recorded.LIMITS.replace("unlimited", "8388608")
 IN_JOB = HEALTHY.with_env(SLURM_JOB_ID="77")
 ANY = ANY_SWEEP
 BESIDE = sweep(interference=[{"kind": "matmul", "level": 4096}])
+PERSISTENT = sweep(interference=[{"kind": "persistent-matmul", "level": 4096}])
 OLDER = sweep(nccl_version="2.18.1")
 CHUNKS = sweep(chunk_sizes=[0, "256K"])
 LOGIN = sweep(launcher={"kind": "sbatch"})
@@ -119,6 +124,14 @@ NODE, NO_DRIVER = NODE_ARGV, '{"nvml_error": "Not Loaded"}\n'
         ("torch", torch("2.13.0+cu130 NCCL 2 28 9"), BESIDE, OK, "2.13.0+cu130 NCCL 2 28 9: "),
         ("torch", torch("2.13.0+cpu no GPU"), BESIDE, FAIL, "2.13.0+cpu no GPU: "),
         ("torch", torch("No module named 'torch'", 1), BESIDE, FAIL, "No module named 'torch': "),
+        ("torch", triton("2.13.0+cu130 NCCL 2 28 9"), PERSISTENT, OK, " NCCL 2 28 9: "),
+        (
+            "torch",
+            triton("No module named 'triton'", 1),
+            PERSISTENT,
+            FAIL,
+            "'triton': interference",
+        ),
         ("nccl-tests", HEALTHY, SCATTER, FAIL, "no binary for Broadcast, Scatter in PATH: "),
         ("nccl-tests", HEALTHY, SCATTER, FAIL, "--nccl-tests-dir"),
         ("nccl-tests", without_option("-N"), ANY, FAIL, "has no -N"),

@@ -65,6 +65,17 @@ def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
     assert told.lacks["nodes"] == 4
 
 
+def test_products_of_a_persistent_kernel_are_one_more_condition() -> None:
+    rows = [own(0.12), told(0.02, 1)]
+    rows += [{**row, "interference_kind": "persistent-matmul"} for row in (own(0.4), told(0.3, 1))]
+    beside = {"interference_level": 4096.0, "size_bytes": 1 << 20, "compute_period_us": 400.0}
+    [by_bin] = losses_of(frame(*({**row, **beside} for row in rows))).values()
+    [losses] = by_bin.values()
+    found = {name: by_config["Ring/LL/1ch"][0] for name, by_config in losses.items()}
+    assert found == pytest.approx({"matmul 4096": 0.02, "persistent-matmul 4096": 0.3})
+    assert losses_at(losses, [ABSTAIN])[0].shape == (2, 1)
+
+
 def test_without_nccls_own_choice_and_in_other_environments_nothing_is_said() -> None:
     assert losses_of(frame(told(0.02, 1))) == {}
     rows = told(0.02, 1, launch_profile="nvls-off"), own(0.1, launch_profile="nvls-off")
@@ -103,7 +114,7 @@ def test_what_an_h200_lost_foretells_what_its_jobs_gained() -> None:
     ]
     measured = frame(*rows)
     [(_, by_bin)] = losses_of(measured.filter(sweep="channels")).items()
-    whole = by_bin[size_bin(64 << 20)]["8192"]
+    whole = by_bin[size_bin(64 << 20)]["matmul 8192"]
     means = [whole[f"Ring/Simple/{count}ch"][0] for count in (1, 2, 4, 8, 16)]
     # Not by SMs, of which 16 channels are a quarter, but by waves of tiles.
     assert means == pytest.approx([0.01, 0.07, 0.14, 0.11, 0.16], abs=0.02)

@@ -5,7 +5,7 @@
 It needs GPUs, a CUDA build of torch with NCCL 2.24 or later, a compiler and Open MPI's mpirun. With
 several GPUs each rank has its own, and what it prints is a measurement; on one GPU two ranks share
 it through sockets on the loopback, in slices of time: then only what runs is seen, and no time
-means anything. Rows and picture are left in out/gpu/beside.
+means anything. Rows and pictures are left in out/gpu/beside.
 """
 
 import shutil
@@ -33,7 +33,7 @@ num_channels = [1, 2, 4, 8]
 cycles = 2
 iterations = 10
 warmup_iterations = 2
-interference = [{{ kind = "matmul", level = 2048 }}, {{ kind = "matmul", level = 4096 }}]
+interference = [{{ kind = "{kind}", level = 2048 }}, {{ kind = "{kind}", level = 4096 }}]
 
 [runner]
 plugin = "{plugin}"
@@ -49,7 +49,23 @@ env = {{ {sockets_only} }}
 """
 
 
-def test_both_sides_are_measured_under_nccl(tmp_path: Path, sweep_path: Path) -> None:
+def test_persistent_products_are_those_of_cublas() -> None:
+    skip_without_nccl((2, 24))
+    import torch
+
+    from dynamiccl.collect.persistent import multiply
+
+    for edge in (100, 4096):
+        a, b = torch.randn(2, edge, edge, device="cuda", dtype=torch.bfloat16)
+        product = torch.full_like(a, torch.nan)
+        programs = torch.cuda.get_device_properties(a.device).multi_processor_count
+        multiply(a, b, product, programs)
+        # One rounding each to the 8 bits of a bfloat16.
+        torch.testing.assert_close(product, a @ b, rtol=2**-7, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["matmul", "persistent-matmul"])
+def test_both_sides_are_measured_under_nccl(kind: str, tmp_path: Path, sweep_path: Path) -> None:
     skip_without_nccl((2, 24))
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
@@ -61,10 +77,11 @@ def test_both_sides_are_measured_under_nccl(tmp_path: Path, sweep_path: Path) ->
         group = "{ num_nodes = 2, ranks_per_node = 1, num_hosts = 1 }"
         sockets = ", ".join(f'{name} = "{value}"' for name, value in SOCKETS_ONLY.items())
         launcher = SHARED.format(sockets_only=sockets)
-    sweep = SWEEP.format(group=group, plugin=sweep_path, launcher=launcher)
+    sweep = SWEEP.format(kind=kind, group=group, plugin=sweep_path, launcher=launcher)
     found = collected(tmp_path, sweep, 1500)
-    shutil.rmtree(OUT, ignore_errors=True)
-    shutil.copytree(tmp_path / "data", OUT, ignore=shutil.ignore_patterns(".journal"))
+    out = OUT / kind
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(tmp_path / "data", out, ignore=shutil.ignore_patterns(".journal"))
     failed = found.filter(~pl.col("status").is_in(["ok", "infeasible"]))
     assert failed.is_empty(), failed.select("launch", "trial", "reason").rows()
     timed = found.filter(pl.col("status") == "ok")
@@ -79,4 +96,4 @@ def test_both_sides_are_measured_under_nccl(tmp_path: Path, sweep_path: Path) ->
     columns = ("collective", "size_bytes", "interference_level", "requested_num_channels")
     with pl.Config(tbl_rows=-1, tbl_cols=-1):
         print(both_sides(timed).select(*columns, "time_us", "compute_loss_us", "on_front"))
-    print(f"{gpus} GPUs; drawn: {plot_systems(timed, OUT)}")
+    print(f"{gpus} GPUs; drawn: {plot_systems(timed, out)}")
