@@ -83,10 +83,11 @@ def summarise(
     NCCL's own, and `gain` what that saves. `crossfit` and `gain_crossfit`, with their intervals,
     are `cross_fit`, null without any of the `tasks_with_interval`. `abstained` is the share of
     tasks that are left to NCCL, `slower_than_default` of those slower than it by more than the
-    noise band, whose mean is `noise_band` (null: unknown). `channels` is the geometric mean over
-    those of NCCL's own choice, as read back (null: nowhere).
+    noise band, whose mean is `noise_band` (both null where that of a task is unknown). `channels`
+    is the geometric mean over those of NCCL's own choice, as read back (null: nowhere).
     """
-    regret, ratio = pl.col("regret"), pl.col("ratio_to_default")
+    regret, ratio, band = pl.col("regret"), pl.col("ratio_to_default"), pl.col("noise_band")
+    is_known = band.null_count() == 0
     channels = pl.col("channels") / pl.col("default_channels")
     found = rows.group_by("policy", maintain_order=True).agg(
         tasks=pl.len(),
@@ -96,8 +97,8 @@ def summarise(
         ratio_to_default=ratio.log().mean().exp(),
         gain=1.0 - ratio.log().mean().exp(),
         abstained=(pl.col("chosen_config") == ABSTAIN.key).mean(),
-        slower_than_default=(ratio > 1.0 + pl.col("noise_band")).mean(),
-        noise_band=pl.col("noise_band").mean(),
+        slower_than_default=pl.when(is_known).then((ratio > 1.0 + band).mean()),
+        noise_band=pl.when(is_known).then(band.mean()),
         probes=pl.col("probes").mean(),
         channels=channels.log().mean().exp(),
     )

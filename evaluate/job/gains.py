@@ -21,7 +21,7 @@ from dynamiccl.datasets.job_tasks import losses_at, losses_of, near, priced
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Split
 from dynamiccl.drawn_worlds import Cell, Floats, Grid, Ints
-from dynamiccl.errors import NotEnoughData, UnknownName
+from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
 
 _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
@@ -63,12 +63,14 @@ class Measured:
         """Take the rows that may be compared; `version` is the job's NCCL, where it is known.
 
         `sm_price`: share of its speed that compute loses to a channel at most, where that was not
-        measured. Raises UnknownName where the data do not hold the system, or several and none is
-        named, and NotEnoughData without a task.
+        measured. Raises UnknownName where the data do not hold the system, UserError where they
+        hold several and none is named, and NotEnoughData without a task.
         """
         names = frame["system"].unique().sort().to_list()
-        if system not in names and (system is not None or len(names) > 1):
-            raise UnknownName("system", system or "(none given)", names, where="--system")
+        if system is None and len(names) > 1:
+            raise UserError(f"{len(names)} systems; name one: --system {' or '.join(names)}")
+        if system is not None and system not in names:
+            raise UnknownName("system", system, names, where="--system")
         self.system = system or str(names[0])
         rows = frame.filter(system=self.system, launch_profile=DEFAULT_PROFILE)
         held = sorted(rows["nccl_version"].drop_nulls().unique(), key=NcclVersion.parse)

@@ -66,6 +66,16 @@ def test_of_a_trace_without_times_no_ms_are_told(shell: Shell, tmp_path: Path) -
     assert "1.20 ms<" in (tmp_path / "o" / "job.html").read_text()
 
 
+def test_rows_without_a_group_shape_are_no_fault(shell: Shell, tmp_path: Path) -> None:
+    """As of a CSV without num_nodes: alone, and beside rows that have one."""
+    stored(tmp_path)
+    rows = sweep(ranks_per_node=None, num_nodes=None, sweep="csv")
+    for data, verdict in (("bare", "cannot-tell"), ("data", "gain")):
+        write_part(tmp_path / data, measurements_table(rows.to_dicts()), provenance={})
+        done = shell("dynamiccl-evaluate", "job", "job", "--data", data, "--json")
+        assert (done.code, done.json["verdict"]) == (0, verdict)
+
+
 def test_a_policy_is_told_beside_the_table(shell: Shell, policy: Path, tmp_path: Path) -> None:
     """The hand-made policy takes the highest action, Ring/LL, which is slower here."""
     stored(tmp_path, 120.0)

@@ -54,6 +54,12 @@ def facts(actions: list[int], band: float | None = 0.03, times: Any = TIMES) -> 
         ),
         ([0] * 5, {}, f"{STANDS}; {MOST}"),
         (
+            [1] * 5,
+            {"band": None, "times": [[10.0, 10.0]] * 5},
+            "As fast as NCCL's own choice everywhere; no measured config is faster (noise unknown: "
+            "no repeats)",
+        ),
+        (
             [0] * 5,
             {"times": [[10.0, 10.1]] * 5},
             f"{STANDS}; no measured config is faster beyond the noise",
@@ -86,6 +92,8 @@ def test_the_title_says_on_how_many_systems_each_policy_gains() -> None:
     assert say("report", "headline", acts) == (
         "mine is as fast as NCCL's own choice within the noise"
     )
+    even = facts([1] * 5, band=None, times=[[10.0, 10.0]] * 5)
+    assert say("report", "headline", {"mine": [even]}) == "mine is as fast as NCCL's own choice"
     assert say("report", "headline", {}) == ""
 
 
@@ -113,6 +121,8 @@ def test_a_verdict_sets_a_policy_beside_the_simple_tables(gain: float, told: str
     found = verdict_of("mine", rows, ["mine"])
     assert found.startswith(told)
     assert found.endswith("on average, 8.0 % less with near.")
+    unknown = {name: {**row, "noise_band": None} for name, row in rows.items()}
+    assert "the noise" not in verdict_of("mine", unknown, ["mine"])
 
 
 def test_policies_of_several_turns_are_told_by_time_saved() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.errors import NotEnoughData, UnknownName
+from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.evaluate.job.answer import POLICY
 from dynamiccl.evaluate.job.gains import Gains, Measured
 from tests.calls import traced
@@ -247,9 +247,10 @@ def test_what_cannot_be_read_is_said_in_one_line() -> None:
     with pytest.raises(NotEnoughData, match="none of the 2 calls"):
         job([traced(0, collective=None), traced(1, size_bytes=None)])
     two = pl.concat([sweep(), sweep(system="other")])
-    for name in (None, "moon"):
-        with pytest.raises(UnknownName, match="choose from box, other"):
-            Measured(two, name)
+    with pytest.raises(UnknownName, match=r"'moon'.*choose from box, other"):
+        Measured(two, "moon")
+    with pytest.raises(UserError, match="2 systems; name one: --system box or other"):
+        Measured(two)
     with pytest.raises(NotEnoughData, match="no task of box"):
         Measured(sweep().filter("is_default"))
 

@@ -64,6 +64,10 @@ def test_every_collective_has_its_own_noise_band() -> None:
     rows = result_rows(both, CATALOGUE, CHOICES, noise(0.2, Reduce=0.05))
     assert rows.filter(policy="policy")["noise_band"].to_list() == [0.2, 0.05]
     assert summarise(rows, both, CHOICES)["best-fixed"]["slower_than_default"] == 0.5
+    # Of one task alone nothing is said of both.
+    partly = summarise(result_rows(both, CATALOGUE, CHOICES, noise(0.2)), both, CHOICES)
+    for each in partly.values():
+        assert (each["noise_band"], each["slower_than_default"]) == (None, None)
 
 
 def test_channels_are_compared_where_both_were_read_back() -> None:
