@@ -1,7 +1,7 @@
 """`dynamiccl-evaluate job`: what a job would gain, from its own calls."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import polars as pl
 import typer
@@ -56,7 +56,8 @@ def job_command(
 
         rows = read(data)
         of_system = rows if system is None else rows.filter(pl.col("system") == system)
-        job = read_job(traces, ranks_per_node or of_system["ranks_per_node"].max() or 1)
+        most: Any = of_system["ranks_per_node"].max()
+        job = read_job(traces, ranks_per_node or most or 1)
         source = Measured(rows, system, job.nccl_version, sm_price / 100.0)
         choose = manifest = None
         if policy is not None:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dynamiccl.datasets.cells import ENVIRONMENT_COLUMNS, TaskGrid
+from dynamiccl.datasets.cells import TaskGrid
+from dynamiccl.datasets.features import ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.schema import TASK_COLUMNS
 
 NAN = float("nan")
