@@ -56,7 +56,8 @@ def job_command(
 
         rows = read(data)
         of_system = rows if system is None else rows.filter(pl.col("system") == system)
-        job = read_job(traces, ranks_per_node or of_system["ranks_per_node"].max() or 1)
+        ranks = of_system["ranks_per_node"].drop_nulls()
+        job = read_job(traces, ranks_per_node or max(ranks, default=1))
         source = Measured(rows, system, job.nccl_version, sm_price / 100.0)
         choose = manifest = None
         if policy is not None:
