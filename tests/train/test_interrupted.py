@@ -60,7 +60,9 @@ def test_fit_names_its_run_and_goes_on(data_dir: Path, tmp_path: Path) -> None:
     assert found[1] in said
 
 
-def test_study_names_itself(data_dir: Path, tmp_path: Path) -> None:
+def test_study_names_itself(
+    data_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     line = f"dynamiccl-train study --data {data_dir} --jobs 1 --seeds 2"
     said = interrupted(line, tmp_path, "begun.json")
     assert re.fullmatch(
@@ -68,9 +70,31 @@ def test_study_names_itself(data_dir: Path, tmp_path: Path) -> None:
         r"\1 --tracking-uri sqlite:///.*mlflow.db",
         said,
     )
+    assert "interrupted" not in capfd.readouterr().err  # by its worker, too
     study = open_study(said.split()[2], uri_of(tmp_path))
     states = {trial.state for trial in latest_trials(study).values()}
     assert states == {TrialState.WAITING}  # what was in its middle, too
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise KeyError('gone')", "KeyError: 'gone'"),
+        ("os.kill(os.getpid(), 9)", "a worker ended with -9"),
+    ],
+)
+def test_what_went_wrong_in_a_worker_is_told_once(
+    body: str, told: str, data_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "import os, sys\nfrom dynamiccl.train.recipe import make_recipe\n\ndef recipe():\n"
+        f"    if '--join' in sys.argv:\n        {body}\n    return make_recipe('bc')\n"
+    )
+    line = f"dynamiccl-train study --data {data_dir} --recipe {recipe} --seeds 1 --jobs 1"
+    code, said = run(f"{line} --tracking-uri {new_store(tmp_path)}")
+    assert code == 3
+    assert (said + capfd.readouterr().err).count(told) == 1
 
 
 def test_report_says_that_nothing_is_kept(

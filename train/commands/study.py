@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.errors import DataError, UserError
+from dynamiccl.errors import DataError, MachineError, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import (
     DEFAULT_RECIPE,
@@ -37,6 +37,8 @@ _STUDY: Final = ("dynamiccl-train", "study")
 #: Two threads on a busy core spin against each other: trials side by side take one each.
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _PR_SET_PDEATHSIG: Final = 1
+#: Exit codes of workers that are done, or have told why not.
+_TOLD: Final = (0, MachineError.exit_code)
 
 
 def study_command(
@@ -120,14 +122,18 @@ def study_command(
         study = studies.open_study(str(resume), uri)
         if jobs != 0:
             studies.retry_failed(study)
-    _run_workers(study, uri, os.cpu_count() or 1 if jobs is None else jobs)
+    ended = _run_workers(study, uri, os.cpu_count() or 1 if jobs is None else jobs)
     summary, failures = studies.end_study(study, uri)
+    failures += [f"a worker ended with {code}" for code in ended if code not in _TOLD]
     store = "" if tracking_uri == DEFAULT_TRACKING_URI else f" --tracking-uri {uri}"
     _show(summary, failures, store, as_json=as_json)
 
 
 def _work(run_id: str, tracking_uri: str) -> None:
-    """Be a worker, to the end of the study."""
+    """Be a worker, to the end of the study.
+
+    Failures and an interrupt are told on stdout: `_run_workers`, which gives it none, tells them.
+    """
     for name, value in _ONE_THREAD.items():  # before numpy is imported
         os.environ.setdefault(name, value)
 
@@ -140,12 +146,16 @@ def _work(run_id: str, tracking_uri: str) -> None:
     signal.signal(signal.SIGINT, stop)
     # As Ctrl-C, which MLflow's transactions are shielded from: the trial goes to another worker.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    from dynamiccl.train.study import open_study, work
-    from dynamiccl.train.tracking import absolute_uri
+    try:
+        from dynamiccl.train.study import open_study, work
+        from dynamiccl.train.tracking import absolute_uri
 
-    uri = absolute_uri(tracking_uri)
-    for line in work(open_study(run_id, uri), uri):
-        tell(stderr, line)
+        uri = absolute_uri(tracking_uri)
+        for line in work(open_study(run_id, uri), uri):
+            tell(stderr if ": validation regret " in line else stdout, line)
+    except KeyboardInterrupt:
+        tell(stdout, "interrupted")
+        sys.exit(cli.INTERRUPTED)
 
 
 def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> None:
@@ -176,8 +186,8 @@ def _again(run_id: str, uri: str) -> str:
     return shlex.join([*_STUDY, "--resume", run_id, "--tracking-uri", uri])
 
 
-def _run_workers(study: "Study", uri: str, jobs: int) -> None:
-    """Run workers here until the study is over; each tells of its trainings on stderr."""
+def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
+    """Run workers here until the study is over, which tell of trainings; their exit codes."""
     from dynamiccl.train.study import summarise_study
 
     run_id = study.study_name
@@ -200,8 +210,7 @@ def _run_workers(study: "Study", uri: str, jobs: int) -> None:
                     preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
                 )
                 workers.append(worker)
-            for worker in workers:
-                worker.wait()
+            return [worker.wait() for worker in workers]
         finally:
             for worker in workers:
                 worker.terminate()
