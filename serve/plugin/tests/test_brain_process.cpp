@@ -11,7 +11,6 @@
 using namespace dynamiccl;
 
 namespace {
-
 constexpr BrainLimits kShort = {300, 300, 0};
 const Bytes kTable = table_of(1, 8, {kRing, kLL, 8, 1, 0});
 const std::string kTableField = ", \"table\": \"" + hex_of_bytes(kTable) + "\"";
