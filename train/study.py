@@ -262,13 +262,18 @@ def retry_failed(study: optuna.Study) -> None:
             _queue_again(study, trial, deaths=0)
 
 
-def work(study: optuna.Study, tracking_uri: str) -> Iterator[str]:
+def work(
+    study: optuna.Study, tracking_uri: str, is_stopped: Callable[[], bool] = lambda: False
+) -> Iterator[str]:
     """Run trials until all of the study are over, also those of workers that die meanwhile.
 
-    Yields a line about each training. A trial that fails stops no other.
+    Yields a line about each training. A trial that fails stops no other. Raises KeyboardInterrupt
+    between two epochs where `is_stopped`: a library may have swallowed the one of the signal.
     """
-    worker = _Worker(study, tracking_uri)
+    worker = _Worker(study, tracking_uri, is_stopped)
     while True:
+        if is_stopped():
+            raise KeyboardInterrupt
         with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
             optuna.storages.fail_stale_trials(study)
         states = {trial.state for trial in latest_trials(study).values()}
@@ -291,8 +296,14 @@ def work(study: optuna.Study, tracking_uri: str) -> Iterator[str]:
 class _Worker:
     """What a process does with the trials that it takes."""
 
-    def __init__(self, study: optuna.Study, tracking_uri: str) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        tracking_uri: str,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._study, self._plan, self._uri = study, plan_of(study), tracking_uri
+        self._is_stopped = is_stopped
         #: What there is to tell.
         self.lines: list[str] = []
         #: The number of the trial that it works on; None: it is over, and not to be given back.
@@ -305,8 +316,10 @@ class _Worker:
             _queue_again(self._study, trial, _deaths(trial))
 
     def _stay(self, *_: object) -> None:
-        """Raise UserError where another worker has taken the trial over, for want of a beat."""
+        """Raise where this worker is to stop, or another has the trial now, for want of a beat."""
         assert self._taken is not None
+        if self._is_stopped():
+            raise KeyboardInterrupt
         state = self._study.get_trials(deepcopy=False)[self._taken].state
         if state is not TrialState.RUNNING:
             raise UserError(

@@ -197,6 +197,17 @@ def test_a_worker_that_finds_the_queue_empty_trains_nothing(data_dir: Path, tmp_
     assert summarise_study(study)[1] == []
 
 
+def test_an_interrupt_that_a_library_swallowed_stops_at_the_next_epoch(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    uri = new_store(tmp_path)
+    study = begin_study(planned(data_dir), uri)
+    asked = iter([False, False])  # before the trial, and after its first epoch
+    with pytest.raises(KeyboardInterrupt):
+        list(work(study, uri, lambda: next(asked, True)))
+    assert latest_trials(study)[0].state is TrialState.WAITING
+
+
 def started(how: str, study: optuna.Study, uri: str, *more: str) -> subprocess.Popen[bytes]:
     """`dynamiccl-train study`, as a process."""
     words = ["study", how, study.study_name, "--tracking-uri", uri, *more]

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -137,9 +138,12 @@ def _work(run_id: str, tracking_uri: str) -> None:
     for name, value in _ONE_THREAD.items():  # before numpy is imported
         os.environ.setdefault(name, value)
 
+    stopped = threading.Event()
+
     def stop(*_: object) -> None:
         """Stop once: Ctrl-C comes from the terminal, and then SIGTERM from who started us."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        stopped.set()
         raise KeyboardInterrupt
 
     # A shell's background jobs ignore it, and so would SIGTERM be.
@@ -151,7 +155,7 @@ def _work(run_id: str, tracking_uri: str) -> None:
         from dynamiccl.train.tracking import absolute_uri
 
         uri = absolute_uri(tracking_uri)
-        for line in work(open_study(run_id, uri), uri):
+        for line in work(open_study(run_id, uri), uri, stopped.is_set):
             tell(stderr if ": validation regret " in line else stdout, line)
     except KeyboardInterrupt:
         tell(stdout, "interrupted")
