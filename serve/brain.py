@@ -325,6 +325,8 @@ def brain_command(
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's; the processors are the job's
     cli.configure_logging(verbose=False)
+    if sys.stdin.isatty():
+        find_policy_maker(policy)  # a person is told at once
 
     def make(artifact: Artifact) -> Brain:
         return find_policy_maker(policy)(artifact)  # the leader hears what is wrong with it
