@@ -108,11 +108,13 @@ def placed(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, int]
     nobody measures.
     """
     ranks, is_guessed = pl.col("num_ranks"), pl.col("num_nodes").is_null()
-    node = pl.col("group_ranks").list.eval(pl.element() // ranks_per_node)
+    named = pl.when(pl.col("group_ranks").list.len() > 0).then(pl.col("group_ranks"))
+    node = named.list.eval(pl.element() // ranks_per_node)
     full = (ranks // ranks_per_node).clip(1)
     nodes = pl.coalesce(node.list.n_unique(), full).cast(pl.Int64)
     of_each = ranks // nodes
-    is_even = (of_each * nodes == ranks) & (of_each <= ranks_per_node)
+    sizes = node.list.eval(pl.element().unique_counts().n_unique()).list.first().fill_null(1)
+    is_even = (of_each * nodes == ranks) & (of_each <= ranks_per_node) & (sizes == 1)
     guessed = calls.filter(is_guessed, ranks > 1).height
     return calls.with_columns(pl.coalesce("num_nodes", pl.when(is_even).then(nodes))), guessed
 

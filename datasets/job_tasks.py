@@ -6,7 +6,7 @@ products lies within an octave of a task, nothing is said of it.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -116,12 +116,18 @@ def _check_terms(share: str | None, hidden: str | None, objective: str, sm_price
 def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
     """The calls that a table may be asked about, with `bin`, `num_nodes` and `time_us`; notes.
 
-    Nodes that a trace does not tell are as large as the largest measured ones (`placed`). Of ranks
-    that differ the least times are known, of calls as of what is exposed of them.
+    Nodes that a trace does not tell are as large as the largest measured ones (`placed`); of ranks
+    without names it is not known where several measured shapes have so many. Of ranks that differ
+    the least times are known, of calls as of what is exposed of them.
     """
     shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
-    per_node = max(ranks // nodes for nodes, ranks in shapes)
-    found, guessed = placed(asking(calls), per_node)
+    per_node = max((ranks // nodes for nodes, ranks in shapes), default=1)
+    asked = asking(calls)
+    found, guessed = placed(asked, per_node)
+    of_ranks = Counter(ranks for _, ranks in shapes)
+    several = [ranks for ranks, count in of_ranks.items() if count > 1]
+    is_told = asked["num_nodes"].is_not_null() | (asked["group_ranks"].list.len() > 0)
+    found = found.filter(is_told.fill_null(value=False) | ~pl.col("num_ranks").is_in(several))
     note = (
         f"on how many nodes the ranks of {guessed} calls lie the traces do not say: taken to be up "
         f"to {per_node} a node, by their numbers, or else all of each node"

@@ -139,12 +139,13 @@ def checked(plan: Plan) -> Plan:
     found = plan.distributions()
     if plan.count and not found:
         raise UserError("--optuna needs something to search: give --grid, or several --recipe")
+    # A search for more settings than there are tries all of them, as a grid does; a range has more.
+    sizes = [len(getattr(each, "choices", range(plan.count + 1))) for each in found.values()]
+    plan = replace(plan, count=plan.count if plan.count < math.prod(sizes) else 0)
     alone = ({k: str(v)} for k, d in found.items() for v in getattr(d, "choices", ()))
     for chosen in alone if plan.count else plan.combinations():
         plan.recipe_of(chosen)  # its errors
-    # A search for more settings than there are tries all of them, as a grid does; a range has more.
-    sizes = [len(getattr(each, "choices", range(plan.count + 1))) for each in found.values()]
-    return replace(plan, count=plan.count if plan.count < math.prod(sizes) else 0)
+    return plan
 
 
 class _File(JournalFileBackend):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -166,17 +166,20 @@ def test_failures_of_either_side_are_told() -> None:
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("edge", "programs", "side"), [(96, 1, 128), (300, 7, 32), (130, 99, 64)])
-def test_persistent_kernel_multiplies_matrices_that_tiles_do_not_divide(
-    edge: int, programs: int, side: int, dtype: Any
-) -> None:
-    from dynamiccl.collect.persistent import multiply
-
-    a, b = torch.randn(2, edge, edge).to(dtype)
-    product = torch.full((edge, edge), torch.nan, dtype=dtype)
-    multiply(a, b, product, programs, side)
-    torch.testing.assert_close(product, (a.double() @ b.double()).to(dtype), rtol=1e-3, atol=1e-3)
+def test_persistent_kernel_multiplies_matrices_that_tiles_do_not_divide() -> None:
+    """In a process of its own: Triton reads its setting when something imports it first."""
+    code = """
+import torch
+from dynamiccl.collect.persistent import multiply
+for dtype in (torch.float32, torch.float16):
+    for edge, programs, side in ((96, 1, 128), (300, 7, 32), (130, 99, 64)):
+        a, b = torch.randn(2, edge, edge).to(dtype)
+        product = torch.full((edge, edge), torch.nan, dtype=dtype)
+        multiply(a, b, product, programs, side)
+        wanted = (a.double() @ b.double()).to(dtype)
+        torch.testing.assert_close(product, wanted, rtol=1e-3, atol=1e-3)
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=LIMIT_S)
 
 
 # --- In a sweep ---

@@ -48,7 +48,10 @@ def test_losses_are_shares_of_the_kernels_time_of_each_config() -> None:
 
 
 def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
-    """Groups of eight ranks on one node, on eight, and unnamed; of four nothing was measured."""
+    """Groups of eight ranks on one node, on eight, and unnamed; of four nothing was measured.
+
+    A table is not asked about the unnamed one: it may lie as either of two measured shapes.
+    """
     rows = pl.concat([sweep(), sweep(num_nodes=8, ranks_per_node=1)])
     manifest = hand_made_manifest(rows, rows.select("system", "collective", noise_band=0.01))
     groups = ([*range(8)], [*range(0, 64, 8)], None, [*range(4)])
@@ -58,7 +61,7 @@ def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
     ]
     calls = calls_frame(*named)
     found, [note] = placed_calls(calls, manifest)
-    assert found["num_nodes"].to_list() == [1, 8, 1]
+    assert found["num_nodes"].to_list() == [1, 8]
     told = job_of(calls, None, 8)
     assert told.kinds["num_nodes"].to_list() == [1, 8, 1, 1]
     assert "ranks of 4 calls" in note

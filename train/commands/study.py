@@ -39,7 +39,7 @@ _STUDY: Final = ("dynamiccl-train", "study")
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _PR_SET_PDEATHSIG: Final = 1
 #: Exit codes of workers that are done, or have told why not.
-_TOLD: Final = (0, MachineError.exit_code)
+_TOLD: Final = (0, *(each.exit_code for each in (UserError, DataError, MachineError)))
 
 
 def study_command(

@@ -31,7 +31,7 @@ namespace {
 
 constexpr int kUsage = 2, kMachine = 4;
 /// The same on all processors; headers of older systems lack them.
-constexpr long kPidfdOpen = 434, kCloseRange = 436;
+constexpr long kPidfdOpen = 434;
 /// How often it looks whether its processes live.
 constexpr std::uint64_t kLookMs = 200;
 
@@ -267,7 +267,7 @@ void keep(const Given& given) {
     const std::uint64_t from_ms = monotonic_ms();
     const pid_t worker = fork();
     if (worker == 0) {
-      Worker(given).run();
+      (new Worker(given))->run();  // never destroyed: that would wait for the brain's thread
       _exit(0);
     }
     waitpid(worker, nullptr, 0);
@@ -323,6 +323,7 @@ int main(int argc, char** argv) {
   for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGXCPU}) {
     signal(number, SIG_IGN);
   }
+  signal(SIGCHLD, SIG_DFL);  // who has ended keeps its number until it is waited for
   // Descriptors 0, 1, 2 are /dev/null's from here on: nothing may become a standard descriptor.
   if (daemon(0, 0) != 0) fail("cannot go into the background");
   keep(given);

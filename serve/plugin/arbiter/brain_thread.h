@@ -6,11 +6,13 @@
 #pragma once
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,6 +30,8 @@
 #include "platform/clock.h"
 
 namespace dynamiccl {
+
+constexpr long kCloseRange = 436;  // glibc has a name for it from 2.34 on
 
 struct BrainAnswer {
   std::string problem;              // why there is no decision
@@ -55,8 +59,10 @@ class BrainProcess {
     if (problem.empty()) problem = read_answer(line, &answer);
     if (problem.empty()) {
       set_limit(limits_.answer_ms);
-      pause_ms_ = limits_.pause_ms;
+      // Else one communicator's questions, which end it, would have it started again for ever.
+      if (question.brain == failed_) pause_ms_ = limits_.pause_ms;
     } else {
+      failed_ = question.brain;
       // What it says from now on would be taken for the next answer.
       end(problem == kEnded ? kPatienceMs : 0);
       answer = {problem == kEnded ? how_ : problem, {}};
@@ -102,7 +108,13 @@ class BrainProcess {
       if (getppid() != worker) _exit(0);  // which was killed before that
       setpriority(PRIO_PROCESS, 0, 19);   // the processors are the first rank's
       setsid();                           // what it starts ends with it
+      for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);
+      // Where memory runs out it is to be ended, not a rank.
+      const int killed_first = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+      if (write(killed_first, "1000", 4) != 4) close(killed_first);
       if (dup2(ends[1], 0) == 0 && dup2(0, 1) == 1) {
+        // A program on a file server is long in coming; ranks wait for the end of these.
+        syscall(kCloseRange, 3U, ~0U, 0U);
         execv(command[0], const_cast<char**>(command));
       }
       _exit(127);
@@ -122,9 +134,12 @@ class BrainProcess {
   /// Whether it has: all that it has started is killed then.
   bool has_ended() {
     int status = 0;
+    siginfo_t told = {};
+    const bool is_child =
+        waitid(P_PID, static_cast<id_t>(process_), &told, WEXITED | WNOHANG | WNOWAIT) == 0;
+    if (is_child && told.si_pid == 0) return false;
+    if (is_child) kill(-process_, SIGKILL);  // until it is waited for its number is nobody else's
     const pid_t found = waitpid(process_, &status, WNOHANG);
-    if (found == 0) return false;
-    kill(-process_, SIGKILL);  // while there is one of its group its number is nobody else's
     process_ = 0;
     socket_.reset(-1);
     how_ = kEnded;
@@ -222,6 +237,7 @@ class BrainProcess {
   pid_t process_ = 0;
   File socket_;  // its stdin and stdout
   std::uint64_t limit_ms_ = 0, pause_ms_ = limits_.pause_ms, not_before_ms_ = 0;
+  std::uint64_t failed_ = 0;   // the brain that was asked for at the last failure
   std::string problem_, how_;  // the last one, and how it has ended
   std::uint64_t number_ = 0;
 };
