@@ -282,9 +282,7 @@ void keep(const Given& given) {
 int main(int argc, char** argv) {
   using namespace dynamiccl;
   // Pipes of a launcher or a shell, whose readers would wait for us.
-  if (syscall(kCloseRange, 3U, ~0U, 0U) != 0) {  // Linux before 5.9
-    for (int descriptor = 3; descriptor < 1'024; ++descriptor) close(descriptor);
-  }
+  close_others();
   // Nor may what is opened next take the place of a standard one that is closed.
   int standard = 0;
   while (standard >= 0 && standard < 3) standard = open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -31,7 +31,11 @@
 
 namespace dynamiccl {
 
-constexpr long kCloseRange = 436;  // glibc has a name for it from 2.34 on
+/// Closes all descriptors but the standard ones.
+inline void close_others() {
+  if (syscall(436L, 3U, ~0U, 0U) == 0) return;  // close_range, as glibc calls it from 2.34 on
+  for (int descriptor = 3; descriptor < 1'024; ++descriptor) close(descriptor);  // before Linux 5.9
+}
 
 struct BrainAnswer {
   std::string problem;              // why there is no decision
@@ -110,11 +114,11 @@ class BrainProcess {
       setsid();                           // what it starts ends with it
       for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);
       // Where memory runs out it is to be ended, not a rank.
-      const int killed_first = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-      if (write(killed_first, "1000", 4) != 4) close(killed_first);
+      [[maybe_unused]] const ssize_t told =
+          write(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC), "1000", 4);
       if (dup2(ends[1], 0) == 0 && dup2(0, 1) == 1) {
         // A program on a file server is long in coming; ranks wait for the end of these.
-        syscall(kCloseRange, 3U, ~0U, 0U);
+        close_others();
         execv(command[0], const_cast<char**>(command));
       }
       _exit(127);
@@ -133,19 +137,17 @@ class BrainProcess {
 
   /// Whether it has: all that it has started is killed then.
   bool has_ended() {
-    int status = 0;
     siginfo_t told = {};
-    const bool is_child =
-        waitid(P_PID, static_cast<id_t>(process_), &told, WEXITED | WNOHANG | WNOWAIT) == 0;
+    const bool is_child = waitid(P_PID, process_, &told, WEXITED | WNOHANG | WNOWAIT) == 0;
     if (is_child && told.si_pid == 0) return false;
     if (is_child) kill(-process_, SIGKILL);  // until it is waited for its number is nobody else's
-    const pid_t found = waitpid(process_, &status, WNOHANG);
+    waitpid(process_, nullptr, WNOHANG);
     process_ = 0;
     socket_.reset(-1);
     how_ = kEnded;
-    if (found < 0) return true;  // a launcher lets nobody wait for children
-    how_ += WIFEXITED(status) ? " with exit code " + std::to_string(WEXITSTATUS(status))
-                              : " by signal " + std::to_string(WTERMSIG(status));
+    if (!is_child) return true;  // a launcher lets nobody wait for children
+    how_ += told.si_code == CLD_EXITED ? " with exit code " : " by signal ";
+    how_ += std::to_string(told.si_status);
     return true;
   }
 
