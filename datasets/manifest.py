@@ -59,7 +59,8 @@ POLICY_FOLDER: Final = "policy"
 #: Where `trigger.pt` lies inside the artifacts of a run of its own.
 TRIGGER_FOLDER: Final = "trigger"
 
-_SHAPE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
+#: What a support and a task have in common.
+SHAPE_COLUMNS: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
 #: Collective -> cell (`Ring/LL`) -> NCCL's latency in us and bandwidth in GB/s.
 Costs = dict[str, dict[str, tuple[float, float]]]
 
@@ -348,10 +349,10 @@ def find_supports(
     """
     rows = tuned(quiet(usable(frame))).drop_nulls(["num_nodes", "ranks_per_node"])
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
-    rows = with_split(rows).sort(_SHAPE)
+    rows = with_split(rows).sort(SHAPE_COLUMNS)
     return [
-        _support(dict(zip(_SHAPE, key, strict=True)), part, noise, costs)
-        for key, part in rows.group_by(_SHAPE, maintain_order=True)
+        _support(dict(zip(SHAPE_COLUMNS, key, strict=True)), part, noise, costs)
+        for key, part in rows.group_by(SHAPE_COLUMNS, maintain_order=True)
     ]
 
 
@@ -394,13 +395,13 @@ def find_other_shapes(costs: pl.DataFrame | None, supports: Sequence[Support]) -
     if costs is None:
         return []
     systems = {(s.system, s.launch_profile, s.nccl_version) for s in supports}
-    measured = {tuple(getattr(s, name) for name in _SHAPE) for s in supports}
-    found = costs.select(_SHAPE).unique().sort(_SHAPE).iter_rows(named=True)
+    measured = {tuple(getattr(s, name) for name in SHAPE_COLUMNS) for s in supports}
+    found = costs.select(SHAPE_COLUMNS).unique().sort(SHAPE_COLUMNS).iter_rows(named=True)
     return [
         Shape(**key, costs=_costs(key, costs))
         for key in found
         if (key["system"], key["launch_profile"], key["nccl_version"]) in systems
-        and tuple(key[name] for name in _SHAPE) not in measured
+        and tuple(key[name] for name in SHAPE_COLUMNS) not in measured
     ]
 
 

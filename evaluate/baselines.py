@@ -21,7 +21,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid
 from dynamiccl.datasets.features import cold_observations
-from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Manifest
 from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.nccl import Collective
@@ -51,8 +51,6 @@ FAMILY: Final = (
 Rows = npt.NDArray[np.int64]
 #: What a table has a row for: columns of tasks, or expressions of them.
 Key = Sequence[str | pl.Expr]
-#: What a support and a task have in common.
-_PLACE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
 
 
 class Policy(Protocol):
@@ -137,11 +135,11 @@ def let_through(
     manifest: Manifest, tasks: pl.DataFrame
 ) -> tuple[npt.NDArray[np.bool_], ChannelRule]:
     """(T, A) actions that a policy's gate allows on each task, all without a gate; and its rule."""
-    supports = {tuple(getattr(s, name) for name in _PLACE): s for s in manifest.supports}
+    supports = {tuple(getattr(s, name) for name in SHAPE_COLUMNS): s for s in manifest.supports}
     mask = np.ones((tasks.height, len(manifest.catalogue)), dtype=np.bool_)
     mask[:, ABSTAIN_ACTION + 1 :] = all(s.gated is None for s in manifest.supports)
     channels, places, noise = np.full(mask.shape, np.nan), [], list[float | None]()
-    asked = tasks.select(*_PLACE, "collective", "bin").iter_rows()
+    asked = tasks.select(*SHAPE_COLUMNS, "collective", "bin").iter_rows()
     for row, (*place, collective, size_bin) in enumerate(asked):
         places.append((collective, place[1], place[1] * place[2], size_bin))
         support = supports.get(tuple(place))

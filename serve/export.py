@@ -38,6 +38,7 @@ from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.this_machine import own_fingerprint
 from dynamiccl.serve.torchscript import NEAR_TIES, ScriptedPolicy, check_brain, differing_share
 from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.commands.options import tell
 
 
 def export_artifact(
@@ -208,7 +209,7 @@ def export_command(
     if wanted is not None:
         notes.append("there is no brain.pt: mode adaptive knows no slack, so use mode table")
     for note in notes:
-        stderr.print(note, soft_wrap=True, highlight=False)
+        tell(stderr, note)
     if watching is not None and known.trigger is None:
         warn(
             "this policy was trained without a Trigger: interference levels are something that it "
@@ -303,5 +304,4 @@ def bind_command(
         )
         return
     moved = f", no longer to {before}" if before not in {None, chosen} else ""
-    stdout.print(f"{machine}: belongs to {chosen}{moved}", soft_wrap=True, highlight=False)
-    stdout.print(f"{artifact}: now {index.sha256}", soft_wrap=True, highlight=False)
+    tell(stdout, f"{machine}: belongs to {chosen}{moved}\n{artifact}: now {index.sha256}")

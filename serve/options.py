@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dynamiccl.train.commands.options import Json, folding_table, stderr, stdout, wide_stdout
+from dynamiccl.train.commands.options import Json, folding_table, stderr, stdout, tell, wide_stdout
 
 __all__ = ["ArtifactDir", "Json", "System", "folding_table", "stderr", "stdout", "wide_stdout"]
 
@@ -15,4 +15,4 @@ System = Annotated[str | None, typer.Option(help="System, where several have thi
 
 def warn(text: str) -> None:
     """Print a warning on stderr."""
-    stderr.print(f"warning: {text}", soft_wrap=True, highlight=False)
+    tell(stderr, f"warning: {text}")

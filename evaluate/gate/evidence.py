@@ -28,7 +28,7 @@ from dynamiccl.datasets.cells import (
     tuned,
 )
 from dynamiccl.datasets.features import COST_KEY, log_costs, read_costs
-from dynamiccl.datasets.manifest import Support
+from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Support
 from dynamiccl.datasets.questions import cold_tasks
 from dynamiccl.datasets.splits import with_split
 from dynamiccl.nccl import Algorithm, Collective, Protocol
@@ -46,10 +46,7 @@ _LEAST_VARIANCE: Final = 1e-12
 _PAIR: Final = ("sweep", "run", "size_bytes", "datatype", "in_place")
 _RUN: Final = ("sweep", "run")
 #: Columns by which rows are chosen for a bin.
-_WHERE: Final = (
-    *("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version"),
-    *("collective", "bin"),
-)
+_WHERE: Final = (*SHAPE_COLUMNS, "collective", "bin")
 Place = tuple[str, int, int]
 """System, nodes and ranks."""
 
