@@ -12,8 +12,7 @@ from typing import Final
 
 from dynamiccl import doctor
 from dynamiccl.collect.grid import BINARIES, PERSISTENT, PRODUCTS
-from dynamiccl.collect.nodes import NODE_ARGV
-from dynamiccl.collect.sampler import SLOWED
+from dynamiccl.collect.on_node import FACTS_ARGV, SLOWED
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
 from dynamiccl.doctor import Check, CheckStatus, Machine, judge
 from dynamiccl.libraries import SWEEP_NAME, built
@@ -41,20 +40,18 @@ def check_for_sweep(
     machine: Machine,
     sweep: SweepFile = ANY_SWEEP,
     nccl_tests_dir: Path | None = None,
-    *,
-    inside: bool = False,
 ) -> Iterator[Check]:
-    """Check a machine for a sweep.
+    """Check a machine for a sweep; `nccl_tests_dir` has the binaries (None = PATH).
 
-    `nccl_tests_dir` has the binaries (None = PATH); `inside`: we are in the sweep's container.
     Raises UnknownName for a collective that there is not.
     """
     # Whether configs are to be measured, which our plugin plays.
     plays = any(Collective.parse(name).tunable for name in sweep.collectives)
     plays &= bool(sweep.algorithms)
-    if sweep.launcher.container is not None and not inside:
+    if sweep.launcher.container is not None:
         found = "it is the container's, and so is NCCL"
-        yield Check("nccl-tests", UNKNOWN, found, "start this doctor in the container, --inside")
+        advice = "start this doctor in the container, too, without a sweep file"
+        yield Check("nccl-tests", UNKNOWN, found, advice)
     else:
         kinds = {one.kind for one in sweep.interference}
         if not kinds <= {*PRODUCTS}:
@@ -246,7 +243,7 @@ def _host(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
         ((free or 0) < _GIB, WARN, advice),
     )
     if sweep.telemetry.enabled:
-        ran = machine.run(*NODE_ARGV)
+        ran = machine.run(*FACTS_ARGV)
         said = re.search(r'"nvml_error": (null|".*?")', ran.output)
         problem = ran.last_line if said is None else said.group(1).replace("null", "")
         advice = "throttling and memory errors will not be noticed"

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import combinations_with_replacement
-from operator import and_, floordiv, mod, or_
+from itertools import combinations_with_replacement, groupby
+from operator import and_, floordiv, itemgetter, mod, or_
 from typing import Final
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
@@ -23,7 +23,7 @@ MATMUL: Final = "matmul"
 #: The same by a persistent kernel (persistent.py).
 PERSISTENT: Final = "persistent-matmul"
 PRODUCTS: Final = (MATMUL, PERSISTENT)
-#: Kinds of interference: it and processes of others (disturb.py), and the simulator's own, whose
+#: Kinds of interference: it and processes of others (nodes.py), and the simulator's own, whose
 #: level is a slowdown and not a share.
 REAL: Final = ("cpu", *PRODUCTS, "traffic")
 SIMULATED: Final = ("congestion",)
@@ -52,6 +52,9 @@ DATATYPE_BYTES: Final = {
 _SPLITS: Final = {"AND": and_, "OR": or_, "MOD": mod, "DIV": floordiv}
 #: Sizes that one nccl-tests process walks: each a factor times the one before.
 Walk = tuple[int, ...]
+#: A host whose number may count (`nid007106`, `gpu-3`, `n12.cluster`); one of a list, or a range.
+_COUNTED_HOST: Final = re.compile(r"(.*?)(\d{0,9})(\D*)\Z", re.DOTALL)
+_LISTED_HOST: Final = re.compile(r"([^,\[\]]+)(?:\[([\d,-]*)\])?([^,\[\]]*)(?:,|$)")
 _SPLIT: Final = re.compile(r"(AND|OR|MOD|DIV) (0x[0-9a-f]{1,7}|0|[1-9]\d{0,8})")
 
 
@@ -183,6 +186,40 @@ def communicators(
     if spread == {(1,)}:
         raise ValueError(f"split '{split}' leaves each of the {job} alone")
     return tuple(map(tuple, several))
+
+
+def host_list(hosts: Iterable[str]) -> str:
+    """The hosts as Slurm lists them, each once; runs of consecutive numbers become a range.
+
+    >>> host_list(["n01", "n02", "n03", "n07", "login", "n7"])
+    'n[01-03],n07,login,n7'
+    """
+    told, numbered = list[str](), list[tuple[tuple[str, str, int, int], str]]()
+    for place, host in enumerate(dict.fromkeys(hosts)):
+        head, digits, tail = _COUNTED_HOST.findall(host)[0]
+        numbered.append(((head, tail, len(digits), int(digits or 0) - place), digits))
+    for (head, tail, *_), alike in groupby(numbered, itemgetter(0)):
+        numbers = [digits for _, digits in alike]
+        number = numbers[0] if len(numbers) == 1 else f"[{numbers[0]}-{numbers[-1]}]"
+        told.append(f"{head}{number}{tail}")
+    return ",".join(told)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of such a list, in order.
+
+    >>> expand_hosts('n[01-03,7],login')
+    ['n01', 'n02', 'n03', 'n7', 'login']
+    """
+    names: list[str] = []
+    for head, inside, tail in _LISTED_HOST.findall(text):
+        if not inside:
+            names.append(head + tail)
+        for part in filter(None, inside.split(",")):
+            low, _, high = part.partition("-")
+            numbers = range(int(low), int(high or low) + 1)
+            names += [f"{head}{number:0{len(low)}d}{tail}" for number in numbers]
+    return names
 
 
 @dataclass(frozen=True, slots=True, order=True)

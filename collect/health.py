@@ -28,12 +28,11 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
-from dynamiccl.collect.grid import communicators
+from dynamiccl.collect.grid import communicators, expand_hosts, host_list
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Status
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.repeats import MAD_TO_SIGMA
-from dynamiccl.slurm import expand_hosts, host_list
 
 #: Standard error of a median over that of a mean, of a normal distribution: sqrt(pi / 2).
 _MEDIAN: Final = 1.2533

@@ -1,6 +1,6 @@
 """The journal of a sweep: what was picked and measured, on disk, so that nothing is measured twice.
 
-    OUT/.journal/system=NAME/sweep=NAME[.shard-0-of-4]/
+    OUT/.journal/system=NAME/sweep=NAME/
         lock, owner          held while a run lives
         sweep.json           which grid this is
         rounds.jsonl         the trials of each round, written before it starts
@@ -16,12 +16,12 @@ which: no row is lost and none is there twice.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -29,9 +29,8 @@ from typing import Any, Final
 import polars as pl
 import pyarrow as pa
 
-from dynamiccl.collect.grid import Setting, Trial
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.schedule import NOT_PICKED, Launch
-from dynamiccl.collect.strategies import seed_of
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.cells import UNWELL_COLUMNS, usable
 from dynamiccl.datasets.schema import Status
@@ -44,9 +43,11 @@ from dynamiccl.datasets.store import (
     write_part,
 )
 from dynamiccl.errors import CorruptFile, MachineError, UserError
-from dynamiccl.slurm import hold
 
 COMPLETE: Final = "complete"
+#: Errors by which a file system says that it has no locks: Lustre without `-o flock` ENOSYS, NFS
+#: without a lock manager ENOLCK.
+_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _ASKED_FOR: Final = ("status", "time_us", "in_place", *UNWELL_COLUMNS)
 #: Rows with equal values here share a noise band: one setting in one round.
 _BAND_KEY: Final = (
@@ -57,51 +58,94 @@ _BAND_KEY: Final = (
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The launches of one process: those whose setting's hash modulo `count` is `index`."""
-
-    index: int = 0
-    count: int = 1
-
-    def holds(self, setting: Setting) -> bool:
-        """Whether this shard runs the launches of a setting; the same on every resume."""
-        return seed_of(setting.key) % self.count == self.index
-
-
-def journal_folder(sweep: Sweep, out: Path, shard: Shard) -> Path:
-    """Path of the journal of a sweep or of one of its shards."""
-    share = "" if shard.count == 1 else f".shard-{shard.index}-of-{shard.count}"
-    file = sweep.file
-    return out / ".journal" / f"system={file.system}" / f"sweep={file.name}{share}"
+def journal_folder(sweep: Sweep, out: Path) -> Path:
+    """Path of the journal of a sweep."""
+    return out / ".journal" / f"system={sweep.file.system}" / f"sweep={sweep.file.name}"
 
 
 @contextmanager
-def open_journal(
-    sweep: Sweep,
-    out: Path,
-    runner: str,
-    *,
-    shard: Shard | None = None,
-    resume: bool,
-    take_over: bool = False,
-) -> Iterator["Journal"]:
-    """Hold the journal of a sweep, or of one of its shards, in the data directory `out`.
+def open_journal(sweep: Sweep, out: Path, runner: str, *, resume: bool) -> Iterator["Journal"]:
+    """Hold the journal of a sweep in the data directory `out`.
 
-    `runner` is the name of what measures; the others are as in `run_sweep`. Raises UserError:
-    another run lives, the sweep was begun and `resume` is False, or what is there is of another
-    grid or release.
+    `runner` is the name of what measures. Raises UserError: another run lives, the sweep was begun
+    and `resume` is False, or what is there is of another grid or release.
     """
-    folder = journal_folder(sweep, out, shard or Shard())
+    folder = journal_folder(sweep, out)
     parts = sweep_parts(out, sweep.file.system, sweep.file.name)
-    if parts and not any(folder.parent.glob(f"sweep={sweep.file.name}*/sweep.json")):
+    if parts and not (folder / "sweep.json").is_file():
         raise UserError(
             f"{sweep_folder(out, sweep.file.system, sweep.file.name)} already holds {len(parts)} "
             "parts of this sweep and no journal says what they are; take another --out or name"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with hold(folder, take_over=take_over):
+    with hold(folder):
         yield Journal(sweep, out, folder, runner, resume=resume)
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold a lock in `folder` while a run lives, so that what it makes has one run at a time.
+
+    `flock` where the file system knows it: the kernel releases that when a run dies. Elsewhere a
+    file that one process alone can create names the owner, and stays when the owner dies: the same
+    Slurm job, started anew, takes it over. Raises UserError when another run lives, or may live.
+    """
+    me = f"process {os.getpid()} on {os.uname().nodename}"
+    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
+    with (folder / "lock").open("a+b", buffering=0) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            owner = lock.read().decode(errors="replace").strip() or "another process"
+            raise UserError(
+                f"{owner} is running this sweep into this directory already; wait for it, stop it, "
+                "or take another --out"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        else:
+            lock.truncate(0)
+            lock.write(f"{me}\n".encode())
+            yield
+            return
+    path = folder / "owner"
+    mine = _own(path, me)
+    try:
+        yield
+    finally:
+        if _owner(path) == mine:
+            path.unlink(missing_ok=True)
+
+
+def _own(path: Path, process: str) -> Record:
+    """Make the owner's file ours; returns what is in it."""
+    #   SLURM_RESTART_COUNT  Slurm: how often the job was requeued.
+    restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    mine = {"job": os.environ.get("SLURM_JOB_ID"), "restart": restart, "process": process}
+    with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        file.write(json.dumps(mine))
+        file.flush()
+        os.fsync(file.fileno())
+        return mine
+    owner = _owner(path)
+    is_ours = mine["job"] is not None and owner.get("job") == mine["job"]
+    if not (is_ours and int(owner["restart"]) < restart):
+        raise UserError(
+            f"{owner.get('process', 'another process')} (job {owner.get('job')}) may be running "
+            f"this sweep: {path} is its, and there are no locks here that would tell; wait for it, "
+            "or where you know that it is gone, remove that file"
+        )
+    _write_atomically(path, json.dumps(mine))
+    return mine
+
+
+def _owner(path: Path) -> Record:
+    """What an owner's file says; nothing where it was cut short, or given back just now."""
+    with suppress(FileNotFoundError, json.JSONDecodeError):
+        return dict(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+    return {}
 
 
 def _entry(trial: Trial) -> list[Any]:
@@ -109,7 +153,7 @@ def _entry(trial: Trial) -> list[Any]:
 
 
 class Journal:
-    """The journal of one sweep, or of one of its shards; `open_journal` makes it."""
+    """The journal of one sweep; `open_journal` makes it."""
 
     def __init__(self, sweep: Sweep, out: Path, folder: Path, runner: str, *, resume: bool) -> None:
         """Check the grid, read the records, and finish what a crash cut short."""
@@ -136,17 +180,16 @@ class Journal:
         self._identity = _digest(f"{folder.name}:{grid}")[:16]
         #: Launches that are in no part yet.
         self._open: list[Record] = []
-        #: {"round", "trials": [[key, repeat, probability]], "retry"} of each round begun.
+        #: {"round", "trials": [[key, repeat, probability]]} of each round begun.
         self.rounds: list[Record] = list(_lines(folder / "rounds.jsonl"))
         #: Launch id -> its record, as `commit` writes it; rows are cut when they are in a part.
         self.launches: dict[str, Record] = {}
         self._segment = 0
         self._read_segments()
 
-    def begin_round(self, trials: Sequence[Trial], *, is_retry: bool = False) -> None:
+    def begin_round(self, trials: Sequence[Trial]) -> None:
         """Write down a round's trials before it starts. Raises MachineError on a full disk."""
         record: Record = {"round": len(self.rounds), "trials": [_entry(one) for one in trials]}
-        record |= {"retry": True} if is_retry else {}
         _append(self._folder / "rounds.jsonl", record)
         self.rounds.append(record)
 

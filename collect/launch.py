@@ -30,12 +30,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.collect import launchers, output, schedule
-from dynamiccl.collect.disturb import disturb
 from dynamiccl.collect.grid import BINARIES, PERSISTENT, Setting, Trial
 from dynamiccl.collect.launchers import Interrupt, Ranks, run_process
 from dynamiccl.collect.lines import plain_lines
 from dynamiccl.collect.nccl_log import logged_calls, write_costs
-from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes
+from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes, disturb
 from dynamiccl.collect.run import Runner
 from dynamiccl.collect.schedule import Choice, Grid, Launch, LaunchMode, lost_row
 from dynamiccl.collect.sweep import RunnerSettings, SweepFile
@@ -79,7 +78,7 @@ def find_program(
     """The binary of a collective in a folder (None = PATH), as ranks in the container see it.
 
     Raises InvalidSweep for a collective without a binary, and MachineError when it is not there.
-    Of a container nothing is known before a launch: `doctor --inside` looks.
+    Of a container nothing is known before a launch.
     """
     if collective not in BINARIES:
         choices = ", ".join(c.wire for c in BINARIES)
@@ -124,6 +123,8 @@ class NcclTestsRunner(Runner):
         self._num_gpus: int | None = self._environment.pop("num_gpus", None)
         self._choices: dict[str, Choice | None] = {}
         self._programs: dict[Collective, str] = {}
+        #: Of the last launch.
+        self._command = ""
         self._plays = False
 
     def check(self, trials: Sequence[Trial]) -> None:
@@ -155,7 +156,8 @@ class NcclTestsRunner(Runner):
         if not done.never_began:
             return done
         wait_s = self._file.runner.retry_after_s
-        _log.warning("%s never began (%s); again in %g s", launch.id, done.never_began, wait_s)
+        why = (launch.id, done.never_began, wait_s, self._command)
+        _log.warning("%s never began (%s); again in %g s: %s", *why)
         if not self._pause(wait_s):
             return replace(launch, left=launch.trials)
         return self._attempt(launch, progress)
@@ -260,7 +262,7 @@ class NcclTestsRunner(Runner):
         env, unset = schedule.environment(launch, inside, plugin, digest)
         ranks = Ranks(argv, env, setting.hosts, setting.ranks_per_host, unset=unset)
         started = launchers.command(ranks, self._file.launcher)
-        _log.debug("%s", shlex.join(started))
+        self._command = shlex.join(started)
         slow_s = [calls.slow_s(size) for size in grid.benchmark_bytes]
         ran = _Ran(time.time(), slow_s, self._file.runner)
 

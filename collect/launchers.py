@@ -64,8 +64,6 @@ class LauncherSettings(Table):
     env: dict[str, str] = Field(default_factory=dict)
     #: Lines for the head of the batch script, e.g. "--time=02:00:00".
     sbatch_header: tuple[str, ...] = ()
-    #: Elements of the job array that share the sweep.
-    array: int = Field(default=1, ge=1)
     container: ContainerSettings | None = None
 
     @property
@@ -354,6 +352,31 @@ class _Output:
                 time.sleep(min(left_s, _LOOK_S))
                 break
         return progressed
+
+
+def capture(
+    argv: tuple[str, ...], *, timeout_s: float, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a short command, e.g. squeue, to its end, in our environment or another.
+
+    Raises MachineError where it is not there, or does not end in time.
+    """
+    try:
+        return subprocess.run(
+            argv,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise MachineError(f"cannot start '{argv[0]}': {error.strerror}; install it") from error
+    except subprocess.TimeoutExpired as error:
+        raise MachineError(f"no answer from '{' '.join(argv)}' in {timeout_s:g} s") from error
 
 
 def start_session(

@@ -1,16 +1,18 @@
-"""The nodes of a sweep: programs on each of them, what they are, and how healthy they were.
+"""The nodes of a sweep: programs on each of them, their facts, their health, interference.
 
-    python -m dynamiccl.collect.nodes
+The programs that run there are in on_node.py. Samplers tell the health of GPUs and NICs while a
+sweep runs. A trial may be shorter than the time between two readings. So a stretch is judged by the
+readings inside it *and* by the last before and the first after it: clocks that are down just before
+and just after were down in between, and an error counter needs both to show a difference.
 
-prints what this node is as one line of JSON, which `ask_nodes` has a launcher do on every node. The
-facts are named as the columns of a measurement that they fill; null = unknown. NICs are read from
-/sys/class/infiniband/DEVICE/ports/N (Linux Documentation/ABI/stable/sysfs-class-infiniband) and
-/sys/class/net/DEVICE (Documentation/ABI/testing/sysfs-class-net).
-
-Samplers on every node (sampler.py) tell the health of GPUs and NICs while a sweep runs. A trial may
-be shorter than the time between two readings. So a stretch is judged by the readings inside it
-*and* by the last before and the first after it: clocks that are down just before and just after
-were down in between, and an error counter needs both to show a difference.
+Interference is started on the nodes, waited for, and ended (`disturb`). `cpu` is busy cores.
+`traffic` is an endless second nccl-tests on GPUs that the trial leaves free; its level is the share
+of 32 channels that it may use (NCCL_MAX_CTAS): with Ring, bandwidth at large sizes grows about
+linearly with them. Measured on eight B300 at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca): 29, 59, 117,
+231, 427 and 625 GB/s with 1, 2, 4, 8, 16 and 32 channels. It meets the trial on NVSwitch, PCIe and
+NICs only, and runs in the user's environment without our tuner. Products on the trial's own GPUs
+(`matmul`, `persistent-matmul`) are in the process of the calls (beside.py): those of another
+process would get slices of time, and no SMs beside a call.
 """
 
 import json
@@ -19,25 +21,23 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl import cli
 from dynamiccl.collect import launchers
-from dynamiccl.collect.sampler import HELLO, SAMPLER_ARGV, SYSFS, ask_gpu, load_nvml
-from dynamiccl.errors import MachineError
-from dynamiccl.fingerprint import node_part
-from dynamiccl.slurm import capture
+from dynamiccl.collect.grid import PRODUCTS, Setting
+from dynamiccl.collect.on_node import FACTS_ARGV, HELLO, ON_NODE, READY, SAMPLER_ARGV
+from dynamiccl.collect.output import MEANT_AS_ROW
+from dynamiccl.datasets.schema import QUIET
+from dynamiccl.errors import InvalidSweep, MachineError
 
 _log = logging.getLogger(__name__)
 #: Takes each line of a program's output.
@@ -132,20 +132,13 @@ class Companion:
                 hear(line)
 
 
-NODE_ARGV: Final = (sys.executable, "-m", "dynamiccl.collect.nodes")
-#: nvmlNvLinkVersion (nvml.h, NVML_NVLINK_VERSION_*) -> generation.
-_NVLINK_GENERATION: Final[Mapping[int, int]] = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
-#: Of /proc/cpuinfo.
-_CPU_VENDORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "CPU implementer": "arm"}
-
-
 def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> dict[str, Any]:
     """What all nodes have alike: columns of a measurement, and `num_gpus` of each node.
 
     Facts on which nodes differ are left out, with a warning; MIG on any node counts as MIG.
     `cuda_version` is no fact of a node: a driver runs programs built with other CUDA versions.
     """
-    said = map(_object_in, nodes.ask(NODE_ARGV, num_nodes))
+    said = map(_object_in, nodes.ask(FACTS_ARGV, num_nodes))
     found = [facts for facts in said if "nvml_error" in facts]
     if len(found) != num_nodes:
         _log.warning("only %d of %d nodes reported their facts", len(found), num_nodes)
@@ -178,108 +171,10 @@ def exclusive(job: str) -> bool | None:
     """Whether a Slurm job has its nodes to itself; None if unknown, as where no scontrol is."""
     said = ""
     with suppress(MachineError):
-        said = capture(("scontrol", "show", "job", job), timeout_s=_ANSWER_S).stdout
+        said = launchers.capture(("scontrol", "show", "job", job), timeout_s=_ANSWER_S).stdout
     # slurm.conf(5) and `src/api/job_info.c`, Slurm 22.05 to 24.11.
     found = re.search(r"\bOverSubscribe=(\S+)", said)
     return None if found is None else found[1] in {"NO", "EXCLUSIVE"}
-
-
-def node_facts(sysfs: Path = SYSFS, proc: Path = Path("/proc")) -> dict[str, Any]:
-    """The facts of this node; what cannot be read is unknown, and no error.
-
-    `nvml_error` says why NVML gave nothing, `nvlink_generation` 0 = no NVLink, `nic_kind`
-    (infiniband, roce, efa, socket) what the fastest active NICs are, `node_fingerprint` the node as
-    the plugin names it (dynamiccl/fingerprint.py), null where not all of it is known.
-    """
-    nics, cpus = _nic_facts(sysfs), _text(proc / "cpuinfo")
-    facts = {
-        "nvml_error": None,
-        "num_gpus": None,
-        "cpu_vendor": next((name for word, name in _CPU_VENDORS.items() if word in cpus), None),
-        "node_fingerprint": _fingerprint(proc / "driver" / "nvidia", nics),
-        **nics,
-    }
-    try:
-        return facts | _gpu_facts(load_nvml())
-    except MachineError as error:
-        return facts | {"nvml_error": str(error)}
-
-
-def _gpu_facts(nvml: Any) -> dict[str, Any]:
-    """GPU 0 stands for all in its capability and NVLinks."""
-    ask, num_gpus = partial(ask_gpu, nvml), nvml.nvmlDeviceGetCount()
-    if not num_gpus:
-        raise MachineError("NVML shows no GPU")
-    # One that the driver does not name is taken to be like the others.
-    names = {ask(gpu, "nvmlDeviceGetName") for gpu in range(num_gpus)} - {None}
-    modes = [ask(gpu, "nvmlDeviceGetMigMode") for gpu in range(num_gpus)]
-    migs = [None if mode is None else bool(mode[0]) for mode in modes]
-    capability = ask(0, "nvmlDeviceGetCudaComputeCapability")
-    # A link that is not there is refused; NVML_NVLINK_MAX_LINKS was 18 until NVLink 5.
-    links = [k for k in range(36) if ask(0, "nvmlDeviceGetNvLinkState", k)]
-    version = ask(0, "nvmlDeviceGetNvLinkVersion", links[0]) if links else 0
-    remote = ask(0, "nvmlDeviceGetNvLinkRemoteDeviceType", links[0]) if links else 0
-    return {
-        "num_gpus": num_gpus,
-        "driver_version": nvml.nvmlSystemGetDriverVersion(),
-        "gpu": names.pop() if len(names) == 1 else None,
-        "compute_capability": capability and float(f"{capability[0]}.{capability[1]}"),
-        "mig": True if any(migs) else None if None in migs else False,
-        "nvlink_generation": _NVLINK_GENERATION.get(version) if version else version,
-        "nvlinks_per_gpu": len(links),
-        "nvswitch": None if remote is None else remote == 2,  # NVML_NVLINK_DEVICE_TYPE_SWITCH
-    }
-
-
-def _fingerprint(driver: Path, nics: Mapping[str, Any]) -> str | None:
-    """The node's fingerprint, as `serve/plugin/prepare/prepare.cpp` computes it."""
-    models = []
-    for path in (driver / "gpus").glob("*/information"):
-        # Byte by byte, as the plugin does.
-        text = _text(path, encoding="latin-1")
-        fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
-        if fields.get("GPU Excluded") != "Yes":
-            models.append(fields.get("Model", ""))
-    if not models or not all(models):
-        return None
-    is_mig = any((driver / "capabilities").glob("gpu*/mig/gi*"))
-    kind, count = nics["nic_kind"], nics["nics_per_node"] or 0
-    return node_part(models, mig=is_mig, nic_kind=kind, num_nics=count)
-
-
-def _nic_facts(sysfs: Path) -> dict[str, Any]:
-    """Facts of the fastest active RDMA ports, which NCCL would use, else of the fastest socket."""
-    found: Counter[tuple[float, str]] = Counter()
-    for port in (sysfs / "class" / "infiniband").glob("*/ports/*"):
-        if _text(port / "state").endswith(": ACTIVE"):
-            driver = (port.parents[1] / "device" / "driver").resolve().name
-            layer = _text(port / "link_layer").lower()
-            kind = "roce" if layer == "ethernet" else "infiniband"
-            found[_number(port / "rate"), "efa" if driver == "efa" else kind] += 1
-    if not found:
-        paths = (sysfs / "class" / "net").glob("*")
-        devices = [path for path in paths if path.is_dir() and path.name != "lo"]
-        # Only where none has hardware are virtual ones meant, of which a node may have hundreds.
-        real = [path for path in devices if (path / "device").exists()]
-        # In Mbit/s; a virtual device has none (EINVAL), or -1.
-        speeds = [_number(path / "speed") for path in real or devices]
-        found = Counter((speed / 1000.0, "socket") for speed in speeds)
-    best, count = max(found.items(), default=((0.0, None), None))
-    return {"nic_kind": best[1], "nic_gbits_per_s": best[0] or None, "nics_per_node": count}
-
-
-def _number(path: Path) -> float:
-    """The number that a file begins with; 0 without one."""
-    found = re.match(r"[0-9]+(\.[0-9]+)?(?=\s|$)", _text(path))
-    return float(found[0]) if found else 0.0
-
-
-def _text(path: Path, encoding: str = "utf-8") -> str:
-    """A file's text; empty where it is not there (EFA has no link_layer) or cannot be read."""
-    try:
-        return path.read_text(encoding=encoding, errors="replace").strip()
-    except OSError:
-        return ""
 
 
 Row = dict[str, Any]
@@ -290,7 +185,7 @@ MAX_GAP_S: Final = 3.0
 _FIRST_READING_S: Final = 20.0
 #: How long the reading that closes a launch may take, its way through the launcher included.
 _NEXT_READING_S: Final = 1.25
-#: What a sampler reads (sampler.py), named as the columns of a measurement.
+#: What a sampler reads (on_node.py), named as the columns of a measurement.
 _READ: Final = ("throttled", "ecc_errors", "nic_retries", "nic_congestion")
 #: Health of the nodes, as columns of a measurement; None = unknown.
 UNKNOWN: Final[Mapping[str, Any]] = dict.fromkeys((*_READ, "nic_worst"))
@@ -383,10 +278,73 @@ def _count(column: str, values: Sequence[int | None]) -> int | None:
     return count or (0 if len(known) == len(values) else None)
 
 
-def main() -> None:
-    """Print this node's facts as a line of JSON."""
-    sys.stdout.write(json.dumps(node_facts()) + "\n")
+#: NCCL's start on many nodes takes a minute.
+READY_S: Final = 300.0
 
 
-if __name__ == "__main__":
-    cli.run(main)
+@contextmanager
+def disturb(
+    nodes: Nodes, num_gpus: int | None, setting: Setting, program: str
+) -> Iterator[Callable[[], str | None]]:
+    """Disturb what runs inside the `with`; nothing for a setting that runs alone.
+
+    `num_gpus` is how many each node has (None: not known), `program` the path of the benchmark that
+    traffic comes from, which is the launch's own. The function that is given tells why the
+    disturbance ended too early, None while it runs: ask after a trial, as what was measured later
+    was measured without interference.
+
+    Raises MachineError when it does not get under way within READY_S, InvalidSweep where traffic
+    has no GPU.
+    """
+    kind, level = setting.interference.kind, setting.interference.level
+    if kind in {QUIET, *PRODUCTS}:
+        yield lambda: None
+        return
+    # Each node's process says that it is ready; traffic prints rows for all its ranks together.
+    count, ranks = setting.hosts, 1
+    argv = [*ON_NODE, "busy", f"{level:g}"]
+    if kind == "traffic":
+        count = 1
+        argv, ranks = _traffic(nodes, num_gpus, setting, program)
+    ready: list[str] = []
+
+    def hear(line: str) -> None:
+        if len(ready) < count and (MEANT_AS_ROW.search(line) or line == READY):
+            ready.append(line)
+
+    with nodes.start(argv, setting.hosts, hear, ranks_per_node=ranks) as started:
+
+        def lost() -> str | None:
+            status, said = started.process.poll(), started.last_words
+            told = f"interference '{kind}' ended with status {status}; its last output: {said}"
+            return None if status is None else told
+
+        if not started.wait_for(lambda: len(ready) >= count, READY_S):
+            slow = f"interference '{kind}' was not ready after {READY_S:g} s ({len(ready)} of "
+            slow += f"{count} processes were); its last output: {started.last_words}"
+            raise MachineError(lost() or slow)
+        yield lost
+
+
+def _traffic(
+    nodes: Nodes, num_gpus: int | None, setting: Setting, program: str
+) -> tuple[list[str], int]:
+    """The argument vector of endless traffic on spare GPUs, and its ranks on each node."""
+    used = setting.ranks_per_host
+    if num_gpus is None or num_gpus <= used:
+        have = num_gpus or "nobody knows how many (does NVML answer there?)"
+        raise InvalidSweep(
+            f"interference 'traffic' needs GPUs that the trial leaves free; {used} ranks per node "
+            f"use one each, of {have}; take groups with fewer ranks_per_node"
+        )
+    spare = num_gpus - used
+    ranks, gpus = (1, spare) if nodes.one_process else (spare, 1)
+    # NCCL takes fewer where the communicator has fewer.
+    channels = max(1, round(setting.interference.level * 32))
+    # A size at which bandwidth is taken away, not latency. `-N 0` never ends; `-c 0` since checking
+    # would pause the traffic.
+    return [
+        *("env", "-u", "NCCL_MIN_CTAS", f"NCCL_MAX_CTAS={channels}"),
+        *(f"NCCL_TESTS_DEVICE={used}", program, "-b", "64M", "-e", "64M", "-g", str(gpus)),
+        *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
+    ], ranks

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from dynamiccl.collect.grid import parse_size
+from dynamiccl.collect.grid import host_list, parse_size
 from dynamiccl.collect.lines import opened
 from dynamiccl.collect.nccl_log import (
     NcclLog,
@@ -41,7 +41,6 @@ from dynamiccl.errors import CorruptFile, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
-from dynamiccl.slurm import host_list
 
 #: One half of a line, by columns of the schema.
 Row = dict[str, Any]

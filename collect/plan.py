@@ -70,20 +70,17 @@ def make_plan(sweep: Sweep) -> Plan:
     # Later rounds of an adaptive sweep are smaller than the first.
     share = min(1.0, expected / (rounds * len(trials))) if is_adaptive and trials else 1.0
     launches: Counter[LaunchMode] = Counter()
-    total_single, gpu_seconds, seconds = 0, 0.0, defaultdict[str, float](float)
+    gpu_seconds, seconds = 0.0, defaultdict[str, float](float)
     call_us = call_times(model, rules)
     for launch, grid in _processes(sweep, trials):
         # What runs is read back once.
         times = 1 if launch.mode is LaunchMode.READ_BACK else rounds
         launches[launch.mode] += times
-        # NCCL's own choice in its profile is the reference too, where that is the untouched one.
-        if launch.mode is not LaunchMode.REFERENCE:
-            total_single += times * len({trial.config for trial in launch.trials})
         processes = launch.setting.hosts * launch.setting.ranks_per_host
         for what, spent_s in _seconds(launch, grid, file, call_us):
             seconds[what] += share * times * spent_s
             gpu_seconds += share * times * spent_s * processes
-    total, total_seconds = launches.total(), sum(seconds.values())
+    total_seconds = sum(seconds.values())
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
     left_out = Counter(trial.infeasible for trial in known if trial.infeasible is not None)
     measured = max(0, expected - left_out.total()) if is_adaptive else rounds * len(trials)
@@ -99,13 +96,10 @@ def make_plan(sweep: Sweep) -> Plan:
         # Of an adaptive sweep the most that it may take: rounds, measurements and hours.
         "rounds": rounds,
         "measurements": measured,
-        "launches": total,
+        "launches": launches.total(),
         "launches_timed": launches[LaunchMode.SWEEP] + launches[LaunchMode.PLAIN],
         "launches_reference": launches[LaunchMode.REFERENCE],
         "launches_read_back": launches[LaunchMode.READ_BACK],
-        # What one process for each config would start, its own read-backs included.
-        "launches_one_per_config": total_single,
-        "launches_saved_ratio": round(total_single / total, 2) if total else 1.0,
         # Inside processes.
         "hours": float(f"{total_seconds / 3600:.3g}"),
         "gpu_hours": float(f"{gpu_seconds / 3600:.3g}"),
@@ -219,8 +213,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plan['measurements']} measurements",
         f"{plan['launches']} processes: {plan['launches_timed']} timed, "
         f"{plan['launches_reference']} for NCCL's untouched default, "
-        f"{plan['launches_read_back']} to read back what runs; one process for each config would "
-        f"be {plan['launches_one_per_config']} ({plan['launches_saved_ratio']:g} times as many)",
+        f"{plan['launches_read_back']} to read back what runs",
         f"{most or 'about '}{plan['hours']:g} hours, {plan['gpu_hours']:g} GPU-hours: times of the "
         f"simulator's system {plan['model']}, in an untouched environment, alone; yours may "
         f"differ: name another with [simulator] system; {START_S:g} s and {START_S_PER_RANK:g} s a "

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from dynamiccl.collect import schedule
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
-from dynamiccl.collect.journal import Journal, Record, Shard, open_journal
+from dynamiccl.collect.journal import Journal, Record, open_journal
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
 from dynamiccl.collect.strategies import Outcome, Strategy, outcome_of
 from dynamiccl.collect.sweep import Sweep
@@ -95,17 +95,14 @@ class SweepProgress(Progress):
         self.update(self._sweep, total=expected, completed=done, failed=failed)
 
 
-def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
+def run_sweep(
     sweep: Sweep,
     strategy: Strategy,
     runner: Runner,
     out: Path,
     *,
     resume: bool,
-    retry_failed: bool = False,
-    take_over: bool = False,
     progress: SweepProgress | None = None,
-    shard: Shard | None = None,
 ) -> Summary:
     """Measure what the strategy picks, and write a part after each round.
 
@@ -113,22 +110,16 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     rows were written, by status, too; and how it `ended`: done, budget or interrupted.
 
     `out` is made when missing; `resume` goes on with what is in it, instead of refusing to add to
-    it, `retry_failed` measures once more, in a round of its own at the end, all that failed, and
-    `take_over` takes it from a run that may still live, where the file system knows no locks.
-    `progress` is told of what is done and asked whether to stop; `shard` is this process's share of
-    the launches.
+    it. `progress` is told of what is done and asked whether to stop.
 
     Raises UserError as `open_journal` does, and MachineError: the disk is full, or a launch could
     not be started at all.
     """
-    shard = shard or Shard()
     runner.check(sweep.trials)
     out.mkdir(parents=True, exist_ok=True)
-    with open_journal(
-        sweep, out, runner.name, shard=shard, resume=resume, take_over=take_over
-    ) as journal:
+    with open_journal(sweep, out, runner.name, resume=resume) as journal:
         progress = progress or SweepProgress(sweep.file.name)
-        summary = _Run(sweep, strategy, runner, journal, progress, shard).go(retry=retry_failed)
+        summary = _Run(sweep, strategy, runner, journal, progress).go()
         if summary["ended"] != "interrupted":
             journal.complete(summary["ended"])
         return summary
@@ -142,10 +133,9 @@ class _Run:
         runner: Runner,
         journal: Journal,
         progress: SweepProgress,
-        shard: Shard,
     ) -> None:
         self._sweep, self._strategy, self._runner = sweep, strategy, runner
-        self._journal, self._progress, self._shard = journal, progress, shard
+        self._journal, self._progress = journal, progress
         # The reference is NCCL's default in the untouched environment, for every task.
         references = [
             replace(trial, setting=replace(trial.setting, profile=LaunchProfile()))
@@ -153,12 +143,10 @@ class _Run:
             if trial.config == ABSTAIN
         ]
         self._by_key = {trial.key: trial for trial in (*references, *sweep.trials)}
-        most, count = sweep.file.budget.max_measurements, shard.count
-        #: What is left of the budget: the shard's part of the measurements, and all of the seconds
-        #: inside launches, of all jobs of the sweep.
-        self._left = sys.maxsize if most is None else most // count + (shard.index < most % count)
-        hours = sweep.file.budget.max_hours
-        self._seconds_left = math.inf if hours is None else hours * 3600
+        budget = sweep.file.budget
+        #: What is left of the budget: measurements, and seconds inside launches, of all jobs.
+        self._left = budget.max_measurements or sys.maxsize
+        self._seconds_left = math.inf if budget.max_hours is None else budget.max_hours * 3600
         self._quarantine = _Quarantine()
         self._expected = strategy.expected_picks()
         self._outcomes: list[Outcome] = []
@@ -167,15 +155,12 @@ class _Run:
         #: The last launch that began, by whether the plugin applies the configs.
         self._began: dict[bool, Launch] = {}
 
-    def go(self, *, retry: bool) -> Summary:
+    def go(self) -> Summary:
         """Run all rounds, those that the journal has and those that are left."""
-        self._may_retry = retry
-        retries = [at for at, one in enumerate(self._journal.rounds) if "retry" in one]
         for record in self._journal.launches.values():
             self._remember(record)
             key, status, reason = record.get("culprit", ("", "", ""))
-            # A retry begins without a quarantine.
-            if key in self._by_key and record["round"] >= max(retries, default=0):
+            if key in self._by_key:  # what filled a gap is no trial of the sweep
                 self._quarantine.add(record["mode"], self._by_key[key], status, reason)
         self._progress.committed(self._expected, self._outcomes)
         ended, number = "done", 0
@@ -198,26 +183,13 @@ class _Run:
         }
 
     def _trials_of(self, number: int) -> Sequence[Trial] | None:
-        """The trials of a round: the journal's, the strategy's, or what failed; None at the end."""
+        """The trials of a round: the journal's, or the strategy's; None at the end."""
         rounds = self._journal.rounds
         if number == len(rounds):
-            own = sum("retry" not in record for record in rounds)
-            picks = self._strategy.next_picks(own, self._outcomes)
-            failed = Counter(one.trial_key for one in self._outcomes if one.failed)
-            if picks is not None:
-                self._journal.begin_round(picks)
-            elif self._may_retry and failed:
-                again = [
-                    replace(self._by_key[key], repeat=repeat)
-                    for key, count in failed.items()
-                    if key in self._by_key  # what filled a gap is no trial of the sweep
-                    for repeat in range(count)
-                ]
-                self._journal.begin_round(again, is_retry=True)
-                self._quarantine = _Quarantine()
-                self._may_retry = False
-            else:
+            picks = self._strategy.next_picks(number, self._outcomes)
+            if picks is None:
                 return None
+            self._journal.begin_round(picks)
         return [self._trial(entry) for entry in rounds[number]["trials"]]
 
     def _trial(self, entry: Sequence[Any]) -> Trial:
@@ -258,7 +230,7 @@ class _Run:
         return "budget" if self._left <= 0 or self._seconds_left <= 0 else None
 
     def _lay_out(self, number: int, trials: Sequence[Trial]) -> list[Launch]:
-        """This shard's launches of a round that are left, in an order seeded by the round."""
+        """The launches of a round that are left, in an order seeded by the round."""
         feasible = [trial for trial in trials if trial.infeasible is None]
         launches = list(self._runner.launches(number, feasible))
         random.Random(f"{self._sweep.file.name}:{number}").shuffle(launches)
@@ -269,8 +241,7 @@ class _Run:
             Launch(f"{number}:{s.key}:infeasible", number, s, LaunchMode.SIMULATED, tuple(held))
             for s, held in infeasible.items()
         ]
-        ours = [one for one in (*not_run, *launches) if self._shard.holds(one.setting)]
-        return [left for launch in ours for left in self._left_of(launch)]
+        return [left for launch in (*not_run, *launches) for left in self._left_of(launch)]
 
     def _next(self, waiting: list[Launch], aside: Launch | None) -> tuple[Launch, bool]:
         """The next launch, and whether it is NCCL's own choice of which no row is kept.
@@ -356,15 +327,8 @@ class _Run:
 
     def _remember(self, record: Record) -> None:
         if record["mode"] not in schedule.NOT_PICKED:
-            # A strategy counts its own rounds: a retry belongs to the one before.
-            rounds = self._journal.rounds[: record["round"] + 1]
-            own = sum("retry" not in one for one in rounds) - 1
-            found = [outcome_of(key, own, rows) for key, _, rows in record["measured"]]
-            if "retry" in rounds[-1]:
-                again = {one.trial_key for one in found}
-                self._outcomes = [
-                    one for one in self._outcomes if not (one.failed and one.trial_key in again)
-                ]
+            number = record["round"]
+            found = [outcome_of(key, number, rows) for key, _, rows in record["measured"]]
             self._outcomes += found
             self._left -= sum(not one.infeasible for one in found)
         self._seconds_left -= record["seconds"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dynamiccl.collect.checks import CLOCKS, GPU_FACTS, PROCESSES, smi
-from dynamiccl.collect.nodes import NODE_ARGV
+from dynamiccl.collect.on_node import FACTS_ARGV
 from dynamiccl.doctor import ASK_PLUGIN, ASK_VERSION, Check, Machine, ProgramResult
 from dynamiccl.nccl import TUNER_ABI_SINCE
 
@@ -44,7 +44,7 @@ RUNS: Mapping[tuple[str, ...], str] = {
     ("ldd", BINARY): LDD,
     (sys.executable, "-c", ASK_VERSION, LIBRARY): "22907\n",
     (sys.executable, "-c", ASK_PLUGIN, PLUGIN, *TUNERS): " ".join(TUNERS),
-    NODE_ARGV: '{"host": "n1", "nvml_error": null}\n',
+    FACTS_ARGV: '{"host": "n1", "nvml_error": null}\n',
     ("/sbin/ldconfig", "-p"): LDCONFIG,
     smi("gpu", GPU_FACTS): 8 * GPU,
     smi("gpu", CLOCKS): 8 * CLOCK,

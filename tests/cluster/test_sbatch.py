@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.cli import script_path
+from dynamiccl.collect.batch import script_path
 from dynamiccl.collect.journal import COMPLETE, progress_on_disk
 from dynamiccl.datasets import store
 from tests.cluster.slurm import Slurm, wait_until
@@ -34,7 +34,6 @@ class Batch:
         return self.run()
 
     def write(self, *, cycles: int, collectives: int, more: str) -> None:
-        # Of two shards each has one of these.
         names = json.dumps(["AllReduce", "Broadcast"][:collectives])
         values = {"launcher": "sbatch", "plugin": self.plugin, "collectives": names, "more": more}
         (self.folder / "sweep.toml").write_text(SMALL.format(cycles=cycles, **values))
@@ -64,16 +63,16 @@ class Batch:
         return dict(json.loads(shown)) if code == 0 else {"said": said}
 
     @property
-    def journals(self) -> list[Path]:
-        return list((self.folder / "out" / ".journal" / "system=four-nodes").glob("sweep=*"))
+    def journal(self) -> Path:
+        return self.folder / "out" / ".journal" / "system=four-nodes" / "sweep=grid"
 
     def launches(self) -> int:
-        return sum(progress_on_disk(journal)[0] for journal in self.journals)
+        return progress_on_disk(self.journal)[0]
 
     def owner(self) -> tuple[str, int] | None:
         """Job and attempt that the file says which stands for a lock."""
         with suppress(FileNotFoundError, json.JSONDecodeError):
-            found = json.loads((self.journals[0] / "owner").read_text())
+            found = json.loads((self.journal / "owner").read_text())
             return str(found["job"]), int(found["restart"])
         return None
 
@@ -83,10 +82,9 @@ class Batch:
         wait_until(lambda: self.launches() > before, "a launch has ended", 120)
 
     def ended(self) -> bool:
-        """Whether each journal says how it ended, and no job is there any more."""
-        last = self.numbers()[-1].replace("\n", ",")
-        alive = self.slurm.run(["squeue", f"--jobs={last}", "--noheader"]).stdout
-        return not alive and all((journal / COMPLETE).exists() for journal in self.journals)
+        """Whether the journal says how it ended, and no job is there any more."""
+        alive = self.slurm.run(["squeue", "--noheader"]).stdout
+        return not alive and (self.journal / COMPLETE).exists()
 
     def complete(self) -> pl.DataFrame:
         """Let it run to its end; what it measured."""
@@ -97,18 +95,15 @@ class Batch:
         assert found["trials_done"] == found["trials"]
         return check_picks(self.folder, self.picks)
 
-    def numbers(self) -> list[str]:
-        """Numbers of all jobs, by submission."""
-        folder = script_path(self.folder / "out", "grid").with_suffix(".jobs")
-        return [path.read_text().strip() for path in sorted(folder.iterdir())]
+    def jobs(self) -> list[str]:
+        """Numbers of the jobs that have begun, which their logs are named by."""
+        return sorted(path.stem.removeprefix("grid-") for path in self.logs())
 
-    def logs(self) -> dict[str, str]:
-        """What the jobs printed, by the log's name."""
-        paths = sorted((self.folder / "out" / ".slurm").glob("*.out"))
-        return {path.name: path.read_text() for path in paths}
+    def logs(self) -> list[Path]:
+        return [*script_path(self.folder / "out", "grid").parent.glob("*.out")]
 
     def count(self, words: str) -> int:
-        return "".join(self.logs().values()).count(words)
+        return sum(path.read_text().count(words) for path in self.logs())
 
     def facts(self, number: str) -> list[str]:
         return self.slurm.run(["scontrol", "show", "job", number]).stdout.split()
@@ -132,25 +127,13 @@ def batch(slurm: Slurm, folder: Path, sweep_path: Path) -> Batch:
     return made
 
 
-def test_elements_of_an_array_share_a_sweep_that_is_submitted_once(batch: Batch) -> None:
-    """And where an element may not be requeued, another job follows it."""
-    more = 'array = 2\nsbatch_header = ["--no-requeue"]'
-    batch.write(cycles=3, collectives=2, more=more)
-    calls = [batch.start() for _ in range(3)]
-    shown = [call.communicate(timeout=60) for call in calls]
-    told = [json.loads(out)["job"] for out, _ in shown if out]
-    assert told
-    assert all(out or "another call is submitting this sweep" in said for out, said in shown)
-    (first,) = batch.numbers()
-    assert set(told) == {first}
+def test_a_job_is_submitted_once_and_followed_where_it_may_not_be_requeued(batch: Batch) -> None:
+    first = batch.begin(more='sbatch_header = ["--no-requeue"]')["job"]
     batch.measured()
     assert batch.run()["job"] == first
-    batch.warn(f"{first}_1")
-    wait_until(lambda: len(batch.numbers()[0].split()) == 2, "its follower is submitted", 60)
-    assert batch.complete()["job_id"].n_unique() == 3
-    follower = batch.numbers()[0].split()[1]
-    jobs = (f"{first}_0", f"{first}_1", f"{follower}_1")
-    assert set(batch.logs()) == {f"grid-{job}.out" for job in jobs}
+    batch.warn(first)
+    wait_until(lambda: len(batch.jobs()) == 2, "its follower runs", 60)
+    assert batch.complete()["job_id"].n_unique() == 2
 
 
 def test_options_of_the_header_win_over_ours(batch: Batch) -> None:
@@ -169,7 +152,7 @@ def test_after_a_dead_node_it_is_queued_again_to_the_end(batch: Batch) -> None:
     batch.slurm.set_node(node, "down")  # it comes back by itself (ReturnToService=2)
     batch.wait_for(number, "Restarts=1")
     found = batch.complete()
-    assert batch.numbers() == [number]
+    assert batch.jobs() == [number]
     assert batch.count("work is left: queueing job") == 0
     assert set(found["exclusive_node"]) == {False}  # it did not ask for --exclusive
 
@@ -182,7 +165,7 @@ def test_time_limits_end_no_sweep(batch: Batch) -> None:
     number = batch.begin(cycles=2, collectives=2, more=header)["job"]
     batch.wait_for(number, "Restarts=1")
     batch.complete()
-    assert batch.numbers() == [number]
+    assert batch.jobs() == [number]
 
 
 def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_locks(
@@ -209,9 +192,9 @@ def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_lo
     batch.measured()
     assert batch.owner() == (number, 1)
     batch.warn(number)
-    wait_until(lambda: len(batch.numbers()[0].split()) == 2, "its follower is submitted", 60)
-    follower = batch.numbers()[0].split()[1]
-    wait_until(lambda: batch.owner() == (follower, 0), "its follower runs", 60)
+    wait_until(lambda: len(batch.jobs()) == 2, "its follower runs", 60)
+    follower = batch.jobs()[1]
+    wait_until(lambda: batch.owner() == (follower, 0), "its follower holds the sweep", 60)
     batch.play()
     wait_until(batch.ended, "the budget is spent", 120)
     assert batch.run()["state"] == "budget"

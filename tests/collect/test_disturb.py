@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect import disturb as module
-from dynamiccl.collect.disturb import disturb
+from dynamiccl.collect import nodes as module
 from dynamiccl.collect.grid import Interference, Setting
 from dynamiccl.collect.launchers import LauncherSettings
-from dynamiccl.collect.nodes import Nodes
-from dynamiccl.collect.sampler import HELLO
+from dynamiccl.collect.nodes import Nodes, disturb
+from dynamiccl.collect.on_node import HELLO, ON_NODE
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 from tests.collect.live_processes import PATIENCE_S, await_true, children, cpu_seconds, is_running
@@ -152,7 +151,7 @@ def test_one_that_does_not_get_ready_is_ended_and_says_why(
 
 
 def argv_for(level: float) -> list[str]:
-    return [sys.executable, "-m", "dynamiccl.collect.disturb", f"{level:g}"]
+    return [*ON_NODE, "busy", f"{level:g}"]
 
 
 @contextmanager

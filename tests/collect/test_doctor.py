@@ -9,7 +9,7 @@ import pytest
 
 from dynamiccl.collect import checks
 from dynamiccl.collect.checks import ANY_SWEEP, ASK_TORCH, check_for_sweep, smi
-from dynamiccl.collect.nodes import NODE_ARGV
+from dynamiccl.collect.on_node import FACTS_ARGV
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.doctor import ASK_PLUGIN, ASK_VERSION, Check, CheckStatus, Machine
 from tests import recorded
@@ -24,8 +24,10 @@ def sweep(**tables: Any) -> SweepFile:
     return SweepFile.model_validate(given)
 
 
-def found(machine: Machine, file: SweepFile = ANY_SWEEP, **options: Any) -> dict[str, Check]:
-    return recorded.by_name(check_for_sweep(machine, file, **options))
+def found(
+    machine: Machine, file: SweepFile = ANY_SWEEP, folder: Path | None = None
+) -> dict[str, Check]:
+    return recorded.by_name(check_for_sweep(machine, file, folder))
 
 
 DEFAULT_ONLY = sweep(algorithms=[])
@@ -49,9 +51,8 @@ def test_an_answer_that_is_missing_is_never_a_crash() -> None:
         outside = sweep(launcher={"kind": kind, "container": container})
         # What the host has says nothing about the image.
         check = found(machine, outside)["nccl-tests"]
-        assert (check.status, "--inside" in check.advice) == (UNKNOWN, True)
+        assert (check.status, "without a sweep file" in check.advice) == (UNKNOWN, True)
         assert "libnccl" not in found(machine, outside)
-        assert found(machine, outside, inside=True)["nccl-tests"].status is FAIL
 
 
 ASK_NCCL = (sys.executable, "-c", ASK_VERSION)
@@ -85,9 +86,9 @@ def without_option(option: str) -> Recorded:
 
 
 def test_binaries_are_those_of_the_folder() -> None:
-    there = found(HEALTHY, nccl_tests_dir=Path("/opt/nccl-tests"))["nccl-tests"]
+    there = found(HEALTHY, folder=Path("/opt/nccl-tests"))["nccl-tests"]
     assert (there.status, there.found) == (OK, BINARY)
-    assert found(HEALTHY, nccl_tests_dir=Path("/else"))["nccl-tests"].status is FAIL
+    assert found(HEALTHY, folder=Path("/else"))["nccl-tests"].status is FAIL
 
 
 def free(mib: int | None) -> Recorded:
@@ -115,7 +116,7 @@ BARE = HEALTHY.without("all_reduce")
 WITHOUT_MPI = saying(("ldd", BINARY), recorded.LDD.replace("libmpi", "libm"))
 HOT, NO_CLOCK = "900, 1980, 0x0000000000000040\n", "[N/A], [N/A], [N/A]\n"
 MPS = "11, /usr/bin/nvidia-cuda-mps-server, 30\n"
-NODE, NO_DRIVER = NODE_ARGV, '{"nvml_error": "Not Loaded"}\n'
+NODE, NO_DRIVER = FACTS_ARGV, '{"nvml_error": "Not Loaded"}\n'
 
 
 @pytest.mark.parametrize(

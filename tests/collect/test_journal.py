@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dynamiccl.collect.journal import (
     Journal,
-    Shard,
+    hold,
     journal_folder,
     open_journal,
     progress_on_disk,
@@ -29,7 +29,6 @@ from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.datasets.store import measurements_table
 from dynamiccl.errors import CorruptFile, UserError
-from dynamiccl.slurm import hold
 from tests.collect.benchmark.sweeps import sweep
 from tests.rows import MIB, default, forced
 
@@ -53,7 +52,7 @@ def journal(
 
 
 def folder_of(out: Path) -> Path:
-    return journal_folder(MADE, out, Shard())
+    return journal_folder(MADE, out)
 
 
 def rows_in_parts(out: Path) -> list[str]:
@@ -213,12 +212,12 @@ def test_unknown_conditions_are_equal_to_each_other() -> None:
 HOLDS: Final = """
 import sys
 from pathlib import Path
-from dynamiccl.slurm import hold
+from dynamiccl.collect.journal import hold
 if sys.argv[2] == "without":
     import errno, fcntl
     def flock(*_): raise OSError(errno.ENOSYS, "Function not implemented")
     fcntl.flock = flock
-with hold(Path(sys.argv[1]), take_over=False):
+with hold(Path(sys.argv[1])):
     print("taken", flush=True)
     sys.stdin.read()
 """
@@ -248,26 +247,23 @@ def no_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> Non
         monkeypatch.delenv(name, raising=False)
 
 
-def lock(folder: Path, *, take_over: bool = False) -> AbstractContextManager[None]:
-    return hold(folder, take_over=take_over)
-
-
 def test_second_run_is_refused_while_the_first_lives(
     held: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     locks, holder = held
     runs = "is running" if locks == "with" else r".*may be running"
     said = rf"process {holder.pid} on .* ?{runs} this sweep"
-    with pytest.raises(UserError, match=said), lock(tmp_path):
+    with pytest.raises(UserError, match=said), hold(tmp_path):
         pass
     holder.kill()
     holder.wait()
     if locks == "without":
         # The owner's file stays, and nobody can tell.
-        gone = r"where you know that it is gone, add --take-over"
-        with pytest.raises(UserError, match=gone), lock(tmp_path):
+        gone = r"where you know that it is gone, remove that file"
+        with pytest.raises(UserError, match=gone), hold(tmp_path):
             pass
-    with lock(tmp_path, take_over=locks == "without"):
+        (tmp_path / "owner").unlink()
+    with hold(tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
@@ -279,11 +275,11 @@ def test_without_locks_it_is_taken_once_and_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_locks(monkeypatch)
-    with lock(tmp_path):
+    with hold(tmp_path):
         said = rf"process {os.getpid()} on .* {REFUSED}"
-        with pytest.raises(UserError, match=said), lock(tmp_path):
+        with pytest.raises(UserError, match=said), hold(tmp_path):
             pass
-        (tmp_path / "owner").write_text("{}")  # another run took it over
+        (tmp_path / "owner").write_text("{}")  # it is another run's now
     assert (tmp_path / "owner").read_text() == "{}"
 
 
@@ -293,13 +289,13 @@ def test_a_requeued_job_takes_over_from_itself_and_another_job_does_not(
     no_locks(monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     refused = pytest.raises(UserError, match=rf"\(job 7\) {REFUSED}")
-    with lock(tmp_path):
-        with refused, lock(tmp_path):
+    with hold(tmp_path):
+        with refused, hold(tmp_path):
             pass
         monkeypatch.setenv("SLURM_JOB_ID", "8")
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-        with refused, lock(tmp_path):
+        with refused, hold(tmp_path):
             pass
         monkeypatch.setenv("SLURM_JOB_ID", "7")
-        with lock(tmp_path):
+        with hold(tmp_path):
             assert json.loads((tmp_path / "owner").read_text())["restart"] == 1

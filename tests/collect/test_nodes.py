@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from dynamiccl.collect.grid import expand_hosts, host_list
 from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
-from dynamiccl.collect.nodes import NODE_ARGV, Nodes, ask_nodes, exclusive, node_facts
+from dynamiccl.collect.nodes import Nodes, ask_nodes, exclusive
+from dynamiccl.collect.on_node import FACTS_ARGV, node_facts
 from dynamiccl.collect.output import hosts_of, rank_lines
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import InvalidSweep, MachineError
-from dynamiccl.slurm import expand_hosts, host_list
 from tests.collect import sysfs
 from tests.collect.live_processes import await_true, children, is_running
 from tests.collect.parsed import parse
@@ -148,7 +149,7 @@ def test_slurm_says_whether_the_nodes_are_ours_alone(
 def facts_by(folder: Path, **settings: object) -> dict[str, Any]:
     """The facts that a process of its own prints, with the fake NVML."""
     env = fake_nvml_env(folder, **settings)
-    done = subprocess.run(NODE_ARGV, env=env, capture_output=True, check=True)
+    done = subprocess.run(FACTS_ARGV, env=env, capture_output=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -189,7 +190,7 @@ def test_node_without_nvml_says_what_to_install_and_what_the_kernel_shows(tmp_pa
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n")
     code = (
         "import sys; sys.modules['pynvml'] = None; from pathlib import Path; "
-        "import json; from dynamiccl.collect.nodes import node_facts; "
+        "import json; from dynamiccl.collect.on_node import node_facts; "
         f"where = Path({str(tmp_path)!r}); print(json.dumps(node_facts(where, where)))"
     )
     assert json.loads(subprocess.check_output(python(code))) == {

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from dynamiccl.collect.grid import Trial
-from dynamiccl.collect.journal import Shard, how_it_ended, journal_folder
+from dynamiccl.collect.journal import how_it_ended, journal_folder
 from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, deal, lost_row, trial_row
 from dynamiccl.collect.simulated import SimulatorRunner
@@ -146,9 +146,9 @@ class Flaky(SimulatorRunner):
 
     name = "flaky"
 
-    def __init__(self, made: Sweep, *, mended: bool = False, hangs: int = 10**9) -> None:
+    def __init__(self, made: Sweep, *, hangs: int = 10**9) -> None:
         super().__init__(made.file)
-        self._hangs = 0 if mended else hangs
+        self._hangs = hangs
         self.tried: Counter[str] = Counter()
         self.learnt: list[Any] = []
 
@@ -219,78 +219,6 @@ def test_launches_that_a_config_ended_are_counted_across_a_resume(tmp_path: Path
     assert set(asked.values()) == {1}
 
 
-# --- --retry-failed ---
-
-#: Ring/Simple at 2 and 4 MiB, in three cycles.
-FAILED = 2 * 3
-
-
-@pytest.fixture(name="failed")
-def failed_fixture(tmp_path: Path) -> Path:
-    """A finished sweep in which a config hung, and was kept out from then on."""
-    made = sweep(ONE)
-    assert run(tmp_path, made, runner=Flaky(made))["ended"] == "done"
-    return tmp_path
-
-
-def test_all_that_failed_is_measured_in_one_more_round(failed: Path) -> None:
-    made = sweep(ONE)
-    before = store.read(failed)
-    mended = Flaky(made, mended=True)
-    assert run(failed, made, runner=mended, resume=True)["launches_run"] == 0
-    summary = run(failed, made, runner=mended, resume=True, retry_failed=True)
-    assert summary["ended"] == "done"
-    rows = store.read(failed)
-    new = rows.filter(pl.col("run") == "cycle-3")
-    forced = new.filter(~pl.col("is_default"))
-    assert forced.height == FAILED
-    assert set(forced["status"]) == {"ok"}
-    assert set(forced["size_bytes"]) == {2 << 20, 4 << 20}
-    # Nothing that was there is gone, and no measurement is there twice.
-    assert rows.height == before.height + new.height
-    asked = Counter(rows.select("trial", "run", "repeat", "default_scope").rows())
-    assert set(asked.values()) == {1}
-    again = run(failed, made, runner=mended, resume=True, retry_failed=True)
-    assert again["launches_run"] == 0
-
-
-def test_retry_that_was_killed_goes_on_with_a_plain_resume(failed: Path) -> None:
-    made = sweep(ONE)
-
-    class Dies(Flaky):
-        def run(self, *_: object) -> Launch:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        run(failed, made, runner=Dies(made), resume=True, retry_failed=True)
-    assert run(failed, made, runner=Flaky(made, mended=True), resume=True)["ended"] == "done"
-    again = store.read(failed).filter(pl.col("run") == "cycle-3", ~pl.col("is_default"))
-    # What was kept out before the retry is tried.
-    assert again["status"].to_list() == ["ok"] * FAILED
-
-
-def test_strategy_counts_its_own_rounds_and_forgets_what_was_mended(failed: Path) -> None:
-    made = sweep(ONE)
-    run(failed, made, runner=Flaky(made, mended=True), resume=True, retry_failed=True)
-    longer = sweep(ONE.replace("cycles = 3", "cycles = 5"))
-    seen: list[tuple[int, set[int], int]] = []
-
-    class Asks(Cycles):
-        def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
-            if history:
-                failures = sum(outcome.failed for outcome in history)
-                seen.append((number, {outcome.round for outcome in history}, failures))
-            return super().next_picks(number, history)
-
-    mended = Flaky(longer, mended=True)
-    run_sweep(longer, Asks(longer.file, longer.trials), mended, failed, resume=True)
-    # The retry was the sweep's fourth round, and is no round of the strategy.
-    assert [number for number, *_ in seen] == [3, 4, 5]
-    assert seen[0] == (3, {0, 1, 2}, 0)
-    at_1m = store.read(failed).filter(pl.col("size_bytes") == 1 << 20, ~pl.col("is_default"))
-    assert at_1m.filter(pl.col("status") == "ok")["run"].n_unique() == 5
-
-
 # --- The budget ---
 
 
@@ -322,7 +250,7 @@ def test_the_hours_of_a_sweeps_jobs_add_up(tmp_path: Path, monkeypatch: pytest.M
             launches.append(launch.id)
             return super().run(launch, progress)
 
-    folder = journal_folder(short, tmp_path, Shard())
+    folder = journal_folder(short, tmp_path)
     while how_it_ended(folder, short.text) is None:
         stops, slow = Progress(stop_after=1), Slow(short.file)
         run(tmp_path, short, runner=slow, resume=folder.is_dir(), progress=stops)

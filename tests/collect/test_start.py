@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from dynamiccl import slurm
-from dynamiccl.collect import cli
-from dynamiccl.collect.cli import (
+from dynamiccl.collect import batch, cli
+from dynamiccl.collect.batch import (
     RunOptions,
     batch_script,
-    find_plugin,
+    queue_again,
     script_path,
-    start_sweep,
     submit_sweep,
 )
+from dynamiccl.collect.cli import find_plugin, start_sweep
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.run import Summary
 from dynamiccl.collect.schedule import Launch
@@ -28,7 +27,6 @@ from dynamiccl.collect.strategies import Outcome, make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UserError
 from dynamiccl.libraries import SWEEP_NAME
-from dynamiccl.slurm import BatchScript
 from tests.collect.benchmark.sweeps import sweep
 
 
@@ -43,17 +41,6 @@ def start(made: Sweep, folder: Path, **more: Any) -> Summary:
 
 
 # --- Here ---
-
-
-def test_adaptive_sweep_is_not_cut_into_shards(tmp_path: Path) -> None:
-    made = sweep(strategy='{ kind = "adaptive" }', launcher="{ array = 4 }")
-    with pytest.raises(UserError, match=r"each would know a part of the history only; take strat"):
-        start(made, tmp_path, shard="0/2")
-    with pytest.raises(UserError, match=r"launcher\.array = 1"):
-        submit_sweep(made, options(tmp_path))
-    with pytest.raises(UserError, match=r"the elements of a batch job are launcher\.array"):
-        submit_sweep(sweep(), options(tmp_path, shard="0/2"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_sweep_takes_the_library_that_it_names(tmp_path: Path) -> None:
@@ -83,29 +70,26 @@ WHOLE = f"""\
 
 # Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.
 exec {sys.executable} -P -m dynamiccl.collect.cli run '/my sweep.toml' --out '/data/100% mine' \
---launcher srun --resume --runner nccl-tests --retry-failed \
---batch-script '/data/100% mine/.slurm/grid.sbatch'
+--launcher srun --resume --runner nccl-tests --batch-script '/data/100% mine/.slurm/grid.sbatch'
 """
 
 
-def script_of(*header: str, array: int = 1) -> str:
-    table = f"{{ sbatch_header = {json.dumps(header)}, array = {array} }}"
-    wanted = RunOptions(sweep_file=Path("/my sweep.toml"), out=OUT, retry_failed=True)
+def script_of(*header: str) -> str:
+    table = f"{{ sbatch_header = {json.dumps(header)} }}"
+    wanted = RunOptions(sweep_file=Path("/my sweep.toml"), out=OUT)
     return batch_script(sweep(launcher=table), wanted, script_path(OUT, "grid"))
 
 
-def test_whole_script_and_that_of_an_array() -> None:
+def test_the_whole_script() -> None:
     assert script_of("--time=02:00:00", "#SBATCH --gpus-per-node=8") == WHOLE
     assert script_path(OUT, "h100 night/1") == OUT / ".slurm" / "h100-night-1.sbatch"
-    text = script_of(array=3)
-    assert "#SBATCH --array=0-2\n" in text
-    assert "/.slurm/grid-%A_%a.out" in text
-    assert text.endswith(' --shard "$SLURM_ARRAY_TASK_ID/3"\n')
 
 
-@pytest.mark.parametrize("line", ["time=1", "module load nccl", "--a\nrm -rf /", "-a 1"])
-def test_a_line_that_is_no_option_or_sets_the_array_is_refused(line: str) -> None:
-    with pytest.raises(InvalidSweep, match=r"one option a line, .* as launcher\.array"):
+@pytest.mark.parametrize(
+    "line", ["time=1", "module load nccl", "--a\nrm -rf /", "-a 1", "--array=1-4"]
+)
+def test_a_line_that_is_no_option_or_asks_for_an_array_is_refused(line: str) -> None:
+    with pytest.raises(InvalidSweep, match=r"one option a line, .* and no --array"):
         script_of(line)
 
 
@@ -118,7 +102,7 @@ class Played:
         self.script = script_path(folder / "out", "grid")
         self.command("sbatch", "echo $((76 + $(grep -c sbatch asked)))")
         self.command("scontrol", "exit 0")
-        self.state("77|PENDING|Priority|")
+        self.state()
 
     def command(self, name: str, script: str) -> None:
         path = self.folder / name
@@ -127,15 +111,12 @@ class Played:
         path.chmod(0o755)
 
     def state(self, *lines: str, script: Path | None = None) -> None:
-        shown = "\n".join(f"{line}|{script or self.script}" for line in lines)
-        self.command("squeue", f"cat <<'E'\n{shown}\nE")
+        shown = "".join(f"{line}|{script or self.script}\n" for line in lines)
+        self.command("squeue", f"cat <<'E'\n{shown}E")
 
     def asked(self, name: str) -> list[str]:
         lines = (self.folder / "asked").read_text().splitlines()
         return [line for line in lines if line.startswith(name)]
-
-    def numbers(self, submission: int) -> str:
-        return (self.script.with_suffix(".jobs") / str(submission)).read_text()
 
     def submit(self, **more: Any) -> dict[str, Any]:
         return submit_sweep(sweep(), options(self.folder, **more))
@@ -153,6 +134,7 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
 ) -> None:
     made = sweep()
     first = played.submit()
+    played.state("77|PENDING|Priority|")
     assert (first["job"], first["state"], first["trials"], first["trials_done"]) == (
         "77",
         "submitted",
@@ -166,8 +148,6 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     again = played.submit()
     assert (again["job"], again["state"]) == ("77", "PENDING (Priority)")
     assert (again["trials_done"], again["launches_done"]) == (30, 1)
-    with pytest.raises(UserError, match=r"is PENDING .Priority.: give --retry-failed when it has"):
-        played.submit(retry_failed=True)
     played.state("77|COMPLETED|None|n1")
     with pytest.raises(
         UserError, match=r"no job of it waits or runs .*/grid-\*\.out\); go on with -"
@@ -178,36 +158,45 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     done = played.submit()
     assert (done["job"], done["state"], done["trials_done"]) == (None, "done", 60)
     assert len(played.asked("sbatch")) == 2
-    assert played.submit(retry_failed=True)["job"] == "79"
-    # Whatever becomes of that job: it is no longer done.
-    with pytest.raises(UserError, match="work is left"):
-        played.submit()
 
 
-@pytest.mark.parametrize("gone", ["77|CANCELLED|None|n1", "", "another's script"])
-def test_a_job_that_is_gone_is_submitted_anew(gone: str, played: Played) -> None:
-    played.submit()
-    if gone == "another's script":
-        played.state("77|RUNNING|None|n1", script=Path("/elsewhere/s.sbatch"))
-    elif gone:
-        played.state(gone)
-    else:
-        played.command("squeue", "echo 'error: Invalid job id specified' >&2; exit 1")
-    assert played.submit()["job"] == "78"
-    assert (played.numbers(1), played.numbers(2)) == ("77\n", "78\n")
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("77|RUNNING|None|n[1-2]", "RUNNING on n[1-2]"),
+        ("77|PENDING|PartitionTimeLimit|", "PENDING (PartitionTimeLimit: more than its partition"),
+        ("77|REQUEUED|None|", "REQUEUED"),
+        ("77|A_STATE_OF_TOMORROW|None|", "A_STATE_OF_TOMORROW"),
+        *((f"77|{ended}|None|n1", None) for ended in ("COMPLETED", "NODE_FAIL", "TIMEOUT")),
+    ],
+)
+def test_a_job_is_alive_unless_its_state_is_known_to_be_the_end(
+    line: str, state: str | None, played: Played
+) -> None:
+    played.state(line)
+    found = batch.find(played.script)
+    assert found is None if state is None else found and found[1].startswith(state)
+    # Another script's job is none of ours.
+    played.state(line, script=Path("/elsewhere/s.sbatch"))
+    assert batch.find(played.script) is None
 
 
-def test_a_job_that_is_refused_can_be_submitted_later_and_one_that_may_be_there_not(
+def test_what_slurm_refuses_or_does_not_answer_is_said(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played.command("sbatch", "echo 'invalid partition' >&2; exit 1")
     with pytest.raises(MachineError, match=r"invalid partition; correct launcher\.sbatch_header"):
         played.submit()
-    monkeypatch.setattr(slurm, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(batch, "_ANSWER_S", 0.3)
     played.command("sbatch", "exec sleep 60")
-    with pytest.raises(MachineError, match="no answer from 'sbatch"):
+    with pytest.raises(MachineError, match=r"no answer from 'sbatch .*' in 0\.3 s"):
         played.submit()
-    with pytest.raises(UserError, match=r"jobs/1 waits for its job's number; .*squeue --me"):
+    played.command("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(MachineError, match="nothing about our jobs: Unable to contact"):
+        played.submit()
+    (played.folder / "squeue").unlink()
+    monkeypatch.setenv("PATH", str(played.folder))
+    with pytest.raises(MachineError, match="cannot start 'squeue'"):
         played.submit()
 
 
@@ -267,23 +256,15 @@ def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
     assert played.asked("scontrol") == ["scontrol requeue 77"] * number
 
 
-ARRAY = {"SLURM_JOB_ID": "79", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "2"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "name", "more"),
-    [({"SLURM_JOB_ID": "77"}, "77", ""), (ARRAY, "77_2", " --array=2")],
-)
-def test_where_slurm_refuses_to_requeue_another_job_follows(
-    environ: dict[str, str], name: str, more: str, played: Played
+def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variables(
+    played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played.submit()
+    for name in ("SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG"):
+        monkeypatch.setenv(name, "x")
     played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
-    BatchScript(played.script, cli._FIX).submit_again(environ)
-    assert played.asked("scontrol") == [f"scontrol requeue {name}"]
-    wanted = f"sbatch --parsable --dependency=afterany:{name}{more} {played.script}"
-    assert played.asked("sbatch")[1:] == [wanted]
-    assert played.numbers(1) == "77\n78\n"
-    played.state("77_0|RUNNING|None|n1", "77_2|COMPLETED|None|n2", "78_2|PENDING|Dependency|")
-    found = played.submit()
-    assert (found["job"], found["state"]) == ("77,78", "1 PENDING (Dependency), 1 RUNNING on n1")
+    played.command("sbatch", "env | cut -d= -f1 | grep -E 'SLURM|NCCL' | sort | xargs >> asked")
+    queue_again(played.script, {"SLURM_JOB_ID": "77"})
+    assert played.asked("scontrol") == ["scontrol requeue 77"]
+    wanted = f"sbatch --parsable --dependency=afterany:77 {played.script}"
+    assert played.asked("sbatch") == [wanted]
+    assert played.asked("NCCL") == ["NCCL_DEBUG SLURM_CONF"]

@@ -27,8 +27,8 @@ from dynamiccl.collect.nodes import (
     health_of,
     watch_health,
 )
+from dynamiccl.collect.on_node import HELLO, SAMPLER_ARGV, SLOWED, read_port
 from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.sampler import HELLO, SAMPLER_ARGV, SLOWED, read_port
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
@@ -308,8 +308,8 @@ def test_every_gpu_and_every_port_is_read(fake_nvml: Path, tmp_path: Path) -> No
     port = sysfs.infiniband(tmp_path, "mlx5_0", layer="Ethernet")
     sysfs.write(port / "hw_counters", out_of_sequence=2, np_cnp_sent=5)
     sysfs.infiniband(tmp_path, "odd")
-    code = "from pathlib import Path; from dynamiccl.collect import sampler; "
-    code += f"sampler.main(Path({str(tmp_path)!r}))"
+    code = "from pathlib import Path; from dynamiccl.collect import on_node; "
+    code += f"on_node.sample(Path({str(tmp_path)!r}))"
     with sampling(fake_nvml, sys.executable, "-c", code, gpus=1) as child:
         assert line(child)["read"] == {
             "gpu0": {"throttled": False, "ecc_errors": 0},

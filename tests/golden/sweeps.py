@@ -233,13 +233,6 @@ def _no_machine(directory: Path) -> Any:
     }
 
 
-def _shards(directory: Path) -> Any:
-    """Two shares of a sweep, one after the other, into one data directory."""
-    bench = Bench(directory, algorithms='["Ring"]', collectives='["AllReduce", "Broadcast"]')
-    shares = [bench.run("--shard", f"{number}/2") for number in range(2)]
-    return {"shares": shares, "rows": bench.rows()}
-
-
 def _limited(directory: Path) -> Any:
     """A budget that ends the sweep, and a larger one that goes on."""
     bench = Bench(directory, algorithms='["Ring"]', cycles="3", budget="{ max_measurements = 20 }")
@@ -257,7 +250,6 @@ _MAKERS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "plain": _plain,
     "mpirun": _mpirun,
     "no_machine": _no_machine,
-    "shards": _shards,
     "limited": _limited,
 }
 GOLDENS: Final = tuple(

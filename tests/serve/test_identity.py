@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamiccl import __version__
-from dynamiccl.collect.nodes import node_facts
+from dynamiccl.collect.on_node import node_facts
 from dynamiccl.fingerprint import check_fingerprint
 from dynamiccl.serve.this_machine import PROBE_NAME
 from tests.cli.conftest import Shell

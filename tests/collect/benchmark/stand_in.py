@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from rich.console import Console
 
-from dynamiccl.collect.journal import Shard, journal_folder
+from dynamiccl.collect.journal import journal_folder
 from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
@@ -36,7 +36,7 @@ def site(made: Sweep, folder: Path, plugin: Path | None) -> Site:
     out = folder / "out"
     return Site(
         out=out,
-        work=journal_folder(made, out, Shard()) / "work",
+        work=journal_folder(made, out) / "work",
         nccl_tests_dir=install_stand_in(folder / "bin"),
         plugin=plugin,
     )
