@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from itertools import cycle, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -185,8 +184,13 @@ class NcclTestsRunner(Runner):
                 f"interference kind '{kind}' cannot run here; choose from none, cpu, matmul, "
                 "persistent-matmul, or, outside of a container, traffic"
             )
-        if setting.is_beside:
-            self._check_beside(setting)
+        lacks = setting.split or setting.datatype in {"uint32", "uint64", "f8e4m3", "f8e5m2"}
+        if setting.is_beside and (lacks or not setting.collective.tunable):
+            raise InvalidSweep(
+                f"interference kind '{kind}' runs PyTorch, with one communicator, a collective "
+                "that a tuner is asked about, and neither uint32, uint64 nor f8; give "
+                f"{setting.key} a sweep of its own"
+            )
         if setting.split and not launcher.is_distributed:
             raise InvalidSweep(
                 f"split '{setting.split}' shares out processes, and launcher '{launcher.kind}' "
@@ -196,24 +200,6 @@ class NcclTestsRunner(Runner):
         launchers.map_into_container(str(self._site.work.resolve()), container)
         if self._plays and self._site.plugin is not None:
             launchers.map_into_container(str(self._site.plugin), container)
-
-    def _check_beside(self, setting: Setting) -> None:
-        """Raise where our program has no such calls, or cannot run."""
-        kind, container = setting.interference.kind, self._file.launcher.container
-        lacks = setting.split or setting.datatype in {"uint32", "uint64", "f8e4m3", "f8e5m2"}
-        if lacks or not setting.collective.tunable:
-            raise InvalidSweep(
-                f"interference kind '{kind}' runs PyTorch, with one communicator, a collective "
-                "that a tuner is asked about, and neither uint32, uint64 nor f8; give "
-                f"{setting.key} a sweep of its own"
-            )
-        packages = ("torch", "triton") if kind == PERSISTENT else ("torch",)
-        lacking = [name for name in packages if find_spec(name) is None]
-        if lacking and container is None:
-            raise MachineError(
-                f"interference kind '{kind}' runs {lacking[0]}, which is not installed: pip "
-                "install '.[train]', with a torch built for CUDA"
-            )
 
     def _program(self, setting: Setting, inside: Path) -> tuple[str, ...]:
         """What runs a setting's calls; `inside` is the launch's folder as the ranks see it."""

@@ -148,7 +148,6 @@ class Cycles:
     def __init__(self, file: SweepFile, trials: Sequence[Trial]) -> None:
         self._cycles, self._seed = file.cycles, (file.name, file.strategy.seed)
         self._share = file.strategy.share if file.strategy.kind == "random" else None
-        self._repeats = range(file.strategy.repeats)
         # Picked once, so that they become rows with a reason.
         self._infeasible = [trial for trial in trials if trial.infeasible is not None]
         self._tasks = [task for each in tasks_of(trials).values() for task in each]
@@ -172,8 +171,7 @@ class Cycles:
             generator = random.Random(seed_of(*self._seed, number, task.key))
             some = generator.sample(drawn, math.ceil(self._share * len(drawn) - 1e-9))
             drawn = tuple(replace(trial, probability=1 / len(drawn)) for trial in some)
-        again = (replace(trial, repeat=repeat) for trial in drawn for repeat in self._repeats)
-        return (*task.default_pair(), *again)
+        return (*task.default_pair(), *drawn)
 
 
 class _Slots(NamedTuple):

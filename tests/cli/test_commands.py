@@ -124,15 +124,6 @@ def test_empty_data_directory_is_exit_3_everywhere(
     assert "holds no measurements" in refused(reading(tmp_path / "empty"), 3)
 
 
-def test_doctor_tells_what_is_missing_and_what_to_do(sweep: Path, shell: Shell) -> None:
-    done = shell("dynamiccl-collect", "doctor", sweep, "--json")
-    checks = {check["name"]: check for check in json.loads(done.out)}
-    assert "nccl-tests" in checks
-    assert all(check["advice"] for check in checks.values() if check["status"] == "fail")
-    failed = any(check["status"] == "fail" for check in checks.values())
-    assert done.code == (4 if failed else 0)
-
-
 def test_people_are_told_what_json_says(shell: Shell, tmp_path: Path) -> None:
     wrong = LOG_ROW.replace(" 0 102.0", " 3 102.0")
     (tmp_path / "a.log").write_text(HEAD + wrong)

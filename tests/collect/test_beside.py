@@ -256,29 +256,6 @@ def test_what_pytorch_does_not_run_is_refused_before_anything_runs(
         runner.check(feasible(made))
 
 
-@pytest.mark.parametrize(
-    ("kind", "lacks", "said"),
-    [
-        ("matmul", "torch", r"'matmul' runs torch, .*: pip install '\.\[train\]'"),
-        ("persistent-matmul", "triton", "'persistent-matmul' runs triton, .* built for CUDA"),
-    ],
-)
-def test_package_that_is_not_there_is_told_before_anything_runs(
-    kind: str, lacks: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = {"algorithms": "[]", "interference": f'[{{ kind = "{kind}", level = 96 }}]'}
-    made = beside_products(**keys)
-    runner = NcclTestsRunner(made.file, site(made, tmp_path, None))
-    there = {"torch", "triton"}
-    monkeypatch.setattr("dynamiccl.collect.launch.find_spec", lambda name: name in there or None)
-    runner.check(feasible(made))
-    program = runner._program(feasible(made)[0].setting, tmp_path)
-    assert ("--persistent" in program) == (kind == "persistent-matmul")
-    there.remove(lacks)
-    with pytest.raises(MachineError, match=said):
-        runner.check(feasible(made))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", ["0.5", "8", "4096.5", "1e6"])
 def test_level_is_the_edge_of_the_matrices(level: str, kind: str) -> None:

@@ -49,28 +49,6 @@ def test_whole_grid_in_one_process_is_measured_verified_and_true(
     assert share_near_truth(forced, Group(1, 8)) > 0.9
 
 
-def test_default_is_measured_untouched_and_in_its_profile(
-    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NCCL_PROTO", "LL")  # the user's own environment
-    profiles = '[{ name = "default" }, { name = "net", transport = "NET" }]'
-    run(sweep(profiles=profiles, cycles="1"), tmp_path, sweep_path)
-    found = rows(tmp_path).filter("is_default", ~pl.col("in_place"))
-    by_scope = statuses(found, ("launch_profile", "default_scope"))
-    assert by_scope == {
-        ("default", "untouched"): 6,
-        ("default", "profile"): 6,
-        ("net", "profile"): 6,
-    }
-    times = {
-        key: part["time_us"].median()
-        for key, part in found.group_by("launch_profile", "default_scope")
-    }
-    # What the user has set holds for the reference alone; the network is slower than NVLink.
-    assert times["default", "untouched"] > times["default", "profile"]  # type: ignore[operator]
-    assert times["net", "profile"] > 1.3 * times["default", "profile"]  # type: ignore[operator]
-
-
 def test_what_takes_long_and_does_not_win_is_not_started(
     tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,6 @@
 import itertools
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,8 @@ from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
-from tests.collect.benchmark.stand_in import ROOT, lost, rows, run, site, statuses
+from tests.collect.benchmark.stand_in import lost, rows, run, site, statuses
 from tests.collect.benchmark.sweeps import sweep
-from tests.collect.live_processes import await_true
 
 #: Where a launch is lost without waiting for it: the others may be late on a busy machine.
 PATIENT = "{ startup_timeout_s = 40, stall_timeout_s = 20, retry_after_s = 0 }"
@@ -172,32 +169,6 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
     # What was measured is still there, and nothing was measured twice.
     assert after.join(before, on=before.columns[:9], how="semi").height >= before.height
     assert after.select(ONCE).unique().height == after.height
-
-
-RUN = """
-import sys
-from pathlib import Path
-from tests.collect.benchmark.stand_in import run
-from tests.collect.benchmark.sweeps import sweep
-
-run(sweep(cycles="1"), Path(sys.argv[1]), Path(sys.argv[2]))
-"""
-FOLDERS = "out/.journal/system=*/sweep=*/work/launch-*"
-
-
-def test_killed_launch_runs_again_and_nothing_is_twice(tmp_path: Path, sweep_path: Path) -> None:
-    environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "0.05"}
-    command = [sys.executable, "-c", RUN, str(tmp_path), str(sweep_path)]
-    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
-        # A launch that plays a schedule has begun to.
-        await_true(lambda: bool(list(tmp_path.glob(f"{FOLDERS}/report*"))))
-        process.send_signal(signal.SIGKILL)
-    assert list(tmp_path.glob(FOLDERS))
-    assert run(sweep(cycles="1"), tmp_path, sweep_path, resume=True)["ended"] == "done"
-    found = rows(tmp_path)
-    assert not found["partial_launch"].any()
-    assert found.select(ONCE).unique().height == found.height == 2 * 3 * (8 + 2 + 2)
-    assert not list(tmp_path.glob(FOLDERS))
 
 
 # --- What is refused before anything runs ---

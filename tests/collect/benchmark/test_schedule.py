@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dynamiccl.collect.schedule import (
     CONFIG_VARIABLES,
+    PLUGIN_VARIABLES,
     REPORT_NAME,
     SCHEDULE_NAME,
     Calls,
@@ -147,6 +148,9 @@ def test_sweep_loads_the_plugin_in_its_profile() -> None:
         "DYNAMICCL_SWEEP_REPORT": "/w/report",
     }
     assert unset == CONFIG_VARIABLES
+    # A reference is the user's own environment.
+    reference = launch_of(TRIALS, LaunchMode.REFERENCE, scheduled=False)
+    assert environment(reference, WORK, "", "") == ({}, PLUGIN_VARIABLES)
 
 
 PAIRS = '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'
