@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from dynamiccl.collect import journal
-from dynamiccl.collect.launchers import capture
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep
+from dynamiccl.doctor import Machine, ProgramResult
 from dynamiccl.errors import InvalidSweep, MachineError, UserError
 
 _log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
             )
     argv = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run"]
     argv += [str(options.sweep_file.absolute()), "--out", str(options.out.absolute())]
-    argv += ["--launcher", "srun", "--resume", "--runner", options.runner]
+    argv += ["--resume"]
     if options.nccl_tests_dir is not None:
         argv += ["--nccl-tests-dir", str(options.nccl_tests_dir.absolute())]
     argv += ["--batch-script", str(script)]
@@ -149,10 +148,11 @@ def find(script: Path) -> tuple[str, str] | None:
     Raises MachineError where Slurm does not answer.
     """
     layout = ("--noheader", "--states=all", "--format=%i|%T|%r|%N|%o")
-    done = capture(("squeue", f"--user={os.getuid()}", *layout), timeout_s=_ANSWER_S)
-    if done.returncode != 0:
-        raise MachineError(f"squeue says nothing about our jobs: {_words(done)}")
-    for line in done.stdout.splitlines():
+    ran = _slurm("squeue", f"--user={os.getuid()}", *layout)
+    if not ran.worked:
+        raise MachineError(f"squeue says nothing about our jobs: {_words(ran)}")
+    # Beside our jobs it may warn.
+    for line in [one for one in ran.output.splitlines() if one.count("|") > 3]:
         number, state, reason, nodes, path = line.strip().split("|", 4)
         if path == str(script) and state not in ENDED:
             fix = ": more than its partition has now or allows; scancel it, and ask for less"
@@ -170,26 +170,35 @@ def queue_again(script: Path, environ: Mapping[str, str]) -> None:
     """
     number = environ["SLURM_JOB_ID"]
     _log.warning("work is left: queueing job %s again", number)
-    done = capture(("scontrol", "requeue", number), timeout_s=_ANSWER_S)
-    if done.returncode != 0:
+    ran = _slurm("scontrol", "requeue", number)
+    if not ran.worked:
         follower = _submit(script, f"--dependency=afterany:{number}")
-        _log.warning("job %s follows in its place, since Slurm says: %s", follower, _words(done))
+        _log.warning("job %s follows in its place, since Slurm says: %s", follower, _words(ran))
 
 
 def _submit(script: Path, *options: str) -> str:
     """Run sbatch; options given here win over the script's. Returns the job's number."""
     # Inside a job, its variables would be the next job's too, as its memory a CPU.
-    environ = {n: v for n, v in os.environ.items() if n in _KEPT or not n.startswith("SLURM_")}
-    argv = ("sbatch", "--parsable", *options, str(script))
-    done = capture(argv, timeout_s=_ANSWER_S, environ=environ)
-    if done.returncode != 0:
+    ours = [n for n in os.environ if n.startswith("SLURM_") and n not in _KEPT]
+    drop = [word for name in ours for word in ("-u", name)]
+    ran = _slurm("env", *drop, "sbatch", "--parsable", *options, str(script))
+    # "1234", or "1234;cluster", behind warnings.
+    found = re.fullmatch(r"(\d+)(;.*)?", ran.last_line)
+    if not ran.worked or found is None:
         raise MachineError(
-            f"sbatch refused {script}: {_words(done)}; correct launcher.sbatch_header or the "
+            f"sbatch refused {script}: {_words(ran)}; correct launcher.sbatch_header or the "
             "sweep's groups"
         )
-    # "1234", or "1234;cluster".
-    return done.stdout.strip().partition(";")[0]
+    return found[1]
 
 
-def _words(done: subprocess.CompletedProcess[str]) -> str:
-    return " | ".join((done.stderr or done.stdout).strip().splitlines()) or "no message"
+def _slurm(*argv: str) -> ProgramResult:
+    """Run a command of Slurm's. Raises MachineError where it is not there or does not answer."""
+    ran = Machine().run(*argv, limit_s=_ANSWER_S)
+    if ran.returncode is None:
+        raise MachineError(f"no answer from Slurm to '{' '.join(argv)}': {ran.output}")
+    return ran
+
+
+def _words(ran: ProgramResult) -> str:
+    return " | ".join(ran.output.strip().splitlines()) or "no message"

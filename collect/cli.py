@@ -19,7 +19,7 @@ from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.journal import journal_folder, progress_on_disk
 from dynamiccl.collect.launch import NcclTestsRunner, Site
-from dynamiccl.collect.launchers import Interrupt, LauncherKind
+from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.nodes import Nodes, ask_nodes, watch_health
 from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
 from dynamiccl.collect.run import Runner, Summary, SweepProgress, run_sweep
@@ -80,9 +80,6 @@ def run_command(
     sweep_file: _SweepFile,
     out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
     runner: Annotated[RunnerName, typer.Option(help="What measures.")] = "nccl-tests",
-    launcher: Annotated[
-        LauncherKind | None, typer.Option(help="What starts ranks; default the sweep file's.")
-    ] = None,
     nccl_tests_dir: _NcclTestsDir = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     batch_script: Annotated[Path | None, typer.Option(hidden=True)] = None,
@@ -92,19 +89,16 @@ def run_command(
 
     Ctrl-C finishes the running trial and stops; a second one stops at once. Nothing that was
     measured is lost: --resume goes on. With launcher sbatch it submits a job and returns; the same
-    command then says how far the job is.
+    command then says how far the job is. The simulator always runs here.
 
     Example: dynamiccl-collect run examples/h100_4x8.toml --runner simulator --out out/data
     """
     given = locals()
     cli.configure_logging(verbose=False)
     sweep = load_sweep(sweep_file)
-    if launcher is not None:
-        settings = sweep.file.launcher.model_copy(update={"kind": launcher})
-        file = sweep.file.model_copy(update={"launcher": settings})
-        sweep = Sweep(file, sweep.text, sweep.trials)
     options = RunOptions(**{name: given[name] for name in RunOptions.__slots__})
-    if sweep.file.launcher.kind == "sbatch":
+    is_real = options.runner == NcclTestsRunner.name
+    if is_real and sweep.file.launcher.kind == "sbatch" and options.batch_script is None:
         submitted = submit_sweep(sweep, options)
         job, state = submitted["job"], submitted["state"]
         if as_json:

@@ -354,31 +354,6 @@ class _Output:
         return progressed
 
 
-def capture(
-    argv: tuple[str, ...], *, timeout_s: float, environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a short command, e.g. squeue, to its end, in our environment or another.
-
-    Raises MachineError where it is not there, or does not end in time.
-    """
-    try:
-        return subprocess.run(
-            argv,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise MachineError(f"cannot start '{argv[0]}': {error.strerror}; install it") from error
-    except subprocess.TimeoutExpired as error:
-        raise MachineError(f"no answer from '{' '.join(argv)}' in {timeout_s:g} s") from error
-
-
 def start_session(
     argv: Sequence[str], output: int | IO[bytes], *, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:

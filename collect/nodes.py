@@ -37,6 +37,7 @@ from dynamiccl.collect.grid import PRODUCTS, Setting
 from dynamiccl.collect.on_node import FACTS_ARGV, HELLO, ON_NODE, READY, SAMPLER_ARGV
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.datasets.schema import QUIET
+from dynamiccl.doctor import Machine
 from dynamiccl.errors import InvalidSweep, MachineError
 
 _log = logging.getLogger(__name__)
@@ -169,11 +170,9 @@ def _object_in(line: str) -> dict[str, Any]:
 
 def exclusive(job: str) -> bool | None:
     """Whether a Slurm job has its nodes to itself; None if unknown, as where no scontrol is."""
-    said = ""
-    with suppress(MachineError):
-        said = launchers.capture(("scontrol", "show", "job", job), timeout_s=_ANSWER_S).stdout
+    said = Machine().run("scontrol", "show", "job", job, limit_s=_ANSWER_S)
     # slurm.conf(5) and `src/api/job_info.c`, Slurm 22.05 to 24.11.
-    found = re.search(r"\bOverSubscribe=(\S+)", said)
+    found = re.search(r"\bOverSubscribe=(\S+)", said.output)
     return None if found is None else found[1] in {"NO", "EXCLUSIVE"}
 
 

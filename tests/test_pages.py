@@ -55,7 +55,7 @@ PLAYED: Final = " ".join(
 )
 #: A command by how it begins -> what is added to it here; the first that fits counts.
 ADDED: Final = {
-    r"dynamiccl-collect run .*(slurm|health|fresh|sweep).*": "--runner simulator --launcher local",
+    r"dynamiccl-collect run .*(slurm|health|fresh|sweep).*": "--runner simulator",
     r"dynamiccl-collect jobs --hold": "--out held --calls 300 --jobs 1",
     r"dynamiccl-collect jobs": "--calls 300 --jobs 1",
     r"dynamiccl-train fit --recipe gaussian-process": "--data data",

@@ -3,9 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.cli.conftest import Shell, refused
+from tests.cli.conftest import Shell
 from tests.conftest import Trained
 
 ASK = ("--collective", "AllReduce", "--ranks", 32, "--nodes", 4)
@@ -60,20 +58,3 @@ def test_people_read_margin_noise_gate_and_reason(
     assert "gate: " in told
     bare = shell("dynamiccl-evaluate", "explain", trained.policy, *ASK, "--size", "4M").out
     assert "no gate judged this policy" in bare
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("--size", "4X"), "--size: '4X' is no size"),
-        (("--size", "4M", "--collective", "AllReduc"), "did you mean 'AllReduce'?"),
-        (("--size", "4M", "--nodes", 3), "unknown communicator '--nodes 3 --ranks 32'"),
-        (("--size", "4M", "--system", "moon"), "unknown system 'moon'"),
-        (("--size", "4M", "--collective", "AlltoAll"), "NCCL never asks a tuner about AlltoAll"),
-    ],
-)
-def test_what_it_cannot_say_is_refused(
-    change: tuple[object, ...], said: str, trained: Trained, shell: Shell
-) -> None:
-    done = shell("dynamiccl-evaluate", "explain", trained.policy, *ASK, *change)
-    assert said in refused(done, 2)

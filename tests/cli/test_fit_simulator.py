@@ -48,23 +48,6 @@ def test_data_that_cannot_tell_is_refused_and_nothing_is_written(
     assert not (tmp_path / "mine.toml").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        (("--base", "b200", "--out", "o.toml"), 2, "unknown parametric system 'b200'; choose"),
-        (("--base", "gone.toml", "--out", "o.toml"), 2, "no system file at gone.toml"),
-        (("--base", "base.toml", "--out", "mine"), 2, "name a TOML file, such as mine.toml"),
-        (("--base", "base.toml", "--out", "o.toml", "--system", "b"), 2, "choose from box"),
-        (("--base", "base.toml", "--out", "o.toml", "--name", "a b"), 2, "a b"),
-    ],
-)
-def test_what_cannot_be_done_is_said_in_one_line(
-    shell: Shell, base: Path, options: tuple[str, ...], code: int, said: str
-) -> None:
-    assert base.is_file()
-    assert said in refused(shell(*FIT, *options), code)
-
-
 def test_a_name_of_the_data_is_found_without_the_description_s_rules(
     shell: Shell, base: Path, tmp_path: Path
 ) -> None:

@@ -175,25 +175,21 @@ def test_hidden_calls_get_the_fewest_channels_within_the_slack(
 
 @pytest.mark.parametrize(
     ("slack", "spread", "chosen"),
-    [("0.12", 0.01, "Ring/LL/2ch"), ("5%", 0.02, None), ("1%", 0.001, None)],
+    [
+        ("0.12", 0.01, "Ring/LL/2ch"),
+        ("5%", 0.02, None),
+        ("1%", 0.001, None),
+        # A network tells no spread: the 2 % of 4 channels count with the noise band of 1 %.
+        ("2.5%", None, None),
+        ("5%", None, "Ring/LL/4ch"),
+    ],
 )
 def test_a_loss_counts_with_its_spread(
-    slack: str, spread: float, chosen: str | None, shell: Shell, tmp_path: Path
+    slack: str, spread: float | None, chosen: str | None, shell: Shell, tmp_path: Path
 ) -> None:
     made = make_policy(tmp_path / "policy", frame(*rows("trained", 1)), spread)
-    shell(*EXPORT, made, "--out", "a", "--slack", slack, "--hidden", "all")
+    assert shell(*EXPORT, made, "--out", "a", "--slack", slack, "--hidden", "all").code == 0
     assert configs(shell, "a") == {chosen}
-
-
-@pytest.mark.parametrize(("slack", "config"), [("2.5%", None), ("5%", "Ring/LL/4ch")])
-def test_a_network_loses_the_noise_at_most(
-    slack: str, config: str | None, shell: Shell, tmp_path: Path
-) -> None:
-    """It tells no spread: the 2 % of 4 channels count with the noise band of 1 %."""
-    policy = make_policy(tmp_path / "policy", frame(*rows("trained", 1)), None)
-    words = ("--slack", slack, "--hidden", "all", "--out", "artifact")
-    assert shell("dynamiccl-deploy", "export", policy, *words).code == 0
-    assert configs(shell, "artifact") == {config}
 
 
 def test_an_exposed_bin_between_two_with_slack_does_not_pass_with_them(policy: Path) -> None:
@@ -348,12 +344,9 @@ def test_one_policy_of_several_systems_has_no_one_step(
 @pytest.mark.parametrize(
     ("asked", "said", "code"),
     [
-        (("--objective", "step"), "objective 'step'", 2),
-        (("--objective", "job"), "--objective job goes with --hidden DATA", 2),
         ((*JOB, "--sm-price", "0.3"), "with both --sm-price 0.3 and --slack 5%", 2),
-        (("--sm-price", "0.3"), "--sm-price 0.3 is of the step's time: add --objective job", 2),
-        (("--objective", "job", "--hidden", "all"), "goes with --hidden DATA", 2),
         ((*JOB, "--slack", "5%"), "without --slack", 2),
+        (("--slack", "5%", "--hidden", "nowhere"), "nowhere", 2),
         (("--objective", "job", "--hidden", "calls"), "(not of 1; 0 have none)", 3),
     ],
 )
@@ -512,22 +505,6 @@ def test_reports_score_it_as_its_tables_act(policy: Path) -> None:
         loaded.manifest = replace(loaded.manifest, slack=slack)
         actions = LearnedPolicy(loaded, catalogue, "p").choose(grid)
         assert {names[a] for a in actions} == {chosen}
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (("--slack", "5%"), "--slack 5% with --hidden all"),
-        (("--hidden", "all"), "--slack 5% with --hidden all"),
-        (("--slack", "5", "--hidden", "all"), "--slack 5 is no share of a call's time: write 5%"),
-        (("--slack", "x%", "--hidden", "all"), "write 5% or 0.05"),
-        (("--slack", "5%", "--hidden", "nowhere"), "nowhere"),
-    ],
-)
-def test_what_is_asked_for_wrongly_is_refused(
-    asked: tuple[str, ...], said: str, policy: Path, shell: Shell
-) -> None:
-    assert said in refused(shell(*EXPORT, policy, "--out", "a", *asked), 2)
 
 
 def test_channels_that_nobody_read_back_are_no_channels(

@@ -12,7 +12,6 @@ from dynamiccl.collect.grid import expand_hosts, host_list
 from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
 from dynamiccl.collect.nodes import Nodes, ask_nodes, exclusive
 from dynamiccl.collect.on_node import FACTS_ARGV, node_facts
-from dynamiccl.collect.output import hosts_of, rank_lines
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect import sysfs
@@ -250,14 +249,6 @@ def test_ranks_that_seem_to_share_a_gpu_leave_the_number_of_nodes_open(
     told = {(r["num_ranks"], r.get("num_nodes"), r["hosts"]) for r in found.rows}
     assert told == {(ranks, nodes, f"nid[000000-{hosts - 1:06d}]")}
     assert any("ranks show the same GPU" in remark for remark in found.remarks) == (nodes is None)
-
-
-def test_hosts_are_listed_in_the_order_of_ranks() -> None:
-    backwards = [
-        f"#  Rank {r} Group 0 Pid 1 on {h} device 0 [0x01] X" for r, h in ((1, "a"), (0, "b"))
-    ]
-    assert hosts_of(rank_lines(backwards)) == "b,a"
-    assert hosts_of(rank_lines(["nothing of the kind"])) is None
 
 
 @pytest.mark.parametrize(

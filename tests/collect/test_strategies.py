@@ -72,16 +72,6 @@ def normal(sigma: float) -> Noise:
     return lambda random: math.exp(random.normal(0.0, sigma))
 
 
-def heavy(sigma: float, share: float) -> Noise:
-    """Log-normal noise; a share of the times is up to many times as long."""
-
-    def factor(random: np.random.Generator) -> float:
-        slow = 1.0 + random.pareto(1.5) if random.random() < share else 1.0
-        return slow * math.exp(random.normal(0.0, sigma))
-
-    return factor
-
-
 def decide(made: Sweep, history: Sequence[Outcome]) -> Table:
     """What the belief would take for each task now: ABSTAIN where it is not sure."""
     table: Table = {trial.task: ABSTAIN for trial in made.trials}
@@ -333,19 +323,3 @@ def test_tiny_grids(changes: dict[str, str]) -> None:
 
     world, table = play(adaptive(**changes), truth, normal(0.01))
     assert world.regret(table) < (0.04 if "AllGather" not in str(changes) else math.inf)
-
-
-# --- Decisions from exhaustive data ---
-
-
-def test_the_table_is_the_best_that_was_measured_also_with_outliers() -> None:
-    made = grid()
-    world = World(made, hockney)
-    assert world.regret(decide(made, world.play())) < 0.001
-    world = World(made, hockney, heavy(0.015, 0.05))
-    history = world.play()
-    table = decide(made, history)
-    assert world.regret(table) < 0.02
-    assert max(world.slowdowns(table)) <= 1.01
-    random.Random(1).shuffle(history)
-    assert decide(made, history) == table

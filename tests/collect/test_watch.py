@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from dynamiccl.collect.nodes import (
     MAX_GAP_S,
     UNKNOWN,
     Companion,
-    Health,
     Nodes,
     add_reading,
     ask_nodes,
@@ -67,13 +66,18 @@ def slowed(*values: bool | None, host: str = "n1") -> Heard:
     return node(*(reading(float(t), [value]) for t, value in enumerate(values)), host=host)
 
 
+def erring(*totals: int) -> Heard:
+    """One GPU that has had so many memory errors, read once a second."""
+    return node(*(reading(float(t), [False], [total]) for t, total in enumerate(totals)))
+
+
 COOLING, GOOD, BEYOND = slowed(False, True, False, False), slowed(False, False), MAX_GAP_S + 9
-LATER = node(reading(9.0, [True]))
+LATER, ERRING = node(reading(9.0, [True])), erring(5, 5, 7, 7, 8)
 STALLED = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
 
 
 @pytest.mark.parametrize(
-    ("heard", "begin_s", "end_s", "throttled"),
+    ("heard", "begin_s", "end_s", "found"),
     [
         # A stretch between two readings is judged by both.
         (COOLING, 1.2, 1.3, True),
@@ -89,12 +93,19 @@ STALLED = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
         (GOOD, -3.0, 0.5, None),
         (STALLED, 0.5, 9.5, None),
         (STALLED, 9.2, 9.8, False),
+        # Of errors those count that came inside the stretch.
+        (ERRING, 1.5, 2.5, 2),
+        (ERRING, 2.5, 2.9, 0),
+        (ERRING, 0.1, 3.9, 3),
+        # A counter that began anew has counted what it shows.
+        (erring(5, 5, 1, 1), 0.5, 2.5, 1),
     ],
 )
 def test_stretch_is_judged_by_the_readings_around_it(
-    heard: Heard, begin_s: float, end_s: float, throttled: bool | None
+    heard: Heard, begin_s: float, end_s: float, found: bool | int | None
 ) -> None:
-    assert health_of(heard, 1, begin_s, end_s)["throttled"] is throttled
+    column = "ecc_errors" if type(found) is int else "throttled"
+    assert health_of(heard, 1, begin_s, end_s)[column] is found
 
 
 def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
@@ -105,23 +116,6 @@ def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
     assert health_of(both, 1, 0.2, 0.8) == {**UNKNOWN, "throttled": True, "ecc_errors": 1}
     silent = node(*(reading(float(t), [False, None], [None, 0]) for t in range(3)))
     assert health_of(silent, 1, 0.5, 1.5) == UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("totals", "begin_s", "end_s", "errors"),
-    [
-        ((5, 5, 7, 7, 8), 1.5, 2.5, 2),
-        ((5, 5, 7, 7, 8), 2.5, 2.9, 0),
-        ((5, 5, 7, 7, 8), 0.1, 3.9, 3),
-        # A counter that began anew has counted what it shows.
-        ((5, 5, 1, 1), 0.5, 2.5, 1),
-    ],
-)
-def test_memory_errors_are_those_counted_inside_the_stretch(
-    totals: Sequence[int], begin_s: float, end_s: float, errors: int
-) -> None:
-    heard = node(*(reading(float(t), [False], [total]) for t, total in enumerate(totals)))
-    assert health_of(heard, 1, begin_s, end_s)["ecc_errors"] == errors
 
 
 def test_bad_node_makes_the_stretch_bad_and_no_node_makes_it_unknown() -> None:
@@ -175,10 +169,6 @@ def machine(fake_nvml: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
     return monkeypatch
 
 
-def watched(nodes: Nodes = LOCAL, num_nodes: int = 1) -> AbstractContextManager[Health]:
-    return watch_health(nodes, num_nodes)
-
-
 def samplers() -> list[int]:
     """Process ids of the samplers that we have started, and that run."""
     return [pid for pid in children(os.getpid()) if b"sampler" in cmdline(pid)]
@@ -194,7 +184,7 @@ def of_gpus(healths: list[Row]) -> list[tuple[object, object]]:
 
 @pytest.mark.usefixtures("machine")
 def test_healthy_gpus_are_known_to_be_so_until_the_very_end() -> None:
-    with watched() as health:
+    with watch_health(LOCAL, 1) as health:
         [pid] = samplers()
         began = time.time()
         time.sleep(0.05)
@@ -207,21 +197,6 @@ def test_healthy_gpus_are_known_to_be_so_until_the_very_end() -> None:
     assert not is_running(pid)
 
 
-class OneOfTwo(Nodes):
-    """Two nodes, of which one is never heard of."""
-
-    def start(self, argv, num_nodes, hear, **more):  # type: ignore[no-untyped-def]
-        return super().start(argv, num_nodes - 1, hear, **more)
-
-
-def test_node_that_is_silent_makes_the_verdict_unknown(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(watching, "_FIRST_READING_S", 0.5)
-    with watched(OneOfTwo(LauncherSettings()), 2) as two:
-        began = time.time()
-        time.sleep(0.1)
-        assert of_gpus(two([(began, time.time())])) == [(None, None)]
-
-
 def test_sampler_that_does_not_start_is_told_and_no_error(
     machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,7 +205,7 @@ def test_sampler_that_does_not_start_is_told_and_no_error(
     # What has ended is not waited for.
     machine.setattr(watching, "_FIRST_READING_S", 1e6)
     machine.setattr(watching, "_NEXT_READING_S", 1e6)
-    with watched() as health:
+    with watch_health(LOCAL, 1) as health:
         now = time.time()
         assert health([(now - 1, now)]) == [UNKNOWN]
     assert "no telemetry: the samplers do not write (no pynvml here)" in caplog.text
@@ -239,7 +214,7 @@ def test_sampler_that_does_not_start_is_told_and_no_error(
 def test_samplers_are_ended_when_the_run_fails_or_their_start_is_interrupted(
     machine: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ZeroDivisionError), watched():
+    with pytest.raises(ZeroDivisionError), watch_health(LOCAL, 1):
         raise ZeroDivisionError
     assert not samplers()
 
@@ -248,7 +223,7 @@ def test_samplers_are_ended_when_the_run_fails_or_their_start_is_interrupted(
         raise KeyboardInterrupt
 
     machine.setattr(Companion, "wait_for", interrupted)
-    with pytest.raises(KeyboardInterrupt), watched():
+    with pytest.raises(KeyboardInterrupt), watch_health(LOCAL, 1):
         pass
     assert not samplers()
 
@@ -263,7 +238,7 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
     small = {"sizes": '{ min = "1M", max = "2M" }', "algorithms": "[]", "cycles": "1"}
     made = sweep(**small, runner="{ read_back = false }")
     where, facts = site(made, tmp_path, None), ask_nodes(LOCAL, 1, {})
-    with watched() as health:
+    with watch_health(LOCAL, 1) as health:
         runner = NcclTestsRunner(made.file, where, health=health, facts=facts)
         strategy = make_strategy(made.file, made.trials)
         run_sweep(made, strategy, runner, where.out, resume=False)

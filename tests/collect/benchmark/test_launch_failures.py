@@ -182,6 +182,13 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
             "'congestion' cannot run",
         ),
         (
+            {
+                "interference": '[{ kind = "traffic", level = 0.5 }]',
+                "launcher": '{ container = { runtime = "apptainer", image = "i.sif" } }',
+            },
+            "'traffic' cannot run here; choose from none, cpu, matmul",
+        ),
+        (
             {"groups": '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'},
             "shares out processes, and launcher 'local'",
         ),

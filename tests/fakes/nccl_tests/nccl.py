@@ -25,7 +25,7 @@ from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import BUFFER_BYTES, H100System, default_model, true_us
 from dynamiccl.simulator.physics import asked_chunk_bytes, largest_chunk_bytes
 from dynamiccl.simulator.system import Call
-from tests.fakes.nccl_tests.tuner import INTERNAL_ERROR, INVALID_USAGE, NcclFailed, Tuner, load
+from tests.fakes.nccl_tests.tuner import INTERNAL_ERROR, NcclFailed, Tuner, load
 from tests.fakes.nccl_tests.world import World
 
 _CELLS: Final = tuple((a, p) for a in Algorithm for p in Protocol)
@@ -33,8 +33,6 @@ _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
 #: Variables that NCCL says it found set; after a number comes a full stop (`src/misc/param.cc`).
 _TEXTS: Final = ("NCCL_P2P_DISABLE", "NCCL_NET", "NCCL_PROTO", "NCCL_ALGO")
 _NUMBERS: Final = ("NCCL_SHM_DISABLE", "NCCL_MAX_CTAS")
-#: Times as long as over NVLink and InfiniBand; made up.
-_SOCKET = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +109,6 @@ class Nccl:
         self._local_ranks = local_ranks
         self._comm_id = 0xDC00 + colour
         self._group = nearest_group(world.num_nodes, self.num_ranks // world.num_nodes)
-        self._allowed: set[tuple[Algorithm, Protocol]] = set()
-        self._forced = not environment.keys().isdisjoint({"NCCL_ALGO", "NCCL_PROTO"})
-        self._nvlink = environment.get("NCCL_P2P_DISABLE", "0") == "0"
         self._tuner: Tuner | None = None
         self._costs = cache(self._predicted)
         self._choice = cache(self._chosen)
@@ -126,9 +121,6 @@ class Nccl:
         for name in filter(values.get, (*_TEXTS, *_NUMBERS)):
             end = "." if name in _NUMBERS else ""
             log.say(f"{name} set by environment to {values[name]}{end}", "ENV")
-        algorithms = self._listed("NCCL_ALGO", {a.wire for a in Algorithm})
-        protocols = self._listed("NCCL_PROTO", {p.wire for p in Protocol})
-        self._allowed = {(a, p) for a, p in _CELLS if a.wire in algorithms and p.wire in protocols}
         if "FAKE_INIT_FAILS" in values:
             log.fail("FAKE_INIT_FAILS is set", "init.cc:1")
             raise NcclFailed(INTERNAL_ERROR)
@@ -170,28 +162,11 @@ class Nccl:
                 choice.chunk_bytes,
                 max_channels=choice.num_channels,
             )
-        return time_us * self._transport_factor()
+        return time_us
 
     def finish(self) -> None:
         if self._tuner is not None:
             self._tuner.finalize()
-
-    def _listed(self, name: str, known: set[str]) -> set[str]:
-        """What NCCL_ALGO or NCCL_PROTO leaves: a list of names, or after ^ all others."""
-        text = self._environment.get(name, "^")
-        named = {token.lower() for token in text.lstrip("^").split(",") if token}
-        for token in named - {one.lower() for one in known}:
-            said = f'Unrecognized element token "{token}" when parsing "{text}"'
-            self.log.fail(said, "graph/tuning.cc:356")
-            raise NcclFailed(INVALID_USAGE)
-        return {one for one in known if (one.lower() in named) != text.startswith("^")}
-
-    def _transport_factor(self) -> float:
-        """How many times as long everything takes as over NVLink and InfiniBand."""
-        values = self._environment
-        shared = self._nvlink or values.get("NCCL_SHM_DISABLE", "0") == "0"
-        socket = values.get("NCCL_NET", "").lower() == "socket" and self._group.num_nodes > 1
-        return 1.0 if shared and not socket else _SOCKET
 
     def _opened(self, algorithm: Algorithm) -> int:
         """Channels of the communicator for an algorithm."""
@@ -199,11 +174,8 @@ class Nccl:
         return min(default_model().max_channels(self._group, algorithm), most)
 
     def _has(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> bool:
-        """Whether NCCL has that cell here and the environment allows it."""
-        cell = (algorithm, protocol)
-        over_nvlink = protocol is Protocol.LL128 or algorithm.wire.startswith("NVLS")
-        known = cell in self._allowed and cell in default_model().cells(self._group, collective)
-        return known and (self._nvlink or not over_nvlink)
+        """Whether NCCL has that cell here."""
+        return (algorithm, protocol) in default_model().cells(self._group, collective)
 
     def _predicted(self, collective: Collective, size_bytes: int) -> tuple[float, ...]:
         """What NCCL hands to a tuner: predicted us of each cell, -1 where it is not available."""
@@ -245,15 +217,12 @@ class Nccl:
         costs = {cell: cost for cell, cost in zip(_CELLS, told, strict=True) if cost >= 0}
         if not costs:
             text = f"No algorithm/protocol available for function {collective.wire}."
-            for name in ("NCCL_ALGO", "NCCL_PROTO"):
-                if name in self._environment:
-                    text += f" {name} was set to {self._environment[name]}."
             self.log.fail(text, "enqueue.cc:1970")
-            raise NcclFailed(INVALID_USAGE if self._forced else INTERNAL_ERROR)
+            raise NcclFailed(INTERNAL_ERROR)
         algorithm, protocol = min(costs, key=lambda cell: costs[cell])
         call, opened = Call(self._group, collective, size_bytes), self._opened(algorithm)
         used = default_model(opened).num_channels(call, algorithm, protocol, asked or None)
-        requested = self._forced or asked > 0 or known != told
+        requested = asked > 0 or known != told
         return Choice(algorithm, protocol, used, asked or None, requested)
 
     def _with_chunk(

@@ -13,10 +13,9 @@ from typing import Any, Final
 from dynamiccl.nccl import Collective
 
 #: `ncclResult_t`, and what nccl-tests prints of it.
-INTERNAL_ERROR, INVALID_USAGE = 3, 5
+INTERNAL_ERROR: Final = 3
 _TEXTS: Final = {
     INTERNAL_ERROR: "internal error - please report this issue to the NCCL developers",
-    INVALID_USAGE: "invalid usage (run with NCCL_DEBUG=WARN for details)",
 }
 #: Subsystem bits of NCCL's logger (`src/include/nccl_common.h`).
 _BITS: Final = {0x1: "INIT", 0x40: "TUNING", 0x80: "ENV"}

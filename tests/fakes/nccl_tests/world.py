@@ -1,18 +1,15 @@
 """The processes of a launch: what its launcher says of them, and who shares a communicator."""
 
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import and_, floordiv, mod, or_
 from typing import Final
 
-#: `NCCL_TESTS_SPLIT` (`src/common.cu`, run): looked for in this order, by name or symbol.
-_OPERATIONS: Final[tuple[tuple[str, Callable[[int, int], int]], ...]] = (
-    ("AND|&", lambda process, value: process & value),
-    ("OR|[|]", lambda process, value: process | value),
-    ("MOD|%", lambda process, value: process % value),
-    ("DIV|/", lambda process, value: process // value),
-)
+from dynamiccl.collect.grid import expand_hosts
+
+#: `NCCL_TESTS_SPLIT` (`src/common.cu`, run).
+_OPERATIONS: Final = {"AND": and_, "OR": or_, "MOD": mod, "DIV": floordiv}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +50,20 @@ def world_of(environment: Mapping[str, str]) -> World:
     nodes = first("SLURM_STEP_NUM_NODES", "SLURM_NNODES") or 1
     on_one = first("OMPI_COMM_WORLD_LOCAL_SIZE") or -(-size // min(nodes, size))
     here = rank // on_one
-    named = dict(enumerate(_node_names(environment.get("SLURM_STEP_NODELIST", "")))) | {here: own}
+    named = dict(enumerate(expand_hosts(environment.get("SLURM_STEP_NODELIST", "")))) | {here: own}
     hosts = (named.get(process // on_one, f"{own}-n{process // on_one}") for process in range(size))
     told = first("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
     local_rank = rank % on_one if told is None else told
     return World(rank, tuple(hosts), local_rank)
 
 
-def _node_names(text: str) -> list[str]:
-    """Node names of Slurm's compact list, `a[01-03,7],b`."""
-    names: list[str] = []
-    for prefix, inside in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?", text):
-        for part in inside.split(","):
-            low, _, high = part.partition("-")
-            numbers = range(int(low), int(high or low) + 1) if low else ()
-            names += [f"{prefix}{number:0{len(low)}d}" for number in numbers] or [prefix]
-    return names
-
-
 def colours(size: int, environment: Mapping[str, str]) -> list[int]:
-    """The colour of each process; those of one colour make a communicator.
-
-    The mask is read first. What is no operation with a number leaves all processes one colour.
-    """
-    mask = environment.get("NCCL_TESTS_SPLIT_MASK")
-    if mask is not None:
-        return [process & int(mask, 16) for process in range(size)]
-    split = environment.get("NCCL_TESTS_SPLIT", "")
-    for operation, colour in _OPERATIONS:
-        found = re.match(rf"(?:{operation})\s*(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)", split, re.I)
-        if found is not None:
-            return [colour(process, int(found[1], 0)) for process in range(size)]
-    return [0] * size
+    """The colour of each process; those of one colour make a communicator."""
+    split = environment.get("NCCL_TESTS_SPLIT")
+    if split is None:
+        return [0] * size
+    operation, value = split.split()
+    return [_OPERATIONS[operation](process, int(value, 0)) for process in range(size)]
 
 
 def communicator(world: World, colour_of: list[int]) -> World:
