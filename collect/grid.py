@@ -111,10 +111,7 @@ def chains(sizes: Iterable[int]) -> list[Walk]:
 
 
 def walks(sizes: Iterable[int]) -> list[Walk]:
-    """Cut sizes into walks, gaps filled where that saves processes: a start costs more than a gap.
-
-    A strategy that has settled some sizes leaves gaps. They are walked over by a factor of 2 or 4,
-    at most as many as there are sizes wanted.
+    """Cut sizes into walks; gaps, at most as many as sizes, are filled where that saves processes.
 
     >>> walks([4, 16, 32])
     [(4, 8, 16, 32)]
@@ -139,9 +136,9 @@ def walks(sizes: Iterable[int]) -> list[Walk]:
 def split_text(text: str) -> str:
     """The one spelling of one of nccl-tests' splits: masks in hexadecimal. Raises ValueError.
 
-    With `NCCL_TESTS_SPLIT="<operation> <value>"` (nccl-tests 2.14, `src/common.cu`, run) the colour
-    of a process is its number in the job, operation, value; processes of one colour make a
-    communicator. All run the same calls at the same time; printed is the mean over all ranks.
+    By `NCCL_TESTS_SPLIT="<operation> <value>"` (nccl-tests 2.14, `src/common.cu`, run) processes of
+    one colour (number in the job, operation, value) make a communicator. All run the same calls at
+    the same time; printed is the mean over all ranks.
 
     >>> split_text("MOD 8"), split_text("AND 7")
     ('MOD 8', 'AND 0x7')
@@ -161,9 +158,8 @@ def communicators(
 ) -> tuple[tuple[int, ...], ...]:
     """The processes of each communicator that a split makes of a job, ascending.
 
-    The job has so many nodes, one process for each GPU, numbered node by node. Raises ValueError
-    where the communicators are not of one shape, or are less than two; with `spare` single
-    processes may be left over, which are in none.
+    Processes are numbered node by node. Raises ValueError where the communicators are not of one
+    shape, or are less than two; with `spare` single processes may be left over, which are in none.
 
     >>> communicators("MOD 8", 4, 8)[1]
     (1, 9, 17, 25)

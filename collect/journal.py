@@ -9,10 +9,10 @@
         complete             how the sweep ended
 
 A launch is in the journal with all its rows, or it runs again: its line is on disk (fsync) before
-the next one starts, and a line that a crash tore off is cut away. At the end of a round, and when a
-run stops, the segment becomes one Parquet part, whose provenance names it. So a crash between any
-two steps leaves either the lines, or the part, or both, and whoever opens the journal settles
-which: no row is lost and none is there twice.
+the next one starts, and a line that a crash tore off is cut away. At the end of a round, and of a
+run, the segment becomes one Parquet part, whose provenance names it. A crash between any two steps
+leaves the lines, or the part, or both, and whoever opens the journal settles which: no row is lost
+and none is there twice.
 """
 
 import errno
@@ -298,9 +298,9 @@ def with_noise_band(table: pa.Table) -> pa.Table:
     """Fill `aa_noise_band`: by how much nine in ten A/A pairs of NCCL's default differ.
 
     A pair is two measurements of the default at one size, in one setting and round: of one process,
-    or of two where it is measured untouched and under our plugin, since another process has other
-    queue pairs and another way through the network (ECMP). The band is the 90th percentile over
-    sizes and pairs of slower / faster - 1. Null where no size has a pair.
+    or of two (untouched, and under our plugin), since another process has another way through the
+    network (ECMP). The band is the 90th percentile over sizes and pairs of slower / faster - 1.
+    Null where no size has a pair.
     """
     frame = pl.DataFrame(table).with_row_index("_row")
     is_pair = pl.col("is_default") & ~pl.col("in_place").fill_null(value=False)

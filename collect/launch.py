@@ -1,9 +1,8 @@
 """The nccl-tests runner: starts one benchmark process after the other and makes rows of its output.
 
 A launch works in a folder of its own under the journal, on a file system that all nodes share. Its
-schedule is written there, the plugin reports there what it played, and timed launches print nothing
-but their table; which config NCCL really ran is read back once for each trial, from the log of an
-untimed launch.
+schedule is written there, and the plugin reports there what it played. Which config NCCL really ran
+is read back once for each trial, from the log of an untimed launch.
 
 Of what a launch printed, text is what survives a crash, and JSON has the digits: JSON is taken when
 it is whole and holds every row of the text, the text otherwise. A row that cannot be read, or of a
@@ -218,7 +217,7 @@ class NcclTestsRunner(Runner):
         self._site.work.mkdir(parents=True, exist_ok=True)
         # Another one each time: on NFS a file that a rank still has open keeps its folder.
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=self._site.work))
-        grid = schedule.deal(launch, max_blocks=self._file.runner.max_blocks)
+        grid = schedule.deal(launch)
         if launch.mode is LaunchMode.READ_BACK:
             ran = self._start(launch, grid, folder, lambda _: None)
             return self._read_back(launch, grid, folder, ran)
@@ -453,8 +452,7 @@ def read_rows(
     """The rows of each block of a launch, in order, and the environment columns that it names.
 
     A block has an out-of-place row, and an in-place one where there is such. `lines` is everything
-    printed, `json` where JSON was asked for (it need not be there), `sizes` are those of one walk
-    in bytes, as printed.
+    printed, `json` need not be there, `sizes` are those of one walk in bytes, as printed.
     """
     blocks, told = _text_blocks(lines)
     from_json, also = _json_blocks(json)

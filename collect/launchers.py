@@ -291,12 +291,10 @@ def run_process(
 
     Returns its exit status: negative = ended by that signal; None = it hung, and we ended it.
     `patience_s`, asked at the start and after each progress, says for how many seconds the next one
-    may be awaited; `grace_s` seconds lie between SIGTERM and SIGKILL, for srun or mpirun to end
-    ranks on other nodes. `on_line` takes every line of stdout and stderr, without its end, and when
-    it arrived, in seconds since the epoch; it returns whether that is progress.
-
-    Raises MachineError when the program cannot be started, and KeyboardInterrupt on a second
-    Ctrl-C; then no process of the program is left.
+    may be awaited; `grace_s` lie between SIGTERM and SIGKILL. `on_line` takes every line of stdout
+    and stderr, and when it arrived, in seconds since the epoch; it returns whether that is
+    progress. Raises MachineError when the program cannot be started, and KeyboardInterrupt on a
+    second Ctrl-C; then no process of the program is left.
     """
     leader = start_session(argv, subprocess.PIPE)
     output = _Output(leader, on_line)

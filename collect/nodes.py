@@ -1,18 +1,17 @@
 """The nodes of a sweep: programs on each of them, their facts, their health, interference.
 
-The programs that run there are in on_node.py. Samplers tell the health of GPUs and NICs while a
-sweep runs. A trial may be shorter than the time between two readings. So a stretch is judged by the
-readings inside it *and* by the last before and the first after it: clocks that are down just before
-and just after were down in between, and an error counter needs both to show a difference.
+The programs are in on_node.py. A trial may be shorter than the time between two readings of a
+sampler. So a stretch is judged by the readings inside it *and* by the last before and the first
+after it: clocks that are down just before and just after were down in between, and an error counter
+needs both to show a difference.
 
-Interference is started on the nodes, waited for, and ended (`disturb`). `cpu` is busy cores.
-`traffic` is an endless second nccl-tests on GPUs that the trial leaves free; its level is the share
-of 32 channels that it may use (NCCL_MAX_CTAS): with Ring, bandwidth at large sizes grows about
-linearly with them. Measured on eight B300 at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca): 29, 59, 117,
-231, 427 and 625 GB/s with 1, 2, 4, 8, 16 and 32 channels. It meets the trial on NVSwitch, PCIe and
-NICs only, and runs in the user's environment without our tuner. Products on the trial's own GPUs
-(`matmul`, `persistent-matmul`) are in the process of the calls (beside.py): those of another
-process would get slices of time, and no SMs beside a call.
+Of interference (`disturb`) `cpu` is busy cores. `traffic` is an endless second nccl-tests on GPUs
+that the trial leaves free, without our tuner; its level is the share of 32 channels that it may use
+(NCCL_MAX_CTAS): with Ring, bandwidth at large sizes grows about linearly with them. On eight B300
+at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca) it is 29, 59, 117, 231, 427 and 625 GB/s with 1, 2, 4,
+8, 16 and 32 channels. It meets the trial on NVSwitch, PCIe and NICs only. Products on the trial's
+own GPUs are in the process of the calls (beside.py): those of another process would get slices of
+time, and no SMs beside a call.
 """
 
 import json
@@ -137,7 +136,6 @@ def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> dict[
     """What all nodes have alike: columns of a measurement, and `num_gpus` of each node.
 
     Facts on which nodes differ are left out, with a warning; MIG on any node counts as MIG.
-    `cuda_version` is no fact of a node: a driver runs programs built with other CUDA versions.
     """
     said = map(_object_in, nodes.ask(FACTS_ARGV, num_nodes))
     found = [facts for facts in said if "nvml_error" in facts]
@@ -237,11 +235,10 @@ def add_reading(heard: dict[str, list[Row]], line: str) -> None:
 def health_of(
     heard: Mapping[str, Sequence[Row]], num_nodes: int, begin_s: float, end_s: float
 ) -> Row:
-    """The worst of all nodes' readings; unknown where one is silent and none is bad.
+    """The worst of all nodes' readings, by sampler; unknown where one is silent and none is bad.
 
-    `heard` has the readings by sampler. Columns as `UNKNOWN` has them: whether a GPU was seen
-    throttled, what counters of all GPUs and ports rose by, and the port with most retries, else
-    congestion. What does not always tell is unknown.
+    Columns as `UNKNOWN` has them: whether a GPU was seen throttled, what counters of all GPUs and
+    ports rose by, and the port with most retries, else congestion.
     """
     #: Of each GPU and port, by column.
     parts: list[tuple[str, dict[str, int | None]]] = []
@@ -287,13 +284,10 @@ def disturb(
 ) -> Iterator[Callable[[], str | None]]:
     """Disturb what runs inside the `with`; nothing for a setting that runs alone.
 
-    `num_gpus` is how many each node has (None: not known), `program` the path of the benchmark that
-    traffic comes from, which is the launch's own. The function that is given tells why the
-    disturbance ended too early, None while it runs: ask after a trial, as what was measured later
-    was measured without interference.
-
-    Raises MachineError when it does not get under way within READY_S, InvalidSweep where traffic
-    has no GPU.
+    `num_gpus` is how many each node has (None: not known), `program` the benchmark that traffic
+    comes from. Gives a function that tells why the disturbance ended too early, None while it runs:
+    ask after a trial. Raises MachineError when it is not under way within READY_S, InvalidSweep
+    where traffic has no GPU.
     """
     kind, level = setting.interference.kind, setting.interference.level
     if kind in {QUIET, *PRODUCTS}:

@@ -2,32 +2,29 @@
 
     python -m dynamiccl.collect.on_node facts
 
-prints what this node is as one line of JSON, named as the columns of a measurement that it fills;
-null = unknown. NICs are read from /sys/class/infiniband/DEVICE/ports/N (Linux
-Documentation/ABI/stable/sysfs-class-infiniband) and /sys/class/net/DEVICE
-(Documentation/ABI/testing/sysfs-class-net).
+prints what this node is as a line of JSON, by columns of a measurement; null = unknown. NICs are
+those of /sys/class/infiniband (Linux Documentation/ABI/stable/sysfs-class-infiniband) and
+/sys/class/net (Documentation/ABI/testing/sysfs-class-net).
 
     python -m dynamiccl.collect.on_node sampler
 
-prints one line of JSON every PERIOD_S, which the launcher brings to whoever started it:
+prints one every PERIOD_S, at low priority, so that it never delays a trial:
 
     {"sampler": "n1:4711", "time_s": 1760000000.2, "read": {
      "gpu0": {"throttled": false, "ecc_errors": 0}, "gpu1": {"throttled": true, "ecc_errors": null},
      "mlx5_0/1": {"nic_retries": 12, "nic_congestion": 4031}}}
 
-`sampler` is host and process, `time_s` Unix time before the reading. Of each GPU there is whether
-heat or power slows it (SLOWED), and its uncorrected memory errors since the driver loaded. Of each
-port of an RDMA device there is what it lost or sent again and what was held back for congestion,
-since its driver loaded. One lost packet may be counted at both ends and under several names, so a
-sum says whether, and not how many. Null: it does not tell, or there is none; without a driver,
-nvidia-ml-py or permission there are no GPUs. It runs at low priority, and never delays a trial.
+`sampler` is host and process, `time_s` Unix time before the reading. A GPU tells whether heat or
+power slows it (SLOWED), and uncorrected memory errors since its driver loaded; a port of an RDMA
+device what it lost or sent again, and what was held back for congestion. One lost packet may be
+counted at both ends and under several names: a sum says whether, not how many. Null: it does not
+tell; without a driver, nvidia-ml-py or permission there are no GPUs.
 
     python -m dynamiccl.collect.on_node busy 0.5
 
-keeps so much of the cores that it may use busy, of which one may rest in between. The launcher must
-not bind it to a few of them (`srun --cpu-bind=none`). It prints `ready` when all are busy.
-
-Both end with their starter. Nothing here imports more than the standard library and pynvml.
+keeps so much of the cores busy that it may use, and prints `ready` when they are. The launcher must
+not bind it to a few (`srun --cpu-bind=none`). Both end with their starter. No library is imported
+but pynvml.
 """
 
 import json

@@ -1,12 +1,11 @@
 """The plan of a sweep: what would run, what is left out and why, how long it takes (pure).
 
-Call times are those of the simulator's model of the sweep's communicators; where it has none, a
-rule stands in, and is in the plan (`call_times`). A launch profile takes the times of the untouched
-environment, and what runs beside slows nothing.
+Call times are the simulator's; where it has none, a rule stands in, and is in the plan
+(`call_times`). A launch profile takes the times of the untouched environment, and what runs beside
+slows nothing.
 
 Also here: `shapes`, NCCL's modelled cost tables of shapes that nobody has measured (3,330 recorded
-costs of 2.27 to 2.30 come out of it, dynamiccl/simulator/ORIGIN.md). A log of such a job is better:
-`dynamiccl-collect import` takes NCCL's costs from any.
+costs of 2.27 to 2.30 come out of it, dynamiccl/simulator/ORIGIN.md).
 """
 
 from collections import Counter, defaultdict
@@ -125,7 +124,7 @@ def _processes(sweep: Sweep, trials: Sequence[Trial]) -> Iterator[tuple[Launch, 
         left = launch.trials
         while left:  # what the blocks of one process cannot hold goes to another one
             part = replace(launch, trials=left)
-            grid = schedule.deal(part, max_blocks=file.runner.max_blocks)
+            grid = schedule.deal(part)
             yield part, grid
             left = grid.left_over
 
@@ -147,10 +146,9 @@ def _seconds(
 def call_times(system: System, rules: dict[str, None]) -> CallTimes:
     """Microseconds of a call on a simulated system without noise, by setting, nBytes and config.
 
-    Where the system has no such group the nearest of its kind (one node, or several) lends its
-    times; without that kind or the collective _RULE holds; without the config's cell NCCL's own
-    choice runs. Each rule is added to `rules` once. The function raises UserError for a setting
-    without a near group.
+    The nearest group of a kind (one node, or several) lends its times; without that kind or the
+    collective _RULE holds; without the config's cell NCCL's own choice runs. Each rule is added to
+    `rules` once. The function raises UserError for a setting without a near group.
     """
 
     @cache

@@ -1,9 +1,8 @@
 """Runs a sweep: rounds of launches, each launch committed to the journal, a Parquet part a round.
 
-The *strategy* picks trials, round by round; the *runner* lays out the launches of a round and runs
-them in random order, so that slow drift of the machine affects all configs and their default alike.
-The measurements of a round have the same `run`: they are correlated, those of different rounds are
-independent.
+The *strategy* picks trials, round by round; the *runner* lays out the launches of a round, which
+run in random order, so that slow drift of the machine affects all configs and their default alike.
+Measurements of a round have the same `run`: they are correlated, those of two rounds independent.
 
 A config that hangs or crashes runs once more, with what followed it, in a further launch. A launch
 that never began is set aside. The next one that begins says that the machine is well: then the
@@ -107,13 +106,10 @@ def run_sweep(
     """Measure what the strategy picks, and write a part after each round.
 
     Returns how many trials there are, rounds are done, launches ran and were there already, and
-    rows were written, by status, too; and how it `ended`: done, budget or interrupted.
-
-    `out` is made when missing; `resume` goes on with what is in it, instead of refusing to add to
-    it. `progress` is told of what is done and asked whether to stop.
-
-    Raises UserError as `open_journal` does, and MachineError: the disk is full, or a launch could
-    not be started at all.
+    rows were written, by status, too; and how it `ended`: done, budget or interrupted. `resume`
+    goes on with what is in `out`, instead of refusing to add to it; `progress` is told of what is
+    done and asked whether to stop. Raises UserError as `open_journal` does, and MachineError: the
+    disk is full, or a launch could not be started at all.
     """
     runner.check(sweep.trials)
     out.mkdir(parents=True, exist_ok=True)
@@ -302,8 +298,7 @@ class _Run:
         """What a launch of these trials measures, with what fills the gaps of its walk."""
         if launch.mode is LaunchMode.SIMULATED:
             return len(trials)
-        most = self._sweep.file.runner.max_blocks
-        return len(schedule.deal(replace(launch, trials=tuple(trials)), max_blocks=most).blocks)
+        return len(schedule.deal(replace(launch, trials=tuple(trials))).blocks)
 
     def _commit(self, launch: Launch, seconds: float) -> list[Launch]:
         """Write a launch that ended to the journal; returns what goes on with what it left.

@@ -150,9 +150,8 @@ def lay_out(
 ) -> tuple[Launch, ...]:
     """The launches that measure the feasible `trials` of round `number` (pure).
 
-    `plays_schedules`: the plugin plays configs, so not all is NCCL's own choice; `known`: keys of
-    the trials whose config has been read back. Small messages are timed in a process of their own,
-    with more calls (`-n` holds for all that a process walks).
+    `plays_schedules`: the plugin plays configs; `known`: keys of trials that were read back. Small
+    messages have a process of their own, with more calls (`-n` holds for all of a process).
     """
     found: list[Launch] = []
     small_bytes = _small_bytes(file)
@@ -224,10 +223,11 @@ class Grid:
         return [trial for trial in self.blocks[block:] if id(trial) in asked]
 
 
-def deal(launch: Launch, *, max_blocks: int) -> Grid:
+def deal(launch: Launch, *, max_blocks: int = 20_000) -> Grid:
     """Deal the trials of a launch to cycles; the order of a size is seeded by its id (pure).
 
     Sizes with fewer trials than others, or none, get NCCL's default, which sharpens the noise band.
+    What would be more blocks is left over, by whole cycles.
     """
     walk = max(walks(trial.size_bytes for trial in launch.trials), key=len)
     hands = []
@@ -374,14 +374,12 @@ def judge(
 ) -> tuple[list[dict[str, Any]], bool]:
     """For each of the first blocks the columns that tell whether its times are its config's.
 
-    `status` and `reason` are there where they are not: where the plugin's report does not confirm a
-    block. Without a schedule NCCL chose, as it was asked to. Also returns whether the launch began:
-    where it reached its first block, a failure is that of a config.
+    `status` and `reason` are there where the plugin's report does not confirm a block. Also returns
+    whether the launch reached its first block: then a failure is that of a config.
 
-    A report that does not cover the last row is waited for, up to `patience_s`: a client of a
-    network file system may write the pages of an ended process 30 s after its end
-    (`vm.dirty_expire_centisecs`), and ours looks again only after its attribute cache has expired
-    (nfs(5), `acregmax`).
+    A report that lacks the last row is waited for, up to `patience_s`: a client of a network file
+    system may write pages 30 s after a process's end (`vm.dirty_expire_centisecs`), and ours looks
+    again only when its attribute cache has expired (nfs(5), `acregmax`).
     """
     if not launch.is_scheduled:
         return [{} for _ in range(num_rows)], num_rows > 0
@@ -431,9 +429,9 @@ def _verdict(played: PlayReport, number: int) -> dict[str, Any]:
 def without_slow(sweep: Sweep) -> Sweep:
     """The sweep without trials that take long and do not win: they are infeasible, and say why.
 
-    LL, and one or two channels, with large messages. In the published sweeps LL takes more than
-    twice the best config's time from 4 MiB on (33 cells) and four times from 16 MiB on (23); so do
-    up to two channels over NVLink from 4 MiB on (16; over sockets 1.36 times, 8).
+    With large messages, LL, which in the published sweeps takes more than twice the best config's
+    time from 4 MiB on (33 cells) and four times from 16 MiB on (23), and up to two channels, which
+    do so over NVLink from 4 MiB on (16; over sockets 1.36 times, 8).
     """
     most = sweep.file.runner.slow_max
     why = "where LL and up to two channels take long and do not win (runner.slow_max)"

@@ -66,10 +66,9 @@ class Outcome:
 
 
 def outcome_of(trial_key: str, number: int, rows: Sequence[Mapping[str, Any]]) -> Outcome:
-    """Read the outcome of a trial in round `number` from its rows, of which there is at least one.
+    """The outcome of a trial in round `number`, from its rows, of which there is at least one.
 
-    The time is that of the out-of-place half, and none where GPUs were throttled or had memory
-    errors; wrong values in any half are a failure.
+    The time is that of the out-of-place half, and none where GPUs were not well.
     """
     statuses = {row.get("status", Status.OK.value) for row in rows}
     ok = statuses == {Status.OK.value}
@@ -84,8 +83,7 @@ class Strategy(Protocol):
     def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:
         """The picks of round `number`, or None when the strategy is done.
 
-        Depends on the outcomes of the rounds before, whatever their order, and on nothing else: an
-        interrupted sweep continues exactly.
+        A pure function of the outcomes of the rounds before, whatever their order.
         """
 
     def expected_picks(self) -> int:
@@ -141,8 +139,8 @@ def seed_of(*words: str | int) -> int:
 class Cycles:
     """Exhaustive and random: the grid, or a share of each task's configs, in each cycle.
 
-    A share is drawn without replacement. The probability of its picks is that of any one draw
-    taking it, 1 / number of configs, as it is of a slot's config in an adaptive sweep.
+    A share is drawn without replacement; the probability of its picks is that of any one draw
+    taking it, 1 / number of configs.
     """
 
     def __init__(self, file: SweepFile, trials: Sequence[Trial]) -> None:

@@ -1,10 +1,9 @@
 """Sweep files: their tables and bounds, and the trials that they declare.
 
-A sweep is TOML, checked by Pydantic: an unknown key, a wrong value or a name that NCCL does not
-know ends in one line that names the key, the value and the choices. The grid is collectives x group
-shapes x datatypes x launch profiles x interference x sizes x (NCCL's default + algorithms x
-protocols x channels x chunk sizes); combinations that NCCL cannot run are trials too, with the
-reason, so that nothing is a silent gap.
+A sweep is TOML, checked by Pydantic: what is wrong ends in one line that names the key, the value
+and the choices. The grid is collectives x group shapes x datatypes x launch profiles x interference
+x sizes x (NCCL's default + algorithms x protocols x channels x chunk sizes); what NCCL cannot run
+is a trial too, with the reason, so that nothing is a silent gap.
 """
 
 import tomllib
@@ -189,10 +188,7 @@ class StrategySettings(Table):
 
 
 class BudgetSettings(Table):
-    """When to stop early, whatever the number of jobs that a sweep takes.
-
-    Of shards each has its share of the measurements, and all of the hours.
-    """
+    """When to stop early, whatever the number of jobs that a sweep takes."""
 
     max_measurements: int | None = Field(default=None, ge=1)
     max_hours: float | None = Field(default=None, gt=0)
@@ -216,8 +212,6 @@ class RunnerSettings(Table):
     #: Times of single iterations and processes (`-I`), where the benchmark has them. It writes all
     #: of ranks x iterations for each block: 385 MB for one launch of 512 ranks.
     per_iteration: bool = False
-    #: Blocks played in one process at most; a longer schedule is cut by cycles.
-    max_blocks: int = Field(default=20_000, ge=1)
 
 
 class TelemetrySettings(Table):

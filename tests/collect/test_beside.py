@@ -229,7 +229,7 @@ def test_sweep_has_both_sides_of_each_config(tmp_path: Path, sweep_path: Path) -
 def test_command_line_has_no_json_since_the_text_says_it_all() -> None:
     made = beside_products(runner="{ per_iteration = true }")
     launch = launch_of(feasible(made), LaunchMode.SWEEP)
-    grid = deal(launch, max_blocks=1000)
+    grid = deal(launch)
     line = " ".join(arguments(("x", "--edge", "96"), launch, grid, made.file, gpus=2, folder=ROOT))
     assert line.startswith("x --edge 96 -b 65536 -e 262144 -f 4 -g 2")
     assert "-J" not in line

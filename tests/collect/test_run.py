@@ -229,7 +229,7 @@ def test_what_fills_the_gaps_of_a_walk_is_paid_too(tmp_path: Path) -> None:
             return tuple(replace(launch, mode=LaunchMode.SWEEP) for launch in laid)
 
         def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
-            grid = deal(launch, max_blocks=1000)
+            grid = deal(launch)
             done = super().run(replace(launch, trials=grid.blocks), progress)
             return replace(done, left=grid.left_over)
 

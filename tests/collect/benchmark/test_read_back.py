@@ -237,7 +237,7 @@ PREFIX = "node1:4242:4250 [0] NCCL INFO "
 
 MADE = sweep()
 LAUNCH = launch_of(feasible(MADE), LaunchMode.READ_BACK)
-GRID = deal(LAUNCH, max_blocks=1000)
+GRID = deal(LAUNCH)
 
 
 def named(size: int, algorithm: str = "RING", protocol: str = "LL", high: int = 23) -> str:

@@ -66,13 +66,13 @@ def test_what_runs_is_read_back_once() -> None:
 def test_gaps_are_filled_with_further_repeats_of_the_default() -> None:
     few = [trial for trial in TRIALS if trial.size_bytes == 1 << 20][:2]
     launch = launch_of([*TRIALS[9:], *few])
-    grid = deal(launch, max_blocks=1000)
+    grid = deal(launch)
     extra = Counter(grid.blocks) - Counter(launch.trials)
     assert {trial.config for trial in extra} == {ABSTAIN}
     assert all(trial.size_bytes == 1 << 20 for trial in extra)
     assert len(grid.blocks) == 3 * 9
     # No measurement has the number of another one of its trial, in a further launch neither.
-    more = deal(launch.again(launch.trials), max_blocks=1000)
+    more = deal(launch.again(launch.trials))
     fillers = set(more.blocks) - set(launch.trials)
     assert len(set(grid.blocks)) == len(grid.blocks)
     assert not fillers & set(grid.blocks)
@@ -103,7 +103,7 @@ def test_large_messages_have_longer_before_they_count_as_hung() -> None:
 def test_command_line_of_a_sweep_and_of_a_read_back() -> None:
     def line(mode: LaunchMode, made: Sweep = IN_NET) -> str:
         launch = launch_of(NET_TRIALS, mode)
-        grid = deal(launch, max_blocks=1000)
+        grid = deal(launch)
         return " ".join(arguments(["x_perf"], launch, grid, made.file, gpus=8, folder=WORK))
 
     walk = "x_perf -b 1048576 -e 4194304 -f 2 -g 8"
@@ -170,7 +170,7 @@ def test_split_is_set_on_every_rank_and_its_mask_is_not(mode: LaunchMode) -> Non
 
 LAUNCH = launch_of(TRIALS)
 PLAIN = launch_of(TRIALS[:1], LaunchMode.PLAIN, scheduled=False)
-SCHEDULE = schedule_of(LAUNCH.setting, deal(LAUNCH, max_blocks=1000), Calls(5, 2, 1))
+SCHEDULE = schedule_of(LAUNCH.setting, deal(LAUNCH), Calls(5, 2, 1))
 TOTAL_CALLS = totals_of(SCHEDULE.to_bytes())[1]
 PLAYED, ABSTAINED = BlockState.PLAYED, BlockState.ABSTAINED
 FINE = {"actual_chunk_bytes": None}
