@@ -175,7 +175,7 @@ def lay_out(
         defaults = [
             Trial(setting, size, ABSTAIN, repeat=repeat)
             for size in sorted(untouched[setting])
-            for repeat in range(2)  # an A/A pair
+            for repeat in range(max(2, file.strategy.repeats))  # an A/A pair at least
         ]
         found += _walked(base, "reference", defaults, small_bytes)
     return tuple(found)

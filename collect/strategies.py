@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -77,24 +77,6 @@ def outcome_of(trial_key: str, number: int, rows: Sequence[Mapping[str, Any]]) -
     return Outcome(trial_key, number, time_us, ok, statuses == {Status.INFEASIBLE.value})
 
 
-class Strategy(Protocol):
-    """Picks trials, round by round."""
-
-    def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:
-        """The picks of round `number`, or None when the strategy is done.
-
-        A pure function of the outcomes of the rounds before, whatever their order.
-        """
-
-    def expected_picks(self) -> int:
-        """Number of picks in all rounds, or an upper bound."""
-
-
-def make_strategy(file: SweepFile, trials: Sequence[Trial]) -> Strategy:
-    """The strategy named in a sweep file, whose name and seed seed it."""
-    return (Adaptive if file.strategy.kind == "adaptive" else Cycles)(file, trials)
-
-
 @dataclass(frozen=True, slots=True)
 class TaskTrials:
     """The trials that compete for one (setting, size)."""
@@ -146,6 +128,7 @@ class Cycles:
     def __init__(self, file: SweepFile, trials: Sequence[Trial]) -> None:
         self._cycles, self._seed = file.cycles, (file.name, file.strategy.seed)
         self._share = file.strategy.share if file.strategy.kind == "random" else None
+        self._repeats = range(file.strategy.repeats)
         # Picked once, so that they become rows with a reason.
         self._infeasible = [trial for trial in trials if trial.infeasible is not None]
         self._tasks = [task for each in tasks_of(trials).values() for task in each]
@@ -169,7 +152,8 @@ class Cycles:
             generator = random.Random(seed_of(*self._seed, number, task.key))
             some = generator.sample(drawn, math.ceil(self._share * len(drawn) - 1e-9))
             drawn = tuple(replace(trial, probability=1 / len(drawn)) for trial in some)
-        return (*task.default_pair(), *drawn)
+        again = (replace(trial, repeat=repeat) for trial in drawn for repeat in self._repeats)
+        return (*task.default_pair(), *again)
 
 
 class _Slots(NamedTuple):
@@ -258,6 +242,15 @@ class Adaptive:
                 policy = found.policy(size, lost[:, size])[actions]
                 odds = np.tile(self._explored(policy), (slots, 1))
                 yield _Slots(members[size], trials, odds, float(regret[:, size].mean()))
+
+
+#: Picks trials, round by round: a pure function of the outcomes of the rounds before, in any order.
+Strategy = Cycles | Adaptive
+
+
+def make_strategy(file: SweepFile, trials: Sequence[Trial]) -> Strategy:
+    """The strategy named in a sweep file, whose name and seed seed it."""
+    return (Adaptive if file.strategy.kind == "adaptive" else Cycles)(file, trials)
 
 
 def first_policies(tasks: Sequence[TaskTrials]) -> list[Floats]:

@@ -175,6 +175,8 @@ class StrategySettings(Table):
     """Which trials are measured, and how often."""
 
     kind: Literal["exhaustive", "random", "adaptive"] = "exhaustive"
+    #: Measurements of each forced config in a cycle, in one process; `adaptive` has its own.
+    repeats: int = Field(default=1, ge=1)
     #: Share of the grid that `random` measures in each cycle.
     share: float = Field(default=0.25, gt=0, le=1)
     #: Share of uniform exploration in every adaptive round (off-policy evaluation needs it).

@@ -15,7 +15,7 @@ from dynamiccl.collect.batch import script_path
 from dynamiccl.collect.journal import COMPLETE, progress_on_disk
 from dynamiccl.datasets import store
 from tests.cluster.slurm import Slurm, wait_until
-from tests.cluster.test_sweeps import SMALL, SMALL_PICKS, check_picks, command, environment
+from tests.cluster.test_sweeps import SMALL_PICKS, check_picks, command, environment, small
 
 pytestmark = pytest.mark.cluster
 
@@ -29,15 +29,13 @@ class Batch:
     plugin: Path
     env: dict[str, str] = field(default_factory=dict)
 
-    def begin(self, *, cycles: int = 3, collectives: int = 1, more: str = "") -> dict[str, Any]:
-        self.write(cycles=cycles, collectives=collectives, more=more)
+    def begin(self, header: str = "[]", *, cycles: int = 3, **keys: str) -> dict[str, Any]:
+        launcher = f'kind = "sbatch", sbatch_header = {header}'
+        (self.folder / "sweep.toml").write_text(
+            small(self.plugin, launcher, cycles=str(cycles), **keys)
+        )
+        self.picks = SMALL_PICKS * cycles
         return self.run()
-
-    def write(self, *, cycles: int, collectives: int, more: str) -> None:
-        names = json.dumps(["AllReduce", "Broadcast"][:collectives])
-        values = {"launcher": "sbatch", "plugin": self.plugin, "collectives": names, "more": more}
-        (self.folder / "sweep.toml").write_text(SMALL.format(cycles=cycles, **values))
-        self.picks = SMALL_PICKS * cycles * collectives
 
     def play(self, **values: str) -> None:
         """What the stand-in's processes find in their environment from now on."""
@@ -64,7 +62,7 @@ class Batch:
 
     @property
     def journal(self) -> Path:
-        return self.folder / "out" / ".journal" / "system=four-nodes" / "sweep=grid"
+        return self.folder / "out" / ".journal" / "system=box" / "sweep=grid"
 
     def launches(self) -> int:
         return progress_on_disk(self.journal)[0]
@@ -128,7 +126,7 @@ def batch(slurm: Slurm, folder: Path, sweep_path: Path) -> Batch:
 
 
 def test_a_job_is_submitted_once_and_followed_where_it_may_not_be_requeued(batch: Batch) -> None:
-    first = batch.begin(more='sbatch_header = ["--no-requeue"]')["job"]
+    first = batch.begin('["--no-requeue"]')["job"]
     batch.measured()
     assert batch.run()["job"] == first
     batch.warn(first)
@@ -138,7 +136,7 @@ def test_a_job_is_submitted_once_and_followed_where_it_may_not_be_requeued(batch
 
 def test_options_of_the_header_win_over_ours(batch: Batch) -> None:
     header = ["--begin=now+1hour", "-J mine", "--no-requeue", "--nodes=3", "-o /tmp/x-%j"]
-    number = batch.begin(more=f"sbatch_header = {json.dumps(header)}")["job"]
+    number = batch.begin(json.dumps(header))["job"]
     facts = batch.facts(number)
     for fact in ("JobName=mine", "Requeue=0", "NumNodes=3-3", f"StdOut=/tmp/x-{number}"):
         assert fact in facts
@@ -161,8 +159,7 @@ def test_after_a_dead_node_it_is_queued_again_to_the_end(batch: Batch) -> None:
 def test_time_limits_end_no_sweep(batch: Batch) -> None:
     # Slurm looks at limits every 30 s (slurmctld's PERIODIC_TIMEOUT).
     batch.play(FAKE_SECONDS_PER_ROW="2")
-    header = 'sbatch_header = ["--time=1", "--signal=B:USR1@30"]'
-    number = batch.begin(cycles=2, collectives=2, more=header)["job"]
+    number = batch.begin('["--time=1", "--signal=B:USR1@30"]', cycles=4)["job"]
     batch.wait_for(number, "Restarts=1")
     batch.complete()
     assert batch.jobs() == [number]
@@ -182,7 +179,7 @@ def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_lo
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
     batch.env.update(LD_PRELOAD=str(made))
-    number = batch.begin(cycles=8, more="[budget]\nmax_measurements = 30")["job"]
+    number = batch.begin(cycles=8, budget="{ max_measurements = 30 }")["job"]
     batch.measured()
     assert batch.owner() == (number, 0)
     batch.warn(number)

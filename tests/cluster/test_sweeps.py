@@ -13,56 +13,34 @@ from dynamiccl.datasets import store
 from dynamiccl.simulator.group import Group
 from tests.cluster.slurm import Slurm
 from tests.collect.benchmark.stand_in import share_near_truth
+from tests.collect.benchmark.sweeps import text_of
 
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-SWEEP = """
-name = "grid"
-system = "four-nodes"
-collectives = ["AllReduce"]
-groups = [{{ num_nodes = 2, ranks_per_node = 2 }}]
-sizes = {{ min = "1M", max = "16M", factor = 4 }}
-algorithms = ["Ring", "NVLSTree"]
-protocols = ["LL128", "Simple"]
-num_channels = [0, 4]
-cycles = 1
-iterations = 5
-warmup_iterations = 1
-[runner]
-plugin = "{plugin}"
-startup_timeout_s = 60
-[launcher]
-kind = "srun"
-"""
 #: Measurements of a cycle: 3 sizes x (the default twice, Ring x 2 protocols with
 #: and without a number of channels, the reference default twice). The simulated machine has no
 #: NVLSTree with two ranks on a node.
 PICKS = 3 * (2 + 4 + 2)
 
-#: For what happens around a sweep: little work, and no start-up of samplers.
-SMALL = """
-name = "grid"
-system = "four-nodes"
-collectives = {collectives}
-groups = [{{ num_nodes = 2, ranks_per_node = 1 }}]
-sizes = {{ min = "1M", max = "4M", factor = 4 }}
-algorithms = ["Ring"]
-protocols = ["LL128", "Simple"]
-cycles = {cycles}
-iterations = 2
-warmup_iterations = 1
-[runner]
-plugin = "{plugin}"
-startup_timeout_s = 60
-retry_after_s = 0.1
-read_back = false
-[telemetry]
-enabled = false
-[launcher]
-kind = "{launcher}"
-{more}
-"""
+
+def small(plugin: Path, launcher: str = 'kind = "srun"', **keys: str) -> str:
+    """A sweep for what happens around it: little work, and no start-up of samplers."""
+    fixed = "startup_timeout_s = 60, retry_after_s = 0.1, read_back = false"
+    return text_of(
+        groups="[{ num_nodes = 2, ranks_per_node = 1 }]",
+        sizes='{ min = "1M", max = "4M", factor = 4 }',
+        algorithms='["Ring"]',
+        protocols='["LL128", "Simple"]',
+        num_channels="[0]",
+        iterations="2",
+        warmup_iterations="1",
+        runner=f'{{ plugin = "{plugin}", {fixed} }}',
+        launcher=f"{{ {launcher} }}",
+        **keys,
+    )
+
+
 #: Measurements of a cycle and a collective: 2 sizes x (the default twice, Ring x 2 protocols, the
 #: reference default twice).
 SMALL_PICKS = 2 * (2 + 2 + 2)
@@ -107,7 +85,16 @@ def check_picks(folder: Path, picks: int) -> pl.DataFrame:
 
 def test_sweep_inside_an_allocation(slurm: Slurm, folder: Path, sweep_path: Path) -> None:
     """By srun; by mpirun in tests/golden/sweeps.py, and its ranks on nodes in test_mpirun.py."""
-    (folder / "sweep.toml").write_text(SWEEP.format(plugin=sweep_path))
+    keys = {
+        "groups": "[{ num_nodes = 2, ranks_per_node = 2 }]",
+        "sizes": '{ min = "1M", max = "16M", factor = 4 }',
+        "algorithms": '["Ring", "NVLSTree"]',
+        "protocols": '["LL128", "Simple"]',
+        "runner": f'{{ plugin = "{sweep_path}", startup_timeout_s = 60 }}',
+        "launcher": '{ kind = "srun" }',
+        "telemetry": "{ enabled = true }",
+    }
+    (folder / "sweep.toml").write_text(text_of(cycles="1", **keys))
     salloc = ["salloc", "-N2", "--ntasks-per-node=2", "--exclusive"]
     slurm.run([*salloc, *command(folder)], environment(), timeout_s=120)
     found = check(folder)
@@ -137,8 +124,7 @@ def test_a_node_whose_launches_always_die_ends_the_sweep_until_it_is_mended(
         program.write_text(BROKEN_NODE.format(folder=folder))
         program.chmod(0o755)
     (folder / "broken").touch()
-    values = {"launcher": "srun", "plugin": sweep_path, "collectives": '["AllReduce"]', "more": ""}
-    (folder / "sweep.toml").write_text(SMALL.format(cycles=1, **values))
+    (folder / "sweep.toml").write_text(small(sweep_path, cycles="1"))
     salloc = ["salloc", "-N2", "--ntasks-per-node=2", "--exclusive"]
     done = slurm.run([*salloc, *command(folder)], environment(), timeout_s=120, check=False)
     assert done.returncode == 4, done.stderr

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect import strategies
+from dynamiccl.collect import schedule, strategies
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies import Outcome, Strategy
 from dynamiccl.collect.sweep import Sweep
@@ -164,6 +164,22 @@ def test_each_cycle_has_the_default_twice_and_its_share_of_every_task(
         assert len({pick.key for pick in forced}) == len(forced)
         odds = None if "exhaustive" in chosen else 1 / 14
         assert {pick.probability for pick in forced} == {odds}
+
+
+def test_repeats_of_a_cycle_are_in_one_process_and_are_told_apart() -> None:
+    made = grid(strategy="{ repeats = 4 }")
+    [*picks] = strategy_of(made).next_picks(0, ()) or ()
+    forced = Counter(pick.key for pick in picks if pick.config != ABSTAIN)
+    assert {*forced.values()} == {4}
+    launches = schedule.lay_out(0, picks, made.file, plays_schedules=True)
+    for launch in launches:
+        if launch.mode is schedule.LaunchMode.SWEEP:
+            assert len({(trial.key, trial.repeat) for trial in launch.trials}) == len(launch.trials)
+            assert schedule.deal(launch).left_over == ()
+        if launch.mode is schedule.LaunchMode.REFERENCE:
+            assert {trial.repeat for trial in launch.trials} == {0, 1, 2, 3}
+    timed = [launch.trials for launch in launches if launch.mode is schedule.LaunchMode.SWEEP]
+    assert sum(map(len, timed)) == len(picks)
 
 
 # --- Adaptive ---

@@ -23,10 +23,13 @@ PLAIN = {
 }
 
 
+def text_of(**keys: str) -> str:
+    """The plain sweep's text with some keys written anew."""
+    return "\n".join(f"{key} = {value}" for key, value in (PLAIN | keys).items())
+
+
 def sweep(**keys: str) -> Sweep:
-    """The plain sweep with some keys written anew."""
-    text = "\n".join(f"{key} = {value}" for key, value in (PLAIN | keys).items())
-    return parse_sweep(text, where="s.toml")
+    return parse_sweep(text_of(**keys), where="s.toml")
 
 
 def feasible(made: Sweep) -> list[Trial]:

@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect import launch, launchers
-from dynamiccl.collect.cli import RunOptions, start_sweep
+from dynamiccl.collect.batch import RunOptions
+from dynamiccl.collect.cli import start_sweep
 from dynamiccl.datasets import store
 from dynamiccl.simulator.group import Group
 from tests.collect.benchmark.stand_in import rows, run, share_near_truth, statuses, wanted
