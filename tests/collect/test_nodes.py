@@ -145,6 +145,13 @@ def test_slurm_says_whether_the_nodes_are_ours_alone(
     assert "exclusive_node" not in asked()
 
 
+def test_what_runs_on_nodes_imports_no_library() -> None:
+    """It starts on each node beside trials, on thousands of them from one file system."""
+    heavy = {"numpy", "polars", "pyarrow", "pydantic", "typer"}
+    code = f"import sys, dynamiccl.collect.on_node; print({heavy} & sys.modules.keys())"
+    assert subprocess.check_output(python(code)) == b"set()\n"
+
+
 def facts_by(folder: Path, **settings: object) -> dict[str, Any]:
     """The facts that a process of its own prints, with the fake NVML."""
     env = fake_nvml_env(folder, **settings)

@@ -39,7 +39,6 @@ def plan(**keys: str) -> Plan:
         # A profile has a process of its own; the untouched default is one for both.
         ({"profiles": '[{ name = "default" }, { name = "net", transport = "NET" }]'}, 4, 2, 2),
         ({"collectives": '["AlltoAll"]', "algorithms": "[]"}, 2, 0, 0),
-        # 3 sizes x 10 picks at 12 blocks (4 cycles) each: 3 processes; read back 3 x 9: also 3.
         ({"strategy": '{ kind = "random", share = 0.25 }'}, 2, 2, 1),
     ],
 )

@@ -1,7 +1,6 @@
 """Health of nodes: verdicts on a stretch of time, and real samplers of the fake NVML and /sys."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.nodes import (
     MAX_GAP_S,
     UNKNOWN,
-    Companion,
     Nodes,
     add_reading,
     ask_nodes,
@@ -34,7 +32,7 @@ from dynamiccl.datasets.cells import comparable, usable
 from tests.collect import sysfs
 from tests.collect.benchmark.stand_in import site
 from tests.collect.benchmark.sweeps import sweep
-from tests.collect.live_processes import PATIENCE_S, await_true, children, is_running
+from tests.collect.live_processes import PATIENCE_S, await_true, is_running
 from tests.fakes.nvml.build import fake_nvml_env
 
 LOCAL = Nodes(LauncherSettings())
@@ -169,15 +167,6 @@ def machine(fake_nvml: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
     return monkeypatch
 
 
-def samplers() -> list[int]:
-    """Process ids of the samplers that we have started, and that run."""
-    return [pid for pid in children(os.getpid()) if b"sampler" in cmdline(pid)]
-
-
-def cmdline(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
 def of_gpus(healths: list[Row]) -> list[tuple[object, object]]:
     return [(health["throttled"], health["ecc_errors"]) for health in healths]
 
@@ -185,7 +174,6 @@ def of_gpus(healths: list[Row]) -> list[tuple[object, object]]:
 @pytest.mark.usefixtures("machine")
 def test_healthy_gpus_are_known_to_be_so_until_the_very_end() -> None:
     with watch_health(LOCAL, 1) as health:
-        [pid] = samplers()
         began = time.time()
         time.sleep(0.05)
         now = time.time()
@@ -194,7 +182,6 @@ def test_healthy_gpus_are_known_to_be_so_until_the_very_end() -> None:
         assert of_gpus(health(stretches)) == [(False, 0)] * 3
         assert health([]) == []
         assert health([(1.0, 2.0)]) == [UNKNOWN]
-    assert not is_running(pid)
 
 
 def test_sampler_that_does_not_start_is_told_and_no_error(
@@ -209,23 +196,6 @@ def test_sampler_that_does_not_start_is_told_and_no_error(
         now = time.time()
         assert health([(now - 1, now)]) == [UNKNOWN]
     assert "no telemetry: the samplers do not write (no pynvml here)" in caplog.text
-
-
-def test_samplers_are_ended_when_the_run_fails_or_their_start_is_interrupted(
-    machine: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(ZeroDivisionError), watch_health(LOCAL, 1):
-        raise ZeroDivisionError
-    assert not samplers()
-
-    def interrupted(*_: object) -> bool:
-        await_true(lambda: samplers() != [])
-        raise KeyboardInterrupt
-
-    machine.setattr(Companion, "wait_for", interrupted)
-    with pytest.raises(KeyboardInterrupt), watch_health(LOCAL, 1):
-        pass
-    assert not samplers()
 
 
 def test_verdicts_on_a_slow_machine_reach_the_data(
