@@ -7,7 +7,7 @@ srun    a step of the current Slurm allocation. Output keeps srun's line bufferi
         --unbuffered lines of several ranks mix. Variables go through srun's own environment:
         `--export=NAME=VALUE` cuts values at commas. How ranks find each other is the cluster's
         matter: for Open MPI, put `--mpi=pmix` into extra_args
-sbatch  srun, inside the batch job that runs the sweep (`cli.py`)
+sbatch  srun, inside the batch job that runs the sweep (`batch.py`)
 
 Containers: Pyxis is a plugin of srun, and its options are srun's (github.com/NVIDIA/pyxis, wiki
 "Usage"). Apptainer (apptainer.org, user guide: "Bind Paths and Mounts", "Environment and Metadata")

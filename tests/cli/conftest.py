@@ -32,22 +32,8 @@ MODULES = {
     "dynamiccl-deploy": "dynamiccl.serve.cli",
 }
 COMMANDS = [
-    (
-        "dynamiccl-collect",
-        (
-            *("plan", "run", "import", "jobs", "describe", "compare", "doctor"),
-            *("fit-simulator", "shapes", "health"),
-        ),
-    ),
-    ("dynamiccl-train", ("list", "fit", "study", "trigger", "promote")),
-    ("dynamiccl-evaluate", ("report", "gate", "explain", "job", "simulate")),
-    (
-        "dynamiccl-deploy",
-        (
-            *("export", "bind", "table", "install", "doctor"),
-            *("ab", "explain", "brain"),
-        ),
-    ),
+    (name, tuple(str(info.name) for info in import_module(module).app.registered_commands))
+    for name, module in MODULES.items()
 ]
 SWEEP = """
 name = "grid"

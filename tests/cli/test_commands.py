@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -75,15 +74,6 @@ def test_help_has_an_example(command: str, subcommand: str, shell: Shell) -> Non
     assert (done.code, done.err) == (0, "")
     example = done.out.partition("Example: ")[2].partition("\n")[0]
     assert f"{command} {subcommand}" in example
-
-
-@pytest.mark.parametrize(("command", "subcommands"), COMMANDS)
-def test_every_subcommand_is_known_here(
-    command: str, subcommands: tuple[str, ...], shell: Shell
-) -> None:
-    registered = {info.name for info in import_module(MODULES[command]).app.registered_commands}
-    assert registered == set(subcommands)
-    assert all(name in shell(command, "--help").out for name in subcommands)
 
 
 @pytest.fixture(name="reading", params=["describe", "fit", "report"])
