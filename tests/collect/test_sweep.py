@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect.grid import (
-    DATATYPE_BYTES,
     Setting,
     chains,
     communicators,
@@ -17,7 +16,7 @@ from dynamiccl.collect.grid import (
 )
 from dynamiccl.collect.sweep import Sizes, Sweep, load_sweep, parse_sweep, sweep_text
 from dynamiccl.errors import InvalidSweep
-from dynamiccl.nccl import ABSTAIN, Collective
+from dynamiccl.nccl import ABSTAIN
 from dynamiccl.sizes import size_bin
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -258,19 +257,3 @@ def test_walks_pass_every_size_once_and_are_not_more_than_chains(sizes: set[int]
     for walk in (*cut, *plain):
         factor = walk[1] // walk[0] if len(walk) > 1 else 2
         assert walk == factor_ladder(walk[0], walk[-1], factor)
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    size=st.integers(1, 1 << 40),
-    ranks=st.integers(1, 4096),
-    datatype=st.sampled_from(sorted(DATATYPE_BYTES)),
-)
-def test_benchmark_rounds_down_to_whole_shares(size: int, ranks: int, datatype: str) -> None:
-    gather, reduce = (
-        Setting(collective, 1, ranks, 1, ranks, datatype).benchmark_bytes(size)
-        for collective in (Collective.AllGather, Collective.AllReduce)
-    )
-    assert 0 <= size - gather < 16 * ranks
-    assert gather % (16 * ranks) == 0
-    assert 0 <= size - reduce < DATATYPE_BYTES[datatype]
