@@ -25,12 +25,19 @@ from dynamiccl.datasets.schema import REQUESTED_COLUMNS
 from dynamiccl.datasets.store import config_of
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator import parameters
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parameters import FitParameters, Origin, Parameter, SystemFile, system_text
 from dynamiccl.simulator.physics import MAX_OVERLAP, CellValues, LinkValues, Work, times
-from dynamiccl.simulator.system import Call
-from dynamiccl.simulator.systems import ParametricSystem, system_file
+from dynamiccl.simulator.system import Call, Group
+from dynamiccl.simulator.systems import (
+    CELL_NUMBERS,
+    LINK_NUMBERS,
+    FitParameters,
+    Origin,
+    Parameter,
+    ParametricSystem,
+    SystemFile,
+    system_file,
+    system_text,
+)
 
 #: The owner (the key of a cell's physics, or "links") and the number.
 Name = tuple[str, str]
@@ -221,16 +228,16 @@ def _cell(row: dict[str, Any], system: ParametricSystem, opened: int | None) -> 
 
 
 def _numbers(file: SystemFile) -> dict[Name, Parameter]:
-    links = {(_LINKS, number): getattr(file.links, number) for number in parameters.LINK_NUMBERS}
-    cells = {(c.key, n): getattr(c, n) for c in file.cells for n in parameters.CELL_NUMBERS}
+    links = {(_LINKS, number): getattr(file.links, number) for number in LINK_NUMBERS}
+    cells = {(c.key, n): getattr(c, n) for c in file.cells for n in CELL_NUMBERS}
     return links | cells
 
 
 def _log_times(cells: Sequence[Cell], values: Mapping[Name, float]) -> Vector:
     """log(time in us) of every cell."""
-    links = LinkValues(**{number: values[_LINKS, number] for number in parameters.LINK_NUMBERS})
+    links = LinkValues(**{number: values[_LINKS, number] for number in LINK_NUMBERS})
     physics = {
-        key: CellValues(**{number: values[key, number] for number in parameters.CELL_NUMBERS})
+        key: CellValues(**{number: values[key, number] for number in CELL_NUMBERS})
         for key in {cell.key for cell in cells}
     }
     return np.log([times(cell.work, physics[cell.key], links).total_us for cell in cells])

@@ -35,7 +35,7 @@ from functools import cache
 from typing import Final
 
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Group
 
 #: Above this the smaller of the two terms is below a thousandth anyway.
 MAX_OVERLAP: Final = 8.0

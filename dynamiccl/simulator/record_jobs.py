@@ -26,8 +26,8 @@ from dynamiccl.datasets.schema import CALLS, CallSource
 from dynamiccl.datasets.store import check_slug, program_record, write_part
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import Scenario, find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import System, find_system
 from dynamiccl.simulator.workloads import (
     DEFAULT_SCENARIO,

@@ -17,7 +17,7 @@ import typer
 
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Group
 
 #: Options of the commands that simulate jobs.
 SystemOption = Annotated[str, typer.Option(help="Simulated system: a name or a file.")]

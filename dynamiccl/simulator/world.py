@@ -211,9 +211,10 @@ class Jobs:
             np.random.default_rng(each)
             for each in np.random.SeedSequence(seed).spawn(3 + len(scenario.link))
         )
-        self._links: list[tuple[str, Process, np.random.Generator]] = []
+        self._links: list[tuple[str, Process]] = []
         for link, draw in zip(scenario.link, draw_links, strict=True):
-            self._links.append((link.on, link.make(num_jobs, draw), draw))
+            self._links.append((link.on, link.play(num_jobs, draw)))
+            next(self._links[-1][1])
         self._noise = Noise(scenario.jitter, scenario.stragglers, num_jobs)
         self._place: Int64Array = draw_start.integers(len(world.order), size=num_jobs)
         self._job = np.arange(num_jobs)
@@ -238,8 +239,8 @@ class Jobs:
         #: (N,) the task keys of the calls that come next.
         self.key: Int64Array = world.order[self._place]
         found = {"intra": self._ones, "inter": self._ones, "host": self._ones}
-        for on, process, draw in self._links:
-            found[on] = found[on] * process.advance(self._elapsed_us, draw)
+        for on, process in self._links:
+            found[on] = found[on] * process.send(self._elapsed_us)
         #: (N,) slowdowns that the next calls meet.
         self.intra, self.inter, self.host = found["intra"], found["inter"], found["host"]
         self._beside_us = world.beside_us[self._place]

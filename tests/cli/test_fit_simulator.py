@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.simulator.parameters import system_text
-from dynamiccl.simulator.systems import find_system, system_file
+from dynamiccl.simulator.systems import find_system, system_file, system_text
 from tests.cli.conftest import Shell, refused
 from tests.collect.fit_worlds import SIZES, ring_only, rows, store_of
 

@@ -10,10 +10,14 @@ import pytest
 
 from dynamiccl.datasets.store import measurements_table, write_part
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parameters import Origin, Parameter, SystemFile
-from dynamiccl.simulator.system import Call
-from dynamiccl.simulator.systems import ParametricSystem, shipped_file
+from dynamiccl.simulator.system import Call, Group
+from dynamiccl.simulator.systems import (
+    Origin,
+    Parameter,
+    ParametricSystem,
+    SystemFile,
+    system_file,
+)
 from tests.rows import forced
 
 SWEEPS = Path(__file__).parents[2].parent / "shared" / "data" / "sweeps"
@@ -27,7 +31,7 @@ RING = Algorithm.Ring
 
 def ring_only(change: Callable[[float], float] = lambda value: value) -> SystemFile:
     """B300 with what belongs to a ring in Simple to be fitted, started from changed numbers."""
-    file = shipped_file("b300-nvlink")
+    file = system_file("b300-nvlink")
 
     def freed(name: str, held: Parameter) -> Parameter:
         if held.origin is not Origin.FITTED:
@@ -61,7 +65,7 @@ def rows(
     system: str = "box",
 ) -> list[dict[str, Any]]:
     """A sweep of Ring in Simple over sizes and channels, as B300's own file would have it."""
-    truth = ParametricSystem(shipped_file("b300-nvlink"))
+    truth = ParametricSystem(system_file("b300-nvlink"))
     random = np.random.default_rng(1)
     found = []
     for size, count, repeat in product(sizes, channels, range(repeats)):

@@ -13,7 +13,7 @@ from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.fit_simulator import Cell, Fit, fit_system, read_cells
 from dynamiccl.collect.imports import import_files
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
-from dynamiccl.simulator.parameters import (
+from dynamiccl.simulator.systems import (
     CELL_NUMBERS,
     CellParameters,
     FitParameters,
@@ -21,14 +21,14 @@ from dynamiccl.simulator.parameters import (
     Origin,
     Rescale,
     SystemFile,
+    system_file,
 )
-from dynamiccl.simulator.systems import shipped_file
 from tests.collect.fit_worlds import NEEDS_SWEEPS, SIZES, SWEEPS, ring_only, rows, store_of
 from tests.rows import MIB, default, forced
 
 
 def described(**rules: object) -> SystemFile:
-    file = shipped_file("b300-nvlink")
+    file = system_file("b300-nvlink")
     return file.model_copy(update={"fit": FitParameters.model_validate(rules)})
 
 
@@ -82,7 +82,7 @@ def test_a_limit_of_a_profile_is_not_a_request(tmp_path: Path) -> None:
 
 
 def test_a_protocol_forced_where_nccl_has_it_off_runs_on_a_ring(tmp_path: Path) -> None:
-    file = shipped_file("rtx5090-sockets").model_copy(update={"fit": FitParameters()})
+    file = system_file("rtx5090-sockets").model_copy(update={"fit": FitParameters()})
     row = forced(None, "LL128", num_nodes=2, ranks_per_node=1, num_ranks=2)
     [cell], left_out = read_cells(store_of(tmp_path, [row]), file)
     assert (cell.key, left_out) == ("Ring/LL128", {})
@@ -103,7 +103,7 @@ def ring(file: SystemFile) -> CellParameters:
 def test_numbers_that_made_the_data_are_found_from_others(tmp_path: Path) -> None:
     start = ring_only(lambda value: 1.7 * value)
     fit = fitted(tmp_path, start, rows(noise=0.01))
-    truth = shipped_file("b300-nvlink")
+    truth = system_file("b300-nvlink")
     again = fit_system(fit.file, tmp_path)
     for number in FREE:
         found, true = getattr(ring(fit.file), number), getattr(ring(truth), number)
@@ -124,7 +124,7 @@ def test_a_launch_in_a_bad_state_pulls_little(tmp_path: Path) -> None:
     bad = [{**row, "time_us": 4.0 * row["time_us"]} for row in good[::23]]
     clean = [row for index, row in enumerate(good) if index % 23]
     fit = fitted(tmp_path, ring_only(lambda value: 1.2 * value), clean, bad)
-    true = ring(shipped_file("b300-nvlink")).channel_gbytes_per_s.value
+    true = ring(system_file("b300-nvlink")).channel_gbytes_per_s.value
     assert ring(fit.file).channel_gbytes_per_s.value == pytest.approx(true, rel=0.05)
 
 
@@ -228,11 +228,11 @@ FILES = ("b300_nvlink_allreduce", "gb10_roce_ring", "rtx5090_socket_tables",
 def test_shipped_numbers_are_those_that_the_data_gives(tmp_path: Path) -> None:
     import_files([SWEEPS / f"{name}.csv" for name in FILES], tmp_path)
     fits = {
-        name: fit_system(shipped_file(name), tmp_path)
+        name: fit_system(system_file(name), tmp_path)
         for name in ("b300-nvlink", "gb10-roce", "rtx5090-sockets")
     }
     for name, fit in fits.items():
-        for shipped, found in zip(shipped_file(name).cells, fit.file.cells, strict=True):
+        for shipped, found in zip(system_file(name).cells, fit.file.cells, strict=True):
             for number in CELL_NUMBERS:
                 held, again = getattr(shipped, number), getattr(found, number)
                 assert held.origin is again.origin, (name, shipped.key, number)

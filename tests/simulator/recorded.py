@@ -13,10 +13,9 @@ from pathlib import Path
 
 from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
-from dynamiccl.simulator.default.cost_model import CostModel, Pair
-from dynamiccl.simulator.default.machine import find_machine, machine_names
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.cost_model import CostModel, Pair
+from dynamiccl.simulator.machine import find_machine, machine_names
+from dynamiccl.simulator.system import Call, Group
 
 
 @dataclass(frozen=True, slots=True)

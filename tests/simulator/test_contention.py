@@ -3,9 +3,8 @@
 import pytest
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import H100System
-from dynamiccl.simulator.system import Call, Contention, Parts
+from dynamiccl.simulator.system import Call, Contention, Group, Parts
 from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, find_system
 from tests.simulator.iterations import iteration_us
 

@@ -17,10 +17,16 @@ from dynamiccl.nccl import (
     NcclVersion,
     Protocol,
 )
-from dynamiccl.simulator.default import CostModel, Overrides, Pattern, find_machine, machine_names
-from dynamiccl.simulator.default.constants import RELEASES, Generation, release_of
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.cost_model import CostModel, Overrides
+from dynamiccl.simulator.machine import (
+    RELEASES,
+    Generation,
+    Pattern,
+    find_machine,
+    machine_names,
+    release_of,
+)
+from dynamiccl.simulator.system import Call, Group
 from tests.published import folder
 from tests.simulator.recorded import judge, read_decisions
 

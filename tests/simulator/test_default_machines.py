@@ -8,9 +8,9 @@ import pytest
 
 from dynamiccl.errors import CorruptFile, UnknownName
 from dynamiccl.nccl import Algorithm
-from dynamiccl.simulator.default import (
+from dynamiccl.simulator.cost_model import CostModel
+from dynamiccl.simulator.machine import (
     Basis,
-    CostModel,
     Machine,
     Pattern,
     find_machine,
@@ -18,7 +18,7 @@ from dynamiccl.simulator.default import (
     parse_machine,
     read_machine,
 )
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Group
 from tests.published import folder
 from tests.simulator.recorded import Decision, read_decisions
 

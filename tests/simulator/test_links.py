@@ -30,9 +30,10 @@ def course(
     link: MarkovLink | BurstsLink | TraceLink, *, jobs: int, steps: int, elapsed_us: float = 1.0
 ) -> np.ndarray:
     random = np.random.default_rng(0)
-    process = link.make(jobs, random)
+    process = link.play(jobs, random)
+    next(process)
     elapsed = np.full(jobs, elapsed_us)
-    return np.stack([process.advance(elapsed, random).copy() for _ in range(steps)])
+    return np.stack([process.send(elapsed).copy() for _ in range(steps)])
 
 
 def test_congestion_stays_as_long_as_it_says() -> None:
@@ -45,14 +46,13 @@ def test_congestion_stays_as_long_as_it_says() -> None:
 
 def test_shares_of_time_are_the_usual_ones_from_the_start() -> None:
     link = markov([1.0, 2.0, 4.0], DWELL, FOLLOWING)
-    process = link.make(1, np.random.default_rng(0))
     seen = course(link, jobs=4_000, steps=50)
     shares = [float((seen == level).mean()) for level in (1.0, 2.0, 4.0)]
     # Balance by hand: flow into each state equals flow out of it.
     rates = 1.0 / np.array(DWELL)
-    flow = (process.usual() * rates) @ np.array(FOLLOWING)
-    assert flow == pytest.approx(process.usual() * rates)
-    assert shares == pytest.approx(process.usual(), abs=0.03)
+    flow = (link.usual() * rates) @ np.array(FOLLOWING)
+    assert flow == pytest.approx(link.usual() * rates)
+    assert shares == pytest.approx(link.usual(), abs=0.03)
 
 
 def test_what_changes_does_so_by_time_and_not_by_calls() -> None:

@@ -5,10 +5,9 @@ import pytest
 
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import ABSTAIN, COST_IGNORE, Algorithm, Config
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import Explorer, all_configs
 from dynamiccl.simulator.scenario import find_scenario
-from dynamiccl.simulator.system import QUIET, Call, Surroundings
+from dynamiccl.simulator.system import QUIET, Call, Group, Surroundings
 from dynamiccl.simulator.systems import SYSTEMS, System, find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.simulator.world import World

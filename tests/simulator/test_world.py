@@ -7,9 +7,8 @@ import pytest
 
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import Jitter, Scenario, find_scenario, shipped_scenarios
-from dynamiccl.simulator.system import Surroundings
+from dynamiccl.simulator.system import Group, Surroundings
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WORKLOADS, make_workload
 from dynamiccl.simulator.world import Noise, World

@@ -27,7 +27,7 @@ from dynamiccl.nccl import (
     plateau,
     size_correction,
 )
-from dynamiccl.simulator.default.constants import (
+from dynamiccl.simulator.machine import (
     BASE_US,
     HOP_US,
     LL_MAX,
@@ -38,14 +38,17 @@ from dynamiccl.simulator.default.constants import (
     PCI_GBYTES_PER_S,
     THREAD_BYTES,
     THREADS,
+    Cpu,
     Generation,
+    Graph,
     Hop,
+    Machine,
+    Path,
     Release,
+    Search,
     release_of,
 )
-from dynamiccl.simulator.default.machine import Cpu, Graph, Machine, Path, Search
-from dynamiccl.simulator.group import Cell, CostLine, Group
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Cell, CostLine, Group
 
 if TYPE_CHECKING:
     import numpy as np
@@ -233,10 +236,7 @@ class CostModel:
         if call.collective is not Collective.AllReduce:
             return line
         comm = self._communicator(call.group)
-        latency = _plateau(comm, algorithm, protocol, call.size_bytes)
-        bandwidth = _correction(comm, algorithm, protocol, call.size_bytes)
-        if latency == bandwidth == 1.0:
-            return line
+        latency, bandwidth = _corrections(comm, algorithm, protocol, call.size_bytes)
         return CostLine(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
 
     def cost_us(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> float:
@@ -260,9 +260,20 @@ class CostModel:
     def num_channels(
         self, call: Call, algorithm: Algorithm, protocol: Protocol, asked: int | None = None
     ) -> int:
-        """Channels that carry data when `asked` are asked for; None = NCCL's own number."""
+        """Channels, >= 1, that carry data when `asked` are asked for; None = NCCL's own number."""
         comm = self._communicator(call.group)
-        return _used_channels(comm, call.collective, algorithm, protocol, call.size_bytes, asked)
+        opened = comm.opened(algorithm)
+        most = min(max(asked or 0, 1), opened)
+        if asked is None:
+            most = _tuned(comm, algorithm, protocol, call.size_bytes)
+        num_bytes, per_byte = _payload(comm, call.collective, protocol, call.size_bytes)
+        least = comm.release.min_traffic_bytes
+        # NCCL rounds this up to 16 bytes since 2.29, which no count below can tell.
+        per_channel = max(least, num_bytes * per_byte // most)
+        cell = _up(_up(least, per_byte), _GRAIN_BYTES) * _GRAIN_BYTES
+        cells = max(_up(num_bytes, cell), 1)
+        cells_each = min(cells, _up(per_channel, cell * per_byte))
+        return min(_up(cells, cells_each), opened)
 
     def reopened(self, *, least: int | None = None, most: int | None = None) -> "CostModel":
         """The model with at least or at most so many channels opened (`NCCL_MIN/MAX_CTAS`)."""
@@ -313,21 +324,21 @@ def _has_ll128(comm: _Communicator, algorithm: Algorithm) -> bool:
     return search.intra_path <= Path.NVB and search.inter_path <= most
 
 
-def _plateau(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
-    if algorithm is not Algorithm.Ring or protocol is not Protocol.Simple or comm.one_node:
-        return 1.0
-    since_ampere = comm.generation >= Generation.Ampere
-    return plateau(size, comm.num_channels, comm.group.num_ranks, since_ampere=since_ampere)
-
-
-def _correction(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
-    end = 0
-    if algorithm is Algorithm.Tree:
+def _corrections(
+    comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size: int
+) -> tuple[float, float]:
+    """Factors of an AllReduce's latency and bandwidth by its size."""
+    latency, end = 1.0, 0
+    if algorithm is Algorithm.Ring and protocol is Protocol.Simple and not comm.one_node:
+        since_ampere = comm.generation >= Generation.Ampere
+        ranks = comm.group.num_ranks
+        latency = plateau(size, comm.num_channels, ranks, since_ampere=since_ampere)
+    elif algorithm is Algorithm.Tree:
         end = TREE_CORRECTED
     elif algorithm is Algorithm.NVLSTree and comm.release.nvls_tree_corrected:
         blackwell = comm.generation >= Generation.Blackwell
         end = NVLS_TREE_CORRECTED if blackwell and comm.machine.cpu.x86 else 0
-    return size_correction(protocol, size, end)
+    return latency, size_correction(protocol, size, end)
 
 
 def _latency_us(
@@ -484,30 +495,6 @@ _BUS: Final[Mapping[Algorithm, Callable[[_Communicator, Collective, Protocol], f
 
 
 # --- Channels ---
-
-
-def _used_channels(
-    comm: _Communicator,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-    asked: int | None = None,
-) -> int:
-    """Channels that carry data when `asked` are requested (None: NCCL's own number); >= 1."""
-    opened = comm.opened(algorithm)
-    if asked is None:
-        most = _tuned(comm, algorithm, protocol, size_bytes)
-    else:
-        most = min(max(asked, 1), opened)
-    num_bytes, per_byte = _payload(comm, collective, protocol, size_bytes)
-    least = comm.release.min_traffic_bytes
-    # NCCL rounds this up to 16 bytes since 2.29, which no count below can tell.
-    per_channel = max(least, num_bytes * per_byte // most)
-    cell = _up(_up(least, per_byte), _GRAIN_BYTES) * _GRAIN_BYTES
-    cells = max(_up(num_bytes, cell), 1)
-    cells_each = min(cells, _up(per_channel, cell * per_byte))
-    return min(_up(cells, cells_each), opened)
 
 
 def _tuned(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> int:
