@@ -32,23 +32,17 @@ def describe(directory: Path) -> list[dict[str, Any]]:
     """The JSON document of each system with measurements, or with `recorded` calls.
 
     Raises what `datasets.store.read` raises, where no other table is there either.
-    `noise_*` are unitless spreads between independent repeats, null where unknown; `rows_left_out`
-    counts rows with a time that nothing uses, by the column that says why: the GPUs were unwell.
-    Of `recorded`, `calls_timed` have a time that is known from all ranks; `communicators` are those
-    that a call names, which traces of PyTorch do not; `sources` are of `CallSource`.
+    `noise_bands` are unitless, by collective; `rows_left_out` counts rows with a time that nothing
+    uses, by the column that says why: the GPUs were unwell. Of `recorded`, `calls_timed` have a
+    time that is known from all ranks; `communicators` are those that a call names, which traces of
+    PyTorch do not; `sources` are of `CallSource`.
     """
     found: dict[str, dict[str, Any]] = {}
     others = ("calls", "costs", "steps")
     if part_paths(directory) or not any(part_paths(directory, kind) for kind in others):
         frame = read(directory)
-        # The band of what a tuner decides, as in reports; of all rows where that is nothing.
-        bands = {
-            name: (band, median)
-            for rows in (quiet(frame), quiet(tuned(frame)))
-            for name, band, median in cells.noise_bands(rows).iter_rows()
-        }
         for (name,), part in frame.group_by("system", maintain_order=True):
-            found[str(name)] = _summary(part, *bands.get(name, (None, None)))
+            found[str(name)] = _summary(part)
     if part_paths(directory, "calls"):
         calls = scan(directory, "calls").group_by("system")
         counted = calls.agg(
@@ -63,7 +57,7 @@ def describe(directory: Path) -> list[dict[str, Any]]:
     return [*found.values()]
 
 
-def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> dict[str, Any]:
+def _summary(part: pl.DataFrame) -> dict[str, Any]:
     timed, worked = usable(part), part.filter(pl.col("status") == Status.OK.value)
     forced = ~pl.col("is_default")
     two = pl.struct(CONFIG_COLUMNS).filter(forced).n_unique() >= 2
@@ -71,6 +65,7 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
     tasks = by_task.agg(two=two, default=pl.col("is_default").any())
     sources = sorted(part["source"].unique())
     shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())
+    bands = cells.noise_bands(quiet(part))
     return {
         "system": part["system"][0],
         "source": ", ".join(sources),
@@ -92,8 +87,7 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         "tasks_scorable": tasks.filter("two", "default").height,
         "cells_repeated": cells.cell_times(part).filter(pl.col("repeats") >= 2).height,
         "verified_share": int(worked["verified"].sum()) / max(worked.height, 1),
-        "noise_band": band,
-        "noise_median": median,
+        "noise_bands": dict(bands.select("collective", "noise_band").sort("collective").rows()),
         "gain": _gain(part),
     }
 
@@ -161,12 +155,7 @@ def other_lines(directory: Path, systems: Sequence[Mapping[str, Any]]) -> list[s
 def lines(one: Mapping[str, Any]) -> dict[str, str]:
     """The measurements of one system as text to print, by name."""
     by_status = ", ".join(f"{n} {name}" for name, n in one["rows_by_status"].items())
-    noise = "unknown: no cell has two independent repeats"
-    if one["noise_band"] is not None:
-        noise = (
-            f"{one['noise_band']:.2%} (nine in ten configs repeat within it; half within "
-            f"{one['noise_median']:.2%})"
-        )
+    bands = ", ".join(f"{name} {band:.2%}" for name, band in one["noise_bands"].items())
     return {
         "GPU": f"{one['gpu']}; nodes x ranks per node: {', '.join(one['shapes'])}",
         "source": one["source"],
@@ -179,8 +168,10 @@ def lines(one: Mapping[str, Any]) -> dict[str, str]:
         f"configs in {one['tasks_with_two_forced']}, both in {one['tasks_scorable']}",
         "repeated cells": str(one["cells_repeated"]),
         "verified": f"{one['verified_share']:.0%} of the rows that worked",
-        "noise band": noise,
-        "to gain": _gain_text(one["gain"], is_known=one["noise_band"] is not None),
+        "noise band": f"{bands}: nine in ten configs repeat within it"
+        if bands
+        else "unknown: no cell has two independent repeats",
+        "to gain": _gain_text(one["gain"], is_known=bool(bands)),
     }
 
 
@@ -199,7 +190,7 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     tasks = times.group_by(TASK_COLUMNS, maintain_order=True)
     best = tasks.agg(pl.col(CONFIG_COLUMNS).first(), best_us=pl.col("time_us").first())
     pairs = rows.group_by(NOISE_KEY).agg(aa=pl.col("aa_noise_band").median())
-    repeats = cells.noise_bands(rows, NOISE_KEY).drop("noise_median")
+    repeats = cells.noise_bands(rows)
     # The default of a task's profile is what the job would get otherwise.
     for told, key in ((default, TASK_COLUMNS), (pairs, NOISE_KEY), (repeats, NOISE_KEY)):
         best = best.join(told, on=key, how="left", nulls_equal=True)

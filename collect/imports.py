@@ -285,13 +285,11 @@ def import_command(
     num_nodes: Annotated[int | None, typer.Option("--nodes", help="NCCL's nNodes.", min=1)] = None,
     nccl_version: Annotated[str | None, typer.Option(help="NCCL release.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU model.")] = None,
-    launch_profile: Annotated[str | None, typer.Option(help="Name of launch settings.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Forced algorithm.")] = None,
     protocol: Annotated[str | None, typer.Option(help="Forced protocol.")] = None,
     num_channels: Annotated[int | None, typer.Option("--channels", help="Forced.", min=1)] = None,
     foreign_columns: Annotated[str | None, typer.Option("--columns", help="OURS=THEIRS,..")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")] = False,
 ) -> None:
     """Read nccl-tests outputs (text, -J JSON), CSV sweeps, what the plugin recorded, and traces.
 
@@ -304,9 +302,8 @@ def import_command(
     Example: dynamiccl-collect import all_reduce.log --out out/data --system mycluster
     Example: dynamiccl-collect import rank*.json.gz --out out/data --system mycluster
     """
-    # Each option but the last two is a field of the record.
+    # Each option but the last is a field of the record.
     told = locals()
-    cli.configure_logging(verbose=verbose)
     options = ImportOptions(**{name: told[name] for name in ImportOptions.model_fields})
     kept = f"what was read so far is in {out}; the same command goes on, and takes nothing twice"
     with cli.interruptible(lambda: kept):

@@ -21,7 +21,7 @@ def base_fixture(tmp_path: Path) -> Path:
 
 
 def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, base: Path, tmp_path: Path) -> None:
-    done = shell(*FIT, "--base", base, "--name", "mine", "--out", "mine.toml")
+    done = shell(*FIT, "--base", base, "--out", "mine.toml")
     assert done.code == 0
     assert "above 1 MiB" in done.out
     assert "mine -> mine.toml" in done.out
@@ -54,7 +54,7 @@ def test_data_that_cannot_tell_is_refused_and_nothing_is_written(
         (("--base", "gone.toml", "--out", "o.toml"), 2, "no system file at gone.toml"),
         (("--base", "base.toml", "--out", "mine"), 2, "name a TOML file, such as mine.toml"),
         (("--base", "base.toml", "--out", "o.toml", "--system", "b"), 2, "choose from box"),
-        (("--base", "base.toml", "--out", "o.toml", "--name", "a b"), 2, "a b"),
+        (("--base", "base.toml", "--out", "a b.toml"), 2, "a b"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
@@ -68,6 +68,6 @@ def test_a_name_of_the_data_is_found_without_the_description_s_rules(
     shell: Shell, base: Path, tmp_path: Path
 ) -> None:
     store_of(tmp_path / "data", rows(system="rack", noise=0.01))
-    command = (*FIT, "--base", base, "--out", "rack.toml", "--system", "rack", "--name", "rack")
+    command = (*FIT, "--base", base, "--out", "rack.toml", "--system", "rack")
     assert shell(*command, "--json").json["system"] == "rack"
     assert system_file(str(tmp_path / "rack.toml")).fit.systems == ("rack",)

@@ -53,7 +53,7 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     assert found["cells_repeated"] == 1
     assert found["verified_share"] == pytest.approx(2 / 7)
     assert found["shapes"] == ["1x8", "2x8"]
-    assert found["noise_median"] == pytest.approx(0.02)
+    assert found["noise_bands"] == {"AllReduce": pytest.approx(0.02)}
     gain = found["gain"]
     assert (gain["compared"], gain["faster"], gain["most"]["best"]) == (1, 1, "Ring/LL")
     assert lines(found)["to gain"].startswith(
@@ -64,7 +64,7 @@ def test_counts_by_hand(tmp_path: Path) -> None:
 
 def test_unknown_noise_and_lines(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(), forced("Ring"))["box"]
-    assert found["noise_median"] is None
+    assert found["noise_bands"] == {}
     text = lines(found)
     assert text["noise band"].startswith("unknown: no cell has two independent")
     assert text["GPU"] == "H100; nodes x ranks per node: 1x8"
@@ -87,7 +87,7 @@ def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(), *hot, erring, forced("Tree", "LL", throttled=False))
     assert (found["box"]["rows"], found["box"]["rows_with_time"]) == (6, 2)
     assert found["box"]["rows_left_out"] == {"throttled": 3, "ecc_errors": 1}
-    assert (found["box"]["num_configs"], found["box"]["noise_band"]) == (1, None)
+    assert (found["box"]["num_configs"], found["box"]["noise_bands"]) == (1, {})
     text = lines(found["box"])["rows"]
     assert text == "6 (6 ok); 2 with a time, left out: 3 throttled, 1 ecc_errors"
 
