@@ -1,6 +1,7 @@
 """What `describe` says of data, and its pictures: where which config is best, and by how much."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +162,6 @@ def grid(system: str, **columns: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_sizes_are_said_as_people_say_them() -> None:
-    sizes = (1023, 1472, 1000 << 10, (1 << 20) - 1, 3 << 29)
-    assert [*map(size_label, sizes)] == ["1023", "1.44K", "1000K", "1024K", "1.5G"]
-
-
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -229,10 +225,18 @@ def test_picture_of_both_sides_names_the_front_and_nccls_own(tmp_path: Path) -> 
     assert [text.get_text() for text in second.texts] == names[:-1]
 
 
-def test_without_matplotlib_the_fix_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_sizes_are_said_as_people_say_them() -> None:
+    sizes = (1023, 1472, 1000 << 10, (1 << 20) - 1, 3 << 29)
+    assert [*map(size_label, sizes)] == ["1023", "1.44K", "1000K", "1024K", "1.5G"]
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("matplotlib.figure", "plot"), ("scipy.optimize", "train")]
+)
+def test_without_a_package_the_fix_is_named(
+    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SystemExit, match="4"):
-        cli.run(lambda: plot_systems(frame(*grid("box")), tmp_path))
-    assert "pip install '.[plot]'" in capsys.readouterr().err
+        cli.run(lambda: import_module(module))
+    assert f"pip install '.[{extra}]'" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """The fit: its cells, the numbers it finds, its held-out errors, and data that it refuses."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynamiccl import cli
 from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.fit_simulator import Cell, Fit, fit_system, read_cells
 from dynamiccl.collect.imports import import_files
@@ -102,7 +100,11 @@ def ring(file: SystemFile) -> CellParameters:
 
 def test_numbers_that_made_the_data_are_found_from_others(tmp_path: Path) -> None:
     start = ring_only(lambda value: 1.7 * value)
-    fit = fitted(tmp_path, start, rows(noise=0.01))
+    measured = rows(noise=0.01)
+    # A launch in a bad state pulls little.
+    for row in measured[::40]:
+        row["time_us"] *= 4.0
+    fit = fitted(tmp_path, start, measured)
     truth = system_file("b300-nvlink")
     again = fit_system(fit.file, tmp_path)
     for number in FREE:
@@ -119,15 +121,6 @@ def test_numbers_that_made_the_data_are_found_from_others(tmp_path: Path) -> Non
     assert [cell for cell in fit.file.cells if cell.key != "Ring/Simple"] == others
 
 
-def test_a_launch_in_a_bad_state_pulls_little(tmp_path: Path) -> None:
-    good = rows(noise=0.01)
-    bad = [{**row, "time_us": 4.0 * row["time_us"]} for row in good[::23]]
-    clean = [row for index, row in enumerate(good) if index % 23]
-    fit = fitted(tmp_path, ring_only(lambda value: 1.2 * value), clean, bad)
-    true = ring(system_file("b300-nvlink")).channel_gbytes_per_s.value
-    assert ring(fit.file).channel_gbytes_per_s.value == pytest.approx(true, rel=0.05)
-
-
 def test_every_cell_is_predicted_once_by_a_fit_without_it(tmp_path: Path) -> None:
     fit = fitted(tmp_path, ring_only(lambda value: 1.2 * value), rows(noise=0.02))
     cells = [(one.label, one.call.size_bytes) for one in fit.held_out]
@@ -140,16 +133,12 @@ def test_every_cell_is_predicted_once_by_a_fit_without_it(tmp_path: Path) -> Non
     assert said["misses"] == []
     assert sum(errors["cells"] for errors in sizes.values()) == len(fit.held_out)
     assert sizes["to 64 KiB"]["cells"] == 5 * 4
-
-
-def test_data_of_another_form_misses_the_bar_and_is_told(tmp_path: Path) -> None:
     # Times that jump by three every second octave are no sum of a latency and a transfer.
     crooked = [
         {**row, "time_us": row["time_us"] * (3.0 if int(np.log2(row["size_bytes"])) % 2 else 1.0)}
         for row in rows()
     ]
-    fit = fitted(tmp_path, ring_only(), crooked)
-    said = fitting.to_json(fit)
+    said = fitting.to_json(fitted(tmp_path / "crooked", ring_only(), crooked))
     assert any("median error" in line for line in said["misses"])
 
 
@@ -199,23 +188,9 @@ def test_several_systems_ask_which(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="'shelf'; choose from box, rack"):
         read_cells(tmp_path, ring_only(), ["shelf"])
     assert len(read_cells(tmp_path, ring_only(), ["rack"])[0]) == len(SIZES) * 4
-
-
-def test_data_of_other_groups_leaves_nothing(tmp_path: Path) -> None:
-    away = [{**row, "num_nodes": 2, "num_ranks": 16} for row in rows()]
-    store_of(tmp_path, away)
+    away = store_of(tmp_path / "away", [{**row, "num_nodes": 2, "num_ranks": 16} for row in rows()])
     with pytest.raises(NotEnoughData, match="nothing of box is left to fit 'b300-nvlink' to"):
-        read_cells(tmp_path, ring_only())
-
-
-def test_without_scipy_the_fix_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store_of(tmp_path, rows())
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(SystemExit, match="4"):
-        cli.run(lambda: fit_system(ring_only(), tmp_path))
-    assert "pip install '.[train]'" in capsys.readouterr().err
+        read_cells(away, ring_only())
 
 
 # --- The shipped fits against the published measurements that they were made from ---
