@@ -7,8 +7,8 @@ cells, so that fewer may carry anything; where the last cell does not fit evenly
 asked for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -82,15 +82,6 @@ _LL_TRAFFIC: Final = 4
 _GRAIN_BYTES: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """Settings of a job's environment; None leaves them to NCCL."""
-
-    #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS`; rings and trees heed `NCCL_MIN/MAX_NCHANNELS` alike.
-    min_channels: int | None = None
-    max_channels: int | None = None
-
-
 @dataclass(frozen=True)
 class _Communicator:
     """A group of ranks on machines of one kind, in one release."""
@@ -99,7 +90,9 @@ class _Communicator:
     machine: Machine
     group: Group
     graph: Graph
-    overrides: Overrides = Overrides()
+    #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS`; rings and trees heed `NCCL_MIN/MAX_NCHANNELS` alike.
+    min_channels: int | None
+    max_channels: int | None
 
     @cached_property
     def generation(self) -> Generation:
@@ -127,10 +120,10 @@ class _Communicator:
         fast = self.graph.ring.intra_gbytes_per_s > 45.0
         if self.generation >= Generation.Hopper and not self.one_node and fast and channels < 16:
             channels *= 2
-        if self.overrides.max_channels is not None:
-            channels = min(channels, self.overrides.max_channels)
-        if self.overrides.min_channels is not None:
-            channels = max(channels, self.overrides.min_channels)
+        if self.max_channels is not None:
+            channels = min(channels, self.max_channels)
+        if self.min_channels is not None:
+            channels = max(channels, self.min_channels)
         if self.release.channels_reach_nvls:
             channels = max(channels, self.nvls_channels)
         return min(channels, MAX_CHANNELS)
@@ -143,8 +136,8 @@ class _Communicator:
         hopper, blackwell_node, blackwell_nodes = NVLS_CHANNELS
         blackwell = blackwell_node if self.one_node else blackwell_nodes
         channels = blackwell if self.generation >= Generation.Blackwell else hopper
-        channels = min(channels, self.overrides.max_channels or MAX_CHANNELS)
-        return max(channels, self.overrides.min_channels or 1)
+        channels = min(channels, self.max_channels or MAX_CHANNELS)
+        return max(channels, self.min_channels or 1)
 
     @cached_property
     def nvls(self) -> Search | None:
@@ -179,16 +172,20 @@ class CostModel:
     """The decisions of one NCCL release on machines of one kind, for any group on them."""
 
     def __init__(
-        self, version: NcclVersion, machine: Machine, overrides: Overrides | None = None
+        self,
+        version: NcclVersion,
+        machine: Machine,
+        min_channels: int | None = None,
+        max_channels: int | None = None,
     ) -> None:
-        """Take the release, the machine, and what the job's environment sets.
+        """`min_channels` and `max_channels` are what the job's environment sets (NCCL_MIN_CTAS ..).
 
         Raises UnknownName for a release whose constants nobody has read.
         """
         self.nccl_version = version
         self.machine = machine
         self._release = release_of(version)
-        self._overrides = overrides or Overrides()
+        self._opens = min_channels, max_channels
         self._communicators: dict[Group, _Communicator] = {}
         self._lines: dict[Group, Mapping[Cell, CostLine]] = {}
 
@@ -202,7 +199,7 @@ class CostModel:
             if group.num_ranks < 2:
                 raise ValueError(f"{group} has one rank: NCCL decides nothing")
             graph = self.machine.graph(group)
-            comm = _Communicator(self._release, self.machine, group, graph, self._overrides)
+            comm = _Communicator(self._release, self.machine, group, graph, *self._opens)
             self._communicators[group] = comm
         return self._communicators[group]
 
@@ -277,13 +274,12 @@ class CostModel:
 
     def reopened(self, *, least: int | None = None, most: int | None = None) -> "CostModel":
         """The model with at least or at most so many channels opened (`NCCL_MIN/MAX_CTAS`)."""
-        low = self._overrides.min_channels if least is None else least
-        high = self._overrides.max_channels if most is None else most
+        low = self._opens[0] if least is None else least
+        high = self._opens[1] if most is None else most
         if low is not None and high is not None:
             # NCCL would let the lower bound win; the last one set is meant here.
             low, high = (min(low, high), high) if least is None else (low, max(low, high))
-        overrides = replace(self._overrides, min_channels=low, max_channels=high)
-        return CostModel(self.nccl_version, self.machine, overrides)
+        return CostModel(self.nccl_version, self.machine, low, high)
 
     def resolve(self, call: Call, config: Config) -> Config:
         """What runs when `config` is asked for; no knob of the answer is AUTO but the chunk.
@@ -402,7 +398,7 @@ def _algbw_gbytes_per_s(
     comm: _Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
     """Bytes of the whole buffer over time, before corrections by size."""
-    bus = _BUS[algorithm](comm, collective, protocol)
+    bus = _bus(comm, collective, algorithm, protocol)
     if algorithm is not Algorithm.Ring and collective in _GATHERS:
         return bus
     by_steps = comm.group.num_ranks / _steps(comm, collective)
@@ -420,12 +416,24 @@ def _steps(comm: _Communicator, collective: Collective) -> int:
     return comm.group.num_ranks - 1 if collective in _GATHERS else comm.group.num_ranks
 
 
+def _bus(
+    comm: _Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
+) -> float:
+    if algorithm is Algorithm.Ring:
+        return _ring(comm, protocol)
+    if algorithm is Algorithm.Tree:
+        return _tree(comm, protocol)
+    if algorithm is Algorithm.PAT:
+        return comm.graph.channels * _per_channel(comm, comm.graph.tree) * _PAT_OF_TREE
+    return _nvls(comm, collective) if algorithm is Algorithm.NVLS else _nvls_tree(comm, collective)
+
+
 def _per_channel(comm: _Communicator, search: Search) -> float:
     slow = comm.group.num_nodes > 2
     return search.inter_gbytes_per_s if slow else search.intra_gbytes_per_s
 
 
-def _ring(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _ring(comm: _Communicator, protocol: Protocol) -> float:
     channels = comm.graph.channels
     bus = channels * _per_channel(comm, comm.graph.ring)
     if protocol is Protocol.LL:
@@ -436,7 +444,7 @@ def _ring(comm: _Communicator, collective: Collective, protocol: Protocol) -> fl
     return bus
 
 
-def _tree(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _tree(comm: _Communicator, protocol: Protocol) -> float:
     channels = comm.graph.channels
     bus = channels * _per_channel(comm, comm.graph.tree)
     most = comm.release.tree[comm.generation][comm.column]
@@ -450,11 +458,7 @@ def _tree(comm: _Communicator, collective: Collective, protocol: Protocol) -> fl
     return bus * (_PLAIN_TREE_SHARE if comm.graph.tree.plain_tree else 1.0)
 
 
-def _pat(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
-    return comm.graph.channels * _per_channel(comm, comm.graph.tree) * _PAT_OF_TREE
-
-
-def _nvls(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _nvls(comm: _Communicator, collective: Collective) -> float:
     search = comm.search(Algorithm.NVLS)
     if comm.release.nvls_by_efficiency:
         return search.channels * min(_nvls_intra(comm, collective), search.inter_gbytes_per_s)
@@ -465,7 +469,7 @@ def _nvls(comm: _Communicator, collective: Collective, protocol: Protocol) -> fl
     return search.channels * min(intra, inter)
 
 
-def _nvls_tree(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _nvls_tree(comm: _Communicator, collective: Collective) -> float:
     search = comm.search(Algorithm.NVLSTree)
     two, inter = comm.group.num_nodes <= 2, search.inter_gbytes_per_s
     if comm.release.nvls_by_efficiency:
@@ -483,15 +487,6 @@ def _nvls_intra(comm: _Communicator, collective: Collective) -> float:
         return 2.0 * intra
     ranks = comm.group.ranks_per_node
     return intra * (ranks - 1) / ranks
-
-
-_BUS: Final[Mapping[Algorithm, Callable[[_Communicator, Collective, Protocol], float]]] = {
-    Algorithm.Ring: _ring,
-    Algorithm.Tree: _tree,
-    Algorithm.PAT: _pat,
-    Algorithm.NVLS: _nvls,
-    Algorithm.NVLSTree: _nvls_tree,
-}
 
 
 # --- Channels ---

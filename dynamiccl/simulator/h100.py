@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator import physics
-from dynamiccl.simulator.cost_model import CostModel, Overrides
+from dynamiccl.simulator.cost_model import CostModel
 from dynamiccl.simulator.machine import find_machine
 from dynamiccl.simulator.system import (
     GPUS_PER_NODE,
@@ -149,8 +149,7 @@ class H100System(CostModel):
 @cache
 def default_model(num_channels: int | None = None) -> CostModel:
     """What NCCL decides on these nodes; `num_channels` is what a communicator was made with."""
-    made = Overrides(min_channels=num_channels, max_channels=num_channels)
-    return CostModel(NCCL_VERSION, find_machine(H100System.name), made)
+    return CostModel(NCCL_VERSION, find_machine(H100System.name), num_channels, num_channels)
 
 
 def true_us(

@@ -32,7 +32,7 @@ for smaller calls.
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator.system import Group
@@ -75,32 +75,20 @@ class Route:
 @cache
 def route(group: Group, collective: Collective, algorithm: Algorithm) -> Route:
     """The route of `algorithm` for `collective` among `group`."""
-    if algorithm is Algorithm.Ring:
-        return _ring(group, collective)
-    return _pipeline(group, collective, algorithm)
-
-
-def _ring(group: Group, collective: Collective) -> Route:
-    ranks, nodes = group.num_ranks, group.num_nodes
-    rounds = 2 if collective is Collective.AllReduce else 1
-    steps, between = rounds * (ranks - 1), rounds * (nodes - 1)
-    wire = 1.0 if collective in _ROOTED else rounds * (ranks - 1) / ranks
-    return Route(
-        hops_inside=steps - between,
-        hops_between=between,
-        width=1 if collective in _ROOTED else ranks,
-        lock_step=collective not in _ROOTED,
-        wire_inside=wire if group.ranks_per_node > 1 else 0.0,
-        wire_between=wire if nodes > 1 else 0.0,
-    )
-
-
-def _pipeline(group: Group, collective: Collective, algorithm: Algorithm) -> Route:
-    nodes, local = group.num_nodes, group.ranks_per_node
+    ranks, nodes, local = group.num_ranks, group.num_nodes, group.ranks_per_node
     depth = math.log2(nodes)
     away = (nodes - 1) / nodes
-    gathers = collective in _GATHERS
+    gathers, rooted = collective in _GATHERS, collective in _ROOTED
+    rounds = 2 if collective is Collective.AllReduce else 1
+    ring = 1.0 if rooted else rounds * (ranks - 1) / ranks
     inside, between, width, wire_in, wire_out = {
+        Algorithm.Ring: (
+            rounds * (ranks - nodes),
+            rounds * (nodes - 1),
+            1 if rooted else ranks,
+            ring,
+            ring,
+        ),
         Algorithm.Tree: (2.0 * (local - 1), 2.0 * depth, 1, 2.0, 2.0),
         Algorithm.NVLS: (2.0, 2.0 * min(nodes - 1, 1), local, 1.0, away * (1 if gathers else 2)),
         Algorithm.NVLSTree: (2.0, 2.0 * depth, local, 1.0, 1.0 if nodes == 2 else 2.0),
@@ -119,7 +107,7 @@ def _pipeline(group: Group, collective: Collective, algorithm: Algorithm) -> Rou
         hops_inside=inside if local > 1 else 0.0,
         hops_between=between if several else 0.0,
         width=width,
-        lock_step=False,
+        lock_step=algorithm is Algorithm.Ring and not rooted,
         wire_inside=wire_in if local > 1 else 0.0,
         wire_between=wire_out if several else 0.0,
     )
@@ -213,8 +201,7 @@ class Work:
     chunk_factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """The parts of a call's time, us; time = fixed + max(inside, between)."""
 
     fixed_us: float

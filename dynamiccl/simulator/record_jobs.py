@@ -89,20 +89,19 @@ def all_configs(system: System, workload: Workload) -> tuple[Config, ...]:
 
 def check_workload(system: System, workload: Workload) -> None:
     """Raise UserError for a group or a collective that the system does not have."""
-    known = system.groups()
+    shapes = {group: f"{group.num_nodes}x{group.ranks_per_node}" for group in system.groups()}
+    names = {collective: collective.wire for collective in system.collectives()}
     for call in workload.calls:
-        if call.group not in known:
-            shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
+        if call.group not in shapes:
             raise UserError(
                 f"{system.name} has no group of {call.group.num_nodes} nodes x "
                 f"{call.group.ranks_per_node} ranks, which {workload.name} calls on; it has "
-                f"{shapes}: choose --nodes, --ranks-per-node and --workload by it"
+                f"{', '.join(shapes.values())}: choose --nodes, --ranks-per-node, --workload by it"
             )
-        if call.collective not in system.collectives():
-            names = ", ".join(c.wire for c in system.collectives())
+        if call.collective not in names:
             raise UserError(
                 f"{system.name} has no {call.collective.wire}, which {workload.name} calls; it has "
-                f"{names}: choose another --workload"
+                f"{', '.join(names.values())}: choose another --workload"
             )
 
 

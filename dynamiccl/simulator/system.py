@@ -19,9 +19,8 @@ product reads from. While both run:
 
 and when one ends, the other goes on alone. `held` is what the one public study of it shows (8 A100,
 4 MiB beside 8 ms of compute: the iteration grows by the channels as if they were held for 2.4 ms,
-and a call alone lasts 0.15 ms). So more channels shorten the call and lengthen the
-compute: the config that is fastest alone need not be fastest for the iteration, the trap that Lagom
-(arXiv 2602.20656) found its authors' own AutoCCL in. `c` is `Surroundings.compute`.
+and a call alone lasts 0.15 ms). So the config that is fastest alone need not be fastest for the
+iteration (Lagom, arXiv 2602.20656). `c` is `Surroundings.compute`.
 """
 
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
-from dynamiccl.simulator.cost_model import CostModel, Overrides
+from dynamiccl.simulator.cost_model import CostModel
 from dynamiccl.simulator.h100 import H100System
 from dynamiccl.simulator.machine import find_machine, read_machine
 from dynamiccl.simulator.physics import (
@@ -283,12 +283,8 @@ def system_text(file: SystemFile, *, head: str = "") -> str:
 
 
 def _entries(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {toml_value(value, number=_number)}" for key, value in table.items()]
-
-
-def _number(value: float) -> str:
-    """Five digits are more than any fit is worth."""
-    return repr(float(f"{value:.5g}"))
+    # Five digits are more than any fit is worth.
+    return [f"{key} = {toml_value(told, number='{:.5g}'.format)}" for key, told in table.items()]
 
 
 class ParametricSystem(CostModel):
@@ -298,12 +294,17 @@ class ParametricSystem(CostModel):
         """Take a checked file. Raises UnknownName for its machine or release of NCCL."""
         name = file.nccl.machine
         machine = read_machine(Path(name)) if name.endswith(_SUFFIX) else find_machine(name)
-        made = Overrides(file.nccl.min_channels, file.nccl.max_channels)
-        super().__init__(NcclVersion.parse(file.nccl_version), machine, made)
+        opens = file.nccl.min_channels, file.nccl.max_channels
+        super().__init__(NcclVersion.parse(file.nccl_version), machine, *opens)
         self.file = file
         self.name = file.name
         self.num_sms = file.num_sms
-        self._parameters = _by_collective(file)
+        # A cell that names its collectives comes before one that does not.
+        self._parameters = {
+            (collective, cell.algorithm, cell.protocol): cell
+            for cell in sorted(file.cells, key=lambda cell: bool(cell.collectives))
+            for collective in cell.collectives or file.collectives
+        }
         self._values = {
             cell.key: CellValues(**{name: getattr(cell, name).value for name in CELL_NUMBERS})
             for cell in file.cells
@@ -400,18 +401,10 @@ class ParametricSystem(CostModel):
         work = self.work(call, ran, launch)
         assert ran.algorithm is not None
         assert ran.protocol is not None
-        cell = self._parameters[call.collective, ran.algorithm, ran.protocol]
-        values = self._values[cell.key]
+        values = self._values[self.parameters(call.collective, ran.algorithm, ran.protocol).key]
         found = times(work, values, self._links_of(launch))
-        return Parts(
-            algorithm=ran.algorithm,
-            protocol=ran.protocol,
-            num_channels=work.num_channels,
-            fixed_us=found.fixed_us,
-            intra_us=found.inside_us,
-            inter_us=found.between_us,
-            host_share=values.host_share,
-        )
+        cell = ran.algorithm, ran.protocol, work.num_channels
+        return Parts(*cell, *found, host_share=values.host_share)
 
     def check_launch(self, launch: Launch) -> None:
         """Raise UserError for a transport that the file has no figures for."""
@@ -439,17 +432,6 @@ class ParametricSystem(CostModel):
 #: NCCL on some machines, with what is known of its times: what NCCL decides (`CostModel`), and
 #: `name`, `environment`, `contention`, `groups`, `collectives` and `parts`.
 System = H100System | ParametricSystem
-
-
-def _by_collective(
-    file: SystemFile,
-) -> Mapping[tuple[Collective, Algorithm, Protocol], CellParameters]:
-    """Every collective's cells; one that names the collective comes before one that does not."""
-    found: dict[tuple[Collective, Algorithm, Protocol], CellParameters] = {}
-    for cell in sorted(file.cells, key=lambda cell: bool(cell.collectives)):
-        for collective in cell.collectives or file.collectives:
-            found[collective, cell.algorithm, cell.protocol] = cell
-    return found
 
 
 def thread_factor(threads: ThreadParameters, num_threads: int | None) -> float:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, NUM_ALGORITHMS, Algorithm, Config
 from dynamiccl.simulator.scenario import Float64Array, Jitter, Process, Scenario, Stragglers
-from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
+from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import System
 from dynamiccl.simulator.workloads import Workload
 
@@ -99,7 +99,6 @@ class World:
         workload: Workload,
         configs: Sequence[Config],
         scenario: Scenario,
-        launch: Launch = UNTOUCHED,
     ) -> None:
         """Compute the parts of every call under every config; `configs[0]` is ABSTAIN.
 
@@ -127,17 +126,17 @@ class World:
         self.contention = system.contention
         self.compute_slowdown = self.contention.surroundings(1.0).compute
         for key, call in enumerate(self.keys):
-            self._fill(key, call, launch)
+            self._fill(key, call)
         #: (K, A) one number for what runs: equal numbers are no change of config.
         wide = self.algorithm.astype(np.int64) * 64 + self.protocol
         self.identity = wide * 1024 + self.num_channels
         #: (K, A) the first action that comes to the same: calls of these are one stream of times.
         self.stream: Int64Array = (self.identity[:, :, None] == self.identity[:, None, :]).argmax(2)
 
-    def _fill(self, key: int, call: Call, launch: Launch) -> None:
+    def _fill(self, key: int, call: Call) -> None:
         for action, config in enumerate(self.configs):
             try:
-                parts = self.system.parts(call, config, launch)
+                parts = self.system.parts(call, config)
             except KeyError:
                 if config == ABSTAIN:
                     raise

@@ -22,7 +22,7 @@ from dynamiccl.nccl import (
     NcclVersion,
     Protocol,
 )
-from dynamiccl.simulator.cost_model import CostModel, Overrides, Pair
+from dynamiccl.simulator.cost_model import CostModel, Pair
 from dynamiccl.simulator.machine import (
     RELEASES,
     Basis,
@@ -100,8 +100,8 @@ def cell_of(row: Mapping[str, str]) -> Pair:
 
 
 @cache
-def model_of(machine: str, version: NcclVersion, overrides: Overrides | None = None) -> CostModel:
-    return CostModel(version, find_machine(machine), overrides)
+def model_of(machine: str, version: NcclVersion, *opens: int | None) -> CostModel:
+    return CostModel(version, find_machine(machine), *opens)
 
 
 def test_choices_are_those_of_nccl_s_own_code() -> None:
@@ -226,9 +226,9 @@ def test_channels_reach_twice_the_search_and_what_the_environment_asks_for() -> 
     group = Group(1, 8)
     assert model_of("b300", V29).max_channels(group, RING) == 32
     assert model_of("b300", V29).max_channels(group, NVLS) == 24
-    few = model_of("b300", V29, Overrides(max_channels=8))
+    few = model_of("b300", V29, None, 8)
     assert (few.max_channels(group, RING), few.max_channels(group, NVLS)) == (8, 8)
-    many = model_of("gb10-roce-ring", V30, Overrides(min_channels=64))
+    many = model_of("gb10-roce-ring", V30, 64)
     assert many.max_channels(Group(4, 1), RING) == 64
     # 8 rings of 48 GB/s on two nodes are twice 8, and fast; 2 of 24 are not.
     h100 = model_of("h100-ib", V27)
