@@ -20,11 +20,8 @@ from dynamiccl.sizes import size_label
 
 #: Tasks that differ in their size only: one line of a plot.
 FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
-#: Families drawn at most in one picture; more would not be legible.
-MOST_FAMILIES: Final = 24
-#: Tasks in one picture of both sides, and names on the front of each: more would not be legible.
-MOST_PANELS: Final = 6
-MOST_NAMES: Final = 6
+#: In a picture at most, to stay legible: families; tasks of both sides, and names on each front.
+MOST_FAMILIES, MOST_PANELS, MOST_NAMES = 24, 6, 6
 _DEFAULT: Final = "default, or within noise"
 
 
@@ -59,13 +56,16 @@ def describe(directory: Path) -> list[dict[str, Any]]:
 
 def _summary(part: pl.DataFrame) -> dict[str, Any]:
     timed, worked = usable(part), part.filter(pl.col("status") == Status.OK.value)
-    forced = ~pl.col("is_default")
-    two = pl.struct(CONFIG_COLUMNS).filter(forced).n_unique() >= 2
+    is_forced, is_default = ~pl.col("is_default"), pl.col("is_default")
+    two = pl.struct(CONFIG_COLUMNS).filter(is_forced).n_unique() >= 2
     by_task = cells.one_placement(part).group_by(TASK_COLUMNS)
-    tasks = by_task.agg(two=two, default=pl.col("is_default").any())
+    tasks = by_task.agg(two=two, default=is_default.any())
     sources = sorted(part["source"].unique())
     shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())
-    bands = cells.noise_bands(quiet(part))
+    bands = cells.noise_bands(quiet(part)).sort("collective")
+    kinds = cells.one_placement(quiet(tuned(part))).group_by(TASK_COLUMNS)
+    faster = crossovers(part).filter("beyond_noise").sort("gain", descending=True)
+    told = ("collective", "num_nodes", "ranks_per_node", "size_bytes", "best", "gain")
     return {
         "system": part["system"][0],
         "source": ", ".join(sources),
@@ -80,31 +80,21 @@ def _summary(part: pl.DataFrame) -> dict[str, Any]:
         "min_size_bytes": part["size_bytes"].min(),
         "max_size_bytes": part["size_bytes"].max(),
         "num_sizes": part["size_bytes"].n_unique(),
-        "num_configs": timed.filter(forced).select(CONFIG_COLUMNS).n_unique(),
+        "num_configs": timed.filter(is_forced).select(CONFIG_COLUMNS).n_unique(),
         "tasks": tasks.height,
         "tasks_with_default": int(tasks["default"].sum()),
         "tasks_with_two_forced": int(tasks["two"].sum()),
         "tasks_scorable": tasks.filter("two", "default").height,
         "cells_repeated": cells.cell_times(part).filter(pl.col("repeats") >= 2).height,
         "verified_share": int(worked["verified"].sum()) / max(worked.height, 1),
-        "noise_bands": dict(bands.select("collective", "noise_band").sort("collective").rows()),
-        "gain": _gain(part),
-    }
-
-
-def _gain(part: pl.DataFrame) -> dict[str, Any]:
-    """Tasks of a system that have NCCL's own choice and a forced config, and where that is faster.
-
-    `faster` counts gains beyond the noise band, any where it is not known; `most` is the largest.
-    """
-    rows = cells.one_placement(quiet(tuned(part)))
-    kinds = rows.group_by(TASK_COLUMNS).agg(n=pl.col("is_default").n_unique())
-    faster = crossovers(part).filter("beyond_noise").sort("gain", descending=True)
-    told = ("collective", "num_nodes", "ranks_per_node", "size_bytes", "best", "gain")
-    return {
-        "compared": kinds.filter(pl.col("n") == 2).height,
-        "faster": faster.height,
-        "most": next(iter(faster.select(told).to_dicts()), None),
+        "noise_bands": dict(bands.select("collective", "noise_band").rows()),
+        # Tasks with NCCL's own choice and a forced config, those in which one is faster by more
+        # than the noise band (by any, where that is not known), and the largest gain.
+        "gain": {
+            "compared": kinds.agg(n=is_default.n_unique()).filter(pl.col("n") == 2).height,
+            "faster": faster.height,
+            "most": next(iter(faster.select(told).to_dicts()), None),
+        },
     }
 
 
