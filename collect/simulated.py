@@ -184,7 +184,7 @@ def _launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
     try:
         threads = int(environment[_THREADS]) if _THREADS in environment else None
         launch = LaunchSettings(threads, transport)
-        system.check_launch(launch)
+        system.links_of(launch)
     except (UserError, ValueError) as error:
         raise InvalidSweep(f"profile '{profile.name}': {error}") from error
     return launch

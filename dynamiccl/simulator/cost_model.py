@@ -48,6 +48,7 @@ from dynamiccl.simulator.machine import (
     Search,
     release_of,
 )
+from dynamiccl.simulator.physics import GATHERS, NVLS_KINDS
 from dynamiccl.simulator.system import Call, Cell, CostLine, Group
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Pair = tuple[Algorithm, Protocol]
-NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 #: CollNet needs a plug-in for switches that reduce, and is off.
 _NO_COLLNET: Final = frozenset({Algorithm.CollNetDirect, Algorithm.CollNetChain})
 #: Each inter-node ring step posts to the network (`getNetOverhead`), three times in Simple.
@@ -76,7 +76,6 @@ _PAT_OF_TREE: Final = 0.75
 #: Until 2.27: NVLS's algorithm bandwidth over its bus bandwidth.
 _NVLS_RATIO: Final = 5.0 / 6.0
 _NVLS_NET_SHARE: Final = 0.9
-_GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
 #: LL moves its payload in packets that are flags for the other half, and counts four times.
 _LL_TRAFFIC: Final = 4
 _GRAIN_BYTES: Final = 16
@@ -370,7 +369,7 @@ def _between_us(comm: _Communicator, algorithm: Algorithm, protocol: Protocol) -
 def _ring_us(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:
     hop = comm.hop_inside(Algorithm.Ring)
     inside = HOP_US[hop][Algorithm.Ring][protocol]
-    if collective in _GATHERS or collective is Collective.AllReduce:
+    if collective in GATHERS or collective is Collective.AllReduce:
         rounds = 2 if collective is Collective.AllReduce else 1
         crossings = 0 if comm.one_node else rounds * (comm.group.num_nodes - 1)
         inside = max(inside, _overhead_us(comm, protocol))
@@ -399,7 +398,7 @@ def _algbw_gbytes_per_s(
 ) -> float:
     """Bytes of the whole buffer over time, before corrections by size."""
     bus = _bus(comm, collective, algorithm, protocol)
-    if algorithm is not Algorithm.Ring and collective in _GATHERS:
+    if algorithm is not Algorithm.Ring and collective in GATHERS:
         return bus
     by_steps = comm.group.num_ranks / _steps(comm, collective)
     if algorithm is Algorithm.Ring:
@@ -413,7 +412,7 @@ def _steps(comm: _Communicator, collective: Collective) -> int:
     """Steps of a ring: what each link carries, in shares of one rank."""
     if collective is Collective.AllReduce:
         return 2 * (comm.group.num_ranks - 1)
-    return comm.group.num_ranks - 1 if collective in _GATHERS else comm.group.num_ranks
+    return comm.group.num_ranks - 1 if collective in GATHERS else comm.group.num_ranks
 
 
 def _bus(
@@ -463,7 +462,7 @@ def _nvls(comm: _Communicator, collective: Collective) -> float:
     if comm.release.nvls_by_efficiency:
         return search.channels * min(_nvls_intra(comm, collective), search.inter_gbytes_per_s)
     intra, inter = search.intra_gbytes_per_s, search.inter_gbytes_per_s
-    if collective in _GATHERS:
+    if collective in GATHERS:
         ranks = comm.group.ranks_per_node
         intra, inter = intra * (ranks - 1) / ranks, inter * _NVLS_NET_SHARE
     return search.channels * min(intra, inter)
@@ -520,7 +519,7 @@ def _payload(
     num_bytes, traffic = size_bytes, 1
     if collective is Collective.AllReduce:
         traffic = 2
-    elif collective in _GATHERS:
+    elif collective in GATHERS:
         num_bytes, traffic = size_bytes // comm.group.num_ranks, comm.group.num_ranks
     return num_bytes, traffic * (_LL_TRAFFIC if protocol is Protocol.LL else 1)
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator import physics
-from dynamiccl.simulator.cost_model import CostModel
+from dynamiccl.simulator.cost_model import CostModel, Pair
 from dynamiccl.simulator.machine import find_machine
 from dynamiccl.simulator.system import (
     GPUS_PER_NODE,
@@ -35,7 +35,6 @@ from dynamiccl.simulator.system import (
     Parts,
 )
 
-Pair = tuple[Algorithm, Protocol]
 #: The release of the published corrections, and so of the default.
 NCCL_VERSION: Final = NcclVersion(2, 27, 5)
 #: Facts of the nodes that the tables describe (DGX H100 class), as measurement columns.

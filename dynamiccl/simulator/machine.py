@@ -80,7 +80,7 @@ class Basis(StrEnum):
     ASSUMED = "assumed"
 
 
-_Kind = TypeVar("_Kind", Path, Pattern, Cpu, Basis)
+_Kind = TypeVar("_Kind", bound=Enum)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ _NVLS_CHUNK_BYTES: Final = 128 << 10
 _NVLS_SMALLER: Final = ((64, 64 << 10), (8, 32 << 10), (2, 16 << 10))
 NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 _ROOTED: Final = frozenset({Collective.Broadcast, Collective.Reduce})
-_GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
+GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
 _SMALLEST_BEST_BYTES: Final = 64 << 10
 
 
@@ -78,7 +78,7 @@ def route(group: Group, collective: Collective, algorithm: Algorithm) -> Route:
     ranks, nodes, local = group.num_ranks, group.num_nodes, group.ranks_per_node
     depth = math.log2(nodes)
     away = (nodes - 1) / nodes
-    gathers, rooted = collective in _GATHERS, collective in _ROOTED
+    gathers, rooted = collective in GATHERS, collective in _ROOTED
     rounds = 2 if collective is Collective.AllReduce else 1
     ring = 1.0 if rooted else rounds * (ranks - 1) / ranks
     inside, between, width, wire_in, wire_out = {
@@ -145,15 +145,6 @@ def asked_chunk_bytes(largest_bytes: int, chunk_bytes: int | None) -> int:
     if chunk_bytes is None:
         return largest_bytes
     return max(min(chunk_bytes, largest_bytes) // GRAIN_BYTES, 1) * GRAIN_BYTES
-
-
-def num_slices(protocol: Protocol, piece_bytes: float) -> int:
-    """Slices that a ring's chunk of `piece_bytes` is sent in: 1, or 2 for Simple.
-
-    >>> num_slices(Protocol.Simple, 32 << 10), num_slices(Protocol.Simple, 64 << 10)
-    (1, 2)
-    """
-    return 2 if protocol is Protocol.Simple and piece_bytes > _SLICE_BYTES else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +239,8 @@ def _latency_us(work: Work, cell: CellValues, links: LinkValues, loops: int, pie
     if not route.lock_step:
         return base + hops + loops * cell.turn_us
     steps = route.hops_inside + route.hops_between
-    slices = steps * cell.slice_us * (num_slices(work.protocol, piece) - 1)
-    return base + loops * (hops + slices)
+    in_two = work.protocol is Protocol.Simple and piece > _SLICE_BYTES
+    return base + loops * (hops + (steps * cell.slice_us if in_two else 0.0))
 
 
 def blend(latency_us: float, moving_us: float, overlap: float) -> float:

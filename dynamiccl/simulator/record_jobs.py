@@ -56,9 +56,7 @@ class Explorer:
     def __init__(
         self, world: World, num_jobs: int, share: float, hold_calls: float, seed: int
     ) -> None:
-        """Begin with a draw for every job and task key. Raises ValueError for invalid values."""
-        if not 0.0 <= share <= 1.0 or hold_calls < 1.0:
-            raise ValueError("a share lies in 0..1, and a draw lasts a call at least")
+        """Begin with a draw for every job and task key."""
         self._world, self._share, self._hold_calls = world, share, hold_calls
         self._random = np.random.default_rng(seed)
         self._job = np.arange(num_jobs)

@@ -42,16 +42,15 @@ from dynamiccl.simulator.physics import (
 from dynamiccl.simulator.system import (
     UNTOUCHED,
     Call,
+    Cell,
     Contention,
     CostLine,
     Group,
     Launch,
     Parts,
 )
-from dynamiccl.simulator.system import Cell as NcclCell
 from dynamiccl.simulator.toml_table import Table, parse_toml, toml_value
 
-Cell = tuple[Algorithm, Protocol]
 _SUFFIX: Final = ".toml"
 _SHIPPED: Final = resources.files("dynamiccl.simulator") / "systems"
 #: Systems that a shipped TOML file describes.
@@ -330,7 +329,7 @@ class ParametricSystem(CostModel):
         """Collectives that the file names."""
         return sorted(self.file.collectives)
 
-    def lines(self, group: Group) -> Mapping[NcclCell, CostLine]:
+    def lines(self, group: Group) -> Mapping[Cell, CostLine]:
         """NCCL's latencies and bandwidths, of the cells that the file has physics for."""
         found = super().lines(group)
         return {cell: line for cell, line in found.items() if cell in self._parameters}
@@ -402,15 +401,12 @@ class ParametricSystem(CostModel):
         assert ran.algorithm is not None
         assert ran.protocol is not None
         values = self._values[self.parameters(call.collective, ran.algorithm, ran.protocol).key]
-        found = times(work, values, self._links_of(launch))
+        found = times(work, values, self.links_of(launch))
         cell = ran.algorithm, ran.protocol, work.num_channels
         return Parts(*cell, *found, host_share=values.host_share)
 
-    def check_launch(self, launch: Launch) -> None:
-        """Raise UserError for a transport that the file has no figures for."""
-        self._links_of(launch)
-
-    def _links_of(self, launch: Launch) -> LinkValues:
+    def links_of(self, launch: Launch) -> LinkValues:
+        """The links of a transport; UserError for one that the file has no figures for."""
         default = self.file.default_transport
         alone = all(group.ranks_per_node == 1 for group in self.file.groups)
         # Between nodes NCCL has nothing but the network.

@@ -144,7 +144,7 @@ def test_a_transport_without_figures_is_refused_with_those_that_have_some() -> N
     assert isinstance(system, ParametricSystem)
     bare = ParametricSystem(system.file.model_copy(update={"transports": {}}))
     with pytest.raises(UserError, match="'b300-nvlink' has no transport SHM; it has P2P"):
-        bare.check_launch(Launch(transport=Transport.SHM))
+        bare.links_of(Launch(transport=Transport.SHM))
 
 
 # --- Jobs that they record ---
@@ -182,9 +182,3 @@ def test_a_draw_is_held_for_some_calls_of_its_key() -> None:
         jobs.step(action)
     same = 1 - 1 / 8 + 1 / 8 / world.mask[0].sum()  # a new draw may be the old one
     assert np.mean(repeats[100:]) == pytest.approx(same, abs=0.01)
-
-
-@pytest.mark.parametrize(("share", "hold_calls"), [(1.5, 1.0), (0.5, 0.2)])
-def test_shares_and_lengths_are_checked(share: float, hold_calls: float) -> None:
-    with pytest.raises(ValueError, match=r"a share lies in 0\.\.1, and a draw lasts a call"):
-        explorer(share, hold_calls)
