@@ -74,8 +74,6 @@ _NVLS_TREE: Final = (57.7 * 5.0 / 6.0, 45.5 * 5.0 / 6.0)
 BUFFER_BYTES: Final = 4 << 20
 #: The effect of a chunk; ours.
 _CHUNKS: Final = physics.ChunkValues(curvature=0.012, largest=0.30, pieces=16)
-
-
 #: Response of a protocol to channels (`physics.saturating`): half rise and crowding; ours.
 _RESPONSE: Final[Mapping[Protocol, tuple[float, float]]] = {
     Protocol.LL: (0.12, 0.15),

@@ -233,5 +233,5 @@ def jobs_command(
         )
     if as_json:
         cli.print_json({"calls": jobs * calls, "parts": [str(path) for path in parts]})
-        return
-    print(f"{jobs * calls} calls of {jobs} jobs -> {out}")
+    else:
+        print(f"{jobs * calls} calls of {jobs} jobs -> {out}")

@@ -446,8 +446,7 @@ def thread_factor(threads: ThreadParameters, num_threads: int | None) -> float:
 def system_file(name: str) -> SystemFile:
     """The description of a parametric system by name, or in the file that `name` is the path of.
 
-    Raises UnknownName with the choices, MissingPath, and UserError with key, value and what is
-    wrong.
+    Raises UnknownName with the choices, MissingPath, and UserError with key and value.
     """
     path = Path(name)
     if path.suffix != _SUFFIX:

@@ -26,8 +26,6 @@ from dynamiccl.simulator.workloads import Workload
 
 Int64Array = npt.NDArray[np.int64]
 _ABSTAIN_ACTION: Final = 0
-
-
 #: Median of |t| with 3 degrees of freedom (quantile 0.75), over the normal's: MAD to sigma.
 T3_ROBUST_SIGMA: Final = 0.7648923284 / 0.6744897502
 #: No draw of the logarithm exceeds so many sigmas; t's tail has no third moment.
@@ -44,8 +42,7 @@ class Noise:
 
     def __init__(self, jitter: Jitter, stragglers: Stragglers | None, num_jobs: int) -> None:
         """Start without drift."""
-        self._jitter = jitter
-        self._stragglers = stragglers
+        self._jitter, self._stragglers = jitter, stragglers
         self._drift = np.zeros(num_jobs)
         self._keep = math.exp(-1.0 / jitter.drift_calls)
 
@@ -64,12 +61,10 @@ class Noise:
 
     def skew_us(self, random: np.random.Generator) -> Float64Array:
         """(N,) us that the earliest rank waits for the latest."""
-        late = self._stragglers
-        if late is None:
-            return np.zeros(len(self._drift))
-        skew = np.zeros(len(self._drift))
-        comes_late = np.flatnonzero(random.random(len(skew)) < late.probability)
-        skew[comes_late] = late.median_us * random.lognormal(0.0, late.sigma, len(comes_late))
+        late, skew = self._stragglers, np.zeros(len(self._drift))
+        if late is not None:
+            comes_late = np.flatnonzero(random.random(len(skew)) < late.probability)
+            skew[comes_late] = late.median_us * random.lognormal(0.0, late.sigma, len(comes_late))
         return skew
 
 
@@ -217,8 +212,7 @@ class Jobs:
         self._noise = Noise(scenario.jitter, scenario.stragglers, num_jobs)
         self._place: Int64Array = draw_start.integers(len(world.order), size=num_jobs)
         self._job = np.arange(num_jobs)
-        self._clock_us = np.zeros(num_jobs)
-        self._elapsed_us = np.zeros(num_jobs)
+        self._clock_us, self._elapsed_us = np.zeros((2, num_jobs))
         self._used = np.zeros((num_jobs, NUM_ALGORITHMS), dtype=np.bool_)
         self._last: Int64Array = np.full((num_jobs, len(world.keys)), -1, dtype=np.int64)
         self._flat = [
