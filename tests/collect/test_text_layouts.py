@@ -182,6 +182,18 @@ def test_collective_that_is_not_known_or_contradicted_is_refused(tmp_path: Path)
     assert "'hypercube' is no collective of NCCL's" in found
 
 
+def test_tuning_lines_between_the_rows() -> None:
+    lines = "".join(
+        f"n1:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo {algorithm} proto SIMPLE "
+        "channel{Lo..Hi}={0..7}\n"
+        for size, algorithm in ((1048576, "RING"), (2097152, "RING"), (2097152, "TREE"))
+    )
+    output = parse(START + RANKS + NAMES + lines + ROW_1M + ROW_2M)
+    assert [row.get("actual_algorithm") for row in output.rows] == ["Ring", "Ring", None, None]
+    assert [row["verified"] for row in output.rows] == [True, True, False, False]
+    assert any("disagrees, at sizes 2097152" in remark for remark in output.remarks)
+
+
 def test_bandwidth_of_one_digit_need_not_be_near() -> None:
     """From 10^5 GB/s on: 134,218 GB/s are printed as 1e+05, 120,000 not as 2e+05."""
     assert plausible(1 << 30, 8.0, 1e5, 0.0)
