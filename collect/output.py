@@ -37,7 +37,7 @@ from dynamiccl.collect.nccl_log import (
     without_usual,
 )
 from dynamiccl.datasets.schema import BESIDE_COLUMNS
-from dynamiccl.errors import CorruptFile, OutputError, UnknownName
+from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
@@ -145,7 +145,7 @@ class FileReport:
     #: Rows of parts that an earlier import had written.
     already_there: int = 0
     #: Why the file gave nothing, when it gave nothing.
-    failure: str | None = None
+    failure: DataError | None = None
     parts: list[str] = field(default_factory=list)
     #: Cells of NCCL's cost model that a log told.
     costs: int = 0
