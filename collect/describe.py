@@ -196,15 +196,14 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
 
     Raises ModuleNotFoundError without matplotlib, NotEnoughData when no task has a time.
     """
-    found, beside = crossovers(frame), both_sides(frame)
-    if found.is_empty() and beside.is_empty():
-        raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
     figures = {}
-    for (system,), part in found.group_by("system", maintain_order=True):
+    for (system,), part in crossovers(frame).group_by("system", maintain_order=True):
         title = f"{system}: best measured config by message size"
         figures[folder / f"{slug(str(system))}.png"] = draw_system(title, part)
-    for (system,), part in beside.group_by("system", maintain_order=True):
+    for (system,), part in both_sides(frame).group_by("system", maintain_order=True):
         figures[folder / f"{slug(str(system))}-beside.png"] = draw_both_sides(str(system), part)
+    if not figures:
+        raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
     folder.mkdir(parents=True, exist_ok=True)
     for path, figure in figures.items():
         figure.savefig(path, dpi=120)
