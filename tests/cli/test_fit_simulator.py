@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.simulator.systems import find_system, system_file, system_text
 from tests.cli.conftest import Shell, refused
-from tests.collect.fit_worlds import SIZES, ring_only, rows, store_of
+from tests.collect.test_fit_simulator import SIZES, ring_only, rows, store_of
 
 FIT = ("dynamiccl-collect", "fit-simulator", "--data", "data")
 

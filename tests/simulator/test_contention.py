@@ -9,7 +9,6 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.h100 import H100System
 from dynamiccl.simulator.system import Call, Contention, Group, Parts
 from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, find_system
-from tests.simulator.iterations import iteration_us
 
 MIB = 1 << 20
 ALONE = Contention(num_sms=100, memory_gbytes_per_s=2000, memory_share=0.0, call_slowdown=0.0)
@@ -17,6 +16,19 @@ ALONE = Contention(num_sms=100, memory_gbytes_per_s=2000, memory_share=0.0, call
 
 def parts(num_channels: int, moving_us: float) -> Parts:
     return Parts(Algorithm.Ring, Protocol.Simple, num_channels, 0.0, moving_us, 0.0)
+
+
+def iteration_us(contention: Contention, parts: Parts, size_bytes: int, compute_us: float) -> float:
+    """By the rules of simulator/system.py: when compute and the call beside it are done, us."""
+    waiting_us = min(contention.held_us, compute_us / 4)
+    call_us = waiting_us + parts.time_us(contention.surroundings(1.0))
+    speed = contention.compute_speed(parts, size_bytes)
+    if compute_us / speed >= call_us:
+        return call_us + (compute_us - call_us * speed)
+    # Compute ends first; what is left of the call goes on undisturbed.
+    together_us = compute_us / speed
+    left = min(1.0, (call_us - together_us) / (call_us - waiting_us))
+    return together_us + left * parts.quiet_us
 
 
 @pytest.mark.parametrize(
