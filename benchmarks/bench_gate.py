@@ -35,7 +35,7 @@ from scipy import stats
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, task_grid, tuned
+from dynamiccl.datasets.cells import noise_bands, task_grid, tuned
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import Slack, find_supports
 from dynamiccl.datasets.questions import table_bins
@@ -91,7 +91,7 @@ class WantedConfigs:
 
     def __init__(self, frame: pl.DataFrame, catalogue: Catalogue, wanted: Wanted) -> None:
         """`frame` is what it was made from."""
-        bands = noise_bands(tuned(frame), NOISE_KEY)
+        bands = noise_bands(tuned(frame))
         supports = find_supports(frame, catalogue, bands)
         self._wanted = [
             wanted.get(each, (0, 0.0)) if collective.wire == "AllReduce" else (0, 0.0)

@@ -30,9 +30,9 @@ from dynamiccl.evaluate.job.answer import NCCL_OWN, TABLE, Answer, Estimate, Ver
 from dynamiccl.evaluate.job.calls import job_of
 from dynamiccl.evaluate.job.gains import Measured
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WORKLOADS, WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World

@@ -46,8 +46,7 @@ from rich.table import Table
 from dynamiccl.datasets.objective import fewest_within
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import Call, Contention, Parts
+from dynamiccl.simulator.system import Call, Contention, Group, Parts
 from dynamiccl.simulator.systems import System, find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World

@@ -38,8 +38,7 @@ from harness import Figures, student, write_result
 from dynamiccl.nccl import ABSTAIN, Collective, Config, Transport
 from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, Tuner
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import Call, Launch
+from dynamiccl.simulator.system import Call, Group, Launch
 from dynamiccl.simulator.systems import SYSTEMS, System, find_system
 
 SEEDS: Final = range(5)

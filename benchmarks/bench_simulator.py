@@ -19,8 +19,8 @@ from harness import write_result
 
 from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import World

@@ -25,10 +25,9 @@ from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies import Outcome, Strategy, believe, make_strategy, tasks_of
 from dynamiccl.collect.sweep import BudgetSettings, StrategySettings, parse_sweep
 from dynamiccl.nccl import ABSTAIN, Config
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import default_model, true_us
 from dynamiccl.simulator.noise import Noise
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Group
 
 CYCLES: Final = 3
 SEEDS: Final = range(6)

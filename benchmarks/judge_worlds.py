@@ -27,17 +27,19 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
-from dynamiccl.simulator.default import CostModel
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.cost_model import CostModel
 from dynamiccl.simulator.h100 import true_us
-from dynamiccl.simulator.parameters import CELL_NUMBERS, LINK_NUMBERS, Parameter, SystemFile
 from dynamiccl.simulator.physics import CellValues, LinkValues, Work, times
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Group
 from dynamiccl.simulator.systems import (
+    CELL_NUMBERS,
+    LINK_NUMBERS,
+    Parameter,
     ParametricSystem,
     System,
+    SystemFile,
     find_system,
-    shipped_file,
+    system_file,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -230,7 +232,7 @@ def _configs(
 
 @cache
 def _file(name: str) -> SystemFile:
-    return shipped_file(name)
+    return system_file(name)
 
 
 def perturbed(name: str, seed: int) -> ParametricSystem:

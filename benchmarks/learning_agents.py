@@ -24,8 +24,8 @@ from dynamiccl.evaluate.simulate import (
     policy_contenders,
     simple_contenders,
 )
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.train.environment import delay_calls

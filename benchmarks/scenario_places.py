@@ -11,9 +11,9 @@ from typing import Final
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.evaluate.simulate import Setting
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import record_jobs
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.train.fit import fit

@@ -20,8 +20,7 @@ from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.fit_simulator import Fit, fit_system
 from dynamiccl.collect.imports import import_files
 from dynamiccl.errors import MissingPath
-from dynamiccl.simulator.parameters import SystemFile
-from dynamiccl.simulator.systems import PARAMETRIC, shipped_file
+from dynamiccl.simulator.systems import PARAMETRIC, SystemFile, system_file
 
 DATA: Final = Path(__file__).resolve().parents[2] / "shared" / "data" / "sweeps"
 SWEEPS: Final = (
@@ -53,14 +52,14 @@ def fits(data: Path = DATA) -> Iterator[Fit]:
     """A fit of every built-in fitted system."""
     store = imported(data)
     for name in PARAMETRIC:
-        file = shipped_file(name)
+        file = system_file(name)
         if file.kind == "fitted":
             yield fit_system(file, store)
 
 
 def unseen(data: Path = DATA) -> dict[str, Any]:
     """Errors above 1 MiB of the built-in parameters on three ranks, which their fit leaves out."""
-    document = shipped_file(BASE).model_dump()
+    document = system_file(BASE).model_dump()
     document["fit"] |= {"systems": (UNSEEN,)}
     document["groups"] = [{"num_nodes": 3, "ranks_per_node": 1}]
     told = SystemFile.model_validate(_by_name(document))

@@ -163,25 +163,22 @@ def join_traces(
     return calls_table(calls), untimed, records.height - single.height
 
 
-def read_calls(
-    files: Sequence[tuple[Path, FileReport]], base: Mapping[str, Any], errors: list[DataError]
-) -> pa.Table:
+def read_calls(files: Sequence[FileReport], base: Mapping[str, Any]) -> pa.Table:
     """The calls of all ranks' files, joined, as a table of schema CALLS.
 
     `base` has the columns that hold for all rows, `system` and `sweep` among them. A file that
-    gives nothing has its error in its report and in `errors`.
+    gives nothing has its error in its report.
     """
     records: list[pl.DataFrame] = []
     environments: list[dict[str, Any]] = []
-    for source, (path, report) in enumerate(files):
+    for source, report in enumerate(files):
         try:
-            told = _environment(read_header(path))
-            found = pl.DataFrame(read_records(path, report))
+            told = _environment(read_header(Path(report.path)))
+            found = pl.DataFrame(read_records(Path(report.path), report))
             if found.is_empty() and report.rejected:
-                raise OutputError(f"{path} holds no usable entry; {report.rejected[0]}")
+                raise OutputError(f"{report.path} holds no usable entry; {report.rejected[0]}")
         except DataError as error:
-            report.failure = str(error)
-            errors.append(error)
+            report.failure = error
             continue
         for reason, holds in _CHECKS.items():
             sound = found.filter(holds)
@@ -196,7 +193,7 @@ def read_calls(
         return CALLS.empty_table()
     calls, twice = _joined(pl.concat(records))
     for source, count in twice.iter_rows():
-        files[source][1].duplicates += count
+        files[source].duplicates += count
     known = pl.DataFrame(environments, infer_schema_length=None)
     calls = calls.join(known, on="source", how="left", maintain_order="left")
     return calls_table(calls.with_columns(source=pl.lit(CallSource.PLUGIN.value)))

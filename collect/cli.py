@@ -282,16 +282,13 @@ app.command("shapes")(shapes_command)
 @app.command("fit-simulator")
 def fit_command(
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="A data directory.")],
-    out: Annotated[Path, typer.Option(metavar="SYSTEM.toml", help="System file to write.")],
+    out: Annotated[Path, typer.Option(metavar="SYSTEM.toml", help="File, named as the system.")],
     base: Annotated[
         str, typer.Option(help=f"Where to start: {', '.join(PARAMETRIC)}, or a system file.")
     ],
     system: Annotated[
         list[str] | None,
         typer.Option(help="System of the data, where base names none; repeatable."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the fitted system; default: the base's.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
@@ -304,7 +301,7 @@ def fit_command(
     Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
     """
     with _stderr.status("fitting"):
-        fit = fit_simulator.fit_to_file(data, out, base=base, systems=system or (), name=name)
+        fit = fit_simulator.fit_to_file(data, out, base=base, systems=system or ())
     said = fit_simulator.to_json(fit)
     if as_json:
         cli.print_json({**said, "out": str(out)})

@@ -200,7 +200,7 @@ def _rows(path: Path, options: ImportOptions, report: FileReport) -> Iterator[Ro
 
 def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, _Record, Row]]:
     """All records, the line that each ends on, and its columns; wrong ones are rejected."""
-    fillable = {*Known.model_fields, "system", "num_ranks", "launch_profile"}
+    fillable = {*Known.model_fields, "system", "num_ranks"}
     known = options.model_dump(include=fillable, exclude_none=True)
     named = _named(filter(None, (options.foreign_columns or "").split(",")))
     with opened(Path(report.path)) as file:
@@ -436,7 +436,7 @@ def _check_names(
             f"{', '.join(CSV_COLUMNS)}: add, rename or remove what is wrong, or say which is which "
             "with --columns size_bytes=NAME,time_us=NAME"
         )
-    known = {name for name in ("launch_profile", *_FORCED) if getattr(options, name)} | {*ours}
+    known = {name for name in _FORCED if getattr(options, name)} | {*ours}
     fields = {n: _Record.model_fields[n] for n in ("mode", "launch_profile", "run", "statistic")}
     taken = [f"{name} '{field.default}'" for name, field in fields.items() if name not in known]
     if known.isdisjoint({"is_default", *_FORCED}):

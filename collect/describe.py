@@ -20,11 +20,8 @@ from dynamiccl.sizes import size_label
 
 #: Tasks that differ in their size only: one line of a plot.
 FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
-#: Families drawn at most in one picture; more would not be legible.
-MOST_FAMILIES: Final = 24
-#: Tasks in one picture of both sides, and names on the front of each: more would not be legible.
-MOST_PANELS: Final = 6
-MOST_NAMES: Final = 6
+#: In a picture at most, to stay legible: families; tasks of both sides, and names on each front.
+MOST_FAMILIES, MOST_PANELS, MOST_NAMES = 24, 6, 6
 _DEFAULT: Final = "default, or within noise"
 
 
@@ -32,23 +29,17 @@ def describe(directory: Path) -> list[dict[str, Any]]:
     """The JSON document of each system with measurements, or with `recorded` calls.
 
     Raises what `datasets.store.read` raises, where no other table is there either.
-    `noise_*` are unitless spreads between independent repeats, null where unknown; `rows_left_out`
-    counts rows with a time that nothing uses, by the column that says why: the GPUs were unwell.
-    Of `recorded`, `calls_timed` have a time that is known from all ranks; `communicators` are those
-    that a call names, which traces of PyTorch do not; `sources` are of `CallSource`.
+    `noise_bands` are unitless, by collective; `rows_left_out` counts rows with a time that nothing
+    uses, by the column that says why: the GPUs were unwell. Of `recorded`, `calls_timed` have a
+    time that is known from all ranks; `communicators` are those that a call names, which traces of
+    PyTorch do not; `sources` are of `CallSource`.
     """
     found: dict[str, dict[str, Any]] = {}
     others = ("calls", "costs", "steps")
     if part_paths(directory) or not any(part_paths(directory, kind) for kind in others):
         frame = read(directory)
-        # The band of what a tuner decides, as in reports; of all rows where that is nothing.
-        bands = {
-            name: (band, median)
-            for rows in (quiet(frame), quiet(tuned(frame)))
-            for name, band, median in cells.noise_bands(rows).iter_rows()
-        }
         for (name,), part in frame.group_by("system", maintain_order=True):
-            found[str(name)] = _summary(part, *bands.get(name, (None, None)))
+            found[str(name)] = _summary(part)
     if part_paths(directory, "calls"):
         calls = scan(directory, "calls").group_by("system")
         counted = calls.agg(
@@ -63,14 +54,18 @@ def describe(directory: Path) -> list[dict[str, Any]]:
     return [*found.values()]
 
 
-def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> dict[str, Any]:
+def _summary(part: pl.DataFrame) -> dict[str, Any]:
     timed, worked = usable(part), part.filter(pl.col("status") == Status.OK.value)
-    forced = ~pl.col("is_default")
-    two = pl.struct(CONFIG_COLUMNS).filter(forced).n_unique() >= 2
+    is_forced, is_default = ~pl.col("is_default"), pl.col("is_default")
+    two = pl.struct(CONFIG_COLUMNS).filter(is_forced).n_unique() >= 2
     by_task = cells.one_placement(part).group_by(TASK_COLUMNS)
-    tasks = by_task.agg(two=two, default=pl.col("is_default").any())
+    tasks = by_task.agg(two=two, default=is_default.any())
     sources = sorted(part["source"].unique())
     shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())
+    bands = cells.noise_bands(quiet(part)).sort("collective")
+    kinds = cells.one_placement(quiet(tuned(part))).group_by(TASK_COLUMNS)
+    faster = crossovers(part).filter("beyond_noise").sort("gain", descending=True)
+    told = ("collective", "num_nodes", "ranks_per_node", "size_bytes", "best", "gain")
     return {
         "system": part["system"][0],
         "source": ", ".join(sources),
@@ -85,32 +80,21 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         "min_size_bytes": part["size_bytes"].min(),
         "max_size_bytes": part["size_bytes"].max(),
         "num_sizes": part["size_bytes"].n_unique(),
-        "num_configs": timed.filter(forced).select(CONFIG_COLUMNS).n_unique(),
+        "num_configs": timed.filter(is_forced).select(CONFIG_COLUMNS).n_unique(),
         "tasks": tasks.height,
         "tasks_with_default": int(tasks["default"].sum()),
         "tasks_with_two_forced": int(tasks["two"].sum()),
         "tasks_scorable": tasks.filter("two", "default").height,
         "cells_repeated": cells.cell_times(part).filter(pl.col("repeats") >= 2).height,
         "verified_share": int(worked["verified"].sum()) / max(worked.height, 1),
-        "noise_band": band,
-        "noise_median": median,
-        "gain": _gain(part),
-    }
-
-
-def _gain(part: pl.DataFrame) -> dict[str, Any]:
-    """Tasks of a system that have NCCL's own choice and a forced config, and where that is faster.
-
-    `faster` counts gains beyond the noise band, any where it is not known; `most` is the largest.
-    """
-    rows = cells.one_placement(quiet(tuned(part)))
-    kinds = rows.group_by(TASK_COLUMNS).agg(n=pl.col("is_default").n_unique())
-    faster = crossovers(part).filter("beyond_noise").sort("gain", descending=True)
-    told = ("collective", "num_nodes", "ranks_per_node", "size_bytes", "best", "gain")
-    return {
-        "compared": kinds.filter(pl.col("n") == 2).height,
-        "faster": faster.height,
-        "most": next(iter(faster.select(told).to_dicts()), None),
+        "noise_bands": dict(bands.select("collective", "noise_band").rows()),
+        # Tasks with NCCL's own choice and a forced config, those in which one is faster by more
+        # than the noise band (by any, where that is not known), and the largest gain.
+        "gain": {
+            "compared": kinds.agg(n=is_default.n_unique()).filter(pl.col("n") == 2).height,
+            "faster": faster.height,
+            "most": next(iter(faster.select(told).to_dicts()), None),
+        },
     }
 
 
@@ -161,12 +145,7 @@ def other_lines(directory: Path, systems: Sequence[Mapping[str, Any]]) -> list[s
 def lines(one: Mapping[str, Any]) -> dict[str, str]:
     """The measurements of one system as text to print, by name."""
     by_status = ", ".join(f"{n} {name}" for name, n in one["rows_by_status"].items())
-    noise = "unknown: no cell has two independent repeats"
-    if one["noise_band"] is not None:
-        noise = (
-            f"{one['noise_band']:.2%} (nine in ten configs repeat within it; half within "
-            f"{one['noise_median']:.2%})"
-        )
+    bands = ", ".join(f"{name} {band:.2%}" for name, band in one["noise_bands"].items())
     return {
         "GPU": f"{one['gpu']}; nodes x ranks per node: {', '.join(one['shapes'])}",
         "source": one["source"],
@@ -179,8 +158,10 @@ def lines(one: Mapping[str, Any]) -> dict[str, str]:
         f"configs in {one['tasks_with_two_forced']}, both in {one['tasks_scorable']}",
         "repeated cells": str(one["cells_repeated"]),
         "verified": f"{one['verified_share']:.0%} of the rows that worked",
-        "noise band": noise,
-        "to gain": _gain_text(one["gain"], is_known=one["noise_band"] is not None),
+        "noise band": f"{bands}: nine in ten configs repeat within it"
+        if bands
+        else "unknown: no cell has two independent repeats",
+        "to gain": _gain_text(one["gain"], is_known=bool(bands)),
     }
 
 
@@ -199,7 +180,7 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     tasks = times.group_by(TASK_COLUMNS, maintain_order=True)
     best = tasks.agg(pl.col(CONFIG_COLUMNS).first(), best_us=pl.col("time_us").first())
     pairs = rows.group_by(NOISE_KEY).agg(aa=pl.col("aa_noise_band").median())
-    repeats = cells.noise_bands(rows, NOISE_KEY).drop("noise_median")
+    repeats = cells.noise_bands(rows)
     # The default of a task's profile is what the job would get otherwise.
     for told, key in ((default, TASK_COLUMNS), (pairs, NOISE_KEY), (repeats, NOISE_KEY)):
         best = best.join(told, on=key, how="left", nulls_equal=True)
@@ -215,15 +196,14 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
 
     Raises ModuleNotFoundError without matplotlib, NotEnoughData when no task has a time.
     """
-    found, beside = crossovers(frame), both_sides(frame)
-    if found.is_empty() and beside.is_empty():
-        raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
     figures = {}
-    for (system,), part in found.group_by("system", maintain_order=True):
+    for (system,), part in crossovers(frame).group_by("system", maintain_order=True):
         title = f"{system}: best measured config by message size"
         figures[folder / f"{slug(str(system))}.png"] = draw_system(title, part)
-    for (system,), part in beside.group_by("system", maintain_order=True):
+    for (system,), part in both_sides(frame).group_by("system", maintain_order=True):
         figures[folder / f"{slug(str(system))}-beside.png"] = draw_both_sides(str(system), part)
+    if not figures:
+        raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
     folder.mkdir(parents=True, exist_ok=True)
     for path, figure in figures.items():
         figure.savefig(path, dpi=120)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,19 @@ from dynamiccl.datasets.schema import REQUESTED_COLUMNS
 from dynamiccl.datasets.store import config_of
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator import parameters
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parameters import FitParameters, Origin, Parameter, SystemFile, system_text
 from dynamiccl.simulator.physics import MAX_OVERLAP, CellValues, LinkValues, Work, times
-from dynamiccl.simulator.system import Call
-from dynamiccl.simulator.systems import ParametricSystem, system_file
+from dynamiccl.simulator.system import Call, Group
+from dynamiccl.simulator.systems import (
+    CELL_NUMBERS,
+    LINK_NUMBERS,
+    FitParameters,
+    Origin,
+    Parameter,
+    ParametricSystem,
+    SystemFile,
+    system_file,
+    system_text,
+)
 
 #: The owner (the key of a cell's physics, or "links") and the number.
 Name = tuple[str, str]
@@ -77,8 +84,7 @@ class Cell:
         return self.predicted_us / self.time_us - 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """A fitted description, and its held-out errors."""
 
     file: SystemFile
@@ -88,18 +94,15 @@ class Fit:
     at_bound: list[str]
 
 
-def fit_to_file(
-    data: Path, out: Path, *, base: str, systems: Sequence[str] = (), name: str | None = None
-) -> Fit:
-    """Fit `base` to `data` and write the file.
+def fit_to_file(data: Path, out: Path, *, base: str, systems: Sequence[str] = ()) -> Fit:
+    """Fit `base` to `data` and write the file, whose name is the system's.
 
     Raises UserError, UnknownName and MissingPath for what was asked, and as `fit_system`.
     """
     if out.suffix != ".toml":
         raise UserError(f"--out is '{out}'; name a TOML file, such as {out.with_suffix('.toml')}")
     file = system_file(base)
-    name = file.name if name is None else store.check_slug(name, "system")
-    changes: dict[str, Any] = {"kind": "fitted", "name": name}
+    changes: dict[str, Any] = {"kind": "fitted", "name": store.check_slug(out.stem, "system")}
     if systems and not set(systems) <= set(file.fit.systems):
         # Rules about the runs of one data set say nothing about another's.
         changes["fit"] = FitParameters(systems=tuple(systems))
@@ -147,28 +150,22 @@ def read_cells(
     """
     frame, rules = store.read(data), file.fit
     names = _chosen(sorted(frame["system"].unique()), rules, systems)
-    size = pl.col("size_bytes")
+    size, run = pl.col("size_bytes"), pl.col("run")
     for rule in rules.rescale:
-        # Sizes in bytes, of runs whose sizes are written in another unit.
-        factor = pl.when(pl.col("run").is_in(list(rule.runs))).then(rule.factor).otherwise(1)
-        size = size * factor
+        size = size * pl.when(run.is_in(list(rule.runs))).then(rule.factor).otherwise(1)
     asked = {one.wire for one in file.collectives}
     least = {name: max(rules.min_bytes_of.get(name, rules.min_bytes), 1) for name in asked}
     smallest = pl.col("collective").replace_strict(least, default=None, return_dtype=pl.Int64)
     shape = {name: frame.schema[name] for name in ("num_nodes", "ranks_per_node")}
     shapes = [(group.num_nodes, group.ranks_per_node) for group in file.groups]
-    wanted = (
-        tuned(quiet(usable(frame)))
-        .filter(
-            pl.col("system").is_in(names)
-            & pl.col("launch_profile").is_in(list(rules.profiles))
-            & ~pl.col("run").is_in(list(rules.exclude_runs))
-            & (pl.col("is_default") | ~pl.col("run").is_in(list(rules.exclude_forced_of)))
-        )
-        .with_columns(size_bytes=size)
-        .filter(pl.col("size_bytes") >= smallest)
-        .join(pl.DataFrame(shapes, schema=shape, orient="row"), on=list(shape), how="semi")
+    rows = tuned(quiet(usable(frame))).filter(
+        pl.col("system").is_in(names),
+        pl.col("launch_profile").is_in(list(rules.profiles)),
+        ~run.is_in(list(rules.exclude_runs)),
+        pl.col("is_default") | ~run.is_in(list(rules.exclude_forced_of)),
     )
+    wanted = rows.with_columns(size_bytes=size).filter(pl.col("size_bytes") >= smallest)
+    wanted = wanted.join(pl.DataFrame(shapes, shape, orient="row"), on=list(shape), how="semi")
     if wanted.is_empty():
         raise NotEnoughData(
             f"nothing of {', '.join(names)} is left to fit '{file.name}' to: of its groups, "
@@ -221,16 +218,16 @@ def _cell(row: dict[str, Any], system: ParametricSystem, opened: int | None) -> 
 
 
 def _numbers(file: SystemFile) -> dict[Name, Parameter]:
-    links = {(_LINKS, number): getattr(file.links, number) for number in parameters.LINK_NUMBERS}
-    cells = {(c.key, n): getattr(c, n) for c in file.cells for n in parameters.CELL_NUMBERS}
+    links = {(_LINKS, number): getattr(file.links, number) for number in LINK_NUMBERS}
+    cells = {(c.key, n): getattr(c, n) for c in file.cells for n in CELL_NUMBERS}
     return links | cells
 
 
 def _log_times(cells: Sequence[Cell], values: Mapping[Name, float]) -> Vector:
     """log(time in us) of every cell."""
-    links = LinkValues(**{number: values[_LINKS, number] for number in parameters.LINK_NUMBERS})
+    links = LinkValues(**{number: values[_LINKS, number] for number in LINK_NUMBERS})
     physics = {
-        key: CellValues(**{number: values[key, number] for number in parameters.CELL_NUMBERS})
+        key: CellValues(**{number: values[key, number] for number in CELL_NUMBERS})
         for key in {cell.key for cell in cells}
     }
     return np.log([times(cell.work, physics[cell.key], links).total_us for cell in cells])

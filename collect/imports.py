@@ -44,8 +44,6 @@ class ImportSummary:
     files: list[FileReport] = field(default_factory=list)
     #: Files of directories that are not read -> what they are.
     skipped: dict[str, str] = field(default_factory=dict)
-    #: Why files gave nothing.
-    errors: list[DataError] = field(default_factory=list)
     rows_read: int = 0
     measurements_written: int = 0
     dropped: int = 0
@@ -62,6 +60,11 @@ class ImportSummary:
     steps_written: int = 0
     #: Why calls of traces have no time -> calls.
     untimed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> list[DataError]:
+        """Why files gave nothing."""
+        return [report.failure for report in self.files if report.failure]
 
     def add_up(self) -> None:
         """Count the rows of all files; joined calls belong to no single file."""
@@ -86,6 +89,7 @@ class ImportSummary:
         found = dataclasses.asdict(self)
         for report in found["files"]:
             report["rejected"] = report.pop("num_rejected")
+            report["failure"] = report["failure"] and str(report["failure"])
         return {**found, "rejected": [line._asdict() for line in self.rejected]}
 
 
@@ -118,8 +122,7 @@ def import_files(
         try:
             run.write_file(report)
         except DataError as error:
-            report.failure = str(error)
-            summary.errors.append(error)
+            report.failure = error
     # A trace that is read has a report of its own.
     summary.files += [each for each in reports if each.format not in _TRACES or each.remarks]
     run.write_jobs([each for each in to_read if _FORMATS[each.format][1] is None])
@@ -155,8 +158,7 @@ def _recognised(
                 if isinstance(error, OutputError) and file != path:
                     summary.skipped[str(file)] = str(error).removeprefix(f"{file} is ")
                     continue
-                report.failure = str(error)
-                summary.errors.append(error)
+                report.failure = error
             reports.append(report)
     return reports, hashes
 
@@ -255,14 +257,13 @@ class _Import:
         options, summary = self._options, self._summary
         known = options.model_dump(include={"gpu", "nccl_version"}, exclude_none=True)
         base = {**options.columns(Path(reports[0].path)), **known}
-        recorded = [(Path(each.path), each) for each in reports if each.format == _CALLS]
-        tables = [("calls", read_calls(recorded, base, summary.errors))]
+        recorded = [each for each in reports if each.format == _CALLS]
+        tables = [("calls", read_calls(recorded, base))]
         if others := [Path(each.path) for each in reports if each.format != _CALLS]:
             base |= {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
             traces = read_traces(others, **base)
             tables += [("calls", traces.calls), ("steps", traces.steps)]
             summary.files += traces.reports
-            summary.errors += traces.errors
             summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
             summary.steps_written = traces.steps.num_rows
             summary.untimed = dict(traces.untimed.most_common())
@@ -285,13 +286,11 @@ def import_command(
     num_nodes: Annotated[int | None, typer.Option("--nodes", help="NCCL's nNodes.", min=1)] = None,
     nccl_version: Annotated[str | None, typer.Option(help="NCCL release.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU model.")] = None,
-    launch_profile: Annotated[str | None, typer.Option(help="Name of launch settings.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Forced algorithm.")] = None,
     protocol: Annotated[str | None, typer.Option(help="Forced protocol.")] = None,
     num_channels: Annotated[int | None, typer.Option("--channels", help="Forced.", min=1)] = None,
     foreign_columns: Annotated[str | None, typer.Option("--columns", help="OURS=THEIRS,..")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")] = False,
 ) -> None:
     """Read nccl-tests outputs (text, -J JSON), CSV sweeps, what the plugin recorded, and traces.
 
@@ -304,9 +303,8 @@ def import_command(
     Example: dynamiccl-collect import all_reduce.log --out out/data --system mycluster
     Example: dynamiccl-collect import rank*.json.gz --out out/data --system mycluster
     """
-    # Each option but the last two is a field of the record.
+    # Each option but the last is a field of the record.
     told = locals()
-    cli.configure_logging(verbose=verbose)
     options = ImportOptions(**{name: told[name] for name in ImportOptions.model_fields})
     kept = f"what was read so far is in {out}; the same command goes on, and takes nothing twice"
     with cli.interruptible(lambda: kept):

@@ -37,7 +37,7 @@ from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE
 from dynamiccl.datasets.store import program_record, write_part
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.simulator.group import Cell, CostLine
+from dynamiccl.simulator.system import Cell, CostLine
 
 #: Settings by name (options of the benchmark as `--name`); None = set, to what is not known.
 Settings = dict[str, str | None]

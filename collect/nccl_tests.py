@@ -123,8 +123,6 @@ class ImportOptions(Known):
     #: Hive directory; None = the folder of a benchmark output, the stem of a CSV file.
     sweep: Annotated[str, AfterValidator(partial(check_slug, what="sweep"))] | None = None
     num_ranks: Count | None = None
-    #: Replaces the profile that is derived from NCCL_* settings shown in the output.
-    launch_profile: str | None = None
     #: TOML file with facts of known systems.
     systems_file: Path | None = None
     #: Columns of a CSV that have other names: OURS=THEIRS,...
@@ -504,8 +502,7 @@ class _Facts:
         for name, value in told.items():
             if not columns[f"requested_{name}"]:
                 columns |= {f"requested_{name}": value, "is_default": False}
-        profile = options.launch_profile or columns["launch_profile"]
-        return {**columns, "launch_profile": profile, "default_scope": scope_of(profile)}
+        return {**columns, "default_scope": scope_of(columns["launch_profile"])}
 
     def _settings(self) -> Settings:
         """What was set; the report says what of it cannot be read, or is kept in other words."""

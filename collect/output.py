@@ -37,7 +37,7 @@ from dynamiccl.collect.nccl_log import (
     without_usual,
 )
 from dynamiccl.datasets.schema import BESIDE_COLUMNS
-from dynamiccl.errors import CorruptFile, OutputError, UnknownName
+from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
@@ -144,7 +144,7 @@ class FileReport:
     #: Rows of parts that an earlier import had written.
     already_there: int = 0
     #: Why the file gave nothing, when it gave nothing.
-    failure: str | None = None
+    failure: DataError | None = None
     parts: list[str] = field(default_factory=list)
     #: Cells of NCCL's cost model that a log told.
     costs: int = 0
@@ -330,6 +330,13 @@ class Run:
         add_settings(found, self.nccl.settings)
         return found
 
+    def take(self, halves: Sequence[Row], size_bytes: int, report: FileReport) -> None:
+        """Count a row, and what of it is left out."""
+        self.rows += 1
+        report.rows_read += 1
+        if not halves:
+            report.drop("no time" if size_bytes else "size 0")
+
     def note(self, line: str, number: int) -> None:
         """Take in the facts of a line that is not a row."""
         if self.failure is None and (_FAILED.search(line) or _WARNED.search(line)):
@@ -420,10 +427,7 @@ class TextRuns:
         except ValueError as error:
             self._reject(number, f"torn row: {error}", " ".join(tokens))
             return []
-        run.rows += 1
-        self._report.rows_read += 1
-        if not halves:
-            self._report.drop("no time" if int(tokens[0]) else "size 0")
+        run.take(halves, int(tokens[0]), self._report)
         return halves
 
     def _note(self, text: str, number: int) -> None:
@@ -563,10 +567,7 @@ def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
             why = f"results[{number}]: {first_problem(error)}"
             report.reject(number + 1, why, json.dumps(result)[:200])
             continue
-        report.rows_read += 1
-        run.rows += 1
-        if not halves:
-            report.drop("no time" if result["size"] else "size 0")
+        run.take(halves, result["size"], report)
         rows += halves
     return rows, run
 

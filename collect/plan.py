@@ -31,9 +31,9 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE, MODELLED_SWEEP
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Collective, Config, NcclVersion
-from dynamiccl.simulator.default import CostModel, find_machine, machine_names, read_machine
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import UNTOUCHED, Call
+from dynamiccl.simulator.cost_model import CostModel
+from dynamiccl.simulator.machine import find_machine, machine_names, read_machine
+from dynamiccl.simulator.system import UNTOUCHED, Call, Group
 from dynamiccl.simulator.systems import System, find_system
 
 #: Guesses for the start of a process: NCCL starts in seconds on 8 GPUs, in about a minute on 512.

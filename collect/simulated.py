@@ -17,9 +17,8 @@ from dynamiccl.collect.sweep import SweepFile, parse_sweep
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep, UserError
 from dynamiccl.nccl import NcclVersion, Transport
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
-from dynamiccl.simulator.system import UNTOUCHED, Call, Surroundings
+from dynamiccl.simulator.system import UNTOUCHED, Call, Group, Surroundings
 from dynamiccl.simulator.system import Launch as LaunchSettings
 from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, System, find_system
 
@@ -185,7 +184,7 @@ def _launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
     try:
         threads = int(environment[_THREADS]) if _THREADS in environment else None
         launch = LaunchSettings(threads, transport)
-        system.check_launch(launch)
+        system.links_of(launch)
     except (UserError, ValueError) as error:
         raise InvalidSweep(f"profile '{profile.name}': {error}") from error
     return launch

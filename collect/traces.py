@@ -74,15 +74,18 @@ _VARIANT: Final = re.compile(r"_|base|into|tensor|coalesced|oop|sparse|uneven|\s
 
 
 class Traces(NamedTuple):
-    """Tables of schemas CALLS and STEPS, a report of each trace, and what went wrong."""
+    """Tables of schemas CALLS and STEPS, and a report of each trace."""
 
     calls: pa.Table
     steps: pa.Table
     reports: list[FileReport]
     #: Why calls have no time of their own -> calls.
     untimed: Counter[str]
-    #: Of traces that gave nothing.
-    errors: list[CorruptFile]
+
+    @property
+    def errors(self) -> list[DataError]:
+        """Why traces gave nothing, or not all."""
+        return [report.failure for report in self.reports if report.failure]
 
 
 def trace_source(path: Path) -> CallSource | None:
@@ -97,7 +100,7 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
 
     Of directories other files are left alone. `known` holds columns of `calls` that the caller
     knows; `num_ranks` and `num_nodes` only where traces do not tell. What single traces do wrong
-    stands in `errors` and in their reports. Raises OutputError where none is a trace.
+    stands in their reports. Raises OutputError where none is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
     named = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
@@ -108,17 +111,15 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
         same = {"source": report.format, "source_file": report.path}
         records += [call | same for call in calls]
         steps += [base | row | same for row in rows]
-    reports = [report for report in tried if report.format]
-    errors = [CorruptFile(report.failure) for report in tried if report.failure]
-    if not reports and not errors:
+    reports = [report for report in tried if report.format or report.failure]
+    if not reports:
         listed = ", ".join(map(str, paths))
         raise OutputError(f"{listed}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
     table, untimed, duplicates = join_traces(pl.DataFrame(records, schema=RANK_RECORD), base)
-    if reports:
-        reports[0].duplicates += duplicates
+    reports[0].duplicates += duplicates
     steps.sort(key=itemgetter("source_file", "step"))
     of_steps = pa.Table.from_pylist(steps, schema=STEPS)
-    return Traces(table, of_steps, reports, untimed, errors)
+    return Traces(table, of_steps, reports, untimed)
 
 
 def _read(report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
@@ -135,12 +136,12 @@ def _read(report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
             else:
                 calls, steps = _read_inspector(unwrapped(file), report), []
     except DataError as error:
-        report.failure = str(error)
+        report.failure = error
         return [], []
     if not calls and report.failure is None:
         report.remark("no collective in it")
         if report.rejected and not steps:
-            report.failure = f"{path} holds no usable record; {report.rejected[0]}"
+            report.failure = OutputError(f"{path} holds no usable record; {report.rejected[0]}")
     return calls, steps
 
 
@@ -169,7 +170,8 @@ def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
             if left:
                 reason = f"the dump before is cut off, {left} records early"
                 report.reject(line, reason, "")
-                report.failure = f"{report.path}:{line}: {reason}; copy the file again"
+                why = f"{report.path}:{line}: {reason}; copy the file again"
+                report.failure = CorruptFile(why)
             header, stats = document.get("header"), mapping(document["dump_stats"])
             counts = ("coll_records", "p2p_records", "proxy_records")
             left = sum(whole(stats.get(name)) or 0 for name in counts)

@@ -1,7 +1,7 @@
 """Tasks, cells and noise: the grouping that describe, reward and evaluate share; scored tasks.
 
-The *noise band* of a system is what nine in ten of its configs repeat within: two measurements of
-one config differ by less, so a smaller difference between two configs says nothing.
+The *noise band* of a collective on a system is what nine in ten of its configs repeat within: two
+measurements of one config differ by less, so a smaller difference between two says nothing.
 
 A *task* is what the job asked and where (schema.TASK_COLUMNS). A *cell* is a task and the config
 that was requested for it, in place or not; the default is the cell with `is_default`. A repeat is
@@ -233,17 +233,17 @@ def pair_spread(times_us: Sequence[float] | pl.Series) -> float | None:
     return float(np.median(ratios[np.triu_indices(len(times), k=1)]) - 1.0)
 
 
-def noise_bands(frame: pl.DataFrame, by: Sequence[str] = ("system",)) -> pl.DataFrame:
-    """Per `by` the `noise_band` (90th percentile of the cells' spread) and the `noise_median`.
+def noise_bands(frame: pl.DataFrame) -> pl.DataFrame:
+    """By NOISE_KEY the `noise_band`, unitless: the 90th percentile of the cells' spread.
 
-    Both are unitless. Groups without a repeated cell are absent: their noise is not known.
+    Absent is what has no repeated cell: its noise is not known.
     """
     return (
         # The two kinds of default differ by more than noise.
         cell_times(_one_default(frame))
         .drop_nulls("spread")
-        .group_by(list(by), maintain_order=True)
-        .agg(noise_band=pl.col("spread").quantile(0.9), noise_median=pl.col("spread").median())
+        .group_by(NOISE_KEY, maintain_order=True)
+        .agg(noise_band=pl.col("spread").quantile(0.9))
     )
 
 

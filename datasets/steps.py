@@ -310,7 +310,7 @@ def training_steps(
 def training_noise(frame: pl.DataFrame) -> pl.DataFrame:
     """The `noise_band` by NOISE_KEY, from quiet repeats of training bins only."""
     train = with_split(quiet(tuned(frame))).filter(pl.col("split") == Split.TRAIN.value)
-    return noise_bands(train, NOISE_KEY).select(*NOISE_KEY, "noise_band")
+    return noise_bands(train)
 
 
 def with_noise(tasks: pl.DataFrame, noise: pl.DataFrame) -> pl.DataFrame:

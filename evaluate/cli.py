@@ -156,8 +156,8 @@ def simulate_command(
     from dynamiccl.evaluate.baselines import named_policies
     from dynamiccl.evaluate.page import tell
     from dynamiccl.evaluate.simulate import Setting, simulate, to_json
-    from dynamiccl.simulator.group import Group
     from dynamiccl.simulator.scenario import find_scenario
+    from dynamiccl.simulator.system import Group
     from dynamiccl.simulator.systems import find_system
     from dynamiccl.simulator.workloads import make_workload
     from dynamiccl.train.tracking import run_directory

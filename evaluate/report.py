@@ -18,7 +18,6 @@ import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import (
-    NOISE_KEY,
     TaskGrid,
     left_out_text,
     noise_bands,
@@ -119,7 +118,7 @@ def make_report(
             drawn[player.name] = player.choose(whole)
         else:
             probes[player.name] = player.probes
-    noise = noise_bands(quiet(frame), NOISE_KEY).drop("noise_median")
+    noise = noise_bands(quiet(frame))
     results = result_rows(test, catalogue, choices, noise, probes)
     shown = result_rows(whole, catalogue, drawn, noise)
     free = [LearnedPolicy(policy, catalogue, name) for name, policy in learned]

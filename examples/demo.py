@@ -19,9 +19,8 @@ from rich.table import Table
 
 from dynamiccl.libraries import BUILD_DIR, TUNER_NAME
 from dynamiccl.nccl import ABSTAIN, Collective, Config
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import default_model, true_us
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Group
 from dynamiccl.sizes import bin_center_bytes, size_label
 
 ROOT: Final = Path(__file__).resolve().parent.parent

@@ -266,7 +266,7 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         assert f"{inside}/__init__.py" in names
     for wanted in (
         "dynamiccl/collect/output.py",
-        "dynamiccl/simulator/default/machines/h100-ib.toml",
+        "dynamiccl/simulator/machines/h100-ib.toml",
         "dynamiccl/simulator/h100_corrections.csv",
         "dynamiccl/simulator/scenarios/congested.toml",
         "dynamiccl/simulator/systems/b300-nvlink.toml",

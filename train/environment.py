@@ -40,9 +40,9 @@ from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.nccl import NUM_PROTOCOLS
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import all_configs, check_workload
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.simulator.world import CallResults, Jobs, World

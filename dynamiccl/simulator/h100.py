@@ -23,11 +23,18 @@ from typing import Any, Final
 
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator import physics
-from dynamiccl.simulator.default import CostModel, Overrides, find_machine
-from dynamiccl.simulator.group import GPUS_PER_NODE, Group
-from dynamiccl.simulator.system import UNTOUCHED, Call, Contention, Launch, Parts
+from dynamiccl.simulator.cost_model import CostModel, Pair
+from dynamiccl.simulator.machine import find_machine
+from dynamiccl.simulator.system import (
+    GPUS_PER_NODE,
+    UNTOUCHED,
+    Call,
+    Contention,
+    Group,
+    Launch,
+    Parts,
+)
 
-Pair = tuple[Algorithm, Protocol]
 #: The release of the published corrections, and so of the default.
 NCCL_VERSION: Final = NcclVersion(2, 27, 5)
 #: Facts of the nodes that the tables describe (DGX H100 class), as measurement columns.
@@ -67,8 +74,6 @@ _NVLS_TREE: Final = (57.7 * 5.0 / 6.0, 45.5 * 5.0 / 6.0)
 BUFFER_BYTES: Final = 4 << 20
 #: The effect of a chunk; ours.
 _CHUNKS: Final = physics.ChunkValues(curvature=0.012, largest=0.30, pieces=16)
-
-
 #: Response of a protocol to channels (`physics.saturating`): half rise and crowding; ours.
 _RESPONSE: Final[Mapping[Protocol, tuple[float, float]]] = {
     Protocol.LL: (0.12, 0.15),
@@ -126,18 +131,13 @@ class H100System(CostModel):
         assert ran.algorithm is not None
         assert ran.protocol is not None
         assert ran.num_channels is not None
-        cell, asked = (ran.algorithm, ran.protocol), (config.num_channels, config.chunk_bytes)
-        # Congestion stretches what moves bytes, and nothing else: so the two come apart.
-        quiet_us, loud_us = (true_us(call, cell, *asked, congestion=each) for each in (0.0, 1.0))
-        moving_us = loud_us - quiet_us
+        cell = ran.algorithm, ran.protocol
+        fixed_us, moving_us = parts_us(call, cell, config.num_channels, config.chunk_bytes)
         several = call.group.num_nodes > 1
         bus_bytes = call.size_bytes * call.collective.bus_factor(call.group.num_ranks)
         inside_us = min(bus_bytes / (1000.0 * _INTRA_BUS_GBYTES_PER_S), moving_us)
         return Parts(
-            algorithm=ran.algorithm,
-            protocol=ran.protocol,
-            num_channels=ran.num_channels,
-            fixed_us=quiet_us - moving_us,
+            *(*cell, ran.num_channels, fixed_us),
             intra_us=inside_us if several else moving_us,
             inter_us=moving_us if several else 0.0,
         )
@@ -146,8 +146,7 @@ class H100System(CostModel):
 @cache
 def default_model(num_channels: int | None = None) -> CostModel:
     """What NCCL decides on these nodes; `num_channels` is what a communicator was made with."""
-    made = Overrides(min_channels=num_channels, max_channels=num_channels)
-    return CostModel(NCCL_VERSION, find_machine(H100System.name), made)
+    return CostModel(NCCL_VERSION, find_machine(H100System.name), num_channels, num_channels)
 
 
 def true_us(
@@ -157,14 +156,23 @@ def true_us(
     chunk_bytes: int | None = None,
     *,
     max_channels: int | None = None,
-    congestion: float = 0.0,
 ) -> float:
     """Noise-free time of a call by one (algorithm, protocol) in us: NCCL's model times the factors.
 
     `num_channels` and `chunk_bytes` are what a tuner asks for, None for NCCL's own; `max_channels`
-    is what the communicator was made with, None for what NCCL opens. `congestion` slows the
-    bandwidth term: 1.0 makes it last twice as long. KeyError: no such cell.
+    is what the communicator was made with, None for what NCCL opens. KeyError: no such cell.
     """
+    return sum(parts_us(call, cell, num_channels, chunk_bytes, max_channels))
+
+
+def parts_us(
+    call: Call,
+    cell: Pair,
+    num_channels: int | None,
+    chunk_bytes: int | None,
+    max_channels: int | None = None,
+) -> tuple[float, float]:
+    """Latency and transfer of `true_us`."""
     line = default_model().line(call, *cell)
     algbw = line.algbw_gbytes_per_s * _measured_factor(call, cell[0])
     transfer_us = call.size_bytes / (1000.0 * algbw)
@@ -174,37 +182,32 @@ def true_us(
         if used < default_model().num_channels(call, *cell):
             # What NCCL's own number reaches was measured; fewer have fewer NICs.
             transfer_us = max(transfer_us, least_transfer_us(call, cell, used))
-    slower = 1.0
     if cell[1] is Protocol.Simple and chunk_bytes is not None:
         own = physics.largest_chunk_bytes(call.collective, *cell, BUFFER_BYTES)
         asked = physics.asked_chunk_bytes(own, chunk_bytes)
-        slower = physics.chunk_factor(_CHUNKS, call.size_bytes / call.group.num_ranks, own, asked)
-    transfer_us *= slower * (1.0 + congestion)
-    return line.latency_us + _extra_latency_us(call) + transfer_us
+        rank_bytes = call.size_bytes / call.group.num_ranks
+        transfer_us *= physics.chunk_factor(_CHUNKS, rank_bytes, own, asked)
+    alone = call.group.num_nodes == 1
+    extra_us = _correction(call.collective, call.group.num_ranks)[1] if alone else 0.0
+    return line.latency_us + extra_us, transfer_us
 
 
 # --- Measured corrections ---
 
 
 @cache
-def _points(table: str, applies_to: str = "") -> list[tuple[float, float]]:
+def _points(
+    table: str, applies_to: str = "", *, is_log2: bool = False
+) -> list[tuple[float, float]]:
     """(index, value) of the rows of a table of corrections, of one collective where named."""
     held = resources.files(__package__).joinpath("h100_corrections.csv")
+    rows = csv.DictReader(held.read_text(encoding="utf-8").splitlines())
     return [
-        (float(row["index_value"]), float(row["factor_or_value"]))
-        for row in csv.DictReader(held.read_text(encoding="utf-8").splitlines())
+        (math.log2(index) if is_log2 else index, float(row["factor_or_value"]))
+        for row in rows
         if row["table"] == table and applies_to in {"", row["applies_to"]}
+        for index in [float(row["index_value"])]
     ]
-
-
-@cache
-def _ramp(table: str) -> list[tuple[float, float]]:
-    return [(math.log2(index), value) for index, value in _points(table)]
-
-
-def _extra_latency_us(call: Call) -> float:
-    alone = call.group.num_nodes == 1
-    return _correction(call.collective, call.group.num_ranks)[1] if alone else 0.0
 
 
 def _measured_factor(call: Call, algorithm: Algorithm) -> float:
@@ -220,7 +223,7 @@ def _measured_factor(call: Call, algorithm: Algorithm) -> float:
         return 1.0
     log2_per_gpu = math.log2(max(call.size_bytes / group.num_ranks, 1.0))
     # Beyond the last fitted size the source takes the table's bandwidth as it is.
-    return _interpolated(log2_per_gpu, _ramp(table), beyond=1.0)
+    return _interpolated(log2_per_gpu, _points(table, is_log2=True), beyond=1.0)
 
 
 @cache

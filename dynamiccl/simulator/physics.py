@@ -32,10 +32,10 @@ for smaller calls.
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Group
 
 #: Above this the smaller of the two terms is below a thousandth anyway.
 MAX_OVERLAP: Final = 8.0
@@ -53,7 +53,7 @@ _NVLS_CHUNK_BYTES: Final = 128 << 10
 _NVLS_SMALLER: Final = ((64, 64 << 10), (8, 32 << 10), (2, 16 << 10))
 NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 _ROOTED: Final = frozenset({Collective.Broadcast, Collective.Reduce})
-_GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
+GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
 _SMALLEST_BEST_BYTES: Final = 64 << 10
 
 
@@ -75,32 +75,20 @@ class Route:
 @cache
 def route(group: Group, collective: Collective, algorithm: Algorithm) -> Route:
     """The route of `algorithm` for `collective` among `group`."""
-    if algorithm is Algorithm.Ring:
-        return _ring(group, collective)
-    return _pipeline(group, collective, algorithm)
-
-
-def _ring(group: Group, collective: Collective) -> Route:
-    ranks, nodes = group.num_ranks, group.num_nodes
-    rounds = 2 if collective is Collective.AllReduce else 1
-    steps, between = rounds * (ranks - 1), rounds * (nodes - 1)
-    wire = 1.0 if collective in _ROOTED else rounds * (ranks - 1) / ranks
-    return Route(
-        hops_inside=steps - between,
-        hops_between=between,
-        width=1 if collective in _ROOTED else ranks,
-        lock_step=collective not in _ROOTED,
-        wire_inside=wire if group.ranks_per_node > 1 else 0.0,
-        wire_between=wire if nodes > 1 else 0.0,
-    )
-
-
-def _pipeline(group: Group, collective: Collective, algorithm: Algorithm) -> Route:
-    nodes, local = group.num_nodes, group.ranks_per_node
+    ranks, nodes, local = group.num_ranks, group.num_nodes, group.ranks_per_node
     depth = math.log2(nodes)
     away = (nodes - 1) / nodes
-    gathers = collective in _GATHERS
+    gathers, rooted = collective in GATHERS, collective in _ROOTED
+    rounds = 2 if collective is Collective.AllReduce else 1
+    ring = 1.0 if rooted else rounds * (ranks - 1) / ranks
     inside, between, width, wire_in, wire_out = {
+        Algorithm.Ring: (
+            rounds * (ranks - nodes),
+            rounds * (nodes - 1),
+            1 if rooted else ranks,
+            ring,
+            ring,
+        ),
         Algorithm.Tree: (2.0 * (local - 1), 2.0 * depth, 1, 2.0, 2.0),
         Algorithm.NVLS: (2.0, 2.0 * min(nodes - 1, 1), local, 1.0, away * (1 if gathers else 2)),
         Algorithm.NVLSTree: (2.0, 2.0 * depth, local, 1.0, 1.0 if nodes == 2 else 2.0),
@@ -119,7 +107,7 @@ def _pipeline(group: Group, collective: Collective, algorithm: Algorithm) -> Rou
         hops_inside=inside if local > 1 else 0.0,
         hops_between=between if several else 0.0,
         width=width,
-        lock_step=False,
+        lock_step=algorithm is Algorithm.Ring and not rooted,
         wire_inside=wire_in if local > 1 else 0.0,
         wire_between=wire_out if several else 0.0,
     )
@@ -157,15 +145,6 @@ def asked_chunk_bytes(largest_bytes: int, chunk_bytes: int | None) -> int:
     if chunk_bytes is None:
         return largest_bytes
     return max(min(chunk_bytes, largest_bytes) // GRAIN_BYTES, 1) * GRAIN_BYTES
-
-
-def num_slices(protocol: Protocol, piece_bytes: float) -> int:
-    """Slices that a ring's chunk of `piece_bytes` is sent in: 1, or 2 for Simple.
-
-    >>> num_slices(Protocol.Simple, 32 << 10), num_slices(Protocol.Simple, 64 << 10)
-    (1, 2)
-    """
-    return 2 if protocol is Protocol.Simple and piece_bytes > _SLICE_BYTES else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +192,7 @@ class Work:
     chunk_factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """The parts of a call's time, us; time = fixed + max(inside, between)."""
 
     fixed_us: float
@@ -261,8 +239,8 @@ def _latency_us(work: Work, cell: CellValues, links: LinkValues, loops: int, pie
     if not route.lock_step:
         return base + hops + loops * cell.turn_us
     steps = route.hops_inside + route.hops_between
-    slices = steps * cell.slice_us * (num_slices(work.protocol, piece) - 1)
-    return base + loops * (hops + slices)
+    in_two = work.protocol is Protocol.Simple and piece > _SLICE_BYTES
+    return base + loops * (hops + (steps * cell.slice_us if in_two else 0.0))
 
 
 def blend(latency_us: float, moving_us: float, overlap: float) -> float:

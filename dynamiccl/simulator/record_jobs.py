@@ -26,8 +26,8 @@ from dynamiccl.datasets.schema import CALLS, CallSource
 from dynamiccl.datasets.store import check_slug, program_record, write_part
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import Scenario, find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import System, find_system
 from dynamiccl.simulator.workloads import (
     DEFAULT_SCENARIO,
@@ -56,9 +56,7 @@ class Explorer:
     def __init__(
         self, world: World, num_jobs: int, share: float, hold_calls: float, seed: int
     ) -> None:
-        """Begin with a draw for every job and task key. Raises ValueError for invalid values."""
-        if not 0.0 <= share <= 1.0 or hold_calls < 1.0:
-            raise ValueError("a share lies in 0..1, and a draw lasts a call at least")
+        """Begin with a draw for every job and task key."""
         self._world, self._share, self._hold_calls = world, share, hold_calls
         self._random = np.random.default_rng(seed)
         self._job = np.arange(num_jobs)
@@ -89,20 +87,19 @@ def all_configs(system: System, workload: Workload) -> tuple[Config, ...]:
 
 def check_workload(system: System, workload: Workload) -> None:
     """Raise UserError for a group or a collective that the system does not have."""
-    known = system.groups()
+    shapes = {group: f"{group.num_nodes}x{group.ranks_per_node}" for group in system.groups()}
+    names = {collective: collective.wire for collective in system.collectives()}
     for call in workload.calls:
-        if call.group not in known:
-            shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
+        if call.group not in shapes:
             raise UserError(
                 f"{system.name} has no group of {call.group.num_nodes} nodes x "
                 f"{call.group.ranks_per_node} ranks, which {workload.name} calls on; it has "
-                f"{shapes}: choose --nodes, --ranks-per-node and --workload by it"
+                f"{', '.join(shapes.values())}: choose --nodes, --ranks-per-node, --workload by it"
             )
-        if call.collective not in system.collectives():
-            names = ", ".join(c.wire for c in system.collectives())
+        if call.collective not in names:
             raise UserError(
                 f"{system.name} has no {call.collective.wire}, which {workload.name} calls; it has "
-                f"{names}: choose another --workload"
+                f"{', '.join(names.values())}: choose another --workload"
             )
 
 
@@ -236,5 +233,5 @@ def jobs_command(
         )
     if as_json:
         cli.print_json({"calls": jobs * calls, "parts": [str(path) for path in parts]})
-        return
-    print(f"{jobs * calls} calls of {jobs} jobs -> {out}")
+    else:
+        print(f"{jobs * calls} calls of {jobs} jobs -> {out}")

@@ -8,16 +8,17 @@
     following = [[0.0, 0.7, 0.3], [0.6, 0.0, 0.4], [0.5, 0.5, 0.0]]
 
 A link's slowdown is a factor of the time that bytes take to move, 1 = it is free; processes on one
-link multiply. Every process is kept for N jobs at once and advanced by the time that each of them
-spent, so dwell times are times and not numbers of calls: a job that calls seldom finds the network
-changed. Times are those of the simulated jobs.
+link multiply. A link *plays* N jobs at once: sent the us (N,) that each of them spent, it answers
+with their slowdowns (N,), which it may overwrite later. So dwell times are times and not numbers of
+calls: a job that calls seldom finds the network changed. Times are those of the simulated jobs.
 
 Forms and not measurements: which strengths a scenario has, it says itself, with their origin.
 """
 
+from collections.abc import Generator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Final, Literal, Protocol, Self
+from typing import Annotated, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,21 +28,17 @@ from dynamiccl.errors import MissingPath, UnknownName
 from dynamiccl.simulator.toml_table import Table, parse_toml
 
 Float64Array = npt.NDArray[np.float64]
+#: Sent the us (N,) that each job spent, yields the slowdown (N,) of each.
+Process = Generator[Float64Array, Float64Array]
 #: A link that others fill to this share leaves a twentieth; more would be an outage.
 MAX_SHARE: Final = 0.95
 _SUFFIX: Final = ".toml"
+_SHIPPED: Final = resources.files("dynamiccl.simulator") / "scenarios"
 Where = Literal["intra", "inter", "host"]
 _Positive = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Taken = Annotated[float, Field(ge=0, le=MAX_SHARE)]
 _Left = Annotated[float, Field(ge=1 - MAX_SHARE, le=1)]
-
-
-class Process(Protocol):
-    """A slowdown factor that changes with time, for N jobs."""
-
-    def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
-        """(N,) slowdowns after `elapsed_us` (N,) more; the array may be overwritten later."""
 
 
 class MarkovLink(Table):
@@ -70,43 +67,29 @@ class MarkovLink(Table):
             raise ValueError("each row of `following` must sum to 1 and leave its own state")
         return self
 
-    def make(self, num_jobs: int, random: np.random.Generator) -> "Markov":
-        """Start the process, each job in a state of its stationary distribution."""
-        return Markov(self, num_jobs, random)
-
-
-class Markov:
-    """The process of a `MarkovLink`."""
-
-    def __init__(self, link: MarkovLink, num_jobs: int, random: np.random.Generator) -> None:
-        self._slowdowns = np.array(link.slowdowns, dtype=np.float64)
-        self._rate = 1.0 / np.array(link.dwell_us, dtype=np.float64)
-        self._following = np.array(link.following, dtype=np.float64)
-        self._cumulative = self._following.cumsum(axis=1)
-        self._cumulative[:, -1] = 1.0
-        shape = (num_jobs, link.links)
-        self._state = random.choice(len(self._rate), size=shape, p=self.usual())
-
     def usual(self) -> Float64Array:
         """(S,) stationary probability of each state."""
-        count = len(self._rate)
-        flows = self._rate[:, None] * (self._following - np.eye(count))
-        system = np.vstack([flows.T / self._rate.max(), np.ones(count)])
+        count, rate = len(self.dwell_us), 1.0 / np.array(self.dwell_us)
+        flows = rate[:, None] * (np.array(self.following) - np.eye(count))
+        system = np.vstack([flows.T / rate.max(), np.ones(count)])
         target = np.append(np.zeros(count), 1.0)
         found = np.maximum(np.linalg.lstsq(system, target, rcond=None)[0], 0.0)
         shares: Float64Array = found / found.sum()
         return shares
 
-    def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
-        """Change states at random."""
-        stays = np.exp(-elapsed_us[:, None] * self._rate[self._state])
-        job, link = np.nonzero(random.random(self._state.shape) > stays)
-        if len(job):
-            drawn = random.random((len(job), 1))
-            cumulative = self._cumulative[self._state[job, link]]
-            self._state[job, link] = (cumulative <= drawn).sum(axis=1)
-        found: Float64Array = self._slowdowns[self._state].max(axis=1)
-        return found
+    def play(self, num_jobs: int, random: np.random.Generator) -> Process:
+        """Each job begins in a state of the stationary distribution."""
+        slowdowns, rate = np.array(self.slowdowns), 1.0 / np.array(self.dwell_us)
+        cumulative = np.array(self.following, dtype=np.float64).cumsum(axis=1)
+        cumulative[:, -1] = 1.0
+        state = random.choice(len(rate), size=(num_jobs, self.links), p=self.usual())
+        while True:
+            elapsed_us = yield slowdowns[state].max(axis=1)
+            stays = np.exp(-elapsed_us[:, None] * rate[state])
+            job, link = np.nonzero(random.random(state.shape) > stays)
+            if len(job):
+                drawn = random.random((len(job), 1))
+                state[job, link] = (cumulative[state[job, link]] <= drawn).sum(axis=1)
 
 
 class BurstsLink(Table):
@@ -131,30 +114,18 @@ class BurstsLink(Table):
             raise ValueError(f"shares must be in order: {self.share}")
         return self
 
-    def make(self, num_jobs: int, random: np.random.Generator) -> "Bursts":
-        """Start the process, each job within a pause."""
-        return Bursts(self, num_jobs, random)
-
-
-class Bursts:
-    """The process of a `BurstsLink`."""
-
-    def __init__(self, link: BurstsLink, num_jobs: int, random: np.random.Generator) -> None:
-        self._link = link
-        self._left_us = random.exponential(link.pause_us, num_jobs)
-        self._slowdown = np.ones(num_jobs)
-
-    def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
-        """Alternate pauses and bursts."""
-        self._left_us -= elapsed_us
-        while (over := np.flatnonzero(self._left_us <= 0.0)).size:
-            begins = self._slowdown[over] <= 1.0
-            lengths = self._link.shortest_us * (1.0 + random.pareto(self._link.tail, len(over)))
-            pauses = random.exponential(self._link.pause_us, len(over))
-            shares = random.uniform(*self._link.share, len(over))
-            self._left_us[over] += np.where(begins, lengths, pauses)
-            self._slowdown[over] = np.where(begins, 1.0 / (1.0 - shares), 1.0)
-        return self._slowdown
+    def play(self, num_jobs: int, random: np.random.Generator) -> Process:
+        """Each job begins within a pause."""
+        left_us, slowdown = random.exponential(self.pause_us, num_jobs), np.ones(num_jobs)
+        while True:
+            left_us -= yield slowdown
+            while (over := np.flatnonzero(left_us <= 0.0)).size:
+                begins = slowdown[over] <= 1.0
+                lengths = self.shortest_us * (1.0 + random.pareto(self.tail, len(over)))
+                pauses = random.exponential(self.pause_us, len(over))
+                shares = random.uniform(*self.share, len(over))
+                left_us[over] += np.where(begins, lengths, pauses)
+                slowdown[over] = np.where(begins, 1.0 / (1.0 - shares), 1.0)
 
 
 class TraceLink(Table):
@@ -170,25 +141,13 @@ class TraceLink(Table):
     shares: tuple[_Left, ...] = Field(min_length=1)
     interval_us: _Positive
 
-    def make(self, num_jobs: int, random: np.random.Generator) -> "Trace":
-        """Start the process, each job at a random place."""
-        return Trace(self, num_jobs, random)
-
-
-class Trace:
-    """The process of a `TraceLink`."""
-
-    def __init__(self, link: TraceLink, num_jobs: int, random: np.random.Generator) -> None:
-        self._slowdowns = 1.0 / np.array(link.shares, dtype=np.float64)
-        self._interval_us = link.interval_us
-        self._clock_us = random.random(num_jobs) * self._interval_us * len(self._slowdowns)
-
-    def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:  # noqa: ARG002
-        """The slowdowns recorded at the new times."""
-        self._clock_us += elapsed_us
-        place = (self._clock_us / self._interval_us).astype(np.int64) % len(self._slowdowns)
-        found: Float64Array = self._slowdowns[place]
-        return found
+    def play(self, num_jobs: int, random: np.random.Generator) -> Process:
+        """Each job begins at a random place."""
+        slowdowns = 1.0 / np.array(self.shares)
+        clock_us = random.random(num_jobs) * self.interval_us * len(slowdowns)
+        while True:
+            place = (clock_us / self.interval_us).astype(np.int64) % len(slowdowns)
+            clock_us += yield slowdowns[place]
 
 
 class Jitter(Table):
@@ -237,10 +196,7 @@ class Scenario(Table):
 
 def shipped_scenarios() -> list[str]:
     """Names of the built-in scenarios."""
-    folder = resources.files("dynamiccl.simulator") / "scenarios"
-    return sorted(
-        p.name.removesuffix(_SUFFIX) for p in folder.iterdir() if p.name.endswith(_SUFFIX)
-    )
+    return sorted(file.name.removesuffix(_SUFFIX) for file in _SHIPPED.iterdir())
 
 
 def find_scenario(name_or_path: str) -> Scenario:
@@ -248,13 +204,12 @@ def find_scenario(name_or_path: str) -> Scenario:
 
     Raises UnknownName, MissingPath for a path, and UserError for an invalid scenario.
     """
-    if not name_or_path.endswith(_SUFFIX):
+    path = Path(name_or_path)
+    if path.suffix != _SUFFIX:
         if name_or_path not in shipped_scenarios():
             raise UnknownName("scenario", name_or_path, [*shipped_scenarios(), "FILE.toml"])
-        name_or_path += _SUFFIX
-        held = resources.files("dynamiccl.simulator") / "scenarios" / name_or_path
-        return parse_toml(Scenario, held.read_text(encoding="utf-8"), where=name_or_path)
-    path = Path(name_or_path)
+        text = (_SHIPPED / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8")
+        return parse_toml(Scenario, text, where=f"{name_or_path}{_SUFFIX}")
     if not path.is_file():
         raise MissingPath("scenario", path, f"name one of {', '.join(shipped_scenarios())}")
     return parse_toml(Scenario, path.read_text(encoding="utf-8"), where=path.name)

@@ -19,16 +19,40 @@ product reads from. While both run:
 
 and when one ends, the other goes on alone. `held` is what the one public study of it shows (8 A100,
 4 MiB beside 8 ms of compute: the iteration grows by the channels as if they were held for 2.4 ms,
-and a call alone lasts 0.15 ms). So more channels shorten the call and lengthen the
-compute: the config that is fastest alone need not be fastest for the iteration, the trap that Lagom
-(arXiv 2602.20656) found its authors' own AutoCCL in. `c` is `Surroundings.compute`.
+and a call alone lasts 0.15 ms). So the config that is fastest alone need not be fastest for the
+iteration (Lagom, arXiv 2602.20656). `c` is `Surroundings.compute`.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 from dynamiccl.nccl import Algorithm, Collective, Protocol, Transport
-from dynamiccl.simulator.group import Group
+
+#: GPUs in one node (DGX H100).
+GPUS_PER_NODE: Final = 8
+
+Cell = tuple[Collective, Algorithm, Protocol]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The shape of a communicator."""
+
+    num_nodes: int
+    ranks_per_node: int
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the communicator."""
+        return self.num_nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    """NCCL's prediction for one cell: time_us = latency_us + bytes / (1000 x algbw)."""
+
+    latency_us: float
+    algbw_gbytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

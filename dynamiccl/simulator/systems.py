@@ -1,29 +1,30 @@
-"""The simulated systems by name, and those that a file of `fit-simulator` describes.
+"""Simulated systems: the file that describes one, NCCL's decisions on it, and the physics of it.
 
-A parametric system is NCCL's own decisions, and the physics of a system file.
+Every number of a file is a table `{ value = 8.3, origin = "fitted" }`; `note` says more:
+
+    fitted      by `dynamiccl-collect fit-simulator` to measurements of this system
+    published   a figure of the vendor or of whoever measured it, named in `note`
+    prior       taken from literature or another system, measured by nobody here
+
+A fit changes what is `fitted` and nothing else, so a file is also the description that a fit starts
+from. Errors name file, key and value.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, Self
 
-from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.default import CostModel, Overrides, find_machine, read_machine
-from dynamiccl.simulator.group import Cell as NcclCell
-from dynamiccl.simulator.group import CostLine, Group
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from dynamiccl.datasets.store import check_slug
+from dynamiccl.errors import MissingPath, UnknownName, UserError
+from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
+from dynamiccl.simulator.cost_model import CostModel
 from dynamiccl.simulator.h100 import H100System
-from dynamiccl.simulator.parameters import (
-    CELL_NUMBERS,
-    LINK_NUMBERS,
-    CellParameters,
-    SystemFile,
-    ThreadParameters,
-    load_system_file,
-    parse_system,
-)
+from dynamiccl.simulator.machine import find_machine, read_machine
 from dynamiccl.simulator.physics import (
     NVLS_KINDS,
     CellValues,
@@ -38,19 +39,251 @@ from dynamiccl.simulator.physics import (
     saturating,
     times,
 )
-from dynamiccl.simulator.system import UNTOUCHED, Call, Contention, Launch, Parts
+from dynamiccl.simulator.system import (
+    UNTOUCHED,
+    Call,
+    Cell,
+    Contention,
+    CostLine,
+    Group,
+    Launch,
+    Parts,
+)
+from dynamiccl.simulator.toml_table import Table, parse_toml, toml_value
 
-Cell = tuple[Algorithm, Protocol]
 _SUFFIX: Final = ".toml"
 _SHIPPED: Final = resources.files("dynamiccl.simulator") / "systems"
 #: Systems that a shipped TOML file describes.
-PARAMETRIC: Final = tuple(
-    sorted(p.name.removesuffix(_SUFFIX) for p in _SHIPPED.iterdir() if p.name.endswith(_SUFFIX))
-)
+PARAMETRIC: Final = tuple(sorted(p.name.removesuffix(_SUFFIX) for p in _SHIPPED.iterdir()))
 #: All that ship.
 SYSTEMS: Final = (H100System.name, *PARAMETRIC)
 #: Threads that `NCCL_NTHREADS` may ask for, in steps of a warp.
 MIN_THREADS, MAX_THREADS, WARP = 64, 512, 32
+
+
+class Origin(StrEnum):
+    """Where a parameter comes from."""
+
+    FITTED = "fitted"
+    PUBLISHED = "published"
+    PRIOR = "prior"
+
+
+class Parameter(Table):
+    """One number and its origin; the unit is in the key's name."""
+
+    value: float = Field(ge=0.0)
+    origin: Origin
+    note: str = ""
+
+
+def _prior(value: float) -> Parameter:
+    return Parameter(value=value, origin=Origin.PRIOR)
+
+
+_AS_NCCL_WRITES: Final = PlainSerializer(lambda name: name.wire)
+_Algorithm = Annotated[Algorithm, BeforeValidator(Algorithm.parse), _AS_NCCL_WRITES]
+_Protocol = Annotated[Protocol, BeforeValidator(Protocol.parse), _AS_NCCL_WRITES]
+_Collective = Annotated[Collective, BeforeValidator(Collective.parse), _AS_NCCL_WRITES]
+
+
+class CellParameters(Table):
+    """Parameters of one (algorithm, protocol); physics.py has the formulas."""
+
+    algorithm: _Algorithm
+    protocol: _Protocol
+    #: Which collectives it is for; none = all that no other table of this cell names.
+    collectives: tuple[_Collective, ...] = ()
+    base_us: Parameter
+    hop_us: Parameter = _prior(0.0)
+    net_hop_us: Parameter = _prior(0.0)
+    slice_us: Parameter = _prior(0.0)
+    turn_us: Parameter = _prior(0.0)
+    proxy_us: Parameter = _prior(0.0)
+    channel_gbytes_per_s: Parameter
+    link_share: Parameter = _prior(1.0)
+    overlap: Parameter = _prior(1.0)
+    crowd_penalty: Parameter = _prior(0.0)
+    crowd_channels: Parameter = _prior(32.0)
+    small_penalty: Parameter = _prior(0.0)
+    small_bytes: Parameter = _prior(8192.0)
+    host_share: Parameter = _prior(0.0)
+
+    @property
+    def key(self) -> str:
+        """A readable name: `Ring/LL`, or `Ring/LL/Broadcast,Reduce`."""
+        parts = [self.algorithm.wire, self.protocol.wire]
+        if self.collectives:
+            parts.append(",".join(collective.wire for collective in self.collectives))
+        return "/".join(parts)
+
+
+class LinkParameters(Table):
+    """Bandwidth limits: links of one GPU inside a node, and all NICs of a node."""
+
+    inside_gbytes_per_s: Parameter = _prior(1.0)
+    between_gbytes_per_s: Parameter = _prior(1.0)
+
+
+class ThreadParameters(Table):
+    """AutoCCL's NT: bandwidth of a channel by its threads, 1 at NCCL's own number."""
+
+    #: NCCL's own, and where the bandwidth peaks.
+    default: int = Field(default=512, ge=32, le=640)
+    best: Parameter
+    #: Threads, as a share of the best, at which half of the rise is done.
+    half: Parameter
+    #: Loss for each further share of the best.
+    crowding: Parameter
+
+
+class ChunkParameters(Table):
+    """AutoCCL's C: a parabola in the logarithm, 1 at NCCL's own chunk; Simple only."""
+
+    curvature: Parameter
+    largest: Parameter
+    #: Pieces that a rank's share of the call wants to be cut into.
+    pieces: Parameter
+
+
+class TransportParameters(Table):
+    """AutoCCL's T, inside a node: bandwidth limit of a transport, and its hop latency."""
+
+    gbytes_per_s: Parameter
+    hop_factor: Parameter
+
+
+class ComputeParameters(Table):
+    """Mutual slowdown of compute and collectives on one GPU (system.py)."""
+
+    #: Share of the memory's bandwidth that a matrix product takes when it runs alone.
+    memory_share: Parameter
+    #: The GPU's memory, GB/s.
+    memory_gbytes_per_s: Parameter
+    #: How much longer a call takes while compute fills the GPU.
+    call_slowdown: Parameter
+    #: How long a call's blocks hold their SMs before it runs, beside compute.
+    held_us: Parameter
+
+
+class GroupParameters(Table):
+    """A shape of communicators."""
+
+    num_nodes: int = Field(ge=1)
+    ranks_per_node: int = Field(ge=1)
+
+
+class NcclParameters(Table):
+    """Inputs of NCCL's own cost model."""
+
+    #: A description in `default/machines`, or the path of one.
+    machine: str
+    #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` of the job.
+    min_channels: int | None = Field(default=None, ge=1)
+    max_channels: int | None = Field(default=None, ge=1)
+    note: str = ""
+
+
+class Rescale(Table):
+    """Runs of the data whose sizes are not in bytes."""
+
+    runs: tuple[str, ...]
+    factor: int = Field(ge=2)
+    why: str
+
+
+class FitProfile(Table):
+    """A launch profile of the data that changes the number of opened channels."""
+
+    #: NCCL_MAX_NCHANNELS.
+    max_channels: int | None = Field(default=None, ge=1)
+
+
+class FitParameters(Table):
+    """How measurements become cells of this system's fit."""
+
+    #: `system` in the data; more than one are taken together.
+    systems: tuple[str, ...] = ()
+    #: Launch profiles that are this system as described.
+    profiles: dict[str, FitProfile] = Field(default_factory=lambda: {"default": FitProfile()})
+    exclude_runs: tuple[str, ...] = ()
+    #: Runs of which only NCCL's own choice is taken.
+    exclude_forced_of: tuple[str, ...] = ()
+    #: Sizes below are not looked at, by collective (0 = all).
+    min_bytes: int = Field(default=1024, ge=0)
+    min_bytes_of: dict[str, int] = Field(default_factory=dict)
+    rescale: tuple[Rescale, ...] = ()
+    #: Why runs are left out.
+    why: str = ""
+
+
+class SystemFile(Table):
+    """One simulated system."""
+
+    name: str
+    about: str
+    #: `fitted` systems show held-out errors; `assembled` ones have none to show.
+    kind: Literal["fitted", "assembled"]
+    nccl_version: str
+    num_sms: int = Field(ge=1)
+    #: NCCL_BUFFSIZE that it was measured with.
+    buffer_bytes: int = Field(default=4 << 20, ge=1 << 16)
+    collectives: tuple[_Collective, ...]
+    groups: tuple[GroupParameters, ...] = Field(min_length=1)
+    #: Facts of the machines, as measurement columns.
+    environment: dict[str, Any]
+    nccl: NcclParameters
+    links: LinkParameters
+    threads: ThreadParameters
+    chunks: ChunkParameters
+    #: What NCCL takes inside a node by itself, which `links` is about, and the others.
+    default_transport: Literal["P2P", "SHM", "NET"] = "P2P"
+    transports: dict[Literal["P2P", "SHM", "NET"], TransportParameters] = Field(
+        default_factory=dict
+    )
+    compute: ComputeParameters
+    cells: tuple[CellParameters, ...] = Field(min_length=1)
+    fit: FitParameters = FitParameters()
+
+    @model_validator(mode="after")
+    def _has_names_and_each_cell_once(self) -> Self:
+        check_slug(self.name, "system")
+        NcclVersion.parse(self.nccl_version)
+        seen: set[tuple[Algorithm, Protocol, Collective | None]] = set()
+        for cell in self.cells:
+            keys = {(cell.algorithm, cell.protocol, each) for each in cell.collectives or (None,)}
+            if keys & seen:
+                raise UserError(f"cell {cell.key} stands there twice; write it once")
+            seen |= keys
+        return self
+
+
+#: Numbers of a cell, in the order of the file.
+CELL_NUMBERS: Final = tuple(
+    name for name, field in CellParameters.model_fields.items() if field.annotation is Parameter
+)
+LINK_NUMBERS: Final = tuple(LinkParameters.model_fields)
+
+
+def system_text(file: SystemFile, *, head: str = "") -> str:
+    """The file as TOML; `head` is a comment on top. Loading it gives an equal file."""
+    told = file.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    cells, transports = told.pop("cells"), told.pop("transports", {})
+    tables = {key: told.pop(key) for key in [*told] if isinstance(told[key], dict)}
+    tables |= {f"transports.{key}": table for key, table in transports.items()}
+    lines = [f"# {line}".rstrip() for line in head.splitlines()]
+    lines += [""] if head else []
+    lines += _entries(told)
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *_entries(table)] if table else []
+    for cell in cells:
+        lines += ["", "[[cells]]", *_entries(cell)]
+    return "\n".join(lines) + "\n"
+
+
+def _entries(table: Mapping[str, Any]) -> list[str]:
+    # Five digits are more than any fit is worth.
+    return [f"{key} = {toml_value(told, number='{:.5g}'.format)}" for key, told in table.items()]
 
 
 class ParametricSystem(CostModel):
@@ -59,13 +292,18 @@ class ParametricSystem(CostModel):
     def __init__(self, file: SystemFile) -> None:
         """Take a checked file. Raises UnknownName for its machine or release of NCCL."""
         name = file.nccl.machine
-        machine = read_machine(Path(name)) if _is_path(name) else find_machine(name)
-        made = Overrides(file.nccl.min_channels, file.nccl.max_channels)
-        super().__init__(file.version, machine, made)
+        machine = read_machine(Path(name)) if name.endswith(_SUFFIX) else find_machine(name)
+        opens = file.nccl.min_channels, file.nccl.max_channels
+        super().__init__(NcclVersion.parse(file.nccl_version), machine, *opens)
         self.file = file
         self.name = file.name
         self.num_sms = file.num_sms
-        self._parameters = _by_collective(file)
+        # A cell that names its collectives comes before one that does not.
+        self._parameters = {
+            (collective, cell.algorithm, cell.protocol): cell
+            for cell in sorted(file.cells, key=lambda cell: bool(cell.collectives))
+            for collective in cell.collectives or file.collectives
+        }
         self._values = {
             cell.key: CellValues(**{name: getattr(cell, name).value for name in CELL_NUMBERS})
             for cell in file.cells
@@ -91,7 +329,7 @@ class ParametricSystem(CostModel):
         """Collectives that the file names."""
         return sorted(self.file.collectives)
 
-    def lines(self, group: Group) -> Mapping[NcclCell, CostLine]:
+    def lines(self, group: Group) -> Mapping[Cell, CostLine]:
         """NCCL's latencies and bandwidths, of the cells that the file has physics for."""
         found = super().lines(group)
         return {cell: line for cell, line in found.items() if cell in self._parameters}
@@ -162,24 +400,13 @@ class ParametricSystem(CostModel):
         work = self.work(call, ran, launch)
         assert ran.algorithm is not None
         assert ran.protocol is not None
-        cell = self._parameters[call.collective, ran.algorithm, ran.protocol]
-        values = self._values[cell.key]
-        found = times(work, values, self._links_of(launch))
-        return Parts(
-            algorithm=ran.algorithm,
-            protocol=ran.protocol,
-            num_channels=work.num_channels,
-            fixed_us=found.fixed_us,
-            intra_us=found.inside_us,
-            inter_us=found.between_us,
-            host_share=values.host_share,
-        )
+        values = self._values[self.parameters(call.collective, ran.algorithm, ran.protocol).key]
+        found = times(work, values, self.links_of(launch))
+        cell = ran.algorithm, ran.protocol, work.num_channels
+        return Parts(*cell, *found, host_share=values.host_share)
 
-    def check_launch(self, launch: Launch) -> None:
-        """Raise UserError for a transport that the file has no figures for."""
-        self._links_of(launch)
-
-    def _links_of(self, launch: Launch) -> LinkValues:
+    def links_of(self, launch: Launch) -> LinkValues:
+        """The links of a transport; UserError for one that the file has no figures for."""
         default = self.file.default_transport
         alone = all(group.ranks_per_node == 1 for group in self.file.groups)
         # Between nodes NCCL has nothing but the network.
@@ -203,17 +430,6 @@ class ParametricSystem(CostModel):
 System = H100System | ParametricSystem
 
 
-def _by_collective(
-    file: SystemFile,
-) -> Mapping[tuple[Collective, Algorithm, Protocol], CellParameters]:
-    """Every collective's cells; one that names the collective comes before one that does not."""
-    found: dict[tuple[Collective, Algorithm, Protocol], CellParameters] = {}
-    for cell in sorted(file.cells, key=lambda cell: bool(cell.collectives)):
-        for collective in cell.collectives or file.collectives:
-            found[collective, cell.algorithm, cell.protocol] = cell
-    return found
-
-
 def thread_factor(threads: ThreadParameters, num_threads: int | None) -> float:
     """Bandwidth of a channel with `num_threads` / with NCCL's own number, where it is 1.
 
@@ -227,20 +443,20 @@ def thread_factor(threads: ThreadParameters, num_threads: int | None) -> float:
     return saturating(asked / best, half, crowding) / own
 
 
-def shipped_file(name: str) -> SystemFile:
-    """The description of a built-in parametric system. Raises UnknownName with the choices."""
-    if name not in PARAMETRIC:
-        raise UnknownName("parametric system", name, PARAMETRIC)
-    where = f"{name}{_SUFFIX}"
-    return parse_system((_SHIPPED / where).read_text(encoding="utf-8"), where=where)
-
-
 def system_file(name: str) -> SystemFile:
     """The description of a parametric system by name, or in the file that `name` is the path of.
 
-    Raises UnknownName with the choices, MissingPath and UserError.
+    Raises UnknownName with the choices, MissingPath, and UserError with key and value.
     """
-    return load_system_file(Path(name)) if _is_path(name) else shipped_file(name)
+    path = Path(name)
+    if path.suffix != _SUFFIX:
+        if name not in PARAMETRIC:
+            raise UnknownName("parametric system", name, PARAMETRIC)
+        text = (_SHIPPED / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+        return parse_toml(SystemFile, text, where=f"{name}{_SUFFIX}")
+    if not path.is_file():
+        raise MissingPath("system file", path, "write one with 'dynamiccl-collect fit-simulator'")
+    return parse_toml(SystemFile, path.read_text(encoding="utf-8"), where=name)
 
 
 def find_system(name: str) -> System:
@@ -250,10 +466,6 @@ def find_system(name: str) -> System:
     """
     if name == H100System.name:
         return H100System()
-    if name not in PARAMETRIC and not _is_path(name):
+    if name not in PARAMETRIC and not name.endswith(_SUFFIX):
         raise UnknownName("simulated system", name, SYSTEMS)
     return ParametricSystem(system_file(name))
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith(_SUFFIX)

@@ -78,17 +78,13 @@ def toml_value(value: object, *, number: Callable[[float], str] = repr) -> str:
         pairs = [f"{toml_key(k)} = {toml_value(v, number=number)}" for k, v in value.items()]
         return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
     if isinstance(value, tuple | list):
-        return _list([toml_value(one, number=number) for one in value])
+        items = [toml_value(one, number=number) for one in value]
+        line = "[" + ", ".join(items) + "]"
+        long = "[\n" + "".join(f"    {item},\n" for item in items) + "]"
+        return line if len(line) <= _WIDTH else long
     return number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def toml_key(key: str) -> str:
     """A key as TOML writes it."""
     return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
-
-
-def _list(items: list[str]) -> str:
-    line = "[" + ", ".join(items) + "]"
-    if len(line) <= _WIDTH:
-        return line
-    return "[\n" + "".join(f"    {item},\n" for item in items) + "]"

@@ -17,7 +17,7 @@ import typer
 
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Group
 
 #: Options of the commands that simulate jobs.
 SystemOption = Annotated[str, typer.Option(help="Simulated system: a name or a file.")]
@@ -129,20 +129,19 @@ def decode(shape: Group) -> Workload:
 
 
 def phi_2(shape: Group) -> Workload:
-    """AutoCCL's Phi-2-2B, TP 8 x DP 4: its calls of one iteration, in its proportions.
+    """AutoCCL's Phi-2-2B, TP 8 x DP 4 (gbxu/autoccl @63acb15, NSDI 2025).
 
-    gbxu/autoccl @63acb15 (NSDI 2025): AllGather 80 MB x 3,120 and ReduceScatter x 2,064 in groups
-    of 8, AllReduce 632 MB x 1 in groups of 4. Here a sixteenth of the small ones to each large one,
-    so that the large one is seen at all.
+    AllGather 80 MB x 3,120 and ReduceScatter x 2,064 in groups of 8, AllReduce 632 MB x 1 in groups
+    of 4; here a sixteenth of the small ones, so that the large one is seen at all.
     """
     return _autoccl("phi-2", shape, 80 * 10**6, 632 * 10**6)
 
 
 def llama_3(shape: Group) -> Workload:
-    """AutoCCL's Llama-3.1-8B: 128 MB in groups of 8, 857 MB and 1,710 MB in groups of 4.
+    """AutoCCL's Llama-3.1-8B, by the same source; here a sixteenth of the small ones.
 
-    Same source: AllGather 128 MB x 6,240 and ReduceScatter x 4,128 in groups of 8; AllGather 857 MB
-    and AllReduce 1,710 MB x 1 in groups of 4. Here a sixteenth of the small ones.
+    AllGather 128 MB x 6,240 and ReduceScatter x 4,128 in groups of 8; AllGather 857 MB and
+    AllReduce 1,710 MB x 1 in groups of 4.
     """
     made = _autoccl("llama-3", shape, 128 * 10**6, 1_710 * 10**6)
     gather = WorkCall(_across(shape), _AG, 857 * 10**6, 1_000.0, beside_us=5_000.0)

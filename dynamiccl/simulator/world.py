@@ -20,14 +20,12 @@ import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, NUM_ALGORITHMS, Algorithm, Config
 from dynamiccl.simulator.scenario import Float64Array, Jitter, Process, Scenario, Stragglers
-from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
+from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import System
 from dynamiccl.simulator.workloads import Workload
 
 Int64Array = npt.NDArray[np.int64]
 _ABSTAIN_ACTION: Final = 0
-
-
 #: Median of |t| with 3 degrees of freedom (quantile 0.75), over the normal's: MAD to sigma.
 T3_ROBUST_SIGMA: Final = 0.7648923284 / 0.6744897502
 #: No draw of the logarithm exceeds so many sigmas; t's tail has no third moment.
@@ -44,8 +42,7 @@ class Noise:
 
     def __init__(self, jitter: Jitter, stragglers: Stragglers | None, num_jobs: int) -> None:
         """Start without drift."""
-        self._jitter = jitter
-        self._stragglers = stragglers
+        self._jitter, self._stragglers = jitter, stragglers
         self._drift = np.zeros(num_jobs)
         self._keep = math.exp(-1.0 / jitter.drift_calls)
 
@@ -64,12 +61,10 @@ class Noise:
 
     def skew_us(self, random: np.random.Generator) -> Float64Array:
         """(N,) us that the earliest rank waits for the latest."""
-        late = self._stragglers
-        if late is None:
-            return np.zeros(len(self._drift))
-        skew = np.zeros(len(self._drift))
-        comes_late = np.flatnonzero(random.random(len(skew)) < late.probability)
-        skew[comes_late] = late.median_us * random.lognormal(0.0, late.sigma, len(comes_late))
+        late, skew = self._stragglers, np.zeros(len(self._drift))
+        if late is not None:
+            comes_late = np.flatnonzero(random.random(len(skew)) < late.probability)
+            skew[comes_late] = late.median_us * random.lognormal(0.0, late.sigma, len(comes_late))
         return skew
 
 
@@ -99,7 +94,6 @@ class World:
         workload: Workload,
         configs: Sequence[Config],
         scenario: Scenario,
-        launch: Launch = UNTOUCHED,
     ) -> None:
         """Compute the parts of every call under every config; `configs[0]` is ABSTAIN.
 
@@ -127,17 +121,17 @@ class World:
         self.contention = system.contention
         self.compute_slowdown = self.contention.surroundings(1.0).compute
         for key, call in enumerate(self.keys):
-            self._fill(key, call, launch)
+            self._fill(key, call)
         #: (K, A) one number for what runs: equal numbers are no change of config.
         wide = self.algorithm.astype(np.int64) * 64 + self.protocol
         self.identity = wide * 1024 + self.num_channels
         #: (K, A) the first action that comes to the same: calls of these are one stream of times.
         self.stream: Int64Array = (self.identity[:, :, None] == self.identity[:, None, :]).argmax(2)
 
-    def _fill(self, key: int, call: Call, launch: Launch) -> None:
+    def _fill(self, key: int, call: Call) -> None:
         for action, config in enumerate(self.configs):
             try:
-                parts = self.system.parts(call, config, launch)
+                parts = self.system.parts(call, config)
             except KeyError:
                 if config == ABSTAIN:
                     raise
@@ -211,14 +205,14 @@ class Jobs:
             np.random.default_rng(each)
             for each in np.random.SeedSequence(seed).spawn(3 + len(scenario.link))
         )
-        self._links: list[tuple[str, Process, np.random.Generator]] = []
+        self._links: list[tuple[str, Process]] = []
         for link, draw in zip(scenario.link, draw_links, strict=True):
-            self._links.append((link.on, link.make(num_jobs, draw), draw))
+            self._links.append((link.on, link.play(num_jobs, draw)))
+            next(self._links[-1][1])
         self._noise = Noise(scenario.jitter, scenario.stragglers, num_jobs)
         self._place: Int64Array = draw_start.integers(len(world.order), size=num_jobs)
         self._job = np.arange(num_jobs)
-        self._clock_us = np.zeros(num_jobs)
-        self._elapsed_us = np.zeros(num_jobs)
+        self._clock_us, self._elapsed_us = np.zeros((2, num_jobs))
         self._used = np.zeros((num_jobs, NUM_ALGORITHMS), dtype=np.bool_)
         self._last: Int64Array = np.full((num_jobs, len(world.keys)), -1, dtype=np.int64)
         self._flat = [
@@ -238,8 +232,8 @@ class Jobs:
         #: (N,) the task keys of the calls that come next.
         self.key: Int64Array = world.order[self._place]
         found = {"intra": self._ones, "inter": self._ones, "host": self._ones}
-        for on, process, draw in self._links:
-            found[on] = found[on] * process.advance(self._elapsed_us, draw)
+        for on, process in self._links:
+            found[on] = found[on] * process.send(self._elapsed_us)
         #: (N,) slowdowns that the next calls meet.
         self.intra, self.inter, self.host = found["intra"], found["inter"], found["host"]
         self._beside_us = world.beside_us[self._place]

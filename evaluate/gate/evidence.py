@@ -19,7 +19,6 @@ from scipy import optimize, special, stats
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import (
-    NOISE_KEY,
     comparable,
     independent,
     noise_bands,
@@ -139,7 +138,7 @@ class FreshRuns:
         told = [self._fresh, *([] if known is None else [_rows(known, catalogue)])]
         own = [rows.filter(action=ABSTAIN_ACTION) for rows in told]
         self._own = pl.concat([rows.select(*_WHERE, *read_back).unique() for rows in own])
-        bands = noise_bands(quiet(tuned(frame)), NOISE_KEY).select(*NOISE_KEY, "noise_band")
+        bands = noise_bands(quiet(tuned(frame)))
         self._bands = {(system, collective): band for system, collective, band in bands.iter_rows()}
 
     def test(

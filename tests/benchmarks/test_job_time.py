@@ -5,7 +5,7 @@ from bench_job_time import CONFIGS, job_of, world_of
 from job_rules import Measured, choices
 
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall
 

@@ -15,8 +15,7 @@ from judge_worlds import (
 from sweeps import FEW, NO_DEFAULT, public_tables
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
-from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Group
 from dynamiccl.simulator.systems import find_system
 
 RING = Config(Algorithm.Ring)

@@ -16,8 +16,8 @@ from dynamiccl.evaluate.simulate import (
     roll_out,
     simple_contenders,
 )
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import MarkovLink, find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.train.environment import JobCalls

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.simulator.parameters import system_text
-from dynamiccl.simulator.systems import find_system, system_file
+from dynamiccl.simulator.systems import find_system, system_file, system_text
 from tests.cli.conftest import Shell, refused
-from tests.collect.fit_worlds import SIZES, ring_only, rows, store_of
+from tests.collect.test_fit_simulator import SIZES, ring_only, rows, store_of
 
 FIT = ("dynamiccl-collect", "fit-simulator", "--data", "data")
 
@@ -22,7 +21,7 @@ def base_fixture(tmp_path: Path) -> Path:
 
 
 def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, base: Path, tmp_path: Path) -> None:
-    done = shell(*FIT, "--base", base, "--name", "mine", "--out", "mine.toml")
+    done = shell(*FIT, "--base", base, "--out", "mine.toml")
     assert done.code == 0
     assert "above 1 MiB" in done.out
     assert "mine -> mine.toml" in done.out
@@ -52,6 +51,6 @@ def test_a_name_of_the_data_is_found_without_the_description_s_rules(
     shell: Shell, base: Path, tmp_path: Path
 ) -> None:
     store_of(tmp_path / "data", rows(system="rack", noise=0.01))
-    command = (*FIT, "--base", base, "--out", "rack.toml", "--system", "rack", "--name", "rack")
+    command = (*FIT, "--base", base, "--out", "rack.toml", "--system", "rack")
     assert shell(*command, "--json").json["system"] == "rack"
     assert system_file(str(tmp_path / "rack.toml")).fit.systems == ("rack",)

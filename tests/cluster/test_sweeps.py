@@ -10,7 +10,7 @@ import pytest
 from dynamiccl.collect.health import examine
 from dynamiccl.collect.sweep import GroupShape, Sizes, load_sweep, sweep_text
 from dynamiccl.datasets import store
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Group
 from tests.cluster.slurm import Slurm
 from tests.collect.benchmark.stand_in import share_near_truth
 from tests.collect.benchmark.sweeps import text_of

@@ -1,6 +1,7 @@
 """What `describe` says of data, and its pictures: where which config is best, and by how much."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     assert found["cells_repeated"] == 1
     assert found["verified_share"] == pytest.approx(2 / 7)
     assert found["shapes"] == ["1x8", "2x8"]
-    assert found["noise_median"] == pytest.approx(0.02)
+    assert found["noise_bands"] == {"AllReduce": pytest.approx(0.02)}
     gain = found["gain"]
     assert (gain["compared"], gain["faster"], gain["most"]["best"]) == (1, 1, "Ring/LL")
     assert lines(found)["to gain"].startswith(
@@ -64,7 +65,7 @@ def test_counts_by_hand(tmp_path: Path) -> None:
 
 def test_unknown_noise_and_lines(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(), forced("Ring"))["box"]
-    assert found["noise_median"] is None
+    assert found["noise_bands"] == {}
     text = lines(found)
     assert text["noise band"].startswith("unknown: no cell has two independent")
     assert text["GPU"] == "H100; nodes x ranks per node: 1x8"
@@ -87,7 +88,7 @@ def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(), *hot, erring, forced("Tree", "LL", throttled=False))
     assert (found["box"]["rows"], found["box"]["rows_with_time"]) == (6, 2)
     assert found["box"]["rows_left_out"] == {"throttled": 3, "ecc_errors": 1}
-    assert (found["box"]["num_configs"], found["box"]["noise_band"]) == (1, None)
+    assert (found["box"]["num_configs"], found["box"]["noise_bands"]) == (1, {})
     text = lines(found["box"])["rows"]
     assert text == "6 (6 ok); 2 with a time, left out: 3 throttled, 1 ecc_errors"
 
@@ -161,11 +162,6 @@ def grid(system: str, **columns: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_sizes_are_said_as_people_say_them() -> None:
-    sizes = (1023, 1472, 1000 << 10, (1 << 20) - 1, 3 << 29)
-    assert [*map(size_label, sizes)] == ["1023", "1.44K", "1000K", "1024K", "1.5G"]
-
-
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -229,10 +225,18 @@ def test_picture_of_both_sides_names_the_front_and_nccls_own(tmp_path: Path) -> 
     assert [text.get_text() for text in second.texts] == names[:-1]
 
 
-def test_without_matplotlib_the_fix_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_sizes_are_said_as_people_say_them() -> None:
+    sizes = (1023, 1472, 1000 << 10, (1 << 20) - 1, 3 << 29)
+    assert [*map(size_label, sizes)] == ["1023", "1.44K", "1000K", "1024K", "1.5G"]
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("matplotlib.figure", "plot"), ("scipy.optimize", "train")]
+)
+def test_without_a_package_the_fix_is_named(
+    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SystemExit, match="4"):
-        cli.run(lambda: plot_systems(frame(*grid("box")), tmp_path))
-    assert "pip install '.[plot]'" in capsys.readouterr().err
+        cli.run(lambda: import_module(module))
+    assert f"pip install '.[{extra}]'" in capsys.readouterr().err

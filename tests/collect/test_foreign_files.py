@@ -19,7 +19,7 @@ from dynamiccl.datasets.store import measurements_table, trial_id
 from dynamiccl.errors import OutputError, UserError
 from tests.collect.parsed import imported
 from tests.collect.traces.made import calls_of, inspector_line
-from tests.published import WHOLE, published
+from tests.published import WHOLE
 
 CASES = WHOLE / "public-cases"
 #: Times of 40 us, and an algorithm that only the shell's line tells.
@@ -118,24 +118,6 @@ def test_a_log_is_the_same_in_every_form(form: str, tmp_path: Path) -> None:
     assert told == ["AllReduce", 40.0, 52.43, 2, "GPU B"]
     assert (row["requested_algorithm"], row["source_line"], row["num_nodes"]) == ("Ring", 7, 1)
     assert (summary.rejected, summary.rows_read) == ([], 1)
-
-
-def of_readme() -> list[str]:
-    """The logs that must all give one row, by the README's own list."""
-    if not CASES.is_dir():
-        return []
-    [listed] = re.findall(r"(?m)^- (prefix_.*)$", (CASES / "README.md").read_text())
-    return [name.strip() for name in listed.split(",")]
-
-
-@pytest.mark.parametrize("name", of_readme())
-def test_public_logs_give_their_row(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(published(CASES / name).read_bytes())
-    _, rows = imported(tmp_path / name)
-    for row in rows:
-        told = [row[n] for n in ("collective", "num_ranks", "num_nodes", "time_us")]
-        assert (told, row["busbw_gbytes_per_s"]) == (["AllReduce", 4, 1, 50.0], 31.46)
-    assert [row["in_place"] for row in rows] == [False, True]
 
 
 RCCL = "ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,#wrong"

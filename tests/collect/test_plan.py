@@ -16,9 +16,8 @@ from dynamiccl.collect.plan import (
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import QUIET as UNDISTURBED
-from dynamiccl.simulator.system import UNTOUCHED, Call
+from dynamiccl.simulator.system import UNTOUCHED, Call, Group
 from dynamiccl.simulator.systems import find_system
 from tests.collect.benchmark.sweeps import sweep
 

@@ -33,10 +33,6 @@ def told(row: dict[str, object]) -> str:
     return f"{row['collective']} {asked}{profile} {time}"
 
 
-def test_every_file_has_a_line() -> None:
-    assert {path.name for path in CASES.glob("*.log")} <= {name for name, _, _ in cases()}
-
-
 @pytest.mark.parametrize(("name", "shape", "runs"), cases(), ids=lambda text: str(text)[:30])
 def test_each_run_is_what_it_was(name: str, shape: str, runs: str, tmp_path: Path) -> None:
     log, options = case(name), ImportOptions(system="s")

@@ -8,9 +8,8 @@ import polars as pl
 from dynamiccl.datasets.features import COST_FEATURES, COST_KEY, NUM_CELLS, log_costs, read_costs
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import default_model
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Group
 from tests.data_sets import SWEEP, make_data
 
 

@@ -12,8 +12,7 @@ from dynamiccl.datasets.objective import (
     sure_change_us,
 )
 from dynamiccl.simulator.system import Contention
-from tests.simulator.iterations import iteration_us
-from tests.simulator.test_contention import parts
+from tests.simulator.test_contention import iteration_us, parts
 
 NAN = float("nan")
 #: NCCL's own choice, one with as many channels, fewer, fewer and slower, and more.

@@ -11,9 +11,9 @@ from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.job.answer import TABLE, Verdict, answer
 from dynamiccl.evaluate.job.calls import job_of
 from dynamiccl.evaluate.job.gains import Measured
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WORKLOADS
 from dynamiccl.simulator.world import World

@@ -28,8 +28,8 @@ from dynamiccl.evaluate.simulate import (
     simple_contenders,
     verdicts,
 )
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import MarkovLink, Scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.train.policy import TorchPolicy

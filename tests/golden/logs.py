@@ -90,7 +90,7 @@ def _told(directory: Path) -> Any:
     log = COPIES / "logs" / "ebpf_allgather_ll_small.log"
     options = (
         *("--sweep", "told", "--ranks", "2", "--nodes", "2", "--nccl-version", "2.29.7"),
-        *("--gpu", "NVIDIA X", "--launch-profile", "sockets", "--algorithm", "Ring"),
+        *("--gpu", "NVIDIA X", "--algorithm", "Ring"),
         *("--protocol", "LL", "--channels", "4", "--systems", str(SAMPLE / "systems.toml")),
     )
     return imported(directory, [log], *options, without=())

@@ -20,9 +20,8 @@ from dynamiccl.serve.decisions import nccl_csv
 from dynamiccl.serve.export import export_artifact, verify_artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import default_model
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Group
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained

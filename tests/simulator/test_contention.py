@@ -1,13 +1,14 @@
 """Compute and collectives on one GPU: the trap that tuning in isolation walks into."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import H100System
-from dynamiccl.simulator.system import Call, Contention, Parts
+from dynamiccl.simulator.system import Call, Contention, Group, Parts
 from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, find_system
-from tests.simulator.iterations import iteration_us
 
 MIB = 1 << 20
 ALONE = Contention(num_sms=100, memory_gbytes_per_s=2000, memory_share=0.0, call_slowdown=0.0)
@@ -17,18 +18,37 @@ def parts(num_channels: int, moving_us: float) -> Parts:
     return Parts(Algorithm.Ring, Protocol.Simple, num_channels, 0.0, moving_us, 0.0)
 
 
-def test_every_channel_takes_one_multiprocessor_from_compute() -> None:
-    call = parts(20, 1000.0)
-    assert ALONE.compute_speed(call, 1) == pytest.approx(0.8)
-    # 1,000 us beside the call at 0.8 of the speed, the other 200 us of work alone.
-    assert iteration_us(ALONE, call, 1, 1000.0) == pytest.approx(1200.0)
+def iteration_us(contention: Contention, parts: Parts, size_bytes: int, compute_us: float) -> float:
+    """By the rules of simulator/system.py: when compute and the call beside it are done, us."""
+    waiting_us = min(contention.held_us, compute_us / 4)
+    call_us = waiting_us + parts.time_us(contention.surroundings(1.0))
+    speed = contention.compute_speed(parts, size_bytes)
+    if compute_us / speed >= call_us:
+        return call_us + (compute_us - call_us * speed)
+    # Compute ends first; what is left of the call goes on undisturbed.
+    together_us = compute_us / speed
+    left = min(1.0, (call_us - together_us) / (call_us - waiting_us))
+    return together_us + left * parts.quiet_us
 
 
-def test_what_outlasts_the_compute_goes_on_undisturbed() -> None:
-    slow = Contention(100, 2000, 0.0, call_slowdown=1.0)
-    call = parts(50, 1000.0)
-    # Compute of 500 us takes 1,000 us; by then half of a call of 2,000 us is done.
-    assert iteration_us(slow, call, 1, 500.0) == pytest.approx(1000.0 + 500.0)
+@pytest.mark.parametrize(
+    ("rules", "num_channels", "compute_us", "expected_us"),
+    [
+        # 1,000 us beside the call at 0.8 of the speed, the other 200 us of work alone.
+        ({}, 20, 1000.0, 1200.0),
+        # 500 us take 1,000; by then half of a call of 2,000 us is done, the rest is undisturbed.
+        ({"call_slowdown": 1.0}, 50, 500.0, 1000.0 + 500.0),
+        # Blocks hold their multiprocessors, never longer than for a quarter of the compute.
+        ({"held_us": 300.0}, 20, 2000.0, 1300.0 + 2000.0 - 1300.0 * 0.8),
+        ({"held_us": 300.0}, 20, 400.0, 500.0 + 600.0),
+    ],
+)
+def test_an_iteration_by_hand(
+    rules: dict[str, Any], num_channels: int, compute_us: float, expected_us: float
+) -> None:
+    around = replace(ALONE, **rules)
+    found = iteration_us(around, parts(num_channels, 1000.0), 1, compute_us)
+    assert found == pytest.approx(expected_us)
 
 
 def test_a_call_that_fills_the_memory_slows_a_memory_bound_kernel() -> None:
@@ -36,20 +56,6 @@ def test_a_call_that_fills_the_memory_slows_a_memory_bound_kernel() -> None:
     half = round(1000 * 1000.0 * 1000 / 4)
     assert bound.compute_speed(parts(0, 1000.0), half) == pytest.approx(0.5)
     assert ALONE.compute_speed(parts(0, 1000.0), half) == 1.0
-
-
-def test_compute_slows_the_call_too() -> None:
-    fifth = Contention(100, 2000, 0.0, call_slowdown=0.2)
-    assert parts(1, 50.0).time_us(fifth.surroundings(1.0)) == pytest.approx(60.0)
-    assert parts(1, 50.0).time_us(fifth.surroundings(0.0)) == 50.0
-
-
-def test_blocks_hold_their_multiprocessors_until_all_ranks_have_theirs() -> None:
-    waiting = Contention(100, 2000, 0.0, 0.0, held_us=300.0)
-    call = parts(20, 1000.0)
-    assert iteration_us(waiting, call, 1, 2000.0) == pytest.approx(1300.0 + 2000.0 - 1300.0 * 0.8)
-    # Never longer than a quarter of the compute.
-    assert iteration_us(waiting, call, 1, 400.0) == pytest.approx(500.0 + 600.0)
 
 
 @pytest.mark.parametrize(

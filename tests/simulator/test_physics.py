@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol, Transport
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.physics import (
     CellValues,
     LinkValues,
@@ -18,7 +17,7 @@ from dynamiccl.simulator.physics import (
     route,
     times,
 )
-from dynamiccl.simulator.system import Call, Launch
+from dynamiccl.simulator.system import Call, Group, Launch
 from dynamiccl.simulator.systems import PARAMETRIC, System, find_system
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -1,15 +1,29 @@
-"""What every simulated system must keep to, and the jobs that it records."""
+"""What every simulated system must keep to, the files that describe them, and recorded jobs."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dynamiccl.errors import UnknownName
-from dynamiccl.nccl import ABSTAIN, COST_IGNORE, Algorithm, Config
-from dynamiccl.simulator.group import Group
+from dynamiccl.errors import DynamicclError, MissingPath, UnknownName, UserError
+from dynamiccl.nccl import Algorithm, Config, Transport
 from dynamiccl.simulator.record_jobs import Explorer, all_configs
 from dynamiccl.simulator.scenario import find_scenario
-from dynamiccl.simulator.system import QUIET, Call, Surroundings
-from dynamiccl.simulator.systems import SYSTEMS, System, find_system
+from dynamiccl.simulator.system import QUIET, Call, Group, Launch, Surroundings
+from dynamiccl.simulator.systems import (
+    CELL_NUMBERS,
+    LINK_NUMBERS,
+    PARAMETRIC,
+    SYSTEMS,
+    Origin,
+    ParametricSystem,
+    System,
+    SystemFile,
+    find_system,
+    system_file,
+    system_text,
+)
+from dynamiccl.simulator.toml_table import parse_toml
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.simulator.world import World
 
@@ -25,24 +39,6 @@ def calls(system: System) -> list[Call]:
     shapes = system.groups()
     few = list(dict.fromkeys([shapes[0], shapes[len(shapes) // 2], shapes[-1]]))
     return [Call(g, c, s) for g in few for c in system.collectives() for s in SIZES]
-
-
-def test_the_cost_table_has_a_price_for_every_cell_and_no_other(system: System) -> None:
-    for call in calls(system):
-        table = system.cost_table(call)
-        there = {(int(a), int(p)) for a, p in np.argwhere(table != COST_IGNORE)}
-        assert there == {(int(a), int(p)) for a, p in system.cells(call.group, call.collective)}
-        assert (table[table != COST_IGNORE] > 0).all()
-
-
-def test_nccl_takes_the_cheapest_cell_of_its_table(system: System) -> None:
-    for call in calls(system):
-        ran = system.resolve(call, ABSTAIN)
-        table = system.cost_table(call)
-        assert table[ran.algorithm, ran.protocol] == table[table != COST_IGNORE].min()
-        assert ran.algorithm is not None
-        assert ran.num_channels is not None
-        assert 1 <= ran.num_channels <= system.max_channels(call.group, ran.algorithm)
 
 
 def test_every_cell_has_parts_that_add_up(system: System) -> None:
@@ -67,9 +63,91 @@ def test_a_cell_that_nccl_lacks_is_refused(system: System) -> None:
         system.parts(call, Config(lacking))
 
 
-def test_an_unknown_system_is_named_with_the_choices() -> None:
+# --- Their files ---
+
+TEXT = system_text(system_file("b300-nvlink"))
+
+
+@pytest.mark.parametrize("name", PARAMETRIC)
+def test_text_of_a_file_says_what_the_file_says(name: str) -> None:
+    file = system_file(name)
+    text = system_text(file, head="by hand\n\nand twice")
+    assert parse_toml(SystemFile, text, where="x") == file
+
+
+@pytest.mark.parametrize("name", PARAMETRIC)
+def test_fitted_numbers_are_in_fitted_systems_only(name: str) -> None:
+    file = system_file(name)
+    origins = {getattr(file.links, number).origin for number in LINK_NUMBERS}
+    origins |= {getattr(cell, number).origin for cell in file.cells for number in CELL_NUMBERS}
+    assert (Origin.FITTED in origins) == (file.kind == "fitted")
+
+
+@pytest.mark.parametrize("name", PARAMETRIC)
+def test_threads_chunks_and_transports_are_priors(name: str) -> None:
+    file = system_file(name)
+    tables = [file.threads, file.chunks, *file.transports.values()]
+    numbers = [
+        getattr(table, key)
+        for table in tables
+        for key, field in type(table).model_fields.items()
+        if field.annotation is not int
+    ]
+    assert len(numbers) >= 6
+    assert {number.origin for number in numbers} == {Origin.PRIOR}
+
+
+def test_a_file_of_one_s_own_is_found_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(TEXT.replace('name = "b300-nvlink"', 'name = "mine"'), encoding="utf-8")
+    assert find_system(str(path)).name == "mine"
+    assert system_file("gb10-roce").name == "gb10-roce"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('origin = "fitted"', 'origin = "measured"', "'fitted', 'published' or 'prior'"),
+        ("per_s = { value = ", "per_s = { value = -", "links.inside_gbytes_per_s.value"),
+        ('algorithm = "Tree"', 'algorithm = "Trie"', "unknown algorithm 'Trie'"),
+        ('protocol = "LL128"', 'protocol = "LL"', "cell Ring/LL stands there twice"),
+        ("num_sms = 148", "num_smss = 148", "num_sms"),
+        ('machine = "b300"', 'machine = "b301"', "unknown machine 'b301'"),
+        ('nccl_version = "2.29.7"', 'nccl_version = "new"', "unknown NCCL version 'new'"),
+        ("num_sms = 148", "num_sms = ", "is not TOML"),
+        ('name = "b300-nvlink"', 'name = "B 300"', "B 300"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_key_and_value(
+    old: str, new: str, said: str, tmp_path: Path
+) -> None:
+    assert old in TEXT
+    path = tmp_path / "wrong.toml"
+    path.write_text(TEXT.replace(old, new), encoding="utf-8")
+    with pytest.raises(DynamicclError) as refused:
+        find_system(str(path))
+    assert said in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_a_file_that_is_not_there_and_a_name_that_nobody_has() -> None:
+    with pytest.raises(MissingPath, match=r"no system file at nowhere\.toml"):
+        find_system("nowhere.toml")
     with pytest.raises(UnknownName, match="h100-ib"):
         find_system("h200")
+    with pytest.raises(UnknownName, match=r"'b200-nvlink'.*did you mean 'b300-nvlink'"):
+        system_file("b200-nvlink")
+
+
+def test_a_transport_without_figures_is_refused_with_those_that_have_some() -> None:
+    system = find_system("b300-nvlink")
+    assert isinstance(system, ParametricSystem)
+    bare = ParametricSystem(system.file.model_copy(update={"transports": {}}))
+    with pytest.raises(UserError, match="'b300-nvlink' has no transport SHM; it has P2P"):
+        bare.links_of(Launch(transport=Transport.SHM))
+
+
+# --- Jobs that they record ---
 
 
 def explorer(share: float, hold: float) -> tuple[World, Explorer]:
@@ -104,9 +182,3 @@ def test_a_draw_is_held_for_some_calls_of_its_key() -> None:
         jobs.step(action)
     same = 1 - 1 / 8 + 1 / 8 / world.mask[0].sum()  # a new draw may be the old one
     assert np.mean(repeats[100:]) == pytest.approx(same, abs=0.01)
-
-
-@pytest.mark.parametrize(("share", "hold_calls"), [(1.5, 1.0), (0.5, 0.2)])
-def test_shares_and_lengths_are_checked(share: float, hold_calls: float) -> None:
-    with pytest.raises(ValueError, match=r"a share lies in 0\.\.1, and a draw lasts a call"):
-        explorer(share, hold_calls)

@@ -22,9 +22,9 @@ from dynamiccl.datasets.steps import sequence_steps, training_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import write_calls
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World

@@ -23,9 +23,9 @@ from torch import multiprocessing, nn
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.errors import UserError
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import check_workload
 from dynamiccl.simulator.scenario import Scenario, find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import System, find_system
 from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import World

@@ -16,9 +16,8 @@ from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import true_us
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Group
 from tests.fakes.nccl_tests.install import install_stand_in
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,7 +6,6 @@ import pickle
 import shutil
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -71,12 +70,15 @@ def test_a_directory_of_all_kinds_is_one_import(job: Path, shell: Shell, tmp_pat
     assert "20% of it communication, 10% exposed" in told
 
 
-def test_calls_without_a_time_are_told_by_reason(shell: Shell, tmp_path: Path) -> None:
+def test_one_rank_alone_has_no_time_and_what_the_caller_knows(shell: Shell, tmp_path: Path) -> None:
     kineto(tmp_path / "rank0.json", 0)
-    done = shell(COLLECT, "import", "rank0.json", "--out", "data", "--system", "box")
+    command = (COLLECT, "import", "rank0.json", "--out", "d", "--system", "box", "--nodes", "1")
+    done = shell(*command, "--gpu", "B200", "--sweep", "mine", "--nccl-version", "2.28.9")
     assert "1 calls without a time: the traces of other ranks are missing" in done.err
-    again = shell(COLLECT, "import", "rank0.json", "--out", "d2", "--system", "box", "--json")
-    assert list(again.json["untimed"].values()) == [1]
+    [call] = store.read(tmp_path / "d", "calls").to_dicts()
+    told = ("num_nodes", "ranks_per_node", "gpu", "sweep", "run", "nccl_version")
+    assert [call[name] for name in told] == [1, 2, "B200", "mine", "mine", "2.28.9"]
+    assert [*shell(*command, "--json").json["untimed"].values()] == [1]
 
 
 @pytest.mark.parametrize("kept", [200, -40])
@@ -92,22 +94,10 @@ def test_one_bad_trace_among_good_ones_costs_itself(
     assert store.read(tmp_path / "data", "calls").height == 2
 
 
-def test_what_the_caller_knows_is_taken(shell: Shell, tmp_path: Path) -> None:
-    kineto(tmp_path / "rank0.json", 0)
-    known = ("--nodes", "1", "--gpu", "B200", "--sweep", "mine", "--nccl-version", "2.28.9")
-    assert shell(COLLECT, "import", "rank0.json", "--out", "d", "--system", "box", *known).code == 0
-    [call] = store.read(tmp_path / "d", "calls").to_dicts()
-    told = ("num_nodes", "ranks_per_node", "gpu", "sweep", "run", "nccl_version")
-    assert [call[name] for name in told] == [1, 2, "B200", "mine", "mine", "2.28.9"]
-
-
 def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("a job\n")
     with pytest.raises(OutputError, match="no trace of PyTorch's profiler or NCCL's Inspector"):
         read(tmp_path)
-
-
-STEPS = 3
 
 
 def test_dlrms_ranks_join_by_order_where_their_number_is_told(tmp_path: Path) -> None:
@@ -126,25 +116,3 @@ def test_dlrms_ranks_join_by_order_where_their_number_is_told(tmp_path: Path) ->
     alone = calls_of(job)
     assert set(alone["collective"]) == {"AllReduce", "AlltoAll"}
     assert (alone["size_bytes"].null_count(), alone["num_ranks"].null_count()) == (0, 64)
-
-
-def test_the_profilers_trace_has_steps(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: no profiler")
-    from torch.profiler import ProfilerActivity, profile, schedule
-
-    path = tmp_path / "kineto.json.gz"
-
-    def write(profiler: Any) -> None:
-        profiler.export_chrome_trace(str(path))
-
-    steps = schedule(wait=0, warmup=1, active=STEPS - 1, repeat=1)
-    activities = [ProfilerActivity.CPU]
-    with profile(activities=activities, schedule=steps, on_trace_ready=write) as profiler:
-        for _ in range(STEPS):
-            torch.ones(1000).sum()
-            profiler.step()
-    found = read(path)
-    assert [step["step"] for step in found.steps.to_pylist()] == [*range(1, STEPS)]
-    assert all(s["step_us"] > 0 and s["compute_us"] is None for s in found.steps.to_pylist())
-    assert (found.calls.num_rows, found.reports[0].rejected) == (0, [])
-    assert found.reports[0].remarks == ["no collective in it"]

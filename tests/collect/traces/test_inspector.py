@@ -9,7 +9,6 @@ import pytest
 from tests.collect.traces.made import (
     calls_of,
     inspector_line,
-    inspector_metadata,
     read,
     write_lines,
 )
@@ -28,14 +27,6 @@ def test_ranks_of_a_call_are_joined_and_the_least_is_its_time(tmp_path: Path) ->
     asked = calls.select("asks_tuner", "decided", "actual_algorithm", "timing_source")
     assert asked.row(0) == (True, None, None, "gpu")
     assert calls["timing_source"].to_list() == ["gpu", "cpu", "cpu"]
-
-
-def test_a_call_of_which_a_rank_is_missing_has_an_upper_bound_and_no_time(tmp_path: Path) -> None:
-    found = read(write_lines(tmp_path / "a.log", inspector_line(0, 0, 100.0)))
-    [call] = found.calls.to_pylist()
-    assert (call["time_us"], call["time_at_most_us"], call["ranks_seen"]) == (None, 100.0, 1)
-    assert sum(found.untimed.values()) == 1
-    assert "missing" in next(iter(found.untimed))
 
 
 @pytest.mark.parametrize("algorithm", ["NVLS_TREE", "HierarchicalDirect"])
@@ -122,22 +113,17 @@ def test_no_header_is_carried_from_one_file_to_the_next(tmp_path: Path) -> None:
     assert f"{second}:1: a record without header" in str(found.errors[0])
 
 
-def test_a_line_that_is_no_json_costs_itself_alone(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.log", inspector_line(0, 0, 5.0))
+def test_what_is_no_call_costs_itself_alone(tmp_path: Path) -> None:
+    head = inspector_line(0, 0, 5.0, version="v4.1")["header"]
+    stats = {"header": head, "dump_stats": {"coll_records": 1, "coll_dropped_total": 0}}
+    path = write_lines(tmp_path / "a.log", stats, inspector_line(0, 0, 5.0, version="v4.1"))
     with path.open("a") as file:
-        file.write('{"header": {"id": "0x1"\n' + json.dumps(inspector_line(1, 0, 4.0)) + "\n")
+        file.write('{"header": {"id": "0x1"\n' + json.dumps(inspector_line(1, 1, 4.0)) + "\n")
     found = read(path)
-    assert found.calls["time_us"].to_pylist() == [4.0]
+    assert found.calls["time_at_most_us"].to_pylist() == [5.0, 4.0]
+    assert (found.calls["time_us"].null_count, sum(found.untimed.values())) == (2, 2)
     [rejected] = found.reports[0].rejected
-    assert (rejected.line, rejected.reason) == (2, "no record that is known")
-
-
-def test_dump_stats_of_4_1_are_no_call(tmp_path: Path) -> None:
-    stats = {"dump_stats": {"coll_records": 1, "coll_dropped_total": 0}}
-    header = inspector_line(0, 0, 5.0, version="v4.1")
-    line = {"header": header["header"], "metadata": inspector_metadata("v4.1"), **stats}
-    found = read(write_lines(tmp_path / "a.log", line, header))
-    assert (found.calls.num_rows, found.errors, found.reports[0].rejected) == (1, [], [])
+    assert (rejected.line, rejected.reason) == (3, "no record that is known")
 
 
 def test_a_record_without_a_communicator_is_joined_to_none(tmp_path: Path) -> None:

@@ -190,6 +190,15 @@ def test_the_last_calls_of_a_step_have_no_compute_but_that_beside_them(tmp_path:
     assert ratios(chrome, tmp_path) == pytest.approx([400 / 200, 1.0] * 2)
 
 
+def test_of_gpus_that_are_not_traced_only_steps_are_known(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.step(1, 0.0, 900.0)
+    found = read(chrome.write(tmp_path / "trace.json"))
+    [step] = found.steps.to_pylist()
+    assert (step["step"], step["step_us"], step["compute_us"]) == (1, 900.0, None)
+    assert found.reports[0].remarks == ["no collective in it"]
+
+
 def test_a_trace_without_steps_is_one(tmp_path: Path) -> None:
     chrome = Chrome()
     chrome.compute(100.0, 50.0)

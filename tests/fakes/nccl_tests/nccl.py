@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Final, NoReturn, TextIO
 
 from dynamiccl.nccl import COST_IGNORE, MAX_CHANNELS, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import BUFFER_BYTES, H100System, default_model, true_us
 from dynamiccl.simulator.physics import asked_chunk_bytes, largest_chunk_bytes
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Group
 from tests.fakes.nccl_tests.tuner import INTERNAL_ERROR, NcclFailed, Tuner, load
 from tests.fakes.nccl_tests.world import World
 

@@ -27,9 +27,8 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import pick_table
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import default_model, true_us
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system import Call, Group
 from dynamiccl.train.cautious.fit import Tasks, fit_tables
 from dynamiccl.train.cautious.policy import CautiousPolicy
 from dynamiccl.train.data import load_data

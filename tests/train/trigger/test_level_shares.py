@@ -12,13 +12,13 @@ from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.steps import CALLS_USED, timed_calls
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import (
     all_configs,
     record_jobs,
     write_calls,
 )
 from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World

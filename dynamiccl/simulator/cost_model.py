@@ -7,8 +7,8 @@ cells, so that fewer may carry anything; where the last cell does not fit evenly
 asked for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +27,7 @@ from dynamiccl.nccl import (
     plateau,
     size_correction,
 )
-from dynamiccl.simulator.default.constants import (
+from dynamiccl.simulator.machine import (
     BASE_US,
     HOP_US,
     LL_MAX,
@@ -38,21 +38,24 @@ from dynamiccl.simulator.default.constants import (
     PCI_GBYTES_PER_S,
     THREAD_BYTES,
     THREADS,
+    Cpu,
     Generation,
+    Graph,
     Hop,
+    Machine,
+    Path,
     Release,
+    Search,
     release_of,
 )
-from dynamiccl.simulator.default.machine import Cpu, Graph, Machine, Path, Search
-from dynamiccl.simulator.group import Cell, CostLine, Group
-from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.physics import GATHERS, NVLS_KINDS
+from dynamiccl.simulator.system import Call, Cell, CostLine, Group
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 Pair = tuple[Algorithm, Protocol]
-NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 #: CollNet needs a plug-in for switches that reduce, and is off.
 _NO_COLLNET: Final = frozenset({Algorithm.CollNetDirect, Algorithm.CollNetChain})
 #: Each inter-node ring step posts to the network (`getNetOverhead`), three times in Simple.
@@ -73,19 +76,9 @@ _PAT_OF_TREE: Final = 0.75
 #: Until 2.27: NVLS's algorithm bandwidth over its bus bandwidth.
 _NVLS_RATIO: Final = 5.0 / 6.0
 _NVLS_NET_SHARE: Final = 0.9
-_GATHERS: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
 #: LL moves its payload in packets that are flags for the other half, and counts four times.
 _LL_TRAFFIC: Final = 4
 _GRAIN_BYTES: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """Settings of a job's environment; None leaves them to NCCL."""
-
-    #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS`; rings and trees heed `NCCL_MIN/MAX_NCHANNELS` alike.
-    min_channels: int | None = None
-    max_channels: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,9 @@ class _Communicator:
     machine: Machine
     group: Group
     graph: Graph
-    overrides: Overrides = Overrides()
+    #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS`; rings and trees heed `NCCL_MIN/MAX_NCHANNELS` alike.
+    min_channels: int | None
+    max_channels: int | None
 
     @cached_property
     def generation(self) -> Generation:
@@ -124,10 +119,10 @@ class _Communicator:
         fast = self.graph.ring.intra_gbytes_per_s > 45.0
         if self.generation >= Generation.Hopper and not self.one_node and fast and channels < 16:
             channels *= 2
-        if self.overrides.max_channels is not None:
-            channels = min(channels, self.overrides.max_channels)
-        if self.overrides.min_channels is not None:
-            channels = max(channels, self.overrides.min_channels)
+        if self.max_channels is not None:
+            channels = min(channels, self.max_channels)
+        if self.min_channels is not None:
+            channels = max(channels, self.min_channels)
         if self.release.channels_reach_nvls:
             channels = max(channels, self.nvls_channels)
         return min(channels, MAX_CHANNELS)
@@ -140,8 +135,8 @@ class _Communicator:
         hopper, blackwell_node, blackwell_nodes = NVLS_CHANNELS
         blackwell = blackwell_node if self.one_node else blackwell_nodes
         channels = blackwell if self.generation >= Generation.Blackwell else hopper
-        channels = min(channels, self.overrides.max_channels or MAX_CHANNELS)
-        return max(channels, self.overrides.min_channels or 1)
+        channels = min(channels, self.max_channels or MAX_CHANNELS)
+        return max(channels, self.min_channels or 1)
 
     @cached_property
     def nvls(self) -> Search | None:
@@ -176,16 +171,20 @@ class CostModel:
     """The decisions of one NCCL release on machines of one kind, for any group on them."""
 
     def __init__(
-        self, version: NcclVersion, machine: Machine, overrides: Overrides | None = None
+        self,
+        version: NcclVersion,
+        machine: Machine,
+        min_channels: int | None = None,
+        max_channels: int | None = None,
     ) -> None:
-        """Take the release, the machine, and what the job's environment sets.
+        """`min_channels` and `max_channels` are what the job's environment sets (NCCL_MIN_CTAS ..).
 
         Raises UnknownName for a release whose constants nobody has read.
         """
         self.nccl_version = version
         self.machine = machine
         self._release = release_of(version)
-        self._overrides = overrides or Overrides()
+        self._opens = min_channels, max_channels
         self._communicators: dict[Group, _Communicator] = {}
         self._lines: dict[Group, Mapping[Cell, CostLine]] = {}
 
@@ -199,7 +198,7 @@ class CostModel:
             if group.num_ranks < 2:
                 raise ValueError(f"{group} has one rank: NCCL decides nothing")
             graph = self.machine.graph(group)
-            comm = _Communicator(self._release, self.machine, group, graph, self._overrides)
+            comm = _Communicator(self._release, self.machine, group, graph, *self._opens)
             self._communicators[group] = comm
         return self._communicators[group]
 
@@ -233,10 +232,7 @@ class CostModel:
         if call.collective is not Collective.AllReduce:
             return line
         comm = self._communicator(call.group)
-        latency = _plateau(comm, algorithm, protocol, call.size_bytes)
-        bandwidth = _correction(comm, algorithm, protocol, call.size_bytes)
-        if latency == bandwidth == 1.0:
-            return line
+        latency, bandwidth = _corrections(comm, algorithm, protocol, call.size_bytes)
         return CostLine(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
 
     def cost_us(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> float:
@@ -260,19 +256,29 @@ class CostModel:
     def num_channels(
         self, call: Call, algorithm: Algorithm, protocol: Protocol, asked: int | None = None
     ) -> int:
-        """Channels that carry data when `asked` are asked for; None = NCCL's own number."""
+        """Channels, >= 1, that carry data when `asked` are asked for; None = NCCL's own number."""
         comm = self._communicator(call.group)
-        return _used_channels(comm, call.collective, algorithm, protocol, call.size_bytes, asked)
+        opened = comm.opened(algorithm)
+        most = min(max(asked or 0, 1), opened)
+        if asked is None:
+            most = _tuned(comm, algorithm, protocol, call.size_bytes)
+        num_bytes, per_byte = _payload(comm, call.collective, protocol, call.size_bytes)
+        least = comm.release.min_traffic_bytes
+        # NCCL rounds this up to 16 bytes since 2.29, which no count below can tell.
+        per_channel = max(least, num_bytes * per_byte // most)
+        cell = _up(_up(least, per_byte), _GRAIN_BYTES) * _GRAIN_BYTES
+        cells = max(_up(num_bytes, cell), 1)
+        cells_each = min(cells, _up(per_channel, cell * per_byte))
+        return min(_up(cells, cells_each), opened)
 
     def reopened(self, *, least: int | None = None, most: int | None = None) -> "CostModel":
         """The model with at least or at most so many channels opened (`NCCL_MIN/MAX_CTAS`)."""
-        low = self._overrides.min_channels if least is None else least
-        high = self._overrides.max_channels if most is None else most
+        low = self._opens[0] if least is None else least
+        high = self._opens[1] if most is None else most
         if low is not None and high is not None:
             # NCCL would let the lower bound win; the last one set is meant here.
             low, high = (min(low, high), high) if least is None else (low, max(low, high))
-        overrides = replace(self._overrides, min_channels=low, max_channels=high)
-        return CostModel(self.nccl_version, self.machine, overrides)
+        return CostModel(self.nccl_version, self.machine, low, high)
 
     def resolve(self, call: Call, config: Config) -> Config:
         """What runs when `config` is asked for; no knob of the answer is AUTO but the chunk.
@@ -313,21 +319,21 @@ def _has_ll128(comm: _Communicator, algorithm: Algorithm) -> bool:
     return search.intra_path <= Path.NVB and search.inter_path <= most
 
 
-def _plateau(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
-    if algorithm is not Algorithm.Ring or protocol is not Protocol.Simple or comm.one_node:
-        return 1.0
-    since_ampere = comm.generation >= Generation.Ampere
-    return plateau(size, comm.num_channels, comm.group.num_ranks, since_ampere=since_ampere)
-
-
-def _correction(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
-    end = 0
-    if algorithm is Algorithm.Tree:
+def _corrections(
+    comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size: int
+) -> tuple[float, float]:
+    """Factors of an AllReduce's latency and bandwidth by its size."""
+    latency, end = 1.0, 0
+    if algorithm is Algorithm.Ring and protocol is Protocol.Simple and not comm.one_node:
+        since_ampere = comm.generation >= Generation.Ampere
+        ranks = comm.group.num_ranks
+        latency = plateau(size, comm.num_channels, ranks, since_ampere=since_ampere)
+    elif algorithm is Algorithm.Tree:
         end = TREE_CORRECTED
     elif algorithm is Algorithm.NVLSTree and comm.release.nvls_tree_corrected:
         blackwell = comm.generation >= Generation.Blackwell
         end = NVLS_TREE_CORRECTED if blackwell and comm.machine.cpu.x86 else 0
-    return size_correction(protocol, size, end)
+    return latency, size_correction(protocol, size, end)
 
 
 def _latency_us(
@@ -363,7 +369,7 @@ def _between_us(comm: _Communicator, algorithm: Algorithm, protocol: Protocol) -
 def _ring_us(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:
     hop = comm.hop_inside(Algorithm.Ring)
     inside = HOP_US[hop][Algorithm.Ring][protocol]
-    if collective in _GATHERS or collective is Collective.AllReduce:
+    if collective in GATHERS or collective is Collective.AllReduce:
         rounds = 2 if collective is Collective.AllReduce else 1
         crossings = 0 if comm.one_node else rounds * (comm.group.num_nodes - 1)
         inside = max(inside, _overhead_us(comm, protocol))
@@ -391,8 +397,8 @@ def _algbw_gbytes_per_s(
     comm: _Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
     """Bytes of the whole buffer over time, before corrections by size."""
-    bus = _BUS[algorithm](comm, collective, protocol)
-    if algorithm is not Algorithm.Ring and collective in _GATHERS:
+    bus = _bus(comm, collective, algorithm, protocol)
+    if algorithm is not Algorithm.Ring and collective in GATHERS:
         return bus
     by_steps = comm.group.num_ranks / _steps(comm, collective)
     if algorithm is Algorithm.Ring:
@@ -406,7 +412,19 @@ def _steps(comm: _Communicator, collective: Collective) -> int:
     """Steps of a ring: what each link carries, in shares of one rank."""
     if collective is Collective.AllReduce:
         return 2 * (comm.group.num_ranks - 1)
-    return comm.group.num_ranks - 1 if collective in _GATHERS else comm.group.num_ranks
+    return comm.group.num_ranks - 1 if collective in GATHERS else comm.group.num_ranks
+
+
+def _bus(
+    comm: _Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
+) -> float:
+    if algorithm is Algorithm.Ring:
+        return _ring(comm, protocol)
+    if algorithm is Algorithm.Tree:
+        return _tree(comm, protocol)
+    if algorithm is Algorithm.PAT:
+        return comm.graph.channels * _per_channel(comm, comm.graph.tree) * _PAT_OF_TREE
+    return _nvls(comm, collective) if algorithm is Algorithm.NVLS else _nvls_tree(comm, collective)
 
 
 def _per_channel(comm: _Communicator, search: Search) -> float:
@@ -414,7 +432,7 @@ def _per_channel(comm: _Communicator, search: Search) -> float:
     return search.inter_gbytes_per_s if slow else search.intra_gbytes_per_s
 
 
-def _ring(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _ring(comm: _Communicator, protocol: Protocol) -> float:
     channels = comm.graph.channels
     bus = channels * _per_channel(comm, comm.graph.ring)
     if protocol is Protocol.LL:
@@ -425,7 +443,7 @@ def _ring(comm: _Communicator, collective: Collective, protocol: Protocol) -> fl
     return bus
 
 
-def _tree(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _tree(comm: _Communicator, protocol: Protocol) -> float:
     channels = comm.graph.channels
     bus = channels * _per_channel(comm, comm.graph.tree)
     most = comm.release.tree[comm.generation][comm.column]
@@ -439,22 +457,18 @@ def _tree(comm: _Communicator, collective: Collective, protocol: Protocol) -> fl
     return bus * (_PLAIN_TREE_SHARE if comm.graph.tree.plain_tree else 1.0)
 
 
-def _pat(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
-    return comm.graph.channels * _per_channel(comm, comm.graph.tree) * _PAT_OF_TREE
-
-
-def _nvls(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _nvls(comm: _Communicator, collective: Collective) -> float:
     search = comm.search(Algorithm.NVLS)
     if comm.release.nvls_by_efficiency:
         return search.channels * min(_nvls_intra(comm, collective), search.inter_gbytes_per_s)
     intra, inter = search.intra_gbytes_per_s, search.inter_gbytes_per_s
-    if collective in _GATHERS:
+    if collective in GATHERS:
         ranks = comm.group.ranks_per_node
         intra, inter = intra * (ranks - 1) / ranks, inter * _NVLS_NET_SHARE
     return search.channels * min(intra, inter)
 
 
-def _nvls_tree(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:  # noqa: ARG001
+def _nvls_tree(comm: _Communicator, collective: Collective) -> float:
     search = comm.search(Algorithm.NVLSTree)
     two, inter = comm.group.num_nodes <= 2, search.inter_gbytes_per_s
     if comm.release.nvls_by_efficiency:
@@ -474,40 +488,7 @@ def _nvls_intra(comm: _Communicator, collective: Collective) -> float:
     return intra * (ranks - 1) / ranks
 
 
-_BUS: Final[Mapping[Algorithm, Callable[[_Communicator, Collective, Protocol], float]]] = {
-    Algorithm.Ring: _ring,
-    Algorithm.Tree: _tree,
-    Algorithm.PAT: _pat,
-    Algorithm.NVLS: _nvls,
-    Algorithm.NVLSTree: _nvls_tree,
-}
-
-
 # --- Channels ---
-
-
-def _used_channels(
-    comm: _Communicator,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-    asked: int | None = None,
-) -> int:
-    """Channels that carry data when `asked` are requested (None: NCCL's own number); >= 1."""
-    opened = comm.opened(algorithm)
-    if asked is None:
-        most = _tuned(comm, algorithm, protocol, size_bytes)
-    else:
-        most = min(max(asked, 1), opened)
-    num_bytes, per_byte = _payload(comm, collective, protocol, size_bytes)
-    least = comm.release.min_traffic_bytes
-    # NCCL rounds this up to 16 bytes since 2.29, which no count below can tell.
-    per_channel = max(least, num_bytes * per_byte // most)
-    cell = _up(_up(least, per_byte), _GRAIN_BYTES) * _GRAIN_BYTES
-    cells = max(_up(num_bytes, cell), 1)
-    cells_each = min(cells, _up(per_channel, cell * per_byte))
-    return min(_up(cells, cells_each), opened)
 
 
 def _tuned(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> int:
@@ -538,7 +519,7 @@ def _payload(
     num_bytes, traffic = size_bytes, 1
     if collective is Collective.AllReduce:
         traffic = 2
-    elif collective in _GATHERS:
+    elif collective in GATHERS:
         num_bytes, traffic = size_bytes // comm.group.num_ranks, comm.group.num_ranks
     return num_bytes, traffic * (_LL_TRAFFIC if protocol is Protocol.LL else 1)
 

@@ -1,0 +1,406 @@
+"""What NCCL's cost model starts from: the searches on a machine, and the constants of a release.
+
+A `Machine` is one kind of node with the results of NCCL's searches for the shapes of communicator
+that are known (`Search`), and `Machine.graph` gives those for one shape. NCCL prints the same at
+`NCCL_DEBUG_SUBSYS=GRAPH`: `Pattern 4, crossNic 0, nChannels 12, bw 30.000000/30.000000, type
+NVL/PIX, sameChannels 1` is the ring of eight H100 (`src/graph/search.cc`, ncclTopoPrintGraph).
+Descriptions are TOML files: built-in ones (`machines/`), and the user's.
+
+Constants were read in NVIDIA/nccl at the tags v2.27.3-1, v2.27.5-1, v2.27.7-1, v2.28.3-1,
+v2.28.7-1, v2.28.9-1, v2.29.2-1, v2.29.7-1, v2.30.3-1 and v2.30.7-1: `src/graph/tuning.cc` unless
+another file is named. Latencies are us, bandwidths GB/s (10^9). What did not change since 2.27.3
+stands once, what did is a field of `Release`.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum, StrEnum
+from functools import cache
+from importlib import resources
+from pathlib import Path as FilePath
+from typing import Any, Final, TypeVar
+
+from dynamiccl.errors import CorruptFile, UnknownName
+from dynamiccl.nccl import Algorithm, NcclVersion, Protocol
+from dynamiccl.simulator.system import Group
+
+Triple = tuple[float, float, float]
+_FOLDER: Final = "machines"
+
+
+class Path(IntEnum):
+    """Distance of two devices, near to far (`PATH_*`, `src/graph/topo.h` since 2.27)."""
+
+    LOC = 0
+    NVL = 1
+    NVB = 2
+    C2C = 3
+    PIX = 4
+    PXB = 5
+    P2C = 6
+    PXN = 7
+    PHB = 8
+    SYS = 9
+
+
+class Pattern(StrEnum):
+    """The searched pattern. PAT runs on the trees, NVLSTree on the NVLS graph."""
+
+    RING = "ring"
+    TREE = "tree"
+    NVLS = "nvls"
+
+
+class Cpu(StrEnum):
+    """Processors that the model tells apart, as architecture and vendor."""
+
+    INTEL = "x86-intel"
+    AMD = "x86-amd"
+    #: Nodes of both vendors.
+    MIXED = "x86-mixed"
+    ARM = "arm"
+
+    @property
+    def x86(self) -> bool:
+        """Whether the architecture is x86."""
+        return self is not Cpu.ARM
+
+
+class Basis(StrEnum):
+    """The source of a search's numbers."""
+
+    #: Printed by NCCL on such a machine.
+    READ = "read"
+    #: Follows from NCCL's rules of search and what the machine is.
+    DERIVED = "derived"
+    #: The numbers under which recorded costs come out.
+    FITTED = "fitted"
+    #: A guess that nothing contradicts.
+    ASSUMED = "assumed"
+
+
+_Kind = TypeVar("_Kind", bound=Enum)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One search's result (`ncclTopoGraph`), and for which shapes of communicator it holds."""
+
+    pattern: Pattern
+    basis: Basis
+    #: Least and most, both included.
+    nodes: tuple[int, int]
+    ranks_per_node: tuple[int, int]
+    channels: int
+    #: Of one channel, inside a node and between nodes.
+    intra_gbytes_per_s: float
+    inter_gbytes_per_s: float
+    #: The longest path between GPUs, and between a GPU and its network card.
+    intra_path: Path
+    inter_path: Path
+    #: Extra latency of the network card.
+    inter_latency_us: float = 0.0
+    #: Whether all channels visit the GPUs in the same order.
+    same_channels: bool = True
+    #: Tree: a plain one (NCCL_TOPO_PATTERN_TREE) and neither split nor balanced.
+    plain_tree: bool = False
+
+    def holds_for(self, group: Group) -> bool:
+        """Whether communicators of that shape get this result."""
+        return (
+            self.nodes[0] <= group.num_nodes <= self.nodes[1]
+            and self.ranks_per_node[0] <= group.ranks_per_node <= self.ranks_per_node[1]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The searches of one shape of communicator."""
+
+    ring: Search
+    tree: Search
+    #: None where NVLS finds no NVSwitch.
+    nvls: Search | None
+
+    @property
+    def channels(self) -> int:
+        """Search channels of rings and trees: as many as both found (`src/init.cc`)."""
+        return min(self.ring.channels, self.tree.channels)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A kind of node, with the results of NCCL's searches on it."""
+
+    name: str
+    description: str
+    compute_capability: float
+    cpu: Cpu
+    searches: Sequence[Search]
+    #: Where the description comes from.
+    origin: str
+    #: Algorithms that a build or a setting took away.
+    without: frozenset[Algorithm] = frozenset()
+    #: The `topology` of recorded decisions that were taken on such a machine.
+    recorded_as: str = ""
+
+    def graph(self, group: Group) -> Graph:
+        """The search results for a shape. Raises UnknownName for a shape not described."""
+        found = {search.pattern: search for search in self.searches if search.holds_for(group)}
+        ring, tree = found.get(Pattern.RING), found.get(Pattern.TREE)
+        if ring is None or tree is None:
+            shape = f"{group.num_nodes} x {group.ranks_per_node}"
+            raise UnknownName(f"shape of nodes x ranks on {self.name}", shape, self._shapes())
+        return Graph(ring, tree, found.get(Pattern.NVLS))
+
+    def _shapes(self) -> list[str]:
+        rings = [search for search in self.searches if search.pattern is Pattern.RING]
+        return [f"{_span(s.nodes)} x {_span(s.ranks_per_node)}" for s in rings]
+
+
+def _span(ends: tuple[int, int]) -> str:
+    low, high = ends
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def machine_names() -> list[str]:
+    """Names of the built-in machines."""
+    folder = resources.files(__package__).joinpath(_FOLDER)
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir())
+
+
+@cache
+def find_machine(name: str) -> Machine:
+    """The built-in machine of that name. Raises UnknownName with the choices."""
+    if name not in machine_names():
+        raise UnknownName("machine", name, machine_names())
+    file = resources.files(__package__).joinpath(_FOLDER, f"{name}.toml")
+    return parse_machine(name, file.read_text(encoding="utf-8"))
+
+
+def read_machine(path: FilePath) -> Machine:
+    """A machine from a file. Raises CorruptFile where the description is wrong."""
+    return parse_machine(path.stem, path.read_text(encoding="utf-8"))
+
+
+def parse_machine(name: str, text: str) -> Machine:
+    """A machine from TOML. Raises CorruptFile, and UnknownName for a value that is no choice."""
+    try:
+        fields = tomllib.loads(text)
+        searches = [_search(name, table) for table in fields.pop("search", [])]
+        without = [Algorithm.parse(text, where=name) for text in fields.pop("without", [])]
+        fields["cpu"] = _choice(Cpu, fields["cpu"], name)
+        return Machine(name=name, searches=searches, without=frozenset(without), **fields)
+    except tomllib.TOMLDecodeError as error:
+        raise CorruptFile(f"machine {name} is not TOML: {error}") from error
+    except KeyError as error:
+        raise CorruptFile(f"machine {name} lacks {error}") from error
+    except (TypeError, ValueError) as error:
+        raise CorruptFile(f"machine {name}: {error}") from error
+
+
+def _search(name: str, fields: dict[str, Any]) -> Search:
+    low, high = fields["nodes"]
+    least, most = fields["ranks_per_node"]
+    fields |= {"nodes": (low, high), "ranks_per_node": (least, most)}
+    fields["pattern"] = _choice(Pattern, fields["pattern"], name)
+    fields["basis"] = _choice(Basis, fields["basis"], name)
+    intra, inter = fields.pop("gbytes_per_s")
+    intra_path, inter_path = (_choice(Path, path, name) for path in fields.pop("paths"))
+    return Search(
+        intra_gbytes_per_s=intra,
+        inter_gbytes_per_s=inter,
+        intra_path=intra_path,
+        inter_path=inter_path,
+        **fields,
+    )
+
+
+def _choice(kind: type[_Kind], text: str, name: str) -> _Kind:
+    """By its value; of a path, whose value is a number, by its name."""
+    choices = {str(one.name if isinstance(one, Path) else one): one for one in kind}
+    if text not in choices:
+        raise UnknownName("value", text, choices, where=f"machine {name}")
+    return choices[text]
+
+
+# --- Constants of a release ---
+
+
+class Generation(IntEnum):
+    """Row of the bandwidth tables: by the smallest compute capability of all GPUs."""
+
+    Volta = 0
+    Ampere = 1
+    Hopper = 2
+    Blackwell = 3
+
+    @classmethod
+    def of(cls, compute_capability: float) -> "Generation":
+        """The row for a capability such as 9.0."""
+        starts = {cls.Blackwell: 10.0, cls.Hopper: 9.0, cls.Ampere: 8.0}
+        return next((row for row, since in starts.items() if compute_capability >= since), cls(0))
+
+
+class Hop(Enum):
+    """The link that a step crosses: NVLink, another link inside a node, or the network."""
+
+    NVLINK = "nvlink"
+    PCI = "pci"
+    NET = "net"
+
+
+def _by_protocol(ll: float, ll128: float, simple: float) -> Mapping[Protocol, float]:
+    return {Protocol.LL: ll, Protocol.LL128: ll128, Protocol.Simple: simple}
+
+
+_NONE: Final = _by_protocol(0.0, 0.0, 0.0)
+#: `baseLatencies`: what a call costs before its first hop.
+BASE_US: Final[Mapping[Algorithm, Mapping[Protocol, float]]] = {
+    Algorithm.Tree: _by_protocol(6.8, 14.0, 8.4),
+    Algorithm.Ring: _by_protocol(6.6, 14.0, 8.4),
+    Algorithm.NVLS: _NONE,
+    Algorithm.NVLSTree: _NONE,
+    Algorithm.PAT: _by_protocol(8.0, 8.0, 8.0),
+}
+#: `hwLatencies`: one hop. NVLSTree's network hop depends on the release.
+HOP_US: Final[Mapping[Hop, Mapping[Algorithm, Mapping[Protocol, float]]]] = {
+    Hop.NVLINK: {
+        Algorithm.Tree: _by_protocol(0.6, 1.25, 4.0),
+        Algorithm.Ring: _by_protocol(0.6, 1.9, 3.4),
+        Algorithm.NVLS: _by_protocol(0.0, 0.0, 25.0),
+        Algorithm.NVLSTree: _by_protocol(0.0, 0.0, 25.0),
+        Algorithm.PAT: _by_protocol(0.0, 0.0, 4.0),
+    },
+    Hop.PCI: {
+        Algorithm.Tree: _by_protocol(1.0, 1.9, 4.0),
+        Algorithm.Ring: _by_protocol(1.0, 2.5, 5.7),
+        Algorithm.NVLS: _NONE,
+        Algorithm.NVLSTree: _NONE,
+        Algorithm.PAT: _by_protocol(0.0, 0.0, 4.0),
+    },
+    Hop.NET: {
+        Algorithm.Tree: _by_protocol(5.0, 8.5, 14.0),
+        Algorithm.Ring: _by_protocol(2.7, 4.0, 14.0),
+        Algorithm.NVLS: _by_protocol(0.0, 0.0, 18.0),
+        Algorithm.PAT: _by_protocol(0.0, 0.0, 14.0),
+    },
+}
+#: `llMaxBws`, for 1, 2 and more nodes. On several nodes the row is not the GPU's: 0 for an Intel or
+#: any other CPU, 1 for AMD or a mixture.
+LL_MAX: Final[Sequence[Triple]] = (
+    (39.0, 39.0, 20.4),
+    (87.7, 22.5, 19.0),
+    (141.0, 45.0, 35.0),
+    (282.0, 90.0, 70.0),
+)
+#: Rows of these tables that no release changed: up to Hopper.
+_RING_LL128: Final[Sequence[Triple]] = ((20.0,) * 3, (20.0,) * 3, (36.7,) * 3)
+_TREE_LL128: Final[Sequence[Triple]] = ((20.0,) * 3, (20.0,) * 3, (36.7, 36.7, 29.0))
+_TREE: Final[Sequence[Triple]] = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0))
+_NVLS_TREE: Final[Sequence[Triple]] = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (0.0, 57.7, 45.5))
+#: `nvlsEfficiency`, by generation (from 2.28 on).
+NVLS_EFFICIENCY: Final = (0.0, 0.0, 0.85, 0.74)
+#: Entries of the tree correction (dynamiccl/nccl.py) that NVLSTree uses (2.29.2 on, Blackwell
+#: beside an x86 CPU).
+NVLS_TREE_CORRECTED: Final = 24
+#: `PCI_BW` (`src/graph/topo.h`): rings up to this bandwidth run half the threads in Simple.
+PCI_GBYTES_PER_S: Final = 12.0
+#: `src/include/device.h`: threads of LL and Simple, and of LL128, Tree, PAT and the NVLS kinds.
+THREADS: Final = 512
+MAX_THREADS: Final = 640
+#: `src/include/comm.h`: bytes that each thread should get before there are more of them.
+THREAD_BYTES: Final = _by_protocol(8, 8, 64)
+#: `NVLS_NCHANNELS_*` (`src/transport/nvls.cc`): Hopper, Blackwell on one node and on several.
+NVLS_CHANNELS: Final = (16, 24, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What differs between releases."""
+
+    version: NcclVersion
+    #: `perChMaxRingLL128Bws`, `...TreeLL128Bws`, `...TreeBws` and `...NVLSTreeBws`, by generation:
+    #: largest bandwidth of a channel, for 1, 2 and more nodes. The last is used where NVLS goes by
+    #: efficiency.
+    ring_ll128: Sequence[Triple]
+    tree_ll128: Sequence[Triple]
+    tree: Sequence[Triple]
+    nvls_tree: Sequence[Triple]
+    #: NVLSTree's hop over the network.
+    nvls_tree_net_us: float
+    #: Longest path between GPU and network card over which LL128 is on from Hopper on.
+    ll128_hopper_path: Path
+    #: NVLS by an efficiency for each generation; before it was 5/6 of the bandwidth.
+    nvls_by_efficiency: bool
+    #: NVLSTree gets the tree correction (Blackwell beside an x86 CPU).
+    nvls_tree_corrected: bool
+    #: Least ranks of a node that NVLS is set up for (`src/transport/nvls.cc`).
+    nvls_min_ranks: int
+    #: A communicator opens at least as many channels as NVLS has (`src/graph/connect.cc`).
+    channels_reach_nvls: bool
+    #: A channel is used from so many bytes of traffic on (`MinTrafficPerChannel`, enqueue.cc).
+    min_traffic_bytes: int
+
+
+_OLDEST: Final = Release(
+    version=NcclVersion(2, 27, 3),
+    ring_ll128=(*_RING_LL128, (73.4, 73.4, 73.4)),
+    tree_ll128=(*_TREE_LL128, (73.4, 73.4, 58.0)),
+    tree=(*_TREE, (77.4, 82.8, 72.0)),
+    nvls_tree=(*_NVLS_TREE, (0.0, 0.0, 0.0)),
+    nvls_tree_net_us=14.0,
+    ll128_hopper_path=Path.P2C,
+    nvls_by_efficiency=False,
+    nvls_tree_corrected=False,
+    nvls_min_ranks=3,
+    channels_reach_nvls=True,
+    min_traffic_bytes=16 << 10,
+)
+#: What each later one changed of the one before.
+_CHANGES: Final[Mapping[tuple[int, int], Mapping[str, Any]]] = {
+    (27, 5): {"ll128_hopper_path": Path.PXN},
+    (28, 3): {
+        "tree_ll128": (*_TREE_LL128, (55.6, 31.67, 20.0)),
+        "tree": (*_TREE, (70.0, 42.8, 24.0)),
+        "nvls_tree": (*_NVLS_TREE, (0.0, 96.0, 43.1)),
+        "nvls_by_efficiency": True,
+        "channels_reach_nvls": False,
+    },
+    (28, 7): {"ring_ll128": (*_RING_LL128, (73.4, 34.6, 73.4)), "nvls_min_ranks": 2},
+    (28, 9): {"nvls_tree": (*_NVLS_TREE, (0.0, 96.0, 43.8)), "nvls_tree_net_us": 20.9},
+    (29, 2): {
+        "ring_ll128": (*_RING_LL128, (34.5, 34.6, 34.5)),
+        "nvls_tree_corrected": True,
+        "min_traffic_bytes": 32 << 10,
+    },
+    (29, 7): {"ring_ll128": (*_RING_LL128, (40.0, 40.0, 40.0))},
+    (30, 3): {"nvls_tree": (*_NVLS_TREE, (0.0, 96.0, 80.0))},
+}
+
+
+def _releases() -> Iterator[Release]:
+    release = _OLDEST
+    yield release
+    for (minor, patch), changes in _CHANGES.items():
+        release = replace(release, version=NcclVersion(2, minor, patch), **changes)
+        yield release
+
+
+#: Oldest first; each holds until the next one of the same minor release.
+RELEASES: Final = tuple(_releases())
+
+
+def release_of(version: NcclVersion) -> Release:
+    """The constants of a release. Raises UnknownName for one that has not been read."""
+    known = [
+        release
+        for release in RELEASES
+        if (release.version.major, release.version.minor) == (version.major, version.minor)
+        and release.version <= version
+    ]
+    if not known:
+        choices = [f"{release.version} and its successors" for release in RELEASES]
+        raise UnknownName("release of NCCL's cost model", version, choices)
+    return known[-1]
