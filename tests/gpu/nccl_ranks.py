@@ -16,9 +16,9 @@ import pytest
 
 from dynamiccl.doctor import Machine
 from dynamiccl.nccl import Config
+from dynamiccl.serve.build import own_fingerprint
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
-from dynamiccl.serve.this_machine import own_fingerprint
 from tests.cluster.slurm import free_ports
 from tests.gpu.nccl_job import Records, records_by_rank
 from tests.gpu.one_gpu import SOCKETS_ONLY, plain_environment, python_path

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from dynamiccl import __version__
 from dynamiccl.collect.nodes import node_facts
 from dynamiccl.fingerprint import check_fingerprint
-from dynamiccl.serve.this_machine import PROBE_NAME
+from dynamiccl.serve.build import PROBE_NAME
 from tests.cli.conftest import Shell
 from tests.collect import sysfs
 
 H100 = "NVIDIA H100 80GB HBM3"
 NODE = f"gpu={H100}*8;mig=0;nic=infiniband*8"
 #: What is said of a machine where there is no artifact, or none that knows it.
-NOTHING = {"plugin_version": __version__, "machine": "", "systems": "", "artifact_problem": ""}
+NOTHING = dict.fromkeys(("machine", "systems", "artifact_problem", "key_problem"), "")
 Build = Callable[[Path], None]
 
 

@@ -18,10 +18,11 @@ from dynamiccl.libraries import (
     VENDOR_NAME,
 )
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.build import SANITIZERS, find_tool
+from dynamiccl.serve.build import find_tool
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import BINS_PER_OCTAVE, EDGES_Q32, bin_center_bytes, size_bin
 from tests.conftest import Soak
+from tests.plugin_build import SANITIZERS
 from tests.serve.abi import TunerPlugin, loopback_environment, write_bare_artifact
 from tests.serve.answers import asked_in_a_job, expected_answer, nccl_choice
 from tests.serve.tables import TUNED, random_costs, random_table
