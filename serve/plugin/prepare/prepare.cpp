@@ -249,11 +249,10 @@ int print_facts(const std::string& named) {
   Key key;
   const char* key_problem = key_file.empty() ? nullptr : read_key(key_file, &key);
   // No text in the index needs an escape in JSON.
-  std::printf(
-      R"({"machine": "%s", "systems": "%s", "artifact_problem": "%s", "key_problem": "%s"})"
-      "\n",
-      machine.c_str(), artifact.systems.c_str(), artifact.problem.c_str(),
-      key_problem != nullptr ? key_problem : "");
+  std::printf(R"({"machine": "%s", "systems": "%s", "artifact_problem": "%s", "key_problem": "%s"})"
+              "\n",
+              machine.c_str(), artifact.systems.c_str(), artifact.problem.c_str(),
+              key_problem != nullptr ? key_problem : "");
   return artifact.problem.empty() ? 0 : kBadArtifact;
 }
 

@@ -20,7 +20,6 @@ void set_brain(const std::string& command) { setenv("DYNAMICCL_BRAIN", command.c
 
 std::string printed(const std::string& text) { return "read -r q; printf '" + text + "\\n'; cat"; }
 
-/// Answers the first question with its process's number.
 const std::string kTellingPid = "read -r q; printf '%s, \"error\": \"%s\"}\\n' \"${q%%,*}\" $$; ";
 
 /// Why it gives no table; empty where it gives the good one.
