@@ -24,10 +24,10 @@ from dynamiccl.doctor import Machine
 from dynamiccl.nccl import Config
 from dynamiccl.serve.build import own_fingerprint
 from dynamiccl.serve.plugin_index import PluginIndex
-from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from tests.cluster.slurm import free_ports
 from tests.serve.abi import prepared_environment, write_bare_artifact
 from tests.serve.jobs.watching import records_of
+from tests.serve.tables import uniform
 
 SYSTEM: Final = "one-gpu"
 LIMIT_S: Final = 180
@@ -121,14 +121,9 @@ class Job:
             assert any("DynamICCL" in line for line in loaded), log
 
 
-def uniform(config: Config, ranks: int) -> DecisionTable:
-    """One config for every call of a job in which each rank is a node."""
-    return DecisionTable.from_configs([[config] * MAX_BINS] * 5, num_nodes=ranks, num_ranks=ranks)
-
-
 def write_bound_artifact(artifact: Path, plugin: Path, config: Config, ranks: int) -> None:
     """An artifact of one table, which knows this machine."""
-    write_bare_artifact(artifact, SYSTEM, uniform(config, ranks))
+    write_bare_artifact(artifact, SYSTEM, uniform(config, ranks, ranks))
     fingerprint = own_fingerprint(Machine(), plugin)
     PluginIndex.read(artifact).bound(SYSTEM, fingerprint).write(artifact)
 

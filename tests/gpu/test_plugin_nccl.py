@@ -26,12 +26,11 @@ from tests.gpu.ranks import (
     run_job,
     skip_without_nccl,
     table_changes,
-    uniform,
     write_bound_artifact,
 )
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.setting import KEY
-from tests.serve.jobs.thinking import answering
+from tests.serve.jobs.thinking import answering, table_field
 
 pytestmark = pytest.mark.gpu
 
@@ -45,12 +44,11 @@ KILLED_S: Final = 15
 def run_adaptive_job(root: Path, plugin: Path, ranks: int) -> Job:
     artifact = root / "artifact"
     write_bound_artifact(artifact, plugin, FIRST, ranks)
-    table = uniform(SECOND, ranks).to_bytes().hex()
     leader = {
         "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_SYSTEMS": f"{nccl_code()}={SYSTEM}",
         "DYNAMICCL_KILL_FILE": str(artifact / "kill"),
-        "DYNAMICCL_BRAIN": answering(f', "table": "{table}"'),
+        "DYNAMICCL_BRAIN": answering(table_field(SECOND, ranks, ranks)),
         "DYNAMICCL_ADAPT_INTERVAL_S": "1",
         "DYNAMICCL_PROBE_CALLS": "0",
         "DYNAMICCL_STOP_PERCENT": "100",

@@ -260,12 +260,12 @@ def loopback_environment(artifact: Path, system: str) -> dict[str, str | None]:
     }
 
 
-def prepared_environment(artifact: Path, system: str, nccl_code: int) -> dict[str, str]:
-    """What dynamiccl-run would prepare on a machine of `system` with that NCCL."""
+def prepared_environment(artifact: Path, system: str, *nccl_codes: int) -> dict[str, str]:
+    """What dynamiccl-run would prepare on a machine of `system`, for these releases of NCCL."""
     return {
         "DYNAMICCL_HOST": platform.node(),
         "DYNAMICCL_MACHINE": "loopback",
-        "DYNAMICCL_SYSTEMS": f"{nccl_code}={system}",
+        "DYNAMICCL_SYSTEMS": " ".join(f"{code}={system}" for code in nccl_codes),
         "DYNAMICCL_TABLES": str(artifact.resolve() / "tables"),
         "DYNAMICCL_INDEX": file_sha256(artifact / INDEX_NAME)[:16],
     }
@@ -283,11 +283,21 @@ def _load_nccl() -> "TemporaryDirectory[str]":
     return folder
 
 
-def write_bare_artifact(artifact: Path, system: str, table: DecisionTable) -> None:
-    """Write an artifact of one table, without policy: all that the plugin reads."""
-    key = (system, table.num_nodes, table.num_ranks)
-    path = artifact / relative_path(*key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(table.to_bytes())
-    tables = {key: file_sha256(path)}
-    PluginIndex(_NO_MANIFEST, systems={}, noise_ppm={}, tables=tables).write(artifact)
+def write_bare_artifact(
+    artifact: Path,
+    system: str,
+    *tables: DecisionTable,
+    machines: Mapping[str, str] | None = None,
+) -> None:
+    """Write an artifact of tables, without policy: all that the plugin reads.
+
+    `machines`: fingerprint -> system.
+    """
+    digests = {}
+    for table in tables:
+        key = (system, table.num_nodes, table.num_ranks)
+        path = artifact / relative_path(*key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(table.to_bytes())
+        digests[key] = file_sha256(path)
+    PluginIndex(_NO_MANIFEST, machines or {}, noise_ppm={}, tables=digests).write(artifact)

@@ -25,7 +25,7 @@ from tests.conftest import Soak
 from tests.plugin_build import SANITIZERS
 from tests.serve.abi import TunerPlugin, loopback_environment, write_bare_artifact
 from tests.serve.answers import asked_in_a_job, expected_answer, nccl_choice
-from tests.serve.tables import TUNED, random_costs, random_table
+from tests.serve.tables import TUNED, random_costs, random_table, uniform
 
 SYSTEM = "test-system"
 VERSIONS = (4, 5, 6)
@@ -36,10 +36,6 @@ def deploy(artifact: Path, table: DecisionTable) -> dict[str, str | None]:
     """Make an artifact of `table`; return the environment of ranks that use it."""
     write_bare_artifact(artifact, SYSTEM, table)
     return loopback_environment(artifact, SYSTEM)
-
-
-def uniform(config: Config) -> DecisionTable:
-    return DecisionTable.from_configs([[config] * 249] * 5, num_nodes=1, num_ranks=8)
 
 
 def run_ctest(build: Path, **settings: str) -> None:
