@@ -139,8 +139,8 @@ def launch(
     if code is None and step_s is None:  # its whole time is what it was given
         least = _WARM_UP + _LEAST_STEPS
         problem = f"fewer than {least} step times were found in its {limit:g} s"
-    timed = len(steps), step_s
-    return Launch(arm, str(output), problem, wall_s, code is None, silent_s, *timed, *tables)
+    ended = problem, wall_s, code is None, silent_s
+    return Launch(arm, str(output), *ended, len(steps), step_s, *tables)
 
 
 def environment_of(arm: str, artifact: Path) -> dict[str, str]:

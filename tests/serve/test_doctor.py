@@ -119,15 +119,15 @@ def test_key_must_be_a_secret(
     for path, text, mode in ((key, "x" * 32, 0o600), (short, "x", 0o600), (shown, "x" * 32, 0o640)):
         path.write_text(text)
         path.chmod(mode)
-    for path, said in (
-        (None, "ok: DYNAMICCL_KEY_FILE is not set"),
+    for named, said in (
+        ("", "ok: DYNAMICCL_KEY_FILE is not set"),
         (key, f"ok: {key}"),
         (tmp_path / "gone", "there is no such file"),
         (link, "it is a symbolic link"),
         (short, "it is shorter than 16 bytes"),
         (shown, f"others may read it; chmod 600 {shown}"),
     ):
-        monkeypatch.setenv("DYNAMICCL_KEY_FILE", str(path or ""))
+        monkeypatch.setenv("DYNAMICCL_KEY_FILE", str(named))
         check = found(Machine(), plugin_path)["key"]
         assert said in f"{check.status}: {check.found}; {check.advice}"
         assert (check.status is OK) == said.startswith("ok")
